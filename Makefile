@@ -1,0 +1,48 @@
+# Every target first makes .venv from constraints.txt, so each works as the first command in a fresh clone.
+PYTHON ?= python3
+BIN := .venv/bin
+PY := $(BIN)/python
+READY := .venv/.ready
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $@
+
+venv: $(READY)  ## make .venv, or bring it up to date
+
+demo: $(READY)  ## patch the bundled model and write an HTML report
+	$(BIN)/hooked-lm demo
+
+test: $(READY)  ## the test suite, without the tests marked slow
+	$(PY) -m pytest -n 2 -m "not slow"
+
+test-all: $(READY)  ## the whole test suite
+	$(PY) -m pytest -n 2
+
+check: $(READY)  ## formatting, lint, types
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+format: $(READY)  ## format the code and apply lint's safe fixes
+	$(PY) -m ruff check --fix-only .
+	$(PY) -m ruff format .
+
+bench: $(READY)  ## time against Hugging Face
+	$(PY) -m tests.benchmarks
+
+docs: $(READY)  ## build the documentation into site/
+	$(PY) -m mkdocs build --strict
+
+demo-model: $(READY)  ## train the bundled model anew (up to an hour)
+	$(PY) demos/train_demo_model.py
+
+clean:  ## remove what the other targets made, except .venv
+	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -r {} +
+
+.PHONY: help venv demo test test-all check format bench docs demo-model clean

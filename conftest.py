@@ -1,0 +1,30 @@
+"""Holds for every test, of `tests/` and of the package's docstrings alike; hence at the top, above both."""
+
+import os
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from jaxtyping import install_import_hook
+
+# Every annotated call in the package is checked. It has to come before the package's first import.
+install_import_hook("hooked_lm", "beartype.beartype")
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; so do the processes that they start
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+settings.register_profile("local", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50, database=None)
+settings.load_profile("ci" if "CI" in os.environ else "local")
+
+
+@pytest.fixture(autouse=True)
+def same_seeds_in_every_test() -> None:
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 (what others draw from the global generator has to repeat, too)
+    torch.manual_seed(0)

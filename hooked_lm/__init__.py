@@ -1,0 +1,45 @@
+"""hooked_lm: transformer language models in which every intermediate value has a name.
+
+`HookedTransformer` runs a decoder, `run_with_cache` reads what happened inside, `run_with_hooks` changes it,
+`patching` measures what a change causes. Names load when they are first used, so that importing the package costs
+little more than importing torch.
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hooked_lm.factored_matrix import FactoredMatrix as FactoredMatrix
+    from hooked_lm.hooks import HookedRootModule as HookedRootModule
+    from hooked_lm.hooks import HookPoint as HookPoint
+    from hooked_lm.hooks import wrap as wrap
+    from hooked_lm.models.activation_cache import ActivationCache as ActivationCache
+    from hooked_lm.models.config import HookedTransformerConfig as HookedTransformerConfig
+    from hooked_lm.models.decoder import HookedTransformer as HookedTransformer
+
+_HOMES = {
+    "ActivationCache": "hooked_lm.models.activation_cache",
+    "FactoredMatrix": "hooked_lm.factored_matrix",
+    "HookPoint": "hooked_lm.hooks",
+    "HookedRootModule": "hooked_lm.hooks",
+    "HookedTransformer": "hooked_lm.models.decoder",
+    "HookedTransformerConfig": "hooked_lm.models.config",
+    "wrap": "hooked_lm.hooks",
+}
+_MODULES = ("hub", "patching", "utils")
+
+__version__ = version("hooked-lm")
+__all__ = [*_HOMES, *_MODULES, "__version__"]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return import_module(f"hooked_lm.{name}")
+    raise AttributeError(f"module 'hooked_lm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,207 @@
+"""The package's architecture, enforced: who may import whom, and how long a file or a function may be."""
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "hooked_lm"
+
+# The first name after `hooked_lm` -> its floor. Imports go down, or stay in their own folder.
+FLOORS = {
+    "hooks": 0,
+    "components": 1,
+    "factored_matrix": 1,  # a value that needs torch alone, and that models hand out
+    "models": 2,
+    "weights": 2,
+    "families": 3,
+    "utils": 3,
+    "patching": 3,
+    "analysis": 3,
+    "interventions": 3,
+    "hub": 4,
+    "harvest": 4,
+    "viz": 4,
+    "demo": 5,
+    "compat": 5,
+    "cli": 6,
+    "__init__": 7,
+}
+LOADING = {"families", "hub"}
+STUDYING = {"utils", "patching", "analysis", "interventions", "harvest", "viz"}
+# Imports that the floors forbid and that are right all the same, if made inside a function.
+INSIDE_A_FUNCTION = {("models", "hub")}  # HookedTransformer.from_pretrained is where users look for it
+MAY_IMPORT_TRANSFORMERS = {"hub", "demo"}
+
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 450, 60
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+Import = tuple[str, int, bool]  # the module imported, the line, whether inside a function
+
+
+def read(package: Path) -> dict[str, tuple[Path, ast.Module]]:
+    """Dotted name -> file and syntax tree; `hooked_lm.hooks` stands for `hooked_lm/hooks/__init__.py`."""
+    modules = {}
+    for file in sorted(package.rglob("*.py")):
+        parts = file.relative_to(package.parent).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        modules[name] = (file, ast.parse(file.read_text(encoding="utf-8")))
+    return modules
+
+
+def imports(module: str, file: Path, node: ast.AST, inside: bool = False) -> Iterator[Import]:
+    """Everything imported in `module`, absolute; `from a import b` gives both `a` and `a.b`."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from ((alias.name, child.lineno, inside) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            drop = child.level - (file.name == "__init__.py")
+            above = module.split(".")[: len(module.split(".")) - drop] if child.level else []
+            base = ".".join([*above, *filter(None, [child.module])])
+            yield from ((f"{base}.{alias.name}", child.lineno, inside) for alias in child.names)
+        else:
+            yield from imports(module, file, child, inside or isinstance(child, FUNCTION))
+
+
+def top(module: str) -> str:
+    """`hooked_lm.hooks.point` -> `hooks`: what the floors are given to."""
+    return [*module.split("."), "__init__"][1]
+
+
+def complaint(source: str, target: str, inside: bool) -> str | None:
+    """Why the file or folder `source` must not import `target`; None if it may."""
+    if unknown := {source, target} - FLOORS.keys():
+        return f"{unknown.pop()} has no floor yet: give it one in tests/test_floors.py"
+    if source == target or source == "__init__" or ((source, target) in INSIDE_A_FUNCTION and inside):
+        return None
+    if FLOORS[target] >= FLOORS[source]:
+        return f"{source} (floor {FLOORS[source]}) imports {target} (floor {FLOORS[target]})"
+    if {source, target} & LOADING and {source, target} & STUDYING:
+        return f"{source} imports {target}: loading and studying know nothing of each other"
+    if (source, target) == ("viz", "models"):
+        return "viz imports models: it draws tensors and strings"
+    return None
+
+
+def violations(package: Path) -> list[str]:
+    """Each import that breaks a rule, and the first cycle, in words."""
+    modules, found, graph = read(package), [], {}
+    for name, (file, tree) in modules.items():
+        graph[name] = set()
+        for imported, line, inside in imports(name, file, tree):
+            where, (root, *_) = f"{file.relative_to(package.parent)}:{line}", imported.split(".")
+            if root == "transformers" and top(name) not in MAY_IMPORT_TRANSFORMERS:
+                found.append(f"{where}: imports transformers")
+            if root == package.name:
+                target = imported if imported in modules else imported.rpartition(".")[0] or imported
+                if why := complaint(top(name), top(target), inside):
+                    found.append(f"{where}: {why}")
+                if target != name and (top(name), top(target)) not in INSIDE_A_FUNCTION:
+                    graph[name].add(target)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        found.append("import cycle: " + " <- ".join(error.args[1]))
+    return found
+
+
+def too_long(package: Path) -> list[str]:
+    found = []
+    for file, tree in read(package).values():
+        lines = len(file.read_text(encoding="utf-8").splitlines())
+        if lines > MAX_FILE_LINES:
+            found.append(f"{file.relative_to(package.parent)}: {lines} lines")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = node.end_lineno - node.lineno + 1
+                if ast.get_docstring(node) is not None:
+                    length -= node.body[0].end_lineno - node.body[0].lineno + 1
+                if length > MAX_FUNCTION_LINES:
+                    found.append(
+                        f"{file.relative_to(package.parent)}:{node.lineno}: {node.name}, {length} lines"
+                    )
+    return found
+
+
+def test_imports_go_down_and_never_round() -> None:
+    assert violations(PACKAGE) == []
+
+
+def test_files_and_functions_are_short() -> None:
+    assert too_long(PACKAGE) == []
+
+
+def write(package: Path, files: dict[str, str]) -> Path:
+    for name, source in files.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(source, encoding="utf-8")
+    return package
+
+
+LEGAL = {
+    "__init__.py": "from hooked_lm.models.decoder import HookedTransformer\nfrom .hub import from_pretrained",
+    "hooks/__init__.py": "from .point import HookPoint",
+    "hooks/point.py": "import torch",
+    "models/decoder.py": "from hooked_lm.hooks import HookPoint\ndef load():\n    from hooked_lm import hub",
+    "hub.py": "import transformers\nfrom .models import decoder",
+    "viz/heatmap.py": "import plotly",
+    "cli.py": "from hooked_lm import hub\nfrom hooked_lm.viz import heatmap",
+}
+
+
+def test_a_legal_tree_is_left_in_peace(tmp_path: Path) -> None:
+    assert violations(write(tmp_path / "hooked_lm", LEGAL)) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "reported"),
+    [
+        ("hooks/point.py", "import hooked_lm.models.decoder", "hooks (floor 0) imports models (floor 2)"),
+        ("hooks/point.py", "from ..viz import heatmap", "hooks (floor 0) imports viz (floor 4)"),
+        ("hooks/__init__.py", "from ..viz import heatmap", "hooks (floor 0) imports viz (floor 4)"),
+        (
+            "weights/rows.py",
+            "from hooked_lm.models.decoder import X",
+            "weights (floor 2) imports models (floor 2)",
+        ),
+        ("models/decoder.py", "from hooked_lm import hub", "models (floor 2) imports hub (floor 4)"),
+        (
+            "models/fold.py",
+            "def f():\n    import hooked_lm.viz.heatmap",
+            "models (floor 2) imports viz (floor 4)",
+        ),
+        ("models/fold.py", "from hooked_lm import HookedTransformer", "imports __init__ (floor 7)"),
+        ("viz/page.py", "import hooked_lm.models.decoder", "it draws tensors and strings"),
+        ("harvest/run.py", "import hooked_lm.families.gpt2", "know nothing of each other"),
+        ("hub.py", "from hooked_lm import patching", "know nothing of each other"),
+        ("helpers.py", "import hooked_lm.hooks", "helpers has no floor yet"),
+        ("families/gpt2.py", "from transformers import GPT2Config", "gpt2.py:1: imports transformers"),
+        ("models/tokens.py", "def f():\n    import transformers.utils", "tokens.py:2: imports transformers"),
+        ("hooks/point.py", "from . import module", "import cycle: hooked_lm.hooks."),
+        (
+            "hooks/point.py",
+            "def f():\n    from hooked_lm.hooks import HookPoint",
+            "import cycle: hooked_lm.hooks",
+        ),
+    ],
+)
+def test_a_violation_is_reported(tmp_path: Path, file: str, source: str, reported: str) -> None:
+    extra = {
+        "hooks/module.py": "from .point import HookPoint",
+        "families/gpt2.py": "",
+        "patching.py": "",
+        file: source,
+    }
+    assert any(reported in line for line in violations(write(tmp_path / "hooked_lm", LEGAL | extra)))
+
+
+def test_length_is_measured_without_the_docstring(tmp_path: Path) -> None:
+    def function(lines: int) -> str:
+        return 'def f():\n    """Says\n    much."""\n' + "    pass\n" * (lines - 1)
+
+    package = write(
+        tmp_path / "hooked_lm", {"a.py": function(60), "b.py": function(61), "c.py": "x = 1\n" * 451}
+    )
+    assert too_long(package) == ["hooked_lm/b.py:1: f, 61 lines", "hooked_lm/c.py: 451 lines"]
