@@ -1,0 +1,13 @@
+"""Named hook points in any PyTorch network: read, replace and differentiate what passes. Needs torch only."""
+
+from hooked_lm.hooks.cache import Cache
+from hooked_lm.hooks.module import HookedRootModule, NamesFilter
+from hooked_lm.hooks.point import Hook, HookFunction, HookPoint, is_listening
+from hooked_lm.hooks.select import UnknownSite
+from hooked_lm.hooks.slice import Slice, SliceInput
+from hooked_lm.hooks.wrap import WrappedModule, wrap
+
+__all__ = [
+    "Cache", "Hook", "HookFunction", "HookPoint", "HookedRootModule", "NamesFilter", "Slice", "SliceInput",
+    "UnknownSite", "WrappedModule", "is_listening", "wrap",
+]  # fmt: skip

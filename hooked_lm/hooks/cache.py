@@ -1,0 +1,188 @@
+"""Cache: what a run left at its hook points, by name, in the order in which it was computed."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hooked_lm.hooks.select import UnknownSite, nearest
+from hooked_lm.hooks.slice import Slice
+
+
+class Cache(Mapping[str, Tensor]):
+    """Name -> tensor, as `run_with_cache` returns it.
+
+    Reading a name that was not cached raises KeyError with the filter that would have kept it.
+
+    Args:
+        cache_dict: the values by name.
+        has_batch_dim: whether the first axis of the values is the batch.
+
+    >>> import torch
+    >>> cache = Cache({"layer.0": torch.zeros(2, 3), "layer.1": torch.ones(2, 3)})
+    >>> cache.stack("layer.*").shape
+    torch.Size([2, 2, 3])
+    """
+
+    def __init__(self, cache_dict: dict[str, Tensor], has_batch_dim: bool = True) -> None:
+        self.cache_dict = cache_dict
+        self.has_batch_dim = has_batch_dim
+
+    def full_name(self, key: Any) -> str:
+        """The name that a key means; a model's cache also knows short names and aliases."""
+        return key
+
+    def __getitem__(self, key: Any) -> Tensor:
+        if isinstance(key, str) and key in self.cache_dict:
+            return self.cache_dict[key]
+        name = self.full_name(key)
+        if name not in self.cache_dict:
+            raise self._missing(name)
+        return self.cache_dict[name]
+
+    def __contains__(self, key: object) -> bool:
+        try:
+            return key in self.cache_dict or self.full_name(key) in self.cache_dict
+        except (KeyError, ValueError, IndexError, TypeError):
+            return False
+
+    def _missing(self, name: str) -> KeyError:
+        near = ", ".join(map(repr, nearest(name, self.cache_dict)))
+        return UnknownSite(
+            f"'{name}' is not in this cache of {len(self)} tensors{near and f', the nearest are {near}'}; "
+            f"run_with_cache(..., names_filter='{name}') keeps it, if the model has such a point"
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.cache_dict)
+
+    def __len__(self) -> int:
+        return len(self.cache_dict)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} tensors, {self.nbytes / 1e6:.1f} MB: {list(self)[:3]}...)"
+
+    # ---- other caches --------------------------------------------------------------------------------------
+
+    def _with(self, cache_dict: dict[str, Tensor], has_batch_dim: bool | None = None) -> "Cache":
+        return type(self)(cache_dict, self.has_batch_dim if has_batch_dim is None else has_batch_dim)
+
+    def select(self, pattern: str | Callable[[str], bool]) -> "Cache":
+        """The part whose names match a glob ("blocks.*.hook_z") or a predicate; shares the tensors."""
+        test = pattern if callable(pattern) else lambda name: fnmatchcase(name, pattern)
+        return self._with({name: value for name, value in self.cache_dict.items() if test(name)})
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Cache":
+        """Move everything, in place, to a device and (floating-point values) a dtype; returns the cache."""
+        for name, value in self.cache_dict.items():
+            kind = dtype if value.is_floating_point() else None
+            self.cache_dict[name] = value.to(device=device, dtype=kind)
+        return self
+
+    def remove_batch_dim(self) -> "Cache":
+        """Drop the batch axis, in place; raises ValueError when a value has more than one row."""
+        if self.has_batch_dim:
+            self.cache_dict = {name: _only_row(name, value) for name, value in self.cache_dict.items()}
+            self.has_batch_dim = False
+        return self
+
+    def apply_slice_to_batch_dim(self, batch_slice: Any) -> "Cache":
+        """A cache of some rows of the batch; an int drops the axis. ValueError without a batch axis."""
+        if not self.has_batch_dim:
+            raise ValueError("this cache has no batch dimension left to slice")
+        rows = batch_slice if isinstance(batch_slice, Slice) else Slice(batch_slice)
+        sliced = {name: rows.apply(value, dim=0) for name, value in self.cache_dict.items()}
+        return self._with(sliced, has_batch_dim=rows.mode != "int")
+
+    def stack(self, pattern: str) -> Tensor:
+        """The values whose names match, stacked along a new first axis; they must share a shape."""
+        values = list(self.select(pattern).values())
+        if not values:
+            raise self._missing(pattern)
+        return torch.stack(values)
+
+    def toggle_autodiff(self, mode: bool = False) -> None:
+        """Switch gradients on or off in this thread, as `torch.set_grad_enabled` does."""
+        torch.set_grad_enabled(mode)
+
+    # ---- size and files ------------------------------------------------------------------------------------
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, memory shared between entries counted once."""
+        storages = {
+            v.untyped_storage().data_ptr(): v.untyped_storage().nbytes() for v in self.cache_dict.values()
+        }
+        return sum(storages.values())
+
+    def memory_report(self) -> dict[str, int]:
+        """Bytes by kind of site (layer numbers replaced by `*`), largest first."""
+        report: dict[str, int] = {}
+        for name, value in self.cache_dict.items():
+            kind = ".".join("*" if part.isdigit() else part for part in name.split("."))
+            report[kind] = report.get(kind, 0) + value.numel() * value.element_size()
+        return dict(sorted(report.items(), key=lambda item: -item[1]))
+
+    def save(self, path: str | Path) -> None:
+        """Write the cache to one safetensors file."""
+        from safetensors.torch import save_file
+
+        about = {"names": json.dumps(list(self)), "has_batch_dim": json.dumps(self.has_batch_dim)}
+        save_file(
+            {name: value.detach().clone().contiguous() for name, value in self.items()}, str(path), about
+        )
+
+    @classmethod
+    def load(cls, path: str | Path, *args: Any) -> "Cache":
+        """Read a cache that `save` wrote; `args` go to the class (a model, for an ActivationCache)."""
+        from safetensors import safe_open
+
+        with safe_open(str(path), framework="pt") as file:
+            about = file.metadata() or {}
+            if "names" not in about:
+                raise ValueError(f"{path} is no cache: it was not written by Cache.save")
+            values = {name: file.get_tensor(name) for name in json.loads(about["names"])}
+        return cls(values, *args, has_batch_dim=json.loads(about["has_batch_dim"]))  # type: ignore[misc]
+
+
+class Recorder:
+    """A hook that keeps what passes: a value under the point's name, a gradient under name + "_grad"."""
+
+    records = True
+
+    def __init__(
+        self,
+        cache: dict[str, Tensor],
+        device: torch.device | str | None = None,
+        remove_batch_dim: bool = False,
+        pos_slice: Any = None,
+        suffix: str = "",
+    ) -> None:
+        self.cache = cache
+        self.device = device
+        self.remove_batch_dim = remove_batch_dim
+        self.pos_slice = Slice.unwrap(pos_slice)
+        self.suffix = suffix
+
+    def __call__(self, value: Any, hook: Any) -> None:
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"'{hook.name}' passes a {type(value).__name__}, and a cache holds tensors: filter it out"
+            )
+        name, value = hook.name + self.suffix, value.detach()
+        axis = next((i for i, dim in enumerate(hook.dims) if dim in ("pos", "query_pos")), None)
+        if axis is not None and self.pos_slice.mode != "identity":
+            value = self.pos_slice.apply(value, axis).clone()  # a view would keep every position in memory
+        if self.remove_batch_dim and hook.dims[:1] in ((), ("batch",)):
+            value = _only_row(name, value)
+        self.cache[name] = value.to(self.device)
+
+
+def _only_row(name: str, value: Tensor) -> Tensor:
+    if value.shape[:1] != (1,):
+        raise ValueError(f"cannot remove the batch dimension of '{name}', of shape {tuple(value.shape)}")
+    return value[0]

@@ -1,0 +1,322 @@
+"""HookedRootModule: a network whose hook points are named, with the verbs that run it under hooks."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hooked_lm.hooks import scope
+from hooked_lm.hooks.cache import Cache, Recorder
+from hooked_lm.hooks.point import Hook, HookPoint
+from hooked_lm.hooks.scope import Frame
+from hooked_lm.hooks.select import Site, select
+
+NamesFilter = Site | None
+HookList = Sequence[Any]
+
+
+class HookedRootModule(nn.Module):
+    """Any network with HookPoints in it; call `setup()` at the end of `__init__`.
+
+    Hooks are `(site, fn)` pairs, or callable objects that carry their own `hook_point` (and perhaps `layer`).
+    A site is a name, a glob ("blocks.*.attn.hook_z"), a predicate on names, or a list of these. Hooks opened
+    with `hooks(...)` are seen in this thread or task only and are gone when the block ends, whatever happens
+    in it.
+
+    >>> import torch
+    >>> class Net(HookedRootModule):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.hook_in, self.double = HookPoint("batch", "pos"), torch.nn.Identity()
+    ...         self.setup()
+    ...     def forward(self, x):
+    ...         return 2 * self.hook_in(x)
+    >>> Net().run_with_hooks(torch.ones(1, 2), fwd_hooks=[("hook_in", lambda x, hook: x + 1)])
+    tensor([[4., 4.]])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mod_dict: dict[str, nn.Module] = {}
+        self.hook_dict: dict[str, HookPoint] = {}
+        self.aliases: Mapping[str, str] = {}
+
+    # ---- names ---------------------------------------------------------------------------------------------
+
+    def setup(self) -> None:
+        """Find the modules and name the hook points; call it again after replacing a module."""
+        self.mod_dict = dict(self.named_modules())
+        self.hook_dict = {name: m for name, m in self.mod_dict.items() if isinstance(m, HookPoint)}
+        for name, point in self.hook_dict.items():
+            point.name = name
+
+    def hook_points(self) -> Iterator[HookPoint]:
+        """The hook points, in order of computation."""
+        return iter(self.hook_dict.values())
+
+    def site_name(self, site: Any) -> str:
+        """The full name that a short one, such as ("z", 5), stands for; here there are none."""
+        return str(site)
+
+    def names(self, site: Site) -> list[str]:
+        """The names of the points that a site means; raises KeyError with near names if there are none."""
+        if isinstance(site, str) and site in self.hook_dict:
+            return [site]
+        return select(site, self.hook_dict, self.aliases, self.site_name)
+
+    def points(self, site: Site) -> list[HookPoint]:
+        """The points that a site means, as `names` gives them."""
+        return [self.hook_dict[name] for name in self.names(site)]
+
+    def in_bare_cache(self, point: HookPoint) -> bool:
+        """Whether a cache without a filter keeps this point."""
+        return not point.on_demand
+
+    # ---- running under hooks -------------------------------------------------------------------------------
+
+    @contextmanager
+    def hooks(
+        self,
+        fwd_hooks: HookList = (),
+        bwd_hooks: HookList = (),
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+    ) -> Iterator["HookedRootModule"]:
+        """Open a scope in which these hooks are active.
+
+        Backward hooks are placed during the forward pass, so they fire in a `backward()` called later too.
+        With `reset_hooks_end=False` the hooks stay on the model, for everybody, until `reset_hooks`.
+        `clear_contexts` empties every point's `ctx` at the end.
+        """
+        level = self.context_level + 1 if reset_hooks_end else None
+        plan = self._plan(fwd_hooks, "fwd", level) + self._plan(bwd_hooks, "bwd", level)
+        frame = Frame(self, records=any(hook.records for _, hook in plan))
+        touched = dict.fromkeys(point for point, _ in plan)
+
+        def close() -> None:
+            scope.drop(frame)
+            for point in touched:
+                point.uninstall(frame)
+            if level is not None:
+                for point in self.hook_points():
+                    point.end_level(level)
+            if clear_contexts:
+                self.clear_contexts()
+
+        try:
+            scope.push(frame)
+            for point, hook in plan:
+                point.install(hook, frame if reset_hooks_end else None)
+            yield self
+        finally:
+            try:
+                close()
+            except KeyboardInterrupt:  # in the midst of it
+                close()
+                raise
+
+    def _plan(self, hooks: HookList, dir: str, level: int | None) -> list[tuple[HookPoint, Hook]]:
+        plan = []
+        for entry in hooks:
+            site, function = self._site_and_function(entry)
+            for point in self.points(site):
+                self.check_hooks_to_add(point, point.name or "", function, dir)
+                plan.append((point, point.make_hook(function, dir, level=level)))
+        return plan
+
+    def _site_and_function(self, entry: Any) -> tuple[Site, Callable[..., Any]]:
+        if hasattr(entry, "hook_point"):
+            layer = getattr(entry, "layer", None)
+            return (entry.hook_point if layer is None else (entry.hook_point, layer)), entry
+        if isinstance(entry, (tuple, list)) and len(entry) == 2:
+            return entry[0], entry[1]
+        raise TypeError(f"a hook is a pair (site, function) or an object with a hook_point, got {entry!r}")
+
+    def run_with_hooks(
+        self,
+        *model_args: Any,
+        fwd_hooks: HookList = (),
+        bwd_hooks: HookList = (),
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+        **model_kwargs: Any,
+    ) -> Any:
+        """One forward pass under these hooks; returns what the model returns."""
+        with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts):
+            return self(*model_args, **model_kwargs)
+
+    def run_with_cache(
+        self,
+        *model_args: Any,
+        names_filter: NamesFilter = None,
+        device: torch.device | str | None = None,
+        remove_batch_dim: bool = False,
+        incl_bwd: bool = False,
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+        pos_slice: Any = None,
+        return_cache_object: bool = True,
+        **model_kwargs: Any,
+    ) -> tuple[Any, Any]:
+        """One forward pass, and what it left at the points that `names_filter` selects.
+
+        Without a filter every point is kept but those computed on demand. `incl_bwd` also calls `backward()`
+        on the output, which must be a scalar, and keeps gradients as `<name>_grad`. `pos_slice` keeps some
+        positions only, `device` says where. Returns (output, Cache), or a plain dict for
+        `return_cache_object=False`.
+        """
+        cache, fwd, bwd = self.get_caching_hooks(
+            names_filter, incl_bwd, device, remove_batch_dim, pos_slice=pos_slice
+        )
+        with self.hooks(fwd, bwd, reset_hooks_end, clear_contexts):
+            output = self(*model_args, **model_kwargs)
+            if incl_bwd:
+                _backward(output)
+        return output, (self.make_cache(cache, not remove_batch_dim) if return_cache_object else cache)
+
+    def make_cache(self, cache_dict: dict[str, Tensor], has_batch_dim: bool) -> Cache:
+        """The object that `run_with_cache` returns."""
+        return Cache(cache_dict, has_batch_dim)
+
+    # ---- caching hooks -------------------------------------------------------------------------------------
+
+    def get_caching_hooks(
+        self,
+        names_filter: NamesFilter = None,
+        incl_bwd: bool = False,
+        device: torch.device | str | None = None,
+        remove_batch_dim: bool = False,
+        cache: dict[str, Tensor] | None = None,
+        pos_slice: Any = None,
+    ) -> tuple[dict[str, Tensor], list[tuple[str, Recorder]], list[tuple[str, Recorder]]]:
+        """An empty cache, and the forward and backward hooks that fill it."""
+        cache = {} if cache is None else cache
+        if names_filter is None:
+            names = [name for name, point in self.hook_dict.items() if self.in_bare_cache(point)]
+        else:
+            names = self.names(names_filter)
+        forward = Recorder(cache, device, remove_batch_dim, pos_slice)
+        backward = Recorder(cache, device, remove_batch_dim, pos_slice, suffix="_grad")
+        return cache, [(n, forward) for n in names], [(n, backward) for n in names if incl_bwd]
+
+    def add_caching_hooks(
+        self,
+        names_filter: NamesFilter = None,
+        incl_bwd: bool = False,
+        device: torch.device | str | None = None,
+        remove_batch_dim: bool = False,
+        cache: dict[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """Keep every later run's values in a dict, until `reset_hooks`; returns the dict."""
+        cache, fwd, bwd = self.get_caching_hooks(names_filter, incl_bwd, device, remove_batch_dim, cache)
+        for name, hook in fwd:
+            self.add_hook(name, hook, "fwd")
+        for name, hook in bwd:
+            self.add_hook(name, hook, "bwd")
+        return cache
+
+    def cache_all(
+        self,
+        cache: dict[str, Tensor] | None,
+        incl_bwd: bool = False,
+        device: torch.device | str | None = None,
+        remove_batch_dim: bool = False,
+    ) -> dict[str, Tensor]:
+        """`add_caching_hooks` for everything, into a dict of the caller's."""
+        return self.add_caching_hooks(None, incl_bwd, device, remove_batch_dim, cache)
+
+    def cache_some(
+        self,
+        cache: dict[str, Tensor] | None,
+        names: NamesFilter,
+        incl_bwd: bool = False,
+        device: torch.device | str | None = None,
+        remove_batch_dim: bool = False,
+    ) -> dict[str, Tensor]:
+        """`add_caching_hooks` for some sites, into a dict of the caller's."""
+        return self.add_caching_hooks(names, incl_bwd, device, remove_batch_dim, cache)
+
+    # ---- hooks added by hand -------------------------------------------------------------------------------
+
+    def add_hook(
+        self,
+        name: Site,
+        hook: Callable[..., Any],
+        dir: str = "fwd",
+        is_permanent: bool = False,
+        level: int | None = None,
+        prepend: bool = False,
+    ) -> None:
+        """Add a hook to every point that the site means; everybody sees it until it is reset."""
+        points = self.points(name)
+        for point in points:
+            self.check_hooks_to_add(point, point.name or "", hook, dir, is_permanent, prepend)
+        for point in points:
+            point.add_hook(hook, dir, is_permanent, level, prepend)
+
+    def add_perma_hook(self, name: Site, hook: Callable[..., Any], dir: str = "fwd") -> None:
+        """Add a hook that survives resets."""
+        self.add_hook(name, hook, dir, is_permanent=True)
+
+    def check_hooks_to_add(
+        self,
+        hook_point: HookPoint,
+        hook_point_name: str,
+        hook: Callable[..., Any],
+        dir: str = "fwd",
+        is_permanent: bool = False,
+        prepend: bool = False,
+    ) -> None:
+        """Called before a hook is added; a subclass may raise to refuse it."""
+
+    def reset_hooks(
+        self,
+        clear_contexts: bool = True,
+        direction: str = "both",
+        including_permanent: bool = False,
+        level: int | None = None,
+    ) -> None:
+        """Remove the hooks seen from here, and (by default) what hooks stored in the points' `ctx`."""
+        if clear_contexts:
+            self.clear_contexts()
+        self.remove_all_hook_fns(direction, including_permanent, level)
+
+    def remove_all_hook_fns(
+        self, direction: str = "both", including_permanent: bool = False, level: int | None = None
+    ) -> None:
+        """Remove the hooks seen from here: of one direction, of one level, permanent ones only when asked."""
+        for point in self.hook_points():
+            if point._hooks:
+                point.remove_hooks(direction, including_permanent, level)
+
+    def clear_contexts(self) -> None:
+        """Empty the `ctx` of every point."""
+        for point in self.hook_points():
+            point.clear_context()
+
+    def list_hooks(self) -> dict[str, list[Hook]]:
+        """The hooks active here and now, by the name of their point."""
+        return {name: hooks for name, point in self.hook_dict.items() if (hooks := point.active_hooks())}
+
+    @property
+    def context_level(self) -> int:
+        """How many `with model.hooks(...)` blocks are open here."""
+        return scope.depth(self)
+
+    @property
+    def is_caching(self) -> bool:
+        """Whether a recorder is active here."""
+        return any(hook.records for hooks in self.list_hooks().values() for hook in hooks)
+
+
+def _backward(output: Any) -> None:
+    if not isinstance(output, Tensor) or output.numel() != 1:
+        got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise ValueError(
+            f"incl_bwd needs a scalar output to differentiate, got {got}; ask for return_type='loss'"
+        )
+    if not output.requires_grad:
+        raise ValueError("incl_bwd needs gradients, and none are computed here: is torch.no_grad() on?")
+    output.backward()

@@ -1,0 +1,348 @@
+"""HookPoint: an identity module with a name, where hooks read, replace and differentiate what passes.
+
+A point that nobody listens to costs one check. The hooks of a point are kept by the frame that put them there
+(see scope.py); the hooks of `add_hook` belong to the module itself and are seen by everybody.
+"""
+
+import inspect
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hooked_lm.hooks import scope
+from hooked_lm.hooks.scope import Frame
+
+HookFunction = Callable[..., Any]
+_clock = itertools.count(1)
+
+
+class Hook:
+    """A function on one point, and how it was put there.
+
+    `user_hook` is the function as given, `is_permanent` whether it survives resets, `context_level` the depth
+    of `with` blocks at whose end it goes (None: it stays until removed).
+    """
+
+    def __init__(
+        self,
+        user_hook: HookFunction,
+        point: "HookPoint",
+        dir: str = "fwd",
+        is_permanent: bool = False,
+        level: int | None = None,
+        prepend: bool = False,
+        alias_names: Sequence[str] | None = None,
+    ) -> None:
+        self.user_hook = user_hook
+        self.point = point
+        self.shown_points = [point.known_as(name) for name in alias_names] if alias_names else [point]
+        self.dir = dir
+        self.is_permanent = is_permanent
+        self.context_level = level
+        self.records = getattr(user_hook, "records", None) is True
+        self.order = -next(_clock) if prepend else next(_clock)
+        self._takes_keyword = self.records or _takes_hook_keyword(user_hook)
+
+    @property
+    def hook(self) -> "Hook":
+        """The handle itself: `point.fwd_hooks[0].hook.remove()` is how tools take a hook away."""
+        return self
+
+    def remove(self) -> None:
+        """Take this hook from its point, whoever added it."""
+        self.point.discard(self)
+
+    def __call__(self, value: Any) -> Any:
+        """Run the function, once for each name it knows the point by; None leaves the value as it is."""
+        for point in self.shown_points:
+            expected = _kind(value)
+            new = self.user_hook(value, hook=point) if self._takes_keyword else self.user_hook(value, point)
+            value = value if new is None else new
+            if expected is not None and _kind(value) != expected:
+                raise _misfit(f"a {self.dir} hook at '{point.name}'", value, *expected)
+        return value
+
+    def __repr__(self) -> str:
+        name = getattr(self.user_hook, "__name__", type(self.user_hook).__name__)
+        return f"Hook({name}, {self.dir}, at={self.point.name!r})"
+
+
+class HookPoint(nn.Identity):
+    """A named site inside a network: it returns what it is given, unless a hook says otherwise.
+
+    A hook is called `fn(value, hook=point)`. It returns None (the value stays; edits in place count) or a
+    replacement of the same shape, dtype and device. A backward hook is given the gradient of the final scalar
+    with respect to the value instead.
+
+    Args:
+        dims: the names of the value's axes, in order, e.g. `("batch", "pos", "d_model")`; may be empty.
+        on_demand: whether a cache of everything leaves this site out, because it would multiply memory.
+
+    >>> import torch
+    >>> point = HookPoint("batch", "d_model")
+    >>> handle = point.add_hook(lambda value, hook: 2 * value)
+    >>> point(torch.ones(1, 3))
+    tensor([[2., 2., 2.]])
+    """
+
+    def __init__(self, *dims: str, on_demand: bool = False) -> None:
+        super().__init__()
+        self.name: str | None = None
+        self.dims = dims
+        self.on_demand = on_demand
+        self.ctx: dict[Any, Any] = {}
+        # Frame -> its hooks here; None -> hooks added by hand. Tuples: another thread may read while we write.
+        self._hooks: dict[Frame | None, tuple[Hook, ...]] = {}
+
+    def __call__(self, value: Any) -> Any:
+        """As for any module; but with nothing to run, past PyTorch's machinery, five times as costly."""
+        if self._hooks or self._has_torch_hooks():
+            return super().__call__(value)
+        return value
+
+    def forward(self, value: Any) -> Any:
+        if not self._hooks:
+            return value
+        return self._run(value)
+
+    # ---- running -------------------------------------------------------------------------------------------
+
+    def active_hooks(self, dir: str | None = None) -> list[Hook]:
+        """The hooks that would run here and now, in order, of one direction or of both."""
+        if not self._hooks:
+            return []
+        hooks = [hook for frame in (None, *scope.current()) for hook in self._hooks.get(frame, ())]
+        return sorted((h for h in hooks if dir in (None, h.dir)), key=lambda hook: hook.order)
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether anything, here and now, would see the value: expensive sites are computed only then."""
+        return self._has_torch_hooks() or bool(self._hooks and self.active_hooks())
+
+    def _has_torch_hooks(self) -> bool:
+        return bool(
+            self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
+        )
+
+    def _run(self, value: Any) -> Any:
+        hooks = self.active_hooks()
+        recording = scope.recording()
+        for hook in hooks:
+            if hook.dir == "fwd":
+                value = hook(_shown_to(hook, value, recording))
+        gradient_hooks = [hook for hook in hooks if hook.dir == "bwd"]
+        if gradient_hooks and torch.is_grad_enabled() and _can_have_gradient(value):
+            value = _on_gradient(value, gradient_hooks)
+        return value
+
+    # ---- adding and removing -------------------------------------------------------------------------------
+
+    def add_hook(
+        self,
+        hook: HookFunction,
+        dir: str = "fwd",
+        is_permanent: bool = False,
+        level: int | None = None,
+        prepend: bool = False,
+        alias_names: list[str] | None = None,
+    ) -> Hook:
+        """Add a hook that everybody sees until it is removed; `dir` is "fwd", "bwd" or "both".
+
+        With `alias_names` the function runs once for each of these names, seeing it as `hook.name`. Returns
+        the handle (for "both", that of the gradient). Raises ValueError for another direction, TypeError for
+        something that cannot be called with a value and a point.
+        """
+        for direction in _directions(dir):
+            handle = self.make_hook(hook, direction, is_permanent, level, prepend, alias_names)
+            self.install(handle, None)
+        return handle
+
+    def add_perma_hook(self, hook: HookFunction, dir: str = "fwd") -> Hook:
+        """Add a hook that survives `reset_hooks`."""
+        return self.add_hook(hook, dir, is_permanent=True)
+
+    def make_hook(
+        self,
+        hook: HookFunction,
+        dir: str = "fwd",
+        is_permanent: bool = False,
+        level: int | None = None,
+        prepend: bool = False,
+        alias_names: list[str] | None = None,
+    ) -> Hook:
+        """A handle for this point, not active yet; raises if the function cannot be called as a hook."""
+        return Hook(hook, self, dir, is_permanent, level, prepend, alias_names)
+
+    def install(self, hook: Hook, frame: Frame | None) -> None:
+        """Activate a handle for the length of a frame, or for good (None)."""
+        self._hooks[frame] = (*self._hooks.get(frame, ()), hook)
+
+    def uninstall(self, frame: Frame) -> None:
+        """Remove whatever a frame put here."""
+        self._hooks.pop(frame, None)
+
+    def end_level(self, level: int) -> None:
+        """Remove the hooks that were added by hand until the end of a scope of this depth."""
+        self._keep(lambda hook: hook.is_permanent or hook.context_level != level, [None])
+
+    def discard(self, hook: Hook) -> None:
+        """Remove one hook, wherever it stands."""
+        self._keep(lambda h: h is not hook, list(self._hooks))
+
+    def remove_hooks(
+        self, dir: str = "both", including_permanent: bool = False, level: int | None = None
+    ) -> None:
+        """Remove the hooks seen from here: of one direction, of one level, permanent ones only when asked."""
+        directions = _directions(dir)
+
+        def stays(hook: Hook) -> bool:
+            return (
+                (hook.is_permanent and not including_permanent)
+                or (level is not None and hook.context_level != level)
+                or hook.dir not in directions
+            )
+
+        self._keep(stays, [None, *scope.current()])
+
+    def _keep(self, stays: Callable[[Hook], bool], frames: list[Frame | None]) -> None:
+        for frame in frames:
+            kept = tuple(hook for hook in self._hooks.get(frame, ()) if stays(hook))
+            if kept:
+                self._hooks[frame] = kept
+            else:
+                self._hooks.pop(frame, None)
+
+    def has_hooks(
+        self, dir: str = "both", including_permanent: bool = True, level: int | None = None
+    ) -> bool:
+        """Whether a hook of that direction (and level) is active here."""
+        directions = _directions(dir)
+        return any(
+            hook.dir in directions
+            and (including_permanent or not hook.is_permanent)
+            and level in (None, hook.context_level)
+            for hook in self.active_hooks()
+        )
+
+    @property
+    def fwd_hooks(self) -> list[Hook]:
+        """The forward hooks active here and now."""
+        return self.active_hooks("fwd")
+
+    @property
+    def bwd_hooks(self) -> list[Hook]:
+        """The backward hooks active here and now."""
+        return self.active_hooks("bwd")
+
+    # ---- state and name ------------------------------------------------------------------------------------
+
+    def clear_context(self) -> None:
+        """Forget what hooks stored in `ctx`."""
+        self.ctx.clear()
+
+    def layer(self) -> int:
+        """The layer in the point's name: 3 for 'blocks.3.attn.hook_z'. ValueError where there is none."""
+        for part in (self.name or "").split("."):
+            if part.isdigit():
+                return int(part)
+        raise ValueError(f"hook point '{self.name}' stands in no layer: its name has no number")
+
+    def known_as(self, name: str) -> "HookPoint":
+        """This point under another name; `ctx` and hooks are the same."""
+        alias = self.__class__.__new__(self.__class__)
+        alias.__dict__.update(self.__dict__)
+        alias.name = name
+        return alias
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: hooks added by hand travel, those of open scopes belong to this context."""
+        by_hand = self._hooks.get(None)
+        return {**self.__dict__, "_hooks": {None: by_hand} if by_hand else {}}
+
+    def extra_repr(self) -> str:
+        return " ".join(self.dims)
+
+
+def is_listening(*points: nn.Module) -> bool:
+    """Whether the value at any of these points is wanted; a foreign module in its place always listens."""
+    return any(not isinstance(point, HookPoint) or point.is_listening for point in points)
+
+
+def _directions(dir: str) -> tuple[str, ...]:
+    if dir not in ("fwd", "bwd", "both"):
+        raise ValueError(f"dir must be 'fwd', 'bwd' or 'both', got {dir!r}")
+    return ("fwd", "bwd") if dir == "both" else (dir,)
+
+
+def _kind(value: Any) -> tuple[torch.Size, torch.dtype, torch.device] | None:
+    """What a hook must not change; of anything but a tensor, nothing is asked."""
+    return (value.shape, value.dtype, value.device) if isinstance(value, Tensor) else None
+
+
+def _misfit(where: str, new: Any, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Exception:
+    expected = f"{tuple(shape)} {dtype} on {device}"
+    if isinstance(new, Tensor):
+        got = f"{tuple(new.shape)} {new.dtype} on {new.device}"
+        return ValueError(f"{where} gave a tensor {got}; expected {expected}")
+    return TypeError(
+        f"{where} returned a {type(new).__name__}; expected None or a tensor {expected}. "
+        "Return the replacement alone, or None to leave the value as it is."
+    )
+
+
+def _shown_to(hook: Hook, value: Any, recording: bool) -> Any:
+    """The value, or a copy where an edit in place would reach what must stay: a cache's entry, or a weight.
+
+    While a scope records, the functions of users work on copies. A recorder that was added by hand keeps a
+    copy, because no scope tells the others that it is there.
+    """
+    if isinstance(value, Tensor) and (recording != hook.records or _is_weight(value)):
+        return value.clone()
+    return value
+
+
+def _is_weight(value: Tensor) -> bool:
+    """Whether this is memory that outlives the run, or a view of it: a weight, an input being optimised."""
+    owner = value if value._base is None else value._base
+    return isinstance(owner, nn.Parameter) or (owner.is_leaf and owner.requires_grad)
+
+
+def _can_have_gradient(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _on_gradient(value: Tensor, hooks: list[Hook]) -> Tensor:
+    """The value as a node of its own, with the hooks on its gradient; starts a graph if none is there."""
+    value = value.view_as(value) if value.requires_grad else value.detach().requires_grad_().clone()
+
+    def run(gradient: Tensor) -> Tensor:
+        for hook in hooks:
+            gradient = hook(gradient.clone())  # autograd may use the same memory in other places
+        return gradient
+
+    value.register_hook(run)
+    return value
+
+
+def _takes_hook_keyword(function: HookFunction) -> bool:
+    """Whether the point goes to a parameter named `hook` or into **kwargs, rather than second."""
+    if not callable(function):
+        raise TypeError(
+            f"a hook must be a function of (value, hook), got {function!r} of type {type(function).__name__}"
+        )
+    try:
+        signature = inspect.signature(function.forward if isinstance(function, nn.Module) else function)
+    except (TypeError, ValueError):  # a builtin without a signature: assume the documented call
+        return True
+    by_name = "hook" in signature.parameters
+    for keyword in (by_name, not by_name):
+        try:
+            signature.bind(None, hook=None) if keyword else signature.bind(None, None)
+        except TypeError:
+            continue
+        return keyword
+    name = getattr(function, "__name__", repr(function))
+    raise TypeError(f"a hook is called with (value, hook); {name} takes {signature}")

@@ -1,0 +1,88 @@
+"""From what a user writes for a site (a name, glob, list or predicate) to names of hook points."""
+
+import difflib
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+Site = str | tuple[Any, ...] | Sequence[Any] | Callable[[str], bool]
+
+
+class UnknownSite(KeyError):
+    """No hook point answers to a name; the message says which names are near."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def is_shorthand(site: object) -> bool:
+    """Whether this is a tuple such as `("z", 5)` or `("k", 5, "a")` rather than a sequence of sites."""
+    return isinstance(site, tuple) and len(site) in (2, 3) and isinstance(site[1], (int, type(None)))
+
+
+def select(
+    site: Site,
+    names: Mapping[str, object],
+    aliases: Mapping[str, str],
+    shorthand: Callable[[Any], str],
+) -> list[str]:
+    """The names that a site means, in the order of `names`.
+
+    Aliases answer only where no name does. `shorthand` turns a short name or tuple into a full name. Raises
+    UnknownSite for a name or glob that nothing answers to; a predicate or an empty list that selects nothing
+    warns.
+
+    >>> select("*.mlp", {"0.attn": 1, "0.mlp": 2}, {}, str)
+    ['0.mlp']
+    """
+    found = _find(site, names, aliases, shorthand)
+    if not found:
+        warnings.warn(f"the filter {site!r} selects none of {len(names)} hook points", stacklevel=4)
+    return [name for name in names if name in found]
+
+
+def _find(
+    site: Site, names: Mapping[str, object], aliases: Mapping[str, str], shorthand: Callable[[Any], str]
+) -> set[str]:
+    if is_shorthand(site):
+        return {_exact(shorthand(site), names, aliases, shorthand)}
+    if isinstance(site, str) and any(c in site for c in "*?["):
+        found = _matching(lambda name: fnmatchcase(name, site), names, aliases)
+        if not found:
+            raise unknown(site, names, aliases)
+        return found
+    if isinstance(site, str):
+        return {_exact(site, names, aliases, shorthand)}
+    if callable(site):
+        return _matching(site, names, aliases)
+    if not isinstance(site, Iterable):
+        raise TypeError(f"a site is a name, glob, list or predicate, got {site!r}")
+    return {name for part in site for name in _find(part, names, aliases, shorthand)}
+
+
+def _exact(
+    site: str, names: Mapping[str, object], aliases: Mapping[str, str], shorthand: Callable[[Any], str]
+) -> str:
+    for spell in (str, shorthand):
+        name = spell(site)
+        name = name if name in names else aliases.get(name, name)
+        if name in names:
+            return name
+    raise unknown(site, names, aliases)
+
+
+def _matching(test: Callable[[str], bool], names: Iterable[str], aliases: Mapping[str, str]) -> set[str]:
+    found = {name for name in names if test(name)}
+    return found or {name for alias, name in aliases.items() if test(alias)}
+
+
+def unknown(site: str, names: Iterable[str], aliases: Mapping[str, str] | None = None) -> UnknownSite:
+    """The error for a site that nothing answers to, with the nearest three names."""
+    near = ", ".join(map(repr, nearest(site, [*names, *(aliases or {})])))
+    return UnknownSite(f"no hook point '{site}'; did you mean {near or 'another module'}?")
+
+
+def nearest(name: str, names: Iterable[str]) -> list[str]:
+    """The three of the names that look most like this one, the best first."""
+    return difflib.get_close_matches(str(name), names, n=3, cutoff=0.0)
