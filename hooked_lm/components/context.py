@@ -1,0 +1,85 @@
+"""Context: what all layers of one forward pass share. Positions, masks and rotary angles are made once a run."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.components.rotary import Rotary
+
+
+class Context:
+    """Positions and masks of one run over `n_pos` new tokens that follow `n_past` cached ones.
+
+    `real` marks real tokens among past and new ones, [batch, key_pos]; None: there is no padding. Positions count
+    real tokens only, so a padded row sees what it sees alone. `pos_embed` is what Shortformer models add to queries
+    and keys.
+    """
+
+    def __init__(
+        self,
+        n_pos: int,
+        device: torch.device,
+        real: Bool[Tensor, "batch key_pos"] | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> None:
+        self.n_pos = n_pos
+        self.n_past = cache.length if cache is not None else 0
+        self.n_key = self.n_past + n_pos
+        self.device = device
+        self.cache = cache
+        self.real = real
+        self.pos_embed: Float[Tensor, "batch pos d_model"] | None = None
+        self.positions = self._positions()
+        self._shared: dict[Any, Any] = {}
+
+    def _positions(self) -> Int[Tensor, "batch pos"]:
+        if self.real is None:
+            return torch.arange(self.n_past, self.n_key, device=self.device)[None]
+        return (self.real.long().cumsum(1) - 1).clamp(min=0)[:, self.n_past :]
+
+    def new_real(self) -> Bool[Tensor, "batch pos"] | None:
+        """Which of the new tokens are real; None if all are."""
+        return None if self.real is None else self.real[:, self.n_past :]
+
+    def rotary(self, rotary: Rotary) -> tuple[Float[Tensor, "batch pos 1 half"], Float[Tensor, "batch pos 1 half"]]:
+        """The angles of every position, shared by the layers of one rotary embedding."""
+        if rotary not in self._shared:
+            self._shared[rotary] = rotary.angles(self.positions, self.n_key)
+        return self._shared[rotary]
+
+    def mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"] | None:
+        """Which keys a query may see; None when that is all of them, or simply itself and everything before."""
+        windowed = window is not None and window < self.n_key
+        square_or_row = not causal or self.n_pos in (1, self.n_key)
+        if self.real is None and not windowed and square_or_row:
+            return None
+        return self.full_mask(causal, window)
+
+    def full_mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"]:
+        """Which keys a query may see. A query sees itself in any case, so that padding has no empty rows."""
+        key = (causal, window)
+        if key not in self._shared:
+            query_pos = torch.arange(self.n_past, self.n_key, device=self.device)[:, None]
+            key_pos = torch.arange(self.n_key, device=self.device)[None]
+            allowed = key_pos <= query_pos if causal else torch.ones_like(key_pos <= query_pos)
+            if window is not None:
+                allowed = allowed & (query_pos - key_pos < window)
+            if self.real is not None:
+                allowed = allowed & self.real[:, None, None, :] | (key_pos == query_pos)
+            self._shared[key] = allowed.expand(1, 1, -1, -1) if allowed.ndim == 2 else allowed
+        return self._shared[key]
+
+    def additive_mask(
+        self, causal: bool, window: int | None, dtype: torch.dtype
+    ) -> Float[Tensor, "batch 1 query_pos key_pos"]:
+        """The same as numbers to add to the scores: 0 where a key may be seen, minus infinity elsewhere."""
+        key = (causal, window, dtype)
+        if key not in self._shared:
+            allowed = self.full_mask(causal, window)
+            self._shared[key] = torch.zeros(allowed.shape, dtype=dtype, device=self.device).masked_fill_(
+                ~allowed, float("-inf")
+            )
+        return self._shared[key]

@@ -1,0 +1,131 @@
+"""The keys and values of the tokens a model has already read, so that generation reads each token once."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class KeyValueCacheEntry:
+    """One layer's keys (after rotary) and values, in buffers that grow by doubling.
+
+    `past_keys` and `past_values` are views [batch, pos, kv_head, d_head] of what is filled.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.frozen = False
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+
+    @property
+    def past_keys(self) -> Float[Tensor, "batch pos kv_head d_head"] | None:
+        return None if self._keys is None else self._keys[:, : self.length]
+
+    @property
+    def past_values(self) -> Float[Tensor, "batch pos kv_head d_head"] | None:
+        return None if self._values is None else self._values[:, : self.length]
+
+    def append(
+        self, keys: Float[Tensor, "batch new kv_head d_head"], values: Float[Tensor, "batch new kv_head d_value"]
+    ) -> tuple[Float[Tensor, "batch pos kv_head d_head"], Float[Tensor, "batch pos kv_head d_value"]]:
+        """All keys and values, the new ones last; they are stored too, unless the entry is frozen.
+
+        Where gradients are wanted nothing is stored in place: the result is a new tensor, and the entry keeps it.
+        """
+        past_keys, past_values = self.past_keys, self.past_values
+        if past_keys is None or past_values is None:
+            if self.frozen:
+                return keys, values
+            past_keys, past_values = keys[:, :0], values[:, :0]
+        if self.frozen or (torch.is_grad_enabled() and (keys.requires_grad or past_keys.requires_grad)):
+            keys, values = torch.cat([past_keys, keys], 1), torch.cat([past_values, values], 1)
+            if not self.frozen:
+                self._keys, self._values, self.length = keys, values, keys.shape[1]
+            return keys, values
+        total = self.length + keys.shape[1]
+        self._keys = _grown(self._keys, past_keys, total)
+        self._values = _grown(self._values, past_values, total)
+        self._keys[:, self.length : total] = keys
+        self._values[:, self.length : total] = values
+        self.length = total
+        return self._keys[:, :total], self._values[:, :total]
+
+
+def _grown(buffer: Tensor | None, filled: Tensor, total: int) -> Tensor:
+    """A buffer with room for `total` positions that begins with what is filled."""
+    if buffer is not None and buffer.shape[1] >= total:
+        return buffer
+    bigger = filled.new_empty(filled.shape[0], max(64, 2 * total), *filled.shape[2:])
+    bigger[:, : filled.shape[1]] = filled
+    return bigger
+
+
+class KeyValueCache:
+    """The entries of all layers, and which of the tokens read so far are real (not padding).
+
+    >>> cache = KeyValueCache(n_layers=2)
+    >>> len(cache), cache.length
+    (2, 0)
+    """
+
+    def __init__(self, n_layers: int) -> None:
+        self.entries = [KeyValueCacheEntry() for _ in range(n_layers)]
+        self.previous_attention_mask: Tensor | None = None
+
+    @classmethod
+    def init_cache(cls, cfg: Any, device: Any = None, batch_size: int = 1) -> "KeyValueCache":
+        """An empty cache for a model's config; device and batch size follow what is appended."""
+        return cls(cfg.n_layers)
+
+    @property
+    def length(self) -> int:
+        """How many positions have been read."""
+        return self.entries[0].length if self.entries else 0
+
+    @property
+    def frozen(self) -> bool:
+        return any(entry.frozen for entry in self.entries)
+
+    def freeze(self) -> None:
+        """From now on runs read the cache and leave it as it is."""
+        for entry in self.entries:
+            entry.frozen = True
+
+    def unfreeze(self) -> None:
+        """From now on runs append to the cache again."""
+        for entry in self.entries:
+            entry.frozen = False
+
+    def append_attention_mask(self, attention_mask: Tensor) -> Tensor:
+        """The mask [batch, pos] of everything read so far and of these new tokens; kept, unless the cache is frozen."""
+        mask = self.full_mask(attention_mask.bool(), *attention_mask.shape)
+        self.remember_mask(mask)
+        return attention_mask if mask is None else mask.to(attention_mask.dtype)
+
+    def full_mask(self, new: Tensor | None, batch: int, n_pos: int) -> Tensor | None:
+        """Which of the past and the new tokens are real; None if none of them is padding.
+
+        `new` marks the new tokens, or all tokens so far; None: all new ones are real.
+        """
+        past = self.previous_attention_mask
+        if new is None and past is None:
+            return None
+        if new is not None and new.shape[1] == self.length + n_pos:
+            return new
+        known: Tensor = past if past is not None else new  # type: ignore[assignment]
+        past = known.new_ones(batch, self.length) if past is None else past
+        new = known.new_ones(batch, n_pos) if new is None else new
+        return torch.cat([past.bool(), new.bool()], 1)
+
+    def remember_mask(self, mask: Tensor | None) -> None:
+        """Keep which of all tokens so far are real, unless the cache is frozen."""
+        if not self.frozen:
+            self.previous_attention_mask = mask
+
+    def __getitem__(self, layer: int) -> KeyValueCacheEntry:
+        return self.entries[layer]
+
+    def __len__(self) -> int:
+        return len(self.entries)

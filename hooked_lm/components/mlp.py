@@ -1,0 +1,101 @@
+"""The multi-layer perceptrons of a block: plain, and gated (Shazeer 2020, arXiv:2002.05202)."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hooked_lm.components.activations import activation
+from hooked_lm.components.norm import RESIDUAL, LayerNorm, build_norm
+from hooked_lm.hooks import HookPoint, is_listening
+
+HIDDEN = ("batch", "pos", "d_mlp")
+Stream = Float[Tensor, "batch pos d_model"]
+
+
+def on_demand(point: nn.Module, x: Tensor) -> Tensor:
+    """The value at a point that shows a private copy of a tensor which others use too; free if nobody listens."""
+    return point(x.clone()) if is_listening(point) else x
+
+
+class MLP(nn.Module):
+    """`act(x W_in + b_in) W_out + b_out`; `W_in` is [d_model, d_mlp], `W_out` [d_mlp, d_model].
+
+    With a `mid_norm` the activation is normalised before `W_out` (SoLU models): `hook_mid` stands before that norm.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        d_model: int
+        d_mlp: int
+        act_fn: str = "gelu"
+        bias: bool = True
+        mid_norm: LayerNorm.Config | None = None
+
+        def build(self) -> "MLP":
+            return MLP(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.act = activation(cfg.act_fn)
+        self.W_in = nn.Parameter(torch.empty(cfg.d_model, cfg.d_mlp))
+        self.b_in = nn.Parameter(torch.zeros(cfg.d_mlp)) if cfg.bias else None
+        self.W_out = nn.Parameter(torch.empty(cfg.d_mlp, cfg.d_model))
+        self.b_out = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
+        self.hook_in = HookPoint(*RESIDUAL, on_demand=True)
+        self.hook_pre = HookPoint(*HIDDEN)
+        if cfg.mid_norm is not None:
+            self.hook_mid, self.ln = HookPoint(*HIDDEN), build_norm(cfg.mid_norm, HIDDEN)
+        self.hook_post = HookPoint(*HIDDEN)
+        self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
+
+    def forward(self, x: Stream) -> Stream:
+        x = on_demand(self.hook_in, x)
+        post = self.act(self.hook_pre(F.linear(x, self.W_in.T, self.b_in)))
+        if self.cfg.mid_norm is not None:
+            post = self.ln(self.hook_mid(post))
+        return self.hook_out(F.linear(self.hook_post(post), self.W_out.T, self.b_out))
+
+
+class GatedMLP(nn.Module):
+    """`(act(x W_gate + b_gate) * (x W_in + b_in)) W_out + b_out`.
+
+    `hook_pre` is the gate before the activation, `hook_pre_linear` the other branch, `hook_post` their product.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        d_model: int
+        d_mlp: int
+        act_fn: str = "silu"
+        bias: bool = False
+
+        def build(self) -> "GatedMLP":
+            return GatedMLP(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.act = activation(cfg.act_fn)
+        self.W_gate = nn.Parameter(torch.empty(cfg.d_model, cfg.d_mlp))
+        self.W_in = nn.Parameter(torch.empty(cfg.d_model, cfg.d_mlp))
+        self.W_out = nn.Parameter(torch.empty(cfg.d_mlp, cfg.d_model))
+        self.b_gate = nn.Parameter(torch.zeros(cfg.d_mlp)) if cfg.bias else None
+        self.b_in = nn.Parameter(torch.zeros(cfg.d_mlp)) if cfg.bias else None
+        self.b_out = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
+        self.hook_in = HookPoint(*RESIDUAL, on_demand=True)
+        self.hook_pre, self.hook_pre_linear = HookPoint(*HIDDEN), HookPoint(*HIDDEN)
+        self.hook_post = HookPoint(*HIDDEN)
+        self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
+
+    def forward(self, x: Stream) -> Stream:
+        x = on_demand(self.hook_in, x)
+        gate = self.act(self.hook_pre(F.linear(x, self.W_gate.T, self.b_gate)))
+        post = self.hook_post(gate * self.hook_pre_linear(F.linear(x, self.W_in.T, self.b_in)))
+        return self.hook_out(F.linear(post, self.W_out.T, self.b_out))
+
+
+MLPConfig = MLP.Config | GatedMLP.Config

@@ -1,0 +1,150 @@
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864) and the ways to stretch it over longer contexts.
+
+Everything here is a value: a `Rotary` is a frozen description, so layers that share one share its angles.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Frequencies = Float[Tensor, " half"]
+
+
+@dataclass(frozen=True)
+class LinearScaling:
+    """Positions divided by a factor (Chen et al. 2023, arXiv:2306.15595)."""
+
+    factor: float
+
+    def __call__(self, rotary: "Rotary", n_pos: int) -> tuple[Frequencies, float]:
+        return rotary.base_frequencies() / self.factor, 1.0
+
+
+@dataclass(frozen=True)
+class DynamicScaling:
+    """A base that grows with the length of the input once it is past the trained one ("dynamic NTK")."""
+
+    factor: float
+    trained_n_ctx: int
+
+    def __call__(self, rotary: "Rotary", n_pos: int) -> tuple[Frequencies, float]:
+        stretch = self.factor * max(n_pos, self.trained_n_ctx) / self.trained_n_ctx - (self.factor - 1)
+        return rotary.base_frequencies(rotary.theta * stretch ** (rotary.dim / (rotary.dim - 2))), 1.0
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Low frequencies divided by a factor, high ones kept, a ramp between (Dubey et al. 2024, arXiv:2407.21783)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    trained_n_ctx: int
+
+    def __call__(self, rotary: "Rotary", n_pos: int) -> tuple[Frequencies, float]:
+        base = rotary.base_frequencies()
+        turns = self.trained_n_ctx * base / (2 * math.pi)
+        kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        kept = kept.clamp(0, 1)
+        return base * (kept + (1 - kept) / self.factor), 1.0
+
+
+@dataclass(frozen=True)
+class YarnScaling:
+    """Interpolation by parts, and a temperature on the scores (Peng et al. 2023, arXiv:2309.00071)."""
+
+    factor: float
+    trained_n_ctx: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+    def __call__(self, rotary: "Rotary", n_pos: int) -> tuple[Frequencies, float]:
+        low, high = self._turning_dim(rotary, self.beta_fast), self._turning_dim(rotary, self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, rotary.dim - 1)
+        ramp = (torch.arange(rotary.dim // 2, dtype=torch.float32) - low) / max(high - low, 1e-3)
+        kept = 1 - ramp.clamp(0, 1)
+        base = rotary.base_frequencies()
+        return base * (kept + (1 - kept) / self.factor), self._temperature()
+
+    def _turning_dim(self, rotary: "Rotary", turns: float) -> float:
+        """The (fractional) pair of features that turns so often over the trained context."""
+        return rotary.dim * math.log(self.trained_n_ctx / (turns * 2 * math.pi)) / (2 * math.log(rotary.theta))
+
+    def _temperature(self) -> float:
+        def scale(weight: float) -> float:
+            return 1.0 if self.factor <= 1 else 0.1 * weight * math.log(self.factor) + 1.0
+
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return scale(self.mscale) / scale(self.mscale_all_dim)
+        return scale(1.0)
+
+
+@dataclass(frozen=True)
+class LongRopeScaling:
+    """A searched factor per frequency, one set up to the trained length and one beyond (Ding et al. 2024,
+    arXiv:2402.13753)."""
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    trained_n_ctx: int
+    attention_factor: float
+
+    def __call__(self, rotary: "Rotary", n_pos: int) -> tuple[Frequencies, float]:
+        factors = torch.tensor(self.long_factor if n_pos > self.trained_n_ctx else self.short_factor)
+        return rotary.base_frequencies() / factors, self.attention_factor
+
+
+Scaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Turn pairs of the first `dim` features of a head by an angle proportional to the position.
+
+    A pair is feature i and i + dim/2, or with `adjacent_pairs` 2i and 2i + 1. `theta` is the base of the wavelengths.
+    """
+
+    dim: int
+    theta: float = 10000.0
+    adjacent_pairs: bool = False
+    scaling: Scaling | None = None
+
+    def base_frequencies(self, theta: float | None = None) -> Frequencies:
+        """Radians per position of each pair, before any scaling."""
+        exponents = torch.arange(0, self.dim, 2, dtype=torch.float32) / self.dim
+        return 1.0 / ((self.theta if theta is None else theta) ** exponents)
+
+    def angles(
+        self, positions: Int[Tensor, "batch pos"], n_pos: int
+    ) -> tuple[Float[Tensor, "batch pos 1 half"], Float[Tensor, "batch pos 1 half"]]:
+        """Cosine and sine of every position's angles, in fp32; `n_pos` is the length that scalings react to."""
+        frequencies, temperature = self.base_frequencies(), 1.0
+        if self.scaling is not None:
+            frequencies, temperature = self.scaling(self, n_pos)
+        turn = positions[..., None, None].float() * frequencies.to(positions.device)
+        return turn.cos() * temperature, turn.sin() * temperature
+
+    def rotate(
+        self,
+        x: Float[Tensor, "batch pos head d_head"],
+        angles: tuple[Float[Tensor, "#batch pos 1 half"], Float[Tensor, "#batch pos 1 half"]],
+    ) -> Float[Tensor, "batch pos head d_head"]:
+        """The same vectors, turned."""
+        cos, sin = (angle.to(x.dtype) for angle in angles)
+        turned, kept = x[..., : self.dim], x[..., self.dim :]
+        if self.adjacent_pairs:
+            a, b = turned[..., 0::2], turned[..., 1::2]
+            return torch.cat([torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2), kept], -1)
+        a, b = turned.chunk(2, -1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin, kept], -1)
