@@ -1,0 +1,361 @@
+"""HookedTransformer: a decoder-only language model, tokens in, logits out, a hook point at every step between."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hooked_lm.components.context import Context
+from hooked_lm.components.embed import TiedUnembed
+from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.components.norm import build_norm
+from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, NamesFilter, is_listening
+from hooked_lm.models.activation_cache import ActivationCache
+from hooked_lm.models.config import HookedTransformerConfig
+from hooked_lm.models.init import init_weights
+from hooked_lm.models.loss import lm_cross_entropy_loss
+from hooked_lm.models.names import aliases, site_name
+from hooked_lm.models.text import TextMethods
+from hooked_lm.models.weight_views import WeightViews
+
+Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"]
+
+
+class Output(NamedTuple):
+    """What `return_type="both"` gives."""
+
+    logits: Float[Tensor, "batch pos d_vocab"]
+    loss: Float[Tensor, "*batch_pos"]
+
+
+class HookedTransformer(TextMethods, WeightViews, HookedRootModule):
+    """A decoder-only transformer in which every intermediate value has a name.
+
+    `HookedTransformer.from_pretrained(name)` loads a checkpoint; `HookedTransformer(cfg)` builds a new model from a
+    `HookedTransformerConfig` (or a dict of its flat names).
+
+    >>> from hooked_lm import HookedTransformer
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> logits, cache = model.run_with_cache("The capital of France is")
+    >>> cache["pattern", 0].shape == (1, model.cfg.n_heads, logits.shape[1], logits.shape[1])
+    True
+    """
+
+    def __init__(
+        self,
+        cfg: HookedTransformerConfig | dict[str, Any],
+        tokenizer: Any = None,
+        move_to_device: bool = True,
+        default_padding_side: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.cfg = HookedTransformerConfig.unwrap(cfg)
+        if default_padding_side is not None:
+            self.cfg.default_padding_side = default_padding_side
+        self.set_tokenizer(tokenizer)
+        if self.cfg.tree is None:
+            raise ValueError("d_vocab is missing: give it in the config, or give a tokenizer")
+        tree = self.cfg.tree
+        with torch.device(self.cfg.device if move_to_device else torch.get_default_device()):
+            self.hook_tokens = HookPoint("batch", "pos", on_demand=True)
+            self.embed = tree.embed.build()
+            self.hook_embed = HookPoint("batch", "pos", "d_model")
+            if tree.pos_embed is not None:
+                self.pos_embed = tree.pos_embed.build()
+                self.hook_pos_embed = HookPoint("batch", "pos", "d_model")
+            self.blocks = nn.ModuleList(block.build(layer) for layer, block in enumerate(tree.blocks))
+            self.ln_final = build_norm(tree.ln_final)
+            self.unembed = tree.unembed.build(self.embed)
+        super().to(self.cfg.dtype)
+        if self.cfg.init_weights:
+            self.init_weights()
+        self.setup()
+
+    # ---- forward -----------------------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        input: Input,
+        return_type: str | None = "logits",
+        loss_per_token: bool = False,
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        start_at_layer: int | None = None,
+        tokens: Int[Tensor, "batch pos"] | None = None,
+        shortformer_pos_embed: Float[Tensor, "batch pos d_model"] | None = None,
+        attention_mask: Int[Tensor, "batch key_pos"] | None = None,
+        stop_at_layer: int | None = None,
+        past_kv_cache: KeyValueCache | None = None,
+        logits_to_keep: int | None = None,
+    ) -> Any:
+        """Run the model on text, token ids [batch, pos] or [pos], or (with `start_at_layer`) a residual stream.
+
+        Args:
+            return_type: "logits", "loss" (mean next-token cross entropy in nats), "both" or None.
+            loss_per_token: the loss of every position [batch, pos - 1] instead of the mean.
+            prepend_bos, padding_side: how text becomes tokens; the model's defaults if None.
+            start_at_layer, stop_at_layer: run only these blocks, as bounds of a slice; with a stop the residual stream
+                [batch, pos, d_model] is returned.
+            tokens: the ids of a residual stream, for the loss.
+            shortformer_pos_embed: with `start_at_layer`, the position embedding of a shortformer model.
+            attention_mask: [batch, pos], 1 for real tokens and 0 for padding; with a cache it may cover the past too.
+            past_kv_cache: keys and values of earlier tokens; the new ones are appended.
+            logits_to_keep: unembed only the last so many positions.
+
+        Raises ValueError for a prompt that is empty or longer than n_ctx, and for token ids out of range.
+        """
+        if start_at_layer is None:
+            resid, tokens, shortformer_pos_embed, attention_mask = self.input_to_embed(
+                input, prepend_bos, padding_side, attention_mask, past_kv_cache
+            )
+        else:
+            resid = self._checked_stream(input)
+        context = self._context(resid, attention_mask, past_kv_cache)
+        context.pos_embed = shortformer_pos_embed
+        if past_kv_cache is not None:
+            past_kv_cache.remember_mask(context.real)
+        for block in self.blocks[start_at_layer:stop_at_layer]:
+            resid = block(resid, context)
+        if stop_at_layer is not None:
+            return resid
+        normalized = self.ln_final(resid)
+        if return_type is None and not is_listening(*(m for m in self.unembed.modules() if isinstance(m, HookPoint))):
+            return None
+        logits = self.unembed(normalized if logits_to_keep is None else normalized[:, -logits_to_keep:])
+        return self._result(logits, tokens, context, return_type, loss_per_token)
+
+    def _result(
+        self, logits: Tensor, tokens: Tensor | None, context: Context, return_type: str, loss_per_token: bool
+    ) -> Any:
+        if return_type == "logits":
+            return logits
+        if return_type is None:
+            return None
+        if return_type not in ("loss", "both"):
+            raise ValueError(f"return_type must be 'logits', 'loss', 'both' or None, got {return_type!r}")
+        if tokens is None:
+            raise ValueError("a loss needs the token ids: give tokens=... beside the residual stream")
+        if tokens.shape[1] != logits.shape[1]:
+            raise ValueError("a loss needs the logits of every position; leave logits_to_keep out")
+        loss = self.loss_fn(logits, tokens, context.new_real(), per_token=loss_per_token)
+        return loss if return_type == "loss" else Output(logits, loss)
+
+    def loss_fn(
+        self,
+        logits: Float[Tensor, "batch pos d_vocab"],
+        tokens: Int[Tensor, "batch pos"],
+        attention_mask: Tensor | None = None,
+        per_token: bool = False,
+    ) -> Float[Tensor, "*batch_pos"]:
+        """Next-token cross entropy in nats, of real tokens: the mean, or [batch, pos - 1] with `per_token`."""
+        return lm_cross_entropy_loss(logits, tokens.to(logits.device), attention_mask, per_token)
+
+    def input_to_embed(
+        self,
+        input: str | Sequence[str] | Int[Tensor, "*batch pos"],
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        attention_mask: Int[Tensor, "batch key_pos"] | None = None,
+        past_kv_cache: KeyValueCache | None = None,
+    ) -> tuple[
+        Float[Tensor, "batch pos d_model"],
+        Int[Tensor, "batch pos"],
+        Float[Tensor, "batch pos d_model"] | None,
+        Int[Tensor, "batch key_pos"] | None,
+    ]:
+        """The stream before the first block, the token ids, a shortformer's position embedding, the padding mask."""
+        tokens, attention_mask = self._tokens_and_mask(input, prepend_bos, padding_side, attention_mask)
+        self._check_tokens(tokens, past_kv_cache)
+        tokens = self.hook_tokens(tokens)
+        embed = self.hook_embed(self.embed(tokens))
+        resid, pos_embed = self._with_positions(embed, self._context(embed, attention_mask, past_kv_cache))
+        return resid, tokens, pos_embed, attention_mask
+
+    def get_residual(
+        self,
+        embed: Float[Tensor, "batch pos d_model"],
+        pos_offset: int = 0,
+        prepend_bos: bool | None = None,
+        attention_mask: Tensor | None = None,
+        tokens: Tensor | None = None,
+        return_shortformer_pos_embed: bool = True,
+        device: Any = None,
+    ) -> Any:
+        """The stream of given token embeddings at the positions from `pos_offset` on, and a shortformer's addition."""
+        context = self._context(embed, attention_mask, None)
+        context.positions = context.positions + pos_offset
+        resid, pos_embed = self._with_positions(embed, context)
+        return (resid, pos_embed) if return_shortformer_pos_embed else resid
+
+    def _with_positions(self, embed: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
+        """The stream, and (for shortformers only) what queries and keys are given besides."""
+        if self.cfg.tree.pos_embed is None:
+            return embed, None
+        pos_embed = self.pos_embed(context.positions)
+        if is_listening(self.hook_pos_embed):
+            pos_embed = self.hook_pos_embed(pos_embed.expand_as(embed).contiguous())
+        if self.cfg.tree.shortformer:
+            return embed, pos_embed.expand_as(embed)
+        return embed + pos_embed, None
+
+    def _context(self, resid: Tensor, attention_mask: Tensor | None, cache: KeyValueCache | None) -> Context:
+        """Positions and masks of this run; a mask without padding counts as none, which lets the fused kernel run free."""
+        n_pos, n_past = resid.shape[1], cache.length if cache is not None else 0
+        if attention_mask is not None and attention_mask.shape[1] not in (n_pos, n_past + n_pos):
+            raise ValueError(
+                f"attention_mask has {attention_mask.shape[1]} positions; expected the {n_pos} new ones"
+                + (f", or all {n_past + n_pos} with the cached ones" if n_past else "")
+            )
+        real = None if attention_mask is None else attention_mask.to(resid.device).bool()
+        if cache is not None:
+            real = cache.full_mask(real, resid.shape[0], n_pos)
+        if real is not None and not torch.compiler.is_compiling() and bool(real.all()):
+            real = None
+        return Context(n_pos, resid.device, real, cache)
+
+    def _checked_stream(self, input: Any) -> Tensor:
+        if not isinstance(input, Tensor) or input.ndim != 3 or input.shape[-1] != self.cfg.d_model:
+            got = tuple(input.shape) if isinstance(input, Tensor) else type(input).__name__
+            raise ValueError(f"start_at_layer needs a stream [batch, pos, {self.cfg.d_model}], got {got}")
+        return input
+
+    def _check_tokens(self, tokens: Tensor, cache: KeyValueCache | None) -> None:
+        if tokens.numel() == 0:
+            raise ValueError(f"the input is empty: its shape is {tuple(tokens.shape)}; give at least one token")
+        total = tokens.shape[1] + (cache.length if cache is not None else 0)
+        if total > self.cfg.n_ctx:
+            raise ValueError(f"the prompt has {total} tokens, more than the model's n_ctx of {self.cfg.n_ctx}")
+        if not torch.compiler.is_compiling():
+            self.tokens.check_ids(tokens)
+
+    # ---- running with a cache ----------------------------------------------------------------------------------------
+
+    def run_with_cache(
+        self, *model_args: Any, names_filter: NamesFilter = None, return_type: str | None = "logits", **kwargs: Any
+    ) -> tuple[Any, Any]:
+        """One forward pass, and an ActivationCache of what it left at the points that `names_filter` selects.
+
+        With `return_type=None` and a filter the run stops after the last layer that it needs. See
+        `HookedRootModule.run_with_cache` for the other arguments.
+        """
+        if len(model_args) > 1:
+            model_args, return_type = (model_args[0], *model_args[2:]), model_args[1]
+        if return_type is None and names_filter is not None and kwargs.get("stop_at_layer") is None:
+            kwargs["stop_at_layer"] = self._last_layer_needed(names_filter)
+            output, cache = super().run_with_cache(
+                *model_args, names_filter=names_filter, return_type=None, **kwargs
+            )
+            return None, cache
+        return super().run_with_cache(*model_args, names_filter=names_filter, return_type=return_type, **kwargs)
+
+    def _last_layer_needed(self, names_filter: NamesFilter) -> int | None:
+        """The bound of the blocks to run for these sites; None if one of them comes after all blocks."""
+        stop = 0
+        for point in self.points(names_filter or "*"):
+            head, *rest = (point.name or "").split(".")
+            if head == "blocks":
+                stop = max(stop, int(rest[0]) + 1)
+            elif head in ("ln_final", "unembed"):
+                return None
+        return stop
+
+    def make_cache(self, cache_dict: dict[str, Tensor], has_batch_dim: bool) -> Cache:
+        """An ActivationCache of this model."""
+        return ActivationCache(cache_dict, self, has_batch_dim)
+
+    # ---- sites -------------------------------------------------------------------------------------------------------
+
+    def setup(self) -> None:
+        """Name the hook points, and the names that other libraries have for them."""
+        super().setup()
+        self.aliases = aliases(self.hook_dict, self.cfg.n_layers)
+
+    def site_name(self, site: Any) -> str:
+        """The full name of a site given as "z5" or ("z", 5); negative layers count from the end."""
+        return site_name(site, self.cfg.n_layers)
+
+    def in_bare_cache(self, point: HookPoint) -> bool:
+        """Whether a cache without a filter keeps this point: all but those on demand, unless a flag asks for them."""
+        flag = ON_DEMAND_FLAGS.get((point.name or "").rpartition(".")[2])
+        return not point.on_demand or (flag is not None and getattr(self.cfg, flag))
+
+    def set_use_attn_result(self, use_attn_result: bool) -> None:
+        """Whether a cache without a filter holds `hook_result`."""
+        self.cfg.use_attn_result = use_attn_result
+
+    def set_use_split_qkv_input(self, use_split_qkv_input: bool) -> None:
+        """Whether a cache without a filter holds `hook_q_input`, `hook_k_input` and `hook_v_input`."""
+        self.cfg.use_split_qkv_input = use_split_qkv_input
+
+    def set_use_hook_mlp_in(self, use_hook_mlp_in: bool) -> None:
+        """Whether a cache without a filter holds `hook_mlp_in`."""
+        self.cfg.use_hook_mlp_in = use_hook_mlp_in
+
+    def set_use_attn_in(self, use_attn_in: bool) -> None:
+        """Whether a cache without a filter holds `hook_attn_in`."""
+        self.cfg.use_attn_in = use_attn_in
+
+    # ---- device and weights ------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embed.W_E.device
+
+    def to(self, *args: Any, print_details: bool = True, **kwargs: Any) -> "HookedTransformer":
+        """Move the model, as `nn.Module.to` does; `cfg.device` and `cfg.dtype` follow."""
+        super().to(*args, **kwargs)
+        self.cfg.device, self.cfg.dtype = str(self.device), self.embed.W_E.dtype
+        return self
+
+    def cuda(self, device: Any = None) -> "HookedTransformer":
+        """Move the model to a CUDA device."""
+        return self.to("cuda" if device is None else torch.device("cuda", device))
+
+    def cpu(self) -> "HookedTransformer":
+        """Move the model to the CPU."""
+        return self.to("cpu")
+
+    def mps(self) -> "HookedTransformer":
+        """Move the model to an Apple GPU."""
+        return self.to("mps")
+
+    def init_weights(self) -> None:
+        """Fill the weights with random numbers as `cfg.init_mode` says, from `cfg.seed` if there is one."""
+        init_weights(self, self.cfg)
+
+    def untie(self) -> None:
+        """Give the unembedding a weight of its own where it shares the embedding's."""
+        if isinstance(self.unembed, TiedUnembed):
+            self.unembed = self.unembed.untied()
+            self.cfg.tie_word_embeddings = False
+            self.setup()
+
+    # ---- loading -----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_pretrained(cls, model_name: str, **kwargs: Any) -> "HookedTransformer":
+        """A model from a hub id, a local directory, a familiar short name, or "demo"; see `hooked_lm.hub`."""
+        from hooked_lm import hub
+
+        return hub.from_pretrained(model_name, cls=cls, **kwargs)
+
+    @classmethod
+    def from_pretrained_no_processing(cls, model_name: str, **kwargs: Any) -> "HookedTransformer":
+        """The same with the weights exactly as they are in the checkpoint."""
+        from hooked_lm import hub
+
+        return hub.from_pretrained_no_processing(model_name, cls=cls, **kwargs)
+
+
+ON_DEMAND_FLAGS = {
+    "hook_tokens": "use_hook_tokens",
+    "hook_attn_in": "use_attn_in",
+    "hook_q_input": "use_split_qkv_input",
+    "hook_k_input": "use_split_qkv_input",
+    "hook_v_input": "use_split_qkv_input",
+    "hook_result": "use_attn_result",
+    "hook_mlp_in": "use_hook_mlp_in",
+}

@@ -1,0 +1,75 @@
+"""Random weights for a new model, from a generator of its own: the process's seed is left alone."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def init_weights(model: nn.Module, cfg: Any) -> None:
+    """Fill every weight matrix as `cfg.init_mode` says; biases and norms keep their zeros and ones.
+
+    "gpt2": normal with `cfg.initializer_range`. "xavier_uniform", "xavier_normal" (Glorot and Bengio 2010) and
+    "kaiming_uniform", "kaiming_normal" (He et al. 2015) scale by the widths of each matrix, times the range as a gain.
+    "muP" is normal with the range for embeddings, range / sqrt(fan in) for hidden weights and range / fan in for the
+    unembedding (Yang et al. 2022,
+    arXiv:2203.03466). With `cfg.seed` the same numbers come every time.
+    """
+    fill = _FILLS.get(cfg.init_mode)
+    if fill is None:
+        raise ValueError(f"unknown init_mode '{cfg.init_mode}'; known are {', '.join(_FILLS)}")
+    generators: dict[torch.device, torch.Generator] = {}
+    for name, weight in model.named_parameters():
+        if ".W_" not in name or weight.is_meta:
+            continue
+        if weight.device not in generators:
+            generator = generators[weight.device] = torch.Generator(weight.device)
+            generator.manual_seed(cfg.seed) if cfg.seed is not None else generator.seed()
+        with torch.no_grad():
+            fill(name, weight, cfg.initializer_range, generators[weight.device])
+
+
+def _fan_in(name: str, weight: Tensor) -> int:
+    """What one output sums over: for W_O heads times d_head, otherwise the axis before the last."""
+    return weight.shape[0] * weight.shape[1] if name.endswith("W_O") else weight.shape[-2]
+
+
+def _fan_out(name: str, weight: Tensor) -> int:
+    return weight.shape[-1] * (weight.shape[0] if weight.ndim == 3 and not name.endswith("W_O") else 1)
+
+
+def _gpt2(name: str, weight: Tensor, scale: float, generator: torch.Generator) -> None:
+    weight.normal_(std=scale, generator=generator)
+
+
+def _mup(name: str, weight: Tensor, scale: float, generator: torch.Generator) -> None:
+    fan_in = _fan_in(name, weight)
+    if name.startswith("unembed"):
+        scale /= fan_in
+    elif "embed" not in name:
+        scale /= math.sqrt(fan_in)
+    weight.normal_(std=scale, generator=generator)
+
+
+def _by_width(uniform: bool, xavier: bool) -> Callable[..., None]:
+    def fill(name: str, weight: Tensor, scale: float, generator: torch.Generator) -> None:
+        fan_in, fan_out = _fan_in(name, weight), _fan_out(name, weight)
+        std = scale * math.sqrt(2 / (fan_in + fan_out if xavier else fan_in))
+        if uniform:
+            weight.uniform_(-std * math.sqrt(3), std * math.sqrt(3), generator=generator)
+        else:
+            weight.normal_(std=std, generator=generator)
+
+    return fill
+
+
+_FILLS: dict[str, Callable[..., None]] = {
+    "gpt2": _gpt2,
+    "muP": _mup,
+    "xavier_normal": _by_width(uniform=False, xavier=True),
+    "xavier_uniform": _by_width(uniform=True, xavier=True),
+    "kaiming_normal": _by_width(uniform=False, xavier=False),
+    "kaiming_uniform": _by_width(uniform=True, xavier=False),
+}

@@ -1,0 +1,38 @@
+"""How well next tokens are predicted."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+def lm_cross_entropy_loss(
+    logits: Float[Tensor, "batch pos d_vocab"],
+    tokens: Int[Tensor, "batch pos"],
+    attention_mask: Tensor | None = None,
+    per_token: bool = False,
+) -> Float[Tensor, "*batch_pos"]:
+    """Cross entropy of each next token in nats: the mean, or [batch, pos - 1] with `per_token`.
+
+    With an `attention_mask` [batch, pos] (1: real) only predictions of a real token from a real token count; the
+    others are zero per token.
+
+    >>> import torch
+    >>> lm_cross_entropy_loss(torch.zeros(1, 3, 4), torch.zeros(1, 3, dtype=torch.long)).exp().round()
+    tensor(4.)
+    """
+    log_probs = logits[:, :-1].float().log_softmax(-1)
+    losses = -log_probs.gather(-1, tokens[:, 1:, None])[..., 0]
+    if attention_mask is None:
+        return losses if per_token else losses.mean()
+    real = attention_mask.to(losses.device).bool()
+    counts = real[:, 1:] & real[:, :-1]
+    losses = losses * counts
+    return losses if per_token else losses.sum() / counts.sum()
+
+
+def lm_accuracy(
+    logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"], per_token: bool = False
+) -> Float[Tensor, ""] | Bool[Tensor, "batch next"]:
+    """How often the likeliest next token is the true one: a fraction, or [batch, pos - 1] with `per_token`."""
+    correct = logits[:, :-1].argmax(-1) == tokens[:, 1:]
+    return correct if per_token else correct.float().mean()

@@ -1,0 +1,107 @@
+"""The names of sites: short ones, and those of other libraries."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+ATTENTION = {"q", "k", "v", "z", "rot_q", "rot_k", "attn_scores", "pattern", "result"}
+MLP = {"pre", "pre_linear", "mid", "post", "router_logits", "expert_weights", "expert_indices"}
+NORM = {"scale", "normalized"}
+SUBLAYERS = {"a": "attn", "attention": "attn", "m": "mlp", "b": "", "block": "", "blocks": ""}
+SYNONYMS = {
+    "attn": "pattern",
+    "attn_logits": "attn_scores",
+    "query": "q",
+    "key": "k",
+    "value": "v",
+    "mlp_pre": "pre",
+    "mlp_mid": "mid",
+    "mlp_post": "post",
+    "lm.layer.pre": "resid_pre",
+    "lm.layer.post": "resid_post",
+    "lm.attn.pre": "attn_in",
+    "lm.attn.out": "attn_out",
+    "lm.mlp.out": "mlp_out",
+}
+
+ALIASES = {
+    "embed.hook_out": "hook_embed",
+    "pos_embed.hook_out": "hook_pos_embed",
+    "blocks.{i}.hook_in": "blocks.{i}.hook_resid_pre",
+    "blocks.{i}.hook_out": "blocks.{i}.hook_resid_post",
+    "blocks.{i}.ln2.hook_in": "blocks.{i}.hook_resid_mid",
+    "blocks.{i}.attn.hook_out": "blocks.{i}.hook_attn_out",
+    "blocks.{i}.mlp.hook_out": "blocks.{i}.hook_mlp_out",
+    "blocks.{i}.attn.q.hook_out": "blocks.{i}.attn.hook_q",
+    "blocks.{i}.attn.k.hook_out": "blocks.{i}.attn.hook_k",
+    "blocks.{i}.attn.v.hook_out": "blocks.{i}.attn.hook_v",
+    "blocks.{i}.attn.o.hook_in": "blocks.{i}.attn.hook_z",
+    "blocks.{i}.mlp.in.hook_out": "blocks.{i}.mlp.hook_pre",
+    "blocks.{i}.mlp.out.hook_in": "blocks.{i}.mlp.hook_post",
+    "lm.blocks.{i}.attn.hook_pattern": "blocks.{i}.attn.hook_pattern",
+}
+GATED_ALIASES = {
+    "blocks.{i}.mlp.in.hook_out": "blocks.{i}.mlp.hook_pre_linear",
+    "blocks.{i}.mlp.gate.hook_out": "blocks.{i}.mlp.hook_pre",
+}
+
+
+def get_act_name(name: str, layer: int | str | None = None, layer_type: str | None = None) -> str:
+    """The full name of a site from a short one, as in `cache["z", 5]`.
+
+    `layer_type` is "a"/"attn", "m"/"mlp", "b"/"block" or a norm's name. A short name may hold everything: "k6",
+    "scale4ln1". A full name comes back unchanged.
+
+    >>> get_act_name("pre", 2), get_act_name("k6"), get_act_name("scale4ln1"), get_act_name("normalized")
+    ('blocks.2.mlp.hook_pre', 'blocks.6.attn.hook_k', 'blocks.4.ln1.hook_scale', 'ln_final.hook_normalized')
+    """
+    name = SYNONYMS.get(name, name)
+    if "hook_" in name:
+        return name if layer is None else f"blocks.{layer}.{name}"
+    packed = re.fullmatch(r"([a-z_]+)(\d+)([a-z]?.*)", name)
+    if packed:
+        name, layer, layer_type = packed[1], packed[2], packed[3] or layer_type
+        name = SYNONYMS.get(name, name)
+    if name in ATTENTION:
+        part = "attn"
+    elif name in MLP:
+        part = "mlp"
+    elif name in NORM and layer is None:
+        part = "ln_final"
+    else:
+        part = SUBLAYERS.get(layer_type or "", layer_type or "")
+    block = "" if layer is None else f"blocks.{layer}."
+    return f"{block}{part}{'.' if part else ''}hook_{name}"
+
+
+def site_name(site: Any, n_layers: int) -> str:
+    """The full name that a short name or a tuple (name, layer[, sublayer]) means; negative layers count from the end.
+
+    Raises IndexError for a layer that the model does not have.
+    """
+    parts = list(site) if isinstance(site, tuple) else [site]
+    if len(parts) > 1 and isinstance(parts[1], int):
+        parts[1] = checked_index(parts[1], n_layers, "layer")
+    gradient = isinstance(parts[0], str) and parts[0].endswith("_grad") and len(parts) > 1
+    if gradient:
+        parts[0] = parts[0].removesuffix("_grad")
+    return get_act_name(*parts) + ("_grad" if gradient else "")
+
+
+def checked_index(index: int, length: int, what: str) -> int:
+    """The index from the front; raises IndexError that gives the valid range."""
+    if not -length <= index < length:
+        raise IndexError(f"{what} {index} is out of range: the model has {length}, so {-length} to {length - 1}")
+    return index % length
+
+
+def aliases(names: Iterable[str], n_layers: int) -> dict[str, str]:
+    """Names that other libraries use -> ours, for the sites that a model has."""
+    names = set(names)
+    found = {}
+    for i in range(n_layers):
+        gated = f"blocks.{i}.mlp.hook_pre_linear" in names
+        for alias, name in {**ALIASES, **(GATED_ALIASES if gated else {})}.items():
+            if (target := name.format(i=i)) in names and alias.format(i=i) not in names:
+                found[alias.format(i=i)] = target
+    return found

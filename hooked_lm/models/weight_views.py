@@ -1,0 +1,187 @@
+"""The weights of a decoder stacked by layer, and what is read off them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hooked_lm.factored_matrix import FactoredMatrix
+from hooked_lm.models.names import checked_index
+
+
+class WeightViews:
+    """`model.W_Q` and its like: [layer, head, ...]. They are copies: to edit a weight, edit it in its block.
+
+    An absent bias reads as zeros. Keys and values of grouped-query models are repeated, one for each query head.
+    """
+
+    cfg: Any
+    embed: Any
+    pos_embed: Any
+    unembed: Any
+    blocks: nn.ModuleList
+
+    def _stack(self, read: Callable[[Any], Tensor]) -> Tensor:
+        return torch.stack([read(block) for block in self.blocks])
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return self.embed.W_E.new_zeros(shape)
+
+    def _per_query_head(self, weight: Tensor) -> Tensor:
+        return weight.repeat_interleave(self.cfg.n_heads // weight.shape[0], 0)
+
+    def _mlp_weight(self, name: str, *shape: int) -> Tensor:
+        def read(block: Any) -> Tensor:
+            weight = getattr(block.mlp, name)
+            return self._zeros(*shape) if weight is None else weight
+
+        return self._stack(read)
+
+    def _head_bias(self, name: str) -> Tensor:
+        def read(block: Any) -> Tensor:
+            bias = getattr(block.attn, name)
+            if bias is None:
+                return self._zeros(self.cfg.n_heads, self.cfg.d_head)
+            return self._per_query_head(bias)
+
+        return self._stack(read)
+
+    @property
+    def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
+        """The embedding."""
+        return self.embed.W_E
+
+    @property
+    def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
+        """The position embedding; AttributeError where positions are not learned."""
+        return self.pos_embed.W_pos
+
+    @property
+    def W_E_pos(self) -> Float[Tensor, "d_vocab_and_n_ctx d_model"]:
+        """Embedding and position embedding, one above the other."""
+        return torch.cat([self.W_E, self.W_pos])
+
+    @property
+    def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
+        """The unembedding."""
+        return self.unembed.W_U
+
+    @property
+    def b_U(self) -> Float[Tensor, " d_vocab"]:
+        """The unembedding's bias."""
+        return self._zeros(self.cfg.d_vocab_out) if self.unembed.b_U is None else self.unembed.b_U
+
+    @property
+    def W_Q(self) -> Float[Tensor, "layer head d_model d_head"]:
+        """Query weights."""
+        return self._stack(lambda block: block.attn.W_Q)
+
+    @property
+    def W_K(self) -> Float[Tensor, "layer head d_model d_head"]:
+        """Key weights."""
+        return self._stack(lambda block: self._per_query_head(block.attn.W_K))
+
+    @property
+    def W_V(self) -> Float[Tensor, "layer head d_model d_head"]:
+        """Value weights."""
+        return self._stack(lambda block: self._per_query_head(block.attn.W_V))
+
+    @property
+    def W_O(self) -> Float[Tensor, "layer head d_head d_model"]:
+        """Output weights."""
+        return self._stack(lambda block: block.attn.W_O)
+
+    @property
+    def b_Q(self) -> Float[Tensor, "layer head d_head"]:
+        """Query biases."""
+        return self._head_bias("b_Q")
+
+    @property
+    def b_K(self) -> Float[Tensor, "layer head d_head"]:
+        """Key biases."""
+        return self._head_bias("b_K")
+
+    @property
+    def b_V(self) -> Float[Tensor, "layer head d_head"]:
+        """Value biases."""
+        return self._head_bias("b_V")
+
+    @property
+    def b_O(self) -> Float[Tensor, "layer d_model"]:
+        """Output biases of attention."""
+        return self._stack(lambda b: self._zeros(self.cfg.d_model) if b.attn.b_O is None else b.attn.b_O)
+
+    @property
+    def W_in(self) -> Float[Tensor, "layer d_model d_mlp"]:
+        """Input weights of the MLPs."""
+        return self._mlp_weight("W_in")
+
+    @property
+    def W_gate(self) -> Float[Tensor, "layer d_model d_mlp"] | None:
+        """Gate weights of the MLPs; None where they are not gated."""
+        return self._mlp_weight("W_gate") if self.cfg.gated_mlp else None
+
+    @property
+    def W_out(self) -> Float[Tensor, "layer d_mlp d_model"]:
+        """Output weights of the MLPs."""
+        return self._mlp_weight("W_out")
+
+    @property
+    def b_in(self) -> Float[Tensor, "layer d_mlp"]:
+        """Input biases of the MLPs."""
+        return self._mlp_weight("b_in", self.cfg.d_mlp)
+
+    @property
+    def b_out(self) -> Float[Tensor, "layer d_model"]:
+        """Output biases of the MLPs."""
+        return self._mlp_weight("b_out", self.cfg.d_model)
+
+    @property
+    def QK(self) -> FactoredMatrix:
+        """`W_Q W_K^T` of every head, [layer, head, d_model, d_model]: which source a destination looks for."""
+        return FactoredMatrix(self.W_Q, self.W_K.transpose(-2, -1))
+
+    @property
+    def OV(self) -> FactoredMatrix:
+        """`W_V W_O` of every head, [layer, head, d_model, d_model]: what a source writes where it is attended to."""
+        return FactoredMatrix(self.W_V, self.W_O)
+
+    @property
+    def n_params_total(self) -> int:
+        """All parameters, embeddings and biases included."""
+        return sum(parameter.numel() for parameter in self.parameters())  # type: ignore[attr-defined]
+
+    def all_head_labels(self) -> list[str]:
+        """"L0H0", "L0H1", ... in the order of `W_Q`."""
+        return [f"L{layer}H{head}" for layer in range(self.cfg.n_layers) for head in range(self.cfg.n_heads)]
+
+    def accumulated_bias(
+        self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True
+    ) -> Float[Tensor, " d_model"]:
+        """The sum of the output biases that are in the stream at the input of `layer` (n_layers: at the end).
+
+        `mlp_input` stops at the input of that layer's MLP instead; `include_mlp_biases=False` counts attention only.
+        """
+        if layer != self.cfg.n_layers or mlp_input:
+            layer = checked_index(layer, self.cfg.n_layers, "layer")
+        total = self.b_O[: layer + mlp_input].sum(0)
+        if include_mlp_biases and not self.cfg.attn_only:
+            total = total + self.b_out[:layer].sum(0)
+        return total
+
+    def all_composition_scores(self, mode: str) -> Float[Tensor, "layer head layer head"]:
+        """How much of what the first head writes the second reads through its queries ("Q"), keys ("K") or values ("V").
+
+        `|OV1 M2| / (|OV1| |M2|)` in Frobenius norms (Elhage et al. 2021, A Mathematical Framework for Transformer
+        Circuits); zero unless the second head's layer is later.
+        """
+        readers = {"Q": lambda: self.QK, "K": lambda: self.QK.T, "V": lambda: self.OV}
+        if mode not in readers:
+            raise ValueError(f"mode must be 'Q', 'K' or 'V', got {mode!r}")
+        left, right = self.OV, readers[mode]()
+        writer = FactoredMatrix(left.A[:, :, None, None], left.B[:, :, None, None])
+        scores = (writer @ right[None, None]).norm() / (left.norm()[:, :, None, None] * right.norm())
+        layers = torch.arange(self.cfg.n_layers, device=scores.device)
+        return scores * (layers[:, None, None, None] < layers[None, None, :, None])
