@@ -1,0 +1,294 @@
+"""Filling a model from tensors and writing it back: bit for bit, all or nothing, memory kept apart."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from hooked_lm.weights import Row, compact, compact_model, expand, export, load
+
+N, H, M, V, LAYERS = 3, 4, 6, 10, 2
+
+
+class Attention(nn.Module):
+    def __init__(self, device):
+        super().__init__()
+        for name in "QKV":
+            setattr(self, f"W_{name}", nn.Parameter(torch.randn(N, M, H, device=device)))
+        self.register_buffer("scale", torch.zeros(1, device=device))
+        self.register_buffer("cache", torch.zeros(1), persistent=False)
+
+
+class Model(nn.Module):
+    def __init__(self, device="meta"):
+        super().__init__()
+        self.W_E = nn.Parameter(torch.randn(V, M, device=device))
+        self.W_U = nn.Parameter(torch.randn(M, V, device=device), requires_grad=False)
+        self.blocks = nn.ModuleList(Attention(device) for _ in range(LAYERS))
+
+
+def rows():
+    return expand(
+        [
+            Row("t.wte.weight", "W_E"),
+            Row("lm_head.weight", "W_U", "v m -> m v", tied="t.wte.weight"),
+            Row("t.h.{l}.qkv", "blocks.{l}.W_{qkv}", "m (qkv n h) -> n m h", qkv="QKV"),
+            Row("t.h.{l}.scale", "blocks.{l}.scale"),
+        ],
+        l=LAYERS,
+    )
+
+
+def tensors(dtype=torch.float32):
+    out = {"t.wte.weight": torch.randn(V, M).to(dtype)}
+    for layer in range(LAYERS):
+        out[f"t.h.{layer}.qkv"] = torch.randn(M, 3 * N * H).to(dtype)
+        out[f"t.h.{layer}.scale"] = torch.randn(1).to(dtype)
+    return out
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in a)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_load_then_export_gives_every_bit_back(dtype):
+    model, theirs = Model(), tensors(dtype)
+    theirs["t.wte.weight"][0, :2] = torch.tensor([float("nan"), -0.0])
+    load(model, theirs, rows())
+    assert model.W_E.dtype == dtype
+    assert model.W_E.device.type == "cpu"
+    back = export(model, rows())
+    assert back.keys() == theirs.keys()
+    for name in theirs:
+        assert torch.equal(back[name].view(torch.uint8), theirs[name].view(torch.uint8)), name
+    assert torch.equal(
+        export(model, rows(), write_tied=True)["lm_head.weight"][1:], theirs["t.wte.weight"][1:]
+    )
+
+
+def test_a_wrong_row_still_exports_bit_for_bit_but_fills_otherwise():
+    theirs, right, wrong = tensors(), Model(), Model()
+    twisted = [
+        Row(
+            r.theirs,
+            r.ours,
+            r.pattern and r.pattern.replace("(qkv n h)", "(n qkv h)"),
+            take=r.take,
+            tied=r.tied,
+            **r.axes,
+        )
+        for r in rows()
+    ]
+    load(right, theirs, rows())
+    load(wrong, theirs, twisted)
+    assert same(export(wrong, twisted), theirs)
+    assert not torch.equal(right.blocks[0].W_Q, wrong.blocks[0].W_Q)
+
+
+def test_parameters_are_views_unless_something_changes():
+    model, theirs = Model(), tensors()
+    load(model, theirs, rows())
+    assert model.W_E.data_ptr() == theirs["t.wte.weight"].data_ptr()
+    storages = {getattr(model.blocks[1], f"W_{x}").untyped_storage().data_ptr() for x in "QKV"}
+    assert storages == {theirs["t.h.1.qkv"].data_ptr()}
+    kept = {name: tensor.clone() for name, tensor in theirs.items()}
+    load(model, theirs, rows(), copy=True)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert same(theirs, kept)
+
+
+def test_conversion_keeps_the_order_of_the_strides_and_integers():
+    model, theirs = Model(), tensors()
+    model.blocks[0].scale = torch.zeros(1, dtype=torch.int64, device="meta")
+    theirs["t.h.0.scale"] = torch.tensor([5])
+    load(model, theirs, rows(), dtype=torch.float64)
+    query = model.blocks[0].W_Q
+    assert query.dtype == torch.float64
+    assert model.blocks[0].scale.dtype == torch.int64
+    assert query.stride() == (H, N * H, 1)
+    assert query.untyped_storage().nbytes() == 8 * query.numel()
+    load(model, theirs, rows(), device="meta")
+    assert model.W_E.is_meta
+    assert model.W_E.dtype == torch.float32
+
+
+def test_kinds_are_kept_and_unsaved_buffers_left_alone():
+    model = Model()
+    before = model.blocks[0].cache
+    load(model, tensors(), rows())
+    assert isinstance(model.W_U, nn.Parameter)
+    assert not model.W_U.requires_grad
+    assert model.W_E.requires_grad
+    assert not isinstance(model.blocks[0].scale, nn.Parameter)
+    assert "blocks.0.scale" in model.state_dict()
+    assert model.blocks[0].cache is before
+
+
+def test_tied_weights_are_equal_but_apart():
+    model, theirs = Model(), tensors()
+    load(model, theirs, rows())
+    assert torch.equal(model.W_U, model.W_E.T)
+    with torch.no_grad():
+        model.W_U.add_(1.0)
+    assert torch.equal(model.W_E, theirs["t.wte.weight"])
+    assert not torch.equal(model.W_U, model.W_E.T)
+    with pytest.raises(ValueError, match="'W_U' was changed apart from"):
+        export(model, rows())
+
+
+def test_a_tied_tensor_that_is_there_must_be_equal():
+    model, theirs = Model(), tensors()
+    theirs["lm_head.weight"] = theirs["t.wte.weight"]  # one memory under two names, as in many a pickle
+    load(model, theirs, rows())
+    assert model.W_U.data_ptr() != model.W_E.data_ptr()
+    theirs["lm_head.weight"] = theirs["t.wte.weight"] + 1
+    with pytest.raises(ValueError, match=r"'lm_head.weight' differs from 't.wte.weight'"):
+        load(Model(), theirs, rows())
+    theirs.pop("t.wte.weight")
+    with pytest.raises(ValueError, match=r"no tensor 't.wte.weight'"):
+        load(Model(), theirs, rows())
+
+
+def test_two_names_for_one_memory_become_two_parameters():
+    model = nn.ModuleDict({"a": nn.Linear(3, 3, bias=False), "b": nn.Linear(3, 3, bias=False)})
+    one = torch.randn(3, 3)
+    load(model, {"x": one, "y": one}, [Row("x", "a.weight"), Row("y", "b.weight")])
+    assert model["a"].weight.data_ptr() == one.data_ptr() != model["b"].weight.data_ptr()
+
+
+def test_names_with_or_without_the_prefix():
+    bare = {name.removeprefix("t."): tensor for name, tensor in tensors().items()}
+    bare["h.0.mask"] = torch.ones(1)
+    model = Model()
+    load(model, bare, rows(), prefix="t.", ignore=["t.h.*.mask"])
+    assert torch.equal(model.W_E, bare["wte.weight"])
+    with pytest.raises(ValueError, match=r"no tensor 't.wte.weight'"):
+        load(model, {**bare, "t.h.1.scale": bare.pop("h.1.scale")}, rows(), prefix="t.", ignore=["*.mask"])
+
+
+def fused_too_short(theirs):
+    theirs["t.h.1.qkv"] = theirs["t.h.1.qkv"][:, :-1]
+
+
+def transposed(theirs):
+    theirs["t.wte.weight"] = theirs["t.wte.weight"].T
+
+
+BAD = {
+    "extra": (lambda t: t.update({"t.h.0.extra": torch.ones(1)}), "no row for the tensor 't.h.0.extra'"),
+    "missing": (lambda t: t.pop("t.h.1.qkv"), "no tensor 't.h.1.qkv' for 'blocks.1.W_Q'"),
+    "short": (fused_too_short, r"'t.h.1.qkv' expected \[6, 36\], got \[6, 35\]"),
+    "transposed": (transposed, r"expected \[10, 6\], got \[6, 10\]"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_checkpoint_that_does_not_fit_changes_nothing(case):
+    model, theirs = Model("cpu"), tensors()
+    before, values = dict(model.named_parameters()), copy.deepcopy(model.state_dict())
+    spoil, message = BAD[case]
+    spoil(theirs)
+    with pytest.raises(ValueError, match=message):
+        load(model, theirs, rows())
+    assert all(before[name] is parameter for name, parameter in model.named_parameters())
+    assert same(model.state_dict(), values)
+
+
+class Breaks(Row):
+    """A row that fits, and fails when it is read."""
+
+    def read(self, theirs, shape=None):
+        raise OSError("the disk is gone")
+
+
+@pytest.mark.parametrize("position", range(len(rows())))
+def test_a_failure_half_way_changes_nothing(position):
+    model, chosen = Model("cpu"), rows()
+    before, values = dict(model.named_parameters()), copy.deepcopy(model.state_dict())
+    row = chosen[position]
+    chosen[position] = Breaks(row.theirs, row.ours, row.pattern, take=row.take, tied=row.tied, **row.axes)
+    with pytest.raises(OSError, match="disk"):
+        load(model, tensors(), chosen)
+    assert all(before[name] is parameter for name, parameter in model.named_parameters())
+    assert same(model.state_dict(), values)
+
+
+def test_rows_that_do_not_fit_the_model_are_named():
+    theirs = tensors()
+    complete = rows()
+    without_K = [row for row in complete if row.ours != "blocks.0.W_K"]
+    with pytest.raises(
+        ValueError, match=r"(?s)no row for 'blocks.0.W_K'.*33% of 't.h.0.qkv' .* taken by no row"
+    ):
+        load(Model(), theirs, without_K)
+    with pytest.raises(ValueError, match=r"no row for 'blocks.0.W_K'"):
+        export(Model("cpu"), without_K)
+    with pytest.raises(ValueError, match=r"no 'blocks.0.W_KK' .did you mean 'blocks.0.W_K'"):
+        load(
+            Model(),
+            theirs,
+            [*without_K, Row("t.h.0.qkv", "blocks.0.W_KK", "m (x n h) -> n m h", x=3, take={"x": 1})],
+        )
+    with pytest.raises(ValueError, match="two rows fill 'W_E'"):
+        load(Model(), theirs, [*complete, Row("t.wte.weight", "W_E")])
+    with pytest.raises(ValueError, match=r"still has l: call expand"):
+        load(Model(), theirs, [Row("t.h.{l}.scale", "blocks.{l}.scale")])
+    twice = [row for row in complete if row.ours != "W_U"] + [Row("t.wte.weight", "W_U", "v m -> m v")]
+    with pytest.raises(ValueError, match="another row takes too"):
+        load(Model(), theirs, twice)
+    with pytest.raises(ValueError, match="another row takes too"):
+        export(Model("cpu"), twice)
+
+
+def test_export_refuses_parts_of_different_dtypes():
+    model = Model()
+    load(model, tensors(), rows())
+    model.blocks[0].W_K = nn.Parameter(model.blocks[0].W_K.double())
+    with pytest.raises(ValueError, match=r"'t.h.0.qkv' have different dtypes"):
+        export(model, rows())
+
+
+def test_an_optimiser_step_writes_each_weight_once():
+    mapped, plain = Model(), Model()
+    theirs = tensors()
+    load(mapped, theirs, rows())
+    load(plain, theirs, rows(), copy=True)
+    for model in (mapped, plain):
+        model.W_U.requires_grad_(True)
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
+        sum((p**2).sum() for p in model.parameters()).backward()
+        optimiser.step()
+    assert same(mapped.state_dict(), plain.state_dict())
+
+
+def saved_bytes(thing):
+    buffer = io.BytesIO()
+    torch.save(thing, buffer)
+    return len(buffer.getvalue())
+
+
+def test_copies_and_saves_of_fused_weights_store_each_element_once():
+    big = torch.randn(64, 3 * N * 64)
+    model = nn.ParameterDict({x: nn.Parameter(torch.empty(N, 64, 64, device="meta")) for x in "QKV"})
+    load(model, {"qkv": big}, expand([Row("qkv", "{x}", "m (x n h) -> n m h", x="QKV")]))
+    assert saved_bytes(model.state_dict()) < 1.1 * big.nbytes + 4000
+    assert saved_bytes(copy.deepcopy(model)["Q"]) < 1.1 * big.nbytes / 3 + 4000
+    assert saved_bytes(model["Q"]) > big.nbytes  # why compact is there
+    one = compact(model["Q"])
+    assert saved_bytes(one) < 1.1 * big.nbytes / 3 + 4000
+    assert torch.equal(one, model["Q"])
+    assert one.stride() == (64, N * 64, 1)
+    assert compact(one) is one
+    values, optimised = copy.deepcopy(model.state_dict()), list(model.parameters())
+    compact_model(model)
+    assert len(pickle.dumps(model)) < 1.1 * big.nbytes + 8000
+    assert same(model.state_dict(), values)
+    assert all(a is b for a, b in zip(model.parameters(), optimised, strict=True))
+    model.share_memory()
+    assert same(model.state_dict(), values)

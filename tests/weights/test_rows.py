@@ -1,0 +1,228 @@
+"""Rows: what a pattern does to a tensor, its inverse, and what a wrong row says."""
+
+from math import prod
+
+import einops
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from hooked_lm.weights.rows import Row, check_coverage, expand, unprefixed
+
+
+def grouped(draw, axes):
+    """A side of a pattern: the axes in random groups, now and then with a dimension of one element."""
+    groups, rest = [], list(axes)
+    while rest:
+        size = draw(st.integers(1, len(rest)))
+        group, rest = rest[:size], rest[size:]
+        groups.append(" ".join(group) if len(group) == 1 else f"({' '.join(group)})")
+    if draw(st.booleans()):
+        groups.insert(draw(st.integers(0, len(groups))), "1")
+    return " ".join(groups)
+
+
+@st.composite
+def journeys(draw):
+    """A pattern over random axes with its sizes, and labels for one axis that is cut into parts (or None)."""
+    axes = "abcd"[: draw(st.integers(1, 4))]
+    sizes = {axis: draw(st.integers(1, 4)) for axis in axes}
+    left = grouped(draw, draw(st.permutations(axes)))
+    cut = draw(st.sampled_from([None, *axes]))
+    drops = draw(st.booleans())
+    labels = None
+    kept = list(axes)
+    if cut and drops:
+        labels = [f"p{i}" for i in range(sizes[cut])]
+        kept.remove(cut)
+    elif cut:
+        labels = {f"p{i}": draw(st.integers(1, 3)) for i in range(draw(st.integers(1, 3)))}
+        sizes[cut] = sum(labels.values())
+    right = grouped(draw, draw(st.permutations(kept)))
+    return left, right, sizes, cut, labels
+
+
+def their_tensor(left, sizes):
+    """Numbers in order, so that every element tells where it came from."""
+    elements = prod(sizes.values())
+    names = [axis for axis in left if axis in sizes]
+    flat = torch.arange(elements).view([sizes[axis] for axis in names])
+    return einops.rearrange(flat, f"{' '.join(names)} -> {left}", **sizes), names, flat
+
+
+def row_of(left, right, sizes, cut, labels):
+    axes = {**sizes, cut: labels} if cut else sizes
+    return expand([Row("w", f"our.{{{cut}}}" if cut else "our", f"{left} -> {right}", **axes)])
+
+
+@given(journeys())
+@settings(deadline=None, max_examples=200)
+def test_reading_is_einops_on_the_part(journey):
+    left, right, sizes, cut, labels = journey
+    theirs, names, flat = their_tensor(left, sizes)
+    start = 0
+    for index, row in enumerate(row_of(*journey)):
+        if isinstance(labels, dict):
+            length = list(labels.values())[index]
+            part, start = flat.narrow(names.index(cut), start, length), start + length
+            left_axes, extents = names, {**sizes, cut: length}
+        elif cut:
+            part = flat.select(names.index(cut), index)
+            left_axes = [a for a in names if a != cut]
+            extents = {a: n for a, n in sizes.items() if a != cut}
+        else:
+            part, left_axes, extents = flat, names, sizes
+        if not left_axes:  # einops needs an axis on the left
+            expected = part.reshape([1] * len(right.split()))
+        else:
+            expected = einops.rearrange(part, f"{' '.join(left_axes)} -> {right}", **extents)
+        assert torch.equal(row.read(theirs), expected)
+
+
+@given(journeys(), st.randoms())
+@settings(deadline=None, max_examples=200)
+def test_writing_all_parts_in_any_order_gives_their_tensor_back(journey, random):
+    theirs, _, _ = their_tensor(journey[0], journey[2])
+    rows = row_of(*journey)
+    parts = [row.read(theirs).clone() for row in rows]
+    check_coverage(rows, [part.shape for part in parts], theirs.shape)
+    back = torch.full_like(theirs, -1)
+    for row, part in random.sample(list(zip(rows, parts, strict=True)), len(rows)):
+        assert row.their_shape(part.shape) == theirs.shape
+        row.write(part, back)
+    assert torch.equal(back, theirs)
+    if journey[3] is None:
+        assert torch.equal(rows[0].unread(parts[0]), theirs)
+
+
+@given(journeys(), st.data())
+@settings(deadline=None, max_examples=100)
+def test_a_part_left_out_or_taken_twice_is_noticed(journey, data):
+    rows = row_of(*journey)
+    assume(journey[3] is not None)
+    theirs, _, _ = their_tensor(journey[0], journey[2])
+    shapes = [row.read(theirs).shape for row in rows]
+    chosen = data.draw(st.integers(0, len(rows) - 1))
+    with pytest.raises(ValueError, match="another row takes too"):
+        check_coverage([*rows, rows[chosen]], [*shapes, shapes[chosen]], theirs.shape)
+    if len(rows) > 1:
+        del rows[chosen], shapes[chosen]
+        with pytest.raises(ValueError, match="taken by no row"):
+            check_coverage(rows, shapes, theirs.shape)
+
+
+def test_a_wrong_permutation_gives_another_tensor():
+    square = torch.arange(16 * 16.0).view(16, 16)
+    right = Row("w", "W", "(n h) m -> n m h", n=4).read(square)
+    heads_inside = Row("w", "W", "(h n) m -> n m h", n=4).read(square)
+    fused = torch.arange(6 * 12.0).view(6, 12)
+    gpt2 = Row("w", "W", "m (qkv n h) -> n m h", take={"qkv": 0}, qkv=3, n=2).read(fused)
+    neox = Row("w", "W", "m (n qkv h) -> n m h", take={"qkv": 0}, qkv=3, n=2).read(fused)
+    assert right.shape == heads_inside.shape
+    assert not torch.equal(right, heads_inside)
+    assert gpt2.shape == neox.shape
+    assert not torch.equal(gpt2, neox)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "shape", "axes"),
+    [
+        ("(n h) m -> n m h", (12, 6), {"n": 3}),
+        ("m (qkv n h) -> n m h", (6, 24), {"qkv": 3, "n": 2, "take": {"qkv": 1}}),
+        ("(n qkv h) m -> n m h", (24, 6), {"qkv": 3, "n": 2, "take": {"qkv": 2}}),
+        ("(x h) m -> x m h", (20, 6), {"x": 5, "take": {"x": slice(3, 5)}}),
+        ("(part f) m -> m f", (20, 6), {"part": 2, "take": {"part": 1}}),
+        ("m (n h) -> n h m", (6, 12), {"n": 3}),
+        (None, (4, 5, 6), {}),
+    ],
+)
+def test_the_usual_weights_are_views(pattern, shape, axes):
+    theirs = torch.randn(shape)
+    ours = Row("w", "W", pattern, **axes).read(theirs)
+    ours.fill_(7.0)
+    assert (theirs == 7.0).sum() == ours.numel()
+    assert 0 <= ours.data_ptr() - theirs.data_ptr() < theirs.nbytes
+
+
+def test_a_query_weight_goes_into_the_gemm_without_a_copy():
+    W_Q = Row("q", "W_Q", "(n h) m -> n m h").read(torch.randn(12, 6), (3, 6, 4))
+    assert W_Q.shape == (3, 6, 4)
+    assert W_Q.transpose(1, 2).flatten(0, 1).data_ptr() == W_Q.data_ptr()
+
+
+def test_expand_writes_out_placeholders_and_parts():
+    rows = [
+        Row("h.{l}.c_attn.bias", "blocks.{l}.attn.b_{qkv}", "(qkv n h) -> n h", qkv="QKV"),
+        Row("h.{l}.qkv.weight", "blocks.{l}.W_{x}", "(x h) m -> x m h", x={"Q": 4, "K": 1, "V": 1}, l=[1]),
+        Row("h.{l}.w{e}", "blocks.{l}.experts.{e}.W", e=2),
+        Row("h.{l}.packed", "blocks.{l}.experts.{e}.W_{part}", "e m (f part) -> m f", part=("gate", "in")),
+        Row("lm_head", "W_U", "v m -> m v", tied="wte"),
+    ]
+    out = expand(rows, l=2, e=2)
+    names = [(row.theirs, row.ours) for row in out]
+    assert names[:3] == [("h.0.c_attn.bias", f"blocks.0.attn.b_{x}") for x in "QKV"]
+    assert [(r.ours, r.take) for r in out if "qkv.weight" in r.theirs] == [
+        ("blocks.1.W_Q", {"x": slice(0, 4)}),
+        ("blocks.1.W_K", {"x": slice(4, 5)}),
+        ("blocks.1.W_V", {"x": slice(5, 6)}),
+    ]
+    assert ("h.1.w0", "blocks.1.experts.0.W") in names
+    packed = [r for r in out if r.ours == "blocks.0.experts.1.W_in"]
+    assert len(packed) == 1
+    assert packed[0].take == {"e": 1, "part": 1}
+    assert packed[0].axes == {"e": 2, "part": 2}
+    assert len(out) == 6 + 3 + 4 + 8 + 1
+    assert len({row.ours for row in out}) == len(out)
+    with pytest.raises(ValueError, match="no range for the placeholder 'l'"):
+        expand(rows)
+
+
+def test_unprefixed_strips_both_of_their_names():
+    (row,) = unprefixed([Row("model.head", "model.U", tied="model.embed")], "model.")
+    assert (row.theirs, row.tied, row.ours) == ("head", "embed", "model.U")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"pattern": "n h m"}, "one '->'"),
+        ({"pattern": "a -> b -> c"}, "one '->'"),
+        ({"pattern": "(n h m -> n m h"}, "not closed"),
+        ({"pattern": "n n -> n"}, "stands twice"),
+        ({"pattern": "n ) -> n"}, r"unexpected '\)'"),
+        ({"pattern": "... -> ..."}, r"unexpected '...'"),
+        ({"pattern": "n 3 -> n 3"}, "unexpected '3'"),
+        ({"pattern": "n m -> n m k"}, "'k' stands on the right side only"),
+        ({"pattern": "n m -> n"}, "'m' stands on the left side only"),
+        ({"pattern": "n m -> n", "take": {"k": 0}}, "take names 'k'"),
+        ({"pattern": "n m -> n m", "take": {"m": 0}}, "keeps it"),
+        ({"pattern": "n m -> n m", "take": {"m": slice(0, 4, 2)}}, "step"),
+        ({"pattern": "n m -> n m", "k": 3}, "'k' is neither an axis"),
+        ({"pattern": "n m -> m", "n": "QKV", "take": {"n": 0}}, "has labels"),
+        ({"ours": "W_{x}"}, "placeholder 'x'"),
+    ],
+)
+def test_a_bad_row_says_so_when_it_is_written(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Row(**{"theirs": "w", "ours": "W", **arguments})
+
+
+def test_a_shape_that_does_not_fit_names_everything():
+    row = Row("q_proj.weight", "attn.W_Q", "(n h) m -> n m h", h=4)
+    with pytest.raises(ValueError, match="the shapes do not fit") as caught:
+        row.read(torch.zeros(13, 6), (3, 6, 4))
+    for word in ("q_proj.weight", "attn.W_Q", "(n h) m -> n m h", "[12, 6]", "[13, 6]", "[3, 6, 4]"):
+        assert word in str(caught.value)
+    with pytest.raises(ValueError, match=r"expected \[n\*h, m\], got \[12\]"):
+        row.read(torch.zeros(12))
+    with pytest.raises(ValueError, match=r"expected \[2, 3\], got \[3, 2\]"):
+        Row("w", "W").read(torch.zeros(3, 2), (2, 3))
+    with pytest.raises(ValueError, match="size of 'h', 'n' is not determined"):
+        Row("w", "W", "(n h) -> n h").read(torch.zeros(12))
+    with pytest.raises(ValueError, match="outside the 3 of the axis"):
+        Row("w", "W", "(x h) -> x h", x=3, take={"x": slice(2, 4)}).read(torch.zeros(12))
+    with pytest.raises(ValueError, match="does not follow"):
+        Row("w", "W", "(x h) -> h", take={"x": 0}).their_shape((4,))
+    with pytest.raises(ValueError, match="do not fit"):
+        row.write(torch.zeros(3, 4, 6), torch.zeros(12, 6))
