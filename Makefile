@@ -36,6 +36,7 @@ bench: $(READY)  ## time against Hugging Face
 	$(PY) -m tests.benchmarks
 
 docs: $(READY)  ## build the documentation into site/
+	$(PY) docs/generate.py
 	$(PY) -m mkdocs build --strict
 
 demo-model: $(READY)  ## train the bundled model anew (up to an hour)

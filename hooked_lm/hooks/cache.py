@@ -114,9 +114,7 @@ class Cache(Mapping[str, Tensor]):
     @property
     def nbytes(self) -> int:
         """Bytes held, memory shared between entries counted once."""
-        storages = {
-            v.untyped_storage().data_ptr(): v.untyped_storage().nbytes() for v in self.cache_dict.values()
-        }
+        storages = {v.untyped_storage().data_ptr(): v.untyped_storage().nbytes() for v in self.cache_dict.values()}
         return sum(storages.values())
 
     def memory_report(self) -> dict[str, int]:
@@ -132,9 +130,7 @@ class Cache(Mapping[str, Tensor]):
         from safetensors.torch import save_file
 
         about = {"names": json.dumps(list(self)), "has_batch_dim": json.dumps(self.has_batch_dim)}
-        save_file(
-            {name: value.detach().clone().contiguous() for name, value in self.items()}, str(path), about
-        )
+        save_file({name: value.detach().clone().contiguous() for name, value in self.items()}, str(path), about)
 
     @classmethod
     def load(cls, path: str | Path, *args: Any) -> "Cache":
@@ -170,13 +166,12 @@ class Recorder:
 
     def __call__(self, value: Any, hook: Any) -> None:
         if not isinstance(value, Tensor):
-            raise TypeError(
-                f"'{hook.name}' passes a {type(value).__name__}, and a cache holds tensors: filter it out"
-            )
+            raise TypeError(f"'{hook.name}' passes a {type(value).__name__}, and a cache holds tensors: filter it out")
         name, value = hook.name + self.suffix, value.detach()
         axis = next((i for i, dim in enumerate(hook.dims) if dim in ("pos", "query_pos")), None)
-        if axis is not None and self.pos_slice.mode != "identity":
-            value = self.pos_slice.apply(value, axis).clone()  # a view would keep every position in memory
+        if axis is not None:
+            value = self.pos_slice.apply(value, axis)
+            value = value.clone() if self.pos_slice.mode == "slice" else value  # a view would keep the rest, too
         if self.remove_batch_dim and hook.dims[:1] in ((), ("batch",)):
             value = _only_row(name, value)
         self.cache[name] = value.to(self.device)

@@ -92,7 +92,7 @@ class HookedRootModule(nn.Module):
         """
         level = self.context_level + 1 if reset_hooks_end else None
         plan = self._plan(fwd_hooks, "fwd", level) + self._plan(bwd_hooks, "bwd", level)
-        frame = Frame(self, records=any(hook.records for _, hook in plan))
+        frame = Frame(self)
         touched = dict.fromkeys(point for point, _ in plan)
 
         def close() -> None:
@@ -167,9 +167,7 @@ class HookedRootModule(nn.Module):
         positions only, `device` says where. Returns (output, Cache), or a plain dict for
         `return_cache_object=False`.
         """
-        cache, fwd, bwd = self.get_caching_hooks(
-            names_filter, incl_bwd, device, remove_batch_dim, pos_slice=pos_slice
-        )
+        cache, fwd, bwd = self.get_caching_hooks(names_filter, incl_bwd, device, remove_batch_dim, pos_slice=pos_slice)
         with self.hooks(fwd, bwd, reset_hooks_end, clear_contexts):
             output = self(*model_args, **model_kwargs)
             if incl_bwd:
@@ -314,9 +312,7 @@ class HookedRootModule(nn.Module):
 def _backward(output: Any) -> None:
     if not isinstance(output, Tensor) or output.numel() != 1:
         got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise ValueError(
-            f"incl_bwd needs a scalar output to differentiate, got {got}; ask for return_type='loss'"
-        )
+        raise ValueError(f"incl_bwd needs a scalar output to differentiate, got {got}; ask for return_type='loss'")
     if not output.requires_grad:
         raise ValueError("incl_bwd needs gradients, and none are computed here: is torch.no_grad() on?")
     output.backward()

@@ -44,6 +44,7 @@ class Hook:
         self.context_level = level
         self.records = getattr(user_hook, "records", None) is True
         self.order = -next(_clock) if prepend else next(_clock)
+        self.together = [self]
         self._takes_keyword = self.records or _takes_hook_keyword(user_hook)
 
     @property
@@ -52,8 +53,9 @@ class Hook:
         return self
 
     def remove(self) -> None:
-        """Take this hook from its point, whoever added it."""
-        self.point.discard(self)
+        """Take this hook from its point, and those that were added together with it, whoever added them."""
+        for hook in self.together:
+            self.point.discard(hook)
 
     def __call__(self, value: Any) -> Any:
         """Run the function, once for each name it knows the point by; None leaves the value as it is."""
@@ -62,7 +64,8 @@ class Hook:
             new = self.user_hook(value, hook=point) if self._takes_keyword else self.user_hook(value, point)
             value = value if new is None else new
             if expected is not None and _kind(value) != expected:
-                raise _misfit(f"a {self.dir} hook at '{point.name}'", value, *expected)
+                kind = "forward" if self.dir == "fwd" else "backward"
+                raise _misfit(f"a {kind} hook at '{point.name}'", value, *expected)
         return value
 
     def __repr__(self) -> str:
@@ -73,9 +76,9 @@ class Hook:
 class HookPoint(nn.Identity):
     """A named site inside a network: it returns what it is given, unless a hook says otherwise.
 
-    A hook is called `fn(value, hook=point)`. It returns None (the value stays; edits in place count) or a
-    replacement of the same shape, dtype and device. A backward hook is given the gradient of the final scalar
-    with respect to the value instead.
+    A hook is called `fn(value, hook=point)` with a copy of its own. It returns None (then the copy goes on,
+    edits in place included) or a replacement of the same shape, dtype and device. A backward hook is given
+    the gradient of the final scalar with respect to the value instead.
 
     Args:
         dims: the names of the value's axes, in order, e.g. `("batch", "pos", "d_model")`; may be empty.
@@ -94,7 +97,7 @@ class HookPoint(nn.Identity):
         self.dims = dims
         self.on_demand = on_demand
         self.ctx: dict[Any, Any] = {}
-        # Frame -> its hooks here; None -> hooks added by hand. Tuples: another thread may read while we write.
+        # Frame -> its hooks; None -> those added by hand. Tuples: another thread may read while we write.
         self._hooks: dict[Frame | None, tuple[Hook, ...]] = {}
 
     def __call__(self, value: Any) -> Any:
@@ -123,16 +126,13 @@ class HookPoint(nn.Identity):
         return self._has_torch_hooks() or bool(self._hooks and self.active_hooks())
 
     def _has_torch_hooks(self) -> bool:
-        return bool(
-            self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
-        )
+        return bool(self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks)
 
     def _run(self, value: Any) -> Any:
         hooks = self.active_hooks()
-        recording = scope.recording()
         for hook in hooks:
             if hook.dir == "fwd":
-                value = hook(_shown_to(hook, value, recording))
+                value = hook(_shown_to(hook, value))
         gradient_hooks = [hook for hook in hooks if hook.dir == "bwd"]
         if gradient_hooks and torch.is_grad_enabled() and _can_have_gradient(value):
             value = _on_gradient(value, gradient_hooks)
@@ -152,13 +152,15 @@ class HookPoint(nn.Identity):
         """Add a hook that everybody sees until it is removed; `dir` is "fwd", "bwd" or "both".
 
         With `alias_names` the function runs once for each of these names, seeing it as `hook.name`. Returns
-        the handle (for "both", that of the gradient). Raises ValueError for another direction, TypeError for
-        something that cannot be called with a value and a point.
+        the handle. Raises ValueError for another direction, TypeError for something that cannot be called
+        with a value and a point.
         """
-        for direction in _directions(dir):
-            handle = self.make_hook(hook, direction, is_permanent, level, prepend, alias_names)
+        options = (is_permanent, level, prepend, alias_names)
+        handles = [self.make_hook(hook, direction, *options) for direction in _directions(dir)]
+        for handle in handles:
+            handle.together = handles
             self.install(handle, None)
-        return handle
+        return handles[0]
 
     def add_perma_hook(self, hook: HookFunction, dir: str = "fwd") -> Hook:
         """Add a hook that survives `reset_hooks`."""
@@ -192,9 +194,7 @@ class HookPoint(nn.Identity):
         """Remove one hook, wherever it stands."""
         self._keep(lambda h: h is not hook, list(self._hooks))
 
-    def remove_hooks(
-        self, dir: str = "both", including_permanent: bool = False, level: int | None = None
-    ) -> None:
+    def remove_hooks(self, dir: str = "both", including_permanent: bool = False, level: int | None = None) -> None:
         """Remove the hooks seen from here: of one direction, of one level, permanent ones only when asked."""
         directions = _directions(dir)
 
@@ -215,9 +215,7 @@ class HookPoint(nn.Identity):
             else:
                 self._hooks.pop(frame, None)
 
-    def has_hooks(
-        self, dir: str = "both", including_permanent: bool = True, level: int | None = None
-    ) -> bool:
+    def has_hooks(self, dir: str = "both", including_permanent: bool = True, level: int | None = None) -> bool:
         """Whether a hook of that direction (and level) is active here."""
         directions = _directions(dir)
         return any(
@@ -293,13 +291,13 @@ def _misfit(where: str, new: Any, shape: torch.Size, dtype: torch.dtype, device:
     )
 
 
-def _shown_to(hook: Hook, value: Any, recording: bool) -> Any:
-    """The value, or a copy where an edit in place would reach what must stay: a cache's entry, or a weight.
+def _shown_to(hook: Hook, value: Any) -> Any:
+    """A copy, so that an edit in place reaches what comes later in the run and nothing else.
 
-    While a scope records, the functions of users work on copies. A recorder that was added by hand keeps a
-    copy, because no scope tells the others that it is there.
+    Not the caller's input, not a cache's entry, not what autograd saved. A recorder edits nothing and keeps
+    the value itself, unless its memory outlives the run.
     """
-    if isinstance(value, Tensor) and (recording != hook.records or _is_weight(value)):
+    if isinstance(value, Tensor) and (not hook.records or _is_weight(value)):
         return value.clone()
     return value
 
@@ -320,7 +318,8 @@ def _on_gradient(value: Tensor, hooks: list[Hook]) -> Tensor:
 
     def run(gradient: Tensor) -> Tensor:
         for hook in hooks:
-            gradient = hook(gradient.clone())  # autograd may use the same memory in other places
+            shown = hook(gradient.clone())  # autograd may use the same memory in other places,
+            gradient = gradient if hook.records else shown  # and go on adding to what it is given
         return gradient
 
     value.register_hook(run)

@@ -13,16 +13,14 @@ from contextvars import ContextVar
 class Frame:
     """One open scope of hooks on one root module; its identity is all that matters.
 
-    `records` says that a cache is being filled in it: hooks of the user then work on copies of what they
-    edit. A closed frame has no root: it counts for nothing in the contexts that still list it, and keeps no
-    model alive.
+    A closed frame has no root: it counts for nothing in the contexts that still list it, and keeps no model
+    alive.
     """
 
-    __slots__ = ("records", "root")
+    __slots__ = ("root",)
 
-    def __init__(self, root: object, records: bool = False) -> None:
+    def __init__(self, root: object) -> None:
         self.root: object | None = root
-        self.records = records
 
 
 _open_frames: ContextVar[tuple[Frame, ...]] = ContextVar("open_frames", default=())
@@ -41,13 +39,8 @@ def push(frame: Frame) -> None:
 
 def drop(frame: Frame) -> None:
     """Close a frame, whichever contexts list it."""
-    frame.root, frame.records = None, False
+    frame.root = None
     _open_frames.set(tuple(f for f in _open_frames.get() if f is not frame))
-
-
-def recording() -> bool:
-    """Whether a cache is being filled in this context."""
-    return any(frame.records for frame in _open_frames.get())
 
 
 def depth(root: object) -> int:

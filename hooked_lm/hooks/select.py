@@ -61,9 +61,7 @@ def _find(
     return {name for part in site for name in _find(part, names, aliases, shorthand)}
 
 
-def _exact(
-    site: str, names: Mapping[str, object], aliases: Mapping[str, str], shorthand: Callable[[Any], str]
-) -> str:
+def _exact(site: str, names: Mapping[str, object], aliases: Mapping[str, str], shorthand: Callable[[Any], str]) -> str:
     for spell in (str, shorthand):
         name = spell(site)
         name = name if name in names else aliases.get(name, name)

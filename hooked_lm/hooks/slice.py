@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SliceInput = int | tuple[int, ...] | list[int] | Tensor | np.ndarray | slice | None
+SliceInput = int | tuple[int | None, ...] | list[int] | Tensor | np.ndarray | slice | None
 
 
 class Slice:

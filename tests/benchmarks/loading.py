@@ -1,0 +1,106 @@
+"""Time and memory of loading and importing, each in a process of its own."""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from tests.benchmarks.timing import Figure
+
+PROBE = """
+import json, sys, threading, time
+import torch, transformers
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel
+from hooked_lm import HookedTransformer
+
+def anonymous():
+    for line in open("/proc/self/smaps_rollup"):
+        if line.startswith("Anonymous:"):
+            return int(line.split()[1]) * 1024
+
+path, small, code = sys.argv[1:]
+for path_now in (small, path):   # the small model first: what loading needs once is then there
+    peak = before = anonymous()
+    done = False
+    def watch():
+        global peak
+        while not done:
+            peak = max(peak, anonymous())
+            time.sleep(0.002)
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    start = time.perf_counter()
+    model = eval(code, {**globals(), "path": path_now})
+    seconds = time.perf_counter() - start
+    done = True
+    watcher.join()
+print(json.dumps({"seconds": seconds, "after": anonymous() - before, "peak": peak - before}))
+"""
+
+HF = "AutoModelForCausalLM.from_pretrained(path)"
+OURS = "HookedTransformer.from_pretrained_no_processing(path)"
+FOLDED = "HookedTransformer.from_pretrained(path)"
+HALF = "HookedTransformer.from_pretrained_no_processing(path, dtype=torch.bfloat16)"
+COPIED = "HookedTransformer.from_pretrained_no_processing(path, mmap=False)"
+
+
+def probe(path: Path, small: Path, code: str) -> dict[str, float]:
+    """Load in a fresh process: seconds, and bytes of anonymous memory afterwards and at the peak."""
+    run = subprocess.run(
+        [sys.executable, "-c", PROBE, str(path), str(small), code], capture_output=True, text=True, check=True
+    )
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def import_seconds(module: str) -> float:
+    code = f"import time; start = time.perf_counter(); import {module}; print(time.perf_counter() - start)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return float(run.stdout)
+
+
+def loading_figures() -> list[Figure]:
+    with tempfile.TemporaryDirectory() as directory:
+        path, small = Path(directory, "model"), Path(directory, "small")
+        GPT2LMHeadModel(GPT2Config()).save_pretrained(path)
+        GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=50)).save_pretrained(small)
+        size = Path(path, "model.safetensors").stat().st_size
+        pairs = [(probe(path, small, OURS), probe(path, small, HF)) for _ in range(5)]
+        ratio = statistics.median(ours["seconds"] / hf["seconds"] for ours, hf in pairs)
+        mine, theirs = (statistics.median(run["seconds"] for run in column) for column in zip(*pairs, strict=True))
+        untied = size + 50257 * 768 * 4  # folding gives the unembedding a matrix of its own
+        memory = [
+            ("load, file mapped: anonymous memory", OURS, "after", size, 0.1),
+            ("load and fold: peak", FOLDED, "peak", untied, 1.15),
+            ("load in bf16: peak", HALF, "peak", size // 2, 1.15),
+            ("load with mmap=False: peak", COPIED, "peak", size, 1.15),
+        ]
+        figures = [Figure("load", "HF", ratio, 0.3, f"{mine * 1e3:.0f} / {theirs * 1e3:.0f} ms, 5 pairs")]
+        for what, code, key, bytes_of_model, bound in memory:
+            used = probe(path, small, code)[key]
+            detail = f"{used / 1e6:.0f} / {bytes_of_model / 1e6:.0f} MB"
+            figures.append(Figure(what, "the model's bytes", used / bytes_of_model, bound, detail))
+        return figures
+
+
+def import_figures() -> list[Figure]:
+    code = "hooked_lm; hooked_lm.HookedTransformer"
+    pairs = [(import_seconds(code), import_seconds("torch")) for _ in range(7)]
+    ratio = statistics.median(ours / torch_alone for ours, torch_alone in pairs)
+    mine, other = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return [Figure("import hooked_lm", "import torch", ratio, 1.3, f"{mine:.2f} / {other:.2f} s, 7 pairs")]
+
+
+def compile_figure() -> Figure:
+    """Whether an unhooked model compiles into one graph; the ratio is the largest difference of logits to 1e-4."""
+    from tests.benchmarks.running import models
+
+    ours = models()[0]
+    tokens = torch.randint(0, 50257, (1, 16))
+    with torch.no_grad():
+        difference = (torch.compile(ours, fullgraph=True)(tokens) - ours(tokens)).abs().max().item()
+    return Figure("torch.compile(fullgraph=True)", "eager, |dlogit| / 1e-4", difference / 1e-4, 1.0, f"{difference:.1e}")

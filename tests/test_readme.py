@@ -1,0 +1,25 @@
+"""The README's snippets run, one after the other, as a reader would type them."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def snippets(text: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
+
+
+def test_every_snippet_of_the_readme_runs(capsys):
+    found = snippets((ROOT / "README.md").read_text())
+    assert len(found) == 10
+    namespace: dict[str, object] = {}
+    for number, code in enumerate(found, 1):
+        exec(compile(code, f"README snippet {number}", "exec"), namespace)
+    printed = capsys.readouterr().out
+    assert "gave a drink to Mary" in printed
+
+
+def test_what_the_readme_links_to_exists():
+    for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text()):
+        assert (ROOT / target).exists(), target
