@@ -1,0 +1,137 @@
+"""The command `hooked-lm`. Everything heavy is imported by the command that needs it, so that help is instant."""
+
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from hooked_lm.demo.experiment import Pair, Result
+    from hooked_lm.models.decoder import HookedTransformer
+
+app = typer.Typer(
+    help="Transformer language models in which every intermediate value has a name.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console = Console(highlight=False)
+FAILED, BAD_INPUT = 1, 2
+
+
+def clean_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """What the library raises for bad input becomes one message and exit code 2, without a traceback."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except (ValueError, TypeError, LookupError, OSError) as error:
+            message = error.args[0] if isinstance(error, KeyError) and error.args else error
+            Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {escape(str(message))}", soft_wrap=True)
+            raise typer.Exit(BAD_INPUT) from None
+
+    return wrapped
+
+
+def _show_version(wanted: bool) -> bool:
+    if wanted:
+        from importlib.metadata import version
+
+        console.print(f"hooked-lm {version('hooked-lm')}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def main(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True)] = False,
+) -> None:
+    """Transformer language models in which every intermediate value has a name."""
+
+
+@app.command()
+@clean_errors
+def demo(
+    output: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("hooked_lm_demo.html"),
+    prompts: Annotated[int, typer.Option(help="How many pairs of prompts to average over.")] = 8,
+    open_report: Annotated[bool, typer.Option("--open/--no-open", help="Show the report in a browser.")] = False,
+) -> None:
+    """Patch the bundled model on the indirect-object task, and write an HTML report."""
+    from hooked_lm.viz import check_writable
+
+    check_writable(output)
+    start = time.perf_counter()
+
+    from hooked_lm.demo import experiment
+    from hooked_lm.models.decoder import HookedTransformer
+
+    pairs = experiment.prompt_pairs(prompts)
+    model = HookedTransformer.from_pretrained("demo")
+    _show_setting(model, pairs[0])
+    result = experiment.run(model, pairs)
+    _show_result(result)
+    path = experiment.write_report(result, output).resolve()
+    console.print(f"report: [bold]{escape(str(path))}[/]  ({time.perf_counter() - start:.1f} s)", soft_wrap=True)
+    if open_report:
+        typer.launch(path.as_uri())
+
+
+def _show_setting(model: "HookedTransformer", pair: "Pair") -> None:
+    cfg, size = model.cfg, sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    console.print(
+        f"[bold]model[/]      {cfg.n_layers} layers, {cfg.n_heads} heads, d_model {cfg.d_model}, {size:.2f} M"
+    )
+    console.print(f"[bold]clean[/]      {escape(pair.clean)}[green]{escape(pair.answer)}[/]")
+    console.print(f"[bold]corrupted[/]  {escape(pair.corrupted)}[red]{escape(pair.wrong)}[/]")
+
+
+def _show_result(result: "Result") -> None:
+    console.print(
+        f"\n[bold]logit difference[/] over {len(result.pairs)} pairs of prompts: "
+        f"clean {result.clean_difference:+.2f}, corrupted {result.corrupted_difference:+.2f}"
+        "\n[bold]heads[/] by the effect of patching their output (0: corrupted, 1: clean):"
+    )
+    ranking, table = result.ranking(), Table()
+    for name in ranking.columns:
+        table.add_column(name, justify="right" if name in ("restored", "weight") else "left")
+    for head, restored, looked_at, weight in ranking.itertuples(index=False):
+        table.add_row(head, f"{restored:+.3f}", escape(looked_at), f"{weight:.2f}")
+    console.print(table)
+
+
+@app.command()
+@clean_errors
+def verify(
+    model: Annotated[str, typer.Argument(metavar="PATH_OR_NAME", help="A directory, a hub id or a short name.")],
+) -> None:
+    """Load a checkpoint here and in transformers and compare them; exit code 1 if they disagree."""
+    from hooked_lm import hub
+
+    verification = hub.verify(model)
+    table = Table(title=escape(model), title_justify="left")
+    for column, justify in (("check", "left"), ("largest error", "right"), ("allowed", "right"), ("", "left")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for check in verification.checks:
+        said = "[green]ok[/]" if check.ok else "[bold red]FAILED[/]"
+        table.add_row(escape(check.name), f"{check.largest:.1e}", f"{check.tolerance:.0e}", said)
+    console.print(table)
+    if not verification.ok:
+        console.print(f"[bold red]{len(verification.failed)} of {len(verification.checks)} checks failed[/]")
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+@clean_errors
+def models() -> None:
+    """List the architectures whose checkpoints load, by the model_type of their config."""
+    from hooked_lm import hub
+
+    for name in hub.supported():
+        console.print(name)

@@ -1,0 +1,135 @@
+"""A report: one HTML file with everything in it, which opens without a network, today and in ten years."""
+
+import html
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from plotly.offline import get_plotlyjs
+
+from hooked_lm.viz.parts import Part, part_html, text_html
+from hooked_lm.viz.plots import FAINT, FONT, GRID, INK
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what stands under it, in order."""
+
+    title: str
+    parts: tuple[Part, ...]
+
+    def __init__(self, title: str, *parts: Part) -> None:
+        object.__setattr__(self, "title", title)
+        object.__setattr__(self, "parts", parts)
+
+
+def report(title: str, sections: Iterable[Section], path: str | os.PathLike[str], lead: str = "") -> Path:
+    """Write a page of sections to `path`; returns the path. `lead` is what the page says under its title.
+
+    Text is escaped, with `code` between backticks. The page loads nothing from anywhere: it forbids itself to.
+    Raises OSError if the file cannot be written, TypeError for a part that is none.
+
+    >>> import tempfile, torch
+    >>> from hooked_lm.viz import Section, heatmap, report
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     section = Section("A matrix", "Ten by ten.", heatmap(torch.randn(10, 10)))
+    ...     "Ten by ten." in report("Noise", [section], f"{folder}/noise.html").read_text(encoding="utf-8")
+    True
+    """
+    body = "".join(_section(number, section) for number, section in enumerate(sections, 1))
+    page = PAGE.format(
+        title=html.escape(title),
+        heading=text_html(title),
+        lead=f'<p class="lead">{text_html(lead)}</p>' if lead else "",
+        body=body,
+        style=STYLE,
+        plotly=get_plotlyjs(),
+    )
+    target = Path(path)
+    target.write_text(page, encoding="utf-8")
+    return target
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raise OSError, saying what is in the way, if a file could not be written here; leaves nothing behind.
+
+    >>> check_writable("/no/such/folder/report.html")
+    Traceback (most recent call last):
+    FileNotFoundError: cannot write /no/such/folder/report.html: there is no folder /no/such/folder
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise IsADirectoryError(f"cannot write {target}: it is a folder; name a file in it")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"cannot write {target}: there is no folder {target.parent}")
+    if target.exists() and not os.access(target, os.W_OK):
+        raise PermissionError(f"cannot write {target}: the file is write-protected")
+    try:
+        tempfile.TemporaryFile(dir=target.parent).close()
+    except OSError as error:
+        raise PermissionError(f"cannot write {target}: {error.strerror or error}") from error
+
+
+def _section(number: int, section: Section) -> str:
+    parts = (part_html(part, f"figure-{number}-{i}") for i, part in enumerate(section.parts, 1))
+    return f"<section><h2>{text_html(section.title)}</h2>{''.join(parts)}</section>\n"
+
+
+STYLE = f"""
+:root {{ --ink: {INK}; --faint: {FAINT}; --line: {GRID}; --sans: {FONT};
+  --serif: Charter, 'Bitstream Charter', 'Sitka Text', Cambria, 'Noto Serif', Georgia, serif;
+  --mono: ui-monospace, 'SF Mono', 'Cascadia Code', 'Source Code Pro', Menlo, Consolas, monospace; }}
+* {{ box-sizing: border-box; }}
+body {{ margin: 0; background: #fff; color: var(--ink); font: 18px/1.6 var(--serif);
+  text-rendering: optimizeLegibility; -webkit-font-smoothing: antialiased; }}
+main {{ max-width: 1040px; margin: 0 auto; padding: 64px 32px 40px; }}
+h1 {{ font: 700 38px/1.2 var(--serif); letter-spacing: -.01em; margin: 0 0 16px; max-width: 24em; text-wrap: balance; }}
+h2 {{ font: 600 22px/1.3 var(--sans); letter-spacing: -.01em; margin: 60px 0 12px; padding-top: 20px;
+  border-top: 1px solid var(--line); }}
+p {{ margin: 0 0 16px; max-width: 43em; }}
+p.lead {{ font-size: 20px; color: #475067; margin-bottom: 0; }}
+code {{ font: .84em var(--mono); background: #f3f5f8; border-radius: 4px; padding: .12em .35em; }}
+figure {{ margin: 24px 0 32px; }}
+figcaption {{ font: 14px/1.5 var(--sans); color: var(--faint); max-width: 56em; margin-top: 4px; }}
+.facts {{ display: flex; flex-wrap: wrap; gap: 20px 56px; margin: 28px 0; }}
+.facts dt {{ font: 13px/1.4 var(--sans); color: var(--faint); }}
+.facts dd {{ margin: 0; font: 600 28px/1.3 var(--sans); font-variant-numeric: tabular-nums; letter-spacing: -.02em; }}
+.strip {{ display: flex; align-items: baseline; margin: 0 0 8px; font: 14px/1.5 var(--sans); }}
+.strip b {{ flex: 0 0 88px; font-weight: 400; color: var(--faint); }}
+.tokens {{ display: flex; flex-wrap: wrap; gap: 4px; }}
+.token {{ font: 13px/1.4 var(--mono); background: #f3f5f8; border-radius: 4px; padding: 2px 6px; white-space: pre; }}
+.token.marked {{ background: #fde6b8; box-shadow: inset 0 -2px #e0a021; }}
+.strip + p, .strip + figure, .strip + .table {{ margin-top: 20px; }}
+.table {{ overflow-x: auto; margin: 20px 0 28px; }}
+table {{ border-collapse: collapse; font: 14px/1.5 var(--sans); font-variant-numeric: tabular-nums; }}
+th {{ text-align: left; font-weight: 600; color: var(--faint); border-bottom: 1px solid #c9cfda; }}
+th, td {{ padding: 6px 28px 6px 0; white-space: nowrap; }}
+td {{ border-bottom: 1px solid var(--line); }}
+.number {{ text-align: right; }}
+footer {{ margin-top: 64px; padding-top: 16px; border-top: 1px solid var(--line);
+  font: 13px/1.5 var(--sans); color: var(--faint); }}
+@media (max-width: 640px) {{ main {{ padding: 32px 16px; }} h1 {{ font-size: 30px; }} .strip {{ display: block; }} }}
+@media print {{ main {{ padding: 0; }} section {{ break-inside: avoid-page; }} }}
+"""
+
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline'; \
+style-src 'unsafe-inline'; img-src data: blob:; font-src data:">
+<title>{title}</title>
+<style>{style}</style>
+<script>{plotly}</script>
+</head>
+<body>
+<main>
+<header><h1>{heading}</h1>{lead}</header>
+{body}<footer>Written by hooked_lm. This file is complete: it needs no network.</footer>
+</main>
+</body>
+</html>
+"""

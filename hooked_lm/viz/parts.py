@@ -1,0 +1,106 @@
+"""What a section of a page may hold, and the HTML of each."""
+
+import html
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, TypeAlias
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from hooked_lm.viz.plots import token_label
+
+PLOT_OPTIONS = {"displaylogo": False, "displayModeBar": False, "responsive": True}
+
+
+@dataclass(frozen=True)
+class Plate:
+    """A figure with a caption below it."""
+
+    figure: go.Figure
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A few figures that stand out, each with what it is: `Facts({"prompt pairs": "8"})`."""
+
+    items: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class TokenStrip:
+    """A prompt, token by token, with some positions marked."""
+
+    label: str
+    tokens: Sequence[str]
+    marked: Iterable[int] = ()
+
+
+Part: TypeAlias = str | pd.DataFrame | go.Figure | Plate | Facts | TokenStrip
+
+
+def part_html(part: object, figure_id: str) -> str:
+    """The HTML of one part; `figure_id` names a figure on its page. Raises TypeError for anything that is no part."""
+    if isinstance(part, str):
+        return f"<p>{text_html(part)}</p>"
+    if isinstance(part, pd.DataFrame):
+        return _table(part)
+    if isinstance(part, go.Figure):
+        return _plate(Plate(part), figure_id)
+    if isinstance(part, Plate):
+        return _plate(part, figure_id)
+    if isinstance(part, Facts):
+        facts = (f"<div><dt>{text_html(k)}</dt><dd>{text_html(v)}</dd></div>" for k, v in part.items.items())
+        return f'<dl class="facts">{"".join(facts)}</dl>'
+    if isinstance(part, TokenStrip):
+        return _strip(part)
+    raise TypeError(
+        "a page is made of text, tables (pandas), figures (plotly), Plate, Facts and TokenStrip; "
+        f"got {type(part).__name__}"
+    )
+
+
+def text_html(text: str) -> str:
+    """Text, escaped; what stands between backticks is set as code.
+
+    >>> text_html("`a < b` & more")
+    '<code>a &lt; b</code> &amp; more'
+    """
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
+
+
+def _plate(plate: Plate, figure_id: str) -> str:
+    drawn = plate.figure.to_html(
+        full_html=False, include_plotlyjs=False, include_mathjax=False, config=PLOT_OPTIONS, div_id=figure_id
+    )
+    caption = f"<figcaption>{text_html(plate.caption)}</figcaption>" if plate.caption else ""
+    return f"<figure>{drawn}{caption}</figure>"
+
+
+def _table(table: pd.DataFrame) -> str:
+    head = "".join(f'<th class="{_kind(table[name])}">{text_html(str(name))}</th>' for name in table.columns)
+    rows = []
+    for row in table.itertuples(index=False):
+        cells = (f'<td class="{_kind([value])}">{_cell(value)}</td>' for value in row)
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def _kind(values: Iterable[Any]) -> str:
+    return "number" if all(isinstance(value, Real) for value in values) else "text"
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else text_html(str(value))
+
+
+def _strip(strip: TokenStrip) -> str:
+    marked = set(strip.marked)
+    tokens = (
+        f'<span class="token{" marked" if pos in marked else ""}">{token_label(token)}</span>'
+        for pos, token in enumerate(strip.tokens)
+    )
+    return f'<div class="strip"><b>{text_html(strip.label)}</b><span class="tokens">{"".join(tokens)}</span></div>'

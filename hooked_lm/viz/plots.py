@@ -1,0 +1,212 @@
+"""Figures of tensors with one label for each row and column, tokens among them."""
+
+import html
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+from jaxtyping import Float
+from plotly.subplots import make_subplots
+from torch import Tensor
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Noto Sans', Arial, sans-serif"
+INK, FAINT, GRID = "#1c2330", "#667085", "#e9ecf1"
+DIVERGING = [
+    (0.0, "#8f2d1c"), (0.2, "#c8694c"), (0.38, "#efc4b0"), (0.5, "#ffffff"),
+    (0.62, "#b9d2e8"), (0.8, "#5b8fc2"), (1.0, "#173f73"),
+]  # fmt: skip
+SEQUENTIAL = [(0.0, "#ffffff"), (0.15, "#dbe8f3"), (0.45, "#8db5d8"), (0.75, "#386fa8"), (1.0, "#12325e")]
+MINUS = "\N{MINUS SIGN}"
+VISIBLE = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍", "\u00a0": "⍽"})
+SPACES = re.compile("^ +| +$| {2,}")
+
+
+def visible(token: str, longest: int = 16) -> str:
+    """A token as one sees it: spaces at its ends and line breaks visible, long ones cut short.
+
+    >>> visible(" Mary"), visible("a\\n"), visible("layer 0"), visible("")
+    ('·Mary', 'a↵', 'layer 0', '∅')
+    """
+    shown = SPACES.sub(lambda run: "·" * len(run[0]), token).translate(VISIBLE) or "∅"
+    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def token_label(token: str, longest: int = 16) -> str:
+    """The same for figures and pages, where nothing in a token may be read as markup.
+
+    >>> token_label(" <b>")
+    '·&lt;b&gt;'
+    """
+    return html.escape(visible(token, longest), quote=False)
+
+
+def heatmap(
+    values: Float[Tensor, "row column"],
+    x_labels: Sequence[Any] | None = None,
+    y_labels: Sequence[Any] | None = None,
+    title: str = "",
+    x_title: str = "",
+    y_title: str = "",
+    value_name: str = "",
+    show_values: bool = False,
+    limit: float | None = None,
+) -> go.Figure:
+    """A matrix in colours that diverge from white at zero; row 0 is at the top, NaN is left empty.
+
+    Args:
+        x_labels, y_labels: one for each column and row, e.g. tokens; equal labels stay apart. Indices if None.
+        value_name: what the numbers are, beside the colour bar.
+        show_values: write each number into its cell, with two decimals and unless it rounds to zero.
+        limit: the size of number that gets the full colour; that of the largest number if None.
+
+    Raises ValueError for the wrong number of labels.
+
+    >>> import torch
+    >>> figure = heatmap(torch.tensor([[0.0, 0.5], [-1.0, 0.0]]), x_labels=[" a", " a"], title="Effect")
+    >>> figure.data[0].zmin, figure.data[0].zmax, figure.layout.xaxis.ticktext
+    (-1.0, 1.0, ('·a', '·a'))
+    """
+    n_rows, n_columns = values.shape
+    matrix = values.detach().float().cpu()
+    if limit is None:
+        limit = matrix.abs().nan_to_num().max().item() if matrix.numel() else 0.0
+    trace = go.Heatmap(
+        z=matrix.numpy(),
+        zmin=-(limit or 1.0),
+        zmax=limit or 1.0,
+        colorscale=DIVERGING,
+        text=[[_number(value) for value in row] for row in matrix.tolist()] if show_values else None,
+        texttemplate="%{text}" if show_values else None,
+        textfont={"size": 11},
+        colorbar=_colour_bar(value_name),
+        hovertemplate="%{y}<br>%{x}<br><b>%{z:.3f}</b><extra></extra>",
+        xgap=1,
+        ygap=1,
+    )
+    figure = go.Figure(trace)
+    x_axis, y_axis = _axis(x_labels, n_columns, "columns", x_title), _axis(y_labels, n_rows, "rows", y_title)
+    _turn_long_labels(x_axis)
+    top, bottom = 56 if title else 12, _room_below(x_axis)
+    _style(figure, title, height=max(140, 34 * n_rows) + top + bottom, margin={"t": top, "b": bottom})
+    figure.update_xaxes(x_axis)
+    figure.update_yaxes(y_axis, autorange="reversed")
+    return figure
+
+
+def attention_patterns(
+    pattern: Float[Tensor, "head query_pos key_pos"],
+    tokens: Sequence[str],
+    head_labels: Sequence[str] | None = None,
+    title: str = "",
+    columns: int = 2,
+) -> go.Figure:
+    """Where heads look, a panel for each head: from the token of a row to the token of a column.
+
+    Args:
+        tokens: one for each position.
+        head_labels: a title for each panel; "head 0", "head 1", ... if None.
+        columns: how many panels stand side by side.
+
+    Raises ValueError for the wrong number of tokens or labels.
+
+    >>> import torch
+    >>> figure = attention_patterns(torch.eye(3).expand(2, 3, 3), ["When", " Mary", " and"], ["1.4", "2.0"])
+    >>> len(figure.data), figure.layout.annotations[1].text
+    (2, '2.0')
+    """
+    n_heads, n_pos, _ = pattern.shape
+    labels = [f"head {head}" for head in range(n_heads)] if head_labels is None else list(head_labels)
+    if len(labels) != n_heads:
+        raise ValueError(f"{len(labels)} head labels for {n_heads} heads")
+    columns = max(1, min(columns, n_heads))
+    rows = max(1, -(-n_heads // columns))
+    axis = _axis(tokens, n_pos, "positions", "")
+    x_axis = _turn_long_labels(dict(axis))
+    panel, top, bottom = max(120, 22 * n_pos), 72 if title else 36, _room_below(x_axis)
+    height = rows * panel + (rows - 1) * 50 + top + bottom
+    figure = make_subplots(
+        rows,
+        columns,
+        subplot_titles=[html.escape(label, quote=False) for label in labels],
+        horizontal_spacing=0.03,
+        vertical_spacing=50 / (height - top - bottom) if rows > 1 else 0,
+    )
+    weights = pattern.detach().float().cpu().numpy()
+    for head in range(n_heads):
+        row, column = divmod(head, columns)
+        cell = {"row": row + 1, "col": column + 1}
+        hover = "from %{y}<br>to %{x}<br><b>%{z:.3f}</b><extra></extra>"
+        figure.add_trace(
+            go.Heatmap(z=weights[head], coloraxis="coloraxis", hovertemplate=hover, xgap=1, ygap=1), **cell
+        )
+        figure.update_xaxes(x_axis, showticklabels=head + columns >= n_heads, **cell)
+        figure.update_yaxes(axis, showticklabels=column == 0, autorange="reversed", **cell)
+    bar = {**_colour_bar("weight"), "len": min(1.0, 300 / height), "y": 1, "yanchor": "top"}
+    _style(figure, title, height=height, margin={"t": top, "b": bottom})
+    figure.update_annotations(font={"size": 13, "color": INK})
+    figure.update_layout(coloraxis={"colorscale": SEQUENTIAL, "cmin": 0, "cmax": 1, "colorbar": bar})
+    return figure
+
+
+def _axis(labels: Sequence[Any] | None, length: int, what: str, title: str) -> dict[str, Any]:
+    """An axis over whole numbers, each with its label: so equal labels are not taken for one place."""
+    labels = list(range(length)) if labels is None else labels
+    if len(labels) != length:
+        raise ValueError(f"{len(labels)} labels for {length} {what}")
+    return {
+        "tickmode": "array",
+        "tickvals": list(range(length)),
+        "ticktext": [token_label(str(label)) for label in labels],
+        "tickfont": {"size": 11},
+        "tickangle": 0,
+        "ticklabelstandoff": 4,
+        "title": {"text": html.escape(title, quote=False), "font": {"size": 12, "color": FAINT}, "standoff": 10},
+        "showgrid": False,
+        "zeroline": False,
+        "ticks": "",
+        "automargin": True,
+    }
+
+
+def _longest(axis: dict[str, Any]) -> int:
+    return max((len(html.unescape(label)) for label in axis["ticktext"]), default=0)
+
+
+def _turn_long_labels(axis: dict[str, Any]) -> dict[str, Any]:
+    axis["tickangle"] = -45 if _longest(axis) > 3 else 0
+    return axis
+
+
+def _room_below(axis: dict[str, Any]) -> int:
+    """Pixels that the labels of an axis, and its title, need below the figure."""
+    labels = 14 + 5 * _longest(axis) if axis["tickangle"] else 22
+    return labels + (32 if axis["title"]["text"] else 4)
+
+
+def _number(value: float) -> str:
+    shown = f"{value:.2f}"
+    return "" if shown in ("0.00", "-0.00", "nan") else shown.replace("-", MINUS)
+
+
+def _colour_bar(title: str) -> dict[str, Any]:
+    return {
+        "title": {"text": html.escape(title, quote=False), "side": "top", "font": {"size": 12, "color": FAINT}},
+        "thickness": 10,
+        "outlinewidth": 0,
+        "tickfont": {"size": 11},
+        "nticks": 4,
+        "x": 1.01,
+    }
+
+
+def _style(figure: go.Figure, title: str, height: int, margin: dict[str, int]) -> None:
+    figure.update_layout(
+        title={"text": html.escape(title, quote=False), "x": 0, "xref": "paper", "font": {"size": 15, "color": INK}},
+        font={"family": FONT, "size": 12, "color": INK},
+        height=height,
+        margin={"l": 60, "r": 20, **margin},
+        paper_bgcolor="#ffffff",
+        plot_bgcolor=GRID,
+        hoverlabel={"font": {"family": FONT}},
+    )

@@ -1,0 +1,134 @@
+"""A report is one file that loads nothing, and in which nothing that it shows is read as markup."""
+
+import re
+import tempfile
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from hooked_lm.viz import Facts, Plate, Section, TokenStrip, check_writable, heatmap, report
+from hooked_lm.viz.parts import part_html
+
+EVIL = "</script><script>alert('x')</script>"
+
+
+class Reader(HTMLParser):
+    """The tags of a page with their attributes, and its visible text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict]] = []
+        self.text: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1][0] not in ("script", "style"):
+            self.text.append(data)
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> str:
+    table = pd.DataFrame({"head": ["2.3", "a & b"], "restored": [0.12345, -1.0], "n": [3, 4]})
+    sections = [
+        Section("First & <foremost>", "Some `x < y` text.", Plate(heatmap(torch.eye(2)), "A <caption>."), table),
+        Section(
+            "Second",
+            heatmap(torch.ones(1, 2), x_labels=[EVIL, EVIL], title=EVIL),
+            TokenStrip("clean", ["When", " Mary", EVIL], [1]),
+            Facts({"pairs": "8"}),
+            EVIL,
+        ),
+    ]
+    path = report(f"Title {EVIL}", sections, tmp_path / "page.html", lead="A lead.")
+    assert path == tmp_path / "page.html"
+    return path.read_text(encoding="utf-8")
+
+
+def test_nothing_is_loaded(page: str):
+    tags = Reader(page).tags
+    loading = {"src", "href", "srcset", "data", "action", "background"}
+    assert not [(tag, attrs) for tag, attrs in tags if loading & attrs.keys()]
+    assert not {"link", "iframe", "img", "object", "base"} & {tag for tag, _ in tags}
+    [policy] = [attrs["content"] for tag, attrs in tags if attrs.get("http-equiv") == "Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'")
+    assert "http" not in policy
+    [style] = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_plotly_is_there_once(page: str):
+    assert len(re.findall(r"plotly\.js v\d", page)) == 1
+    assert page.count("Plotly.newPlot(") == 2 + page.split("</head>")[0].count("Plotly.newPlot(")
+
+
+def test_figures_have_names_of_their_own(page: str):
+    names = [attrs["id"] for tag, attrs in Reader(page).tags if tag == "div" and "id" in attrs]
+    assert names == ["figure-1-2", "figure-2-1"]
+
+
+def test_text_is_escaped(page: str):
+    scripts = re.findall(r"<script[^>]*>(.*?)</script>", page, re.DOTALL)
+    assert not [script for script in scripts if script.startswith("alert")]
+    assert EVIL not in page
+    text = "".join(Reader(page).text)
+    for shown in ("First & <foremost>", "x < y", "A <caption>.", "a & b", "0.123", "-1.000", "·Mary", EVIL, "A lead."):
+        assert shown in text
+
+
+def test_parts_are_set_as_what_they_are(page: str):
+    assert '<td class="number">0.123</td><td class="number">3</td>' in page
+    assert '<span class="token">When</span><span class="token marked">·Mary</span>' in page
+    assert "<dt>pairs</dt><dd>8</dd>" in page
+    assert "<code>x &lt; y</code>" in page
+
+
+def test_something_that_is_no_part():
+    with pytest.raises(TypeError, match=r"a page is made of text, tables.*got int"):
+        part_html(3, "figure-1")
+
+
+def test_a_report_replaces_an_older_one(tmp_path: Path):
+    path = tmp_path / "page.html"
+    report("Old", [], path)
+    report("New", [], path)
+    assert "Old" not in path.read_text(encoding="utf-8").split("</head>")[1]
+
+
+# ---- where a page can be written -------------------------------------------------------------------------------------
+
+
+def test_a_free_place_stays_free(tmp_path: Path):
+    check_writable(tmp_path / "page.html")
+    (tmp_path / "old.html").write_text("old")
+    check_writable(tmp_path / "old.html")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("old.html", "old")]
+
+
+def test_places_that_are_none(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        check_writable(tmp_path / "nowhere" / "page.html")
+    with pytest.raises(IsADirectoryError, match="it is a folder"):
+        check_writable(tmp_path)
+
+
+def test_a_protected_file_or_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Said by the system calls, because the superuser may write anywhere."""
+    (tmp_path / "old.html").write_text("old")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.access", lambda path, mode: False)
+        with pytest.raises(PermissionError, match="write-protected"):
+            check_writable(tmp_path / "old.html")
+
+    def refuse(dir: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with pytest.raises(PermissionError, match=r"cannot write .*Permission denied"):
+        check_writable(tmp_path / "page.html")

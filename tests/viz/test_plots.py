@@ -1,0 +1,105 @@
+"""Figures hold exactly the numbers they were given, and labels are read as text."""
+
+import pytest
+import torch
+
+from hooked_lm.viz import attention_patterns, heatmap, token_label, visible
+
+TOKENS = [" Mary", " Mary", "<b>", "\n"]
+
+
+def test_a_heatmap_holds_the_numbers():
+    values = torch.randn(3, 4)
+    figure = heatmap(values, TOKENS, ["a", "b", "c"], title="T", x_title="X", y_title="Y", value_name="V")
+    [trace] = figure.data
+    assert torch.equal(torch.from_numpy(trace.z), values)
+    assert figure.layout.title.text == "T"
+    assert (figure.layout.xaxis.title.text, figure.layout.yaxis.title.text) == ("X", "Y")
+    assert trace.colorbar.title.text == "V"
+    assert figure.layout.yaxis.autorange == "reversed"
+
+
+def test_values_that_need_gradients_or_other_types_are_drawn():
+    values = torch.randn(2, 2, dtype=torch.bfloat16, requires_grad=True)
+    assert torch.equal(torch.from_numpy(heatmap(values).data[0].z), values.detach().float())
+
+
+@pytest.mark.parametrize(
+    ("values", "limit", "expected"),
+    [
+        ([[0.0, -3.0], [1.0, 2.0]], None, 3.0),
+        ([[0.0, -3.0], [1.0, 2.0]], 1.0, 1.0),
+        ([[0.0, torch.nan]], None, 1.0),
+        ([[torch.nan, 0.25]], None, 0.25),
+    ],
+)
+def test_colours_are_centred_at_zero(values: list, limit: float | None, expected: float):
+    [trace] = heatmap(torch.tensor(values), limit=limit).data
+    assert (trace.zmin, trace.zmax) == (-expected, expected)
+    middle = dict(trace.colorscale)[0.5]
+    assert middle == "#ffffff"
+
+
+def test_equal_labels_stay_apart():
+    axis = heatmap(torch.zeros(1, 4), TOKENS).layout.xaxis
+    assert axis.tickvals == (0, 1, 2, 3)
+    assert axis.ticktext == ("·Mary", "·Mary", "&lt;b&gt;", "↵")
+
+
+def test_numbers_in_cells_leave_out_zeros():
+    figure = heatmap(torch.tensor([[0.001, -0.254, 1.0, torch.nan]]), show_values=True)
+    assert [list(row) for row in figure.data[0].text] == [["", "\N{MINUS SIGN}0.25", "1.00", ""]]
+    assert heatmap(torch.zeros(1, 1)).data[0].text is None
+
+
+@pytest.mark.parametrize(("x", "y"), [(["a"], None), (None, ["a", "b", "c"])])
+def test_the_wrong_number_of_labels(x: list | None, y: list | None):
+    with pytest.raises(ValueError, match=r"[13] labels for 2 (columns|rows)"):
+        heatmap(torch.zeros(2, 2), x, y)
+
+
+@pytest.mark.parametrize("n_heads", [1, 2, 3, 5])
+def test_patterns_stand_in_panels(n_heads: int):
+    pattern = torch.randn(n_heads, 4, 4).softmax(-1)
+    labels = [f"{head}<i>" for head in range(n_heads)]
+    figure = attention_patterns(pattern, TOKENS, labels)
+    assert len(figure.data) == n_heads
+    for head, trace in enumerate(figure.data):
+        assert torch.equal(torch.from_numpy(trace.z), pattern[head])
+        assert figure.layout.annotations[head].text == f"{head}&lt;i&gt;"
+        across, down = (trace[axis].replace(axis[0], axis[0] + "axis") for axis in ("xaxis", "yaxis"))
+        assert figure.layout[across].ticktext == figure.layout[down].ticktext == tuple(map(token_label, TOKENS))
+        assert figure.layout[down].autorange == "reversed"
+        # the tokens are written below the lowest panel of each column, and left of the first of each row
+        assert figure.layout[across].showticklabels == (head + 2 >= n_heads)
+        assert figure.layout[down].showticklabels == (head % 2 == 0)
+    assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (0, 1)
+
+
+def test_patterns_name_their_heads():
+    figure = attention_patterns(torch.eye(4)[None], TOKENS)
+    assert [annotation.text for annotation in figure.layout.annotations] == ["head 0"]
+
+
+def test_patterns_with_the_wrong_number_of_labels():
+    with pytest.raises(ValueError, match="1 head labels for 2 heads"):
+        attention_patterns(torch.zeros(2, 4, 4), TOKENS, ["a"])
+    with pytest.raises(ValueError, match="3 labels for 4 positions"):
+        attention_patterns(torch.zeros(2, 4, 4), TOKENS[:3])
+
+
+@pytest.mark.parametrize(
+    ("token", "shown"),
+    [
+        (" a", "·a"),
+        ("a  ", "a··"),
+        ("a b", "a b"),
+        ("a  b", "a··b"),
+        ("\t\r\n\u00a0", "⇥␍↵⍽"),
+        ("", "∅"),
+        ("x" * 40, "x" * 15 + "…"),
+        ("é中🙂", "é中🙂"),
+    ],
+)
+def test_tokens_are_visible(token: str, shown: str):
+    assert visible(token) == token_label(token) == shown
