@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import NormConfig, build_norm
+from hooked_lm.components.norm import NormConfig, build_norm, wide
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.hooks import HookPoint, is_listening
 
@@ -29,7 +29,8 @@ class Attention(nn.Module):
     """`z = softmax(q k^T * scale + mask) v`, and `W_O` back into the stream.
 
     `W_Q` is [head, d_model, d_head], `W_K` and `W_V` [kv_head, d_model, d_head], `W_O` [head, d_head, d_model]; a bias
-    may be None. The strides of the weights are those of one matrix product.
+    may be None. The strides of the weights are those of one matrix product. With `ungrouped` set, keys and values are
+    made, shown and edited once for each query head.
     """
 
     @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Attention(nn.Module):
         if cfg.n_heads % cfg.n_kv:
             raise ValueError(f"{cfg.n_heads} heads cannot share {cfg.n_kv} key/value heads evenly")
         self.cfg = cfg
+        self.ungrouped = False
         self.scale = cfg.d_head**-0.5 if cfg.scale is None else cfg.scale
         self.W_Q = _projection(cfg.n_heads, cfg)
         self.W_K = _projection(cfg.n_kv, cfg)
@@ -81,8 +83,8 @@ class Attention(nn.Module):
     def forward(
         self,
         query_input: Float[Tensor, "batch pos *head d_model"],
-        key_input: Float[Tensor, "batch pos *kv_head d_model"] | None = None,
-        value_input: Float[Tensor, "batch pos *kv_head d_model"] | None = None,
+        key_input: Float[Tensor, "batch pos *key_head d_model"] | None = None,
+        value_input: Float[Tensor, "batch pos *value_head d_model"] | None = None,
         context: Context | None = None,
         layer: int = 0,
     ) -> Stream:
@@ -92,8 +94,8 @@ class Attention(nn.Module):
         """
         context = context or Context(query_input.shape[1], query_input.device)
         q = self.hook_q(project(query_input, self.W_Q, self.b_Q))
-        k = self.hook_k(project(query_input if key_input is None else key_input, self.W_K, self.b_K))
-        v = self.hook_v(project(query_input if value_input is None else value_input, self.W_V, self.b_V))
+        k = self.hook_k(self._project_kv(query_input if key_input is None else key_input, self.W_K, self.b_K))
+        v = self.hook_v(self._project_kv(query_input if value_input is None else value_input, self.W_V, self.b_V))
         if self.cfg.qk_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.cfg.rotary is not None:
@@ -108,6 +110,18 @@ class Attention(nn.Module):
             z = self.attend_fused(q, k, v, context)
         return self.output(self.hook_z(z))
 
+    @property
+    def n_kv(self) -> int:
+        """How many key/value heads there are at the hook points."""
+        return self.cfg.n_heads if self.ungrouped else self.cfg.n_kv
+
+    def _project_kv(self, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+        """Keys or values; ungrouped, by a copy of the weight for each query head."""
+        if self.n_kv != W.shape[0]:
+            group = self.n_kv // W.shape[0]
+            W, b = W.repeat_interleave(group, 0), None if b is None else b.repeat_interleave(group, 0)
+        return project(x, W, b)
+
     def attend_fused(
         self,
         q: PerHead,
@@ -117,14 +131,17 @@ class Attention(nn.Module):
     ) -> PerHead:
         """Mixed values by the fused kernel."""
         mask = context.mask(self.cfg.causal, self.cfg.window)
+        is_causal = self.cfg.causal and mask is None
+        if context.n_pos == 1:  # a last token sees all; a branch, as the compiler knows n_pos only as a symbol
+            is_causal = False
         z = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
             v.transpose(1, 2),
             attn_mask=mask,
-            is_causal=self.cfg.causal and mask is None and context.n_pos > 1,
+            is_causal=is_causal,
             scale=self.scale,
-            enable_gqa=self.cfg.n_kv != self.cfg.n_heads,
+            enable_gqa=k.shape[2] != q.shape[2],
         )
         return z.transpose(1, 2)
 
@@ -137,19 +154,23 @@ class Attention(nn.Module):
     ) -> PerHead:
         """Mixed values by way of scores and pattern. The query heads of a group are rows of one product."""
         batch, n_pos, n_heads, d_head = q.shape
-        n_kv, n_key = self.cfg.n_kv, k.shape[1]
+        n_key, n_kv = k.shape[1:3]
         grouped = (batch * n_kv, n_heads // n_kv * n_pos)
         scores_shape = (batch, n_heads, n_pos, n_key)
 
         queries = q.transpose(1, 2).reshape(*grouped, d_head)
         keys = k.permute(0, 2, 3, 1).flatten(0, 1)
-        scores = (torch.bmm(queries, keys) * self.scale).view(scores_shape)
-        if self.cfg.soft_cap is not None:
-            scores = self.cfg.soft_cap * (scores / self.cfg.soft_cap).tanh()
-        scores = scores + context.additive_mask(self.cfg.causal, self.cfg.window, scores.dtype)
+        mask = context.additive_mask(self.cfg.causal, self.cfg.window, q.dtype)
+        if self.cfg.soft_cap is None:
+            scores = torch.baddbmm(_rows(mask, n_heads, n_kv), queries, keys, alpha=self.scale).view(
+                scores_shape
+            )
+        else:
+            scores = (torch.bmm(queries, keys) * (self.scale / self.cfg.soft_cap)).view(scores_shape)
+            scores = self.cfg.soft_cap * scores.tanh() + mask
 
         scores = self.hook_attn_scores(scores)
-        pattern = self.hook_pattern(scores.softmax(-1, dtype=torch.float32).to(v.dtype))
+        pattern = self.hook_pattern(wide(scores).softmax(-1).to(v.dtype))
         z = torch.bmm(pattern.reshape(*grouped, n_key), v.transpose(1, 2).flatten(0, 1))
         return z.view(batch, n_heads, n_pos, -1).transpose(1, 2)
 
@@ -159,6 +180,14 @@ class Attention(nn.Module):
             result = self.hook_result(torch.einsum("bpnh,nhm->bpnm", z, self.W_O))
             return result.sum(2) if self.b_O is None else result.sum(2) + self.b_O
         return F.linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
+
+
+def _rows(mask: Float[Tensor, "#batch 1 query_pos key_pos"], n_heads: int, n_kv: int) -> Tensor:
+    """The mask of the grouped product: [rows, key_pos] if all prompts share it, else one for each of its batches."""
+    batch, _, n_pos, n_key = mask.shape
+    if batch == 1:
+        return mask[0].expand(n_heads // n_kv, n_pos, n_key).reshape(-1, n_key)
+    return mask.expand(batch, n_heads, n_pos, n_key).reshape(batch * n_kv, -1, n_key)
 
 
 def _projection(n_heads: int, cfg: Attention.Config) -> nn.Parameter:

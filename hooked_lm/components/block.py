@@ -14,8 +14,8 @@ from hooked_lm.hooks import HookPoint, is_listening
 Stream = Float[Tensor, "batch pos d_model"]
 Inputs = tuple[
     Float[Tensor, "batch pos *head d_model"],
-    Float[Tensor, "batch pos *kv_head d_model"],
-    Float[Tensor, "batch pos *kv_head d_model"],
+    Float[Tensor, "batch pos *key_head d_model"],
+    Float[Tensor, "batch pos *value_head d_model"],
 ]
 
 
@@ -60,7 +60,7 @@ class AttentionPart(nn.Module):
         """
         shared = self.ln1(resid)
         query = key = value = shared
-        n_heads, n_kv = self.attn.cfg.n_heads, self.attn.cfg.n_kv
+        n_heads, n_kv = self.attn.cfg.n_heads, self.attn.n_kv
         if is_listening(self.hook_attn_in):
             copies = self.hook_attn_in(_repeated(resid, n_heads))
             # the keys and values of a group of heads read the mean of the group's copies

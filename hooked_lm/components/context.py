@@ -32,19 +32,22 @@ class Context:
         self.cache = cache
         self.real = real
         self.pos_embed: Float[Tensor, "batch pos d_model"] | None = None
-        self.positions = self._positions()
+        self.key_positions = self._key_positions()
+        self.positions: Int[Tensor, "batch pos"] = self.key_positions[:, self.n_past :]
         self._shared: dict[Any, Any] = {}
 
-    def _positions(self) -> Int[Tensor, "batch pos"]:
+    def _key_positions(self) -> Int[Tensor, "batch key_pos"]:
         if self.real is None:
-            return torch.arange(self.n_past, self.n_key, device=self.device)[None]
-        return (self.real.long().cumsum(1) - 1).clamp(min=0)[:, self.n_past :]
+            return torch.arange(self.n_key, device=self.device)[None]
+        return (self.real.long().cumsum(1) - 1).clamp(min=0)
 
     def new_real(self) -> Bool[Tensor, "batch pos"] | None:
         """Which of the new tokens are real; None if all are."""
         return None if self.real is None else self.real[:, self.n_past :]
 
-    def rotary(self, rotary: Rotary) -> tuple[Float[Tensor, "batch pos 1 half"], Float[Tensor, "batch pos 1 half"]]:
+    def rotary(
+        self, rotary: Rotary
+    ) -> tuple[Float[Tensor, "batch pos 1 half"], Float[Tensor, "batch pos 1 half"]]:
         """The angles of every position, shared by the layers of one rotary embedding."""
         if rotary not in self._shared:
             self._shared[rotary] = rotary.angles(self.positions, self.n_key)
@@ -60,17 +63,18 @@ class Context:
 
     def full_mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"]:
         """Which keys a query may see. A query sees itself in any case, so that padding has no empty rows."""
-        key = (causal, window)
-        if key not in self._shared:
-            query_pos = torch.arange(self.n_past, self.n_key, device=self.device)[:, None]
-            key_pos = torch.arange(self.n_key, device=self.device)[None]
-            allowed = key_pos <= query_pos if causal else torch.ones_like(key_pos <= query_pos)
+        kind = (causal, window)
+        if kind not in self._shared:
+            query = torch.arange(self.n_past, self.n_key, device=self.device)[None, None, :, None]
+            key = torch.arange(self.n_key, device=self.device)
+            allowed = key <= query if causal else torch.ones_like(key <= query)
             if window is not None:
-                allowed = allowed & (query_pos - key_pos < window)
+                distance = self.positions[:, None, :, None] - self.key_positions[:, None, None, :]
+                allowed = allowed & (distance < window)
             if self.real is not None:
-                allowed = allowed & self.real[:, None, None, :] | (key_pos == query_pos)
-            self._shared[key] = allowed.expand(1, 1, -1, -1) if allowed.ndim == 2 else allowed
-        return self._shared[key]
+                allowed = allowed & self.real[:, None, None, :] | (key == query)
+            self._shared[kind] = allowed
+        return self._shared[kind]
 
     def additive_mask(
         self, causal: bool, window: int | None, dtype: torch.dtype

@@ -99,6 +99,8 @@ class TiedUnembed(Unembed):
     It appears in the state dict as `W_U` all the same, and refuses one that differs from `W_E`.
     """
 
+    _embed: tuple[Embed]
+
     def __init__(self, cfg: Unembed.Config, embed: Embed) -> None:
         object.__setattr__(self, "_embed", (embed,))  # a tuple: the embedding is no submodule of this one
         super().__init__(cfg)
@@ -116,7 +118,7 @@ class TiedUnembed(Unembed):
 
         own = Unembed(replace(self.cfg, tied=False))
         own.W_U = nn.Parameter(self.W_U.detach().clone())
-        own.b_U = self.b_U
+        own.b_U, own.hook_in, own.hook_out = self.b_U, self.hook_in, self.hook_out
         return own
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):  # type: ignore[no-untyped-def]

@@ -8,12 +8,13 @@ from torch import Tensor
 
 
 class KeyValueCacheEntry:
-    """One layer's keys (after rotary) and values, in buffers that grow by doubling.
+    """One layer's keys (after rotary) and values, in buffers for at least `room` positions that grow by doubling.
 
     `past_keys` and `past_values` are views [batch, pos, kv_head, d_head] of what is filled.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, room: int = 64) -> None:
+        self.room = room
         self.length = 0
         self.frozen = False
         self._keys: Tensor | None = None
@@ -28,7 +29,9 @@ class KeyValueCacheEntry:
         return None if self._values is None else self._values[:, : self.length]
 
     def append(
-        self, keys: Float[Tensor, "batch new kv_head d_head"], values: Float[Tensor, "batch new kv_head d_value"]
+        self,
+        keys: Float[Tensor, "batch new kv_head d_head"],
+        values: Float[Tensor, "batch new kv_head d_value"],
     ) -> tuple[Float[Tensor, "batch pos kv_head d_head"], Float[Tensor, "batch pos kv_head d_value"]]:
         """All keys and values, the new ones last; they are stored too, unless the entry is frozen.
 
@@ -39,39 +42,44 @@ class KeyValueCacheEntry:
             if self.frozen:
                 return keys, values
             past_keys, past_values = keys[:, :0], values[:, :0]
-        if self.frozen or (torch.is_grad_enabled() and (keys.requires_grad or past_keys.requires_grad)):
+        if past_keys.shape[0] != keys.shape[0]:
+            raise ValueError(f"the cache holds {past_keys.shape[0]} rows, and the new tokens have {keys.shape[0]}")
+        wants_grad = any(t.requires_grad for t in (past_keys, past_values, keys, values))
+        if self.frozen or (torch.is_grad_enabled() and wants_grad):
             keys, values = torch.cat([past_keys, keys], 1), torch.cat([past_values, values], 1)
             if not self.frozen:
                 self._keys, self._values, self.length = keys, values, keys.shape[1]
             return keys, values
         total = self.length + keys.shape[1]
-        self._keys = _grown(self._keys, past_keys, total)
-        self._values = _grown(self._values, past_values, total)
+        self._keys = self._with_room(self._keys, past_keys, total)
+        self._values = self._with_room(self._values, past_values, total)
         self._keys[:, self.length : total] = keys
         self._values[:, self.length : total] = values
         self.length = total
         return self._keys[:, :total], self._values[:, :total]
 
-
-def _grown(buffer: Tensor | None, filled: Tensor, total: int) -> Tensor:
-    """A buffer with room for `total` positions that begins with what is filled."""
-    if buffer is not None and buffer.shape[1] >= total:
-        return buffer
-    bigger = filled.new_empty(filled.shape[0], max(64, 2 * total), *filled.shape[2:])
-    bigger[:, : filled.shape[1]] = filled
-    return bigger
+    def _with_room(self, buffer: Tensor | None, filled: Tensor, total: int) -> Tensor:
+        """A buffer for `total` positions that begins with what is filled."""
+        if buffer is not None and buffer.shape[1] >= total:
+            return buffer
+        n_pos = self.room if total <= self.room else 2 * total
+        bigger = filled.new_empty(filled.shape[0], n_pos, *filled.shape[2:])
+        bigger[:, : filled.shape[1]] = filled
+        return bigger
 
 
 class KeyValueCache:
     """The entries of all layers, and which of the tokens read so far are real (not padding).
+
+    `room` is how many positions there is memory for from the beginning; it is no limit.
 
     >>> cache = KeyValueCache(n_layers=2)
     >>> len(cache), cache.length
     (2, 0)
     """
 
-    def __init__(self, n_layers: int) -> None:
-        self.entries = [KeyValueCacheEntry() for _ in range(n_layers)]
+    def __init__(self, n_layers: int, room: int = 64) -> None:
+        self.entries = [KeyValueCacheEntry(room) for _ in range(n_layers)]
         self.previous_attention_mask: Tensor | None = None
 
     @classmethod

@@ -1,7 +1,7 @@
 """Layer normalisation (Ba et al. 2016, arXiv:1607.06450) and RMS normalisation (Zhang and Sennrich 2019,
 arXiv:1910.07467), with the divisor and the normalised value in sight.
 
-Nobody listens: one fused kernel. Somebody does: the same sum in steps. Both compute in fp32 and return the input's
+Nobody listens: one fused kernel. Somebody does: the same sum in steps. Both compute in at least fp32 and return the input's
 dtype.
 """
 
@@ -15,6 +15,17 @@ from torch import Tensor, nn
 from hooked_lm.hooks import HookPoint, is_listening
 
 RESIDUAL = ("batch", "pos", "d_model")
+
+
+def wide(x: Tensor) -> Tensor:
+    """In fp32, or in fp64 if it is so already."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def root_mean_square(x: Float[Tensor, "*batch d"], eps: float) -> Float[Tensor, "*batch 1"]:
+    """The root of the mean square plus eps, in one pass over the memory."""
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return (length.square() / x.shape[-1] + eps).sqrt()
 
 
 class LayerNorm(nn.Module):
@@ -44,8 +55,8 @@ class LayerNorm(nn.Module):
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         if not is_listening(self.hook_scale, self.hook_normalized):
             return self.plain(x)
-        centred = x.float() - x.float().mean(-1, keepdim=True)
-        scale = self.hook_scale((centred.pow(2).mean(-1, keepdim=True) + self.cfg.eps).sqrt())
+        centred = wide(x) - wide(x).mean(-1, keepdim=True)
+        scale = self.hook_scale(root_mean_square(centred, self.cfg.eps))
         return self.apply_weights(self.hook_normalized((centred / scale).to(x.dtype)))
 
     def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
@@ -54,6 +65,8 @@ class LayerNorm(nn.Module):
 
     def apply_weights(self, normalized: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """From the normalised value to the output."""
+        if self.w is not None and self.b is not None:
+            return torch.addcmul(self.b, normalized, self.w)
         if self.w is not None:
             normalized = normalized * self.w
         return normalized if self.b is None else normalized + self.b
@@ -82,21 +95,21 @@ class RMSNorm(nn.Module):
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         if not is_listening(self.hook_scale, self.hook_normalized):
             return self.plain(x)
-        scale = self.hook_scale((x.float().pow(2).mean(-1, keepdim=True) + self.cfg.eps).sqrt())
-        return self.apply_weights(self.hook_normalized((x.float() / scale).to(x.dtype)))
+        scale = self.hook_scale(root_mean_square(wide(x), self.cfg.eps))
+        return self.apply_weights(self.hook_normalized((wide(x) / scale).to(x.dtype)))
 
     def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """The same value, past the hook points."""
-        return F.rms_norm(x.float(), (self.cfg.d_model,), self.gain(), self.cfg.eps).to(x.dtype)
+        return F.rms_norm(wide(x), (self.cfg.d_model,), self.gain(), self.cfg.eps).to(x.dtype)
 
     def gain(self) -> Float[Tensor, " d_model"] | None:
-        """What the normalised value is multiplied by, in fp32; None for a folded norm."""
-        return None if self.w is None else self.w.float() + self.cfg.offset
+        """What the normalised value is multiplied by, in at least fp32; None for a folded norm."""
+        return None if self.w is None else wide(self.w) + self.cfg.offset
 
     def apply_weights(self, normalized: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """From the normalised value to the output."""
         gain = self.gain()
-        return normalized if gain is None else (normalized.float() * gain).to(normalized.dtype)
+        return normalized if gain is None else (wide(normalized) * gain).to(normalized.dtype)
 
 
 Norm = LayerNorm | RMSNorm

@@ -92,7 +92,7 @@ class HookedTransformerConfig:
     use_qk_norm: bool = False
     positional_embedding_type: str = "standard"
     rotary_dim: int | None = None
-    rotary_base: float = 10000
+    rotary_base: float = 10000.0
     rotary_adjacent_pairs: bool = False
     n_key_value_heads: int | None = None
     d_vocab_out: int = -1
@@ -100,6 +100,7 @@ class HookedTransformerConfig:
     decoder_start_token_id: int | None = None
     n_params: int | None = None
     trust_remote_code: bool = False
+    processed: tuple[str, ...] = ()  # the rewrites of weights that were done, in order
     tree: DecoderConfig | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -273,7 +274,7 @@ def flat_names(tree: DecoderConfig) -> dict[str, Any]:
         "attention_dir": "causal" if attn.causal else "bidirectional",
         "positional_embedding_type": "rotary" if rotary else "shortformer" if tree.shortformer else "standard",
         "rotary_dim": rotary.dim if rotary else None,
-        "rotary_base": rotary.theta if rotary else 10000,
+        "rotary_base": rotary.theta if rotary else 10000.0,
         "rotary_adjacent_pairs": rotary.adjacent_pairs if rotary else False,
         "normalization_type": norm_type(block.ln1),
         "final_rms": isinstance(tree.ln_final, RMSNorm.Config),

@@ -1,10 +1,12 @@
 """HookedTransformer: a decoder-only language model, tokens in, logits out, a hook point at every step between."""
 
+import os
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.context import Context
@@ -12,14 +14,19 @@ from hooked_lm.components.embed import TiedUnembed
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.norm import build_norm
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, NamesFilter, is_listening
+from hooked_lm.models import generate as generation
 from hooked_lm.models.activation_cache import ActivationCache
-from hooked_lm.models.config import HookedTransformerConfig
+from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
+from hooked_lm.models.fold import FoldMethods
 from hooked_lm.models.init import init_weights
 from hooked_lm.models.loss import lm_cross_entropy_loss
 from hooked_lm.models.names import aliases, site_name
+from hooked_lm.models.state import sync_config
 from hooked_lm.models.text import TextMethods
+from hooked_lm.models.verify import Verification, verify
 from hooked_lm.models.weight_views import WeightViews
 
+Mask = Int[Tensor, "batch key_pos"] | Bool[Tensor, "batch key_pos"]
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"]
 
 
@@ -30,7 +37,19 @@ class Output(NamedTuple):
     loss: Float[Tensor, "*batch_pos"]
 
 
-class HookedTransformer(TextMethods, WeightViews, HookedRootModule):
+def _fits(mask: Tensor, batch: int, n_pos: int, n_past: int) -> bool:
+    """Whether a mask is that of the new tokens, or of these and the cached ones."""
+    return mask.ndim == 2 and mask.shape[0] == batch and (mask.shape[1] == n_pos or mask.shape[1] == n_past + n_pos)
+
+
+def _check_options(return_type: str | None, logits_to_keep: int | None) -> None:
+    if return_type not in ("logits", "loss", "both", None):
+        raise ValueError(f"return_type must be 'logits', 'loss', 'both' or None, got {return_type!r}")
+    if logits_to_keep is not None and logits_to_keep < 1:
+        raise ValueError(f"logits_to_keep is a number of positions, at least 1, got {logits_to_keep}")
+
+
+class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule):
     """A decoder-only transformer in which every intermediate value has a name.
 
     `HookedTransformer.from_pretrained(name)` loads a checkpoint; `HookedTransformer(cfg)` builds a new model from a
@@ -43,6 +62,8 @@ class HookedTransformer(TextMethods, WeightViews, HookedRootModule):
     True
     """
 
+    hf_config: dict[str, Any] | None = None  # of the checkpoint that it was loaded from
+
     def __init__(
         self,
         cfg: HookedTransformerConfig | dict[str, Any],
@@ -51,13 +72,11 @@ class HookedTransformer(TextMethods, WeightViews, HookedRootModule):
         default_padding_side: str | None = None,
     ) -> None:
         super().__init__()
-        self.cfg = HookedTransformerConfig.unwrap(cfg)
+        self.cfg = copy(HookedTransformerConfig.unwrap(cfg))  # the caller's may build others
         if default_padding_side is not None:
             self.cfg.default_padding_side = default_padding_side
         self.set_tokenizer(tokenizer)
-        if self.cfg.tree is None:
-            raise ValueError("d_vocab is missing: give it in the config, or give a tokenizer")
-        tree = self.cfg.tree
+        tree = self.tree
         with torch.device(self.cfg.device if move_to_device else torch.get_default_device()):
             self.hook_tokens = HookPoint("batch", "pos", on_demand=True)
             self.embed = tree.embed.build()
@@ -85,7 +104,7 @@ class HookedTransformer(TextMethods, WeightViews, HookedRootModule):
         start_at_layer: int | None = None,
         tokens: Int[Tensor, "batch pos"] | None = None,
         shortformer_pos_embed: Float[Tensor, "batch pos d_model"] | None = None,
-        attention_mask: Int[Tensor, "batch key_pos"] | None = None,
+        attention_mask: Mask | None = None,
         stop_at_layer: int | None = None,
         past_kv_cache: KeyValueCache | None = None,
         logits_to_keep: int | None = None,
@@ -106,35 +125,39 @@ class HookedTransformer(TextMethods, WeightViews, HookedRootModule):
 
         Raises ValueError for a prompt that is empty or longer than n_ctx, and for token ids out of range.
         """
+        _check_options(return_type, logits_to_keep)
+        blocks = self._blocks(start_at_layer, stop_at_layer)
         if start_at_layer is None:
-            resid, tokens, shortformer_pos_embed, attention_mask = self.input_to_embed(
+            resid, tokens, context = self._embedded(
                 input, prepend_bos, padding_side, attention_mask, past_kv_cache
             )
         else:
             resid = self._checked_stream(input)
-        context = self._context(resid, attention_mask, past_kv_cache)
-        context.pos_embed = shortformer_pos_embed
+            context = self._context(resid, attention_mask, past_kv_cache)
+            context.pos_embed = shortformer_pos_embed
+            if shortformer_pos_embed is None and self.tree.shortformer:
+                _, context.pos_embed = self._with_positions(resid, context)
         if past_kv_cache is not None:
             past_kv_cache.remember_mask(context.real)
-        for block in self.blocks[start_at_layer:stop_at_layer]:
+        for block in blocks:
             resid = block(resid, context)
         if stop_at_layer is not None:
             return resid
         normalized = self.ln_final(resid)
-        if return_type is None and not is_listening(*(m for m in self.unembed.modules() if isinstance(m, HookPoint))):
+        if return_type is None and not is_listening(
+            *(m for m in self.unembed.modules() if isinstance(m, HookPoint))
+        ):
             return None
         logits = self.unembed(normalized if logits_to_keep is None else normalized[:, -logits_to_keep:])
         return self._result(logits, tokens, context, return_type, loss_per_token)
 
     def _result(
-        self, logits: Tensor, tokens: Tensor | None, context: Context, return_type: str, loss_per_token: bool
+        self, logits: Tensor, tokens: Tensor | None, context: Context, return_type: str | None, loss_per_token: bool
     ) -> Any:
         if return_type == "logits":
             return logits
         if return_type is None:
             return None
-        if return_type not in ("loss", "both"):
-            raise ValueError(f"return_type must be 'logits', 'loss', 'both' or None, got {return_type!r}")
         if tokens is None:
             raise ValueError("a loss needs the token ids: give tokens=... beside the residual stream")
         if tokens.shape[1] != logits.shape[1]:
@@ -157,7 +180,7 @@ class HookedTransformer(TextMethods, WeightViews, HookedRootModule):
         input: str | Sequence[str] | Int[Tensor, "*batch pos"],
         prepend_bos: bool | None = None,
         padding_side: str | None = None,
-        attention_mask: Int[Tensor, "batch key_pos"] | None = None,
+        attention_mask: Mask | None = None,
         past_kv_cache: KeyValueCache | None = None,
     ) -> tuple[
         Float[Tensor, "batch pos d_model"],
@@ -166,12 +189,25 @@ class HookedTransformer(TextMethods, WeightViews, HookedRootModule):
         Int[Tensor, "batch key_pos"] | None,
     ]:
         """The stream before the first block, the token ids, a shortformer's position embedding, the padding mask."""
-        tokens, attention_mask = self._tokens_and_mask(input, prepend_bos, padding_side, attention_mask)
-        self._check_tokens(tokens, past_kv_cache)
+        resid, tokens, context = self._embedded(input, prepend_bos, padding_side, attention_mask, past_kv_cache)
+        return resid, tokens, context.pos_embed, None if context.real is None else context.real.long()
+
+    def _embedded(
+        self,
+        input: Any,
+        prepend_bos: bool | None,
+        padding_side: str | None,
+        attention_mask: Tensor | None,
+        cache: KeyValueCache | None,
+    ) -> tuple[Float[Tensor, "batch pos d_model"], Int[Tensor, "batch pos"], Context]:
+        """The stream before the first block, the token ids, and what all layers share."""
+        n_past = cache.length if cache is not None else 0
+        tokens, attention_mask = self._tokens_and_mask(input, prepend_bos, padding_side, attention_mask, n_past)
+        self._check_tokens(tokens, n_past)
+        context = self._context(tokens, attention_mask, cache)
         tokens = self.hook_tokens(tokens)
-        embed = self.hook_embed(self.embed(tokens))
-        resid, pos_embed = self._with_positions(embed, self._context(embed, attention_mask, past_kv_cache))
-        return resid, tokens, pos_embed, attention_mask
+        resid, context.pos_embed = self._with_positions(self.hook_embed(self.embed(tokens)), context)
+        return resid, tokens, context
 
     def get_residual(
         self,
@@ -191,29 +227,37 @@ class HookedTransformer(TextMethods, WeightViews, HookedRootModule):
 
     def _with_positions(self, embed: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
         """The stream, and (for shortformers only) what queries and keys are given besides."""
-        if self.cfg.tree.pos_embed is None:
+        if self.tree.pos_embed is None:
             return embed, None
         pos_embed = self.pos_embed(context.positions)
         if is_listening(self.hook_pos_embed):
             pos_embed = self.hook_pos_embed(pos_embed.expand_as(embed).contiguous())
-        if self.cfg.tree.shortformer:
+        if self.tree.shortformer:
             return embed, pos_embed.expand_as(embed)
         return embed + pos_embed, None
 
-    def _context(self, resid: Tensor, attention_mask: Tensor | None, cache: KeyValueCache | None) -> Context:
+    def _context(self, new: Tensor, attention_mask: Tensor | None, cache: KeyValueCache | None) -> Context:
         """Positions and masks of this run; a mask without padding counts as none, which lets the fused kernel run free."""
-        n_pos, n_past = resid.shape[1], cache.length if cache is not None else 0
-        if attention_mask is not None and attention_mask.shape[1] not in (n_pos, n_past + n_pos):
+        (batch, n_pos), n_past = new.shape[:2], cache.length if cache is not None else 0
+        if attention_mask is not None and not _fits(attention_mask, batch, n_pos, n_past):
             raise ValueError(
-                f"attention_mask has {attention_mask.shape[1]} positions; expected the {n_pos} new ones"
-                + (f", or all {n_past + n_pos} with the cached ones" if n_past else "")
+                f"attention_mask is {tuple(attention_mask.shape)}; expected {(batch, n_pos)}, for the new tokens"
+                + (f", or {(batch, n_past + n_pos)} with the cached ones" if n_past else "")
             )
-        real = None if attention_mask is None else attention_mask.to(resid.device).bool()
+        real = None if attention_mask is None else attention_mask.to(new.device).bool()
         if cache is not None:
-            real = cache.full_mask(real, resid.shape[0], n_pos)
+            real = cache.full_mask(real, batch, n_pos)
         if real is not None and not torch.compiler.is_compiling() and bool(real.all()):
             real = None
-        return Context(n_pos, resid.device, real, cache)
+        return Context(n_pos, new.device, real, cache)
+
+    def _blocks(self, start: int | None, stop: int | None) -> list[nn.Module]:
+        """The blocks between two bounds of a slice."""
+        n_layers = len(self.blocks)
+        for bound in (start, stop):
+            if bound is not None and not -n_layers <= bound <= n_layers:
+                raise IndexError(f"layer {bound} is out of range: a bound may be {-n_layers} to {n_layers}")
+        return list(self.blocks)[start:stop]
 
     def _checked_stream(self, input: Any) -> Tensor:
         if not isinstance(input, Tensor) or input.ndim != 3 or input.shape[-1] != self.cfg.d_model:
@@ -221,19 +265,33 @@ class HookedTransformer(TextMethods, WeightViews, HookedRootModule):
             raise ValueError(f"start_at_layer needs a stream [batch, pos, {self.cfg.d_model}], got {got}")
         return input
 
-    def _check_tokens(self, tokens: Tensor, cache: KeyValueCache | None) -> None:
+    def _check_tokens(self, tokens: Tensor, n_past: int) -> None:
         if tokens.numel() == 0:
-            raise ValueError(f"the input is empty: its shape is {tuple(tokens.shape)}; give at least one token")
-        total = tokens.shape[1] + (cache.length if cache is not None else 0)
-        if total > self.cfg.n_ctx:
-            raise ValueError(f"the prompt has {total} tokens, more than the model's n_ctx of {self.cfg.n_ctx}")
+            raise ValueError(
+                f"the input is empty: its shape is {tuple(tokens.shape)}; give at least one token"
+            )
+        if n_past + tokens.shape[1] > self.cfg.n_ctx:
+            with_past = f" with the {n_past} in the cache" if n_past else ""
+            raise ValueError(
+                f"the prompt has {n_past + tokens.shape[1]} tokens{with_past}, more than the model's n_ctx of "
+                f"{self.cfg.n_ctx}"
+            )
         if not torch.compiler.is_compiling():
             self.tokens.check_ids(tokens)
+
+    # ---- generation --------------------------------------------------------------------------------------------------
+
+    generate = generation.generate
+    generate_stream = generation.generate_stream
 
     # ---- running with a cache ----------------------------------------------------------------------------------------
 
     def run_with_cache(
-        self, *model_args: Any, names_filter: NamesFilter = None, return_type: str | None = "logits", **kwargs: Any
+        self,
+        *model_args: Any,
+        names_filter: NamesFilter = None,
+        return_type: str | None = "logits",
+        **kwargs: Any,
     ) -> tuple[Any, Any]:
         """One forward pass, and an ActivationCache of what it left at the points that `names_filter` selects.
 
@@ -244,11 +302,13 @@ class HookedTransformer(TextMethods, WeightViews, HookedRootModule):
             model_args, return_type = (model_args[0], *model_args[2:]), model_args[1]
         if return_type is None and names_filter is not None and kwargs.get("stop_at_layer") is None:
             kwargs["stop_at_layer"] = self._last_layer_needed(names_filter)
-            output, cache = super().run_with_cache(
+            _, cache = super().run_with_cache(
                 *model_args, names_filter=names_filter, return_type=None, **kwargs
             )
             return None, cache
-        return super().run_with_cache(*model_args, names_filter=names_filter, return_type=return_type, **kwargs)
+        return super().run_with_cache(
+            *model_args, names_filter=names_filter, return_type=return_type, **kwargs
+        )
 
     def _last_layer_needed(self, names_filter: NamesFilter) -> int | None:
         """The bound of the blocks to run for these sites; None if one of them comes after all blocks."""
@@ -297,10 +357,23 @@ class HookedTransformer(TextMethods, WeightViews, HookedRootModule):
         """Whether a cache without a filter holds `hook_attn_in`."""
         self.cfg.use_attn_in = use_attn_in
 
+    def set_ungroup_grouped_query_attention(self, ungroup_grouped_query_attention: bool) -> None:
+        """Whether keys and values of a grouped-query model are made once for each query head, [batch, pos, head, ...]."""
+        self.cfg.ungroup_grouped_query_attention = ungroup_grouped_query_attention
+        for block in self.blocks:
+            block.attn.ungrouped = ungroup_grouped_query_attention
+
     # ---- device and weights ------------------------------------------------------------------------------------------
 
     @property
-    def device(self) -> torch.device:
+    def tree(self) -> DecoderConfig:
+        """What the model is made of; ValueError if its vocabulary is not known yet."""
+        if self.cfg.tree is None:
+            raise ValueError("d_vocab is missing: give it in the config, or give a tokenizer")
+        return self.cfg.tree
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
         """Where the weights are."""
         return self.embed.W_E.device
 
@@ -330,24 +403,40 @@ class HookedTransformer(TextMethods, WeightViews, HookedRootModule):
         """Give the unembedding a weight of its own where it shares the embedding's."""
         if isinstance(self.unembed, TiedUnembed):
             self.unembed = self.unembed.untied()
-            self.cfg.tie_word_embeddings = False
+            sync_config(self)
             self.setup()
 
     # ---- loading -----------------------------------------------------------------------------------------------------
 
     @classmethod
-    def from_pretrained(cls, model_name: str, **kwargs: Any) -> "HookedTransformer":
+    def from_pretrained(cls, model_name: str | os.PathLike[str], *args: Any, **kwargs: Any) -> "HookedTransformer":
         """A model from a hub id, a local directory, a familiar short name, or "demo"; see `hooked_lm.hub`."""
         from hooked_lm import hub
 
-        return hub.from_pretrained(model_name, cls=cls, **kwargs)
+        return hub.from_pretrained(model_name, *args, cls=cls, **kwargs)
 
     @classmethod
-    def from_pretrained_no_processing(cls, model_name: str, **kwargs: Any) -> "HookedTransformer":
+    def from_pretrained_no_processing(cls, model_name: str | os.PathLike[str], *args: Any, **kwargs: Any) -> "HookedTransformer":
         """The same with the weights exactly as they are in the checkpoint."""
         from hooked_lm import hub
 
-        return hub.from_pretrained_no_processing(model_name, cls=cls, **kwargs)
+        return hub.from_pretrained_no_processing(model_name, *args, cls=cls, **kwargs)
+
+    def to_hf(self) -> Any:
+        """This model as a transformers model, bit for bit; see `hooked_lm.hub.to_hf`."""
+        from hooked_lm import hub
+
+        return hub.to_hf(self)
+
+    def save_pretrained(self, path: str | os.PathLike[str]) -> None:
+        """Write this model to a directory in HF format; see `hooked_lm.hub.save_pretrained`."""
+        from hooked_lm import hub
+
+        hub.save_pretrained(self, path)
+
+    def verify(self, tokens: Int[Tensor, "batch pos"] | None = None) -> Verification:
+        """Check the identities between this model's sites; see `hooked_lm.models.verify`."""
+        return verify(self, tokens)
 
 
 ON_DEMAND_FLAGS = {

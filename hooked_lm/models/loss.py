@@ -1,6 +1,5 @@
 """How well next tokens are predicted."""
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 

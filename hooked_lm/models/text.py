@@ -17,12 +17,17 @@ class TextMethods:
     cfg: HookedTransformerConfig
     tokenizer: Any = None
     device: torch.device
+    _tokens: tuple[tuple[Any, ...], Tokens] | None = None  # as it was made last, and what it was made of
 
     @property
     def tokens(self) -> Tokens:
         """The tokenizer with the defaults that the config holds at this moment."""
         cfg = self.cfg
-        return Tokens(self.tokenizer, cfg.default_prepend_bos, cfg.default_padding_side, cfg.n_ctx, cfg.d_vocab)
+        made_of = (self.tokenizer, cfg.default_prepend_bos, cfg.default_padding_side, cfg.n_ctx, cfg.d_vocab)
+        if self._tokens is None or self._tokens[0] != made_of:
+            *defaults, n_ctx, d_vocab = made_of
+            self._tokens = made_of, Tokens(*defaults, n_ctx=n_ctx, d_vocab=d_vocab)
+        return self._tokens[1]
 
     def set_tokenizer(self, tokenizer: Any, default_padding_side: str | None = None) -> None:
         """Give the model a tokenizer; it is used as it is and never changed."""
@@ -98,19 +103,27 @@ class TextMethods:
         return directions[0] if ids.ndim and ids.numel() == 1 else directions
 
     def _tokens_and_mask(
-        self, input: Any, prepend_bos: bool | None, padding_side: str | None, attention_mask: Tensor | None
+        self,
+        input: Any,
+        prepend_bos: bool | None,
+        padding_side: str | None,
+        attention_mask: Tensor | None,
+        n_past: int = 0,
     ) -> tuple[Int[Tensor, "batch pos"], Tensor | None]:
-        """Ids of any input, and which of them are real; a mask that the caller gives wins."""
+        """Ids of any input, and which of them are real; a mask that the caller gives wins.
+
+        Ids without a mask count as padded only where that changes what real tokens see: on the left of a first part.
+        """
         if isinstance(input, Tensor):
             if input.is_floating_point() or input.ndim not in (1, 2):
                 raise ValueError(
                     f"token ids are integers [batch, pos] or [pos], got {input.dtype} of shape {tuple(input.shape)}; "
                     "a residual stream goes with start_at_layer"
                 )
-            tokens = (input if input.ndim == 2 else input[None]).to(self.device)
+            tokens = (input if input.ndim == 2 else input[None]).to(self.device, torch.long)
             side = padding_side or self.cfg.default_padding_side
-            if attention_mask is None and self.tokenizer is not None and side == "left":
+            if attention_mask is None and self.tokenizer is not None and side == "left" and n_past == 0:
                 attention_mask = self.tokens.attention_mask(tokens, prepend_bos, side)
             return tokens, attention_mask
-        tokens, mask = self.tokens.encode(input, prepend_bos, padding_side)
+        tokens, mask = self.tokens.encode(input, prepend_bos, padding_side, truncate=False)
         return tokens.to(self.device), mask.to(self.device) if attention_mask is None else attention_mask

@@ -5,8 +5,10 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
+from hooked_lm.components.block import MLPPart, ParallelBlock
+from hooked_lm.components.norm import Norm
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.models.names import checked_index
 
@@ -21,7 +23,7 @@ class WeightViews:
     embed: Any
     pos_embed: Any
     unembed: Any
-    blocks: nn.ModuleList
+    blocks: Any  # a ModuleList of blocks
 
     def _stack(self, read: Callable[[Any], Tensor]) -> Tensor:
         return torch.stack([read(block) for block in self.blocks])
@@ -163,12 +165,22 @@ class WeightViews:
         """The sum of the output biases that are in the stream at the input of `layer` (n_layers: at the end).
 
         `mlp_input` stops at the input of that layer's MLP instead; `include_mlp_biases=False` counts attention only.
+        Raises ValueError for a model that normalises what its blocks add: there is no constant sum then.
         """
-        if layer != self.cfg.n_layers or mlp_input:
-            layer = checked_index(layer, self.cfg.n_layers, "layer")
-        total = self.b_O[: layer + mlp_input].sum(0)
-        if include_mlp_biases and not self.cfg.attn_only:
-            total = total + self.b_out[:layer].sum(0)
+        n_layers = self.cfg.n_layers
+        layer = n_layers if layer == n_layers and not mlp_input else checked_index(layer, n_layers, "layer")
+        total = self._zeros(self.cfg.d_model)
+        for i, block in enumerate(self.blocks[: layer + mlp_input]):
+            if isinstance(block.ln1_post, Norm) or isinstance(getattr(block, "ln2_post", None), Norm):
+                raise ValueError(
+                    f"block {i} normalises what it adds, so what its biases add depends on the run; "
+                    "cache.decompose_resid shows it"
+                )
+            before_mlp = i < layer or not isinstance(block, ParallelBlock)
+            if block.attn.b_O is not None and before_mlp:
+                total = total + block.cfg.residual_scale * block.attn.b_O
+            if include_mlp_biases and i < layer and isinstance(block, MLPPart) and block.mlp.b_out is not None:
+                total = total + block.cfg.residual_scale * block.mlp.b_out
         return total
 
     def all_composition_scores(self, mode: str) -> Float[Tensor, "layer head layer head"]:

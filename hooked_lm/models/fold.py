@@ -1,0 +1,327 @@
+"""Rewrites of a decoder's weights that leave its predictions as they are and make its parts easier to compare.
+
+Each rewrite works in place on what the modules are, one tensor at a time, in fp32 or better. A rewritten parameter
+gets new memory with the old order of strides: the file behind a mapped checkpoint is never written. What is done is
+recorded in `cfg.processed` and done once only; where a rewrite would change the predictions it is left out, and the
+log says so.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import wraps
+from itertools import compress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hooked_lm.components.block import MLPPart
+from hooked_lm.components.mlp import MLP
+from hooked_lm.components.norm import LayerNorm, RMSNorm
+from hooked_lm.factored_matrix import FactoredMatrix
+from hooked_lm.models.state import load_state, make_biases, sync_config
+
+logger = logging.getLogger(__name__)
+
+Rewrite = Callable[[Any], bool]
+Reader = tuple[nn.Module, str, str]  # a module, and the names of its weight and bias
+
+
+def _once(rewrite: Rewrite) -> Callable[[Any], None]:
+    """The rewrite without gradients, recorded, and skipped if it is recorded already."""
+
+    @wraps(rewrite)
+    @torch.no_grad()
+    def apply(model: Any) -> None:
+        if rewrite.__name__ not in model.cfg.processed and rewrite(model):
+            sync_config(model)
+            model.cfg.processed = (*model.cfg.processed, rewrite.__name__)
+
+    return apply
+
+
+# ---- the rewrites ------------------------------------------------------------------------------------------
+
+
+@_once
+def fold_ln(model: Any) -> bool:
+    """Move the weight and bias of each norm into the weights that read its output.
+
+    `(x w + b) W + c` becomes `x (w W) + (b W + c)`. What follows a LayerNorm reads vectors of mean zero, so `w W`
+    also loses its mean over the axis it reads. The norms keep neither weight nor bias ("LNPre", "RMSPre"); biases
+    are made where there were none, and a tied unembedding gets a `W_U` of its own. Norms behind a sublayer, and those
+    of queries and keys, stay: nothing linear follows them alone. So does `ln1` of a shortformer model, whose position
+    embeddings join between norm and weights.
+    """
+    done = False
+    for block in model.blocks:
+        if not model.cfg.tree.shortformer:
+            done |= _fold_norm(block.ln1, [(block.attn, f"W_{x}", f"b_{x}") for x in "QKV"])
+        if isinstance(block, MLPPart):
+            names = [x for x in ("in", "gate") if hasattr(block.mlp, f"W_{x}")]
+            done |= _fold_norm(block.ln2, [(block.mlp, f"W_{x}", f"b_{x}") for x in names])
+            if isinstance(block.mlp, MLP) and block.mlp.cfg.mid_norm is not None:
+                done |= _fold_norm(block.mlp.ln, [(block.mlp, "W_out", "b_out")])
+    if isinstance(model.ln_final, (LayerNorm, RMSNorm)):
+        model.untie()
+        done |= _fold_norm(model.ln_final, [(model.unembed, "W_U", "b_U")])
+    if model.cfg.tree.shortformer:
+        logger.info("fold_ln: ln1 stays as it is, position embeddings are added behind it")
+    return done
+
+
+@_once
+def center_writing_weights(model: Any) -> bool:
+    """Take the mean over d_model out of everything that is added to the stream.
+
+    `W <- W - mean(W)` over the last axis of `W_E`, `W_pos`, `W_O`, `b_O`, `W_out` and `b_out`: no LayerNorm sees that
+    mean. So it is right only if each reader of the stream is a LayerNorm; with an RMSNorm anywhere, or no norm,
+    nothing is done. A sublayer with a norm behind it does not write its own output, and keeps its weights.
+    """
+    blocks = list(model.blocks)
+    readers = [b.ln1 for b in blocks] + [b.ln2 for b in blocks if isinstance(b, MLPPart)] + [model.ln_final]
+    if not all(isinstance(norm, LayerNorm) for norm in readers):
+        logger.info("center_writing_weights: skipped, not everything reads the stream through a LayerNorm")
+        return False
+    model.untie()
+    _center(model.embed.W_E)
+    if model.cfg.tree.pos_embed is not None and not model.cfg.tree.shortformer:
+        _center(model.pos_embed.W_pos)
+    for block in blocks:
+        if isinstance(block.ln1_post, nn.Identity):
+            _center(block.attn.W_O, block.attn.b_O)
+        if isinstance(block, MLPPart) and isinstance(block.ln2_post, nn.Identity):
+            _center(block.mlp.W_out, block.mlp.b_out)
+    return True
+
+
+@_once
+def center_unembed(model: Any) -> bool:
+    """Take the mean over the vocabulary out of the logits: `W_U <- W_U - mean(W_U)`, and `b_U` the same.
+
+    A softmax does not see what all logits share, so log-probabilities stay. A soft cap does: then nothing is done. A
+    tied unembedding gets a `W_U` of its own.
+    """
+    if model.unembed.cfg.soft_cap is not None:
+        logger.info("center_unembed: skipped, the soft cap of the logits would see the difference")
+        return False
+    model.untie()
+    _center(model.unembed.W_U, model.unembed.b_U)
+    return True
+
+
+@_once
+def fold_value_biases(model: Any) -> bool:
+    """Move value biases into the output bias: `b_O <- b_O + sum over heads of b_V W_O`, and `b_V` is zero.
+
+    An attention pattern sums to one, so a head passes its value bias on whatever it attends to.
+    """
+    done = False
+    for attn in (block.attn for block in model.blocks):
+        if attn.b_V is not None:
+            per_head = attn.b_V.repeat_interleave(attn.cfg.n_heads // attn.cfg.n_kv, 0)
+            _add(attn, "b_O", torch.einsum("nh,nhm->m", _working(per_head), _working(attn.W_O)))
+            attn.b_V.data = torch.zeros_like(attn.b_V)
+            done = True
+    return done
+
+
+@_once
+def refactor_factored_attn_matrices(model: Any) -> bool:
+    """Choose other factors of the same products `W_Q W_K^T` and `W_V W_O`, from their singular values.
+
+    With `W_V W_O = U S V^T`: `W_V = U S` and `W_O = V^T`, whose rows are orthonormal, after the value biases are
+    folded. With `[W_Q; b_Q] [W_K; b_K]^T = U S V^T`: `U sqrt(S)` and `V sqrt(S)`. Query heads that share keys and
+    values are factored together. Raises ValueError where queries and keys meet through a rotation or a norm: their
+    product is then no such matrix.
+    """
+    if any(b.attn.cfg.rotary is not None or b.attn.cfg.qk_norm is not None for b in model.blocks):
+        raise ValueError(
+            "refactor_factored_attn_matrices needs scores that are a product of W_Q and W_K; this model turns or "
+            "normalises queries and keys in between. Leave it out."
+        )
+    fold_value_biases(model)
+    for block in model.blocks:
+        _refactor_values(block.attn)
+        _refactor_queries(block.attn)
+    return True
+
+
+REWRITES = (
+    fold_ln,
+    center_writing_weights,
+    center_unembed,
+    fold_value_biases,
+    refactor_factored_attn_matrices,
+)
+
+
+def process_weights(
+    model: Any,
+    fold_ln: bool = True,
+    center_writing_weights: bool = True,
+    center_unembed: bool = True,
+    fold_value_biases: bool = True,
+    refactor_factored_attn_matrices: bool = False,
+) -> None:
+    """Apply the rewrites that are asked for, in this order, in place; see the function of each name.
+
+    Log-probabilities stay as they are, and without `center_unembed` logits too.
+
+    >>> from hooked_lm import HookedTransformer
+    >>> model = HookedTransformer.from_pretrained_no_processing("demo")
+    >>> before = model("Mary went home").log_softmax(-1)
+    >>> process_weights(model)
+    >>> bool((model("Mary went home").log_softmax(-1) - before).abs().max() < 1e-3)
+    True
+    """
+    wanted = (
+        fold_ln,
+        center_writing_weights,
+        center_unembed,
+        fold_value_biases,
+        refactor_factored_attn_matrices,
+    )
+    for rewrite in compress(REWRITES, wanted):
+        rewrite(model)
+
+
+def _refactor_values(attn: Any) -> None:
+    n_kv, (d_head, d_model) = attn.cfg.n_kv, attn.W_O.shape[1:]
+    outputs = _working(attn.W_O).view(n_kv, -1, d_head, d_model)
+    together = outputs.transpose(1, 2).flatten(2)  # [kv_head, d_head, the group's d_models]
+    U, S, V = FactoredMatrix(_working(attn.W_V), together).svd()
+    _set(attn.W_V, U * S[:, None])
+    _set(attn.W_O, V.mT.reshape(n_kv, d_head, -1, d_model).transpose(1, 2).flatten(0, 1))
+
+
+def _refactor_queries(attn: Any) -> None:
+    n_kv, d_head = attn.cfg.n_kv, attn.cfg.d_head
+    queries, keys = _working(attn.W_Q), _working(attn.W_K)
+    if attn.b_Q is not None:
+        queries = torch.cat([queries, _working(attn.b_Q)[:, None]], 1)
+        keys = torch.cat([keys, _working(attn.b_K)[:, None]], 1)
+    rows = queries.shape[1]
+    together = queries.reshape(n_kv, -1, d_head)  # [kv_head, the group's d_models, d_head]
+    U, S, V = FactoredMatrix(together, keys.mT).svd()
+    queries = (U * S.sqrt()[:, None]).reshape(-1, rows, d_head)
+    keys = V * S.sqrt()[:, None]
+    if attn.b_Q is not None:
+        _set(attn.b_Q, queries[:, -1])
+        _set(attn.b_K, keys[:, -1])
+        queries, keys = queries[:, :-1], keys[:, :-1]
+    _set(attn.W_Q, queries)
+    _set(attn.W_K, keys)
+
+
+# ---- parameters --------------------------------------------------------------------------------------------
+
+
+def _working(weight: Tensor) -> Tensor:
+    """A copy in at least fp32 with the same order of strides; `.to` loses that order for slices of a fused tensor."""
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    return torch.empty_like(weight, dtype=dtype, requires_grad=False).copy_(weight)
+
+
+def _set(weight: Tensor, value: Tensor) -> None:
+    """New memory for a parameter: its dtype and order of strides, other values."""
+    weight.data = torch.empty_like(weight, requires_grad=False).copy_(value)
+
+
+def _fold_norm(norm: Any, readers: Iterable[Reader]) -> bool:
+    """Fold a norm into its readers, whose weights are [..., in, out]; False if there is no norm."""
+    if type(norm) not in (LayerNorm, RMSNorm):
+        return False
+    layer_norm: bool = isinstance(norm, LayerNorm)
+    gain, shift = (norm.w, norm.b) if layer_norm else (norm.gain(), None)
+    for module, weight_name, bias_name in readers:
+        weight = getattr(module, weight_name)
+        work = _working(weight)
+        if shift is not None:
+            _add(module, bias_name, shift.to(work.dtype) @ work)
+        if gain is not None:
+            work *= gain[:, None]
+        if layer_norm:
+            work -= work.mean(-2, keepdim=True)
+        weight.data = work.to(weight.dtype)
+    norm.w = None
+    norm.cfg = replace(norm.cfg, weight=False)
+    if layer_norm:
+        norm.b = None
+        norm.cfg = replace(norm.cfg, bias=False)
+    return True
+
+
+def _center(*weights: Tensor | None) -> None:
+    """Take the mean over the last axis out of each; None is passed over."""
+    for weight in weights:
+        if weight is not None:
+            work = _working(weight)
+            work -= work.mean(-1, keepdim=True)
+            weight.data = work.to(weight.dtype)
+
+
+def _add(module: Any, name: str, value: Tensor) -> None:
+    """Add to a bias, which is made if there is none."""
+    if getattr(module, name) is None:
+        make_biases(module, name)
+    bias = getattr(module, name)
+    _set(bias, _working(bias) + value)
+
+
+# ---- methods of a model ------------------------------------------------------------------------------------
+
+
+class FoldMethods:
+    """`process_weights_` and `load_and_process_state_dict` of a model."""
+
+    def process_weights_(
+        self,
+        fold_ln: bool = True,
+        center_writing_weights: bool = True,
+        center_unembed: bool = True,
+        refactor_factored_attn_matrices: bool = False,
+    ) -> None:
+        """Rewrite the weights in place, value biases included; see `hooked_lm.models.fold.process_weights`.
+
+        >>> from hooked_lm import HookedTransformer
+        >>> model = HookedTransformer.from_pretrained_no_processing("demo")
+        >>> model.process_weights_()
+        >>> "fold_ln" in model.cfg.processed
+        True
+        """
+        process_weights(
+            self,
+            fold_ln,
+            center_writing_weights,
+            center_unembed,
+            refactor_factored_attn_matrices=refactor_factored_attn_matrices,
+        )
+
+    def load_and_process_state_dict(
+        self,
+        state_dict: dict[str, Tensor],
+        fold_ln: bool = True,
+        center_writing_weights: bool = True,
+        center_unembed: bool = True,
+        fold_value_biases: bool = True,
+        refactor_factored_attn_matrices: bool = False,
+    ) -> None:
+        """Load weights, also those that were saved elsewhere, and rewrite them; see `load_state`, `process_weights`.
+
+        >>> from hooked_lm import HookedTransformer
+        >>> model = HookedTransformer.from_pretrained_no_processing("demo")
+        >>> model.load_and_process_state_dict(model.state_dict(), fold_ln=False)
+        >>> "fold_ln" in model.cfg.processed
+        False
+        """
+        load_state(self, state_dict)
+        process_weights(
+            self,
+            fold_ln,
+            center_writing_weights,
+            center_unembed,
+            fold_value_biases,
+            refactor_factored_attn_matrices,
+        )

@@ -1,0 +1,110 @@
+"""The weights of a decoder as a dictionary, and which of them there are: norms and biases may come and go."""
+
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hooked_lm.components.block import MLPPart
+from hooked_lm.components.mlp import MLP
+from hooked_lm.components.norm import LayerNorm, RMSNorm
+from hooked_lm.models.config import norm_type
+
+# A config has one flag for all the biases of a group: flag -> bias and weight of each.
+BIASES = {
+    "qkv_bias": {"b_Q": "W_Q", "b_K": "W_K", "b_V": "W_V"},
+    "out_bias": {"b_O": "W_O"},
+    "bias": {"b_in": "W_in", "b_gate": "W_gate", "b_out": "W_out", "b_U": "W_U"},
+}
+
+# What other libraries save beside the weights.
+TABLES = (".mask", ".IGNORE", ".rotary_sin", ".rotary_cos", ".alibi")
+
+
+def load_state(model: Any, state_dict: dict[str, Tensor]) -> None:
+    """Load a dictionary of weights, also one that was saved elsewhere; nothing counts as processed afterwards.
+
+    Grouped keys and values may be called `_W_K`, and tables (`mask`, `IGNORE`, rotary) are passed over. A norm or
+    bias follows the dictionary: absent there it becomes an identity or zeros; absent here it is made, unless it is all
+    zeros. A `W_U` that differs from `W_E` unties. Raises RuntimeError for other names that are missing or too many,
+    and for shapes that differ.
+    """
+    given = {_our_name(name): value for name, value in state_dict.items() if not name.endswith(TABLES)}
+    if model.unembed.cfg.tied and "unembed.W_U" in given:
+        W_E, W_U = given.get("embed.W_E", model.embed.W_E), given["unembed.W_U"]
+        if not torch.equal(W_U.T.to(W_E), W_E):
+            model.untie()
+    for name, module in model.named_modules():
+        if isinstance(module, (LayerNorm, RMSNorm)):
+            _follow_norm(module, f"{name}.", given, model.embed.W_E)
+        elif module is not model:
+            _follow_biases(module, f"{name}.", given)
+    sync_config(model)
+    model.cfg.processed = ()
+    model.load_state_dict(given)
+
+
+def _our_name(name: str) -> str:
+    """`blocks.0.attn._W_K` -> `blocks.0.attn.W_K`."""
+    module, _, leaf = name.rpartition(".")
+    return f"{module}.{leaf.removeprefix('_')}" if leaf in ("_W_K", "_W_V", "_b_K", "_b_V") else name
+
+
+def _follow_norm(norm: Any, prefix: str, given: dict[str, Tensor], like: Tensor) -> None:
+    """Make a norm and the dictionary agree on which of weight and bias there are; new ones have the dtype of `like`."""
+    for name, flag in (("w", "weight"), ("b", "bias")):
+        if prefix + name in given and getattr(norm, name, True) is None:
+            setattr(norm, name, nn.Parameter(like.new_empty(given[prefix + name].shape)))
+            norm.cfg = replace(norm.cfg, **{flag: True})
+    identity = {"w": 1 - getattr(norm.cfg, "offset", 0.0), "b": 0.0}
+    for name, parameter in norm.named_parameters(recurse=False):
+        given.setdefault(prefix + name, torch.full_like(parameter, identity[name]))
+
+
+def _follow_biases(module: Any, prefix: str, given: dict[str, Tensor]) -> None:
+    """Make a module and the dictionary agree on which biases there are."""
+    for name in (bias for group in BIASES.values() for bias in group):
+        if prefix + name in given and getattr(module, name, True) is None:
+            if given[prefix + name].any():
+                make_biases(module, name)
+            else:
+                del given[prefix + name]
+        if isinstance(parameter := getattr(module, name, None), nn.Parameter):
+            given.setdefault(prefix + name, torch.zeros_like(parameter))
+
+
+def make_biases(module: Any, name: str) -> None:
+    """Give a module that bias, and the others of the same config flag, as zeros."""
+    flag, group = next((flag, group) for flag, group in BIASES.items() if name in group)
+    for bias, weight_name in group.items():
+        if hasattr(module, weight_name) and getattr(module, bias) is None:
+            weight = getattr(module, weight_name)
+            # one number for each output: every axis of the weight but the one it reads, for W_O the two
+            shape = weight.shape[-1:] if bias == "b_O" else weight.shape[:-2] + weight.shape[-1:]
+            setattr(module, bias, nn.Parameter(weight.new_zeros(shape), requires_grad=weight.requires_grad))
+    module.cfg = replace(module.cfg, **{flag: True})
+
+
+def sync_config(model: Any) -> None:
+    """Make the config tree, and the flat names that depend on it, say what the modules are now.
+
+    The model gets a config of its own: the one it was built from may build others.
+    """
+    for block in model.blocks:
+        norms = {name: m.cfg for name, m in block.named_children() if isinstance(m, (LayerNorm, RMSNorm))}
+        parts = {"attn": block.attn.cfg} | ({"mlp": _mlp_cfg(block.mlp)} if isinstance(block, MLPPart) else {})
+        block.cfg = replace(block.cfg, **parts, **norms)
+    final = model.ln_final.cfg if isinstance(model.ln_final, (LayerNorm, RMSNorm)) else None
+    blocks = tuple(block.cfg for block in model.blocks)
+    model.cfg = copy(model.cfg)
+    model.cfg.tree = replace(model.cfg.tree, blocks=blocks, ln_final=final, unembed=model.unembed.cfg)
+    model.cfg.normalization_type = norm_type(blocks[0].ln1 if blocks else final)
+    model.cfg.tie_word_embeddings = model.unembed.cfg.tied
+
+
+def _mlp_cfg(mlp: Any) -> Any:
+    if isinstance(mlp, MLP) and isinstance(norm := getattr(mlp, "ln", None), LayerNorm):
+        mlp.cfg = replace(mlp.cfg, mid_norm=norm.cfg)
+    return mlp.cfg

@@ -1,0 +1,120 @@
+"""Small random decoders of every structure that a config tree can say."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from hooked_lm.components.attention import Attention
+from hooked_lm.components.block import AttentionOnlyBlock, BlockConfig, ParallelBlock, PreNormBlock
+from hooked_lm.components.embed import Embed, PosEmbed, Unembed
+from hooked_lm.components.mlp import MLP, GatedMLP, MLPConfig
+from hooked_lm.components.norm import LayerNorm, NormConfig, RMSNorm
+from hooked_lm.components.rotary import Rotary
+from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
+from hooked_lm.models.decoder import HookedTransformer
+
+D_MODEL, D_HEAD, D_MLP, D_VOCAB, N_CTX = 12, 4, 10, 20, 8
+
+NORMS: dict[str, NormConfig | None] = {
+    "LN": LayerNorm.Config(D_MODEL),
+    "LN without bias": LayerNorm.Config(D_MODEL, bias=False),
+    "LNPre": LayerNorm.Config(D_MODEL, weight=False, bias=False),
+    "RMS": RMSNorm.Config(D_MODEL),
+    "RMS, offset 1": RMSNorm.Config(D_MODEL, offset=1.0),
+    "RMSPre": RMSNorm.Config(D_MODEL, weight=False),
+    "none": None,
+}
+MLPS: list[MLPConfig] = [
+    MLP.Config(D_MODEL, D_MLP, "gelu"),
+    MLP.Config(D_MODEL, D_MLP, "relu", bias=False),
+    MLP.Config(D_MODEL, D_MLP, "solu", mid_norm=LayerNorm.Config(D_MLP)),
+    GatedMLP.Config(D_MODEL, D_MLP, "silu"),
+    GatedMLP.Config(D_MODEL, D_MLP, "gelu", bias=True),
+]
+SEEDS = st.integers(0, 2**32)  # of trees: a strategy may not build configs, whose checks draw numbers
+LAYER_NORMS = ("LN", "LN without bias", "LNPre")
+POSITIONS = ("learned", "rotary", "shortformer", "none")
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """What is drawn from; the default is everything."""
+
+    norms: tuple[str, ...] = tuple(NORMS)
+    posts: tuple[str, ...] = ("none", "none", "LN", "RMS, offset 1")
+    positions: tuple[str, ...] = POSITIONS
+    qk_norms: tuple[NormConfig | None, ...] = (None, RMSNorm.Config(D_HEAD))
+    soft_caps: tuple[float | None, ...] = (None, 5.0)
+
+
+def random_tree(seed: int, kinds: Kinds = Kinds()) -> DecoderConfig:
+    """Any tree of one or two blocks, which may differ."""
+    pick = random.Random(seed).choice
+    positions, norm = pick(kinds.positions), NORMS[pick(kinds.norms)]
+    learned = positions in ("learned", "shortformer")
+    return DecoderConfig(
+        n_ctx=N_CTX,
+        embed=Embed.Config(D_VOCAB, D_MODEL, scale=pick([1.0, 3.0])),
+        blocks=tuple(random_block(pick, kinds, norm, positions == "rotary") for _ in range(pick([1, 2]))),
+        unembed=Unembed.Config(
+            D_MODEL,
+            D_VOCAB,
+            bias=pick([True, False]),
+            soft_cap=pick(kinds.soft_caps),
+            scale=pick([1.0, 0.5]),
+            tied=pick([True, False]),
+        ),
+        pos_embed=PosEmbed.Config(N_CTX, D_MODEL) if learned else None,
+        ln_final=pick([norm, NORMS[pick(kinds.norms)]]),
+        shortformer=positions == "shortformer",
+    )
+
+
+def random_block(pick: Callable[..., Any], kinds: Kinds, norm: NormConfig | None, rotary: bool) -> BlockConfig:
+    n_heads, n_kv = pick([(2, 2), (4, 2), (3, 1)])
+    attn = Attention.Config(
+        d_model=D_MODEL,
+        n_heads=n_heads,
+        d_head=D_HEAD,
+        n_key_value_heads=n_kv,
+        qkv_bias=pick([True, False]),
+        out_bias=pick([True, False]),
+        rotary=Rotary(D_HEAD) if rotary else None,
+        qk_norm=pick(kinds.qk_norms),
+        window=pick([None, 3]),
+        soft_cap=pick(kinds.soft_caps),
+    )
+    posts, scale = [NORMS[pick(kinds.posts)] for _ in range(2)], pick([1.0, 0.5])
+    kind = pick([AttentionOnlyBlock, PreNormBlock, ParallelBlock])
+    if kind is AttentionOnlyBlock:
+        return kind.Config(attn=attn, ln1=norm, ln1_post=posts[0], residual_scale=scale)
+    return kind.Config(
+        attn=attn,
+        ln1=norm,
+        ln1_post=posts[0],
+        mlp=pick(MLPS),
+        ln2=norm,
+        ln2_post=posts[1],
+        residual_scale=scale,
+    )
+
+
+def random_model(tree: DecoderConfig, seed: int = 0, dtype: torch.dtype = torch.float32) -> HookedTransformer:
+    """A model of that structure in which no weight, gain or bias is zero or one."""
+    model = HookedTransformer(HookedTransformerConfig.from_tree(tree, device="cpu", dtype=dtype, init_weights=False))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(".w"):
+                parameter.uniform_(0.5, 1.5, generator=generator)
+            else:
+                parameter.normal_(std=0.3, generator=generator)
+    return model
+
+
+def random_tokens(batch: int = 2, n_pos: int = 6) -> torch.Tensor:
+    return torch.randint(0, D_VOCAB, (batch, n_pos), generator=torch.Generator().manual_seed(1))

@@ -1,0 +1,116 @@
+"""Short names, and those of other libraries, against the names that models really have."""
+
+import pytest
+
+from hooked_lm.models.config import HookedTransformerConfig
+from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.names import aliases, checked_index, get_act_name, site_name
+
+
+def toy(**changes: object) -> HookedTransformer:
+    sizes = {"n_layers": 2, "d_model": 8, "n_heads": 2, "n_ctx": 8, "d_vocab": 10, "act_fn": "relu", "device": "cpu"}
+    return HookedTransformer(HookedTransformerConfig(**{**sizes, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("short", "full"),
+    [
+        (("z", 5), "blocks.5.attn.hook_z"),
+        (("k", 6, "a"), "blocks.6.attn.hook_k"),
+        (("k6",), "blocks.6.attn.hook_k"),
+        (("k6a",), "blocks.6.attn.hook_k"),
+        (("rot_q", 0), "blocks.0.attn.hook_rot_q"),
+        (("result", 12, "attn"), "blocks.12.attn.hook_result"),
+        (("attn", 3), "blocks.3.attn.hook_pattern"),
+        (("attn5",), "blocks.5.attn.hook_pattern"),
+        (("attn_logits", 3), "blocks.3.attn.hook_attn_scores"),
+        (("attn_scores", 3), "blocks.3.attn.hook_attn_scores"),
+        (("pre", 2), "blocks.2.mlp.hook_pre"),
+        (("mlp_post", 2), "blocks.2.mlp.hook_post"),
+        (("post", 2, "m"), "blocks.2.mlp.hook_post"),
+        (("pre5",), "blocks.5.mlp.hook_pre"),
+        (("resid_pre", 4), "blocks.4.hook_resid_pre"),
+        (("resid_mid", 4, "b"), "blocks.4.hook_resid_mid"),
+        (("mlp_out", 0), "blocks.0.hook_mlp_out"),
+        (("attn_out", 0), "blocks.0.hook_attn_out"),
+        (("q_input", 1), "blocks.1.hook_q_input"),
+        (("scale4ln1",), "blocks.4.ln1.hook_scale"),
+        (("scale", 4, "ln1"), "blocks.4.ln1.hook_scale"),
+        (("normalized", 27, "ln2"), "blocks.27.ln2.hook_normalized"),
+        (("normalized",), "ln_final.hook_normalized"),
+        (("scale",), "ln_final.hook_scale"),
+        (("embed",), "hook_embed"),
+        (("pos_embed",), "hook_pos_embed"),
+        (("lm.attn.out", 3), "blocks.3.hook_attn_out"),
+        (("hook_z",), "hook_z"),
+        (("hook_resid_pre", 2), "blocks.2.hook_resid_pre"),
+        (("blocks.1.attn.hook_z",), "blocks.1.attn.hook_z"),
+    ],
+)
+def test_short_names(short: tuple[object, ...], full: str) -> None:
+    assert get_act_name(*short) == full
+
+
+@pytest.mark.parametrize("changes", [{}, {"gated_mlp": True}, {"act_fn": "solu_ln"}, {"parallel_attn_mlp": True}])
+def test_every_site_of_a_model_has_a_short_name(changes: dict[str, object]) -> None:
+    model = toy(**changes)
+    for name in model.hook_dict:
+        *path, leaf = name.split(".")
+        short = leaf.removeprefix("hook_")
+        if path[:1] != ["blocks"]:
+            found = [site_name(short, 2), name if path == ["unembed"] else None]
+        else:
+            found = [site_name((short, int(path[1]), part), 2) for part in (None, path[2] if path[2:] else None)]
+        assert name in found or path[-2:] == ["mlp", "ln"] or leaf in ("hook_in", "hook_out"), name
+
+
+def test_layers_count_from_the_end() -> None:
+    assert site_name(("z", -1), 12) == "blocks.11.attn.hook_z"
+    assert site_name(("scale", -2, "ln2"), 12) == "blocks.10.ln2.hook_scale"
+    assert site_name(("z_grad", -1), 12) == "blocks.11.attn.hook_z_grad"
+    assert site_name(("scale", None), 12) == "ln_final.hook_scale"
+
+
+@pytest.mark.parametrize("layer", [12, -13, 100])
+def test_layers_that_are_not_there(layer: int) -> None:
+    with pytest.raises(IndexError, match=f"layer {layer} is out of range.* -12 to 11"):
+        site_name(("z", layer), 12)
+
+
+def test_checked_index() -> None:
+    assert [checked_index(i, 3, "head") for i in (-3, -1, 0, 2)] == [0, 2, 0, 2]
+    with pytest.raises(IndexError, match="head 3"):
+        checked_index(3, 3, "head")
+
+
+def test_aliases_lead_to_sites() -> None:
+    for changes in ({}, {"gated_mlp": True}, {"attn_only": True}, {"positional_embedding_type": "rotary"}):
+        model = toy(**changes)
+        assert model.aliases
+        assert set(model.aliases.values()) <= set(model.hook_dict)
+        assert not set(model.aliases) & set(model.hook_dict)
+        for alias, name in model.aliases.items():
+            assert model.names(alias) == [name]
+
+
+def test_aliases_of_the_embeddings() -> None:
+    assert toy().aliases["embed.hook_out"] == "hook_embed"
+    assert toy().aliases["pos_embed.hook_out"] == "hook_pos_embed"
+
+
+def test_aliases_of_gated_mlps() -> None:
+    plain, gated = toy().aliases, toy(gated_mlp=True).aliases
+    assert plain["blocks.0.mlp.in.hook_out"] == "blocks.0.mlp.hook_pre"
+    assert "blocks.0.mlp.gate.hook_out" not in plain
+    assert gated["blocks.0.mlp.in.hook_out"] == "blocks.0.mlp.hook_pre_linear"
+    assert gated["blocks.0.mlp.gate.hook_out"] == "blocks.0.mlp.hook_pre"
+
+
+def test_a_sites_own_name_wins() -> None:
+    names = ["blocks.0.hook_out", "blocks.0.hook_resid_post", "blocks.0.hook_resid_pre"]
+    assert aliases(names, 1) == {"blocks.0.hook_in": "blocks.0.hook_resid_pre"}
+
+
+def test_models_without_a_place_have_no_alias_for_it() -> None:
+    assert "blocks.0.ln2.hook_in" in toy().aliases
+    assert "blocks.0.ln2.hook_in" not in toy(parallel_attn_mlp=True).aliases
