@@ -30,7 +30,7 @@ _HOMES = {
 _MODULES = ("hub", "patching", "utils")
 
 __version__ = version("hooked-lm")
-__all__ = [*_HOMES, *_MODULES, "__version__"]  # noqa: PLE0604
+__all__ = [*_HOMES, *_MODULES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -126,7 +126,7 @@ class _CorruptedRun:
 
 def _patch(patch_setter: PatchSetter, cell: Index, clean: Tensor) -> Callable[..., Tensor]:
     def patch(value: Tensor, hook: HookPoint) -> Tensor:
-        return patch_setter(value.clone(), list(cell), clean)
+        return patch_setter(value, list(cell), clean)
 
     return patch
 

@@ -1,13 +1,14 @@
 """Rewrites of a decoder's weights that leave its predictions as they are and make its parts easier to compare.
 
-Each rewrite works in place on what the modules are, one tensor at a time, in fp32 or better. A rewritten parameter
-gets new memory with the old order of strides: the file behind a mapped checkpoint is never written. What is done is
+Each rewrite works in place on what the modules are, one tensor at a time, in fp32 or better. The memory of a mapped
+checkpoint is private to the process: what is edited becomes the process's own, the file stays as it was. What is done is
 recorded in `cfg.processed` and done once only; where a rewrite would change the predictions it is left out, and the
 log says so.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
 from itertools import compress
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.block import MLPPart
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.norm import LayerNorm, RMSNorm
+from hooked_lm.components.norm import LayerNorm, RMSNorm, wide
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.models.state import load_state, make_biases, sync_config
 
@@ -122,7 +123,7 @@ def fold_value_biases(model: Any) -> bool:
         if attn.b_V is not None:
             per_head = attn.b_V.repeat_interleave(attn.cfg.n_heads // attn.cfg.n_kv, 0)
             _add(attn, "b_O", torch.einsum("nh,nhm->m", _working(per_head), _working(attn.W_O)))
-            attn.b_V.data = torch.zeros_like(attn.b_V)
+            attn.b_V.detach().zero_()
             done = True
     return done
 
@@ -219,14 +220,22 @@ def _refactor_queries(attn: Any) -> None:
 
 
 def _working(weight: Tensor) -> Tensor:
-    """A copy in at least fp32 with the same order of strides; `.to` loses that order for slices of a fused tensor."""
-    dtype = torch.promote_types(weight.dtype, torch.float32)
-    return torch.empty_like(weight, dtype=dtype, requires_grad=False).copy_(weight)
+    """The values in at least fp32, to compute with: the weight's own memory where it is that already."""
+    return wide(weight.detach())
+
+
+@contextmanager
+def _edited(weight: Tensor) -> Iterator[Tensor]:
+    """The same to edit in place; what is edited arrives in the weight."""
+    work = _working(weight)
+    yield work
+    if work.dtype != weight.dtype:
+        weight.detach().copy_(work)
 
 
 def _set(weight: Tensor, value: Tensor) -> None:
-    """New memory for a parameter: its dtype and order of strides, other values."""
-    weight.data = torch.empty_like(weight, requires_grad=False).copy_(value)
+    """Other values for a parameter, in its own memory, dtype and order of strides."""
+    weight.detach().copy_(value)
 
 
 def _fold_norm(norm: Any, readers: Iterable[Reader]) -> bool:
@@ -236,15 +245,13 @@ def _fold_norm(norm: Any, readers: Iterable[Reader]) -> bool:
     layer_norm: bool = isinstance(norm, LayerNorm)
     gain, shift = (norm.w, norm.b) if layer_norm else (norm.gain(), None)
     for module, weight_name, bias_name in readers:
-        weight = getattr(module, weight_name)
-        work = _working(weight)
-        if shift is not None:
-            _add(module, bias_name, shift.to(work.dtype) @ work)
-        if gain is not None:
-            work *= gain[:, None]
-        if layer_norm:
-            work -= work.mean(-2, keepdim=True)
-        weight.data = work.to(weight.dtype)
+        with _edited(getattr(module, weight_name)) as weight:
+            if shift is not None:
+                _add(module, bias_name, shift.to(weight.dtype) @ weight)
+            if gain is not None:
+                weight *= gain[:, None]
+            if layer_norm:
+                weight -= weight.mean(-2, keepdim=True)
     norm.w = None
     norm.cfg = replace(norm.cfg, weight=False)
     if layer_norm:
@@ -257,9 +264,8 @@ def _center(*weights: Tensor | None) -> None:
     """Take the mean over the last axis out of each; None is passed over."""
     for weight in weights:
         if weight is not None:
-            work = _working(weight)
-            work -= work.mean(-1, keepdim=True)
-            weight.data = work.to(weight.dtype)
+            with _edited(weight) as values:
+                values -= values.mean(-1, keepdim=True)
 
 
 def _add(module: Any, name: str, value: Tensor) -> None:

@@ -1,0 +1,316 @@
+"""A matrix kept as the product of two thin ones, such as a head's `W_V @ W_O`, and what is cheap to know about it.
+
+Vocabulary: the matrix is `[..., ldim, rdim]`, its factors are `A [..., ldim, mdim]` and `B [..., mdim, rdim]`, and the
+dimensions before the last two are leading dimensions. With k the smallest of ldim, mdim and rdim, the matrix has k
+singular values.
+"""
+
+import operator
+from typing import Any, overload
+
+import torch
+from jaxtyping import Complex, Float
+from torch import Tensor
+
+HALF = (torch.float16, torch.bfloat16)
+SVD = tuple[Float[Tensor, "*leading ldim k"], Float[Tensor, "*leading k"], Float[Tensor, "*leading rdim k"]]
+
+
+class FactoredMatrix:
+    """The matrix `A @ B`, of which only the factors are held; `AB` alone multiplies it out.
+
+    Leading dimensions of the factors broadcast. Numbers are real; in float16 and bfloat16 decompositions are computed
+    in float32 and rounded back.
+
+    Example:
+        >>> import torch
+        >>> head = FactoredMatrix(torch.randn(12, 64, 4), torch.randn(12, 4, 64))  # 12 matrices [64, 64] of rank 4
+        >>> head.shape, head.mdim
+        (torch.Size([12, 64, 64]), 4)
+        >>> head.S.shape, head.eigenvalues.shape
+        (torch.Size([12, 4]), torch.Size([12, 4]))
+        >>> U, S, V = head.svd()
+        >>> torch.allclose(U * S[..., None, :] @ V.mT, head.AB, atol=1e-3)
+        True
+        >>> (torch.randn(50, 64) @ head @ head.T)[3, :10]
+        FactoredMatrix([10, 64], mdim=4)
+
+    Raises:
+        ValueError: where shapes do not fit, naming both.
+        IndexError: for an index out of range, or too many of them.
+    """
+
+    __array_ufunc__ = None  # lets `numpy_scalar * matrix` reach __rmul__
+
+    def __init__(self, A: Tensor, B: Tensor):
+        if A.ndim < 2 or B.ndim < 2 or A.shape[-1] != B.shape[-2]:
+            raise ValueError(
+                f"the factors are A [..., ldim, mdim] and B [..., mdim, rdim] with one mdim, "
+                f"got A {list(A.shape)} and B {list(B.shape)}"
+            )
+        try:
+            leading = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
+        except RuntimeError:
+            raise ValueError(
+                f"the leading dimensions of A {list(A.shape)} and B {list(B.shape)} do not broadcast"
+            ) from None
+        self.A = A.expand(*leading, *A.shape[-2:])
+        self.B = B.expand(*leading, *B.shape[-2:])
+        self._known_svd: tuple[list[object], SVD] | None = None
+
+    @property
+    def ldim(self) -> int:
+        """Rows."""
+        return self.A.shape[-2]
+
+    @property
+    def mdim(self) -> int:
+        """The dimension between the factors, which bounds the rank."""
+        return self.A.shape[-1]
+
+    @property
+    def rdim(self) -> int:
+        """Columns."""
+        return self.B.shape[-1]
+
+    @property
+    def shape(self) -> torch.Size:
+        """`[*leading, ldim, rdim]`, as of the product."""
+        return self.A.shape[:-1] + self.B.shape[-1:]
+
+    @property
+    def ndim(self) -> int:
+        """Leading dimensions and two."""
+        return self.A.ndim
+
+    @property
+    def has_leading_dims(self) -> bool:
+        """Whether this is a stack of matrices rather than one."""
+        return self.ndim > 2
+
+    @property
+    def pair(self) -> tuple[Float[Tensor, "*leading ldim mdim"], Float[Tensor, "*leading mdim rdim"]]:
+        """The factors, `(A, B)`."""
+        return self.A, self.B
+
+    @property
+    def AB(self) -> Float[Tensor, "*leading ldim rdim"]:
+        """The matrix, multiplied out: as large as `shape` says."""
+        return self.A @ self.B
+
+    @property
+    def BA(self) -> Float[Tensor, "*leading mdim mdim"]:
+        """The factors multiplied the other way round, for a square matrix: small, with the same nonzero eigenvalues."""
+        if self.ldim != self.rdim:
+            raise ValueError(f"BA needs a square matrix, ldim equal to rdim; this one is {list(self.shape)}")
+        return self.B @ self.A
+
+    @property
+    def T(self) -> "FactoredMatrix":
+        """The transpose of the last two dimensions."""
+        return FactoredMatrix(self.B.mT, self.A.mT)
+
+    @overload
+    def __matmul__(self, other: "FactoredMatrix") -> "FactoredMatrix": ...
+    @overload
+    def __matmul__(self, other: Tensor) -> "FactoredMatrix | Tensor": ...
+    def __matmul__(self, other: "FactoredMatrix | Tensor") -> "FactoredMatrix | Tensor":
+        """With a matrix or a `FactoredMatrix` again a `FactoredMatrix`, with a vector [rdim] a tensor [..., ldim]."""
+        if not isinstance(other, (FactoredMatrix, Tensor)):
+            return NotImplemented
+        _check_fit(self.shape, other.shape)
+        if isinstance(other, FactoredMatrix):
+            return self._times(other.A)._times(other.B)
+        if other.ndim == 1:
+            return (self.A @ (self.B @ other)[..., None])[..., 0]
+        return self._times(other)
+
+    def _times(self, other: Tensor) -> "FactoredMatrix":
+        if self.rdim < self.mdim:  # then the product is no larger than A
+            return FactoredMatrix(self.AB, other)
+        return FactoredMatrix(self.A, self.B @ other)
+
+    def __rmatmul__(self, other: Tensor) -> "FactoredMatrix | Tensor":
+        """With a matrix on the left again a `FactoredMatrix`, with a vector [ldim] a tensor [..., rdim]."""
+        if not isinstance(other, Tensor):
+            return NotImplemented
+        _check_fit(other.shape, self.shape)
+        product = self.T @ (other if other.ndim == 1 else other.mT)
+        return product.T if isinstance(product, FactoredMatrix) else product
+
+    def __mul__(self, scalar: Any) -> "FactoredMatrix":
+        """Times a number, or a tensor of one element."""
+        return FactoredMatrix(self.A * _checked_scalar(scalar), self.B)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, scalar: Any) -> "FactoredMatrix":
+        """Divided by a number, or a tensor of one element."""
+        return FactoredMatrix(self.A / _checked_scalar(scalar), self.B)
+
+    def __neg__(self) -> "FactoredMatrix":
+        return FactoredMatrix(-self.A, self.B)
+
+    def svd(self) -> SVD:
+        """`(U, S, V)` with `U @ diag(S) @ V.mT` the matrix: U [..., ldim, k], S [..., k] falling, V [..., rdim, k].
+
+        The third is V, right singular vectors in its *columns*, and not its transpose as `torch.linalg.svd` returns.
+        Computed from the factors: a QR of each, then the SVD of the small matrix between. The result is kept until a
+        factor changes, unless it carries gradients.
+        """
+        if torch.is_grad_enabled() and (self.A.requires_grad or self.B.requires_grad):
+            return self._computed_svd()
+        if self._known_svd is None or self._known_svd[0] != _versions(*self.pair, *self._known_svd[1]):
+            result = self._computed_svd()
+            self._known_svd = (_versions(*self.pair, *result), result)
+        return self._known_svd[1]
+
+    def _computed_svd(self) -> SVD:
+        Q_left, core, Q_right = self._core()
+        U, S, Vh = torch.linalg.svd(core, full_matrices=False)
+        return (Q_left @ U).to(self.A.dtype), S.to(self.A.dtype), (Q_right @ Vh.mT).to(self.A.dtype)
+
+    def _core(self) -> tuple[Tensor, Tensor, Tensor]:
+        """`(Q_left, core, Q_right)`: the matrix is `Q_left @ core @ Q_right.mT`, the Qs have orthonormal columns."""
+        Q_left, R_left = torch.linalg.qr(_at_least_float32(self.A))
+        Q_right, R_right = torch.linalg.qr(_at_least_float32(self.B).mT)
+        return Q_left, R_left @ R_right.mT, Q_right
+
+    @property
+    def U(self) -> Float[Tensor, "*leading ldim k"]:
+        """Left singular vectors, in the columns."""
+        return self.svd()[0]
+
+    @property
+    def S(self) -> Float[Tensor, "*leading k"]:
+        """Singular values, falling."""
+        return self.svd()[1]
+
+    @property
+    def V(self) -> Float[Tensor, "*leading rdim k"]:
+        """Right singular vectors, in the columns: the matrix is `U @ diag(S) @ V.mT`."""
+        return self.svd()[2]
+
+    @property
+    def Vh(self) -> Float[Tensor, "*leading rdim k"]:
+        """The same as `V`, under the name that existing notebooks use: columns, *not* transposed as the h suggests."""
+        return self.V
+
+    @property
+    def eigenvalues(self) -> Complex[Tensor, "*leading mdim"]:
+        """Those of the small product BA, for a square matrix: the nonzero eigenvalues of AB, filled up with zeros."""
+        if self.A.dtype in HALF:
+            return FactoredMatrix(self.A.float(), self.B.float()).eigenvalues
+        return torch.linalg.eigvals(self.BA)
+
+    def norm(self) -> Float[Tensor, "*leading"]:
+        """The Frobenius norm, the root of the sum of the squared singular values."""
+        return torch.linalg.matrix_norm(self._core()[1]).to(self.A.dtype)
+
+    def make_even(self) -> "FactoredMatrix":
+        """The same matrix with factors `U sqrt(S)` and `sqrt(S) V.mT`: both have the same singular values."""
+        U, S, V = self.svd()
+        root = S.sqrt()
+        return FactoredMatrix(U * root[..., None, :], root[..., :, None] * V.mT)
+
+    def collapse_l(self) -> Float[Tensor, "*leading k rdim"]:
+        """`diag(S) @ V.mT`: the matrix up to a rotation of what it puts out on the left, with the same norms."""
+        _, S, V = self.svd()
+        return S[..., :, None] * V.mT
+
+    def collapse_r(self) -> Float[Tensor, "*leading ldim k"]:
+        """`U @ diag(S)`: the matrix up to a rotation on the right, with the same norms."""
+        U, S, _ = self.svd()
+        return U * S[..., None, :]
+
+    def get_corner(self, k: int = 3) -> Tensor:
+        """The first `k` of every dimension, multiplied out: a look at the numbers."""
+        return self[(slice(k),) * self.ndim].AB
+
+    def unsqueeze(self, k: int) -> "FactoredMatrix":
+        """A new leading dimension of size one before dimension `k`; a negative `k` counts from the end."""
+        place = k if k >= 0 else k + self.ndim + 1
+        if not 0 <= place <= self.ndim - 2:
+            raise IndexError(
+                f"unsqueeze({k}) of matrix {list(self.shape)}: a leading dimension can go to 0 .. {self.ndim - 2}, "
+                "before the last two"
+            )
+        return FactoredMatrix(self.A.unsqueeze(place), self.B.unsqueeze(place))
+
+    def __getitem__(self, index: Any) -> "FactoredMatrix":
+        """Any index on leading dimensions; slices, integers, lists or masks on the last two.
+
+        The last two are indexed each for itself, and stay: an integer leaves a dimension of size one.
+        """
+        leading, rows, columns = self._split_index(index)
+        A, B = self.A[leading], self.B[leading]
+        return FactoredMatrix(A[..., rows, :], B[..., columns])
+
+    def _split_index(self, index: Any) -> tuple[tuple[Any, ...], Any, Any]:
+        """What of an index is for the leading dimensions, the rows and the columns; an ellipsis is written out."""
+        items = list(index) if isinstance(index, tuple) else [index]
+        missing = self.ndim - sum(map(_dims_used, items))
+        if missing < 0:
+            raise IndexError(
+                f"too many indices for matrix {list(self.shape)}: {self.ndim} dimensions, {-missing} more given"
+            )
+        ellipses = [i for i, item in enumerate(items) if item is Ellipsis]
+        if len(ellipses) > 1:
+            raise IndexError("an index can have one ellipsis ('...') only")
+        at = ellipses[0] if ellipses else len(items)
+        items[at : at + 1] = [slice(None)] * missing
+        *leading, rows, columns = items
+        if sum(map(_dims_used, leading)) != self.ndim - 2:
+            raise IndexError(f"new dimensions and masks of matrix {list(self.shape)} go before its last two dimensions")
+        return tuple(leading), _keeping(rows, self.ldim, "row"), _keeping(columns, self.rdim, "column")
+
+    def __repr__(self) -> str:
+        return f"FactoredMatrix({list(self.shape)}, mdim={self.mdim})"
+
+
+def _dims_used(item: Any) -> int:
+    """How many dimensions one item of an index takes up."""
+    if item is None or item is Ellipsis:
+        return 0
+    is_mask = isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8)
+    return item.ndim if is_mask else 1
+
+
+def _keeping(item: Any, size: int, what: str) -> Any:
+    """An integer as a slice of length one; anything else as it is."""
+    try:
+        place = operator.index(item)
+    except TypeError:
+        return item
+    if not -size <= place < size:
+        raise IndexError(f"{what} {place} is out of range: there are {size}, so {-size} to {size - 1}")
+    return slice(place % size, place % size + 1)
+
+
+def _checked_scalar(scalar: Any) -> Any:
+    if not isinstance(scalar, Tensor):
+        return scalar
+    if scalar.numel() != 1:
+        raise ValueError(
+            f"a matrix is scaled by a tensor of one element, got shape {list(scalar.shape)}; products are @"
+        )
+    return scalar.reshape(())
+
+
+def _check_fit(left: torch.Size, right: torch.Size) -> None:
+    """That a product of these shapes exists; one of them may be a vector's."""
+    if not left or not right or left[-1] != right[0 if len(right) == 1 else -2]:
+        raise ValueError(f"{list(left)} @ {list(right)}: the inner dimensions of a product have to be equal")
+    try:
+        torch.broadcast_shapes(left[:-2], right[:-2])
+    except RuntimeError:
+        raise ValueError(f"{list(left)} @ {list(right)}: the leading dimensions do not broadcast") from None
+
+
+def _versions(*tensors: Tensor) -> list[object]:
+    """What every edit in place changes, of a tensor or a view of it; inference tensors cannot tell, so never equal."""
+    return [object() if x.is_inference() else x._version for x in tensors]
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in HALF else x

@@ -1,0 +1,52 @@
+"""Gemma 2 (Gemma Team 2024, arXiv:2408.00118): norms around each sublayer, soft caps, every other layer local."""
+
+from dataclasses import replace
+
+from hooked_lm.components.block import PreNormBlock
+from hooked_lm.components.embed import Embed, Unembed
+from hooked_lm.components.mlp import GatedMLP
+from hooked_lm.components.norm import RMSNorm
+from hooked_lm.families import _llama_like as llama_like
+from hooked_lm.families._llama_like import IGNORED, PREFIX
+from hooked_lm.families._reader import HFConfig
+from hooked_lm.families._rotary import n_ctx
+from hooked_lm.models.config import DecoderConfig
+from hooked_lm.weights import Row
+
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
+
+NO_EFFECT = ("hidden_act",)  # hidden_activation is the one that counts
+
+
+def config(hf: HFConfig) -> DecoderConfig:
+    norm = RMSNorm.Config(hf.hidden_size, hf.rms_norm_eps, offset=1.0)
+    attn = llama_like.attention(
+        hf,
+        scale=hf.query_pre_attn_scalar**-0.5,
+        qkv_bias=hf.attention_bias,
+        out_bias=hf.attention_bias,
+        soft_cap=hf.attn_logit_softcapping,
+    )
+    mlp = GatedMLP.Config(hf.hidden_size, hf.intermediate_size, hf.hidden_activation)
+    block = PreNormBlock.Config(attn=attn, ln1=norm, ln1_post=norm, mlp=mlp, ln2=norm, ln2_post=norm)
+    return DecoderConfig(
+        n_ctx=n_ctx(hf),
+        embed=Embed.Config(hf.vocab_size, hf.hidden_size, scale=hf.hidden_size**0.5),
+        blocks=tuple(replace(block, attn=replace(attn, window=window)) for window in llama_like.windows(hf)),
+        ln_final=norm,
+        unembed=Unembed.Config(
+            hf.hidden_size, hf.vocab_size, soft_cap=hf.final_logit_softcapping, tied=hf.tie_word_embeddings
+        ),
+    )
+
+
+def rows(tree: DecoderConfig) -> list[Row]:
+    return [
+        *llama_like.outer_rows(tree),
+        Row("model.layers.{l}.input_layernorm.weight", "blocks.{l}.ln1.w"),
+        Row("model.layers.{l}.post_attention_layernorm.weight", "blocks.{l}.ln1_post.w"),
+        Row("model.layers.{l}.pre_feedforward_layernorm.weight", "blocks.{l}.ln2.w"),
+        Row("model.layers.{l}.post_feedforward_layernorm.weight", "blocks.{l}.ln2_post.w"),
+        *llama_like.attention_rows(tree),
+        *llama_like.mlp_rows(tree),
+    ]

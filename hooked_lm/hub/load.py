@@ -1,0 +1,204 @@
+"""From a checkpoint to a HookedTransformer."""
+
+import os
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hooked_lm.families import family
+from hooked_lm.families._reader import HFConfig
+from hooked_lm.hub.options import checkpoint_step, one_device, real_dtype, with_limits
+from hooked_lm.hub.source import Source, find, find_tokenizer
+from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
+from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.fold import process_weights
+from hooked_lm.weights import Row, expand, load
+
+
+def from_pretrained(
+    model_name: str | os.PathLike[str],
+    fold_ln: bool = True,
+    center_writing_weights: bool = True,
+    center_unembed: bool = True,
+    refactor_factored_attn_matrices: bool = False,
+    checkpoint_index: int | None = None,
+    checkpoint_value: int | None = None,
+    hf_model: Any = None,
+    device: Any = None,
+    n_devices: int = 1,
+    tokenizer: Any = None,
+    move_to_device: bool = True,
+    fold_value_biases: bool = True,
+    default_prepend_bos: bool | None = None,
+    default_padding_side: str | None = None,
+    dtype: torch.dtype | str = torch.float32,
+    first_n_layers: int | None = None,
+    n_ctx: int | None = None,
+    *,
+    cls: type[HookedTransformer] = HookedTransformer,
+    device_map: Any = None,
+    revision: str | None = None,
+    local_files_only: bool = False,
+    mmap: bool = True,
+    **hf_kwargs: Any,
+) -> HookedTransformer:
+    """A model with a checkpoint's weights.
+
+    On a CPU and in the checkpoint's own dtype the weights are views of the mapped file: nothing is copied before it
+    is changed. Folding and other dtypes pay for what they change.
+
+    >>> from hooked_lm import hub
+    >>> model = hub.from_pretrained("demo")
+    >>> model.cfg.original_architecture
+    'gpt2'
+
+    Args:
+        model_name: a hub id, a local directory, a short name such as "gpt2-small", or "demo".
+        fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases: rewrites of
+            the weights that leave the predictions as they are; see `hooked_lm.models.fold`.
+        checkpoint_index, checkpoint_value: the n-th, or the one at that step, of a training run's published
+            checkpoints (Pythia, Stanford CRFM's GPT-2).
+        hf_model: a transformers or PEFT model whose weights to take instead; it is left as it is.
+        device, device_map: one device; the first GPU if there is one.
+        tokenizer: instead of the checkpoint's own.
+        move_to_device: False leaves the weights on the CPU.
+        dtype: of the weights; "auto" for the checkpoint's own.
+        first_n_layers: leave out the layers after these.
+        n_ctx: the longest prompt, instead of the checkpoint's.
+        mmap: False copies the weights into memory, so that the files may change or go.
+        hf_kwargs: fields of the HF config to override, or `token`, `cache_dir`, `force_download`.
+
+    Raises:
+        ValueError: a model type that is not supported, a config field nobody reads, weights that do not fit, an option
+            that cannot be honoured.
+    """
+    dtype = hf_kwargs.pop("torch_dtype", dtype)
+    device = one_device(device, device_map, n_devices, move_to_device)
+    step, revision = checkpoint_step(str(model_name), checkpoint_index, checkpoint_value, revision)
+    source = find(model_name, hf_model, revision, local_files_only, hf_kwargs)
+    module, tensors = family(source.config.model_type), source.tensors(mmap)
+    full = read_config(module, source.config)
+    cfg = HookedTransformerConfig.from_tree(
+        with_limits(full, first_n_layers, n_ctx),
+        dtype=real_dtype(dtype, tensors),
+        device="meta",
+        init_weights=False,
+        **_facts(source, step, checkpoint_index, default_prepend_bos, default_padding_side),
+    )
+    if tokenizer is None:
+        tokenizer = find_tokenizer(source, revision, local_files_only, hf_kwargs)
+    model = cls(cfg, tokenizer=tokenizer)
+    fill(model, tensors, module, full, device, copy=hf_model is not None)
+    model.hf_config = source.config.to_dict()
+    process_weights(
+        model,
+        fold_ln=fold_ln,
+        center_writing_weights=center_writing_weights,
+        center_unembed=center_unembed,
+        fold_value_biases=fold_value_biases,
+        refactor_factored_attn_matrices=refactor_factored_attn_matrices,
+    )
+    return model
+
+
+def from_pretrained_no_processing(
+    model_name: str | os.PathLike[str],
+    fold_ln: bool = False,
+    center_writing_weights: bool = False,
+    center_unembed: bool = False,
+    refactor_factored_attn_matrices: bool = False,
+    fold_value_biases: bool = False,
+    **kwargs: Any,
+) -> HookedTransformer:
+    """`from_pretrained` with the weights exactly as the checkpoint has them."""
+    return from_pretrained(
+        model_name,
+        fold_ln=fold_ln,
+        center_writing_weights=center_writing_weights,
+        center_unembed=center_unembed,
+        refactor_factored_attn_matrices=refactor_factored_attn_matrices,
+        fold_value_biases=fold_value_biases,
+        **kwargs,
+    )
+
+
+def _facts(
+    source: Source, step: int | None, index: int | None, prepend_bos: bool | None, padding_side: str | None
+) -> dict[str, Any]:
+    """What a model's config says beside its tree; what is not known is left to the defaults."""
+    facts = {
+        "model_name": source.name.rpartition("/")[2],
+        "original_architecture": source.config.model_type,
+        "tokenizer_name": source.name,
+        "from_checkpoint": step is not None,
+        "checkpoint_index": index,
+        "checkpoint_value": step,
+        "checkpoint_label_type": None if step is None else "step",
+        "default_prepend_bos": prepend_bos,
+        "default_padding_side": padding_side,
+        "initializer_range": getattr(source.config, "initializer_range", None),
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def read_config(module: ModuleType, config: Any) -> DecoderConfig:
+    """The tree of an HF config; raises ValueError for a field that is not at its default and that nobody reads."""
+    hf = HFConfig(config.to_dict(), type(config)().to_dict())
+    tree = module.config(hf)
+    if unread := hf.unread(getattr(module, "NO_EFFECT", ())):
+        raise ValueError(
+            f"fields of this {config.model_type} config that would change the model and that are not supported: "
+            + ", ".join(f"{field}={value!r}" for field, value in unread.items())
+        )
+    return tree
+
+
+def concrete_rows(module: ModuleType, tree: DecoderConfig, layers: Iterable[int]) -> list[Row]:
+    return expand(module.rows(tree), l=list(layers))
+
+
+def fill(
+    model: HookedTransformer,
+    tensors: Mapping[str, Tensor],
+    module: ModuleType,
+    full: DecoderConfig,
+    device: torch.device,
+    copy: bool,
+) -> None:
+    """Put a checkpoint's weights into a model that has none; `full` is the tree of all of the checkpoint's layers."""
+    n_layers, parameters = len(model.blocks), dict(model.named_parameters())
+    rows = concrete_rows(module, full, range(n_layers))
+    beyond = range(n_layers, len(full.blocks))
+    left_out = (
+        {row.theirs for row in concrete_rows(module, full, beyond) if row.ours.startswith("blocks.")}
+        if beyond
+        else set()
+    )
+    tied = [row for row in rows if row.tied is not None and row.ours not in parameters]
+    for row in tied:
+        _check_tied(tensors, row, module.PREFIX)
+    load(
+        model,
+        tensors,
+        [row for row in rows if row.ours in parameters],
+        dtype=model.cfg.dtype,
+        device=device,
+        ignore=[*module.IGNORED, *left_out, *(row.theirs for row in tied)],
+        prefix=module.PREFIX,
+        copy=copy,
+    )
+    stranded = [name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta]
+    if stranded:
+        raise ValueError(f"the checkpoint gives no values for {', '.join(stranded)} of {type(model).__name__}")
+    model.cfg.device = str(device)
+
+
+def _check_tied(tensors: Mapping[str, Tensor], row: Row, prefix: str) -> None:
+    """Where a file holds a tied weight all the same, it must be the one that it is tied to."""
+    assert row.tied is not None
+    source = row.tied if row.tied in tensors else row.tied.removeprefix(prefix)
+    if row.theirs in tensors and source in tensors and not torch.equal(tensors[row.theirs], tensors[source]):
+        raise ValueError(f"{row.theirs!r} differs from {source!r}, but the config says that they are tied")

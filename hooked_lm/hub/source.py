@@ -1,0 +1,144 @@
+"""Where a model comes from: a directory, the hub, or a transformers object."""
+
+import copy
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hooked_lm.families import family
+from hooked_lm.families._short_names import SHORT_NAMES
+from hooked_lm.weights import open_checkpoint
+
+DEMO = Path(__file__).parents[1] / "demo" / "model"
+TEXT_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
+DOWNLOAD_OPTIONS = ("token", "cache_dir", "force_download")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model comes from: a directory or an HF model object, with its HF config."""
+
+    name: str
+    folder: Path | None
+    hf_model: Any
+    config: Any
+
+    def tensors(self, mmap: bool) -> Mapping[str, Tensor]:
+        """The weights under their names on disk."""
+        if self.hf_model is None:
+            assert self.folder is not None
+            return open_checkpoint(self.folder, mmap=mmap)
+        from transformers.core_model_loading import revert_weight_conversion
+
+        return revert_weight_conversion(self.hf_model, self.hf_model.state_dict())
+
+
+def short_names() -> dict[str, str]:
+    """Short name -> hub id."""
+    return dict(SHORT_NAMES)
+
+
+def hub_id(model_name: str) -> str:
+    return SHORT_NAMES.get(model_name.lower(), model_name)
+
+
+def find(
+    model_name: str | os.PathLike[str],
+    hf_model: Any,
+    revision: str | None,
+    local_files_only: bool,
+    hf_kwargs: Mapping[str, Any],
+) -> Source:
+    if hf_kwargs.get("trust_remote_code"):
+        raise ValueError("trust_remote_code=True is refused: code from a checkpoint is never run")
+    hf_kwargs = {name: value for name, value in hf_kwargs.items() if name != "trust_remote_code"}
+    overrides = {name: value for name, value in hf_kwargs.items() if name not in DOWNLOAD_OPTIONS}
+    if hf_model is not None:
+        if overrides:
+            raise ValueError(f"{', '.join(overrides)} cannot be given beside hf_model: it brings its own config")
+        hf_model = _merged(hf_model)
+        return Source(hub_id(str(model_name)), None, hf_model, hf_model.config)
+    directory = DEMO if str(model_name) == "demo" else Path(model_name)
+    if directory == DEMO or directory.is_dir():
+        folder, name = directory, str(model_name)
+    else:
+        name = hub_id(str(model_name))
+        folder = _download(name, revision, local_files_only, hf_kwargs)
+    return Source(name, folder, None, _hf_config(folder, overrides))
+
+
+def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> Any:
+    """The HF config of a directory, once it is known to be of a supported family."""
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ValueError(f"no config.json in {folder}: not a model in HF format")
+    try:
+        model_type = json.loads(file.read_text(encoding="utf-8")).get("model_type")
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{file} is not a model's config: {error}") from error
+    family(str(model_type))
+    from transformers import AutoConfig
+
+    config, unused = AutoConfig.from_pretrained(
+        folder, trust_remote_code=False, local_files_only=True, return_unused_kwargs=True, **overrides
+    )
+    if unused:
+        raise ValueError(f"unknown options {', '.join(unused)}: neither ours nor fields of a {model_type} config")
+    return config
+
+
+def _download(
+    name: str,
+    revision: str | None,
+    local_files_only: bool,
+    hf_kwargs: Mapping[str, Any],
+    weights: bool = True,
+) -> Path:
+    """The directory in the hub's cache that holds a model's files: safetensors, pickles only where there are none."""
+    from huggingface_hub import snapshot_download
+
+    options = {key: hf_kwargs[key] for key in DOWNLOAD_OPTIONS if key in hf_kwargs}
+    options |= {"revision": revision, "local_files_only": local_files_only}
+    patterns = [*TEXT_FILES, *(["model*.safetensors"] if weights else [])]
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns="*/*", **options))
+        if weights and not list(folder.glob("model*.safetensors")):
+            snapshot_download(name, allow_patterns="pytorch_model*.bin", ignore_patterns="*/*", **options)
+    except (OSError, ValueError) as error:
+        near = get_close_matches(name.lower(), SHORT_NAMES, n=3)
+        hint = f" (short names near it: {', '.join(near)})" if near else ""
+        raise ValueError(f"{name!r} is no directory here, and the hub did not give it{hint}: {error}") from error
+    return folder
+
+
+def _merged(hf_model: Any) -> Any:
+    """An HF model without adapters: those of a PEFT model are merged into a copy."""
+    if not hasattr(hf_model, "peft_config"):
+        return hf_model
+    if not hasattr(hf_model, "merge_and_unload"):
+        raise ValueError(f"the adapters of this {type(hf_model).__name__} cannot be merged into its weights")
+    return copy.deepcopy(hf_model).merge_and_unload()
+
+
+def find_tokenizer(source: Source, revision: str | None, local_files_only: bool, hf_kwargs: Mapping[str, Any]) -> Any:
+    """The tokenizer that lies beside the weights, or under an HF model's name; None if there is none."""
+    folder = source.folder
+    if folder is None:
+        folder = DEMO if source.name == "demo" else Path(source.name)
+        if not folder.is_dir():
+            try:
+                folder = _download(source.name, revision, local_files_only, hf_kwargs, weights=False)
+            except ValueError:
+                return None
+    files = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+    if not any((folder / file).is_file() for file in files):
+        return None
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)

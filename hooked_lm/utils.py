@@ -1,0 +1,272 @@
+"""Small helpers that notebooks use: names, numbers, tokens, and a look at what a model answers."""
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from rich import print as rich_print
+from rich.markup import escape
+from torch import Tensor
+
+from hooked_lm.components.activations import gelu_tanh, solu
+from hooked_lm.factored_matrix import FactoredMatrix
+from hooked_lm.hooks import Slice, SliceInput
+from hooked_lm.models.loss import lm_accuracy, lm_cross_entropy_loss
+from hooked_lm.models.names import get_act_name
+from hooked_lm.models.sampling import sample_logits
+from hooked_lm.models.tokens import Tokens
+
+__all__ = [
+    "USE_DEFAULT_VALUE", "LocallyOverridenDefaults", "Slice", "SliceInput", "composition_scores", "gelu_fast",
+    "gelu_new", "get_act_name", "get_attention_mask", "get_corner", "get_device", "get_offset_position_ids",
+    "get_tokens_with_bos_removed", "lm_accuracy", "lm_cross_entropy_loss", "remove_batch_dim",
+    "repeat_along_head_dimension", "sample_logits", "solu", "test_prompt", "to_numpy", "tokenize_and_concatenate",
+]  # fmt: skip
+
+USE_DEFAULT_VALUE = None  # an argument left at this takes the model's default
+
+# GELU as GPT-2 computes it, by way of tanh; "fast" is the same formula in another order.
+gelu_new: Callable[[Tensor], Tensor] = gelu_tanh
+gelu_fast: Callable[[Tensor], Tensor] = gelu_tanh
+
+
+# ---- numbers and shapes --------------------------------------------------------------------------------------------
+
+
+def to_numpy(tensor: Any) -> np.ndarray:
+    """An array of a tensor (of any dtype and device, with or without gradients), a list, a number or an array.
+
+    >>> import torch
+    >>> to_numpy(torch.ones(2, dtype=torch.bfloat16, requires_grad=True))
+    array([1., 1.], dtype=float32)
+    """
+    if isinstance(tensor, Tensor):
+        tensor = tensor.detach().cpu()
+        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    if isinstance(tensor, (np.ndarray, list, tuple, int, float, bool, str)):
+        return np.asarray(tensor)
+    raise TypeError(f"to_numpy takes tensors, arrays, lists and numbers, got a {type(tensor).__name__}")
+
+
+def get_corner(tensor: Any, n: int = 3) -> Any:
+    """The first `n` entries along every axis.
+
+    >>> import torch
+    >>> get_corner(torch.arange(16).view(4, 4), 2)
+    tensor([[0, 1],
+            [4, 5]])
+    """
+    return tensor[(slice(n),) * tensor.ndim]
+
+
+def remove_batch_dim(tensor: Tensor) -> Tensor:
+    """The tensor without its first axis if that has length 1; otherwise the tensor."""
+    return tensor[0] if tensor.shape[0] == 1 else tensor
+
+
+def repeat_along_head_dimension(
+    tensor: Float[Tensor, "batch pos d_model"], n_heads: int, clone_tensor: bool = True
+) -> Float[Tensor, "batch pos head d_model"]:
+    """One copy of a stream per head; with `clone_tensor=False` all heads look at the same memory."""
+    repeated = tensor[:, :, None].expand(-1, -1, n_heads, -1)
+    return repeated.clone() if clone_tensor else repeated
+
+
+def get_offset_position_ids(
+    past_kv_pos_offset: int, attention_mask: Int[Tensor, "batch pos"]
+) -> Int[Tensor, "batch new"]:
+    """Positions of the tokens from an offset on, counted over real tokens (mask 1); padding in front stands at 0."""
+    return (attention_mask.cumsum(1) - 1).clamp(min=0)[:, past_kv_pos_offset:]
+
+
+def composition_scores(left: FactoredMatrix, right: FactoredMatrix, broadcast_dims: bool = True) -> Tensor:
+    """`|left right| / (|left| |right|)` in Frobenius norms (Elhage et al. 2021), for every pair of their leading axes.
+
+    With `broadcast_dims=False` the leading axes go together instead. See `model.all_composition_scores`.
+
+    >>> import torch
+    >>> pair = FactoredMatrix(torch.eye(4), torch.eye(4))
+    >>> composition_scores(pair, pair)
+    tensor(0.5000)
+    """
+    if left.shape[-1] != right.shape[-2]:
+        raise ValueError(f"no product of {tuple(left.shape)} and {tuple(right.shape)}: the inner sizes differ")
+    if broadcast_dims:
+        n_left, n_right = left.ndim - 2, right.ndim - 2
+        for axis in range(n_left):
+            right = right.unsqueeze(axis)
+        for axis in range(n_right):
+            left = left.unsqueeze(n_left + axis)
+    return (left @ right).norm() / (left.norm() * right.norm())
+
+
+def get_device() -> str:
+    """Where models go by default: "cuda" if there is one, else "cpu". An Apple GPU has to be asked for: "mps"."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+# ---- tokens --------------------------------------------------------------------------------------------------------
+
+
+def get_attention_mask(
+    tokenizer: Any, tokens: Int[Tensor, "batch pos"], prepend_bos: bool, padding_side: str | None = None
+) -> Int[Tensor, "batch pos"]:
+    """1 for real tokens and 0 for padding, as `Tokens.attention_mask` reads it off ids; the tokenizer's side if None."""
+    side = "left" if (padding_side or tokenizer.padding_side) == "left" else "right"
+    text = Tokens(tokenizer, prepend_bos, side, n_ctx=tokens.shape[1], d_vocab=len(tokenizer))
+    return text.attention_mask(tokens)
+
+
+def get_tokens_with_bos_removed(
+    tokenizer: Any, tokens: Int[Tensor, "*batch pos"], padding_side: str | None = None
+) -> Int[Tensor, "*batch shorter"]:
+    """The tokens without the BOS of each row, which stands first, or after the padding on the left."""
+    if tokenizer.bos_token_id is None:
+        return tokens
+    if (padding_side or tokenizer.padding_side) == "right":
+        return tokens[..., 1:]
+    if tokenizer.bos_token_id == tokenizer.pad_token_id:  # the last of the run in front
+        bos = ((tokens != tokenizer.pad_token_id).long().cumsum(-1) == 0).sum(-1, keepdim=True) - 1
+    else:
+        bos = (tokens == tokenizer.bos_token_id).long().argmax(-1, keepdim=True)
+    kept = torch.arange(tokens.shape[-1], device=tokens.device) != bos
+    return tokens[kept].view(*tokens.shape[:-1], -1)
+
+
+def tokenize_and_concatenate(
+    dataset: Any,
+    tokenizer: Any,
+    streaming: bool = False,
+    max_length: int = 1024,
+    column_name: str = "text",
+    add_bos_token: bool = True,
+    num_proc: int | None = None,
+) -> Any:
+    """Texts, joined by the tokenizer's EOS and cut into rows of `max_length` tokens, each with a BOS in front.
+
+    A rest too short for a row is dropped, unless it is all there is: then it is padded. A dataset of the library
+    `datasets` gives a dataset (`streaming` and `num_proc` go to its `map`), a list of strings or dicts a list of dicts;
+    their column is "tokens". Raises ValueError if the tokenizer lacks the special token.
+    """
+    for kind, needed in (("bos", add_bos_token), ("eos", True)):
+        if needed and getattr(tokenizer, f"{kind}_token_id") is None:
+            raise ValueError(f"the tokenizer has no {kind.upper()} token; set one, e.g. tokenizer.{kind}_token = '...'")
+    if hasattr(dataset, "map"):
+        processes = {} if streaming else {"num_proc": num_proc}
+        rows = dataset.map(
+            lambda batch: {"tokens": _rows(batch[column_name], tokenizer, max_length, add_bos_token).numpy()},
+            batched=True,
+            remove_columns=dataset.column_names,
+            **processes,
+        )
+        return rows.with_format("torch")
+    texts = [entry if isinstance(entry, str) else entry[column_name] for entry in dataset]
+    return [{"tokens": row} for row in _rows(texts, tokenizer, max_length, add_bos_token)]
+
+
+def _rows(texts: Sequence[str], tokenizer: Any, max_length: int, bos: bool) -> Int[Tensor, "row max_length"]:
+    """The texts of `tokenize_and_concatenate` as rows of ids."""
+    width, ids = max_length - bos, []
+    for text in tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"] if texts else []:
+        ids += [*text, tokenizer.eos_token_id]
+    ids = ids[:-1]  # it stands between texts
+    if 0 < len(ids) < width:
+        pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        ids += [pad] * (width - len(ids))
+    rows = torch.tensor(ids[: len(ids) // width * width], dtype=torch.long).view(-1, width)
+    return torch.cat([torch.full((len(rows), 1), tokenizer.bos_token_id), rows], 1) if bos else rows
+
+
+# ---- models --------------------------------------------------------------------------------------------------------
+
+
+class LocallyOverridenDefaults:
+    """Within a `with` block the model's own defaults are others; the tokenizer stays as it is.
+
+    `overrides` are `prepend_bos` and `padding_side`; None leaves the default. ValueError for anything else.
+    """
+
+    VALID: ClassVar = {"prepend_bos": (True, False, None), "padding_side": ("left", "right", None)}
+
+    def __init__(self, model: Any, **overrides: Any) -> None:
+        for name, value in overrides.items():
+            if name not in self.VALID:
+                raise ValueError(f"'{name}' is no default to override; {' and '.join(self.VALID)} are")
+            if value not in self.VALID[name]:
+                raise ValueError(f"{name} must be one of {self.VALID[name]}, got {value!r}")
+        self.cfg = model.cfg
+        self.overrides = {f"default_{name}": v for name, v in overrides.items() if v is not None}
+        self.saved: dict[str, Any] = {}
+
+    def __enter__(self) -> None:
+        self.saved = {name: getattr(self.cfg, name) for name in self.overrides}
+        for name, value in self.overrides.items():
+            setattr(self.cfg, name, value)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for name, value in self.saved.items():
+            setattr(self.cfg, name, value)
+
+
+def test_prompt(
+    prompt: str,
+    answer: str | Sequence[str],
+    model: Any,
+    prepend_space_to_answer: bool = True,
+    print_details: bool = True,
+    prepend_bos: bool | None = None,
+    top_k: int = 10,
+) -> None:
+    """Print how likely a model finds an answer (rank 0 is the likeliest) and which tokens it finds likeliest.
+
+    An answer of several tokens is judged token by token, each after those before it; of several answers, the first
+    token each. `print_details=False` prints the ranks alone.
+
+    >>> from hooked_lm import HookedTransformer
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> test_prompt("The capital of France is", "Paris", model, print_details=False)
+    Ranks of the answer tokens: [(' Paris', 0)]
+    """
+    answers = [answer] if isinstance(answer, str) else list(answer)
+    if prepend_space_to_answer:
+        answers = [text if text.startswith(" ") else " " + text for text in answers]
+    asked = model.to_tokens(prompt, prepend_bos=prepend_bos)
+    wanted = [model.to_tokens(text, prepend_bos=False)[0] for text in answers]
+    steps = [[ids[0] for ids in wanted]] if len(answers) > 1 else [[token] for token in wanted[0]]
+    known = asked if len(answers) > 1 else torch.cat([asked, wanted[0][None, :-1]], 1)
+    with torch.no_grad():
+        logits = model(known)[0, asked.shape[1] - 1 :]
+    if print_details:
+        _say("Tokenized prompt:", model.to_str_tokens(prompt, prepend_bos=prepend_bos))
+        _say(
+            "Tokenized answers:" if len(answers) > 1 else "Tokenized answer:",
+            [model.to_str_tokens(ids) for ids in wanted],
+        )
+    ranks = []
+    for step, candidates in enumerate(steps):
+        scores = logits[step]
+        ranks.append([(model.to_string(token[None]), int((scores > scores[token]).sum())) for token in candidates])
+        if print_details:
+            for rank, token in [(rank, token) for (_, rank), token in zip(ranks[-1], candidates, strict=True)]:
+                _say(f"Rank: {rank: <8}", _performance(model, scores, token), bold=True)
+            for place, token in enumerate(scores.topk(min(top_k, len(scores))).indices):
+                _say(f"Top {place}:", _performance(model, scores, token))
+    _say("Ranks of the answer tokens:", ranks if len(answers) > 1 else [rank for [rank] in ranks], bold=True)
+
+
+test_prompt.__test__ = False  # type: ignore[attr-defined]  # no test, though pytest may think so of its name
+
+
+def _performance(model: Any, scores: Float[Tensor, " d_vocab"], token: Tensor) -> str:
+    prob = scores.float().softmax(0)[token]
+    return f"Logit: {scores[token]:5.2f} Prob: {prob:6.2%} Token: |{model.to_string(token[None])}|"
+
+
+def _say(title: str, value: Any, bold: bool = False) -> None:
+    line = f"{escape(title)} {escape(str(value))}"
+    rich_print(f"[b]{line}[/b]" if bold else line)

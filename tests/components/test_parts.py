@@ -1,0 +1,128 @@
+"""Each part against its formula, written out."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from hooked_lm.components.activations import ACTIVATIONS, activation
+from hooked_lm.components.attention import Attention
+from hooked_lm.components.embed import Embed, Unembed
+from hooked_lm.components.mlp import MLP, GatedMLP
+from hooked_lm.components.norm import LayerNorm, RMSNorm
+from hooked_lm.components.rotary import Rotary
+
+
+def filled(module: nn.Module) -> nn.Module:
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    for name, part in module.named_modules():
+        if hasattr(part, "name"):
+            part.name = name
+    return module.requires_grad_(False)
+
+
+def listened(module: nn.Module, x: torch.Tensor, *points: str) -> torch.Tensor:
+    """The output while somebody listens to these points."""
+    handles = [module.get_submodule(point).add_hook(lambda value, hook: None) for point in points]
+    out = module(x)
+    for handle in handles:
+        handle.remove()
+    return out
+
+
+@pytest.mark.parametrize("weight", [True, False])
+@pytest.mark.parametrize("kind", ["layer", "rms", "gemma"])
+def test_norms(kind: str, weight: bool) -> None:
+    x = 3 * torch.randn(2, 5, 8) + 1
+    if kind == "layer":
+        norm = filled(LayerNorm.Config(8, eps=0.1, weight=weight, bias=weight).build())
+        centred = x - x.mean(-1, keepdim=True)
+        expected = centred / (centred.pow(2).mean(-1, keepdim=True) + 0.1).sqrt()
+        expected = expected * norm.w + norm.b if weight else expected
+    else:
+        norm = filled(RMSNorm.Config(8, eps=0.1, weight=weight, offset=float(kind == "gemma")).build())
+        expected = x / (x.pow(2).mean(-1, keepdim=True) + 0.1).sqrt()
+        expected = expected * (norm.w + (kind == "gemma")) if weight else expected
+    torch.testing.assert_close(norm(x), expected)
+    for point in ("hook_scale", "hook_normalized"):
+        torch.testing.assert_close(listened(norm, x, point), expected)
+
+
+def test_mlps() -> None:
+    x = torch.randn(2, 5, 8)
+    plain = filled(MLP.Config(8, 12, "relu").build())
+    torch.testing.assert_close(plain(x), (x @ plain.W_in + plain.b_in).relu() @ plain.W_out + plain.b_out)
+    gated = filled(GatedMLP.Config(8, 12, "relu").build())
+    torch.testing.assert_close(gated(x), ((x @ gated.W_gate).relu() * (x @ gated.W_in)) @ gated.W_out)
+
+
+@pytest.mark.parametrize("adjacent", [True, False])
+@pytest.mark.parametrize("dim", [8, 4])
+def test_rotary_scores_depend_on_distance_alone(adjacent: bool, dim: int) -> None:
+    rotary = Rotary(dim, theta=100.0, adjacent_pairs=adjacent)
+    q, k = torch.randn(2, 1, 1, 1, 8).expand(2, 1, 9, 1, 8).unbind(0)
+    angles = rotary.angles(torch.arange(9)[None], 9)
+    turned = torch.einsum("bqnd,bknd->qk", rotary.rotate(q, angles), rotary.rotate(k, angles))
+    for shift in range(-8, 9):
+        diagonal = turned.diagonal(shift)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(rotary.rotate(q, angles).norm(dim=-1), q.norm(dim=-1))
+    assert torch.equal(rotary.rotate(q, angles)[..., dim:], q[..., dim:])
+    first, second = (0, 1) if adjacent else (0, dim // 2)
+    unit = torch.zeros(1, 9, 1, 8)
+    unit[..., first] = 1
+    pair = rotary.rotate(unit, angles)[0, 3, 0]
+    assert pair[first].item() == pytest.approx(math.cos(3), abs=1e-6)
+    assert pair[second].item() == pytest.approx(math.sin(3), abs=1e-6)
+
+
+def test_embeddings() -> None:
+    embed = filled(Embed.Config(11, 6, scale=2.0).build())
+    assert torch.equal(embed(torch.tensor([[3, 4]])), 2 * embed.W_E[[3, 4]][None])
+    unembed = filled(Unembed.Config(6, 11, bias=True, soft_cap=2.0, scale=3.0).build(embed))
+    x = torch.randn(1, 2, 6)
+    expected = 2 * (3 * (x @ unembed.W_U + unembed.b_U) / 2).tanh()
+    torch.testing.assert_close(unembed(x), expected)
+
+
+@pytest.mark.parametrize("n_kv", [4, 2, 1])
+def test_attention_head_by_head(n_kv: int) -> None:
+    attn = filled(Attention.Config(16, 4, 6, n_key_value_heads=n_kv, qkv_bias=True, out_bias=True).build())
+    x = torch.randn(2, 5, 16)
+    expected = attn.b_O.expand(2, 5, 16).clone()
+    future = torch.ones(5, 5).triu(1).bool()
+    for head in range(4):
+        shared = head * n_kv // 4
+        q = x @ attn.W_Q[head] + attn.b_Q[head]
+        k, v = x @ attn.W_K[shared] + attn.b_K[shared], x @ attn.W_V[shared] + attn.b_V[shared]
+        scores = (q @ k.transpose(1, 2) / 6**0.5).masked_fill(future, float("-inf"))
+        expected += scores.softmax(-1) @ v @ attn.W_O[head]
+    torch.testing.assert_close(attn(x), expected)
+    torch.testing.assert_close(listened(attn, x, "hook_pattern"), expected)
+    torch.testing.assert_close(listened(attn, x, "hook_result"), expected)
+    per_head = x[:, :, None].repeat(1, 1, 4, 1)
+    torch.testing.assert_close(attn(per_head, x[:, :, None].repeat(1, 1, n_kv, 1), x), expected)
+
+
+def test_weights_lie_as_the_matrices_of_one_product() -> None:
+    attn = Attention.Config(16, 4, 6).build()
+    assert attn.W_Q.shape == (4, 16, 6)
+    assert attn.W_Q.transpose(1, 2).flatten(0, 1).data_ptr() == attn.W_Q.data_ptr()
+    assert attn.W_O.flatten(0, 1).data_ptr() == attn.W_O.data_ptr()
+
+
+def test_activations() -> None:
+    x = torch.linspace(-3, 3, 31)
+    by_hand = {
+        "relu2": x.clamp(min=0) ** 2,
+        "solu": x * x.softmax(-1),
+        "gelu_new": x / 2 * (1 + (math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)).tanh()),
+        "silu": x * x.sigmoid(),
+        "quick_gelu": x * (1.702 * x).sigmoid(),
+    }
+    for name, expected in by_hand.items():
+        torch.testing.assert_close(ACTIVATIONS[name](x), expected)
+    with pytest.raises(ValueError, match=r"'tanhh'.*gelu_new"):
+        activation("tanhh")

@@ -1,0 +1,94 @@
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+from hooked_lm import HookedTransformer, HookedTransformerConfig
+from tests.models.toys import BOTH_WAYS, D_VOCAB, KINDS, ids, toy, words
+
+SIZES: dict[str, Any] = {
+    "n_layers": 2,
+    "d_model": 32,
+    "n_ctx": 16,
+    "d_vocab": D_VOCAB,
+    "act_fn": "relu",
+    "device": "cpu",
+}
+
+
+def test_sizes_that_follow_from_others() -> None:
+    cfg = HookedTransformerConfig(**SIZES, n_heads=4)
+    assert (cfg.d_head, cfg.d_mlp, cfg.d_vocab_out, cfg.attn_scale) == (8, 128, D_VOCAB, 8**0.5)
+    assert HookedTransformerConfig(**SIZES, d_head=16).n_heads == 2
+    assert cfg.n_params == 2 * (4 * 32 * 32 + 2 * 32 * 128)
+    assert cfg.initializer_range == pytest.approx(0.8 / 32**0.5)
+    assert HookedTransformerConfig(**{**SIZES, "dtype": "bfloat16"}, n_heads=4).dtype == torch.bfloat16
+    assert HookedTransformerConfig(**SIZES, n_heads=4, positional_embedding_type="rotary").rotary_dim == 8
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "both_ways"])
+def test_the_flat_names_of_a_tree_are_those_that_made_it(kind: str) -> None:
+    cfg = toy(BOTH_WAYS if kind == "both_ways" else kind).cfg
+    again = HookedTransformerConfig.from_tree(cfg.tree)
+    exempt = {"seed", "initializer_range", "n_params", "scale_attn_by_inverse_layer_idx", "use_attn_scale"}
+    exempt |= {"final_rms"} if cfg.normalization_type == "RMS" else set()  # then it goes without saying
+    names = set(vars(cfg)) - exempt
+    assert {name: getattr(again, name) for name in names} == {name: getattr(cfg, name) for name in names}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dicts_copies_and_pickles(kind: str) -> None:
+    cfg = toy(kind).cfg
+    for again in (
+        HookedTransformerConfig.from_dict(cfg.to_dict()),
+        copy.deepcopy(cfg),
+        pickle.loads(pickle.dumps(cfg)),
+    ):
+        assert again == cfg
+    flat = {name: value for name, value in cfg.to_dict().items() if name != "tree"}
+    assert HookedTransformerConfig.unwrap(flat) == cfg
+    assert HookedTransformerConfig.unwrap(cfg) is cfg
+
+
+def test_the_vocabulary_of_a_tokenizer() -> None:
+    sizes = {name: value for name, value in SIZES.items() if name != "d_vocab"}
+    model = HookedTransformer(HookedTransformerConfig(**sizes, n_heads=4), tokenizer=words())
+    assert (model.cfg.d_vocab, model.cfg.d_vocab_out) == (D_VOCAB, D_VOCAB)
+    assert model(ids(1, 4)).shape[-1] == D_VOCAB
+    with pytest.raises(ValueError, match="d_vocab"):
+        HookedTransformer(HookedTransformerConfig(**sizes, n_heads=4))
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({}, ValueError, "n_heads or d_head"),
+        ({"n_heads": 4, "act_fn": None}, ValueError, "act_fn"),
+        ({"n_heads": 4, "normalization_type": "BN"}, ValueError, "'BN'.*'LN'"),
+        ({"n_heads": 4, "use_local_attn": True}, ValueError, "window_size"),
+        ({"n_heads": 4, "positional_embedding_type": "alibi"}, ValueError, "'alibi'"),
+    ],
+)
+def test_what_cannot_be_built(fields: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        HookedTransformerConfig(**{**SIZES, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"act_fn": "tanhh"}, "'tanhh'.*gelu"),
+        ({"n_key_value_heads": 3}, "4 heads.*3"),
+        ({"init_mode": "zeros"}, "'zeros'.*muP"),
+    ],
+)
+def test_what_a_model_refuses(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        HookedTransformer(HookedTransformerConfig(**{**SIZES, "n_heads": 4, **fields}))
+
+
+def test_an_unknown_name() -> None:
+    with pytest.raises(TypeError, match="n_layer'"):
+        HookedTransformerConfig.from_dict({**SIZES, "n_heads": 4, "n_layer": 2})
