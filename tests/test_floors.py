@@ -119,9 +119,7 @@ def too_long(package: Path) -> list[str]:
                 if ast.get_docstring(node) is not None:
                     length -= node.body[0].end_lineno - node.body[0].lineno + 1
                 if length > MAX_FUNCTION_LINES:
-                    found.append(
-                        f"{file.relative_to(package.parent)}:{node.lineno}: {node.name}, {length} lines"
-                    )
+                    found.append(f"{file.relative_to(package.parent)}:{node.lineno}: {node.name}, {length} lines")
     return found
 
 
@@ -201,7 +199,5 @@ def test_length_is_measured_without_the_docstring(tmp_path: Path) -> None:
     def function(lines: int) -> str:
         return 'def f():\n    """Says\n    much."""\n' + "    pass\n" * (lines - 1)
 
-    package = write(
-        tmp_path / "hooked_lm", {"a.py": function(60), "b.py": function(61), "c.py": "x = 1\n" * 451}
-    )
+    package = write(tmp_path / "hooked_lm", {"a.py": function(60), "b.py": function(61), "c.py": "x = 1\n" * 451})
     assert too_long(package) == ["hooked_lm/b.py:1: f, 61 lines", "hooked_lm/c.py: 451 lines"]

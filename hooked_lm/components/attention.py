@@ -162,9 +162,7 @@ class Attention(nn.Module):
         keys = k.permute(0, 2, 3, 1).flatten(0, 1)
         mask = context.additive_mask(self.cfg.causal, self.cfg.window, q.dtype)
         if self.cfg.soft_cap is None:
-            scores = torch.baddbmm(_rows(mask, n_heads, n_kv), queries, keys, alpha=self.scale).view(
-                scores_shape
-            )
+            scores = torch.baddbmm(_rows(mask, n_heads, n_kv), queries, keys, alpha=self.scale).view(scores_shape)
         else:
             scores = (torch.bmm(queries, keys) * (self.scale / self.cfg.soft_cap)).view(scores_shape)
             scores = self.cfg.soft_cap * scores.tanh() + mask

@@ -45,9 +45,7 @@ class Context:
         """Which of the new tokens are real; None if all are."""
         return None if self.real is None else self.real[:, self.n_past :]
 
-    def rotary(
-        self, rotary: Rotary
-    ) -> tuple[Float[Tensor, "batch pos 1 half"], Float[Tensor, "batch pos 1 half"]]:
+    def rotary(self, rotary: Rotary) -> tuple[Float[Tensor, "batch pos 1 half"], Float[Tensor, "batch pos 1 half"]]:
         """The angles of every position, shared by the layers of one rotary embedding."""
         if rotary not in self._shared:
             self._shared[rotary] = rotary.angles(self.positions, self.n_key)

@@ -77,9 +77,7 @@ class YarnScaling:
 
     def _turning_dim(self, rotary: "Rotary", turns: float) -> float:
         """The (fractional) pair of features that turns so often over the trained context."""
-        return (
-            rotary.dim * math.log(self.trained_n_ctx / (turns * 2 * math.pi)) / (2 * math.log(rotary.theta))
-        )
+        return rotary.dim * math.log(self.trained_n_ctx / (turns * 2 * math.pi)) / (2 * math.log(rotary.theta))
 
     def _temperature(self) -> float:
         def scale(weight: float) -> float:

@@ -168,13 +168,18 @@ class Recorder:
         if not isinstance(value, Tensor):
             raise TypeError(f"'{hook.name}' passes a {type(value).__name__}, and a cache holds tensors: filter it out")
         name, value = hook.name + self.suffix, value.detach()
-        axis = next((i for i, dim in enumerate(hook.dims) if dim in ("pos", "query_pos")), None)
-        if axis is not None:
-            value = self.pos_slice.apply(value, axis)
-            value = value.clone() if self.pos_slice.mode == "slice" else value  # a view would keep the rest, too
+        if self.pos_slice.mode != "identity":
+            value = self._some_positions(value, hook.dims)
         if self.remove_batch_dim and hook.dims[:1] in ((), ("batch",)):
             value = _only_row(name, value)
-        self.cache[name] = value.to(self.device)
+        self.cache[name] = value if self.device is None else value.to(self.device)
+
+    def _some_positions(self, value: Tensor, dims: tuple[str, ...]) -> Tensor:
+        axis = next((i for i, dim in enumerate(dims) if dim in ("pos", "query_pos")), None)
+        if axis is None:
+            return value
+        value = self.pos_slice.apply(value, axis)
+        return value.clone() if self.pos_slice.mode == "slice" else value  # a view would keep the rest, too
 
 
 def _only_row(name: str, value: Tensor) -> Tensor:

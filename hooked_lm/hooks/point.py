@@ -59,6 +59,10 @@ class Hook:
 
     def __call__(self, value: Any) -> Any:
         """Run the function, once for each name it knows the point by; None leaves the value as it is."""
+        if self.records:
+            for point in self.shown_points:
+                self.user_hook(value, hook=point)
+            return value
         for point in self.shown_points:
             expected = _kind(value)
             new = self.user_hook(value, hook=point) if self._takes_keyword else self.user_hook(value, point)
@@ -101,10 +105,8 @@ class HookPoint(nn.Identity):
         self._hooks: dict[Frame | None, tuple[Hook, ...]] = {}
 
     def __call__(self, value: Any) -> Any:
-        """As for any module; but with nothing to run, past PyTorch's machinery, five times as costly."""
-        if self._hooks or self._has_torch_hooks():
-            return super().__call__(value)
-        return value
+        """As for any module; but where PyTorch's own hooks have no part in it, past its costly machinery."""
+        return super().__call__(value) if self._has_torch_hooks() else self.forward(value)
 
     def forward(self, value: Any) -> Any:
         if not self._hooks:
@@ -118,7 +120,9 @@ class HookPoint(nn.Identity):
         if not self._hooks:
             return []
         hooks = [hook for frame in (None, *scope.current()) for hook in self._hooks.get(frame, ())]
-        return sorted((h for h in hooks if dir in (None, h.dir)), key=lambda hook: hook.order)
+        if len(hooks) > 1:
+            hooks.sort(key=lambda hook: hook.order)
+        return hooks if dir is None else [hook for hook in hooks if hook.dir == dir]
 
     @property
     def is_listening(self) -> bool:
@@ -188,7 +192,8 @@ class HookPoint(nn.Identity):
 
     def end_level(self, level: int) -> None:
         """Remove the hooks that were added by hand until the end of a scope of this depth."""
-        self._keep(lambda hook: hook.is_permanent or hook.context_level != level, [None])
+        if self._hooks:
+            self._keep(lambda hook: hook.is_permanent or hook.context_level != level, [None])
 
     def discard(self, hook: Hook) -> None:
         """Remove one hook, wherever it stands."""

@@ -128,9 +128,7 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
         _check_options(return_type, logits_to_keep)
         blocks = self._blocks(start_at_layer, stop_at_layer)
         if start_at_layer is None:
-            resid, tokens, context = self._embedded(
-                input, prepend_bos, padding_side, attention_mask, past_kv_cache
-            )
+            resid, tokens, context = self._embedded(input, prepend_bos, padding_side, attention_mask, past_kv_cache)
         else:
             resid = self._checked_stream(input)
             context = self._context(resid, attention_mask, past_kv_cache)
@@ -144,9 +142,7 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
         if stop_at_layer is not None:
             return resid
         normalized = self.ln_final(resid)
-        if return_type is None and not is_listening(
-            *(m for m in self.unembed.modules() if isinstance(m, HookPoint))
-        ):
+        if return_type is None and not is_listening(*(m for m in self.unembed.modules() if isinstance(m, HookPoint))):
             return None
         logits = self.unembed(normalized if logits_to_keep is None else normalized[:, -logits_to_keep:])
         return self._result(logits, tokens, context, return_type, loss_per_token)
@@ -267,9 +263,7 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
 
     def _check_tokens(self, tokens: Tensor, n_past: int) -> None:
         if tokens.numel() == 0:
-            raise ValueError(
-                f"the input is empty: its shape is {tuple(tokens.shape)}; give at least one token"
-            )
+            raise ValueError(f"the input is empty: its shape is {tuple(tokens.shape)}; give at least one token")
         if n_past + tokens.shape[1] > self.cfg.n_ctx:
             with_past = f" with the {n_past} in the cache" if n_past else ""
             raise ValueError(
@@ -302,13 +296,9 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
             model_args, return_type = (model_args[0], *model_args[2:]), model_args[1]
         if return_type is None and names_filter is not None and kwargs.get("stop_at_layer") is None:
             kwargs["stop_at_layer"] = self._last_layer_needed(names_filter)
-            _, cache = super().run_with_cache(
-                *model_args, names_filter=names_filter, return_type=None, **kwargs
-            )
+            _, cache = super().run_with_cache(*model_args, names_filter=names_filter, return_type=None, **kwargs)
             return None, cache
-        return super().run_with_cache(
-            *model_args, names_filter=names_filter, return_type=return_type, **kwargs
-        )
+        return super().run_with_cache(*model_args, names_filter=names_filter, return_type=return_type, **kwargs)
 
     def _last_layer_needed(self, names_filter: NamesFilter) -> int | None:
         """The bound of the blocks to run for these sites; None if one of them comes after all blocks."""
@@ -416,7 +406,9 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
         return hub.from_pretrained(model_name, *args, cls=cls, **kwargs)
 
     @classmethod
-    def from_pretrained_no_processing(cls, model_name: str | os.PathLike[str], *args: Any, **kwargs: Any) -> "HookedTransformer":
+    def from_pretrained_no_processing(
+        cls, model_name: str | os.PathLike[str], *args: Any, **kwargs: Any
+    ) -> "HookedTransformer":
         """The same with the weights exactly as they are in the checkpoint."""
         from hooked_lm import hub
 

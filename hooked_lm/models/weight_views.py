@@ -156,7 +156,7 @@ class WeightViews:
         return sum(parameter.numel() for parameter in self.parameters())  # type: ignore[attr-defined]
 
     def all_head_labels(self) -> list[str]:
-        """"L0H0", "L0H1", ... in the order of `W_Q`."""
+        """ "L0H0", "L0H1", ... in the order of `W_Q`."""
         return [f"L{layer}H{head}" for layer in range(self.cfg.n_layers) for head in range(self.cfg.n_heads)]
 
     def accumulated_bias(
@@ -193,7 +193,8 @@ class WeightViews:
         if mode not in readers:
             raise ValueError(f"mode must be 'Q', 'K' or 'V', got {mode!r}")
         left, right = self.OV, readers[mode]()
-        writer = FactoredMatrix(left.A[:, :, None, None], left.B[:, :, None, None])
-        scores = (writer @ right[None, None]).norm() / (left.norm()[:, :, None, None] * right.norm())
+        # what a rotation makes d_head wide has the same norm, and all pairs are then one product
+        products = torch.einsum("abhm,cdmk->abcdhk", left.collapse_l(), right.collapse_r())
+        scores = products.norm(dim=(-2, -1)) / (left.norm()[:, :, None, None] * right.norm())
         layers = torch.arange(self.cfg.n_layers, device=scores.device)
         return scores * (layers[:, None, None, None] < layers[None, None, :, None])

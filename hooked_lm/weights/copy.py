@@ -121,9 +121,7 @@ def load(
         theirs = tensors[source].detach()
         for row in group:
             if row.tied is not None and row.theirs == source and not _same_bits(theirs, tensors[row.tied]):
-                raise ValueError(
-                    f"{_place(tensors, source)} differs from {row.tied!r}, to which {row} ties it"
-                )
+                raise ValueError(f"{_place(tensors, source)} differs from {row.tied!r}, to which {row} ties it")
         # Two names of one memory become two parameters: editing one must not edit the other.
         alias = theirs.data_ptr() in lent
         for row in group:
@@ -241,9 +239,7 @@ def _unfit_names(targets: Mapping[str, Slot], rows: Sequence[Row]) -> list[Probl
     problems, filled = [], set[str]()
     for row in rows:
         if open_names := placeholders(row.theirs) | placeholders(row.ours):
-            problems.append(
-                Problem(f"{row} still has {', '.join(sorted(open_names))}: call expand(rows, ...) first")
-            )
+            problems.append(Problem(f"{row} still has {', '.join(sorted(open_names))}: call expand(rows, ...) first"))
         elif row.ours not in targets:
             problems.append(Problem(f"{row}: the model has no {row.ours!r}", row.ours, targets))
         elif row.ours in filled:
@@ -304,6 +300,4 @@ def _refuse(problems: Sequence[Problem]) -> None:
     if problems:
         more = f"\n- and {len(problems) - 20} more" if len(problems) > 20 else ""
         listing = "\n- ".join(str(problem) for problem in problems[:20])
-        raise ValueError(
-            f"the checkpoint and the model do not match; nothing was changed:\n- {listing}{more}"
-        )
+        raise ValueError(f"the checkpoint and the model do not match; nothing was changed:\n- {listing}{more}")

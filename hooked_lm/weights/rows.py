@@ -129,9 +129,7 @@ class Row:
             sizes: dict[str, Axis] = {}
             for axis in _flat(self._left):
                 if axis in chosen:
-                    take[axis], sizes[axis] = _part_of(
-                        known[axis], chosen[axis], kept=axis in _flat(self._right)
-                    )
+                    take[axis], sizes[axis] = _part_of(known[axis], chosen[axis], kept=axis in _flat(self._right))
                 elif axis in known:
                     sizes[axis] = known[axis]
             names = {key: str(label) for key, label in chosen.items()}
@@ -166,9 +164,7 @@ class Row:
             if None not in extents and prod(e for e in extents if e is not None) != size:
                 raise self._misfit(theirs, ours)
         if theirs is not None and (unknown := set(_flat(left)) - set(known)):
-            raise ValueError(
-                f"{self}: the size of {_names(unknown)} is not determined by {list(theirs)}; give it"
-            )
+            raise ValueError(f"{self}: the size of {_names(unknown)} is not determined by {list(theirs)}; give it")
         return known
 
     def their_shape(self, ours: Sequence[int]) -> tuple[int, ...]:
@@ -180,9 +176,7 @@ class Row:
         left, _ = self._sides(len(ours))
         known = self.sizes(None, ours)
         if unknown := set(_flat(left)) - set(known):
-            raise ValueError(
-                f"{self}: the size of {_names(unknown)} does not follow from {list(ours)}; give it"
-            )
+            raise ValueError(f"{self}: the size of {_names(unknown)} does not follow from {list(ours)}; give it")
         return tuple(prod(known[axis] for axis in group) for group in left)
 
     def read(self, theirs: Tensor, shape: Sequence[int] | None = None) -> Tensor:
@@ -211,9 +205,7 @@ class Row:
         left, right = self._sides(ours.ndim)
         sizes, order = self.sizes(None, ours.shape), _flat(right)
         split = ours.reshape([sizes[axis] for axis in order])
-        return split.permute([order.index(axis) for axis in _flat(left)]).reshape(
-            self.their_shape(ours.shape)
-        )
+        return split.permute([order.index(axis) for axis in _flat(left)]).reshape(self.their_shape(ours.shape))
 
     def part(self, theirs: Tensor, sizes: Mapping[str, int]) -> Tensor:
         """Our region of their tensor as a view with one dimension for each axis, in our order."""
@@ -263,8 +255,7 @@ class Row:
             for group, size in zip(right, ours, strict=True):
                 self._infer(known, group, size, is_ours=True)
         expected = [
-            str(prod(known[axis] for axis in group)) if set(group) <= set(known) else "*".join(group)
-            for group in left
+            str(prod(known[axis] for axis in group)) if set(group) <= set(known) else "*".join(group) for group in left
         ]
         given = "".join(f", {axis}={size}" for axis, size in self.axes.items())
         return ValueError(
@@ -306,9 +297,7 @@ def unprefixed(rows: Iterable[Row], prefix: str) -> list[Row]:
     ]
 
 
-def check_coverage(
-    rows: Sequence[Row], our_shapes: Sequence[Sequence[int]], their_shape: Sequence[int]
-) -> None:
+def check_coverage(rows: Sequence[Row], our_shapes: Sequence[Sequence[int]], their_shape: Sequence[int]) -> None:
     """That the rows which share one tensor of theirs take every element of it, each once.
 
     Raises:
@@ -318,14 +307,10 @@ def check_coverage(
     if len(rows) == 1 and not partial:
         return
     # Dimensions that every row takes whole are shrunk to one element: the mask stays small.
-    taken = torch.zeros(
-        [size if dim in partial else 1 for dim, size in enumerate(their_shape)], dtype=torch.bool
-    )
+    taken = torch.zeros([size if dim in partial else 1 for dim, size in enumerate(their_shape)], dtype=torch.bool)
     for row, shape in zip(rows, our_shapes, strict=True):
         sizes = row.sizes(their_shape, shape)
-        whole = {
-            axis for dim, g in enumerate(row.split_dims(len(their_shape))) if dim not in partial for axis in g
-        }
+        whole = {axis for dim, g in enumerate(row.split_dims(len(their_shape))) if dim not in partial for axis in g}
         part = row.part(taken, {axis: 1 if axis in whole else size for axis, size in sizes.items()})
         if part.any():
             raise ValueError(f"{row}: takes elements of {row.theirs!r} that another row takes too")
@@ -333,9 +318,7 @@ def check_coverage(
     if not taken.all():
         share = 1 - taken.float().mean().item()
         fillers = _names(row.ours for row in rows)
-        raise ValueError(
-            f"{share:.0%} of {rows[0].theirs!r} {list(their_shape)} is taken by no row: only {fillers}"
-        )
+        raise ValueError(f"{share:.0%} of {rows[0].theirs!r} {list(their_shape)} is taken by no row: only {fillers}")
 
 
 def placeholders(name: str) -> set[str]:
@@ -369,9 +352,7 @@ def _parse_side(text: str, pattern: str) -> Side:
             raise ValueError(f"pattern {pattern!r}: unexpected {token!r}; axes are names, 1, or (names)")
     axes = _flat(tuple(groups))
     if is_open or len(set(axes)) != len(axes):
-        raise ValueError(
-            f"pattern {pattern!r}: " + ("a '(' is not closed" if is_open else "an axis stands twice")
-        )
+        raise ValueError(f"pattern {pattern!r}: " + ("a '(' is not closed" if is_open else "an axis stands twice"))
     return tuple(groups)
 
 

@@ -106,9 +106,7 @@ def open_checkpoint(path: str | os.PathLike[str], *, mmap: bool = True) -> Check
         found = [path / name for name in WHOLE_OR_INDEX if (path / name).is_file()]
         if not found:
             there = ", ".join(sorted(entry.name for entry in path.iterdir())[:10]) or "nothing"
-            raise ValueError(
-                f"no checkpoint in {path}: expected one of {', '.join(WHOLE_OR_INDEX)}; found {there}"
-            )
+            raise ValueError(f"no checkpoint in {path}: expected one of {', '.join(WHOLE_OR_INDEX)}; found {there}")
         path = found[0]
     elif not path.is_file():
         raise ValueError(f"no checkpoint at {path}: there is no such file or directory")

@@ -1,6 +1,6 @@
 """`make bench`: speed and memory as ratios measured in one run. Name parts to run only those.
 
-    python -m tests.benchmarks forward generation loading import compile
+python -m tests.benchmarks forward generation loading import compile
 """
 
 import sys

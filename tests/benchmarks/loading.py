@@ -103,4 +103,6 @@ def compile_figure() -> Figure:
     tokens = torch.randint(0, 50257, (1, 16))
     with torch.no_grad():
         difference = (torch.compile(ours, fullgraph=True)(tokens) - ours(tokens)).abs().max().item()
-    return Figure("torch.compile(fullgraph=True)", "eager, |dlogit| / 1e-4", difference / 1e-4, 1.0, f"{difference:.1e}")
+    return Figure(
+        "torch.compile(fullgraph=True)", "eager, |dlogit| / 1e-4", difference / 1e-4, 1.0, f"{difference:.1e}"
+    )

@@ -65,9 +65,7 @@ def test_load_then_export_gives_every_bit_back(dtype):
     assert back.keys() == theirs.keys()
     for name in theirs:
         assert torch.equal(back[name].view(torch.uint8), theirs[name].view(torch.uint8)), name
-    assert torch.equal(
-        export(model, rows(), write_tied=True)["lm_head.weight"][1:], theirs["t.wte.weight"][1:]
-    )
+    assert torch.equal(export(model, rows(), write_tied=True)["lm_head.weight"][1:], theirs["t.wte.weight"][1:])
 
 
 def test_a_wrong_row_still_exports_bit_for_bit_but_fills_otherwise():
@@ -223,9 +221,7 @@ def test_rows_that_do_not_fit_the_model_are_named():
     theirs = tensors()
     complete = rows()
     without_K = [row for row in complete if row.ours != "blocks.0.W_K"]
-    with pytest.raises(
-        ValueError, match=r"(?s)no row for 'blocks.0.W_K'.*33% of 't.h.0.qkv' .* taken by no row"
-    ):
+    with pytest.raises(ValueError, match=r"(?s)no row for 'blocks.0.W_K'.*33% of 't.h.0.qkv' .* taken by no row"):
         load(Model(), theirs, without_K)
     with pytest.raises(ValueError, match=r"no row for 'blocks.0.W_K'"):
         export(Model("cpu"), without_K)

@@ -35,9 +35,7 @@ def sharded(folder, suffix="safetensors"):
     for name, tensors in parts.items():
         (save_file if suffix == "safetensors" else torch.save)(tensors, folder / name)
     index = folder / f"{stem}.{suffix}.index.json"
-    index.write_text(
-        json.dumps({"weight_map": {name: file for file, part in parts.items() for name in part}})
-    )
+    index.write_text(json.dumps({"weight_map": {name: file for file, part in parts.items() for name in part}}))
     return index
 
 
@@ -205,8 +203,7 @@ def test_damaged_safetensors_are_refused(tmp_path):
     for header in (
         '{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,16]}}',
         '{"a":{"dtype":"F99","shape":[4],"data_offsets":[0,16]}}',
-        '{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
-        '"a":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}}',
+        '{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}}',
     ):
         write_safetensors(path, header, bytes(16))
         with pytest.raises(ValueError, match=r"model.safetensors is truncated or not"):
