@@ -87,7 +87,8 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
             self.blocks = nn.ModuleList(block.build(layer) for layer, block in enumerate(tree.blocks))
             self.ln_final = build_norm(tree.ln_final)
             self.unembed = tree.unembed.build(self.embed)
-        super().to(self.cfg.dtype)
+        if self.embed.W_E.dtype != self.cfg.dtype:
+            super().to(self.cfg.dtype)
         if self.cfg.init_weights:
             self.init_weights()
         self.setup()

@@ -214,23 +214,27 @@ def _plan_load(
             problems.append(Problem(f"no row for the tensor {_place(tensors, name)}", name, read))
     own = _by_source((source, row) for source, row in sourced if source == row.theirs)
     groups = [*own.items(), *((source, [row]) for source, row in sourced if source != row.theirs)]
+    fitting = set()  # one layer answers for all of the same kinds and shapes
     for source, group in groups:
-        problems += _unfit_shapes(targets, tensors, source, group)
+        shapes = _shape(tensors, source), [targets[row.ours].tensor.shape for row in group]
+        if (alike := repr((shapes, [row.kind for row in group]))) not in fitting:
+            unfit = _unfit_shapes(_place(tensors, source), *shapes, group)
+            problems += unfit
+            fitting |= set() if unfit else {alike}
     _refuse(problems)
     return groups
 
 
 def _unfit_shapes(
-    targets: Mapping[str, Slot], tensors: Mapping[str, Tensor], source: str, rows: Sequence[Row]
+    place: str, theirs: Sequence[int], ours: Sequence[Sequence[int]], rows: Sequence[Row]
 ) -> list[Problem]:
     """What keeps the rows that read one tensor from taking it apart into our shapes."""
-    theirs, ours = _shape(tensors, source), [targets[row.ours].tensor.shape for row in rows]
     try:
         for row, shape in zip(rows, ours, strict=True):
             row.sizes(theirs, shape)
         check_coverage(rows, ours, theirs)
     except ValueError as error:
-        return [Problem(f"{_place(tensors, source)}: {error}")]
+        return [Problem(f"{place}: {error}")]
     return []
 
 

@@ -25,6 +25,7 @@ do.
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any
@@ -34,6 +35,8 @@ from torch import Tensor
 
 Axis = int | Sequence[Any] | Mapping[str, int]  # a size, the labels of its indices, or label -> length
 Side = tuple[tuple[str, ...], ...]  # one group of axes for each dimension
+
+_solved: dict[tuple[Any, ...], dict[str, int]] = {}  # sizes that were found, by kind of row and shapes
 
 
 @dataclass(init=False)
@@ -149,6 +152,18 @@ class Row:
         Raises:
             ValueError: the shapes do not fit the pattern or each other.
         """
+        shapes = (None if theirs is None else tuple(theirs), None if ours is None else tuple(ours))
+        key = (self.kind, *shapes)
+        if key not in _solved:
+            _solved[key] = self._solve(*shapes)
+        return dict(_solved[key])
+
+    @property
+    def kind(self) -> str:
+        """Rows of one kind take tensors of one shape apart alike: the layers of a model differ in names only."""
+        return repr((self.pattern, self.axes, self.take))
+
+    def _solve(self, theirs: Sequence[int] | None, ours: Sequence[int] | None) -> dict[str, int]:
         left, right = self._sides(len(theirs if theirs is not None else ours or ()))
         known = {axis: size for axis, size in self.axes.items() if isinstance(size, int)}
         dims: list[tuple[tuple[str, ...], int, bool]] = []
@@ -326,6 +341,7 @@ def placeholders(name: str) -> set[str]:
     return set(re.findall(r"\{(\w+)\}", name))
 
 
+@lru_cache
 def _parse(pattern: str) -> tuple[Side, Side]:
     sides = pattern.split("->")
     if len(sides) != 2:
