@@ -21,8 +21,7 @@ HELD_OUT_SHARE = 8
 """One combination in this many is held out."""
 
 HELD_OUT = """
-- `indirect_object`: the pair of names. Held-out pairs never meet in a training text. Prompts that open with a
-  name ("Mary and John went to ...") are in the training text but are not counted here; they are measured apart.
+- `indirect_object`: the pair of names. Held-out pairs never meet in a training text.
 - `capitals`, `landmarks`: the phrasing together with the country or landmark. The facts themselves are in the
   training text, in other phrasings, since a fact cannot be guessed.
 - `repeated_sequences`: the whole sequence, drawn afresh.
@@ -193,13 +192,10 @@ INDIRECT_OBJECT_TEMPLATES = (
     "Then, {a} and {b} were working at the {place}. {s} decided to give {object} to",
     "Friends {a} and {b} found {object} at the {place}. {s} {gave} it to",
 )
-NAME_FIRST_TEMPLATE = "{a} and {b} went to the {place}, and {s} {gave} {object} to"
-"""In the training text, but not among the items of `indirect_object`; see `name_first_item`."""
 
 
 def _fill_indirect_object(rng: Random, first: str, second: str, giver: str) -> str:
-    templates = (*INDIRECT_OBJECT_TEMPLATES, NAME_FIRST_TEMPLATE)
-    template, place, thing, gave = map(rng.choice, (templates, PLACES, OBJECTS, GIVING))
+    template, place, thing, gave = map(rng.choice, (INDIRECT_OBJECT_TEMPLATES, PLACES, OBJECTS, GIVING))
     return template.format(a=first, b=second, s=giver, place=place, object=thing, gave=gave)
 
 
@@ -390,30 +386,7 @@ def _draw(rng: Random, task: str, held_out: bool) -> Example:
     return example
 
 
-def _opens_with_a_name(example: Example) -> bool:
-    return example.prompt.split()[0] in NAMES
-
-
-def _indirect_object_item(rng: Random) -> Example:
-    while _opens_with_a_name(example := _draw(rng, "indirect_object", held_out=True)):
-        pass
-    return example
-
-
-def name_first_item(rng: Random) -> Example:
-    """A held-out indirect object item that opens with a name.
-
-    The model is worse at these, so they are measured apart: a name with no space before it is another token,
-    and the answer has to be the token of the same name with a space.
-    """
-    while not _opens_with_a_name(example := _draw(rng, "indirect_object", held_out=True)):
-        pass
-    return example
-
-
-TASKS: dict[str, Callable[[Random], Example]] = {task: partial(_draw, task=task, held_out=True) for task in _DRAW} | {
-    "indirect_object": _indirect_object_item
-}
+TASKS: dict[str, Callable[[Random], Example]] = {task: partial(_draw, task=task, held_out=True) for task in _DRAW}
 """For each task, a function that draws one held-out item."""
 
 

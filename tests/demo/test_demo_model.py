@@ -3,14 +3,14 @@
 import itertools
 import random
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
-from transformers import AutoTokenizer, GPT2LMHeadModel
+from torch import Tensor
 
+from hooked_lm import HookedTransformer
 from hooked_lm.demo import corpus
 
 MODEL = Path(corpus.__file__).parent / "model"
@@ -19,36 +19,28 @@ ITEMS = 200
 
 
 class Demo(NamedTuple):
-    """All that the tests need of a model."""
+    """All that the tests need of the model."""
 
-    encode: Callable[[str], list[int]]
-    run: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-    """Tokens to logits and attention patterns [layer, batch, head, query, key]."""
-    logits: Callable[[list[str]], torch.Tensor]
-    """Prompts to the logits after each, read alone after BOS: [prompt, vocabulary]."""
-    bos: int
-    vocabulary: int
+    model: HookedTransformer
+
+    def encode(self, text: str) -> list[int]:
+        return self.model.to_tokens(text, prepend_bos=False)[0].tolist()
+
+    @torch.no_grad()
+    def logits(self, prompts: list[str]) -> Tensor:
+        """Prompts to the logits after each, read alone after BOS: [prompt, d_vocab]."""
+        return self.model(prompts, padding_side="left", logits_to_keep=1)[:, 0]
+
+    @torch.no_grad()
+    def run(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens to logits and attention patterns [layer, batch, head, query_pos, key_pos]."""
+        logits, cache = self.model.run_with_cache(tokens, names_filter="blocks.*.attn.hook_pattern")
+        return logits, cache.stack("*")
 
 
 @pytest.fixture(scope="module")
 def demo() -> Demo:
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    model = GPT2LMHeadModel.from_pretrained(MODEL, attn_implementation="eager").eval()
-
-    @torch.no_grad()
-    def run(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        output = model(tokens, output_attentions=True)
-        return output.logits, torch.stack(output.attentions)
-
-    @torch.no_grad()
-    def logits(prompts: list[str]) -> torch.Tensor:
-        rows = [[tokenizer.bos_token_id, *tokenizer.encode(prompt)] for prompt in prompts]
-        ends = [len(row) - 1 for row in rows]
-        # Attention is causal, so padding on the right changes nothing to its left.
-        padded = [row + [tokenizer.eos_token_id] * (max(ends) + 1 - len(row)) for row in rows]
-        return model(torch.tensor(padded)).logits[range(len(rows)), ends]
-
-    return Demo(tokenizer.encode, run, logits, tokenizer.bos_token_id, len(tokenizer))
+    return Demo(HookedTransformer.from_pretrained("demo"))
 
 
 def single_tokens(demo: Demo, texts: list[str]) -> torch.Tensor:
@@ -99,9 +91,12 @@ def test_classic_prompts(demo: Demo, prompt: str, answer: str):
 
 @pytest.mark.parametrize("period", [10, 25, 40, 60])
 def test_repeated_random_tokens(demo: Demo, period: int):
-    sequences = torch.randint(0, demo.vocabulary - 1, (25, period), generator=torch.Generator().manual_seed(period))
-    sequences += sequences >= demo.bos
-    tokens = torch.cat([torch.full((25, 1), demo.bos), sequences, sequences], dim=1)
+    sequences = torch.randint(
+        0, demo.model.cfg.d_vocab - 1, (25, period), generator=torch.Generator().manual_seed(period)
+    )
+    bos = demo.model.tokenizer.bos_token_id
+    sequences += sequences >= bos
+    tokens = torch.cat([torch.full((25, 1), bos), sequences, sequences], dim=1)
     logits, patterns = demo.run(tokens)
     # Nothing announces the first token of the second copy.
     correct = logits[:, period + 1 : -1].argmax(-1) == tokens[:, period + 2 :]
