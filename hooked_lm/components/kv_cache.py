@@ -1,5 +1,7 @@
 """The keys and values of the tokens a model has already read, so that generation reads each token once."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,6 +39,8 @@ class KeyValueCacheEntry:
 
         Where gradients are wanted nothing is stored in place: the result is a new tensor, and the entry keeps it.
         """
+        if self.length == 0:  # whatever an abandoned run left
+            self._keys = self._values = None
         past_keys, past_values = self.past_keys, self.past_values
         if past_keys is None or past_values is None:
             if self.frozen:
@@ -105,6 +109,18 @@ class KeyValueCache:
         """From now on runs append to the cache again."""
         for entry in self.entries:
             entry.frozen = False
+
+    @contextmanager
+    def appending(self, mask: Tensor | None) -> Iterator[None]:
+        """A run that appends to all entries, after which `mask` says what is real; if it fails, nothing was appended."""
+        lengths = [entry.length for entry in self.entries]
+        try:
+            yield
+        except BaseException:
+            for entry, length in zip(self.entries, lengths, strict=True):
+                entry.length = length
+            raise
+        self.remember_mask(mask)
 
     def append_attention_mask(self, attention_mask: Tensor) -> Tensor:
         """The mask [batch, pos] of everything read so far and of these new tokens; kept, unless the cache is frozen."""

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -14,8 +15,10 @@ from hooked_lm.components.embed import TiedUnembed
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.norm import build_norm
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, NamesFilter, is_listening
+from hooked_lm.hooks.select import Site
 from hooked_lm.models import generate as generation
 from hooked_lm.models.activation_cache import ActivationCache
+from hooked_lm.models.checks import check_layers, check_length, check_options, check_stream
 from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
 from hooked_lm.models.fold import FoldMethods
 from hooked_lm.models.init import init_weights
@@ -40,13 +43,6 @@ class Output(NamedTuple):
 def _fits(mask: Tensor, batch: int, n_pos: int, n_past: int) -> bool:
     """Whether a mask is that of the new tokens, or of these and the cached ones."""
     return mask.ndim == 2 and mask.shape[0] == batch and (mask.shape[1] == n_pos or mask.shape[1] == n_past + n_pos)
-
-
-def _check_options(return_type: str | None, logits_to_keep: int | None) -> None:
-    if return_type not in ("logits", "loss", "both", None):
-        raise ValueError(f"return_type must be 'logits', 'loss', 'both' or None, got {return_type!r}")
-    if logits_to_keep is not None and logits_to_keep < 1:
-        raise ValueError(f"logits_to_keep is a number of positions, at least 1, got {logits_to_keep}")
 
 
 class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule):
@@ -126,20 +122,19 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
 
         Raises ValueError for a prompt that is empty or longer than n_ctx, and for token ids out of range.
         """
-        _check_options(return_type, logits_to_keep)
-        blocks = self._blocks(start_at_layer, stop_at_layer)
+        check_options(return_type, logits_to_keep)
+        check_layers(start_at_layer, stop_at_layer, len(self.blocks), past_kv_cache)
         if start_at_layer is None:
             resid, tokens, context = self._embedded(input, prepend_bos, padding_side, attention_mask, past_kv_cache)
         else:
-            resid = self._checked_stream(input)
+            resid = self._checked_stream(input, past_kv_cache.length if past_kv_cache is not None else 0)
             context = self._context(resid, attention_mask, past_kv_cache)
             context.pos_embed = shortformer_pos_embed
             if shortformer_pos_embed is None and self.tree.shortformer:
                 _, context.pos_embed = self._with_positions(resid, context)
-        if past_kv_cache is not None:
-            past_kv_cache.remember_mask(context.real)
-        for block in blocks:
-            resid = block(resid, context)
+        with nullcontext() if past_kv_cache is None else past_kv_cache.appending(context.real):
+            for block in list(self.blocks)[start_at_layer:stop_at_layer]:
+                resid = block(resid, context)
         if stop_at_layer is not None:
             return resid
         normalized = self.ln_final(resid)
@@ -158,7 +153,10 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
         if tokens is None:
             raise ValueError("a loss needs the token ids: give tokens=... beside the residual stream")
         if tokens.shape[1] != logits.shape[1]:
-            raise ValueError("a loss needs the logits of every position; leave logits_to_keep out")
+            raise ValueError(
+                f"a loss needs logits and tokens of the same positions; there are {logits.shape[1]} (logits_to_keep "
+                f"leaves some out) and {tokens.shape[1]}"
+            )
         loss = self.loss_fn(logits, tokens, context.new_real(), per_token=loss_per_token)
         return loss if return_type == "loss" else Output(logits, loss)
 
@@ -200,9 +198,11 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
         """The stream before the first block, the token ids, and what all layers share."""
         n_past = cache.length if cache is not None else 0
         tokens, attention_mask = self._tokens_and_mask(input, prepend_bos, padding_side, attention_mask, n_past)
-        self._check_tokens(tokens, n_past)
+        check_length(tokens, n_past, self.cfg.n_ctx)
         context = self._context(tokens, attention_mask, cache)
         tokens = self.hook_tokens(tokens)
+        if not torch.compiler.is_compiling():
+            self.tokens.check_ids(tokens)
         resid, context.pos_embed = self._with_positions(self.hook_embed(self.embed(tokens)), context)
         return resid, tokens, context
 
@@ -217,7 +217,7 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
         device: Any = None,
     ) -> Any:
         """The stream of given token embeddings at the positions from `pos_offset` on, and a shortformer's addition."""
-        context = self._context(embed, attention_mask, None)
+        context = self._context(self._checked_stream(embed, pos_offset), attention_mask, None)
         context.positions = context.positions + pos_offset
         resid, pos_embed = self._with_positions(embed, context)
         return (resid, pos_embed) if return_shortformer_pos_embed else resid
@@ -248,31 +248,10 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
             real = None
         return Context(n_pos, new.device, real, cache)
 
-    def _blocks(self, start: int | None, stop: int | None) -> list[nn.Module]:
-        """The blocks between two bounds of a slice."""
-        n_layers = len(self.blocks)
-        for bound in (start, stop):
-            if bound is not None and not -n_layers <= bound <= n_layers:
-                raise IndexError(f"layer {bound} is out of range: a bound may be {-n_layers} to {n_layers}")
-        return list(self.blocks)[start:stop]
-
-    def _checked_stream(self, input: Any) -> Tensor:
-        if not isinstance(input, Tensor) or input.ndim != 3 or input.shape[-1] != self.cfg.d_model:
-            got = tuple(input.shape) if isinstance(input, Tensor) else type(input).__name__
-            raise ValueError(f"start_at_layer needs a stream [batch, pos, {self.cfg.d_model}], got {got}")
+    def _checked_stream(self, input: Any, n_past: int = 0) -> Tensor:
+        check_stream(input, self.cfg.d_model)
+        check_length(input, n_past, self.cfg.n_ctx)
         return input
-
-    def _check_tokens(self, tokens: Tensor, n_past: int) -> None:
-        if tokens.numel() == 0:
-            raise ValueError(f"the input is empty: its shape is {tuple(tokens.shape)}; give at least one token")
-        if n_past + tokens.shape[1] > self.cfg.n_ctx:
-            with_past = f" with the {n_past} in the cache" if n_past else ""
-            raise ValueError(
-                f"the prompt has {n_past + tokens.shape[1]} tokens{with_past}, more than the model's n_ctx of "
-                f"{self.cfg.n_ctx}"
-            )
-        if not torch.compiler.is_compiling():
-            self.tokens.check_ids(tokens)
 
     # ---- generation --------------------------------------------------------------------------------------------------
 
@@ -281,30 +260,32 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
 
     # ---- running with a cache ----------------------------------------------------------------------------------------
 
-    def run_with_cache(
+    def run_with_cache(  # type: ignore[override]
         self,
+        input: Input,
+        return_type: str | None = "logits",
         *model_args: Any,
         names_filter: NamesFilter = None,
-        return_type: str | None = "logits",
+        stop_at_layer: int | None = None,
         **kwargs: Any,
     ) -> tuple[Any, Any]:
         """One forward pass, and an ActivationCache of what it left at the points that `names_filter` selects.
 
-        With `return_type=None` and a filter the run stops after the last layer that it needs. See
+        With `return_type=None` and a filter the run stops after the last layer that it, or an open hook, needs. See
         `HookedRootModule.run_with_cache` for the other arguments.
         """
-        if len(model_args) > 1:
-            model_args, return_type = (model_args[0], *model_args[2:]), model_args[1]
-        if return_type is None and names_filter is not None and kwargs.get("stop_at_layer") is None:
-            kwargs["stop_at_layer"] = self._last_layer_needed(names_filter)
-            _, cache = super().run_with_cache(*model_args, names_filter=names_filter, return_type=None, **kwargs)
-            return None, cache
-        return super().run_with_cache(*model_args, names_filter=names_filter, return_type=return_type, **kwargs)
+        early = return_type is None and stop_at_layer is None
+        if early and names_filter is not None and kwargs.get("past_kv_cache") is None:
+            stop_at_layer = self._last_layer_needed(names_filter)
+        output, cache = super().run_with_cache(
+            input, return_type, *model_args, names_filter=names_filter, stop_at_layer=stop_at_layer, **kwargs
+        )
+        return (None if early else output), cache
 
-    def _last_layer_needed(self, names_filter: NamesFilter) -> int | None:
-        """The bound of the blocks to run for these sites; None if one of them comes after all blocks."""
+    def _last_layer_needed(self, names_filter: Site) -> int | None:
+        """The bound of the blocks to run for these sites and for all hooks; None if something comes after the blocks."""
         stop = 0
-        for point in self.points(names_filter or "*"):
+        for point in {*self.points(names_filter), *(p for p in self.hook_points() if p.is_listening)}:
             head, *rest = (point.name or "").split(".")
             if head == "blocks":
                 stop = max(stop, int(rest[0]) + 1)

@@ -1,5 +1,6 @@
 """How well next tokens are predicted."""
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -13,7 +14,7 @@ def lm_cross_entropy_loss(
     """Cross entropy of each next token in nats: the mean, or [batch, pos - 1] with `per_token`.
 
     With an `attention_mask` [batch, pos] (1: real) only predictions of a real token from a real token count; the
-    others are zero per token.
+    others are zero per token. Raises ValueError if there is nothing to predict.
 
     >>> import torch
     >>> lm_cross_entropy_loss(torch.zeros(1, 3, 4), torch.zeros(1, 3, dtype=torch.long)).exp().round()
@@ -21,12 +22,17 @@ def lm_cross_entropy_loss(
     """
     log_probs = logits[:, :-1].float().log_softmax(-1)
     losses = -log_probs.gather(-1, tokens[:, 1:, None])[..., 0]
-    if attention_mask is None:
-        return losses if per_token else losses.mean()
-    real = attention_mask.to(losses.device).bool()
-    counts = real[:, 1:] & real[:, :-1]
-    losses = losses * counts
-    return losses if per_token else losses.sum() / counts.sum()
+    counts = torch.ones_like(losses, dtype=torch.bool)
+    if attention_mask is not None:
+        real = attention_mask.to(losses.device).bool()
+        counts = real[:, 1:] & real[:, :-1]
+    if per_token:
+        return losses * counts
+    if not torch.compiler.is_compiling() and not counts.any():
+        raise ValueError(
+            f"a loss needs two real tokens in a row, one to predict the next; the ids are {tuple(tokens.shape)}"
+        )
+    return (losses * counts).sum() / counts.sum()
 
 
 def lm_accuracy(

@@ -1,0 +1,46 @@
+"""What a forward pass asks of its arguments before anything runs."""
+
+from typing import Any
+
+from torch import Tensor
+
+from hooked_lm.components.kv_cache import KeyValueCache
+
+
+def check_options(return_type: str | None, logits_to_keep: int | None) -> None:
+    """Raises ValueError for options that mean nothing."""
+    if return_type not in ("logits", "loss", "both", None):
+        raise ValueError(f"return_type must be 'logits', 'loss', 'both' or None, got {return_type!r}")
+    if logits_to_keep is not None and logits_to_keep < 1:
+        raise ValueError(f"logits_to_keep is a number of positions, at least 1, got {logits_to_keep}")
+
+
+def check_layers(start: int | None, stop: int | None, n_layers: int, cache: KeyValueCache | None) -> None:
+    """Raises IndexError for bounds that no slice of the layers has, ValueError for a cache that would not fit them."""
+    for bound in (start, stop):
+        if bound is not None and not -n_layers <= bound <= n_layers:
+            raise IndexError(f"layer {bound} is out of range: a bound may be {-n_layers} to {n_layers}")
+    if cache is None:
+        return
+    if len(cache) != n_layers:
+        raise ValueError(f"the key/value cache is for {len(cache)} layers, and the model has {n_layers}")
+    if not cache.frozen and len(range(n_layers)[start:stop]) < n_layers:
+        raise ValueError("a run of some layers would leave the key/value cache half-filled; freeze() it first")
+
+
+def check_stream(input: Any, d_model: int) -> None:
+    """Raises ValueError unless this is a residual stream."""
+    if not isinstance(input, Tensor) or input.ndim != 3 or input.shape[-1] != d_model:
+        got = tuple(input.shape) if isinstance(input, Tensor) else type(input).__name__
+        raise ValueError(f"expected a residual stream [batch, pos, {d_model}], got {got}")
+
+
+def check_length(new: Tensor, n_past: int, n_ctx: int) -> None:
+    """Raises ValueError for an input [batch, pos, ...] that is empty, or too long after `n_past` positions."""
+    if new.numel() == 0:
+        raise ValueError(f"the input is empty: its shape is {tuple(new.shape)}; give at least one token")
+    if n_past + new.shape[1] > n_ctx:
+        with_past = f" with the {n_past} in the cache" if n_past else ""
+        raise ValueError(
+            f"the prompt has {n_past + new.shape[1]} tokens{with_past}, more than the model's n_ctx of {n_ctx}"
+        )
