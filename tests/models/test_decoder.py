@@ -761,3 +761,59 @@ def test_a_cache_names_what_it_lacks() -> None:
         cache["v", 1]
     with pytest.raises(IndexError, match="-3 to 2"):
         cache["z", 3]
+
+
+# ---- nothing half-done -------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_fails_leaves_the_cache_as_it_was() -> None:
+    model, tokens, cache = toy(), ids(), KeyValueCache(N_LAYERS)
+
+    def fail(value: Tensor, hook: HookPoint) -> None:
+        raise KeyboardInterrupt
+
+    for start, stop, rows in ((0, 4, 2), (4, N_POS, 3)):  # from empty (and then with more rows), and from filled
+        hooks = [(("z", 1), fail)]
+        with pytest.raises(KeyboardInterrupt):
+            model.run_with_hooks(tokens[:rows, start:stop], past_kv_cache=cache, fwd_hooks=hooks)
+        assert [entry.length for entry in cache.entries] == [start] * N_LAYERS
+        close(model(tokens[:, start:stop], past_kv_cache=cache), model(tokens)[:, start:stop])
+
+
+def test_a_run_of_some_layers_does_not_fill_a_cache_by_half() -> None:
+    model, tokens, cache = toy(), ids(), KeyValueCache(N_LAYERS)
+    with pytest.raises(ValueError, match="half-filled"):
+        model(tokens, stop_at_layer=1, past_kv_cache=cache)
+    model.run_with_cache(tokens[:, :4], names_filter=("z", 0), return_type=None, past_kv_cache=cache)
+    close(model(tokens[:, 4:], past_kv_cache=cache), model(tokens)[:, 4:])
+    with pytest.raises(ValueError, match="for 1 layers"):
+        model(tokens, past_kv_cache=KeyValueCache(1))
+
+
+def test_stopping_early_waits_for_hooks_that_are_open() -> None:
+    model, seen = toy(), []
+    with model.hooks([(("resid_post", -1), lambda value, hook: seen.append(hook.name))]):
+        model.run_with_cache(ids(), names_filter=("z", 0), return_type=None)
+    assert seen == [f"blocks.{N_LAYERS - 1}.hook_resid_post"]
+
+
+def test_arguments_of_a_cached_run_go_by_position_too() -> None:
+    model, tokens = toy(), ids()
+    losses, _ = model.run_with_cache(tokens, "loss", True)
+    close(losses, model(tokens, "loss", True))
+
+
+@pytest.mark.parametrize("shape", [(1, 0, 32), (0, 3, 32), (1, N_CTX + 1, 32)])
+def test_a_stream_is_checked_as_tokens_are(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"empty|n_ctx"):
+        toy()(torch.zeros(shape), start_at_layer=0)
+    with pytest.raises(ValueError, match=r"empty|n_ctx"):
+        toy().get_residual(torch.zeros(shape))
+
+
+def test_a_loss_needs_something_to_predict() -> None:
+    model = toy()
+    with pytest.raises(ValueError, match="two real tokens"):
+        model(ids(2, 1), return_type="loss")
+    with pytest.raises(ValueError, match="two real tokens"):
+        model(ids(2, 2), return_type="loss", attention_mask=torch.tensor([[0, 1], [0, 1]]))
