@@ -44,9 +44,13 @@ class Slice:
         return cls([slice_input] if isinstance(slice_input, int) else slice_input)
 
     def apply(self, tensor: Tensor, dim: int = 0) -> Tensor:
-        """The part of the tensor along `dim`; a view, except for lists of indices."""
+        """The part of the tensor along `dim`; a view, except for lists of indices. Raises IndexError out of range."""
         if self.mode == "identity":
             return tensor
+        length = tensor.shape[dim]
+        if isinstance(self.slice, (int, Tensor)):
+            for wrong in (i for i in torch.as_tensor(self.slice).flatten().tolist() if not -length <= i < length):
+                raise IndexError(f"index {wrong} is out of range: the axis has {length}, so {-length} to {length - 1}")
         if isinstance(self.slice, Tensor):
             index = self.slice.to(tensor.device)
             return tensor.index_select(dim, torch.where(index < 0, index + tensor.shape[dim], index))

@@ -7,7 +7,7 @@ log says so.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
@@ -21,7 +21,7 @@ from hooked_lm.components.block import MLPPart
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norm import LayerNorm, RMSNorm, wide
 from hooked_lm.factored_matrix import FactoredMatrix
-from hooked_lm.models.state import load_state, make_biases, sync_config
+from hooked_lm.models.state import in_our_names, load_state, make_biases, sync_config
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,8 @@ def fold_ln(model: Any) -> bool:
         done |= _fold_norm(model.ln_final, [(model.unembed, "W_U", "b_U")])
     if model.cfg.tree.shortformer:
         logger.info("fold_ln: ln1 stays as it is, position embeddings are added behind it")
+    if "fold_value_biases" in model.cfg.processed:  # the norms' biases have gone into new ones
+        _move_value_biases(model)
     return done
 
 
@@ -118,14 +120,7 @@ def fold_value_biases(model: Any) -> bool:
 
     An attention pattern sums to one, so a head passes its value bias on whatever it attends to.
     """
-    done = False
-    for attn in (block.attn for block in model.blocks):
-        if attn.b_V is not None:
-            per_head = attn.b_V.repeat_interleave(attn.cfg.n_heads // attn.cfg.n_kv, 0)
-            _add(attn, "b_O", torch.einsum("nh,nhm->m", _working(per_head), _working(attn.W_O)))
-            attn.b_V.detach().zero_()
-            done = True
-    return done
+    return _move_value_biases(model)
 
 
 @_once
@@ -142,7 +137,7 @@ def refactor_factored_attn_matrices(model: Any) -> bool:
             "refactor_factored_attn_matrices needs scores that are a product of W_Q and W_K; this model turns or "
             "normalises queries and keys in between. Leave it out."
         )
-    fold_value_biases(model)
+    _move_value_biases(model)
     for block in model.blocks:
         _refactor_values(block.attn)
         _refactor_queries(block.attn)
@@ -186,6 +181,18 @@ def process_weights(
     )
     for rewrite in compress(REWRITES, wanted):
         rewrite(model)
+
+
+def _move_value_biases(model: Any) -> bool:
+    """Value biases into output biases, wherever there are any."""
+    done = False
+    for attn in (block.attn for block in model.blocks):
+        if attn.b_V is not None:
+            per_head = attn.b_V.repeat_interleave(attn.cfg.n_heads // attn.cfg.n_kv, 0)
+            _add(attn, "b_O", torch.einsum("nh,nhm->m", _working(per_head), _working(attn.W_O)))
+            attn.b_V.detach().zero_()
+            done = True
+    return done
 
 
 def _refactor_values(attn: Any) -> None:
@@ -280,7 +287,11 @@ def _add(module: Any, name: str, value: Tensor) -> None:
 
 
 class FoldMethods:
-    """`process_weights_` and `load_and_process_state_dict` of a model."""
+    """`process_weights_`, `load_state_dict` and `load_and_process_state_dict` of a model."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+        """As for any module; grouped weights may be called `_W_K`, and tables (`mask`, `IGNORE`) are passed over."""
+        return super().load_state_dict(in_our_names(state_dict), *args, **kwargs)  # type: ignore[misc]
 
     def process_weights_(
         self,

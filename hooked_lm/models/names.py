@@ -56,6 +56,10 @@ def get_act_name(name: str, layer: int | str | None = None, layer_type: str | No
     ('blocks.2.mlp.hook_pre', 'blocks.6.attn.hook_k', 'blocks.4.ln1.hook_scale', 'ln_final.hook_normalized')
     """
     name = SYNONYMS.get(name, name)
+    if name.startswith("blocks.") and layer is not None:
+        if name.split(".")[1] != str(layer):
+            raise ValueError(f"'{name}' names its layer, and layer {layer} is given besides")
+        return name
     if "hook_" in name:
         return name if layer is None else f"blocks.{layer}.{name}"
     packed = re.fullmatch(r"([a-z_]+)(\d+)([a-z]?.*)", name)

@@ -1,7 +1,9 @@
 """The weights of a decoder as a dictionary, and which of them there are: norms and biases may come and go."""
 
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -28,10 +30,11 @@ def load_state(model: Any, state_dict: dict[str, Tensor]) -> None:
 
     Grouped keys and values may be called `_W_K`, and tables (`mask`, `IGNORE`, rotary) are passed over. A norm or
     bias follows the dictionary: absent there it becomes an identity or zeros; absent here it is made, unless it is all
-    zeros. A `W_U` that differs from `W_E` unties. Raises RuntimeError for other names that are missing or too many,
-    and for shapes that differ.
+    zeros. A `W_U` that differs from `W_E` unties. Raises ValueError, before anything is changed, for other names that
+    are missing or too many, and for shapes that differ.
     """
-    given = {_our_name(name): value for name, value in state_dict.items() if not name.endswith(TABLES)}
+    given = in_our_names(state_dict)
+    _check_fit(model, given)
     if model.unembed.cfg.tied and "unembed.W_U" in given:
         W_E, W_U = given.get("embed.W_E", model.embed.W_E), given["unembed.W_U"]
         if not torch.equal(W_U.T.to(W_E), W_E):
@@ -44,6 +47,47 @@ def load_state(model: Any, state_dict: dict[str, Tensor]) -> None:
     sync_config(model)
     model.cfg.processed = ()
     model.load_state_dict(given)
+
+
+def in_our_names(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A dictionary that may have been saved elsewhere, without what are no weights."""
+    return {_our_name(name): value for name, value in state_dict.items() if not name.endswith(TABLES)}
+
+
+def _check_fit(model: Any, given: Mapping[str, Tensor]) -> None:
+    """Raises ValueError with all names and shapes in which a dictionary and a model do not fit."""
+    own = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    optional = _optional_shapes(model)
+    known = {**optional, **own}
+    problems = [f"no '{name}'" for name in own if name not in given and name not in optional]
+    for name, value in given.items():
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            problems.append(f"the model has no '{name}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+        elif tuple(value.shape) != known[name]:
+            problems.append(f"'{name}' is {tuple(value.shape)}, expected {known[name]}")
+    if problems:
+        shown = "".join(f"\n- {problem}" for problem in problems[:20])
+        raise ValueError(f"the weights do not fit the model, which was left as it is:{shown}")
+
+
+def _optional_shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    """The weights that a dictionary may have or leave out: those of norms, biases, and a tied unembedding."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, (LayerNorm, RMSNorm)):
+            leaves = ("w", "b") if isinstance(module, LayerNorm) else ("w",)
+            shapes |= {f"{path}.{leaf}": (module.cfg.d_model,) for leaf in leaves}
+        for biases in BIASES.values() if module is not model else ():
+            shapes |= {
+                f"{path}.{b}": _bias_shape(getattr(module, w), b) for b, w in biases.items() if hasattr(module, w)
+            }
+    return shapes | ({"unembed.W_U": tuple(model.W_U.shape)} if model.unembed.cfg.tied else {})
+
+
+def _bias_shape(weight: Tensor, name: str) -> tuple[int, ...]:
+    """One number for each output: every axis of the weight but the one it reads, for W_O the two."""
+    return tuple(weight.shape[-1:] if name == "b_O" else weight.shape[:-2] + weight.shape[-1:])
 
 
 def _our_name(name: str) -> str:
@@ -81,9 +125,8 @@ def make_biases(module: Any, name: str) -> None:
     for bias, weight_name in group.items():
         if hasattr(module, weight_name) and getattr(module, bias) is None:
             weight = getattr(module, weight_name)
-            # one number for each output: every axis of the weight but the one it reads, for W_O the two
-            shape = weight.shape[-1:] if bias == "b_O" else weight.shape[:-2] + weight.shape[-1:]
-            setattr(module, bias, nn.Parameter(weight.new_zeros(shape), requires_grad=weight.requires_grad))
+            zeros = weight.new_zeros(_bias_shape(weight, bias))
+            setattr(module, bias, nn.Parameter(zeros, requires_grad=weight.requires_grad))
     module.cfg = replace(module.cfg, **{flag: True})
 
 

@@ -59,3 +59,9 @@ def test_an_int_needs_no_length_and_others_do() -> None:
         Slice((0, 2)).indices()
     with pytest.raises(IndexError):
         Slice(5).apply(torch.arange(3))
+
+
+@pytest.mark.parametrize("wrong", [3, -4, [0, 3], torch.tensor([-4])])
+def test_what_is_out_of_range_is_named(wrong: Any) -> None:
+    with pytest.raises(IndexError, match="the axis has 3, so -3 to 2"):
+        Slice(wrong).apply(torch.zeros(2, 3), dim=1)

@@ -114,3 +114,9 @@ def test_a_sites_own_name_wins() -> None:
 def test_models_without_a_place_have_no_alias_for_it() -> None:
     assert "blocks.0.ln2.hook_in" in toy().aliases
     assert "blocks.0.ln2.hook_in" not in toy(parallel_attn_mlp=True).aliases
+
+
+def test_a_full_name_and_its_layer() -> None:
+    assert get_act_name("blocks.1.attn.hook_z", 1) == "blocks.1.attn.hook_z"
+    with pytest.raises(ValueError, match="layer 2"):
+        get_act_name("blocks.1.attn.hook_z", 2)
