@@ -105,7 +105,11 @@ class HookedTransformerConfig:
 
     def __post_init__(self) -> None:
         if isinstance(self.dtype, str):
-            self.dtype = getattr(torch, self.dtype.removeprefix("torch."))
+            name = self.dtype.removeprefix("torch.")
+            if not isinstance(getattr(torch, name, None), torch.dtype):
+                raise ValueError(f"unknown dtype {self.dtype!r}; one of torch's, such as 'float32' or 'bfloat16'")
+            self.dtype = getattr(torch, name)
+        self._check()
         if self.device is None:
             self.device = "cuda" if torch.cuda.is_available() else "cpu"
         if self.tree is None:
@@ -116,6 +120,31 @@ class HookedTransformerConfig:
             self.n_params = self.n_layers * self._params_per_layer()
         if self.initializer_range < 0:
             self.initializer_range = 0.8 / self.d_model**0.5
+
+    def _check(self) -> None:
+        """Raises ValueError for values that mean nothing."""
+        for name, least in {"n_layers": 0, "d_model": 1, "n_ctx": 1}.items():
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < least:
+                raise ValueError(f"{name} must be a whole number of at least {least}, got {getattr(self, name)!r}")
+        choices = {"attention_dir": ("causal", "bidirectional"), "default_padding_side": ("left", "right")}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+        types = self.attn_types
+        if types is not None and (len(types) < self.n_layers or not {*types} <= {"local", "global"}):
+            raise ValueError(f"attn_types must say 'local' or 'global' for each of {self.n_layers} layers, got {types}")
+
+    def check_tree(self) -> None:
+        """Raises ValueError if sizes were edited apart from the tree that a model is built from."""
+        if self.tree is None:
+            raise ValueError("d_vocab is missing: give it in the config, or give a tokenizer")
+        flat = flat_names(self.tree) if self.tree.blocks else {}
+        for name in ("n_layers", "d_model", "n_ctx", "n_heads", "d_head", "d_mlp", "d_vocab"):
+            if name in flat and getattr(self, name) != flat[name]:
+                raise ValueError(
+                    f"cfg.{name} is {getattr(self, name)}, but the tree that models are built from has {flat[name]}; make "
+                    f"a new config: dataclasses.replace(cfg, {name}={getattr(self, name)}, tree=None)"
+                )
 
     def _fill_sizes(self) -> None:
         if self.n_heads == -1 and self.d_head == -1:

@@ -72,6 +72,7 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
         if default_padding_side is not None:
             self.cfg.default_padding_side = default_padding_side
         self.set_tokenizer(tokenizer)
+        self.cfg.check_tree()
         tree = self.tree
         with torch.device(self.cfg.device if move_to_device else torch.get_default_device()):
             self.hook_tokens = HookPoint("batch", "pos", on_demand=True)
@@ -339,9 +340,8 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
 
     @property
     def tree(self) -> DecoderConfig:
-        """What the model is made of; ValueError if its vocabulary is not known yet."""
-        if self.cfg.tree is None:
-            raise ValueError("d_vocab is missing: give it in the config, or give a tokenizer")
+        """What the model is made of."""
+        assert self.cfg.tree is not None  # checked when it was built
         return self.cfg.tree
 
     @property

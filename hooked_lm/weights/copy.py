@@ -203,7 +203,8 @@ def _plan_load(
     for row in rows:
         source = row.theirs if row.theirs in tensors or row.tied is None else row.tied
         if source not in tensors:
-            problems.append(Problem(f"no tensor {source!r} for {row.ours!r}", source, tensors))
+            where = f" in {tensors.where}" if isinstance(tensors, Checkpoint) else ""
+            problems.append(Problem(f"no tensor {source!r}{where} for {row.ours!r}", source, tensors))
         elif row.tied is not None and row.tied not in tensors:
             problems.append(Problem(f"no tensor {row.tied!r}, to which {row} ties it", row.tied, tensors))
         elif row.ours in targets:
@@ -214,6 +215,11 @@ def _plan_load(
             problems.append(Problem(f"no row for the tensor {_place(tensors, name)}", name, read))
     own = _by_source((source, row) for source, row in sourced if source == row.theirs)
     groups = [*own.items(), *((source, [row]) for source, row in sourced if source != row.theirs)]
+    problems += [
+        Problem(f"{_place(tensors, source)} is {dtype}, not floating point as {row.ours!r} is")
+        for source, row in sourced
+        if not (dtype := _dtype(tensors, source)).is_floating_point and targets[row.ours].tensor.is_floating_point()
+    ]
     fitting = set()  # one layer answers for all of the same kinds and shapes
     for source, group in groups:
         shapes = _shape(tensors, source), [targets[row.ours].tensor.shape for row in group]
@@ -292,6 +298,10 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 def _shape(tensors: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
     return tensors.shape(name) if isinstance(tensors, Checkpoint) else tuple(tensors[name].shape)
+
+
+def _dtype(tensors: Mapping[str, Tensor], name: str) -> torch.dtype:
+    return tensors.dtype(name) if isinstance(tensors, Checkpoint) else tensors[name].dtype
 
 
 def _place(tensors: Mapping[str, Tensor], name: str) -> str:

@@ -55,6 +55,11 @@ class Checkpoint(Mapping[str, Tensor]):
         aligned = tensor.data_ptr() % tensor.element_size() == 0
         return tensor if self._mmap and aligned else tensor.clone(memory_format=torch.preserve_format)
 
+    @property
+    def where(self) -> str:
+        """The files, for messages."""
+        return ", ".join(map(str, self._files))
+
     def __contains__(self, name: object) -> bool:  # the one that Mapping provides would look the tensor up
         return name in self._home
 

@@ -306,13 +306,15 @@ def test_two_threads_never_mix() -> None:
     model, x, wrong = net(), some_input(), []
     model.requires_grad_(False)
     factors = [0.5, 2.0]
+    # before the threads start: nets are drawn from the process's one generator
+    results = {factor: net().run_with_cache(factor * x) for factor in factors}
     ready = threading.Barrier(2, timeout=60)
 
     def run(mine: float) -> Any:
         def scale(value: torch.Tensor, hook: HookPoint) -> torch.Tensor:
             return mine * value
 
-        expected, expected_cache = net()(mine * x), net().run_with_cache(mine * x)[1]
+        expected, expected_cache = results[mine]
         ready.wait()
         for i in range(200):
             if i % 2:

@@ -1,5 +1,6 @@
 import copy
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,3 +93,29 @@ def test_what_a_model_refuses(fields: dict[str, Any], message: str) -> None:
 def test_an_unknown_name() -> None:
     with pytest.raises(TypeError, match="n_layer'"):
         HookedTransformerConfig.from_dict({**SIZES, "n_heads": 4, "n_layer": 2})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"n_layers": -1},
+        {"n_ctx": 0},
+        {"attention_dir": "sideways"},
+        {"default_padding_side": "top"},
+        {"dtype": "float33"},
+        {"attn_types": ["local"]},  # too few
+        {"attn_types": ["near", "far"]},
+    ],
+)
+def test_values_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
+    sizes = {"n_layers": 2, "d_model": 8, "n_heads": 2, "n_ctx": 4, "d_vocab": 5, "act_fn": "relu"}
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        HookedTransformerConfig(**{**sizes, **wrong})
+
+
+def test_a_size_edited_apart_from_the_tree_is_refused() -> None:
+    cfg = HookedTransformerConfig(n_layers=1, d_model=8, n_heads=2, n_ctx=4, d_vocab=5, act_fn="relu")
+    cfg.n_layers = 3
+    with pytest.raises(ValueError, match=r"cfg\.n_layers is 3, but the tree .* has 1"):
+        HookedTransformer(cfg)
+    assert len(HookedTransformer(replace(cfg, n_layers=3, n_params=None, tree=None)).blocks) == 3

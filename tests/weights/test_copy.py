@@ -288,3 +288,9 @@ def test_copies_and_saves_of_fused_weights_store_each_element_once():
     assert all(a is b for a, b in zip(model.parameters(), optimised, strict=True))
     model.share_memory()
     assert same(model.state_dict(), values)
+
+
+def test_whole_numbers_are_no_weights() -> None:
+    model = torch.nn.Linear(3, 2, bias=False, device="meta")
+    with pytest.raises(ValueError, match=r"'w' is torch.int32, not floating point"):
+        load(model, {"w": torch.zeros(2, 3, dtype=torch.int32)}, [Row("w", "weight")])
