@@ -425,7 +425,7 @@ def grown_by(folder: Path, **options: Any) -> float:
 def test_weights_are_mapped_and_not_copied(large: Path):
     load(large)
     assert grown_by(large) <= 0.1
-    assert grown_by(large, mmap=False) >= 0.9
+    assert grown_by(large, mmap=False) >= 0.5  # all of it, but for memory that the process had already
     assert grown_by(large, dtype="bfloat16") <= 0.5 * 1.15
 
 
