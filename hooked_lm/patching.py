@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from hooked_lm.hooks import HookPoint, UnknownSite
+from hooked_lm.hooks import HookPoint, UnknownSite, site_glob
 from hooked_lm.models.decoder import HookedTransformer
 
 Metric = Callable[[Tensor], Any]
@@ -52,8 +52,9 @@ def generic_activation_patch(
         return_index_df: return the table of cells as well.
 
     Returns the metrics, with an axis for each name, or [row] for an `index_df`. Raises, before the sweep starts,
-    ValueError for prompts of unequal length and for a metric that does not give one number (or gives NaN) on the
-    corrupted run, KeyError for a site that the model or the cache lacks, IndexError for cells that are out of range.
+    TypeError for prompts that are no tensor, ValueError for prompts of unequal length and for a metric that does not
+    give one number (or gives NaN) on the corrupted run, KeyError for a site that the model or the cache lacks,
+    IndexError for cells that are out of range.
 
     >>> from hooked_lm import HookedTransformer, patching
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -146,8 +147,11 @@ def _score(metric: Metric, logits: Tensor) -> float:
 # ---- checks before a sweep -------------------------------------------------------------------------------------------
 
 
-def _axis_sizes(model: HookedTransformer, activation_name: str, tokens: Tensor) -> dict[str, int]:
-    """How long each axis of a grid is, for this site; raises if the first layer lacks the site."""
+def _axis_sizes(model: HookedTransformer, activation_name: str, tokens: Any) -> dict[str, int]:
+    """How long each axis of a grid is, for this site; raises if the first layer lacks it, or for text as tokens."""
+    if not isinstance(tokens, Tensor):
+        got = type(tokens).__name__
+        raise TypeError(f"corrupted_tokens must be a tensor of ids, got {got}: model.to_tokens(text) makes one")
     cfg, [site] = model.cfg, model.names((activation_name, 0))
     per_kv_head = "kv_head" in model.hook_dict[site].dims
     n_heads = (cfg.n_key_value_heads if per_kv_head else None) or cfg.n_heads
@@ -177,20 +181,14 @@ def _checked_sites(
 
 
 def _check_cache(
-    model: HookedTransformer,
-    clean_cache: Mapping[str, Tensor],
-    sites: Iterable[str],
-    tokens: Tensor,
-    aligned: bool,
+    model: HookedTransformer, clean_cache: Mapping[str, Tensor], sites: Iterable[str], tokens: Tensor, aligned: bool
 ) -> None:
     """Raises if the clean cache lacks a site, or (`aligned`) holds another number of prompts or positions."""
     batch, n_pos = tokens.shape if tokens.ndim == 2 else (1, tokens.shape[0])
     for site in sites:
         if site not in clean_cache:
-            every = ".".join("*" if part.isdigit() else part for part in site.split("."))
-            raise UnknownSite(
-                f"the clean cache holds no '{site}': run_with_cache(clean_tokens, names_filter='{every}') keeps it"
-            )
+            how = f"run_with_cache(clean_tokens, names_filter='{site_glob(site)}')"
+            raise UnknownSite(f"the clean cache holds no '{site}': {how} keeps it")
         if not aligned:
             continue
         dims, shape = model.hook_dict[site].dims, tuple(clean_cache[site].shape)

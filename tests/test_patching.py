@@ -257,6 +257,14 @@ def test_prompts_of_unequal_length(never_run):
         patching.get_act_patch_attn_head_pattern_all_pos(model, corrupted[:, :3], cache, metric)
 
 
+@pytest.mark.parametrize("tokens", ["some text", ["two", "texts"], [[1, 2]]])
+def test_prompts_that_are_no_tensor(never_run, tokens: object):
+    model, cache, _ = never_run
+    sweep = inspect.unwrap(patching.generic_activation_patch)  # without the annotations' checks, as users call it
+    with pytest.raises(TypeError, match=r"got (str|list): model.to_tokens"):
+        sweep(model, tokens, cache, metric, patching.layer_pos_patch_setter, "resid_pre", ("layer", "pos"))
+
+
 def test_another_number_of_prompts(never_run):
     model, cache, corrupted = never_run
     with pytest.raises(ValueError, match=r"clean run has 2 prompts, the corrupted run 4"):

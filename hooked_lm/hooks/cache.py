@@ -1,6 +1,7 @@
 """Cache: what a run left at its hook points, by name, in the order in which it was computed."""
 
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.hooks.select import UnknownSite, nearest
+from hooked_lm.hooks.select import UnknownSite, nearest, site_glob
 from hooked_lm.hooks.slice import Slice
 
 
@@ -72,9 +73,17 @@ class Cache(Mapping[str, Tensor]):
         return type(self)(cache_dict, self.has_batch_dim if has_batch_dim is None else has_batch_dim)
 
     def select(self, pattern: str | Callable[[str], bool]) -> "Cache":
-        """The part whose names match a glob ("blocks.*.hook_z") or a predicate; shares the tensors."""
+        """The part whose names match a glob ("blocks.*.hook_z") or a predicate; shares the tensors.
+
+        Warns if that is nothing.
+        """
+        if not (found := self._matching(pattern)):
+            warnings.warn(f"the filter {pattern!r} selects none of {len(self)} tensors", stacklevel=2)
+        return self._with(found)
+
+    def _matching(self, pattern: str | Callable[[str], bool]) -> dict[str, Tensor]:
         test = pattern if callable(pattern) else lambda name: fnmatchcase(name, pattern)
-        return self._with({name: value for name, value in self.cache_dict.items() if test(name)})
+        return {name: value for name, value in self.cache_dict.items() if test(name)}
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Cache":
         """Move everything, in place, to a device and (floating-point values) a dtype; returns the cache."""
@@ -100,7 +109,7 @@ class Cache(Mapping[str, Tensor]):
 
     def stack(self, pattern: str) -> Tensor:
         """The values whose names match, stacked along a new first axis; they must share a shape."""
-        values = list(self.select(pattern).values())
+        values = list(self._matching(pattern).values())
         if not values:
             raise self._missing(pattern)
         return torch.stack(values)
@@ -121,7 +130,7 @@ class Cache(Mapping[str, Tensor]):
         """Bytes by kind of site (layer numbers replaced by `*`), largest first."""
         report: dict[str, int] = {}
         for name, value in self.cache_dict.items():
-            kind = ".".join("*" if part.isdigit() else part for part in name.split("."))
+            kind = site_glob(name)
             report[kind] = report.get(kind, 0) + value.numel() * value.element_size()
         return dict(sorted(report.items(), key=lambda item: -item[1]))
 

@@ -277,17 +277,16 @@ class HookedRootModule(nn.Module):
         level: int | None = None,
     ) -> None:
         """Remove the hooks seen from here, and (by default) what hooks stored in the points' `ctx`."""
+        self.remove_all_hook_fns(direction, including_permanent, level)
         if clear_contexts:
             self.clear_contexts()
-        self.remove_all_hook_fns(direction, including_permanent, level)
 
     def remove_all_hook_fns(
         self, direction: str = "both", including_permanent: bool = False, level: int | None = None
     ) -> None:
         """Remove the hooks seen from here: of one direction, of one level, permanent ones only when asked."""
         for point in self.hook_points():
-            if point._hooks:
-                point.remove_hooks(direction, including_permanent, level)
+            point.remove_hooks(direction, including_permanent, level)
 
     def clear_contexts(self) -> None:
         """Empty the `ctx` of every point."""

@@ -202,6 +202,8 @@ class HookPoint(nn.Identity):
     def remove_hooks(self, dir: str = "both", including_permanent: bool = False, level: int | None = None) -> None:
         """Remove the hooks seen from here: of one direction, of one level, permanent ones only when asked."""
         directions = _directions(dir)
+        if not self._hooks:
+            return
 
         def stays(hook: Hook) -> bool:
             return (

@@ -4,7 +4,7 @@ import difflib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, SupportsIndex
 
 Site = str | tuple[Any, ...] | Sequence[Any] | Callable[[str], bool]
 
@@ -18,7 +18,7 @@ class UnknownSite(KeyError):
 
 def is_shorthand(site: object) -> bool:
     """Whether this is a tuple such as `("z", 5)` or `("k", 5, "a")` rather than a sequence of sites."""
-    return isinstance(site, tuple) and len(site) in (2, 3) and isinstance(site[1], (int, type(None)))
+    return isinstance(site, tuple) and len(site) in (2, 3) and isinstance(site[1], (SupportsIndex, type(None)))
 
 
 def select(
@@ -47,10 +47,10 @@ def _find(
 ) -> set[str]:
     if is_shorthand(site):
         return {_exact(shorthand(site), names, aliases, shorthand)}
-    if isinstance(site, str) and any(c in site for c in "*?["):
+    if isinstance(site, str) and _is_glob(site):
         found = _matching(lambda name: fnmatchcase(name, site), names, aliases)
         if not found:
-            raise unknown(site, names, aliases)
+            raise unknown(site, names)
         return found
     if isinstance(site, str):
         return {_exact(site, names, aliases, shorthand)}
@@ -67,7 +67,7 @@ def _exact(site: str, names: Mapping[str, object], aliases: Mapping[str, str], s
         name = name if name in names else aliases.get(name, name)
         if name in names:
             return name
-    raise unknown(site, names, aliases)
+    raise unknown(site, names)
 
 
 def _matching(test: Callable[[str], bool], names: Iterable[str], aliases: Mapping[str, str]) -> set[str]:
@@ -75,9 +75,22 @@ def _matching(test: Callable[[str], bool], names: Iterable[str], aliases: Mappin
     return found or {name for alias, name in aliases.items() if test(alias)}
 
 
-def unknown(site: str, names: Iterable[str], aliases: Mapping[str, str] | None = None) -> UnknownSite:
-    """The error for a site that nothing answers to, with the nearest three names."""
-    near = ", ".join(map(repr, nearest(site, [*names, *(aliases or {})])))
+def _is_glob(site: str) -> bool:
+    return any(c in site for c in "*?[")
+
+
+def site_glob(name: str) -> str:
+    """The glob that means this site in every layer.
+
+    >>> site_glob("blocks.3.attn.hook_z")
+    'blocks.*.attn.hook_z'
+    """
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def unknown(site: str, names: Iterable[str]) -> UnknownSite:
+    """The error for a site that nothing answers to, with the nearest three names; for a glob, three globs."""
+    near = ", ".join(map(repr, nearest(site, dict.fromkeys(map(site_glob, names)) if _is_glob(site) else names)))
     return UnknownSite(f"no hook point '{site}'; did you mean {near or 'another module'}?")
 
 

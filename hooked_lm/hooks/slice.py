@@ -1,10 +1,13 @@
 """Slice: which part of one axis to take, said as an int, a range, a list or nothing."""
 
+import operator
+from typing import SupportsIndex
+
 import numpy as np
 import torch
 from torch import Tensor
 
-SliceInput = int | tuple[int | None, ...] | list[int] | Tensor | np.ndarray | slice | None
+SliceInput = SupportsIndex | tuple[int | None, ...] | list[int] | Tensor | np.ndarray | slice | None
 
 
 class Slice:
@@ -29,10 +32,10 @@ class Slice:
             self.slice, self.mode = input_slice, "slice"
         elif isinstance(input_slice, tuple):
             self.slice, self.mode = slice(*input_slice), "slice"
-        elif isinstance(input_slice, int):
-            self.slice, self.mode = input_slice, "int"
         elif isinstance(input_slice, (list, Tensor, np.ndarray)):
             self.slice, self.mode = _indices(torch.as_tensor(input_slice)), "array"
+        elif isinstance(input_slice, SupportsIndex):
+            self.slice, self.mode = operator.index(input_slice), "int"
         else:
             raise _unusable(input_slice)
 
@@ -41,7 +44,8 @@ class Slice:
         """The slice itself, or one made of the input in which an int keeps its axis, with length 1."""
         if isinstance(slice_input, Slice):
             return slice_input
-        return cls([slice_input] if isinstance(slice_input, int) else slice_input)
+        made = cls(slice_input)
+        return cls([made.slice]) if isinstance(made.slice, int) else made
 
     def apply(self, tensor: Tensor, dim: int = 0) -> Tensor:
         """The part of the tensor along `dim`; a view, except for lists of indices. Raises IndexError out of range."""

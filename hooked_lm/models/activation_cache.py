@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.hooks import Cache, Slice, SliceInput, UnknownSite
+from hooked_lm.hooks import Cache, Slice, SliceInput, UnknownSite, site_glob
 from hooked_lm.hooks.select import nearest
 from hooked_lm.models import decompose
 
@@ -70,8 +70,7 @@ class ActivationCache(Cache):
         if site not in self.model.hook_dict:
             near = ", ".join(map(repr, nearest(site, self.model.hook_dict)))
             return UnknownSite(f"'{name}' is not in this cache, and the model has no such site; did you mean {near}?")
-        glob = ".".join("*" if part.isdigit() else part for part in site.split("."))
-        how = f"names_filter='{glob}'" + (", incl_bwd=True" if name != site else "")
+        how = f"names_filter='{site_glob(site)}'" + (", incl_bwd=True" if name != site else "")
         why = " (it is computed on demand only)" if self.model.hook_dict[site].on_demand else ""
         return UnknownSite(f"'{name}' is not in this cache{why}; run_with_cache(..., {how}) keeps it")
 
@@ -171,10 +170,10 @@ class ActivationCache(Cache):
     ) -> Float[Tensor, "component *rest"]:
         """What each component adds to the logit of a token, or to its difference to that of another: [component, ...].
 
-        `tokens` and `incorrect_tokens` (of the same shape, else ValueError) are a string or an id, or ids [batch] or
-        [batch, pos]. The final norm is linearised as in `apply_ln_to_stack`, and its weight is applied. So over all
-        components of a stream the sum is the logit before any soft cap, less what no component carries: `b_U` of the
-        token and, if it is not folded, the norm's bias times the token's direction.
+        `tokens` and `incorrect_tokens` (of the same shape, else ValueError) are a string or an id, or strings or ids
+        [batch], or ids [batch, pos]. The final norm is linearised as in `apply_ln_to_stack`, and its weight is applied.
+        So over all components of a stream the sum is the logit before any soft cap, less what no component carries:
+        `b_U` of the token and, if it is not folded, the norm's bias times the token's direction.
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")

@@ -171,6 +171,8 @@ def apply_ln_to_stack(
 ) -> Float[Tensor, "component *rest d_model"]:
     """Components of the stream as the norm at a layer showed them to its readers."""
     layer, pos, rows = layer_bound(model, layer), _slice(pos_slice), _slice(batch_slice)
+    if rows.mode != "identity" and not cache.has_batch_dim:
+        raise ValueError("this cache has no batch dimension left to slice: leave batch_slice away")
     if has_batch_dim:
         residual_stack = rows.apply(residual_stack, 1)
     if recompute_ln:
@@ -212,9 +214,8 @@ def logit_attrs(
 
 
 def _ids(model: Any, tokens: Any) -> Tensor:
-    """Token ids of a string, an id or ids; a single one has no axis."""
-    ids = torch.as_tensor(model.to_single_token(tokens) if isinstance(tokens, str) else tokens, device=model.device)
-    model.tokens.check_ids(ids)
+    """Token ids of strings or ids; a single one has no axis."""
+    ids = model.tokens.single_token_ids(tokens, model.device)
     return ids.flatten()[0] if ids.numel() == 1 else ids
 
 
@@ -293,7 +294,7 @@ def get_neuron_results(
     acts = neurons.apply(acts, -1)
     if project_output_onto is None:
         return acts[..., None] * rows
-    rows = rows @ project_output_onto.to(rows)
+    rows = _projected(rows, project_output_onto)
     return acts * rows if project_output_onto.ndim == 1 else acts[..., None] * rows
 
 
@@ -343,7 +344,18 @@ def _neurons(
 def _finished(stack: Tensor, norm: FixedNorm | None, project: Tensor | None) -> Tensor:
     """Vectors in the stream as the caller wants them: read by a norm, and projected."""
     stack = stack if norm is None else norm(stack)
-    return stack if project is None else stack @ project.to(stack)
+    return stack if project is None else _projected(stack, project)
+
+
+def _projected(vectors: Vectors, directions: Tensor) -> Float[Tensor, "..."]:
+    """The products with directions [d_model, n] or [d_model]."""
+    d_model = vectors.shape[-1]
+    if directions.ndim not in (1, 2) or directions.shape[0] != d_model:
+        raise ValueError(
+            f"project_output_onto must be [d_model, n] or [d_model] with d_model {d_model}, "
+            f"got shape {tuple(directions.shape)}"
+        )
+    return vectors @ directions.to(vectors)
 
 
 # ---- everything --------------------------------------------------------------------------------------------

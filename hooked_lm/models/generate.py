@@ -102,6 +102,10 @@ def generate_stream(
     ...     print(piece)
     The capital of France is Paris
     """
+    if no_option := {"return_cache", "names_filter"} & options.keys():
+        raise TypeError(
+            f"generate_stream keeps no cache, so it has no {min(no_option)}: use generate(return_cache=True)"
+        )
     if max_tokens_per_yield < 1:
         raise ValueError(f"max_tokens_per_yield is a number of tokens, at least 1, got {max_tokens_per_yield}")
     convert = _converter(model, input, return_type)
@@ -294,7 +298,11 @@ def _stop_ids(model: Any, eos_token_id: int | Sequence[int] | None) -> list[int]
             "no end-of-sequence token is known, as the model has no tokenizer with one: give eos_token_id=..., or "
             "stop_at_eos=False"
         )
-    return [eos] if isinstance(eos, int) else list(eos)
+    ends, d_vocab = [eos] if isinstance(eos, int) else list(eos), model.cfg.d_vocab
+    wrong = [end for end in ends if eos_token_id is not None and not 0 <= end < d_vocab]
+    if wrong:
+        raise ValueError(f"eos_token_id {wrong[0]} is out of range: d_vocab is {d_vocab}, so 0 to {d_vocab - 1}")
+    return ends
 
 
 def _generator(seed: int | torch.Generator | None, device: torch.device) -> torch.Generator | None:
@@ -314,11 +322,10 @@ def _converter(model: Any, input: Input, return_type: str) -> Callable[[_Sequenc
         return torch.no_grad()(lambda sequence: sequence.all_embeds(model))
     if return_type != "str":
         raise ValueError(f"return_type must be 'input', 'str', 'tokens' or 'embeds', got {return_type!r}")
-    if model.tokenizer is None:
-        raise ValueError("text needs a tokenizer: HookedTransformer(cfg, tokenizer=...) or model.set_tokenizer(...)")
+    tokenizer = model.tokens.need_tokenizer()
 
     def text(sequence: _Sequence) -> str | list[str]:
-        texts = [model.tokenizer.decode(row, skip_special_tokens=True) for row in sequence.tokens]
+        texts = [tokenizer.decode(row, skip_special_tokens=True) for row in sequence.tokens]
         return texts[0] if len(texts) == 1 and (isinstance(input, str) or not is_text) else texts
 
     return text

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 ATTENTION = {"q", "k", "v", "z", "rot_q", "rot_k", "attn_scores", "pattern", "result"}
 MLP = {"pre", "pre_linear", "mid", "post", "router_logits", "expert_weights", "expert_indices"}
@@ -84,8 +85,8 @@ def site_name(site: Any, n_layers: int) -> str:
     Raises IndexError for a layer that the model does not have.
     """
     parts = list(site) if isinstance(site, tuple) else [site]
-    if len(parts) > 1 and isinstance(parts[1], int):
-        parts[1] = checked_index(parts[1], n_layers, "layer")
+    if len(parts) > 1 and isinstance(parts[1], SupportsIndex):
+        parts[1] = checked_index(index(parts[1]), n_layers, "layer")
     gradient = isinstance(parts[0], str) and parts[0].endswith("_grad") and len(parts) > 1
     if gradient:
         parts[0] = parts[0].removesuffix("_grad")

@@ -93,12 +93,9 @@ class TextMethods:
     def tokens_to_residual_directions(self, tokens: Any) -> Float[Tensor, "*tokens d_model"]:
         """The direction of the stream that raises a token's logit: its column of `W_U`.
 
-        `tokens` is a string or an id of a single token (giving [d_model]), or ids of any shape.
+        `tokens` is a string or an id of a single token (giving [d_model]), a list of such strings, or ids of any shape.
         """
-        if isinstance(tokens, str):
-            tokens = self.to_single_token(tokens)
-        ids = torch.as_tensor(tokens, device=self.device)
-        self.tokens.check_ids(ids)
+        ids = self.tokens.single_token_ids(tokens, self.device)
         directions = self.W_U.T[ids]  # type: ignore[attr-defined]
         return directions[0] if ids.ndim and ids.numel() == 1 else directions
 

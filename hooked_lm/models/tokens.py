@@ -187,7 +187,7 @@ class Tokens:
         Ids are a tensor, an array or a list (of ids, or of rows that may differ in length); special tokens are
         spelled out.
         """
-        tokenizer = self._need_tokenizer()
+        tokenizer = self.need_tokenizer()
         rows, rank = _to_rows(tokens)
         texts = [_decode(tokenizer, row) for row in rows]
         return texts if rank == 2 else texts[0]
@@ -201,7 +201,7 @@ class Tokens:
         [batch, pos] give a list of such lists; texts get no padding here, whatever `padding_side` says. Text gets BOS
         as `prepend_bos` says and is cut to `n_ctx` tokens.
         """
-        tokenizer = self._need_tokenizer()
+        tokenizer = self.need_tokenizer()
         several = isinstance(input, (list, tuple))
         if isinstance(input, str) or (several and (not input or isinstance(input[0], str))):
             rows = self._rows(input, prepend_bos, truncate=True)
@@ -221,11 +221,21 @@ class Tokens:
             )
         return row[0]
 
+    def single_token_ids(self, tokens: Any, device: torch.device | str | None = None) -> Int[Tensor, "..."]:
+        """The ids, checked, of a string that is one token, of a list of such strings, or of ids of any shape."""
+        if isinstance(tokens, str):
+            tokens = self.to_single_token(tokens)
+        elif isinstance(tokens, (list, tuple)):
+            tokens = [self.to_single_token(token) if isinstance(token, str) else token for token in tokens]
+        ids = torch.as_tensor(tokens, device=device)
+        self.check_ids(ids)
+        return ids
+
     def to_single_str_token(self, int_token: int) -> str:
         """The string that one id stands for."""
         token = _one_id(int_token)
         self.check_ids(torch.tensor(token))
-        return _decode(self._need_tokenizer(), [token])
+        return _decode(self.need_tokenizer(), [token])
 
     def get_token_position(
         self,
@@ -276,7 +286,7 @@ class Tokens:
         bos = self._bos_wanted(prepend_bos)
         from_left = getattr(self.tokenizer, "truncation_side", "right") == "left"
         rows = []
-        for i, ids in enumerate(_ids(self._need_tokenizer(), texts, specials=False)):
+        for i, ids in enumerate(_ids(self.need_tokenizer(), texts, specials=False)):
             body = ids[len(bos) :] if ids[: len(bos)] == bos else ids
             excess = max(0, len(bos) + len(body) - self.n_ctx) if truncate else 0
             row = bos + (body[excess:] if from_left else body[: len(body) - excess])
@@ -289,7 +299,7 @@ class Tokens:
         return rows
 
     def _bos_wanted(self, prepend_bos: bool | None) -> list[int]:
-        self._need_tokenizer()
+        self.need_tokenizer()
         wanted = self.default_prepend_bos if prepend_bos is None else prepend_bos
         bos = self.bos_ids if wanted else []
         if prepend_bos and not bos:
@@ -316,7 +326,8 @@ class Tokens:
             raise ValueError(f"padding_side must be 'left' or 'right', got {side!r}")
         return side
 
-    def _need_tokenizer(self) -> Any:
+    def need_tokenizer(self) -> Any:
+        """The tokenizer; ValueError that says how to give one, if there is none."""
         if self.tokenizer is None:
             raise ValueError(
                 "text needs a tokenizer, and this model has none: give one with "

@@ -34,10 +34,15 @@ class WeightViews:
     def _per_query_head(self, weight: Tensor) -> Tensor:
         return weight.repeat_interleave(self.cfg.n_heads // weight.shape[0], 0)
 
-    def _mlp_weight(self, name: str, *shape: int) -> Tensor:
+    def _mlp_weight(self, name: str) -> Tensor:
+        if without := [i for i, block in enumerate(self.blocks) if not isinstance(block, MLPPart)]:
+            raise ValueError(f"this model has no MLPs in blocks {without}, so {name} cannot be stacked by layer")
+
         def read(block: Any) -> Tensor:
             weight = getattr(block.mlp, name)
-            return self._zeros(*shape) if weight is None else weight
+            if weight is None:  # a bias, as long as the last axis of its weight
+                return self._zeros(getattr(block.mlp, name.replace("b_", "W_")).shape[-1])
+            return weight
 
         return self._stack(read)
 
@@ -133,12 +138,12 @@ class WeightViews:
     @property
     def b_in(self) -> Float[Tensor, "layer d_mlp"]:
         """Input biases of the MLPs."""
-        return self._mlp_weight("b_in", self.cfg.d_mlp)
+        return self._mlp_weight("b_in")
 
     @property
     def b_out(self) -> Float[Tensor, "layer d_model"]:
         """Output biases of the MLPs."""
-        return self._mlp_weight("b_out", self.cfg.d_model)
+        return self._mlp_weight("b_out")
 
     @property
     def QK(self) -> FactoredMatrix:

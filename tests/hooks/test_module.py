@@ -95,6 +95,16 @@ def test_hooks_added_through_the_root() -> None:
     assert_no_hook_left(model)
 
 
+def test_an_unknown_direction_is_refused_with_hooks_and_without() -> None:
+    model = net()
+    for _ in range(2):
+        model.hook_in.ctx["kept"] = 1
+        with pytest.raises(ValueError, match="foo"):
+            model.reset_hooks(direction="foo")
+        assert model.hook_in.ctx == {"kept": 1}, "half of a reset"
+        model.hook_in.add_hook(double)
+
+
 def test_reset_clears_contexts_unless_told() -> None:
     model = net()
     model.hook_in.ctx["x"] = 1

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,6 +61,16 @@ def test_an_unknown_name_comes_with_the_three_nearest(site: Any) -> None:
     assert message.count("'") == 8
 
 
+def test_a_glob_comes_with_three_sites_whatever_their_layers_and_aliases() -> None:
+    names = [f"blocks.{i}.{name}" for i in range(3) for name in ("hook_resid_pre", "attn.hook_z", "attn.hook_q")]
+    aliases = {f"blocks.{i}.hook_in": f"blocks.{i}.hook_resid_pre" for i in range(3)}
+    with pytest.raises(UnknownSite) as raised:
+        select("blocks.*.hook_zz", dict.fromkeys(names), aliases, shorthand)
+    suggested = str(raised.value).partition("did you mean ")[2].rstrip("?").split(", ")
+    assert suggested[0] == "'blocks.*.attn.hook_z'"
+    assert set(suggested) == {"'blocks.*.attn.hook_z'", "'blocks.*.attn.hook_q'", "'blocks.*.hook_resid_pre'"}
+
+
 def test_no_names_at_all() -> None:
     with pytest.raises(UnknownSite, match="did you mean another module"):
         select("x", {}, {}, str)
@@ -74,6 +85,7 @@ def test_a_predicate_or_list_that_selects_nothing_warns() -> None:
 def test_what_is_a_shorthand() -> None:
     assert is_shorthand(("z", 5))
     assert is_shorthand(("k", 5, "a"))
+    assert is_shorthand(("z", np.int64(5)))
     assert not is_shorthand(("z", "q"))
     assert not is_shorthand(["z", 5])
     assert not is_shorthand(("z",))

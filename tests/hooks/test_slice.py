@@ -65,3 +65,10 @@ def test_an_int_needs_no_length_and_others_do() -> None:
 def test_what_is_out_of_range_is_named(wrong: Any) -> None:
     with pytest.raises(IndexError, match="the axis has 3, so -3 to 2"):
         Slice(wrong).apply(torch.zeros(2, 3), dim=1)
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    assert Slice(np.int64(-1)).apply(torch.arange(3)).item() == 2
+    assert Slice.unwrap(np.int64(1)).apply(torch.arange(3)).tolist() == [1]
+    with pytest.raises(IndexError, match=r"index 3 .* -3 to 2"):
+        Slice(np.int64(3)).apply(torch.arange(3))

@@ -15,6 +15,7 @@ from hooked_lm.hooks import Slice
 from hooked_lm.models.activation_cache import ActivationCache
 from hooked_lm.models.config import HookedTransformerConfig
 from hooked_lm.models.decoder import HookedTransformer
+from tests.models import toys
 from tests.models.structures import D_MODEL, D_VOCAB, NORMS, SEEDS, random_model, random_tokens, random_tree
 
 SOME = settings(max_examples=30)  # models are slow to build with every annotation checked
@@ -110,6 +111,23 @@ def test_layers_out_of_range(cache: ActivationCache) -> None:
             read(4)
     with pytest.raises(IndexError):
         cache.get_neuron_results(3)
+
+
+def test_parts_that_do_not_exist(model: HookedTransformer, cache: ActivationCache) -> None:
+    with pytest.raises(IndexError, match=r"index 999 .* -6 to 5"):
+        cached(model, pos_slice=999)
+    with pytest.raises(IndexError, match=r"index 600 .* -5 to 4"):
+        cache.stack_neuron_results(2, neuron_slice=600)
+    stack, row = cache.decompose_resid(), cache.apply_slice_to_batch_dim(0)
+    with pytest.raises(ValueError, match="no batch dimension left"):
+        row.apply_ln_to_stack(stack[:, 0], batch_slice=1, has_batch_dim=False)
+    with pytest.raises(ValueError, match="no batch dimension left"):
+        row.logit_attrs(stack, 3, batch_slice=1)
+    for read in (cache.stack_neuron_results, cache.get_full_resid_decomposition):
+        with pytest.raises(ValueError, match=rf"d_model {D_MODEL}, got shape \({D_MODEL + 1},"):
+            read(2, project_output_onto=torch.zeros(D_MODEL + 1))
+    with pytest.raises(ValueError, match=rf"got shape \({D_MODEL + 2}, 3\)"):
+        cache.get_neuron_results(1, project_output_onto=torch.zeros(D_MODEL + 2, 3))
 
 
 def test_what_was_filtered_away_is_named(model: HookedTransformer) -> None:
@@ -455,3 +473,14 @@ def test_toggling_gradients(cache: ActivationCache) -> None:
         assert not torch.is_grad_enabled()
     finally:
         torch.set_grad_enabled(True)
+
+
+def test_tokens_may_be_strings() -> None:
+    model = toys.toy("standard", toys.words())
+    _, cache = model.run_with_cache(toys.ids(2, 5))
+    stack = cache.decompose_resid(pos_slice=-1)
+    for strings, tokens in ((["w3", "w7"], torch.tensor([3, 7])), (["w3"], 3), ("w3", 3)):
+        close(model.tokens_to_residual_directions(strings), model.W_U.T[tokens])
+        close(cache.logit_attrs(stack, strings, pos_slice=-1), cache.logit_attrs(stack, tokens, pos_slice=-1))
+    with pytest.raises(ValueError, match="'w3 w4' is not a single token"):
+        model.tokens_to_residual_directions(["w3", "w3 w4"])

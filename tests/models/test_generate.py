@@ -144,7 +144,8 @@ def test_rows_stop_at_eos_and_are_filled(cached: bool) -> None:
     model, prompts = toy(), ids(4, 5)
     free = model.generate(prompts, 12, **GREEDY)[:, 5:]
     eos = int(free[0, 2])
-    for stop in (eos, [eos, 51]):
+    never = next(token for token in range(D_VOCAB) if token not in free)
+    for stop in (eos, [eos, never]):
         out = model.generate(prompts, 12, do_sample=False, eos_token_id=stop, verbose=False, use_past_kv_cache=cached)[
             :, 5:
         ]
@@ -346,6 +347,8 @@ def test_a_stream_is_lazy_checks_at_once_and_leaves_gradients_on() -> None:
         model.generate_stream(ids(1, 5), 3, 0, **QUIET)
     with pytest.raises(ValueError, match="n_ctx"):
         model.generate_stream(ids(1, 5), N_CTX, **QUIET)
+    with pytest.raises(TypeError, match="no return_cache"):
+        model.generate_stream(ids(1, 5), 3, return_cache=True, **QUIET)
     with model.hooks([("hook_embed", lambda value, hook: calls.append(1))]):
         stream = model.generate_stream(ids(1, 5), 4, 1, **QUIET)
         assert not calls
@@ -393,6 +396,9 @@ def test_half_a_character_waits_for_the_other_half() -> None:
         ({"return_type": "text"}, "return_type .* 'text'"),
         ({"return_type": "str"}, "tokenizer"),
         ({"stop_at_eos": True}, "eos_token_id"),
+        ({"stop_at_eos": True, "eos_token_id": 10**6}, f"1000000 .* 0 to {D_VOCAB - 1}"),
+        ({"stop_at_eos": True, "eos_token_id": [3, -1]}, f"-1 .* 0 to {D_VOCAB - 1}"),
+        ({"return_type": "str"}, "text needs a tokenizer, and this model has none"),
         ({"attention_mask": torch.ones(2, 4, dtype=torch.long)}, r"\(2, 4\).*\(2, 5\)"),
         ({"attention_mask": torch.tensor([[1, 1, 1, 1, 1], [0, 0, 0, 0, 0]])}, "row 1 .* padding"),
         ({"input": "text"}, "tokenizer"),

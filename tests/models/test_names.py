@@ -1,7 +1,10 @@
 """Short names, and those of other libraries, against the names that models really have."""
 
+import numpy as np
 import pytest
+import torch
 
+from hooked_lm.hooks import HookPoint
 from hooked_lm.models.config import HookedTransformerConfig
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.names import aliases, checked_index, get_act_name, site_name
@@ -67,6 +70,7 @@ def test_every_site_of_a_model_has_a_short_name(changes: dict[str, object]) -> N
 def test_layers_count_from_the_end() -> None:
     assert site_name(("z", -1), 12) == "blocks.11.attn.hook_z"
     assert site_name(("scale", -2, "ln2"), 12) == "blocks.10.ln2.hook_scale"
+    assert site_name(("z", np.int64(-1)), 12) == "blocks.11.attn.hook_z"
     assert site_name(("z_grad", -1), 12) == "blocks.11.attn.hook_z_grad"
     assert site_name(("scale", None), 12) == "ln_final.hook_scale"
 
@@ -120,3 +124,18 @@ def test_a_full_name_and_its_layer() -> None:
     assert get_act_name("blocks.1.attn.hook_z", 1) == "blocks.1.attn.hook_z"
     with pytest.raises(ValueError, match="layer 2"):
         get_act_name("blocks.1.attn.hook_z", 2)
+
+
+def test_a_hook_object_may_give_its_full_name_and_its_layer() -> None:
+    class Keeper:
+        hook_point, layer, shapes = "blocks.1.attn.hook_z", 1, []
+
+        def __call__(self, value: torch.Tensor, hook: HookPoint) -> None:
+            self.shapes.append(tuple(value.shape))
+
+    model, keeper = toy(), Keeper()
+    model.run_with_hooks(torch.zeros(1, 3, dtype=torch.long), fwd_hooks=[keeper])
+    assert keeper.shapes == [(1, 3, 2, 4)]
+    keeper.layer = 0
+    with pytest.raises(ValueError, match=r"'blocks\.1\.attn\.hook_z' names its layer, and layer 0"):
+        model.run_with_hooks(torch.zeros(1, 3, dtype=torch.long), fwd_hooks=[keeper])

@@ -351,6 +351,7 @@ class TestIdsToText:
         token = self.helper().to_single_token(" cat")
         assert self.helper().to_tokens("the cat")[0, -1] == token
         assert self.helper().to_single_str_token(token) == " cat"
+        assert self.helper().single_token_ids([" cat", token]).tolist() == [token, token]
         with pytest.raises(ValueError, match=r"'the cat' is not a single token: .* 2 tokens \['the', ' cat'\]"):
             self.helper().to_single_token("the cat")
         with pytest.raises(ValueError, match="zero tokens"):

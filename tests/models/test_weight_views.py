@@ -93,6 +93,12 @@ def test_gates() -> None:
     assert flat_model().W_gate is None
 
 
+@pytest.mark.parametrize("name", ["W_in", "W_out", "b_in", "b_out"])
+def test_attention_only_models_have_no_mlp_weights(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"no MLPs in blocks \[0, 1, 2\], so {name}"):
+        getattr(flat_model(attn_only=True, act_fn=None), name)
+
+
 def test_an_edit_of_a_block_shows(grouped: HookedTransformer) -> None:
     model = flat_model(n_key_value_heads=KV_HEADS)
     with torch.no_grad():
