@@ -163,6 +163,8 @@ class HookedTransformerConfig:
             self.attn_scale = self.d_head**0.5 if self.use_attn_scale else 1.0
         if self.positional_embedding_type == "rotary" and self.rotary_dim is None:
             self.rotary_dim = self.d_head
+        if self.rotary_dim is not None and (self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.d_head):
+            raise ValueError(f"rotary_dim must be even and at most d_head, {self.d_head}, got {self.rotary_dim}")
 
     def _params_per_layer(self) -> int:
         """Weights of a layer, without biases, norms and embeddings: the count that papers quote."""

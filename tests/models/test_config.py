@@ -103,6 +103,8 @@ def test_an_unknown_name() -> None:
         {"attention_dir": "sideways"},
         {"default_padding_side": "top"},
         {"dtype": "float33"},
+        {"rotary_dim": 3, "positional_embedding_type": "rotary"},
+        {"rotary_dim": 6, "positional_embedding_type": "rotary"},
         {"attn_types": ["local"]},  # too few
         {"attn_types": ["near", "far"]},
     ],
