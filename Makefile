@@ -18,10 +18,10 @@ demo: $(READY)  ## patch the bundled model and write an HTML report
 	$(BIN)/hooked-lm demo
 
 test: $(READY)  ## the test suite, without the tests marked slow
-	$(PY) -m pytest -n 2 -m "not slow"
+	$(PY) -m pytest -n 2 --dist loadgroup -m "not slow"
 
 test-all: $(READY)  ## the whole test suite
-	$(PY) -m pytest -n 2
+	$(PY) -m pytest -n 2 --dist loadgroup
 
 check: $(READY)  ## formatting, lint, types
 	$(PY) -m ruff format --check .

@@ -130,8 +130,12 @@ def verify(
 @app.command()
 @clean_errors
 def models() -> None:
-    """List the architectures whose checkpoints load, by the model_type of their config."""
-    from hooked_lm import hub
+    """List the architectures whose checkpoints load, by the model_type of their config, and the class they become."""
+    from hooked_lm.families import model_class, supported
 
-    for name in hub.supported():
-        console.print(name)
+    table = Table()
+    table.add_column("model_type")
+    table.add_column("class")
+    for name in supported():
+        table.add_row(escape(name), model_class(name))
+    console.print(table)

@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner, Result
 
 import hooked_lm
-from hooked_lm import HookedTransformer, HookedTransformerConfig, hub
+from hooked_lm import HookedTransformer, HookedTransformerConfig, families, hub
 from hooked_lm.cli import app
 from hooked_lm.demo import corpus, experiment
 
@@ -166,7 +166,10 @@ def test_verify_nothing(tmp_path: Path):
 def test_models():
     shown = call("models")
     assert shown.exit_code == 0
-    assert shown.output.split() == hub.supported()
+    head, *rows = re.findall(r"(\w[\w-]*)\W+(\w+)\W*$", shown.output, re.MULTILINE)
+    assert head == ("model_type", "class")
+    assert [model_type for model_type, _ in rows] == hub.supported()
+    assert dict(rows)["gpt2"] == "HookedTransformer"
 
 
 def test_version():
@@ -178,19 +181,27 @@ def test_an_error_of_the_library_is_one_message(monkeypatch: pytest.MonkeyPatch)
     def unknown() -> list[str]:
         raise KeyError("no [such] thing")
 
-    monkeypatch.setattr(hub, "supported", unknown)
+    monkeypatch.setattr(families, "supported", unknown)
     shown = call("models")
     assert (shown.exit_code, shown.output) == (2, "error: no [such] thing\n")
 
 
 def test_help_does_not_wait_for_torch():
+    assert_light("--help", ("demo", "verify", "models"))
+
+
+def test_the_list_of_models_does_not_wait_for_torch():
+    assert_light("models", ("gpt2", "llama", "HookedTransformer"))
+
+
+def assert_light(argument: str, expected: tuple[str, ...]) -> None:
     script = (
         "import sys\n"
         "from hooked_lm.cli import app\n"
-        "app(['--help'], standalone_mode=False)\n"
+        f"app([{argument!r}], standalone_mode=False)\n"
         "sys.exit(sum(name in sys.modules for name in ('torch', 'transformers', 'plotly', 'pandas')))"
     )
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert shown.returncode == 0, shown.stderr
-    for command in ("demo", "verify", "models"):
-        assert command in shown.stdout
+    for word in expected:
+        assert word in shown.stdout

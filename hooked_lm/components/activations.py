@@ -1,10 +1,12 @@
 """The activation functions of MLPs, by the names that configs use."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
+import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def solu(x: Tensor) -> Tensor:
@@ -22,24 +24,73 @@ def quick_gelu(x: Tensor) -> Tensor:
     return x * (1.702 * x).sigmoid()
 
 
+def gelu_10(x: Tensor) -> Tensor:
+    """GELU with its output bounded by 10 either way."""
+    return F.gelu(x).clamp(-10, 10)
+
+
+class XIELU(nn.Module):
+    """The trained activation of Huang and Schlag (2024, arXiv:2411.13010): quadratic above zero, exponential below.
+
+    `x > 0`: `a_p x^2 + beta x`; else `a_n (exp(min(x, eps)) - 1 - x) + beta x`, where a_p is the softplus of one trained
+    number and a_n is beta plus the softplus of another.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        beta: float = 0.5
+        eps: float = -1e-6
+
+        def build(self) -> "XIELU":
+            return XIELU(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.alpha_p, self.alpha_n = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+        # the checkpoint holds both numbers, rounded as the models were trained
+        self.beta, self.eps = nn.Buffer(torch.tensor(cfg.beta)), nn.Buffer(torch.tensor(cfg.eps))
+
+    def forward(self, x: Tensor) -> Tensor:
+        up, down = F.softplus(self.alpha_p), self.beta + F.softplus(self.alpha_n)
+        negative = (x.clamp(max=self.eps).expm1() - x) * down
+        return torch.where(x > 0, up * x * x, negative) + self.beta * x
+
+
 gelu_tanh: Callable[[Tensor], Tensor] = partial(F.gelu, approximate="tanh")
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "relu2": relu2,
     "gelu": F.gelu,
+    "gelu_python": F.gelu,
     "gelu_new": gelu_tanh,
     "gelu_fast": gelu_tanh,
+    "gelu_accurate": gelu_tanh,
+    "gelu_python_tanh": gelu_tanh,
     "gelu_pytorch_tanh": gelu_tanh,
+    "gelu_10": gelu_10,
     "quick_gelu": quick_gelu,
     "silu": F.silu,
     "swish": F.silu,
     "solu": solu,
+    "mish": F.mish,
+    "tanh": F.tanh,
+    "sigmoid": F.sigmoid,
+    "relu6": F.relu6,
 }
 
+Activation = str | XIELU.Config
 
-def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The function of that name; raises ValueError listing the known ones."""
-    if name not in ACTIVATIONS:
-        raise ValueError(f"unknown activation '{name}'; known are {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
+
+def activation_name(kind: Activation) -> str:
+    """The name of a function, or of a module in lower case."""
+    return kind if isinstance(kind, str) else type(kind).__qualname__.split(".")[0].lower()
+
+
+def activation(kind: Activation) -> Callable[[Tensor], Tensor]:
+    """The function of a name, or the module of a config; raises ValueError listing the known names."""
+    if not isinstance(kind, str):
+        return kind.build()
+    if kind not in ACTIVATIONS:
+        raise ValueError(f"unknown activation '{kind}'; known are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[kind]

@@ -1,31 +1,23 @@
 """Multi-head and grouped-query attention (Vaswani et al. 2017, arXiv:1706.03762; Ainslie et al. 2023,
-arXiv:2305.13245).
+arXiv:2305.13245): how queries, keys and values come from the stream. `attend` has what follows."""
 
-Nobody listens to the scores or the pattern: the fused kernel. Somebody does: the same in steps. Keys and values stay
-[kv_head]: grouped heads are never copied out.
-"""
-
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hooked_lm.components.attend import KEY, QUERY, Attend, PerHead, Stream, project, projection
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import NormConfig, build_norm, wide
+from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, below, normed, plus
+from hooked_lm.components.norm import NormConfig, build_norm
+from hooked_lm.components.position_bias import PositionBias
 from hooked_lm.components.rotary import Rotary
-from hooked_lm.hooks import HookPoint, is_listening
-
-QUERY = ("batch", "pos", "head", "d_head")
-KEY = ("batch", "pos", "kv_head", "d_head")
-SCORES = ("batch", "head", "query_pos", "key_pos")
-
-Stream = Float[Tensor, "batch pos d_model"]
-PerHead = Float[Tensor, "batch pos head d_head"]
+from hooked_lm.hooks import HookPoint
 
 
-class Attention(nn.Module):
+class Attention(Attend):
     """`z = softmax(q k^T * scale + mask) v`, and `W_O` back into the stream.
 
     `W_Q` is [head, d_model, d_head], `W_K` and `W_V` [kv_head, d_model, d_head], `W_O` [head, d_head, d_model]; a bias
@@ -35,6 +27,9 @@ class Attention(nn.Module):
 
     @dataclass(frozen=True)
     class Config:
+        """`qk_norm` normalises queries and keys before rotary, or behind it with `rotary_first`; `clip` bounds what the
+        projections give."""
+
         d_model: int
         n_heads: int
         d_head: int
@@ -44,8 +39,14 @@ class Attention(nn.Module):
         out_bias: bool = False
         rotary: Rotary | None = None
         qk_norm: NormConfig | None = None
+        k_norm: NormConfig | None = None  # where it is not that of the queries
+        rotary_first: bool = False
+        z_norm: NormConfig | None = None
+        clip: float | None = None
         window: int | None = None  # how many positions back a query sees, itself included
         soft_cap: float | None = None
+        sinks: bool = False
+        position_bias: PositionBias | None = None
         causal: bool = True
 
         @property
@@ -61,24 +62,31 @@ class Attention(nn.Module):
             raise ValueError(f"{cfg.n_heads} heads cannot share {cfg.n_kv} key/value heads evenly")
         self.cfg = cfg
         self.ungrouped = False
-        self.scale = cfg.d_head**-0.5 if cfg.scale is None else cfg.scale
-        self.W_Q = _projection(cfg.n_heads, cfg)
-        self.W_K = _projection(cfg.n_kv, cfg)
-        self.W_V = _projection(cfg.n_kv, cfg)
-        self.W_O = nn.Parameter(torch.empty(cfg.n_heads, cfg.d_head, cfg.d_model))
+        self.W_Q = projection(cfg.n_heads, cfg.d_model, cfg.d_head)
+        self.W_K = projection(cfg.n_kv, cfg.d_model, cfg.d_head)
+        self.W_V = projection(cfg.n_kv, cfg.d_model, cfg.d_head)
         self.b_Q = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) if cfg.qkv_bias else None
         self.b_K = nn.Parameter(torch.zeros(cfg.n_kv, cfg.d_head)) if cfg.qkv_bias else None
         self.b_V = nn.Parameter(torch.zeros(cfg.n_kv, cfg.d_head)) if cfg.qkv_bias else None
-        self.b_O = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.out_bias else None
 
         self.hook_q, self.hook_k, self.hook_v = HookPoint(*QUERY), HookPoint(*KEY), HookPoint(*KEY)
         if cfg.qk_norm is not None:
-            self.q_norm, self.k_norm = build_norm(cfg.qk_norm, QUERY), build_norm(cfg.qk_norm, KEY)
+            self.q_norm, self.k_norm = build_norm(cfg.qk_norm, QUERY), build_norm(cfg.k_norm or cfg.qk_norm, KEY)
         if cfg.rotary is not None:
             self.hook_rot_q, self.hook_rot_k = HookPoint(*QUERY), HookPoint(*KEY)
-        self.hook_attn_scores, self.hook_pattern = HookPoint(*SCORES), HookPoint(*SCORES)
-        self.hook_z = HookPoint(*QUERY)
-        self.hook_result = HookPoint("batch", "pos", "head", "d_model", on_demand=True)
+        self.make_mixing(
+            cfg.n_heads,
+            cfg.d_head,
+            cfg.d_model,
+            scale=cfg.d_head**-0.5 if cfg.scale is None else cfg.scale,
+            out_bias=cfg.out_bias,
+            causal=cfg.causal,
+            window=cfg.window,
+            soft_cap=cfg.soft_cap,
+            sinks=cfg.sinks,
+            position_bias=cfg.position_bias,
+            z_norm=cfg.z_norm,
+        )
 
     def forward(
         self,
@@ -93,114 +101,71 @@ class Attention(nn.Module):
         `layer` says which entry of the context's key/value cache is this layer's.
         """
         context = context or Context(query_input.shape[1], query_input.device)
-        q = self.hook_q(project(query_input, self.W_Q, self.b_Q))
+        q = self.hook_q(self._projected(query_input, self.W_Q, self.b_Q))
         k = self.hook_k(self._project_kv(query_input if key_input is None else key_input, self.W_K, self.b_K))
         v = self.hook_v(self._project_kv(query_input if value_input is None else value_input, self.W_V, self.b_V))
-        if self.cfg.qk_norm is not None:
+        if self.cfg.qk_norm is not None and not self.cfg.rotary_first:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.cfg.rotary is not None:
             angles = context.rotary(self.cfg.rotary)
             q = self.hook_rot_q(self.cfg.rotary.rotate(q, angles))
             k = self.hook_rot_k(self.cfg.rotary.rotate(k, angles))
+        if self.cfg.qk_norm is not None and self.cfg.rotary_first:
+            q, k = self.q_norm(q), self.k_norm(k)
         if context.cache is not None:
             k, v = context.cache[layer].append(k, v)
-        if self.cfg.soft_cap is not None or is_listening(self.hook_attn_scores, self.hook_pattern):
-            z = self.attend_in_steps(q, k, v, context)
-        else:
-            z = self.attend_fused(q, k, v, context)
-        return self.output(self.hook_z(z))
+        return self.output(self.mix(q, k, v, context))
 
     @property
     def n_kv(self) -> int:
         """How many key/value heads there are at the hook points."""
         return self.cfg.n_heads if self.ungrouped else self.cfg.n_kv
 
-    def _project_kv(self, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+    def _projected(self, x: Tensor, W: Tensor, b: Tensor | None) -> PerHead:
+        projected = project(x, W, b)
+        return projected if self.cfg.clip is None else projected.clamp(-self.cfg.clip, self.cfg.clip)
+
+    def _project_kv(self, x: Tensor, W: Tensor, b: Tensor | None) -> PerHead:
         """Keys or values; ungrouped, by a copy of the weight for each query head."""
         if self.n_kv != W.shape[0]:
             group = self.n_kv // W.shape[0]
             W, b = W.repeat_interleave(group, 0), None if b is None else b.repeat_interleave(group, 0)
-        return project(x, W, b)
+        return self._projected(x, W, b)
 
-    def attend_fused(
-        self,
-        q: PerHead,
-        k: Float[Tensor, "batch key_pos kv_head d_head"],
-        v: Float[Tensor, "batch key_pos kv_head d_head"],
-        context: Context,
-    ) -> PerHead:
-        """Mixed values by the fused kernel."""
-        mask = context.mask(self.cfg.causal, self.cfg.window)
-        is_causal = self.cfg.causal and mask is None
-        if context.n_pos == 1:  # a last token sees all; a branch, as the compiler knows n_pos only as a symbol
-            is_causal = False
-        z = F.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            attn_mask=mask,
-            is_causal=is_causal,
-            scale=self.scale,
-            enable_gqa=k.shape[2] != q.shape[2],
-        )
-        return z.transpose(1, 2)
+    # ---- what holds between the sites ------------------------------------------------------------------------------
 
-    def attend_in_steps(
-        self,
-        q: PerHead,
-        k: Float[Tensor, "batch key_pos kv_head d_head"],
-        v: Float[Tensor, "batch key_pos kv_head d_head"],
-        context: Context,
-    ) -> PerHead:
-        """Mixed values by way of scores and pattern. The query heads of a group are rows of one product."""
-        batch, n_pos, n_heads, d_head = q.shape
-        n_key, n_kv = k.shape[1:3]
-        grouped = (batch * n_kv, n_heads // n_kv * n_pos)
-        scores_shape = (batch, n_heads, n_pos, n_key)
+    def identities(self, at: Sites, read: Read, read_value: Read | None = None) -> Iterator[Identity]:
+        """What must hold between the sites of a run in which `read()` came in, perhaps another tensor for values."""
+        weights = {"q": (self.W_Q, self.b_Q), "k": (self.W_K, self.b_K), "v": (self.W_V, self.b_V)}
+        for name in weights:
 
-        queries = q.transpose(1, 2).reshape(*grouped, d_head)
-        keys = k.permute(0, 2, 3, 1).flatten(0, 1)
-        mask = context.additive_mask(self.cfg.causal, self.cfg.window, q.dtype)
-        if self.cfg.soft_cap is None:
-            scores = torch.baddbmm(_rows(mask, n_heads, n_kv), queries, keys, alpha=self.scale).view(scores_shape)
-        else:
-            scores = (torch.bmm(queries, keys) * (self.scale / self.cfg.soft_cap)).view(scores_shape)
-            scores = self.cfg.soft_cap * scores.tanh() + mask
+            def projected(name: str = name) -> tuple[Tensor, Tensor]:
+                W, b = weights[name]
+                x = read_value() if name == "v" and read_value is not None else read()
+                made = plus(torch.einsum("bpm,nmh->bpnh", x, W), b)
+                return made if self.cfg.clip is None else made.clamp(-self.cfg.clip, self.cfg.clip), at(f"hook_{name}")
 
-        scores = self.hook_attn_scores(scores)
-        pattern = self.hook_pattern(wide(scores).softmax(-1).to(v.dtype))
-        z = torch.bmm(pattern.reshape(*grouped, n_key), v.transpose(1, 2).flatten(0, 1))
-        return z.view(batch, n_heads, n_pos, -1).transpose(1, 2)
+            yield f"ln1.normalized * w + b -> {name}", projected
+        if self.cfg.rotary is not None:
+            for name in "qk":
+                yield f"rotary({name}) keeps lengths", self._lengths(name, at)
+        yield from self.mixing_identities(at)
 
-    def output(self, z: PerHead) -> Stream:
-        """From mixed values back into the stream; the sum over heads is taken apart only if somebody listens."""
-        if is_listening(self.hook_result):
-            result = self.hook_result(torch.einsum("bpnh,nhm->bpnm", z, self.W_O))
-            return result.sum(2) if self.b_O is None else result.sum(2) + self.b_O
-        return F.linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
+    def _lengths(self, name: str, at: Sites) -> Pair:
+        """Rotary turns a vector: up to the temperature of its scaling, its length stays."""
 
+        def lengths() -> tuple[Tensor, Tensor]:
+            before, after = at(f"hook_{name}"), at(f"hook_rot_{name}")
+            if self.cfg.qk_norm is not None and not self.cfg.rotary_first:
+                before = normed(getattr(self, f"{name}_norm"), below(at, f"{name}_norm"), lambda: before)
+            rotary = self.cfg.rotary
+            assert rotary is not None
+            temperature = rotary.angles(torch.zeros(1, 1, dtype=torch.long), before.shape[1])[0].max()
+            turned = before[..., : rotary.dim].norm(dim=-1) * temperature.to(before)
+            return turned, after[..., : rotary.dim].norm(dim=-1)
 
-def _rows(mask: Float[Tensor, "#batch 1 query_pos key_pos"], n_heads: int, n_kv: int) -> Tensor:
-    """The mask of the grouped product: [rows, key_pos] if all prompts share it, else one for each of its batches."""
-    batch, _, n_pos, n_key = mask.shape
-    if batch == 1:
-        return mask[0].expand(n_heads // n_kv, n_pos, n_key).reshape(-1, n_key)
-    return mask.expand(batch, n_heads, n_pos, n_key).reshape(batch * n_kv, -1, n_key)
+        return lengths
 
-
-def _projection(n_heads: int, cfg: Attention.Config) -> nn.Parameter:
-    """[head, d_model, d_head], laid out in memory as the [head * d_head, d_model] matrix of one product."""
-    return nn.Parameter(torch.empty(n_heads, cfg.d_head, cfg.d_model).transpose(1, 2))
-
-
-def project(
-    x: Float[Tensor, "batch pos *head d_model"],
-    W: Float[Tensor, "head d_model d_head"],
-    b: Float[Tensor, "head d_head"] | None,
-) -> PerHead:
-    """Queries, keys or values of a stream shared by all heads, or of one copy per head."""
-    if x.ndim == 4:
-        per_head = torch.einsum("bpnm,nmh->bpnh", x, W)
-        return per_head if b is None else per_head + b
-    weight = W.transpose(1, 2).flatten(0, 1)
-    return F.linear(x, weight, None if b is None else b.flatten()).unflatten(-1, (W.shape[0], W.shape[2]))
+    def readers(self) -> list[Reader]:
+        """The weights that read the stream."""
+        return [] if self.cfg.clip is not None else [(self, f"W_{x}", f"b_{x}") for x in "QKV"]

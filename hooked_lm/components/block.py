@@ -1,5 +1,6 @@
 """Blocks: how attention and MLP stand on the residual stream. A difference of structure is a different class."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from jaxtyping import Float
@@ -7,6 +8,19 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention import Attention
 from hooked_lm.components.context import Context
+from hooked_lm.components.identities import (
+    Identity,
+    Pair,
+    Read,
+    Reader,
+    Sites,
+    Sublayer,
+    added,
+    below,
+    norm_identity,
+    normed,
+    readers_of,
+)
 from hooked_lm.components.mlp import MLPConfig, on_demand
 from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm, plain_norm
 from hooked_lm.hooks import HookPoint, is_listening
@@ -45,37 +59,68 @@ class AttentionPart(nn.Module):
         self.ln1_post = build_norm(cfg.ln1_post)
         self.hook_attn_out = HookPoint(*RESIDUAL)
 
-    def attn_out(self, resid: Stream, context: Context | None) -> Stream:
-        """What attention adds to the stream."""
-        query, key, value = self.attn_inputs(resid)
+    def attn_out(self, resid: Stream, context: Context | None, shared: Stream | None = None) -> Stream:
+        """What attention adds to the stream; `shared` is the normalised stream if it was made already."""
+        query, key, value = self.attn_inputs(resid, self.ln1(resid) if shared is None else shared)
         if context is not None and context.pos_embed is not None:
             query, key = _plus(query, context.pos_embed), _plus(key, context.pos_embed)
         out = self.ln1_post(self.attn(query, key, value, context, self.layer))
         return self.hook_attn_out(_scaled(out, self.cfg.residual_scale))
 
-    def attn_inputs(self, resid: Stream) -> Inputs:
+    def attn_inputs(self, resid: Stream, shared: Stream) -> Inputs:
         """The normalised stream for queries, keys and values; where somebody listens, one copy of it per head.
 
         The sites of `ln1` belong to the shared stream. The copies are normalised past them.
         """
-        shared = self.ln1(resid)
         query = key = value = shared
         n_heads, n_kv = self.attn.cfg.n_heads, self.attn.n_kv
         if is_listening(self.hook_attn_in):
             copies = self.hook_attn_in(_repeated(resid, n_heads))
             # the keys and values of a group of heads read the mean of the group's copies
             grouped = copies if n_kv == n_heads else copies.unflatten(2, (n_kv, -1)).mean(3)
-            query = plain_norm(self.ln1, copies)
-            key = value = plain_norm(self.ln1, grouped)
+            query = self.read(copies)
+            key = value = self.read(grouped)
         else:
             copies = grouped = resid
         if is_listening(self.hook_q_input):
-            query = plain_norm(self.ln1, self.hook_q_input(_repeated(copies, n_heads)))
+            query = self.read(self.hook_q_input(_repeated(copies, n_heads)))
         if is_listening(self.hook_k_input):
-            key = plain_norm(self.ln1, self.hook_k_input(_repeated(grouped, n_kv)))
+            key = self.read(self.hook_k_input(_repeated(grouped, n_kv)))
         if is_listening(self.hook_v_input):
-            value = plain_norm(self.ln1, self.hook_v_input(_repeated(grouped, n_kv)))
+            value = self.read(self.hook_v_input(_repeated(grouped, n_kv)))
         return query, key, value
+
+    def read(self, copies: Float[Tensor, "batch pos head d_model"]) -> Float[Tensor, "batch pos head d_model"]:
+        """Copies of the stream as attention reads them."""
+        return plain_norm(self.ln1, copies)
+
+    def attn_identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
+        """What must hold from the stream before attention to what attention adds.
+
+        `shift()` is what queries and keys read besides (the position embedding of a shortformer model).
+        """
+
+        def resid() -> Tensor:
+            return at("hook_resid_pre")
+
+        def read() -> Tensor:
+            return normed(self.ln1, below(at, "ln1"), resid)
+
+        yield from norm_identity("ln1", self.ln1, below(at, "ln1"), resid)
+        both = read if shift is None else lambda: read() + shift()
+        if isinstance(self.attn, Sublayer):
+            yield from self.attn.identities(below(at, "attn"), both, read)
+            yield from self.attn_out_identity(at)
+
+    def attn_out_identity(self, at: Sites) -> Iterator[Identity]:
+        """What attention gives, on its way into the stream."""
+        yield (
+            "sum of results + b_O, normed and scaled == attn_out",
+            lambda: (
+                added(self.attn.rebuilt(below(at, "attn")), self.ln1_post, self.cfg.residual_scale),
+                at("hook_attn_out"),
+            ),
+        )
 
 
 class MLPPart(nn.Module):
@@ -90,6 +135,7 @@ class MLPPart(nn.Module):
         ln2_post: NormConfig | None = None
 
     cfg: Config
+    mlp_norm = "ln2"  # the norm that the MLP reads the stream through
 
     def make_mlp(self, cfg: Config) -> None:
         self.hook_mlp_in = HookPoint(*RESIDUAL, on_demand=True)
@@ -100,8 +146,37 @@ class MLPPart(nn.Module):
 
     def mlp_out(self, resid: Stream) -> Stream:
         """What the MLP adds to the stream."""
-        out = self.ln2_post(self.mlp(self.ln2(on_demand(self.hook_mlp_in, resid))))
-        return self.hook_mlp_out(_scaled(out, self.cfg.residual_scale))
+        return self.mlp_written(self.ln2(on_demand(self.hook_mlp_in, resid)))
+
+    def mlp_written(self, normalized: Stream) -> Stream:
+        """What the MLP adds to the stream when it reads this."""
+        return self.hook_mlp_out(_scaled(self.ln2_post(self.mlp(normalized)), self.cfg.residual_scale))
+
+    def mlp_identities(self, at: Sites, stream: str) -> Iterator[Identity]:
+        """What must hold from the stream before the MLP, at this site, to what the MLP adds."""
+        norm, norm_at = getattr(self, self.mlp_norm), below(at, self.mlp_norm)
+
+        def resid() -> Tensor:
+            return at(stream)
+
+        def read() -> Tensor:
+            return normed(norm, norm_at, resid)
+
+        if self.mlp_norm == "ln2":
+            yield from norm_identity("ln2", norm, norm_at, resid)
+        if isinstance(self.mlp, Sublayer):
+            yield from self.mlp.identities(below(at, "mlp"), read)
+            yield from self.mlp_out_identity(at)
+
+    def mlp_out_identity(self, at: Sites) -> Iterator[Identity]:
+        """What the MLP gives, on its way into the stream."""
+        yield (
+            "post -> mlp_out, normed and scaled",
+            lambda: (
+                added(self.mlp.rebuilt(below(at, "mlp")), self.ln2_post, self.cfg.residual_scale),
+                at("hook_mlp_out"),
+            ),
+        )
 
 
 class AttentionOnlyBlock(AttentionPart):
@@ -122,6 +197,15 @@ class AttentionOnlyBlock(AttentionPart):
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
         return self.hook_resid_post(resid + self.attn_out(resid, context))
+
+    def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
+        """What must hold between the sites of a run."""
+        yield "resid_pre + attn_out == resid_post", _sum(at, ["hook_resid_pre", "hook_attn_out"], "hook_resid_post")
+        yield from self.attn_identities(at, shift)
+
+    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
+        """Each norm that stands between the stream and weights, with the weights that read it."""
+        return [("ln1", readers_of(self.attn))]
 
 
 class PreNormBlock(AttentionPart, MLPPart):
@@ -148,6 +232,79 @@ class PreNormBlock(AttentionPart, MLPPart):
         resid = self.hook_resid_mid(resid + self.attn_out(resid, context))
         return self.hook_resid_post(resid + self.mlp_out(resid))
 
+    def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
+        """What must hold between the sites of a run."""
+        yield "resid_pre + attn_out == resid_mid", _sum(at, ["hook_resid_pre", "hook_attn_out"], "hook_resid_mid")
+        yield "resid_mid + mlp_out == resid_post", _sum(at, ["hook_resid_mid", "hook_mlp_out"], "hook_resid_post")
+        yield from self.attn_identities(at, shift)
+        yield from self.mlp_identities(at, "hook_resid_mid")
+
+    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
+        """Each norm that stands between the stream and weights, with the weights that read it."""
+        return [("ln1", readers_of(self.attn)), ("ln2", readers_of(self.mlp))]
+
+
+class PostNormBlock(AttentionPart, MLPPart):
+    """`ln1(resid + attn(resid))`, then `ln2(that + mlp(that))`: the norms stand in the stream (Vaswani et al. 2017).
+
+    `hook_resid_mid` and `hook_resid_post` are the sums before these norms; `hook_normalized_resid_mid` and
+    `hook_normalized_resid_post` are the stream behind them, which the MLP and the next block read.
+    """
+
+    @dataclass(frozen=True)
+    class Config(MLPPart.Config):
+        def build(self, layer: int) -> "PostNormBlock":
+            return PostNormBlock(self, layer)
+
+    cfg: Config
+
+    def __init__(self, cfg: Config, layer: int) -> None:
+        super().__init__()
+        self.cfg, self.layer = cfg, layer
+        self.hook_resid_pre = HookPoint(*RESIDUAL)
+        self.make_attention(cfg)
+        self.hook_resid_mid = HookPoint(*RESIDUAL)
+        self.hook_normalized_resid_mid = HookPoint(*RESIDUAL)
+        self.make_mlp(cfg)
+        self.hook_resid_post = HookPoint(*RESIDUAL)
+        self.hook_normalized_resid_post = HookPoint(*RESIDUAL)
+
+    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
+        resid = self.hook_resid_pre(resid)
+        resid = self.hook_resid_mid(resid + self.attn_out(resid, context, resid))
+        resid = self.hook_normalized_resid_mid(self.ln1(resid))
+        resid = self.hook_resid_post(resid + self.mlp_written(on_demand(self.hook_mlp_in, resid)))
+        return self.hook_normalized_resid_post(self.ln2(resid))
+
+    def read(self, copies: Float[Tensor, "batch pos head d_model"]) -> Float[Tensor, "batch pos head d_model"]:
+        """Copies of the stream as attention reads them: as they are."""
+        return copies
+
+    def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
+        """What must hold between the sites of a run."""
+        yield "resid_pre + attn_out == resid_mid", _sum(at, ["hook_resid_pre", "hook_attn_out"], "hook_resid_mid")
+        yield (
+            "normalized_resid_mid + mlp_out == resid_post",
+            _sum(at, ["hook_normalized_resid_mid", "hook_mlp_out"], "hook_resid_post"),
+        )
+        for norm, name, site in ((self.ln1, "ln1", "resid_mid"), (self.ln2, "ln2", "resid_post")):
+
+            def stands_in_stream(norm: nn.Module = norm, name: str = name, site: str = site) -> tuple[Tensor, Tensor]:
+                return normed(norm, below(at, name), lambda: at(f"hook_{site}")), at(f"hook_normalized_{site}")
+
+            yield from norm_identity(name, norm, below(at, name), lambda site=site: at(f"hook_{site}"))
+            yield f"{name}({site}) == normalized_{site}", stands_in_stream
+        if isinstance(self.attn, Sublayer):
+            yield from self.attn.identities(below(at, "attn"), lambda: at("hook_resid_pre"))
+            yield from self.attn_out_identity(at)
+        if isinstance(self.mlp, Sublayer):
+            yield from self.mlp.identities(below(at, "mlp"), lambda: at("hook_normalized_resid_mid"))
+            yield from self.mlp_out_identity(at)
+
+    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
+        """None: what a norm gives is the stream itself."""
+        return []
+
 
 class ParallelBlock(AttentionPart, MLPPart):
     """`resid + attn(ln1(resid)) + mlp(ln2(resid))`: both read the same stream (GPT-J, Wang and Komatsuzaki 2021)."""
@@ -171,8 +328,50 @@ class ParallelBlock(AttentionPart, MLPPart):
         resid = self.hook_resid_pre(resid)
         return self.hook_resid_post(resid + self.attn_out(resid, context) + self.mlp_out(resid))
 
+    def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
+        """What must hold between the sites of a run."""
+        yield (
+            "resid_pre + attn_out + mlp_out == resid_post",
+            _sum(at, ["hook_resid_pre", "hook_attn_out", "hook_mlp_out"], "hook_resid_post"),
+        )
+        yield from self.attn_identities(at, shift)
+        yield from self.mlp_identities(at, "hook_resid_pre")
 
-BlockConfig = AttentionOnlyBlock.Config | PreNormBlock.Config | ParallelBlock.Config
+    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
+        """Each norm that stands between the stream and weights, with the weights that read it."""
+        return [("ln1", readers_of(self.attn)), ("ln2", readers_of(self.mlp))]
+
+
+class SharedNormBlock(ParallelBlock):
+    """`resid + attn(x) + mlp(x)` with `x = ln1(resid)`: a parallel block with one norm for both."""
+
+    @dataclass(frozen=True)
+    class Config(ParallelBlock.Config):
+        def build(self, layer: int) -> "SharedNormBlock":
+            return SharedNormBlock(self, layer)
+
+    cfg: Config
+    mlp_norm = "ln1"
+
+    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
+        resid = self.hook_resid_pre(resid)
+        shared = self.ln1(resid)
+        attn_out = self.attn_out(resid, context, shared)
+        if is_listening(self.hook_mlp_in):  # a copy of its own, past the sites of the norm
+            shared = plain_norm(self.ln1, self.hook_mlp_in(resid.clone()))
+        return self.hook_resid_post(resid + attn_out + self.mlp_written(shared))
+
+    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
+        """The one norm, with the weights of both that read it."""
+        return [("ln1", readers_of(self.attn, self.mlp))]
+
+
+BlockConfig = AttentionOnlyBlock.Config | PreNormBlock.Config | PostNormBlock.Config | ParallelBlock.Config
+
+
+def _sum(at: Sites, parts: list[str], whole: str) -> Pair:
+    """That sites add up to another."""
+    return lambda: (sum((at(part) for part in parts[1:]), at(parts[0])), at(whole))
 
 
 def _scaled(x: Stream, scale: float) -> Stream:

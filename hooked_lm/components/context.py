@@ -1,6 +1,7 @@
 """Context: what all layers of one forward pass share. Positions, masks and rotary angles are made once a run."""
 
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -8,6 +9,8 @@ from torch import Tensor
 
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.rotary import Rotary
+
+T = TypeVar("T")
 
 
 class Context:
@@ -34,7 +37,13 @@ class Context:
         self.pos_embed: Float[Tensor, "batch pos d_model"] | None = None
         self.key_positions = self._key_positions()
         self.positions: Int[Tensor, "batch pos"] = self.key_positions[:, self.n_past :]
-        self._shared: dict[Any, Any] = {}
+        self._shared: dict[Hashable, object] = {}
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gives, made once a run and shared by all who ask under this key."""
+        if key not in self._shared:
+            self._shared[key] = make()
+        return self._shared[key]  # type: ignore[return-value]
 
     def _key_positions(self) -> Int[Tensor, "batch key_pos"]:
         if self.real is None:
@@ -47,9 +56,7 @@ class Context:
 
     def rotary(self, rotary: Rotary) -> tuple[Float[Tensor, "batch pos 1 half"], Float[Tensor, "batch pos 1 half"]]:
         """The angles of every position, shared by the layers of one rotary embedding."""
-        if rotary not in self._shared:
-            self._shared[rotary] = rotary.angles(self.positions, self.n_key)
-        return self._shared[rotary]
+        return self.once(rotary, lambda: rotary.angles(self.positions, self.n_key))
 
     def mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"] | None:
         """Which keys a query may see; None when that is all of them, or simply itself and everything before."""
@@ -61,27 +68,26 @@ class Context:
 
     def full_mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"]:
         """Which keys a query may see. A query sees itself in any case, so that padding has no empty rows."""
-        kind = (causal, window)
-        if kind not in self._shared:
-            query = torch.arange(self.n_past, self.n_key, device=self.device)[None, None, :, None]
-            key = torch.arange(self.n_key, device=self.device)
-            allowed = key <= query if causal else torch.ones_like(key <= query)
-            if window is not None:
-                distance = self.positions[:, None, :, None] - self.key_positions[:, None, None, :]
-                allowed = allowed & (distance < window)
-            if self.real is not None:
-                allowed = allowed & self.real[:, None, None, :] | (key == query)
-            self._shared[kind] = allowed
-        return self._shared[kind]
+        return self.once((causal, window), lambda: self._full_mask(causal, window))
+
+    def _full_mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"]:
+        query = torch.arange(self.n_past, self.n_key, device=self.device)[None, None, :, None]
+        key = torch.arange(self.n_key, device=self.device)
+        allowed = key <= query if causal else torch.ones_like(key <= query)
+        if window is not None:
+            distance = self.positions[:, None, :, None] - self.key_positions[:, None, None, :]
+            allowed = allowed & ((distance if causal else distance.abs()) < window)
+        if self.real is not None:
+            allowed = allowed & self.real[:, None, None, :] | (key == query)
+        return allowed
 
     def additive_mask(
         self, causal: bool, window: int | None, dtype: torch.dtype
     ) -> Float[Tensor, "batch 1 query_pos key_pos"]:
         """The same as numbers to add to the scores: 0 where a key may be seen, minus infinity elsewhere."""
-        key = (causal, window, dtype)
-        if key not in self._shared:
-            allowed = self.full_mask(causal, window)
-            self._shared[key] = torch.zeros(allowed.shape, dtype=dtype, device=self.device).masked_fill_(
-                ~allowed, float("-inf")
-            )
-        return self._shared[key]
+
+        def make() -> Tensor:
+            forbidden = ~self.full_mask(causal, window)
+            return torch.zeros(forbidden.shape, dtype=dtype, device=self.device).masked_fill_(forbidden, float("-inf"))
+
+        return self.once((causal, window, dtype), make)

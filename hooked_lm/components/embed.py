@@ -85,7 +85,14 @@ class Unembed(nn.Module):
         self.W_U = nn.Parameter(torch.empty(self.cfg.d_vocab, self.cfg.d_model).T)
 
     def forward(self, x: Stream) -> Logits:
-        logits = self.hook_out(F.linear(on_demand(self.hook_in, x), self.W_U.T, self.b_U))
+        return self.finished(self.hook_out(F.linear(on_demand(self.hook_in, x), self.W_U.T, self.b_U)))
+
+    def plain(self, x: Stream) -> Logits:
+        """The same value, past the hook points."""
+        return self.finished(F.linear(x, self.W_U.T, self.b_U))
+
+    def finished(self, logits: Logits) -> Logits:
+        """Scaled and capped."""
         if self.cfg.scale != 1.0:
             logits = logits * self.cfg.scale
         if self.cfg.soft_cap is not None:

@@ -1,4 +1,5 @@
-"""The keys and values of the tokens a model has already read, so that generation reads each token once."""
+"""What a model remembers of the tokens it has already read, so that generation reads each token once: keys and values
+of attention, and the states of state-space layers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,6 +63,14 @@ class KeyValueCacheEntry:
         self.length = total
         return self._keys[:, :total], self._values[:, :total]
 
+    def saved(self) -> Any:
+        """What `restore` needs to undo later runs."""
+        return self.length
+
+    def restore(self, saved: Any) -> None:
+        """Forget what was appended since."""
+        self.length = saved
+
     def _with_room(self, buffer: Tensor | None, filled: Tensor, total: int) -> Tensor:
         """A buffer for `total` positions that begins with what is filled."""
         if buffer is not None and buffer.shape[1] >= total:
@@ -72,10 +81,49 @@ class KeyValueCacheEntry:
         return bigger
 
 
+class StateCacheEntry:
+    """One state-space layer's memory: the last inputs of its convolution [batch, tap, channel], and its state.
+
+    Both are as large after one token as after a thousand; a run replaces them.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.frozen = False
+        self.window: Tensor | None = None
+        self.state: Tensor | None = None
+
+    def past(self, batch: int) -> tuple[Tensor | None, Tensor | None]:
+        """Window and state after the tokens read so far; None before the first."""
+        if self.length == 0:
+            return None, None
+        if self.state is not None and self.state.shape[0] != batch:
+            raise ValueError(f"the cache holds {self.state.shape[0]} rows, and the new tokens have {batch}")
+        return self.window, self.state
+
+    def keep(self, window: Tensor, state: Tensor, n_new: int) -> None:
+        """Window and state after `n_new` more tokens; left as they are if the entry is frozen."""
+        if not self.frozen:
+            # copies: what is kept may be a small view of what the whole run left
+            self.window, self.state, self.length = window.clone(), state.clone(), self.length + n_new
+
+    def saved(self) -> Any:
+        """What `restore` needs to undo later runs."""
+        return self.length, self.window, self.state
+
+    def restore(self, saved: Any) -> None:
+        """Be what the entry was then."""
+        self.length, self.window, self.state = saved
+
+
+Entry = KeyValueCacheEntry | StateCacheEntry
+
+
 class KeyValueCache:
     """The entries of all layers, and which of the tokens read so far are real (not padding).
 
-    `room` is how many positions there is memory for from the beginning; it is no limit.
+    An entry holds keys and values, or for a layer that asks for one a state. `room` is how many positions there is memory
+    for from the beginning; it is no limit.
 
     >>> cache = KeyValueCache(n_layers=2)
     >>> len(cache), cache.length
@@ -83,7 +131,7 @@ class KeyValueCache:
     """
 
     def __init__(self, n_layers: int, room: int = 64) -> None:
-        self.entries = [KeyValueCacheEntry(room) for _ in range(n_layers)]
+        self.entries: list[Entry] = [KeyValueCacheEntry(room) for _ in range(n_layers)]
         self.previous_attention_mask: Tensor | None = None
 
     @classmethod
@@ -113,12 +161,13 @@ class KeyValueCache:
     @contextmanager
     def appending(self, mask: Tensor | None) -> Iterator[None]:
         """A run that appends to all entries, after which `mask` says what is real; if it fails, nothing was appended."""
-        lengths = [entry.length for entry in self.entries]
+        before = [(entry, entry.saved()) for entry in self.entries]
         try:
             yield
         except BaseException:
-            for entry, length in zip(self.entries, lengths, strict=True):
-                entry.length = length
+            self.entries = [entry for entry, _ in before]
+            for entry, saved in before:
+                entry.restore(saved)
             raise
         self.remember_mask(mask)
 
@@ -148,8 +197,26 @@ class KeyValueCache:
         if not self.frozen:
             self.previous_attention_mask = mask
 
+    def state(self, layer: int) -> StateCacheEntry:
+        """The entry of a layer that remembers a state; it is made when the layer first asks for it.
+
+        Raises ValueError if the layer has keys and values already.
+        """
+        entry = self.entries[layer]
+        if not isinstance(entry, StateCacheEntry):
+            if entry.length:
+                raise ValueError(f"the cache holds keys and values for layer {layer}, which has a state instead")
+            new = StateCacheEntry()
+            new.frozen, self.entries[layer] = entry.frozen, new
+            return new
+        return entry
+
     def __getitem__(self, layer: int) -> KeyValueCacheEntry:
-        return self.entries[layer]
+        """The keys and values of a layer; raises ValueError if it has a state instead."""
+        entry = self.entries[layer]
+        if not isinstance(entry, KeyValueCacheEntry):
+            raise ValueError(f"the cache holds a state for layer {layer}, no keys and values; see cache.state({layer})")
+        return entry
 
     def __len__(self) -> int:
         return len(self.entries)

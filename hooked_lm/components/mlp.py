@@ -1,5 +1,6 @@
 """The multi-layer perceptrons of a block: plain, and gated (Shazeer 2020, arXiv:2002.05202)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -7,12 +8,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.activations import activation
-from hooked_lm.components.norm import RESIDUAL, LayerNorm, build_norm
+from hooked_lm.components.activations import Activation, activation
+from hooked_lm.components.identities import Identity, Read, Reader, Sites, below, normed, plus
+from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm
 from hooked_lm.hooks import HookPoint, is_listening
 
 HIDDEN = ("batch", "pos", "d_mlp")
-Stream = Float[Tensor, "batch pos d_model"]
+Stream = Float[Tensor, "*batch d_model"]  # the tokens of an expert have no batch and pos
 
 
 def on_demand(point: nn.Module, x: Tensor) -> Tensor:
@@ -24,15 +26,16 @@ class MLP(nn.Module):
     """`act(x W_in + b_in) W_out + b_out`; `W_in` is [d_model, d_mlp], `W_out` [d_mlp, d_model].
 
     With a `mid_norm` the activation is normalised before `W_out` (SoLU models): `hook_mid` stands before that norm.
+    `act_fn` names a function, or is the config of a module with weights of its own.
     """
 
     @dataclass(frozen=True)
     class Config:
         d_model: int
         d_mlp: int
-        act_fn: str = "gelu"
+        act_fn: Activation = "gelu"
         bias: bool = True
-        mid_norm: LayerNorm.Config | None = None
+        mid_norm: NormConfig | None = None
 
         def build(self) -> "MLP":
             return MLP(self)
@@ -59,19 +62,48 @@ class MLP(nn.Module):
             post = self.ln(self.hook_mid(post))
         return self.hook_out(F.linear(self.hook_post(post), self.W_out.T, self.b_out))
 
+    def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
+        """What must hold between the sites of a run in which `read()` came in."""
+        yield "ln2.normalized * w + b -> pre", lambda: (plus(read() @ self.W_in, self.b_in), at("hook_pre"))
+        if self.cfg.mid_norm is None:
+            yield "act(pre) == post", lambda: (self.act(at("hook_pre")), at("hook_post"))
+        else:
+            yield "act(pre) == mid", lambda: (self.act(at("hook_pre")), at("hook_mid"))
+            yield (
+                "mid, normed == post",
+                lambda: (
+                    normed(self.ln, below(at, "ln"), lambda: at("hook_mid")),
+                    at("hook_post"),
+                ),
+            )
+
+    def rebuilt(self, at: Sites) -> Tensor:
+        """The output, from what `W_out` reads."""
+        return plus(at("hook_post") @ self.W_out, self.b_out)
+
+    def readers(self) -> list[Reader]:
+        """The weights that read the stream."""
+        return [(self, "W_in", "b_in")]
+
+    def writers(self) -> list[Tensor]:
+        """The weights that write the output."""
+        return [self.W_out] if self.b_out is None else [self.W_out, self.b_out]
+
 
 class GatedMLP(nn.Module):
     """`(act(x W_gate + b_gate) * (x W_in + b_in)) W_out + b_out`.
 
-    `hook_pre` is the gate before the activation, `hook_pre_linear` the other branch, `hook_post` their product.
+    `hook_pre` is the gate before the activation, `hook_pre_linear` the other branch, `hook_post` their product. With a
+    `mid_norm` the product is normalised before `W_out`: `hook_mid` stands before that norm, `hook_post` behind it.
     """
 
     @dataclass(frozen=True)
     class Config:
         d_model: int
         d_mlp: int
-        act_fn: str = "silu"
+        act_fn: Activation = "silu"
         bias: bool = False
+        mid_norm: NormConfig | None = None
 
         def build(self) -> "GatedMLP":
             return GatedMLP(self)
@@ -88,14 +120,54 @@ class GatedMLP(nn.Module):
         self.b_out = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
         self.hook_in = HookPoint(*RESIDUAL, on_demand=True)
         self.hook_pre, self.hook_pre_linear = HookPoint(*HIDDEN), HookPoint(*HIDDEN)
+        if cfg.mid_norm is not None:
+            self.hook_mid, self.ln = HookPoint(*HIDDEN), build_norm(cfg.mid_norm, HIDDEN)
         self.hook_post = HookPoint(*HIDDEN)
         self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
 
     def forward(self, x: Stream) -> Stream:
         x = on_demand(self.hook_in, x)
         gate = self.act(self.hook_pre(F.linear(x, self.W_gate.T, self.b_gate)))
-        post = self.hook_post(gate * self.hook_pre_linear(F.linear(x, self.W_in.T, self.b_in)))
-        return self.hook_out(F.linear(post, self.W_out.T, self.b_out))
+        post = gate * self.hook_pre_linear(F.linear(x, self.W_in.T, self.b_in))
+        if self.cfg.mid_norm is not None:
+            post = self.ln(self.hook_mid(post))
+        return self.hook_out(F.linear(self.hook_post(post), self.W_out.T, self.b_out))
+
+    def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
+        """What must hold between the sites of a run in which `read()` came in."""
+        yield "ln2.normalized * w + b -> pre", lambda: (plus(read() @ self.W_gate, self.b_gate), at("hook_pre"))
+        yield (
+            "ln2.normalized * w + b -> pre_linear",
+            lambda: (
+                plus(read() @ self.W_in, self.b_in),
+                at("hook_pre_linear"),
+            ),
+        )
+        product = "hook_post" if self.cfg.mid_norm is None else "hook_mid"
+        yield (
+            f"act(pre) * pre_linear == {product.removeprefix('hook_')}",
+            lambda: (self.act(at("hook_pre")) * at("hook_pre_linear"), at(product)),
+        )
+        if self.cfg.mid_norm is not None:
+            yield (
+                "mid, normed == post",
+                lambda: (
+                    normed(self.ln, below(at, "ln"), lambda: at("hook_mid")),
+                    at("hook_post"),
+                ),
+            )
+
+    def rebuilt(self, at: Sites) -> Tensor:
+        """The output, from what `W_out` reads."""
+        return plus(at("hook_post") @ self.W_out, self.b_out)
+
+    def readers(self) -> list[Reader]:
+        """The weights that read the stream."""
+        return [(self, "W_in", "b_in"), (self, "W_gate", "b_gate")]
+
+    def writers(self) -> list[Tensor]:
+        """The weights that write the output."""
+        return [self.W_out] if self.b_out is None else [self.W_out, self.b_out]
 
 
 MLPConfig = MLP.Config | GatedMLP.Config

@@ -29,9 +29,10 @@ def root_mean_square(x: Float[Tensor, "*batch d"], eps: float) -> Float[Tensor, 
 
 
 class LayerNorm(nn.Module):
-    """`(x - mean) / scale * w + b`, where scale is the root of the variance plus eps.
+    """`(x - mean) / scale * (offset + w) + b`, where scale is the root of the variance plus eps; the offset is mostly 0.
 
-    `w` or `b` may be None: a norm whose weights were folded into the next layer ("LNPre") has neither.
+    `w` or `b` may be None: a norm whose weights were folded into the next layer ("LNPre") has neither. With `n_heads`
+    they are [head, d_model]: each head has its own.
     """
 
     @dataclass(frozen=True)
@@ -40,6 +41,13 @@ class LayerNorm(nn.Module):
         eps: float = 1e-5
         weight: bool = True
         bias: bool = True
+        offset: float = 0.0
+        n_heads: int | None = None
+
+        @property
+        def shape(self) -> tuple[int, ...]:
+            """The shape of the weights."""
+            return (self.d_model,) if self.n_heads is None else (self.n_heads, self.d_model)
 
         def build(self, dims: tuple[str, ...] = RESIDUAL) -> "LayerNorm":
             return LayerNorm(self, dims)
@@ -47,8 +55,8 @@ class LayerNorm(nn.Module):
     def __init__(self, cfg: Config, dims: tuple[str, ...] = RESIDUAL) -> None:
         super().__init__()
         self.cfg = cfg
-        self.w = nn.Parameter(torch.ones(cfg.d_model)) if cfg.weight else None
-        self.b = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
+        self.w = nn.Parameter(torch.full(cfg.shape, 1.0 - cfg.offset)) if cfg.weight else None
+        self.b = nn.Parameter(torch.zeros(cfg.shape)) if cfg.bias else None
         self.hook_scale = HookPoint(*dims[:-1], "1")
         self.hook_normalized = HookPoint(*dims)
 
@@ -61,19 +69,31 @@ class LayerNorm(nn.Module):
 
     def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """The same value, past the hook points."""
-        return F.layer_norm(x, (self.cfg.d_model,), self.w, self.b, self.cfg.eps)
+        if self.cfg.n_heads is not None:
+            return self.apply_weights(F.layer_norm(x, (self.cfg.d_model,), eps=self.cfg.eps))
+        gain = self.w if self.cfg.offset == 0.0 or self.w is None else self.w + self.cfg.offset
+        return F.layer_norm(x, (self.cfg.d_model,), gain, self.b, self.cfg.eps)
+
+    def gain(self) -> Float[Tensor, "*heads d_model"] | None:
+        """What the normalised value is multiplied by; None for a folded norm."""
+        return self.w if self.w is None or self.cfg.offset == 0.0 else wide(self.w) + self.cfg.offset
 
     def apply_weights(self, normalized: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """From the normalised value to the output."""
-        if self.w is not None and self.b is not None:
-            return torch.addcmul(self.b, normalized, self.w)
-        if self.w is not None:
-            normalized = normalized * self.w
+        gain = self.gain()
+        if gain is not None and self.b is not None and gain.dtype == normalized.dtype:
+            return torch.addcmul(self.b, normalized, gain)
+        if gain is not None:
+            normalized = (normalized * gain).to(normalized.dtype)
         return normalized if self.b is None else normalized + self.b
 
 
 class RMSNorm(nn.Module):
-    """`x / scale * (offset + w)`, where scale is the root of the mean square plus eps; Gemma's offset is 1."""
+    """`x / scale * (offset + w)`, where scale is the root of the mean square plus eps; Gemma's offset is 1.
+
+    With `n_heads` the weight is [head, d_model]: each head has its own. `joint` then takes one scale over all heads
+    together.
+    """
 
     @dataclass(frozen=True)
     class Config:
@@ -81,6 +101,18 @@ class RMSNorm(nn.Module):
         eps: float = 1e-6
         weight: bool = True
         offset: float = 0.0
+        n_heads: int | None = None
+        joint: bool = False
+
+        @property
+        def shape(self) -> tuple[int, ...]:
+            """The shape of the weight."""
+            return (self.d_model,) if self.n_heads is None else (self.n_heads, self.d_model)
+
+        @property
+        def normalized_shape(self) -> tuple[int, ...]:
+            """The axes over which the mean square is taken."""
+            return self.shape if self.joint else (self.d_model,)
 
         def build(self, dims: tuple[str, ...] = RESIDUAL) -> "RMSNorm":
             return RMSNorm(self, dims)
@@ -88,21 +120,27 @@ class RMSNorm(nn.Module):
     def __init__(self, cfg: Config, dims: tuple[str, ...] = RESIDUAL) -> None:
         super().__init__()
         self.cfg = cfg
-        self.w = nn.Parameter(torch.full((cfg.d_model,), 1.0 - cfg.offset)) if cfg.weight else None
-        self.hook_scale = HookPoint(*dims[:-1], "1")
+        self.w = nn.Parameter(torch.full(cfg.shape, 1.0 - cfg.offset)) if cfg.weight else None
+        n_axes = len(cfg.normalized_shape)
+        self.hook_scale = HookPoint(*dims[:-n_axes], *["1"] * n_axes)
         self.hook_normalized = HookPoint(*dims)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         if not is_listening(self.hook_scale, self.hook_normalized):
             return self.plain(x)
-        scale = self.hook_scale(root_mean_square(wide(x), self.cfg.eps))
+        rows = wide(x).flatten(-2) if self.cfg.joint else wide(x)
+        scale = root_mean_square(rows, self.cfg.eps)
+        scale = self.hook_scale(scale[..., None] if self.cfg.joint else scale)
         return self.apply_weights(self.hook_normalized((wide(x) / scale).to(x.dtype)))
 
     def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """The same value, past the hook points."""
-        return F.rms_norm(wide(x), (self.cfg.d_model,), self.gain(), self.cfg.eps).to(x.dtype)
+        gain, shape = self.gain(), self.cfg.normalized_shape
+        if gain is not None and tuple(gain.shape) != shape:
+            return self.apply_weights(F.rms_norm(wide(x), shape, eps=self.cfg.eps).to(x.dtype))
+        return F.rms_norm(wide(x), shape, gain, self.cfg.eps).to(x.dtype)
 
-    def gain(self) -> Float[Tensor, " d_model"] | None:
+    def gain(self) -> Float[Tensor, "*heads d_model"] | None:
         """What the normalised value is multiplied by, in at least fp32; None for a folded norm."""
         return None if self.w is None else wide(self.w) + self.cfg.offset
 

@@ -1,14 +1,14 @@
 """What the descendants of LLaMA share: RMS norms before rotary attention and a gated MLP, and the names on disk."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import PreNormBlock
+from hooked_lm.components.block import BlockConfig, PreNormBlock
 from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.mlp import GatedMLP
-from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.norm import NormConfig, RMSNorm
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families._rotary import n_ctx, rotary
 from hooked_lm.models.config import DecoderConfig
@@ -19,14 +19,15 @@ IGNORED = ("*.rotary_emb.inv_freq",)
 
 
 def attention(hf: HFConfig, **options: Any) -> Attention.Config:
-    """The attention of a layer, as most of these configs write it."""
+    """The attention of a layer, as most of these configs write it; `options` go before what is read from there."""
     d_head = hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
+    if "rotary" not in options:
+        options["rotary"] = rotary(hf, d_head)
     return Attention.Config(
         d_model=hf.hidden_size,
         n_heads=hf.num_attention_heads,
         d_head=d_head,
         n_key_value_heads=hf.num_key_value_heads,
-        rotary=rotary(hf, d_head),
         **options,
     )
 
@@ -39,21 +40,36 @@ def windows(hf: HFConfig) -> list[int | None]:
     return [meanings[layer_type] for layer_type in hf.layer_types[: hf.num_hidden_layers]]
 
 
+def rms_norm(hf: HFConfig) -> RMSNorm.Config:
+    """The norm of the stream."""
+    return RMSNorm.Config(hf.hidden_size, hf.rms_norm_eps)
+
+
+def gated_mlp(hf: HFConfig, bias: bool = False) -> GatedMLP.Config:
+    """The MLP of a layer."""
+    return GatedMLP.Config(hf.hidden_size, hf.intermediate_size, hf.hidden_act, bias)
+
+
 def decoder(
     hf: HFConfig, attn: Attention.Config, windows: Sequence[int | None] | None = None, mlp_bias: bool = False
 ) -> DecoderConfig:
     """The decoder whose layers have this attention, each with its window."""
-    norm = RMSNorm.Config(hf.hidden_size, hf.rms_norm_eps)
-    mlp = GatedMLP.Config(hf.hidden_size, hf.intermediate_size, hf.hidden_act, mlp_bias)
     windows = [attn.window] * hf.num_hidden_layers if windows is None else windows
+    norm = rms_norm(hf)
+    block = PreNormBlock.Config(attn=attn, ln1=norm, mlp=gated_mlp(hf, mlp_bias), ln2=norm)
+    return around(hf, [replace(block, attn=replace(attn, window=window)) for window in windows], norm)
+
+
+def around(
+    hf: HFConfig, blocks: Iterable[BlockConfig], ln_final: NormConfig | None, scale: float = 1.0, **unembed: Any
+) -> DecoderConfig:
+    """The decoder of these blocks; `scale` is that of the embedding, `unembed` are options of the unembedding."""
     return DecoderConfig(
         n_ctx=n_ctx(hf),
-        embed=Embed.Config(hf.vocab_size, hf.hidden_size),
-        blocks=tuple(
-            PreNormBlock.Config(attn=replace(attn, window=window), ln1=norm, mlp=mlp, ln2=norm) for window in windows
-        ),
-        ln_final=norm,
-        unembed=Unembed.Config(hf.hidden_size, hf.vocab_size, tied=hf.tie_word_embeddings),
+        embed=Embed.Config(hf.vocab_size, hf.hidden_size, scale),
+        blocks=tuple(blocks),
+        ln_final=ln_final,
+        unembed=Unembed.Config(hf.hidden_size, hf.vocab_size, tied=hf.tie_word_embeddings, **unembed),
     )
 
 
@@ -63,15 +79,36 @@ def outer_rows(tree: DecoderConfig) -> list[Row]:
     return [
         Row("model.embed_tokens.weight", "embed.W_E"),
         Row("model.norm.weight", "ln_final.w"),
+        Row("model.norm.bias", "ln_final.b"),
         Row("lm_head.weight", "unembed.W_U", "v m -> m v", tied=tied),
+        Row("lm_head.bias", "unembed.b_U"),
     ]
 
 
 def norm_rows(tree: DecoderConfig) -> list[Row]:
-    """The two norms of a block."""
+    """The two norms of a block, before attention and before the MLP."""
     return [
         Row("model.layers.{l}.input_layernorm.weight", "blocks.{l}.ln1.w"),
+        Row("model.layers.{l}.input_layernorm.bias", "blocks.{l}.ln1.b"),
         Row("model.layers.{l}.post_attention_layernorm.weight", "blocks.{l}.ln2.w"),
+        Row("model.layers.{l}.post_attention_layernorm.bias", "blocks.{l}.ln2.b"),
+    ]
+
+
+def post_norm_rows(tree: DecoderConfig) -> list[Row]:
+    """The two norms of a block that has them behind attention and behind the MLP."""
+    return [
+        Row("model.layers.{l}.post_attention_layernorm.weight", "blocks.{l}.ln1_post.w"),
+        Row("model.layers.{l}.post_feedforward_layernorm.weight", "blocks.{l}.ln2_post.w"),
+    ]
+
+
+def four_norm_rows(tree: DecoderConfig) -> list[Row]:
+    """The four norms of a block that has them before and behind both sublayers."""
+    return [
+        Row("model.layers.{l}.input_layernorm.weight", "blocks.{l}.ln1.w"),
+        Row("model.layers.{l}.pre_feedforward_layernorm.weight", "blocks.{l}.ln2.w"),
+        *post_norm_rows(tree),
     ]
 
 
@@ -89,6 +126,7 @@ def attention_rows(tree: DecoderConfig) -> list[Row]:
         Row(theirs + "o_proj.bias", ours + "b_O"),
         Row(theirs + "q_norm.weight", ours + "q_norm.w"),
         Row(theirs + "k_norm.weight", ours + "k_norm.w"),
+        Row(theirs + "sinks", ours + "sinks"),
     ]
 
 
@@ -102,6 +140,26 @@ def mlp_rows(tree: DecoderConfig) -> list[Row]:
         Row(theirs + "gate_proj.bias", ours + "b_gate"),
         Row(theirs + "up_proj.bias", ours + "b_in"),
         Row(theirs + "down_proj.bias", ours + "b_out"),
+    ]
+
+
+def plain_mlp_rows(tree: DecoderConfig) -> list[Row]:
+    """An MLP without a gate, under the same names."""
+    theirs, ours = "model.layers.{l}.mlp.", "blocks.{l}.mlp."
+    return [
+        Row(theirs + "up_proj.weight", ours + "W_in", "f m -> m f"),
+        Row(theirs + "up_proj.bias", ours + "b_in"),
+        Row(theirs + "down_proj.weight", ours + "W_out", "m f -> f m"),
+        Row(theirs + "down_proj.bias", ours + "b_out"),
+    ]
+
+
+def fused_mlp_rows(tree: DecoderConfig) -> list[Row]:
+    """The gated MLP with gate and other branch in one tensor."""
+    theirs, ours = "model.layers.{l}.mlp.", "blocks.{l}.mlp."
+    return [
+        Row(theirs + "gate_up_proj.weight", ours + "W_{x}", "(x f) m -> m f", x=["gate", "in"]),
+        Row(theirs + "down_proj.weight", ours + "W_out", "m f -> f m"),
     ]
 
 

@@ -16,12 +16,12 @@ from hooked_lm.components.rotary import (
 from hooked_lm.families._reader import HFConfig
 
 
-def rotary(hf: HFConfig, d_head: int) -> Rotary:
-    """The rotary embedding that `rope_parameters` describes.
+def rotary(hf: HFConfig, d_head: int, layer_type: str | None = None, adjacent_pairs: bool = False) -> Rotary:
+    """The rotary embedding that `rope_parameters` describes, for layers of this type where types have their own.
 
     Raises ValueError for an unknown type and for a parameter that its type does not know.
     """
-    given = {name: value for name, value in hf.rope_parameters.items() if value is not None}
+    given = {name: value for name, value in _parameters(hf, layer_type).items() if value is not None}
     given.pop("type", None)
     kind = given.pop("rope_type", "default")
     if kind not in SCALINGS:
@@ -31,13 +31,18 @@ def rotary(hf: HFConfig, d_head: int) -> Rotary:
     scaling = SCALINGS[kind](given, hf.max_position_embeddings)
     if given:
         raise ValueError(f"rope_parameters of type {kind!r} have fields that nobody reads: {given}")
-    return Rotary(dim, theta, scaling=scaling)
+    return Rotary(dim, theta, adjacent_pairs, scaling=scaling)
 
 
-def n_ctx(hf: HFConfig) -> int:
+def n_ctx(hf: HFConfig, layer_type: str | None = None) -> int:
     """The longest prompt: dynamic scaling begins where `max_position_embeddings` ends."""
-    dynamic = hf.rope_parameters.get("rope_type") == "dynamic"
-    return int(hf.max_position_embeddings * (hf.rope_parameters["factor"] if dynamic else 1))
+    given = _parameters(hf, layer_type)
+    dynamic = given.get("rope_type") == "dynamic"
+    return int(hf.max_position_embeddings * (given["factor"] if dynamic else 1))
+
+
+def _parameters(hf: HFConfig, layer_type: str | None) -> dict[str, Any]:
+    return hf.rope_parameters if layer_type is None else hf.rope_parameters[layer_type]
 
 
 def _default(given: dict[str, Any], n_ctx: int) -> Scaling | None:

@@ -3,13 +3,11 @@
 from dataclasses import replace
 
 from hooked_lm.components.block import PreNormBlock
-from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.families import _llama_like as llama_like
 from hooked_lm.families._llama_like import IGNORED, PREFIX
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.families._rotary import n_ctx
 from hooked_lm.models.config import DecoderConfig
 from hooked_lm.weights import Row
 
@@ -29,24 +27,19 @@ def config(hf: HFConfig) -> DecoderConfig:
     )
     mlp = GatedMLP.Config(hf.hidden_size, hf.intermediate_size, hf.hidden_activation)
     block = PreNormBlock.Config(attn=attn, ln1=norm, ln1_post=norm, mlp=mlp, ln2=norm, ln2_post=norm)
-    return DecoderConfig(
-        n_ctx=n_ctx(hf),
-        embed=Embed.Config(hf.vocab_size, hf.hidden_size, scale=hf.hidden_size**0.5),
-        blocks=tuple(replace(block, attn=replace(attn, window=window)) for window in llama_like.windows(hf)),
-        ln_final=norm,
-        unembed=Unembed.Config(
-            hf.hidden_size, hf.vocab_size, soft_cap=hf.final_logit_softcapping, tied=hf.tie_word_embeddings
-        ),
+    return llama_like.around(
+        hf,
+        [replace(block, attn=replace(attn, window=window)) for window in llama_like.windows(hf)],
+        norm,
+        scale=hf.hidden_size**0.5,
+        soft_cap=hf.final_logit_softcapping,
     )
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
     return [
         *llama_like.outer_rows(tree),
-        Row("model.layers.{l}.input_layernorm.weight", "blocks.{l}.ln1.w"),
-        Row("model.layers.{l}.post_attention_layernorm.weight", "blocks.{l}.ln1_post.w"),
-        Row("model.layers.{l}.pre_feedforward_layernorm.weight", "blocks.{l}.ln2.w"),
-        Row("model.layers.{l}.post_feedforward_layernorm.weight", "blocks.{l}.ln2_post.w"),
+        *llama_like.four_norm_rows(tree),
         *llama_like.attention_rows(tree),
         *llama_like.mlp_rows(tree),
     ]

@@ -25,6 +25,5 @@ def rows(tree: DecoderConfig) -> list[Row]:
         *llama_like.norm_rows(tree),
         Row(theirs + "self_attn.qkv_proj.weight", ours + "attn.W_{x}", "(x h) m -> x m h", x=heads),
         Row(theirs + "self_attn.o_proj.weight", ours + "attn.W_O", "m (n h) -> n h m"),
-        Row(theirs + "mlp.gate_up_proj.weight", ours + "mlp.W_{x}", "(x f) m -> m f", x=["gate", "in"]),
-        Row(theirs + "mlp.down_proj.weight", ours + "mlp.W_out", "m f -> f m"),
+        *llama_like.fused_mlp_rows(tree),
     ]

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from hooked_lm.components.activations import activation_name
 from hooked_lm.components.attention import Attention
 from hooked_lm.components.block import AttentionOnlyBlock, BlockConfig, MLPPart, ParallelBlock, PreNormBlock
 from hooked_lm.components.embed import Embed, PosEmbed, Unembed
@@ -318,7 +319,7 @@ def flat_names(tree: DecoderConfig) -> dict[str, Any]:
         mid_norm = isinstance(block.mlp, MLP.Config) and block.mlp.mid_norm is not None
         flat |= {
             "d_mlp": block.mlp.d_mlp,
-            "act_fn": block.mlp.act_fn + ("_ln" if mid_norm else ""),
+            "act_fn": activation_name(block.mlp.act_fn) + ("_ln" if mid_norm else ""),
             "gated_mlp": isinstance(block.mlp, GatedMLP.Config),
         }
     return flat

@@ -55,7 +55,7 @@ def _reading_norm(model: Any, layer: int, mlp_input: bool) -> tuple[str, nn.Modu
         return "ln_final", model.ln_final
     if mlp_input:
         _check_mlp(model, layer)
-    name = "ln2" if mlp_input else "ln1"
+    name = model.blocks[layer].mlp_norm if mlp_input else "ln1"
     return f"blocks.{layer}.{name}", getattr(model.blocks[layer], name)
 
 

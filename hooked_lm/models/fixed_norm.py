@@ -63,5 +63,5 @@ class FixedNorm:
 
 def norm_gain(norm: nn.Module) -> Float[Tensor, " d_model"] | None:
     """What a norm multiplies the normalised value by; None for nothing."""
-    gain = norm.w if isinstance(norm, LayerNorm) else norm.gain() if isinstance(norm, RMSNorm) else None
+    gain = norm.gain() if isinstance(norm, (LayerNorm, RMSNorm)) else None
     return None if gain is None else gain.detach()

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.components.block import MLPPart
-from hooked_lm.components.mlp import MLP
+from hooked_lm.components.identities import Sublayer
+from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.norm import LayerNorm, RMSNorm, wide
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.models.state import in_our_names, load_state, make_biases, sync_config
@@ -57,13 +58,11 @@ def fold_ln(model: Any) -> bool:
     """
     done = False
     for block in model.blocks:
-        if not model.cfg.tree.shortformer:
-            done |= _fold_norm(block.ln1, [(block.attn, f"W_{x}", f"b_{x}") for x in "QKV"])
-        if isinstance(block, MLPPart):
-            names = [x for x in ("in", "gate") if hasattr(block.mlp, f"W_{x}")]
-            done |= _fold_norm(block.ln2, [(block.mlp, f"W_{x}", f"b_{x}") for x in names])
-            if isinstance(block.mlp, MLP) and block.mlp.cfg.mid_norm is not None:
-                done |= _fold_norm(block.mlp.ln, [(block.mlp, "W_out", "b_out")])
+        for name, readers in block.norm_readers():
+            if readers and not (name == "ln1" and model.cfg.tree.shortformer):
+                done |= _fold_norm(getattr(block, name), readers)
+        if isinstance(mlp := getattr(block, "mlp", None), (MLP, GatedMLP)) and mlp.cfg.mid_norm is not None:
+            done |= _fold_norm(mlp.ln, [(mlp, "W_out", "b_out")])
     if isinstance(model.ln_final, (LayerNorm, RMSNorm)):
         model.untie()
         done |= _fold_norm(model.ln_final, [(model.unembed, "W_U", "b_U")])
@@ -83,8 +82,9 @@ def center_writing_weights(model: Any) -> bool:
     nothing is done. A sublayer with a norm behind it does not write its own output, and keeps its weights.
     """
     blocks = list(model.blocks)
-    readers = [b.ln1 for b in blocks] + [b.ln2 for b in blocks if isinstance(b, MLPPart)] + [model.ln_final]
-    if not all(isinstance(norm, LayerNorm) for norm in readers):
+    norms = [[getattr(block, name) for name, _ in block.norm_readers()] for block in blocks]
+    readers = [model.ln_final, *(norm for of_block in norms for norm in of_block)]
+    if not all(norms) or not all(isinstance(norm, LayerNorm) for norm in readers):
         logger.info("center_writing_weights: skipped, not everything reads the stream through a LayerNorm")
         return False
     model.untie()
@@ -93,9 +93,9 @@ def center_writing_weights(model: Any) -> bool:
         _center(model.pos_embed.W_pos)
     for block in blocks:
         if isinstance(block.ln1_post, nn.Identity):
-            _center(block.attn.W_O, block.attn.b_O)
+            _center(*_writers(block.attn))
         if isinstance(block, MLPPart) and isinstance(block.ln2_post, nn.Identity):
-            _center(block.mlp.W_out, block.mlp.b_out)
+            _center(*_writers(block.mlp))
     return True
 
 
@@ -250,7 +250,7 @@ def _fold_norm(norm: Any, readers: Iterable[Reader]) -> bool:
     if type(norm) not in (LayerNorm, RMSNorm):
         return False
     layer_norm: bool = isinstance(norm, LayerNorm)
-    gain, shift = (norm.w, norm.b) if layer_norm else (norm.gain(), None)
+    gain, shift = norm.gain(), norm.b if layer_norm else None
     for module, weight_name, bias_name in readers:
         with _edited(getattr(module, weight_name)) as weight:
             if shift is not None:
@@ -265,6 +265,10 @@ def _fold_norm(norm: Any, readers: Iterable[Reader]) -> bool:
         norm.b = None
         norm.cfg = replace(norm.cfg, bias=False)
     return True
+
+
+def _writers(module: nn.Module) -> list[Tensor]:
+    return module.writers() if isinstance(module, Sublayer) else []
 
 
 def _center(*weights: Tensor | None) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.components.block import MLPPart
-from hooked_lm.components.mlp import MLP
+from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.norm import LayerNorm, RMSNorm
 from hooked_lm.models.config import norm_type
 
@@ -77,7 +77,7 @@ def _optional_shapes(model: Any) -> dict[str, tuple[int, ...]]:
     for path, module in model.named_modules():
         if isinstance(module, (LayerNorm, RMSNorm)):
             leaves = ("w", "b") if isinstance(module, LayerNorm) else ("w",)
-            shapes |= {f"{path}.{leaf}": (module.cfg.d_model,) for leaf in leaves}
+            shapes |= {f"{path}.{leaf}": module.cfg.shape for leaf in leaves}
         for biases in BIASES.values() if module is not model else ():
             shapes |= {
                 f"{path}.{b}": _bias_shape(getattr(module, w), b) for b, w in biases.items() if hasattr(module, w)
@@ -148,6 +148,6 @@ def sync_config(model: Any) -> None:
 
 
 def _mlp_cfg(mlp: Any) -> Any:
-    if isinstance(mlp, MLP) and isinstance(norm := getattr(mlp, "ln", None), LayerNorm):
+    if isinstance(mlp, (MLP, GatedMLP)) and isinstance(norm := getattr(mlp, "ln", None), (LayerNorm, RMSNorm)):
         mlp.cfg = replace(mlp.cfg, mid_norm=norm.cfg)
     return mlp.cfg

@@ -30,7 +30,8 @@ def test_a_mask_says_who_sees_whom(real: list[bool], cut: int, causal: bool, win
     mask = context.full_mask(causal, window)
     for row, query in enumerate(range(n_past, len(real))):
         for key in range(len(real)):
-            near = window is None or position[query] - position[key] < window
+            distance = position[query] - position[key]
+            near = window is None or (distance if causal else abs(distance)) < window
             seen = (not causal or key <= query) and near and real[key]
             assert mask[0, 0, row, key].item() == (seen or key == query)
     added = context.additive_mask(causal, window, torch.float64)

@@ -1,0 +1,105 @@
+"""Blocks whose tokens are mixed by a state space instead of attention."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hooked_lm.components.context import Context
+from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, added, below, norm_identity, normed
+from hooked_lm.components.mamba import Mamba
+from hooked_lm.components.mamba2 import Mamba2
+from hooked_lm.components.mlp import on_demand
+from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm, wide
+from hooked_lm.components.rg_lru import RGLRU
+from hooked_lm.hooks import HookPoint
+
+Stream = Float[Tensor, "batch pos d_model"]
+MixerConfig = Mamba.Config | Mamba2.Config | RGLRU.Config
+
+
+class MixerPart(nn.Module):
+    """The half of a block that reads and writes the stream through a mixer: what attention is elsewhere."""
+
+    @dataclass(frozen=True)
+    class Config:
+        """A norm that is None is none; `residual_scale` multiplies what is added."""
+
+        mixer: MixerConfig
+        ln1: NormConfig | None = None
+        ln1_post: NormConfig | None = None
+        residual_scale: float = 1.0
+
+    cfg: Config
+    layer: int
+
+    def make_mixer(self, cfg: Config) -> None:
+        self.hook_mixer_in = HookPoint(*RESIDUAL, on_demand=True)
+        self.ln1 = build_norm(cfg.ln1)
+        self.mixer = cfg.mixer.build()
+        self.ln1_post = build_norm(cfg.ln1_post)
+        self.hook_mixer_out = HookPoint(*RESIDUAL)
+
+    def mixer_out(self, resid: Stream, context: Context | None) -> Stream:
+        """What the mixer adds to the stream. It reads the stream in the precision of its weights."""
+        normalized = self.ln1(on_demand(self.hook_mixer_in, resid)).to(self.mixer.W_out.dtype)
+        out = self.ln1_post(self.mixer(normalized, context, self.layer))
+        return self.hook_mixer_out(out if self.cfg.residual_scale == 1.0 else out * self.cfg.residual_scale)
+
+    def mixer_identities(self, at: Sites) -> Iterator[Identity]:
+        """What must hold from the stream before the mixer to what the mixer adds."""
+
+        def resid() -> Tensor:
+            return at("hook_resid_pre")
+
+        def read() -> Tensor:
+            return normed(self.ln1, below(at, "ln1"), resid).to(self.mixer.W_out.dtype)
+
+        yield from norm_identity("ln1", self.ln1, below(at, "ln1"), resid)
+        yield from self.mixer.identities(below(at, "mixer"), read)
+        yield (
+            "y -> mixer_out, normed and scaled",
+            lambda: (
+                added(self.mixer.rebuilt(below(at, "mixer")), self.ln1_post, self.cfg.residual_scale),
+                at("hook_mixer_out"),
+            ),
+        )
+
+
+class MixerBlock(MixerPart):
+    """`resid + mixer(ln1(resid))`: a layer of a pure state-space model. With `wide_stream` the sum is in fp32 or better."""
+
+    @dataclass(frozen=True)
+    class Config(MixerPart.Config):
+        wide_stream: bool = False
+
+        def build(self, layer: int) -> "MixerBlock":
+            return MixerBlock(self, layer)
+
+    cfg: Config
+
+    def __init__(self, cfg: Config, layer: int) -> None:
+        super().__init__()
+        self.cfg, self.layer = cfg, layer
+        self.hook_resid_pre = HookPoint(*RESIDUAL)
+        self.make_mixer(cfg)
+        self.hook_resid_post = HookPoint(*RESIDUAL)
+
+    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
+        resid = self.hook_resid_pre(wide(resid) if self.cfg.wide_stream else resid)
+        return self.hook_resid_post(resid + self.mixer_out(resid, context))
+
+    def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
+        """What must hold between the sites of a run."""
+        yield "resid_pre + mixer_out == resid_post", _sum(at, ["hook_resid_pre", "hook_mixer_out"], "hook_resid_post")
+        yield from self.mixer_identities(at)
+
+    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
+        """Each norm that stands between the stream and weights, with the weights that read it."""
+        return [("ln1", self.mixer.readers())]
+
+
+def _sum(at: Sites, parts: list[str], whole: str) -> Pair:
+    """That sites add up to another."""
+    return lambda: (sum((at(part) for part in parts[1:]), at(parts[0])), at(whole))

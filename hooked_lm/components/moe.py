@@ -1,0 +1,307 @@
+"""Mixture of experts in the place of an MLP (Shazeer et al. 2017, arXiv:1701.06538): each token goes to few of many MLPs.
+
+Only the experts that tokens were sent to are computed, each once, for its tokens together.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, below, plus
+from hooked_lm.components.mlp import MLP, GatedMLP, on_demand
+from hooked_lm.components.norm import RESIDUAL, wide
+from hooked_lm.components.router import Router, SoftmaxRouter
+from hooked_lm.hooks import HookPoint, is_listening
+
+Stream = Float[Tensor, "batch pos d_model"]
+Routed = Float[Tensor, "routed d_model"]
+Weights = Float[Tensor, "batch pos top_k"]
+Indices = Int[Tensor, "batch pos top_k"]
+
+
+class ClampedGatedMLP(nn.Module):
+    """`(g * sigmoid(alpha * g) * (l + 1)) W_out + b_out`, where the gate g is at most `limit`, and l within it either way.
+
+    The gate and the linear branch (`hook_pre`, `hook_pre_linear`, both before the clamp) are the even and the odd outputs
+    of one weight, `W_gate_in` [d_model, 2 d_mlp]; `W_gate` and `W_in` are views of it. gpt-oss (OpenAI 2025,
+    arXiv:2508.10925).
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        d_model: int
+        d_mlp: int
+        alpha: float = 1.702
+        limit: float = 7.0
+        bias: bool = True
+
+        @property
+        def act_fn(self) -> str:
+            return "clamped_swiglu"
+
+        def build(self) -> "ClampedGatedMLP":
+            return ClampedGatedMLP(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.W_gate_in = nn.Parameter(torch.empty(cfg.d_model, 2 * cfg.d_mlp))
+        self.W_out = nn.Parameter(torch.empty(cfg.d_mlp, cfg.d_model))
+        self.b_gate_in = nn.Parameter(torch.zeros(2 * cfg.d_mlp)) if cfg.bias else None
+        self.b_out = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
+        hidden = (*RESIDUAL[:-1], "d_mlp")
+        self.hook_in = HookPoint(*RESIDUAL, on_demand=True)
+        self.hook_pre, self.hook_pre_linear = HookPoint(*hidden), HookPoint(*hidden)
+        self.hook_post = HookPoint(*hidden)
+        self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
+
+    @property
+    def W_gate(self) -> Float[Tensor, "d_model d_mlp"]:
+        return self.W_gate_in[:, 0::2]
+
+    @property
+    def W_in(self) -> Float[Tensor, "d_model d_mlp"]:
+        return self.W_gate_in[:, 1::2]
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        x = on_demand(self.hook_in, x)
+        both = F.linear(x, self.W_gate_in.T, self.b_gate_in)
+        post = self.product(self.hook_pre(both[..., 0::2]), self.hook_pre_linear(both[..., 1::2]))
+        return self.hook_out(F.linear(self.hook_post(post), self.W_out.T, self.b_out))
+
+    def product(self, pre: Float[Tensor, "*batch d_mlp"], pre_linear: Float[Tensor, "*batch d_mlp"]) -> Tensor:
+        """The neurons, from the gate and the linear branch."""
+        limit = self.cfg.limit
+        gate, linear = pre.clamp(max=limit), pre_linear.clamp(-limit, limit)
+        return gate * (self.cfg.alpha * gate).sigmoid() * (linear + 1)
+
+    def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
+        """What must hold between the sites of a run in which `read()` came in."""
+
+        def both(part: slice) -> Tensor:
+            return plus(read() @ self.W_gate_in, self.b_gate_in)[..., part]
+
+        yield "ln2.normalized * w + b -> pre", lambda: (both(slice(0, None, 2)), at("hook_pre"))
+        yield "ln2.normalized * w + b -> pre_linear", lambda: (both(slice(1, None, 2)), at("hook_pre_linear"))
+        yield (
+            "act(pre) * pre_linear == post",
+            lambda: (self.product(at("hook_pre"), at("hook_pre_linear")), at("hook_post")),
+        )
+
+    def rebuilt(self, at: Sites) -> Tensor:
+        """The output, from what `W_out` reads."""
+        return plus(at("hook_post") @ self.W_out, self.b_out)
+
+    def readers(self) -> list[Reader]:
+        """The weight that reads the stream."""
+        return [(self, "W_gate_in", "b_gate_in")]
+
+    def writers(self) -> list[Tensor]:
+        """The weights that write the output."""
+        return [self.W_out] if self.b_out is None else [self.W_out, self.b_out]
+
+
+ExpertConfig = GatedMLP.Config | MLP.Config | ClampedGatedMLP.Config
+
+
+class MoE(nn.Module):
+    """`sum over the chosen e of weight_e * experts[e](x)`; the router chooses by `x W_router + b_router`.
+
+    `W_router` is [d_model, expert]; routers that correct their choice add `b_choice` [expert] for it. A `shared` expert
+    receives every token, and is multiplied by `sigmoid(x W_shared_gate + b_shared_gate)` where there is that gate, at
+    `hook_shared_gate`. What passes `hook_expert_indices` decides who computes: editing it sends tokens elsewhere.
+
+    The sites of an expert are on demand and show the tokens that were sent there; `hook_routed_positions` says which,
+    as [row, position], and decides nothing.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        """`router_bias` gives a bias to the router, and to the shared expert's gate."""
+
+        expert: ExpertConfig
+        n_experts: int
+        top_k: int
+        router: Router = SoftmaxRouter()
+        router_bias: bool = False
+        shared: GatedMLP.Config | None = None
+        shared_gate: bool = False
+
+        @property
+        def d_model(self) -> int:
+            return self.expert.d_model
+
+        @property
+        def d_mlp(self) -> int:
+            return self.expert.d_mlp
+
+        @property
+        def act_fn(self) -> Any:
+            return self.expert.act_fn
+
+        def build(self) -> "MoE":
+            return MoE(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        if not 1 <= cfg.top_k <= cfg.n_experts:
+            raise ValueError(f"top_k={cfg.top_k}: a token can go to 1 to {cfg.n_experts} experts")
+        if cfg.shared_gate and cfg.shared is None:
+            raise ValueError("shared_gate=True needs a shared expert")
+        self.cfg = cfg
+        self.W_router = nn.Parameter(torch.empty(cfg.d_model, cfg.n_experts))
+        self.b_router = nn.Parameter(torch.zeros(cfg.n_experts)) if cfg.router_bias else None
+        self.b_choice = nn.Parameter(torch.zeros(cfg.n_experts), requires_grad=False) if cfg.router.corrected else None
+        self.hook_in = HookPoint(*RESIDUAL, on_demand=True)
+        self.hook_router_logits = HookPoint("batch", "pos", "expert")
+        self.hook_expert_weights = HookPoint("batch", "pos", "top_k")
+        self.hook_expert_indices = HookPoint("batch", "pos", "top_k")
+        self.experts = nn.ModuleList(_expert(cfg.expert) for _ in range(cfg.n_experts))
+        self.shared = None if cfg.shared is None else cfg.shared.build()
+        if cfg.shared_gate:
+            self.W_shared_gate = nn.Parameter(torch.empty(cfg.d_model, 1))
+            self.b_shared_gate = nn.Parameter(torch.zeros(1)) if cfg.router_bias else None
+            self.hook_shared_gate = HookPoint("batch", "pos", "1")
+        self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
+
+    def forward(self, x: Stream) -> Stream:
+        x = on_demand(self.hook_in, x)
+        weights, indices = self.route(x)
+        out = self.mix(x, weights, indices)
+        if self.shared is not None:
+            shared = self.shared(x)
+            out = out + (shared * self.hook_shared_gate(self.shared_gate(x)) if self.cfg.shared_gate else shared)
+        return self.hook_out(out)
+
+    def route(self, x: Stream) -> tuple[Weights, Indices]:
+        """Which experts each token goes to, and with which weights, at their sites."""
+        weights, indices = self.choice(self.hook_router_logits(self.router_logits(x)))
+        return self.hook_expert_weights(weights.to(x.dtype)), self.hook_expert_indices(indices)
+
+    def router_logits(self, x: Stream) -> Float[Tensor, "batch pos expert"]:
+        """A number for each expert."""
+        if not self.cfg.router.in_fp32:
+            return F.linear(x, self.W_router.T, self.b_router)
+        bias = None if self.b_router is None else wide(self.b_router)
+        return F.linear(wide(x), wide(self.W_router).T, bias)
+
+    def choice(self, logits: Float[Tensor, "batch pos expert"]) -> tuple[Weights, Indices]:
+        """What the router makes of its logits."""
+        return self.cfg.router(logits, self.cfg.top_k, self.b_choice)
+
+    def shared_gate(self, x: Stream) -> Float[Tensor, "batch pos 1"]:
+        """What the shared expert is multiplied by."""
+        return F.linear(x, self.W_shared_gate.T, self.b_shared_gate).sigmoid()
+
+    def mix(self, x: Stream, weights: Weights, indices: Indices) -> Stream:
+        """The weighted sum of what the chosen experts make of their tokens, in at least fp32."""
+        top_k, tokens = indices.shape[-1], x.flatten(0, 1)
+        slots = indices.flatten()
+        counts = slots.bincount(minlength=len(self.experts)).tolist()
+        if len(counts) > len(self.experts):
+            raise ValueError(f"no expert {len(counts) - 1}: hook_expert_indices go from 0 to {len(self.experts) - 1}")
+        order = slots.argsort(stable=True)  # by expert, then by token
+        sent_to = (order // top_k).split(counts)
+        weights_of = wide(weights).flatten().index_select(0, order)[:, None].split(counts)
+        # an expert meets a token once, so sums do not depend on the order in which a device adds
+        total = torch.zeros_like(tokens, dtype=weights_of[0].dtype)
+        for expert, sent, weight in zip(self.experts, sent_to, weights_of, strict=True):
+            if len(sent) or _is_heard(expert):
+                positions = getattr(expert, "hook_routed_positions", None)
+                if positions is not None and is_listening(positions):
+                    positions(torch.stack([sent // x.shape[1], sent % x.shape[1]], -1))
+                total.index_add_(0, sent, expert(tokens.index_select(0, sent)) * weight)
+        return total.to(x.dtype).view_as(x)
+
+    # ---- what holds between the sites ------------------------------------------------------------------------------
+
+    def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
+        """What must hold between the sites of a run in which `read()` came in."""
+        yield (
+            "ln2.normalized * w + b -> router_logits",
+            lambda: (plus(wide(read()) @ wide(self.W_router), self.b_router), at("hook_router_logits")),
+        )
+        yield (
+            "router(router_logits) == expert_weights",
+            lambda: (self.choice(at("hook_router_logits"))[0], at("hook_expert_weights")),
+        )
+        yield (
+            "router(router_logits) == expert_indices",
+            lambda: (self.choice(at("hook_router_logits"))[1], at("hook_expert_indices")),
+        )
+        of_experts = [dict(self._identities_of(e, at, read)) for e in range(len(self.experts))]
+        for name in of_experts[0]:
+            yield f"experts: {name}", _together([identities[name] for identities in of_experts])
+        if self.shared is not None:
+            for name, pair in self.shared.identities(below(at, "shared"), read):
+                yield f"shared: {name}", pair
+        if self.cfg.shared_gate:
+            yield (
+                "sigmoid(ln2.normalized -> gate) == shared_gate",
+                lambda: (self.shared_gate(read()), at("hook_shared_gate")),
+            )
+
+    def _identities_of(self, e: int, at: Sites, read: Read) -> Iterator[Identity]:
+        expert: Any = self.experts[e]
+        yield from expert.identities(below(at, f"experts.{e}"), lambda: read()[self._positions(e, at).unbind(-1)])
+
+    @staticmethod
+    def _positions(e: int, at: Sites) -> Int[Tensor, "routed 2"]:
+        return at(f"experts.{e}.hook_routed_positions").long()
+
+    def rebuilt(self, at: Sites) -> Tensor:
+        """The output, from what the `W_out` of the experts read."""
+        weights, indices = at("hook_expert_weights"), at("hook_expert_indices")
+        out = weights.new_zeros(*weights.shape[:2], self.cfg.d_model)
+        for e, expert in enumerate(self.experts):
+            made = expert.rebuilt(below(at, f"experts.{e}")) * weights[indices == e][:, None]
+            out.index_put_(self._positions(e, at).unbind(-1), made.to(out.dtype), accumulate=True)
+        if self.shared is not None:
+            shared = self.shared.rebuilt(below(at, "shared"))
+            out = out + (shared * at("hook_shared_gate") if self.cfg.shared_gate else shared)
+        return out
+
+    def readers(self) -> list[Reader]:
+        """The weights that read the stream."""
+        parts: list[Any] = [*self.experts, *([] if self.shared is None else [self.shared])]
+        own = [(self, "W_router", "b_router")]
+        own += [(self, "W_shared_gate", "b_shared_gate")] if self.cfg.shared_gate else []
+        return own + [reader for part in parts for reader in part.readers()]
+
+    def writers(self) -> list[Tensor]:
+        """The weights that write the output."""
+        parts: list[Any] = [*self.experts, *([] if self.shared is None else [self.shared])]
+        return [weight for part in parts for weight in part.writers()]
+
+
+def _expert(cfg: ExpertConfig) -> nn.Module:
+    """An MLP whose sites show the tokens that were sent to it, if somebody asks."""
+    expert: nn.Module = cfg.build()
+    for name, point in list(expert.named_children()):
+        if isinstance(point, HookPoint):
+            setattr(expert, name, HookPoint("routed", point.dims[-1], on_demand=True))
+    expert.hook_routed_positions = HookPoint("routed", "2", on_demand=True)
+    return expert
+
+
+def _is_heard(expert: nn.Module) -> bool:
+    """Whether somebody wants the sites of an expert that has nothing to do."""
+    return any(isinstance(point, HookPoint) and point.is_listening for point in expert.children())
+
+
+def _together(pairs: list[Pair]) -> Pair:
+    """One pair out of those of all experts."""
+
+    def flat(tensors: tuple[Tensor, ...]) -> Tensor:
+        return torch.cat([tensor.flatten() for tensor in tensors])
+
+    def pair() -> tuple[Tensor, Tensor]:
+        left, right = zip(*(pair() for pair in pairs), strict=True)
+        return flat(left), flat(right)
+
+    return pair

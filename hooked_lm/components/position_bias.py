@@ -1,0 +1,44 @@
+"""Positions that enter attention as a bias on the scores."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hooked_lm.components.context import Context
+
+
+@dataclass(frozen=True)
+class Alibi:
+    """Attention with linear biases (Press et al. 2021, arXiv:2108.12409): each head prefers near keys by its own slope.
+
+    The bias of a key is slope * position; a softmax does not see that it is not counted from the query. The slopes of a
+    power of two of heads are a geometric sequence that ends at 2 ** -max_slope; other numbers of heads take those of the
+    next lower power of two, and every other one of the next higher. `scale` multiplies the bias, `rounded` says in which
+    type it was trained.
+    """
+
+    n_heads: int
+    max_slope: float = 8.0
+    scale: float = 1.0
+    rounded: torch.dtype | None = None
+
+    def slopes(self) -> Float[Tensor, " head"]:
+        """One for each head."""
+        lower = 2 ** math.floor(math.log2(self.n_heads))
+        exponents = [(i + 1) / lower for i in range(lower)]
+        exponents += [(2 * i + 1) / (2 * lower) for i in range(self.n_heads - lower)]
+        return torch.tensor([2 ** (-self.max_slope * exponent) for exponent in exponents])
+
+    def bias(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch head 1 key_pos"]:
+        def make() -> Tensor:
+            slopes = self.slopes().to(context.device, self.rounded)
+            bias = slopes[:, None, None] * context.key_positions[:, None, None, :].to(slopes.dtype)
+            return bias.to(dtype) * self.scale
+
+        return context.once((self, dtype), make)
+
+
+PositionBias = Alibi

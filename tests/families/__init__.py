@@ -1,0 +1,22 @@
+"""The table of architectures: a line per tiny config, a module per group. The tests of families say what each line buys.
+
+Every family has configs that differ in what matters: how heads are grouped, what is tied, which biases there are,
+windows shorter than the prompt, how much of a head is rotary and how it is stretched.
+"""
+
+from tests.families import classic, dense, dense_more, encoder_decoders, encoders, moe, state_space
+from tests.families._case import Case, reference
+
+DECODER_CASES = [*classic.CASES, *dense.CASES, *dense_more.CASES, *moe.CASES, *state_space.CASES]
+ENCODER_CASES = [*encoders.CASES]
+ENCODER_DECODER_CASES = [*encoder_decoders.CASES]
+CASES = [*DECODER_CASES, *ENCODER_CASES, *ENCODER_DECODER_CASES]
+
+# Fields that a family neither reads nor knows to be harmless: it refuses a config in which they are not at their default.
+REFUSED = {
+    name: fields
+    for module in (classic, dense, dense_more, moe, state_space, encoders, encoder_decoders)
+    for name, fields in getattr(module, "REFUSED", {}).items()
+}
+
+__all__ = ["CASES", "DECODER_CASES", "ENCODER_CASES", "ENCODER_DECODER_CASES", "REFUSED", "Case", "reference"]

@@ -1,0 +1,91 @@
+"""What a line of the table of architectures is, the sizes and stretchings that many lines share, and its HF model.
+
+The norms' eps is large on purpose: 1e-6 and 1e-5 would give the same logits.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model type, what is special about this config, its fields, and the length of prompt at which it matters.
+
+    `auto` is the transformers class that builds it from the config. `adjust` changes the weights that were drawn, where
+    plain random ones would leave part of the model without effect or make numbers explode.
+    """
+
+    family: str
+    name: str
+    fields: dict[str, Any] = field(hash=False)
+    n_prompt: int = 16
+    auto: str = "AutoModelForCausalLM"
+    adjust: Callable[[nn.Module], None] | None = field(default=None, hash=False, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.family}-{self.name}"
+
+
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 40,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GROUPED = {"num_key_value_heads": 2, "rms_norm_eps": 0.02}
+FULL = {"num_key_value_heads": 4, "rms_norm_eps": 0.05}
+LONG_FACTORS = {"short_factor": [1.0, 1.3, 2.0, 2.5], "long_factor": [1.5, 2.0, 4.0, 9.0]}
+
+
+def rope(kind: str, **parameters: Any) -> dict[str, Any]:
+    """A stretched rotary embedding, in the form of checkpoints since transformers 5."""
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 500.0, **parameters}}
+
+
+LINEAR = rope("linear", factor=3.0)
+DYNAMIC = rope("dynamic", factor=3.0)
+LLAMA3 = rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64, beta_fast=8.0)
+YARN_MSCALE = rope(
+    "yarn", factor=4.0, original_max_position_embeddings=64, mscale=1.2, mscale_all_dim=0.6, truncate=False
+)
+LONGROPE = {
+    **rope("longrope", original_max_position_embeddings=40, **LONG_FACTORS),
+    "max_position_embeddings": 80,
+}
+LONGROPE_PARTIAL = {
+    **rope("longrope", partial_rotary_factor=0.5, short_factor=[1.0, 1.4], long_factor=[2.0, 7.0]),
+    "max_position_embeddings": 80,
+    "original_max_position_embeddings": 40,
+}
+
+
+@lru_cache(maxsize=8)
+def reference(case: Case) -> nn.Module:
+    """A transformers model of this config, its weights drawn so that logits are of order one and attention is uneven.
+
+    Biases and norms are random too. Whoever wants to change it takes a copy.
+    """
+    import transformers
+
+    config = transformers.CONFIG_MAPPING[case.family](**case.fields)
+    config._attn_implementation = "eager"
+    model = getattr(transformers, case.auto).from_config(config).eval()
+    generator = torch.Generator().manual_seed(len(str(case)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(0.3 * noise) if parameter.ndim == 1 else parameter.copy_(0.25 * noise)
+        if case.adjust is not None:
+            case.adjust(model)
+    return model

@@ -1,0 +1,83 @@
+"""The two models of a case, what they are asked, and how near their answers have to be.
+
+Tests of one case run together, so the last few models are kept.
+"""
+
+import copy
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hooked_lm import hub
+from tests.families._case import Case, reference
+
+ENOUGH = 1e-4  # for fp32 logits of order one
+
+
+@lru_cache(maxsize=4)
+def hooked(case: Case) -> Any:
+    """The case's model as we load it; whoever wants to change it takes a copy."""
+    return hub.from_pretrained_no_processing("tiny", hf_model=reference(case))
+
+
+def prompt(case: Case, batch: int = 3, length: int | None = None) -> Tensor:
+    """Random token ids."""
+    shape = (batch, length or case.n_prompt)
+    return torch.randint(hooked(case).cfg.d_vocab, shape, generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def logits_of(case: Case, tokens: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """What transformers says; rotary embeddings that depend on earlier runs start afresh."""
+    return copy.deepcopy(reference(case)).to(dtype)(tokens).logits
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """The largest difference; infinite if there is a NaN."""
+    largest = (a - b).abs().max().item()
+    return float("inf") if largest != largest else largest
+
+
+def allowed(case: Case, tokens: Tensor) -> float:
+    """How far fp32 logits may be from those of transformers: 1e-4, or 3 times as far as two of its own paths are apart."""
+    fused = copy.deepcopy(reference(case))
+    try:
+        fused.set_attn_implementation("sdpa")
+    except ValueError:  # it has no other path
+        return ENOUGH
+    with torch.no_grad():
+        return max(ENOUGH, 3 * distance(fused(tokens).logits, logits_of(case, tokens)))
+
+
+def assert_same_logits(case: Case) -> None:
+    """In fp32; the two paths of transformers are compared only where 1e-4 is not enough."""
+    tokens = prompt(case)
+    expected = logits_of(case, tokens)
+    assert 0.3 < expected.std() < 10, (
+        f"a comparison of logits whose deviation is {expected.std():.2g} would say nothing"
+    )
+    with torch.no_grad():
+        found = distance(hooked(case)(tokens), expected)
+    assert found <= ENOUGH or found <= allowed(case, tokens), f"logits differ by {found:.1e}"
+
+
+def backpropagate(logits: Tensor) -> None:
+    """Of a random weighing of the logits, the same for both models."""
+    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2)) / logits[..., 0].numel()
+    (logits * weights).sum().backward()
+
+
+def assert_same_gradients(case: Case) -> None:
+    """For every weight, under the name that transformers gives it: our gradients are exported as if they were weights."""
+    theirs, ours, tokens = copy.deepcopy(reference(case)), copy.deepcopy(hooked(case)), prompt(case)
+    backpropagate(theirs(tokens).logits)
+    backpropagate(ours(tokens))
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+    found = dict(ours.to_hf().named_parameters())
+    for name, parameter in theirs.named_parameters():
+        expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        torch.testing.assert_close(found[name], expected, rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")

@@ -1,0 +1,134 @@
+"""Which sites a model must have, and of which shapes, told from its config alone: one function for each kind of component.
+
+The tests hold a model to this list, so it is written from what is promised to users and not from the components' code.
+"""
+
+from functools import singledispatch
+from typing import Any
+
+from hooked_lm.components.attention import Attention
+from hooked_lm.components.block import AttentionOnlyBlock, ParallelBlock, PostNormBlock, PreNormBlock, SharedNormBlock
+from hooked_lm.components.mlp import MLP, GatedMLP
+from hooked_lm.components.norm import LayerNorm, RMSNorm
+from hooked_lm.models.config import DecoderConfig
+
+Sites = dict[str, str]  # name -> words for its axes
+
+STREAM, HIDDEN = "batch pos d_model", "batch pos d_mlp"
+QUERY, KEY = "batch pos head d_head", "batch pos kv_head d_head"
+
+
+def below(part: str, sites: Sites) -> Sites:
+    """The sites of a part under its name."""
+    return {f"{part}.{name}": words for name, words in sites.items()}
+
+
+def norm(cfg: Any, words: str = STREAM) -> Sites:
+    """The divisor and the normalised value, of a norm that there is."""
+    if cfg is None:
+        return {}
+    assert isinstance(cfg, (LayerNorm.Config, RMSNorm.Config)), f"which sites has {cfg}?"
+    axes = words.split()
+    n_axes = 2 if getattr(cfg, "joint", False) else 1
+    return {"hook_scale": " ".join([*axes[:-n_axes], *["1"] * n_axes]), "hook_normalized": words}
+
+
+@singledispatch
+def sites_of(cfg: Any) -> Sites:
+    """The sites of what this config builds, by their names below it."""
+    raise NotImplementedError(f"tests/families/_sites.py does not say which sites a {type(cfg).__qualname__} has")
+
+
+@sites_of.register
+def _(cfg: Attention.Config) -> Sites:
+    sites = {"hook_q": QUERY, "hook_k": KEY, "hook_v": KEY, "hook_z": QUERY, "hook_result": "batch pos head d_model"}
+    sites |= dict.fromkeys(("hook_attn_scores", "hook_pattern"), "batch head query_pos key_pos")
+    if cfg.rotary is not None:
+        sites |= {"hook_rot_q": QUERY, "hook_rot_k": KEY}
+    if cfg.qk_norm is not None:
+        sites |= below("q_norm", norm(cfg.qk_norm, QUERY)) | below("k_norm", norm(cfg.k_norm or cfg.qk_norm, KEY))
+    return sites | below("z_norm", norm(cfg.z_norm, QUERY))
+
+
+@sites_of.register
+def _(cfg: MLP.Config) -> Sites:
+    sites = {"hook_in": STREAM, "hook_pre": HIDDEN, "hook_post": HIDDEN, "hook_out": STREAM}
+    return sites if cfg.mid_norm is None else sites | {"hook_mid": HIDDEN} | below("ln", norm(cfg.mid_norm, HIDDEN))
+
+
+@sites_of.register
+def _(cfg: GatedMLP.Config) -> Sites:
+    sites = {"hook_in": STREAM, "hook_pre": HIDDEN, "hook_pre_linear": HIDDEN, "hook_post": HIDDEN, "hook_out": STREAM}
+    return sites if cfg.mid_norm is None else sites | {"hook_mid": HIDDEN} | below("ln", norm(cfg.mid_norm, HIDDEN))
+
+
+@sites_of.register
+def attention_half(cfg: AttentionOnlyBlock.Config) -> Sites:
+    """The stream around attention, its copies per head, and what attention adds."""
+    sites = dict.fromkeys(("hook_resid_pre", "hook_resid_post", "hook_attn_out"), STREAM)
+    sites |= dict.fromkeys(("hook_attn_in", "hook_q_input"), "batch pos head d_model")
+    sites |= dict.fromkeys(("hook_k_input", "hook_v_input"), "batch pos kv_head d_model")
+    sites |= below("ln1", norm(cfg.ln1)) | below("ln1_post", norm(cfg.ln1_post))
+    return sites | below("attn", sites_of(cfg.attn))
+
+
+@sites_of.register
+def _(cfg: ParallelBlock.Config) -> Sites:
+    sites = attention_half(cfg) | {"hook_mlp_in": STREAM, "hook_mlp_out": STREAM}
+    return sites | below("ln2", norm(cfg.ln2)) | below("ln2_post", norm(cfg.ln2_post)) | below("mlp", sites_of(cfg.mlp))
+
+
+@sites_of.register
+def _(cfg: SharedNormBlock.Config) -> Sites:
+    assert cfg.ln2 is None, "both halves read through ln1"
+    return sites_of.dispatch(ParallelBlock.Config)(cfg)
+
+
+@sites_of.register
+def _(cfg: PreNormBlock.Config) -> Sites:
+    return sites_of.dispatch(ParallelBlock.Config)(cfg) | {"hook_resid_mid": STREAM}
+
+
+@sites_of.register
+def _(cfg: PostNormBlock.Config) -> Sites:
+    in_stream = ("hook_resid_mid", "hook_normalized_resid_mid", "hook_normalized_resid_post")
+    return sites_of.dispatch(ParallelBlock.Config)(cfg) | dict.fromkeys(in_stream, STREAM)
+
+
+@sites_of.register
+def _(cfg: DecoderConfig) -> Sites:
+    sites = {"hook_tokens": "batch pos", "hook_embed": STREAM} | below("ln_final", norm(cfg.ln_final))
+    if cfg.pos_embed is not None:
+        sites |= {"hook_pos_embed": STREAM}
+    sites |= {"unembed.hook_in": STREAM, "unembed.hook_out": "batch pos d_vocab"}
+    for layer, block in enumerate(cfg.blocks):
+        sites |= below(f"blocks.{layer}", sites_of(block))
+    return sites
+
+
+@singledispatch
+def sizes_of(cfg: Any) -> dict[str, int]:
+    """How long the axes are that only parts of this kind have."""
+    return {}
+
+
+@sizes_of.register
+def _(cfg: Attention.Config) -> dict[str, int]:
+    return {"head": cfg.n_heads, "kv_head": cfg.n_kv, "d_head": cfg.d_head}
+
+
+@sizes_of.register(MLP.Config)
+@sizes_of.register(GatedMLP.Config)
+def _(cfg: Any) -> dict[str, int]:
+    return {"d_mlp": cfg.d_mlp}
+
+
+def sizes(tree: DecoderConfig, site: str, batch: int, pos: int) -> dict[str, int]:
+    """How long each axis of a site is in a run of this size."""
+    axes = {"batch": batch, "pos": pos, "query_pos": pos, "key_pos": pos, "1": 1}
+    axes |= {"d_model": tree.embed.d_model, "d_vocab": tree.unembed.d_vocab}
+    if site.startswith("blocks."):
+        block = tree.blocks[int(site.split(".")[1])]
+        for part in ("attn", "mixer", "mlp"):
+            axes |= sizes_of(getattr(block, part, None))
+    return axes

@@ -1,0 +1,5 @@
+"""Encoder-decoders."""
+
+from tests.families._case import Case
+
+CASES: list[Case] = []

@@ -1,0 +1,5 @@
+"""Encoders."""
+
+from tests.families._case import Case
+
+CASES: list[Case] = []
