@@ -1,9 +1,22 @@
-"""Write docs/sites.md: every hook point of a decoder, read off two models. Run by `make docs`; a test keeps it fresh."""
+"""Write docs/sites.md and docs/models.md: the hook points and the families, read off models. Run by `make docs`; tests keep
+both fresh. How near the families' logits are to those of transformers is measured by `python -m tests.families.measure`.
+"""
 
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))  # for the table of architectures in tests/
+
+from hooked_lm.families import model_class, supported
 from hooked_lm.models.config import HookedTransformerConfig
 from hooked_lm.models.decoder import ON_DEMAND_FLAGS, HookedTransformer
+from tests.families import CASES
+from tests.families._models import hooked
 
 MEANING = {
     "hook_tokens": "token ids",
@@ -73,9 +86,88 @@ def rows() -> list[str]:
 
 
 def page() -> str:
-    """The page as it should be."""
+    """The page of sites as it should be."""
     return HEAD + "\n".join(rows()) + "\n"
+
+
+MODELS_HEAD = """# Models
+
+The architectures whose checkpoints load, by the `model_type` of their `config.json`: the class they become, what they are
+built from, where their sites are not those of [the page of sites](sites.md) (in a part of the models, at least), and the
+largest difference of fp32 logits of order one from those of transformers, over a few tiny random configs of each.
+
+`hooked-lm models` prints the first two columns; `hooked-lm verify PATH_OR_NAME` compares a checkpoint with transformers.
+
+| model_type | class | built from | other sites | missing sites | largest difference |
+|---|---|---|---|---|---|
+"""
+OPTIONAL = ("hook_pos_embed", "hook_rot_", "hook_pre_linear", "q_norm.", "k_norm.", "ln1_post.", "ln2_post.")
+
+
+def parts(cfg: Any) -> Iterator[str]:
+    """The classes of the components that a config tree describes, from the outside in."""
+    if isinstance(cfg, (tuple, list)):
+        for item in cfg:
+            yield from parts(item)
+    elif is_dataclass(cfg) and not isinstance(cfg, type):
+        owner, _, nested = type(cfg).__qualname__.rpartition(".")
+        if owner or not nested.endswith("Config"):
+            yield owner or nested
+        for field in fields(cfg):
+            yield from parts(getattr(cfg, field.name))
+
+
+def any_layer(site: str) -> str:
+    """A site's name with `{i}` for layers and `{e}` for experts."""
+    return re.sub(r"\bexperts\.\d+\b", "experts.{e}", re.sub(r"^(\w+)\.\d+\.", r"\1.{i}.", site))
+
+
+def listed(names: list[str]) -> str:
+    """Names of sites for a cell of a table; those below one part stand together."""
+    parts: dict[str, list[str]] = {}
+    for name in names:
+        part, _, leaf = name.removeprefix("blocks.{i}.").rpartition(".")
+        parts.setdefault(part, []).append(leaf.removeprefix("hook_"))
+    return ", ".join(
+        f"`{part}{'.' if part else ''}hook_{leaves[0] if len(leaves) == 1 else '{' + ','.join(leaves) + '}'}`"
+        for part, leaves in parts.items()
+    )
+
+
+def family_row(name: str, parity: dict[str, Any], standard: dict[str, set[str]]) -> str:
+    """The row of a family."""
+    models = [hooked(case) for case in CASES if case.family == name]
+    built = dict.fromkeys(part for model in models for part in parts(model.cfg.tree))
+    sites = dict.fromkeys(any_layer(site) for model in models for site in model.hook_dict)
+    usual = standard[model_class(name)]
+    missing = [site for site in usual if site not in sites and not any(word in site for word in OPTIONAL)]
+    cells = [
+        f"`{name}`",
+        model_class(name),
+        ", ".join(built),
+        listed([site for site in sites if site not in usual]),
+        listed(sorted(missing)),
+        f"{parity[name]['largest']:.1e} ({parity[name]['configs']} configs)",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def standard_sites() -> dict[str, set[str]]:
+    """Class -> its usual sites: those of the page, and for other classes than decoders those that all families have."""
+    standard = {"HookedTransformer": {any_layer(site) for model in models() for site in model.hook_dict}}
+    for name in supported():
+        if model_class(name) != "HookedTransformer":
+            sites = {any_layer(s) for case in CASES if case.family == name for s in hooked(case).hook_dict}
+            standard[model_class(name)] = standard.get(model_class(name), sites) & sites
+    return standard
+
+
+def models_page() -> str:
+    """The page of models as it should be; raises KeyError for a family that was not measured."""
+    parity, standard = json.loads(Path(__file__).with_name("parity.json").read_text()), standard_sites()
+    return MODELS_HEAD + "\n".join(family_row(name, parity, standard) for name in supported()) + "\n"
 
 
 if __name__ == "__main__":
     Path(__file__).with_name("sites.md").write_text(page())
+    Path(__file__).with_name("models.md").write_text(models_page())

@@ -1,11 +1,35 @@
 """Generated pages are as the code would write them now."""
 
+import json
+import re
 import runpy
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).parents[1]
+import pytest
+
+from hooked_lm.families import supported
+
+DOCS = Path(__file__).parents[1] / "docs"
 
 
-def test_the_page_of_sites_is_fresh():
-    generate = runpy.run_path(str(ROOT / "docs" / "generate.py"))
-    assert (ROOT / "docs" / "sites.md").read_text() == generate["page"](), "run `make docs`"
+@pytest.fixture(scope="module")
+def generate() -> dict[str, Any]:
+    return runpy.run_path(str(DOCS / "generate.py"))
+
+
+def test_the_page_of_sites_is_fresh(generate: dict[str, Any]):
+    assert (DOCS / "sites.md").read_text() == generate["page"](), "run `make docs`"
+
+
+def test_the_page_of_models_is_fresh(generate: dict[str, Any]):
+    """But for the last digits of what was measured."""
+    number = re.compile(r"\d\.\de-\d\d")
+    shown, now = (DOCS / "models.md").read_text(), generate["models_page"]()
+    assert number.sub("#", shown) == number.sub("#", now), "run `make docs`"
+
+
+def test_every_family_was_measured():
+    parity = json.loads((DOCS / "parity.json").read_text())
+    assert list(parity) == sorted(supported()), "run `python -m tests.families.measure`"
+    assert [name for name, found in parity.items() if not found["largest"] <= 1e-4] == []

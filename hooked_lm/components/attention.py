@@ -166,6 +166,11 @@ class Attention(Attend):
 
         return lengths
 
+    @property
+    def is_linear_in_values(self) -> bool:
+        """Whether what all values share arrives in the output as it is, through `W_O`."""
+        return self.cfg.clip is None and self.cfg.z_norm is None and self.sinks is None
+
     def readers(self) -> list[Reader]:
         """The weights that read the stream."""
         return [] if self.cfg.clip is not None else [(self, f"W_{x}", f"b_{x}") for x in "QKV"]

@@ -22,6 +22,7 @@ from hooked_lm.components.identities import (
     readers_of,
 )
 from hooked_lm.components.mlp import MLPConfig, on_demand
+from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm, plain_norm
 from hooked_lm.hooks import HookPoint, is_listening
 
@@ -130,7 +131,7 @@ class MLPPart(nn.Module):
     class Config(AttentionPart.Config):
         """The same for the MLP, beside those of attention."""
 
-        mlp: MLPConfig = field(kw_only=True)
+        mlp: MLPConfig | MoE.Config = field(kw_only=True)
         ln2: NormConfig | None = None
         ln2_post: NormConfig | None = None
 
@@ -295,7 +296,12 @@ class PostNormBlock(AttentionPart, MLPPart):
             yield from norm_identity(name, norm, below(at, name), lambda site=site: at(f"hook_{site}"))
             yield f"{name}({site}) == normalized_{site}", stands_in_stream
         if isinstance(self.attn, Sublayer):
-            yield from self.attn.identities(below(at, "attn"), lambda: at("hook_resid_pre"))
+
+            def read() -> Tensor:
+                return at("hook_resid_pre")
+
+            both = read if shift is None else lambda: read() + shift()
+            yield from self.attn.identities(below(at, "attn"), both, read)
             yield from self.attn_out_identity(at)
         if isinstance(self.mlp, Sublayer):
             yield from self.mlp.identities(below(at, "mlp"), lambda: at("hook_normalized_resid_mid"))

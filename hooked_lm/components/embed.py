@@ -1,6 +1,6 @@
 """Tokens and positions into the stream, and the stream out into logits."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.mlp import on_demand
-from hooked_lm.components.norm import RESIDUAL
+from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm
 from hooked_lm.hooks import HookPoint
 
 Stream = Float[Tensor, "batch pos d_model"]
@@ -16,13 +16,14 @@ Logits = Float[Tensor, "batch pos d_vocab"]
 
 
 class Embed(nn.Module):
-    """The rows of `W_E` [d_vocab, d_model] that the tokens name, times `scale`."""
+    """The rows of `W_E` [d_vocab, d_model] that the tokens name, times `scale`, and then perhaps normalised."""
 
     @dataclass(frozen=True)
     class Config:
         d_vocab: int
         d_model: int
         scale: float = 1.0
+        norm: NormConfig | None = None
 
         def build(self) -> "Embed":
             return Embed(self)
@@ -30,21 +31,73 @@ class Embed(nn.Module):
     def __init__(self, cfg: Config) -> None:
         super().__init__()
         self.cfg = cfg
-        self.W_E = nn.Parameter(torch.empty(cfg.d_vocab, cfg.d_model))
+        self._make_weights()
+        self.ln = build_norm(cfg.norm)
+
+    def _make_weights(self) -> None:
+        self.W_E = nn.Parameter(torch.empty(self.cfg.d_vocab, self.cfg.d_model))
 
     def forward(self, tokens: Int[Tensor, "batch pos"]) -> Stream:
-        rows = F.embedding(tokens, self.W_E)
+        rows = self.rows(tokens)
         # the scale is rounded to the weights' precision, as the models were trained
-        return rows if self.cfg.scale == 1.0 else rows * torch.tensor(self.cfg.scale).to(rows)
+        return self.ln(rows if self.cfg.scale == 1.0 else rows * torch.tensor(self.cfg.scale).to(rows))
+
+    def rows(self, tokens: Int[Tensor, "batch pos"]) -> Stream:
+        """The vectors of the tokens, before scale and norm."""
+        return F.embedding(tokens, self.W_E)
+
+    def table(self) -> Float[Tensor, "d_vocab d_model"]:
+        """The vectors of all tokens, before scale and norm."""
+        return self.W_E
+
+    def writers(self) -> list[Tensor]:
+        """The weights and biases whose last axis is that of the stream; none where a norm stands behind them."""
+        return [self.W_E] if self.cfg.norm is None else []
+
+
+class FactoredEmbed(Embed):
+    """An embedding narrower than the stream, `W_E` [d_vocab, d_embed], and `W_proj` [d_embed, d_model] into the stream
+    (Lan et al. 2019, arXiv:1909.11942)."""
+
+    @dataclass(frozen=True)
+    class Config(Embed.Config):
+        d_embed: int = field(kw_only=True)
+        bias: bool = False
+
+        def build(self) -> "FactoredEmbed":
+            return FactoredEmbed(self)
+
+    cfg: Config
+
+    def _make_weights(self) -> None:
+        cfg = self.cfg
+        self.W_E = nn.Parameter(torch.empty(cfg.d_vocab, cfg.d_embed))
+        self.W_proj = nn.Parameter(torch.empty(cfg.d_embed, cfg.d_model))
+        self.b_proj = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
+
+    def rows(self, tokens: Int[Tensor, "batch pos"]) -> Stream:
+        """The vectors of the tokens, before scale and norm."""
+        return F.linear(F.embedding(tokens, self.W_E), self.W_proj.T, self.b_proj)
+
+    def table(self) -> Float[Tensor, "d_vocab d_model"]:
+        """The vectors of all tokens, before scale and norm: a product that is made for each call."""
+        return F.linear(self.W_E, self.W_proj.T, self.b_proj)
+
+    def writers(self) -> list[Tensor]:
+        """The weights and biases whose last axis is that of the stream; none where a norm stands behind them."""
+        if self.cfg.norm is not None:
+            return []
+        return [self.W_proj] if self.b_proj is None else [self.W_proj, self.b_proj]
 
 
 class PosEmbed(nn.Module):
-    """A learned vector per position: the rows of `W_pos` [n_ctx, d_model]."""
+    """A learned vector per position: the rows of `W_pos`, which has `offset` rows before that of position 0."""
 
     @dataclass(frozen=True)
     class Config:
         n_ctx: int
         d_model: int
+        offset: int = 0
 
         def build(self) -> "PosEmbed":
             return PosEmbed(self)
@@ -52,10 +105,72 @@ class PosEmbed(nn.Module):
     def __init__(self, cfg: Config) -> None:
         super().__init__()
         self.cfg = cfg
-        self.W_pos = nn.Parameter(torch.empty(cfg.n_ctx, cfg.d_model))
+        self.W_pos = nn.Parameter(torch.empty(cfg.offset + cfg.n_ctx, cfg.d_model))
 
     def forward(self, positions: Int[Tensor, "batch pos"]) -> Stream:
-        return F.embedding(positions, self.W_pos)
+        return F.embedding(positions + self.cfg.offset, self.W_pos)
+
+    def table(self) -> Float[Tensor, "n_ctx d_model"]:
+        """The vectors of all positions."""
+        return self.W_pos[self.cfg.offset :]
+
+    def writers(self) -> list[Tensor]:
+        """The weights whose last axis is that of the stream."""
+        return [self.W_pos]
+
+
+class SinusoidalEmbed(nn.Module):
+    """A fixed vector per position, counted from `offset`: sines of the position in the first half, cosines in the second.
+
+    The pairs' wavelengths are a geometric sequence: pair i turns `10000 ** (-2i / d_model)` radians a position (Vaswani
+    et al. 2017, arXiv:1706.03762).
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        d_model: int
+        offset: int = 0
+
+        def build(self) -> "SinusoidalEmbed":
+            return SinusoidalEmbed(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        if cfg.d_model % 2:
+            raise ValueError(f"sines and cosines need an even d_model, got {cfg.d_model}")
+        self.cfg = cfg
+
+    def exponents(self) -> Float[Tensor, " half"]:
+        """Of 10000, one for each pair."""
+        return torch.arange(0, self.cfg.d_model, 2, dtype=torch.float32) / self.cfg.d_model
+
+    def forward(self, positions: Int[Tensor, "batch pos"]) -> Stream:
+        """The vectors in fp32."""
+        frequencies = 10000.0 ** -self.exponents().to(positions.device)
+        turn = (positions + self.cfg.offset)[..., None].float() * frequencies
+        return torch.cat([turn.sin(), turn.cos()], -1)
+
+    def writers(self) -> list[Tensor]:
+        """There are no weights."""
+        return []
+
+
+class FairseqSinusoidalEmbed(SinusoidalEmbed):
+    """The same with pair i turning `10000 ** (-i / (n - 1))` radians a position, so that the last of n pairs turns 1/10000
+    (Ott et al. 2019, arXiv:1904.01038)."""
+
+    @dataclass(frozen=True)
+    class Config(SinusoidalEmbed.Config):
+        def build(self) -> "FairseqSinusoidalEmbed":
+            return FairseqSinusoidalEmbed(self)
+
+    def exponents(self) -> Float[Tensor, " half"]:
+        """Of 10000, one for each pair."""
+        half = self.cfg.d_model // 2
+        return torch.arange(half, dtype=torch.float32) / (half - 1)
+
+
+PosEmbedConfig = PosEmbed.Config | SinusoidalEmbed.Config
 
 
 class Unembed(nn.Module):
@@ -85,11 +200,15 @@ class Unembed(nn.Module):
         self.W_U = nn.Parameter(torch.empty(self.cfg.d_vocab, self.cfg.d_model).T)
 
     def forward(self, x: Stream) -> Logits:
-        return self.finished(self.hook_out(F.linear(on_demand(self.hook_in, x), self.W_U.T, self.b_U)))
+        return self.finished(self.hook_out(self.product(on_demand(self.hook_in, x))))
 
     def plain(self, x: Stream) -> Logits:
         """The same value, past the hook points."""
-        return self.finished(F.linear(x, self.W_U.T, self.b_U))
+        return self.finished(self.product(x))
+
+    def product(self, x: Stream) -> Logits:
+        """`x W_U + b_U`."""
+        return F.linear(x, self.W_U.T, self.b_U)
 
     def finished(self, logits: Logits) -> Logits:
         """Scaled and capped."""
@@ -98,6 +217,16 @@ class Unembed(nn.Module):
         if self.cfg.soft_cap is not None:
             logits = self.cfg.soft_cap * (logits / self.cfg.soft_cap).tanh()
         return logits
+
+    def untied(self) -> "Unembed":
+        """The same with a `W_U` of its own; itself if it has one."""
+        if isinstance(self.W_U, nn.Parameter):
+            return self
+        cfg = self.cfg
+        own = Unembed(Unembed.Config(cfg.d_model, cfg.d_vocab, cfg.bias, cfg.soft_cap, cfg.scale))
+        own.W_U = nn.Parameter(self.W_U.detach().clone())
+        own.b_U, own.hook_in, own.hook_out = self.b_U, self.hook_in, self.hook_out
+        return own
 
 
 class TiedUnembed(Unembed):
@@ -119,15 +248,6 @@ class TiedUnembed(Unembed):
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:  # type: ignore[override]
         return self._embed[0].W_E.T
 
-    def untied(self) -> Unembed:
-        """The same with a `W_U` of its own."""
-        from dataclasses import replace
-
-        own = Unembed(replace(self.cfg, tied=False))
-        own.W_U = nn.Parameter(self.W_U.detach().clone())
-        own.b_U, own.hook_in, own.hook_out = self.b_U, self.hook_in, self.hook_out
-        return own
-
     def _save_to_state_dict(self, destination, prefix, keep_vars):  # type: ignore[no-untyped-def]
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "W_U"] = self.W_U if keep_vars else self.W_U.detach()
@@ -140,3 +260,49 @@ class TiedUnembed(Unembed):
             args[-1].append(
                 f"'{prefix}W_U' differs from 'embed.W_E', to which this model ties it; call model.untie() first"
             )
+
+
+class FactoredUnembed(Unembed):
+    """An unembedding from a narrower space: `(x W_proj) W_vocab + b_U` with `W_proj` [d_model, d_embed] and `W_vocab`
+    [d_embed, d_vocab]. `W_U` is their product, made whenever it is read."""
+
+    @dataclass(frozen=True)
+    class Config(Unembed.Config):
+        d_embed: int = field(kw_only=True)
+
+        def build(self, embed: Embed) -> "FactoredUnembed":
+            return TiedFactoredUnembed(self, embed) if self.tied else FactoredUnembed(self)
+
+    cfg: Config
+
+    def _make_weight(self) -> None:
+        self.W_proj = nn.Parameter(torch.empty(self.cfg.d_model, self.cfg.d_embed))
+        self._make_vocab()
+
+    def _make_vocab(self) -> None:
+        self.W_vocab = nn.Parameter(torch.empty(self.cfg.d_vocab, self.cfg.d_embed).T)
+
+    def product(self, x: Stream) -> Logits:
+        """`x W_U + b_U`, past `W_U`."""
+        return F.linear(F.linear(x, self.W_proj.T), self.W_vocab.T, self.b_U)
+
+    @property
+    def W_U(self) -> Float[Tensor, "d_model d_vocab"]:  # type: ignore[override]
+        return self.W_proj @ self.W_vocab
+
+
+class TiedFactoredUnembed(FactoredUnembed):
+    """The same with the embedding's `W_E`, transposed, for `W_vocab`: one parameter."""
+
+    _embed: tuple[Embed]
+
+    def __init__(self, cfg: FactoredUnembed.Config, embed: Embed) -> None:
+        object.__setattr__(self, "_embed", (embed,))  # a tuple: the embedding is no submodule of this one
+        super().__init__(cfg)
+
+    def _make_vocab(self) -> None:
+        """There is none of its own."""
+
+    @property
+    def W_vocab(self) -> Float[Tensor, "d_embed d_vocab"]:  # type: ignore[override]
+        return self._embed[0].W_E.T

@@ -118,8 +118,8 @@ class Mamba2(nn.Module):
         real, entry = context.new_real(), None if context.cache is None else context.cache.state(layer)
         window, state = (None, None) if entry is None else entry.past(stream.shape[0])
 
-        gate = self.hook_gate(F.linear(stream, self.W_gate.T, self.b_gate))
         x = self.hook_x(F.linear(stream, self.W_x.T, self.b_x))
+        gate = self.hook_gate(F.linear(stream, self.W_gate.T, self.b_gate))
         u, B, C, window = self.convolved(x, stream, window, real)
         u, B, C = self.hook_conv(u), self.hook_B(B), self.hook_C(C)
         dt = self.hook_dt(self.step_size(stream))
@@ -149,7 +149,7 @@ class Mamba2(nn.Module):
         low = F.linear(stream, self.W_dt.T, self.b_dt)
         return F.softplus(wide(low) + wide(self.dt_bias)).clamp(*self.cfg.dt_limit)
 
-    def rates(self, dt: Rates) -> Rates:
+    def rates(self, dt: Float[Tensor, "*batch ssm_head"]) -> Float[Tensor, "*batch ssm_head"]:
         """The logarithm of what each position keeps of the state."""
         return -dt * wide(self.A_log).exp()
 

@@ -100,6 +100,9 @@ class MixerBlock(MixerPart):
         return [("ln1", self.mixer.readers())]
 
 
+MixerBlockConfig = MixerBlock.Config
+
+
 def _sum(at: Sites, parts: list[str], whole: str) -> Pair:
     """That sites add up to another."""
     return lambda: (sum((at(part) for part in parts[1:]), at(parts[0])), at(whole))

@@ -4,7 +4,7 @@ Only the experts that tokens were sent to are computed, each once, for its token
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, below, plus
 from hooked_lm.components.mlp import MLP, GatedMLP, on_demand
 from hooked_lm.components.norm import RESIDUAL, wide
-from hooked_lm.components.router import Router, SoftmaxRouter
+from hooked_lm.components.router import Router
 from hooked_lm.hooks import HookPoint, is_listening
 
 Stream = Float[Tensor, "batch pos d_model"]
@@ -127,7 +127,7 @@ class MoE(nn.Module):
         expert: ExpertConfig
         n_experts: int
         top_k: int
-        router: Router = SoftmaxRouter()
+        router: Router
         router_bias: bool = False
         shared: GatedMLP.Config | None = None
         shared_gate: bool = False
@@ -135,14 +135,6 @@ class MoE(nn.Module):
         @property
         def d_model(self) -> int:
             return self.expert.d_model
-
-        @property
-        def d_mlp(self) -> int:
-            return self.expert.d_mlp
-
-        @property
-        def act_fn(self) -> Any:
-            return self.expert.act_fn
 
         def build(self) -> "MoE":
             return MoE(self)
@@ -258,7 +250,8 @@ class MoE(nn.Module):
         """The output, from what the `W_out` of the experts read."""
         weights, indices = at("hook_expert_weights"), at("hook_expert_indices")
         out = weights.new_zeros(*weights.shape[:2], self.cfg.d_model)
-        for e, expert in enumerate(self.experts):
+        experts: list[Any] = list(self.experts)
+        for e, expert in enumerate(experts):
             made = expert.rebuilt(below(at, f"experts.{e}")) * weights[indices == e][:, None]
             out.index_put_(self._positions(e, at).unbind(-1), made.to(out.dtype), accumulate=True)
         if self.shared is not None:
@@ -278,14 +271,21 @@ class MoE(nn.Module):
         parts: list[Any] = [*self.experts, *([] if self.shared is None else [self.shared])]
         return [weight for part in parts for weight in part.writers()]
 
+    def sync_config(self) -> None:
+        """Make the config say what the experts are now, the first one speaking for all."""
+        first: Any = self.experts[0]
+        self.cfg = replace(self.cfg, expert=first.cfg, shared=None if self.shared is None else self.shared.cfg)
+
 
 def _expert(cfg: ExpertConfig) -> nn.Module:
     """An MLP whose sites show the tokens that were sent to it, if somebody asks."""
     expert: nn.Module = cfg.build()
-    for name, point in list(expert.named_children()):
-        if isinstance(point, HookPoint):
-            setattr(expert, name, HookPoint("routed", point.dims[-1], on_demand=True))
-    expert.hook_routed_positions = HookPoint("routed", "2", on_demand=True)
+    points = {name: part for name, part in expert.named_children() if isinstance(part, HookPoint)}
+    for name in points:
+        delattr(expert, name)
+    expert.hook_routed_positions = HookPoint("routed", "2", on_demand=True)  # the first: hooks behind may need it
+    for name, point in points.items():
+        setattr(expert, name, HookPoint("routed", point.dims[-1], on_demand=True))
     return expert
 
 

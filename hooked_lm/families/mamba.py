@@ -10,8 +10,8 @@ from hooked_lm.weights import Row
 
 PREFIX = "backbone."
 IGNORED = ()
-# how a new model is initialised, or which of several ways is taken to the same numbers
-NO_EFFECT = ("time_step_[!r]*", "rescale_prenorm_residual", "use_mambapy", "use_associative_scan")
+# what follows from another field, how a new model is initialised, which of several ways is taken to the same numbers
+NO_EFFECT = ("intermediate_size", "time_step_[!r]*", "rescale_prenorm_residual", "use_mambapy", "use_associative_scan")
 N_CTX = 2**20  # a state has no end; it is the training that was short
 
 
@@ -19,7 +19,7 @@ def config(hf: HFConfig) -> DecoderConfig:
     norm = RMSNorm.Config(hf.hidden_size, hf.layer_norm_epsilon)
     mixer = Mamba.Config(
         d_model=hf.hidden_size,
-        d_inner=hf.intermediate_size,
+        d_inner=int(hf.expand * hf.hidden_size),
         d_state=hf.state_size,
         dt_rank=hf.time_step_rank,
         conv_width=hf.conv_kernel,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hooked_lm.components.embed import PosEmbed
 from hooked_lm.families._short_names import CHECKPOINTS
 from hooked_lm.hub.source import hub_id
 from hooked_lm.models.config import DecoderConfig
@@ -73,8 +74,9 @@ def with_limits(tree: DecoderConfig, first_n_layers: int | None, n_ctx: int | No
             raise ValueError(f"first_n_layers={first_n_layers}: the checkpoint has {n_layers} layers")
         tree = replace(tree, blocks=tree.blocks[:first_n_layers])
     if n_ctx is not None:
-        if n_ctx < 1 or (tree.pos_embed is not None and n_ctx > tree.pos_embed.n_ctx):
-            learned = f" and embeddings for {tree.pos_embed.n_ctx} positions" if tree.pos_embed else ""
-            raise ValueError(f"n_ctx={n_ctx}: the checkpoint has n_ctx {tree.n_ctx}{learned}")
+        learned = tree.pos_embed.n_ctx if isinstance(tree.pos_embed, PosEmbed.Config) else None
+        if n_ctx < 1 or (learned is not None and n_ctx > learned):
+            rows = f" and embeddings for {learned} positions" if learned is not None else ""
+            raise ValueError(f"n_ctx={n_ctx}: the checkpoint has n_ctx {tree.n_ctx}{rows}")
         tree = replace(tree, n_ctx=n_ctx)
     return tree

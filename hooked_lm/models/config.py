@@ -7,11 +7,16 @@ import torch
 
 from hooked_lm.components.activations import activation_name
 from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import AttentionOnlyBlock, BlockConfig, MLPPart, ParallelBlock, PreNormBlock
-from hooked_lm.components.embed import Embed, PosEmbed, Unembed
+from hooked_lm.components.block import AttentionOnlyBlock, AttentionPart, MLPPart, ParallelBlock, PreNormBlock
+from hooked_lm.components.block import BlockConfig as AttentionBlockConfig
+from hooked_lm.components.embed import Embed, PosEmbed, PosEmbedConfig, Unembed
+from hooked_lm.components.mixer_block import MixerBlockConfig, MixerPart
 from hooked_lm.components.mlp import MLP, GatedMLP, MLPConfig
+from hooked_lm.components.moe import ClampedGatedMLP, MoE
 from hooked_lm.components.norm import LayerNorm, NormConfig, RMSNorm
 from hooked_lm.components.rotary import Rotary
+
+BlockConfig = AttentionBlockConfig | MixerBlockConfig
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ class DecoderConfig:
     embed: Embed.Config
     blocks: tuple[BlockConfig, ...]
     unembed: Unembed.Config
-    pos_embed: PosEmbed.Config | None = None
+    pos_embed: PosEmbedConfig | None = None
     ln_final: NormConfig | None = None
     shortformer: bool = False
 
@@ -283,46 +288,89 @@ def _cap(flat: float) -> float | None:
 def flat_names(tree: DecoderConfig) -> dict[str, Any]:
     """What the flat names say of a tree."""
     block = tree.blocks[0]
-    attn = block.attn
-    windows = [b.attn.window for b in tree.blocks]
-    rotary = attn.rotary
     flat = {
         "n_layers": len(tree.blocks),
         "d_model": tree.embed.d_model,
         "n_ctx": tree.n_ctx,
-        "d_head": attn.d_head,
-        "n_heads": attn.n_heads,
-        "n_key_value_heads": attn.n_key_value_heads if attn.n_kv != attn.n_heads else None,
         "d_vocab": tree.embed.d_vocab,
         "d_vocab_out": tree.unembed.d_vocab,
         "tie_word_embeddings": tree.unembed.tied,
+        "output_logits_soft_cap": tree.unembed.soft_cap or -1.0,
+        "normalization_type": norm_type(block.ln1),
+        "final_rms": isinstance(tree.ln_final, RMSNorm.Config),
+        "eps": block.ln1.eps if block.ln1 else 1e-5,
+        "use_normalization_before_and_after": block.ln1_post is not None,
+        "parallel_attn_mlp": isinstance(block, ParallelBlock.Config),
+    }
+    return flat | _attention_names(tree) | _mlp_names(tree) | _mixer_names(tree)
+
+
+def _attention_names(tree: DecoderConfig) -> dict[str, Any]:
+    """What the flat names say of attention: of the first layer that has some. Without any, `n_heads` stays -1."""
+    attns = [block.attn for block in tree.blocks if isinstance(block, AttentionPart.Config)]
+    if not attns:
+        return {"positional_embedding_type": "none" if tree.pos_embed is None else "standard"}
+    attn, windows = attns[0], [attn.window for attn in attns]
+    everywhere = len(attns) == len(tree.blocks)
+    rotary = attn.rotary
+    return {
+        "d_head": attn.d_head,
+        "n_heads": attn.n_heads,
+        "n_key_value_heads": attn.n_key_value_heads if attn.n_kv != attn.n_heads else None,
         "attn_scale": attn.d_head**0.5 if attn.scale is None else 1 / attn.scale,
         "attn_scores_soft_cap": attn.soft_cap or -1.0,
-        "output_logits_soft_cap": tree.unembed.soft_cap or -1.0,
         "use_qk_norm": attn.qk_norm is not None,
         "use_local_attn": any(windows),
         "window_size": next((window for window in windows if window), None),
-        "attn_types": ["local" if window else "global" for window in windows] if any(windows) else None,
+        "attn_types": ["local" if w else "global" for w in windows] if any(windows) and everywhere else None,
         "attention_dir": "causal" if attn.causal else "bidirectional",
         "positional_embedding_type": "rotary" if rotary else "shortformer" if tree.shortformer else "standard",
         "rotary_dim": rotary.dim if rotary else None,
         "rotary_base": rotary.theta if rotary else 10000.0,
         "rotary_adjacent_pairs": rotary.adjacent_pairs if rotary else False,
-        "normalization_type": norm_type(block.ln1),
-        "final_rms": isinstance(tree.ln_final, RMSNorm.Config),
-        "eps": block.ln1.eps if block.ln1 else 1e-5,
-        "use_normalization_before_and_after": block.ln1_post is not None,
-        "attn_only": not isinstance(block, MLPPart.Config),
-        "parallel_attn_mlp": isinstance(block, ParallelBlock.Config),
     }
+
+
+def _mlp_names(tree: DecoderConfig) -> dict[str, Any]:
+    """What the flat names say of MLPs: of the first layer that has one."""
+    mlp = next((block.mlp for block in tree.blocks if isinstance(block, MLPPart.Config)), None)
+    if mlp is None:
+        return {"attn_only": True}
+    mlp = mlp.expert if isinstance(mlp, MoE.Config) else mlp
+    mid_norm = isinstance(mlp, MLP.Config) and mlp.mid_norm is not None
+    return {
+        "attn_only": False,
+        "d_mlp": mlp.d_mlp,
+        "act_fn": activation_name(mlp.act_fn) + ("_ln" if mid_norm else ""),
+        "gated_mlp": isinstance(mlp, (GatedMLP.Config, ClampedGatedMLP.Config)),
+    }
+
+
+def _mixer_names(tree: DecoderConfig) -> dict[str, Any]:
+    """The count of weights, which no flat name tells of layers that have a mixer, or experts."""
+    has_experts = any(isinstance(block, MLPPart.Config) and isinstance(block.mlp, MoE.Config) for block in tree.blocks)
+    if not has_experts and not any(isinstance(block, MixerPart.Config) for block in tree.blocks):
+        return {}
+    return {"n_params": sum(_n_weights(block) for block in tree.blocks)}
+
+
+def _n_weights(block: BlockConfig) -> int:
+    """The entries of a block's matrices."""
+    n = 0
+    if isinstance(block, MixerPart.Config):
+        n += block.mixer.n_weights
+    if isinstance(block, AttentionPart.Config):
+        n += 2 * block.attn.d_model * block.attn.d_head * (block.attn.n_heads + block.attn.n_kv)
     if isinstance(block, MLPPart.Config):
-        mid_norm = isinstance(block.mlp, MLP.Config) and block.mlp.mid_norm is not None
-        flat |= {
-            "d_mlp": block.mlp.d_mlp,
-            "act_fn": activation_name(block.mlp.act_fn) + ("_ln" if mid_norm else ""),
-            "gated_mlp": isinstance(block.mlp, GatedMLP.Config),
-        }
-    return flat
+        n += _n_mlp_weights(block.mlp)
+    return n
+
+
+def _n_mlp_weights(mlp: MLPConfig | ClampedGatedMLP.Config | MoE.Config) -> int:
+    if isinstance(mlp, MoE.Config):
+        shared = 0 if mlp.shared is None else _n_mlp_weights(mlp.shared)
+        return mlp.n_experts * (mlp.d_model + _n_mlp_weights(mlp.expert)) + shared
+    return (2 if isinstance(mlp, MLP.Config) else 3) * mlp.d_model * mlp.d_mlp
 
 
 def norm_type(cfg: NormConfig | None) -> str | None:

@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from hooked_lm.components.block import AttentionPart
 from hooked_lm.components.context import Context
-from hooked_lm.components.embed import TiedUnembed
+from hooked_lm.components.embed import Unembed
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.norm import build_norm
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, NamesFilter, is_listening
@@ -138,7 +139,7 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
                 resid = block(resid, context)
         if stop_at_layer is not None:
             return resid
-        normalized = self.ln_final(resid)
+        normalized = self.ln_final(resid).to(self.embed.W_E.dtype)  # a stream may be wider than the weights
         if return_type is None and not is_listening(*(m for m in self.unembed.modules() if isinstance(m, HookPoint))):
             return None
         logits = self.unembed(normalized if logits_to_keep is None else normalized[:, -logits_to_keep:])
@@ -227,7 +228,7 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
         """The stream, and (for shortformers only) what queries and keys are given besides."""
         if self.tree.pos_embed is None:
             return embed, None
-        pos_embed = self.pos_embed(context.positions)
+        pos_embed = self.pos_embed(context.positions).to(embed.dtype)
         if is_listening(self.hook_pos_embed):
             pos_embed = self.hook_pos_embed(pos_embed.expand_as(embed).contiguous())
         if self.tree.shortformer:
@@ -334,7 +335,8 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
         """Whether keys and values of a grouped-query model are made once for each query head, [batch, pos, head, ...]."""
         self.cfg.ungroup_grouped_query_attention = ungroup_grouped_query_attention
         for block in self.blocks:
-            block.attn.ungrouped = ungroup_grouped_query_attention
+            if isinstance(block, AttentionPart):
+                block.attn.ungrouped = ungroup_grouped_query_attention
 
     # ---- device and weights ------------------------------------------------------------------------------------------
 
@@ -372,9 +374,9 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
         init_weights(self, self.cfg)
 
     def untie(self) -> None:
-        """Give the unembedding a weight of its own where it shares the embedding's."""
-        if isinstance(self.unembed, TiedUnembed):
-            self.unembed = self.unembed.untied()
+        """Give the unembedding a `W_U` of its own where it shares the embedding's, or where that is a product."""
+        if isinstance(self.unembed, Unembed) and (own := self.unembed.untied()) is not self.unembed:
+            self.unembed = own
             sync_config(self)
             self.setup()
 

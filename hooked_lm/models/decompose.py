@@ -238,7 +238,8 @@ def head_results(model: Any, cache: Cache, layer: int, pos_slice: Part = None) -
     if name in cache:
         return pos.apply(cache[name], -3)
     z = pos.apply(cache[f"blocks.{layer}.attn.hook_z"], -3)
-    return torch.einsum("...nh,nhm->...nm", z, model.blocks[layer].attn.W_O.detach().to(z))
+    attn = model.blocks[layer].attn
+    return torch.einsum("...nh,nhm->...nm", plain_norm(attn.z_norm, z).detach(), attn.W_O.detach().to(z))
 
 
 def stack_head_results(

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hooked_lm.components.attention import Attention
 from hooked_lm.components.block import MLPPart
 from hooked_lm.components.identities import Sublayer
 from hooked_lm.components.mlp import MLP, GatedMLP
@@ -88,9 +89,9 @@ def center_writing_weights(model: Any) -> bool:
         logger.info("center_writing_weights: skipped, not everything reads the stream through a LayerNorm")
         return False
     model.untie()
-    _center(model.embed.W_E)
+    _center(*model.embed.writers())
     if model.cfg.tree.pos_embed is not None and not model.cfg.tree.shortformer:
-        _center(model.pos_embed.W_pos)
+        _center(*model.pos_embed.writers())
     for block in blocks:
         if isinstance(block.ln1_post, nn.Identity):
             _center(*_writers(block.attn))
@@ -118,7 +119,8 @@ def center_unembed(model: Any) -> bool:
 def fold_value_biases(model: Any) -> bool:
     """Move value biases into the output bias: `b_O <- b_O + sum over heads of b_V W_O`, and `b_V` is zero.
 
-    An attention pattern sums to one, so a head passes its value bias on whatever it attends to.
+    An attention pattern sums to one, so a head passes its value bias on whatever it attends to. Where it does not (with
+    sinks), or where values or what is mixed are clipped or normalised, nothing is done.
     """
     return _move_value_biases(model)
 
@@ -129,18 +131,19 @@ def refactor_factored_attn_matrices(model: Any) -> bool:
 
     With `W_V W_O = U S V^T`: `W_V = U S` and `W_O = V^T`, whose rows are orthonormal, after the value biases are
     folded. With `[W_Q; b_Q] [W_K; b_K]^T = U S V^T`: `U sqrt(S)` and `V sqrt(S)`. Query heads that share keys and
-    values are factored together. Raises ValueError where queries and keys meet through a rotation or a norm: their
-    product is then no such matrix.
+    values are factored together. Raises ValueError where queries and keys, or values and outputs, meet through a
+    rotation, a norm, clipping or a sink: their product is then no such matrix.
     """
-    if any(b.attn.cfg.rotary is not None or b.attn.cfg.qk_norm is not None for b in model.blocks):
+    attentions = _attentions(model)
+    if any(a.cfg.rotary is not None or a.cfg.qk_norm is not None or not a.is_linear_in_values for a in attentions):
         raise ValueError(
-            "refactor_factored_attn_matrices needs scores that are a product of W_Q and W_K; this model turns or "
-            "normalises queries and keys in between. Leave it out."
+            "refactor_factored_attn_matrices needs scores that are a product of W_Q and W_K, and outputs that are one of "
+            "W_V and W_O; this model turns, normalises or clips what is in between, or has sinks. Leave it out."
         )
     _move_value_biases(model)
-    for block in model.blocks:
-        _refactor_values(block.attn)
-        _refactor_queries(block.attn)
+    for attn in attentions:
+        _refactor_values(attn)
+        _refactor_queries(attn)
     return True
 
 
@@ -183,11 +186,16 @@ def process_weights(
         rewrite(model)
 
 
+def _attentions(model: Any) -> list[Attention]:
+    """The attentions whose weights are one matrix for each of queries, keys, values and outputs."""
+    return [block.attn for block in model.blocks if isinstance(getattr(block, "attn", None), Attention)]
+
+
 def _move_value_biases(model: Any) -> bool:
     """Value biases into output biases, wherever there are any."""
     done = False
-    for attn in (block.attn for block in model.blocks):
-        if attn.b_V is not None:
+    for attn in _attentions(model):
+        if attn.b_V is not None and attn.is_linear_in_values:
             per_head = attn.b_V.repeat_interleave(attn.cfg.n_heads // attn.cfg.n_kv, 0)
             _add(attn, "b_O", torch.einsum("nh,nhm->m", _working(per_head), _working(attn.W_O)))
             attn.b_V.detach().zero_()

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.components.block import MLPPart
+from hooked_lm.components.embed import TiedUnembed
 from hooked_lm.components.mlp import MLP, GatedMLP
+from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import LayerNorm, RMSNorm
 from hooked_lm.models.config import norm_type
 
@@ -18,7 +20,11 @@ from hooked_lm.models.config import norm_type
 BIASES = {
     "qkv_bias": {"b_Q": "W_Q", "b_K": "W_K", "b_V": "W_V"},
     "out_bias": {"b_O": "W_O"},
-    "bias": {"b_in": "W_in", "b_gate": "W_gate", "b_out": "W_out", "b_U": "W_U"},
+    "bias": {
+        **{"b_in": "W_in", "b_gate": "W_gate", "b_out": "W_out", "b_U": "W_U"},
+        **{"b_x": "W_x", "b_B": "W_B", "b_C": "W_C", "b_dt": "W_dt", "b_gate_in": "W_gate_in"},
+    },
+    "router_bias": {"b_router": "W_router", "b_shared_gate": "W_shared_gate"},
 }
 
 # What other libraries save beside the weights.
@@ -35,7 +41,7 @@ def load_state(model: Any, state_dict: dict[str, Tensor]) -> None:
     """
     given = in_our_names(state_dict)
     _check_fit(model, given)
-    if model.unembed.cfg.tied and "unembed.W_U" in given:
+    if isinstance(model.unembed, TiedUnembed) and "unembed.W_U" in given:
         W_E, W_U = given.get("embed.W_E", model.embed.W_E), given["unembed.W_U"]
         if not torch.equal(W_U.T.to(W_E), W_E):
             model.untie()
@@ -82,7 +88,7 @@ def _optional_shapes(model: Any) -> dict[str, tuple[int, ...]]:
             shapes |= {
                 f"{path}.{b}": _bias_shape(getattr(module, w), b) for b, w in biases.items() if hasattr(module, w)
             }
-    return shapes | ({"unembed.W_U": tuple(model.W_U.shape)} if model.unembed.cfg.tied else {})
+    return shapes | ({"unembed.W_U": tuple(model.W_U.shape)} if isinstance(model.unembed, TiedUnembed) else {})
 
 
 def _bias_shape(weight: Tensor, name: str) -> tuple[int, ...]:
@@ -123,7 +129,7 @@ def make_biases(module: Any, name: str) -> None:
     """Give a module that bias, and the others of the same config flag, as zeros."""
     flag, group = next((flag, group) for flag, group in BIASES.items() if name in group)
     for bias, weight_name in group.items():
-        if hasattr(module, weight_name) and getattr(module, bias) is None:
+        if hasattr(module, weight_name) and getattr(module, bias, True) is None:
             weight = getattr(module, weight_name)
             zeros = weight.new_zeros(_bias_shape(weight, bias))
             setattr(module, bias, nn.Parameter(zeros, requires_grad=weight.requires_grad))
@@ -137,12 +143,17 @@ def sync_config(model: Any) -> None:
     """
     for block in model.blocks:
         norms = {name: m.cfg for name, m in block.named_children() if isinstance(m, (LayerNorm, RMSNorm))}
-        parts = {"attn": block.attn.cfg} | ({"mlp": _mlp_cfg(block.mlp)} if isinstance(block, MLPPart) else {})
+        parts = {name: getattr(block, name).cfg for name in ("attn", "mixer") if hasattr(block, name)}
+        parts |= {"mlp": _mlp_cfg(block.mlp)} if isinstance(block, MLPPart) else {}
         block.cfg = replace(block.cfg, **parts, **norms)
     final = model.ln_final.cfg if isinstance(model.ln_final, (LayerNorm, RMSNorm)) else None
     blocks = tuple(block.cfg for block in model.blocks)
+    if isinstance(norm := getattr(model.embed, "ln", None), (LayerNorm, RMSNorm)):
+        model.embed.cfg = replace(model.embed.cfg, norm=norm.cfg)
     model.cfg = copy(model.cfg)
-    model.cfg.tree = replace(model.cfg.tree, blocks=blocks, ln_final=final, unembed=model.unembed.cfg)
+    model.cfg.tree = replace(
+        model.cfg.tree, embed=model.embed.cfg, blocks=blocks, ln_final=final, unembed=model.unembed.cfg
+    )
     model.cfg.normalization_type = norm_type(blocks[0].ln1 if blocks else final)
     model.cfg.tie_word_embeddings = model.unembed.cfg.tied
 
@@ -150,4 +161,6 @@ def sync_config(model: Any) -> None:
 def _mlp_cfg(mlp: Any) -> Any:
     if isinstance(mlp, (MLP, GatedMLP)) and isinstance(norm := getattr(mlp, "ln", None), (LayerNorm, RMSNorm)):
         mlp.cfg = replace(mlp.cfg, mid_norm=norm.cfg)
+    if isinstance(mlp, MoE):
+        mlp.sync_config()
     return mlp.cfg

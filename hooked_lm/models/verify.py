@@ -83,7 +83,7 @@ def verify(model: Any, tokens: Int[Tensor, "batch pos"] | None = None) -> Verifi
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(model.cfg.d_vocab, (2, min(12, model.cfg.n_ctx)), generator=generator)
     tokens = tokens.to(model.device)
-    plain = [name for name, p in model.hook_dict.items() if not p.on_demand or name.endswith("hook_result")]
+    plain = [name for name, p in model.hook_dict.items() if not p.on_demand or name.endswith("hook_result") or "routed" in p.dims]
     logits, sites, fired = _run(model, tokens, plain)
     with_copies, _, fired_then = _run(model, tokens, [name for name in model.hook_dict if name not in plain])
     errors: Errors = {"logits == logits with sites on demand": [_error(lambda: (with_copies, logits))]}

@@ -58,12 +58,12 @@ class WeightViews:
     @property
     def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
         """The embedding."""
-        return self.embed.W_E
+        return self.embed.table()
 
     @property
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
         """The position embedding; AttributeError where positions are not learned."""
-        return self.pos_embed.W_pos
+        return self.pos_embed.table()
 
     @property
     def W_E_pos(self) -> Float[Tensor, "d_vocab_and_n_ctx d_model"]:

@@ -24,6 +24,7 @@ from hooked_lm.components.router import (
 from hooked_lm.hooks import HookedRootModule, HookPoint
 
 D_MODEL, D_MLP, N_EXPERTS, TOP_K = 6, 10, 8, 2
+SOFTMAX = SoftmaxRouter()
 EXPERT = GatedMLP.Config(D_MODEL, D_MLP)
 ROUTERS: dict[str, Router] = {
     "softmax": SoftmaxRouter(),
@@ -38,14 +39,14 @@ ROUTERS: dict[str, Router] = {
 MIXTURES: dict[str, MoE.Config] = {
     **{name: MoE.Config(EXPERT, N_EXPERTS, TOP_K, router) for name, router in ROUTERS.items()},
     "router bias": MoE.Config(EXPERT, N_EXPERTS, 3, TopKRouter(), router_bias=True),
-    "clamped experts": MoE.Config(ClampedGatedMLP.Config(D_MODEL, D_MLP, limit=0.7), N_EXPERTS, TOP_K),
-    "plain experts": MoE.Config(MLP.Config(D_MODEL, D_MLP), N_EXPERTS, TOP_K),
-    "shared": MoE.Config(EXPERT, N_EXPERTS, TOP_K, shared=GatedMLP.Config(D_MODEL, 4, bias=True)),
+    "clamped experts": MoE.Config(ClampedGatedMLP.Config(D_MODEL, D_MLP, limit=0.7), N_EXPERTS, TOP_K, SOFTMAX),
+    "plain experts": MoE.Config(MLP.Config(D_MODEL, D_MLP), N_EXPERTS, TOP_K, SOFTMAX),
+    "shared": MoE.Config(EXPERT, N_EXPERTS, TOP_K, SOFTMAX, shared=GatedMLP.Config(D_MODEL, 4, bias=True)),
     "shared, gated": MoE.Config(
-        EXPERT, N_EXPERTS, TOP_K, shared=GatedMLP.Config(D_MODEL, 4), shared_gate=True, router_bias=True
+        EXPERT, N_EXPERTS, TOP_K, SOFTMAX, shared=GatedMLP.Config(D_MODEL, 4), shared_gate=True, router_bias=True
     ),
-    "all experts": MoE.Config(EXPERT, 3, 3),
-    "one expert": MoE.Config(EXPERT, 1, 1),
+    "all experts": MoE.Config(EXPERT, 3, 3, SOFTMAX),
+    "one expert": MoE.Config(EXPERT, 1, 1, SOFTMAX),
 }
 each_mixture = pytest.mark.parametrize("cfg", MIXTURES.values(), ids=MIXTURES)
 
@@ -106,10 +107,11 @@ def test_gradients_of_everything(cfg: MoE.Config) -> None:
     torch.testing.assert_close(x.grad, y.grad)
     for (name, found), expected in zip(one.named_parameters(), other.parameters(), strict=True):
         if expected.grad is None:
-            assert name == "mlp.b_choice" and found.grad is None
+            assert name == "mlp.b_choice"
+            assert found.grad is None
         else:  # an expert without tokens has no gradient here, and zeros there
             grad = torch.zeros_like(expected) if found.grad is None else found.grad
-            torch.testing.assert_close(grad, expected.grad, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(grad, expected.grad, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @each_mixture
@@ -130,7 +132,7 @@ def copy_in(root: Root, dtype: torch.dtype) -> MoE:
 
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 3), st.integers(1, 7), st.integers(0, 1000))
 def test_any_sizes(n_experts: int, top_k: int, batch: int, n_pos: int, seed: int) -> None:
-    root = Root(MoE.Config(EXPERT, n_experts, min(top_k, n_experts)), seed)
+    root = Root(MoE.Config(EXPERT, n_experts, min(top_k, n_experts), SOFTMAX), seed)
     x = tokens(batch, n_pos, seed)
     torch.testing.assert_close(root(x), dense(root.mlp, x, shares(root.mlp, x)))
     names = [name for name in root.hook_dict if "experts." in name]
@@ -189,10 +191,10 @@ def test_choices_by_hand() -> None:
 
 
 def test_a_mixture_that_cannot_be() -> None:
-    with pytest.raises(ValueError, match="top_k=9.*8 experts"):
-        MoE.Config(EXPERT, N_EXPERTS, 9).build()
+    with pytest.raises(ValueError, match=r"top_k=9.*8 experts"):
+        MoE.Config(EXPERT, N_EXPERTS, 9, SOFTMAX).build()
     with pytest.raises(ValueError, match="shared_gate"):
-        MoE.Config(EXPERT, N_EXPERTS, 1, shared_gate=True).build()
+        MoE.Config(EXPERT, N_EXPERTS, 1, SOFTMAX, shared_gate=True).build()
 
 
 # ---- sites -----------------------------------------------------------------------------------------------------------
@@ -242,7 +244,8 @@ def test_an_expert_without_tokens_is_computed_only_for_listeners() -> None:
     root.run_with_hooks(
         x, fwd_hooks=[to_two, ("mlp.experts.5.hook_post", lambda value, hook: shapes.append(value.shape))]
     )
-    assert calls == [0, 1, 0, 1, 5] and shapes == [(0, D_MLP)]
+    assert calls == [0, 1, 0, 1, 5]
+    assert shapes == [(0, D_MLP)]
 
 
 def test_edited_indices_send_tokens_elsewhere() -> None:
@@ -302,7 +305,7 @@ def test_gradients_at_the_sites_of_experts() -> None:
 
 def test_indices_out_of_range_are_refused() -> None:
     root, x = Root(MIXTURES["softmax"]), tokens()
-    with pytest.raises(ValueError, match="no expert 9: .* 0 to 7"):
+    with pytest.raises(ValueError, match=r"no expert 9: .* 0 to 7"):
         root.run_with_hooks(x, fwd_hooks=[("mlp.hook_expert_indices", lambda value, hook: value * 0 + 9)])
 
 

@@ -8,14 +8,20 @@ from typing import Any
 
 from hooked_lm.components.attention import Attention
 from hooked_lm.components.block import AttentionOnlyBlock, ParallelBlock, PostNormBlock, PreNormBlock, SharedNormBlock
+from hooked_lm.components.mamba import Mamba
+from hooked_lm.components.mamba2 import Mamba2
+from hooked_lm.components.mixer_block import MixerBlock
 from hooked_lm.components.mlp import MLP, GatedMLP
+from hooked_lm.components.moe import ClampedGatedMLP, MoE
 from hooked_lm.components.norm import LayerNorm, RMSNorm
+from hooked_lm.components.rg_lru import RGLRU
 from hooked_lm.models.config import DecoderConfig
 
 Sites = dict[str, str]  # name -> words for its axes
 
 STREAM, HIDDEN = "batch pos d_model", "batch pos d_mlp"
 QUERY, KEY = "batch pos head d_head", "batch pos kv_head d_head"
+INNER = "batch pos d_inner"
 
 
 def below(part: str, sites: Sites) -> Sites:
@@ -60,6 +66,52 @@ def _(cfg: MLP.Config) -> Sites:
 def _(cfg: GatedMLP.Config) -> Sites:
     sites = {"hook_in": STREAM, "hook_pre": HIDDEN, "hook_pre_linear": HIDDEN, "hook_post": HIDDEN, "hook_out": STREAM}
     return sites if cfg.mid_norm is None else sites | {"hook_mid": HIDDEN} | below("ln", norm(cfg.mid_norm, HIDDEN))
+
+
+@sites_of.register
+def _(cfg: Mamba.Config) -> Sites:
+    sites = {"hook_in": STREAM} | dict.fromkeys(("hook_x", "hook_gate", "hook_conv", "hook_dt", "hook_y"), INNER)
+    sites |= dict.fromkeys(("hook_B", "hook_C"), "batch pos d_state")
+    return sites | {"hook_state": f"{INNER} d_state", "hook_out": STREAM}
+
+
+@sites_of.register
+def _(cfg: Mamba2.Config) -> Sites:
+    heads = "batch pos ssm_head d_ssm_head"
+    sites = {"hook_in": STREAM, "hook_dt": "batch pos ssm_head", "hook_y": heads, "hook_state": f"{heads} d_state"}
+    sites |= dict.fromkeys(("hook_x", "hook_gate", "hook_conv"), INNER)
+    sites |= dict.fromkeys(("hook_B", "hook_C"), "batch pos group d_state")
+    sites |= {"norm.hook_scale": "batch pos group 1", "norm.hook_normalized": "batch pos group d_group"}
+    return sites | {"hook_out": STREAM}
+
+
+@sites_of.register
+def _(cfg: RGLRU.Config) -> Sites:
+    inner = ("x", "gate", "conv", "r", "i", "a", "state", "y")
+    return {"hook_in": STREAM} | {f"hook_{name}": INNER for name in inner} | {"hook_out": STREAM}
+
+
+@sites_of.register
+def _(cfg: MixerBlock.Config) -> Sites:
+    sites = dict.fromkeys(("hook_resid_pre", "hook_mixer_in", "hook_mixer_out", "hook_resid_post"), STREAM)
+    return sites | below("ln1", norm(cfg.ln1)) | below("mixer", sites_of(cfg.mixer))
+
+
+@sites_of.register
+def _(cfg: ClampedGatedMLP.Config) -> Sites:
+    return {"hook_in": STREAM, "hook_pre": HIDDEN, "hook_pre_linear": HIDDEN, "hook_post": HIDDEN, "hook_out": STREAM}
+
+
+@sites_of.register
+def _(cfg: MoE.Config) -> Sites:
+    sites = {"hook_in": STREAM, "hook_router_logits": "batch pos expert", "hook_out": STREAM}
+    sites |= dict.fromkeys(("hook_expert_weights", "hook_expert_indices"), "batch pos top_k")
+    one = {name: words.replace("batch pos", "routed") for name, words in sites_of(cfg.expert).items()}
+    for e in range(cfg.n_experts):
+        sites |= below(f"experts.{e}", one | {"hook_routed_positions": "routed 2"})
+    if cfg.shared is not None:
+        sites |= below("shared", sites_of(cfg.shared))
+    return sites | ({"hook_shared_gate": "batch pos 1"} if cfg.shared_gate else {})
 
 
 @sites_of.register
@@ -123,6 +175,27 @@ def _(cfg: Any) -> dict[str, int]:
     return {"d_mlp": cfg.d_mlp}
 
 
+@sizes_of.register
+def _(cfg: MoE.Config) -> dict[str, int]:
+    return {"d_mlp": cfg.expert.d_mlp, "expert": cfg.n_experts, "top_k": cfg.top_k, "2": 2}
+
+
+@sizes_of.register
+def _(cfg: Mamba.Config) -> dict[str, int]:
+    return {"d_inner": cfg.d_inner, "d_state": cfg.d_state}
+
+
+@sizes_of.register
+def _(cfg: Mamba2.Config) -> dict[str, int]:
+    heads = {"ssm_head": cfg.n_heads, "d_ssm_head": cfg.d_head, "d_inner": cfg.n_heads * cfg.d_head}
+    return heads | {"group": cfg.n_groups, "d_group": heads["d_inner"] // cfg.n_groups, "d_state": cfg.d_state}
+
+
+@sizes_of.register
+def _(cfg: RGLRU.Config) -> dict[str, int]:
+    return {"d_inner": cfg.d_inner}
+
+
 def sizes(tree: DecoderConfig, site: str, batch: int, pos: int) -> dict[str, int]:
     """How long each axis of a site is in a run of this size."""
     axes = {"batch": batch, "pos": pos, "query_pos": pos, "key_pos": pos, "1": 1}
@@ -131,4 +204,6 @@ def sizes(tree: DecoderConfig, site: str, batch: int, pos: int) -> dict[str, int
         block = tree.blocks[int(site.split(".")[1])]
         for part in ("attn", "mixer", "mlp"):
             axes |= sizes_of(getattr(block, part, None))
+        if ".mlp.shared." in site:
+            axes |= sizes_of(block.mlp.shared)
     return axes

@@ -9,10 +9,19 @@ import torch
 from hypothesis import strategies as st
 
 from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import AttentionOnlyBlock, BlockConfig, ParallelBlock, PreNormBlock
+from hooked_lm.components.activations import XIELU
+from hooked_lm.components.block import (
+    AttentionOnlyBlock,
+    BlockConfig,
+    ParallelBlock,
+    PostNormBlock,
+    PreNormBlock,
+    SharedNormBlock,
+)
 from hooked_lm.components.embed import Embed, PosEmbed, Unembed
 from hooked_lm.components.mlp import MLP, GatedMLP, MLPConfig
 from hooked_lm.components.norm import LayerNorm, NormConfig, RMSNorm
+from hooked_lm.components.position_bias import Alibi
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
 from hooked_lm.models.decoder import HookedTransformer
@@ -23,6 +32,7 @@ NORMS: dict[str, NormConfig | None] = {
     "LN": LayerNorm.Config(D_MODEL),
     "LN without bias": LayerNorm.Config(D_MODEL, bias=False),
     "LNPre": LayerNorm.Config(D_MODEL, weight=False, bias=False),
+    "LN, offset 1": LayerNorm.Config(D_MODEL, offset=1.0),
     "RMS": RMSNorm.Config(D_MODEL),
     "RMS, offset 1": RMSNorm.Config(D_MODEL, offset=1.0),
     "RMSPre": RMSNorm.Config(D_MODEL, weight=False),
@@ -34,10 +44,18 @@ MLPS: list[MLPConfig] = [
     MLP.Config(D_MODEL, D_MLP, "solu", mid_norm=LayerNorm.Config(D_MLP)),
     GatedMLP.Config(D_MODEL, D_MLP, "silu"),
     GatedMLP.Config(D_MODEL, D_MLP, "gelu", bias=True),
+    GatedMLP.Config(D_MODEL, D_MLP, "relu2", mid_norm=RMSNorm.Config(D_MLP)),
+    MLP.Config(D_MODEL, D_MLP, XIELU.Config(), bias=False),
 ]
 SEEDS = st.integers(0, 2**32)  # of trees: a strategy may not build configs, whose checks draw numbers
-LAYER_NORMS = ("LN", "LN without bias", "LNPre")
-POSITIONS = ("learned", "rotary", "shortformer", "none")
+LAYER_NORMS = ("LN", "LN without bias", "LNPre", "LN, offset 1")
+POSITIONS = ("learned", "rotary", "shortformer", "alibi", "none")
+QK_NORMS: dict[str, Callable[[int], NormConfig | None]] = {  # of so many heads
+    "none": lambda n: None,
+    "RMS": lambda n: RMSNorm.Config(D_HEAD),
+    "LN of each head": lambda n: LayerNorm.Config(D_HEAD, bias=False, n_heads=n),
+    "RMS of all heads": lambda n: RMSNorm.Config(D_HEAD, n_heads=n, joint=True),
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +65,9 @@ class Kinds:
     norms: tuple[str, ...] = tuple(NORMS)
     posts: tuple[str, ...] = ("none", "none", "LN", "RMS, offset 1")
     positions: tuple[str, ...] = POSITIONS
-    qk_norms: tuple[NormConfig | None, ...] = (None, RMSNorm.Config(D_HEAD))
+    qk_norms: tuple[str, ...] = ("none", *QK_NORMS)
+    extras: tuple[str, ...] = ("none", "none", "none", "sinks", "clip", "z_norm", "rotary_first")
+    blocks: tuple[type, ...] = (AttentionOnlyBlock, PreNormBlock, ParallelBlock, SharedNormBlock)
     soft_caps: tuple[float | None, ...] = (None, 5.0)
 
 
@@ -59,7 +79,7 @@ def random_tree(seed: int, kinds: Kinds = Kinds()) -> DecoderConfig:
     return DecoderConfig(
         n_ctx=N_CTX,
         embed=Embed.Config(D_VOCAB, D_MODEL, scale=pick([1.0, 3.0])),
-        blocks=tuple(random_block(pick, kinds, norm, positions == "rotary") for _ in range(pick([1, 2]))),
+        blocks=tuple(random_block(pick, kinds, norm, positions) for _ in range(pick([1, 2]))),
         unembed=Unembed.Config(
             D_MODEL,
             D_VOCAB,
@@ -74,8 +94,9 @@ def random_tree(seed: int, kinds: Kinds = Kinds()) -> DecoderConfig:
     )
 
 
-def random_block(pick: Callable[..., Any], kinds: Kinds, norm: NormConfig | None, rotary: bool) -> BlockConfig:
+def random_block(pick: Callable[..., Any], kinds: Kinds, norm: NormConfig | None, positions: str) -> BlockConfig:
     n_heads, n_kv = pick([(2, 2), (4, 2), (3, 1)])
+    qk_norm, extra = QK_NORMS[pick(kinds.qk_norms)], pick(kinds.extras)
     attn = Attention.Config(
         d_model=D_MODEL,
         n_heads=n_heads,
@@ -83,13 +104,19 @@ def random_block(pick: Callable[..., Any], kinds: Kinds, norm: NormConfig | None
         n_key_value_heads=n_kv,
         qkv_bias=pick([True, False]),
         out_bias=pick([True, False]),
-        rotary=Rotary(D_HEAD) if rotary else None,
-        qk_norm=pick(kinds.qk_norms),
+        rotary=Rotary(D_HEAD) if positions == "rotary" else None,
+        qk_norm=qk_norm(n_heads),
+        k_norm=qk_norm(n_kv),
+        rotary_first=extra == "rotary_first",
+        z_norm=RMSNorm.Config(D_HEAD, n_heads=n_heads, joint=True) if extra == "z_norm" else None,
+        clip=1.0 if extra == "clip" else None,
+        sinks=extra == "sinks",
+        position_bias=Alibi(n_heads) if positions == "alibi" else None,
         window=pick([None, 3]),
         soft_cap=pick(kinds.soft_caps),
     )
     posts, scale = [NORMS[pick(kinds.posts)] for _ in range(2)], pick([1.0, 0.5])
-    kind = pick([AttentionOnlyBlock, PreNormBlock, ParallelBlock])
+    kind = pick(kinds.blocks)
     if kind is AttentionOnlyBlock:
         return kind.Config(attn=attn, ln1=norm, ln1_post=posts[0], residual_scale=scale)
     return kind.Config(
@@ -97,7 +124,7 @@ def random_block(pick: Callable[..., Any], kinds: Kinds, norm: NormConfig | None
         ln1=norm,
         ln1_post=posts[0],
         mlp=pick(MLPS),
-        ln2=norm,
+        ln2=None if kind is SharedNormBlock else norm,
         ln2_post=posts[1],
         residual_scale=scale,
     )

@@ -188,7 +188,8 @@ def test_parts_sum_to_what_mlps_read(structure: int) -> None:
             close(cache.accumulated_resid(layer, mlp_input=True)[-1], stream)
             close(cache.get_full_resid_decomposition(layer, mlp_input=True).sum(0), stream)
             stack = cache.decompose_resid(layer, mlp_input=True, apply_ln=True)
-            seen = stream if block.cfg.ln2 is None else cache["normalized", layer, "ln2"]
+            has_norm = getattr(block.cfg, block.mlp_norm) is not None
+            seen = cache["normalized", layer, block.mlp_norm] if has_norm else stream
             close(stack.sum(0), seen)
 
 

@@ -33,8 +33,9 @@ KEEP_LOGITS = [name for name in REWRITES if name != "center_unembed"]
 PLAIN = Kinds(
     norms=(*LAYER_NORMS, "none"),
     posts=("none", "LN"),
-    positions=("learned", "none"),
-    qk_norms=(None,),
+    positions=("learned", "alibi", "none"),
+    qk_norms=("none",),
+    extras=("none",),
     soft_caps=(None,),
 )
 
@@ -50,7 +51,10 @@ def logits(model: HookedTransformer) -> Tensor:
 
 
 def can_refactor(tree: DecoderConfig) -> bool:
-    return all(b.attn.rotary is None and b.attn.qk_norm is None for b in tree.blocks)
+    return all(
+        a.rotary is None and a.qk_norm is None and a.clip is None and a.z_norm is None and not a.sinks
+        for a in (b.attn for b in tree.blocks)
+    )
 
 
 def simple_tree(**changes: object) -> DecoderConfig:
@@ -136,7 +140,8 @@ def test_folded_norms_have_no_weights(structure: int) -> None:
     fold.fold_ln(model)
     norms = [model.ln_final]
     for block in model.blocks:
-        norms += [] if tree.shortformer else [block.ln1]
+        clips = block.attn.cfg.clip is not None  # what is clipped cannot be scaled beforehand
+        norms += [] if tree.shortformer or clips else [block.ln1]
         if isinstance(block, MLPPart):
             norms += [block.ln2, getattr(block.mlp, "ln", nn.Identity())]
     assert [name for norm in norms for name, _ in norm.named_parameters()] == []
@@ -157,11 +162,13 @@ def test_centred_weights_have_mean_zero(structure: int) -> None:
         over_d_model += [block.mlp.W_out, block.mlp.b_out] if isinstance(block, MLPPart) else []
     for weight in filter(lambda w: w is not None, over_d_model):
         assert weight.mean(-1).abs().max() < 1e-6
-    readers = [block.attn.W_Q for block in model.blocks if not tree.shortformer] + [model.unembed.W_U]
+    unclipped = [block.attn for block in model.blocks if block.attn.cfg.clip is None]
+    readers = [attn.W_Q for attn in unclipped if not tree.shortformer] + [model.unembed.W_U]
     assert all(weight.mean(-2).abs().max() < 1e-6 for weight in readers)
     assert model.unembed.W_U.mean(-1).abs().max() < 1e-6
     assert model.unembed.b_U is None or model.unembed.b_U.mean().abs() < 1e-6
-    assert all(block.attn.b_V is None or not block.attn.b_V.any() for block in model.blocks)
+    linear = [block.attn for block in model.blocks if block.attn.is_linear_in_values]
+    assert all(attn.b_V is None or not attn.b_V.any() for attn in linear)
 
 
 @SOME
@@ -269,7 +276,7 @@ def test_weights_before_a_post_norm_are_not_centred() -> None:
 
 def test_refactoring_refuses_rotations() -> None:
     model = random_model(simple_tree(positional_embedding_type="rotary"))
-    with pytest.raises(ValueError, match="turns or normalises"):
+    with pytest.raises(ValueError, match="turns, normalises or clips"):
         fold.refactor_factored_attn_matrices(model)
 
 

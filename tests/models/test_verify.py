@@ -5,10 +5,19 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
 from torch import nn
 
 from hooked_lm import HookedTransformer
+from hooked_lm.components.block import (
+    AttentionOnlyBlock,
+    ParallelBlock,
+    PostNormBlock,
+    PreNormBlock,
+    SharedNormBlock,
+)
 from hooked_lm.models.verify import Check, Verification, verify
+from tests.models.structures import SEEDS, Kinds, random_model, random_tokens, random_tree
 
 FLAT = {"n_layers": 2, "d_model": 16, "n_heads": 4, "n_ctx": 12, "d_vocab": 11, "seed": 0}
 KINDS: dict[str, dict[str, Any]] = {
@@ -53,6 +62,24 @@ def test_identities_hold(kind: str):
     assert report.ok, str(report)
     assert len(report.checks) > 9
     assert all(torch.tensor(check.errors).isfinite().all() for check in report.checks)
+
+
+@settings(max_examples=60)
+@given(SEEDS)
+def test_identities_hold_in_any_structure(structure: int):
+    kinds = Kinds(blocks=(AttentionOnlyBlock, PreNormBlock, ParallelBlock, SharedNormBlock, PostNormBlock))
+    report = random_model(random_tree(structure, kinds)).verify()
+    assert report.ok, str(report)
+
+
+@settings(max_examples=60)
+@given(SEEDS)
+def test_a_cache_changes_nothing_in_any_structure(structure: int):
+    """The fused kernels, and the same in steps."""
+    kinds = Kinds(blocks=(AttentionOnlyBlock, PreNormBlock, ParallelBlock, SharedNormBlock, PostNormBlock))
+    model, tokens = random_model(random_tree(structure, kinds), dtype=torch.float64), random_tokens()
+    logits, _ = model.run_with_cache(tokens, names_filter="*")
+    torch.testing.assert_close(logits, model(tokens), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["plain", "gated grouped rotary RMS", "post-norms and soft caps", "attention only"])

@@ -1,0 +1,154 @@
+"""What the tests of all state-space mixers share: small ones with random weights, and what each of them must do."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hooked_lm.components.context import Context
+from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.hooks import HookedRootModule
+
+
+class Rooted(HookedRootModule):
+    """A mixer whose points have names."""
+
+    def __init__(self, mixer: nn.Module) -> None:
+        super().__init__()
+        self.mixer = mixer
+        self.setup()
+
+    def forward(self, stream: Tensor, context: Context | None = None) -> Tensor:
+        return self.mixer(stream, context)
+
+
+def filled(mixer: nn.Module, seed: int = 0) -> Rooted:
+    """The mixer with every weight random, biases too."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in mixer.named_parameters():
+            if "W_" in name:
+                weight.normal_(std=0.5, generator=generator)
+            else:
+                weight.add_(0.4 * torch.randn(weight.shape, generator=generator))
+    return Rooted(mixer)
+
+
+def some(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def in_steps(model: Rooted, stream: Tensor, lengths: list[int]) -> tuple[Tensor, KeyValueCache]:
+    """The output of pieces of these lengths that follow each other with a cache, and the cache."""
+    cache, outputs = KeyValueCache(1), []
+    for piece in stream.split(lengths, 1):
+        context = Context(piece.shape[1], stream.device, cache=cache)
+        with cache.appending(None):
+            outputs.append(model(piece, context))
+    return torch.cat(outputs, 1), cache
+
+
+def assert_cached_is_full(model: Rooted) -> None:
+    """Pieces of any lengths, single tokens too, give what the whole gives, and leave the same memory."""
+    stream = some(2, 90, 6)
+    whole, memory = in_steps(model, stream, [90])
+    torch.testing.assert_close(whole, model(stream))
+    for lengths in ([1] * 90, [70, 1, 1, 18], [2, 3, 85]):
+        found, cache = in_steps(model, stream, lengths)
+        torch.testing.assert_close(found, whole, rtol=1e-4, atol=1e-5)
+        assert cache.length == 90
+        torch.testing.assert_close(cache.state(0).window, memory.state(0).window)
+        torch.testing.assert_close(cache.state(0).state, memory.state(0).state, rtol=1e-4, atol=1e-5)
+
+
+def assert_padding_is_passed_over(model: Rooted) -> None:
+    """Wherever it stands, also between real tokens, and also for the memory that stays."""
+    real = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0, 0], [0, 1, 0, 0, 1, 1, 0, 1]]).bool()
+    stream, more = some(3, 8, 6), some(3, 3, 6, seed=2)
+    cache = KeyValueCache(1)
+    first = model(stream, Context(8, stream.device, real, cache))
+    both = torch.cat([real, torch.tensor([[1, 1, 1], [0, 1, 1], [1, 0, 1]]).bool()], 1)
+    second = model(more, Context(3, stream.device, both, cache))
+    together = torch.cat([first, second], 1)
+    for row in range(3):
+        alone = torch.cat([stream, more], 1)[row, both[row]]
+        torch.testing.assert_close(together[row, both[row]], model(alone[None])[0], rtol=1e-4, atol=1e-5)
+
+
+def assert_states_can_be_edited(model: Rooted) -> None:
+    """An edit of the state stays, changes what follows and nothing before; as with a cache of that state."""
+    stream = some(2, 20, 6)
+
+    def halve(state: Tensor, hook: Any) -> Tensor:
+        state[:, 9] *= 0.5
+        return state
+
+    clean, edited = model(stream), model.run_with_hooks(stream, fwd_hooks=[("mixer.hook_state", halve)])
+    _, cache = in_steps(model, stream[:, :10], [10])
+    entry = cache.state(0)
+    entry.state = entry.state * 0.5
+    after = model(stream[:, 10:], Context(10, stream.device, cache=cache))
+    torch.testing.assert_close(edited[:, :9], clean[:, :9])
+    torch.testing.assert_close(edited[:, 10:], after, rtol=1e-4, atol=1e-5)
+    assert ((edited - clean)[:, 9:11].abs().amax((0, 2)) > 1e-3).all()
+
+
+def assert_all_states_can_be_set(model: Rooted) -> None:
+    """States that are all replaced are what the output is read off: those of another run give its output back."""
+    stream, other = some(2, 20, 6), some(2, 20, 6, seed=5)
+    _, theirs = model.run_with_cache(other, names_filter=["mixer.hook_state", "mixer.hook_y"])
+    states = []
+    hooks = [
+        ("mixer.hook_state", lambda state, hook: theirs["mixer.hook_state"]),
+        ("mixer.hook_state", lambda state, hook: states.append(state)),
+    ]
+    model.run_with_hooks(stream, fwd_hooks=hooks)
+    assert torch.equal(states[0], theirs["mixer.hook_state"])
+    zeros = model.run_with_hooks(stream, fwd_hooks=[("mixer.hook_state", lambda state, hook: state * 0)])
+    again = model.run_with_hooks(stream, fwd_hooks=[("mixer.hook_state", lambda state, hook: state * 0)])
+    assert torch.equal(zeros, again)
+    assert (zeros - model(stream)).abs().max() > 1e-2
+
+
+def assert_gradient_of_a_state_counts_what_follows(model: Rooted) -> None:
+    """As measured by moving it a little."""
+    model, stream = model.double(), some(1, 12, 6).double()
+    seen = {}
+
+    def keep(gradient: Tensor, hook: Any) -> None:
+        seen["gradient"] = gradient.clone()
+
+    with model.hooks(bwd_hooks=[("mixer.hook_state", keep)]):
+        model(stream)[:, -1].sum().backward()
+    place = (0, 5, *(0 for _ in seen["gradient"].shape[2:]))
+    moved = []
+    for step in (1e-4, -1e-4):
+
+        def move(state: Tensor, hook: Any, step: float = step) -> Tensor:
+            state[place] += step
+            return state
+
+        with torch.no_grad():
+            moved.append(model.run_with_hooks(stream, fwd_hooks=[("mixer.hook_state", move)])[:, -1].sum())
+    measured = (moved[0] - moved[1]) / 2e-4
+    assert abs(measured) > 1e-7
+    torch.testing.assert_close(seen["gradient"][place], measured, rtol=1e-4, atol=1e-9)
+
+
+def assert_listening_changes_nothing(model: Rooted) -> None:
+    stream = some(2, 90, 6)
+    seen = {}
+    with model.hooks([(name, lambda value, hook: seen.update({hook.name: value})) for name in model.hook_dict]):
+        listened = model(stream)
+    torch.testing.assert_close(listened, model(stream), rtol=1e-5, atol=1e-6)
+    assert list(seen) == list(model.hook_dict)
+
+
+def assert_gradients(model: Rooted, reference: Any) -> None:
+    """Those of every weight are those of a plain loop over positions."""
+    stream = some(2, 21, 6)
+    weights = dict(model.named_parameters())
+    ours = torch.autograd.grad((model(stream) ** 2).sum(), list(weights.values()))
+    theirs = torch.autograd.grad((reference(model.mixer, stream) ** 2).sum(), list(weights.values()))
+    for name, a, b in zip(weights, ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")

@@ -1,0 +1,109 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hooked_lm.components.mamba2 import Mamba2, decays
+from tests.components import mixers
+
+SHAPES = {
+    "one-group": {"n_heads": 4, "d_head": 2, "n_groups": 1, "bias": True},
+    "two-groups": {"n_heads": 4, "d_head": 2, "n_groups": 2, "conv_bias": False, "dt_limit": (0.2, 0.8)},
+    "group-per-head": {"n_heads": 3, "d_head": 4, "n_groups": 3, "conv_width": 2},
+}
+
+
+@pytest.fixture(params=SHAPES)
+def model(request: pytest.FixtureRequest) -> mixers.Rooted:
+    return mixers.filled(Mamba2.Config(6, d_state=5, **SHAPES[request.param]).build())
+
+
+def naive(mixer: Mamba2, stream: Tensor) -> Tensor:
+    """The recurrence, a head and a position at a time."""
+    cfg, batch = mixer.cfg, stream.shape[0]
+
+    def branch(name: str) -> Tensor:
+        bias = getattr(mixer, f"b_{name}")
+        made = stream @ getattr(mixer, f"W_{name}")
+        return made if bias is None else made + bias
+
+    gate, dt = branch("gate"), (F.softplus(branch("dt") + mixer.dt_bias)).clamp(*cfg.dt_limit)
+    together = torch.cat([branch("x"), branch("B"), branch("C")], -1)
+    padded = torch.cat([torch.zeros(batch, cfg.conv_width - 1, together.shape[-1]), together], 1)
+    taps = [mixer.conv.W_conv[k] * padded[:, k : k + stream.shape[1]] for k in range(cfg.conv_width)]
+    convolved = sum(taps) if mixer.conv.b_conv is None else sum(taps) + mixer.conv.b_conv
+    x, B, C = F.silu(convolved).split([cfg.d_inner, cfg.d_shared, cfg.d_shared], -1)
+    heads = []
+    for head in range(cfg.n_heads):
+        group = head // (cfg.n_heads // cfg.n_groups)
+        of_group = slice(group * cfg.d_state, (group + 1) * cfg.d_state)
+        own = x[..., head * cfg.d_head : (head + 1) * cfg.d_head]
+        state, outputs = torch.zeros(batch, cfg.d_head, cfg.d_state), []
+        for pos in range(stream.shape[1]):
+            step = dt[:, pos, head, None, None]
+            state = torch.exp(-step * mixer.A_log[head].exp()) * state
+            state = state + step * own[:, pos, :, None] * B[:, pos, None, of_group]
+            outputs.append((state * C[:, pos, None, of_group]).sum(-1) + mixer.D[head] * own[:, pos])
+        heads.append(torch.stack(outputs, 1))
+    gated = torch.cat(heads, -1) * F.silu(gate)
+    parts = gated.split(cfg.d_inner // cfg.n_groups, -1)
+    normed = [part / (part.square().mean(-1, keepdim=True) + cfg.eps).sqrt() for part in parts]
+    out = torch.cat(normed, -1) * mixer.norm.w.flatten() @ mixer.W_out
+    return out if mixer.b_out is None else out + mixer.b_out
+
+
+@pytest.mark.parametrize("n_pos", [1, 2, 7, 64, 65, 150])
+def test_it_is_the_recurrence(model: mixers.Rooted, n_pos: int) -> None:
+    stream = mixers.some(2, n_pos, 6)
+    torch.testing.assert_close(model(stream), naive(model.mixer, stream), rtol=1e-4, atol=1e-4)
+
+
+def test_chunks_are_steps(model: mixers.Rooted) -> None:
+    mixer, (batch, n_pos) = model.mixer.double(), (2, 150)
+    cfg = mixer.cfg
+    u, state = mixers.some(batch, n_pos, cfg.n_heads, cfg.d_head), mixers.some(batch, cfg.n_heads, cfg.d_head, 5)
+    B, C = (mixers.some(batch, n_pos, cfg.n_groups, cfg.d_state, seed=seed) for seed in (2, 3))
+    dt = mixers.some(batch, n_pos, cfg.n_heads, seed=4).exp()
+    for first in (None, state.double()):
+        arguments = (u.double(), dt.double(), B.double(), C.double(), first)
+        for found, expected in zip(mixer.in_chunks(*arguments), mixer.recur(*arguments), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_decays_do_not_lose_what_large_rates_swallow() -> None:
+    rates = torch.tensor([-5000.0, -1e-4, -2e-4])
+    expected = torch.tensor([[0, 0, 0], [-1e-4, 0, 0], [-3e-4, -2e-4, 0]]).exp().tril()
+    torch.testing.assert_close(decays(rates), expected, rtol=1e-7, atol=0)
+
+
+def test_groups_must_divide_heads() -> None:
+    with pytest.raises(ValueError, match="4 heads cannot share 3 groups"):
+        Mamba2.Config(6, 4, 2, 5, n_groups=3).build()
+
+
+def test_cached_is_full(model: mixers.Rooted) -> None:
+    mixers.assert_cached_is_full(model)
+
+
+def test_padding_is_passed_over(model: mixers.Rooted) -> None:
+    mixers.assert_padding_is_passed_over(model)
+
+
+def test_states_can_be_edited(model: mixers.Rooted) -> None:
+    mixers.assert_states_can_be_edited(model)
+
+
+def test_all_states_can_be_set(model: mixers.Rooted) -> None:
+    mixers.assert_all_states_can_be_set(model)
+
+
+def test_gradient_of_a_state(model: mixers.Rooted) -> None:
+    mixers.assert_gradient_of_a_state_counts_what_follows(model)
+
+
+def test_listening_changes_nothing(model: mixers.Rooted) -> None:
+    mixers.assert_listening_changes_nothing(model)
+
+
+def test_gradients(model: mixers.Rooted) -> None:
+    mixers.assert_gradients(model, naive)
