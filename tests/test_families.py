@@ -87,11 +87,21 @@ def test_gradients(case: Case):
 
 @torch.no_grad()
 def test_bf16_is_as_near_the_truth_as_transformers(case: Case):
-    tokens = prompt(case, batch=8)
+    """In a mixture of experts rounding sends some tokens to other experts, and which is chance.
+
+    There the median token counts, and those far off may not be many more than in transformers.
+    """
+    ours, routed = copy.deepcopy(hooked(case)), any(p.dims[0] == "routed" for p in hooked(case).hook_dict.values())
+    tokens = prompt(case, batch=32 if routed else 8)
     truth = logits_of(case, tokens, torch.float64)
-    theirs = logits_of(case, tokens, torch.bfloat16).double()
-    ours = copy.deepcopy(hooked(case)).to(torch.bfloat16)(tokens).double()
-    assert (ours - truth).pow(2).mean().sqrt() <= 1.2 * (theirs - truth).pow(2).mean().sqrt()
+    found = (ours.to(torch.bfloat16)(tokens).double() - truth).pow(2).mean(-1)
+    theirs = (logits_of(case, tokens, torch.bfloat16).double() - truth).pow(2).mean(-1)
+    if routed:
+        assert found.median().sqrt() <= 1.2 * theirs.median().sqrt()
+        far_off = 16 * theirs.median()
+        assert (found > far_off).double().mean() <= (theirs > far_off).double().mean() + 0.03
+    else:
+        assert found.mean().sqrt() <= 1.2 * theirs.mean().sqrt()
 
 
 # ---- the way in and out ----------------------------------------------------------------------------------------------
@@ -116,7 +126,8 @@ def test_export_is_exact(case: Case, checkpoint: Path, weights: dict[str, Tensor
 
 def test_the_model_of_transformers_comes_back(case: Case):
     theirs = hooked(case).to_hf()
-    theirs.set_attn_implementation("eager")
+    theirs.set_attn_implementation(case.attention)
+    theirs.config._experts_implementation = "eager"
     assert_same_tensors(theirs.state_dict(), reference(case).state_dict())
     assert torch.equal(theirs(prompt(case)).logits, logits_of(case, prompt(case)))
 
@@ -136,7 +147,7 @@ def test_every_config_field_is_accounted_for(name: str):
     assert unread - {"is_encoder_decoder"} == REFUSED.get(name, set())
 
 
-@pytest.mark.parametrize("first", [next(c for c in CASES if c.family == name) for name in supported()], ids=str)
+@pytest.mark.parametrize("first", {case.family: case for case in reversed(CASES)}.values(), ids=str)
 def test_a_field_that_nobody_reads_is_refused(first: Case):
     theirs = copy.deepcopy(reference(first))
     theirs.config.field_of_tomorrow = 4
@@ -174,14 +185,15 @@ def test_every_site_is_alive(case: Case):
     """An edit of any site changes the logits.
 
     Each is edited in a run of its own, but for blocks that repeat an earlier one: theirs are edited together, each in
-    its own row of the batch. Experts to whom no token went have nothing to edit.
+    its own row of the batch. Experts to whom no token went have nothing to edit, and the positions of an expert's tokens
+    are told for information.
     """
     model, tokens = hooked(case), prompt(case, batch=1, length=8)
     clean, blocks = model(tokens), model.cfg.tree.blocks
     edited: set[str] = set()
 
     def edit(value: Tensor, hook: Any) -> Tensor:
-        edited.update([hook.name] if value.numel() else [])
+        edited.update([hook.name] if value.numel() and value.is_floating_point() else [])
         return bent(value, n_values(model, hook.name))
 
     dead, repeated = [], []

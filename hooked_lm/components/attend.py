@@ -51,7 +51,7 @@ class Attend(nn.Module):
         z_norm: NormConfig | None = None,
     ) -> None:
         self.scale, self.causal, self.window, self.soft_cap = scale, causal, window, soft_cap
-        self.position_bias = position_bias
+        self.position_bias = None if position_bias is None else position_bias.build()
         self.W_O = nn.Parameter(torch.empty(n_heads, d_value, d_model))
         self.b_O = nn.Parameter(torch.zeros(d_model)) if out_bias else None
         self.sinks = nn.Parameter(torch.zeros(n_heads)) if sinks else None

@@ -70,10 +70,9 @@ class Attention(Attend):
         self.b_V = nn.Parameter(torch.zeros(cfg.n_kv, cfg.d_head)) if cfg.qkv_bias else None
 
         self.hook_q, self.hook_k, self.hook_v = HookPoint(*QUERY), HookPoint(*KEY), HookPoint(*KEY)
-        if cfg.qk_norm is not None:
-            self.q_norm, self.k_norm = build_norm(cfg.qk_norm, QUERY), build_norm(cfg.k_norm or cfg.qk_norm, KEY)
-        if cfg.rotary is not None:
-            self.hook_rot_q, self.hook_rot_k = HookPoint(*QUERY), HookPoint(*KEY)
+        in_order = (self._make_norms, self._make_rotary_points)
+        for make in reversed(in_order) if cfg.rotary_first else in_order:
+            make()
         self.make_mixing(
             cfg.n_heads,
             cfg.d_head,
@@ -87,6 +86,15 @@ class Attention(Attend):
             position_bias=cfg.position_bias,
             z_norm=cfg.z_norm,
         )
+
+    def _make_norms(self) -> None:
+        if self.cfg.qk_norm is not None:
+            self.q_norm = build_norm(self.cfg.qk_norm, QUERY)
+            self.k_norm = build_norm(self.cfg.k_norm or self.cfg.qk_norm, KEY)
+
+    def _make_rotary_points(self) -> None:
+        if self.cfg.rotary is not None:
+            self.hook_rot_q, self.hook_rot_k = HookPoint(*QUERY), HookPoint(*KEY)
 
     def forward(
         self,

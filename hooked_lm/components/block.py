@@ -21,11 +21,13 @@ from hooked_lm.components.identities import (
     normed,
     readers_of,
 )
+from hooked_lm.components.latent_attention import LatentAttention
 from hooked_lm.components.mlp import MLPConfig, on_demand
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm, plain_norm
 from hooked_lm.hooks import HookPoint, is_listening
 
+AttentionConfig = Attention.Config | LatentAttention.Config
 Stream = Float[Tensor, "batch pos d_model"]
 Inputs = tuple[
     Float[Tensor, "batch pos *head d_model"],
@@ -41,7 +43,7 @@ class AttentionPart(nn.Module):
     class Config:
         """A norm that is None is none; `ln1_post` normalises what is added, and `residual_scale` multiplies it."""
 
-        attn: Attention.Config
+        attn: AttentionConfig
         ln1: NormConfig | None = None
         ln1_post: NormConfig | None = None
         residual_scale: float = 1.0
@@ -128,12 +130,13 @@ class MLPPart(nn.Module):
     """The half of a block that reads and writes the stream through an MLP."""
 
     @dataclass(frozen=True)
-    class Config(AttentionPart.Config):
-        """The same for the MLP, beside those of attention."""
+    class Config:
+        """The same for the MLP."""
 
         mlp: MLPConfig | MoE.Config = field(kw_only=True)
         ln2: NormConfig | None = None
         ln2_post: NormConfig | None = None
+        residual_scale: float = 1.0
 
     cfg: Config
     mlp_norm = "ln2"  # the norm that the MLP reads the stream through
@@ -201,7 +204,7 @@ class AttentionOnlyBlock(AttentionPart):
 
     def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
         """What must hold between the sites of a run."""
-        yield "resid_pre + attn_out == resid_post", _sum(at, ["hook_resid_pre", "hook_attn_out"], "hook_resid_post")
+        yield "resid_pre + attn_out == resid_post", sum_of(at, ["hook_resid_pre", "hook_attn_out"], "hook_resid_post")
         yield from self.attn_identities(at, shift)
 
     def norm_readers(self) -> list[tuple[str, list[Reader]]]:
@@ -213,7 +216,7 @@ class PreNormBlock(AttentionPart, MLPPart):
     """`resid + attn(ln1(resid))`, then `resid + mlp(ln2(resid))`."""
 
     @dataclass(frozen=True)
-    class Config(MLPPart.Config):
+    class Config(MLPPart.Config, AttentionPart.Config):
         def build(self, layer: int) -> "PreNormBlock":
             return PreNormBlock(self, layer)
 
@@ -235,8 +238,8 @@ class PreNormBlock(AttentionPart, MLPPart):
 
     def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
         """What must hold between the sites of a run."""
-        yield "resid_pre + attn_out == resid_mid", _sum(at, ["hook_resid_pre", "hook_attn_out"], "hook_resid_mid")
-        yield "resid_mid + mlp_out == resid_post", _sum(at, ["hook_resid_mid", "hook_mlp_out"], "hook_resid_post")
+        yield "resid_pre + attn_out == resid_mid", sum_of(at, ["hook_resid_pre", "hook_attn_out"], "hook_resid_mid")
+        yield "resid_mid + mlp_out == resid_post", sum_of(at, ["hook_resid_mid", "hook_mlp_out"], "hook_resid_post")
         yield from self.attn_identities(at, shift)
         yield from self.mlp_identities(at, "hook_resid_mid")
 
@@ -253,7 +256,7 @@ class PostNormBlock(AttentionPart, MLPPart):
     """
 
     @dataclass(frozen=True)
-    class Config(MLPPart.Config):
+    class Config(MLPPart.Config, AttentionPart.Config):
         def build(self, layer: int) -> "PostNormBlock":
             return PostNormBlock(self, layer)
 
@@ -283,10 +286,10 @@ class PostNormBlock(AttentionPart, MLPPart):
 
     def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
         """What must hold between the sites of a run."""
-        yield "resid_pre + attn_out == resid_mid", _sum(at, ["hook_resid_pre", "hook_attn_out"], "hook_resid_mid")
+        yield "resid_pre + attn_out == resid_mid", sum_of(at, ["hook_resid_pre", "hook_attn_out"], "hook_resid_mid")
         yield (
             "normalized_resid_mid + mlp_out == resid_post",
-            _sum(at, ["hook_normalized_resid_mid", "hook_mlp_out"], "hook_resid_post"),
+            sum_of(at, ["hook_normalized_resid_mid", "hook_mlp_out"], "hook_resid_post"),
         )
         for norm, name, site in ((self.ln1, "ln1", "resid_mid"), (self.ln2, "ln2", "resid_post")):
 
@@ -316,7 +319,7 @@ class ParallelBlock(AttentionPart, MLPPart):
     """`resid + attn(ln1(resid)) + mlp(ln2(resid))`: both read the same stream (GPT-J, Wang and Komatsuzaki 2021)."""
 
     @dataclass(frozen=True)
-    class Config(MLPPart.Config):
+    class Config(MLPPart.Config, AttentionPart.Config):
         def build(self, layer: int) -> "ParallelBlock":
             return ParallelBlock(self, layer)
 
@@ -338,7 +341,7 @@ class ParallelBlock(AttentionPart, MLPPart):
         """What must hold between the sites of a run."""
         yield (
             "resid_pre + attn_out + mlp_out == resid_post",
-            _sum(at, ["hook_resid_pre", "hook_attn_out", "hook_mlp_out"], "hook_resid_post"),
+            sum_of(at, ["hook_resid_pre", "hook_attn_out", "hook_mlp_out"], "hook_resid_post"),
         )
         yield from self.attn_identities(at, shift)
         yield from self.mlp_identities(at, "hook_resid_pre")
@@ -375,7 +378,7 @@ class SharedNormBlock(ParallelBlock):
 BlockConfig = AttentionOnlyBlock.Config | PreNormBlock.Config | PostNormBlock.Config | ParallelBlock.Config
 
 
-def _sum(at: Sites, parts: list[str], whole: str) -> Pair:
+def sum_of(at: Sites, parts: list[str], whole: str) -> Pair:
     """That sites add up to another."""
     return lambda: (sum((at(part) for part in parts[1:]), at(parts[0])), at(whole))
 

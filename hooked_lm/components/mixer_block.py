@@ -6,8 +6,20 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hooked_lm.components.block import MLPPart, sum_of
 from hooked_lm.components.context import Context
-from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, added, below, norm_identity, normed
+from hooked_lm.components.identities import (
+    Identity,
+    Read,
+    Reader,
+    Sites,
+    Sublayer,
+    added,
+    below,
+    norm_identity,
+    normed,
+    readers_of,
+)
 from hooked_lm.components.mamba import Mamba
 from hooked_lm.components.mamba2 import Mamba2
 from hooked_lm.components.mlp import on_demand
@@ -57,14 +69,15 @@ class MixerPart(nn.Module):
             return normed(self.ln1, below(at, "ln1"), resid).to(self.mixer.W_out.dtype)
 
         yield from norm_identity("ln1", self.ln1, below(at, "ln1"), resid)
-        yield from self.mixer.identities(below(at, "mixer"), read)
-        yield (
-            "y -> mixer_out, normed and scaled",
-            lambda: (
-                added(self.mixer.rebuilt(below(at, "mixer")), self.ln1_post, self.cfg.residual_scale),
-                at("hook_mixer_out"),
-            ),
-        )
+        if isinstance(self.mixer, Sublayer):
+            yield from self.mixer.identities(below(at, "mixer"), read)
+            yield (
+                "y -> mixer_out, normed and scaled",
+                lambda: (
+                    added(self.mixer.rebuilt(below(at, "mixer")), self.ln1_post, self.cfg.residual_scale),
+                    at("hook_mixer_out"),
+                ),
+            )
 
 
 class MixerBlock(MixerPart):
@@ -92,17 +105,45 @@ class MixerBlock(MixerPart):
 
     def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
         """What must hold between the sites of a run."""
-        yield "resid_pre + mixer_out == resid_post", _sum(at, ["hook_resid_pre", "hook_mixer_out"], "hook_resid_post")
+        yield "resid_pre + mixer_out == resid_post", sum_of(at, ["hook_resid_pre", "hook_mixer_out"], "hook_resid_post")
         yield from self.mixer_identities(at)
 
     def norm_readers(self) -> list[tuple[str, list[Reader]]]:
         """Each norm that stands between the stream and weights, with the weights that read it."""
-        return [("ln1", self.mixer.readers())]
+        return [("ln1", readers_of(self.mixer))]
 
 
-MixerBlockConfig = MixerBlock.Config
+class MixerMLPBlock(MixerPart, MLPPart):
+    """`resid + mixer(ln1(resid))`, then `resid + mlp(ln2(resid))`: a state-space layer of a hybrid."""
 
+    @dataclass(frozen=True)
+    class Config(MLPPart.Config, MixerPart.Config):
+        def build(self, layer: int) -> "MixerMLPBlock":
+            return MixerMLPBlock(self, layer)
 
-def _sum(at: Sites, parts: list[str], whole: str) -> Pair:
-    """That sites add up to another."""
-    return lambda: (sum((at(part) for part in parts[1:]), at(parts[0])), at(whole))
+    cfg: Config
+
+    def __init__(self, cfg: Config, layer: int) -> None:
+        super().__init__()
+        self.cfg, self.layer = cfg, layer
+        self.hook_resid_pre = HookPoint(*RESIDUAL)
+        self.make_mixer(cfg)
+        self.hook_resid_mid = HookPoint(*RESIDUAL)
+        self.make_mlp(cfg)
+        self.hook_resid_post = HookPoint(*RESIDUAL)
+
+    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
+        resid = self.hook_resid_pre(resid)
+        resid = self.hook_resid_mid(resid + self.mixer_out(resid, context))
+        return self.hook_resid_post(resid + self.mlp_out(resid))
+
+    def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
+        """What must hold between the sites of a run."""
+        yield "resid_pre + mixer_out == resid_mid", sum_of(at, ["hook_resid_pre", "hook_mixer_out"], "hook_resid_mid")
+        yield "resid_mid + mlp_out == resid_post", sum_of(at, ["hook_resid_mid", "hook_mlp_out"], "hook_resid_post")
+        yield from self.mixer_identities(at)
+        yield from self.mlp_identities(at, "hook_resid_mid")
+
+    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
+        """Each norm that stands between the stream and weights, with the weights that read it."""
+        return [("ln1", readers_of(self.mixer)), ("ln2", readers_of(self.mlp))]

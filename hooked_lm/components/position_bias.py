@@ -8,6 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.components.context import Context
+from hooked_lm.components.relative_bias import RelativeBias
+from hooked_lm.components.source import StackContext
 
 
 @dataclass(frozen=True)
@@ -40,5 +42,24 @@ class Alibi:
 
         return context.once((self, dtype), make)
 
+    def build(self) -> "Alibi":
+        """There are no weights."""
+        return self
 
-PositionBias = Alibi
+
+@dataclass(frozen=True)
+class SharedBias:
+    """The bias that a stack of layers makes once for all of them; it stands in the context."""
+
+    def bias(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch head query_pos key_pos"]:
+        """What is added to the scores."""
+        assert isinstance(context, StackContext), "only a stack of layers shares a bias"
+        assert context.score_bias is not None, "the stack has made no bias"
+        return context.score_bias.to(dtype)
+
+    def build(self) -> "SharedBias":
+        """There are no weights here."""
+        return self
+
+
+PositionBias = Alibi | SharedBias | RelativeBias.Config

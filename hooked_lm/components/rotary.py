@@ -79,15 +79,16 @@ class YarnScaling:
         """The (fractional) pair of features that turns so often over the trained context."""
         return rotary.dim * math.log(self.trained_n_ctx / (turns * 2 * math.pi)) / (2 * math.log(rotary.theta))
 
-    def _temperature(self) -> float:
-        def scale(weight: float) -> float:
-            return 1.0 if self.factor <= 1 else 0.1 * weight * math.log(self.factor) + 1.0
+    def temperature(self, weight: float = 1.0) -> float:
+        """How much longer queries and keys become with the stretch."""
+        return 1.0 if self.factor <= 1 else 0.1 * weight * math.log(self.factor) + 1.0
 
+    def _temperature(self) -> float:
         if self.attention_factor is not None:
             return self.attention_factor
         if self.mscale and self.mscale_all_dim:
-            return scale(self.mscale) / scale(self.mscale_all_dim)
-        return scale(1.0)
+            return self.temperature(self.mscale) / self.temperature(self.mscale_all_dim)
+        return self.temperature()
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,20 @@ class LongRopeScaling:
         return rotary.base_frequencies() / factors, self.attention_factor
 
 
-Scaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+@dataclass(frozen=True)
+class Backward:
+    """The other way round: every pair turns by the negative of its angle, otherwise as `scaling` says."""
+
+    scaling: "Scaling | None" = None
+
+    def __call__(self, rotary: "Rotary", n_pos: int) -> tuple[Frequencies, float]:
+        if self.scaling is None:
+            return -rotary.base_frequencies(), 1.0
+        frequencies, temperature = self.scaling(rotary, n_pos)
+        return -frequencies, temperature
+
+
+Scaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling | Backward
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import BlockConfig, PreNormBlock
+from hooked_lm.components.block import PreNormBlock
 from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.norm import NormConfig, RMSNorm
@@ -61,7 +61,7 @@ def decoder(
 
 
 def around(
-    hf: HFConfig, blocks: Iterable[BlockConfig], ln_final: NormConfig | None, scale: float = 1.0, **unembed: Any
+    hf: HFConfig, blocks: Iterable[Any], ln_final: NormConfig | None, scale: float = 1.0, **unembed: Any
 ) -> DecoderConfig:
     """The decoder of these blocks; `scale` is that of the embedding, `unembed` are options of the unembedding."""
     return DecoderConfig(

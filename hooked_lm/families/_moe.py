@@ -22,7 +22,7 @@ NO_EFFECT = ("output_router_logits", "router_aux_loss_coef")
 def experts(hf: HFConfig, n_experts: int, router: Router, d_mlp: int | None = None) -> MoE.Config:
     """Gated MLPs, `num_experts_per_tok` of them for each token."""
     expert = GatedMLP.Config(hf.hidden_size, d_mlp or hf.intermediate_size, hf.hidden_act)
-    return MoE.Config(expert, n_experts, hf.num_experts_per_tok, router)
+    return MoE.Config(expert, n_experts, hf.num_experts_per_tok or 1, router)
 
 
 def some_sparse(

@@ -1,7 +1,5 @@
 """Mamba-2 (Dao and Gu 2024, arXiv:2405.21060): state spaces with heads, one in each block."""
 
-from typing import Any
-
 from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.mamba2 import Mamba2
 from hooked_lm.components.mixer_block import MixerBlock
@@ -43,21 +41,21 @@ def config(hf: HFConfig) -> DecoderConfig:
     )
 
 
-def mixer_rows(mixer: Mamba2.Config, theirs: str, **layers: Any) -> list[Row]:
-    """The mixers of these layers (`l`), whose names begin so."""
+def mixer_rows(mixer: Mamba2.Config, theirs: str) -> list[Row]:
+    """The mixer of a layer, whose names begin so."""
     ours = "blocks.{l}.mixer."
     made = {"gate": mixer.d_inner, "x": mixer.d_inner, "B": mixer.d_shared, "C": mixer.d_shared, "dt": mixer.n_heads}
     return [
-        Row(theirs + "in_proj.weight", ours + "W_{x}", "x m -> m x", x=made, **layers),
-        Row(theirs + "in_proj.bias", ours + "b_{x}", "x -> x", x=made, **layers),
-        Row(theirs + "conv1d.weight", ours + "conv.W_conv", "i 1 k -> k i", **layers),
-        Row(theirs + "conv1d.bias", ours + "conv.b_conv", **layers),
-        Row(theirs + "A_log", ours + "A_log", **layers),
-        Row(theirs + "dt_bias", ours + "dt_bias", **layers),
-        Row(theirs + "D", ours + "D", **layers),
-        Row(theirs + "norm.weight", ours + "norm.w", "(g i) -> g i", **layers),
-        Row(theirs + "out_proj.weight", ours + "W_out", "m i -> i m", **layers),
-        Row(theirs + "out_proj.bias", ours + "b_out", **layers),
+        Row(theirs + "in_proj.weight", ours + "W_{x}", "x m -> m x", x=made),
+        Row(theirs + "in_proj.bias", ours + "b_{x}", "x -> x", x=made),
+        Row(theirs + "conv1d.weight", ours + "conv.W_conv", "i 1 k -> k i"),
+        Row(theirs + "conv1d.bias", ours + "conv.b_conv"),
+        Row(theirs + "A_log", ours + "A_log"),
+        Row(theirs + "dt_bias", ours + "dt_bias"),
+        Row(theirs + "D", ours + "D"),
+        Row(theirs + "norm.weight", ours + "norm.w", "(g i) -> g i"),
+        Row(theirs + "out_proj.weight", ours + "W_out", "m i -> i m"),
+        Row(theirs + "out_proj.bias", ours + "b_out"),
     ]
 
 

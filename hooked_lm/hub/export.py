@@ -12,7 +12,7 @@ from torch import Tensor
 from hooked_lm.families import family
 from hooked_lm.hub.load import concrete_rows
 from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.weights import export
+from hooked_lm.weights import export, slots
 
 
 def to_hf(model: HookedTransformer) -> Any:
@@ -74,6 +74,6 @@ def exported(model: HookedTransformer) -> tuple[Any, dict[str, Tensor]]:
     config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
     assert model.cfg.tree is not None
     tree = replace(model.cfg.tree, unembed=replace(model.cfg.tree.unembed, tied=tied))
-    parameters = dict(model.named_parameters())
+    parameters = slots(model)
     rows = [row for row in concrete_rows(module, tree, range(n_layers)) if row.ours in parameters]
     return config, export(model, rows)

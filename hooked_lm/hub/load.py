@@ -15,7 +15,7 @@ from hooked_lm.hub.source import Source, find, find_tokenizer
 from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.fold import process_weights
-from hooked_lm.weights import Row, expand, load
+from hooked_lm.weights import Row, expand, load, slots
 
 
 def from_pretrained(
@@ -169,7 +169,7 @@ def fill(
     copy: bool,
 ) -> None:
     """Put a checkpoint's weights into a model that has none; `full` is the tree of all of the checkpoint's layers."""
-    n_layers, parameters = len(model.blocks), dict(model.named_parameters())
+    n_layers, parameters = len(model.blocks), slots(model)
     rows = concrete_rows(module, full, range(n_layers))
     beyond = range(n_layers, len(full.blocks))
     left_out = (

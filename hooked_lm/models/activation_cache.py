@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.components.block import AttentionPart
 from hooked_lm.hooks import Cache, Slice, SliceInput, UnknownSite, site_glob
 from hooked_lm.hooks.select import nearest
 from hooked_lm.models import decompose
@@ -113,7 +114,8 @@ class ActivationCache(Cache):
     ) -> Stack | tuple[Stack, list[str]]:
         """What the embeddings and each sublayer added to the stream up to a layer; it sums to the stream there.
 
-        `mode` "attn" or "mlp" keeps only these sublayers. Labels are "embed", "pos_embed", "0_attn_out", "0_mlp_out".
+        `mode` "attn" (with mixers) or "mlp" keeps only these sublayers. Labels are "embed", "pos_embed", "0_attn_out" (or
+        "0_mixer_out"), "0_mlp_out".
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
@@ -222,8 +224,9 @@ class ActivationCache(Cache):
         >>> cache["result", 0].shape == (1, logits.shape[1], model.cfg.n_heads, model.cfg.d_model)
         True
         """
-        for i in range(self.model.cfg.n_layers):
-            self.cache_dict[f"blocks.{i}.attn.hook_result"] = decompose.head_results(self.model, self, i)
+        for i, block in enumerate(self.model.blocks):
+            if isinstance(block, AttentionPart):
+                self.cache_dict[f"blocks.{i}.attn.hook_result"] = decompose.head_results(self.model, self, i)
 
     def stack_head_results(
         self,

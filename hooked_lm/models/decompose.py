@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.block import MLPPart, PreNormBlock
+from hooked_lm.components.block import AttentionPart, MLPPart, PreNormBlock
 from hooked_lm.components.embed import Unembed
+from hooked_lm.components.mixer_block import MixerMLPBlock, MixerPart
 from hooked_lm.components.norm import plain_norm
 from hooked_lm.hooks import Slice, SliceInput
 from hooked_lm.models.fixed_norm import FixedNorm, norm_gain
@@ -72,10 +73,10 @@ def _check_mlp(model: Any, layer: int) -> None:
 
 
 def _attention_bound(model: Any, layer: int, mlp_input: bool) -> int:
-    """How many attentions have written to the stream there: an MLP reads its own block's, unless parallel."""
+    """How many attentions (or mixers) have written to the stream there: an MLP reads its own block's, unless parallel."""
     if mlp_input:
         _check_mlp(model, layer)
-    return layer + (mlp_input and isinstance(model.blocks[layer], PreNormBlock))
+    return layer + (mlp_input and isinstance(model.blocks[layer], (PreNormBlock, MixerMLPBlock)))
 
 
 def stream(model: Any, cache: Cache, layer: int, mlp_input: bool = False) -> Vectors:
@@ -142,7 +143,8 @@ def decompose_resid(
     sites = _embeddings(model) if incl_embeds else {}
     for i in range(_attention_bound(model, layer, mlp_input)):
         if mode != "mlp":
-            sites[f"{i}_attn_out"] = f"blocks.{i}.hook_attn_out"
+            kind = "mixer" if isinstance(model.blocks[i], MixerPart) else "attn"
+            sites[f"{i}_{kind}_out"] = f"blocks.{i}.hook_{kind}_out"
         if mode != "attn" and i < layer and isinstance(model.blocks[i], MLPPart):
             sites[f"{i}_mlp_out"] = f"blocks.{i}.hook_mlp_out"
     parts = [pos.apply(cache[site], -2) for site in sites.values()]
@@ -234,6 +236,8 @@ def _aligned(directions: Tensor, lead: torch.Size) -> Tensor:
 
 def head_results(model: Any, cache: Cache, layer: int, pos_slice: Part = None) -> Float[Tensor, "*lead head d_model"]:
     """What each head of a layer gives, before any norm behind attention: `z W_O`, if it was not cached."""
+    if not isinstance(model.blocks[layer], AttentionPart):
+        raise ValueError(f"there is no attention at layer {layer}, so it has no heads")
     pos, name = _slice(pos_slice), f"blocks.{layer}.attn.hook_result"
     if name in cache:
         return pos.apply(cache[name], -3)
@@ -250,7 +254,7 @@ def stack_head_results(
     pos_slice: Part = None,
     apply_ln: bool = False,
 ) -> tuple[Stack, list[str]]:
-    """What each head before a layer added to the stream."""
+    """What each head before a layer added to the stream; layers without attention have none."""
     layer, pos = layer_bound(model, layer), _slice(pos_slice)
     stack, labels = _heads(model, cache, layer, pos, lambda: pos.apply(stream(model, cache, layer), -2))
     if incl_remainder:
@@ -261,10 +265,11 @@ def stack_head_results(
 
 def _heads(model: Any, cache: Cache, bound: int, pos: Slice, like: Callable[[], Tensor]) -> tuple[Stack, list[str]]:
     parts: list[Tensor] = []
-    for i in range(bound):
+    layers = [i for i in range(bound) if isinstance(model.blocks[i], AttentionPart)]
+    for i in layers:
         written = writer(model, cache, i, "ln1_post", pos)(head_results(model, cache, i, pos), extra_axes=1)
         parts += written.unbind(-2)
-    labels = [f"L{i}H{h}" for i in range(bound) for h in range(model.blocks[i].attn.cfg.n_heads)]
+    labels = [f"L{i}H{h}" for i in layers for h in range(model.blocks[i].attn.cfg.n_heads)]
     return _stacked(parts, like), labels
 
 
@@ -372,13 +377,17 @@ def get_full_resid_decomposition(
     pos_slice: Part = None,
     project_output_onto: Tensor | None = None,
 ) -> tuple[Projected, list[str]]:
-    """Heads, neurons (or MLPs), embeddings and biases: parts that sum to the stream at a layer."""
+    """Heads, mixers, neurons (or MLPs), embeddings and biases: parts that sum to the stream at a layer."""
     layer, pos = layer_bound(model, layer), _slice(pos_slice)
     norm = reader(model, cache, layer, mlp_input, pos) if apply_ln else None
     embeds = {label: pos.apply(cache[site], -2) for label, site in _embeddings(model).items()}
     like = embeds["embed"]
 
-    stack, labels = _heads(model, cache, _attention_bound(model, layer, mlp_input), pos, lambda: like)
+    bound = _attention_bound(model, layer, mlp_input)
+    stack, labels = _heads(model, cache, bound, pos, lambda: like)
+    mixers = [i for i in range(bound) if isinstance(model.blocks[i], MixerPart)]
+    labels += [f"{i}_mixer_out" for i in mixers]
+    stack = torch.cat([stack, *(pos.apply(cache[f"blocks.{i}.hook_mixer_out"], -2)[None] for i in mixers)])
     neurons: list[Tensor] = []
     if expand_neurons:
         neurons, more = _neurons(model, cache, layer, Slice(), pos, project_output_onto, norm)
@@ -398,7 +407,8 @@ def biases(
     total = torch.zeros_like(like)
     for i in range(_attention_bound(model, layer, mlp_input)):
         block = model.blocks[i]
-        total = total + writer(model, cache, i, "ln1_post", pos).output(block.attn.b_O, like)
+        if isinstance(block, AttentionPart):  # what a mixer adds is shown whole, with its bias
+            total = total + writer(model, cache, i, "ln1_post", pos).output(block.attn.b_O, like)
         if include_mlp_biases and i < layer and isinstance(block, MLPPart):
             total = total + writer(model, cache, i, "ln2_post", pos).output(block.mlp.b_out, like)
     return total

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from hooked_lm.components.attention import Attention
 from hooked_lm.components.block import MLPPart
 from hooked_lm.components.identities import Sublayer
+from hooked_lm.components.mixer_block import MixerPart
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.norm import LayerNorm, RMSNorm, wide
 from hooked_lm.factored_matrix import FactoredMatrix
@@ -94,7 +95,7 @@ def center_writing_weights(model: Any) -> bool:
         _center(*model.pos_embed.writers())
     for block in blocks:
         if isinstance(block.ln1_post, nn.Identity):
-            _center(*_writers(block.attn))
+            _center(*_writers(block.mixer if isinstance(block, MixerPart) else block.attn))
         if isinstance(block, MLPPart) and isinstance(block.ln2_post, nn.Identity):
             _center(*_writers(block.mlp))
     return True

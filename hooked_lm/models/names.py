@@ -7,6 +7,7 @@ from typing import Any, SupportsIndex
 
 ATTENTION = {"q", "k", "v", "z", "rot_q", "rot_k", "attn_scores", "pattern", "result"}
 MLP = {"pre", "pre_linear", "mid", "post", "router_logits", "expert_weights", "expert_indices"}
+MIXER = {"x", "gate", "conv", "dt", "B", "C", "r", "i", "a", "state", "y"}
 NORM = {"scale", "normalized"}
 SUBLAYERS = {"a": "attn", "attention": "attn", "m": "mlp", "b": "", "block": "", "blocks": ""}
 SYNONYMS = {
@@ -71,6 +72,8 @@ def get_act_name(name: str, layer: int | str | None = None, layer_type: str | No
         part = "attn"
     elif name in MLP:
         part = "mlp"
+    elif name in MIXER:
+        part = "mixer"
     elif name in NORM and layer is None:
         part = "ln_final"
     else:

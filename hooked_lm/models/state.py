@@ -20,6 +20,7 @@ from hooked_lm.models.config import norm_type
 BIASES = {
     "qkv_bias": {"b_Q": "W_Q", "b_K": "W_K", "b_V": "W_V"},
     "out_bias": {"b_O": "W_O"},
+    "down_bias": {"b_DQ": "W_DQ", "b_DKV": "W_DKV", "b_KR": "W_KR"},
     "bias": {
         **{"b_in": "W_in", "b_gate": "W_gate", "b_out": "W_out", "b_U": "W_U"},
         **{"b_x": "W_x", "b_B": "W_B", "b_C": "W_C", "b_dt": "W_dt", "b_gate_in": "W_gate_in"},

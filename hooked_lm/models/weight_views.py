@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.components.block import MLPPart, ParallelBlock
+from hooked_lm.components.block import AttentionPart, MLPPart, ParallelBlock
+from hooked_lm.components.mixer_block import MixerPart
 from hooked_lm.components.norm import Norm
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.models.names import checked_index
@@ -34,6 +35,11 @@ class WeightViews:
     def _per_query_head(self, weight: Tensor) -> Tensor:
         return weight.repeat_interleave(self.cfg.n_heads // weight.shape[0], 0)
 
+    def _attention_weight(self, name: str, read: Callable[[Any], Tensor]) -> Tensor:
+        if without := [i for i, block in enumerate(self.blocks) if not isinstance(block, AttentionPart)]:
+            raise ValueError(f"this model has no attention in blocks {without}, so {name} cannot be stacked by layer")
+        return self._stack(lambda block: read(block.attn))
+
     def _mlp_weight(self, name: str) -> Tensor:
         if without := [i for i, block in enumerate(self.blocks) if not isinstance(block, MLPPart)]:
             raise ValueError(f"this model has no MLPs in blocks {without}, so {name} cannot be stacked by layer")
@@ -47,13 +53,13 @@ class WeightViews:
         return self._stack(read)
 
     def _head_bias(self, name: str) -> Tensor:
-        def read(block: Any) -> Tensor:
-            bias = getattr(block.attn, name)
+        def read(attn: Any) -> Tensor:
+            bias = getattr(attn, name)
             if bias is None:
                 return self._zeros(self.cfg.n_heads, self.cfg.d_head)
             return self._per_query_head(bias)
 
-        return self._stack(read)
+        return self._attention_weight(name, read)
 
     @property
     def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
@@ -83,22 +89,22 @@ class WeightViews:
     @property
     def W_Q(self) -> Float[Tensor, "layer head d_model d_head"]:
         """Query weights."""
-        return self._stack(lambda block: block.attn.W_Q)
+        return self._attention_weight("W_Q", lambda attn: attn.W_Q)
 
     @property
     def W_K(self) -> Float[Tensor, "layer head d_model d_head"]:
         """Key weights."""
-        return self._stack(lambda block: self._per_query_head(block.attn.W_K))
+        return self._attention_weight("W_K", lambda attn: self._per_query_head(attn.W_K))
 
     @property
     def W_V(self) -> Float[Tensor, "layer head d_model d_head"]:
         """Value weights."""
-        return self._stack(lambda block: self._per_query_head(block.attn.W_V))
+        return self._attention_weight("W_V", lambda attn: self._per_query_head(attn.W_V))
 
     @property
     def W_O(self) -> Float[Tensor, "layer head d_head d_model"]:
         """Output weights."""
-        return self._stack(lambda block: block.attn.W_O)
+        return self._attention_weight("W_O", lambda attn: attn.W_O)
 
     @property
     def b_Q(self) -> Float[Tensor, "layer head d_head"]:
@@ -118,7 +124,8 @@ class WeightViews:
     @property
     def b_O(self) -> Float[Tensor, "layer d_model"]:
         """Output biases of attention."""
-        return self._stack(lambda b: self._zeros(self.cfg.d_model) if b.attn.b_O is None else b.attn.b_O)
+        zeros = self._zeros(self.cfg.d_model)
+        return self._attention_weight("b_O", lambda attn: zeros if attn.b_O is None else attn.b_O)
 
     @property
     def W_in(self) -> Float[Tensor, "layer d_model d_mlp"]:
@@ -161,15 +168,16 @@ class WeightViews:
         return sum(parameter.numel() for parameter in self.parameters())  # type: ignore[attr-defined]
 
     def all_head_labels(self) -> list[str]:
-        """ "L0H0", "L0H1", ... in the order of `W_Q`."""
-        return [f"L{layer}H{head}" for layer in range(self.cfg.n_layers) for head in range(self.cfg.n_heads)]
+        """ "L0H0", "L0H1", ... in the order of `W_Q`; layers without attention have none."""
+        layers = [layer for layer, block in enumerate(self.blocks) if isinstance(block, AttentionPart)]
+        return [f"L{layer}H{head}" for layer in layers for head in range(self.cfg.n_heads)]
 
     def accumulated_bias(
         self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True
     ) -> Float[Tensor, " d_model"]:
         """The sum of the output biases that are in the stream at the input of `layer` (n_layers: at the end).
 
-        `mlp_input` stops at the input of that layer's MLP instead; `include_mlp_biases=False` counts attention only.
+        `mlp_input` stops at the input of that layer's MLP instead; `include_mlp_biases=False` counts attention and mixers only.
         Raises ValueError for a model that normalises what its blocks add: there is no constant sum then.
         """
         n_layers = self.cfg.n_layers
@@ -182,8 +190,9 @@ class WeightViews:
                     "cache.decompose_resid shows it"
                 )
             before_mlp = i < layer or not isinstance(block, ParallelBlock)
-            if block.attn.b_O is not None and before_mlp:
-                total = total + block.cfg.residual_scale * block.attn.b_O
+            first = block.mixer.b_out if isinstance(block, MixerPart) else block.attn.b_O
+            if first is not None and before_mlp:
+                total = total + block.cfg.residual_scale * first
             if include_mlp_biases and i < layer and isinstance(block, MLPPart) and block.mlp.b_out is not None:
                 total = total + block.cfg.residual_scale * block.mlp.b_out
         return total

@@ -1,12 +1,14 @@
 """`make bench`: speed and memory as ratios measured in one run. Name parts to run only those.
 
 python -m tests.benchmarks forward generation loading import compile
+python -m tests.benchmarks families [model_type ...]     (not among the parts that run without a name: it takes long)
 """
 
 import sys
 
 import torch
 
+from tests.benchmarks.families import family_figures
 from tests.benchmarks.loading import compile_figure, import_figures, loading_figures
 from tests.benchmarks.running import forward_figures, generation_figures
 from tests.benchmarks.timing import show
@@ -21,8 +23,11 @@ PARTS = {
 
 
 def main(names: list[str]) -> None:
-    """Run the parts that are named, or all."""
+    """Run the parts that are named, or all of PARTS; `families` takes the names that follow it."""
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; medians of ratios, ours / theirs")
+    if names[:1] == ["families"]:
+        show("Forward of every family, 12 layers of width 768, fp32", family_figures(names[1:]))
+        return
     for name in names or PARTS:
         title, figures = PARTS[name]
         show(title, figures())

@@ -4,10 +4,12 @@ Every family has configs that differ in what matters: how heads are grouped, wha
 windows shorter than the prompt, how much of a head is rotary and how it is stretched.
 """
 
-from tests.families import classic, dense, dense_more, encoder_decoders, encoders, moe, state_space
+from tests.families import classic, dense, dense_b, dense_more, encoder_decoders, encoders, latent, moe, state_space
 from tests.families._case import Case, reference
 
-DECODER_CASES = [*classic.CASES, *dense.CASES, *dense_more.CASES, *moe.CASES, *state_space.CASES]
+DECODER_CASES = [
+    case for module in (classic, dense, dense_b, dense_more, moe, latent, state_space) for case in module.CASES
+]
 ENCODER_CASES = [*encoders.CASES]
 ENCODER_DECODER_CASES = [*encoder_decoders.CASES]
 CASES = [*DECODER_CASES, *ENCODER_CASES, *ENCODER_DECODER_CASES]

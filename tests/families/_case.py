@@ -3,6 +3,7 @@
 The norms' eps is large on purpose: 1e-6 and 1e-5 would give the same logits.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,7 +17,7 @@ from torch import nn
 class Case:
     """A model type, what is special about this config, its fields, and the length of prompt at which it matters.
 
-    `auto` is the transformers class that builds it from the config. `adjust` changes the weights that were drawn, where
+    `auto` is the transformers class that builds it from the config, `attention` the path that it takes. `adjust` changes the weights that were drawn, where
     plain random ones would leave part of the model without effect or make numbers explode.
     """
 
@@ -25,6 +26,7 @@ class Case:
     fields: dict[str, Any] = field(hash=False)
     n_prompt: int = 16
     auto: str = "AutoModelForCausalLM"
+    attention: str = "eager"
     adjust: Callable[[nn.Module], None] | None = field(default=None, hash=False, compare=False)
 
     def __str__(self) -> str:
@@ -78,8 +80,8 @@ def reference(case: Case) -> nn.Module:
     """
     import transformers
 
-    config = transformers.CONFIG_MAPPING[case.family](**case.fields)
-    config._attn_implementation = "eager"
+    config = transformers.CONFIG_MAPPING[case.family](**copy.deepcopy(case.fields))  # which it may change
+    config._attn_implementation, config._experts_implementation = case.attention, "eager"
     model = getattr(transformers, case.auto).from_config(config).eval()
     generator = torch.Generator().manual_seed(len(str(case)))
     with torch.no_grad():

@@ -57,7 +57,7 @@ def mixed(line: Case, lines: list[Case], generator: random.Random) -> dict[str, 
                     fields[name] = other.fields[name]
                 else:
                     fields.pop(name)
-    defaults = CONFIG_MAPPING[line.family](**line.fields).to_dict()
+    defaults = CONFIG_MAPPING[line.family](**copy.deepcopy(line.fields)).to_dict()
     for name in sorted(fields_read(line) & defaults.keys()):
         value = fields.get(name, defaults[name])
         if isinstance(value, bool) and generator.random() < 0.25:
@@ -76,7 +76,7 @@ def mixed(line: Case, lines: list[Case], generator: random.Random) -> dict[str, 
 
 def fields_read(line: Case) -> set[str]:
     """The fields of this config that our side looks at."""
-    values = CONFIG_MAPPING[line.family](**line.fields).to_dict()
+    values = CONFIG_MAPPING[line.family](**copy.deepcopy(line.fields)).to_dict()
     hf = HFConfig(values, {})
     family(line.family).config(hf)
     return set(hf._read)

@@ -8,9 +8,10 @@ from typing import Any
 
 from hooked_lm.components.attention import Attention
 from hooked_lm.components.block import AttentionOnlyBlock, ParallelBlock, PostNormBlock, PreNormBlock, SharedNormBlock
+from hooked_lm.components.latent_attention import LatentAttention
 from hooked_lm.components.mamba import Mamba
 from hooked_lm.components.mamba2 import Mamba2
-from hooked_lm.components.mixer_block import MixerBlock
+from hooked_lm.components.mixer_block import MixerBlock, MixerMLPBlock
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import ClampedGatedMLP, MoE
 from hooked_lm.components.norm import LayerNorm, RMSNorm
@@ -54,6 +55,20 @@ def _(cfg: Attention.Config) -> Sites:
     if cfg.qk_norm is not None:
         sites |= below("q_norm", norm(cfg.qk_norm, QUERY)) | below("k_norm", norm(cfg.k_norm or cfg.qk_norm, KEY))
     return sites | below("z_norm", norm(cfg.z_norm, QUERY))
+
+
+@sites_of.register
+def _(cfg: LatentAttention.Config) -> Sites:
+    sites = dict.fromkeys(("hook_q", "hook_k", "hook_rot_q", "hook_rot_k"), QUERY)
+    sites |= dict.fromkeys(("hook_v", "hook_z"), "batch pos head d_value")
+    sites |= dict.fromkeys(("hook_attn_scores", "hook_pattern"), "batch head query_pos key_pos")
+    latent = "batch pos d_kv_latent"
+    sites |= {"hook_result": "batch pos head d_model", "hook_kv_latent": latent}
+    sites |= {"kv_norm.hook_scale": "batch pos 1", "kv_norm.hook_normalized": latent}
+    if cfg.d_q_latent is not None:
+        latent = "batch pos d_q_latent"
+        sites |= {"hook_q_latent": latent, "q_norm.hook_scale": "batch pos 1", "q_norm.hook_normalized": latent}
+    return sites
 
 
 @sites_of.register
@@ -115,6 +130,12 @@ def _(cfg: MoE.Config) -> Sites:
 
 
 @sites_of.register
+def _(cfg: MixerMLPBlock.Config) -> Sites:
+    sites = sites_of.dispatch(MixerBlock.Config)(cfg) | dict.fromkeys(("hook_resid_mid", "hook_mlp_in"), STREAM)
+    return sites | {"hook_mlp_out": STREAM} | below("ln2", norm(cfg.ln2)) | below("mlp", sites_of(cfg.mlp))
+
+
+@sites_of.register
 def attention_half(cfg: AttentionOnlyBlock.Config) -> Sites:
     """The stream around attention, its copies per head, and what attention adds."""
     sites = dict.fromkeys(("hook_resid_pre", "hook_resid_post", "hook_attn_out"), STREAM)
@@ -150,6 +171,7 @@ def _(cfg: PostNormBlock.Config) -> Sites:
 @sites_of.register
 def _(cfg: DecoderConfig) -> Sites:
     sites = {"hook_tokens": "batch pos", "hook_embed": STREAM} | below("ln_final", norm(cfg.ln_final))
+    sites |= below("embed.ln", norm(cfg.embed.norm))
     if cfg.pos_embed is not None:
         sites |= {"hook_pos_embed": STREAM}
     sites |= {"unembed.hook_in": STREAM, "unembed.hook_out": "batch pos d_vocab"}
@@ -167,6 +189,12 @@ def sizes_of(cfg: Any) -> dict[str, int]:
 @sizes_of.register
 def _(cfg: Attention.Config) -> dict[str, int]:
     return {"head": cfg.n_heads, "kv_head": cfg.n_kv, "d_head": cfg.d_head}
+
+
+@sizes_of.register
+def _(cfg: LatentAttention.Config) -> dict[str, int]:
+    latents = {"d_kv_latent": cfg.d_kv_latent, "d_q_latent": cfg.d_q_latent or 0}
+    return latents | {"head": cfg.n_heads, "kv_head": cfg.n_heads, "d_head": cfg.d_head, "d_value": cfg.d_value}
 
 
 @sizes_of.register(MLP.Config)

@@ -1,6 +1,6 @@
 """Decoders with layer norms: GPT-2 and its time."""
 
-from tests.families._case import SIZES, Case
+from tests.families._case import DYNAMIC, LINEAR, SIZES, Case
 
 GPT2 = {
     "vocab_size": 61,
@@ -13,8 +13,51 @@ GPT2 = {
     "eos_token_id": 2,
 }
 
+GPT = {**GPT2, "tie_word_embeddings": True}  # of the same field names
+WITHOUT_MLP = {name: size for name, size in SIZES.items() if name != "intermediate_size"}
+NEO = {
+    **{name: size for name, size in SIZES.items() if not name.startswith("num_")},
+    "num_layers": 3,
+    "num_heads": 4,
+    "layer_norm_epsilon": 0.02,
+    "window_size": 5,
+    "attention_types": [[["global", "local"], 1], [["local"], 1]],
+}
+OPT = {**WITHOUT_MLP, "ffn_dim": 48, "word_embed_proj_dim": 32, "pad_token_id": 1}
+BLOOM = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "layer_norm_epsilon": 0.02,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+SIX_HEADS = {"hidden_size": 48, "n_head": 6}  # no power of two
+MPT = {"vocab_size": 61, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 40, "layer_norm_epsilon": 0.02}
+FALCON = {**WITHOUT_MLP, "ffn_hidden_size": 48, "layer_norm_epsilon": 0.02}
+NEW_FALCON = {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}
+CTRL = {**GPT2, "dff": 48}
+XGLM = {
+    "vocab_size": 61,
+    "max_position_embeddings": 40,
+    "d_model": 32,
+    "ffn_dim": 48,
+    "num_layers": 2,
+    "attention_heads": 4,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+BIOGPT = {**SIZES, "pad_token_id": 1}
+
 # Fields that are refused when they are not at their default.
-REFUSED = {"gpt2": {"add_cross_attention"}}
+REFUSED = {
+    "gpt2": {"add_cross_attention"},
+    "gpt_bigcode": {"add_cross_attention"},
+    "xglm": {"add_cross_attention"},
+    "mpt": {"expansion_ratio", "logit_scale", "no_bias", "norm_type"},
+}
 
 CASES: list[Case] = [
     Case("gpt2", "tied", GPT2),
@@ -30,4 +73,74 @@ CASES: list[Case] = [
         "linear",
         {**SIZES, "rope_scaling": {"type": "linear", "factor": 3.0}, "rotary_emb_base": 100},
     ),
+    Case("openai-gpt", "tied", GPT),
+    Case("openai-gpt", "untied-one-head", {**GPT, "tie_word_embeddings": False, "n_head": 1}),
+    Case("openai-gpt", "three-layers-relu", {**GPT, "n_layer": 3, "afn": "relu"}),
+    Case("gpt_neo", "global-and-local", NEO),
+    Case("gpt_neo", "all-local-untied", {**NEO, "attention_types": [[["local"], 3]], "tie_word_embeddings": False}),
+    Case("gpt_neo", "wide-mlp-relu", {**NEO, "intermediate_size": None, "activation_function": "relu"}),
+    Case("gptj", "half-rotary", {**GPT2, "rotary_dim": 4, "tie_word_embeddings": False}),
+    Case("gptj", "all-rotary-tied", {**GPT2, "rotary_dim": 8, "tie_word_embeddings": True}),
+    Case("gptj", "narrow-mlp-relu", {**GPT2, "rotary_dim": 6, "n_inner": 20, "activation_function": "relu"}),
+    Case("codegen", "half-rotary", {**GPT2, "rotary_dim": 4, "tie_word_embeddings": False}),
+    Case("codegen", "two-heads-a-shard", {**GPT2, "n_head": 8, "rotary_dim": 4, "tie_word_embeddings": False}),
+    Case("codegen", "tied-narrow-mlp", {**GPT2, "rotary_dim": 8, "n_inner": 20, "tie_word_embeddings": True}),
+    Case("gpt_neox_japanese", "tied", {**WITHOUT_MLP, "intermediate_multiple_size": 2, "layer_norm_eps": 0.02}),
+    Case("gpt_neox_japanese", "untied-half-rotary", {**WITHOUT_MLP, "rotary_pct": 0.5, "tie_word_embeddings": False}),
+    Case("gpt_neox_japanese", "linear-relu", {**WITHOUT_MLP, **LINEAR, "hidden_act": "relu", "num_hidden_layers": 3}),
+    Case("opt", "tied", OPT),
+    Case("opt", "post-norm-projected", {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 20}),
+    Case("opt", "projected-untied", {**OPT, "word_embed_proj_dim": 40, "tie_word_embeddings": False}),
+    Case("opt", "no-biases-plain-norms", {**OPT, "enable_bias": False, "layer_norm_elementwise_affine": False}),
+    Case("opt", "no-final-norm-gelu", {**OPT, "_remove_final_layer_norm": True, "activation_function": "gelu"}),
+    Case("bloom", "tied", BLOOM),
+    Case("bloom", "six-heads", {**BLOOM, **SIX_HEADS}),
+    Case("bloom", "untied-sixteen-heads", {**BLOOM, "n_head": 16, "tie_word_embeddings": False}),
+    Case("mpt", "tied", MPT),
+    Case("mpt", "six-heads", {**MPT, "d_model": 48, "n_heads": 6}),
+    Case(
+        "mpt",
+        "untied-clipped-scaled",
+        {**MPT, "tie_word_embeddings": False, "attn_config": {"clip_qkv": 1.0, "softmax_scale": 0.7}},
+    ),
+    Case("falcon", "one-kv-one-norm", FALCON),
+    Case(  # the eager path of transformers adds the linear biases twice
+        "falcon",
+        "all-kv-alibi-biased-sequential",
+        {**FALCON, "multi_query": False, "alibi": True, "bias": True, "parallel_attn": False},
+        attention="sdpa",
+    ),
+    Case(
+        "falcon",
+        "one-kv-alibi-six-heads",
+        {**FALCON, "alibi": True, "hidden_size": 48, "num_attention_heads": 6, "tie_word_embeddings": False},
+        attention="sdpa",
+    ),
+    Case("falcon", "new-grouped-two-norms", NEW_FALCON),
+    Case("falcon", "new-grouped-one-norm-biased", {**NEW_FALCON, "num_ln_in_parallel_attn": 1, "bias": True}),
+    Case("falcon", "all-kv-parallel-dynamic", {**FALCON, **DYNAMIC, "multi_query": False, "bias": True}, n_prompt=64),
+    Case("gpt_bigcode", "one-kv", GPT2),
+    Case("gpt_bigcode", "all-kv-untied", {**GPT2, "multi_query": False, "tie_word_embeddings": False}),
+    Case(
+        "gpt_bigcode",
+        "unscaled-narrow-mlp-relu",
+        {
+            **GPT2,
+            "scale_attn_weights": False,
+            "n_inner": 20,
+            "activation_function": "relu",
+        },
+    ),
+    Case("ctrl", "tied", CTRL),
+    Case("ctrl", "untied-eight-heads", {**CTRL, "tie_word_embeddings": False, "n_head": 8, "dff": 20}),
+    Case("ctrl", "three-layers-wide", {**CTRL, "n_layer": 3, "n_embd": 48}),
+    Case("xglm", "tied", XGLM),
+    Case("xglm", "untied-unscaled", {**XGLM, "tie_word_embeddings": False, "scale_embedding": False}),
+    Case("xglm", "eight-heads-relu", {**XGLM, "attention_heads": 8, "activation_function": "relu", "num_layers": 3}),
+    Case("biogpt", "tied", BIOGPT),
+    Case("biogpt", "untied-unscaled", {**BIOGPT, "tie_word_embeddings": False, "scale_embedding": False}),
+    Case("biogpt", "eight-heads-relu", {**BIOGPT, "num_attention_heads": 8, "hidden_act": "relu"}),
+    Case("persimmon", "half-rotary", {**SIZES, "layer_norm_eps": 0.02}),
+    Case("persimmon", "no-qk-norm-tied", {**SIZES, "qk_layernorm": False, "tie_word_embeddings": True}),
+    Case("persimmon", "linear-gelu", {**SIZES, **LINEAR, "hidden_act": "gelu", "num_attention_heads": 2}),
 ]

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from tests.families._case import Case
+from tests.families._case import GROUPED, SIZES, Case
 
 
 def stir(model: nn.Module) -> None:
@@ -25,6 +25,28 @@ MAMBA = {
     "eos_token_id": 2,
 }
 MAMBA2 = {**MAMBA, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 16}
+RECURRENT_GEMMA = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "attention_window_size": 5,
+    "rms_norm_eps": 0.02,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+BAMBA = {
+    **SIZES,
+    **GROUPED,
+    "num_hidden_layers": 4,
+    "attn_layer_indices": [0, 2],
+    "mamba_n_heads": 8,
+    "mamba_d_state": 5,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 16,
+}
 
 CASES: list[Case] = [
     Case("mamba", "tied", MAMBA, adjust=stir),
@@ -54,4 +76,53 @@ CASES: list[Case] = [
         {**MAMBA2, "n_groups": 8, "residual_in_fp32": False, "use_conv_bias": False, "conv_kernel": 2},
         adjust=stir,
     ),
+    Case("recurrent_gemma", "two-to-one", RECURRENT_GEMMA, adjust=stir),
+    Case(
+        "recurrent_gemma",
+        "grouped-biased-untied-narrow-state",
+        {
+            **RECURRENT_GEMMA,
+            "num_key_value_heads": 2,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "lru_width": 20,
+            "block_types": ["attention", "recurrent"],
+            "attention_window_size": 9,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0},
+            "conv1d_width": 3,
+        },
+        n_prompt=20,
+        adjust=stir,
+    ),
+    Case(
+        "recurrent_gemma",
+        "attention-first-tight-cap-silu",
+        {
+            **RECURRENT_GEMMA,
+            "block_types": ["attention", "recurrent", "recurrent"],
+            "logits_soft_cap": 2.0,
+            "hidden_activation": "silu",
+        },
+        adjust=stir,
+    ),
+    Case("bamba", "two-attention-layers", BAMBA, adjust=stir),
+    Case(
+        "bamba",
+        "biased-tied-three-groups-limited-steps",
+        {
+            **BAMBA,
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "mamba_n_heads": 6,
+            "mamba_n_groups": 3,
+            "hidden_size": 48,
+            "time_step_limit": (0.3, 0.7),
+            "rope_theta": 100.0,
+        },
+        adjust=stir,
+    ),
+    Case("bamba", "attention-last-narrow", {**BAMBA, "attn_layer_indices": [3], "mamba_expand": 1}, adjust=stir),
 ]

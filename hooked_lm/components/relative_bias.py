@@ -1,0 +1,67 @@
+"""A learned bias on the scores for each distance between query and key (Raffel et al. 2019, arXiv:1910.10683)."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hooked_lm.components.context import Context
+from hooked_lm.components.source import StackContext
+from hooked_lm.hooks import HookPoint, is_listening
+
+Bias = Float[Tensor, "#batch head query_pos key_pos"]
+
+
+class RelativeBias(nn.Module):
+    """`W_rel[bucket of (key - query)]` for each head; `W_rel` is [bucket, head].
+
+    Short distances have a bucket of their own; longer ones share buckets that widen geometrically up to `max_distance`,
+    where the last begins. If `bidirectional`, half of the buckets are for keys behind the query; otherwise keys behind
+    it have that of distance 0. The site `hook_bias` shows what is added to the scores of every layer that shares it.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        n_heads: int
+        n_buckets: int = 32
+        max_distance: int = 128
+        bidirectional: bool = True
+
+        def build(self) -> "RelativeBias":
+            return RelativeBias(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.W_rel = nn.Parameter(torch.empty(cfg.n_buckets, cfg.n_heads))
+        self.hook_bias = HookPoint("batch", "head", "query_pos", "key_pos")
+
+    def bias(self, context: Context, dtype: torch.dtype) -> Bias:
+        """What is added to the scores of these queries and keys."""
+        distance = context.once("distance", lambda: _distance(context))
+        buckets = context.once(self.cfg, lambda: self.buckets(distance))
+        bias = F.embedding(buckets, self.W_rel).permute(2, 0, 1)[None]
+        if is_listening(self.hook_bias):
+            assert isinstance(context, StackContext), "only a stack knows how many rows there are"
+            bias = self.hook_bias(bias.expand(context.batch, -1, -1, -1).contiguous())
+        return bias.to(dtype)
+
+    def buckets(self, distance: Int[Tensor, "query_pos key_pos"]) -> Int[Tensor, "query_pos key_pos"]:
+        """The row of `W_rel` for each distance from query to key, negative for keys before the query."""
+        if self.cfg.bidirectional:
+            n_buckets = self.cfg.n_buckets // 2
+            first, far = (distance > 0).long() * n_buckets, distance.abs()
+        else:
+            n_buckets, first, far = self.cfg.n_buckets, torch.zeros_like(distance), (-distance).clamp(min=0)
+        n_exact = n_buckets // 2
+        growth = torch.log(far.clamp(min=1).float() / n_exact) / math.log(self.cfg.max_distance / n_exact)
+        shared = (n_exact + (growth * (n_buckets - n_exact)).long()).clamp(max=n_buckets - 1)
+        return first + torch.where(far < n_exact, far, shared)
+
+
+def _distance(context: Context) -> Int[Tensor, "query_pos key_pos"]:
+    key = torch.arange(context.n_key, device=context.device)
+    return key - key[context.n_past :, None]

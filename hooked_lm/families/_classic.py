@@ -1,0 +1,73 @@
+"""Rows that families with layer norms and plain MLPs share, whatever their names."""
+
+from hooked_lm.components.block import AttentionPart
+from hooked_lm.models.config import DecoderConfig
+from hooked_lm.weights import Row
+
+
+def norm(theirs: str, ours: str) -> list[Row]:
+    """A norm with weight and bias."""
+    return [Row(theirs + ".weight", ours + ".w"), Row(theirs + ".bias", ours + ".b")]
+
+
+def into_mlp(theirs: str) -> list[Row]:
+    """The linear layer that an MLP reads by."""
+    return [Row(theirs + ".weight", "blocks.{l}.mlp.W_in", "f m -> m f"), Row(theirs + ".bias", "blocks.{l}.mlp.b_in")]
+
+
+def out_of_mlp(theirs: str) -> list[Row]:
+    """The linear layer that an MLP writes by."""
+    return [
+        Row(theirs + ".weight", "blocks.{l}.mlp.W_out", "m f -> f m"),
+        Row(theirs + ".bias", "blocks.{l}.mlp.b_out"),
+    ]
+
+
+def into_attention(q: str, k: str, v: str) -> list[Row]:
+    """Three linear layers for queries, keys and values."""
+    rows = []
+    for theirs, x in ((q, "Q"), (k, "K"), (v, "V")):
+        rows += [
+            Row(theirs + ".weight", f"blocks.{{l}}.attn.W_{x}", "(n h) m -> n m h"),
+            Row(theirs + ".bias", f"blocks.{{l}}.attn.b_{x}", "(n h) -> n h"),
+        ]
+    return rows
+
+
+def fused_by_group(theirs: str, tree: DecoderConfig) -> list[Row]:
+    """One linear layer that holds, for each key/value head, the queries that share it, its key and its value."""
+    block = tree.blocks[0]
+    assert isinstance(block, AttentionPart.Config)
+    n_kv = block.attn.n_kv
+    parts = {"Q": block.attn.n_heads // n_kv, "K": 1, "V": 1}
+    return [
+        Row(theirs + ".weight", "blocks.{l}.attn.W_{g}", "(kv g h) m -> (kv g) m h", kv=n_kv, g=parts),
+        Row(theirs + ".bias", "blocks.{l}.attn.b_{g}", "(kv g h) -> (kv g) h", kv=n_kv, g=parts),
+    ]
+
+
+def out_of_attention(theirs: str) -> list[Row]:
+    """The linear layer that attention writes by."""
+    return [
+        Row(theirs + ".weight", "blocks.{l}.attn.W_O", "m (n h) -> n h m"),
+        Row(theirs + ".bias", "blocks.{l}.attn.b_O"),
+    ]
+
+
+def fairseq_layer(theirs: str) -> list[Row]:
+    """A layer by the names of fairseq (OPT, XGLM, BioGPT)."""
+    ours, attn = "blocks.{l}.", theirs + "self_attn."
+    return [
+        *norm(theirs + "self_attn_layer_norm", ours + "ln1"),
+        *into_attention(attn + "q_proj", attn + "k_proj", attn + "v_proj"),
+        *out_of_attention(attn + "out_proj"),
+        *norm(theirs + "final_layer_norm", ours + "ln2"),
+        *into_mlp(theirs + "fc1"),
+        *out_of_mlp(theirs + "fc2"),
+    ]
+
+
+def head(theirs: str, tree: DecoderConfig, tied_to: str) -> list[Row]:
+    """The unembedding, which may be the embedding under another name."""
+    tied = tied_to if tree.unembed.tied else None
+    return [Row(theirs + ".weight", "unembed.W_U", "v m -> m v", tied=tied), Row(theirs + ".bias", "unembed.b_U")]

@@ -1,0 +1,27 @@
+"""GLM-4 of 2024 (GLM Team, arXiv:2406.12793): adjacent rotary pairs in half of each head, fused gate and other branch."""
+
+from hooked_lm.families import _llama_like as llama_like
+from hooked_lm.families._llama_like import IGNORED, PREFIX
+from hooked_lm.families._reader import HFConfig
+from hooked_lm.families._rotary import rotary
+from hooked_lm.models.config import DecoderConfig
+from hooked_lm.weights import Row
+
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
+
+NO_EFFECT = ("partial_rotary_factor",)  # `rope_parameters` repeat it where it counts
+
+
+def config(hf: HFConfig) -> DecoderConfig:
+    d_head = hf.head_dim or hf.hidden_size // hf.num_attention_heads
+    attn = llama_like.attention(hf, rotary=rotary(hf, d_head, adjacent_pairs=True), qkv_bias=hf.attention_bias)
+    return llama_like.decoder(hf, attn)
+
+
+def rows(tree: DecoderConfig) -> list[Row]:
+    return [
+        *llama_like.outer_rows(tree),
+        *llama_like.norm_rows(tree),
+        *llama_like.attention_rows(tree),
+        *llama_like.fused_mlp_rows(tree),
+    ]

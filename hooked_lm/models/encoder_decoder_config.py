@@ -1,0 +1,186 @@
+"""What an encoder-decoder is made of: the tree of component configs, and its face in flat names."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hooked_lm.components.activations import activation_name
+from hooked_lm.components.attention import Attention
+from hooked_lm.components.block import PostNormBlock, PreNormBlock
+from hooked_lm.components.cross_attention import CrossAttention
+from hooked_lm.components.cross_block import CrossBlockConfig, PreNormCrossBlock
+from hooked_lm.components.embed import Embed, PosEmbedConfig, Unembed
+from hooked_lm.components.mlp import MLP, GatedMLP, MLPConfig
+from hooked_lm.components.moe import ClampedGatedMLP, MoE
+from hooked_lm.components.norm import NormConfig, RMSNorm
+from hooked_lm.components.position_bias import SharedBias
+from hooked_lm.components.relative_bias import RelativeBias
+from hooked_lm.models.config import HookedTransformerConfig, norm_type
+
+SideBlockConfig = PreNormBlock.Config | PostNormBlock.Config | CrossBlockConfig
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """The layers of an encoder, or of a decoder beside one, and what stands before and behind them.
+
+    `ln_embed` normalises the sum of token and position embedding. `rel_pos_bias` is a bias on the scores that the layers
+    share; layers with biases of their own have them in their attention.
+    """
+
+    blocks: tuple[SideBlockConfig, ...]
+    pos_embed: PosEmbedConfig | None = None
+    ln_embed: NormConfig | None = None
+    rel_pos_bias: RelativeBias.Config | None = None
+    ln_final: NormConfig | None = None
+
+
+@dataclass(frozen=True)
+class EncoderDecoderConfig:
+    """An encoder, a decoder whose layers read its output, and an unembedding.
+
+    `n_ctx` is the longest input of either. Without a `decoder_embed` both sides share one token embedding. A tied
+    unembedding is that of the decoder's.
+    """
+
+    n_ctx: int
+    embed: Embed.Config
+    encoder: StackConfig
+    decoder: StackConfig
+    unembed: Unembed.Config
+    decoder_embed: Embed.Config | None = None
+
+    @property
+    def blocks(self) -> tuple[SideBlockConfig, ...]:
+        """Those of the encoder, then those of the decoder."""
+        return self.encoder.blocks + self.decoder.blocks
+
+
+@dataclass
+class HookedEncoderDecoderConfig(HookedTransformerConfig):
+    """An encoder-decoder in flat names; those that it shares with decoders speak of the encoder, as far as sides differ.
+
+    Made by hand it describes a T5 (Raffel et al. 2019, arXiv:1910.10683) to build: `HookedEncoderDecoderConfig(n_layers=2,
+    d_model=64, n_heads=4, n_ctx=128, d_vocab=1000, act_fn="relu")`. `decoder_start_token_id` is what a decoder's input
+    begins with; in generated text `forced_bos_token_id` comes first, `suppress_tokens` never.
+    """
+
+    n_decoder_layers: int = -1
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    eos_token_id: int | None = None
+    pad_token_id: int | None = None
+    forced_bos_token_id: int | None = None
+    suppress_tokens: tuple[int, ...] = ()
+    positional_embedding_type: str = "relative_positional_bias"
+    normalization_type: str | None = "RMS"
+    eps: float = 1e-6
+    tie_word_embeddings: bool = True
+    tree: EncoderDecoderConfig | None = field(default=None, repr=False)  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.n_decoder_layers == -1:
+            self.n_decoder_layers = self.n_layers
+        if self.tree is None:
+            self._fill_sizes()
+            if self.d_vocab < 1:
+                raise ValueError("an encoder-decoder needs d_vocab")
+            self.tree = build_tree(self)
+        if self.n_params is None:
+            self.n_params = sum(n_weights(block) for block in self.tree.blocks)
+        super().__post_init__()
+
+    @classmethod
+    def from_tree(cls, tree: EncoderDecoderConfig, **flat: Any) -> "HookedEncoderDecoderConfig":  # type: ignore[override]
+        """The face of a tree; `flat` adds what a tree does not say (names, device, dtype, defaults)."""
+        return cls(**{**flat_names(tree), **flat}, tree=tree)
+
+    def check_tree(self) -> None:
+        """Raises ValueError if sizes were edited apart from the tree that a model is built from."""
+        assert self.tree is not None
+        flat = flat_names(self.tree)
+        for name in ("n_layers", "n_decoder_layers", "d_model", "n_ctx", "n_heads", "d_head", "d_mlp", "d_vocab"):
+            if getattr(self, name) != flat[name]:
+                raise ValueError(
+                    f"cfg.{name} is {getattr(self, name)}, but the tree that models are built from has {flat[name]}; make "
+                    f"a new config: dataclasses.replace(cfg, {name}={getattr(self, name)}, tree=None)"
+                )
+
+
+def build_tree(cfg: HookedEncoderDecoderConfig) -> EncoderDecoderConfig:
+    """The T5 that flat names describe."""
+    if (cfg.positional_embedding_type, cfg.normalization_type) != ("relative_positional_bias", "RMS"):
+        raise ValueError(
+            "flat names build encoder-decoders with positional_embedding_type='relative_positional_bias' and "
+            f"normalization_type='RMS', not {cfg.positional_embedding_type!r} and {cfg.normalization_type!r}; "
+            "give a tree for others"
+        )
+    scale = 1 / cfg.attn_scale if cfg.use_attn_scale else 1.0
+    sizes = (cfg.d_model, cfg.n_heads, cfg.d_head)
+    norm = RMSNorm.Config(cfg.d_model, cfg.eps)
+    kind = GatedMLP if cfg.gated_mlp else MLP
+    mlp = kind.Config(cfg.d_model, cfg.d_mlp or 4 * cfg.d_model, cfg.act_fn or "relu", bias=False)
+
+    def attn(causal: bool) -> Attention.Config:
+        return Attention.Config(*sizes, scale=scale, position_bias=SharedBias(), causal=causal)
+
+    def stack(blocks: tuple[SideBlockConfig, ...], bidirectional: bool) -> StackConfig:
+        buckets = (cfg.n_heads, cfg.relative_attention_num_buckets, cfg.relative_attention_max_distance)
+        return StackConfig(blocks, rel_pos_bias=RelativeBias.Config(*buckets, bidirectional), ln_final=norm)
+
+    cross = CrossAttention.Config(*sizes, scale=scale)
+    encoder = PreNormBlock.Config(attn=attn(causal=False), ln1=norm, mlp=mlp, ln2=norm)
+    decoder = PreNormCrossBlock.Config(attn=attn(causal=True), ln1=norm, cross_attn=cross, ln2=norm, mlp=mlp, ln3=norm)
+    unembed_scale = cfg.d_model**-0.5 if cfg.tie_word_embeddings else 1.0
+    return EncoderDecoderConfig(
+        n_ctx=cfg.n_ctx,
+        embed=Embed.Config(cfg.d_vocab, cfg.d_model),
+        encoder=stack((encoder,) * cfg.n_layers, bidirectional=True),
+        decoder=stack((decoder,) * cfg.n_decoder_layers, bidirectional=False),
+        unembed=Unembed.Config(cfg.d_model, cfg.d_vocab, scale=unembed_scale, tied=cfg.tie_word_embeddings),
+    )
+
+
+def flat_names(tree: EncoderDecoderConfig) -> dict[str, Any]:
+    """What the flat names say of a tree: of the encoder's first layer, where sides or layers differ."""
+    block, decoder_embed = tree.encoder.blocks[0], tree.decoder_embed or tree.embed
+    attn, mlp = block.attn, next((b.mlp for b in tree.encoder.blocks if not isinstance(b.mlp, MoE.Config)), block.mlp)
+    expert = mlp.expert if isinstance(mlp, MoE.Config) else mlp
+    bias = tree.encoder.rel_pos_bias
+    if bias is None and isinstance(attn.position_bias, RelativeBias.Config):
+        bias = attn.position_bias
+    relative = {
+        "relative_attention_num_buckets": bias.n_buckets,
+        "relative_attention_max_distance": bias.max_distance,
+    } if bias else {}  # fmt: skip
+    return relative | {
+        "n_layers": len(tree.encoder.blocks),
+        "n_decoder_layers": len(tree.decoder.blocks),
+        "d_model": tree.embed.d_model,
+        "n_ctx": tree.n_ctx,
+        "d_vocab": tree.embed.d_vocab,
+        "d_vocab_out": tree.unembed.d_vocab,
+        "tie_word_embeddings": tree.unembed.tied and decoder_embed.d_vocab == tree.unembed.d_vocab,
+        "normalization_type": norm_type(block.ln1),
+        "eps": block.ln1.eps if block.ln1 else 1e-5,
+        "d_head": attn.d_head,
+        "n_heads": attn.n_heads,
+        "attn_scale": attn.d_head**0.5 if attn.scale is None else 1 / attn.scale,
+        "use_attn_scale": attn.scale != 1.0,
+        "attention_dir": "bidirectional",
+        "positional_embedding_type": "standard" if bias is None else "relative_positional_bias",
+        "d_mlp": expert.d_mlp,
+        "act_fn": activation_name(expert.act_fn),
+        "gated_mlp": isinstance(expert, (GatedMLP.Config, ClampedGatedMLP.Config)),
+    }
+
+
+def n_weights(block: SideBlockConfig) -> int:
+    """The entries of a block's matrices."""
+    attn = 4 * block.attn.d_model * block.attn.d_head * block.attn.n_heads
+    return attn * (2 if hasattr(block, "cross_attn") else 1) + _n_mlp_weights(block.mlp)
+
+
+def _n_mlp_weights(mlp: MLPConfig | ClampedGatedMLP.Config | MoE.Config) -> int:
+    if isinstance(mlp, MoE.Config):
+        return mlp.n_experts * (mlp.d_model + _n_mlp_weights(mlp.expert))
+    return (2 if isinstance(mlp, MLP.Config) else 3) * mlp.d_model * mlp.d_mlp

@@ -1,0 +1,141 @@
+"""The unhooked forward pass of every family, against transformers' fastest attention on this machine.
+
+python -m tests.benchmarks families [model_type ...]
+
+A model has the structure of its family's first line in the table of tests/families, at 12 layers of width 768 and with a small
+vocabulary. Without names all families are timed, one model at a time: about half a minute each.
+"""
+
+import statistics
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from hooked_lm import hub
+from hooked_lm.families import supported
+from tests.benchmarks.timing import Figure, seconds
+from tests.families import CASES, Case
+
+N_LAYERS, N_EXPERTS = 12, 8
+SIZES = {
+    5000: ("vocab_size",),
+    768: ("hidden_size", "n_embd", "d_model", "dim", "word_embed_proj_dim", "lru_width", "kv_lora_rank"),
+    12: ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads"),
+    3072: (
+        *("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "hidden_dim"),
+        *("encoder_ffn_dim", "decoder_ffn_dim"),
+    ),
+    512: ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "sliding_window"),
+    64: ("head_dim", "d_kv", "qk_nope_head_dim", "v_head_dim"),
+    32: ("qk_rope_head_dim", "rotary_dim"),
+    N_EXPERTS: ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    2: ("num_experts_per_tok", "moe_k", "moe_topk"),
+    1024: ("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"),
+}
+KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+LAYERS = (
+    *("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    *("encoder_layers", "decoder_layers", "num_decoder_layers"),
+)
+# What a family needs besides, because its sizes depend on each other.
+BESIDES: dict[str, dict[str, Any]] = {
+    "mamba2": {"num_heads": 24, "head_dim": 64, "n_groups": 1, "state_size": 128, "chunk_size": 256},
+}
+ROUNDS = {(1, 16): 21, (4, 128): 7}
+
+
+def real_size(case: Case) -> dict[str, Any]:
+    """The fields of a tiny config, at the size of a small real model."""
+    fields = dict(case.fields)
+    size = {name: size for size, names in SIZES.items() for name in names}
+    n_layers = next((fields[name] for name in LAYERS if name in fields), None)
+    heads = next((fields[name] for name in SIZES[12] if name in fields), None)
+    for name, value in fields.items():
+        if name in LAYERS:
+            fields[name] = N_LAYERS
+        elif name in KEY_VALUE_HEADS:
+            fields[name] = 12 if value == heads else 4
+        elif isinstance(value, (list, tuple)) and len(value) == n_layers:
+            fields[name] = (list(value) * N_LAYERS)[:N_LAYERS]
+        elif name in size and value is not None:
+            fields[name] = size[name]
+    if is_mixture(case) and "moe_intermediate_size" not in fields:
+        fields |= {name: 1024 for name in ("intermediate_size", "ffn_dim") if name in fields}
+    return {**fields, **BESIDES.get(case.family, {})}
+
+
+def is_mixture(case: Case) -> bool:
+    return any(name in case.fields for name in SIZES[N_EXPERTS])
+
+
+def models(case: Case) -> tuple[Any, nn.Module]:
+    """Ours and that of transformers, with the same random weights; ours maps them from a file, as users' models do."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.CONFIG_MAPPING[case.family](**real_size(case))
+    theirs = getattr(transformers, case.auto).from_config(config).eval()
+    with tempfile.TemporaryDirectory() as directory:
+        theirs.save_pretrained(directory)
+        return hub.from_pretrained_no_processing(directory), theirs
+
+
+def ways(theirs: nn.Module) -> dict[str, Callable[[], None]]:
+    """What can be chosen in transformers, by name: attention in steps or fused; experts one by one or as it comes."""
+
+    def choose(attention: str, experts: str | None = None) -> Callable[[], None]:
+        def now() -> None:
+            theirs.set_attn_implementation(attention)
+            if experts is not None:
+                theirs.set_experts_implementation(experts)
+
+        return now
+
+    found: dict[str, Callable[[], None]] = {}
+    default = getattr(theirs.config, "_experts_implementation", None)
+    expert_ways = [default, "eager"] if theirs._can_set_experts_implementation() else [None]
+    for attention in ("eager", "sdpa"):
+        for experts in dict.fromkeys(expert_ways):
+            way = choose(attention, experts)
+            try:
+                way()
+            except ValueError:  # not every architecture has a fused attention
+                continue
+            found[attention if experts is None else f"{attention}, experts {experts}"] = way
+    return found
+
+
+@torch.no_grad()
+def forward_figure(case: Case, ours: Any, theirs: nn.Module, batch: int, pos: int) -> Figure:
+    """Ours against each way of transformers in turn; the figure is the ratio to the fastest."""
+    tokens = torch.randint(5000, (batch, pos))
+    inputs = (tokens, tokens) if theirs.config.is_encoder_decoder else (tokens,)
+    named = dict(zip(("input_ids", "decoder_input_ids"), inputs, strict=False))
+    choices, times = ways(theirs), {name: [] for name in ("ours", *ways(theirs))}
+    for turn in range(ROUNDS[batch, pos] + 1):
+        for name, choose in choices.items():
+            choose()
+            pair = seconds(lambda: ours(*inputs)), seconds(lambda: theirs(**named, use_cache=False))
+            if turn:  # the first round warms up
+                times["ours"].append(pair[0])
+                times[name].append(pair)
+    ratios = {name: statistics.median(a / b for a, b in times[name]) for name in choices}
+    fastest = max(ratios, key=ratios.__getitem__)
+    bound = 1.0 if is_mixture(case) else 1.05
+    mine, other = statistics.median(times["ours"]), statistics.median(b for _, b in times[fastest])
+    others = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items() if name != fastest)
+    detail = f"{mine * 1e3:.1f} / {other * 1e3:.1f} ms" + (f"; against {others}" if others else "")
+    return Figure(f"{case.family} {batch}x{pos}", f"HF {fastest}", ratios[fastest], bound, detail)
+
+
+def family_figures(names: list[str]) -> list[Figure]:
+    """Of the families that are named, or of all."""
+    figures = []
+    for name in names or supported():
+        case = next(case for case in CASES if case.family == name)
+        ours, theirs = models(case)
+        figures += [forward_figure(case, ours, theirs, batch, pos) for batch, pos in ROUNDS]
+    return figures

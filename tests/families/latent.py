@@ -1,0 +1,65 @@
+"""Latent attention: with and without a latent of the queries, dense layers first, groups of experts."""
+
+from tests.families._case import SIZES, Case, rope
+from tests.families.moe import corrected
+
+DEEPSEEK = {
+    **SIZES,
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 12,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 12,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "n_group": 4,
+    "topk_group": 2,
+    "rms_norm_eps": 0.02,
+    "routed_scaling_factor": 1.5,
+}
+YARN = rope("yarn", factor=4.0, original_max_position_embeddings=10, mscale=0.8, mscale_all_dim=0.5)
+
+CASES = [
+    Case("deepseek_v2", "greedy", {**DEEPSEEK, "rope_theta": 100.0}),
+    Case(
+        "deepseek_v2",
+        "groups-no-query-latent-yarn",
+        {**DEEPSEEK, **YARN, "q_lora_rank": None, "topk_method": "group_limited_greedy", "n_shared_experts": 1},
+    ),
+    Case(
+        "deepseek_v2",
+        "biased-tied-all-sparse",
+        {
+            **DEEPSEEK,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "first_k_dense_replace": 0,
+            "v_head_dim": 8,
+        },
+    ),
+    Case("deepseek_v3", "groups", {**DEEPSEEK, "rope_theta": 100.0}, adjust=corrected),
+    Case(
+        "deepseek_v3",
+        "no-query-latent-yarn",
+        {**DEEPSEEK, **YARN, "q_lora_rank": None, "n_group": 1, "topk_group": 1},
+        adjust=corrected,
+    ),
+    Case(
+        "deepseek_v3",
+        "halves-biased-tied-not-renormalised",
+        {
+            **DEEPSEEK,
+            "rope_interleave": False,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "norm_topk_prob": False,
+            "first_k_dense_replace": 0,
+        },
+        adjust=corrected,
+    ),
+]
