@@ -48,11 +48,34 @@ MEANING = {
     "hook_out": "what the module gives; at the unembedding, the logits before any soft cap",
     "hook_mlp_out": "exactly what the MLP adds to the stream",
     "hook_resid_post": "the stream after the block",
+    "hook_normalized_resid_mid": "post-norm blocks: the sum at `hook_resid_mid`, normalised, which the MLP reads",
+    "hook_normalized_resid_post": "post-norm blocks: the sum at `hook_resid_post`, normalised, which the next block reads",
+    "hook_mid": "the activation before the norm inside the MLP; `hook_post` is behind it",
+    "hook_router_logits": "what the router gives for each expert",
+    "hook_expert_indices": "the experts that are chosen, the first choice first",
+    "hook_expert_weights": "how much each of the chosen experts counts",
+    "hook_routed_positions": "row and position of the tokens that went to this expert, in the order of its other sites",
+    "hook_shared_gate": "how much the expert that reads every token counts",
+    "hook_q_latent": "what queries are made of, before its norm",
+    "hook_kv_latent": "what keys and values are made of, before its norm",
+    "hook_mixer_in": "the stream before the mixer's norm",
+    "hook_mixer_out": "exactly what the mixer adds to the stream",
+    "hook_x": "what the convolution over positions reads",
+    "hook_conv": "what the recurrence reads: behind the convolution and its activation",
+    "hook_gate": "what the output is multiplied by, before its activation",
+    "hook_dt": "the step sizes, behind the softplus",
+    "hook_B": "how the input enters the state",
+    "hook_C": "how the state is read",
+    "hook_r": "the gate of the decay",
+    "hook_i": "the gate of the input",
+    "hook_a": "how much of the state is kept",
+    "hook_state": "the state after each position; an edit changes what follows",
+    "hook_y": "what is read off the state, before the gate",
 }
 
 HEAD = """# Sites
 
-Every hook point of a decoder, in order of computation; `{i}` is a layer. Sites *on demand* are not in a cache without a
+Every hook point of a plain decoder, in order of computation; `{i}` is a layer. Sites *on demand* are not in a cache without a
 filter; naming them in a filter or a hook computes them. Words for axes: `kv_head` is `head` unless heads share keys and
 values; `query_pos` and `key_pos` are `pos`.
 
@@ -85,22 +108,81 @@ def rows() -> list[str]:
     return lines
 
 
+def any_layer(site: str) -> str:
+    """A site's name with `{i}` for layers and `{e}` for experts."""
+    return re.sub(r"\bexperts\.\d+\b", "experts.{e}", re.sub(r"^(\w+)\.\d+\.", r"\1.{i}.", site))
+
+
+def sites_of_families(class_name: str) -> dict[str, dict[str, Any]]:
+    """Site -> its shapes and the families that have it, over the families of a class, in the order of computation."""
+    found: dict[str, dict[str, Any]] = {}
+    for case in CASES:
+        if model_class(case.family) == class_name:
+            for name, point in hooked(case).hook_dict.items():
+                entry = found.setdefault(any_layer(name), {"shapes": {}, "families": {}, "on demand": point.on_demand})
+                entry["shapes"][" ".join(point.dims)] = entry["families"][case.family] = None
+    return found
+
+
+def listing(class_name: str, known: set[str]) -> list[str]:
+    """A table row per site of a class of models that is not known yet."""
+    lines = []
+    for name, entry in sites_of_families(class_name).items():
+        if name not in known:
+            leaf, families = name.rpartition(".")[2], sorted(entry["families"])
+            if leaf not in MEANING:
+                raise KeyError(f"docs/generate.py does not say what {name!r} means")
+            shape = " or ".join(entry["shapes"]) + (", on demand" if entry["on demand"] else "")
+            who = ", ".join(families[:4]) + (f" and {len(families) - 4} more" if len(families) > 4 else "")
+            lines.append(f"| `{name}` | {shape} | {MEANING[leaf]} | {who} |")
+    return lines
+
+
+OTHER_HEADS = {
+    "HookedTransformer": """
+## Sites that only some families have
+
+`{e}` is an expert. `routed` stands for the tokens that went to it.
+
+""",
+    "HookedEncoder": """
+## Encoders
+
+All sites of a `HookedEncoder`.
+
+""",
+    "HookedEncoderDecoder": """
+## Encoder-decoders
+
+All sites of a `HookedEncoderDecoder`.
+
+""",
+}
+COLUMNS = "| site | shape | meaning | families |\n|---|---|---|---|\n"
+
+
 def page() -> str:
     """The page of sites as it should be."""
-    return HEAD + "\n".join(rows()) + "\n"
+    known = {any_layer(name) for model in models() for name in model.hook_dict}
+    text = HEAD + "\n".join(rows()) + "\n"
+    for class_name, head in OTHER_HEADS.items():
+        lines = listing(class_name, known if class_name == "HookedTransformer" else set())
+        text += head + COLUMNS + "\n".join(lines) + "\n" if lines else ""
+    return text
 
 
 MODELS_HEAD = """# Models
 
 The architectures whose checkpoints load, by the `model_type` of their `config.json`: the class they become, what they are
-built from, where their sites are not those of [the page of sites](sites.md) (in a part of the models, at least), and the
-largest difference of fp32 logits of order one from those of transformers, over a few tiny random configs of each.
+built from, the sites that some of them have besides those of [the page of sites](sites.md), those that none of them has,
+and the largest difference of fp32 logits of order one from those of transformers, over some tiny random configs.
 
 `hooked-lm models` prints the first two columns; `hooked-lm verify PATH_OR_NAME` compares a checkpoint with transformers.
 
-| model_type | class | built from | other sites | missing sites | largest difference |
+| model_type | class | built from | other sites | missing sites | largest difference, configs |
 |---|---|---|---|---|---|
 """
+EVERYWHERE = {"DecoderConfig", "EncoderConfig", "EncoderDecoderConfig", "Embed", "Unembed"}
 OPTIONAL = ("hook_pos_embed", "hook_rot_", "hook_pre_linear", "q_norm.", "k_norm.", "ln1_post.", "ln2_post.")
 
 
@@ -117,55 +199,51 @@ def parts(cfg: Any) -> Iterator[str]:
             yield from parts(getattr(cfg, field.name))
 
 
-def any_layer(site: str) -> str:
-    """A site's name with `{i}` for layers and `{e}` for experts."""
-    return re.sub(r"\bexperts\.\d+\b", "experts.{e}", re.sub(r"^(\w+)\.\d+\.", r"\1.{i}.", site))
-
-
 def listed(names: list[str]) -> str:
     """Names of sites for a cell of a table; those below one part stand together."""
-    parts: dict[str, list[str]] = {}
+    below: dict[str, list[str]] = {}
     for name in names:
         part, _, leaf = name.removeprefix("blocks.{i}.").rpartition(".")
-        parts.setdefault(part, []).append(leaf.removeprefix("hook_"))
+        below.setdefault(part, []).append(leaf.removeprefix("hook_"))
     return ", ".join(
         f"`{part}{'.' if part else ''}hook_{leaves[0] if len(leaves) == 1 else '{' + ','.join(leaves) + '}'}`"
-        for part, leaves in parts.items()
+        for part, leaves in below.items()
     )
 
 
-def family_row(name: str, parity: dict[str, Any], standard: dict[str, set[str]]) -> str:
-    """The row of a family."""
-    models = [hooked(case) for case in CASES if case.family == name]
-    built = dict.fromkeys(part for model in models for part in parts(model.cfg.tree))
-    sites = dict.fromkeys(any_layer(site) for model in models for site in model.hook_dict)
-    usual = standard[model_class(name)]
-    missing = [site for site in usual if site not in sites and not any(word in site for word in OPTIONAL)]
+def family_row(name: str, parity: dict[str, Any], standard: list[str]) -> str:
+    """The row of a family; `standard` are the usual sites of its class."""
+    trees, sites = [], dict[str, None]()
+    for case in CASES:
+        if case.family == name:
+            trees.append(hooked(case).cfg.tree)
+            sites |= dict.fromkeys(any_layer(site) for site in hooked(case).hook_dict)
+    missing = [site for site in standard if site not in sites and not any(word in site for word in OPTIONAL)]
     cells = [
         f"`{name}`",
         model_class(name),
-        ", ".join(built),
-        listed([site for site in sites if site not in usual]),
-        listed(sorted(missing)),
-        f"{parity[name]['largest']:.1e} ({parity[name]['configs']} configs)",
+        ", ".join(part for part in dict.fromkeys(parts(trees)) if part not in EVERYWHERE),
+        listed([site for site in sites if site not in standard]),
+        listed(missing),
+        f"{parity[name]['largest']:.1e} in {parity[name]['configs']}",
     ]
     return "| " + " | ".join(cells) + " |"
 
 
-def standard_sites() -> dict[str, set[str]]:
-    """Class -> its usual sites: those of the page, and for other classes than decoders those that all families have."""
-    standard = {"HookedTransformer": {any_layer(site) for model in models() for site in model.hook_dict}}
-    for name in supported():
-        if model_class(name) != "HookedTransformer":
-            sites = {any_layer(s) for case in CASES if case.family == name for s in hooked(case).hook_dict}
-            standard[model_class(name)] = standard.get(model_class(name), sites) & sites
-    return standard
+def standard_sites(class_name: str) -> list[str]:
+    """The usual sites of a class: for decoders those of the page, for others those that all its families have."""
+    if class_name == "HookedTransformer":
+        return list(dict.fromkeys(any_layer(site) for model in models() for site in model.hook_dict))
+    families, found = {name for name in supported() if model_class(name) == class_name}, sites_of_families(class_name)
+    return [site for site, entry in found.items() if entry["families"].keys() == families]
 
 
 def models_page() -> str:
     """The page of models as it should be; raises KeyError for a family that was not measured."""
-    parity, standard = json.loads(Path(__file__).with_name("parity.json").read_text()), standard_sites()
-    return MODELS_HEAD + "\n".join(family_row(name, parity, standard) for name in supported()) + "\n"
+    parity = json.loads(Path(__file__).with_name("parity.json").read_text())
+    standard = {name: standard_sites(name) for name in {model_class(name) for name in supported()}}
+    lines = [family_row(name, parity, standard[model_class(name)]) for name in supported()]
+    return MODELS_HEAD + "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -4,7 +4,10 @@ Tests are ordered by case, and a worker of pytest-xdist takes whole cases, so th
 """
 
 import copy
+import json
 import random
+import re
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +15,15 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, GenerationConfig
 
 from hooked_lm import HookedTransformer, hub
 from hooked_lm.components.attention import Attention
 from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.components.moe import MoE
+from hooked_lm.components.router import SoftmaxRouter
 from hooked_lm.families import family, model_class, supported
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
@@ -108,10 +113,13 @@ def test_bf16_is_as_near_the_truth_as_transformers(case: Case):
 
 
 def test_tensors_may_come_in_any_order(case: Case, checkpoint: Path, weights: dict[str, Tensor], tmp_path: Path):
-    tensors = list(weights.items())
-    random.shuffle(tensors)
+    """Parts of one of our weights may even lie in different files."""
+    names = random.sample(sorted(weights), len(weights))
+    home = {name: f"model-{i % 7}.safetensors" for i, name in enumerate(names)}
+    for file in set(home.values()):
+        save_file({name: weights[name] for name in names if home[name] == file}, tmp_path / file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": home}))
     (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
-    torch.save(dict(tensors), tmp_path / "pytorch_model.bin")
     model = hub.from_pretrained_no_processing(tmp_path)
     assert_same_tensors(dict(model.named_parameters()), dict(hooked(case).named_parameters()))
 
@@ -152,6 +160,13 @@ def test_a_field_that_nobody_reads_is_refused(first: Case):
     theirs = copy.deepcopy(reference(first))
     theirs.config.field_of_tomorrow = 4
     with pytest.raises(ValueError, match="field_of_tomorrow=4"):
+        hub.from_pretrained_no_processing("tiny", hf_model=theirs)
+
+
+def test_a_bitnet_that_rounds_is_refused():
+    theirs = copy.deepcopy(reference(by_name("bitnet-grouped")))
+    theirs.config.quantization_config = {"quant_method": "bitnet", "quantization_mode": "online"}
+    with pytest.raises(ValueError, match=r"rounds its weights and activations .*'online'"):
         hub.from_pretrained_no_processing("tiny", hf_model=theirs)
 
 
@@ -199,8 +214,11 @@ def test_every_site_is_alive(case: Case):
     dead, repeated = [], []
     for name, point in model.hook_dict.items():
         layer = int(name.split(".")[1]) if name.startswith("blocks.") else 0
-        if name.startswith("blocks.") and blocks[layer] in blocks[:layer] and point.dims[0] == "batch":
+        is_repeated, is_routed = blocks[layer] in blocks[:layer], point.dims[0] == "routed"
+        if is_repeated and not is_routed:
             repeated.append(name)
+        elif is_repeated and not stands_for_all(name, n_values(model, name)):
+            continue
         elif distance(model.run_with_hooks(tokens, fwd_hooks=[(name, edit)]), clean) < 1e-3:
             dead.append(name)
     for on_demand in (False, True):  # apart: what is computed on demand takes the place of what is computed else
@@ -209,6 +227,13 @@ def test_every_site_is_alive(case: Case):
     idle = routed - edited
     assert [name for name in dead if name not in idle] == []
     assert not routed or routed & edited, "no token went to any expert"
+
+
+def stands_for_all(name: str, n_experts: int) -> bool:
+    """Whether this expert is the one whose site of this kind is edited; for other kinds it is another expert."""
+    found = re.search(r"experts\.(\d+)\.(\w+)", name)
+    assert found is not None, f"{name} is no site of an expert"
+    return int(found[1]) == zlib.crc32(found[2].encode()) % n_experts
 
 
 def dead_rows(model: HookedTransformer, tokens: Tensor, names: list[str]) -> list[str]:
@@ -266,7 +291,8 @@ def test_greedy_tokens_with_a_cache(case: Case):
     theirs, n_new = copy.deepcopy(reference(case)), 16
     theirs.generation_config = GenerationConfig(pad_token_id=0)  # it does not stop before
     all_real = torch.ones_like(tokens)
-    expected = theirs.generate(tokens, attention_mask=all_real, max_new_tokens=n_new, do_sample=False)
+    options = {"max_new_tokens": n_new, "do_sample": False, "use_cache": case.cached}
+    expected = theirs.generate(tokens, attention_mask=all_real, **options)
     cache = KeyValueCache(model.cfg.n_layers)
     new, logits = tokens, []
     for _ in range(n_new):
@@ -323,6 +349,32 @@ def rotary(**changes: Any) -> Callable[[Attention.Config], dict[str, Any]]:
     return lambda attn: {"rotary": replace(attn.rotary, **changes)}
 
 
+def rotary_everywhere(tree: DecoderConfig) -> DecoderConfig:
+    return every_attn(lambda _: {"rotary": tree.blocks[0].attn.rotary})(tree)
+
+
+def mixture(tree: DecoderConfig) -> MoE.Config:
+    return next(block.mlp for block in tree.blocks if isinstance(block.mlp, MoE.Config))
+
+
+def every_mixture(**changes: Any) -> Callable[[DecoderConfig], DecoderConfig]:
+    def alter(tree: DecoderConfig) -> DecoderConfig:
+        new, old = replace(mixture(tree), **changes), mixture(tree)
+        return replace(tree, blocks=tuple(replace(b, mlp=new) if b.mlp == old else b for b in tree.blocks))
+
+    return alter
+
+
+def every_router(**changes: Any) -> Callable[[DecoderConfig], DecoderConfig]:
+    return lambda tree: every_mixture(router=replace(mixture(tree).router, **changes))(tree)
+
+
+def every_expert(**changes: Any) -> Callable[[DecoderConfig], DecoderConfig]:
+    return lambda tree: every_mixture(expert=replace(mixture(tree).expert, **changes))(tree)
+
+
+BY_PAIRS = ("glm", "glm4", "helium", "ernie4_5")
+
 WRONG_TREES = {
     "eps of LayerNorm": ("gpt2-tied", every_norm(eps=1e-5)),
     "eps of RMSNorm": ("llama-grouped", every_norm(eps=1e-6)),
@@ -348,6 +400,29 @@ WRONG_TREES = {
     "rotary dimension": ("gpt_neox-parallel", every_attn(rotary(dim=4))),
     **{f"no {name}": (f"llama-{name}", every_attn(plain_rotary)) for name in ("linear", "dynamic", "llama3", "yarn")},
     "no longrope": ("phi3-longrope", every_attn(plain_rotary)),
+    "missing offset of LayerNorm": ("nemotron-grouped", every_norm(offset=0.0)),
+    "missing residual multiplier": ("granite-grouped", every_block(residual_scale=1.0)),
+    "missing attention multiplier": ("granite-grouped", every_attn(lambda _: {"scale": None})),
+    "missing embedding multiplier": ("granite-grouped", lambda t: replace(t, embed=replace(t.embed, scale=1.0))),
+    "missing logits scaling": ("granite-grouped", lambda t: replace(t, unembed=replace(t.unembed, scale=1.0))),
+    "rotary in every layer": ("smollm3-every-second-unturned", rotary_everywhere),
+    "rotary in global layers": ("exaone4-hybrid", rotary_everywhere),
+    "norms before rotary": ("hunyuan_v1_dense-grouped", every_attn(lambda _: {"rotary_first": False})),
+    "missing alpha of rotary": ("hunyuan_v1_dense-alpha-biased-tied", every_attn(rotary(theta=500.0))),
+    "rotary forwards": ("nanochat-full", every_attn(plain_rotary)),
+    "norm of each head alone": ("bitnet-grouped", every_attn(lambda a: {"z_norm": replace(a.z_norm, joint=False)})),
+    **{f"{name} in halves": (f"{name}-grouped", every_attn(rotary(adjacent_pairs=False))) for name in BY_PAIRS},
+    "all of a head turned": ("glm-grouped", every_attn(rotary(dim=8))),
+    "one expert less": ("mixtral-grouped", every_mixture(top_k=1)),
+    "experts' weights as they are": ("mixtral-grouped", every_router(renormalize=False)),
+    "experts' weights of sum one": ("qwen3_moe-grouped", every_router(renormalize=True)),
+    "softmax of all experts": ("granitemoe-grouped", every_mixture(router=SoftmaxRouter())),
+    "missing groups of experts": ("glm4_moe-grouped-qk-norm-scaled", every_router(n_groups=1, top_groups=1)),
+    "missing scale of experts": ("glm4_moe-grouped-qk-norm-scaled", every_router(scale=1.0)),
+    "least sum of weights": ("ernie4_5_moe-biased-one-shared-every-other", every_router(least=1e-12)),
+    "tolerance of the sparse mixer": ("phimoe-biased-window", every_router(tolerance=0.01)),
+    "clamps of experts": ("gpt_oss-default-rope-tight-clamps", every_expert(limit=7.0)),
+    "alpha of experts": ("gpt_oss-default-rope-tight-clamps", every_expert(alpha=1.702)),
 }
 
 
@@ -388,6 +463,46 @@ def shift_positions(model: HookedTransformer) -> None:
     model.pos_embed.W_pos.copy_(model.pos_embed.W_pos.roll(1, 0))
 
 
+def drop_norm_of_mixed_values(model: HookedTransformer) -> None:
+    model.blocks[0].attn.z_norm = nn.Identity()
+
+
+def drop_norm_in_mlp(model: HookedTransformer) -> None:
+    model.blocks[0].mlp.ln = nn.Identity()
+
+
+def norm_before_sublayers(model: HookedTransformer) -> None:
+    block = model.blocks[1]
+    block.ln1, block.ln1_post, block.ln2, block.ln2_post = block.ln1_post, block.ln1, block.ln2_post, block.ln2
+
+
+def swap_norms_by_name(model: HookedTransformer) -> None:
+    block = model.blocks[0]
+    block.ln1_post, block.ln2 = block.ln2, block.ln1_post
+
+
+def another_activation(model: HookedTransformer) -> None:
+    model.blocks[0].mlp.act = nn.SiLU()
+
+
+def another_slope(model: HookedTransformer) -> None:
+    act = model.blocks[0].mlp.act
+    act.alpha_p, act.alpha_n = act.alpha_n, act.alpha_p
+
+
+def swap_experts(model: HookedTransformer) -> None:
+    experts = model.blocks[-1].mlp.experts
+    experts[0], experts[1] = experts[1], experts[0]
+
+
+def drop_correction(model: HookedTransformer) -> None:
+    model.blocks[1].mlp.b_choice.zero_()
+
+
+def drop_shared_expert(model: HookedTransformer) -> None:
+    model.blocks[-1].mlp.shared.W_out.zero_()
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
@@ -398,6 +513,17 @@ def shift_positions(model: HookedTransformer) -> None:
         ("llama-grouped", permute_heads),
         ("phi3-grouped-partial-rotary", swap_gate_and_linear),
         ("qwen3-grouped", negate),
+        ("bitnet-grouped", drop_norm_of_mixed_values),
+        ("bitnet-grouped", drop_norm_in_mlp),
+        ("exaone4-hybrid", norm_before_sublayers),
+        ("glm4-grouped", swap_norms_by_name),
+        ("apertus-biased-tied", another_activation),
+        ("apertus-biased-tied", another_slope),
+        ("mixtral-grouped", swap_experts),
+        ("gpt_oss-yarn", swap_experts),
+        ("glm4_moe-one-group", drop_correction),
+        ("ernie4_5_moe-tied-first-dense", drop_correction),
+        ("qwen2_moe-shared", drop_shared_expert),
     ],
 )
 @torch.no_grad()

@@ -268,9 +268,11 @@ class PostNormBlock(AttentionPart, MLPPart):
         self.hook_resid_pre = HookPoint(*RESIDUAL)
         self.make_attention(cfg)
         self.hook_resid_mid = HookPoint(*RESIDUAL)
+        self._modules["ln1"] = self._modules.pop("ln1")  # again: sites are listed in the order of computation
         self.hook_normalized_resid_mid = HookPoint(*RESIDUAL)
         self.make_mlp(cfg)
         self.hook_resid_post = HookPoint(*RESIDUAL)
+        self._modules["ln2"] = self._modules.pop("ln2")
         self.hook_normalized_resid_post = HookPoint(*RESIDUAL)
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:

@@ -119,6 +119,19 @@ class PosEmbed(nn.Module):
         return [self.W_pos]
 
 
+class FixedPosEmbed(PosEmbed):
+    """The same with vectors that are not trained, though checkpoints hold them."""
+
+    @dataclass(frozen=True)
+    class Config(PosEmbed.Config):
+        def build(self) -> "FixedPosEmbed":
+            return FixedPosEmbed(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        self.W_pos.requires_grad_(False)
+
+
 class SinusoidalEmbed(nn.Module):
     """A fixed vector per position, counted from `offset`: sines of the position in the first half, cosines in the second.
 
@@ -236,6 +249,7 @@ class TiedUnembed(Unembed):
     """
 
     _embed: tuple[Embed]
+    tied_to = "embed.W_E"  # the name of that weight in a model's state dict
 
     def __init__(self, cfg: Unembed.Config, embed: Embed) -> None:
         object.__setattr__(self, "_embed", (embed,))  # a tuple: the embedding is no submodule of this one
@@ -253,12 +267,12 @@ class TiedUnembed(Unembed):
         destination[prefix + "W_U"] = self.W_U if keep_vars else self.W_U.detach()
 
     def _load_from_state_dict(self, state_dict, prefix, *args):  # type: ignore[no-untyped-def]
-        theirs, tied_to = state_dict.get(prefix + "W_U"), state_dict.get("embed.W_E", self._embed[0].W_E)
+        theirs, tied_to = state_dict.get(prefix + "W_U"), state_dict.get(self.tied_to, self._embed[0].W_E)
         own = {name: value for name, value in state_dict.items() if name != prefix + "W_U"}
         super()._load_from_state_dict(own, prefix, *args)
         if theirs is not None and not torch.equal(theirs.T.to(tied_to), tied_to):
             args[-1].append(
-                f"'{prefix}W_U' differs from 'embed.W_E', to which this model ties it; call model.untie() first"
+                f"'{prefix}W_U' differs from '{self.tied_to}', to which this model ties it; call model.untie() first"
             )
 
 

@@ -16,7 +16,8 @@ from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites,
 from hooked_lm.components.mlp import MLP, GatedMLP, on_demand
 from hooked_lm.components.norm import RESIDUAL, wide
 from hooked_lm.components.router import Router
-from hooked_lm.hooks import HookPoint, is_listening
+from hooked_lm.hooks import Hook, HookPoint, is_listening
+from hooked_lm.hooks.scope import Frame
 
 Stream = Float[Tensor, "batch pos d_model"]
 Routed = Float[Tensor, "routed d_model"]
@@ -109,6 +110,30 @@ class ClampedGatedMLP(nn.Module):
 ExpertConfig = GatedMLP.Config | MLP.Config | ClampedGatedMLP.Config
 
 
+class ExpertPoint(HookPoint):
+    """A site of an expert.
+
+    Those of a mixture share `hooked`, where each goes that is given a hook: hundreds of experts without tokens need not be
+    asked in every run whether somebody listens.
+    """
+
+    def __init__(self, *dims: str, hooked: set["ExpertPoint"]) -> None:
+        super().__init__(*dims, on_demand=True)
+        self.hooked = hooked
+
+    def install(self, hook: Hook, frame: Frame | None) -> None:
+        """Activate a handle for the length of a frame, or for good (None)."""
+        super().install(hook, frame)
+        self.hooked.add(self)
+
+    def leave_if_unhooked(self) -> None:
+        """Strike this point off, if nothing is left of its hooks."""
+        if not self._hooks:
+            self.hooked.discard(self)
+            if self._hooks:  # another thread was here
+                self.hooked.add(self)
+
+
 class MoE(nn.Module):
     """`sum over the chosen e of weight_e * experts[e](x)`; the router chooses by `x W_router + b_router`.
 
@@ -129,7 +154,7 @@ class MoE(nn.Module):
         top_k: int
         router: Router
         router_bias: bool = False
-        shared: GatedMLP.Config | None = None
+        shared: ExpertConfig | None = None
         shared_gate: bool = False
 
         @property
@@ -153,7 +178,8 @@ class MoE(nn.Module):
         self.hook_router_logits = HookPoint("batch", "pos", "expert")
         self.hook_expert_weights = HookPoint("batch", "pos", "top_k")
         self.hook_expert_indices = HookPoint("batch", "pos", "top_k")
-        self.experts = nn.ModuleList(_expert(cfg.expert) for _ in range(cfg.n_experts))
+        self.hooked: set[ExpertPoint] = set()
+        self.experts = nn.ModuleList(_expert(cfg.expert, self.hooked) for _ in range(cfg.n_experts))
         self.shared = None if cfg.shared is None else cfg.shared.build()
         if cfg.shared_gate:
             self.W_shared_gate = nn.Parameter(torch.empty(cfg.d_model, 1))
@@ -198,17 +224,28 @@ class MoE(nn.Module):
         if len(counts) > len(self.experts):
             raise ValueError(f"no expert {len(counts) - 1}: hook_expert_indices go from 0 to {len(self.experts) - 1}")
         order = slots.argsort(stable=True)  # by expert, then by token
-        sent_to = (order // top_k).split(counts)
-        weights_of = wide(weights).flatten().index_select(0, order)[:, None].split(counts)
+        by_expert, weight = order // top_k, wide(weights).flatten().index_select(0, order)[:, None]
+        heard, start = self._heard(), 0
         # an expert meets a token once, so sums do not depend on the order in which a device adds
-        total = torch.zeros_like(tokens, dtype=weights_of[0].dtype)
-        for expert, sent, weight in zip(self.experts, sent_to, weights_of, strict=True):
-            if len(sent) or _is_heard(expert):
+        total = torch.zeros_like(tokens, dtype=weight.dtype)
+        for expert, count in zip(self.experts, counts, strict=True):
+            if count or expert in heard:
+                sent = by_expert[start : start + count]
                 positions = getattr(expert, "hook_routed_positions", None)
                 if positions is not None and is_listening(positions):
                     positions(torch.stack([sent // x.shape[1], sent % x.shape[1]], -1))
-                total.index_add_(0, sent, expert(tokens.index_select(0, sent)) * weight)
+                out = expert(tokens.index_select(0, sent)) * weight[start : start + count]
+                total.index_add_(0, sent, out)
+            start += count
         return total.to(x.dtype).view_as(x)
+
+    def _heard(self) -> list[nn.Module]:
+        """The experts whose sites somebody wants, whether tokens were sent there or not."""
+        for point in tuple(self.hooked):
+            point.leave_if_unhooked()
+        if not self.hooked:
+            return []
+        return [e for e in self.experts if any(isinstance(p, HookPoint) and p.is_listening for p in e.children())]
 
     # ---- what holds between the sites ------------------------------------------------------------------------------
 
@@ -271,27 +308,29 @@ class MoE(nn.Module):
         parts: list[Any] = [*self.experts, *([] if self.shared is None else [self.shared])]
         return [weight for part in parts for weight in part.writers()]
 
+    def constant_bias(self) -> Float[Tensor, " d_model"] | None:
+        """What the biases add to every token alike; ValueError where that depends on its way."""
+        parts: list[Any] = [*self.experts, *([self.shared] if self.cfg.shared_gate else [])]
+        if any(part.b_out is not None for part in parts):
+            raise ValueError("what the biases of experts add depends on where each token is sent")
+        return None if self.shared is None else self.shared.b_out
+
     def sync_config(self) -> None:
         """Make the config say what the experts are now, the first one speaking for all."""
         first: Any = self.experts[0]
         self.cfg = replace(self.cfg, expert=first.cfg, shared=None if self.shared is None else self.shared.cfg)
 
 
-def _expert(cfg: ExpertConfig) -> nn.Module:
+def _expert(cfg: ExpertConfig, hooked: set[ExpertPoint]) -> nn.Module:
     """An MLP whose sites show the tokens that were sent to it, if somebody asks."""
     expert: nn.Module = cfg.build()
     points = {name: part for name, part in expert.named_children() if isinstance(part, HookPoint)}
     for name in points:
         delattr(expert, name)
-    expert.hook_routed_positions = HookPoint("routed", "2", on_demand=True)  # the first: hooks behind may need it
+    expert.hook_routed_positions = ExpertPoint("routed", "2", hooked=hooked)  # the first: hooks behind may need it
     for name, point in points.items():
-        setattr(expert, name, HookPoint("routed", point.dims[-1], on_demand=True))
+        setattr(expert, name, ExpertPoint("routed", point.dims[-1], hooked=hooked))
     return expert
-
-
-def _is_heard(expert: nn.Module) -> bool:
-    """Whether somebody wants the sites of an expert that has nothing to do."""
-    return any(isinstance(point, HookPoint) and point.is_listening for point in expert.children())
 
 
 def _together(pairs: list[Pair]) -> Pair:

@@ -135,8 +135,25 @@ class SparseMixerRouter:
         return torch.cat(weights, -1), torch.cat(indices, -1)
 
 
+@dataclass(frozen=True)
+class CapacityRouter:
+    """A softmax, then the best expert, which takes at most the first `capacity` tokens of a row that come to it; the weight of
+    later ones is zero (Fedus et al. 2021, arXiv:2101.03961). What the model reads in one run is one row."""
+
+    capacity: int
+    in_fp32: ClassVar[bool] = True
+    corrected: ClassVar[bool] = False
+
+    def __call__(self, logits: Logits, top_k: int, correction: Tensor | None = None) -> Choice:
+        weights, indices = wide(logits).softmax(-1).topk(top_k, -1)
+        sent = torch.zeros_like(logits, dtype=torch.long).scatter(-1, indices, 1)
+        fits = (sent.cumsum(-2) <= self.capacity).gather(-1, indices)
+        return weights * fits, indices
+
+
 Router = (
-    SoftmaxRouter
+    CapacityRouter
+    | SoftmaxRouter
     | TopKRouter
     | GroupedSoftmaxRouter
     | GroupedSigmoidRouter

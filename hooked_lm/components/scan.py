@@ -8,6 +8,8 @@ from torch import Tensor
 
 from hooked_lm.hooks import HookPoint, is_listening
 
+LARGE = 1024  # numbers in the states of one position
+
 Steps = Float[Tensor, "batch pos *state"]
 
 
@@ -16,38 +18,39 @@ def linear_scan(decay: Tensor, update: Steps, start: Tensor | None = None) -> St
 
     `decay` broadcasts against `update`, and lies between 0 and 1. Takes about `2 sqrt(pos)` steps: pieces of the
     positions are scanned side by side, each from zero; what a piece begins with is carried from piece to piece and
-    added, decayed, to all of its positions. Nothing is ever divided by a decay, so small ones do no harm.
+    added, decayed, to all of its positions. Nothing is ever divided by a decay, so small ones do no harm. A step that is
+    work enough for a CPU is taken for every position: that moves a third of the memory.
     """
-    n_pos = update.shape[1]
-    length = isqrt(n_pos)
-    if n_pos < 8:
+    n_pos, size = update.shape[1], update[:, 0].numel()
+    if n_pos < 8 or (update.device.type == "cpu" and size >= LARGE):
         return step_by_step(decay, update, start)
+    length = isqrt(n_pos)
     n_whole = n_pos // length * length
     states = _in_pieces(decay[:, :n_whole], update[:, :n_whole], start, length)
     if n_whole == n_pos:
         return states
-    return torch.cat([states, linear_scan(decay[:, n_whole:], update[:, n_whole:], states[:, -1])], 1)
+    return torch.cat([states, step_by_step(decay[:, n_whole:], update[:, n_whole:], states[:, -1])], 1)
 
 
 def step_by_step(decay: Tensor, update: Steps, start: Tensor | None = None) -> Steps:
     """The same, a step for each position."""
-    state = update[:, 0] if start is None else torch.addcmul(update[:, 0], decay[:, 0], start)
-    states = [state]
-    for pos in range(1, update.shape[1]):
-        states.append(torch.addcmul(update[:, pos], decay[:, pos], states[-1]))
+    decays, updates = decay.unbind(1), update.unbind(1)  # at once: the gradient of an index is as large as all
+    states = [updates[0] if start is None else torch.addcmul(updates[0], decays[0], start)]
+    for kept, added in zip(decays[1:], updates[1:], strict=True):
+        states.append(torch.addcmul(added, kept, states[-1]))
     return torch.stack(states, 1)
 
 
 def _in_pieces(decay: Tensor, update: Steps, start: Tensor | None, length: int) -> Steps:
     """The same for a number of positions that is a multiple of `length`."""
-    decays, updates = decay.unflatten(1, (-1, length)), update.unflatten(1, (-1, length))
-    totals, states = [decays[:, :, 0]], [updates[:, :, 0]]
-    for step in range(1, length):
-        totals.append(totals[-1] * decays[:, :, step])
-        states.append(torch.addcmul(updates[:, :, step], decays[:, :, step], states[-1]))
+    decays, updates = decay.unflatten(1, (-1, length)).unbind(2), update.unflatten(1, (-1, length)).unbind(2)
+    totals, states = [decays[0]], [updates[0]]
+    for kept, added in zip(decays[1:], updates[1:], strict=True):
+        totals.append(totals[-1] * kept)
+        states.append(torch.addcmul(added, kept, states[-1]))
     starts = [torch.zeros_like(update[:, 0]) if start is None else start]
-    for piece in range(1, updates.shape[1]):
-        starts.append(torch.addcmul(states[-1][:, piece - 1], totals[-1][:, piece - 1], starts[-1]))
+    for last, total in zip(states[-1].unbind(1)[:-1], totals[-1].unbind(1)[:-1], strict=True):
+        starts.append(torch.addcmul(last, total, starts[-1]))
     carried = torch.stack(starts, 1)[:, :, None]
     return torch.addcmul(torch.stack(states, 2), torch.stack(totals, 2), carried).flatten(1, 2)
 

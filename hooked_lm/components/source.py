@@ -1,6 +1,8 @@
 """What cross attention reads, and what the layers of an encoder or a decoder beside one share besides."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -76,3 +78,24 @@ class StackContext(Context):
         assert self.source is not None, "cross attention without an encoder's output"
         source = self.source
         return self.once("over source", lambda: SourceContext(self.n_pos, source))
+
+
+class EncoderDecoderCache(KeyValueCache):
+    """What a decoder remembers of the tokens it has read, and the source that it reads them beside."""
+
+    def __init__(self, n_layers: int, room: int = 64) -> None:
+        super().__init__(n_layers, room)
+        self.source: Source | None = None
+
+    @classmethod
+    def init_cache(cls, cfg: Any, device: Any = None, batch_size: int = 1) -> "EncoderDecoderCache":
+        """An empty cache for a model's config; device and batch size follow what is read."""
+        return cls(cfg.n_decoder_layers)
+
+    @contextmanager
+    def reading(self, source: Source, mask: Tensor | None) -> Iterator[None]:
+        """A run of the decoder over this source; if it fails, nothing was appended."""
+        with self.appending(mask):
+            yield
+        if not self.frozen:
+            self.source = source

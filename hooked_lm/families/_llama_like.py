@@ -61,7 +61,12 @@ def decoder(
 
 
 def around(
-    hf: HFConfig, blocks: Iterable[Any], ln_final: NormConfig | None, scale: float = 1.0, **unembed: Any
+    hf: HFConfig,
+    blocks: Iterable[Any],
+    ln_final: NormConfig | None,
+    scale: float = 1.0,
+    logit_scale: float = 1.0,
+    **unembed: Any,
 ) -> DecoderConfig:
     """The decoder of these blocks; `scale` is that of the embedding, `unembed` are options of the unembedding."""
     return DecoderConfig(
@@ -69,7 +74,9 @@ def around(
         embed=Embed.Config(hf.vocab_size, hf.hidden_size, scale),
         blocks=tuple(blocks),
         ln_final=ln_final,
-        unembed=Unembed.Config(hf.hidden_size, hf.vocab_size, tied=hf.tie_word_embeddings, **unembed),
+        unembed=Unembed.Config(
+            hf.hidden_size, hf.vocab_size, scale=logit_scale, tied=hf.tie_word_embeddings, **unembed
+        ),
     )
 
 

@@ -37,8 +37,9 @@ def rotary(hf: HFConfig, d_head: int, layer_type: str | None = None, adjacent_pa
 def n_ctx(hf: HFConfig, layer_type: str | None = None) -> int:
     """The longest prompt: dynamic scaling begins where `max_position_embeddings` ends."""
     given = _parameters(hf, layer_type)
-    dynamic = given.get("rope_type") == "dynamic"
-    return int(hf.max_position_embeddings * (given["factor"] if dynamic else 1))
+    by_type = [part for part in given.values() if isinstance(part, dict)] or [given]
+    factors = [part["factor"] for part in by_type if part.get("rope_type") == "dynamic"]
+    return int(hf.max_position_embeddings * min(factors, default=1))
 
 
 def _parameters(hf: HFConfig, layer_type: str | None) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from hooked_lm.families._reader import HFConfig
 from hooked_lm.models.config import DecoderConfig
 from hooked_lm.weights import Row
 
-__all__ = ["IGNORED", "PREFIX", "config", "rows"]
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
+
+NO_EFFECT = ("qk_norm",)  # queries and keys are normalised in any case
 
 
 def config(hf: HFConfig) -> DecoderConfig:

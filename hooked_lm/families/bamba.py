@@ -43,7 +43,7 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 def rows(tree: DecoderConfig) -> list[Row]:
     layer, mlp = "model.layers.{l}.", "blocks.{l}.mlp."
-    mixers = [block.mixer for block in tree.blocks if isinstance(block, MixerMLPBlock.Config)]
+    mixers = [block.mixer for block in tree.blocks if not isinstance(block, PreNormBlock.Config)]
     projections = {"gate": "gate", "up": "in", "down": "out"}
     tied = "model.embed_tokens.weight" if tree.unembed.tied else None
     return [

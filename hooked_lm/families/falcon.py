@@ -36,9 +36,10 @@ def config(hf: HFConfig) -> DecoderConfig:
 def attention(hf: HFConfig) -> Attention.Config:
     """With linear biases as they were trained: in bf16, and scaled with the scores."""
     n_heads, d_head = hf.num_attention_heads, hf.hidden_size // hf.num_attention_heads
-    n_kv, by_group = hf.num_kv_heads, hf.new_decoder_architecture or not hf.multi_query
-    n_kv = n_kv if by_group else 1
-    if not hf.new_decoder_architecture and n_kv not in (1, n_heads):
+    new, n_kv = hf.new_decoder_architecture, hf.num_kv_heads
+    if hf.multi_query and not new:
+        n_kv = 1
+    if not new and n_kv not in (1, n_heads):
         raise ValueError(f"num_kv_heads={n_kv} of {n_heads} heads needs new_decoder_architecture=True")
     hf.get("rope_parameters")  # of no effect beside linear biases
     return Attention.Config(

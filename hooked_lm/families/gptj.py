@@ -17,10 +17,6 @@ NO_EFFECT = ("n_ctx", "rotary", "scale_attn_weights")  # of an older implementat
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    if hf.rotary_dim is None:
-        raise ValueError(
-            "rotary_dim is None: angles for all of n_embd fit no head; give the number of features to turn"
-        )
     attn = Attention.Config(
         hf.n_embd, hf.n_head, hf.n_embd // hf.n_head, rotary=Rotary(hf.rotary_dim, adjacent_pairs=True)
     )

@@ -1,7 +1,5 @@
 """Granite 3 (Granite Team, IBM 2024, "Granite 3.0 Language Models"): LLaMA with a multiplier at every joint."""
 
-from dataclasses import replace
-
 from hooked_lm.components.block import PreNormBlock
 from hooked_lm.families import _llama_like as llama_like
 from hooked_lm.families._llama_like import IGNORED, PREFIX, rows
@@ -24,5 +22,4 @@ def config(hf: HFConfig) -> DecoderConfig:
         residual_scale=float(hf.residual_multiplier),
     )
     blocks = [block] * hf.num_hidden_layers
-    tree = llama_like.around(hf, blocks, norm, float(hf.embedding_multiplier))
-    return replace(tree, unembed=replace(tree.unembed, scale=1 / hf.logits_scaling))
+    return llama_like.around(hf, blocks, norm, float(hf.embedding_multiplier), logit_scale=1 / hf.logits_scaling)

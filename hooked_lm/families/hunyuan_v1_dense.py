@@ -12,7 +12,14 @@ from hooked_lm.families._rotary import rotary
 from hooked_lm.models.config import DecoderConfig
 from hooked_lm.weights import Row
 
-__all__ = ["IGNORED", "PREFIX", "config", "rows"]
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
+
+# What these configs say of relatives with images, experts or shared keys, and of switches that are always on.
+NO_EFFECT = (
+    *("*_id", "anyres_*", "vit_*", "num_media_embeds", "class_num", "pool_type", "norm_type", "dense_list"),
+    *("moe_*", "num_experts", "num_shared_expert", "cla_share_factor", "attention_head_dim", "org_vocab_size"),
+    *("use_qk_norm", "use_rotary_pos_emb"),
+)
 
 
 def config(hf: HFConfig) -> DecoderConfig:

@@ -14,7 +14,9 @@ from hooked_lm.families._rotary import rotary
 from hooked_lm.models.config import DecoderConfig
 from hooked_lm.weights import Row
 
-__all__ = ["IGNORED", "PREFIX", "config", "rows"]
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
+
+NO_EFFECT = ("logits_soft_cap",)  # an older name of final_logit_softcapping, which alone counts
 
 
 def config(hf: HFConfig) -> DecoderConfig:

@@ -12,7 +12,8 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
-NO_EFFECT = ("partial_rotary_factor",)  # `rope_parameters` repeat it where it counts
+# `rope_parameters` repeat the first where it counts; head_dim is the width that the weights have.
+NO_EFFECT = ("partial_rotary_factor", "kv_channels")
 
 
 def config(hf: HFConfig) -> DecoderConfig:

@@ -13,7 +13,7 @@ from hooked_lm.models.config import DecoderConfig
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
 # no_rope_layers says the same as its interval; layer_types and sliding_window say where windows are.
-NO_EFFECT = ("no_rope_layer_interval", "use_sliding_window")
+NO_EFFECT = ("no_rope_layer_interval", "use_sliding_window", "max_window_layers")
 
 
 def config(hf: HFConfig) -> DecoderConfig:

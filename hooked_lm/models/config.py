@@ -7,12 +7,20 @@ import torch
 
 from hooked_lm.components.activations import activation_name
 from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import AttentionOnlyBlock, AttentionPart, BlockConfig, MLPPart, ParallelBlock, PreNormBlock
+from hooked_lm.components.block import (
+    AttentionOnlyBlock,
+    AttentionPart,
+    BlockConfig,
+    MLPPart,
+    ParallelBlock,
+    PreNormBlock,
+)
 from hooked_lm.components.embed import Embed, PosEmbed, PosEmbedConfig, Unembed
 from hooked_lm.components.mixer_block import MixerPart
 from hooked_lm.components.mlp import MLP, GatedMLP, MLPConfig
 from hooked_lm.components.moe import ClampedGatedMLP, MoE
 from hooked_lm.components.norm import LayerNorm, NormConfig, RMSNorm
+from hooked_lm.components.position_bias import Alibi
 from hooked_lm.components.rotary import Rotary
 
 
@@ -306,10 +314,11 @@ def _attention_names(tree: DecoderConfig) -> dict[str, Any]:
     """What the flat names say of attention: of the first layer that has some. Without any, `n_heads` stays -1."""
     attns = [block.attn for block in tree.blocks if isinstance(block, AttentionPart.Config)]
     if not attns:
-        return {"positional_embedding_type": "none" if tree.pos_embed is None else "standard"}
+        return {"positional_embedding_type": _positions(tree)}
     attn, windows = attns[0], [attn.window for attn in attns]
     everywhere = len(attns) == len(tree.blocks)
-    rotary = attn.rotary
+    rotary = next((attn.rotary for attn in attns if attn.rotary is not None), None)  # some layers may have none
+    has_alibi = isinstance(attn.position_bias, Alibi)
     return {
         "d_head": attn.d_head,
         "n_heads": attn.n_heads,
@@ -321,19 +330,26 @@ def _attention_names(tree: DecoderConfig) -> dict[str, Any]:
         "window_size": next((window for window in windows if window), None),
         "attn_types": ["local" if w else "global" for w in windows] if any(windows) and everywhere else None,
         "attention_dir": "causal" if attn.causal else "bidirectional",
-        "positional_embedding_type": "rotary" if rotary else "shortformer" if tree.shortformer else "standard",
+        "positional_embedding_type": "rotary" if rotary else "alibi" if has_alibi else _positions(tree),
         "rotary_dim": rotary.dim if rotary else None,
         "rotary_base": rotary.theta if rotary else 10000.0,
         "rotary_adjacent_pairs": rotary.adjacent_pairs if rotary else False,
     }
 
 
+def _positions(tree: DecoderConfig) -> str:
+    """The flat name of the kind of position embedding."""
+    if isinstance(tree.pos_embed, PosEmbed.Config):
+        return "shortformer" if tree.shortformer else "standard"
+    return "none" if tree.pos_embed is None else "sinusoidal"
+
+
 def _mlp_names(tree: DecoderConfig) -> dict[str, Any]:
     """What the flat names say of MLPs: of the first layer that has one."""
-    mlp = next((block.mlp for block in tree.blocks if isinstance(block, MLPPart.Config)), None)
-    if mlp is None:
+    mlps = [block.mlp for block in tree.blocks if isinstance(block, MLPPart.Config)]
+    if not mlps:
         return {"attn_only": True}
-    mlp = mlp.expert if isinstance(mlp, MoE.Config) else mlp
+    mlp = mlps[0].expert if isinstance(mlps[0], MoE.Config) else mlps[0]
     mid_norm = isinstance(mlp, MLP.Config) and mlp.mid_norm is not None
     return {
         "attn_only": False,
@@ -365,7 +381,7 @@ def _n_weights(block: Any) -> int:
 
 def _n_mlp_weights(mlp: MLPConfig | ClampedGatedMLP.Config | MoE.Config) -> int:
     if isinstance(mlp, MoE.Config):
-        shared = 0 if mlp.shared is None else _n_mlp_weights(mlp.shared)
+        shared = 0 if mlp.shared is None else _n_mlp_weights(mlp.shared) + mlp.shared_gate * mlp.d_model
         return mlp.n_experts * (mlp.d_model + _n_mlp_weights(mlp.expert)) + shared
     return (2 if isinstance(mlp, MLP.Config) else 3) * mlp.d_model * mlp.d_mlp
 

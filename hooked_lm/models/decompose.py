@@ -3,7 +3,8 @@
 Functions over a model and the cache of one of its runs; the methods of `ActivationCache` of the same names call
 them and say what the arguments mean. A stack has its components on the first axis; the functions that label them
 return (stack, labels). Components are what arrives in the stream: what a head or neuron gives, taken through the norm
-behind its sublayer with the divisor of the run, times the residual multiplier. Together they sum to the stream.
+behind its sublayer with the divisor of the run, times the residual multiplier. Together they sum to the stream. Where
+a norm stands in the stream itself they do not, and what would take the stream apart raises ValueError.
 Weights are used without their gradients, on the device and in the dtype of the cache.
 """
 
@@ -14,13 +15,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.block import AttentionPart, MLPPart, PreNormBlock
+from hooked_lm.components.block import AttentionPart, MLPPart, PostNormBlock, PreNormBlock
 from hooked_lm.components.embed import Unembed
 from hooked_lm.components.mixer_block import MixerMLPBlock, MixerPart
+from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import plain_norm
 from hooked_lm.hooks import Slice, SliceInput
 from hooked_lm.models.fixed_norm import FixedNorm, norm_gain
 from hooked_lm.models.names import checked_index
+from hooked_lm.models.verify import last_site
 
 Cache = Mapping[Any, Tensor]
 Part = Slice | SliceInput
@@ -56,6 +59,8 @@ def _reading_norm(model: Any, layer: int, mlp_input: bool) -> tuple[str, nn.Modu
         return "ln_final", model.ln_final
     if mlp_input:
         _check_mlp(model, layer)
+    if isinstance(model.blocks[layer], PostNormBlock):  # its sublayers read the stream as it is
+        return "", nn.Identity()
     name = model.blocks[layer].mlp_norm if mlp_input else "ln1"
     return f"blocks.{layer}.{name}", getattr(model.blocks[layer], name)
 
@@ -76,16 +81,32 @@ def _attention_bound(model: Any, layer: int, mlp_input: bool) -> int:
     """How many attentions (or mixers) have written to the stream there: an MLP reads its own block's, unless parallel."""
     if mlp_input:
         _check_mlp(model, layer)
-    return layer + (mlp_input and isinstance(model.blocks[layer], (PreNormBlock, MixerMLPBlock)))
+    return layer + (mlp_input and isinstance(model.blocks[layer], (PreNormBlock, PostNormBlock, MixerMLPBlock)))
+
+
+def _sum_bound(model: Any, layer: int, mlp_input: bool = False) -> int:
+    """The same where the stream is the sum of what was written; ValueError where a norm stands in it before that."""
+    bound = _attention_bound(model, layer, mlp_input)
+    if in_stream := [i for i, block in enumerate(model.blocks[:bound]) if isinstance(block, PostNormBlock)]:
+        raise ValueError(
+            f"blocks {in_stream} normalise the stream itself, so it is not the sum of what sublayers wrote; "
+            "accumulated_resid shows the stream, hook_attn_out and hook_mlp_out what each sublayer wrote"
+        )
+    return bound
+
+
+def _mid(model: Any, layer: int) -> str:
+    """The site of the stream between a block's sublayers."""
+    normalized = "normalized_" if isinstance(model.blocks[layer], PostNormBlock) else ""
+    return f"blocks.{layer}.hook_{normalized}resid_mid"
 
 
 def stream(model: Any, cache: Cache, layer: int, mlp_input: bool = False) -> Vectors:
     """The residual stream that is read at a layer."""
     if _attention_bound(model, layer, mlp_input) > layer:
-        return cache[f"blocks.{layer}.hook_resid_mid"]
-    names = [f"blocks.{layer}.hook_resid_pre", f"blocks.{layer - 1}.hook_resid_post"]
-    if layer in (0, model.cfg.n_layers):
-        names = names[:1] if layer == 0 else names[1:]
+        return cache[_mid(model, layer)]
+    names = [f"blocks.{layer}.hook_resid_pre"] if layer < model.cfg.n_layers else []
+    names += [last_site(model.blocks[layer - 1], layer - 1)] if layer > 0 else []
     return cache[next((name for name in names if name in cache), names[0])]
 
 
@@ -117,7 +138,7 @@ def accumulated_resid(
         components.append(stream(model, cache, i))
         labels.append(f"{i}_pre" if i < n_layers else "final_post")
         if (incl_mid and i < layer) or (own_attention and i == layer):
-            components.append(cache[f"blocks.{i}.hook_resid_mid"])
+            components.append(cache[_mid(model, i)])
             labels.append(f"{i}_mid")
     stack = torch.stack([pos.apply(component, -2) for component in components])
     if apply_ln:
@@ -141,7 +162,7 @@ def decompose_resid(
         raise ValueError(f"mode must be 'all', 'mlp' or 'attn', got {mode!r}")
     layer, pos = layer_bound(model, layer), _slice(pos_slice)
     sites = _embeddings(model) if incl_embeds else {}
-    for i in range(_attention_bound(model, layer, mlp_input)):
+    for i in range(_sum_bound(model, layer, mlp_input)):
         if mode != "mlp":
             kind = "mixer" if isinstance(model.blocks[i], MixerPart) else "attn"
             sites[f"{i}_{kind}_out"] = f"blocks.{i}.hook_{kind}_out"
@@ -256,7 +277,8 @@ def stack_head_results(
 ) -> tuple[Stack, list[str]]:
     """What each head before a layer added to the stream; layers without attention have none."""
     layer, pos = layer_bound(model, layer), _slice(pos_slice)
-    stack, labels = _heads(model, cache, layer, pos, lambda: pos.apply(stream(model, cache, layer), -2))
+    bound = _sum_bound(model, layer)
+    stack, labels = _heads(model, cache, bound, pos, lambda: pos.apply(stream(model, cache, layer), -2))
     if incl_remainder:
         rest = pos.apply(stream(model, cache, layer), -2) - stack.sum(0)
         stack, labels = torch.cat([stack, rest[None]]), [*labels, "remainder"]
@@ -292,6 +314,11 @@ def get_neuron_results(
     """
     layer, neurons, pos = checked_index(layer, model.cfg.n_layers, "layer"), _slice(neuron_slice), _slice(pos_slice)
     _check_mlp(model, layer)
+    if isinstance(model.blocks[layer].mlp, MoE):
+        raise ValueError(
+            f"layer {layer} has neurons in each of its experts, which see a few tokens each: 'blocks.{layer}.mlp.experts.*"
+            ".hook_post' shows them; decompositions take the layer as a whole with expand_neurons=False"
+        )
     way = writer(model, cache, layer, "ln2_post", pos)
     acts = way.divided(pos.apply(cache[f"blocks.{layer}.mlp.hook_post"], -2))
     rows = way.direction(neurons.apply(model.blocks[layer].mlp.W_out.detach().to(acts), 0))
@@ -317,7 +344,8 @@ def stack_neuron_results(
     """What each neuron before a layer added to the stream."""
     layer, pos = layer_bound(model, layer), _slice(pos_slice)
     norm = reader(model, cache, layer, False, pos) if apply_ln else None
-    parts, labels = _neurons(model, cache, layer, Slice.unwrap(neuron_slice), pos, project_output_onto, norm)
+    bound, neurons = _sum_bound(model, layer), Slice.unwrap(neuron_slice)
+    parts, labels = _neurons(model, cache, bound, neurons, pos, project_output_onto, norm)
     if not parts or incl_remainder:
         whole = _finished(pos.apply(stream(model, cache, layer), -2), norm, project_output_onto)
         rest = whole - sum(part.sum(0) for part in parts)
@@ -383,7 +411,7 @@ def get_full_resid_decomposition(
     embeds = {label: pos.apply(cache[site], -2) for label, site in _embeddings(model).items()}
     like = embeds["embed"]
 
-    bound = _attention_bound(model, layer, mlp_input)
+    bound = _sum_bound(model, layer, mlp_input)
     stack, labels = _heads(model, cache, bound, pos, lambda: like)
     mixers = [i for i in range(bound) if isinstance(model.blocks[i], MixerPart)]
     labels += [f"{i}_mixer_out" for i in mixers]

@@ -39,7 +39,7 @@ class EncoderDecoderConfig:
     """An encoder, a decoder whose layers read its output, and an unembedding.
 
     `n_ctx` is the longest input of either. Without a `decoder_embed` both sides share one token embedding. A tied
-    unembedding is that of the decoder's.
+    unembedding is that of the decoder's. A `spare_embed` is one that the checkpoint holds and nobody reads.
     """
 
     n_ctx: int
@@ -48,6 +48,7 @@ class EncoderDecoderConfig:
     decoder: StackConfig
     unembed: Unembed.Config
     decoder_embed: Embed.Config | None = None
+    spare_embed: Embed.Config | None = None
 
     @property
     def blocks(self) -> tuple[SideBlockConfig, ...]:

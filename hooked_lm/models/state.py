@@ -21,10 +21,8 @@ BIASES = {
     "qkv_bias": {"b_Q": "W_Q", "b_K": "W_K", "b_V": "W_V"},
     "out_bias": {"b_O": "W_O"},
     "down_bias": {"b_DQ": "W_DQ", "b_DKV": "W_DKV", "b_KR": "W_KR"},
-    "bias": {
-        **{"b_in": "W_in", "b_gate": "W_gate", "b_out": "W_out", "b_U": "W_U"},
-        **{"b_x": "W_x", "b_B": "W_B", "b_C": "W_C", "b_dt": "W_dt", "b_gate_in": "W_gate_in"},
-    },
+    "bias": {"b_in": "W_in", "b_gate": "W_gate", "b_out": "W_out", "b_U": "W_U", "b_gate_in": "W_gate_in"}
+    | {"b_x": "W_x", "b_B": "W_B", "b_C": "W_C", "b_dt": "W_dt"},
     "router_bias": {"b_router": "W_router", "b_shared_gate": "W_shared_gate"},
 }
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 def own_prefix(tokenizer: Any) -> list[int]:
     """What `tokenizer` begins every text with by itself: nothing, BOS, or for a few more than one token."""
-    around = _ids(tokenizer, [""], specials=True)[0]
+    around = ids_of(tokenizer, [""], specials=True)[0]
     if tokenizer.bos_token_id in around:
         return around[: around.index(tokenizer.bos_token_id) + 1]
     ends = (tokenizer.eos_token_id, getattr(tokenizer, "sep_token_id", None))
@@ -282,11 +282,11 @@ class Tokens:
 
     def _rows(self, input: str | Sequence[str], prepend_bos: bool | None, truncate: bool) -> list[list[int]]:
         """The ids of each text, BOS settled, cut if wanted, not padded."""
-        texts = _checked_texts(input)
+        texts = checked_texts(input)
         bos = self._bos_wanted(prepend_bos)
         from_left = getattr(self.tokenizer, "truncation_side", "right") == "left"
         rows = []
-        for i, ids in enumerate(_ids(self.need_tokenizer(), texts, specials=False)):
+        for i, ids in enumerate(ids_of(self.need_tokenizer(), texts, specials=False)):
             body = ids[len(bos) :] if ids[: len(bos)] == bos else ids
             excess = max(0, len(bos) + len(body) - self.n_ctx) if truncate else 0
             row = bos + (body[excess:] if from_left else body[: len(body) - excess])
@@ -336,7 +336,7 @@ class Tokens:
         return self.tokenizer
 
 
-def _ids(tokenizer: Any, texts: list[str], specials: bool) -> list[list[int]]:
+def ids_of(tokenizer: Any, texts: list[str], specials: bool) -> list[list[int]]:
     """The ids of each text, with the tokenizer's own special tokens or without, never padded or cut."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -364,7 +364,7 @@ def _decode_each(tokenizer: Any, ids: list[int]) -> list[str]:
     return [_decode(tokenizer, [token]) for token in ids]
 
 
-def _checked_texts(input: Any) -> list[str]:
+def checked_texts(input: Any) -> list[str]:
     texts = [input] if isinstance(input, str) else input
     if not isinstance(texts, (list, tuple)):
         raise TypeError(f"text is a string or a list of strings, got {type(input).__name__}")

@@ -84,21 +84,21 @@ def verify(model: Any, tokens: Int[Tensor, "batch pos"] | None = None) -> Verifi
         tokens = torch.randint(model.cfg.d_vocab, (2, min(12, model.cfg.n_ctx)), generator=generator)
     tokens = tokens.to(model.device)
     plain = [name for name, p in model.hook_dict.items() if not p.on_demand or name.endswith("hook_result") or "routed" in p.dims]
-    logits, sites, fired = _run(model, tokens, plain)
-    with_copies, _, fired_then = _run(model, tokens, [name for name in model.hook_dict if name not in plain])
-    errors: Errors = {"logits == logits with sites on demand": [_error(lambda: (with_copies, logits))]}
+    logits, sites, fired = run_recorded(model, (tokens,), plain)
+    with_copies, _, fired_then = run_recorded(model, (tokens,), [name for name in model.hook_dict if name not in plain])
+    errors: Errors = {"logits == logits with sites on demand": [error_of(lambda: (with_copies, logits))]}
     for layer, block in enumerate(model.blocks):
         for name, values in _block_identities(model, block, layer, sites.__getitem__):
-            errors.setdefault(name, []).append(_error(values))
+            errors.setdefault(name, []).append(error_of(values))
     for name, values in _output_identities(model, sites.__getitem__, logits):
-        errors.setdefault(name, []).append(_error(values))
+        errors.setdefault(name, []).append(error_of(values))
     tolerance = max(1e-5, 4 * torch.finfo(logits.dtype).eps)
     wrong = sum((fired + fired_then)[name] != 1 for name in model.hook_dict)
     checks = [Check(name, tuple(found), tolerance) for name, found in errors.items()]
     return Verification((Check("sites that do not fire once", (float(wrong),), 0.0), *checks))
 
 
-def _run(model: Any, tokens: Tensor, names: list[str]) -> tuple[Tensor, dict[str, Tensor], Counter[str]]:
+def run_recorded(model: Any, inputs: tuple[Tensor, ...], names: list[str]) -> tuple[Tensor, dict[str, Tensor], Counter[str]]:
     """Logits, what passed at these sites, and how often."""
     fired: Counter[str] = Counter()
     sites: dict[str, Tensor] = {}
@@ -107,11 +107,11 @@ def _run(model: Any, tokens: Tensor, names: list[str]) -> tuple[Tensor, dict[str
         fired[hook.name or ""] += 1
         sites[hook.name or ""] = value.clone()
 
-    logits = model.run_with_hooks(tokens, fwd_hooks=[(names, record)])
+    logits = model.run_with_hooks(*inputs, fwd_hooks=[(names, record)])
     return logits, sites, fired
 
 
-def _error(pair: Pair) -> float:
+def error_of(pair: Pair) -> float:
     """How far two tensors are apart; infinite where a site is missing or the shapes do not go together."""
     try:
         left, right = pair()
@@ -143,7 +143,8 @@ def _output_identities(model: Any, at: Sites, logits: Tensor) -> Iterator[Identi
         return at(last)
 
     def predicted() -> tuple[Tensor, Tensor]:
-        return unembed.plain(normed(final, below(at, "ln_final"), resid)), logits
+        normalized = normed(final, below(at, "ln_final"), resid).to(logits.dtype)  # the stream may be wider
+        return unembed.plain(normalized), logits
 
     yield from norm_identity("ln_final", final, below(at, "ln_final"), resid)
     yield "unembed(ln_final(resid_post)) == logits", predicted

@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.components.block import AttentionPart, MLPPart, ParallelBlock
+from hooked_lm.components.block import AttentionPart, MLPPart, ParallelBlock, PostNormBlock
 from hooked_lm.components.mixer_block import MixerPart
+from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import Norm
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.models.names import checked_index
@@ -43,6 +44,11 @@ class WeightViews:
     def _mlp_weight(self, name: str) -> Tensor:
         if without := [i for i, block in enumerate(self.blocks) if not isinstance(block, MLPPart)]:
             raise ValueError(f"this model has no MLPs in blocks {without}, so {name} cannot be stacked by layer")
+        if sparse := [i for i, block in enumerate(self.blocks) if isinstance(block.mlp, MoE)]:
+            raise ValueError(
+                f"the MLPs of blocks {sparse} are mixtures of experts, so {name} cannot be stacked by layer; "
+                f"an expert has its own: model.blocks[{sparse[0]}].mlp.experts[0].{name}"
+            )
 
         def read(block: Any) -> Tensor:
             weight = getattr(block.mlp, name)
@@ -189,12 +195,15 @@ class WeightViews:
                     f"block {i} normalises what it adds, so what its biases add depends on the run; "
                     "cache.decompose_resid shows it"
                 )
+            if isinstance(block, PostNormBlock):
+                raise ValueError(f"block {i} normalises the stream itself, so it holds no constant sum of biases")
             before_mlp = i < layer or not isinstance(block, ParallelBlock)
             first = block.mixer.b_out if isinstance(block, MixerPart) else block.attn.b_O
             if first is not None and before_mlp:
                 total = total + block.cfg.residual_scale * first
-            if include_mlp_biases and i < layer and isinstance(block, MLPPart) and block.mlp.b_out is not None:
-                total = total + block.cfg.residual_scale * block.mlp.b_out
+            if include_mlp_biases and i < layer and isinstance(block, MLPPart):
+                bias = block.mlp.constant_bias() if isinstance(block.mlp, MoE) else block.mlp.b_out
+                total = total if bias is None else total + block.cfg.residual_scale * bias
         return total
 
     def all_composition_scores(self, mode: str) -> Float[Tensor, "layer head layer head"]:

@@ -1,6 +1,9 @@
 """Mixtures of experts against a loop over all experts, and their sites."""
 
+import copy
+import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -246,6 +249,40 @@ def test_an_expert_without_tokens_is_computed_only_for_listeners() -> None:
     )
     assert calls == [0, 1, 0, 1, 5]
     assert shapes == [(0, D_MLP)]
+    handle = root.hook_dict["mlp.experts.6.hook_in"].add_hook(lambda value, hook: None)
+    root.run_with_hooks(x, fwd_hooks=[to_two])
+    handle.remove()
+    root.run_with_hooks(x, fwd_hooks=[to_two])
+    assert calls[5:] == [0, 1, 6, 0, 1], "the hooks of an earlier run are no longer there"
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda root: pickle.loads(pickle.dumps(root))])
+def test_a_copy_hears_for_itself(copied: Callable[[Root], Root]) -> None:
+    root, x = Root(MIXTURES["softmax"]), tokens()
+    with root.hooks([("*", lambda value, hook: None)]):
+        other = copied(root)
+    fired: dict[str, list[str]] = {"root": [], "other": []}
+    for name, model in (("root", root), ("other", other)):
+        model.run_with_hooks(x, fwd_hooks=[("*", lambda value, hook, n=name: fired[n].append(hook.name))])
+    assert sorted(fired["root"]) == sorted(fired["other"]) == sorted(root.hook_dict)
+    torch.testing.assert_close(other(x), root(x))
+
+
+def test_threads_hear_their_own_hooks() -> None:
+    root, x = Root(MIXTURES["softmax"]), tokens()
+
+    def run(e: int) -> int:
+        fired: list[str] = []
+        for _ in range(30):
+            root.run_with_hooks(
+                x, fwd_hooks=[(f"mlp.experts.{e}.hook_post", lambda value, hook: fired.append(hook.name))]
+            )
+        return fired.count(f"mlp.experts.{e}.hook_post")
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(run, range(N_EXPERTS))) == [30] * N_EXPERTS
+    root(x)
+    assert not root.mlp.hooked
 
 
 def test_edited_indices_send_tokens_elsewhere() -> None:

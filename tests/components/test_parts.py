@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from hooked_lm.components.activations import ACTIVATIONS, activation
+from hooked_lm.components.activations import ACTIVATIONS, XIELU, activation
 from hooked_lm.components.attention import Attention
 from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.norm import LayerNorm, RMSNorm
-from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.rotary import Backward, LinearScaling, Rotary
 
 
 def filled(module: nn.Module) -> nn.Module:
@@ -78,6 +78,15 @@ def test_rotary_scores_depend_on_distance_alone(adjacent: bool, dim: int) -> Non
     assert pair[second].item() == pytest.approx(math.sin(3), abs=1e-6)
 
 
+@pytest.mark.parametrize("scaling", [None, LinearScaling(3.0)])
+def test_backward_rotary_undoes_rotary(scaling: LinearScaling | None) -> None:
+    x, positions = torch.randn(2, 9, 3, 8), torch.arange(9)[None]
+    there, back = Rotary(8, 100.0, scaling=scaling), Rotary(8, 100.0, scaling=Backward(scaling))
+    turned = there.rotate(x, there.angles(positions, 9))
+    assert (turned - x).abs().max() > 0.1
+    torch.testing.assert_close(back.rotate(turned, back.angles(positions, 9)), x)
+
+
 def test_embeddings() -> None:
     embed = filled(Embed.Config(11, 6, scale=2.0).build())
     assert torch.equal(embed(torch.tensor([[3, 4]])), 2 * embed.W_E[[3, 4]][None])
@@ -126,3 +135,17 @@ def test_activations() -> None:
         torch.testing.assert_close(ACTIVATIONS[name](x), expected)
     with pytest.raises(ValueError, match=r"'tanhh'.*gelu_new"):
         activation("tanhh")
+
+
+def test_xielu() -> None:
+    act = activation(XIELU.Config(beta=0.5))
+    assert set(act.state_dict()) == {"alpha_p", "alpha_n", "beta", "eps"}, "as checkpoints have them"
+    act.alpha_p.data.fill_(0.3)
+    act.alpha_n.data.fill_(-0.7)
+    x = torch.linspace(-3, 3, 31)
+    up, down = math.log1p(math.exp(0.3)), 0.5 + math.log1p(math.exp(-0.7))
+    expected = torch.where(x > 0, up * x**2, down * (x.exp() - 1 - x)) + 0.5 * x
+    torch.testing.assert_close(act(x), expected)
+    small = torch.tensor([-1e-3, 1e-3], requires_grad=True)
+    act(small).sum().backward()
+    assert small.grad.tolist() == pytest.approx([0.5, 0.5], abs=5e-3), "the slope is beta on either side of zero"

@@ -4,11 +4,11 @@ Every family has configs that differ in what matters: how heads are grouped, wha
 windows shorter than the prompt, how much of a head is rotary and how it is stretched.
 """
 
-from tests.families import classic, dense, dense_b, dense_more, encoder_decoders, encoders, latent, moe, state_space
+from tests.families import classic, dense, dense_a, dense_b, dense_more, encoder_decoders, encoders, latent, moe, state_space
 from tests.families._case import Case, reference
 
 DECODER_CASES = [
-    case for module in (classic, dense, dense_b, dense_more, moe, latent, state_space) for case in module.CASES
+    case for module in (classic, dense, dense_a, dense_b, dense_more, moe, latent, state_space) for case in module.CASES
 ]
 ENCODER_CASES = [*encoders.CASES]
 ENCODER_DECODER_CASES = [*encoder_decoders.CASES]

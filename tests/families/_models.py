@@ -32,7 +32,12 @@ def prompt(case: Case, batch: int = 3, length: int | None = None) -> Tensor:
 @torch.no_grad()
 def logits_of(case: Case, tokens: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """What transformers says; rotary embeddings that depend on earlier runs start afresh."""
-    return copy.deepcopy(reference(case)).to(dtype)(tokens).logits
+    theirs, before = copy.deepcopy(reference(case)).to(dtype), torch.get_default_dtype()
+    torch.set_default_dtype(torch.promote_types(before, dtype))  # some make numbers on the way that have to fit
+    try:
+        return theirs(tokens).logits
+    finally:
+        torch.set_default_dtype(before)
 
 
 @torch.no_grad()

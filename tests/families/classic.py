@@ -23,7 +23,7 @@ NEO = {
     "window_size": 5,
     "attention_types": [[["global", "local"], 1], [["local"], 1]],
 }
-OPT = {**WITHOUT_MLP, "ffn_dim": 48, "word_embed_proj_dim": 32, "pad_token_id": 1}
+OPT = {**WITHOUT_MLP, "ffn_dim": 48, "word_embed_proj_dim": 32}
 BLOOM = {
     "vocab_size": 61,
     "hidden_size": 32,
@@ -45,11 +45,10 @@ XGLM = {
     "ffn_dim": 48,
     "num_layers": 2,
     "attention_heads": 4,
-    "pad_token_id": 1,
+    "pad_token_id": None,  # its embedding has no gradient
     "bos_token_id": 0,
     "eos_token_id": 2,
 }
-BIOGPT = {**SIZES, "pad_token_id": 1}
 
 # Fields that are refused when they are not at their default.
 REFUSED = {
@@ -103,7 +102,7 @@ CASES: list[Case] = [
         "untied-clipped-scaled",
         {**MPT, "tie_word_embeddings": False, "attn_config": {"clip_qkv": 1.0, "softmax_scale": 0.7}},
     ),
-    Case("falcon", "one-kv-one-norm", FALCON),
+    Case("falcon", "one-kv-one-norm", FALCON, attention="sdpa"),
     Case(  # the eager path of transformers adds the linear biases twice
         "falcon",
         "all-kv-alibi-biased-sequential",
@@ -112,13 +111,24 @@ CASES: list[Case] = [
     ),
     Case(
         "falcon",
-        "one-kv-alibi-six-heads",
-        {**FALCON, "alibi": True, "hidden_size": 48, "num_attention_heads": 6, "tie_word_embeddings": False},
+        "one-kv-alibi-twelve-heads",
+        {**FALCON, "alibi": True, "hidden_size": 48, "num_attention_heads": 12, "tie_word_embeddings": False},
         attention="sdpa",
     ),
-    Case("falcon", "new-grouped-two-norms", NEW_FALCON),
-    Case("falcon", "new-grouped-one-norm-biased", {**NEW_FALCON, "num_ln_in_parallel_attn": 1, "bias": True}),
-    Case("falcon", "all-kv-parallel-dynamic", {**FALCON, **DYNAMIC, "multi_query": False, "bias": True}, n_prompt=64),
+    Case("falcon", "new-grouped-two-norms", NEW_FALCON, attention="sdpa"),
+    Case(
+        "falcon",
+        "new-grouped-one-norm-biased",
+        {**NEW_FALCON, "num_ln_in_parallel_attn": 1, "bias": True},
+        attention="sdpa",
+    ),
+    Case(
+        "falcon",
+        "all-kv-parallel-dynamic",
+        {**FALCON, **DYNAMIC, "multi_query": False, "bias": True},
+        n_prompt=64,
+        attention="sdpa",
+    ),
     Case("gpt_bigcode", "one-kv", GPT2),
     Case("gpt_bigcode", "all-kv-untied", {**GPT2, "multi_query": False, "tie_word_embeddings": False}),
     Case(
@@ -137,9 +147,9 @@ CASES: list[Case] = [
     Case("xglm", "tied", XGLM),
     Case("xglm", "untied-unscaled", {**XGLM, "tie_word_embeddings": False, "scale_embedding": False}),
     Case("xglm", "eight-heads-relu", {**XGLM, "attention_heads": 8, "activation_function": "relu", "num_layers": 3}),
-    Case("biogpt", "tied", BIOGPT),
-    Case("biogpt", "untied-unscaled", {**BIOGPT, "tie_word_embeddings": False, "scale_embedding": False}),
-    Case("biogpt", "eight-heads-relu", {**BIOGPT, "num_attention_heads": 8, "hidden_act": "relu"}),
+    Case("biogpt", "tied", SIZES),
+    Case("biogpt", "untied-unscaled", {**SIZES, "tie_word_embeddings": False, "scale_embedding": False}),
+    Case("biogpt", "eight-heads-relu", {**SIZES, "num_attention_heads": 8, "hidden_act": "relu"}),
     Case("persimmon", "half-rotary", {**SIZES, "layer_norm_eps": 0.02}),
     Case("persimmon", "no-qk-norm-tied", {**SIZES, "qk_layernorm": False, "tie_word_embeddings": True}),
     Case("persimmon", "linear-gelu", {**SIZES, **LINEAR, "hidden_act": "gelu", "num_attention_heads": 2}),

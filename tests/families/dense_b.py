@@ -8,6 +8,16 @@ FOUR = {"num_hidden_layers": 4}
 SHARP = {"rope_theta": 100.0}
 NEMOTRON = {**SIZES, "num_key_value_heads": 2, "norm_eps": 0.02}
 GRANITE = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 0.7}
+# What the configs of published checkpoints say besides.
+OF_RELATIVES = {
+    **dict.fromkeys(("use_cla", "use_mla", "use_mixed_mlp_moe", "position_embedding_xdrope", "skip_cls_token"), False),
+    **dict.fromkeys(("use_qk_norm", "use_rotary_pos_emb"), True),
+    **dict.fromkeys(("cla_share_factor", "num_experts", "num_shared_expert", "pad_id", "im_end_id"), 1),
+    "moe_layer_num_skipped": 0,
+    "dense_list": [32, 0],
+    "norm_type": "rms",
+    "q_lora_rank": None,
+}
 
 GRANITES = [
     Case("granite", "grouped", {**SIZES, **GROUPED, **SHARP, **GRANITE}),
@@ -47,6 +57,7 @@ SMOLLM3S = [
             "use_sliding_window": True,
             "sliding_window": 7,
             "layer_types": ["sliding_attention", "full_attention"],
+            "max_window_layers": 28,
         },
         n_prompt=64,
     ),
@@ -70,7 +81,7 @@ GLMS = [
     ),
 ]
 UNGATED = [
-    Case("nemotron", "grouped", {**NEMOTRON, **SHARP}),
+    Case("nemotron", "grouped", {**NEMOTRON, **SHARP, "kv_channels": 8}),
     Case(
         "nemotron",
         "biased-tied-gelu",
@@ -85,7 +96,7 @@ UNGATED = [
     Case("arcee", "grouped", {**SIZES, **GROUPED, **SHARP}),
     Case("arcee", "biased-tied-yarn", {**SIZES, **FULL, **YARN_MSCALE, **BIASED, **TIED, "mlp_bias": True}),
     Case("arcee", "wide-heads-gelu", {**SIZES, **GROUPED, "head_dim": 16, "hidden_act": "gelu"}),
-    Case("apertus", "grouped-llama3", {**SIZES, **GROUPED, **LLAMA3}),
+    Case("apertus", "grouped-llama3", {**SIZES, **GROUPED, **LLAMA3, "qk_norm": True, "post_norm": False}),
     Case("apertus", "biased-tied", {**SIZES, **FULL, **BIASED, **TIED, **rope("default")}),
     Case("apertus", "wide-heads-relu2", {**SIZES, **GROUPED, **rope("default"), "head_dim": 16, "hidden_act": "relu2"}),
 ]
@@ -133,14 +144,22 @@ OTHERS = [
     Case(
         "hunyuan_v1_dense",
         "alpha-biased-tied",
-        {**SIZES, **FULL, **BIASED, **TIED, "head_dim": 8, **rope("dynamic", factor=1.0, alpha=30.0, beta_fast=32)},
+        {
+            **SIZES,
+            **FULL,
+            **BIASED,
+            **TIED,
+            **OF_RELATIVES,
+            **rope("dynamic", factor=1.0, alpha=30.0, beta_fast=32),
+            "head_dim": 8,
+        },
         n_prompt=40,
     ),
     Case("hunyuan_v1_dense", "dynamic-wide", {**SIZES, **GROUPED, **DYNAMIC, "head_dim": 16}, n_prompt=64),
     Case("internlm3", "grouped", {**SIZES, **GROUPED, **SHARP, "head_dim": 8}),
     Case("internlm3", "biased-tied-wide", {**SIZES, **FULL, **TIED, "qkv_bias": True, "bias": True, "head_dim": 16}),
     Case("internlm3", "dynamic", {**SIZES, **GROUPED, **DYNAMIC, "head_dim": 8}, n_prompt=64),
-    Case("nanochat", "full", {**SIZES, **FULL, **SHARP}),
+    Case("nanochat", "full", {**SIZES, **FULL, **SHARP, "logits_soft_cap": 15.0}),
     Case(
         "nanochat",
         "grouped-biased-tied-tight-cap",

@@ -1,0 +1,31 @@
+"""StarCoder2 (Lozhkov et al. 2024, arXiv:2402.19173): grouped heads, layer norms and biases, an MLP without a gate."""
+
+from hooked_lm.components.block import PreNormBlock
+from hooked_lm.components.mlp import MLP
+from hooked_lm.components.norm import LayerNorm
+from hooked_lm.families import _classic as classic
+from hooked_lm.families import _llama_like as llama_like
+from hooked_lm.families._llama_like import IGNORED, PREFIX
+from hooked_lm.families._reader import HFConfig
+from hooked_lm.models.config import DecoderConfig
+from hooked_lm.weights import Row
+
+__all__ = ["IGNORED", "PREFIX", "config", "rows"]
+
+
+def config(hf: HFConfig) -> DecoderConfig:
+    norm, bias = LayerNorm.Config(hf.hidden_size, hf.norm_epsilon), hf.use_bias
+    attn = llama_like.attention(hf, qkv_bias=bias, out_bias=bias, window=hf.sliding_window)
+    mlp = MLP.Config(hf.hidden_size, hf.intermediate_size, hf.hidden_act, bias)
+    block = PreNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm)
+    return llama_like.around(hf, [block] * hf.num_hidden_layers, norm)
+
+
+def rows(tree: DecoderConfig) -> list[Row]:
+    return [
+        *llama_like.outer_rows(tree),
+        *llama_like.norm_rows(tree),
+        *llama_like.attention_rows(tree),
+        *classic.into_mlp("model.layers.{l}.mlp.c_fc"),
+        *classic.out_of_mlp("model.layers.{l}.mlp.c_proj"),
+    ]

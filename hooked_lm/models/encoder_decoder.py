@@ -1,0 +1,279 @@
+"""HookedEncoderDecoder: an encoder and a decoder that reads its output; source and target in, logits out."""
+
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from copy import copy
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hooked_lm.components.embed import TiedUnembed
+from hooked_lm.components.norm import build_norm
+from hooked_lm.components.relative_bias import RelativeBias
+from hooked_lm.components.source import EncoderDecoderCache, Source, StackContext
+from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
+from hooked_lm.models.checks import check_length, check_options
+from hooked_lm.models.decoder import Mask, Output
+from hooked_lm.models.encoder_decoder_config import (
+    EncoderDecoderConfig,
+    HookedEncoderDecoderConfig,
+    SideBlockConfig,
+    StackConfig,
+)
+from hooked_lm.models.encoder_decoder_generate import generate
+from hooked_lm.models.encoder_decoder_text import DecoderInput, SourceAndTargetText, real_positions
+from hooked_lm.models.encoder_decoder_verify import verify
+from hooked_lm.models.encoder_decoder_views import EncoderDecoderViews
+from hooked_lm.models.init import init_weights
+from hooked_lm.models.loss import lm_cross_entropy_loss
+from hooked_lm.models.verify import Verification
+
+Input = str | Sequence[str] | Int[Tensor, "*batch pos"]
+Stream = Float[Tensor, "batch pos d_model"]
+
+
+class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, HookedRootModule):
+    """An encoder-decoder transformer in which every intermediate value has a name.
+
+    `HookedEncoderDecoder.from_pretrained(name)` loads a checkpoint (T5, BART, Marian ...); `HookedEncoderDecoder(cfg)`
+    builds a new T5 from a `HookedEncoderDecoderConfig` (or a dict of its flat names). Sites are `encoder.{i}...` and
+    `decoder.{i}...`; `hook_encoder_out` is what the decoder's cross attention reads.
+
+    >>> import torch
+    >>> from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
+    >>> cfg = dict(n_layers=2, d_model=16, n_heads=2, n_ctx=32, d_vocab=10, act_fn="relu", decoder_start_token_id=0)
+    >>> model = HookedEncoderDecoder(cfg)
+    >>> logits, cache = model.run_with_cache(torch.tensor([[5, 3, 1]]), torch.tensor([[0, 7]]))
+    >>> logits.shape, cache["decoder.1.cross_attn.hook_pattern"].shape
+    (torch.Size([1, 2, 10]), torch.Size([1, 2, 2, 3]))
+    """
+
+    hf_config: dict[str, Any] | None = None  # of the checkpoint that it was loaded from
+
+    def __init__(
+        self,
+        cfg: HookedEncoderDecoderConfig | dict[str, Any],
+        tokenizer: Any = None,
+        move_to_device: bool = True,
+    ) -> None:
+        super().__init__()
+        self.cfg = copy(HookedEncoderDecoderConfig.unwrap(cfg))  # type: ignore[assignment]  # the caller's may build others
+        self.set_tokenizer(tokenizer)
+        self.cfg.check_tree()
+        with torch.device(self.cfg.device if move_to_device else torch.get_default_device()):
+            self._make_encoder(self.tree, self.tree.encoder)
+            self._make_decoder(self.tree, self.tree.decoder)
+            self.unembed = self.tree.unembed.build(self.decoder_embed or self.embed)
+            self.spare_embed = None if self.tree.spare_embed is None else self.tree.spare_embed.build()
+        if isinstance(self.unembed, TiedUnembed) and self.decoder_embed is not None:
+            self.unembed.tied_to = "decoder_embed.W_E"
+        if self.embed.W_E.dtype != self.cfg.dtype:
+            super().to(self.cfg.dtype)
+        if self.cfg.init_weights:
+            self.init_weights()
+        self.setup()
+
+    def _make_encoder(self, tree: EncoderDecoderConfig, side: StackConfig) -> None:
+        self.hook_tokens = HookPoint("batch", "pos", on_demand=True)
+        self.embed = tree.embed.build()
+        self.hook_embed = HookPoint("batch", "pos", "d_model")
+        self.pos_embed = None if side.pos_embed is None else side.pos_embed.build()
+        self.hook_pos_embed = None if side.pos_embed is None else HookPoint("batch", "pos", "d_model")
+        self.encoder_embed_ln = build_norm(side.ln_embed)
+        self.encoder_rel_pos_bias = None if side.rel_pos_bias is None else side.rel_pos_bias.build()
+        self.encoder = _blocks(side.blocks)
+        self.encoder_final_ln = build_norm(side.ln_final)
+        self.hook_encoder_out = HookPoint("batch", "pos", "d_model")
+
+    def _make_decoder(self, tree: EncoderDecoderConfig, side: StackConfig) -> None:
+        self.hook_decoder_tokens = HookPoint("batch", "pos", on_demand=True)
+        self.decoder_embed = None if tree.decoder_embed is None else tree.decoder_embed.build()
+        self.hook_decoder_embed = HookPoint("batch", "pos", "d_model")
+        self.decoder_pos_embed = None if side.pos_embed is None else side.pos_embed.build()
+        self.hook_decoder_pos_embed = None if side.pos_embed is None else HookPoint("batch", "pos", "d_model")
+        self.decoder_embed_ln = build_norm(side.ln_embed)
+        self.decoder_rel_pos_bias = None if side.rel_pos_bias is None else side.rel_pos_bias.build()
+        self.decoder = _blocks(side.blocks)
+        self.decoder_final_ln = build_norm(side.ln_final)
+
+    # ---- forward -----------------------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        input: Input | None,
+        decoder_input: DecoderInput | None = None,
+        return_type: str | None = "logits",
+        one_zero_attention_mask: Mask | None = None,
+        loss_per_token: bool = False,
+        *,
+        attention_mask: Mask | None = None,
+        decoder_attention_mask: Mask | None = None,
+        past_kv_cache: EncoderDecoderCache | None = None,
+        logits_to_keep: int | None = None,
+    ) -> Any:
+        """Run the model on a source and a target, each text or token ids [batch, pos] or [pos].
+
+        Args:
+            input: for the encoder; None if the cache holds its output already.
+            decoder_input: for the decoder, from its start token on; None: the start token alone. Text gets it by itself.
+            return_type: "logits" [batch, decoder pos, d_vocab], "loss" (mean cross entropy of the decoder's next tokens,
+                in nats), "both" or None.
+            one_zero_attention_mask, attention_mask: two names of one thing: 1 for real tokens of the source, 0 for padding.
+            loss_per_token: the loss of every position [batch, decoder pos - 1] instead of the mean.
+            decoder_attention_mask: the same for the target; with a cache it may cover the past too.
+            past_kv_cache: what earlier runs left; the new tokens are appended.
+            logits_to_keep: unembed only the last so many positions.
+
+        Raises ValueError for an input that is empty or longer than n_ctx, and for token ids out of range.
+        """
+        check_options(return_type, logits_to_keep)
+        if one_zero_attention_mask is not None and attention_mask is not None:
+            raise ValueError("one_zero_attention_mask and attention_mask are two names of one argument: give one")
+        source = self._source(
+            input, one_zero_attention_mask if attention_mask is None else attention_mask, past_kv_cache
+        )
+        tokens, mask = self._target_tokens(decoder_input, decoder_attention_mask, source.resid.shape[0])
+        if tokens.shape[0] != source.resid.shape[0]:
+            raise ValueError(f"the source has {source.resid.shape[0]} rows, and the decoder's input {tokens.shape[0]}")
+        resid, context = self._decoded(tokens, mask, source, past_kv_cache)
+        if return_type is None and not is_listening(*(m for m in self.unembed.modules() if isinstance(m, HookPoint))):
+            return None
+        logits = self.unembed(resid if logits_to_keep is None else resid[:, -logits_to_keep:])
+        if return_type in ("logits", None):
+            return logits if return_type else None
+        if logits.shape[1] != tokens.shape[1]:
+            raise ValueError("a loss needs the logits of all positions: leave logits_to_keep out")
+        loss = lm_cross_entropy_loss(logits, tokens, context.new_real(), loss_per_token)
+        return loss if return_type == "loss" else Output(logits, loss)
+
+    def encode(self, input: Input, attention_mask: Mask | None = None) -> Stream:
+        """The encoder's output alone, [batch, pos, d_model]."""
+        return self._source(input, attention_mask, None).resid
+
+    def _source(self, input: Input | None, mask: Tensor | None, cache: EncoderDecoderCache | None) -> Source:
+        """The encoder's output, which the cache may hold already."""
+        if cache is not None and cache.source is not None:
+            if input is not None:
+                raise ValueError("the cache holds the encoder's output already: give input=None")
+            return cache.source
+        if input is None:
+            raise ValueError("there is no input for the encoder, and no cache that holds its output")
+        tokens, mask = self._source_tokens(input, mask)
+        check_length(tokens, 0, self.cfg.n_ctx)
+        context = StackContext(tokens.shape[0], tokens.shape[1], tokens.device, real_positions(mask, tokens))
+        resid = self.hook_embed(self.embed(self.hook_tokens(tokens)))
+        resid = self.encoder_embed_ln(_with_positions(resid, self.pos_embed, self.hook_pos_embed, context))
+        context.score_bias = _score_bias(self.encoder_rel_pos_bias, context, resid)
+        for block in self.encoder:
+            resid = block(resid, context)
+        out = self.hook_encoder_out(self.encoder_final_ln(resid))
+        return Source(out, context.real, keeps=cache is not None and not cache.frozen)
+
+    def _decoded(
+        self, tokens: Tensor, mask: Tensor | None, source: Source, cache: EncoderDecoderCache | None
+    ) -> tuple[Stream, StackContext]:
+        """The stream that the unembedding reads."""
+        n_past = 0 if cache is None else cache.length
+        check_length(tokens, n_past, self.cfg.n_ctx)
+        real = real_positions(mask, tokens, n_past)
+        if cache is not None:
+            real = cache.full_mask(real, *tokens.shape)
+        context = StackContext(tokens.shape[0], tokens.shape[1], tokens.device, real, cache, source)
+        embed = self.decoder_embed or self.embed
+        resid = self.hook_decoder_embed(embed(self.hook_decoder_tokens(tokens)))
+        resid = _with_positions(resid, self.decoder_pos_embed, self.hook_decoder_pos_embed, context)
+        resid = self.decoder_embed_ln(resid)
+        context.score_bias = _score_bias(self.decoder_rel_pos_bias, context, resid)
+        with nullcontext() if cache is None else cache.reading(source, context.real):
+            for block in self.decoder:
+                resid = block(resid, context)
+        return self.decoder_final_ln(resid), context
+
+    generate = generate
+
+    def verify(
+        self, tokens: Int[Tensor, "batch pos"] | None = None, decoder_tokens: Int[Tensor, "batch pos"] | None = None
+    ) -> Verification:
+        """Check the identities between this model's sites; see `hooked_lm.models.encoder_decoder_verify`."""
+        return verify(self, tokens, decoder_tokens)
+
+    # ---- device and weights ------------------------------------------------------------------------------------------
+
+    @property
+    def tree(self) -> EncoderDecoderConfig:
+        """What the model is made of."""
+        assert self.cfg.tree is not None  # made with the config
+        return self.cfg.tree
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """Where the weights are."""
+        return self.embed.W_E.device
+
+    def to(self, *args: Any, print_details: bool = True, **kwargs: Any) -> "HookedEncoderDecoder":
+        """Move the model, as `nn.Module.to` does; `cfg.device` and `cfg.dtype` follow."""
+        super().to(*args, **kwargs)
+        self.cfg.device, self.cfg.dtype = str(self.device), self.embed.W_E.dtype
+        return self
+
+    def cuda(self, device: Any = None) -> "HookedEncoderDecoder":
+        """Move the model to a CUDA device."""
+        return self.to("cuda" if device is None else torch.device("cuda", device))
+
+    def cpu(self) -> "HookedEncoderDecoder":
+        """Move the model to the CPU."""
+        return self.to("cpu")
+
+    def mps(self) -> "HookedEncoderDecoder":
+        """Move the model to an Apple GPU."""
+        return self.to("mps")
+
+    def init_weights(self) -> None:
+        """Fill the weights with random numbers as `cfg.init_mode` says, from `cfg.seed` if there is one."""
+        init_weights(self, self.cfg)
+
+    # ---- loading -----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_pretrained(cls, model_name: str | os.PathLike[str], **kwargs: Any) -> "HookedEncoderDecoder":
+        """A model from a hub id or a local directory, with the weights as they are; see `hooked_lm.hub`."""
+        from hooked_lm import hub
+
+        return hub.from_pretrained_no_processing(model_name, cls=cls, **kwargs)
+
+    from_pretrained_no_processing = from_pretrained
+
+    def to_hf(self) -> Any:
+        """This model as a transformers model, bit for bit; see `hooked_lm.hub.to_hf`."""
+        from hooked_lm import hub
+
+        return hub.to_hf(self)
+
+    def save_pretrained(self, path: str | os.PathLike[str]) -> None:
+        """Write this model to a directory in HF format; see `hooked_lm.hub.save_pretrained`."""
+        from hooked_lm import hub
+
+        hub.save_pretrained(self, path)
+
+
+def _blocks(configs: Sequence[SideBlockConfig]) -> nn.ModuleList:
+    return nn.ModuleList(block.build(layer) for layer, block in enumerate(configs))
+
+
+def _with_positions(
+    embed: Stream, pos_embed: nn.Module | None, point: HookPoint | None, context: StackContext
+) -> Stream:
+    """The sum of token and position embedding."""
+    if pos_embed is None or point is None:
+        return embed
+    added = pos_embed(context.positions).to(embed.dtype)
+    if is_listening(point):
+        added = point(added.expand_as(embed).contiguous())
+    return embed + added
+
+
+def _score_bias(bias: RelativeBias | None, context: StackContext, resid: Stream) -> Tensor | None:
+    return None if bias is None else bias.bias(context, resid.dtype)

@@ -1,0 +1,92 @@
+"""Do the sites of an encoder-decoder mean what they promise? The identities of both sides, of one run."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from hooked_lm.components.block import PostNormBlock
+from hooked_lm.components.cross_block import PostNormCrossBlock
+from hooked_lm.components.identities import Identity, Pair, Read, Sites, below, norm_identity, normed
+from hooked_lm.models.verify import Check, Errors, Verification, error_of, run_recorded
+
+
+@torch.no_grad()
+def verify(
+    model: Any, tokens: Int[Tensor, "batch pos"] | None = None, decoder_tokens: Int[Tensor, "batch pos"] | None = None
+) -> Verification:
+    """Check the identities between the sites of both sides on one run, over random tokens unless given.
+
+    Errors and tolerances are those of `hooked_lm.models.verify`; an identity of layers names its side.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(d_vocab: int, most: int) -> Tensor:
+        return torch.randint(d_vocab, (2, min(most, model.cfg.n_ctx)), generator=generator)
+
+    tokens = drawn(model.cfg.d_vocab, 12) if tokens is None else tokens
+    decoder_tokens = drawn(model.cfg.d_vocab_out, 9) if decoder_tokens is None else decoder_tokens
+    inputs = tokens.to(model.device), decoder_tokens.to(model.device)
+    plain = [name for name, p in model.hook_dict.items() if not p.on_demand or _is_needed(name, p.dims)]
+    logits, sites, fired = run_recorded(model, inputs, plain)
+    with_copies, _, fired_then = run_recorded(model, inputs, [name for name in model.hook_dict if name not in plain])
+    errors: Errors = {"logits == logits with sites on demand": [error_of(lambda: (with_copies, logits))]}
+    for name, pair in _identities(model, sites.__getitem__, logits):
+        errors.setdefault(name, []).append(error_of(pair))
+    tolerance = max(1e-5, 4 * torch.finfo(logits.dtype).eps)
+    wrong = sum((fired + fired_then)[name] != 1 for name in model.hook_dict)
+    checks = [Check(name, tuple(found), tolerance) for name, found in errors.items()]
+    return Verification((Check("sites that do not fire once", (float(wrong),), 0.0), *checks))
+
+
+def _is_needed(name: str, dims: tuple[str, ...]) -> bool:
+    """Of the sites on demand, those that identities read."""
+    return name.endswith("hook_result") or "routed" in dims
+
+
+def _identities(model: Any, at: Sites, logits: Tensor) -> Iterator[Identity]:
+    def source() -> Tensor:
+        return at("hook_encoder_out")
+
+    def encoded() -> Tensor:
+        return _left_by(model, "encoder", at)
+
+    def decoded() -> Tensor:
+        return _left_by(model, "decoder", at)
+
+    yield from _side_identities(model, "encoder", at)
+    yield "encoder_final_ln(resid_post) == encoder_out", lambda: (encoded(), source())
+    yield from _side_identities(model, "decoder", at, source)
+    yield "unembed(decoder_final_ln(resid_post)) == logits", lambda: (model.unembed.plain(decoded()), logits)
+
+
+def _side_identities(model: Any, side: str, at: Sites, *source: Read) -> Iterator[Identity]:
+    """What the blocks of a side say of themselves, that each reads what the one before leaves, and the final norm."""
+    blocks = getattr(model, side)
+    for layer, block in enumerate(blocks):
+        for name, pair in block.identities(below(at, f"{side}.{layer}"), *source):
+            yield f"{side}: {name}", pair
+    for layer, block in enumerate(blocks[:-1]):
+        left, then = last_site(side, block, layer), f"{side}.{layer + 1}.hook_resid_pre"
+        yield f"{side}: resid_post == next resid_pre", _same(at, left, then)
+    name, last = f"{side}_final_ln", last_site(side, blocks[-1], len(blocks) - 1)
+    yield from norm_identity(name, getattr(model, name), below(at, name), lambda: at(last))
+
+
+def _left_by(model: Any, side: str, at: Sites) -> Tensor:
+    """What the layers of a side leave, behind the final norm."""
+    name, blocks = f"{side}_final_ln", getattr(model, side)
+    last = last_site(side, blocks[-1], len(blocks) - 1)
+    return normed(getattr(model, name), below(at, name), lambda: at(last))
+
+
+def _same(at: Sites, left: str, right: str) -> Pair:
+    return lambda: (at(left), at(right))
+
+
+def last_site(side: str, block: nn.Module, layer: int) -> str:
+    """Where the stream that a block leaves is seen."""
+    stands_in_stream = isinstance(block, (PostNormBlock, PostNormCrossBlock))
+    return f"{side}.{layer}.hook_" + ("normalized_" if stands_in_stream else "") + "resid_post"

@@ -1,0 +1,95 @@
+"""Tokens and positions into the stream, and out of it again through a narrower space."""
+
+import math
+
+import pytest
+import torch
+
+from hooked_lm.components.embed import (
+    Embed,
+    FactoredEmbed,
+    FactoredUnembed,
+    FairseqSinusoidalEmbed,
+    PosEmbed,
+    SinusoidalEmbed,
+    TiedFactoredUnembed,
+    Unembed,
+)
+from hooked_lm.components.norm import LayerNorm
+
+TOKENS = torch.tensor([[3, 0, 5], [1, 1, 2]])
+D_VOCAB, D_MODEL, D_EMBED = 7, 6, 4
+
+
+def drawn(module: torch.nn.Module) -> torch.nn.Module:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(generator=generator)
+    return module
+
+
+def test_a_normalised_embedding():
+    embed = drawn(Embed.Config(D_VOCAB, D_MODEL, scale=2.0, norm=LayerNorm.Config(D_MODEL, 0.1)).build())
+    rows = 2 * embed.W_E[TOKENS]
+    expected = torch.nn.functional.layer_norm(rows, (D_MODEL,), embed.ln.w, embed.ln.b, 0.1)
+    torch.testing.assert_close(embed(TOKENS), expected)
+    assert embed.writers() == []
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_factored_embedding(bias: bool):
+    embed = drawn(FactoredEmbed.Config(D_VOCAB, D_MODEL, scale=3.0, d_embed=D_EMBED, bias=bias).build())
+    expected = embed.W_E[TOKENS] @ embed.W_proj
+    if bias:
+        expected = expected + embed.b_proj
+    torch.testing.assert_close(embed(TOKENS), 3 * expected)
+    torch.testing.assert_close(embed.table()[TOKENS], expected)
+    assert len(embed.writers()) == 1 + bias
+
+
+def test_positions_are_counted_behind_the_offset():
+    pos_embed = drawn(PosEmbed.Config(5, D_MODEL, offset=2).build())
+    assert pos_embed.W_pos.shape == (7, D_MODEL)
+    assert torch.equal(pos_embed(torch.tensor([[0, 4]]))[0], pos_embed.W_pos[[2, 6]])
+    assert torch.equal(pos_embed.table(), pos_embed.W_pos[2:])
+
+
+@pytest.mark.parametrize(
+    ("kind", "exponent"),
+    [
+        (SinusoidalEmbed, lambda i: 2 * i / D_MODEL),
+        (FairseqSinusoidalEmbed, lambda i: i / (D_MODEL / 2 - 1)),
+    ],
+)
+@pytest.mark.parametrize("offset", [0, 2])
+def test_sines_and_cosines(kind: type[SinusoidalEmbed], exponent, offset: int):
+    found = kind.Config(D_MODEL, offset=offset).build()(torch.tensor([[0, 1, 30]]))[0]
+    half = range(D_MODEL // 2)
+    for row, position in zip(found.tolist(), (0, 1, 30), strict=True):
+        angles = [(position + offset) / 10000 ** exponent(i) for i in half]
+        assert row == pytest.approx([*map(math.sin, angles), *map(math.cos, angles)], abs=1e-5)
+
+
+def test_an_odd_width_has_no_pairs():
+    with pytest.raises(ValueError, match="even d_model, got 5"):
+        SinusoidalEmbed.Config(5).build()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_factored_unembedding(tied: bool):
+    embed = drawn(FactoredEmbed.Config(D_VOCAB, D_MODEL, d_embed=D_EMBED).build())
+    unembed = drawn(FactoredUnembed.Config(D_MODEL, D_VOCAB, bias=True, tied=tied, d_embed=D_EMBED).build(embed))
+    x = torch.randn(2, 3, D_MODEL)
+    vocab = embed.W_E.T if tied else unembed.W_vocab
+    expected = x @ unembed.W_proj @ vocab + unembed.b_U
+    torch.testing.assert_close(unembed(x), expected)
+    torch.testing.assert_close(unembed.plain(x), expected)
+    assert isinstance(unembed, TiedFactoredUnembed) is tied
+    assert ("W_vocab" in dict(unembed.named_parameters())) is not tied
+
+    own = unembed.untied()
+    assert type(own) is Unembed
+    assert own.cfg.tied is False
+    torch.testing.assert_close(own(x), expected)
+    assert own.untied() is own

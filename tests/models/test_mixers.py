@@ -1,0 +1,356 @@
+"""Decoders in which some blocks, or all, have a state space instead of attention: what the whole package asks of them."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from hooked_lm import HookedTransformer, HookedTransformerConfig
+from hooked_lm.components.attention import Attention
+from hooked_lm.components.block import PreNormBlock
+from hooked_lm.components.embed import Embed, Unembed
+from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.components.mamba import Mamba
+from hooked_lm.components.mamba2 import Mamba2
+from hooked_lm.components.mixer_block import MixerBlock, MixerMLPBlock
+from hooked_lm.components.mlp import GatedMLP
+from hooked_lm.components.norm import LayerNorm
+from hooked_lm.components.rg_lru import RGLRU
+from hooked_lm.components.rotary import Rotary
+from hooked_lm.models.config import DecoderConfig
+from hooked_lm.models.decompose import head_results
+from hooked_lm.models.fold import process_weights, refactor_factored_attn_matrices
+from tests.models.toys import padded
+
+NORM, MLP = LayerNorm.Config(12), GatedMLP.Config(12, 10, bias=True)
+MAMBA = Mamba.Config(12, d_inner=16, d_state=3, dt_rank=2)
+MAMBA2 = Mamba2.Config(12, n_heads=4, d_head=4, d_state=5, n_groups=2, bias=True)
+RG_LRU = RGLRU.Config(12, d_inner=8, n_parts=2)
+ATTENTION = Attention.Config(12, n_heads=3, d_head=4, qkv_bias=True, rotary=Rotary(4), window=4)
+BLOCKS: dict[str, tuple[Any, ...]] = {
+    "pure": (
+        MixerBlock.Config(mixer=MAMBA, ln1=NORM, ln1_post=LayerNorm.Config(12), wide_stream=True),
+        MixerBlock.Config(mixer=MAMBA2, ln1=NORM, residual_scale=0.5, wide_stream=True),
+    ),
+    "hybrid": (
+        MixerMLPBlock.Config(mixer=RG_LRU, ln1=NORM, mlp=MLP, ln2=NORM),
+        PreNormBlock.Config(attn=ATTENTION, ln1=NORM, mlp=MLP, ln2=NORM),
+        MixerMLPBlock.Config(mixer=MAMBA2, ln1=NORM, mlp=MLP, ln2=NORM, ln2_post=NORM),
+        MixerBlock.Config(mixer=MAMBA, ln1=NORM),
+    ),
+}
+
+
+def built(kind: str) -> HookedTransformer:
+    """A model in which every weight matters."""
+    tree = DecoderConfig(30, Embed.Config(20, 12), BLOCKS[kind], Unembed.Config(12, 20), ln_final=NORM)
+    model = HookedTransformer(HookedTransformerConfig.from_tree(tree, device="cpu", seed=1, initializer_range=0.5))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if ".W_" not in name:
+                weight.add_(0.2 * torch.randn(weight.shape, generator=generator))
+    return model.requires_grad_(False)
+
+
+@pytest.fixture(params=BLOCKS)
+def model(request: pytest.FixtureRequest) -> HookedTransformer:
+    return built(request.param)
+
+
+@pytest.fixture
+def hybrid() -> HookedTransformer:
+    return built("hybrid")
+
+
+def ids(batch: int = 2, n_pos: int = 12) -> torch.Tensor:
+    return torch.randint(20, (batch, n_pos), generator=torch.Generator().manual_seed(2))
+
+
+# ---- config and weights ----------------------------------------------------------------------------------------------
+
+
+def test_flat_names() -> None:
+    pure, hybrid = built("pure").cfg, built("hybrid").cfg
+    assert (pure.n_heads, pure.d_head, pure.d_mlp, pure.positional_embedding_type) == (-1, -1, None, "none")
+    assert (hybrid.n_heads, hybrid.d_head, hybrid.d_mlp, hybrid.window_size) == (3, 4, 10, 4)
+    assert hybrid.attn_types is None
+    assert hybrid.use_local_attn
+    assert pure.n_params == MAMBA.n_weights + MAMBA2.n_weights
+    assert hybrid.n_params == RG_LRU.n_weights + MAMBA2.n_weights + MAMBA.n_weights + 3 * 3 * 120 + 4 * 144
+    assert HookedTransformerConfig.from_dict(hybrid.to_dict()).tree == hybrid.tree
+
+
+@pytest.mark.parametrize("mixer", [MAMBA, MAMBA2, RG_LRU])
+def test_n_weights_counts_the_matrices(mixer: Any) -> None:
+    matrices = [w for name, w in mixer.build().named_parameters() if name.startswith("W_")]
+    assert mixer.n_weights == sum(weight.numel() for weight in matrices)
+
+
+def test_new_models_are_random_and_repeatable(model: HookedTransformer) -> None:
+    again = HookedTransformer(model.cfg)
+    other = HookedTransformer(model.cfg)
+    assert torch.equal(again(ids()), other(ids()))
+    assert again(ids()).isfinite().all()
+    stds = {name: w.std() for name, w in again.named_parameters() if ".W_" in name}
+    assert all(0.2 < std < 0.8 for std in stds.values()), stds
+
+
+def test_weights_of_attention_cannot_be_stacked(model: HookedTransformer) -> None:
+    without = "[0, 1]" if len(model.blocks) == 2 else r"[0, 2, 3]"
+    for name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "QK", "OV"):
+        with pytest.raises(
+            ValueError, match="no attention in blocks " + without.replace("[", r"\[").replace("]", r"\]")
+        ):
+            getattr(model, name)
+    with pytest.raises(ValueError, match="no MLPs in blocks"):
+        _ = model.W_in
+
+
+def test_head_labels_are_those_of_layers_with_heads(hybrid: HookedTransformer) -> None:
+    assert hybrid.all_head_labels() == ["L1H0", "L1H1", "L1H2"]
+    assert built("pure").all_head_labels() == []
+
+
+def test_ungrouping_passes_over_mixers(model: HookedTransformer) -> None:
+    before = model(ids())
+    model.set_ungroup_grouped_query_attention(True)
+    assert torch.equal(model(ids()), before)
+
+
+def test_state_dicts_and_copies(model: HookedTransformer) -> None:
+    copied = copy.deepcopy(model)
+    assert torch.equal(copied(ids()), model(ids()))
+    fresh = HookedTransformer(model.cfg)
+    fresh.load_and_process_state_dict(
+        model.state_dict(), fold_ln=False, center_writing_weights=False, center_unembed=False, fold_value_biases=False
+    )
+    assert torch.equal(fresh(ids()), model(ids()))
+
+
+# ---- identities, folding, decomposition ------------------------------------------------------------------------------
+
+
+def test_identities(model: HookedTransformer) -> None:
+    report = model.verify(ids())
+    assert report.ok, str(report)
+    assert "the recurrence of conv, dt, B, C == y" in {check.name for check in report.checks}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "broken"),
+    [
+        ("pure", "blocks.0.mixer.hook_dt", "the recurrence of conv, dt, B, C == y"),
+        ("pure", "blocks.1.mixer.norm.hook_normalized", "mixer.norm: normalized * scale == stream"),
+        ("pure", "blocks.1.mixer.hook_conv", "act(conv(x)) == conv"),
+        ("hybrid", "blocks.0.mixer.hook_a", "r -> a"),
+        ("hybrid", "blocks.0.mixer.hook_y", "y -> mixer_out, normed and scaled"),
+    ],
+)
+def test_a_site_that_lies_is_noticed(kind: str, name: str, broken: str) -> None:
+    model = built(kind)
+    with model.hooks([(name, lambda value, hook: value * 1.5)]):
+        lies = model.verify(ids())
+    assert not lies.ok
+
+    class Liar(type(model.hook_dict[name])):  # shows one value and lets another pass
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            super().forward(value * 1.5)
+            return value
+
+    point = model.hook_dict[name]
+    point.__class__ = Liar
+    assert broken in model.verify(ids()).failed
+
+
+def test_folding_keeps_the_predictions(model: HookedTransformer) -> None:
+    before = model(ids()).log_softmax(-1)
+    process_weights(model)
+    assert "fold_ln" in model.cfg.processed
+    assert model.blocks[0].ln1.w is None
+    assert "center_writing_weights" in model.cfg.processed
+    torch.testing.assert_close(model(ids()).log_softmax(-1), before, rtol=1e-4, atol=1e-4)
+    assert model.verify(ids()).ok
+    written = [block.mixer.W_out for block in model.blocks if hasattr(block, "mixer") and block.cfg.ln1_post is None]
+    assert all(weight.mean(-1).abs().max() < 1e-6 for weight in written)
+    assert model.cfg.tree.blocks[0].mixer == model.blocks[0].mixer.cfg
+
+
+def test_refactoring_refuses_the_rotation_of_its_attention(hybrid: HookedTransformer) -> None:
+    with pytest.raises(ValueError, match="turns"):
+        refactor_factored_attn_matrices(hybrid)
+    refactor_factored_attn_matrices(built("pure"))  # nothing to do
+
+
+@pytest.mark.parametrize("mlp_input", [False, True])
+def test_the_stream_is_the_sum_of_its_parts(hybrid: HookedTransformer, mlp_input: bool) -> None:
+    _, cache = hybrid.run_with_cache(ids())
+    layer = 2 if mlp_input else 4
+    expected = cache["resid_mid", 2] if mlp_input else cache["resid_post", 3]
+    parts, labels = cache.decompose_resid(layer, mlp_input=mlp_input, return_labels=True)
+    torch.testing.assert_close(parts.sum(0), expected)
+    assert labels[1:6] == ["0_mixer_out", "0_mlp_out", "1_attn_out", "1_mlp_out", "2_mixer_out"]
+    for expand in (True, False):
+        full, names = cache.get_full_resid_decomposition(
+            layer, mlp_input=mlp_input, expand_neurons=expand, return_labels=True
+        )
+        torch.testing.assert_close(full.sum(0), expected, rtol=1e-4, atol=1e-5)
+        assert len(names) == len(full)
+    assert torch.equal(cache.accumulated_resid(layer, mlp_input=mlp_input)[-1], expected)
+
+
+def test_heads_of_layers_that_have_some(hybrid: HookedTransformer) -> None:
+    _, cache = hybrid.run_with_cache(ids())
+    stack, labels = cache.stack_head_results(-1, return_labels=True, incl_remainder=True)
+    assert labels == ["L1H0", "L1H1", "L1H2", "remainder"]
+    torch.testing.assert_close(stack.sum(0), cache["resid_post", -1])
+    cache.compute_head_results()
+    assert "blocks.0.attn.hook_result" not in cache
+    with pytest.raises(ValueError, match="no attention at layer 0"):
+        head_results(hybrid, cache, 0)
+
+
+def test_accumulated_bias() -> None:
+    model = built("hybrid")
+    expected = model.blocks[0].mixer.b_out + model.blocks[0].mlp.b_out + model.blocks[1].mlp.b_out
+    torch.testing.assert_close(model.accumulated_bias(2), expected)
+    torch.testing.assert_close(model.accumulated_bias(1, include_mlp_biases=False), model.blocks[0].mixer.b_out)
+
+
+def test_short_names(hybrid: HookedTransformer) -> None:
+    _, cache = hybrid.run_with_cache(ids(), names_filter=None)
+    assert cache["dt", 3] is cache["blocks.3.mixer.hook_dt"]
+    assert cache["gate", 0].shape == (2, 12, 8)
+    assert cache["mixer_out", -1].shape == (2, 12, 12)
+    assert "blocks.3.mixer.hook_state" not in cache
+    _, states = hybrid.run_with_cache(ids(), names_filter=["blocks.*.mixer.hook_state"])
+    assert states["state", 3].shape == (2, 12, 16, 3)
+
+
+# ---- streams ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_wide_stream_is_kept_in_fp32() -> None:
+    model = built("pure").to(torch.bfloat16)
+    logits, cache = model.run_with_cache(ids())
+    assert logits.dtype == torch.bfloat16
+    assert cache["resid_post", -1].dtype == torch.float32
+    assert cache["mixer_out", 0].dtype == torch.bfloat16
+    failed = model.verify(ids()).failed  # two ways to the logits round differently, a way and its sites do not
+    assert set(failed) <= {"logits == logits with sites on demand"}
+    resid = cache["resid_post", 0]
+    torch.testing.assert_close(model(resid, start_at_layer=1), logits)
+
+
+def test_a_run_can_begin_and_end_anywhere(hybrid: HookedTransformer) -> None:
+    logits = hybrid(ids())
+    for layer in range(5):
+        resid = hybrid(ids(), stop_at_layer=layer)
+        torch.testing.assert_close(hybrid(resid, start_at_layer=layer), logits)
+
+
+# ---- caches and generation -------------------------------------------------------------------------------------------
+
+
+def test_cached_pieces_are_the_whole(model: HookedTransformer) -> None:
+    tokens, cache = ids(2, 20), KeyValueCache.init_cache(model.cfg)
+    pieces = [model(piece, past_kv_cache=cache) for piece in tokens.split([7, 1, 1, 11], 1)]
+    torch.testing.assert_close(torch.cat(pieces, 1), model(tokens), rtol=1e-4, atol=1e-5)
+    assert cache.length == 20
+
+
+def test_a_frozen_cache_stays_as_it_is(model: HookedTransformer) -> None:
+    tokens, cache = ids(2, 12), KeyValueCache(model.cfg.n_layers)
+    model(tokens[:, :5], past_kv_cache=cache)
+    cache.freeze()
+    for _ in range(2):
+        found = model(tokens[:, 5:], past_kv_cache=cache)
+        torch.testing.assert_close(found, model(tokens)[:, 5:], rtol=1e-4, atol=1e-5)
+        assert cache.length == 5
+    resid = model(tokens[:, 5:], past_kv_cache=cache, stop_at_layer=1)
+    torch.testing.assert_close(resid, model(tokens, stop_at_layer=1)[:, 5:], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("filled", [False, True])
+def test_a_run_that_fails_leaves_the_cache_as_it_was(model: HookedTransformer, filled: bool) -> None:
+    tokens, cache = ids(2, 12), KeyValueCache(model.cfg.n_layers)
+    if filled:
+        model(tokens[:, :5], past_kv_cache=cache)
+    start = cache.length
+
+    def fail(value: torch.Tensor, hook: Any) -> None:
+        raise RuntimeError("stop here")
+
+    last = f"blocks.{len(model.blocks) - 1}.hook_resid_post"
+    with pytest.raises(RuntimeError, match="stop here"):
+        model.run_with_hooks(tokens[:, start:9], past_kv_cache=cache, fwd_hooks=[(last, fail)])
+    assert cache.length == start
+    rest = model(tokens[:, start:], past_kv_cache=cache)
+    torch.testing.assert_close(rest, model(tokens)[:, start:], rtol=1e-4, atol=1e-5)
+
+
+def test_rows_must_agree(model: HookedTransformer) -> None:
+    cache = KeyValueCache(model.cfg.n_layers)
+    model(ids(2), past_kv_cache=cache)
+    with pytest.raises(ValueError, match=r"2 rows.*3"):
+        model(ids(3), past_kv_cache=cache)
+    assert cache.length == 12
+
+
+def test_entries_are_of_the_kind_that_a_layer_needs(hybrid: HookedTransformer) -> None:
+    cache = KeyValueCache(4)
+    hybrid(ids(), past_kv_cache=cache)
+    assert cache[1].past_keys.shape == (2, 12, 3, 4)
+    assert cache.state(0).state.shape == (2, 8)
+    with pytest.raises(ValueError, match="state for layer 0"):
+        _ = cache[0]
+    with pytest.raises(ValueError, match="keys and values for layer 1"):
+        cache.state(1)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_generation_of_padded_prompts(model: HookedTransformer, side: str) -> None:
+    rows = [ids(1, n)[0] for n in (9, 3, 6)]
+    tokens, mask = padded(rows, side)
+    options = {"max_new_tokens": 6, "do_sample": False, "stop_at_eos": False, "verbose": False}
+    found = model.generate(tokens, attention_mask=mask, **options)
+    afresh = model.generate(tokens, attention_mask=mask, use_past_kv_cache=False, **options)
+    assert torch.equal(found, afresh)
+    for row, alone in zip(found, rows, strict=True):
+        expected = model.generate(alone[None], **options)[0]
+        assert torch.equal(row[-len(expected) :], expected)
+
+
+def test_what_is_seen_while_generating(model: HookedTransformer) -> None:
+    options = {"max_new_tokens": 4, "do_sample": False, "stop_at_eos": False, "verbose": False}
+    tokens, cache = model.generate(ids(), return_cache=True, names_filter="*.mixer.hook_*", **options)
+    _, expected = model.run_with_cache(tokens, names_filter="*.mixer.hook_*")
+    assert set(cache) == set(expected)
+    for name in expected:
+        torch.testing.assert_close(cache[name], expected[name], rtol=1e-4, atol=1e-4)
+
+
+def test_padding_that_comes_later(model: HookedTransformer) -> None:
+    """Right-padded prompts, and more tokens behind the padding."""
+    rows, more = [ids(1, n)[0] for n in (7, 4)], ids(2, 3)
+    tokens, mask = padded(rows, "right")
+    cache = KeyValueCache(model.cfg.n_layers)
+    model(tokens, attention_mask=mask, past_kv_cache=cache)
+    found = model(more, past_kv_cache=cache)
+    for i, row in enumerate(rows):
+        alone = model(torch.cat([row, more[i]])[None])[0, -3:]
+        torch.testing.assert_close(found[i], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_flow_through_a_cache(model: HookedTransformer) -> None:
+    model.requires_grad_(True)
+    tokens = ids(1, 10)
+    model(tokens)[:, -1].square().sum().backward()
+    expected = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    model.zero_grad()
+    cache = KeyValueCache(model.cfg.n_layers)
+    model(tokens[:, :6], past_kv_cache=cache)
+    model(tokens[:, 6:], past_kv_cache=cache)[:, -1].square().sum().backward()
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(weight.grad, expected[name], rtol=1e-3, atol=1e-4)

@@ -1,0 +1,164 @@
+"""What the table's comparison of state-space models would notice, and that their states carry something."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from hooked_lm import HookedTransformer, HookedTransformerConfig
+from hooked_lm.components.mixer_block import MixerPart
+from hooked_lm.models.config import DecoderConfig
+from tests.families import state_space
+from tests.families._models import distance, hooked, logits_of, prompt
+
+CASES = {str(case): case for case in state_space.CASES}
+Change = Callable[[Any], dict[str, Any]]
+
+
+def every_mixer(change: Change) -> Callable[[DecoderConfig], DecoderConfig]:
+    def altered(block: Any) -> Any:
+        if not isinstance(block, MixerPart.Config):
+            return block
+        return replace(block, mixer=replace(block.mixer, **change(block.mixer)))
+
+    return lambda tree: replace(tree, blocks=tuple(altered(block) for block in tree.blocks))
+
+
+def every_attention(change: Change) -> Callable[[DecoderConfig], DecoderConfig]:
+    def altered(block: Any) -> Any:
+        if isinstance(block, MixerPart.Config):
+            return block
+        return replace(block, attn=replace(block.attn, **change(block.attn)))
+
+    return lambda tree: replace(tree, blocks=tuple(altered(block) for block in tree.blocks))
+
+
+def every_norm(**changes: Any) -> Callable[[DecoderConfig], DecoderConfig]:
+    def altered(block: Any) -> Any:
+        return replace(block, ln1=replace(block.ln1, **changes))
+
+    return lambda tree: replace(tree, blocks=tuple(altered(block) for block in tree.blocks))
+
+
+WRONG_TREES = {
+    "activation behind the convolution": (
+        "mamba-no-conv-bias-three-taps-gelu",
+        every_mixer(lambda _: {"act_fn": "gelu_new"}),
+    ),
+    "eps of the norm": ("mamba-tied", every_norm(eps=1e-5)),
+    "eps of the norm behind the gate": ("mamba2-grouped", every_mixer(lambda _: {"eps": 1e-5})),
+    "no least step": (
+        "mamba2-one-group-biased-tied-limited-steps",
+        every_mixer(lambda m: {"dt_limit": (0.0, m.dt_limit[1])}),
+    ),
+    "no largest step": (
+        "mamba2-one-group-biased-tied-limited-steps",
+        every_mixer(lambda m: {"dt_limit": (m.dt_limit[0], float("inf"))}),
+    ),
+    "activation of the gate": ("recurrent_gemma-two-to-one", every_mixer(lambda _: {"act_fn": "relu"})),
+    "scale of the embedding that is not rounded": (
+        "recurrent_gemma-two-to-one",
+        lambda tree: replace(tree, embed=replace(tree.embed, scale=32**0.5)),
+    ),
+    "window one longer": ("recurrent_gemma-two-to-one", every_attention(lambda a: {"window": a.window + 1})),
+    "all of a head turned": (
+        "recurrent_gemma-two-to-one",
+        every_attention(lambda a: {"rotary": replace(a.rotary, dim=a.d_head)}),
+    ),
+    "soft cap": (
+        "recurrent_gemma-attention-first-tight-cap-silu",
+        lambda tree: replace(tree, unembed=replace(tree.unembed, soft_cap=30.0)),
+    ),
+    "half of a head unturned": (
+        "bamba-two-attention-layers",
+        every_attention(lambda a: {"rotary": replace(a.rotary, dim=a.d_head)}),
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_TREES)
+def test_a_wrong_tree_is_noticed(wrong: str) -> None:
+    name, alter = WRONG_TREES[wrong]
+    right, tokens = hooked(CASES[name]), prompt(CASES[name])
+    cfg = HookedTransformerConfig.from_tree(alter(right.cfg.tree), init_weights=False, device="cpu")
+    model = HookedTransformer(cfg)
+    model.load_state_dict(right.state_dict())
+    least = 1e-4 if "rounded" in wrong else 1e-3
+    assert distance(model(tokens), logits_of(CASES[name], tokens)) > least
+
+
+def swap(one: str, other: str) -> Callable[[Any], None]:
+    def damage(mixer: Any) -> None:
+        first, second = getattr(mixer, one), getattr(mixer, other)
+        kept = first.clone()
+        first.copy_(second)
+        second.copy_(kept)
+
+    return damage
+
+
+def reverse_taps(mixer: Any) -> None:
+    mixer.conv.W_conv.copy_(mixer.conv.W_conv.flip(0))
+
+
+def reverse(name: str) -> Callable[[Any], None]:
+    def damage(mixer: Any) -> None:
+        getattr(mixer, name).copy_(getattr(mixer, name).flip(0))
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("mamba-tied", swap("W_x", "W_gate")),
+        ("mamba-tied", swap("W_B", "W_C")),
+        ("mamba-tied", reverse_taps),
+        ("mamba-tied", reverse("A_log")),
+        ("mamba-tied", reverse("D")),
+        ("mamba-tied", reverse("dt_bias")),
+        ("mamba2-grouped", swap("W_x", "W_gate")),
+        ("mamba2-grouped", swap("W_B", "W_C")),
+        ("mamba2-grouped", reverse("A_log")),
+        ("recurrent_gemma-two-to-one", swap("W_r", "W_i")),
+        ("recurrent_gemma-two-to-one", swap("b_r", "b_i")),
+        ("recurrent_gemma-two-to-one", swap("W_x", "W_gate")),
+        ("recurrent_gemma-two-to-one", reverse("Lambda")),
+        ("bamba-two-attention-layers", reverse_taps),
+    ],
+)
+@torch.no_grad()
+def test_wrong_weights_are_noticed(name: str, damage: Callable[[Any], None]) -> None:
+    model, tokens = copy.deepcopy(hooked(CASES[name])), prompt(CASES[name])
+    damage(next(block.mixer for block in model.blocks if isinstance(block, MixerPart)))
+    assert distance(model(tokens), logits_of(CASES[name], tokens)) > 1e-3
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_states_carry_something(name: str) -> None:
+    """Else the recurrence could be wrong and nobody would see it: what is read off the past changes the logits."""
+    model, tokens = hooked(CASES[name]), prompt(CASES[name])
+
+    def forget(state: torch.Tensor, hook: Any) -> torch.Tensor:
+        state[:, :-1] = 0.0
+        return state
+
+    forgetful = model.run_with_hooks(tokens, fwd_hooks=[("blocks.*.mixer.hook_state", forget)])
+    assert (forgetful - model(tokens))[:, -1].abs().max() > 1e-2
+
+
+@torch.no_grad()
+def test_a_stream_in_half_precision_would_be_noticed() -> None:
+    """`residual_in_fp32` is kept: without it the logits are those of another model."""
+    case = CASES["mamba-tied"]
+    right, tokens = hooked(case), prompt(case, batch=8)
+    tree = right.cfg.tree
+    narrow = replace(tree, blocks=tuple(replace(block, wide_stream=False) for block in tree.blocks))
+    model = HookedTransformer(HookedTransformerConfig.from_tree(narrow, init_weights=False, device="cpu"))
+    model.load_state_dict(right.state_dict())
+    wide = copy.deepcopy(right).to(torch.bfloat16)(tokens)
+    assert not torch.equal(model.to(torch.bfloat16)(tokens), wide)
