@@ -36,6 +36,7 @@ bench: $(READY)  ## time against Hugging Face
 	$(PY) -m tests.benchmarks
 
 docs: $(READY)  ## build the documentation into site/
+	$(PY) -m tests.families.measure
 	$(PY) docs/generate.py
 	$(PY) -m mkdocs build --strict
 

@@ -92,6 +92,20 @@ def test_weights_of_a_factored_model_are_shown_as_one(name: str):
     assert model.verify(tokens).ok
 
 
+@pytest.mark.parametrize("name", ["opt-post-norm-projected", "opt-projected-untied"])
+@torch.no_grad()
+def test_a_factored_model_takes_weights_that_were_multiplied(name: str):
+    """Those of a model that was processed, saved, and comes back."""
+    tree, tokens = hooked(case(name)).cfg.tree, prompt(case(name))
+    processed = hub.from_pretrained("tiny", hf_model=reference(case(name)))
+    model = HookedTransformer(HookedTransformerConfig.from_tree(tree, device="cpu"))
+    model.load_and_process_state_dict(processed.state_dict(), False, False, False, False)
+    torch.testing.assert_close(model(tokens), processed(tokens), rtol=1e-4, atol=1e-5)
+    wrong = {**processed.state_dict(), "unembed.W_U": processed.W_U[:, 1:]}
+    with pytest.raises(ValueError, match=r"'unembed.W_U' is .*60"):
+        HookedTransformer(HookedTransformerConfig.from_tree(tree, device="cpu")).load_and_process_state_dict(wrong)
+
+
 def test_the_offset_of_positions_is_out_of_sight():
     model = hooked(case("opt-tied"))
     assert model.pos_embed.W_pos.shape[0] == 42

@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import CONFIG_MAPPING
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig
 from hooked_lm.components.mixer_block import MixerPart
+from hooked_lm.families import family
+from hooked_lm.families._reader import HFConfig
+from hooked_lm.hub.load import read_config
 from hooked_lm.models.config import DecoderConfig
 from tests.families import state_space
 from tests.families._models import distance, hooked, logits_of, prompt
@@ -149,6 +153,36 @@ def test_states_carry_something(name: str) -> None:
 
     forgetful = model.run_with_hooks(tokens, fwd_hooks=[("blocks.*.mixer.hook_state", forget)])
     assert (forgetful - model(tokens))[:, -1].abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("mamba", "rms_norm", False),
+        ("mamba2", "rms_norm", False),
+        ("recurrent_gemma", "embeddings_scale_by_sqrt_dim", False),
+        ("recurrent_gemma", "rope_parameters", {"rope_type": "linear", "factor": 2.0, "rope_theta": 10.0}),
+    ],
+)
+def test_what_transformers_does_not_know_is_refused(name: str, field: str, value: Any) -> None:
+    values = CONFIG_MAPPING[name]().to_dict()
+    family(name).config(HFConfig(values, {}))
+    with pytest.raises(ValueError, match="rope_type 'linear'" if field == "rope_parameters" else f"{field}=False"):
+        family(name).config(HFConfig(values | {field: value}, {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "n_attentions"),
+    [
+        ("mamba", {"d_model": 768, "n_layer": 24, "ssm_cfg": {}, "rms_norm": True, "pad_vocab_size_multiple": 8}, 0),
+        ("mamba2", {"norm_before_gate": True, "rms_norm": True, "time_step_init_scheme": "random"}, 0),
+        ("recurrent_gemma", {"_block_types": ["recurrent"], "embeddings_scale_by_sqrt_dim": True}, 8),
+        ("bamba", {"attn_layer_indices": [9, 18, 27], "attn_rotary_emb": 64, "use_mamba_kernels": True}, 3),
+    ],
+)
+def test_configs_of_the_first_checkpoints(name: str, fields: dict[str, Any], n_attentions: int) -> None:
+    tree = read_config(family(name), CONFIG_MAPPING[name](**fields))
+    assert sum(not isinstance(block, MixerPart.Config) for block in tree.blocks) == n_attentions
 
 
 @torch.no_grad()

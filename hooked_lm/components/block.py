@@ -295,10 +295,13 @@ class PostNormBlock(AttentionPart, MLPPart):
         )
         for norm, name, site in ((self.ln1, "ln1", "resid_mid"), (self.ln2, "ln2", "resid_post")):
 
+            def summed(site: str = site) -> Tensor:
+                return at(f"hook_{site}")
+
             def stands_in_stream(norm: nn.Module = norm, name: str = name, site: str = site) -> tuple[Tensor, Tensor]:
                 return normed(norm, below(at, name), lambda: at(f"hook_{site}")), at(f"hook_normalized_{site}")
 
-            yield from norm_identity(name, norm, below(at, name), lambda site=site: at(f"hook_{site}"))
+            yield from norm_identity(name, norm, below(at, name), summed)
             yield f"{name}({site}) == normalized_{site}", stands_in_stream
         if isinstance(self.attn, Sublayer):
 

@@ -37,7 +37,7 @@ class CausalConvolution(nn.Module):
     def forward(
         self, x: Channels, window: Window | None = None, real: Bool[Tensor, "batch pos"] | None = None
     ) -> tuple[Channels, Window]:
-        """The convolved inputs, and the window for the tokens that come next: the last `width - 1` inputs.
+        """The convolved inputs, in at least fp32, and the window for the tokens that come next: the last `width - 1` inputs.
 
         `window` is that of the tokens before; `real` marks what is no padding, None: everything.
         """
@@ -56,8 +56,8 @@ class CausalConvolution(nn.Module):
     def _convolve(self, seen: Float[Tensor, "batch taps_and_pos channel"]) -> Channels:
         """A product for each tap: for a few taps faster than a grouped convolution, whose axes lie the other way."""
         weight, n_pos = wide(self.W_conv), seen.shape[1] - self.cfg.width + 1
-        seen, dtype = wide(seen), seen.dtype
+        seen = wide(seen)
         out = seen[:, :n_pos] * weight[0]
         for tap in range(1, self.cfg.width):
             out = torch.addcmul(out, seen[:, tap : tap + n_pos], weight[tap])
-        return (out if self.b_conv is None else out + wide(self.b_conv)).to(dtype)
+        return out if self.b_conv is None else out + wide(self.b_conv)

@@ -96,7 +96,7 @@ class Mamba(nn.Module):
         x = self.hook_x(F.linear(stream, self.W_x.T, self.b_x))
         gate = self.hook_gate(F.linear(stream, self.W_gate.T, self.b_gate))
         convolved, window = self.conv(x, window, real)
-        u = self.hook_conv(self.act(convolved))
+        u = self.hook_conv(self.act(convolved).to(x.dtype))
         dt = self.hook_dt(self.step_size(u))
         B, C = self.hook_B(F.linear(u, self.W_B.T)), self.hook_C(F.linear(u, self.W_C.T))
 

@@ -141,7 +141,7 @@ class Mamba2(nn.Module):
         B, C = F.linear(stream, self.W_B.T, self.b_B), F.linear(stream, self.W_C.T, self.b_C)
         sizes, groups = [x.shape[-1], B.shape[-1], C.shape[-1]], (self.cfg.n_groups, -1)
         together, window = self.conv(torch.cat([x, B, C], -1), window, real)
-        x, B, C = self.act(together).split(sizes, -1)
+        x, B, C = self.act(together).to(x.dtype).split(sizes, -1)
         return x, B.unflatten(-1, groups), C.unflatten(-1, groups), window
 
     def step_size(self, stream: Stream) -> Rates:

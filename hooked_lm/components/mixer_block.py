@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -55,9 +56,13 @@ class MixerPart(nn.Module):
 
     def mixer_out(self, resid: Stream, context: Context | None) -> Stream:
         """What the mixer adds to the stream. It reads the stream in the precision of its weights."""
-        normalized = self.ln1(on_demand(self.hook_mixer_in, resid)).to(self.mixer.W_out.dtype)
+        normalized = self.ln1(on_demand(self.hook_mixer_in, resid)).to(self.reading_dtype(resid))
         out = self.ln1_post(self.mixer(normalized, context, self.layer))
         return self.hook_mixer_out(out if self.cfg.residual_scale == 1.0 else out * self.cfg.residual_scale)
+
+    def reading_dtype(self, resid: Stream) -> torch.dtype:
+        """The precision of the mixer's weights; that of the stream, for a module without any."""
+        return next(self.mixer.parameters(), resid).dtype
 
     def mixer_identities(self, at: Sites) -> Iterator[Identity]:
         """What must hold from the stream before the mixer to what the mixer adds."""
@@ -66,7 +71,7 @@ class MixerPart(nn.Module):
             return at("hook_resid_pre")
 
         def read() -> Tensor:
-            return normed(self.ln1, below(at, "ln1"), resid).to(self.mixer.W_out.dtype)
+            return normed(self.ln1, below(at, "ln1"), resid).to(self.reading_dtype(resid()))
 
         yield from norm_identity("ln1", self.ln1, below(at, "ln1"), resid)
         if isinstance(self.mixer, Sublayer):

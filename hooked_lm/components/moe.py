@@ -3,7 +3,7 @@
 Only the experts that tokens were sent to are computed, each once, for its tokens together.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -314,6 +314,16 @@ class MoE(nn.Module):
         if any(part.b_out is not None for part in parts):
             raise ValueError("what the biases of experts add depends on where each token is sent")
         return None if self.shared is None else self.shared.b_out
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MoE":
+        """As for any module; but the weights of which rounding would send tokens elsewhere stay in fp32."""
+        kept = {name: getattr(self, name).data for name in self.cfg.router.kept_wide}
+        super()._apply(fn, recurse)
+        for name, before in kept.items():
+            cast = getattr(self, name)
+            if torch.finfo(cast.dtype).bits < torch.finfo(before.dtype).bits:
+                setattr(self, name, nn.Parameter(before.to(cast.device), requires_grad=cast.requires_grad))
+        return self
 
     def sync_config(self) -> None:
         """Make the config say what the experts are now, the first one speaking for all."""

@@ -5,7 +5,7 @@ Nobody listens: one fused kernel. Somebody does: the same sum in steps. Both com
 dtype.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -105,6 +105,27 @@ class HeadwiseLayerNorm(LayerNorm):
     @property
     def w(self) -> Float[Tensor, "head d_model"]:  # type: ignore[override]
         return torch.stack(list(self.w_heads))
+
+
+class HeadLayerNorm(LayerNorm):
+    """The same without biases, for heads whose weights are parameters of their own: `heads.0`, `heads.1`, each [d_model]."""
+
+    @dataclass(frozen=True)
+    class Config(LayerNorm.Config):
+        bias: bool = False
+        n_heads: int = 1
+
+        def build(self, dims: tuple[str, ...] = RESIDUAL) -> "HeadLayerNorm":
+            return HeadLayerNorm(self, dims)
+
+    def __init__(self, cfg: Config, dims: tuple[str, ...] = RESIDUAL) -> None:
+        super().__init__(replace(cfg, weight=False), dims)
+        self.cfg = cfg
+        self.heads = nn.ParameterList(torch.ones(cfg.d_model) for _ in range(cfg.n_heads))
+
+    def gain(self) -> Float[Tensor, "heads d_model"]:
+        """What the normalised values are multiplied by."""
+        return torch.stack(list(self.heads))
 
 
 class RMSNorm(nn.Module):

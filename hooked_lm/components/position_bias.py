@@ -16,10 +16,10 @@ from hooked_lm.components.source import StackContext
 class Alibi:
     """Attention with linear biases (Press et al. 2021, arXiv:2108.12409): each head prefers near keys by its own slope.
 
-    The bias of a key is slope * position; a softmax does not see that it is not counted from the query. The slopes of a
-    power of two of heads are a geometric sequence that ends at 2 ** -max_slope; other numbers of heads take those of the
-    next lower power of two, and every other one of the next higher. `scale` multiplies the bias, `rounded` says in which
-    type it was trained.
+    The bias of a key is slope * (its position - that of the query). The slopes of a power of two of heads are a geometric
+    sequence that ends at 2 ** -max_slope; other numbers of heads take those of the next lower power of two, and every
+    other one of the next higher. `scale` multiplies the bias. `rounded` says in which type it was trained, if that is
+    part of the model; positions are then counted from the first one, which a softmax does not see but for the rounding.
     """
 
     n_heads: int
@@ -34,11 +34,14 @@ class Alibi:
         exponents += [(2 * i + 1) / (2 * lower) for i in range(self.n_heads - lower)]
         return torch.tensor([2 ** (-self.max_slope * exponent) for exponent in exponents])
 
-    def bias(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch head 1 key_pos"]:
+    def bias(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch head #query_pos key_pos"]:
+        """What is added to the scores. Counted from the query, it is near zero for the keys that matter: exact in any type."""
+
         def make() -> Tensor:
-            slopes = self.slopes().to(context.device, self.rounded)
-            bias = slopes[:, None, None] * context.key_positions[:, None, None, :].to(slopes.dtype)
-            return bias.to(dtype) * self.scale
+            slopes, positions = self.slopes().to(context.device, self.rounded), context.key_positions[:, None, None, :]
+            if self.rounded is None:
+                positions = positions - context.positions[:, None, :, None]
+            return (slopes[:, None, None] * positions.to(slopes.dtype)).to(dtype) * self.scale
 
         return context.once((self, dtype), make)
 

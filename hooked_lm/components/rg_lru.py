@@ -96,7 +96,7 @@ class RGLRU(nn.Module):
         x = self.hook_x(F.linear(stream, self.W_x.T, self.b_x))
         gate = self.hook_gate(F.linear(stream, self.W_gate.T, self.b_gate))
         u, window = self.conv(x, window, real)
-        u = self.hook_conv(u)
+        u = self.hook_conv(u.to(x.dtype))
         r, i = self.hook_r(self.gate(u, self.W_r, self.b_r)), self.hook_i(self.gate(u, self.W_i, self.b_i))
         a = self.hook_a(self.decay(r))
 

@@ -27,6 +27,7 @@ class SoftmaxRouter:
     renormalize: bool = False
     in_fp32: ClassVar[bool] = False  # whether the logits are computed in fp32 whatever the weights are
     corrected: ClassVar[bool] = False  # whether a trained number per expert is added for the choice alone
+    kept_wide: ClassVar[tuple[str, ...]] = ()  # weights that stay in fp32 when a model is cast to less
 
     def __call__(self, logits: Logits, top_k: int, correction: Tensor | None = None) -> Choice:
         weights, indices = wide(logits).softmax(-1).topk(top_k, -1)
@@ -39,6 +40,7 @@ class TopKRouter:
 
     in_fp32: ClassVar[bool] = False
     corrected: ClassVar[bool] = False
+    kept_wide: ClassVar[tuple[str, ...]] = ()
 
     def __call__(self, logits: Logits, top_k: int, correction: Tensor | None = None) -> Choice:
         values, indices = logits.topk(top_k, -1)
@@ -57,6 +59,7 @@ class GroupedSoftmaxRouter:
     scale: float = 1.0
     in_fp32: ClassVar[bool] = True
     corrected: ClassVar[bool] = False
+    kept_wide: ClassVar[tuple[str, ...]] = ()
 
     def __call__(self, logits: Logits, top_k: int, correction: Tensor | None = None) -> Choice:
         scores = wide(logits).softmax(-1)
@@ -79,6 +82,7 @@ class GroupedSigmoidRouter:
     scale: float = 1.0
     in_fp32: ClassVar[bool] = True
     corrected: ClassVar[bool] = True
+    kept_wide: ClassVar[tuple[str, ...]] = ("b_choice",)
 
     def __call__(self, logits: Logits, top_k: int, correction: Tensor | None = None) -> Choice:
         scores = wide(logits).sigmoid()
@@ -103,6 +107,7 @@ class CorrectedSoftmaxRouter:
     least: float = 1e-12
     in_fp32: ClassVar[bool] = True
     corrected: ClassVar[bool] = True
+    kept_wide: ClassVar[tuple[str, ...]] = ("W_router", "b_choice")
 
     def __call__(self, logits: Logits, top_k: int, correction: Tensor | None = None) -> Choice:
         scores = wide(logits).softmax(-1)
@@ -121,6 +126,7 @@ class SparseMixerRouter:
     tolerance: float = 0.01
     in_fp32: ClassVar[bool] = False
     corrected: ClassVar[bool] = False
+    kept_wide: ClassVar[tuple[str, ...]] = ()
 
     def __call__(self, logits: Logits, top_k: int, correction: Tensor | None = None) -> Choice:
         remaining, weights, indices = logits, list[Tensor](), list[Tensor]()
@@ -143,6 +149,7 @@ class CapacityRouter:
     capacity: int
     in_fp32: ClassVar[bool] = True
     corrected: ClassVar[bool] = False
+    kept_wide: ClassVar[tuple[str, ...]] = ()
 
     def __call__(self, logits: Logits, top_k: int, correction: Tensor | None = None) -> Choice:
         weights, indices = wide(logits).softmax(-1).topk(top_k, -1)

@@ -13,7 +13,10 @@ from hooked_lm.weights import Row
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
 # what follows from another field, in which pieces the same sum is taken, which logits and losses are wanted
-NO_EFFECT = ("mamba_expand", "mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient", "partial_rotary_factor")
+NO_EFFECT = (
+    *("mamba_expand", "mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient", "partial_rotary_factor"),
+    *("attn_rotary_emb", "use_mamba_kernels"),  # of the first checkpoints
+)
 
 
 def config(hf: HFConfig) -> DecoderConfig:

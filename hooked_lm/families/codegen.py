@@ -2,11 +2,13 @@
 
 from hooked_lm.families import gptj
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.families.gptj import IGNORED, NO_EFFECT, PREFIX
+from hooked_lm.families.gptj import NO_EFFECT, PREFIX
 from hooked_lm.models.config import DecoderConfig
 from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
+
+IGNORED = (*gptj.IGNORED, "*.attn.causal_mask")
 
 N_SHARDS = 4  # the matrix is cut as it was on four devices: each part holds some heads' queries, values and keys
 

@@ -1,4 +1,7 @@
-"""Command R (Cohere 2024, docs.cohere.com/docs/command-r): attention and MLP side by side behind one norm without bias."""
+"""Command R (Cohere 2024, docs.cohere.com/docs/command-r): attention and MLP side by side behind one norm, pairs of
+adjacent features turned, scaled logits; in the larger ones each head has norms of its own."""
+
+from typing import Any
 
 from hooked_lm.components.block import SharedNormBlock
 from hooked_lm.components.norm import LayerNorm
@@ -8,24 +11,22 @@ from hooked_lm.families._reader import HFConfig
 from hooked_lm.families._rotary import rotary
 from hooked_lm.models.config import DecoderConfig
 
-__all__ = ["IGNORED", "PREFIX", "config", "rows"]
+__all__ = ["IGNORED", "PREFIX", "block", "config", "rows"]
 
 
 def config(hf: HFConfig) -> DecoderConfig:
+    d_head = hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
+    q_norm = LayerNorm.Config(d_head, hf.layer_norm_eps, bias=False, n_heads=hf.num_attention_heads)
+    k_norm = LayerNorm.Config(d_head, hf.layer_norm_eps, bias=False, n_heads=hf.num_key_value_heads)
+    norms = {"qk_norm": q_norm, "k_norm": k_norm} if hf.use_qk_norm else {}
+    layer = block(hf, **norms)
+    return llama_like.around(hf, [layer] * hf.num_hidden_layers, layer.ln1, logit_scale=hf.logit_scale)
+
+
+def block(hf: HFConfig, **options: Any) -> SharedNormBlock.Config:
+    """A layer; `options` are those of its attention."""
     norm = LayerNorm.Config(hf.hidden_size, hf.layer_norm_eps, bias=False)
-    d_head = hf.hidden_size // hf.num_attention_heads
-    attn = llama_like.attention(
-        hf,
-        rotary=rotary(hf, d_head, adjacent_pairs=True),
-        qkv_bias=hf.attention_bias,
-        out_bias=hf.attention_bias,
-        **(_head_norms(hf, d_head) if hf.use_qk_norm else {}),
-    )
-    block = SharedNormBlock.Config(attn=attn, ln1=norm, mlp=llama_like.gated_mlp(hf))
-    return llama_like.around(hf, [block] * hf.num_hidden_layers, norm, logit_scale=hf.logit_scale)
-
-
-def _head_norms(hf: HFConfig, d_head: int) -> dict[str, LayerNorm.Config]:
-    """Every head of the queries and of the keys has weights of its own."""
-    heads = {"qk_norm": hf.num_attention_heads, "k_norm": hf.num_key_value_heads}
-    return {name: LayerNorm.Config(d_head, hf.layer_norm_eps, bias=False, n_heads=n) for name, n in heads.items()}
+    d_head = hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
+    options = {"rotary": rotary(hf, d_head, adjacent_pairs=True)} | options
+    attn = llama_like.attention(hf, qkv_bias=hf.attention_bias, out_bias=hf.attention_bias, **options)
+    return SharedNormBlock.Config(attn=attn, ln1=norm, mlp=llama_like.gated_mlp(hf))

@@ -1,33 +1,24 @@
-"""Command R7B (Cohere 2024, docs.cohere.com/docs/command-r7b): most layers local with rotary, the others without positions."""
+"""Command R7B and Command A (Cohere 2025, arXiv:2504.00698): Command R with local layers, and full ones in between that know
+no positions."""
 
-from hooked_lm.components.block import SharedNormBlock
-from hooked_lm.components.norm import LayerNorm
 from hooked_lm.families import _llama_like as llama_like
+from hooked_lm.families import cohere
 from hooked_lm.families._llama_like import IGNORED, PREFIX, rows
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.families._rotary import rotary
 from hooked_lm.models.config import DecoderConfig
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
-NO_EFFECT = ("sliding_window_pattern", "head_dim")  # layer_types say the same; the width of a head is a quotient
+# layer_types say the same as the first three; the others name what all of these models are.
+NO_EFFECT = (
+    *("layer_switch", "order_of_interleaved_layers", "sliding_window_pattern"),
+    *("position_embedding_type", "rotary_pct", "use_embedding_sharing", "use_gated_activation", "use_parallel_*"),
+)
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    norm = LayerNorm.Config(hf.hidden_size, hf.layer_norm_eps, bias=False)
-    turning = rotary(hf, hf.hidden_size // hf.num_attention_heads, adjacent_pairs=True)
     blocks = [
-        SharedNormBlock.Config(
-            attn=llama_like.attention(
-                hf,
-                rotary=None if window is None else turning,
-                window=window,
-                qkv_bias=hf.attention_bias,
-                out_bias=hf.attention_bias,
-            ),
-            ln1=norm,
-            mlp=llama_like.gated_mlp(hf),
-        )
+        cohere.block(hf, window=window) if window else cohere.block(hf, rotary=None)
         for window in llama_like.windows(hf)
     ]
-    return llama_like.around(hf, blocks, norm, logit_scale=hf.logit_scale)
+    return llama_like.around(hf, blocks, blocks[0].ln1, logit_scale=hf.logit_scale)

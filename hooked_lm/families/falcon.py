@@ -16,7 +16,7 @@ from hooked_lm.models.config import DecoderConfig
 from hooked_lm.weights import Row
 
 PREFIX = "transformer."
-IGNORED = ("*.rotary_emb.inv_freq",)
+IGNORED = ("*.inv_freq",)
 
 
 def config(hf: HFConfig) -> DecoderConfig:

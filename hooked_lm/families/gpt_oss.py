@@ -11,7 +11,8 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
-NO_EFFECT = (*moe.NO_EFFECT, "hidden_act")  # the experts have an activation of their own
+# The experts have an activation of their own; the others repeat what counts under another name.
+NO_EFFECT = (*moe.NO_EFFECT, "hidden_act", "experts_per_token", "initial_context_length")
 
 
 def config(hf: HFConfig) -> DecoderConfig:

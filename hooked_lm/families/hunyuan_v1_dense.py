@@ -18,7 +18,8 @@ __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 NO_EFFECT = (
     *("*_id", "anyres_*", "vit_*", "num_media_embeds", "class_num", "pool_type", "norm_type", "dense_list"),
     *("moe_*", "num_experts", "num_shared_expert", "cla_share_factor", "attention_head_dim", "org_vocab_size"),
-    *("use_qk_norm", "use_rotary_pos_emb"),
+    *("*_lora_rank", "qk_*_head_dim", "v_head_dim", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor"),
+    *("use_qk_norm", "use_rotary_pos_emb", "enable_*fp32*"),
 )
 
 

@@ -10,12 +10,17 @@ from hooked_lm.weights import Row
 
 PREFIX = "backbone."
 IGNORED = ()
-# what follows from another field, how a new model is initialised, which of several ways is taken to the same numbers
-NO_EFFECT = ("intermediate_size", "time_step_[!r]*", "rescale_prenorm_residual", "use_mambapy", "use_associative_scan")
+# what follows from another field, how a new model is initialised, which of several ways is taken to the same numbers;
+# and what the first checkpoints say twice
+NO_EFFECT = (
+    *("intermediate_size", "time_step_[!r]*", "rescale_prenorm_residual", "use_mambapy", "use_associative_scan"),
+    *("d_inner", "d_model", "n_layer", "ssm_cfg", "fused_add_norm", "pad_vocab_size_multiple"),
+)
 N_CTX = 2**20  # a state has no end; it is the training that was short
 
 
 def config(hf: HFConfig) -> DecoderConfig:
+    check_norm(hf)
     norm = RMSNorm.Config(hf.hidden_size, hf.layer_norm_epsilon)
     mixer = Mamba.Config(
         d_model=hf.hidden_size,
@@ -35,6 +40,12 @@ def config(hf: HFConfig) -> DecoderConfig:
         ln_final=norm,
         unembed=Unembed.Config(hf.hidden_size, hf.vocab_size, tied=hf.tie_word_embeddings),
     )
+
+
+def check_norm(hf: HFConfig) -> None:
+    """Raises ValueError for a checkpoint of LayerNorms, which the code of its authors knows and transformers does not."""
+    if not hf.get("rms_norm", True):
+        raise ValueError("rms_norm=False is not supported: this model type has RMS norms")
 
 
 def outer_rows(tree: DecoderConfig) -> list[Row]:

@@ -5,17 +5,21 @@ from hooked_lm.components.mamba2 import Mamba2
 from hooked_lm.components.mixer_block import MixerBlock
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.families.mamba import N_CTX, outer_rows
+from hooked_lm.families.mamba import N_CTX, check_norm, outer_rows
 from hooked_lm.models.config import DecoderConfig
 from hooked_lm.weights import Row
 
 PREFIX = "backbone."
 IGNORED = ()
 # what follows from another field, how a new model is initialised, in which pieces the same sum is taken
-NO_EFFECT = ("expand", "time_step_[!l]*", "rescale_prenorm_residual", "chunk_size")
+NO_EFFECT = (
+    *("expand", "intermediate_size", "time_step_[!l]*", "rescale_prenorm_residual", "chunk_size"),
+    "norm_before_gate",  # transformers gates before the norm, whatever it says
+)
 
 
 def config(hf: HFConfig) -> DecoderConfig:
+    check_norm(hf)
     norm = RMSNorm.Config(hf.hidden_size, hf.layer_norm_epsilon)
     least, most = hf.time_step_limit
     mixer = Mamba2.Config(

@@ -1,4 +1,4 @@
-"""Ministral 8B (Mistral AI 2024, mistral.ai/news/ministraux): Mistral with some layers local."""
+"""Ministral 8B (Mistral AI 2024, mistral.ai/news/ministraux): Mistral with windows in some layers only."""
 
 from hooked_lm.families import _llama_like as llama_like
 from hooked_lm.families._llama_like import IGNORED, PREFIX, rows

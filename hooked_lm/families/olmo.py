@@ -1,4 +1,4 @@
-"""OLMo (Groeneveld et al. 2024, arXiv:2402.00838): layer norms without weights, projections that may be clipped."""
+"""OLMo (Groeneveld et al. 2024, arXiv:2402.00838): layer norms without weights, bounded queries, keys and values."""
 
 from hooked_lm.components.block import PreNormBlock
 from hooked_lm.components.norm import LayerNorm

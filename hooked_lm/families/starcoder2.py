@@ -1,4 +1,4 @@
-"""StarCoder2 (Lozhkov et al. 2024, arXiv:2402.19173): grouped heads, layer norms and biases, an MLP without a gate."""
+"""StarCoder2 (Lozhkov et al. 2024, arXiv:2402.19173): layer norms, biases everywhere, a plain MLP, a window."""
 
 from hooked_lm.components.block import PreNormBlock
 from hooked_lm.components.mlp import MLP
@@ -10,13 +10,15 @@ from hooked_lm.families._reader import HFConfig
 from hooked_lm.models.config import DecoderConfig
 from hooked_lm.weights import Row
 
-__all__ = ["IGNORED", "PREFIX", "config", "rows"]
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
+
+NO_EFFECT = ("mlp_type", "norm_type")  # there is only one of each
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    norm, bias = LayerNorm.Config(hf.hidden_size, hf.norm_epsilon), hf.use_bias
-    attn = llama_like.attention(hf, qkv_bias=bias, out_bias=bias, window=hf.sliding_window)
-    mlp = MLP.Config(hf.hidden_size, hf.intermediate_size, hf.hidden_act, bias)
+    norm = LayerNorm.Config(hf.hidden_size, hf.norm_epsilon)
+    attn = llama_like.attention(hf, qkv_bias=hf.use_bias, out_bias=hf.use_bias, window=hf.sliding_window)
+    mlp = MLP.Config(hf.hidden_size, hf.intermediate_size, hf.hidden_act, hf.use_bias)
     block = PreNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm)
     return llama_like.around(hf, [block] * hf.num_hidden_layers, norm)
 

@@ -10,21 +10,23 @@ import torch
 from torch import Tensor
 
 from hooked_lm.families import family
+from hooked_lm.hub.kinds import Model
 from hooked_lm.hub.load import concrete_rows
+from hooked_lm.models.config import DecoderConfig
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.weights import export, slots
 
 
-def to_hf(model: HookedTransformer) -> Any:
+def to_hf(model: Model) -> Any:
     """A transformers model with exactly these weights, in memory of its own.
 
     Raises ValueError for a model whose weights were folded, and for one that came from no checkpoint.
     """
-    from transformers import AutoModelForCausalLM
+    import transformers
     from transformers.utils import logging
 
     config, tensors = exported(model)
-    hf_class = AutoModelForCausalLM._model_mapping[type(config)]
+    hf_class = getattr(transformers, config.architectures[0])
     shows_bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -35,7 +37,7 @@ def to_hf(model: HookedTransformer) -> Any:
             logging.enable_progress_bar()
 
 
-def save_pretrained(model: HookedTransformer, path: str | os.PathLike[str]) -> None:
+def save_pretrained(model: Model, path: str | os.PathLike[str]) -> None:
     """Write a model in HF format: `config.json`, `model.safetensors`, and the tokenizer's files if it has one.
 
     It may be written over the checkpoint that it was loaded from. Raises as `to_hf` does.
@@ -53,7 +55,7 @@ def save_pretrained(model: HookedTransformer, path: str | os.PathLike[str]) -> N
         model.tokenizer.save_pretrained(folder)
 
 
-def exported(model: HookedTransformer) -> tuple[Any, dict[str, Tensor]]:
+def exported(model: Model) -> tuple[Any, dict[str, Tensor]]:
     """The HF config of a model, and its weights under their names on disk."""
     if model.hf_config is None:
         raise ValueError("this model was built from a config, not from a checkpoint: it belongs to no HF architecture")
@@ -62,18 +64,27 @@ def exported(model: HookedTransformer) -> tuple[Any, dict[str, Tensor]]:
             f"the weights of this model were rewritten ({', '.join(processed)}); load it with "
             "from_pretrained_no_processing to write it back"
         )
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+    from transformers import CONFIG_MAPPING
 
     config = CONFIG_MAPPING[model.hf_config["model_type"]].from_dict(copy.deepcopy(model.hf_config))
-    module, n_layers, tied = family(config.model_type), len(model.blocks), model.cfg.tie_word_embeddings
+    config.dtype, module, tree = model.cfg.dtype, family(config.model_type), model.cfg.tree
+    assert tree is not None
+    if isinstance(model, HookedTransformer):
+        tree = _as_it_is_now(model, config)
+    parameters = slots(model)
+    rows = [row for row in concrete_rows(module, tree, range(len(model.blocks))) if row.ours in parameters]
+    return config, export(model, rows)
+
+
+def _as_it_is_now(model: HookedTransformer, config: Any) -> DecoderConfig:
+    """The tree of a decoder that may have lost layers or its tie; the HF config is made to say the same."""
+    from transformers import AutoModelForCausalLM
+
+    n_layers, tied = len(model.blocks), model.cfg.tie_word_embeddings
     if config.num_hidden_layers != n_layers:
         config.num_hidden_layers = n_layers
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:n_layers]
-    config.tie_word_embeddings, config.dtype = tied, model.cfg.dtype
+    config.tie_word_embeddings = tied
     config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
-    assert model.cfg.tree is not None
-    tree = replace(model.cfg.tree, unembed=replace(model.cfg.tree.unembed, tied=tied))
-    parameters = slots(model)
-    rows = [row for row in concrete_rows(module, tree, range(n_layers)) if row.ours in parameters]
-    return config, export(model, rows)
+    return replace(model.tree, unembed=replace(model.tree.unembed, tied=tied))

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from types import ModuleType
 from typing import Any
 
@@ -10,9 +11,9 @@ from torch import Tensor
 
 from hooked_lm.families import family
 from hooked_lm.families._reader import HFConfig
+from hooked_lm.hub.kinds import Model, Tree, kind_of
 from hooked_lm.hub.options import checkpoint_step, one_device, real_dtype, with_limits
 from hooked_lm.hub.source import Source, find, find_tokenizer
-from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.fold import process_weights
 from hooked_lm.weights import Row, expand, load, slots
@@ -38,14 +39,14 @@ def from_pretrained(
     first_n_layers: int | None = None,
     n_ctx: int | None = None,
     *,
-    cls: type[HookedTransformer] = HookedTransformer,
+    cls: type | None = None,
     device_map: Any = None,
     revision: str | None = None,
     local_files_only: bool = False,
     mmap: bool = True,
     **hf_kwargs: Any,
-) -> HookedTransformer:
-    """A model with a checkpoint's weights.
+) -> Any:
+    """A model with a checkpoint's weights: a HookedTransformer, HookedEncoder or HookedEncoderDecoder, as it is one.
 
     On a CPU and in the checkpoint's own dtype the weights are views of the mapped file: nothing is copied before it
     is changed. Folding and other dtypes pay for what they change.
@@ -58,7 +59,7 @@ def from_pretrained(
     Args:
         model_name: a hub id, a local directory, a short name such as "gpt2-small", or "demo".
         fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases: rewrites of
-            the weights that leave the predictions as they are; see `hooked_lm.models.fold`.
+            a decoder's weights that leave the predictions as they are; see `hooked_lm.models.fold`.
         checkpoint_index, checkpoint_value: the n-th, or the one at that step, of a training run's published
             checkpoints (Pythia, Stanford CRFM's GPT-2).
         hf_model: a transformers or PEFT model whose weights to take instead; it is left as it is.
@@ -69,6 +70,7 @@ def from_pretrained(
         first_n_layers: leave out the layers after these.
         n_ctx: the longest prompt, instead of the checkpoint's.
         mmap: False copies the weights into memory, so that the files may change or go.
+        cls: the class that the model must be of; ValueError if it is of another.
         hf_kwargs: fields of the HF config to override, or `token`, `cache_dir`, `force_download`.
 
     Raises:
@@ -81,26 +83,31 @@ def from_pretrained(
     source = find(model_name, hf_model, revision, local_files_only, hf_kwargs)
     module, tensors = family(source.config.model_type), source.tensors(mmap)
     full = read_config(module, source.config)
-    cfg = HookedTransformerConfig.from_tree(
+    if hasattr(module, "fitted"):
+        full = module.fitted(full, set(tensors))
+    kind = kind_of(full, cls, str(model_name))
+    cfg = kind.config.from_tree(
         with_limits(full, first_n_layers, n_ctx),
         dtype=real_dtype(dtype, tensors),
         device="meta",
         init_weights=False,
         **_facts(source, step, checkpoint_index, default_prepend_bos, default_padding_side),
+        **source.generation_facts(field.name for field in fields(kind.config)),
     )
     if tokenizer is None:
         tokenizer = find_tokenizer(source, revision, local_files_only, hf_kwargs)
-    model = cls(cfg, tokenizer=tokenizer)
+    model = kind.model(cfg, tokenizer=tokenizer)
     fill(model, tensors, module, full, device, copy=hf_model is not None)
-    model.hf_config = source.config.to_dict()
-    process_weights(
-        model,
-        fold_ln=fold_ln,
-        center_writing_weights=center_writing_weights,
-        center_unembed=center_unembed,
-        fold_value_biases=fold_value_biases,
-        refactor_factored_attn_matrices=refactor_factored_attn_matrices,
-    )
+    model.hf_config = source.config.to_dict() | {"architectures": source.architectures()}
+    if isinstance(model, HookedTransformer):
+        process_weights(
+            model,
+            fold_ln=fold_ln,
+            center_writing_weights=center_writing_weights,
+            center_unembed=center_unembed,
+            fold_value_biases=fold_value_biases,
+            refactor_factored_attn_matrices=refactor_factored_attn_matrices,
+        )
     return model
 
 
@@ -112,7 +119,7 @@ def from_pretrained_no_processing(
     refactor_factored_attn_matrices: bool = False,
     fold_value_biases: bool = False,
     **kwargs: Any,
-) -> HookedTransformer:
+) -> Any:
     """`from_pretrained` with the weights exactly as the checkpoint has them."""
     return from_pretrained(
         model_name,
@@ -144,7 +151,7 @@ def _facts(
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def read_config(module: ModuleType, config: Any) -> DecoderConfig:
+def read_config(module: ModuleType, config: Any) -> Tree:
     """The tree of an HF config; raises ValueError for a field that is not at its default and that nobody reads."""
     hf = HFConfig(config.to_dict(), type(config)().to_dict())
     tree = module.config(hf)
@@ -156,15 +163,16 @@ def read_config(module: ModuleType, config: Any) -> DecoderConfig:
     return tree
 
 
-def concrete_rows(module: ModuleType, tree: DecoderConfig, layers: Iterable[int]) -> list[Row]:
+def concrete_rows(module: ModuleType, tree: Tree, layers: Iterable[int]) -> list[Row]:
+    """The rows of a family for these layers; rows for the two sides of an encoder-decoder have ranges of their own."""
     return expand(module.rows(tree), l=list(layers))
 
 
 def fill(
-    model: HookedTransformer,
+    model: Model,
     tensors: Mapping[str, Tensor],
     module: ModuleType,
-    full: DecoderConfig,
+    full: Tree,
     device: torch.device,
     copy: bool,
 ) -> None:
@@ -189,6 +197,7 @@ def fill(
         ignore=[*module.IGNORED, *left_out, *(row.theirs for row in tied)],
         prefix=module.PREFIX,
         copy=copy,
+        own_dtype=[name for name, slot in parameters.items() if slot.tensor.dtype != model.cfg.dtype],
     )
     stranded = [name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta]
     if stranded:

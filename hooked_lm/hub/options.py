@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hooked_lm.components.embed import PosEmbed
 from hooked_lm.families._short_names import CHECKPOINTS
+from hooked_lm.hub.kinds import Tree
 from hooked_lm.hub.source import hub_id
 from hooked_lm.models.config import DecoderConfig
 
@@ -67,7 +68,12 @@ def checkpoint_step(
     return value, pattern.format(value)
 
 
-def with_limits(tree: DecoderConfig, first_n_layers: int | None, n_ctx: int | None) -> DecoderConfig:
+def with_limits(tree: Tree, first_n_layers: int | None, n_ctx: int | None) -> Tree:
+    """A tree of fewer layers, or for shorter prompts; of decoders only."""
+    if not isinstance(tree, DecoderConfig):
+        if first_n_layers is not None or n_ctx is not None:
+            raise ValueError("first_n_layers and n_ctx are for decoders only")
+        return tree
     n_layers = len(tree.blocks)
     if first_n_layers is not None:
         if not 1 <= first_n_layers <= n_layers:

@@ -3,7 +3,7 @@
 import copy
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,6 +17,7 @@ from hooked_lm.weights import open_checkpoint
 
 DEMO = Path(__file__).parents[1] / "demo" / "model"
 TEXT_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
+GENERATION_FACTS = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "forced_bos_token_id")
 DOWNLOAD_OPTIONS = ("token", "cache_dir", "force_download")
 
 
@@ -37,6 +38,29 @@ class Source:
         from transformers.core_model_loading import revert_weight_conversion
 
         return revert_weight_conversion(self.hf_model, self.hf_model.state_dict())
+
+
+    def architectures(self) -> list[str]:
+        """The transformers class that the weights are of."""
+        if self.hf_model is not None:
+            return [type(self.hf_model).__name__]
+        return list(self.config.architectures or [])
+
+    def generation_facts(self, names: Iterable[str]) -> dict[str, Any]:
+        """Those of these special tokens that the checkpoint's configs name; what is in `bad_words_ids` is suppressed."""
+        given = {**self.config.to_dict(), **self._generation_config()}
+        facts = {name: given[name] for name in GENERATION_FACTS if given.get(name) is not None}
+        if banned := given.get("bad_words_ids"):
+            facts["suppress_tokens"] = tuple(ids[0] for ids in banned if len(ids) == 1)
+        wanted = set(names)
+        return {name: value for name, value in facts.items() if name in wanted}
+
+    def _generation_config(self) -> dict[str, Any]:
+        if self.hf_model is not None:
+            config = getattr(self.hf_model, "generation_config", None)
+            return {} if config is None else {k: v for k, v in config.to_dict().items() if v is not None}
+        file = (self.folder or Path()) / "generation_config.json"
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def short_names() -> dict[str, str]:

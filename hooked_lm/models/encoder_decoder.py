@@ -7,16 +7,17 @@ from copy import copy
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.embed import TiedUnembed
 from hooked_lm.components.norm import build_norm
 from hooked_lm.components.relative_bias import RelativeBias
 from hooked_lm.components.source import EncoderDecoderCache, Source, StackContext
-from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
+from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.checks import check_length, check_options
-from hooked_lm.models.decoder import Mask, Output
+from hooked_lm.models.decoder import Output
+from hooked_lm.models.encoder_decoder_cache import EncoderDecoderActivations, site_name
 from hooked_lm.models.encoder_decoder_config import (
     EncoderDecoderConfig,
     HookedEncoderDecoderConfig,
@@ -33,6 +34,8 @@ from hooked_lm.models.verify import Verification
 
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"]
 Stream = Float[Tensor, "batch pos d_model"]
+Mask = Int[Tensor, "rows pos"] | Bool[Tensor, "rows pos"]
+TargetMask = Int[Tensor, "rows all_pos"] | Bool[Tensor, "rows all_pos"]
 
 
 class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, HookedRootModule):
@@ -110,7 +113,7 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, HookedRootM
         loss_per_token: bool = False,
         *,
         attention_mask: Mask | None = None,
-        decoder_attention_mask: Mask | None = None,
+        decoder_attention_mask: TargetMask | None = None,
         past_kv_cache: EncoderDecoderCache | None = None,
         logits_to_keep: int | None = None,
     ) -> Any:
@@ -195,10 +198,22 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, HookedRootM
     generate = generate
 
     def verify(
-        self, tokens: Int[Tensor, "batch pos"] | None = None, decoder_tokens: Int[Tensor, "batch pos"] | None = None
+        self,
+        tokens: Int[Tensor, "batch pos"] | None = None,
+        decoder_tokens: Int[Tensor, "batch target_pos"] | None = None,
     ) -> Verification:
         """Check the identities between this model's sites; see `hooked_lm.models.encoder_decoder_verify`."""
         return verify(self, tokens, decoder_tokens)
+
+    # ---- sites -------------------------------------------------------------------------------------------------------
+
+    def site_name(self, site: Any) -> str:
+        """The full name of a site given as ("decoder.z", 5) or ("decoder.z", 5, "cross_attn")."""
+        return site_name(site, {"encoder": len(self.encoder), "decoder": len(self.decoder)})
+
+    def make_cache(self, cache_dict: dict[str, Tensor], has_batch_dim: bool) -> Cache:
+        """What `run_with_cache` returns."""
+        return EncoderDecoderActivations(cache_dict, self, has_batch_dim)
 
     # ---- device and weights ------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from hooked_lm.models.encoder_decoder_config import HookedEncoderDecoderConfig
 from hooked_lm.models.tokens import Tokens, checked_texts, ids_of
 
 Padded = tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]
-DecoderInput = str | Sequence[str] | Int[Tensor, "*batch pos"]
+DecoderInput = str | Sequence[str] | Int[Tensor, "*rows target_pos"]
 
 
 class SourceAndTargetText:
@@ -98,8 +98,8 @@ class SourceAndTargetText:
     def end_ids(self) -> list[int]:
         """The tokens that end a text; none if they are not known."""
         known = (self.cfg.eos_token_id, getattr(self.tokenizer, "eos_token_id", None))
-        end = next((token for token in known if token is not None), None)
-        return [] if end is None else [end]
+        end = next((token for token in known if token is not None), [])
+        return [end] if isinstance(end, int) else list(end)
 
     def pad_id(self) -> int:
         """The id that fills short rows; what it is does not matter, as it is masked."""

@@ -15,7 +15,9 @@ from hooked_lm.models.verify import Check, Errors, Verification, error_of, run_r
 
 @torch.no_grad()
 def verify(
-    model: Any, tokens: Int[Tensor, "batch pos"] | None = None, decoder_tokens: Int[Tensor, "batch pos"] | None = None
+    model: Any,
+    tokens: Int[Tensor, "batch pos"] | None = None,
+    decoder_tokens: Int[Tensor, "batch target_pos"] | None = None,
 ) -> Verification:
     """Check the identities between the sites of both sides on one run, over random tokens unless given.
 

@@ -22,7 +22,7 @@ def init_weights(model: nn.Module, cfg: Any) -> None:
         raise ValueError(f"unknown init_mode '{cfg.init_mode}'; known are {', '.join(_FILLS)}")
     generators: dict[torch.device, torch.Generator] = {}
     for name, weight in model.named_parameters():
-        if ".W_" not in name or weight.is_meta:
+        if (".W_" not in name and not name.endswith(".W")) or weight.is_meta:
             continue
         if weight.device not in generators:
             generator = generators[weight.device] = torch.Generator(weight.device)

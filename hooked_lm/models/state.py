@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.components.block import MLPPart
-from hooked_lm.components.embed import TiedUnembed
+from hooked_lm.components.embed import FactoredUnembed, TiedUnembed
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import LayerNorm, RMSNorm
@@ -35,8 +35,8 @@ def load_state(model: Any, state_dict: dict[str, Tensor]) -> None:
 
     Grouped keys and values may be called `_W_K`, and tables (`mask`, `IGNORE`, rotary) are passed over. A norm or
     bias follows the dictionary: absent there it becomes an identity or zeros; absent here it is made, unless it is all
-    zeros. A `W_U` that differs from `W_E` unties. Raises ValueError, before anything is changed, for other names that
-    are missing or too many, and for shapes that differ.
+    zeros. A `W_U` that differs from `W_E` unties, one instead of its factors takes their place. Raises ValueError,
+    before anything is changed, for other names that are missing or too many, and for shapes that differ.
     """
     given = in_our_names(state_dict)
     _check_fit(model, given)
@@ -44,6 +44,8 @@ def load_state(model: Any, state_dict: dict[str, Tensor]) -> None:
         W_E, W_U = given.get("embed.W_E", model.embed.W_E), given["unembed.W_U"]
         if not torch.equal(W_U.T.to(W_E), W_E):
             model.untie()
+    if _has_product(model, given):
+        model.untie()
     for name, module in model.named_modules():
         if isinstance(module, (LayerNorm, RMSNorm)):
             _follow_norm(module, f"{name}.", given, model.embed.W_E)
@@ -62,6 +64,9 @@ def in_our_names(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _check_fit(model: Any, given: Mapping[str, Tensor]) -> None:
     """Raises ValueError with all names and shapes in which a dictionary and a model do not fit."""
     own = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    if _has_product(model, given):
+        own = {name: shape for name, shape in own.items() if name not in ("unembed.W_proj", "unembed.W_vocab")}
+        own["unembed.W_U"] = tuple(model.W_U.shape)
     optional = _optional_shapes(model)
     known = {**optional, **own}
     problems = [f"no '{name}'" for name in own if name not in given and name not in optional]
@@ -74,6 +79,11 @@ def _check_fit(model: Any, given: Mapping[str, Tensor]) -> None:
     if problems:
         shown = "".join(f"\n- {problem}" for problem in problems[:20])
         raise ValueError(f"the weights do not fit the model, which was left as it is:{shown}")
+
+
+def _has_product(model: Any, given: Mapping[str, Tensor]) -> bool:
+    """Whether a dictionary holds the product of what a factored unembedding keeps apart."""
+    return isinstance(model.unembed, FactoredUnembed) and "unembed.W_U" in given
 
 
 def _optional_shapes(model: Any) -> dict[str, tuple[int, ...]]:

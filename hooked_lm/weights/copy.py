@@ -27,10 +27,9 @@ from hooked_lm.weights.shards import Checkpoint
 
 @dataclass
 class Slot:
-    """Where a parameter or persistent buffer of a model lives."""
+    """Where a parameter or persistent buffer of a model lives: in several modules, if these share it."""
 
-    owner: nn.Module
-    leaf: str
+    places: list[tuple[nn.Module, str]]
     tensor: Tensor
 
     def like(self, tensor: Tensor) -> Tensor:
@@ -41,8 +40,9 @@ class Slot:
 
     def put(self, tensor: Tensor) -> None:
         """Replace what is here by what `like` made."""
-        home = self.owner._parameters if isinstance(self.tensor, nn.Parameter) else self.owner._buffers
-        home[self.leaf] = tensor  # type: ignore[assignment]
+        for owner, leaf in self.places:
+            home = owner._parameters if isinstance(self.tensor, nn.Parameter) else owner._buffers
+            home[leaf] = tensor  # type: ignore[assignment]
 
 
 @dataclass
@@ -59,13 +59,19 @@ class Problem:
 
 
 def slots(model: nn.Module) -> dict[str, Slot]:
-    """All parameters and persistent buffers of a model by name."""
-    found = {}
+    """All parameters and persistent buffers of a model by name; a shared one by the first of its names."""
+    found: dict[str, Slot] = {}
+    known: dict[int, Slot] = {}
     for path, module in model.named_modules():
         buffers = {k: b for k, b in module._buffers.items() if k not in module._non_persistent_buffers_set}
         for leaf, tensor in {**module._parameters, **buffers}.items():
-            if tensor is not None:
-                found[f"{path}.{leaf}" if path else leaf] = Slot(module, leaf, tensor)
+            if tensor is None:
+                continue
+            if id(tensor) in known:
+                known[id(tensor)].places.append((module, leaf))
+            else:
+                slot = known[id(tensor)] = Slot([(module, leaf)], tensor)
+                found[f"{path}.{leaf}" if path else leaf] = slot
     return found
 
 
@@ -79,6 +85,7 @@ def load(
     ignore: Iterable[str] = (),
     prefix: str = "",
     copy: bool = False,
+    own_dtype: Collection[str] = (),
 ) -> None:
     """Replace every parameter and persistent buffer of `model` by what the rows read from `tensors`.
 
@@ -96,6 +103,7 @@ def load(
         prefix: what their names begin with in the rows, and in this checkpoint either all or none
             (`"transformer."`).
         copy: give every parameter memory of its own even where a view would do.
+        own_dtype: names of ours that get the dtype which they have in the model, whatever `dtype` says.
 
     Raises:
         ValueError: a tensor of theirs that no row reads and `ignore` does not cover; a parameter of ours
@@ -127,7 +135,8 @@ def load(
         for row in group:
             slot = targets[row.ours]
             view = row.read(theirs, slot.tensor.shape)
-            filled[row.ours] = slot.like(_move(view, dtype, device, copy or alias))
+            kind = slot.tensor.dtype if row.ours in own_dtype else dtype
+            filled[row.ours] = slot.like(_move(view, kind, device, copy or alias))
         if any(filled[row.ours].untyped_storage()._cdata == theirs.untyped_storage()._cdata for row in group):
             lent.add(theirs.data_ptr())
     for name, tensor in filled.items():

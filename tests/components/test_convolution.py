@@ -35,10 +35,12 @@ def test_the_window_goes_on_where_it_ended(width: int, first: int) -> None:
     assert torch.equal(end, last)
 
 
-def test_low_precision_is_rounded_once() -> None:
+def test_low_precision_is_summed_in_fp32_and_remembered_as_it_came() -> None:
     conv, x = filled(4).bfloat16(), torch.randn(2, 9, 5).bfloat16()
     exact, _ = filled(4).bfloat16().double()(x.double())
-    assert torch.equal(conv(x)[0], exact.bfloat16())
+    found, window = conv(x)
+    assert (found.dtype, window.dtype) == (torch.float32, torch.bfloat16)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=1e-6)
 
 
 def test_the_first_of_few_tokens_see_zeros() -> None:

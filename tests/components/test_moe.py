@@ -425,6 +425,22 @@ def test_clamped_experts_by_hand() -> None:
     torch.testing.assert_close(mlp(x), expected)
 
 
+def test_casts_leave_what_decides_between_experts_in_fp32() -> None:
+    for name, kept in (
+        ("softmax", set()),
+        ("grouped sigmoid", {"b_choice"}),
+        ("corrected softmax", {"b_choice", "W_router"}),
+    ):
+        root = Root(MIXTURES[name])
+        before = {n: p.clone() for n, p in root.mlp.named_parameters()}
+        root.to(torch.bfloat16).half().bfloat16()
+        assert {n for n, p in root.mlp.named_parameters() if p.dtype == torch.float32} == kept
+        assert all(torch.equal(getattr(root.mlp, n), before[n]) for n in kept)
+        assert all(p.requires_grad == (n != "b_choice") for n, p in root.mlp.named_parameters())
+        assert {p.dtype for p in root.double().parameters()} == {torch.float64}
+        assert root.to("meta").mlp.W_router.is_meta
+
+
 def test_weights_are_where_a_checkpoint_puts_them() -> None:
     """`W_router` and experts whose names and shapes are those of an MLP."""
     moe = MoE.Config(EXPERT, 2, 1, replace(GroupedSigmoidRouter(), scale=2.0), shared=EXPERT).build()

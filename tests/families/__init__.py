@@ -17,7 +17,7 @@ CASES = [*DECODER_CASES, *ENCODER_CASES, *ENCODER_DECODER_CASES]
 # Fields that a family neither reads nor knows to be harmless: it refuses a config in which they are not at their default.
 REFUSED = {
     name: fields
-    for module in (classic, dense, dense_more, moe, state_space, encoders, encoder_decoders)
+    for module in (classic, dense, dense_a, dense_more, moe, state_space, encoders, encoder_decoders)
     for name, fields in getattr(module, "REFUSED", {}).items()
 }
 

@@ -42,11 +42,12 @@ def logits_of(case: Case, tokens: Tensor, dtype: torch.dtype = torch.float32) ->
 
 @torch.no_grad()
 def outputs(case: Case) -> tuple[Tensor, Tensor]:
-    """Our logits and those of transformers in fp32, for a model of any class; a decoder beside an encoder reads the same."""
+    """Our logits and those of transformers in fp32, for a model of any class; none of the tokens is padding."""
     theirs, ours, tokens = copy.deepcopy(reference(case)), hooked(case), prompt(case)
-    if theirs.config.is_encoder_decoder:
-        return ours(tokens, tokens), theirs(tokens, decoder_input_ids=tokens).logits
-    return ours(tokens), theirs(tokens).logits
+    if not theirs.config.is_encoder_decoder:
+        return ours(tokens), theirs(tokens).logits
+    source, target = tokens.clamp(min=3), (tokens % ours.cfg.d_vocab_out).clamp(min=3)
+    return ours(source, target), theirs(source, decoder_input_ids=target).logits
 
 
 def distance(a: Tensor, b: Tensor) -> float:

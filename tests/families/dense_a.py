@@ -1,114 +1,238 @@
-"""Decoders since 2023: norms with offsets, behind sublayers or for each head, one norm for both halves, local layers."""
+"""Decoders of the Gemma, OLMo, Command R, StableLM and Phi lines, and some that are LLaMA but for a detail."""
 
-from tests.families._case import DYNAMIC, FULL, GROUPED, LINEAR, LLAMA3, SIZES, YARN, Case
+from torch import nn
+
+from tests.families._case import DYNAMIC, FULL, GROUPED, LINEAR, LLAMA3, SIZES, YARN, Case, rope
 
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 BIASED = {"attention_bias": True}
 SHARP = {"rope_theta": 100.0}
-KV2, KV4 = {"num_key_value_heads": 2}, {"num_key_value_heads": 4}
-LAYERNORM = {**SIZES, "layer_norm_eps": 0.02}
-MIXED = {"num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
-BY_TYPE = {
-    "rope_parameters": {
-        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
-        "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 300.0},
-    }
-}
-YARN_BY_TYPE = {
-    "rope_parameters": {"full_attention": YARN["rope_parameters"], "sliding_attention": {"rope_theta": 90.0}}
+KV2 = {"num_key_value_heads": 2}
+WIDE = {"head_dim": 16}
+FOUR = {"num_hidden_layers": 4}
+LAYER_NORM = {"layer_norm_eps": 0.03}
+
+
+def by_type(full: dict, sliding: dict) -> dict:
+    """Rotary embeddings of two types of layers."""
+    both = {"full_attention": full, "sliding_attention": sliding}
+    return {"rope_parameters": {name: given["rope_parameters"] for name, given in both.items()}}
+
+
+def every(n: int, of: int) -> dict:
+    """Layer types of so many layers, every n-th of which sees everything."""
+    return {"layer_types": ["sliding_attention" if (i + 1) % n else "full_attention" for i in range(of)]}
+
+
+def norms_near_one(model: nn.Module) -> None:
+    """Norms whose weights are a matrix, a row for each head, were drawn as if they were projections."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("_norm.weight") and parameter.ndim == 2:
+            parameter.add_(1.0)
+
+
+PLAIN, TURNING = rope("default"), rope("default", rope_theta=30.0)
+
+# Fields that are refused when they are not at their default.
+REFUSED = {
+    "gemma": {"use_bidirectional_attention"},
+    "gemma3_text": {"use_bidirectional_attention", "attn_logit_softcapping"},
 }
 
 GEMMAS = [
-    Case("gemma", "grouped", {**SIZES, **GROUPED, **SHARP, "head_dim": 16}),
-    Case("gemma", "untied-biased", {**SIZES, **FULL, **UNTIED, **BIASED, "head_dim": 8}),
-    Case("gemma", "one-kv-linear", {**SIZES, **GROUPED, **LINEAR, "num_key_value_heads": 1, "head_dim": 16}),
+    Case("gemma", "grouped-wide", {**SIZES, **GROUPED, **SHARP, **WIDE}),
+    Case("gemma", "biased-untied-linear", {**SIZES, **FULL, **LINEAR, **BIASED, **UNTIED, "head_dim": 8}),
     Case(
-        "gemma3_text",
-        "mixed",
-        {**SIZES, **GROUPED, **MIXED, **BY_TYPE, "head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 4},
+        "gemma", "one-kv-old-gelu", {**SIZES, **GROUPED, "num_key_value_heads": 1, "head_dim": 8, "hidden_act": "gelu"}
     ),
     Case(
         "gemma3_text",
-        "by-pattern-scaled",
-        {
-            **SIZES,
-            **FULL,
-            "num_hidden_layers": 3,
-            "sliding_window_pattern": 3,
-            "head_dim": 8,
-            "sliding_window": 4,
-            "query_pre_attn_scalar": 5,
-            "rope_theta": 70.0,
-            "rope_local_base_freq": 20.0,
-        },
-    ),
-    Case(
-        "gemma3_text",
-        "untied-biased-capped",
+        "grouped-window",
         {
             **SIZES,
             **GROUPED,
-            **MIXED,
-            **UNTIED,
-            **BIASED,
-            "head_dim": 8,
-            "sliding_window": 7,
-            "query_pre_attn_scalar": 3,
-            "attn_logit_softcapping": 1.5,
-            "final_logit_softcapping": 2.0,
+            **WIDE,
+            **by_type(PLAIN, TURNING),
+            "sliding_window": 5,
+            "sliding_window_pattern": 2,
+            "query_pre_attn_scalar": 9,
         },
     ),
-]
-LOCAL = [
-    Case("ministral", "mixed", {**SIZES, **GROUPED, **MIXED, **SHARP, "head_dim": 8, "sliding_window": 5}),
-    Case("ministral", "all-local-wide-heads", {**SIZES, **FULL, "head_dim": 16, "sliding_window": 4}),
     Case(
-        "ministral", "no-window-tied-yarn", {**SIZES, **GROUPED, **TIED, **YARN, "head_dim": 8, "sliding_window": None}
+        "gemma3_text",
+        "old-rope-fields-biased-untied-capped",
+        {
+            **SIZES,
+            **FULL,
+            **BIASED,
+            **UNTIED,
+            **FOUR,
+            "head_dim": 8,
+            "rope_theta": 700.0,
+            "rope_local_base_freq": 30.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+            "sliding_window": 4,
+            "sliding_window_pattern": 3,
+            "final_logit_softcapping": 2.0,
+            "query_pre_attn_scalar": 4,
+        },
     ),
-    Case("starcoder2", "grouped", {**SIZES, **KV2, **SHARP, "norm_epsilon": 0.02}),
-    Case("starcoder2", "untied-unbiased-window", {**SIZES, **KV4, **UNTIED, "use_bias": False, "sliding_window": 5}),
-    Case("starcoder2", "one-kv-linear", {**SIZES, **LINEAR, "num_key_value_heads": 1, "hidden_act": "gelu"}),
-]
-SIDE_BY_SIDE = [
-    Case("phi", "half-rotary", {**LAYERNORM, **SHARP}),
-    Case("phi", "normed-grouped", {**LAYERNORM, **KV2, "qk_layernorm": True, "partial_rotary_factor": 1.0}),
-    Case("phi", "tied-linear", {**LAYERNORM, **TIED, "rope_scaling": {"type": "linear", "factor": 3.0}}),
     Case(
-        "stablelm",
-        "sequential-biased",
-        {**LAYERNORM, **KV2, **SHARP, "use_qkv_bias": True, "partial_rotary_factor": 0.5},
+        "gemma3_text",
+        "dynamic-full-layers",
+        {
+            **SIZES,
+            **GROUPED,
+            **every(2, 2),
+            **by_type(DYNAMIC, PLAIN),
+            "head_dim": 8,
+            "sliding_window": 6,
+            "query_pre_attn_scalar": 8,
+        },
+        n_prompt=64,
     ),
+]
+NEAR_LLAMA = [
+    Case("ministral", "grouped-all-windows", {**SIZES, **GROUPED, **SHARP, "head_dim": 8, "sliding_window": 5}),
+    Case(
+        "ministral", "alternating-wide-tied", {**SIZES, **GROUPED, **WIDE, **TIED, **every(2, 2), "sliding_window": 4}
+    ),
+    Case("ministral", "no-windows-yarn", {**SIZES, **FULL, **YARN, **every(1, 2), "head_dim": 8, "sliding_window": 5}),
+    Case("starcoder2", "grouped-tied-window", {**SIZES, **KV2, **SHARP, "norm_epsilon": 0.03, "sliding_window": 5}),
+    Case(
+        "starcoder2",
+        "unbiased-untied-linear",
+        {**SIZES, **LINEAR, **UNTIED, "num_key_value_heads": 4, "use_bias": False, "norm_epsilon": 0.02},
+    ),
+    Case("starcoder2", "one-kv-relu", {**SIZES, "num_key_value_heads": 1, "hidden_act": "relu", "norm_epsilon": 0.01}),
+]
+PHIS = [
+    Case("phi", "half-rotary", {**SIZES, **LAYER_NORM, **SHARP}),
+    Case("phi", "grouped-normed-tied", {**SIZES, **KV2, **LAYER_NORM, **TIED, "qk_layernorm": True}),
+    Case(
+        "phi",
+        "quarter-rotary-linear",
+        {
+            **SIZES,
+            **LAYER_NORM,
+            **rope("linear", factor=3.0, partial_rotary_factor=0.25),
+            "num_attention_heads": 2,
+            "hidden_act": "relu",
+        },
+    ),
+    Case(
+        "phi", "all-rotary-normed", {**SIZES, **LAYER_NORM, **SHARP, "partial_rotary_factor": 1.0, "qk_layernorm": True}
+    ),
+]
+STABLELMS = [
+    Case("stablelm", "grouped", {**SIZES, **KV2, **LAYER_NORM, **SHARP}),
     Case(
         "stablelm",
         "parallel-normed",
-        {**LAYERNORM, **KV2, "use_parallel_residual": True, "qk_layernorm": True, "partial_rotary_factor": 0.5},
+        {**SIZES, **KV2, **LAYER_NORM, **SHARP, "qk_layernorm": True, "use_parallel_residual": True},
     ),
     Case(
         "stablelm",
-        "sequential-normed-tied",
-        {**LAYERNORM, **KV4, **TIED, "qk_layernorm": True, "partial_rotary_factor": 1.0},
+        "biased-tied-half-rotary-linear",
+        {
+            **SIZES,
+            **LAYER_NORM,
+            **TIED,
+            **rope("linear", factor=3.0, partial_rotary_factor=0.5),
+            "num_key_value_heads": 4,
+            "use_qkv_bias": True,
+            "hidden_act": "gelu",
+        },
     ),
-    Case("cohere", "grouped", {**LAYERNORM, **KV2, **SHARP, "logit_scale": 0.5}),
-    Case("cohere", "normed-biased", {**LAYERNORM, **KV2, **BIASED, "use_qk_norm": True, "logit_scale": 1.5}),
-    Case("cohere", "untied-dynamic", {**LAYERNORM, **KV4, **UNTIED, **DYNAMIC, "logit_scale": 1.0}, n_prompt=64),
-    Case("cohere2", "mixed", {**LAYERNORM, **KV2, **MIXED, **SHARP, "sliding_window": 5, "logit_scale": 0.5}),
     Case(
-        "cohere2",
-        "by-pattern-biased",
-        {**LAYERNORM, **KV4, **BIASED, "sliding_window": 6, "sliding_window_pattern": 2, "logit_scale": 1.0},
+        "stablelm",
+        "sequential-normed-biased",
+        {
+            **SIZES,
+            **LAYER_NORM,
+            "num_key_value_heads": 1,
+            "qk_layernorm": True,
+            "use_qkv_bias": True,
+            "partial_rotary_factor": 1.0,
+        },
     ),
-    Case("cohere2", "untied-all-full", {**LAYERNORM, **KV2, **UNTIED, "layer_types": ["full_attention"] * 2}),
 ]
 OLMOS = [
-    Case("olmo", "clipped", {**SIZES, **KV2, **SHARP, "clip_qkv": 0.7}),
-    Case("olmo", "tied-biased", {**SIZES, **KV4, **TIED, **BIASED}),
-    Case("olmo", "linear", {**SIZES, **KV4, **LINEAR}),
+    Case("olmo", "full-clipped", {**SIZES, **SHARP, "clip_qkv": 0.8}),
+    Case("olmo", "grouped-biased-tied", {**SIZES, **KV2, **BIASED, **TIED}),
+    Case("olmo", "yarn-loosely-clipped", {**SIZES, **KV2, **YARN, "clip_qkv": 2.0}),
     Case("olmo2", "grouped", {**SIZES, **GROUPED, **SHARP}),
-    Case("olmo2", "tied-biased", {**SIZES, **FULL, **TIED, **BIASED}),
-    Case("olmo2", "llama3", {**SIZES, **GROUPED, **LLAMA3}),
-    Case("olmo3", "mixed-yarn", {**SIZES, **GROUPED, **MIXED, **YARN_BY_TYPE, "sliding_window": 5}),
-    Case("olmo3", "plain-heads-by-default", {**SIZES, **FULL, "num_hidden_layers": 4, "sliding_window": 4}),
-    Case("olmo3", "tied-biased-all-full", {**SIZES, **FULL, **TIED, **BIASED, "layer_types": ["full_attention"] * 2}),
+    Case("olmo2", "biased-tied-linear", {**SIZES, **FULL, **LINEAR, **BIASED, **TIED}),
+    Case("olmo2", "one-kv-wide", {**SIZES, **GROUPED, **WIDE, "num_key_value_heads": 1}),
+    Case(
+        "olmo3",
+        "grouped-yarn-in-full-layers",
+        {**SIZES, **GROUPED, **FOUR, "rope_scaling": YARN["rope_parameters"], "sliding_window": 5},
+    ),
+    Case(
+        "olmo3",
+        "biased-tied-two-rotaries",
+        {**SIZES, **FULL, **BIASED, **TIED, **every(2, 2), **by_type(LLAMA3, TURNING), "sliding_window": 4},
+    ),
+    Case(
+        "olmo3",
+        "full-layer-first-dynamic",
+        {
+            **SIZES,
+            **GROUPED,
+            **by_type(DYNAMIC, PLAIN),
+            "sliding_window": 6,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+        n_prompt=64,
+    ),
+]
+COHERES = [
+    Case("cohere", "grouped", {**SIZES, **KV2, **LAYER_NORM, **SHARP, "logit_scale": 0.7}),
+    Case(
+        "cohere",
+        "normed-grouped-untied",
+        {**SIZES, **KV2, **LAYER_NORM, **UNTIED, **SHARP, "use_qk_norm": True, "logit_scale": 1.4},
+        adjust=norms_near_one,
+    ),
+    Case(
+        "cohere", "biased-linear", {**SIZES, **LAYER_NORM, **LINEAR, **BIASED, "logit_scale": 0.5, "hidden_act": "gelu"}
+    ),
+    Case(
+        "cohere2",
+        "grouped-window",
+        {**SIZES, **KV2, **LAYER_NORM, **SHARP, **every(2, 2), "sliding_window": 5, "logit_scale": 0.7},
+    ),
+    Case(
+        "cohere2",
+        "full-layer-first-biased-untied",
+        {
+            **SIZES,
+            **LAYER_NORM,
+            **BIASED,
+            **UNTIED,
+            "logit_scale": 1.0,
+            "sliding_window": 4,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+    ),
+    Case(
+        "cohere2",
+        "pattern-linear",
+        {
+            **SIZES,
+            **KV2,
+            **LAYER_NORM,
+            **LINEAR,
+            **FOUR,
+            "layer_switch": 3,
+            "position_embedding_type": "rope_gptj",
+            "use_parallel_block": True,
+            "sliding_window_pattern": 3,
+            "sliding_window": 6,
+            "logit_scale": 0.4,
+        },
+    ),
 ]
 
-CASES = [*GEMMAS, *LOCAL, *SIDE_BY_SIDE, *OLMOS]
+CASES: list[Case] = [*GEMMAS, *NEAR_LLAMA, *PHIS, *STABLELMS, *OLMOS, *COHERES]

@@ -11,7 +11,7 @@ GRANITE = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_m
 # What the configs of published checkpoints say besides.
 OF_RELATIVES = {
     **dict.fromkeys(("use_cla", "use_mla", "use_mixed_mlp_moe", "position_embedding_xdrope", "skip_cls_token"), False),
-    **dict.fromkeys(("use_qk_norm", "use_rotary_pos_emb"), True),
+    **dict.fromkeys(("use_qk_norm", "use_rotary_pos_emb", "norm_topk_prob"), True),
     **dict.fromkeys(("cla_share_factor", "num_experts", "num_shared_expert", "pad_id", "im_end_id"), 1),
     "moe_layer_num_skipped": 0,
     "dense_list": [32, 0],

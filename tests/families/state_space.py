@@ -1,19 +1,23 @@
 """Decoders with state-space or linear-attention mixers."""
 
+import torch
 from torch import nn
 
 from tests.families._case import GROUPED, SIZES, Case
 
 
 def stir(model: nn.Module) -> None:
-    """Convolutions of order one, so that the taps count, decays that differ between channels, steps on both sides of 0.7."""
+    """Taps of order one, so that they count; steps on both sides of 0.7, and decays, that differ between channels.
+
+    Steps and decays are set: transformers draws what it begins with from the process's generator.
+    """
     for name, parameter in model.named_parameters():
         if "conv" in name and parameter.ndim == 3:
             parameter.mul_(2.5)
         if name.endswith("A_log"):
             parameter.mul_(2.0)
-        if name.endswith(("dt_bias", "dt_proj.bias")):
-            parameter.sub_(parameter.mean())
+        if name.endswith(("dt_bias", "dt_proj.bias", "recurrent_param")):
+            parameter.copy_(torch.linspace(-2.5, 1.5, len(parameter)))
 
 
 MAMBA = {

@@ -119,6 +119,20 @@ def test_ungrouping_passes_over_mixers(model: HookedTransformer) -> None:
     assert torch.equal(model(ids()), before)
 
 
+def test_a_mixer_can_be_replaced(model: HookedTransformer) -> None:
+    class Half(torch.nn.Module):
+        def forward(self, stream: torch.Tensor, context: Any, layer: int) -> torch.Tensor:
+            return stream / 2
+
+    model.blocks[0].mixer = Half()
+    model.setup()
+    _, cache = model.run_with_cache(ids())
+    assert not any(name.startswith("blocks.0.mixer.") for name in cache)
+    halved = model.blocks[0].ln1_post(model.blocks[0].ln1.plain(cache["resid_pre", 0]) / 2)
+    torch.testing.assert_close(cache["mixer_out", 0], halved)
+    assert model.verify(ids()).ok
+
+
 def test_state_dicts_and_copies(model: HookedTransformer) -> None:
     copied = copy.deepcopy(model)
     assert torch.equal(copied(ids()), model(ids()))

@@ -294,3 +294,11 @@ def test_whole_numbers_are_no_weights() -> None:
     model = torch.nn.Linear(3, 2, bias=False, device="meta")
     with pytest.raises(ValueError, match=r"'w' is torch.int32, not floating point"):
         load(model, {"w": torch.zeros(2, 3, dtype=torch.int32)}, [Row("w", "weight")])
+
+
+def test_some_weights_keep_the_dtype_that_they_have_in_the_model() -> None:
+    model = nn.ParameterDict({name: nn.Parameter(torch.empty(3, device="meta")) for name in ("narrow", "wide")})
+    theirs = {"a": torch.rand(3), "b": torch.rand(3)}
+    load(model, theirs, [Row("a", "narrow"), Row("b", "wide")], dtype=torch.bfloat16, own_dtype=["wide"])
+    assert model["narrow"].dtype == torch.bfloat16
+    assert torch.equal(model["wide"], theirs["b"])

@@ -1,0 +1,559 @@
+"""What every encoder-decoder of `tests/families/` buys: the numbers of transformers, under names that mean what they say.
+
+Tests are ordered by case, and a worker of pytest-xdist takes whole cases, so that each model is built once.
+"""
+
+import copy
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import GenerationConfig
+
+from hooked_lm import hub
+from hooked_lm.components.moe import MoE
+from hooked_lm.components.position_bias import SharedBias
+from hooked_lm.components.relative_bias import RelativeBias
+from hooked_lm.families import model_class
+from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
+from hooked_lm.models.encoder_decoder_config import EncoderDecoderConfig, HookedEncoderDecoderConfig, StackConfig
+from tests.families import ENCODER_DECODER_CASES, Case, reference
+from tests.families._models import ENOUGH, MODERATE, backpropagate, distance, hooked
+from tests.families._sites import sites_of, sizes
+from tests.families.encoder_decoders import PAD
+
+N_TARGET = 11
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(c, id=str(c), marks=pytest.mark.xdist_group(str(c))) for c in ENCODER_DECODER_CASES],
+)
+def case(request: pytest.FixtureRequest) -> Case:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def checkpoint(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The case's checkpoint on disk; nobody changes it."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    reference(case).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def weights(checkpoint: Path) -> dict[str, Tensor]:
+    """The tensors of the checkpoint by their names on disk."""
+    return load_file(checkpoint / "model.safetensors")
+
+
+def drawn(case: Case, batch: int = 3, source: int | None = None, target: int = N_TARGET) -> tuple[Tensor, Tensor]:
+    """Random token ids for either side, none of them the pad token."""
+    generator, cfg = torch.Generator().manual_seed(1), hooked(case).cfg
+    n_source = source or case.n_prompt
+    return (
+        torch.randint(PAD + 1, cfg.d_vocab, (batch, n_source), generator=generator),
+        torch.randint(PAD + 1, cfg.d_vocab_out, (batch, target), generator=generator),
+    )
+
+
+def theirs(case: Case, dtype: torch.dtype = torch.float32) -> Any:
+    return copy.deepcopy(reference(case)).to(dtype)
+
+
+@torch.no_grad()
+def logits_of(
+    case: Case, source: Tensor, target: Tensor, dtype: torch.dtype = torch.float32, **masks: Tensor
+) -> Tensor:
+    """What transformers says."""
+    return theirs(case, dtype)(source, decoder_input_ids=target, **masks).logits
+
+
+def test_the_class_is_the_one_that_is_listed(case: Case):
+    assert type(hooked(case)).__name__ == model_class(case.family) == "HookedEncoderDecoder"
+
+
+# ---- the same numbers ------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_logits(case: Case):
+    inputs = drawn(case)
+    expected = logits_of(case, *inputs)
+    assert MODERATE[0] < expected.std() < MODERATE[1], f"the deviation of the logits is {expected.std():.2g}"
+    found = distance(hooked(case)(*inputs), expected)
+    assert found <= ENOUGH * max(1.0, expected.std().item()), f"logits differ by {found:.1e}"
+
+
+@torch.no_grad()
+def test_attention_is_uneven_and_the_source_matters(case: Case):
+    """Else a wrong order of heads or positions would hardly show."""
+    source, target = drawn(case)
+    _, cache = hooked(case).run_with_cache(source, target)
+    for site in ("encoder.0.attn", "decoder.0.attn", "decoder.0.cross_attn"):
+        pattern = cache[f"{site}.hook_pattern"]
+        seen = (pattern > 0).sum(-1)
+        assert ((pattern.amax(-1) * seen)[seen > 1]).mean() > 1.2, site
+    assert distance(hooked(case)(source.flip(1), target), hooked(case)(source, target)) > 1e-2
+
+
+def test_gradients(case: Case):
+    """For every weight, under the name that transformers gives it: our gradients are exported as if they were weights."""
+    source, target = drawn(case)
+    other, ours = theirs(case), copy.deepcopy(hooked(case))
+    backpropagate(other(source, decoder_input_ids=target).logits)
+    backpropagate(ours(source, target))
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+    found = dict(ours.to_hf().named_parameters())
+    for name, parameter in other.named_parameters():
+        expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        atol = 1e-5 * max(1.0, expected.abs().max().item())
+        torch.testing.assert_close(found[name], expected, rtol=1e-3, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@torch.no_grad()
+def test_bf16_is_as_near_the_truth_as_transformers(case: Case):
+    inputs = drawn(case, batch=8)
+    truth = logits_of(case, *inputs, torch.float64)
+    rough = logits_of(case, *inputs, torch.bfloat16).double()
+    ours = copy.deepcopy(hooked(case)).to(torch.bfloat16)(*inputs).double()
+    assert (ours - truth).pow(2).mean().sqrt() <= 1.2 * (rough - truth).pow(2).mean().sqrt()
+
+
+# ---- the way in and out ----------------------------------------------------------------------------------------------
+
+
+def assert_same_tensors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+
+
+def test_tensors_may_come_in_any_order(case: Case, checkpoint: Path, weights: dict[str, Tensor], tmp_path: Path):
+    tensors = list(weights.items())
+    random.shuffle(tensors)
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    torch.save(dict(tensors), tmp_path / "pytorch_model.bin")
+    model = HookedEncoderDecoder.from_pretrained(tmp_path)
+    assert_same_tensors(dict(model.named_parameters()), dict(hooked(case).named_parameters()))
+
+
+def test_export_is_exact(case: Case, checkpoint: Path, weights: dict[str, Tensor], tmp_path: Path):
+    model = hub.from_pretrained_no_processing(checkpoint)
+    model.save_pretrained(tmp_path)
+    assert_same_tensors(load_file(tmp_path / "model.safetensors"), weights)
+    again = hub.from_pretrained_no_processing(tmp_path)
+    assert_same_tensors(dict(again.named_parameters()), dict(model.named_parameters()))
+
+
+@torch.no_grad()
+def test_the_model_of_transformers_comes_back(case: Case):
+    back, inputs = hooked(case).to_hf(), drawn(case)
+    back.set_attn_implementation("eager")
+    assert type(back) is type(reference(case))
+    assert_same_tensors(back.state_dict(), reference(case).state_dict())
+    assert torch.equal(back(inputs[0], decoder_input_ids=inputs[1]).logits, logits_of(case, *inputs))
+
+
+# ---- sites -----------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_sites_and_their_shapes(case: Case):
+    model, tree = hooked(case), hooked(case).cfg.tree
+    expected = sites_of(tree)
+    assert {name: " ".join(point.dims) for name, point in model.hook_dict.items()} == expected
+    _, found = model.run_with_cache(*drawn(case), names_filter="*")
+    assert list(found) == list(model.hook_dict), "sites are listed in the order of computation"
+    for name, value in found.items():
+        lengths = lengths_at(tree, name, 3, case.n_prompt, N_TARGET)
+        axes = expected[name].split()
+        assert [n for n, axis in zip(value.shape, axes, strict=True) if axis != "routed"] == [
+            lengths[axis] for axis in axes if axis != "routed"
+        ], name
+
+
+def lengths_at(tree: EncoderDecoderConfig, name: str, batch: int, source: int, target: int) -> dict[str, int]:
+    """How long each axis of a site is in a run of this size."""
+    head, *rest = name.split(".")
+    of_target = head.startswith("decoder") or head in ("unembed", "hook_decoder_tokens") or "hook_decoder" in head
+    lengths = sizes(tree, name, batch, target if of_target else source)
+    if rest[1:2] == ["cross_attn"]:
+        lengths["key_pos"] = source
+    return lengths
+
+
+def bent(value: Tensor, n_values: int) -> Tensor:
+    """Another value of the same shape; not a mere scale, which norms would not see."""
+    if not value.is_floating_point():
+        return (value + 1) % n_values
+    return value * torch.linspace(0.5, 1.5, value.shape[-1])
+
+
+@torch.no_grad()
+def test_every_site_is_alive(case: Case):
+    """An edit of any site changes the logits. Experts to whom no token went have nothing to edit."""
+    model, inputs = hooked(case), drawn(case, batch=2, source=12, target=8)
+    clean, edited = model(*inputs), set()
+    n_values = {"hook_tokens": model.cfg.d_vocab, "hook_decoder_tokens": model.cfg.d_vocab_out}
+
+    def edit(value: Tensor, hook: Any) -> Tensor:
+        edited.update([hook.name] if value.numel() else [])
+        return bent(value, n_values.get(hook.name, 4))
+
+    dead = [
+        name
+        for name in model.hook_dict
+        if distance(model.run_with_hooks(*inputs, fwd_hooks=[(name, edit)]), clean) < 1e-4
+    ]
+    routed = {name for name, point in model.hook_dict.items() if point.dims[0] == "routed"}
+    shown_only = {name for name in routed if name.endswith("hook_routed_positions")}
+    full = {name for name in dead if "experts" in name and of_tokens_without_room(model, inputs, name)}
+    assert set(dead) - (routed - edited) - shown_only - full == set()
+    assert not routed or routed & edited, "no token went to any expert"
+
+
+def of_tokens_without_room(model: HookedEncoderDecoder, inputs: tuple[Tensor, Tensor], name: str) -> bool:
+    """Whether all tokens that an expert was given came when it was full."""
+    mlp, _, rest = name.partition(".experts.")
+    _, cache = model.run_with_cache(*inputs, names_filter=[f"{mlp}.hook_expert_*"])
+    sent = cache[f"{mlp}.hook_expert_indices"] == int(rest.split(".")[0])
+    return bool((cache[f"{mlp}.hook_expert_weights"][sent] == 0).all())
+
+
+def test_identities(case: Case):
+    report = hooked(case).verify(*drawn(case))
+    assert report.ok, str(report)
+
+
+@torch.no_grad()
+def test_a_cache_does_not_change_the_logits(case: Case):
+    inputs = drawn(case)
+    logits, _ = hooked(case).run_with_cache(*inputs)
+    torch.testing.assert_close(logits, hooked(case)(*inputs), rtol=1e-4, atol=3e-5)
+
+
+# ---- batches and generation ------------------------------------------------------------------------------------------
+
+
+def with_room(case: Case) -> HookedEncoderDecoder:
+    """The model, with room for all tokens in its experts: padding takes room, and so does what was read before."""
+    model = hooked(case)
+    if not any(isinstance(block.mlp, MoE) for block in model.blocks):
+        return model
+    model = copy.deepcopy(model)
+    for block in model.blocks:
+        if isinstance(block.mlp, MoE):
+            block.mlp.cfg = replace(block.mlp.cfg, router=replace(block.mlp.cfg.router, capacity=64))
+    return model
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@torch.no_grad()
+def test_padded_rows_are_what_they_are_alone(case: Case, side: str):
+    model, lengths = with_room(case), [(12, 4), (5, 9), (9, 6)]
+    rows = [drawn(case, 1, source, target) for source, target in lengths]
+    source, mask = padded([row[0][0] for row in rows], side)
+    target, target_mask = padded([row[1][0] for row in rows], side)
+    together = model(source, target, attention_mask=mask, decoder_attention_mask=target_mask)
+    for i, row in enumerate(rows):
+        torch.testing.assert_close(together[i][target_mask[i].bool()], model(*row)[0], rtol=1e-4, atol=2e-5)
+
+
+@torch.no_grad()
+def test_padded_sources_are_those_of_transformers(case: Case):
+    source, mask = padded([drawn(case, 1, length)[0][0] for length in (12, 5, 9)], "right")
+    target = drawn(case)[1]
+    expected = logits_of(case, source, target, attention_mask=mask)
+    found = hooked(case)(source, target, attention_mask=mask)
+    assert distance(found, expected) <= ENOUGH * max(1.0, expected.std().item())
+
+
+def padded(rows: list[Tensor], side: str) -> tuple[Tensor, Tensor]:
+    longest = max(len(row) for row in rows)
+    tokens, mask = torch.full((len(rows), longest), PAD), torch.zeros(len(rows), longest, dtype=torch.long)
+    for i, row in enumerate(rows):
+        span = slice(longest - len(row), None) if side == "left" else slice(len(row))
+        tokens[i, span], mask[i, span] = row, 1
+    return tokens, mask
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+@torch.no_grad()
+def test_greedy_tokens(case: Case, use_cache: bool):
+    model, (source, _), other = hooked(case), drawn(case, batch=2, source=8), theirs(case)
+    start = case.fields["decoder_start_token_id"]
+    other.generation_config = GenerationConfig(pad_token_id=0, decoder_start_token_id=start)  # it does not stop before
+    options: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
+    expected = other.generate(source, attention_mask=torch.ones_like(source), use_cache=use_cache, **options)
+    found = model.generate(source, stop_at_eos=False, use_past_kv_cache=use_cache, verbose=False, **options)
+    assert found.shape == (2, 25)
+    assert torch.equal(found, expected)
+    if use_cache:
+        with_all_read = with_room(case)
+        again = with_all_read.generate(source, stop_at_eos=False, use_past_kv_cache=False, verbose=False, **options)
+        assert torch.equal(with_all_read.generate(source, stop_at_eos=False, verbose=False, **options), again)
+
+
+@torch.no_grad()
+def test_steps_with_a_cache_are_the_full_run(case: Case):
+    from hooked_lm.components.source import EncoderDecoderCache
+
+    model, (source, target) = with_room(case), drawn(case)
+    cache = EncoderDecoderCache(model.cfg.n_decoder_layers)
+    logits = [model(source, target[:, :3], past_kv_cache=cache)]
+    logits += [model(None, target[:, i : i + 1], past_kv_cache=cache) for i in range(3, N_TARGET)]
+    torch.testing.assert_close(torch.cat(logits, 1), model(source, target), rtol=1e-4, atol=3e-5)
+
+
+def test_special_tokens_are_known(case: Case, checkpoint: Path):
+    cfg = hub.from_pretrained(checkpoint).cfg
+    for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id"):
+        assert getattr(cfg, name) == case.fields[name]
+
+
+# ---- the comparison can fail -----------------------------------------------------------------------------------------
+
+
+def by_name(name: str) -> Case:
+    return next(case for case in ENCODER_DECODER_CASES if str(case) == name)
+
+
+def sides(change: Callable[[StackConfig], StackConfig]) -> Callable[[EncoderDecoderConfig], EncoderDecoderConfig]:
+    return lambda tree: replace(tree, encoder=change(tree.encoder), decoder=change(tree.decoder))
+
+
+def every_block(change: Callable[[Any], Any]) -> Callable[[EncoderDecoderConfig], EncoderDecoderConfig]:
+    return sides(lambda side: replace(side, blocks=tuple(change(block) for block in side.blocks)))
+
+
+def biases(**changes: Any) -> Callable[[EncoderDecoderConfig], EncoderDecoderConfig]:
+    return sides(lambda side: replace(side, rel_pos_bias=replace(side.rel_pos_bias, **changes)))
+
+
+def own_biases(**changes: Any) -> Callable[[EncoderDecoderConfig], EncoderDecoderConfig]:
+    def change(block: Any) -> Any:
+        return replace(block, attn=replace(block.attn, position_bias=replace(block.attn.position_bias, **changes)))
+
+    return every_block(change)
+
+
+def cross(**changes: Any) -> Callable[[EncoderDecoderConfig], EncoderDecoderConfig]:
+    def change(block: Any) -> Any:
+        return replace(block, cross_attn=replace(block.cross_attn, **changes))
+
+    return lambda tree: replace(
+        tree, decoder=replace(tree.decoder, blocks=tuple(change(block) for block in tree.decoder.blocks))
+    )
+
+
+def positions(**changes: Any) -> Callable[[EncoderDecoderConfig], EncoderDecoderConfig]:
+    return sides(lambda side: replace(side, pos_embed=replace(side.pos_embed, **changes)))
+
+
+def eps(value: float) -> Callable[[EncoderDecoderConfig], EncoderDecoderConfig]:
+    return every_block(lambda block: replace(block, ln2=replace(block.ln2, eps=value)))
+
+
+def activation(name: str) -> Callable[[EncoderDecoderConfig], EncoderDecoderConfig]:
+    return every_block(lambda block: replace(block, mlp=replace(block.mlp, act_fn=name)))
+
+
+def one_sided(tree: EncoderDecoderConfig) -> EncoderDecoderConfig:
+    return replace(
+        tree, encoder=replace(tree.encoder, rel_pos_bias=replace(tree.encoder.rel_pos_bias, bidirectional=False))
+    )
+
+
+def causal_encoder(tree: EncoderDecoderConfig) -> EncoderDecoderConfig:
+    blocks = tuple(replace(block, attn=replace(block.attn, causal=True)) for block in tree.encoder.blocks)
+    return replace(tree, encoder=replace(tree.encoder, blocks=blocks))
+
+
+def unembed(**changes: Any) -> Callable[[EncoderDecoderConfig], EncoderDecoderConfig]:
+    return lambda tree: replace(tree, unembed=replace(tree.unembed, **changes))
+
+
+def full_experts(capacity: int) -> Callable[[EncoderDecoderConfig], EncoderDecoderConfig]:
+    def change(block: Any) -> Any:
+        if not isinstance(block.mlp, MoE.Config):
+            return block
+        return replace(block, mlp=replace(block.mlp, router=replace(block.mlp.router, capacity=capacity)))
+
+    return every_block(change)
+
+
+def unscaled_embeddings(tree: EncoderDecoderConfig) -> EncoderDecoderConfig:
+    return replace(tree, embed=replace(tree.embed, scale=1.0))
+
+
+def no_sinusoids(tree: EncoderDecoderConfig) -> EncoderDecoderConfig:
+    return sides(lambda side: replace(side, pos_embed=None))(tree)
+
+
+WRONG_TREES: dict[str, tuple[str, Callable[[EncoderDecoderConfig], EncoderDecoderConfig]]] = {
+    "distance of the last bucket": ("t5-relu-scaled", biases(max_distance=24)),
+    "one-sided buckets in the encoder": ("t5-relu-scaled", one_sided),
+    "distance of the last bucket of each layer": ("umt5-gated", own_biases(max_distance=24)),
+    "scores that are scaled": ("t5-relu-scaled", cross(scale=None)),
+    "logits that are not scaled": ("t5-relu-scaled", unembed(scale=1.0)),
+    "logits that are scaled": ("mt5-gated", unembed(scale=32**-0.5)),
+    "eps": ("mt5-gated", eps(1e-6)),
+    "activation": ("t5-gated-silu-few-layers", activation("gelu")),
+    "causal encoder": ("bart-plain", causal_encoder),
+    "scale of cross attention": ("bart-plain", cross(scale=1.0)),
+    "missing embedding scale": ("bart-scaled-relu", unscaled_embeddings),
+    "offset of sinusoids": ("m2m_100-scaled", positions(offset=0)),
+    "no positions": ("marian-scaled-swish", no_sinusoids),
+    "room in the experts": ("switch_transformers-some-layers", full_experts(64)),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_TREES)
+@torch.no_grad()
+def test_a_wrong_tree_is_noticed(wrong: str):
+    name, alter = WRONG_TREES[wrong]
+    case = by_name(name)
+    right, inputs = hooked(case), drawn(case)
+    cfg = HookedEncoderDecoderConfig.from_tree(alter(right.cfg.tree), init_weights=False, device="cpu")
+    model = HookedEncoderDecoder(cfg)
+    model.load_state_dict(right.state_dict())
+    assert distance(model(*inputs), logits_of(case, *inputs)) > 1e-3
+
+
+def swap_queries_and_keys(model: HookedEncoderDecoder) -> None:
+    attn = model.decoder[0].cross_attn
+    attn.W_Q, attn.W_K = attn.W_K, attn.W_Q
+
+
+def swap_sides_of_a_norm(model: HookedEncoderDecoder) -> None:
+    block = model.decoder[0]
+    block.ln2, block.ln3 = block.ln3, block.ln2
+
+
+def permute_heads(model: HookedEncoderDecoder) -> None:
+    model.decoder[0].cross_attn.W_V.copy_(model.decoder[0].cross_attn.W_V.flip(0))
+
+
+def negate(model: HookedEncoderDecoder) -> None:
+    model.encoder[1].attn.W_O.neg_()
+
+
+def swap_gate_and_linear(model: HookedEncoderDecoder) -> None:
+    mlp = model.decoder[0].mlp
+    mlp.W_gate, mlp.W_in = mlp.W_in, mlp.W_gate
+
+
+def shift_positions(model: HookedEncoderDecoder) -> None:
+    model.decoder_pos_embed.W_pos.copy_(model.decoder_pos_embed.W_pos.roll(1, 0))
+
+
+def shift_buckets(model: HookedEncoderDecoder) -> None:
+    model.decoder_rel_pos_bias.W_rel.copy_(model.decoder_rel_pos_bias.W_rel.roll(1, 0))
+
+
+def no_logits_bias(model: HookedEncoderDecoder) -> None:
+    model.unembed.b_U.zero_()
+
+
+def permute_experts(model: HookedEncoderDecoder) -> None:
+    mlp = next(block.mlp for block in model.decoder if isinstance(block.mlp, MoE))
+    mlp.experts = nn.ModuleList([*mlp.experts[1:], mlp.experts[0]])
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("t5-relu-scaled", swap_queries_and_keys),
+        ("t5-relu-scaled", swap_sides_of_a_norm),
+        ("t5-relu-scaled", shift_buckets),
+        ("mt5-gated", swap_gate_and_linear),
+        ("umt5-gated", negate),
+        ("bart-plain", swap_queries_and_keys),
+        ("bart-plain", shift_positions),
+        ("mbart-plain", no_logits_bias),
+        ("pegasus-plain", shift_positions),
+        ("marian-plain", permute_heads),
+        ("blenderbot-plain", swap_sides_of_a_norm),
+        ("m2m_100-scaled", permute_heads),
+        ("switch_transformers-some-layers", permute_experts),
+    ],
+)
+@torch.no_grad()
+def test_wrong_weights_are_noticed(name: str, damage: Callable[[HookedEncoderDecoder], None]):
+    case = by_name(name)
+    model, inputs = copy.deepcopy(hooked(case)), drawn(case)
+    damage(model)
+    assert distance(model(*inputs), logits_of(case, *inputs)) > 1e-3
+
+
+# ---- checkpoints that are not as they are written today --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["t5-gated-unscaled", "mt5-gated", "umt5-gated"])
+@torch.no_grad()
+def test_an_unembedding_of_its_own(name: str, tmp_path: Path):
+    """T5 1.1, mT5 and umT5 have one, though their configs cannot say so any more."""
+    case = by_name(name)
+    own = theirs(case)
+    own.lm_head.weight = nn.Parameter(torch.randn_like(own.lm_head.weight))
+    own.config.save_pretrained(tmp_path)
+    tensors = {n: t.clone() for n, t in own.state_dict().items()}
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    model = HookedEncoderDecoder.from_pretrained(tmp_path)
+    inputs = drawn(case)
+    expected = own(inputs[0], decoder_input_ids=inputs[1]).logits
+    assert distance(model(*inputs), expected) < ENOUGH * max(1.0, expected.std().item())
+    assert not model.cfg.tie_word_embeddings
+    back = model.to_hf()
+    assert torch.equal(back.lm_head.weight, own.lm_head.weight)
+    back.set_attn_implementation("eager")
+    assert torch.equal(back(inputs[0], decoder_input_ids=inputs[1]).logits, expected)
+
+
+@pytest.mark.parametrize("name", ["bart-plain", "pegasus-plain", "marian-plain", "m2m_100-scaled", "t5-relu-scaled"])
+@torch.no_grad()
+def test_files_may_hold_more_and_less(name: str, tmp_path: Path):
+    """One embedding once for each side, tables of sines; and no bias on the logits where it is zero."""
+    case = by_name(name)
+    other = theirs(case)
+    if hasattr(other, "final_logits_bias"):
+        other.final_logits_bias.zero_()
+    tensors = {n: t.clone() for n, t in other.state_dict().items() if n != "final_logits_bias"}
+    other.config.save_pretrained(tmp_path)
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    model, inputs = HookedEncoderDecoder.from_pretrained(tmp_path), drawn(case)
+    expected = other(inputs[0], decoder_input_ids=inputs[1]).logits
+    assert distance(model(*inputs), expected) < ENOUGH * max(1.0, expected.std().item())
+
+
+@torch.no_grad()
+def test_a_pegasus_file_without_its_sines(tmp_path: Path):
+    case = by_name("pegasus-plain")
+    import transformers
+
+    other = transformers.PegasusForConditionalGeneration(theirs(case).config).eval()
+    other.load_state_dict(
+        {n: t for n, t in reference(case).state_dict().items() if "embed_positions" not in n}, strict=False
+    )
+    tensors = {n: t.clone() for n, t in other.state_dict().items() if "embed_positions" not in n}
+    other.config.save_pretrained(tmp_path)
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    model, inputs = HookedEncoderDecoder.from_pretrained(tmp_path), drawn(case)
+    assert distance(model(*inputs), other(inputs[0], decoder_input_ids=inputs[1]).logits) < ENOUGH
+    assert not any("W_pos" in name for name, _ in model.named_parameters())
+
+
+def test_every_layer_has_its_bias_or_shares_one():
+    """umT5's layers have their own; elsewhere the stack makes one."""
+    for case in ENCODER_DECODER_CASES:
+        kinds = {type(block.attn.position_bias) for block in hooked(case).cfg.tree.blocks}
+        expected = {"umt5": RelativeBias.Config, "t5": SharedBias, "mt5": SharedBias, "switch_transformers": SharedBias}
+        assert kinds == {expected.get(case.family, type(None))}
