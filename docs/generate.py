@@ -71,6 +71,21 @@ MEANING = {
     "hook_a": "how much of the state is kept",
     "hook_state": "the state after each position; an edit changes what follows",
     "hook_y": "what is read off the state, before the gate",
+    "hook_per_layer_in": "the vector that this layer is given besides the stream",
+    "hook_per_layer_out": "what the layer adds of it to the stream",
+    "hook_bias": "what is added to the scores for the distance of query and key; in T5 all layers share it",
+    "hook_token_type_embed": "what the embedding of the segment (first or second text) adds",
+    "hook_full_embed": "the sum of the embeddings, normalised: what the first block reads",
+    "hook_pooler_out": "the first position's vector, through the pooler: what the heads for whole texts read",
+    "hook_nsp_out": "the logits of next-sentence prediction",
+    "hook_encoder_out": "what the decoder's cross-attention reads, in every layer",
+    "hook_decoder_tokens": "token ids of the decoder",
+    "hook_decoder_embed": "what the decoder's token embedding adds to its stream",
+    "hook_decoder_pos_embed": "what the decoder's position embedding adds to its stream",
+    "hook_cross_attn_in": "the stream before the norm of cross-attention",
+    "hook_cross_attn_out": "exactly what cross-attention adds to the stream",
+    "hook_resid_mid_cross": "the stream between cross-attention and MLP",
+    "hook_normalized_resid_mid_cross": "post-norm blocks: the sum at `hook_resid_mid_cross`, normalised",
 }
 
 HEAD = """# Sites
@@ -125,16 +140,18 @@ def sites_of_families(class_name: str) -> dict[str, dict[str, Any]]:
 
 
 def listing(class_name: str, known: set[str]) -> list[str]:
-    """A table row per site of a class of models that is not known yet."""
+    """A table row per site of a class of models that is not known yet; the names are then known."""
     lines = []
     for name, entry in sites_of_families(class_name).items():
-        if name not in known:
-            leaf, families = name.rpartition(".")[2], sorted(entry["families"])
-            if leaf not in MEANING:
-                raise KeyError(f"docs/generate.py does not say what {name!r} means")
-            shape = " or ".join(entry["shapes"]) + (", on demand" if entry["on demand"] else "")
-            who = ", ".join(families[:4]) + (f" and {len(families) - 4} more" if len(families) > 4 else "")
-            lines.append(f"| `{name}` | {shape} | {MEANING[leaf]} | {who} |")
+        leaf, families = name.rpartition(".")[2], sorted(entry["families"])
+        if re.sub(r"^(encoder|decoder)\.", "blocks.", name) in known:
+            continue
+        if leaf not in MEANING:
+            raise KeyError(f"docs/generate.py does not say what {name!r} means")
+        known.add(name)
+        shape = " or ".join(entry["shapes"]) + (", on demand" if entry["on demand"] else "")
+        who = ", ".join(families[:4]) + (f" and {len(families) - 4} more" if len(families) > 4 else "")
+        lines.append(f"| `{name}` | {shape} | {MEANING[leaf]} | {who} |")
     return lines
 
 
@@ -148,13 +165,14 @@ OTHER_HEADS = {
     "HookedEncoder": """
 ## Encoders
 
-All sites of a `HookedEncoder`.
+A `HookedEncoder` has the sites of a decoder's blocks, and besides:
 
 """,
     "HookedEncoderDecoder": """
 ## Encoder-decoders
 
-All sites of a `HookedEncoderDecoder`.
+The blocks of a `HookedEncoderDecoder` are `encoder.{i}` and `decoder.{i}`. They have the sites of a decoder's `blocks.{i}`,
+and besides:
 
 """,
 }
@@ -166,7 +184,7 @@ def page() -> str:
     known = {any_layer(name) for model in models() for name in model.hook_dict}
     text = HEAD + "\n".join(rows()) + "\n"
     for class_name, head in OTHER_HEADS.items():
-        lines = listing(class_name, known if class_name == "HookedTransformer" else set())
+        lines = listing(class_name, known)
         text += head + COLUMNS + "\n".join(lines) + "\n" if lines else ""
     return text
 
@@ -225,7 +243,7 @@ def family_row(name: str, parity: dict[str, Any], standard: list[str]) -> str:
         ", ".join(part for part in dict.fromkeys(parts(trees)) if part not in EVERYWHERE),
         listed([site for site in sites if site not in standard]),
         listed(missing),
-        f"{parity[name]['largest']:.1e} in {parity[name]['configs']}",
+        "{largest:.1e} in {configs}".format(**parity[name]) if name in parity else "not measured",
     ]
     return "| " + " | ".join(cells) + " |"
 
@@ -239,7 +257,7 @@ def standard_sites(class_name: str) -> list[str]:
 
 
 def models_page() -> str:
-    """The page of models as it should be; raises KeyError for a family that was not measured."""
+    """The page of models as it should be."""
     parity = json.loads(Path(__file__).with_name("parity.json").read_text())
     standard = {name: standard_sites(name) for name in {model_class(name) for name in supported()}}
     lines = [family_row(name, parity, standard[model_class(name)]) for name in supported()]

@@ -70,6 +70,24 @@ def test_positions_without_a_table_have_no_end(name: str):
     torch.testing.assert_close(longer(tokens), logits_of(case(name), tokens), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("bloom-six-heads", {}),
+        ("mpt-six-heads", {"max_seq_len": 400}),
+        ("falcon-one-kv-alibi-twelve-heads", {"max_position_embeddings": 400}),
+    ],
+)
+@torch.no_grad()
+def test_linear_biases_of_long_prompts_in_half_precision(name: str, limit: dict[str, int]):
+    """Biases in the hundreds, rounded, would tell a key from the next no more."""
+    long = replace(case(name, **limit), name="long")
+    tokens = prompt(long, batch=1, length=400)
+    truth, theirs = logits_of(long, tokens, torch.float64), logits_of(long, tokens, torch.bfloat16)
+    ours = copy.deepcopy(hooked(long)).to(torch.bfloat16)(tokens)
+    assert (ours - truth).square().mean() <= 1.44 * (theirs - truth).square().mean()
+
+
 def test_a_table_of_positions_has_an_end():
     with pytest.raises(ValueError, match="embeddings for 40 positions"):
         hub.from_pretrained_no_processing("tiny", hf_model=reference(case("opt-tied")), n_ctx=41)

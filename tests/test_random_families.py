@@ -4,13 +4,16 @@
 """
 
 import os
+from dataclasses import replace
 
 import pytest
 
-from hooked_lm.families import supported
+from hooked_lm.families import family, supported
+from hooked_lm.families._reader import HFConfig
+from hooked_lm.models.config import DecoderConfig
 from tests.families import DECODER_CASES
 from tests.families._draw import drawn
-from tests.families._models import assert_same_gradients, assert_same_logits
+from tests.families._models import assert_same_gradients, assert_same_logits, hooked
 
 FAMILIES = sorted({case.family for case in DECODER_CASES} & set(supported()))
 FEW, MANY = 2, 12
@@ -27,3 +30,31 @@ def test_a_config_drawn_at_random(name: str, seed: int):
         assert_same_gradients(case)
     except AssertionError as error:
         raise AssertionError(f"{case.fields}: {error}") from error
+
+
+def test_draws_are_new_and_repeat():
+    configs = [drawn("llama", seed).fields for seed in range(4)]
+    assert configs == [drawn("llama", seed).fields for seed in range(4)]
+    known = [case.fields for case in DECODER_CASES if case.family == "llama"]
+    assert all(config not in known and configs.count(config) == 1 for config in configs)
+
+
+def test_a_family_that_misreads_a_field_is_noticed(monkeypatch: pytest.MonkeyPatch):
+    """One of the draws has another activation, which is overlooked here; no line of the table has."""
+    assert all("hidden_act" not in case.fields for case in DECODER_CASES if case.family == "llama")
+    right = family("llama").config
+
+    def always_silu(hf: HFConfig) -> DecoderConfig:
+        tree = right(hf)
+        mlps = [replace(block.mlp, act_fn="silu") for block in tree.blocks]
+        return replace(tree, blocks=tuple(replace(b, mlp=mlp) for b, mlp in zip(tree.blocks, mlps, strict=True)))
+
+    def compare() -> None:
+        for seed in range(FEW, MANY):
+            assert_same_logits(drawn("llama", seed))
+
+    hooked.cache_clear()
+    monkeypatch.setattr(family("llama"), "config", always_silu)
+    with pytest.raises(AssertionError, match="logits differ"):
+        compare()
+    hooked.cache_clear()

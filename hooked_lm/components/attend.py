@@ -36,6 +36,8 @@ class Attend(nn.Module):
     `z_norm` normalises the mixed values before `W_O`.
     """
 
+    makes_keys = True  # whether keys and values are made of what this reads
+
     def make_mixing(
         self,
         n_heads: int,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hooked_lm.components.attend import KEY, QUERY, Attend, PerHead, Stream, project, projection
 from hooked_lm.components.context import Context
 from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, below, normed, plus
-from hooked_lm.components.norm import NormConfig, build_norm
+from hooked_lm.components.norm import NormConfig, build_norm, plain_norm
 from hooked_lm.components.position_bias import PositionBias
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.hooks import HookPoint
@@ -28,7 +28,8 @@ class Attention(Attend):
     @dataclass(frozen=True)
     class Config:
         """`qk_norm` normalises queries and keys before rotary, or behind it with `rotary_first`; `clip` bounds what the
-        projections give."""
+        projections give. Values may be normalised too, and with `values_from_keys` be made by the weights of keys; what
+        passes `hook_v` is what is mixed. A layer that `lends` leaves its keys and values for later ones."""
 
         d_model: int
         n_heads: int
@@ -41,6 +42,9 @@ class Attention(Attend):
         qk_norm: NormConfig | None = None
         k_norm: NormConfig | None = None  # where it is not that of the queries
         rotary_first: bool = False
+        v_norm: NormConfig | None = None
+        values_from_keys: bool = False
+        lends: bool = False
         z_norm: NormConfig | None = None
         clip: float | None = None
         window: int | None = None  # how many positions back a query sees, itself included
@@ -64,12 +68,16 @@ class Attention(Attend):
         self.ungrouped = False
         self.W_Q = projection(cfg.n_heads, cfg.d_model, cfg.d_head)
         self.W_K = projection(cfg.n_kv, cfg.d_model, cfg.d_head)
-        self.W_V = projection(cfg.n_kv, cfg.d_model, cfg.d_head)
+        if not cfg.values_from_keys:
+            self.W_V = projection(cfg.n_kv, cfg.d_model, cfg.d_head)
         self.b_Q = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) if cfg.qkv_bias else None
         self.b_K = nn.Parameter(torch.zeros(cfg.n_kv, cfg.d_head)) if cfg.qkv_bias else None
-        self.b_V = nn.Parameter(torch.zeros(cfg.n_kv, cfg.d_head)) if cfg.qkv_bias else None
+        if not cfg.values_from_keys:
+            self.b_V = nn.Parameter(torch.zeros(cfg.n_kv, cfg.d_head)) if cfg.qkv_bias else None
 
-        self.hook_q, self.hook_k, self.hook_v = HookPoint(*QUERY), HookPoint(*KEY), HookPoint(*KEY)
+        self.hook_q, self.hook_k = HookPoint(*QUERY), HookPoint(*KEY)
+        self.v_norm = build_norm(cfg.v_norm, KEY)
+        self.hook_v = HookPoint(*KEY)
         in_order = (self._make_norms, self._make_rotary_points)
         for make in reversed(in_order) if cfg.rotary_first else in_order:
             make()
@@ -111,7 +119,8 @@ class Attention(Attend):
         context = context or Context(query_input.shape[1], query_input.device)
         q = self.hook_q(self._projected(query_input, self.W_Q, self.b_Q))
         k = self.hook_k(self._project_kv(query_input if key_input is None else key_input, self.W_K, self.b_K))
-        v = self.hook_v(self._project_kv(query_input if value_input is None else value_input, self.W_V, self.b_V))
+        made = self._project_kv(query_input if value_input is None else value_input, *self.value_weights)
+        v = self.hook_v(self.v_norm(made))
         if self.cfg.qk_norm is not None and not self.cfg.rotary_first:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.cfg.rotary is not None:
@@ -122,12 +131,19 @@ class Attention(Attend):
             q, k = self.q_norm(q), self.k_norm(k)
         if context.cache is not None:
             k, v = context.cache[layer].append(k, v)
+        if self.cfg.lends:
+            context.lent[layer] = k, v
         return self.output(self.mix(q, k, v, context))
 
     @property
     def n_kv(self) -> int:
         """How many key/value heads there are at the hook points."""
         return self.cfg.n_heads if self.ungrouped else self.cfg.n_kv
+
+    @property
+    def value_weights(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias that make values."""
+        return (self.W_K, self.b_K) if self.cfg.values_from_keys else (self.W_V, self.b_V)
 
     def _projected(self, x: Tensor, W: Tensor, b: Tensor | None) -> PerHead:
         projected = project(x, W, b)
@@ -144,14 +160,15 @@ class Attention(Attend):
 
     def identities(self, at: Sites, read: Read, read_value: Read | None = None) -> Iterator[Identity]:
         """What must hold between the sites of a run in which `read()` came in, perhaps another tensor for values."""
-        weights = {"q": (self.W_Q, self.b_Q), "k": (self.W_K, self.b_K), "v": (self.W_V, self.b_V)}
+        weights = {"q": (self.W_Q, self.b_Q), "k": (self.W_K, self.b_K), "v": self.value_weights}
         for name in weights:
 
             def projected(name: str = name) -> tuple[Tensor, Tensor]:
                 W, b = weights[name]
                 x = read_value() if name == "v" and read_value is not None else read()
                 made = plus(torch.einsum("bpm,nmh->bpnh", x, W), b)
-                return made if self.cfg.clip is None else made.clamp(-self.cfg.clip, self.cfg.clip), at(f"hook_{name}")
+                made = made if self.cfg.clip is None else made.clamp(-self.cfg.clip, self.cfg.clip)
+                return plain_norm(self.v_norm, made) if name == "v" else made, at(f"hook_{name}")
 
             yield f"ln1.normalized * w + b -> {name}", projected
         if self.cfg.rotary is not None:
@@ -177,8 +194,11 @@ class Attention(Attend):
     @property
     def is_linear_in_values(self) -> bool:
         """Whether what all values share arrives in the output as it is, through `W_O`."""
-        return self.cfg.clip is None and self.cfg.z_norm is None and self.sinks is None
+        cfg = self.cfg
+        normed = cfg.v_norm is not None or cfg.z_norm is not None
+        return not normed and not cfg.values_from_keys and cfg.clip is None and self.sinks is None
 
     def readers(self) -> list[Reader]:
         """The weights that read the stream."""
-        return [] if self.cfg.clip is not None else [(self, f"W_{x}", f"b_{x}") for x in "QKV"]
+        made_apart = "QK" if self.cfg.values_from_keys else "QKV"
+        return [] if self.cfg.clip is not None else [(self, f"W_{x}", f"b_{x}") for x in made_apart]

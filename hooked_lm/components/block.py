@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.attention import Attention
+from hooked_lm.components.borrowing_attention import BorrowingAttention
 from hooked_lm.components.context import Context
 from hooked_lm.components.identities import (
     Identity,
@@ -27,7 +28,7 @@ from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm, plain_norm
 from hooked_lm.hooks import HookPoint, is_listening
 
-AttentionConfig = Attention.Config | LatentAttention.Config
+AttentionConfig = Attention.Config | LatentAttention.Config | BorrowingAttention.Config
 Stream = Float[Tensor, "batch pos d_model"]
 Inputs = tuple[
     Float[Tensor, "batch pos *head d_model"],
@@ -56,9 +57,12 @@ class AttentionPart(nn.Module):
         per_head, per_kv_head = ("batch", "pos", "head", "d_model"), ("batch", "pos", "kv_head", "d_model")
         self.hook_attn_in = HookPoint(*per_head, on_demand=True)
         self.hook_q_input = HookPoint(*per_head, on_demand=True)
-        self.hook_k_input = HookPoint(*per_kv_head, on_demand=True)
-        self.hook_v_input = HookPoint(*per_kv_head, on_demand=True)
-        self.attn = cfg.attn.build()
+        attn = cfg.attn.build()
+        self.makes_keys = attn.makes_keys
+        if self.makes_keys:
+            self.hook_k_input = HookPoint(*per_kv_head, on_demand=True)
+            self.hook_v_input = HookPoint(*per_kv_head, on_demand=True)
+        self.attn = attn
         self.ln1_post = build_norm(cfg.ln1_post)
         self.hook_attn_out = HookPoint(*RESIDUAL)
 
@@ -87,9 +91,9 @@ class AttentionPart(nn.Module):
             copies = grouped = resid
         if is_listening(self.hook_q_input):
             query = self.read(self.hook_q_input(_repeated(copies, n_heads)))
-        if is_listening(self.hook_k_input):
+        if self.makes_keys and is_listening(self.hook_k_input):
             key = self.read(self.hook_k_input(_repeated(grouped, n_kv)))
-        if is_listening(self.hook_v_input):
+        if self.makes_keys and is_listening(self.hook_v_input):
             value = self.read(self.hook_v_input(_repeated(grouped, n_kv)))
         return query, key, value
 

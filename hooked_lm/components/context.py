@@ -11,6 +11,7 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.rotary import Rotary
 
 T = TypeVar("T")
+KeysValues = tuple[Float[Tensor, "batch key_pos kv_head d_head"], Float[Tensor, "batch key_pos kv_head d_head"]]
 
 
 class Context:
@@ -18,7 +19,7 @@ class Context:
 
     `real` marks real tokens among past and new ones, [batch, key_pos]; None: there is no padding. Positions count
     real tokens only, so a padded row sees what it sees alone. `pos_embed` is what Shortformer models add to queries
-    and keys.
+    and keys, `per_layer` what each layer of a model with per-layer embeddings is given besides the stream.
     """
 
     def __init__(
@@ -37,6 +38,8 @@ class Context:
         self.pos_embed: Float[Tensor, "batch pos d_model"] | None = None
         self.key_positions = self._key_positions()
         self.positions: Int[Tensor, "batch pos"] = self.key_positions[:, self.n_past :]
+        self.lent: dict[int, KeysValues] = {}  # of layers whose keys and values later layers read too
+        self.per_layer: Float[Tensor, "batch pos layer d_per_layer"] | None = None
         self._shared: dict[Hashable, object] = {}
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:

@@ -1,52 +1,70 @@
-"""What stands before the blocks of an encoder: the sum of token, position and token-type embeddings, normalised."""
+"""The embeddings of an encoder: tokens, their types and their positions, normalised together (Devlin et al. 2018,
+arXiv:1810.04805)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hooked_lm.components.context import Context
 from hooked_lm.components.embed import Embed, PosEmbed
 from hooked_lm.components.norm import NormConfig, build_norm
+from hooked_lm.components.source import StackContext
 from hooked_lm.hooks import HookPoint, is_listening
 
+Vectors = Float[Tensor, "batch pos d_embed"]
 Stream = Float[Tensor, "batch pos d_model"]
-EMBEDDING = ("batch", "pos", "d_embed")
+Ids = Int[Tensor, "batch pos"]
 
 
 class TokenTypeEmbed(nn.Module):
-    """A learned vector for each type of token, the rows of `W_token_type` [n_types, d_embed]: which sentence it is in."""
+    """A learned vector for each type of token: which of two texts it is of. `W_token_type` is [type, d_embed]."""
 
-    def __init__(self, n_types: int, d_embed: int) -> None:
+    @dataclass(frozen=True)
+    class Config:
+        n_types: int
+        d_embed: int
+
+        def build(self) -> "TokenTypeEmbed":
+            return TokenTypeEmbed(self)
+
+    def __init__(self, cfg: Config) -> None:
         super().__init__()
-        self.W_token_type = nn.Parameter(torch.empty(n_types, d_embed))
+        self.cfg = cfg
+        self.W_token_type = nn.Parameter(torch.empty(cfg.n_types, cfg.d_embed))
 
-    def forward(self, types: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_embed"]:
+    def forward(self, types: Ids) -> Vectors:
         return F.embedding(types, self.W_token_type)
 
 
 class EncoderEmbed(nn.Module):
-    """`ln(W_E[token] + W_pos[position] + W_token_type[type])`, by `W_proj` [d_embed, d_model] into the stream if it is wider.
-
-    Positions, types, norm and projection may be absent.
-    """
+    """`ln(W_E[token] + W_token_type[type] + W_pos[position])`, of which types, positions and norm may be absent."""
 
     @dataclass(frozen=True)
     class Config:
-        """`ln` normalises the sum, [d_embed]; with `d_model` given, a projection with bias leads there."""
-
         embed: Embed.Config
         pos_embed: PosEmbed.Config | None = None
-        n_types: int | None = None
-        ln: NormConfig | None = None
-        d_model: int | None = None
+        token_type_embed: TokenTypeEmbed.Config | None = None
+        norm: NormConfig | None = None
 
         @property
-        def d_out(self) -> int:
-            """The width of the stream."""
-            return self.d_model or self.embed.d_model
+        def d_vocab(self) -> int:
+            return self.embed.d_vocab
+
+        @property
+        def d_embed(self) -> int:
+            """How wide the vectors are that are added."""
+            return self.embed.d_model
+
+        @property
+        def d_model(self) -> int:
+            """How wide the stream is."""
+            return self.embed.d_model
+
+        @property
+        def n_types(self) -> int:
+            return 0 if self.token_type_embed is None else self.token_type_embed.n_types
 
         def build(self) -> "EncoderEmbed":
             return EncoderEmbed(self)
@@ -54,69 +72,95 @@ class EncoderEmbed(nn.Module):
     def __init__(self, cfg: Config) -> None:
         super().__init__()
         self.cfg = cfg
-        d_embed = cfg.embed.d_model
+        dims = ("batch", "pos", "d_model" if cfg.d_embed == cfg.d_model else "d_embed")
         self.embed = cfg.embed.build()
-        self.hook_embed = HookPoint(*EMBEDDING)
+        self.hook_embed = HookPoint(*dims)
+        self.token_type_embed = self.hook_token_type_embed = self.pos_embed = self.hook_pos_embed = None
+        if cfg.token_type_embed is not None:
+            self.token_type_embed = cfg.token_type_embed.build()
+            self.hook_token_type_embed = HookPoint(*dims)
         if cfg.pos_embed is not None:
             self.pos_embed = cfg.pos_embed.build()
-            self.hook_pos_embed = HookPoint(*EMBEDDING)
-        if cfg.n_types is not None:
-            self.token_type_embed = TokenTypeEmbed(cfg.n_types, d_embed)
-            self.hook_token_type_embed = HookPoint(*EMBEDDING)
-        self.ln = build_norm(cfg.ln, EMBEDDING)
-        if cfg.d_model is not None:
-            self.W_proj = nn.Parameter(torch.empty(d_embed, cfg.d_model))
-            self.b_proj = nn.Parameter(torch.zeros(cfg.d_model))
+            self.hook_pos_embed = HookPoint(*dims)
+        self.ln = build_norm(cfg.norm, dims)
 
-    @property
-    def W_E(self) -> Float[Tensor, "d_vocab d_embed"]:
-        """The token embedding, to which an unembedding may be tied."""
-        return self.embed.W_E
-
-    def forward(
-        self, tokens: Int[Tensor, "batch pos"], types: Int[Tensor, "batch pos"] | None, context: Context
-    ) -> Stream:
-        total = self.hook_embed(self.token_rows(tokens, context))
-        if self.cfg.n_types is not None:
+    def forward(self, tokens: Ids, types: Ids | None, context: StackContext) -> Stream:
+        """`types` are all 0 if they are not given; the context has the positions, which count real tokens only."""
+        total = self.hook_embed(self.vectors(tokens, context))
+        if self.token_type_embed is not None:
             types = torch.zeros_like(tokens) if types is None else types
             total = total + self.hook_token_type_embed(self.token_type_embed(types))
-        if self.cfg.pos_embed is not None:
+        if self.pos_embed is not None:
             added = self.pos_embed(context.positions)
             if is_listening(self.hook_pos_embed):
                 added = self.hook_pos_embed(added.expand_as(total).contiguous())
             total = total + added
-        return self.written(self.ln(total), context)
+        return self.into_stream(self.ln(total))
 
-    def token_rows(self, tokens: Int[Tensor, "batch pos"], context: Context) -> Float[Tensor, "batch pos d_embed"]:
-        """What the tokens alone give."""
+    def vectors(self, tokens: Ids, context: StackContext) -> Vectors:
+        """Those of the tokens, as they are added."""
         return self.embed(tokens)
 
-    def written(self, normalized: Float[Tensor, "batch pos d_embed"], context: Context) -> Stream:
-        """What enters the stream."""
-        return normalized if self.cfg.d_model is None else F.linear(normalized, self.W_proj.T, self.b_proj)
+    def into_stream(self, normalized: Vectors) -> Stream:
+        """From what the norm gives into the stream."""
+        return normalized
+
+    @property
+    def W_E(self) -> Float[Tensor, "d_vocab d_embed"]:
+        """The vectors of all tokens."""
+        return self.embed.W_E
+
+    def table(self) -> Float[Tensor, "d_vocab d_embed"]:
+        """The same."""
+        return self.embed.table()
 
 
-class TokenDropoutEmbed(EncoderEmbed):
-    """The same for models that were trained with tokens dropped (ESM; Lin et al. 2022, doi:10.1126/science.ade2574).
+class ProjectedEncoderEmbed(EncoderEmbed):
+    """The same, narrower than the stream: `W_proj` [d_embed, d_model] behind the norm leads into it (Lan et al. 2019,
+    arXiv:1909.11942)."""
 
-    Masked tokens embed as zero, and the others are scaled as if a share of `dropped` of them were missing; padding
-    enters the stream as zero.
+    @dataclass(frozen=True)
+    class Config(EncoderEmbed.Config):
+        d_stream: int = field(kw_only=True)
+
+        @property
+        def d_model(self) -> int:
+            return self.d_stream
+
+        def build(self) -> "ProjectedEncoderEmbed":
+            return ProjectedEncoderEmbed(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        self.W_proj = nn.Parameter(torch.empty(cfg.d_embed, cfg.d_stream))
+        self.b_proj = nn.Parameter(torch.zeros(cfg.d_stream))
+
+    def into_stream(self, normalized: Vectors) -> Stream:
+        """From what the norm gives into the stream."""
+        return F.linear(normalized, self.W_proj.T, self.b_proj)
+
+
+class MaskScaledEncoderEmbed(EncoderEmbed):
+    """An embedding in which mask tokens are zero, and the others made up for (Lin et al. 2022, ESM-2).
+
+    All vectors of a row are multiplied by the share of tokens that were not masked in training over the share that is
+    not masked here.
     """
 
     @dataclass(frozen=True)
     class Config(EncoderEmbed.Config):
-        mask_id: int = 32
-        dropped: float = 0.12
+        mask_token: int = field(kw_only=True)
+        trained_share: float = 0.15 * 0.8  # of masked tokens in training
 
-        def build(self) -> "TokenDropoutEmbed":
-            return TokenDropoutEmbed(self)
+        def build(self) -> "MaskScaledEncoderEmbed":
+            return MaskScaledEncoderEmbed(self)
 
     cfg: Config
 
-    def token_rows(self, tokens: Int[Tensor, "batch pos"], context: Context) -> Float[Tensor, "batch pos d_embed"]:
-        """What the tokens alone give."""
-        masked = tokens == self.cfg.mask_id
+    def vectors(self, tokens: Ids, context: StackContext) -> Vectors:
+        """Those of the tokens, as they are added."""
+        rows, masked = self.embed(tokens), tokens == self.cfg.mask_token
         real = torch.ones_like(masked) if context.real is None else context.real
-        missing = (masked & real).sum(-1, keepdim=True) / real.sum(-1, keepdim=True)
-        rows = self.embed(tokens).masked_fill(masked[..., None], 0.0)
-        return (rows * ((1 - self.cfg.dropped) / (1 - missing))[..., None]).to(rows.dtype)
+        share = (masked & real).sum(1).float() / real.sum(1)
+        rows = rows.masked_fill(masked[..., None], 0.0)
+        return (rows * (1 - self.cfg.trained_share) / (1 - share)[:, None, None]).to(rows.dtype)

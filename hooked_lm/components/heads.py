@@ -1,5 +1,10 @@
-"""What stands behind the blocks of an encoder: heads for masked tokens, for whole texts and for each token."""
+"""What reads the stream that an encoder leaves: the heads of its checkpoints.
 
+`MLMHead` prepares each position for the unembedding; `Pooler` makes one vector of a text, and `NSPHead` and `Classifier`
+read that; `TokenClassifier` reads each position.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -7,115 +12,190 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from hooked_lm.components.activations import activation
+from hooked_lm.components.activations import Activation, activation
+from hooked_lm.components.identities import Identity, Read, Sites, below, norm_identity, normed, plus
 from hooked_lm.components.norm import NormConfig, build_norm
 from hooked_lm.hooks import HookPoint
 
 Stream = Float[Tensor, "batch pos d_model"]
+Pooled = Float[Tensor, "batch d_model"]
+Real = Bool[Tensor, "batch pos"]
 
 
 class MLMHead(nn.Module):
-    """`ln(act(x W + b))`, which the unembedding of a masked language model reads; `W` is [d_model, d_out]."""
+    """`ln(act(x W + b))`, with `W` [d_model, d_out].
+
+    An `unread_bias` of some length is one that the checkpoint holds and nobody reads, `b_unread`.
+    """
 
     @dataclass(frozen=True)
     class Config:
         d_model: int
         d_out: int
-        act_fn: str
-        ln: NormConfig | None
+        act_fn: Activation = "gelu"
+        norm: NormConfig | None = None
         bias: bool = True
+        unread_bias: int | None = None
 
         def build(self) -> "MLMHead":
             return MLMHead(self)
 
     def __init__(self, cfg: Config) -> None:
         super().__init__()
-        self.cfg, self.act = cfg, activation(cfg.act_fn)
+        self.cfg = cfg
+        dims = ("batch", "pos", "d_model" if cfg.d_out == cfg.d_model else "d_out")
         self.W = nn.Parameter(torch.empty(cfg.d_model, cfg.d_out))
         self.b = nn.Parameter(torch.zeros(cfg.d_out)) if cfg.bias else None
-        self.hook_pre = HookPoint("batch", "pos", "d_embed")
-        self.ln = build_norm(cfg.ln, ("batch", "pos", "d_embed"))
+        self.b_unread = None if cfg.unread_bias is None else nn.Parameter(torch.zeros(cfg.unread_bias))
+        self.hook_pre = HookPoint(*dims)
+        self.act = activation(cfg.act_fn)
+        self.hook_post = HookPoint(*dims)
+        self.ln = build_norm(cfg.norm, dims)
 
-    def forward(self, x: Stream) -> Float[Tensor, "batch pos d_embed"]:
-        return self.ln(self.act(self.hook_pre(F.linear(x, self.W.T, self.b))))
+    def forward(self, x: Stream) -> Float[Tensor, "batch pos d_out"]:
+        return self.ln(self.hook_post(self.act(self.hook_pre(F.linear(x, self.W.T, self.b)))))
+
+    def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
+        """What must hold between the sites of a run in which `read()` came in."""
+        yield "x W + b == pre", lambda: (plus(read() @ self.W, self.b), at("hook_pre"))
+        yield "act(pre) == post", lambda: (self.act(at("hook_pre")), at("hook_post"))
+        yield from norm_identity("ln", self.ln, below(at, "ln"), lambda: at("hook_post"))
+
+    def rebuilt(self, at: Sites) -> Tensor:
+        """The output, from the last sites."""
+        return normed(self.ln, below(at, "ln"), lambda: at("hook_post"))
 
 
 class Pooler(nn.Module):
-    """One vector for a text: `ln(act(x W + b))` of its first token, or of the mean over its tokens."""
+    """`ln(act(x W + b))` of a text's first token, or with `mean` of the mean over its real tokens."""
 
     @dataclass(frozen=True)
     class Config:
         d_model: int
-        act_fn: str = "tanh"
-        ln: NormConfig | None = None
-        mean: bool = False
+        act_fn: Activation = "tanh"
         bias: bool = True
+        norm: NormConfig | None = None
+        mean: bool = False
 
         def build(self) -> "Pooler":
             return Pooler(self)
 
     def __init__(self, cfg: Config) -> None:
         super().__init__()
-        self.cfg, self.act = cfg, activation(cfg.act_fn)
+        self.cfg = cfg
         self.W = nn.Parameter(torch.empty(cfg.d_model, cfg.d_model))
         self.b = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
-        self.ln = build_norm(cfg.ln, ("batch", "d_model"))
+        self.act = activation(cfg.act_fn)
+        self.ln = build_norm(cfg.norm, ("batch", "d_model"))
         self.hook_pooler_out = HookPoint("batch", "d_model")
 
-    def forward(self, x: Stream, real: Bool[Tensor, "batch pos"] | None = None) -> Float[Tensor, "batch d_model"]:
-        pooled = mean_pooled(x, real) if self.cfg.mean else first_token(x, real)
-        return self.hook_pooler_out(self.ln(self.act(F.linear(pooled, self.W.T, self.b))))
+    def forward(self, x: Stream, real: Real | None = None) -> Pooled:
+        return self.hook_pooler_out(self.ln(self.act(F.linear(self.read(x, real), self.W.T, self.b))))
+
+    def read(self, x: Stream, real: Real | None = None) -> Pooled:
+        """What it reads of a text, which may be padded on the left."""
+        if self.cfg.mean:
+            return x.mean(1) if real is None else (x * real[..., None]).sum(1) / real.sum(1, keepdim=True)
+        return x[:, 0] if real is None else x[torch.arange(len(x), device=x.device), real.long().argmax(1)]
+
+    def identities(self, at: Sites, read: Read, real: Real | None = None) -> Iterator[Identity]:
+        """What must hold between the sites of a run in which `read()` came in."""
+
+        def pooled() -> tuple[Tensor, Tensor]:
+            made = self.act(plus(self.read(read(), real) @ self.W, self.b))
+            return normed(self.ln, below(at, "ln"), lambda: made), at("hook_pooler_out")
+
+        yield "act(x W + b), normed == pooler_out", pooled
 
 
-class LinearHead(nn.Module):
-    """`x W + b` at the site `hook_out`, of what a pooler gives or of each token; `W` is [d_model, n_labels]."""
-
-    site = "hook_out"
+class NSPHead(nn.Module):
+    """`pooled W + b`: whether the second text follows the first (class 0), or not; `W` is [d_model, class]."""
 
     @dataclass(frozen=True)
     class Config:
         d_model: int
-        n_labels: int
-        per_token: bool = False
-
-        def build(self) -> "LinearHead":
-            return LinearHead(self)
-
-    def __init__(self, cfg: Config) -> None:
-        super().__init__()
-        self.cfg = cfg
-        self.W = nn.Parameter(torch.empty(cfg.d_model, cfg.n_labels))
-        self.b = nn.Parameter(torch.zeros(cfg.n_labels))
-        dims = ("batch", "pos", "label") if cfg.per_token else ("batch", "label")
-        setattr(self, self.site, HookPoint(*dims))
-
-    def forward(self, x: Float[Tensor, "batch *pos d_model"]) -> Float[Tensor, "batch *pos label"]:
-        return getattr(self, self.site)(F.linear(x, self.W.T, self.b))
-
-
-class NSPHead(LinearHead):
-    """The same for whether one text follows another: its site is `hook_nsp_out`, label 0 is "follows"."""
-
-    site = "hook_nsp_out"
-
-    @dataclass(frozen=True)
-    class Config(LinearHead.Config):
-        n_labels: int = 2
+        n_classes: int = 2
 
         def build(self) -> "NSPHead":
             return NSPHead(self)
 
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.W = nn.Parameter(torch.empty(cfg.d_model, cfg.n_classes))
+        self.b = nn.Parameter(torch.zeros(cfg.n_classes))
+        self.hook_nsp_out = HookPoint("batch", "class")
 
-def first_token(x: Stream, real: Bool[Tensor, "batch pos"] | None) -> Float[Tensor, "batch d_model"]:
-    """The vector of each row's first real token."""
-    if real is None:
-        return x[:, 0]
-    return x[torch.arange(len(x), device=x.device), real.long().argmax(1)]
+    def forward(self, pooled: Pooled) -> Float[Tensor, "batch class"]:
+        return self.hook_nsp_out(F.linear(pooled, self.W.T, self.b))
+
+    def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
+        """What must hold between the sites of a run in which `read()` came in."""
+        yield "pooled W + b == nsp_out", lambda: (read() @ self.W + self.b, at("hook_nsp_out"))
 
 
-def mean_pooled(x: Stream, real: Bool[Tensor, "batch pos"] | None) -> Float[Tensor, "batch d_model"]:
-    """The mean over each row's real tokens."""
-    if real is None:
-        return x.mean(1)
-    weights = real[..., None].to(x.dtype)
-    return (x * weights).sum(1) / weights.sum(1)
+class Classifier(nn.Module):
+    """`pooled W + b`: a score for each class of texts; `W` is [d_model, class]."""
+
+    @dataclass(frozen=True)
+    class Config:
+        d_model: int
+        n_classes: int
+
+        def build(self) -> "Classifier":
+            return Classifier(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.W = nn.Parameter(torch.empty(cfg.d_model, cfg.n_classes))
+        self.b = nn.Parameter(torch.zeros(cfg.n_classes))
+        self.hook_out = HookPoint("batch", "class")
+
+    def forward(self, pooled: Pooled) -> Float[Tensor, "batch class"]:
+        return self.hook_out(F.linear(pooled, self.W.T, self.b))
+
+    def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
+        """What must hold between the sites of a run in which `read()` came in."""
+        yield "pooled W + b == out", lambda: (read() @ self.W + self.b, at("hook_out"))
+
+
+class TokenClassifier(nn.Module):
+    """`transform(x) W + b`: a score for each class of tokens; `W` is [d_model, class].
+
+    With `single` there is one score for each token, [batch, pos].
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        d_model: int
+        n_classes: int
+        transform: MLMHead.Config | None = None
+        single: bool = False
+
+        def build(self) -> "TokenClassifier":
+            return TokenClassifier(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.transform = nn.Identity() if cfg.transform is None else cfg.transform.build()
+        self.W = nn.Parameter(torch.empty(cfg.d_model, cfg.n_classes))
+        self.b = nn.Parameter(torch.zeros(cfg.n_classes))
+        self.hook_out = HookPoint("batch", "pos", "class")
+
+    def forward(self, x: Stream) -> Float[Tensor, "batch pos *class"]:
+        out = self.hook_out(F.linear(self.transform(x), self.W.T, self.b))
+        return out[..., 0] if self.cfg.single else out
+
+    def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
+        """What must hold between the sites of a run in which `read()` came in."""
+        last = read
+        if isinstance(self.transform, MLMHead):
+            sites, transform = below(at, "transform"), self.transform
+            yield from ((f"transform: {name}", pair) for name, pair in transform.identities(sites, read))
+
+            def last() -> Tensor:
+                return transform.rebuilt(sites)
+
+        yield "x W + b == out", lambda: (last() @ self.W + self.b, at("hook_out"))

@@ -35,7 +35,7 @@ class Alibi:
         return torch.tensor([2 ** (-self.max_slope * exponent) for exponent in exponents])
 
     def bias(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch head #query_pos key_pos"]:
-        """What is added to the scores. Counted from the query, it is near zero for the keys that matter: exact in any type."""
+        """What is added to the scores. Counted from the query it is small where it matters, and half precision is enough."""
 
         def make() -> Tensor:
             slopes, positions = self.slopes().to(context.device, self.rounded), context.key_positions[:, None, None, :]

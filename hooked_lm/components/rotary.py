@@ -107,6 +107,19 @@ class LongRopeScaling:
 
 
 @dataclass(frozen=True)
+class ProportionalScaling:
+    """Only this share of the pairs turns, the fastest; positions divided by a factor ("p-RoPE", Barbero et al. 2024,
+    arXiv:2410.06205)."""
+
+    share: float
+    factor: float = 1.0
+
+    def __call__(self, rotary: "Rotary", n_pos: int) -> tuple[Frequencies, float]:
+        base, n_turning = rotary.base_frequencies(), int(self.share * rotary.dim // 2)
+        return torch.where(torch.arange(len(base)) < n_turning, base, 0.0) / self.factor, 1.0
+
+
+@dataclass(frozen=True)
 class Backward:
     """The other way round: every pair turns by the negative of its angle, otherwise as `scaling` says."""
 
@@ -119,7 +132,9 @@ class Backward:
         return -frequencies, temperature
 
 
-Scaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling | Backward
+Scaling = (
+    LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling | ProportionalScaling | Backward
+)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,10 @@
 """What BART and its relatives share: layer norms, biases everywhere, a bias on the logits, and the names on disk."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+
+from torch import Tensor
+
 from hooked_lm.components.attention import Attention
 from hooked_lm.components.block import PostNormBlock, PreNormBlock
 from hooked_lm.components.cross_attention import CrossAttention
@@ -75,9 +79,9 @@ def attention(hf: HFConfig, n_heads: int, causal: bool) -> Attention.Config:
     return Attention.Config(hf.d_model, n_heads, hf.d_model // n_heads, qkv_bias=True, out_bias=True, causal=causal)
 
 
-def fitted(tree: EncoderDecoderConfig, names: set[str]) -> EncoderDecoderConfig:
+def fitted(tree: EncoderDecoderConfig, tensors: Mapping[str, Tensor]) -> EncoderDecoderConfig:
     """The tree of a checkpoint with these tensors: an old one may lack the bias on the logits."""
-    return replace(tree, unembed=replace(tree.unembed, bias="final_logits_bias" in names))
+    return replace(tree, unembed=replace(tree.unembed, bias="final_logits_bias" in tensors))
 
 
 def outer_rows(tree: EncoderDecoderConfig) -> list[Row]:
@@ -143,8 +147,8 @@ def attention_rows(theirs: str, ours: str, layers: range) -> list[Row]:
 
 ENCODER_NAMES = {"self_attn": "attn", "self_attn_layer_norm": "ln1", "final_layer_norm": "ln2"}
 DECODER_NAMES = {
-    **{"self_attn": "attn", "self_attn_layer_norm": "ln1"},
-    **{"encoder_attn": "cross_attn", "encoder_attn_layer_norm": "ln2", "final_layer_norm": "ln3"},
+    "self_attn": "attn", "self_attn_layer_norm": "ln1",
+    "encoder_attn": "cross_attn", "encoder_attn_layer_norm": "ln2", "final_layer_norm": "ln3",
 }
 
 

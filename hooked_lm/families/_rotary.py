@@ -9,6 +9,7 @@ from hooked_lm.components.rotary import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     Rotary,
     Scaling,
     YarnScaling,
@@ -26,7 +27,7 @@ def rotary(hf: HFConfig, d_head: int, layer_type: str | None = None, adjacent_pa
     kind = given.pop("rope_type", "default")
     if kind not in SCALINGS:
         raise ValueError(f"rope_type {kind!r} is not supported; supported are {', '.join(SCALINGS)}")
-    dim = int(d_head * given.pop("partial_rotary_factor", 1.0))
+    dim = d_head if kind == "proportional" else int(d_head * given.pop("partial_rotary_factor", 1.0))
     theta = float(given.pop("rope_theta", 10000.0))
     scaling = SCALINGS[kind](given, hf.max_position_embeddings)
     if given:
@@ -93,6 +94,10 @@ def _longrope(given: dict[str, Any], n_ctx: int) -> Scaling | None:
     )
 
 
+def _proportional(given: dict[str, Any], n_ctx: int) -> Scaling | None:
+    return ProportionalScaling(given.pop("partial_rotary_factor", 1.0), given.pop("factor", 1.0))
+
+
 SCALINGS: dict[str, Callable[[dict[str, Any], int], Scaling | None]] = {
     "default": _default,
     "linear": _linear,
@@ -100,4 +105,5 @@ SCALINGS: dict[str, Callable[[dict[str, Any], int], Scaling | None]] = {
     "yarn": _yarn,
     "longrope": _longrope,
     "llama3": _llama3,
+    "proportional": _proportional,
 }

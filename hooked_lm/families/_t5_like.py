@@ -1,7 +1,11 @@
 """What T5 and its descendants share: RMS norms before sublayers, relative position biases, and the names on disk."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from hooked_lm.components.attention import Attention
 from hooked_lm.components.block import PreNormBlock
@@ -68,9 +72,15 @@ def encoder_decoder(hf: HFConfig, ff: MLPConfig, scale: float, shared_bias: bool
     )
 
 
-def fitted(tree: EncoderDecoderConfig, names: set[str]) -> EncoderDecoderConfig:
-    """The tree of a checkpoint with these tensors: one that has an unembedding of its own uses it."""
-    return replace(tree, unembed=replace(tree.unembed, tied="lm_head.weight" not in names))
+def fitted(tree: EncoderDecoderConfig, tensors: Mapping[str, Tensor]) -> EncoderDecoderConfig:
+    """The tree of a checkpoint with these tensors: one that has an unembedding of its own uses it.
+
+    T5 since 1.1, mT5 and umT5 have one; their configs say that it is tied.
+    """
+    own = tree.unembed.tied and "lm_head.weight" in tensors
+    if own and not torch.equal(tensors["lm_head.weight"], tensors["shared.weight"]):
+        return replace(tree, unembed=replace(tree.unembed, tied=False))
+    return tree
 
 
 def attention_rows(theirs: str, ours: str, **layers: Any) -> list[Row]:

@@ -1,6 +1,9 @@
 """PEGASUS (Zhang et al. 2019, arXiv:1912.08777): norms before sublayers, sinusoidal positions that files may hold."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+
+from torch import Tensor
 
 from hooked_lm.components.embed import FixedPosEmbed, SinusoidalEmbed
 from hooked_lm.families import _bart_like as bart_like
@@ -15,9 +18,9 @@ def config(hf: HFConfig) -> EncoderDecoderConfig:
     return encoder_decoder(hf, FixedPosEmbed.Config(hf.max_position_embeddings, hf.d_model), pre_norm=True)
 
 
-def fitted(tree: EncoderDecoderConfig, names: set[str]) -> EncoderDecoderConfig:
-    tree = bart_like.fitted(tree, names)
-    if any(name.endswith("encoder.embed_positions.weight") for name in names):
+def fitted(tree: EncoderDecoderConfig, tensors: Mapping[str, Tensor]) -> EncoderDecoderConfig:
+    tree = bart_like.fitted(tree, tensors)
+    if any(name.endswith("encoder.embed_positions.weight") for name in tensors):
         return tree
     sines = SinusoidalEmbed.Config(tree.embed.d_model)
     return replace(tree, encoder=replace(tree.encoder, pos_embed=sines), decoder=replace(tree.decoder, pos_embed=sines))

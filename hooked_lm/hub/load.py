@@ -1,7 +1,7 @@
 """From a checkpoint to a HookedTransformer."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from types import ModuleType
 from typing import Any
@@ -13,7 +13,7 @@ from hooked_lm.families import family
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.hub.kinds import Model, Tree, kind_of
 from hooked_lm.hub.options import checkpoint_step, one_device, real_dtype, with_limits
-from hooked_lm.hub.source import Source, find, find_tokenizer
+from hooked_lm.hub.source import Source, find, find_tokenizer, in_present_names
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.fold import process_weights
 from hooked_lm.weights import Row, expand, load, slots
@@ -82,9 +82,9 @@ def from_pretrained(
     step, revision = checkpoint_step(str(model_name), checkpoint_index, checkpoint_value, revision)
     source = find(model_name, hf_model, revision, local_files_only, hf_kwargs)
     module, tensors = family(source.config.model_type), source.tensors(mmap)
-    full = read_config(module, source.config)
+    full = read_config(module, source.config, source.architectures())
     if hasattr(module, "fitted"):
-        full = module.fitted(full, set(tensors))
+        full = module.fitted(full, tensors)
     kind = kind_of(full, cls, str(model_name))
     cfg = kind.config.from_tree(
         with_limits(full, first_n_layers, n_ctx),
@@ -151,9 +151,9 @@ def _facts(
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def read_config(module: ModuleType, config: Any) -> Tree:
+def read_config(module: ModuleType, config: Any, architectures: Sequence[str] = ()) -> Tree:
     """The tree of an HF config; raises ValueError for a field that is not at its default and that nobody reads."""
-    hf = HFConfig(config.to_dict(), type(config)().to_dict())
+    hf = HFConfig(config.to_dict() | {"architectures": list(architectures)}, type(config)().to_dict())
     tree = module.config(hf)
     if unread := hf.unread(getattr(module, "NO_EFFECT", ())):
         raise ValueError(

@@ -3,7 +3,7 @@
 import copy
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -38,7 +38,6 @@ class Source:
         from transformers.core_model_loading import revert_weight_conversion
 
         return revert_weight_conversion(self.hf_model, self.hf_model.state_dict())
-
 
     def architectures(self) -> list[str]:
         """The transformers class that the weights are of."""
@@ -166,3 +165,30 @@ def find_tokenizer(source: Source, revision: str | None, local_files_only: bool,
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+
+
+class _Renamed(Mapping[str, Tensor]):
+    """Tensors under other names."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
+        self._tensors, self._names = tensors, names
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[self._names[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def in_present_names(tensors: Mapping[str, Tensor], renamed: Mapping[str, str]) -> Mapping[str, Tensor]:
+    """Tensors under the names that are written today; `renamed` says what the ends of old names have become."""
+
+    def today(name: str) -> str:
+        old = next((old for old in renamed if name.endswith(old)), "")
+        return name.removesuffix(old) + renamed[old] if old else name
+
+    names = {today(name): name for name in tensors}
+    return tensors if all(new == old for new, old in names.items()) else _Renamed(tensors, names)

@@ -20,6 +20,7 @@ from hooked_lm.components.mixer_block import MixerPart
 from hooked_lm.components.mlp import MLP, GatedMLP, MLPConfig
 from hooked_lm.components.moe import ClampedGatedMLP, MoE
 from hooked_lm.components.norm import LayerNorm, NormConfig, RMSNorm
+from hooked_lm.components.per_layer import PerLayerEmbed
 from hooked_lm.components.position_bias import Alibi
 from hooked_lm.components.rotary import Rotary
 
@@ -29,7 +30,7 @@ class DecoderConfig:
     """A decoder: embeddings, a tuple of blocks (they may differ), a final norm, an unembedding.
 
     `n_ctx` is the longest prompt. With `shortformer` the position embedding is added to the inputs of queries and keys
-    instead of the stream (Press et al. 2020, arXiv:2012.15832).
+    instead of the stream (Press et al. 2020, arXiv:2012.15832). `per_layer` embeds the tokens for each layer besides.
     """
 
     n_ctx: int
@@ -39,6 +40,7 @@ class DecoderConfig:
     pos_embed: PosEmbedConfig | None = None
     ln_final: NormConfig | None = None
     shortformer: bool = False
+    per_layer: PerLayerEmbed.Config | None = None
 
 
 @dataclass

@@ -82,6 +82,8 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
             if tree.pos_embed is not None:
                 self.pos_embed = tree.pos_embed.build()
                 self.hook_pos_embed = HookPoint("batch", "pos", "d_model")
+            if tree.per_layer is not None:
+                self.per_layer = tree.per_layer.build()
             self.blocks = nn.ModuleList(block.build(layer) for layer, block in enumerate(tree.blocks))
             self.ln_final = build_norm(tree.ln_final)
             self.unembed = tree.unembed.build(self.embed)
@@ -116,7 +118,7 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
             prepend_bos, padding_side: how text becomes tokens; the model's defaults if None.
             start_at_layer, stop_at_layer: run only these blocks, as bounds of a slice; with a stop the residual stream
                 [batch, pos, d_model] is returned.
-            tokens: the ids of a residual stream, for the loss.
+            tokens: the ids of a residual stream, for the loss, and for per-layer embeddings.
             shortformer_pos_embed: with `start_at_layer`, the position embedding of a shortformer model.
             attention_mask: [batch, pos], 1 for real tokens and 0 for padding; with a cache it may cover the past too.
             past_kv_cache: keys and values of earlier tokens; the new ones are appended.
@@ -132,6 +134,8 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
             resid = self._checked_stream(input, past_kv_cache.length if past_kv_cache is not None else 0)
             context = self._context(resid, attention_mask, past_kv_cache)
             context.pos_embed = shortformer_pos_embed
+            if self.tree.per_layer is not None and tokens is not None:
+                context.per_layer = self.per_layer(tokens, self.embed(tokens))
             if shortformer_pos_embed is None and self.tree.shortformer:
                 _, context.pos_embed = self._with_positions(resid, context)
         with nullcontext() if past_kv_cache is None else past_kv_cache.appending(context.real):
@@ -205,7 +209,10 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
         tokens = self.hook_tokens(tokens)
         if not torch.compiler.is_compiling():
             self.tokens.check_ids(tokens)
-        resid, context.pos_embed = self._with_positions(self.hook_embed(self.embed(tokens)), context)
+        embed = self.hook_embed(self.embed(tokens))
+        if self.tree.per_layer is not None:
+            context.per_layer = self.per_layer(tokens, embed)
+        resid, context.pos_embed = self._with_positions(embed, context)
         return resid, tokens, context
 
     def get_residual(

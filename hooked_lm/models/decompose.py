@@ -20,6 +20,7 @@ from hooked_lm.components.embed import Unembed
 from hooked_lm.components.mixer_block import MixerMLPBlock, MixerPart
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import plain_norm
+from hooked_lm.components.per_layer import PerLayerBlock
 from hooked_lm.hooks import Slice, SliceInput
 from hooked_lm.models.fixed_norm import FixedNorm, norm_gain
 from hooked_lm.models.names import checked_index
@@ -87,9 +88,10 @@ def _attention_bound(model: Any, layer: int, mlp_input: bool) -> int:
 def _sum_bound(model: Any, layer: int, mlp_input: bool = False) -> int:
     """The same where the stream is the sum of what was written; ValueError where a norm stands in it before that."""
     bound = _attention_bound(model, layer, mlp_input)
-    if in_stream := [i for i, block in enumerate(model.blocks[:bound]) if isinstance(block, PostNormBlock)]:
+    kinds = (PostNormBlock, PerLayerBlock)
+    if in_stream := [i for i, block in enumerate(model.blocks[:bound]) if isinstance(block, kinds)]:
         raise ValueError(
-            f"blocks {in_stream} normalise the stream itself, so it is not the sum of what sublayers wrote; "
+            f"blocks {in_stream} normalise the stream itself, or scale it, so it is not the sum of what sublayers wrote; "
             "accumulated_resid shows the stream, hook_attn_out and hook_mlp_out what each sublayer wrote"
         )
     return bound

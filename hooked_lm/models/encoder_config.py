@@ -1,64 +1,66 @@
 """What an encoder is made of: the tree of component configs, and its face in flat names."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from hooked_lm.components.activations import activation_name
 from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import PostNormBlock, PreNormBlock
+from hooked_lm.components.block import PostNormBlock
+from hooked_lm.components.disentangled_attention import RelativeEmbed
 from hooked_lm.components.embed import Embed, PosEmbed, Unembed
-from hooked_lm.components.encoder_embed import EncoderEmbed
-from hooked_lm.components.heads import LinearHead, MLMHead, NSPHead, Pooler
-from hooked_lm.components.mlp import MLP
+from hooked_lm.components.encoder_embed import EncoderEmbed, TokenTypeEmbed
+from hooked_lm.components.heads import Classifier, MLMHead, NSPHead, Pooler, TokenClassifier
+from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.norm import LayerNorm, NormConfig
 from hooked_lm.components.relative_bias import RelativeBias
-from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
-from hooked_lm.models.config import flat_names as decoder_names
-
-EncoderBlockConfig = PreNormBlock.Config | PostNormBlock.Config
+from hooked_lm.models.config import HookedTransformerConfig, norm_type
 
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """An encoder: embeddings, blocks that see both ways, and the heads that a checkpoint has.
+    """An encoder: embeddings, a tuple of blocks (they may differ), perhaps a final norm, and the heads that there are.
 
-    `rel_pos_bias` is a bias on the scores that all blocks share. `shares` says of each block whose weights it has, where
-    blocks share them; each has sites of its own. `mlm_head` and `unembed` belong together.
+    `n_ctx` is the longest text. `weights_of` says for each block whose weights it has: those of itself, or of an earlier
+    one. `rel_pos_bias` is a bias on the scores, and `rel_embed` a table of relative positions, that all layers share.
     """
 
     n_ctx: int
     embed: EncoderEmbed.Config
-    blocks: tuple[EncoderBlockConfig, ...]
+    blocks: tuple[Any, ...]  # what builds them: the configs of any kinds of blocks
     ln_final: NormConfig | None = None
     rel_pos_bias: RelativeBias.Config | None = None
-    shares: tuple[int, ...] | None = None
+    rel_embed: RelativeEmbed.Config | None = None
+    weights_of: tuple[int, ...] | None = None
     mlm_head: MLMHead.Config | None = None
     unembed: Unembed.Config | None = None
     pooler: Pooler.Config | None = None
     nsp_head: NSPHead.Config | None = None
-    classifier: LinearHead.Config | None = None
+    classifier: Classifier.Config | None = None
+    token_classifier: TokenClassifier.Config | None = None
 
 
 @dataclass
 class HookedEncoderConfig(HookedTransformerConfig):
     """An encoder in flat names.
 
-    Made by hand it describes a BERT (Devlin et al. 2018, arXiv:1810.04805) to build: `HookedEncoderConfig(n_layers=2,
-    d_model=64, n_heads=4, n_ctx=128, d_vocab=1000, act_fn="gelu")`, with heads for masked tokens and next sentences, and
-    with one for `n_labels` classes of texts if there are any.
+    Made by hand it describes a BERT (Devlin et al. 2018, arXiv:1810.04805) with both of its heads: `HookedEncoderConfig(
+    n_layers=2, d_model=64, n_heads=4, n_ctx=128, d_vocab=1000, act_fn="gelu")`. `n_token_types` are those that tell the
+    first text from the second; 0 leaves them out.
     """
 
-    n_types: int = 2
-    n_labels: int = 0
+    n_token_types: int = 2
     attention_dir: str = "bidirectional"
     eps: float = 1e-12
+    tie_word_embeddings: bool = True
     tree: EncoderConfig | None = field(default=None, repr=False)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         if self.tree is None:
             self._fill_sizes()
-            if self.d_vocab < 1:
-                raise ValueError("an encoder needs d_vocab")
-            self.tree = build_tree(self)
+            if self.d_vocab > 0:
+                self.tree = build_tree(self)
+        elif self.n_params is None:
+            self.n_params = sum(n_weights(block) for block in self.tree.blocks)
         super().__post_init__()
 
     @classmethod
@@ -66,11 +68,20 @@ class HookedEncoderConfig(HookedTransformerConfig):
         """The face of a tree; `flat` adds what a tree does not say (names, device, dtype, defaults)."""
         return cls(**{**flat_names(tree), **flat}, tree=tree)
 
+    @classmethod
+    def unwrap(cls, config: HookedTransformerConfig | dict[str, Any]) -> "HookedEncoderConfig":
+        """A config, or that of a dict, or what a decoder's flat names say of an encoder."""
+        if isinstance(config, HookedTransformerConfig) and not isinstance(config, cls):
+            given = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in ("tree", "n_params")}
+            return cls(**given | {"attention_dir": "bidirectional"})
+        return cls.from_dict(config) if isinstance(config, dict) else config  # type: ignore[return-value]
+
     def check_tree(self) -> None:
         """Raises ValueError if sizes were edited apart from the tree that a model is built from."""
-        assert self.tree is not None
+        if self.tree is None:
+            raise ValueError("d_vocab is missing: give it in the config, or give a tokenizer")
         flat = flat_names(self.tree)
-        for name in ("n_layers", "d_model", "n_ctx", "n_heads", "d_head", "d_mlp", "d_vocab"):
+        for name in ("n_layers", "d_model", "n_ctx", "n_heads", "d_head", "d_mlp", "d_vocab", "n_token_types"):
             if getattr(self, name) != flat[name]:
                 raise ValueError(
                     f"cfg.{name} is {getattr(self, name)}, but the tree that models are built from has {flat[name]}; make "
@@ -80,41 +91,79 @@ class HookedEncoderConfig(HookedTransformerConfig):
 
 def build_tree(cfg: HookedEncoderConfig) -> EncoderConfig:
     """The BERT that flat names describe."""
-    if (cfg.positional_embedding_type, cfg.normalization_type) != ("standard", "LN"):
+    kind = (cfg.positional_embedding_type, cfg.normalization_type, cfg.attention_dir)
+    if kind != ("standard", "LN", "bidirectional") or cfg.attn_only or cfg.gated_mlp or cfg.parallel_attn_mlp:
         raise ValueError(
-            "flat names build encoders with positional_embedding_type='standard' and normalization_type='LN', not "
-            f"{cfg.positional_embedding_type!r} and {cfg.normalization_type!r}; give a tree for others"
+            "flat names build encoders like BERT: positional_embedding_type='standard', normalization_type='LN', "
+            f"attention_dir='bidirectional' and plain MLPs, not {kind}; give a tree for others"
         )
     norm, act_fn = LayerNorm.Config(cfg.d_model, cfg.eps), cfg.act_fn or "gelu"
-    scale = 1 / cfg.attn_scale if cfg.use_attn_scale else 1.0
     attn = Attention.Config(
-        cfg.d_model, cfg.n_heads, cfg.d_head, scale=scale, qkv_bias=True, out_bias=True, causal=False
+        cfg.d_model,
+        cfg.n_heads,
+        cfg.d_head,
+        scale=1 / cfg.attn_scale,
+        qkv_bias=True,
+        out_bias=True,
+        causal=False,
     )
     mlp = MLP.Config(cfg.d_model, cfg.d_mlp or 4 * cfg.d_model, act_fn)
+    types = TokenTypeEmbed.Config(cfg.n_token_types, cfg.d_model) if cfg.n_token_types else None
     return EncoderConfig(
         n_ctx=cfg.n_ctx,
         embed=EncoderEmbed.Config(
-            Embed.Config(cfg.d_vocab, cfg.d_model), PosEmbed.Config(cfg.n_ctx, cfg.d_model), cfg.n_types, norm
+            Embed.Config(cfg.d_vocab, cfg.d_model), PosEmbed.Config(cfg.n_ctx, cfg.d_model), types, norm
         ),
         blocks=(PostNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm),) * cfg.n_layers,
         mlm_head=MLMHead.Config(cfg.d_model, cfg.d_model, act_fn, norm),
-        unembed=Unembed.Config(cfg.d_model, cfg.d_vocab_out, bias=True, tied=cfg.tie_word_embeddings),
+        unembed=Unembed.Config(cfg.d_model, cfg.d_vocab, bias=True, tied=cfg.tie_word_embeddings),
         pooler=Pooler.Config(cfg.d_model),
         nsp_head=NSPHead.Config(cfg.d_model),
-        classifier=LinearHead.Config(cfg.d_model, cfg.n_labels) if cfg.n_labels else None,
     )
 
 
 def flat_names(tree: EncoderConfig) -> dict[str, Any]:
-    """What the flat names say of a tree: those of a decoder with the same blocks, and those of encoders alone."""
-    unembed = tree.unembed or Unembed.Config(tree.embed.d_out, tree.embed.embed.d_vocab)
-    embed = Embed.Config(tree.embed.embed.d_vocab, tree.embed.d_out)
-    like = DecoderConfig(tree.n_ctx, embed, tree.blocks, unembed, tree.embed.pos_embed, tree.ln_final)
-    flat = decoder_names(like) | {
-        "n_types": tree.embed.n_types or 0,
-        "n_labels": tree.classifier.n_labels if tree.classifier else 0,
+    """What the flat names say of a tree; the first block speaks for all."""
+    block = tree.blocks[0]
+    attn, mlp = block.attn, block.mlp
+    windows = [block.attn.window for block in tree.blocks]
+    return {
+        "n_layers": len(tree.blocks),
+        "d_model": tree.embed.d_model,
+        "n_ctx": tree.n_ctx,
+        "n_token_types": tree.embed.n_types,
+        "d_vocab": tree.embed.d_vocab,
+        "d_vocab_out": tree.embed.d_vocab if tree.unembed is None else tree.unembed.d_vocab,
+        "tie_word_embeddings": tree.unembed is not None and tree.unembed.tied,
+        "normalization_type": norm_type(block.ln2),
+        "eps": block.ln2.eps if block.ln2 else 1e-12,
+        "d_head": attn.d_head,
+        "n_heads": attn.n_heads,
+        "attn_scale": attn.d_head**0.5 if attn.scale is None else 1 / attn.scale,
         "attention_dir": "bidirectional",
+        "use_local_attn": any(windows),
+        "window_size": next((window for window in windows if window), None),
+        "attn_types": ["local" if window else "global" for window in windows] if any(windows) else None,
+        "rotary_dim": attn.rotary.dim if attn.rotary else None,
+        "rotary_base": attn.rotary.theta if attn.rotary else 10000.0,
+        "positional_embedding_type": _positions(tree),
+        "d_mlp": mlp.d_mlp,
+        "act_fn": activation_name(mlp.act_fn),
+        "gated_mlp": isinstance(mlp, GatedMLP.Config),
     }
-    if tree.rel_pos_bias is not None:
-        flat["positional_embedding_type"] = "relative_positional_bias"
-    return flat
+
+
+def _positions(tree: EncoderConfig) -> str:
+    """The flat name of the kind of position embedding."""
+    if tree.rel_pos_bias is not None or tree.rel_embed is not None:
+        return "relative_positional_bias"
+    if tree.blocks[0].attn.rotary is not None:
+        return "rotary"
+    return "none" if tree.embed.pos_embed is None else "standard"
+
+
+def n_weights(block: Any) -> int:
+    """The entries of a block's matrices."""
+    attn, mlp = block.attn, block.mlp
+    n_attn = 2 * attn.d_model * attn.d_head * (attn.n_heads + attn.n_kv)
+    return n_attn + (3 if isinstance(mlp, GatedMLP.Config) else 2) * mlp.d_model * mlp.d_mlp

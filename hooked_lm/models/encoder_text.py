@@ -1,4 +1,4 @@
-"""An encoder's side of text: texts and pairs of texts become tokens, token types and a mask."""
+"""An encoder's side of text: single texts and pairs of texts into ids, token types and masks, and back."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,73 +7,143 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hooked_lm.models.encoder_config import HookedEncoderConfig
-from hooked_lm.models.text import TextMethods
-from hooked_lm.models.tokens import Tokens, checked_texts
+from hooked_lm.models.encoder_config import HookedEncoderConfig, build_tree
+from hooked_lm.models.tokens import Tokens, ids_of
 
-Texts = str | Sequence[str] | Sequence[tuple[str, str]]
-Tokenized = tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]
+Pair = tuple[str, str]
+Text = str | Pair | Sequence[str] | Sequence[Pair]
+Ids = Int[Tensor, "batch pos"]
+Row = tuple[list[int], list[int]]  # ids and token types
 
 
-class EncoderText(TextMethods):
-    """`to_tokens` and its like, with the special tokens that the tokenizer itself puts around texts."""
+class EncoderText:
+    """`to_tokens` and its like, for a model with a tokenizer; a tokenizer is used as it is and never changed.
+
+    A text is a string, or a pair of strings as a tuple; several are a list of these.
+    """
 
     cfg: HookedEncoderConfig
+    tokenizer: Any = None
+    device: torch.device
+
+    def set_tokenizer(self, tokenizer: Any, default_padding_side: str | None = None) -> None:
+        """Give the model a tokenizer."""
+        self.tokenizer = tokenizer
+        if default_padding_side is not None:
+            self.cfg.default_padding_side = default_padding_side
+        if tokenizer is None:
+            return
+        self.cfg.tokenizer_name = self.cfg.tokenizer_name or getattr(tokenizer, "name_or_path", None)
+        if self.cfg.d_vocab == -1:
+            self.cfg.d_vocab = self.cfg.d_vocab_out = len(tokenizer)
+            self.cfg.tree = build_tree(self.cfg)
 
     @property
     def tokens(self) -> Tokens:
         """The tokenizer, without anything put before a text."""
-        return Tokens(self.tokenizer, False, "right", n_ctx=self.cfg.n_ctx, d_vocab=self.cfg.d_vocab)
+        side, sizes = self.cfg.default_padding_side, {"n_ctx": self.cfg.n_ctx, "d_vocab": self.cfg.d_vocab}
+        return Tokens(self.tokenizer, False, side, **sizes)
 
-    def set_tokenizer(self, tokenizer: Any, default_padding_side: str | None = None) -> None:
-        """Give the model a tokenizer; it is used as it is and never changed."""
-        self.tokenizer = tokenizer
-        self.cfg.default_padding_side = default_padding_side or self.cfg.default_padding_side
-        if tokenizer is not None:
-            self.cfg.tokenizer_name = self.cfg.tokenizer_name or getattr(tokenizer, "name_or_path", None)
+    def to_tokens(self, input: Text, move_to_device: bool = True, truncate: bool = True) -> tuple[Ids, Ids, Ids]:
+        """Ids, token types and which ids are real, each [batch, pos], with the tokenizer's special tokens.
 
-    def to_tokens(self, input: Texts, move_to_device: bool = True, truncate: bool = True) -> Tokenized:  # type: ignore[override]
-        """Ids, token types and mask (1: real), each [batch, pos], of texts or of pairs of texts, padded on the right.
-
-        Types tell the second text of a pair (1) from the first (0). `truncate` cuts the longer text of a row down to
-        `n_ctx`.
+        With `truncate` the longer of two texts is cut first, and the special tokens stay.
         """
-        pairs = [input] if isinstance(input, str) else list(input)
-        is_paired = bool(pairs) and not any(isinstance(pair, str) for pair in pairs)
-        firsts = checked_texts([pair[0] for pair in pairs] if is_paired else pairs)
-        seconds = checked_texts([pair[1] for pair in pairs]) if is_paired else None
-        encoded = self.tokens.need_tokenizer()(
-            firsts,
-            seconds,
-            truncation=truncate,
-            max_length=self.cfg.n_ctx if truncate else None,
-            return_token_type_ids=True,
-            verbose=False,
-        )
-        rows, types = encoded["input_ids"], encoded["token_type_ids"]
-        longest = max(len(row) for row in rows)
-        shape = (len(rows), longest)
-        tokens = torch.full(shape, self.tokens.pad_id)
-        token_types, mask = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
-        for i, (row, kinds) in enumerate(zip(rows, types, strict=True)):
-            tokens[i, : len(row)], token_types[i, : len(row)] = torch.tensor(row), torch.tensor(kinds)
-            mask[i, : len(row)] = 1
-        device = self.device if move_to_device else None
-        return tokens.to(device), token_types.to(device), mask.to(device)
-
-    def _inputs(
-        self, input: Any, types: Tensor | None, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Ids, types and mask of any input; what the caller gives goes before what the tokenizer says."""
-        if not isinstance(input, Tensor):
-            tokens, own_types, own_mask = self.to_tokens(input, truncate=False)
-            return tokens, own_types if types is None else types, own_mask if mask is None else mask
-        if input.is_floating_point() or input.ndim not in (1, 2):
-            raise ValueError(f"token ids are integers [batch, pos] or [pos], got {input.dtype} {tuple(input.shape)}")
-        tokens = (input if input.ndim == 2 else input[None]).to(self.device, torch.long)
-        for name, given in (("token_type_ids", types), ("an attention mask", mask)):
-            if given is not None and given.shape != tokens.shape:
-                raise ValueError(
-                    f"{name} is {tuple(given.shape)}; expected {tuple(tokens.shape)}, as the token ids are"
-                )
+        rows = [self._row(text, truncate) for text in texts_of(input)]
+        if not all(ids for ids, _ in rows):
+            raise ValueError("a text becomes zero tokens, and a model needs at least one")
+        tokens, types, mask = (torch.zeros(len(rows), max(len(ids) for ids, _ in rows)).long() for _ in range(3))
+        tokens += self.tokens.pad_id
+        for i, (ids, kinds) in enumerate(rows):
+            span = slice(-len(ids), None) if self.cfg.default_padding_side == "left" else slice(len(ids))
+            tokens[i, span], types[i, span], mask[i, span] = torch.tensor(ids), torch.tensor(kinds), 1
+        if move_to_device:
+            return tokens.to(self.device), types.to(self.device), mask.to(self.device)
         return tokens, types, mask
+
+    def _row(self, text: str | Pair, truncate: bool) -> Row:
+        """The ids and token types of one text or pair, cut if wanted."""
+        ids, types, owners = encoded(self.tokens.need_tokenizer(), [text] if isinstance(text, str) else list(text))
+        excess = len(ids) - self.cfg.n_ctx if truncate else 0
+        while excess > 0:
+            lengths = {owner: owners.count(owner) for owner in (0, 1)}
+            longer = max(lengths, key=lambda owner: lengths[owner])
+            if not lengths[longer]:
+                raise ValueError(f"n_ctx is {self.cfg.n_ctx}, too short for the tokenizer's special tokens alone")
+            last = len(owners) - 1 - owners[::-1].index(longer)
+            for row in (ids, types, owners):
+                del row[last]  # type: ignore[attr-defined]
+            excess -= 1
+        return ids, types
+
+    def to_string(self, tokens: Any) -> str | list[str]:
+        """Text of token ids: a string of one sequence, a list of strings of a batch."""
+        return self.tokens.to_string(tokens)
+
+    def to_str_tokens(self, input: Any) -> list[str] | list[list[str]]:
+        """The tokens of text, with the tokenizer's special ones, or of ids, each as a string."""
+        if isinstance(input, Tensor) or not _is_text(input):
+            return self.tokens.to_str_tokens(input)
+        rows = [self._row(text, truncate=True)[0] for text in texts_of(input)]
+        strings = [self.tokens.to_str_tokens(torch.tensor(row)) for row in rows]
+        return strings[0] if isinstance(input, (str, tuple)) else strings  # type: ignore[return-value]
+
+    def to_single_token(self, string: str) -> int:
+        """The id of a string that is one token; ValueError, with its tokens, if it is several."""
+        return self.tokens.to_single_token(string)
+
+    def to_single_str_token(self, int_token: int) -> str:
+        """The string of one token id."""
+        return self.tokens.to_single_str_token(int_token)
+
+    def get_token_position(self, single_token: str | int, input: Any, mode: str = "first") -> int:
+        """Where a token stands in a text with its special tokens, or in ids: its "first" or "last" position."""
+        ids = torch.tensor(self._row(input, truncate=True)[0]) if _is_text(input) else input
+        return self.tokens.get_token_position(single_token, ids, mode)
+
+
+def texts_of(input: Any) -> list[str | Pair]:
+    """The texts and pairs of an input; raises TypeError for what is neither, ValueError for none at all."""
+    texts = [input] if isinstance(input, (str, tuple)) else input
+    if not isinstance(texts, list):
+        raise TypeError(f"text is a string, a pair as a tuple, or a list of these, got {type(input).__name__}")
+    if not texts:
+        raise ValueError("an empty list of texts: give at least one")
+    for i, text in enumerate(texts):
+        if not _is_text(text):
+            raise TypeError(f"a text is a string or a tuple of two, got {text!r} at [{i}]")
+    return texts
+
+
+def _is_text(input: Any) -> bool:
+    """Whether this is one text or one pair, or a list that begins with one."""
+    if isinstance(input, list):
+        return bool(input) and not isinstance(input[0], list) and _is_text(input[0])
+    return isinstance(input, str) or (
+        isinstance(input, tuple) and len(input) == 2 and all(isinstance(part, str) for part in input)
+    )
+
+
+def encoded(tokenizer: Any, parts: list[str]) -> tuple[list[int], list[int], list[int | None]]:
+    """The ids of one text or of two with special tokens, their types, and whose they are: of part 0, of 1, of neither.
+
+    Nothing is cut or padded, whatever others have set on the tokenizer.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    owners: list[int | None]
+    if backend is None:
+        found = tokenizer(*parts, return_token_type_ids=True, return_special_tokens_mask=True, verbose=False)
+        ids, types, special = (list(found[name]) for name in ("input_ids", "token_type_ids", "special_tokens_mask"))
+        n_first = len(ids_of(tokenizer, parts[:1], specials=False)[0])
+        bare = [i for i, is_special in enumerate(special) if not is_special]
+        owners = [None if is_special else int(bare.index(i) >= n_first) for i, is_special in enumerate(special)]
+    else:
+        encoding = backend.encode(*parts)
+        if encoding.overflowing or 0 in encoding.attention_mask:
+            backend = type(backend).from_str(backend.to_str())
+            backend.no_truncation()
+            backend.no_padding()
+            encoding = backend.encode(*parts)
+        ids, types, owners = list(encoding.ids), list(encoding.type_ids), list(encoding.sequence_ids)
+    reads_types = "token_type_ids" in getattr(tokenizer, "model_input_names", ())
+    return ids, types if reads_types else [0] * len(ids), owners

@@ -1,4 +1,4 @@
-"""Do the sites of an encoder mean what they promise?"""
+"""Do the sites of an encoder mean what they promise? Its embeddings, its blocks and its heads, on one run."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,21 +7,22 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from hooked_lm.components.encoder_embed import EncoderEmbed
 from hooked_lm.components.identities import Identity, Sites, below, norm_identity, normed
 from hooked_lm.models.verify import Check, Errors, Verification, error_of, last_site, run_recorded
 
 
 @torch.no_grad()
 def verify(model: Any, tokens: Int[Tensor, "batch pos"] | None = None) -> Verification:
-    """Check the identities between the sites of a HookedEncoder on one run, over random tokens unless given.
+    """Check the identities between the sites of an encoder on one run, over random tokens unless given.
 
-    Errors and tolerances are those of `hooked_lm.models.verify`.
+    Errors and tolerances are those of `hooked_lm.models.verify`. Heads run too, where there are any.
     """
     if tokens is None:
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(model.cfg.d_vocab, (2, min(12, model.cfg.n_ctx)), generator=generator)
     tokens = tokens.to(model.device)
-    plain = [name for name, point in model.hook_dict.items() if not point.on_demand or name.endswith("hook_result")]
+    plain = [name for name, p in model.hook_dict.items() if not p.on_demand or name.endswith("hook_result")]
     output, sites, fired = run_recorded(model, (tokens,), plain)
     with_copies, _, fired_then = run_recorded(model, (tokens,), [name for name in model.hook_dict if name not in plain])
     errors: Errors = {"output == output with sites on demand": [error_of(lambda: (with_copies, output))]}
@@ -34,66 +35,57 @@ def verify(model: Any, tokens: Int[Tensor, "batch pos"] | None = None) -> Verifi
 
 
 def _identities(model: Any, at: Sites, output: Tensor) -> Iterator[Identity]:
-    yield "full_embed == first resid_pre", lambda: (at("hook_full_embed"), at("blocks.0.hook_resid_pre"))
-    if "embed.ln.hook_normalized" in model.hook_dict and model.cfg.tree.embed.d_model is None:
-        yield (
-            "embed.ln.normalized * w + b == full_embed",
-            lambda: (
-                normed(model.embed.ln, below(at, "embed.ln"), lambda: output),
-                at("hook_full_embed"),
-            ),
-        )
+    if isinstance(model.embed, EncoderEmbed):
+        yield from _embed_identities(model, at)
+    yield "full_embed == resid_pre", lambda: (at("hook_full_embed"), at("blocks.0.hook_resid_pre"))
     for layer, block in enumerate(model.blocks):
         yield from block.identities(below(at, f"blocks.{layer}"))
-        if layer + 1 < len(model.blocks):
-            left, then = last_site(block, layer), f"blocks.{layer + 1}.hook_resid_pre"
-            yield "resid_post == next resid_pre", lambda left=left, then=then: (at(left), at(then))
+    for layer, block in enumerate(model.blocks[:-1]):
+        left, then = last_site(block, layer), f"blocks.{layer + 1}.hook_resid_pre"
+        yield "resid_post == next resid_pre", lambda left=left, then=then: (at(left), at(then))
     last = last_site(model.blocks[-1], len(model.blocks) - 1)
+    yield from norm_identity("ln_final", model.ln_final, below(at, "ln_final"), lambda: at(last))
 
-    def left() -> Tensor:
-        return at(last)
+    def stream() -> Tensor:
+        return normed(model.ln_final, below(at, "ln_final"), lambda: at(last))
 
-    def read() -> Tensor:
-        return normed(model.ln_final, below(at, "ln_final"), left)
-
-    yield from norm_identity("ln_final", model.ln_final, below(at, "ln_final"), left)
-    yield from _head_identities(model, at, read, output)
+    yield from _head_identities(model, at, stream, output)
 
 
-def _head_identities(model: Any, at: Sites, read: Any, output: Tensor) -> Iterator[Identity]:
-    head, pooler = model.mlm_head, model.pooler
-    if model.unembed is not None and head is None:
-        yield "unembed(ln_final(resid_post)) == logits", lambda: (model.unembed.plain(read()), output)
-    elif model.unembed is not None:
+def _embed_identities(model: Any, at: Sites) -> Iterator[Identity]:
+    parts = [name for name in ("hook_embed", "hook_token_type_embed", "hook_pos_embed") if f"embed.{name}" in model.hook_dict]
 
-        def read_by_unembed() -> Tensor:
-            return normed(head.ln, below(at, "mlm_head.ln"), lambda: head.act(at("mlm_head.hook_pre")))
+    def total() -> Tensor:
+        return sum((at(f"embed.{name}") for name in parts[1:]), at(f"embed.{parts[0]}"))
 
-        yield "embeddings W + b == mlm_head.pre", lambda: (_linear(read(), head), at("mlm_head.hook_pre"))
-        yield "unembed(mlm_head) == logits", lambda: (model.unembed.plain(read_by_unembed()), output)
-    elif model.classifier is None and model.nsp_head is None:
-        yield "ln_final(resid_post) == output", lambda: (read(), output)
-    if pooler is not None and pooler.cfg.ln is None and not pooler.cfg.mean:
-        yield (
-            "act(first token W + b) == pooler_out",
-            lambda: (
-                pooler.act(_linear(read()[:, 0], pooler)),
-                at("pooler.hook_pooler_out"),
-            ),
-        )
-    for name, module, site in (
-        ("nsp_head", model.nsp_head, "hook_nsp_out"),
-        ("classifier", model.classifier, "hook_out"),
-    ):
-        if module is not None and not module.cfg.per_token and pooler is not None:
-            yield (
-                f"pooler_out W + b == {name}",
-                lambda name=name, module=module, site=site: (
-                    _linear(at("pooler.hook_pooler_out"), module),
-                    at(f"{name}.{site}"),
-                ),
-            )
+    def full() -> tuple[Tensor, Tensor]:
+        normalized = normed(model.embed.ln, below(at, "embed.ln"), total)
+        return model.embed.into_stream(normalized), at("hook_full_embed")
+
+    yield from norm_identity("embed.ln", model.embed.ln, below(at, "embed.ln"), total)
+    yield "sum of embeddings, normed == full_embed", full
 
 
-def _linear(x: Tensor, module: Any) -> Tensor:
-    return x @ module.W if module.b is None else x @ module.W + module.b
+def _head_identities(model: Any, at: Sites, stream: Any, output: Tensor) -> Iterator[Identity]:
+    """What the heads make of the stream."""
+    if model.unembed is not None:
+        read = stream
+        if model.mlm_head is not None:
+            sites = below(at, "mlm_head")
+            yield from ((f"mlm_head: {name}", pair) for name, pair in model.mlm_head.identities(sites, stream))
+
+            def read() -> Tensor:
+                return model.mlm_head.rebuilt(sites)
+
+        yield "unembed(mlm_head) == logits", lambda: (model.unembed.plain(read()), output)
+    if model.pooler is not None:
+        yield from ((f"pooler: {n}", pair) for n, pair in model.pooler.identities(below(at, "pooler"), stream))
+    for head in ("nsp_head", "classifier"):
+        if (module := getattr(model, head)) is not None:
+            found = module.identities(below(at, head), lambda: at("pooler.hook_pooler_out"))
+            yield from ((f"{head}: {name}", pair) for name, pair in found)
+    if model.token_classifier is not None:
+        found = model.token_classifier.identities(below(at, "token_classifier"), stream)
+        yield from ((f"token_classifier: {name}", pair) for name, pair in found)
+    if model.main_head is None:
+        yield "ln_final(resid_post) == embeddings", lambda: (stream(), output)

@@ -196,7 +196,7 @@ def _move_value_biases(model: Any) -> bool:
     """Value biases into output biases, wherever there are any."""
     done = False
     for attn in _attentions(model):
-        if attn.b_V is not None and attn.is_linear_in_values:
+        if attn.is_linear_in_values and attn.b_V is not None:
             per_head = attn.b_V.repeat_interleave(attn.cfg.n_heads // attn.cfg.n_kv, 0)
             _add(attn, "b_O", torch.einsum("nh,nhm->m", _working(per_head), _working(attn.W_O)))
             attn.b_V.detach().zero_()

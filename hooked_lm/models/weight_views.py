@@ -39,6 +39,10 @@ class WeightViews:
     def _attention_weight(self, name: str, read: Callable[[Any], Tensor]) -> Tensor:
         if without := [i for i, block in enumerate(self.blocks) if not isinstance(block, AttentionPart)]:
             raise ValueError(f"this model has no attention in blocks {without}, so {name} cannot be stacked by layer")
+        weight = name.replace("b_", "W_")
+        shapes = [tuple(w.shape) if (w := getattr(b.attn, weight, None)) is not None else None for b in self.blocks]
+        if len(set(shapes)) > 1:
+            raise ValueError(f"{weight} differs in shape from layer to layer, so {name} cannot be stacked: {shapes}")
         return self._stack(lambda block: read(block.attn))
 
     def _mlp_weight(self, name: str) -> Tensor:

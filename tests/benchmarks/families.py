@@ -116,12 +116,13 @@ def ways(theirs: nn.Module) -> dict[str, Callable[[], None]]:
             except ValueError:  # not every architecture has a fused attention
                 continue
             found[attention if experts is None else f"{attention}, experts {experts}"] = way
-    choose("eager", default if None not in expert_ways else None)()
     return found
 
 
 @torch.no_grad()
-def forward_figure(case: Case, ours: Any, theirs: nn.Module, batch: int, pos: int) -> Figure:
+def forward_figure(
+    case: Case, ours: Any, theirs: nn.Module, choices: dict[str, Callable[[], None]], batch: int, pos: int
+) -> Figure:
     """Ours against each way of transformers in turn; the figure is the ratio to the fastest.
 
     Of a mixture it is the fastest whose experts run one by one, as ours do.
@@ -129,7 +130,6 @@ def forward_figure(case: Case, ours: Any, theirs: nn.Module, batch: int, pos: in
     tokens = torch.randint(5000, (batch, pos))
     inputs = (tokens, tokens) if theirs.config.is_encoder_decoder else (tokens,)
     named = dict(zip(("input_ids", "decoder_input_ids"), inputs, strict=False))
-    choices = ways(theirs)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in choices}
     for turn in range(ROUNDS[batch, pos] + 1):
         for name, choose in choices.items():
@@ -153,5 +153,6 @@ def family_figures(names: list[str]) -> list[Figure]:
     for name in names or supported():
         case = next(case for case in CASES if case.family == name)
         ours, theirs = models(case)
-        figures += [forward_figure(case, ours, theirs, batch, pos) for batch, pos in ROUNDS]
+        choices = ways(theirs)
+        figures += [forward_figure(case, ours, theirs, choices, *size) for size in ROUNDS]
     return figures

@@ -8,6 +8,9 @@ from typing import Any
 
 from hooked_lm.components.attention import Attention
 from hooked_lm.components.block import AttentionOnlyBlock, ParallelBlock, PostNormBlock, PreNormBlock, SharedNormBlock
+from hooked_lm.components.borrowing_attention import BorrowingAttention
+from hooked_lm.components.cross_attention import CrossAttention
+from hooked_lm.components.cross_block import PostNormCrossBlock, PreNormCrossBlock
 from hooked_lm.components.latent_attention import LatentAttention
 from hooked_lm.components.mamba import Mamba
 from hooked_lm.components.mamba2 import Mamba2
@@ -15,8 +18,11 @@ from hooked_lm.components.mixer_block import MixerBlock, MixerMLPBlock
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import ClampedGatedMLP, MoE
 from hooked_lm.components.norm import LayerNorm, RMSNorm
+from hooked_lm.components.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
+from hooked_lm.components.relative_bias import RelativeBias
 from hooked_lm.components.rg_lru import RGLRU
 from hooked_lm.models.config import DecoderConfig
+from hooked_lm.models.encoder_decoder_config import EncoderDecoderConfig
 
 Sites = dict[str, str]  # name -> words for its axes
 
@@ -54,7 +60,15 @@ def _(cfg: Attention.Config) -> Sites:
         sites |= {"hook_rot_q": QUERY, "hook_rot_k": KEY}
     if cfg.qk_norm is not None:
         sites |= below("q_norm", norm(cfg.qk_norm, QUERY)) | below("k_norm", norm(cfg.k_norm or cfg.qk_norm, KEY))
-    return sites | below("z_norm", norm(cfg.z_norm, QUERY))
+    return sites | below("v_norm", norm(cfg.v_norm, KEY)) | below("z_norm", norm(cfg.z_norm, QUERY))
+
+
+@sites_of.register
+def _(cfg: BorrowingAttention.Config) -> Sites:
+    lent = "batch key_pos kv_head d_head"
+    sites = {"hook_q": QUERY, "hook_rot_q": QUERY, "hook_rot_k": lent, "hook_v": lent, "hook_z": QUERY}
+    sites |= dict.fromkeys(("hook_attn_scores", "hook_pattern"), "batch head query_pos key_pos")
+    return sites | {"hook_result": "batch pos head d_model"} | below("q_norm", norm(cfg.qk_norm, QUERY))
 
 
 @sites_of.register
@@ -140,7 +154,8 @@ def attention_half(cfg: AttentionOnlyBlock.Config) -> Sites:
     """The stream around attention, its copies per head, and what attention adds."""
     sites = dict.fromkeys(("hook_resid_pre", "hook_resid_post", "hook_attn_out"), STREAM)
     sites |= dict.fromkeys(("hook_attn_in", "hook_q_input"), "batch pos head d_model")
-    sites |= dict.fromkeys(("hook_k_input", "hook_v_input"), "batch pos kv_head d_model")
+    if not isinstance(cfg.attn, BorrowingAttention.Config):
+        sites |= dict.fromkeys(("hook_k_input", "hook_v_input"), "batch pos kv_head d_model")
     sites |= below("ln1", norm(cfg.ln1)) | below("ln1_post", norm(cfg.ln1_post))
     return sites | below("attn", sites_of(cfg.attn))
 
@@ -163,6 +178,15 @@ def _(cfg: PreNormBlock.Config) -> Sites:
 
 
 @sites_of.register
+def _(cfg: PerLayerBlock.Config) -> Sites:
+    sites = sites_of.dispatch(PreNormBlock.Config)(cfg)
+    if cfg.per_layer is None:
+        return sites
+    given = dict.fromkeys(("hook_per_layer_in", "per_layer.hook_pre", "per_layer.hook_post"), "batch pos d_per_layer")
+    return sites | given | {"hook_per_layer_out": STREAM} | below("per_layer_post", norm(cfg.per_layer_post))
+
+
+@sites_of.register
 def _(cfg: PostNormBlock.Config) -> Sites:
     in_stream = ("hook_resid_mid", "hook_normalized_resid_mid", "hook_normalized_resid_post")
     return sites_of.dispatch(ParallelBlock.Config)(cfg) | dict.fromkeys(in_stream, STREAM)
@@ -174,9 +198,54 @@ def _(cfg: DecoderConfig) -> Sites:
     sites |= below("embed.ln", norm(cfg.embed.norm))
     if cfg.pos_embed is not None:
         sites |= {"hook_pos_embed": STREAM}
+    if cfg.per_layer is not None:
+        given = "batch pos layer d_per_layer"
+        sites |= {"per_layer.hook_out": given} | below("per_layer.norm", norm(cfg.per_layer.norm, given))
     sites |= {"unembed.hook_in": STREAM, "unembed.hook_out": "batch pos d_vocab"}
     for layer, block in enumerate(cfg.blocks):
         sites |= below(f"blocks.{layer}", sites_of(block))
+    return sites
+
+
+@sites_of.register
+def _(cfg: RelativeBias.Config) -> Sites:
+    return {"hook_bias": "batch head query_pos key_pos"}
+
+
+@sites_of.register
+def _(cfg: CrossAttention.Config) -> Sites:
+    sites = {"hook_q": QUERY, "hook_z": QUERY, "hook_result": "batch pos head d_model"}
+    sites |= dict.fromkeys(("hook_k", "hook_v"), "batch key_pos kv_head d_head")
+    return sites | dict.fromkeys(("hook_attn_scores", "hook_pattern"), "batch head query_pos key_pos")
+
+
+@sites_of.register
+def _(cfg: PreNormCrossBlock.Config) -> Sites:
+    names = ("resid_mid", "cross_attn_in", "cross_attn_out", "resid_mid_cross", "mlp_in", "mlp_out")
+    sites = attention_half(cfg) | {f"hook_{name}": STREAM for name in names}  # type: ignore[arg-type]
+    sites |= below("ln2", norm(cfg.ln2)) | below("ln3", norm(cfg.ln3))
+    return sites | below("cross_attn", sites_of(cfg.cross_attn)) | below("mlp", sites_of(cfg.mlp))
+
+
+@sites_of.register
+def _(cfg: PostNormCrossBlock.Config) -> Sites:
+    in_stream = {f"hook_normalized_{name}": STREAM for name in ("resid_mid", "resid_mid_cross", "resid_post")}
+    return sites_of.dispatch(PreNormCrossBlock.Config)(cfg) | in_stream
+
+
+@sites_of.register
+def _(cfg: EncoderDecoderConfig) -> Sites:
+    sites = {"unembed.hook_in": STREAM, "unembed.hook_out": "batch pos d_vocab", "hook_encoder_out": STREAM}
+    for name, side, before in (("encoder", cfg.encoder, "hook"), ("decoder", cfg.decoder, "hook_decoder")):
+        sites |= {f"{before}_tokens": "batch pos", f"{before}_embed": STREAM}
+        sites |= {} if side.pos_embed is None else {f"{before}_pos_embed": STREAM}
+        sites |= below(f"{name}_embed_ln", norm(side.ln_embed)) | below(f"{name}_final_ln", norm(side.ln_final))
+        if side.rel_pos_bias is not None:
+            sites |= below(f"{name}_rel_pos_bias", sites_of(side.rel_pos_bias))
+        for layer, block in enumerate(side.blocks):
+            sites |= below(f"{name}.{layer}", sites_of(block))
+            if isinstance(block.attn.position_bias, RelativeBias.Config):
+                sites |= below(f"{name}.{layer}.attn.position_bias", sites_of(block.attn.position_bias))
     return sites
 
 
@@ -188,6 +257,11 @@ def sizes_of(cfg: Any) -> dict[str, int]:
 
 @sizes_of.register
 def _(cfg: Attention.Config) -> dict[str, int]:
+    return {"head": cfg.n_heads, "kv_head": cfg.n_kv, "d_head": cfg.d_head}
+
+
+@sizes_of.register
+def _(cfg: BorrowingAttention.Config) -> dict[str, int]:
     return {"head": cfg.n_heads, "kv_head": cfg.n_kv, "d_head": cfg.d_head}
 
 
@@ -209,6 +283,16 @@ def _(cfg: MoE.Config) -> dict[str, int]:
 
 
 @sizes_of.register
+def _(cfg: PerLayerEmbed.Config) -> dict[str, int]:
+    return {"layer": cfg.n_layers, "d_per_layer": cfg.d_per_layer}
+
+
+@sizes_of.register
+def _(cfg: PerLayerGate.Config) -> dict[str, int]:
+    return {"d_per_layer": cfg.d_per_layer}
+
+
+@sizes_of.register
 def _(cfg: Mamba.Config) -> dict[str, int]:
     return {"d_inner": cfg.d_inner, "d_state": cfg.d_state}
 
@@ -227,10 +311,10 @@ def _(cfg: RGLRU.Config) -> dict[str, int]:
 def sizes(tree: DecoderConfig, site: str, batch: int, pos: int) -> dict[str, int]:
     """How long each axis of a site is in a run of this size."""
     axes = {"batch": batch, "pos": pos, "query_pos": pos, "key_pos": pos, "1": 1}
-    axes |= {"d_model": tree.embed.d_model, "d_vocab": tree.unembed.d_vocab}
+    axes |= {"d_model": tree.embed.d_model, "d_vocab": tree.unembed.d_vocab} | sizes_of(tree.per_layer)
     if site.startswith("blocks."):
         block = tree.blocks[int(site.split(".")[1])]
-        for part in ("attn", "mixer", "mlp"):
+        for part in ("attn", "mixer", "mlp", "per_layer"):
             axes |= sizes_of(getattr(block, part, None))
         if ".mlp.shared." in site:
             axes |= sizes_of(block.mlp.shared)

@@ -31,6 +31,13 @@ def norms_near_one(model: nn.Module) -> None:
             parameter.add_(1.0)
 
 
+def scale_layers(model: nn.Module) -> None:
+    """Each layer scales the stream by a number of its own."""
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.fill_(0.5 + 0.2 * int(name.split(".")[2]))
+
+
 PLAIN, TURNING = rope("default"), rope("default", rope_theta=30.0)
 
 # Fields that are refused when they are not at their default.
@@ -235,4 +242,73 @@ COHERES = [
     ),
 ]
 
-CASES: list[Case] = [*GEMMAS, *NEAR_LLAMA, *PHIS, *STABLELMS, *OLMOS, *COHERES]
+GEMMA4 = {**SIZES, "rms_norm_eps": 0.02, "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 16}
+GEMMA4S = [
+    Case(
+        "gemma4_text",
+        "everything",
+        {
+            **GEMMA4,
+            **every(2, 6),
+            "rms_norm_eps": 0.3,  # else the scale of ln1, which q_norm undoes, would not matter where keys are borrowed
+            "num_hidden_layers": 6,
+            "sliding_window": 5,
+            "vocab_size_per_layer_input": 64,
+            "hidden_size_per_layer_input": 6,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "final_logit_softcapping": 2.0,
+            "use_bidirectional_attention": "vision",
+        },
+        adjust=scale_layers,
+    ),
+    Case(
+        "gemma4_text",
+        "plain-untied-two-rotaries",
+        {
+            **GEMMA4,
+            **every(2, 2),
+            **UNTIED,
+            **by_type(rope("proportional", partial_rotary_factor=0.5, factor=2.0), TURNING),
+            "sliding_window": 4,
+            "hidden_size_per_layer_input": 0,
+            "hidden_activation": "silu",
+        },
+        adjust=scale_layers,
+    ),
+    Case(
+        "gemma4_text",
+        "biased-per-layer",
+        {
+            **GEMMA4,
+            **every(3, 3),
+            **BIASED,
+            "num_hidden_layers": 3,
+            "sliding_window": 6,
+            "vocab_size_per_layer_input": 61,
+            "hidden_size_per_layer_input": 4,
+        },
+        adjust=scale_layers,
+    ),
+    Case(
+        "gemma4_text",
+        "borrowing-biased-linear",
+        {
+            **GEMMA4,
+            **BIASED,
+            **FOUR,
+            "rms_norm_eps": 0.1,
+            **by_type(LINEAR, PLAIN),
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "sliding_window": 5,
+            "attention_k_eq_v": True,
+            "num_kv_shared_layers": 2,
+            "vocab_size_per_layer_input": 61,
+            "hidden_size_per_layer_input": 6,
+        },
+    ),
+]
+
+CASES: list[Case] = [*GEMMAS, *NEAR_LLAMA, *PHIS, *STABLELMS, *OLMOS, *COHERES, *GEMMA4S]

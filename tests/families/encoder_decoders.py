@@ -53,27 +53,40 @@ def sharp(model: nn.Module) -> None:
 
 
 T5 = {
-
-        "vocab_size": 61,
-        "d_model": 32,
-        "d_kv": 8,
-        "d_ff": 48,
-        "num_layers": 3,
-        "num_decoder_layers": 2,
-        "num_heads": 4
-    ,
-    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12, "layer_norm_epsilon": 0.05,
-    "pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0,
+    "vocab_size": 61,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12,
+    "layer_norm_epsilon": 0.05,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 0,
 }
 BART = {
-    "vocab_size": 61, "d_model": 32, "max_position_embeddings": 40, "encoder_layers": 3, "decoder_layers": 2,
-    "encoder_ffn_dim": 48, "decoder_ffn_dim": 40, "encoder_attention_heads": 4, "decoder_attention_heads": 8,
-    "bos_token_id": 0, "pad_token_id": PAD, "eos_token_id": 2, "forced_eos_token_id": None,
+    "vocab_size": 61,
+    "d_model": 32,
+    "max_position_embeddings": 40,
+    "encoder_layers": 3,
+    "decoder_layers": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 40,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 8,
+    "bos_token_id": 0,
+    "pad_token_id": PAD,
+    "eos_token_id": 2,
+    "forced_eos_token_id": None,
     "decoder_start_token_id": 2,
 }
 SCALED: dict[str, Any] = {**BART, "scale_embedding": True}
 UNTIED: dict[str, Any] = {**BART, "tie_word_embeddings": False}
 SWITCH = {**T5, "num_experts": 4, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "expert_capacity": 3}
+MANY_BUCKETS = {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
 ONE_BY_ONE = {"num_layers": 2, "num_decoder_layers": 1}
 
 
@@ -88,16 +101,14 @@ def bart(family: str, name: str, base: dict[str, Any], adjust: Any = with_bias, 
 CASES: list[Case] = [
     t5("t5", "relu-scaled"),
     t5("t5", "gated-unscaled", moderate, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
-    t5(
-        "t5", "wide-heads-many-buckets", d_kv=12, relative_attention_num_buckets=32, relative_attention_max_distance=128
-    ),
+    t5("t5", "wide-heads-many-buckets", d_kv=12, **MANY_BUCKETS),
     t5("t5", "gated-silu-few-layers", feed_forward_proj="gated-silu", **ONE_BY_ONE),
     t5("mt5", "gated", moderate),
     t5("mt5", "relu-wide-heads", moderate, feed_forward_proj="relu", d_kv=12),
-    t5("mt5", "few-layers-many-buckets", moderate, relative_attention_num_buckets=32, **ONE_BY_ONE),
+    t5("mt5", "few-layers-many-buckets", moderate, **MANY_BUCKETS, **ONE_BY_ONE),
     t5("umt5", "gated"),
     t5("umt5", "relu-wide-heads", feed_forward_proj="relu", d_kv=12),
-    t5("umt5", "few-layers-many-buckets", relative_attention_num_buckets=32, **ONE_BY_ONE),
+    t5("umt5", "few-layers-many-buckets", **MANY_BUCKETS, **ONE_BY_ONE),
     Case("switch_transformers", "some-layers", SWITCH, auto="AutoModelForSeq2SeqLM", adjust=sharp),
     Case(
         "switch_transformers",
@@ -124,7 +135,9 @@ CASES: list[Case] = [
     bart("pegasus", "untied-scaled", UNTIED, scale_embedding=True, decoder_layers=1),
     bart("marian", "plain", BART, with_sines),
     bart("marian", "scaled-swish", SCALED, with_sines, activation_function="swish"),
-    bart("marian", "own-vocabularies", SCALED, with_sines, share_encoder_decoder_embeddings=False, decoder_vocab_size=53),
+    bart(
+        "marian", "own-vocabularies", SCALED, with_sines, share_encoder_decoder_embeddings=False, decoder_vocab_size=53
+    ),
     bart("marian", "untied", UNTIED, with_sines),
     bart("blenderbot", "plain", BART),
     bart("blenderbot", "scaled-relu", SCALED, activation_function="relu"),

@@ -87,3 +87,50 @@ def test_masks() -> None:
     assert not cache.frozen
     assert cache.full_mask(None, 2, 2).shape == (2, 8)
     assert KeyValueCache(1).full_mask(None, 2, 2) is None
+
+
+def test_a_state_is_copied_counted_and_frozen() -> None:
+    cache = KeyValueCache(2)
+    entry, window, state = cache.state(1), torch.randn(2, 3, 4), torch.randn(2, 4)
+    assert entry.past(2) == (None, None)
+    entry.keep(window, state, 5)
+    kept = state.clone()
+    state.zero_()
+    assert torch.equal(entry.past(2)[1], kept)
+    assert (cache.length, entry.length) == (0, 5)
+    assert cache.state(1) is entry
+    cache.freeze()
+    entry.keep(window, state, 5)
+    assert entry.length == 5
+    assert torch.equal(entry.past(2)[1], kept)
+    with pytest.raises(ValueError, match=r"2 rows.*3"):
+        entry.past(3)
+
+
+def test_a_state_of_a_frozen_cache_is_frozen() -> None:
+    cache = KeyValueCache(1)
+    cache.freeze()
+    cache.state(0).keep(some(1), some(1), 1)
+    assert cache.length == 0
+    cache.unfreeze()
+    cache.state(0).keep(some(1), some(1), 1)
+    assert cache.length == 1
+
+
+def test_a_run_that_fails_restores_entries_of_both_kinds() -> None:
+    cache = KeyValueCache(3)
+    cache[0].append(some(2), some(2))
+    cache.state(1).keep(some(3), some(1), 2)
+    before = cache.state(1).state
+
+    def run() -> None:
+        with cache.appending(None):
+            cache[0].append(some(1), some(1))
+            cache.state(1).keep(some(3), some(1), 1)
+            cache.state(2).keep(some(3), some(1), 3)
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        run()
+    assert (cache[0].length, cache.state(1).length, cache[2].length) == (2, 2, 0)
+    assert cache.state(1).state is before

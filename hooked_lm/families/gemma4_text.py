@@ -1,0 +1,115 @@
+"""Gemma 4 (Google DeepMind 2026, ai.google.dev/gemma/docs/core): wider heads in full layers, of which few pairs turn; values
+are normalised, and in full layers may be made by the weights of keys; the last layers may borrow keys and values, and
+each layer may have an embedding of its own."""
+
+from dataclasses import replace
+from typing import Any
+
+from hooked_lm.components.attention import Attention
+from hooked_lm.components.borrowing_attention import BorrowingAttention
+from hooked_lm.components.mlp import GatedMLP
+from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
+from hooked_lm.families import _llama_like as llama_like
+from hooked_lm.families._llama_like import PREFIX
+from hooked_lm.families._reader import HFConfig
+from hooked_lm.families._rotary import n_ctx, rotary
+from hooked_lm.models.config import DecoderConfig
+from hooked_lm.weights import Row
+
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
+
+# Layers that borrow keys and values may have weights for them in a checkpoint. They take no part.
+IGNORED = (*llama_like.IGNORED, *(f"*.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm", "v_norm")))
+NO_EFFECT = ("hidden_act",)  # hidden_activation is the one that counts
+
+
+def config(hf: HFConfig) -> DecoderConfig:
+    if hf.use_bidirectional_attention == "all":
+        raise ValueError("use_bidirectional_attention='all' is not supported for gemma4_text; None and 'vision' are")
+    if hf.enable_moe_block:
+        raise ValueError("enable_moe_block=True, experts beside the MLP, is not supported for gemma4_text")
+    norm, d_layer = llama_like.rms_norm(hf), hf.hidden_size_per_layer_input
+    kinds, n_own = hf.layer_types[: hf.num_hidden_layers], hf.num_hidden_layers - hf.num_kv_shared_layers
+    lenders = {kind: layer for layer, kind in enumerate(kinds[:n_own])}  # the last of each kind
+    if unlent := set(kinds) - set(lenders):
+        raise ValueError(f"num_kv_shared_layers={hf.num_kv_shared_layers} leaves no layer to borrow from for {unlent}")
+    block = PerLayerBlock.Config(
+        attn=_attention(hf, 0, lends=False),
+        mlp=GatedMLP.Config(hf.hidden_size, hf.intermediate_size, hf.hidden_activation),
+        ln1=norm,
+        ln1_post=norm,
+        ln2=norm,
+        ln2_post=norm,
+        per_layer=PerLayerGate.Config(hf.hidden_size, d_layer, hf.hidden_activation) if d_layer else None,
+        per_layer_post=norm if d_layer else None,
+    )
+    wide = replace(block.mlp, d_mlp=hf.intermediate_size * (2 if hf.use_double_wide_mlp else 1))
+    own = [
+        replace(block, attn=_attention(hf, layer, lends=n_own < len(kinds) and layer in lenders.values()))
+        for layer in range(n_own)
+    ]
+    borrowing = [
+        replace(block, attn=_borrowing(hf, layer, lenders[kinds[layer]]), mlp=wide)
+        for layer in range(n_own, len(kinds))
+    ]
+    cap = hf.final_logit_softcapping
+    tree = llama_like.around(hf, [*own, *borrowing], norm, scale=hf.hidden_size**0.5, soft_cap=cap)
+    return replace(tree, n_ctx=n_ctx(hf, "full_attention"), per_layer=_per_layer(hf) if d_layer else None)
+
+
+def _options(hf: HFConfig, layer: int) -> dict[str, Any]:
+    """What the attention of a layer is given whether it makes keys and values or borrows them."""
+    own = {int(index): fields for index, fields in (hf.get("per_layer_config") or {}).items()}.get(layer, {})
+    if unknown := set(own) - {"head_dim", "num_key_value_heads"}:
+        raise ValueError(f"per_layer_config of layer {layer} has fields that nobody reads: {sorted(unknown)}")
+    base = {"head_dim": hf.get("head_dim"), "num_key_value_heads": hf.get("num_key_value_heads")} | own
+    d_head = base["head_dim"] or hf.hidden_size // hf.num_attention_heads
+    return {
+        "d_model": hf.hidden_size,
+        "n_heads": hf.num_attention_heads,
+        "d_head": d_head,
+        "n_key_value_heads": base["num_key_value_heads"],
+        "scale": 1.0,
+        "qkv_bias": hf.attention_bias,
+        "out_bias": hf.attention_bias,
+        "rotary": rotary(hf, d_head, hf.layer_types[layer]),
+        "qk_norm": RMSNorm.Config(d_head, hf.rms_norm_eps),
+        "window": llama_like.windows(hf)[layer],
+    }
+
+
+def _attention(hf: HFConfig, layer: int, lends: bool) -> Attention.Config:
+    options, is_full = _options(hf, layer), hf.layer_types[layer] == "full_attention"
+    v_norm = replace(options["qk_norm"], weight=False)
+    from_keys = hf.attention_k_eq_v and is_full
+    return Attention.Config(**options, v_norm=v_norm, values_from_keys=from_keys, lends=lends)
+
+
+def _borrowing(hf: HFConfig, layer: int, lender: int) -> BorrowingAttention.Config:
+    return BorrowingAttention.Config(**_options(hf, layer), lender=lender)
+
+
+def _per_layer(hf: HFConfig) -> PerLayerEmbed.Config:
+    d_vocab, d_layer = hf.vocab_size_per_layer_input, hf.hidden_size_per_layer_input
+    if d_vocab < hf.vocab_size:
+        raise ValueError(f"vocab_size_per_layer_input={d_vocab} has no rows for all of vocab_size={hf.vocab_size}")
+    norm = RMSNorm.Config(d_layer, hf.rms_norm_eps)
+    return PerLayerEmbed.Config(d_vocab, hf.hidden_size, hf.num_hidden_layers, d_layer, norm)
+
+
+def rows(tree: DecoderConfig) -> list[Row]:
+    theirs, ours = "model.layers.{l}.", "blocks.{l}."
+    return [
+        *llama_like.outer_rows(tree),
+        *llama_like.four_norm_rows(tree),
+        *llama_like.attention_rows(tree),
+        *llama_like.mlp_rows(tree),
+        Row("model.embed_tokens_per_layer.weight", "per_layer.W_E", "v (n h) -> v n h"),
+        Row("model.per_layer_model_projection.weight", "per_layer.W_proj", "(n h) m -> m n h"),
+        Row("model.per_layer_projection_norm.weight", "per_layer.norm.w"),
+        Row(theirs + "per_layer_input_gate.weight", ours + "per_layer.W_gate", "h m -> m h"),
+        Row(theirs + "per_layer_projection.weight", ours + "per_layer.W_out", "m h -> h m"),
+        Row(theirs + "post_per_layer_input_norm.weight", ours + "per_layer_post.w"),
+        Row(theirs + "layer_scalar", ours + "scale"),
+    ]

@@ -1,0 +1,122 @@
+"""What an encoder returns: its heads, run if they are asked for or somebody listens to them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from hooked_lm.hooks import HookPoint, is_listening
+
+RETURN_TYPES = ("logits", "predictions", "embeddings", "pooled", "nsp", None)
+SEQUENTIAL = ("The sentences are sequential", "The sentences are NOT sequential")
+
+Real = Bool[Tensor, "batch pos"]
+
+
+def check_return_type(model: Any, return_type: str | None) -> None:
+    """Raises ValueError for a return type that means nothing, or that needs a head that the model lacks."""
+    if return_type not in RETURN_TYPES:
+        known = ", ".join(map(repr, RETURN_TYPES))
+        raise ValueError(f"return_type must be one of {known} (or 'output', the default), got {return_type!r}")
+    lacks = {
+        "logits": model.main_head is None,
+        "predictions": model.main_head is None,
+        "pooled": model.pooler is None,
+        "nsp": model.nsp_head is None,
+    }
+    if return_type is not None and lacks.get(return_type):
+        has = [name for name in RETURN_TYPES if name is not None and not lacks.get(name)]
+        what = {"pooled": "a pooler", "nsp": "a next sentence head"}.get(return_type, "a head that gives logits")
+        raise ValueError(
+            f"return_type={return_type!r} needs {what}, which this checkpoint does not have; it gives {', '.join(has)}. "
+            "A checkpoint of another transformers class may have one (BertForMaskedLM, BertForPreTraining, ...)"
+        )
+
+
+class EncoderOutputs:
+    """The heads of a HookedEncoder, and what they give."""
+
+    mlm_head: Any
+    unembed: Any
+    pooler: Any
+    nsp_head: Any
+    classifier: Any
+    token_classifier: Any
+    hf_config: dict[str, Any] | None
+    tokens: Any
+
+    @property
+    def main_head(self) -> str | None:
+        """The head whose logits are the model's; None if it has none."""
+        heads = ("unembed", "classifier", "token_classifier", "nsp_head")
+        return next((name for name in heads if getattr(self, name) is not None), None)
+
+    @property
+    def main_return_type(self) -> str:
+        """What is returned unless something else is asked for."""
+        return "embeddings" if self.main_head is None else "logits"
+
+    def _returned(
+        self, stream: Float[Tensor, "batch pos d_model"], real: Real | None, tokens: Tensor, return_type: str | None
+    ) -> Any:
+        main = self.main_head if return_type in ("logits", "predictions") else None
+        found: dict[str | None, Tensor] = {}
+        if self.unembed is not None and (main == "unembed" or listening(self.mlm_head, self.unembed)):
+            found["unembed"] = self.unembed(stream if self.mlm_head is None else self.mlm_head(stream))
+        wants = {name: main == name or listening(getattr(self, name)) for name in ("classifier", "nsp_head")}
+        wants["nsp_head"] |= return_type == "nsp"
+        if return_type == "pooled" or any(wants.values()) or listening(self.pooler):
+            found["pooled"] = self.pooler(stream, real)
+        for name in ("classifier", "nsp_head"):
+            if wants[name]:
+                found[name] = getattr(self, name)(found["pooled"])
+        if main == "token_classifier" or listening(self.token_classifier):
+            found["token_classifier"] = self.token_classifier(stream)
+        if return_type == "predictions":
+            return self._predictions(found[main], tokens, real)
+        found["embeddings"] = stream
+        return found[{"logits": main, "nsp": "nsp_head"}.get(return_type or "", return_type)] if return_type else None
+
+    def _predictions(self, logits: Tensor, tokens: Int[Tensor, "batch pos"], real: Real | None) -> Any:
+        """The likeliest token for each mask token, or the likeliest class of each text or token, in words.
+
+        One alone is a string; several are a list, for tokens a list of lists.
+        """
+        if self.main_head == "unembed":
+            mask_token = getattr(self.tokens.need_tokenizer(), "mask_token_id", None)
+            if mask_token is None:
+                raise ValueError("predictions are for mask tokens, and this tokenizer has none; see return_type='logits'")
+            masked = logits[tokens == mask_token]
+            if not len(masked):
+                raise ValueError(f"there is no mask token to predict; write {self.tokens.tokenizer.mask_token!r}")
+            return _one_or_all([self.tokens.to_string(token[None]).strip() for token in masked.argmax(-1)])
+        if self.main_head == "nsp_head":
+            return _one_or_all([SEQUENTIAL[int(i)] if len(row) == 2 else str(int(i)) for row, i in _choices(logits)])
+        if self.main_head == "classifier":
+            return _one_or_all([self.label(int(i)) for _, i in _choices(logits)])
+        if logits.ndim == 2:  # one score a token: whether it was replaced
+            classes = (logits > 0).long()
+        else:
+            classes = logits.argmax(-1)
+        rows = [row if real is None else row[real[i]] for i, row in enumerate(classes)]
+        return _one_or_all([[self.label(int(i)) for i in row] for row in rows])
+
+    def label(self, index: int) -> str:
+        """The name of a class, from the checkpoint's config."""
+        labels = (self.hf_config or {}).get("id2label") or {}
+        return str(labels.get(index, labels.get(str(index), index)))
+
+
+def listening(*modules: nn.Module | None) -> bool:
+    """Whether somebody listens to a point of these modules; one that was replaced by a module without points counts too."""
+    points = [m for module in modules if module is not None for m in module.modules() if isinstance(m, HookPoint)]
+    return is_listening(*points)
+
+
+def _choices(logits: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(logits, logits.argmax(-1), strict=True))
+
+
+def _one_or_all(found: Sequence[Any]) -> Any:
+    return found[0] if len(found) == 1 else list(found)
