@@ -14,7 +14,7 @@ from hooked_lm.components.mixer_block import MixerPart
 from hooked_lm.families import family
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.hub.load import read_config
-from hooked_lm.models.config import DecoderConfig
+from hooked_lm.models.tree import DecoderConfig
 from tests.families import state_space
 from tests.families._models import distance, hooked, logits_of, prompt
 

@@ -10,7 +10,19 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hooked_lm.components.attend import KEY, QUERY, SCORES, Attend, Keys, Mixed, PerHead, Stream, Values, project, projection
+from hooked_lm.components.attend import (
+    KEY,
+    QUERY,
+    SCORES,
+    Attend,
+    Keys,
+    Mixed,
+    PerHead,
+    Stream,
+    Values,
+    project,
+    projection,
+)
 from hooked_lm.components.context import Context
 from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, plus
 from hooked_lm.components.position_bias import SharedBias

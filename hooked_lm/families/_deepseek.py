@@ -10,7 +10,7 @@ from hooked_lm.families import _llama_like as llama_like
 from hooked_lm.families import _moe as moe
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families._rotary import rotary
-from hooked_lm.models.config import DecoderConfig
+from hooked_lm.models.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 # `head_dim` and `qk_head_dim` follow from the sizes of the two parts of a head.

@@ -11,7 +11,7 @@ from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.norm import NormConfig, RMSNorm
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families._rotary import n_ctx, rotary
-from hooked_lm.models.config import DecoderConfig
+from hooked_lm.models.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 PREFIX = "model."

@@ -12,7 +12,7 @@ from hooked_lm.components.norm import NormConfig
 from hooked_lm.components.router import Router
 from hooked_lm.families import _llama_like as llama_like
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.config import DecoderConfig
+from hooked_lm.models.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 # They matter in training only: the loss that balances the experts' loads.

@@ -12,7 +12,7 @@ from hooked_lm.components.position_bias import Alibi
 from hooked_lm.families import _classic as classic
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families._rotary import n_ctx, rotary
-from hooked_lm.models.config import DecoderConfig
+from hooked_lm.models.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 PREFIX = "transformer."

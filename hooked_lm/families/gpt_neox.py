@@ -7,7 +7,7 @@ from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norm import LayerNorm
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families._rotary import n_ctx, rotary
-from hooked_lm.models.config import DecoderConfig
+from hooked_lm.models.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 PREFIX = "gpt_neox."

@@ -5,7 +5,7 @@ from hooked_lm.components.mamba import Mamba
 from hooked_lm.components.mixer_block import MixerBlock
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.config import DecoderConfig
+from hooked_lm.models.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 PREFIX = "backbone."

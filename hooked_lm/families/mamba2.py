@@ -6,7 +6,7 @@ from hooked_lm.components.mixer_block import MixerBlock
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families.mamba import N_CTX, check_norm, outer_rows
-from hooked_lm.models.config import DecoderConfig
+from hooked_lm.models.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 PREFIX = "backbone."

@@ -12,7 +12,7 @@ from hooked_lm.components.rg_lru import RGLRU
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families.mamba import N_CTX
-from hooked_lm.models.config import DecoderConfig
+from hooked_lm.models.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 PREFIX = "model."

@@ -12,8 +12,8 @@ from torch import Tensor
 from hooked_lm.families import family
 from hooked_lm.hub.kinds import Model
 from hooked_lm.hub.load import concrete_rows
-from hooked_lm.models.config import DecoderConfig
 from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.tree import DecoderConfig
 from hooked_lm.weights import export, slots
 
 

@@ -13,7 +13,7 @@ from hooked_lm.families import family
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.hub.kinds import Model, Tree, kind_of
 from hooked_lm.hub.options import checkpoint_step, one_device, real_dtype, with_limits
-from hooked_lm.hub.source import Source, find, find_tokenizer, in_present_names
+from hooked_lm.hub.source import Source, find, find_tokenizer
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.fold import process_weights
 from hooked_lm.weights import Row, expand, load, slots

@@ -12,7 +12,7 @@ from hooked_lm.components.embed import PosEmbed
 from hooked_lm.families._short_names import CHECKPOINTS
 from hooked_lm.hub.kinds import Tree
 from hooked_lm.hub.source import hub_id
-from hooked_lm.models.config import DecoderConfig
+from hooked_lm.models.tree import DecoderConfig
 
 
 def one_device(device: Any, device_map: Any, n_devices: int, move_to_device: bool) -> torch.device:

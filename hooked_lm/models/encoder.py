@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hooked_lm.components.disentangled_attention import RelativeContext
 from hooked_lm.components.embed import TiedUnembed
 from hooked_lm.components.norm import build_norm
-from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, is_listening
+from hooked_lm.hooks import Cache, HookedRootModule, HookPoint
 from hooked_lm.models.activation_cache import ActivationCache
 from hooked_lm.models.base import PlacedModel
 from hooked_lm.models.checks import check_length

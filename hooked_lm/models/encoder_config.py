@@ -13,7 +13,8 @@ from hooked_lm.components.heads import Classifier, MLMHead, NSPHead, Pooler, Tok
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.norm import LayerNorm, NormConfig
 from hooked_lm.components.relative_bias import RelativeBias
-from hooked_lm.models.config import HookedTransformerConfig, norm_type
+from hooked_lm.models.config import HookedTransformerConfig
+from hooked_lm.models.flat import norm_type
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from hooked_lm.components.moe import ClampedGatedMLP, MoE
 from hooked_lm.components.norm import NormConfig, RMSNorm
 from hooked_lm.components.position_bias import SharedBias
 from hooked_lm.components.relative_bias import RelativeBias
-from hooked_lm.models.config import HookedTransformerConfig, norm_type
+from hooked_lm.models.config import HookedTransformerConfig
+from hooked_lm.models.flat import norm_type
 
 SideBlockConfig = PreNormBlock.Config | PostNormBlock.Config | CrossBlockConfig
 

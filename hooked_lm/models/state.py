@@ -14,7 +14,7 @@ from hooked_lm.components.embed import FactoredUnembed, TiedUnembed
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import LayerNorm, RMSNorm
-from hooked_lm.models.config import norm_type
+from hooked_lm.models.flat import norm_type
 
 # A config has one flag for all the biases of a group: flag -> bias and weight of each.
 BIASES = {

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooked_lm.models.config import HookedTransformerConfig, build_tree
+from hooked_lm.models.config import HookedTransformerConfig
+from hooked_lm.models.flat import build_tree
 from hooked_lm.models.tokens import Tokens, prepends_bos
 
 

@@ -4,7 +4,18 @@ Every family has configs that differ in what matters: how heads are grouped, wha
 windows shorter than the prompt, how much of a head is rotary and how it is stretched.
 """
 
-from tests.families import classic, dense, dense_a, dense_b, dense_more, encoder_decoders, encoders, latent, moe, state_space
+from tests.families import (
+    classic,
+    dense,
+    dense_a,
+    dense_b,
+    dense_more,
+    encoder_decoders,
+    encoders,
+    latent,
+    moe,
+    state_space,
+)
 from tests.families._case import Case, reference
 
 DECODER_CASES = [

@@ -21,8 +21,8 @@ from hooked_lm.components.norm import LayerNorm, RMSNorm
 from hooked_lm.components.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
 from hooked_lm.components.relative_bias import RelativeBias
 from hooked_lm.components.rg_lru import RGLRU
-from hooked_lm.models.config import DecoderConfig
 from hooked_lm.models.encoder_decoder_config import EncoderDecoderConfig
+from hooked_lm.models.tree import DecoderConfig
 
 Sites = dict[str, str]  # name -> words for its axes
 

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from hooked_lm.components.attention import Attention
 from hooked_lm.components.activations import XIELU
+from hooked_lm.components.attention import Attention
 from hooked_lm.components.block import (
     AttentionOnlyBlock,
     BlockConfig,
     ParallelBlock,
-    PostNormBlock,
     PreNormBlock,
     SharedNormBlock,
 )

@@ -18,9 +18,9 @@ from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.norm import LayerNorm
 from hooked_lm.components.rg_lru import RGLRU
 from hooked_lm.components.rotary import Rotary
-from hooked_lm.models.config import DecoderConfig
 from hooked_lm.models.decompose import head_results
 from hooked_lm.models.fold import process_weights, refactor_factored_attn_matrices
+from hooked_lm.models.tree import DecoderConfig
 from tests.models.toys import padded
 
 NORM, MLP = LayerNorm.Config(12), GatedMLP.Config(12, 10, bias=True)

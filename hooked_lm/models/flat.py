@@ -1,0 +1,208 @@
+"""From flat names to the tree of a decoder, and back."""
+
+from typing import Any
+
+from hooked_lm.components.activations import activation_name
+from hooked_lm.components.attention import Attention
+from hooked_lm.components.block import (
+    AttentionOnlyBlock,
+    AttentionPart,
+    BlockConfig,
+    MLPPart,
+    ParallelBlock,
+    PreNormBlock,
+)
+from hooked_lm.components.embed import Embed, PosEmbed, Unembed
+from hooked_lm.components.mixer_block import MixerPart
+from hooked_lm.components.mlp import MLP, GatedMLP, MLPConfig
+from hooked_lm.components.moe import ClampedGatedMLP, MoE
+from hooked_lm.components.norm import LayerNorm, NormConfig, RMSNorm
+from hooked_lm.components.position_bias import Alibi
+from hooked_lm.components.rotary import Rotary
+from hooked_lm.models.tree import DecoderConfig
+
+
+def build_tree(cfg: Any) -> DecoderConfig:
+    """The tree that flat names describe."""
+    if cfg.positional_embedding_type not in ("standard", "rotary", "shortformer"):
+        raise ValueError(
+            f"positional_embedding_type '{cfg.positional_embedding_type}' cannot be built from flat names; "
+            "'standard', 'rotary' and 'shortformer' can"
+        )
+    rotary = cfg.positional_embedding_type == "rotary"
+    return DecoderConfig(
+        n_ctx=cfg.n_ctx,
+        embed=Embed.Config(cfg.d_vocab, cfg.d_model),
+        blocks=tuple(_block(cfg, layer) for layer in range(cfg.n_layers)),
+        unembed=Unembed.Config(
+            cfg.d_model,
+            cfg.d_vocab_out,
+            bias=True,
+            soft_cap=_cap(cfg.output_logits_soft_cap),
+            tied=cfg.tie_word_embeddings,
+        ),
+        pos_embed=None if rotary else PosEmbed.Config(cfg.n_ctx, cfg.d_model),
+        ln_final=RMSNorm.Config(cfg.d_model, cfg.eps) if cfg.final_rms else _norm(cfg),
+        shortformer=cfg.positional_embedding_type == "shortformer",
+    )
+
+
+def _block(cfg: Any, layer: int) -> BlockConfig:
+    norm, post = _norm(cfg), _norm(cfg) if cfg.use_normalization_before_and_after else None
+    attn = _attention(cfg, layer)
+    if cfg.attn_only:
+        return AttentionOnlyBlock.Config(attn=attn, ln1=norm, ln1_post=post)
+    kind = ParallelBlock if cfg.parallel_attn_mlp else PreNormBlock
+    return kind.Config(attn=attn, ln1=norm, ln1_post=post, mlp=_mlp(cfg), ln2=norm, ln2_post=post)
+
+
+def _attention(cfg: Any, layer: int) -> Attention.Config:
+    scale = 1 / cfg.attn_scale / (layer + 1 if cfg.scale_attn_by_inverse_layer_idx else 1)
+    local = cfg.use_local_attn and (cfg.attn_types is None or cfg.attn_types[layer] == "local")
+    if local and cfg.window_size is None:
+        raise ValueError("use_local_attn needs window_size, the number of positions a query sees")
+    rotary = None
+    if cfg.positional_embedding_type == "rotary":
+        rotary = Rotary(cfg.rotary_dim or cfg.d_head, float(cfg.rotary_base), cfg.rotary_adjacent_pairs)
+    return Attention.Config(
+        d_model=cfg.d_model,
+        n_heads=cfg.n_heads,
+        d_head=cfg.d_head,
+        n_key_value_heads=cfg.n_key_value_heads,
+        scale=scale,
+        qkv_bias=True,
+        out_bias=True,
+        rotary=rotary,
+        qk_norm=RMSNorm.Config(cfg.d_head, cfg.eps) if cfg.use_qk_norm else None,
+        window=cfg.window_size if local else None,
+        soft_cap=_cap(cfg.attn_scores_soft_cap),
+        causal=cfg.attention_dir == "causal",
+    )
+
+
+def _mlp(cfg: Any) -> MLPConfig:
+    act_fn, d_mlp = cfg.act_fn or "", cfg.d_mlp or 4 * cfg.d_model
+    if cfg.gated_mlp:
+        return GatedMLP.Config(cfg.d_model, d_mlp, act_fn, bias=True)
+    if act_fn == "solu_ln":
+        return MLP.Config(cfg.d_model, d_mlp, "solu", mid_norm=LayerNorm.Config(d_mlp, cfg.eps))
+    return MLP.Config(cfg.d_model, d_mlp, act_fn)
+
+
+def _norm(cfg: Any) -> NormConfig | None:
+    match cfg.normalization_type:
+        case None:
+            return None
+        case "LN" | "LNPre" as kind:
+            return LayerNorm.Config(cfg.d_model, cfg.eps, weight=kind == "LN", bias=kind == "LN")
+        case "RMS" | "RMSPre" as kind:
+            return RMSNorm.Config(cfg.d_model, cfg.eps, weight=kind == "RMS")
+        case other:
+            raise ValueError(f"unknown normalization_type {other!r}: None, 'LN', 'LNPre', 'RMS' or 'RMSPre'")
+
+
+def _cap(flat: float) -> float | None:
+    return flat if flat > 0 else None
+
+
+def flat_names(tree: DecoderConfig) -> dict[str, Any]:
+    """What the flat names say of a tree."""
+    block = tree.blocks[0]
+    flat = {
+        "n_layers": len(tree.blocks),
+        "d_model": tree.embed.d_model,
+        "n_ctx": tree.n_ctx,
+        "d_vocab": tree.embed.d_vocab,
+        "d_vocab_out": tree.unembed.d_vocab,
+        "tie_word_embeddings": tree.unembed.tied,
+        "output_logits_soft_cap": tree.unembed.soft_cap or -1.0,
+        "normalization_type": norm_type(block.ln1),
+        "final_rms": isinstance(tree.ln_final, RMSNorm.Config),
+        "eps": block.ln1.eps if block.ln1 else 1e-5,
+        "use_normalization_before_and_after": block.ln1_post is not None,
+        "parallel_attn_mlp": isinstance(block, ParallelBlock.Config),
+    }
+    return flat | _attention_names(tree) | _mlp_names(tree) | _mixer_names(tree)
+
+
+def _attention_names(tree: DecoderConfig) -> dict[str, Any]:
+    """What the flat names say of attention: of the first layer that has some. Without any, `n_heads` stays -1."""
+    attns = [block.attn for block in tree.blocks if isinstance(block, AttentionPart.Config)]
+    if not attns:
+        return {"positional_embedding_type": _positions(tree)}
+    attn, windows = attns[0], [attn.window for attn in attns]
+    everywhere = len(attns) == len(tree.blocks)
+    rotary = next((attn.rotary for attn in attns if attn.rotary is not None), None)  # some layers may have none
+    has_alibi = isinstance(attn.position_bias, Alibi)
+    return {
+        "d_head": attn.d_head,
+        "n_heads": attn.n_heads,
+        "n_key_value_heads": attn.n_key_value_heads if attn.n_kv != attn.n_heads else None,
+        "attn_scale": attn.d_head**0.5 if attn.scale is None else 1 / attn.scale,
+        "attn_scores_soft_cap": attn.soft_cap or -1.0,
+        "use_qk_norm": attn.qk_norm is not None,
+        "use_local_attn": any(windows),
+        "window_size": next((window for window in windows if window), None),
+        "attn_types": ["local" if w else "global" for w in windows] if any(windows) and everywhere else None,
+        "attention_dir": "causal" if attn.causal else "bidirectional",
+        "positional_embedding_type": "rotary" if rotary else "alibi" if has_alibi else _positions(tree),
+        "rotary_dim": rotary.dim if rotary else None,
+        "rotary_base": rotary.theta if rotary else 10000.0,
+        "rotary_adjacent_pairs": rotary.adjacent_pairs if rotary else False,
+    }
+
+
+def _positions(tree: DecoderConfig) -> str:
+    """The flat name of the kind of position embedding."""
+    if isinstance(tree.pos_embed, PosEmbed.Config):
+        return "shortformer" if tree.shortformer else "standard"
+    return "none" if tree.pos_embed is None else "sinusoidal"
+
+
+def _mlp_names(tree: DecoderConfig) -> dict[str, Any]:
+    """What the flat names say of MLPs: of the first layer that has one."""
+    mlps = [block.mlp for block in tree.blocks if isinstance(block, MLPPart.Config)]
+    if not mlps:
+        return {"attn_only": True}
+    mlp = mlps[0].expert if isinstance(mlps[0], MoE.Config) else mlps[0]
+    mid_norm = isinstance(mlp, MLP.Config) and mlp.mid_norm is not None
+    return {
+        "attn_only": False,
+        "d_mlp": mlp.d_mlp,
+        "act_fn": activation_name(mlp.act_fn) + ("_ln" if mid_norm else ""),
+        "gated_mlp": isinstance(mlp, (GatedMLP.Config, ClampedGatedMLP.Config)),
+    }
+
+
+def _mixer_names(tree: DecoderConfig) -> dict[str, Any]:
+    """The count of weights, which no flat name tells of layers that have a mixer, or experts."""
+    has_experts = any(isinstance(block, MLPPart.Config) and isinstance(block.mlp, MoE.Config) for block in tree.blocks)
+    if not has_experts and not any(isinstance(block, MixerPart.Config) for block in tree.blocks):
+        return {}
+    return {"n_params": sum(_n_weights(block) for block in tree.blocks)}
+
+
+def _n_weights(block: Any) -> int:
+    """The entries of a block's matrices."""
+    n = 0
+    if isinstance(block, MixerPart.Config):
+        n += block.mixer.n_weights
+    if isinstance(block, AttentionPart.Config):
+        n += 2 * block.attn.d_model * block.attn.d_head * (block.attn.n_heads + block.attn.n_kv)
+    if isinstance(block, MLPPart.Config):
+        n += _n_mlp_weights(block.mlp)
+    return n
+
+
+def _n_mlp_weights(mlp: MLPConfig | ClampedGatedMLP.Config | MoE.Config) -> int:
+    if isinstance(mlp, MoE.Config):
+        shared = 0 if mlp.shared is None else _n_mlp_weights(mlp.shared) + mlp.shared_gate * mlp.d_model
+        return mlp.n_experts * (mlp.d_model + _n_mlp_weights(mlp.expert)) + shared
+    return (2 if isinstance(mlp, MLP.Config) else 3) * mlp.d_model * mlp.d_mlp
+
+
+def norm_type(cfg: NormConfig | None) -> str | None:
+    """The flat name of a norm's kind."""
+    if cfg is None:
+        return None
+    return ("LN" if isinstance(cfg, LayerNorm.Config) else "RMS") + ("" if cfg.weight else "Pre")
