@@ -25,7 +25,7 @@ from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from hooked_lm.models.encoder_decoder_config import EncoderDecoderConfig, HookedEncoderDecoderConfig, StackConfig
 from tests.families import ENCODER_DECODER_CASES, Case, reference
 from tests.families._models import ENOUGH, MODERATE, backpropagate, distance, hooked
-from tests.families._sites import sites_of, sizes, sizes_of
+from tests.families._sites import sites_of, sizes_of
 from tests.families.encoder_decoders import PAD
 
 N_TARGET = 11
@@ -123,11 +123,14 @@ def test_gradients(case: Case):
 
 @torch.no_grad()
 def test_bf16_is_as_near_the_truth_as_transformers(case: Case):
+    """In the root mean square; where rounding sends tokens to other experts, in the median."""
     inputs = drawn(case, batch=8)
     truth = logits_of(case, *inputs, torch.float64)
     rough = logits_of(case, *inputs, torch.bfloat16).double()
     ours = copy.deepcopy(hooked(case)).to(torch.bfloat16)(*inputs).double()
-    assert (ours - truth).pow(2).mean().sqrt() <= 1.2 * (rough - truth).pow(2).mean().sqrt()
+    has_experts = any(isinstance(block.mlp, MoE) for block in hooked(case).blocks)
+    size = torch.median if has_experts else torch.mean
+    assert size((ours - truth).pow(2)).sqrt() <= 1.2 * size((rough - truth).pow(2)).sqrt()
 
 
 # ---- the way in and out ----------------------------------------------------------------------------------------------
@@ -187,7 +190,9 @@ def lengths_at(tree: EncoderDecoderConfig, name: str, batch: int, source: int, t
     head, *rest = name.split(".")
     of_decoder = head.startswith("decoder") or head == "unembed" or "hook_decoder" in head
     side = tree.decoder if of_decoder else tree.encoder
-    lengths = sizes(tree, name, batch, target if of_decoder else source)
+    n_pos = target if of_decoder else source
+    lengths = {"batch": batch, "pos": n_pos, "query_pos": n_pos, "key_pos": n_pos, "1": 1}
+    lengths |= {"d_model": tree.embed.d_model, "d_vocab": tree.unembed.d_vocab}
     if rest[:1] == ["hook_bias"]:
         lengths["head"] = side.rel_pos_bias.n_heads
     if head in ("encoder", "decoder"):

@@ -44,6 +44,8 @@ class BorrowingAttention(Attend):
         # what the flat names of a model ask every attention for
         soft_cap: ClassVar[None] = None
         position_bias: ClassVar[None] = None
+        sinks: ClassVar[bool] = False
+        clip: ClassVar[None] = None
 
         @property
         def n_kv(self) -> int:

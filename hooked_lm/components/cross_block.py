@@ -153,13 +153,20 @@ class PostNormCrossBlock(CrossPart):
         self.hook_resid_pre = HookPoint(*RESIDUAL)
         self.make_attention(cfg)
         self.hook_resid_mid = HookPoint(*RESIDUAL)
+        self._move_to_the_end("ln1")
         self.hook_normalized_resid_mid = HookPoint(*RESIDUAL)
         self.make_cross_attention(cfg)
         self.hook_resid_mid_cross = HookPoint(*RESIDUAL)
+        self._move_to_the_end("ln2")
         self.hook_normalized_resid_mid_cross = HookPoint(*RESIDUAL)
         self.make_mlp(cfg)
         self.hook_resid_post = HookPoint(*RESIDUAL)
+        self._move_to_the_end("ln3")
         self.hook_normalized_resid_post = HookPoint(*RESIDUAL)
+
+    def _move_to_the_end(self, norm: str) -> None:
+        """Sites are listed in the order of computation."""
+        self._modules[norm] = self._modules.pop(norm)
 
     def forward(self, resid: Stream, context: StackContext) -> Stream:
         resid = self.hook_resid_pre(resid)

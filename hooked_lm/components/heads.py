@@ -199,3 +199,12 @@ class TokenClassifier(nn.Module):
                 return transform.rebuilt(sites)
 
         yield "x W + b == out", lambda: (last() @ self.W + self.b, at("hook_out"))
+
+
+class SpanClassifier(TokenClassifier):
+    """The same for spans of a text: how well each token begins an answer (class 0), and how well it ends one."""
+
+    @dataclass(frozen=True)
+    class Config(TokenClassifier.Config):
+        def build(self) -> "SpanClassifier":
+            return SpanClassifier(self)

@@ -53,6 +53,8 @@ class LatentAttention(Attend):
         window: ClassVar[None] = None
         soft_cap: ClassVar[None] = None
         position_bias: ClassVar[None] = None
+        sinks: ClassVar[bool] = False
+        clip: ClassVar[None] = None
 
         @property
         def d_head(self) -> int:

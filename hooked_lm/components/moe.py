@@ -251,9 +251,13 @@ class MoE(nn.Module):
 
     def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
         """What must hold between the sites of a run in which `read()` came in."""
+        yield from self.identities_of_parts(at, read, read, read)
+
+    def identities_of_parts(self, at: Sites, router: Read, experts: Read, shared: Read) -> Iterator[Identity]:
+        """The same where router, experts and shared expert may read different things."""
         yield (
             "ln2.normalized * w + b -> router_logits",
-            lambda: (plus(wide(read()) @ wide(self.W_router), self.b_router), at("hook_router_logits")),
+            lambda: (plus(wide(router()) @ wide(self.W_router), self.b_router), at("hook_router_logits")),
         )
         yield (
             "router(router_logits) == expert_weights",
@@ -263,16 +267,16 @@ class MoE(nn.Module):
             "router(router_logits) == expert_indices",
             lambda: (self.choice(at("hook_router_logits"))[1], at("hook_expert_indices")),
         )
-        of_experts = [dict(self._identities_of(e, at, read)) for e in range(len(self.experts))]
+        of_experts = [dict(self._identities_of(e, at, experts)) for e in range(len(self.experts))]
         for name in of_experts[0]:
             yield f"experts: {name}", _together([identities[name] for identities in of_experts])
         if self.shared is not None:
-            for name, pair in self.shared.identities(below(at, "shared"), read):
+            for name, pair in self.shared.identities(below(at, "shared"), shared):
                 yield f"shared: {name}", pair
         if self.cfg.shared_gate:
             yield (
                 "sigmoid(ln2.normalized -> gate) == shared_gate",
-                lambda: (self.shared_gate(read()), at("hook_shared_gate")),
+                lambda: (self.shared_gate(shared()), at("hook_shared_gate")),
             )
 
     def _identities_of(self, e: int, at: Sites, read: Read) -> Iterator[Identity]:
@@ -285,15 +289,20 @@ class MoE(nn.Module):
 
     def rebuilt(self, at: Sites) -> Tensor:
         """The output, from what the `W_out` of the experts read."""
+        out = self.rebuilt_mix(at)
+        if self.shared is not None:
+            shared = self.shared.rebuilt(below(at, "shared"))
+            out = out + (shared * at("hook_shared_gate") if self.cfg.shared_gate else shared)
+        return out
+
+    def rebuilt_mix(self, at: Sites) -> Tensor:
+        """What the chosen experts make together."""
         weights, indices = at("hook_expert_weights"), at("hook_expert_indices")
         out = weights.new_zeros(*weights.shape[:2], self.cfg.d_model)
         experts: list[Any] = list(self.experts)
         for e, expert in enumerate(experts):
             made = expert.rebuilt(below(at, f"experts.{e}")) * weights[indices == e][:, None]
             out.index_put_(self._positions(e, at).unbind(-1), made.to(out.dtype), accumulate=True)
-        if self.shared is not None:
-            shared = self.shared.rebuilt(below(at, "shared"))
-            out = out + (shared * at("hook_shared_gate") if self.cfg.shared_gate else shared)
         return out
 
     def readers(self) -> list[Reader]:

@@ -48,13 +48,19 @@ NO_EFFECT = (
 class HFConfig:
     """Fields of a checkpoint's config as attributes; `defaults` are those of its class.
 
+    `tensors` are the names of its weights, without the prefix that those of a base model lack: what a config does not say
+    of an encoder's heads, they do.
+
     >>> hf = HFConfig({"width": 4, "twist": 2, "dropout": 0.1}, {"width": 8, "twist": 1, "dropout": 0.0})
     >>> hf.width, hf.unread()
     (4, {'twist': 2})
     """
 
-    def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    def __init__(
+        self, values: Mapping[str, Any], defaults: Mapping[str, Any], tensors: Collection[str] = ()
+    ) -> None:
         self._values, self._defaults, self._read = dict(values), dict(defaults), set[str]()
+        self._tensors = frozenset(tensors)
 
     def __getattr__(self, field: str) -> Any:
         if field.startswith("__"):
@@ -67,6 +73,10 @@ class HFConfig:
         """A field that a config may lack."""
         self._read.add(field)
         return self._values.get(field, default)
+
+    def holds(self, tensor: str) -> bool:
+        """Whether the checkpoint has a weight of this name."""
+        return tensor in self._tensors
 
     def unread(self, no_effect: Collection[str] = ()) -> dict[str, Any]:
         """The fields that nobody read, that differ from their default and that may have an effect."""

@@ -9,8 +9,11 @@ from hooked_lm.components.attention import Attention
 from hooked_lm.components.borrowing_attention import BorrowingAttention
 from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.normed_moe import NormedMoE
 from hooked_lm.components.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
+from hooked_lm.components.router import SoftmaxRouter
 from hooked_lm.families import _llama_like as llama_like
+from hooked_lm.families import _moe as moe
 from hooked_lm.families._llama_like import PREFIX
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families._rotary import n_ctx, rotary
@@ -27,8 +30,6 @@ NO_EFFECT = ("hidden_act",)  # hidden_activation is the one that counts
 def config(hf: HFConfig) -> DecoderConfig:
     if hf.use_bidirectional_attention == "all":
         raise ValueError("use_bidirectional_attention='all' is not supported for gemma4_text; None and 'vision' are")
-    if hf.enable_moe_block:
-        raise ValueError("enable_moe_block=True, experts beside the MLP, is not supported for gemma4_text")
     norm, d_layer = llama_like.rms_norm(hf), hf.hidden_size_per_layer_input
     kinds, n_own = hf.layer_types[: hf.num_hidden_layers], hf.num_hidden_layers - hf.num_kv_shared_layers
     lenders = {kind: layer for layer, kind in enumerate(kinds[:n_own])}  # the last of each kind
@@ -36,21 +37,20 @@ def config(hf: HFConfig) -> DecoderConfig:
         raise ValueError(f"num_kv_shared_layers={hf.num_kv_shared_layers} leaves no layer to borrow from for {unlent}")
     block = PerLayerBlock.Config(
         attn=_attention(hf, 0, lends=False),
-        mlp=GatedMLP.Config(hf.hidden_size, hf.intermediate_size, hf.hidden_activation),
+        mlp=_mlp(hf, is_own=True),
         ln1=norm,
         ln1_post=norm,
-        ln2=norm,
+        ln2=None if hf.enable_moe_block else norm,  # experts and MLP have norms of their own
         ln2_post=norm,
         per_layer=PerLayerGate.Config(hf.hidden_size, d_layer, hf.hidden_activation) if d_layer else None,
         per_layer_post=norm if d_layer else None,
     )
-    wide = replace(block.mlp, d_mlp=hf.intermediate_size * (2 if hf.use_double_wide_mlp else 1))
     own = [
         replace(block, attn=_attention(hf, layer, lends=n_own < len(kinds) and layer in lenders.values()))
         for layer in range(n_own)
     ]
     borrowing = [
-        replace(block, attn=_borrowing(hf, layer, lenders[kinds[layer]]), mlp=wide)
+        replace(block, attn=_borrowing(hf, layer, lenders[kinds[layer]]), mlp=_mlp(hf, is_own=False))
         for layer in range(n_own, len(kinds))
     ]
     cap = hf.final_logit_softcapping
@@ -90,6 +90,17 @@ def _borrowing(hf: HFConfig, layer: int, lender: int) -> BorrowingAttention.Conf
     return BorrowingAttention.Config(**_options(hf, layer), lender=lender)
 
 
+def _mlp(hf: HFConfig, is_own: bool) -> GatedMLP.Config | NormedMoE.Config:
+    """The MLP of a layer, and perhaps experts beside it; layers that borrow may have it twice as wide."""
+    d_mlp = hf.intermediate_size * (2 if hf.use_double_wide_mlp and not is_own else 1)
+    mlp = GatedMLP.Config(hf.hidden_size, d_mlp, hf.hidden_activation)
+    n_experts, top_k, d_expert = hf.num_experts, hf.top_k_experts, hf.moe_intermediate_size
+    if not hf.enable_moe_block:
+        return mlp
+    expert, router = replace(mlp, d_mlp=d_expert), SoftmaxRouter(renormalize=True)
+    return NormedMoE.Config(expert, n_experts, top_k, router, shared=mlp, norm=llama_like.rms_norm(hf))
+
+
 def _per_layer(hf: HFConfig) -> PerLayerEmbed.Config:
     d_vocab, d_layer = hf.vocab_size_per_layer_input, hf.hidden_size_per_layer_input
     if d_vocab < hf.vocab_size:
@@ -105,6 +116,7 @@ def rows(tree: DecoderConfig) -> list[Row]:
         *llama_like.four_norm_rows(tree),
         *llama_like.attention_rows(tree),
         *llama_like.mlp_rows(tree),
+        *_sparse_rows(tree),
         Row("model.embed_tokens_per_layer.weight", "per_layer.W_E", "v (n h) -> v n h"),
         Row("model.per_layer_model_projection.weight", "per_layer.W_proj", "(n h) m -> m n h"),
         Row("model.per_layer_projection_norm.weight", "per_layer.norm.w"),
@@ -112,4 +124,23 @@ def rows(tree: DecoderConfig) -> list[Row]:
         Row(theirs + "per_layer_projection.weight", ours + "per_layer.W_out", "m h -> h m"),
         Row(theirs + "post_per_layer_input_norm.weight", ours + "per_layer_post.w"),
         Row(theirs + "layer_scalar", ours + "scale"),
+    ]
+
+
+def _sparse_rows(tree: DecoderConfig) -> list[Row]:
+    """Router, experts, the MLP beside them, and the norms of all."""
+    theirs, ours, e = "model.layers.{l}.", "blocks.{l}.mlp.", moe.n_experts(tree)
+    norms = {"pre": "", "post": "_post"}
+    return [
+        *(Row(f"{theirs}{x}_feedforward_layernorm_2.weight", f"{ours}ln_experts{y}.w") for x, y in norms.items()),
+        Row(theirs + "pre_feedforward_layernorm.weight", ours + "ln_shared.w"),
+        Row(theirs + "post_feedforward_layernorm_1.weight", ours + "ln_shared_post.w"),
+        Row(theirs + "router.scale", ours + "ln_router.w"),
+        Row(theirs + "router.proj.weight", ours + "W_router", "e m -> m e"),
+        Row(theirs + "router.per_expert_scale", ours + "expert_scale"),
+        Row(theirs + "experts.gate_up_proj", ours + "experts.{e}.W_{x}", "e (x f) m -> m f", e=e, x=["gate", "in"]),
+        Row(theirs + "experts.down_proj", ours + "experts.{e}.W_out", "e m f -> f m", e=e),
+        Row(theirs + "mlp.gate_proj.weight", ours + "shared.W_gate", "f m -> m f"),
+        Row(theirs + "mlp.up_proj.weight", ours + "shared.W_in", "f m -> m f"),
+        Row(theirs + "mlp.down_proj.weight", ours + "shared.W_out", "m f -> f m"),
     ]

@@ -13,8 +13,11 @@ from hooked_lm.families import family
 from hooked_lm.hub.kinds import Model
 from hooked_lm.hub.load import concrete_rows
 from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.encoder import HookedEncoder
+from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from hooked_lm.models.tree import DecoderConfig
 from hooked_lm.weights import export, slots
+from hooked_lm.weights.rows import unprefixed
 
 
 def to_hf(model: Model) -> Any:
@@ -64,16 +67,32 @@ def exported(model: Model) -> tuple[Any, dict[str, Tensor]]:
             f"the weights of this model were rewritten ({', '.join(processed)}); load it with "
             "from_pretrained_no_processing to write it back"
         )
-    from transformers import CONFIG_MAPPING
+    from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM
 
     config = CONFIG_MAPPING[model.hf_config["model_type"]].from_dict(copy.deepcopy(model.hf_config))
     config.dtype, module, tree = model.cfg.dtype, family(config.model_type), model.cfg.tree
     assert tree is not None
     if isinstance(model, HookedTransformer):
         tree = _as_it_is_now(model, config)
+    elif isinstance(model, HookedEncoderDecoder):  # with its unembedding, whatever the checkpoint called itself
+        config.architectures = [AutoModelForSeq2SeqLM._model_mapping[type(config)].__name__]
     parameters = slots(model)
     rows = [row for row in concrete_rows(module, tree, range(len(model.blocks))) if row.ours in parameters]
+    if isinstance(model, HookedEncoder) and _is_bare(model, config):
+        rows = unprefixed(rows, module.PREFIX)
     return config, export(model, rows)
+
+
+def _is_bare(model: HookedEncoder, config: Any) -> bool:
+    """Whether an encoder belongs to a class without heads, in whose files names have no prefix.
+
+    A config that names no class gets the one that fits the heads.
+    """
+    from transformers import AutoModel, AutoModelForMaskedLM
+
+    auto = AutoModel if model.unembed is None else AutoModelForMaskedLM
+    config.architectures = config.architectures or [auto._model_mapping[type(config)].__name__]
+    return bool(config.architectures[0] == AutoModel._model_mapping[type(config)].__name__)
 
 
 def _as_it_is_now(model: HookedTransformer, config: Any) -> DecoderConfig:

@@ -5,11 +5,13 @@ from typing import Any
 
 from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
 from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.encoder import HookedEncoder
+from hooked_lm.models.encoder_config import EncoderConfig, HookedEncoderConfig
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from hooked_lm.models.encoder_decoder_config import EncoderDecoderConfig, HookedEncoderDecoderConfig
 
-Model = HookedTransformer | HookedEncoderDecoder
-Tree = DecoderConfig | EncoderDecoderConfig
+Model = HookedTransformer | HookedEncoder | HookedEncoderDecoder
+Tree = DecoderConfig | EncoderConfig | EncoderDecoderConfig
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Kind:
 
 KINDS: dict[type, Kind] = {
     DecoderConfig: Kind(HookedTransformer, HookedTransformerConfig),
+    EncoderConfig: Kind(HookedEncoder, HookedEncoderConfig),
     EncoderDecoderConfig: Kind(HookedEncoderDecoder, HookedEncoderDecoderConfig),
 }
 

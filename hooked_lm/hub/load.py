@@ -1,7 +1,7 @@
 """From a checkpoint to a HookedTransformer."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from types import ModuleType
 from typing import Any
@@ -13,7 +13,7 @@ from hooked_lm.families import family
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.hub.kinds import Model, Tree, kind_of
 from hooked_lm.hub.options import checkpoint_step, one_device, real_dtype, with_limits
-from hooked_lm.hub.source import Source, find, find_tokenizer
+from hooked_lm.hub.source import Source, find, find_tokenizer, in_present_names
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.fold import process_weights
 from hooked_lm.weights import Row, expand, load, slots
@@ -81,8 +81,9 @@ def from_pretrained(
     device = one_device(device, device_map, n_devices, move_to_device)
     step, revision = checkpoint_step(str(model_name), checkpoint_index, checkpoint_value, revision)
     source = find(model_name, hf_model, revision, local_files_only, hf_kwargs)
-    module, tensors = family(source.config.model_type), source.tensors(mmap)
-    full = read_config(module, source.config, source.architectures())
+    module = family(source.config.model_type)
+    tensors = in_present_names(source.tensors(mmap), getattr(module, "RENAMED", {}))
+    full = read_config(module, source.config, source.architectures(), tensors)
     if hasattr(module, "fitted"):
         full = module.fitted(full, tensors)
     kind = kind_of(full, cls, str(model_name))
@@ -151,9 +152,15 @@ def _facts(
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def read_config(module: ModuleType, config: Any, architectures: Sequence[str] = ()) -> Tree:
-    """The tree of an HF config; raises ValueError for a field that is not at its default and that nobody reads."""
-    hf = HFConfig(config.to_dict() | {"architectures": list(architectures)}, type(config)().to_dict())
+def read_config(
+    module: ModuleType, config: Any, architectures: Sequence[str] = (), tensors: Collection[str] = ()
+) -> Tree:
+    """The tree of an HF config, and of the transformers class and the names of the weights, which tell its heads.
+
+    Raises ValueError for a field that is not at its default and that nobody reads.
+    """
+    values, names = config.to_dict() | {"architectures": list(architectures)}, set(tensors)
+    hf = HFConfig(values, type(config)().to_dict(), {name.removeprefix(module.PREFIX) for name in names})
     tree = module.config(hf)
     if unread := hf.unread(getattr(module, "NO_EFFECT", ())):
         raise ValueError(

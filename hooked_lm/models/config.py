@@ -19,8 +19,9 @@ class HookedTransformerConfig:
     d_vocab=1000, act_fn="gelu")`. On a loaded model the same names answer for its tree, the first block speaking for
     all where blocks differ. The flags `use_attn_result`, `use_split_qkv_input`, `use_attn_in`, `use_hook_mlp_in` and
     `use_hook_tokens` say whether a cache without a filter holds those sites. `attn_scale` is what scores are divided
-    by; a soft cap of -1 is none. Sizes that follow from others may be left out. Raises ValueError for sizes that
-    contradict each other and for what this class cannot build.
+    by; a soft cap of -1 is none. With `num_experts` the MLPs are mixtures of experts, `experts_per_token` of them for
+    each token; `rotary_base_local` is the base of local layers. Sizes that follow from others may be left out. Raises
+    ValueError for sizes that contradict each other and for what this class cannot build.
     """
 
     n_layers: int
@@ -60,6 +61,7 @@ class HookedTransformerConfig:
     normalization_type: str | None = "LN"
     final_rms: bool = False
     use_normalization_before_and_after: bool = False
+    post_embedding_ln: bool = False
     device: Any = None
     n_devices: int = 1
     dtype: Any = torch.float32
@@ -71,10 +73,27 @@ class HookedTransformerConfig:
     attn_scores_soft_cap: float = -1.0
     output_logits_soft_cap: float = -1.0
     use_qk_norm: bool = False
+    use_attention_sinks: bool = False
+    clip_qkv: float | None = None
+    num_experts: int | None = None
+    experts_per_token: int | None = None
+    norm_topk_prob: bool = False
     positional_embedding_type: str = "standard"
     rotary_dim: int | None = None
     rotary_base: float = 10000.0
+    rotary_base_local: float | None = None
     rotary_adjacent_pairs: bool = False
+    use_NTK_by_parts_rope: bool = False
+    NTK_by_parts_low_freq_factor: float = 1.0
+    NTK_by_parts_high_freq_factor: float = 4.0
+    NTK_by_parts_factor: float = 8.0
+    NTK_original_context_len: int = 8192
+    use_yarn_rope: bool = False
+    yarn_factor: float = 1.0
+    yarn_attention_factor: float | None = None
+    yarn_beta_fast: float = 32.0
+    yarn_beta_slow: float = 1.0
+    yarn_original_max_position_embeddings: int = 4096
     n_key_value_heads: int | None = None
     d_vocab_out: int = -1
     tie_word_embeddings: bool = False
@@ -112,6 +131,8 @@ class HookedTransformerConfig:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
         types = self.attn_types
+        if (self.num_experts is None) != (self.experts_per_token is None):
+            raise ValueError("num_experts and experts_per_token go together")
         if types is not None and (len(types) < self.n_layers or not {*types} <= {"local", "global"}):
             raise ValueError(f"attn_types must say 'local' or 'global' for each of {self.n_layers} layers, got {types}")
 

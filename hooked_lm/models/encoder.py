@@ -67,8 +67,8 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
             self.blocks = nn.ModuleList(block.build(layer) for layer, block in enumerate(tree.blocks))
             self.ln_final = build_norm(tree.ln_final)
             self._make_heads(tree)
-        if tree.weights_of is not None:
-            share_weights(self.blocks, tree.weights_of)
+        if tree.shares is not None:
+            share_weights(self.blocks, tree.shares)
         if self.embed.W_E.dtype != self.cfg.dtype:
             super().to(self.cfg.dtype)
         if self.cfg.init_weights:
@@ -205,10 +205,10 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
     from_pretrained_no_processing = from_pretrained
 
 
-def share_weights(blocks: nn.ModuleList, weights_of: tuple[int, ...]) -> None:
-    """Let blocks have the weights of earlier ones; each keeps hook points of its own."""
-    for block, source in zip(blocks, weights_of, strict=True):
-        for own, shared in zip(block.modules(), blocks[source].modules(), strict=True):
+def share_weights(blocks: nn.ModuleList, shares: tuple[tuple[int, int], ...]) -> None:
+    """Let blocks of one set have the weights of its first; each keeps hook points of its own."""
+    for block, place in zip(blocks, shares, strict=True):
+        for own, shared in zip(block.modules(), blocks[shares.index(place)].modules(), strict=True):
             own._parameters = shared._parameters  # one dictionary: who replaces a weight replaces it for all
 
 

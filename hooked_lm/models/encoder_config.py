@@ -21,8 +21,8 @@ from hooked_lm.models.flat import norm_type
 class EncoderConfig:
     """An encoder: embeddings, a tuple of blocks (they may differ), perhaps a final norm, and the heads that there are.
 
-    `n_ctx` is the longest text. `weights_of` says for each block whose weights it has: those of itself, or of an earlier
-    one. `rel_pos_bias` is a bias on the scores, and `rel_embed` a table of relative positions, that all layers share.
+    `n_ctx` is the longest text. `shares` names for each block the set of weights that it has: blocks of one set share
+    them. `rel_pos_bias` is a bias on the scores, and `rel_embed` a table of relative positions, that all layers share.
     """
 
     n_ctx: int
@@ -31,7 +31,7 @@ class EncoderConfig:
     ln_final: NormConfig | None = None
     rel_pos_bias: RelativeBias.Config | None = None
     rel_embed: RelativeEmbed.Config | None = None
-    weights_of: tuple[int, ...] | None = None
+    shares: tuple[tuple[int, int], ...] | None = None
     mlm_head: MLMHead.Config | None = None
     unembed: Unembed.Config | None = None
     pooler: Pooler.Config | None = None

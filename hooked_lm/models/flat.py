@@ -18,21 +18,22 @@ from hooked_lm.components.mlp import MLP, GatedMLP, MLPConfig
 from hooked_lm.components.moe import ClampedGatedMLP, MoE
 from hooked_lm.components.norm import LayerNorm, NormConfig, RMSNorm
 from hooked_lm.components.position_bias import Alibi
-from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.rotary import Llama3Scaling, Rotary, Scaling, YarnScaling
+from hooked_lm.components.router import SoftmaxRouter
 from hooked_lm.models.tree import DecoderConfig
 
 
 def build_tree(cfg: Any) -> DecoderConfig:
     """The tree that flat names describe."""
-    if cfg.positional_embedding_type not in ("standard", "rotary", "shortformer"):
+    kinds = ("standard", "rotary", "shortformer", "alibi", "none")
+    if cfg.positional_embedding_type not in kinds:
         raise ValueError(
-            f"positional_embedding_type '{cfg.positional_embedding_type}' cannot be built from flat names; "
-            "'standard', 'rotary' and 'shortformer' can"
+            f"positional_embedding_type '{cfg.positional_embedding_type}' cannot be built from flat names; {kinds} can"
         )
-    rotary = cfg.positional_embedding_type == "rotary"
+    learned = cfg.positional_embedding_type in ("standard", "shortformer")
     return DecoderConfig(
         n_ctx=cfg.n_ctx,
-        embed=Embed.Config(cfg.d_vocab, cfg.d_model),
+        embed=Embed.Config(cfg.d_vocab, cfg.d_model, norm=_norm(cfg) if cfg.post_embedding_ln else None),
         blocks=tuple(_block(cfg, layer) for layer in range(cfg.n_layers)),
         unembed=Unembed.Config(
             cfg.d_model,
@@ -41,7 +42,7 @@ def build_tree(cfg: Any) -> DecoderConfig:
             soft_cap=_cap(cfg.output_logits_soft_cap),
             tied=cfg.tie_word_embeddings,
         ),
-        pos_embed=None if rotary else PosEmbed.Config(cfg.n_ctx, cfg.d_model),
+        pos_embed=PosEmbed.Config(cfg.n_ctx, cfg.d_model) if learned else None,
         ln_final=RMSNorm.Config(cfg.d_model, cfg.eps) if cfg.final_rms else _norm(cfg),
         shortformer=cfg.positional_embedding_type == "shortformer",
     )
@@ -61,9 +62,6 @@ def _attention(cfg: Any, layer: int) -> Attention.Config:
     local = cfg.use_local_attn and (cfg.attn_types is None or cfg.attn_types[layer] == "local")
     if local and cfg.window_size is None:
         raise ValueError("use_local_attn needs window_size, the number of positions a query sees")
-    rotary = None
-    if cfg.positional_embedding_type == "rotary":
-        rotary = Rotary(cfg.rotary_dim or cfg.d_head, float(cfg.rotary_base), cfg.rotary_adjacent_pairs)
     return Attention.Config(
         d_model=cfg.d_model,
         n_heads=cfg.n_heads,
@@ -72,7 +70,10 @@ def _attention(cfg: Any, layer: int) -> Attention.Config:
         scale=scale,
         qkv_bias=True,
         out_bias=True,
-        rotary=rotary,
+        rotary=_rotary(cfg, local) if cfg.positional_embedding_type == "rotary" else None,
+        position_bias=Alibi(cfg.n_heads) if cfg.positional_embedding_type == "alibi" else None,
+        sinks=cfg.use_attention_sinks,
+        clip=cfg.clip_qkv,
         qk_norm=RMSNorm.Config(cfg.d_head, cfg.eps) if cfg.use_qk_norm else None,
         window=cfg.window_size if local else None,
         soft_cap=_cap(cfg.attn_scores_soft_cap),
@@ -80,8 +81,27 @@ def _attention(cfg: Any, layer: int) -> Attention.Config:
     )
 
 
-def _mlp(cfg: Any) -> MLPConfig:
+def _rotary(cfg: Any, local: bool) -> Rotary:
+    """Local layers may have a base of their own; they are not stretched then."""
+    dim = cfg.rotary_dim or cfg.d_head
+    if local and cfg.rotary_base_local is not None:
+        return Rotary(dim, float(cfg.rotary_base_local), cfg.rotary_adjacent_pairs)
+    scaling: Scaling | None = None
+    if cfg.use_NTK_by_parts_rope:
+        parts = (cfg.NTK_by_parts_factor, cfg.NTK_by_parts_low_freq_factor, cfg.NTK_by_parts_high_freq_factor)
+        scaling = Llama3Scaling(*parts, cfg.NTK_original_context_len)
+    elif cfg.use_yarn_rope:
+        trained, fast, slow = cfg.yarn_original_max_position_embeddings, cfg.yarn_beta_fast, cfg.yarn_beta_slow
+        scaling = YarnScaling(cfg.yarn_factor, trained, fast, slow, cfg.yarn_attention_factor)
+    return Rotary(dim, float(cfg.rotary_base), cfg.rotary_adjacent_pairs, scaling)
+
+
+def _mlp(cfg: Any) -> MLPConfig | MoE.Config:
     act_fn, d_mlp = cfg.act_fn or "", cfg.d_mlp or 4 * cfg.d_model
+    if cfg.num_experts is not None:
+        kind = GatedMLP if cfg.gated_mlp else MLP
+        expert = kind.Config(cfg.d_model, d_mlp, act_fn, bias=False)
+        return MoE.Config(expert, cfg.num_experts, cfg.experts_per_token, SoftmaxRouter(cfg.norm_topk_prob))
     if cfg.gated_mlp:
         return GatedMLP.Config(cfg.d_model, d_mlp, act_fn, bias=True)
     if act_fn == "solu_ln":
@@ -121,6 +141,7 @@ def flat_names(tree: DecoderConfig) -> dict[str, Any]:
         "eps": block.ln1.eps if block.ln1 else 1e-5,
         "use_normalization_before_and_after": block.ln1_post is not None,
         "parallel_attn_mlp": isinstance(block, ParallelBlock.Config),
+        "post_embedding_ln": tree.embed.norm is not None,
     }
     return flat | _attention_names(tree) | _mlp_names(tree) | _mixer_names(tree)
 
@@ -141,6 +162,8 @@ def _attention_names(tree: DecoderConfig) -> dict[str, Any]:
         "attn_scale": attn.d_head**0.5 if attn.scale is None else 1 / attn.scale,
         "attn_scores_soft_cap": attn.soft_cap or -1.0,
         "use_qk_norm": attn.qk_norm is not None,
+        "use_attention_sinks": attn.sinks,
+        "clip_qkv": attn.clip,
         "use_local_attn": any(windows),
         "window_size": next((window for window in windows if window), None),
         "attn_types": ["local" if w else "global" for w in windows] if any(windows) and everywhere else None,
@@ -149,7 +172,35 @@ def _attention_names(tree: DecoderConfig) -> dict[str, Any]:
         "rotary_dim": rotary.dim if rotary else None,
         "rotary_base": rotary.theta if rotary else 10000.0,
         "rotary_adjacent_pairs": rotary.adjacent_pairs if rotary else False,
-    }
+    } | _stretching(attns)
+
+
+def _stretching(attns: list[Any]) -> dict[str, Any]:
+    """The flat names of how the rotary embedding of layers that see everything is stretched, and of the local base."""
+    rotaries = {kind: [a.rotary for a in attns if a.rotary and bool(a.window) == kind] for kind in (True, False)}
+    local, everywhere = ([*rotaries[kind], None][0] for kind in (True, False))
+    flat: dict[str, Any] = {}
+    if local is not None and everywhere is not None and local.theta != everywhere.theta:
+        flat |= {"rotary_base": everywhere.theta, "rotary_base_local": local.theta}
+    scaling = everywhere.scaling if everywhere is not None else None
+    if isinstance(scaling, Llama3Scaling):
+        flat |= {
+            "use_NTK_by_parts_rope": True,
+            "NTK_by_parts_factor": scaling.factor,
+            "NTK_by_parts_low_freq_factor": scaling.low_freq_factor,
+            "NTK_by_parts_high_freq_factor": scaling.high_freq_factor,
+            "NTK_original_context_len": scaling.trained_n_ctx,
+        }
+    if isinstance(scaling, YarnScaling):
+        flat |= {
+            "use_yarn_rope": True,
+            "yarn_factor": scaling.factor,
+            "yarn_attention_factor": scaling.attention_factor,
+            "yarn_beta_fast": scaling.beta_fast,
+            "yarn_beta_slow": scaling.beta_slow,
+            "yarn_original_max_position_embeddings": scaling.trained_n_ctx,
+        }
+    return flat
 
 
 def _positions(tree: DecoderConfig) -> str:
@@ -164,6 +215,7 @@ def _mlp_names(tree: DecoderConfig) -> dict[str, Any]:
     mlps = [block.mlp for block in tree.blocks if isinstance(block, MLPPart.Config)]
     if not mlps:
         return {"attn_only": True}
+    mixture = next((mlp for mlp in mlps if isinstance(mlp, MoE.Config)), None)
     mlp = mlps[0].expert if isinstance(mlps[0], MoE.Config) else mlps[0]
     mid_norm = isinstance(mlp, MLP.Config) and mlp.mid_norm is not None
     return {
@@ -171,6 +223,9 @@ def _mlp_names(tree: DecoderConfig) -> dict[str, Any]:
         "d_mlp": mlp.d_mlp,
         "act_fn": activation_name(mlp.act_fn) + ("_ln" if mid_norm else ""),
         "gated_mlp": isinstance(mlp, (GatedMLP.Config, ClampedGatedMLP.Config)),
+        "num_experts": None if mixture is None else mixture.n_experts,
+        "experts_per_token": None if mixture is None else mixture.top_k,
+        "norm_topk_prob": mixture is not None and getattr(mixture.router, "renormalize", False),
     }
 
 

@@ -18,6 +18,7 @@ from hooked_lm.components.mixer_block import MixerBlock, MixerMLPBlock
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import ClampedGatedMLP, MoE
 from hooked_lm.components.norm import LayerNorm, RMSNorm
+from hooked_lm.components.normed_moe import NormedMoE
 from hooked_lm.components.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
 from hooked_lm.components.relative_bias import RelativeBias
 from hooked_lm.components.rg_lru import RGLRU
@@ -141,6 +142,13 @@ def _(cfg: MoE.Config) -> Sites:
     if cfg.shared is not None:
         sites |= below("shared", sites_of(cfg.shared))
     return sites | ({"hook_shared_gate": "batch pos 1"} if cfg.shared_gate else {})
+
+
+@sites_of.register
+def _(cfg: NormedMoE.Config) -> Sites:
+    names = ("ln_router", "ln_experts", "ln_experts_post", "ln_shared", "ln_shared_post")
+    norms = [below(name, norm(cfg.norm)) for name in names]
+    return {name: words for part in (sites_of.dispatch(MoE.Config)(cfg), *norms) for name, words in part.items()}
 
 
 @sites_of.register

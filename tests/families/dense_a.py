@@ -297,6 +297,23 @@ GEMMA4S = [
     ),
     Case(
         "gemma4_text",
+        "experts-beside-mlp",
+        {
+            **GEMMA4,
+            **every(2, 2),
+            "sliding_window": 5,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 12,
+        },
+        adjust=scale_layers,
+    ),
+    Case(
+        "gemma4_text",
         "borrowing-biased-linear",
         {
             **GEMMA4,

@@ -31,8 +31,10 @@ def with_bias(model: nn.Module) -> None:
 
 
 def with_sines(model: nn.Module) -> None:
-    """The same, with the table of sines that Marian's files do not hold."""
+    """The same, with the table of sines that Marian's files do not hold, and cross attention that is uneven all the same."""
     with_bias(model)
+    for layer in model.model.decoder.layers:
+        layer.encoder_attn.q_proj.weight.mul_(4.0)
     for side in (model.model.encoder, model.model.decoder):
         side.embed_positions.weight.copy_(side.embed_positions.create_weight())
 

@@ -69,7 +69,8 @@ def test_the_vocabulary_of_a_tokenizer() -> None:
         ({"n_heads": 4, "act_fn": None}, ValueError, "act_fn"),
         ({"n_heads": 4, "normalization_type": "BN"}, ValueError, "'BN'.*'LN'"),
         ({"n_heads": 4, "use_local_attn": True}, ValueError, "window_size"),
-        ({"n_heads": 4, "positional_embedding_type": "alibi"}, ValueError, "'alibi'"),
+        ({"n_heads": 4, "positional_embedding_type": "spiral"}, ValueError, "'spiral'.*'alibi'"),
+        ({"n_heads": 4, "num_experts": 4}, ValueError, "experts_per_token"),
     ],
 )
 def test_what_cannot_be_built(fields: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -121,3 +122,13 @@ def test_a_size_edited_apart_from_the_tree_is_refused() -> None:
     with pytest.raises(ValueError, match=r"cfg\.n_layers is 3, but the tree .* has 1"):
         HookedTransformer(cfg)
     assert len(HookedTransformer(replace(cfg, n_layers=3, n_params=None, tree=None)).blocks) == 3
+
+
+def test_experts_by_flat_names() -> None:
+    fields = {"num_experts": 4, "experts_per_token": 2, "norm_topk_prob": True, "gated_mlp": True}
+    cfg = HookedTransformerConfig(**SIZES, n_heads=4, **fields)
+    again = HookedTransformerConfig.from_tree(cfg.tree)
+    assert {name: getattr(again, name) for name in fields} == fields
+    _, cache = HookedTransformer(cfg).run_with_cache(torch.tensor([[1, 2, 3]]))
+    assert cache["blocks.0.mlp.hook_expert_indices"].shape == (1, 3, 2)
+    torch.testing.assert_close(cache["blocks.1.mlp.hook_expert_weights"].sum(-1), torch.ones(1, 3))

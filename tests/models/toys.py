@@ -22,6 +22,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "post_norm": {"act_fn": "gelu", "use_normalization_before_and_after": True, "n_key_value_heads": 1, **ROTARY},
     "solu": {"act_fn": "solu_ln", "normalization_type": "LNPre", "final_rms": True},
     "shortformer": {"act_fn": "gelu", "positional_embedding_type": "shortformer"},
+    "sinks": {"act_fn": "gelu", "use_attention_sinks": True, "clip_qkv": 1.5, "post_embedding_ln": True},
+    "alibi": {"act_fn": "relu", "positional_embedding_type": "alibi"},
+    "no_positions": {"act_fn": "relu", "positional_embedding_type": "none"},
+    "ntk": {"act_fn": "relu", "use_NTK_by_parts_rope": True, "NTK_original_context_len": 12, **ROTARY},
+    "yarn": {"act_fn": "relu", "use_yarn_rope": True, "yarn_factor": 4.0, **ROTARY,
+             "yarn_original_max_position_embeddings": 32},
+    "local_base": {"act_fn": "gelu", "use_local_attn": True, "window_size": 3, "rotary_base_local": 20.0, **ROTARY,
+                   "attn_types": ["local", "global", "local"]},
     "inverse_scale": {"act_fn": "gelu", "scale_attn_by_inverse_layer_idx": True, "use_attn_scale": False},
 }  # fmt: skip
 BOTH_WAYS = {"act_fn": "gelu", "attention_dir": "bidirectional"}

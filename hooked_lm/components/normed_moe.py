@@ -1,0 +1,92 @@
+"""Experts beside an MLP, each behind norms of its own (Gemma 4, Google DeepMind 2026)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hooked_lm.components.identities import Identity, Read, Reader, Sites, added, below, norm_identity, normed
+from hooked_lm.components.mlp import on_demand
+from hooked_lm.components.moe import Indices, MoE, Stream, Weights
+from hooked_lm.components.norm import NormConfig, build_norm
+
+
+class NormedMoE(MoE):
+    """`ln_shared_post(shared(ln_shared(x))) + ln_experts_post(sum of weight_e * experts[e](ln_experts(x)))`.
+
+    x is the stream as it is. The router reads it through a norm of its own, `ln_router(x) * d_model ** -0.5`, and what it
+    gives to an expert is multiplied by `expert_scale` [expert].
+    """
+
+    @dataclass(frozen=True)
+    class Config(MoE.Config):
+        """`norm` is that of all five."""
+
+        norm: NormConfig = field(kw_only=True)
+
+        def build(self) -> "NormedMoE":
+            return NormedMoE(self)
+
+    cfg: Config
+
+    def __init__(self, cfg: Config) -> None:
+        if cfg.shared is None:
+            raise ValueError("NormedMoE needs a shared expert, the MLP beside the others")
+        super().__init__(cfg)
+        self.expert_scale = nn.Parameter(torch.ones(cfg.n_experts))
+        self.ln_router, self.ln_experts, self.ln_experts_post = (build_norm(cfg.norm) for _ in range(3))
+        self.ln_shared, self.ln_shared_post = build_norm(cfg.norm), build_norm(cfg.norm)
+        routing = ("ln_router", "hook_router_logits", "hook_expert_weights", "hook_expert_indices")
+        made = ("ln_experts", "experts", "ln_experts_post", "ln_shared", "shared", "ln_shared_post", "hook_out")
+        for name in (*routing, *made):  # sites are listed in the order of computation
+            self._modules[name] = self._modules.pop(name)
+
+    def forward(self, x: Stream) -> Stream:
+        x = on_demand(self.hook_in, x)
+        weights, indices = self.route(x)
+        mixed = self.ln_experts_post(self.mix(self.ln_experts(x), weights, indices))
+        assert self.shared is not None
+        return self.hook_out(self.ln_shared_post(self.shared(self.ln_shared(x))) + mixed)
+
+    def router_logits(self, x: Stream) -> Float[Tensor, "batch pos expert"]:
+        """A number for each expert."""
+        return F.linear(self.ln_router(x) * self.cfg.d_model**-0.5, self.W_router.T)
+
+    def choice(self, logits: Float[Tensor, "batch pos expert"]) -> tuple[Weights, Indices]:
+        """What the router makes of its logits."""
+        weights, indices = super().choice(logits)
+        return weights * self.expert_scale[indices], indices
+
+    # ---- what holds between the sites ------------------------------------------------------------------------------
+
+    def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
+        """What must hold between the sites of a run in which `read()` came in."""
+
+        def through(name: str) -> Tensor:
+            return normed(getattr(self, name), below(at, name), read)
+
+        for name in ("ln_router", "ln_experts", "ln_shared"):
+            yield from norm_identity(name, getattr(self, name), below(at, name), read)
+        yield from self.identities_of_parts(
+            at,
+            lambda: through("ln_router") * self.cfg.d_model**-0.5,
+            lambda: through("ln_experts"),
+            lambda: through("ln_shared"),
+        )
+
+    def rebuilt(self, at: Sites) -> Tensor:
+        """The output, from what the `W_out` of the MLP and the experts read."""
+        assert self.shared is not None
+        shared = added(self.shared.rebuilt(below(at, "shared")), self.ln_shared_post, 1.0)
+        return shared + added(self.rebuilt_mix(at), self.ln_experts_post, 1.0)
+
+    def readers(self) -> list[Reader]:
+        """None: norms stand between the stream and all weights."""
+        return []
+
+    def writers(self) -> list[Tensor]:
+        """None: norms stand between all weights and the output."""
+        return []

@@ -1,0 +1,14 @@
+"""XLM-RoBERTa (Conneau et al. 2019, arXiv:1911.02116): RoBERTa for a hundred languages."""
+
+from hooked_lm.families import roberta
+from hooked_lm.families._reader import HFConfig
+from hooked_lm.families.roberta import IGNORED, NO_EFFECT, PREFIX, RENAMED, rows
+from hooked_lm.models.encoder_config import EncoderConfig
+
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]
+
+MODEL_TYPE = "xlm-roberta"
+
+
+def config(hf: HFConfig) -> EncoderConfig:
+    return roberta.config(hf)
