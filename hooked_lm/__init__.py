@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     from hooked_lm.models.activation_cache import ActivationCache as ActivationCache
     from hooked_lm.models.config import HookedTransformerConfig as HookedTransformerConfig
     from hooked_lm.models.decoder import HookedTransformer as HookedTransformer
+    from hooked_lm.models.encoder_decoder import HookedEncoderDecoder as HookedEncoderDecoder
+    from hooked_lm.models.encoder_decoder_config import HookedEncoderDecoderConfig as HookedEncoderDecoderConfig
 
 _HOMES = {
     "ActivationCache": "hooked_lm.models.activation_cache",
     "FactoredMatrix": "hooked_lm.factored_matrix",
     "HookPoint": "hooked_lm.hooks",
+    "HookedEncoderDecoder": "hooked_lm.models.encoder_decoder",
+    "HookedEncoderDecoderConfig": "hooked_lm.models.encoder_decoder_config",
     "HookedRootModule": "hooked_lm.hooks",
     "HookedTransformer": "hooked_lm.models.decoder",
     "HookedTransformerConfig": "hooked_lm.models.config",

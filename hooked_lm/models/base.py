@@ -1,11 +1,12 @@
 """What models of every class share: where their weights are, and the way to and from checkpoints."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from typing_extensions import Self
 
 from hooked_lm.models.init import init_weights
+
+Placed = TypeVar("Placed", bound="PlacedModel")
 
 
 class PlacedModel:
@@ -20,21 +21,21 @@ class PlacedModel:
         """Where the weights are."""
         return self.embed.W_E.device
 
-    def to(self, *args: Any, print_details: bool = True, **kwargs: Any) -> Self:
+    def to(self: Placed, *args: Any, print_details: bool = True, **kwargs: Any) -> Placed:
         """Move the model, as `nn.Module.to` does; `cfg.device` and `cfg.dtype` follow."""
         super().to(*args, **kwargs)  # type: ignore[misc]
         self.cfg.device, self.cfg.dtype = str(self.device), self.embed.W_E.dtype
         return self
 
-    def cuda(self, device: Any = None) -> Self:
+    def cuda(self: Placed, device: Any = None) -> Placed:
         """Move the model to a CUDA device."""
         return self.to("cuda" if device is None else torch.device("cuda", device))
 
-    def cpu(self) -> Self:
+    def cpu(self: Placed) -> Placed:
         """Move the model to the CPU."""
         return self.to("cpu")
 
-    def mps(self) -> Self:
+    def mps(self: Placed) -> Placed:
         """Move the model to an Apple GPU."""
         return self.to("mps")
 

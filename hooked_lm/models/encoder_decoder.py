@@ -15,6 +15,7 @@ from hooked_lm.components.norm import build_norm
 from hooked_lm.components.relative_bias import RelativeBias
 from hooked_lm.components.source import EncoderDecoderCache, Source, StackContext
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, is_listening
+from hooked_lm.models.base import PlacedModel
 from hooked_lm.models.checks import check_length, check_options
 from hooked_lm.models.decoder import Output
 from hooked_lm.models.encoder_decoder_cache import EncoderDecoderActivations, site_name
@@ -28,7 +29,6 @@ from hooked_lm.models.encoder_decoder_generate import generate
 from hooked_lm.models.encoder_decoder_text import DecoderInput, SourceAndTargetText, real_positions
 from hooked_lm.models.encoder_decoder_verify import verify
 from hooked_lm.models.encoder_decoder_views import EncoderDecoderViews
-from hooked_lm.models.init import init_weights
 from hooked_lm.models.loss import lm_cross_entropy_loss
 from hooked_lm.models.verify import Verification
 
@@ -38,7 +38,7 @@ Mask = Int[Tensor, "rows pos"] | Bool[Tensor, "rows pos"]
 TargetMask = Int[Tensor, "rows all_pos"] | Bool[Tensor, "rows all_pos"]
 
 
-class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, HookedRootModule):
+class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel, HookedRootModule):
     """An encoder-decoder transformer in which every intermediate value has a name.
 
     `HookedEncoderDecoder.from_pretrained(name)` loads a checkpoint (T5, BART, Marian ...); `HookedEncoderDecoder(cfg)`
@@ -54,7 +54,7 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, HookedRootM
     (torch.Size([1, 2, 10]), torch.Size([1, 2, 2, 3]))
     """
 
-    hf_config: dict[str, Any] | None = None  # of the checkpoint that it was loaded from
+    cfg: HookedEncoderDecoderConfig
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, HookedRootM
         move_to_device: bool = True,
     ) -> None:
         super().__init__()
-        self.cfg = copy(HookedEncoderDecoderConfig.unwrap(cfg))  # type: ignore[assignment]  # the caller's may build others
+        self.cfg = copy(HookedEncoderDecoderConfig.unwrap(cfg))  # the caller's may build others
         self.set_tokenizer(tokenizer)
         self.cfg.check_tree()
         with torch.device(self.cfg.device if move_to_device else torch.get_default_device()):
@@ -223,33 +223,6 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, HookedRootM
         assert self.cfg.tree is not None  # made with the config
         return self.cfg.tree
 
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        """Where the weights are."""
-        return self.embed.W_E.device
-
-    def to(self, *args: Any, print_details: bool = True, **kwargs: Any) -> "HookedEncoderDecoder":
-        """Move the model, as `nn.Module.to` does; `cfg.device` and `cfg.dtype` follow."""
-        super().to(*args, **kwargs)
-        self.cfg.device, self.cfg.dtype = str(self.device), self.embed.W_E.dtype
-        return self
-
-    def cuda(self, device: Any = None) -> "HookedEncoderDecoder":
-        """Move the model to a CUDA device."""
-        return self.to("cuda" if device is None else torch.device("cuda", device))
-
-    def cpu(self) -> "HookedEncoderDecoder":
-        """Move the model to the CPU."""
-        return self.to("cpu")
-
-    def mps(self) -> "HookedEncoderDecoder":
-        """Move the model to an Apple GPU."""
-        return self.to("mps")
-
-    def init_weights(self) -> None:
-        """Fill the weights with random numbers as `cfg.init_mode` says, from `cfg.seed` if there is one."""
-        init_weights(self, self.cfg)
-
     # ---- loading -----------------------------------------------------------------------------------------------------
 
     @classmethod
@@ -260,18 +233,6 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, HookedRootM
         return hub.from_pretrained_no_processing(model_name, cls=cls, **kwargs)
 
     from_pretrained_no_processing = from_pretrained
-
-    def to_hf(self) -> Any:
-        """This model as a transformers model, bit for bit; see `hooked_lm.hub.to_hf`."""
-        from hooked_lm import hub
-
-        return hub.to_hf(self)
-
-    def save_pretrained(self, path: str | os.PathLike[str]) -> None:
-        """Write this model to a directory in HF format; see `hooked_lm.hub.save_pretrained`."""
-        from hooked_lm import hub
-
-        hub.save_pretrained(self, path)
 
 
 def _blocks(configs: Sequence[SideBlockConfig]) -> nn.ModuleList:

@@ -8,6 +8,18 @@ from torch import nn
 from tests.families._case import SIZES, Case
 
 BERT: dict[str, Any] = {**SIZES, "pad_token_id": 0, "layer_norm_eps": 0.02, "hidden_act": "gelu"}
+ROBERTA: dict[str, Any] = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+NARROW = {"embedding_size": 16}
+ALBERT: dict[str, Any] = {"embedding_size": 16, "num_hidden_layers": 3, "hidden_act": "gelu_new"}
+DISTILBERT: dict[str, Any] = {
+    "vocab_size": 61,
+    "dim": 32,
+    "hidden_dim": 48,
+    "n_layers": 2,
+    "n_heads": 4,
+    "max_position_embeddings": 40,
+    "pad_token_id": 0,
+}
 THREE_LABELS = {"num_labels": 3}
 
 
@@ -23,6 +35,10 @@ def bert(name: str, of: str = "MaskedLM", family: str = "bert", **fields: Any) -
     return Case(family, name, {**BERT, **fields}, auto=CLASSES.get(of, f"AutoModelFor{of}"))
 
 
+def distilbert(name: str, of: str = "MaskedLM", **fields: Any) -> Case:
+    return Case("distilbert", name, {**DISTILBERT, **fields}, auto=CLASSES.get(of, f"AutoModelFor{of}"))
+
+
 CLASSES = {"": "AutoModel"}
 
 CASES: list[Case] = [
@@ -34,4 +50,27 @@ CASES: list[Case] = [
     bert("texts", "SequenceClassification", **THREE_LABELS),
     bert("tokens", "TokenClassification", **THREE_LABELS),
     bert("spans", "QuestionAnswering"),
+    bert("masked", family="roberta", **ROBERTA),
+    bert("masked-untied-one-type", family="roberta", **ROBERTA, type_vocab_size=1, tie_word_embeddings=False),
+    bert("bare-pad-elsewhere", "", "roberta", **{**ROBERTA, "pad_token_id": 3}),
+    bert("texts", "SequenceClassification", "roberta", **ROBERTA, **THREE_LABELS),
+    bert("tokens", "TokenClassification", "roberta", **ROBERTA, **THREE_LABELS),
+    bert("masked", family="xlm-roberta", **ROBERTA),
+    bert("bare-relu", "", "xlm-roberta", **ROBERTA, hidden_act="relu"),
+    bert("spans", "QuestionAnswering", "xlm-roberta", **ROBERTA),
+    distilbert("masked"),
+    distilbert("masked-untied-relu-sines", activation="relu", tie_word_embeddings=False, sinusoidal_pos_embds=True),
+    distilbert("bare", ""),
+    distilbert("texts", "SequenceClassification", **THREE_LABELS),
+    distilbert("tokens", "TokenClassification", **THREE_LABELS),
+    bert("masked-narrow", family="electra", **NARROW),
+    bert("masked-untied-relu", family="electra", embedding_size=32, hidden_act="relu", tie_word_embeddings=False),
+    bert("replaced-narrow", "PreTraining", "electra", **NARROW),
+    bert("bare", "", "electra", embedding_size=32),
+    bert("texts-narrow", "SequenceClassification", "electra", **NARROW, **THREE_LABELS),
+    bert("masked-narrow", family="albert", **ALBERT),
+    bert("masked-two-groups-of-two", family="albert", **{**ALBERT, "num_hidden_groups": 2, "inner_group_num": 2}),
+    bert("pretraining-gelu", "PreTraining", "albert", **{**ALBERT, "hidden_act": "gelu"}, **THREE_LABELS),
+    bert("bare-wide", "", "albert", **{**ALBERT, "embedding_size": 48}),
+    bert("texts", "SequenceClassification", "albert", **ALBERT, **THREE_LABELS),
 ]

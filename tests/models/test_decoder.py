@@ -204,9 +204,9 @@ def test_identities(kind: str) -> None:
         values = cache["v", layer].repeat_interleave(repeats, 2)
         close(torch.einsum("bhqk,bkhd->bqhd", cache["pattern", layer], values), cache["z", layer])
         scores, sinks = cache["attn_scores", layer], model.blocks[layer].attn.sinks
-            if sinks is not None:  # they take their share and mix nothing in
-                scores = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:-1], 1)], -1)
-            close(scores.softmax(-1)[..., : scores.shape[-2]], cache["pattern", layer])
+        if sinks is not None:  # they take their share and mix nothing in
+            scores = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:-1], 1)], -1)
+        close(scores.softmax(-1)[..., : scores.shape[-2]], cache["pattern", layer])
         result = cache["result", layer].sum(2) + block.attn.b_O
         close(block.ln1_post(result), attn_out)
         if layer + 1 < N_LAYERS:
