@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.context import Context
-from hooked_lm.components.identities import Identity, Sites, normed, plus
+from hooked_lm.components.identities import Identity, Read, Sites, normed, plus
 from hooked_lm.components.norm import NormConfig, build_norm, wide
 from hooked_lm.components.position_bias import PositionBias
 from hooked_lm.hooks import HookPoint, is_listening
@@ -135,8 +135,22 @@ class Attend(nn.Module):
 
     # ---- what holds between the sites ------------------------------------------------------------------------------
 
-    def mixing_identities(self, at: Sites) -> Iterator[Identity]:
-        """The identities from the scores on."""
+    def mixing_identities(self, at: Sites, queries: Read | None = None, keys: Read | None = None) -> Iterator[Identity]:
+        """The identities from the scores on; with the queries and keys that meet in them, those of the scores too."""
+
+        def scores() -> tuple[Tensor, Tensor]:
+            assert queries is not None, "the scores are not checked without them"
+            assert keys is not None, "the scores are not checked without them"
+            q, k, shown = queries(), keys(), at("hook_attn_scores")
+            k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
+            product = torch.einsum("bqnh,bknh->bnqk", q, k) * self.scale
+            if self.soft_cap is not None:
+                product = self.soft_cap * (product / self.soft_cap).tanh()
+            seen = shown > float("-inf")
+            return product.masked_fill(~seen, 0.0), shown.masked_fill(~seen, 0.0)
+
+        if queries is not None and self.position_bias is None:
+            yield "q k^T * scale, capped == attn_scores", scores
         yield (
             "softmax(attn_scores) == pattern",
             lambda: (self.softmax(at("hook_attn_scores")), at("hook_pattern")),

@@ -174,7 +174,14 @@ class Attention(Attend):
         if self.cfg.rotary is not None:
             for name in "qk":
                 yield f"rotary({name}) keeps lengths", self._lengths(name, at)
-        yield from self.mixing_identities(at)
+        yield from self.mixing_identities(at, lambda: self._met("q", at), lambda: self._met("k", at))
+
+    def _met(self, name: str, at: Sites) -> Tensor:
+        """Queries or keys as they meet in the scores."""
+        shown = f"hook_{name}" if self.cfg.rotary is None else f"hook_rot_{name}"
+        if self.cfg.qk_norm is not None and (self.cfg.rotary is None or self.cfg.rotary_first):
+            return normed(getattr(self, f"{name}_norm"), below(at, f"{name}_norm"), lambda: at(shown))
+        return at(shown)
 
     def _lengths(self, name: str, at: Sites) -> Pair:
         """Rotary turns a vector: up to the temperature of its scaling, its length stays."""

@@ -192,7 +192,7 @@ class LatentAttention(Attend):
             yield "latent -> q", queries
         for name in "qk":
             yield f"what does not turn in {name} stays", self._still(name, at)
-        yield from self.mixing_identities(at)
+        yield from self.mixing_identities(at, lambda: at("hook_rot_q"), lambda: at("hook_rot_k"))
 
     def _still(self, name: str, at: Sites) -> Pair:
         d = self.cfg.d_nope

@@ -5,7 +5,7 @@ from hooked_lm.families import _classic as classic
 from hooked_lm.families._bert_like import IGNORED, NO_EFFECT, RENAMED, Names
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.models.encoder_config import EncoderConfig
-from hooked_lm.weights import Row, expand
+from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]
 
@@ -39,10 +39,10 @@ def config(hf: HFConfig) -> EncoderConfig:
 
 
 def rows(tree: EncoderConfig) -> list[Row]:
-    layers, shares = [], tree.shares or ()
+    layers, shares = list[Row](), tree.shares or ()
     for group, inner in dict.fromkeys(shares):
         theirs = f"albert.encoder.albert_layer_groups.{group}.albert_layers.{inner}."
-        layers += expand(layer_rows(theirs), l=[shares.index((group, inner))])
+        layers += layer_rows(theirs, f"blocks.{shares.index((group, inner))}.")
     return [
         *bert_like.embedding_rows("albert.embeddings."),
         *bert_like.projection_rows("albert.encoder.embedding_hidden_mapping_in"),
@@ -51,14 +51,20 @@ def rows(tree: EncoderConfig) -> list[Row]:
     ]
 
 
-def layer_rows(theirs: str) -> list[Row]:
-    """One set of weights."""
-    attn = theirs + "attention."
+def layer_rows(theirs: str, ours: str) -> list[Row]:
+    """One set of weights, in the first block that has it."""
+    attn, rows = theirs + "attention.", list[Row]()
+    for name, x in (("query", "Q"), ("key", "K"), ("value", "V")):
+        rows.append(Row(f"{attn}{name}.weight", f"{ours}attn.W_{x}", "(n h) m -> n m h"))
+        rows.append(Row(f"{attn}{name}.bias", f"{ours}attn.b_{x}", "(n h) -> n h"))
     return [
-        *classic.into_attention(attn + "query", attn + "key", attn + "value"),
-        *classic.out_of_attention(attn + "dense"),
-        *classic.norm(attn + "LayerNorm", "blocks.{l}.ln1"),
-        *classic.into_mlp(theirs + "ffn"),
-        *classic.out_of_mlp(theirs + "ffn_output"),
-        *classic.norm(theirs + "full_layer_layer_norm", "blocks.{l}.ln2"),
+        *rows,
+        Row(attn + "dense.weight", ours + "attn.W_O", "m (n h) -> n h m"),
+        Row(attn + "dense.bias", ours + "attn.b_O"),
+        *classic.norm(attn + "LayerNorm", ours + "ln1"),
+        Row(theirs + "ffn.weight", ours + "mlp.W_in", "f m -> m f"),
+        Row(theirs + "ffn.bias", ours + "mlp.b_in"),
+        Row(theirs + "ffn_output.weight", ours + "mlp.W_out", "m f -> f m"),
+        Row(theirs + "ffn_output.bias", ours + "mlp.b_out"),
+        *classic.norm(theirs + "full_layer_layer_norm", ours + "ln2"),
     ]

@@ -63,7 +63,10 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
         move_to_device: bool = True,
     ) -> None:
         super().__init__()
-        self.cfg = copy(HookedEncoderDecoderConfig.unwrap(cfg))  # the caller's may build others
+        flat = HookedEncoderDecoderConfig.unwrap(cfg)
+        if not isinstance(flat, HookedEncoderDecoderConfig):
+            raise TypeError(f"an encoder-decoder is built from a HookedEncoderDecoderConfig, not a {type(flat).__name__}")
+        self.cfg = copy(flat)  # the caller's may build others
         self.set_tokenizer(tokenizer)
         self.cfg.check_tree()
         with torch.device(self.cfg.device if move_to_device else torch.get_default_device()):
@@ -215,7 +218,7 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
         """What `run_with_cache` returns."""
         return EncoderDecoderActivations(cache_dict, self, has_batch_dim)
 
-    # ---- device and weights ------------------------------------------------------------------------------------------
+    # ---- what it is made of ----------------------------------------------------------------------------------------------
 
     @property
     def tree(self) -> EncoderDecoderConfig:

@@ -297,7 +297,7 @@ GEMMA4S = [
     ),
     Case(
         "gemma4_text",
-        "experts-beside-mlp",
+        "experts-beside-an-mlp",
         {
             **GEMMA4,
             **every(2, 2),
