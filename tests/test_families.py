@@ -28,6 +28,7 @@ from hooked_lm.components.norm import HeadLayerNorm
 from hooked_lm.components.router import SoftmaxRouter
 from hooked_lm.families import family, model_class, supported
 from hooked_lm.families._reader import HFConfig
+from hooked_lm.hub.load import read_config
 from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
 from tests.families import CASES, DECODER_CASES, REFUSED, Case, reference
 from tests.families._models import (
@@ -582,3 +583,11 @@ def test_wrong_weights_are_noticed(name: str, damage: Callable[[HookedTransforme
     model = copy.deepcopy(hooked(case))
     damage(model)
     assert (model(prompt(case)) - logits_of(case, prompt(case))).abs().max() > 1e-3
+
+
+def test_a_part_of_a_head_is_refused_where_whole_heads_turn():
+    """transformers would pass over the field, and turn whole heads."""
+    fields = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+    with pytest.raises(ValueError, match=r"partial_rotary_factor=0\.5: this architecture turns whole heads"):
+        read_config(family("llama"), CONFIG_MAPPING["llama"](**fields))
+    assert read_config(family("phi3"), CONFIG_MAPPING["phi3"](**fields)).blocks[0].attn.rotary.dim == 48

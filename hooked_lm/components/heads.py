@@ -1,7 +1,7 @@
 """What reads the stream that an encoder leaves: the heads of its checkpoints.
 
 `MLMHead` prepares each position for the unembedding; `Pooler` makes one vector of a text, and `NSPHead` and `Classifier`
-read that; `TokenClassifier` reads each position.
+read that; `TokenClassifier` reads each position, `ContactHead` the patterns of attention.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.activations import Activation, activation
@@ -208,3 +208,37 @@ class SpanClassifier(TokenClassifier):
     class Config(TokenClassifier.Config):
         def build(self) -> "SpanClassifier":
             return SpanClassifier(self)
+
+
+class ContactHead(nn.Module):
+    """Which residues of a protein touch, read off the patterns of all heads (Rao et al. 2021, doi:10.1101/2020.12.15.422761).
+
+    The patterns are made symmetric, and what their rows and columns explain on average is taken off (the average product
+    correction); then `sigmoid(patterns W + b)` with `W` [map, 1], where a map is a head of a layer. The first token and the
+    last are special ones, and the end token stands for nothing.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        n_maps: int
+        end_token: int
+
+        def build(self) -> "ContactHead":
+            return ContactHead(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.W = nn.Parameter(torch.empty(cfg.n_maps, 1))
+        self.b = nn.Parameter(torch.zeros(1))
+
+    def forward(
+        self, patterns: Float[Tensor, "batch map pos pos"], tokens: Int[Tensor, "batch pos"], real: Real | None = None
+    ) -> Float[Tensor, "batch residue residue"]:
+        """The probability of each pair of residues; `pos` are two positions more than there are residues."""
+        counts = tokens != self.cfg.end_token
+        counts = (counts if real is None else counts & real).to(patterns)
+        patterns = (patterns * counts[:, None, :, None] * counts[:, None, None, :])[..., 1:-1, 1:-1]
+        symmetric = patterns + patterns.mT
+        expected = symmetric.sum(-1, keepdim=True) * symmetric.sum(-2, keepdim=True) / symmetric.sum((-2, -1), keepdim=True)
+        return ((symmetric - expected).permute(0, 2, 3, 1) @ self.W + self.b)[..., 0].sigmoid()

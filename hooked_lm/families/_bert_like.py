@@ -73,15 +73,17 @@ def projected(narrow: EncoderEmbed.Config, d_model: int) -> ProjectedEncoderEmbe
 class Names:
     """Where the heads of a family lie in its files, without the prefix of the base model.
 
-    `mlm`, `mlm_norm` and `decoder` are linear layer, norm and unembedding of the head for masked tokens, and `mlm_bias` is
-    the unembedding's bias where it has a name of its own. A classifier of texts reads the base model's pooler, or it has a
+    `mlm`, `mlm_norm` and `decoder` are linear layer, norm and unembedding of the head for masked tokens. The unembedding's
+    bias is `bias` if it is tied to the embedding, else `untied_bias`; the other is then a copy of it, or nobody reads it. A
+    classifier of texts reads the base model's pooler, or it has a
     layer `text_dense` of its own, and `text_out` behind that.
     """
 
     mlm: str = "lm_head.dense"
     mlm_norm: str = "lm_head.layer_norm"
     decoder: str = "lm_head.decoder"
-    mlm_bias: str | None = "lm_head.bias"
+    bias: str = "lm_head.bias"
+    untied_bias: str = "lm_head.decoder.bias"
     embedding: str = "embeddings.word_embeddings.weight"
     pooler: str = "pooler.dense"
     nsp: str = "cls.seq_relationship"
@@ -101,7 +103,7 @@ def heads(hf: HFConfig, names: Names, norm: LayerNorm.Config | None = None, **ac
     tied, n_labels = bool(hf.tie_word_embeddings), len(hf.get("id2label") or (0, 1))
     if hf.holds(names.mlm + ".weight"):
         width = hf.get("embedding_size") or d_model
-        unread = None if tied or names.mlm_bias is None else hf.vocab_size
+        unread = None if tied or names.bias == names.untied_bias else hf.vocab_size
         act_fn = acts.get("mlm", "gelu")
         found["mlm_head"] = MLMHead.Config(d_model, width, act_fn, replace(norm, d_model=width), unread_bias=unread)
         found["unembed"] = Unembed.Config(width, hf.vocab_size, bias=True, tied=tied)
@@ -180,19 +182,16 @@ def head_rows(tree: EncoderConfig, names: Names, prefix: str) -> list[Row]:
 
 
 def mlm_rows(names: Names, prefix: str | None) -> list[Row]:
-    """The head for masked tokens, tied to the embedding of a base model with this prefix if there is one.
-
-    A bias with a name of its own is repeated under the decoder's: tied, the two are one; else only the decoder's is read.
-    """
-    tied = None if prefix is None else prefix + names.embedding
+    """The head for masked tokens, tied to the embedding of a base model with this prefix if there is one."""
+    bias, other = (names.untied_bias, names.bias) if prefix is None else (names.bias, names.untied_bias)
     found = [
         *linear(names.mlm, "mlm_head"),
         *classic.norm(names.mlm_norm, "mlm_head.ln"),
-        Row(names.decoder + ".weight", "unembed.W_U", "v m -> m v", tied=tied),
+        Row(names.decoder + ".weight", "unembed.W_U", "v m -> m v", tied=None if prefix is None else prefix + names.embedding),
+        Row(bias, "unembed.b_U"),
     ]
-    if names.mlm_bias is None:
-        return [*found, Row(names.decoder + ".bias", "unembed.b_U")]
-    if tied is None:
-        return [*found, Row(names.decoder + ".bias", "unembed.b_U"), Row(names.mlm_bias, "mlm_head.b_unread")]
-    repeated = Row(names.decoder + ".bias", "unembed.b_U, repeated", tied=names.mlm_bias)
-    return [*found, Row(names.mlm_bias, "unembed.b_U"), repeated]
+    if other == bias:
+        return found
+    if prefix is None:
+        return [*found, Row(other, "mlm_head.b_unread")]
+    return [*found, Row(other, "unembed.b_U, repeated", tied=bias)]

@@ -18,11 +18,14 @@ PREFIX = "model."
 IGNORED = ("*.rotary_emb.inv_freq",)
 
 
-def attention(hf: HFConfig, **options: Any) -> Attention.Config:
-    """The attention of a layer, as most of these configs write it; `options` go before what is read from there."""
+def attention(hf: HFConfig, partial: bool = False, **options: Any) -> Attention.Config:
+    """The attention of a layer, as most of these configs write it; `options` go before what is read from there.
+
+    `partial` architectures can turn part of a head only.
+    """
     d_head = hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
     if "rotary" not in options:
-        options["rotary"] = rotary(hf, d_head)
+        options["rotary"] = rotary(hf, d_head, partial=partial)
     return Attention.Config(
         d_model=hf.hidden_size,
         n_heads=hf.num_attention_heads,

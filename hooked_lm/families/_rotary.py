@@ -17,16 +17,21 @@ from hooked_lm.components.rotary import (
 from hooked_lm.families._reader import HFConfig
 
 
-def rotary(hf: HFConfig, d_head: int, layer_type: str | None = None, adjacent_pairs: bool = False) -> Rotary:
+def rotary(
+    hf: HFConfig, d_head: int, layer_type: str | None = None, adjacent_pairs: bool = False, partial: bool = False
+) -> Rotary:
     """The rotary embedding that `rope_parameters` describes, for layers of this type where types have their own.
 
-    Raises ValueError for an unknown type and for a parameter that its type does not know.
+    `partial` architectures can leave part of a head as it is. Raises ValueError for an unknown type, for a parameter that
+    its type does not know, and for a part where the architecture turns whole heads.
     """
     given = {name: value for name, value in _parameters(hf, layer_type).items() if value is not None}
     given.pop("type", None)
     kind = given.pop("rope_type", "default")
     if kind not in SCALINGS:
         raise ValueError(f"rope_type {kind!r} is not supported; supported are {', '.join(SCALINGS)}")
+    if not partial and kind != "proportional" and given.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError(f"partial_rotary_factor={given['partial_rotary_factor']}: this architecture turns whole heads")
     dim = d_head if kind == "proportional" else int(d_head * given.pop("partial_rotary_factor", 1.0))
     theta = float(given.pop("rope_theta", 10000.0))
     scaling = SCALINGS[kind](given, hf.max_position_embeddings)

@@ -21,7 +21,7 @@ NO_EFFECT = (
 
 def config(hf: HFConfig) -> DecoderConfig:
     norm, mlp = llama_like.rms_norm(hf), llama_like.gated_mlp(hf, hf.mlp_bias)
-    attn = llama_like.attention(hf, qkv_bias=hf.attention_bias, out_bias=hf.attention_bias)
+    attn = llama_like.attention(hf, partial=True, qkv_bias=hf.attention_bias, out_bias=hf.attention_bias)
     least, most = hf.time_step_limit
     mixer = Mamba2.Config(
         d_model=hf.hidden_size,

@@ -13,7 +13,8 @@ HEADS = Names(
     mlm="cls.predictions.transform.dense",
     mlm_norm="cls.predictions.transform.LayerNorm",
     decoder="cls.predictions.decoder",
-    mlm_bias="cls.predictions.bias",
+    bias="cls.predictions.bias",
+    untied_bias="cls.predictions.decoder.bias",
     text_dense=None,
 )
 

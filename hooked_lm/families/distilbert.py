@@ -22,7 +22,8 @@ HEADS = Names(
     mlm="vocab_transform",
     mlm_norm="vocab_layer_norm",
     decoder="vocab_projector",
-    mlm_bias=None,
+    bias="vocab_projector.bias",
+    untied_bias="vocab_projector.bias",
     text_dense="pre_classifier",
     text_out="classifier",
 )

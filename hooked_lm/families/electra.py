@@ -17,7 +17,8 @@ HEADS = Names(
     mlm="generator_predictions.dense",
     mlm_norm="generator_predictions.LayerNorm",
     decoder="generator_lm_head",
-    mlm_bias=None,
+    bias="generator_lm_head.bias",
+    untied_bias="generator_lm_head.bias",
 )
 DISCRIMINATOR = "discriminator_predictions."
 

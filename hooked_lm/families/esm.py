@@ -11,7 +11,7 @@ from hooked_lm.components.mlp import MLP
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.families import _bert_like as bert_like
 from hooked_lm.families import _classic as classic
-from hooked_lm.families._bert_like import RENAMED, ROBERTA
+from hooked_lm.families._bert_like import RENAMED, Names
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.models.encoder_config import EncoderConfig
 from hooked_lm.weights import Row
@@ -19,6 +19,7 @@ from hooked_lm.weights import Row
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]
 
 PREFIX = "esm."
+HEADS = Names(untied_bias="lm_head.bias")
 IGNORED = (*bert_like.IGNORED, "*rotary_embeddings.inv_freq")  # rope_theta says it
 NO_EFFECT = (*bert_like.NO_EFFECT, "vocab_list", "esmfold_config")
 
@@ -50,7 +51,7 @@ def config(hf: HFConfig) -> EncoderConfig:
         blocks=(PreNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm),) * hf.num_hidden_layers,
         ln_final=norm,
         contact_head=ContactHead.Config(n_maps, hf.eos_token_id) if hf.holds("contact_head.regression.weight") else None,
-        **bert_like.heads(hf, ROBERTA),
+        **bert_like.heads(hf, HEADS),
     )
 
 
@@ -67,5 +68,5 @@ def rows(tree: EncoderConfig) -> list[Row]:
         *classic.out_of_mlp(theirs + "output.dense"),
         *classic.norm("esm.encoder.emb_layer_norm_after", "ln_final"),
         *bert_like.linear("esm.contact_head.regression", "contact_head"),
-        *bert_like.head_rows(tree, ROBERTA, PREFIX),
+        *bert_like.head_rows(tree, HEADS, PREFIX),
     ]

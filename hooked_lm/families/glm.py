@@ -14,7 +14,9 @@ NO_EFFECT = ("partial_rotary_factor",)  # `rope_parameters` repeat it where it c
 
 def config(hf: HFConfig) -> DecoderConfig:
     d_head = hf.head_dim or hf.hidden_size // hf.num_attention_heads
-    attn = llama_like.attention(hf, rotary=rotary(hf, d_head, adjacent_pairs=True), qkv_bias=hf.attention_bias)
+    attn = llama_like.attention(
+        hf, rotary=rotary(hf, d_head, adjacent_pairs=True, partial=True), qkv_bias=hf.attention_bias
+    )
     return llama_like.decoder(hf, attn)
 
 

@@ -19,7 +19,7 @@ NO_EFFECT = (*moe.NO_EFFECT, "num_mtp_layers", "num_nextn_predict_layers", "part
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    attn = llama_like.attention(hf, qkv_bias=hf.attention_bias)
+    attn = llama_like.attention(hf, partial=True, qkv_bias=hf.attention_bias)
     if hf.use_qk_norm:
         attn = replace(attn, qk_norm=RMSNorm.Config(attn.d_head, hf.rms_norm_eps))
     router = GroupedSigmoidRouter(hf.n_group, hf.topk_group, hf.norm_topk_prob, hf.routed_scaling_factor)

@@ -23,7 +23,7 @@ def config(hf: HFConfig) -> DecoderConfig:
         d_head=d_head,
         qkv_bias=hf.attention_bias,
         out_bias=hf.attention_bias,
-        rotary=rotary(hf, d_head),
+        rotary=rotary(hf, d_head, partial=True),
     )
     mlp = MLP.Config(hf.hidden_size, hf.intermediate_size, hf.hidden_act)
     block = ParallelBlock if hf.use_parallel_residual else PreNormBlock

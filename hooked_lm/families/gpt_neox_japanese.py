@@ -19,7 +19,7 @@ IGNORED = ("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq
 
 def config(hf: HFConfig) -> DecoderConfig:
     d_head = hf.hidden_size // hf.num_attention_heads
-    attn = Attention.Config(hf.hidden_size, hf.num_attention_heads, d_head, rotary=rotary(hf, d_head))
+    attn = Attention.Config(hf.hidden_size, hf.num_attention_heads, d_head, rotary=rotary(hf, d_head, partial=True))
     norm = LayerNorm.Config(hf.hidden_size, hf.layer_norm_eps)
     mlp = MLP.Config(hf.hidden_size, int(hf.hidden_size * hf.intermediate_multiple_size), hf.hidden_act, bias=False)
     block = PreNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm)

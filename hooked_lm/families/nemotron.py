@@ -18,7 +18,7 @@ NO_EFFECT = ("partial_rotary_factor", "kv_channels")
 
 def config(hf: HFConfig) -> DecoderConfig:
     norm = LayerNorm.Config(hf.hidden_size, hf.norm_eps, offset=1.0)
-    attn = llama_like.attention(hf, qkv_bias=hf.attention_bias, out_bias=hf.attention_bias)
+    attn = llama_like.attention(hf, partial=True, qkv_bias=hf.attention_bias, out_bias=hf.attention_bias)
     mlp = MLP.Config(hf.hidden_size, hf.intermediate_size, hf.hidden_act, hf.mlp_bias)
     block = PreNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm)
     return llama_like.around(hf, [block] * hf.num_hidden_layers, norm)

@@ -24,7 +24,7 @@ def config(hf: HFConfig) -> DecoderConfig:
         d_head,
         qkv_bias=True,
         out_bias=True,
-        rotary=rotary(hf, d_head),
+        rotary=rotary(hf, d_head, partial=True),
         qk_norm=LayerNorm.Config(d_head, hf.layer_norm_eps) if hf.qk_layernorm else None,
     )
     mlp = MLP.Config(hf.hidden_size, hf.intermediate_size, hf.hidden_act)

@@ -20,6 +20,7 @@ def config(hf: HFConfig) -> DecoderConfig:
     norm, d_head = LayerNorm.Config(hf.hidden_size, hf.layer_norm_eps), hf.hidden_size // hf.num_attention_heads
     attn = llama_like.attention(
         hf,
+        partial=True,
         qkv_bias=True,
         out_bias=True,
         qk_norm=LayerNorm.Config(d_head, hf.layer_norm_eps) if hf.qk_layernorm else None,

@@ -13,7 +13,7 @@ NO_EFFECT = ("original_max_position_embeddings", "partial_rotary_factor")
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    return llama_like.decoder(hf, llama_like.attention(hf, window=hf.sliding_window))
+    return llama_like.decoder(hf, llama_like.attention(hf, partial=True, window=hf.sliding_window))
 
 
 def rows(tree: DecoderConfig) -> list[Row]:

@@ -19,7 +19,7 @@ def config(hf: HFConfig) -> DecoderConfig:
     q_norm = HeadLayerNorm.Config(d_head, hf.layer_norm_eps, n_heads=hf.num_attention_heads)
     k_norm = HeadLayerNorm.Config(d_head, hf.layer_norm_eps, n_heads=hf.num_key_value_heads)
     norms = {"qk_norm": q_norm, "k_norm": k_norm} if hf.qk_layernorm else {}
-    attn, mlp = llama_like.attention(hf, qkv_bias=hf.use_qkv_bias, **norms), llama_like.gated_mlp(hf)
+    attn, mlp = llama_like.attention(hf, partial=True, qkv_bias=hf.use_qkv_bias, **norms), llama_like.gated_mlp(hf)
     block: SharedNormBlock.Config | PreNormBlock.Config
     if hf.use_parallel_residual:
         block = SharedNormBlock.Config(attn=attn, ln1=norm, mlp=mlp)

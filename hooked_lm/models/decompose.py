@@ -440,5 +440,6 @@ def biases(
         if isinstance(block, AttentionPart):  # what a mixer adds is shown whole, with its bias
             total = total + writer(model, cache, i, "ln1_post", pos).output(block.attn.b_O, like)
         if include_mlp_biases and i < layer and isinstance(block, MLPPart):
-            total = total + writer(model, cache, i, "ln2_post", pos).output(block.mlp.b_out, like)
+            mlp: Any = block.mlp
+            total = total + writer(model, cache, i, "ln2_post", pos).output(mlp.b_out, like)
     return total

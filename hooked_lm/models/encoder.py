@@ -17,7 +17,7 @@ from hooked_lm.models.base import PlacedModel
 from hooked_lm.models.checks import check_length
 from hooked_lm.models.config import HookedTransformerConfig
 from hooked_lm.models.encoder_config import EncoderConfig, HookedEncoderConfig
-from hooked_lm.models.encoder_outputs import EncoderOutputs, check_return_type
+from hooked_lm.models.encoder_outputs import EncoderOutputs, check_return_type, real_tokens
 from hooked_lm.models.encoder_text import EncoderText, Text
 from hooked_lm.models.encoder_verify import verify
 from hooked_lm.models.encoder_views import EncoderViews
@@ -34,7 +34,8 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
 
     `HookedEncoder.from_pretrained(name)` loads a checkpoint; `HookedEncoder(cfg)` builds a new BERT from a
     `HookedEncoderConfig` (or a dict of its flat names). Its heads are those that the checkpoint has; one that there is not
-    is None: `mlm_head` with `unembed`, `pooler`, `nsp_head`, `classifier`, `token_classifier`.
+    is None: `mlm_head` with `unembed`, `pooler`, `nsp_head`, `classifier`, `token_classifier`,
+    `contact_head`.
 
     >>> import torch
     >>> from hooked_lm.models.encoder import HookedEncoder
@@ -86,6 +87,7 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
         self.nsp_head = None if tree.nsp_head is None else tree.nsp_head.build()
         self.classifier = None if tree.classifier is None else tree.classifier.build()
         self.token_classifier = None if tree.token_classifier is None else tree.token_classifier.build()
+        self.contact_head = None if tree.contact_head is None else tree.contact_head.build()
 
     # ---- forward -----------------------------------------------------------------------------------------------------
 
@@ -210,18 +212,3 @@ def share_weights(blocks: nn.ModuleList, shares: tuple[tuple[int, int], ...]) ->
     for block, place in zip(blocks, shares, strict=True):
         for own, shared in zip(block.modules(), blocks[shares.index(place)].modules(), strict=True):
             own._parameters = shared._parameters  # one dictionary: who replaces a weight replaces it for all
-
-
-def real_tokens(mask: Tensor | None, tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"] | None:
-    """Which tokens are real; None if all are, which lets the fused kernel run free."""
-    if mask is None:
-        return None
-    mask = mask if mask.ndim == 2 else mask[None]
-    if mask.shape != tokens.shape:
-        raise ValueError(f"the attention mask is {tuple(mask.shape)}; expected {tuple(tokens.shape)}, as the ids are")
-    real = mask.to(tokens.device).bool()
-    if torch.compiler.is_compiling():
-        return real
-    if not real.any(1).all():
-        raise ValueError(f"row {int(real.any(1).int().argmin())} is nothing but padding")
-    return None if bool(real.all()) else real

@@ -9,7 +9,7 @@ from hooked_lm.components.block import PostNormBlock
 from hooked_lm.components.disentangled_attention import RelativeEmbed
 from hooked_lm.components.embed import Embed, PosEmbed, Unembed
 from hooked_lm.components.encoder_embed import EncoderEmbed, TokenTypeEmbed
-from hooked_lm.components.heads import Classifier, MLMHead, NSPHead, Pooler, TokenClassifier
+from hooked_lm.components.heads import Classifier, ContactHead, MLMHead, NSPHead, Pooler, TokenClassifier
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.norm import LayerNorm, NormConfig
 from hooked_lm.components.relative_bias import RelativeBias
@@ -38,6 +38,7 @@ class EncoderConfig:
     nsp_head: NSPHead.Config | None = None
     classifier: Classifier.Config | None = None
     token_classifier: TokenClassifier.Config | None = None
+    contact_head: ContactHead.Config | None = None
 
 
 @dataclass

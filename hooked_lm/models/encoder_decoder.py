@@ -218,7 +218,7 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
         """What `run_with_cache` returns."""
         return EncoderDecoderActivations(cache_dict, self, has_batch_dim)
 
-    # ---- what it is made of ----------------------------------------------------------------------------------------------
+    # ---- what it is made of ------------------------------------------------------------------------------------------
 
     @property
     def tree(self) -> EncoderDecoderConfig:

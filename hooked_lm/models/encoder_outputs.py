@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -43,6 +44,9 @@ class EncoderOutputs:
     nsp_head: Any
     classifier: Any
     token_classifier: Any
+    contact_head: Any
+    run_with_cache: Any
+    _inputs: Any
     hf_config: dict[str, Any] | None
     tokens: Any
 
@@ -102,10 +106,34 @@ class EncoderOutputs:
         rows = [row if real is None else row[real[i]] for i, row in enumerate(classes)]
         return _one_or_all([[self.label(int(i)) for i in row] for row in rows])
 
+    def predict_contacts(self, input: Any, attention_mask: Tensor | None = None) -> Float[Tensor, "batch residue residue"]:
+        """How likely each two residues of a protein are to touch; of models that have a `contact_head` (ESM)."""
+        if self.contact_head is None:
+            raise ValueError("this checkpoint has no contact_head; those of ESM have one")
+        tokens, types, mask = self._inputs(input, None, attention_mask)
+        given = {"return_type": None, "token_type_ids": types, "attention_mask": mask}
+        _, cache = self.run_with_cache(tokens, names_filter="blocks.*.attn.hook_pattern", **given)
+        return self.contact_head(torch.cat(list(cache.values()), 1), tokens, real_tokens(mask, tokens))
+
     def label(self, index: int) -> str:
         """The name of a class, from the checkpoint's config."""
         labels = (self.hf_config or {}).get("id2label") or {}
         return str(labels.get(index, labels.get(str(index), index)))
+
+
+def real_tokens(mask: Tensor | None, tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"] | None:
+    """Which tokens are real; None if all are, which lets the fused kernel run free."""
+    if mask is None:
+        return None
+    mask = mask if mask.ndim == 2 else mask[None]
+    if mask.shape != tokens.shape:
+        raise ValueError(f"the attention mask is {tuple(mask.shape)}; expected {tuple(tokens.shape)}, as the ids are")
+    real = mask.to(tokens.device).bool()
+    if torch.compiler.is_compiling():
+        return real
+    if not real.any(1).all():
+        raise ValueError(f"row {int(real.any(1).int().argmin())} is nothing but padding")
+    return None if bool(real.all()) else real
 
 
 def listening(*modules: nn.Module | None) -> bool:

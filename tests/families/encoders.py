@@ -20,6 +20,18 @@ DISTILBERT: dict[str, Any] = {
     "max_position_embeddings": 40,
     "pad_token_id": 0,
 }
+MODERN: dict[str, Any] = {"num_hidden_layers": 3, "norm_eps": 0.02, "local_attention": 6, "rope_parameters": {
+    "full_attention": {"rope_type": "default", "rope_theta": 900.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}}
+BIASED = {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True}
+ESM: dict[str, Any] = {"pad_token_id": 1, "mask_token_id": 32, "position_embedding_type": "rotary"}
+LEARNED: dict[str, Any] = {"position_embedding_type": "absolute", "emb_layer_norm_before": True}
+DEBERTA: dict[str, Any] = {
+    "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False,
+    "max_relative_positions": 6,
+}
+V3: dict[str, Any] = {"position_buckets": 4, "norm_rel_ebd": "layer_norm", "share_att_key": True}
 THREE_LABELS = {"num_labels": 3}
 
 
@@ -37,6 +49,18 @@ def bert(name: str, of: str = "MaskedLM", family: str = "bert", **fields: Any) -
 
 def distilbert(name: str, of: str = "MaskedLM", **fields: Any) -> Case:
     return Case("distilbert", name, {**DISTILBERT, **fields}, auto=CLASSES.get(of, f"AutoModelFor{of}"))
+
+
+def modern(name: str, of: str = "MaskedLM", **fields: Any) -> Case:
+    return bert(name, of, "modernbert", **{**MODERN, **fields})
+
+
+def esm(name: str, of: str = "MaskedLM", **fields: Any) -> Case:
+    return bert(name, of, "esm", **{**ESM, **fields})
+
+
+def deberta(name: str, of: str = "MaskedLM", **fields: Any) -> Case:
+    return bert(name, of, "deberta-v2", **{**DEBERTA, **fields})
 
 
 CLASSES = {"": "AutoModel"}
@@ -73,4 +97,30 @@ CASES: list[Case] = [
     bert("pretraining-gelu", "PreTraining", "albert", **{**ALBERT, "hidden_act": "gelu"}, **THREE_LABELS),
     bert("bare-wide", "", "albert", **{**ALBERT, "embedding_size": 48}),
     bert("texts", "SequenceClassification", "albert", **ALBERT, **THREE_LABELS),
+    bert("masked", family="mpnet", **ROBERTA),
+    bert("masked-untied-relu", family="mpnet", **ROBERTA, hidden_act="relu", tie_word_embeddings=False),
+    bert("bare", "", "mpnet", **ROBERTA),
+    bert("texts", "SequenceClassification", "mpnet", **ROBERTA, **THREE_LABELS),
+    modern("masked"),
+    modern("masked-biased-untied", **BIASED, tie_word_embeddings=False, hidden_activation="silu"),
+    modern("masked-no-decoder-bias-all-local", decoder_bias=False, layer_types=["sliding_attention"] * 3),
+    modern("bare", "", norm_bias=True),
+    modern("texts-mean", "SequenceClassification", classifier_pooling="mean", **THREE_LABELS),
+    modern("texts-first", "SequenceClassification", classifier_bias=True, **THREE_LABELS),
+    modern("tokens", "TokenClassification", **THREE_LABELS),
+    modern("spans", "QuestionAnswering"),
+    esm("masked-rotary"),
+    esm("masked-learned-normed-untied", **LEARNED, tie_word_embeddings=False),
+    esm("masked-token-dropout", token_dropout=True),
+    esm("bare", "", token_dropout=True, rope_theta=500.0),
+    esm("tokens", "TokenClassification", **THREE_LABELS),
+    esm("texts", "SequenceClassification", **LEARNED, **THREE_LABELS),
+    deberta("masked"),
+    deberta("masked-shared-buckets-normed", **V3),
+    deberta("masked-new-head-conv", **{**V3, "legacy": False}, conv_kernel_size=3, conv_act="gelu"),
+    deberta("masked-untied-c2p", tie_word_embeddings=False, pos_att_type=["c2p"], type_vocab_size=2),
+    deberta("bare-absolute", "", relative_attention=False, pos_att_type=None, position_biased_input=True),
+    deberta("bare-conv-groups", "", **V3, conv_kernel_size=3, conv_groups=2),
+    deberta("texts", "SequenceClassification", **V3, **THREE_LABELS),
+    deberta("tokens", "TokenClassification", **V3, **THREE_LABELS),
 ]
