@@ -547,6 +547,38 @@ def test_files_may_hold_more_and_less(name: str, tmp_path: Path):
     assert distance(model(*inputs), expected) < ENOUGH * max(1.0, expected.std().item())
 
 
+OLD_NOTES: dict[str, dict[str, Any]] = {
+    "t5": {"n_positions": 512, "output_past": True, "task_specific_params": {"translation": {"num_beams": 4}}},
+    "mt5": {"tokenizer_class": "T5Tokenizer", "output_past": True, "tie_word_embeddings": False},
+    "umt5": {"scalable_attention": True, "output_past": True, "tie_word_embeddings": False},
+    "switch_transformers": {"router_type": "tokens_masked", "num_selected_experts": 1, "n_positions": 512},
+    "bart": {
+        "replacing_rate": 0,
+        "force_bos_token_to_be_generated": True,
+        "num_beams": 4,
+        "prefix": " ",
+        "num_hidden_layers": 12,
+    },
+    "mbart": {"static_position_embeddings": False, "normalize_before": True, "max_length": 200, "output_past": True},
+    "pegasus": {"add_final_layer_norm": True, "length_penalty": 0.6, "static_position_embeddings": True},
+    "marian": {"extra_pos_embeddings": 58101, "bad_words_ids": [[58100]], "add_bias_logits": False, "num_beams": 6},
+    "blenderbot": {"layernorm_variant": "prelayernorm", "do_blenderbot_90_layernorm": True, "min_length": 20},
+    "m2m_100": {"early_stopping": True, "max_length": 200, "gradient_checkpointing": False},
+}
+
+
+@pytest.mark.parametrize("family", OLD_NOTES)
+def test_notes_of_old_configs_are_no_obstacle(family: str):
+    from transformers import CONFIG_MAPPING
+
+    from hooked_lm.families import family as module_of
+    from hooked_lm.hub.load import read_config
+
+    config = CONFIG_MAPPING[family].from_dict({**CONFIG_MAPPING[family]().to_dict(), **OLD_NOTES[family]})
+    tree = read_config(module_of(family), config)
+    assert tree == read_config(module_of(family), CONFIG_MAPPING[family]())
+
+
 @torch.no_grad()
 def test_a_pegasus_file_without_its_sines(tmp_path: Path):
     case = by_name("pegasus-plain")

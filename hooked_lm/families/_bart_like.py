@@ -22,8 +22,9 @@ IGNORED = ("*.version",)
 # how training goes, and old notes of what each family does anyhow
 NO_EFFECT = (
     *GENERATION,
-    *("init_std", "*_layerdrop", "output_past", "save_step", "extra_pos_embeddings", "static_position_embeddings"),
-    *("normalize_before", "normalize_embedding", "add_final_layer_norm", "add_bias_logits", "num_hidden_layers"),
+    *("init_std", "*_layerdrop", "replacing_rate", "save_step", "student_*", "num_hidden_layers"),
+    *("normalize_before", "normalize_embedding", "add_final_layer_norm", "add_bias_logits", "extra_pos_embeddings"),
+    *("static_position_embeddings", "do_blenderbot_90_layernorm", "extra_layer_norm", "layernorm_variant"),
 )
 
 
@@ -147,8 +148,11 @@ def attention_rows(theirs: str, ours: str, layers: range) -> list[Row]:
 
 ENCODER_NAMES = {"self_attn": "attn", "self_attn_layer_norm": "ln1", "final_layer_norm": "ln2"}
 DECODER_NAMES = {
-    "self_attn": "attn", "self_attn_layer_norm": "ln1",
-    "encoder_attn": "cross_attn", "encoder_attn_layer_norm": "ln2", "final_layer_norm": "ln3",
+    "self_attn": "attn",
+    "self_attn_layer_norm": "ln1",
+    "encoder_attn": "cross_attn",
+    "encoder_attn_layer_norm": "ln2",
+    "final_layer_norm": "ln3",
 }
 
 

@@ -21,7 +21,7 @@ from hooked_lm.weights import Row
 IGNORED = ("*position_ids",)
 NO_EFFECT = ("gradient_checkpointing",)
 # how the first checkpoints called the weights of norms
-RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+RENAMED = {r"LayerNorm\.gamma$": "LayerNorm.weight", r"LayerNorm\.beta$": "LayerNorm.bias"}
 
 
 def check_bidirectional(hf: HFConfig) -> None:

@@ -11,7 +11,7 @@ from hooked_lm.models.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 
-def joint_norms(hf: HFConfig) -> dict[str, RMSNorm.Config]:
+def joint_norms(hf: HFConfig) -> dict[str, Any]:
     """The norms of queries and of keys, one divisor for all heads."""
     d_head = hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
     heads = {"qk_norm": hf.num_attention_heads, "k_norm": hf.num_key_value_heads}

@@ -24,12 +24,8 @@ from hooked_lm.weights import Row
 PREFIX = ""
 # a weight of old files that T5 never used
 IGNORED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
-NO_EFFECT = (
-    *GENERATION,
-    "initializer_factor",
-    "n_positions",
-    "feed_forward_proj",
-)  # the last: said again in other fields
+# what new weights are like; notes of old files; what other fields say again
+NO_EFFECT = (*GENERATION, "initializer_factor", *("n_positions", "scalable_attention"), "feed_forward_proj")
 N_CTX = 2**20  # distances have no end; it is the training that was short
 
 

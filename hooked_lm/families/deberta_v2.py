@@ -1,5 +1,6 @@
 """DeBERTa v2 and v3 (He et al. 2020, arXiv:2006.03654; 2021, arXiv:2111.09543): attention to content and to relative position."""
 
+from dataclasses import replace
 from typing import Any
 
 from hooked_lm.components.block import PostNormBlock
@@ -22,7 +23,7 @@ PREFIX = "deberta."
 IGNORED = (*bert_like.IGNORED, "mask_predictions.*", "*embeddings.position_embeddings.*")
 NO_EFFECT = (*bert_like.NO_EFFECT, "legacy", "cls_dropout", "pooler_hidden_act", "pooler_hidden_size")
 CLASSIFIERS = {"text_dense": "pooler.dense", "text_out": "classifier", "pooler": "pooler.dense"}
-HEADS = Names(
+OLD_HEADS = Names(
     mlm="cls.predictions.transform.dense",
     mlm_norm="cls.predictions.transform.LayerNorm",
     decoder="cls.predictions.decoder",
@@ -38,6 +39,7 @@ NEW_HEADS = Names(
     untied_bias="lm_predictions.lm_head.bias",
     **CLASSIFIERS,
 )
+LAYOUTS = (OLD_HEADS, NEW_HEADS)
 
 
 def config(hf: HFConfig) -> EncoderConfig:
@@ -47,7 +49,10 @@ def config(hf: HFConfig) -> EncoderConfig:
     if hf.pooler_hidden_size != d_model:
         raise ValueError(f"pooler_hidden_size={hf.pooler_hidden_size} differs from hidden_size, {d_model}")
     norm, n_types = bert_like.layer_norm(hf), hf.type_vocab_size
-    new = hf.holds(NEW_HEADS.mlm + ".weight")
+    layout = int(hf.holds(LAYOUTS[1].mlm + ".weight"))
+    heads = bert_like.heads(hf, LAYOUTS[layout], mlm=hf.hidden_act, text=hf.pooler_hidden_act)
+    if layout == 1:  # there the embedding unembeds whatever tie_word_embeddings says
+        heads["unembed"] = replace(heads["unembed"], tied=True)
     return EncoderConfig(
         n_ctx=n_ctx,
         embed=EncoderEmbed.Config(
@@ -58,7 +63,8 @@ def config(hf: HFConfig) -> EncoderConfig:
         ),
         blocks=blocks(hf),
         rel_embed=relative(hf),
-        **bert_like.heads(hf, NEW_HEADS if new else HEADS, mlm=hf.hidden_act, text=hf.pooler_hidden_act),
+        layout=layout,
+        **heads,
     )
 
 
@@ -127,5 +133,5 @@ def rows(tree: EncoderConfig) -> list[Row]:
         Row(conv + "conv.weight", "blocks.0.W_conv", "o i k -> k i o"),
         Row(conv + "conv.bias", "blocks.0.b_conv"),
         *classic.norm(conv + "LayerNorm", "blocks.0.ln3"),
-        *bert_like.head_rows(tree, HEADS, PREFIX),
+        *bert_like.head_rows(tree, LAYOUTS[tree.layout], PREFIX),
     ]

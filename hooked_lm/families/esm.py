@@ -9,9 +9,10 @@ from hooked_lm.components.encoder_embed import EncoderEmbed, MaskScaledEncoderEm
 from hooked_lm.components.heads import ContactHead
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.stored_rotary import StoredRotary
 from hooked_lm.families import _bert_like as bert_like
 from hooked_lm.families import _classic as classic
-from hooked_lm.families._bert_like import RENAMED, Names
+from hooked_lm.families._bert_like import IGNORED, Names
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.models.encoder_config import EncoderConfig
 from hooked_lm.weights import Row
@@ -20,8 +21,10 @@ __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]
 
 PREFIX = "esm."
 HEADS = Names(untied_bias="lm_head.bias")
-IGNORED = (*bert_like.IGNORED, "*rotary_embeddings.inv_freq")  # rope_theta says it
-NO_EFFECT = (*bert_like.NO_EFFECT, "vocab_list", "esmfold_config")
+RENAMED = bert_like.RENAMED | {
+    r"encoder\.layer\.[^.]+\.attention\.self\.rotary_embeddings": "rotary_embeddings"  # every layer had a copy
+}
+NO_EFFECT = (*bert_like.NO_EFFECT, "vocab_list", "esmfold_config", "hidden_act")  # the activation is GELU
 
 
 def config(hf: HFConfig) -> EncoderConfig:
@@ -42,7 +45,9 @@ def config(hf: HFConfig) -> EncoderConfig:
     embed = EncoderEmbed.Config(**parts)
     if hf.token_dropout:
         embed = MaskScaledEncoderEmbed.Config(**parts, mask_token=hf.mask_token_id)
-    attn = bert_like.attention(hf, rotary=Rotary(d_head, hf.rope_theta) if turns else None)
+    rotary = Rotary(d_head, hf.rope_theta) if turns else None
+    stored = rotary is not None and hf.holds("rotary_embeddings.inv_freq")
+    attn = bert_like.attention(hf, rotary=rotary)
     mlp = MLP.Config(d_model, hf.intermediate_size, "gelu")
     n_maps = hf.num_hidden_layers * hf.num_attention_heads
     return EncoderConfig(
@@ -50,6 +55,7 @@ def config(hf: HFConfig) -> EncoderConfig:
         embed=embed,
         blocks=(PreNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm),) * hf.num_hidden_layers,
         ln_final=norm,
+        rotary=StoredRotary.Config(rotary) if rotary and stored else None,
         contact_head=ContactHead.Config(n_maps, hf.eos_token_id) if hf.holds("contact_head.regression.weight") else None,
         **bert_like.heads(hf, HEADS),
     )
@@ -67,6 +73,7 @@ def rows(tree: EncoderConfig) -> list[Row]:
         *classic.into_mlp(theirs + "intermediate.dense"),
         *classic.out_of_mlp(theirs + "output.dense"),
         *classic.norm("esm.encoder.emb_layer_norm_after", "ln_final"),
+        Row("esm.rotary_embeddings.inv_freq", "rotary.frequencies"),
         *bert_like.linear("esm.contact_head.regression", "contact_head"),
         *bert_like.head_rows(tree, HEADS, PREFIX),
     ]

@@ -48,7 +48,7 @@ def config(hf: HFConfig) -> EncoderConfig:
             mlp=mlp,
             ln2=norm,
         )
-        for layer, layer_type in enumerate(hf.layer_types)
+        for layer, layer_type in zip(range(hf.num_hidden_layers), hf.layer_types, strict=True)
     ]
     return EncoderConfig(
         n_ctx=n_ctx(hf),

@@ -19,7 +19,7 @@ __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 NO_EFFECT = (
     *t5_like.NO_EFFECT,
     *("router_*_loss_coef", "router_jitter_noise", "router_ignore_padding_tokens", "add_router_probs"),
-    *("num_sparse_*_layers", "add_cross_attention"),
+    *("num_sparse_*_layers", "add_cross_attention", "router_type", "num_selected_experts", "batch_prioritized_routing"),
 )
 
 

@@ -1,13 +1,27 @@
 """The same checkpoint here and in transformers."""
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hooked_lm.hub.load import from_pretrained_no_processing
 from hooked_lm.hub.source import find
+from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.encoder import HookedEncoder
 from hooked_lm.models.verify import Check, Verification
+
+# what transformers calls that which a return type gives
+HEADS = {
+    "last_hidden_state": "embeddings",
+    "pooler_output": "pooled",
+    "logits": "logits",
+    "prediction_logits": "logits",
+    "seq_relationship_logits": "nsp",
+    "sop_logits": "nsp",
+}
 
 
 @torch.no_grad()
@@ -19,33 +33,81 @@ def verify(
     revision: str | None = None,
     local_files_only: bool = False,
 ) -> Verification:
-    """Load a checkpoint here and in transformers, and compare logits, greedy tokens, and the identities of the sites.
+    """Load a checkpoint here and in transformers, and compare what both give, and the identities of the sites.
 
-    Logits may differ by 1e-4 of their largest value (four units of rounding in low precision). A greedy token counts as
-    wrong where another one was likelier by more than that.
+    That is the logits and greedy tokens of a decoder, of an encoder-decoder too, and of an encoder its embeddings and what
+    every head gives. Numbers may differ by 1e-4 of the largest (four units of rounding in low precision). A greedy token
+    counts as wrong where another one was likelier by more than that.
     """
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
     options: dict[str, Any] = {"revision": revision, "local_files_only": local_files_only}
     model = from_pretrained_no_processing(model_name, dtype=dtype, device=device, **options)
     source = find(model_name, None, revision, local_files_only, {})
-    hf_class = AutoModelForCausalLM._model_mapping[type(source.config)]
+    hf_class = _transformers_class(model, source.config)
     theirs = hf_class.from_pretrained(source.folder, dtype=model.cfg.dtype, local_files_only=True)
     theirs = theirs.to(model.device).eval()
-    theirs.generation_config = GenerationConfig(pad_token_id=0)
     length = min(16, model.cfg.n_ctx - 1)
     tokens = torch.randint(model.cfg.d_vocab, (2, length), generator=torch.Generator().manual_seed(0)).to(model.device)
+    if isinstance(model, HookedEncoder):
+        tokens = _without_padding(tokens, source.config)
     tolerance = max(1e-4, 4 * torch.finfo(model.cfg.dtype).eps)
-    reference = theirs(tokens).logits
-    largest = reference.abs().max().clamp(min=1.0)
-    error = ((model(tokens) - reference).abs().max() / largest).item()
-    steps = min(n_tokens, model.cfg.n_ctx - length)
-    greedy = theirs.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=steps, do_sample=False)
-    predicted = model(greedy)[:, length - 1 : -1]
-    lead = predicted.amax(-1) - predicted.gather(-1, greedy[:, length:, None])[..., 0]
-    wrong = float((lead > tolerance * largest).sum())
-    checks = [
-        Check("logits as in transformers", (error,), tolerance),
-        Check("wrong greedy tokens", (wrong,), 0.0),
-    ]
+    if isinstance(model, HookedEncoder):
+        pairs = _encoder_pairs(model, theirs, tokens)
+        checks = [Check(f"{name} as in transformers", (_error(*pair),), tolerance) for name, pair in pairs]
+    else:
+        checks = _logits_and_greedy(model, theirs, tokens, n_tokens, tolerance)
     return Verification((*checks, *model.verify(tokens).checks))
+
+
+def _transformers_class(model: Any, config: Any) -> Any:
+    """The class that transformers would load for this kind of model."""
+    import transformers
+
+    if isinstance(model, HookedTransformer):
+        return transformers.AutoModelForCausalLM._model_mapping[type(config)]
+    if not isinstance(model, HookedEncoder):
+        return transformers.AutoModelForSeq2SeqLM._model_mapping[type(config)]
+    if config.architectures:
+        return getattr(transformers, config.architectures[0])
+    return (transformers.AutoModel if model.unembed is None else transformers.AutoModelForMaskedLM)._model_mapping[
+        type(config)
+    ]
+
+
+def _without_padding(tokens: Tensor, config: Any) -> Tensor:
+    """Ids none of which is the pad token's, for which some encoders have a position of its own."""
+    pad = -1 if config.pad_token_id is None else config.pad_token_id
+    return torch.where(tokens == pad, (tokens + 1) % config.vocab_size, tokens)
+
+
+def _error(ours: Tensor, theirs: Tensor) -> float:
+    return ((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1.0)).item()
+
+
+def _encoder_pairs(model: HookedEncoder, theirs: Any, tokens: Tensor) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+    """What an encoder gives, here and there, as far as the transformers class gives it."""
+    found = theirs(tokens)
+    for name, return_type in HEADS.items():
+        if found.get(name) is not None:
+            yield return_type, (model(tokens, return_type=return_type), found[name])
+    if "start_logits" in found:
+        yield "logits", (model(tokens), torch.stack([found.start_logits, found.end_logits], -1))
+
+
+def _logits_and_greedy(model: Any, theirs: Any, tokens: Tensor, n_tokens: int, tolerance: float) -> list[Check]:
+    """Of a model that continues its input, or answers it."""
+    from transformers import GenerationConfig
+
+    is_decoder, start = isinstance(model, HookedTransformer), theirs.config.to_dict().get("decoder_start_token_id")
+    options = {} if is_decoder else {"decoder_start_token_id": start, "forced_bos_token_id": None}
+    theirs.generation_config = GenerationConfig(pad_token_id=0, **options)
+    inputs = {} if is_decoder else {"decoder_input_ids": tokens}
+    reference = theirs(tokens, **inputs).logits
+    largest = reference.abs().max().clamp(min=1.0)
+    error = ((model(tokens, *inputs.values()) - reference).abs().max() / largest).item()
+    n_before = tokens.shape[1] if is_decoder else 1
+    options = {"max_new_tokens": min(n_tokens, model.cfg.n_ctx - n_before), "do_sample": False}
+    greedy = theirs.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
+    predicted = (model(greedy) if is_decoder else model(tokens, greedy))[:, n_before - 1 : -1]
+    lead = predicted.amax(-1) - predicted.gather(-1, greedy[:, n_before:, None])[..., 0]
+    wrong = float((lead > tolerance * largest).sum())
+    return [Check("logits as in transformers", (error,), tolerance), Check("wrong greedy tokens", (wrong,), 0.0)]

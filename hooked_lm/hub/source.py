@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -184,11 +185,12 @@ class _Renamed(Mapping[str, Tensor]):
 
 
 def in_present_names(tensors: Mapping[str, Tensor], renamed: Mapping[str, str]) -> Mapping[str, Tensor]:
-    """Tensors under the names that are written today; `renamed` says what the ends of old names have become."""
+    """Tensors under the names that are written today; `renamed` says what (by regular expressions) old ones have become."""
 
     def today(name: str) -> str:
-        old = next((old for old in renamed if name.endswith(old)), "")
-        return name.removesuffix(old) + renamed[old] if old else name
+        for old, new in renamed.items():
+            name = re.sub(old, new, name)
+        return name
 
     names = {today(name): name for name in tensors}
     return tensors if all(new == old for new, old in names.items()) else _Renamed(tensors, names)

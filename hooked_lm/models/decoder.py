@@ -19,10 +19,10 @@ from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, NamesFilter, is_
 from hooked_lm.hooks.select import Site
 from hooked_lm.models import generate as generation
 from hooked_lm.models.activation_cache import ActivationCache
+from hooked_lm.models.base import PlacedModel
 from hooked_lm.models.checks import check_layers, check_length, check_options, check_stream
 from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
 from hooked_lm.models.fold import FoldMethods
-from hooked_lm.models.init import init_weights
 from hooked_lm.models.loss import lm_cross_entropy_loss
 from hooked_lm.models.names import aliases, site_name
 from hooked_lm.models.state import sync_config
@@ -46,7 +46,7 @@ def _fits(mask: Tensor, batch: int, n_pos: int, n_past: int) -> bool:
     return mask.ndim == 2 and mask.shape[0] == batch and (mask.shape[1] == n_pos or mask.shape[1] == n_past + n_pos)
 
 
-class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule):
+class HookedTransformer(PlacedModel, TextMethods, WeightViews, FoldMethods, HookedRootModule):
     """A decoder-only transformer in which every intermediate value has a name.
 
     `HookedTransformer.from_pretrained(name)` loads a checkpoint; `HookedTransformer(cfg)` builds a new model from a
@@ -58,8 +58,6 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
     >>> cache["pattern", 0].shape == (1, model.cfg.n_heads, logits.shape[1], logits.shape[1])
     True
     """
-
-    hf_config: dict[str, Any] | None = None  # of the checkpoint that it was loaded from
 
     def __init__(
         self,
@@ -353,33 +351,6 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
         assert self.cfg.tree is not None  # checked when it was built
         return self.cfg.tree
 
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        """Where the weights are."""
-        return self.embed.W_E.device
-
-    def to(self, *args: Any, print_details: bool = True, **kwargs: Any) -> "HookedTransformer":
-        """Move the model, as `nn.Module.to` does; `cfg.device` and `cfg.dtype` follow."""
-        super().to(*args, **kwargs)
-        self.cfg.device, self.cfg.dtype = str(self.device), self.embed.W_E.dtype
-        return self
-
-    def cuda(self, device: Any = None) -> "HookedTransformer":
-        """Move the model to a CUDA device."""
-        return self.to("cuda" if device is None else torch.device("cuda", device))
-
-    def cpu(self) -> "HookedTransformer":
-        """Move the model to the CPU."""
-        return self.to("cpu")
-
-    def mps(self) -> "HookedTransformer":
-        """Move the model to an Apple GPU."""
-        return self.to("mps")
-
-    def init_weights(self) -> None:
-        """Fill the weights with random numbers as `cfg.init_mode` says, from `cfg.seed` if there is one."""
-        init_weights(self, self.cfg)
-
     def untie(self) -> None:
         """Give the unembedding a `W_U` of its own where it shares the embedding's, or where that is a product."""
         if isinstance(self.unembed, Unembed) and (own := self.unembed.untied()) is not self.unembed:
@@ -404,18 +375,6 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, HookedRootModule)
         from hooked_lm import hub
 
         return hub.from_pretrained_no_processing(model_name, *args, cls=cls, **kwargs)
-
-    def to_hf(self) -> Any:
-        """This model as a transformers model, bit for bit; see `hooked_lm.hub.to_hf`."""
-        from hooked_lm import hub
-
-        return hub.to_hf(self)
-
-    def save_pretrained(self, path: str | os.PathLike[str]) -> None:
-        """Write this model to a directory in HF format; see `hooked_lm.hub.save_pretrained`."""
-        from hooked_lm import hub
-
-        hub.save_pretrained(self, path)
 
     def verify(self, tokens: Int[Tensor, "batch pos"] | None = None) -> Verification:
         """Check the identities between this model's sites; see `hooked_lm.models.verify`."""

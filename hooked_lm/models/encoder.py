@@ -65,6 +65,7 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
             self.hook_full_embed = HookPoint("batch", "pos", "d_model")
             self.rel_pos_bias = None if tree.rel_pos_bias is None else tree.rel_pos_bias.build()
             self.rel_embed = None if tree.rel_embed is None else tree.rel_embed.build()
+            self.rotary = None if tree.rotary is None else tree.rotary.build()
             self.blocks = nn.ModuleList(block.build(layer) for layer, block in enumerate(tree.blocks))
             self.ln_final = build_norm(tree.ln_final)
             self._make_heads(tree)
@@ -138,6 +139,8 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
         if self.rel_embed is not None:
             context.table = self.rel_embed()
             context.rows = self.rel_embed.rows(tokens.shape[1], tokens.device)
+        if self.rotary is not None:
+            self.rotary.put_into(context)
         for block in self.blocks:
             resid = block(resid, context)
         return self.ln_final(resid), context

@@ -13,6 +13,7 @@ from hooked_lm.components.heads import Classifier, ContactHead, MLMHead, NSPHead
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.norm import LayerNorm, NormConfig
 from hooked_lm.components.relative_bias import RelativeBias
+from hooked_lm.components.stored_rotary import StoredRotary
 from hooked_lm.models.config import HookedTransformerConfig
 from hooked_lm.models.flat import norm_type
 
@@ -22,7 +23,7 @@ class EncoderConfig:
     """An encoder: embeddings, a tuple of blocks (they may differ), perhaps a final norm, and the heads that there are.
 
     `n_ctx` is the longest text. `shares` names for each block the set of weights that it has: blocks of one set share
-    them. `rel_pos_bias` is a bias on the scores, and `rel_embed` a table of relative positions, that all layers share.
+    them. `layout` says which it is where a family has several ways to name its weights. `rel_pos_bias` is a bias on the scores, and `rel_embed` a table of relative positions, that all layers share.
     """
 
     n_ctx: int
@@ -31,6 +32,7 @@ class EncoderConfig:
     ln_final: NormConfig | None = None
     rel_pos_bias: RelativeBias.Config | None = None
     rel_embed: RelativeEmbed.Config | None = None
+    rotary: StoredRotary.Config | None = None
     shares: tuple[tuple[int, int], ...] | None = None
     mlm_head: MLMHead.Config | None = None
     unembed: Unembed.Config | None = None
@@ -39,6 +41,7 @@ class EncoderConfig:
     classifier: Classifier.Config | None = None
     token_classifier: TokenClassifier.Config | None = None
     contact_head: ContactHead.Config | None = None
+    layout: int = 0
 
 
 @dataclass

@@ -10,8 +10,8 @@ from hooked_lm.components.activations import ACTIVATIONS, XIELU, activation
 from hooked_lm.components.attention import Attention
 from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.mlp import MLP, GatedMLP
-from hooked_lm.components.norm import LayerNorm, RMSNorm
-from hooked_lm.components.rotary import Backward, LinearScaling, Rotary
+from hooked_lm.components.norm import HeadLayerNorm, LayerNorm, RMSNorm
+from hooked_lm.components.rotary import Backward, LinearScaling, ProportionalScaling, Rotary
 
 
 def filled(module: nn.Module) -> nn.Module:
@@ -50,6 +50,14 @@ def test_norms(kind: str, weight: bool) -> None:
         torch.testing.assert_close(listened(norm, x, point), expected)
 
 
+def test_each_head_has_a_norm_of_its_own() -> None:
+    x = 3 * torch.randn(2, 5, 3, 8) + 1
+    norm = filled(HeadLayerNorm.Config(8, eps=0.1, n_heads=3).build(("batch", "pos", "head", "d_head")))
+    each = [nn.functional.layer_norm(x[:, :, head], (8,), norm.heads[head], eps=0.1) for head in range(3)]
+    torch.testing.assert_close(norm(x), torch.stack(each, 2))
+    torch.testing.assert_close(listened(norm, x, "hook_normalized"), torch.stack(each, 2))
+
+
 def test_mlps() -> None:
     x = torch.randn(2, 5, 8)
     plain = filled(MLP.Config(8, 12, "relu").build())
@@ -85,6 +93,15 @@ def test_backward_rotary_undoes_rotary(scaling: LinearScaling | None) -> None:
     turned = there.rotate(x, there.angles(positions, 9))
     assert (turned - x).abs().max() > 0.1
     torch.testing.assert_close(back.rotate(turned, back.angles(positions, 9)), x)
+
+
+def test_only_a_share_of_the_pairs_turns() -> None:
+    plain, scaling = Rotary(16, 100.0), ProportionalScaling(0.4, factor=2.0)
+    cos, sin = Rotary(16, 100.0, scaling=scaling).angles(torch.arange(6)[None], 6)
+    expected, _ = plain.angles(torch.arange(6)[None] / 2, 6)
+    torch.testing.assert_close(cos[..., :3], expected[..., :3])
+    assert (cos[..., 3:] == 1).all()
+    assert (sin[..., 3:] == 0).all()
 
 
 def test_embeddings() -> None:

@@ -17,8 +17,9 @@ from torch import nn
 class Case:
     """A model type, what is special about this config, its fields, and the length of prompt at which it matters.
 
-    `auto` is the transformers class that builds it from the config, `attention` the path that it takes. `adjust` changes the weights that were drawn, where
-    plain random ones would leave part of the model without effect or make numbers explode.
+    `auto` is the transformers class that builds it from the config, `attention` the path that it takes. `adjust` changes
+    the weights that were drawn, where plain random ones would leave part of the model without effect or make numbers
+    explode.
     """
 
     family: str

@@ -45,7 +45,9 @@ def outputs(case: Case) -> tuple[Tensor, Tensor]:
     """Our logits and those of transformers in fp32, for a model of any class; none of the tokens is padding."""
     theirs, ours, tokens = copy.deepcopy(reference(case)), hooked(case), prompt(case)
     if not theirs.config.is_encoder_decoder:
-        return ours(tokens), theirs(tokens).logits
+        found = theirs(tokens)
+        main = ("logits", "prediction_logits", "last_hidden_state")  # of whichever heads there are
+        return ours(tokens), next(found[name] for name in main if name in found)
     source, target = tokens.clamp(min=3), (tokens % ours.cfg.d_vocab_out).clamp(min=3)
     return ours(source, target), theirs(source, decoder_input_ids=target).logits
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from tests.families._case import SIZES, Case
@@ -20,12 +19,12 @@ DISTILBERT: dict[str, Any] = {
     "max_position_embeddings": 40,
     "pad_token_id": 0,
 }
-MODERN: dict[str, Any] = {"num_hidden_layers": 3, "norm_eps": 0.02, "local_attention": 6, "rope_parameters": {
+MODERN: dict[str, Any] = {"num_hidden_layers": 3, "cls_token_id": 1, "sep_token_id": 2, "norm_eps": 0.02, "local_attention": 6, "rope_parameters": {
     "full_attention": {"rope_type": "default", "rope_theta": 900.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
 }}
 BIASED = {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True}
-ESM: dict[str, Any] = {"pad_token_id": 1, "mask_token_id": 32, "position_embedding_type": "rotary"}
+ESM: dict[str, Any] = {"pad_token_id": 1, "mask_token_id": 32, "eos_token_id": 2, "position_embedding_type": "rotary"}
 LEARNED: dict[str, Any] = {"position_embedding_type": "absolute", "emb_layer_norm_before": True}
 DEBERTA: dict[str, Any] = {
     "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False,
@@ -36,15 +35,13 @@ THREE_LABELS = {"num_labels": 3}
 
 
 def lively(model: nn.Module) -> None:
-    """Logits of order one, though what is tied is drawn small and norms stand before it."""
-    head = model.get_output_embeddings()
-    if head is not None:
-        head.weight.mul_(1.5)
+    """Scores of order one, where few numbers make them."""
+    model.discriminator_predictions.dense_prediction.weight.mul_(4.0)
 
 
-def bert(name: str, of: str = "MaskedLM", family: str = "bert", **fields: Any) -> Case:
+def bert(name: str, of: str = "MaskedLM", family: str = "bert", adjust: Any = None, **fields: Any) -> Case:
     """`of` is the end of the transformers class."""
-    return Case(family, name, {**BERT, **fields}, auto=CLASSES.get(of, f"AutoModelFor{of}"))
+    return Case(family, name, {**BERT, **fields}, auto=CLASSES.get(of, f"AutoModelFor{of}"), adjust=adjust)
 
 
 def distilbert(name: str, of: str = "MaskedLM", **fields: Any) -> Case:
@@ -52,11 +49,12 @@ def distilbert(name: str, of: str = "MaskedLM", **fields: Any) -> Case:
 
 
 def modern(name: str, of: str = "MaskedLM", **fields: Any) -> Case:
-    return bert(name, of, "modernbert", **{**MODERN, **fields})
+    return Case("modernbert", name, {**SIZES, **MODERN, **fields}, auto=CLASSES.get(of, f"AutoModelFor{of}"))
 
 
 def esm(name: str, of: str = "MaskedLM", **fields: Any) -> Case:
-    return bert(name, of, "esm", **{**ESM, **fields})
+    sizes = {**SIZES, "layer_norm_eps": 0.02, **ESM}
+    return Case("esm", name, {**sizes, **fields}, auto=CLASSES.get(of, f"AutoModelFor{of}"))
 
 
 def deberta(name: str, of: str = "MaskedLM", **fields: Any) -> Case:
@@ -89,7 +87,7 @@ CASES: list[Case] = [
     distilbert("tokens", "TokenClassification", **THREE_LABELS),
     bert("masked-narrow", family="electra", **NARROW),
     bert("masked-untied-relu", family="electra", embedding_size=32, hidden_act="relu", tie_word_embeddings=False),
-    bert("replaced-narrow", "PreTraining", "electra", **NARROW),
+    bert("replaced-narrow", "PreTraining", "electra", lively, **NARROW),
     bert("bare", "", "electra", embedding_size=32),
     bert("texts-narrow", "SequenceClassification", "electra", **NARROW, **THREE_LABELS),
     bert("masked-narrow", family="albert", **ALBERT),

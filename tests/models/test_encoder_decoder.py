@@ -1,9 +1,12 @@
 """HookedEncoderDecoder: what goes in and out, what hooks of either side can do, padding, and generation."""
 
 import copy
+import subprocess
+import sys
 import threading
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from hooked_lm.components.source import EncoderDecoderCache
 from hooked_lm.hooks import HookPoint, UnknownSite
+from hooked_lm.models.config import HookedTransformerConfig
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from hooked_lm.models.encoder_decoder_config import HookedEncoderDecoderConfig
 from hooked_lm.models.encoder_decoder_text import real_positions
@@ -491,6 +495,31 @@ def test_a_gated_model_from_flat_names():
 def test_flat_names_refuse_what_they_cannot_build(changes: dict[str, Any]):
     with pytest.raises(ValueError, match=r"flat names build|needs d_vocab"):
         HookedEncoderDecoderConfig(**{**SIZES, **changes})
+
+
+def test_a_decoders_config_is_refused():
+    flat = HookedTransformerConfig(n_layers=1, d_model=8, n_heads=2, n_ctx=8, d_vocab=8, act_fn="relu")
+    with pytest.raises(TypeError, match="HookedTransformerConfig"):
+        HookedEncoderDecoder(flat)
+
+
+COMPILE = """
+import torch
+from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
+model = HookedEncoderDecoder(dict(n_layers=1, d_model=8, n_heads=2, n_ctx=9, d_vocab=7, act_fn="relu", seed=0))
+compiled = torch.compile(model, fullgraph=True, backend="eager")
+for mask in (None, torch.tensor([[1, 1, 0], [1, 1, 1]])):
+    inputs = torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([[0, 2], [0, 4]])
+    torch.testing.assert_close(compiled(*inputs, attention_mask=mask), model(*inputs, attention_mask=mask))
+print("compiled")
+"""
+
+
+def test_compilation_in_one_graph():
+    """In a process of its own: the checks of annotations, which only tests have, are nothing that compiles."""
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", COMPILE], cwd=root, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "compiled", done.stderr
 
 
 def test_sizes_edited_apart_from_the_tree_are_refused():

@@ -1,0 +1,43 @@
+"""Rotary frequencies that a checkpoint holds: they may be rounded, and were so in training."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from hooked_lm.components.context import Context
+from hooked_lm.components.rotary import Rotary
+
+
+class StoredRotary(nn.Module):
+    """The angles of a rotary embedding whose `frequencies` [half], in radians per position, are a buffer in fp32."""
+
+    @dataclass(frozen=True)
+    class Config:
+        rotary: Rotary
+
+        def build(self) -> "StoredRotary":
+            return StoredRotary(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.frequencies = nn.Buffer(cfg.rotary.base_frequencies())
+
+    def put_into(self, context: Context) -> None:
+        """Let the layers that turn by this rotary embedding find these angles."""
+
+        def angles() -> tuple[Tensor, Tensor]:
+            turn = context.positions[..., None, None].float() * self.frequencies
+            return turn.cos(), turn.sin()
+
+        context.once(self.cfg.rotary, angles)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
+        """Moved to other devices, never to another dtype."""
+        before = self.frequencies
+        super()._apply(fn, recurse)
+        if self.frequencies.dtype != before.dtype:
+            self.frequencies = nn.Buffer(before.to(self.frequencies.device))
+        return self
