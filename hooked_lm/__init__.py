@@ -1,6 +1,6 @@
 """hooked_lm: transformer language models in which every intermediate value has a name.
 
-`HookedTransformer` runs a decoder, `run_with_cache` reads what happened inside, `run_with_hooks` changes it,
+`HookedTransformer` runs a decoder, `HookedEncoder` an encoder, `HookedEncoderDecoder` both; `run_with_cache` reads what happened inside, `run_with_hooks` changes it,
 `patching` measures what a change causes. Names load when they are first used, so that importing the package costs
 little more than importing torch.
 """
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from hooked_lm.models.activation_cache import ActivationCache as ActivationCache
     from hooked_lm.models.config import HookedTransformerConfig as HookedTransformerConfig
     from hooked_lm.models.decoder import HookedTransformer as HookedTransformer
+    from hooked_lm.models.encoder import HookedEncoder as HookedEncoder
+    from hooked_lm.models.encoder_config import HookedEncoderConfig as HookedEncoderConfig
     from hooked_lm.models.encoder_decoder import HookedEncoderDecoder as HookedEncoderDecoder
     from hooked_lm.models.encoder_decoder_config import HookedEncoderDecoderConfig as HookedEncoderDecoderConfig
 
@@ -24,6 +26,8 @@ _HOMES = {
     "ActivationCache": "hooked_lm.models.activation_cache",
     "FactoredMatrix": "hooked_lm.factored_matrix",
     "HookPoint": "hooked_lm.hooks",
+    "HookedEncoder": "hooked_lm.models.encoder",
+    "HookedEncoderConfig": "hooked_lm.models.encoder_config",
     "HookedEncoderDecoder": "hooked_lm.models.encoder_decoder",
     "HookedEncoderDecoderConfig": "hooked_lm.models.encoder_decoder_config",
     "HookedRootModule": "hooked_lm.hooks",

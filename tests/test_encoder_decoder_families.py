@@ -24,6 +24,7 @@ from hooked_lm.families import model_class
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from hooked_lm.models.encoder_decoder_config import EncoderDecoderConfig, HookedEncoderDecoderConfig, StackConfig
 from tests.families import ENCODER_DECODER_CASES, Case, reference
+from tests.families._draw import drawn as random_config
 from tests.families._models import ENOUGH, MODERATE, backpropagate, distance, hooked
 from tests.families._sites import sites_of, sizes_of
 from tests.families.encoder_decoders import PAD
@@ -326,6 +327,13 @@ def test_steps_with_a_cache_are_the_full_run(case: Case):
     torch.testing.assert_close(torch.cat(logits, 1), model(source, target), rtol=1e-4, atol=3e-5)
 
 
+@pytest.mark.parametrize("name", ["t5-relu-scaled", "bart-plain", "marian-own-vocabularies", "m2m_100-scaled"])
+def test_a_checkpoint_is_verified_against_transformers(name: str, tmp_path: Path):
+    reference(by_name(name)).save_pretrained(tmp_path)
+    report = hub.verify(tmp_path, n_tokens=8)
+    assert report.ok, str(report)
+
+
 def test_special_tokens_are_known(case: Case, checkpoint: Path):
     cfg = hub.from_pretrained(checkpoint).cfg
     for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id"):
@@ -505,6 +513,16 @@ def test_wrong_weights_are_noticed(name: str, damage: Callable[[HookedEncoderDec
     model, inputs = copy.deepcopy(hooked(case)), drawn(case)
     damage(model)
     assert distance(model(*inputs), logits_of(case, *inputs)) > 1e-3
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("family", sorted({case.family for case in ENCODER_DECODER_CASES}))
+@torch.no_grad()
+def test_a_config_drawn_at_random(family: str, seed: int):
+    case = random_config(family, seed)
+    inputs = drawn(case)
+    expected = logits_of(case, *inputs)
+    assert distance(hooked(case)(*inputs), expected) <= ENOUGH * max(1.0, expected.std().item()), case.fields
 
 
 # ---- checkpoints that are not as they are written today --------------------------------------------------------------

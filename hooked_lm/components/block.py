@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from hooked_lm.components.attention import Attention
 from hooked_lm.components.borrowing_attention import BorrowingAttention
 from hooked_lm.components.context import Context
+from hooked_lm.components.disentangled_attention import DisentangledAttention
 from hooked_lm.components.identities import (
     Identity,
     Pair,
@@ -28,7 +29,7 @@ from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm, plain_norm
 from hooked_lm.hooks import HookPoint, is_listening
 
-AttentionConfig = Attention.Config | LatentAttention.Config | BorrowingAttention.Config
+AttentionConfig = Attention.Config | LatentAttention.Config | BorrowingAttention.Config | DisentangledAttention.Config
 Stream = Float[Tensor, "batch pos d_model"]
 Inputs = tuple[
     Float[Tensor, "batch pos *head d_model"],

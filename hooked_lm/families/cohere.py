@@ -11,7 +11,9 @@ from hooked_lm.families._reader import HFConfig
 from hooked_lm.families._rotary import rotary
 from hooked_lm.models.tree import DecoderConfig
 
-__all__ = ["IGNORED", "PREFIX", "block", "config", "rows"]
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "block", "config", "rows"]
+
+NO_EFFECT = ("model_max_length",)  # the tokenizer's
 
 
 def config(hf: HFConfig) -> DecoderConfig:

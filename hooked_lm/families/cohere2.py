@@ -11,6 +11,7 @@ __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
 # layer_types say the same as the first three; the others name what all of these models are.
 NO_EFFECT = (
+    *cohere.NO_EFFECT,
     *("layer_switch", "order_of_interleaved_layers", "sliding_window_pattern"),
     *("position_embedding_type", "rotary_pct", "use_embedding_sharing", "use_gated_activation", "use_parallel_*"),
 )

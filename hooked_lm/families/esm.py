@@ -20,6 +20,7 @@ from hooked_lm.weights import Row
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]
 
 PREFIX = "esm."
+N_TOKENS, PAD = 33, 1  # of the alphabet of ESM, where a config does not say it
 HEADS = Names(untied_bias="lm_head.bias")
 RENAMED = bert_like.RENAMED | {
     r"encoder\.layer\.[^.]+\.attention\.self\.rotary_embeddings": "rotary_embeddings"  # every layer had a copy
@@ -35,15 +36,17 @@ def config(hf: HFConfig) -> EncoderConfig:
             f"position_embedding_type={kind!r} or a folding model, decoder or cross attention"
         )
     d_model, d_head, norm = hf.hidden_size, hf.hidden_size // hf.num_attention_heads, bert_like.layer_norm(hf)
-    offset, turns = (hf.pad_token_id or 0) + 1, kind == "rotary"
+    offset, turns = (PAD if hf.pad_token_id is None else hf.pad_token_id) + 1, kind == "rotary"
     n_ctx = hf.max_position_embeddings - offset
     parts: dict[str, Any] = {
-        "embed": Embed.Config(hf.vocab_size, d_model),
+        "embed": Embed.Config(hf.vocab_size or N_TOKENS, d_model),
         "pos_embed": None if turns else PosEmbed.Config(n_ctx, d_model, offset),
         "norm": norm if hf.emb_layer_norm_before else None,
     }
     embed = EncoderEmbed.Config(**parts)
     if hf.token_dropout:
+        if hf.mask_token_id is None:
+            raise ValueError("token_dropout needs mask_token_id, and this config has none")
         embed = MaskScaledEncoderEmbed.Config(**parts, mask_token=hf.mask_token_id)
     rotary = Rotary(d_head, hf.rope_theta) if turns else None
     stored = rotary is not None and hf.holds("rotary_embeddings.inv_freq")

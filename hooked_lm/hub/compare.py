@@ -47,7 +47,7 @@ def verify(
     theirs = theirs.to(model.device).eval()
     length = min(16, model.cfg.n_ctx - 1)
     tokens = torch.randint(model.cfg.d_vocab, (2, length), generator=torch.Generator().manual_seed(0)).to(model.device)
-    if isinstance(model, HookedEncoder):
+    if not isinstance(model, HookedTransformer):
         tokens = _without_padding(tokens, source.config)
     tolerance = max(1e-4, 4 * torch.finfo(model.cfg.dtype).eps)
     if isinstance(model, HookedEncoder):
@@ -74,7 +74,7 @@ def _transformers_class(model: Any, config: Any) -> Any:
 
 
 def _without_padding(tokens: Tensor, config: Any) -> Tensor:
-    """Ids none of which is the pad token's, for which some encoders have a position of its own."""
+    """Ids none of which is the pad token's, for which some models have a position of its own, or none."""
     pad = -1 if config.pad_token_id is None else config.pad_token_id
     return torch.where(tokens == pad, (tokens + 1) % config.vocab_size, tokens)
 
@@ -97,10 +97,10 @@ def _logits_and_greedy(model: Any, theirs: Any, tokens: Tensor, n_tokens: int, t
     """Of a model that continues its input, or answers it."""
     from transformers import GenerationConfig
 
-    is_decoder, start = isinstance(model, HookedTransformer), theirs.config.to_dict().get("decoder_start_token_id")
-    options = {} if is_decoder else {"decoder_start_token_id": start, "forced_bos_token_id": None}
+    is_decoder = isinstance(model, HookedTransformer)
+    options = {} if is_decoder else {"decoder_start_token_id": model.start_id(), "forced_bos_token_id": None}
     theirs.generation_config = GenerationConfig(pad_token_id=0, **options)
-    inputs = {} if is_decoder else {"decoder_input_ids": tokens}
+    inputs = {} if is_decoder else {"decoder_input_ids": tokens % model.cfg.d_vocab_out}  # sides may have their own
     reference = theirs(tokens, **inputs).logits
     largest = reference.abs().max().clamp(min=1.0)
     error = ((model(tokens, *inputs.values()) - reference).abs().max() / largest).item()

@@ -151,7 +151,9 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
         """Ids, token types and mask of any input; what the caller gives wins."""
         if isinstance(input, Tensor):
             if input.is_floating_point() or input.ndim not in (1, 2):
-                raise ValueError(f"token ids are integers [batch, pos] or [pos], got {input.dtype} {tuple(input.shape)}")
+                raise ValueError(
+                    f"token ids are integers [batch, pos] or [pos], got {input.dtype} {tuple(input.shape)}"
+                )
             tokens = (input if input.ndim == 2 else input[None]).to(self.device, torch.long)
             types = types if types is None or types.ndim == 2 else types[None]
         else:

@@ -65,7 +65,9 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
         super().__init__()
         flat = HookedEncoderDecoderConfig.unwrap(cfg)
         if not isinstance(flat, HookedEncoderDecoderConfig):
-            raise TypeError(f"an encoder-decoder is built from a HookedEncoderDecoderConfig, not a {type(flat).__name__}")
+            raise TypeError(
+                f"an encoder-decoder is built from a HookedEncoderDecoderConfig, not a {type(flat).__name__}"
+            )
         self.cfg = copy(flat)  # the caller's may build others
         self.set_tokenizer(tokenizer)
         self.cfg.check_tree()

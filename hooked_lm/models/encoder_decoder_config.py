@@ -148,7 +148,7 @@ def flat_names(tree: EncoderDecoderConfig) -> dict[str, Any]:
     attn, mlp = block.attn, next((b.mlp for b in tree.encoder.blocks if not isinstance(b.mlp, MoE.Config)), block.mlp)
     expert = mlp.expert if isinstance(mlp, MoE.Config) else mlp
     bias = tree.encoder.rel_pos_bias
-    if bias is None and isinstance(attn.position_bias, RelativeBias.Config):
+    if bias is None and isinstance(attn, Attention.Config) and isinstance(attn.position_bias, RelativeBias.Config):
         bias = attn.position_bias
     relative = {
         "relative_attention_num_buckets": bias.n_buckets,

@@ -26,6 +26,30 @@ class EncoderDecoderViews(WeightViews):
         """All layers: those of the encoder, then those of the decoder."""
         return [*self.encoder, *self.decoder]
 
+    def _stack(self, read: Callable[[Any], Tensor]) -> Tensor:
+        weights = [read(block) for block in self.blocks]
+        if len({weight.shape for weight in weights}) > 1:
+            raise ValueError(
+                "encoder and decoder have weights of different shapes here, which cannot be stacked; read them layer by "
+                "layer, as model.encoder[0].attn.W_Q or model.decoder[0].mlp.W_in"
+            )
+        return torch.stack(weights)
+
+    def accumulated_bias(self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True) -> Tensor:
+        """There is none: the layers write into two streams."""
+        raise ValueError("the layers of an encoder-decoder write into two streams, so their biases have no one sum")
+
+    def all_composition_scores(self, mode: str) -> Tensor:
+        """There are none: the layers write into two streams."""
+        raise ValueError("the layers of an encoder-decoder write into two streams, so not all of them compose")
+
+    @property
+    def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
+        """The position embedding of the encoder; AttributeError where the checkpoint holds none."""
+        if self.pos_embed is None or not hasattr(self.pos_embed, "W_pos"):
+            raise AttributeError("the positions of this model are not learned, so it has no W_pos")
+        return self.pos_embed.table()
+
     def _mlp_weight(self, name: str) -> Tensor:
         def read(block: Any) -> Tensor:
             if isinstance(block.mlp, MoE):

@@ -90,7 +90,9 @@ class EncoderOutputs:
         if self.main_head == "unembed":
             mask_token = getattr(self.tokens.need_tokenizer(), "mask_token_id", None)
             if mask_token is None:
-                raise ValueError("predictions are for mask tokens, and this tokenizer has none; see return_type='logits'")
+                raise ValueError(
+                    "predictions are for mask tokens, and this tokenizer has none; see return_type='logits'"
+                )
             masked = logits[tokens == mask_token]
             if not len(masked):
                 raise ValueError(f"there is no mask token to predict; write {self.tokens.tokenizer.mask_token!r}")
@@ -106,7 +108,9 @@ class EncoderOutputs:
         rows = [row if real is None else row[real[i]] for i, row in enumerate(classes)]
         return _one_or_all([[self.label(int(i)) for i in row] for row in rows])
 
-    def predict_contacts(self, input: Any, attention_mask: Tensor | None = None) -> Float[Tensor, "batch residue residue"]:
+    def predict_contacts(
+        self, input: Any, attention_mask: Tensor | None = None
+    ) -> Float[Tensor, "batch residue residue"]:
         """How likely each two residues of a protein are to touch; of models that have a `contact_head` (ESM)."""
         if self.contact_head is None:
             raise ValueError("this checkpoint has no contact_head; those of ESM have one")

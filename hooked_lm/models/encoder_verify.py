@@ -53,7 +53,9 @@ def _identities(model: Any, at: Sites, output: Tensor) -> Iterator[Identity]:
 
 
 def _embed_identities(model: Any, at: Sites) -> Iterator[Identity]:
-    parts = [name for name in ("hook_embed", "hook_token_type_embed", "hook_pos_embed") if f"embed.{name}" in model.hook_dict]
+    parts = [
+        name for name in ("hook_embed", "hook_token_type_embed", "hook_pos_embed") if f"embed.{name}" in model.hook_dict
+    ]
 
     def total() -> Tensor:
         return sum((at(f"embed.{name}") for name in parts[1:]), at(f"embed.{parts[0]}"))

@@ -42,14 +42,18 @@ def logits_of(case: Case, tokens: Tensor, dtype: torch.dtype = torch.float32) ->
 
 @torch.no_grad()
 def outputs(case: Case) -> tuple[Tensor, Tensor]:
-    """Our logits and those of transformers in fp32, for a model of any class; none of the tokens is padding."""
+    """What our model gives and what that of transformers gives, in fp32, for a model of any class; without padding."""
     theirs, ours, tokens = copy.deepcopy(reference(case)), hooked(case), prompt(case)
-    if not theirs.config.is_encoder_decoder:
-        found = theirs(tokens)
-        main = ("logits", "prediction_logits", "last_hidden_state")  # of whichever heads there are
-        return ours(tokens), next(found[name] for name in main if name in found)
-    source, target = tokens.clamp(min=3), (tokens % ours.cfg.d_vocab_out).clamp(min=3)
-    return ours(source, target), theirs(source, decoder_input_ids=target).logits
+    if theirs.config.is_encoder_decoder:
+        source, target = tokens.clamp(min=3), (tokens % ours.cfg.d_vocab_out).clamp(min=3)
+        return ours(source, target), theirs(source, decoder_input_ids=target).logits
+    if theirs.config.pad_token_id is not None:
+        tokens = torch.where(tokens == theirs.config.pad_token_id, tokens.max(), tokens)
+    found = theirs(tokens)
+    if "start_logits" in found:  # of spans
+        return ours(tokens), torch.stack([found["start_logits"], found["end_logits"]], -1)
+    main = ("logits", "prediction_logits", "last_hidden_state")  # of whichever heads there are
+    return ours(tokens), next(found[name] for name in main if name in found)
 
 
 def distance(a: Tensor, b: Tensor) -> float:

@@ -198,7 +198,7 @@ OLMOS = [
     ),
 ]
 COHERES = [
-    Case("cohere", "grouped", {**SIZES, **KV2, **LAYER_NORM, **SHARP, "logit_scale": 0.7}),
+    Case("cohere", "grouped", {**SIZES, **KV2, **LAYER_NORM, **SHARP, "logit_scale": 0.7, "model_max_length": 99}),
     Case(
         "cohere",
         "normed-grouped-untied",

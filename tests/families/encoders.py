@@ -19,15 +19,24 @@ DISTILBERT: dict[str, Any] = {
     "max_position_embeddings": 40,
     "pad_token_id": 0,
 }
-MODERN: dict[str, Any] = {"num_hidden_layers": 3, "cls_token_id": 1, "sep_token_id": 2, "norm_eps": 0.02, "local_attention": 6, "rope_parameters": {
-    "full_attention": {"rope_type": "default", "rope_theta": 900.0},
-    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-}}
+MODERN: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+    "norm_eps": 0.02,
+    "local_attention": 6,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 900.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+}
 BIASED = {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True}
 ESM: dict[str, Any] = {"pad_token_id": 1, "mask_token_id": 32, "eos_token_id": 2, "position_embedding_type": "rotary"}
 LEARNED: dict[str, Any] = {"position_embedding_type": "absolute", "emb_layer_norm_before": True}
 DEBERTA: dict[str, Any] = {
-    "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False,
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_biased_input": False,
     "max_relative_positions": 6,
 }
 V3: dict[str, Any] = {"position_buckets": 4, "norm_rel_ebd": "layer_norm", "share_att_key": True}
@@ -91,8 +100,8 @@ CASES: list[Case] = [
     bert("bare", "", "electra", embedding_size=32),
     bert("texts-narrow", "SequenceClassification", "electra", **NARROW, **THREE_LABELS),
     bert("masked-narrow", family="albert", **ALBERT),
-    bert("masked-two-groups-of-two", family="albert", **{**ALBERT, "num_hidden_groups": 2, "inner_group_num": 2}),
-    bert("pretraining-gelu", "PreTraining", "albert", **{**ALBERT, "hidden_act": "gelu"}, **THREE_LABELS),
+    bert("masked-group-of-two", family="albert", **{**ALBERT, "num_hidden_layers": 2, "inner_group_num": 2}),
+    bert("pretraining-two-groups", "PreTraining", "albert", **{**ALBERT, "num_hidden_groups": 2}, **THREE_LABELS),
     bert("bare-wide", "", "albert", **{**ALBERT, "embedding_size": 48}),
     bert("texts", "SequenceClassification", "albert", **ALBERT, **THREE_LABELS),
     bert("masked", family="mpnet", **ROBERTA),

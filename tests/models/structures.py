@@ -65,7 +65,7 @@ class Kinds:
     posts: tuple[str, ...] = ("none", "none", "LN", "RMS, offset 1")
     positions: tuple[str, ...] = POSITIONS
     qk_norms: tuple[str, ...] = ("none", *QK_NORMS)
-    extras: tuple[str, ...] = ("none", "none", "none", "sinks", "clip", "z_norm", "rotary_first")
+    extras: tuple[str, ...] = ("none", "none", "none", "sinks", "clip", "z_norm", "v_norm", "rotary_first")
     blocks: tuple[type, ...] = (AttentionOnlyBlock, PreNormBlock, ParallelBlock, SharedNormBlock)
     soft_caps: tuple[float | None, ...] = (None, 5.0)
 
@@ -108,6 +108,7 @@ def random_block(pick: Callable[..., Any], kinds: Kinds, norm: NormConfig | None
         k_norm=qk_norm(n_kv),
         rotary_first=extra == "rotary_first",
         z_norm=RMSNorm.Config(D_HEAD, n_heads=n_heads, joint=True) if extra == "z_norm" else None,
+        v_norm=RMSNorm.Config(D_HEAD, weight=False) if extra == "v_norm" else None,
         clip=1.0 if extra == "clip" else None,
         sinks=extra == "sinks",
         position_bias=Alibi(n_heads) if positions == "alibi" else None,

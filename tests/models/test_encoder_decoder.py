@@ -545,6 +545,21 @@ def test_views_of_the_weights(model: HookedEncoderDecoder):
     assert labels[-1] == "DL2H1"
 
 
+def test_views_of_sides_that_differ(model: HookedEncoderDecoder):
+    narrow = copy.deepcopy(model.cfg.tree)
+    blocks = tuple(replace(block, mlp=replace(block.mlp, d_mlp=12)) for block in narrow.decoder.blocks)
+    tree = replace(narrow, decoder=replace(narrow.decoder, blocks=blocks))
+    other = HookedEncoderDecoder(HookedEncoderDecoderConfig.from_tree(tree, device="cpu"))
+    assert other.W_Q.shape == (5, 2, 16, 8)
+    with pytest.raises(ValueError, match="cannot be stacked"):
+        _ = other.W_in
+    with pytest.raises(AttributeError, match="no W_pos"):
+        _ = other.W_pos
+    for two_streams in (lambda: other.accumulated_bias(1), lambda: other.all_composition_scores("Q")):
+        with pytest.raises(ValueError, match="two streams"):
+            two_streams()
+
+
 def test_weights_travel_in_a_state_dict(model: HookedEncoderDecoder):
     other = HookedEncoderDecoder({**SIZES, "seed": 1, "tie_word_embeddings": False})
     assert (other(SOURCE, TARGET) - model(SOURCE, TARGET)).abs().max() > 1e-2

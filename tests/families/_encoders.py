@@ -1,0 +1,148 @@
+"""An encoder and that of transformers on the same input: everything that either of them gives.
+
+The sites that an encoder must have are told here too, beside those of `_sites`.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hooked_lm.components.conv_block import ConvPostNormBlock
+from hooked_lm.components.disentangled_attention import DisentangledAttention
+from hooked_lm.components.encoder_embed import EncoderEmbed
+from hooked_lm.components.heads import MLMHead
+from hooked_lm.models.encoder_config import EncoderConfig
+from tests.families._case import Case, reference
+from tests.families._models import hooked
+from tests.families._sites import KEY, QUERY, STREAM, Sites, below, norm, sites_of, sizes_of
+
+# what transformers calls that which a return type gives
+OUTPUTS = {
+    "last_hidden_state": "embeddings",
+    "pooler_output": "pooled",
+    "logits": "logits",
+    "prediction_logits": "logits",
+    "seq_relationship_logits": "nsp",
+    "sop_logits": "nsp",
+}
+Outputs = dict[str, Tensor]
+FIRST_WORD = 4  # pad tokens have no position in some families, and are below
+ESM_MASK = 32
+
+
+def prompt(case: Case, batch: int = 3, length: int | None = None) -> Tensor:
+    """Random token ids, no pad token among them; one row has a mask token as ESM knows it."""
+    shape, cfg = (batch, length or case.n_prompt), hooked(case).cfg
+    tokens = torch.randint(FIRST_WORD, cfg.d_vocab, shape, generator=torch.Generator().manual_seed(1))
+    tokens[0, 1] = ESM_MASK
+    return tokens
+
+
+def types(case: Case, tokens: Tensor) -> dict[str, Tensor]:
+    """Random token types, for a model that has several."""
+    n_types = hooked(case).tree.embed.n_types
+    if n_types < 2:
+        return {}
+    return {"token_type_ids": torch.randint(n_types, tokens.shape, generator=torch.Generator().manual_seed(3))}
+
+
+def of_transformers(model: Any, tokens: Tensor, **inputs: Tensor) -> Outputs:
+    """What transformers gives, by our return types."""
+    found = model(tokens, **inputs)
+    outputs = {name: found[key] for key, name in OUTPUTS.items() if found.get(key) is not None}
+    if "start_logits" in found:
+        outputs["logits"] = torch.stack([found.start_logits, found.end_logits], -1)
+    return outputs
+
+
+def ours(model: Any, tokens: Tensor, like: Outputs, **inputs: Tensor) -> Outputs:
+    """The same of our model."""
+    return {name: model(tokens, return_type=name, **inputs) for name in like}
+
+
+def theirs(case: Case, dtype: torch.dtype = torch.float32) -> Any:
+    return copy.deepcopy(reference(case)).to(dtype)
+
+
+# ---- sites -----------------------------------------------------------------------------------------------------------
+
+
+@sites_of.register
+def _(cfg: EncoderEmbed.Config) -> Sites:
+    words = STREAM if cfg.d_embed == cfg.d_model else "batch pos d_embed"
+    names = {"hook_embed": cfg.embed, "hook_token_type_embed": cfg.token_type_embed, "hook_pos_embed": cfg.pos_embed}
+    sites = {name: words for name, part in names.items() if part is not None}
+    return sites | below("ln", norm(cfg.norm, words))
+
+
+@sites_of.register
+def _(cfg: MLMHead.Config) -> Sites:
+    words = STREAM if cfg.d_out == cfg.d_model else "batch pos d_out"
+    return {"hook_pre": words, "hook_post": words} | below("ln", norm(cfg.norm, words))
+
+
+@sites_of.register
+def _(cfg: DisentangledAttention.Config) -> Sites:
+    sites = {"hook_q": QUERY, "hook_k": KEY, "hook_v": KEY, "hook_z": QUERY, "hook_result": "batch pos head d_model"}
+    maps = ["hook_attn_scores", "hook_pattern", *["hook_c2p"] * cfg.c2p, *["hook_p2c"] * cfg.p2c]
+    return sites | dict.fromkeys(maps, "batch head query_pos key_pos")
+
+
+@sites_of.register
+def _(cfg: ConvPostNormBlock.Config) -> Sites:
+    parent = next(base for base in type(cfg).__mro__[1:] if base.__qualname__ == "PostNormBlock.Config")
+    sites = sites_of.dispatch(parent)(cfg)
+    sites |= dict.fromkeys(("hook_conv_pre", "hook_conv_out", "hook_resid_conv"), STREAM)
+    return sites | below("ln3", norm(cfg.ln3))
+
+
+@sites_of.register
+def _(cfg: EncoderConfig) -> Sites:
+    sites = {"hook_tokens": "batch pos", "hook_full_embed": STREAM}
+    sites |= below("embed", sites_of(cfg.embed)) | below("ln_final", norm(cfg.ln_final))
+    if cfg.rel_pos_bias is not None:
+        sites |= {"rel_pos_bias.hook_bias": "batch head query_pos key_pos"}
+    for layer, block in enumerate(cfg.blocks):
+        sites |= below(f"blocks.{layer}", sites_of(block))
+    if cfg.mlm_head is not None:
+        sites |= below("mlm_head", sites_of(cfg.mlm_head))
+    if cfg.unembed is not None:
+        words = STREAM if cfg.unembed.d_model == cfg.embed.d_model else "batch pos d_out"
+        sites |= {"unembed.hook_in": words, "unembed.hook_out": "batch pos d_vocab"}
+    if cfg.pooler is not None:
+        sites |= {"pooler.hook_pooler_out": "batch d_model"} | below(
+            "pooler.ln", norm(cfg.pooler.norm, "batch d_model")
+        )
+    if cfg.nsp_head is not None:
+        sites |= {"nsp_head.hook_nsp_out": "batch class"}
+    if cfg.classifier is not None:
+        sites |= {"classifier.hook_out": "batch class"}
+    if cfg.token_classifier is not None:
+        sites |= {"token_classifier.hook_out": "batch pos class"}
+        if cfg.token_classifier.transform is not None:
+            sites |= below("token_classifier.transform", sites_of(cfg.token_classifier.transform))
+    return sites
+
+
+@sizes_of.register
+def _(cfg: DisentangledAttention.Config) -> dict[str, int]:
+    return {"head": cfg.n_heads, "kv_head": cfg.n_heads, "d_head": cfg.d_head}
+
+
+def sizes(tree: EncoderConfig, site: str, batch: int, pos: int) -> dict[str, int]:
+    """How long each axis of a site is in a run of this size."""
+    axes = {"batch": batch, "pos": pos, "query_pos": pos, "key_pos": pos, "1": 1, "d_embed": tree.embed.d_embed}
+    axes |= {"d_model": tree.embed.d_model, "head": tree.blocks[0].attn.n_heads}
+    if tree.unembed is not None:
+        axes |= {"d_vocab": tree.unembed.d_vocab, "d_out": tree.unembed.d_model}
+    heads = (tree.nsp_head, tree.classifier, tree.token_classifier)
+    part = site.split(".")[0]
+    for name, head in zip(("nsp_head", "classifier", "token_classifier"), heads, strict=True):
+        if part == name and head is not None:
+            axes["class"] = head.n_classes
+    if part == "blocks":
+        block = tree.blocks[int(site.split(".")[1])]
+        axes |= sizes_of(block.attn) | sizes_of(block.mlp)
+    return axes

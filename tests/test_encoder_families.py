@@ -1,0 +1,465 @@
+"""What every encoder of `tests/families/` buys: the numbers of transformers, under names that mean what they say.
+
+Tests are ordered by case, and a worker of pytest-xdist takes whole cases, so that each model is built once.
+"""
+
+import copy
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from hooked_lm import hub
+from hooked_lm.components.embed import Unembed
+from hooked_lm.components.encoder_embed import EncoderEmbed
+from hooked_lm.families import family, model_class
+from hooked_lm.hub.source import in_present_names
+from hooked_lm.models.encoder import HookedEncoder
+from hooked_lm.models.encoder_config import EncoderConfig, HookedEncoderConfig
+from tests.families import ENCODER_CASES, Case, reference
+from tests.families._encoders import Outputs, of_transformers, ours, prompt, sizes, theirs, types
+from tests.families._models import ENOUGH, MODERATE, backpropagate, distance, hooked
+from tests.families._sites import sites_of
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(case, id=str(case), marks=pytest.mark.xdist_group(str(case))) for case in ENCODER_CASES],
+)
+def case(request: pytest.FixtureRequest) -> Case:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def checkpoint(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The case's checkpoint on disk; nobody changes it."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    reference(case).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def weights(case: Case, checkpoint: Path) -> dict[str, Tensor]:
+    """The tensors of the checkpoint by the names that are written today."""
+    tensors = load_file(checkpoint / "model.safetensors")
+    return dict(in_present_names(tensors, family(case.family).RENAMED if "modern" not in case.family else {}))
+
+
+def test_the_class_is_the_one_that_is_listed(case: Case):
+    assert type(hooked(case)).__name__ == model_class(case.family) == "HookedEncoder"
+
+
+# ---- the same numbers ------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_everything_that_it_gives(case: Case):
+    tokens = prompt(case)
+    for inputs in ({}, types(case, tokens)):
+        expected = of_transformers(theirs(case), tokens, **inputs)
+        found = ours(hooked(case), tokens, expected, **inputs)
+        main = expected.get("logits", expected.get("embeddings"))
+        assert MODERATE[0] < main.std() < MODERATE[1], f"the deviation is {main.std():.2g}"
+        for name, value in expected.items():
+            apart = distance(found[name], value)
+            assert apart <= ENOUGH * max(1.0, value.std().item()), f"{name} differ by {apart:.1e}"
+
+
+@torch.no_grad()
+def test_attention_is_uneven(case: Case):
+    """Else a wrong order of heads or positions would hardly show."""
+    _, cache = hooked(case).run_with_cache(prompt(case))
+    pattern = cache["pattern", 0]
+    seen = (pattern > 0).sum(-1)
+    assert ((pattern.amax(-1) * seen)[seen > 1]).mean() > 1.3
+
+
+def test_gradients(case: Case):
+    """For every weight, under the name that transformers gives it: our gradients are exported as if they were weights."""
+    tokens, other, model = prompt(case), theirs(case), copy.deepcopy(hooked(case))
+    inputs = types(case, tokens)
+    expected = of_transformers(other, tokens, **inputs)
+    weighed_sum(expected).backward()
+    weighed_sum(ours(model, tokens, expected, **inputs)).backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+    found = dict(model.to_hf().named_parameters())
+    for name, parameter in other.named_parameters():
+        if not parameter.requires_grad:  # a table of sines
+            continue
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        atol = max(1e-5, 1e-4 * gradient.abs().max().item())
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def weighed_sum(outputs: Outputs) -> Tensor:
+    """Of all numbers, weighed at random and the same for both models."""
+    generator = torch.Generator().manual_seed(2)
+    parts = [(out * torch.randn(out.shape, generator=generator)).sum() / len(out) for out in outputs.values()]
+    return torch.stack(parts).sum()
+
+
+@torch.no_grad()
+def test_bf16_is_as_near_the_truth_as_transformers(case: Case):
+    """In the root mean square over everything that it gives."""
+    tokens, model = prompt(case, batch=32), copy.deepcopy(hooked(case)).to(torch.bfloat16)
+    truth = of_transformers(theirs(case, torch.float64), tokens)
+    rough = of_transformers(theirs(case, torch.bfloat16), tokens)
+    found = ours(model, tokens, truth)
+    assert all(value.dtype == torch.bfloat16 for value in found.values())
+    assert error(found, truth) <= 1.2 * error(rough, truth)
+
+
+def error(found: Outputs, truth: Outputs) -> float:
+    squares = [((found[name].double() - value) / value.std()).pow(2).mean() for name, value in truth.items()]
+    return torch.stack(squares).mean().sqrt().item()
+
+
+# ---- the way in and out ----------------------------------------------------------------------------------------------
+
+
+def assert_same_tensors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+
+
+def test_tensors_may_come_in_any_order(case: Case, checkpoint: Path, weights: dict[str, Tensor], tmp_path: Path):
+    tensors = list(weights.items())
+    random.shuffle(tensors)
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    torch.save(dict(tensors), tmp_path / "pytorch_model.bin")
+    model = HookedEncoder.from_pretrained(tmp_path)
+    assert_same_tensors(model.state_dict(), hooked(case).state_dict())
+
+
+def test_export_is_exact(case: Case, checkpoint: Path, weights: dict[str, Tensor], tmp_path: Path):
+    model = HookedEncoder.from_pretrained(checkpoint)
+    model.save_pretrained(tmp_path)
+    assert_same_tensors(load_file(tmp_path / "model.safetensors"), weights)
+    assert_same_tensors(HookedEncoder.from_pretrained(tmp_path).state_dict(), model.state_dict())
+
+
+def test_the_model_of_transformers_comes_back(case: Case):
+    other = hooked(case).to_hf()
+    other.set_attn_implementation(case.attention)
+    assert type(other) is type(reference(case))
+    assert_same_tensors(other.state_dict(), reference(case).state_dict())
+
+
+@torch.no_grad()
+def test_the_hub_verifies_it(case: Case, checkpoint: Path):
+    report = hub.verify(checkpoint)
+    assert report.ok, str(report)
+    assert any("as in transformers" in check.name for check in report.checks)
+
+
+# ---- sites -----------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_sites_and_their_shapes(case: Case):
+    model, tree = hooked(case), hooked(case).tree
+    expected = sites_of(tree)
+    assert {name: " ".join(point.dims) for name, point in model.hook_dict.items()} == expected
+    _, found = model.run_with_cache(prompt(case), names_filter="*")
+    assert list(found) == list(model.hook_dict), "sites are listed in the order of computation"
+    for name, value in found.items():
+        lengths = sizes(tree, name, 3, case.n_prompt)
+        assert list(value.shape) == [lengths[axis] for axis in expected[name].split()], name
+
+
+@torch.no_grad()
+def test_every_site_is_alive(case: Case):
+    """An edit of any site changes something that comes out."""
+    model, tokens = hooked(case), prompt(case, batch=2, length=8)
+    names = [name for name in ("logits", "nsp", "pooled", "embeddings") if can_give(model, name)]
+    clean = ours(model, tokens, dict.fromkeys(names))  # type: ignore[arg-type]
+
+    def edit(value: Tensor, hook: Any) -> Tensor:
+        if not value.is_floating_point():
+            return (value + 1) % model.cfg.d_vocab
+        if value.shape[-1] == 1:
+            return value * 1.5
+        return value * torch.linspace(0.5, 1.5, value.shape[-1])
+
+    def changes(site: str, name: str) -> bool:
+        edited = model.run_with_hooks(tokens, return_type=name, fwd_hooks=[(site, edit)])
+        return distance(edited, clean[name]) > 1e-3
+
+    assert [site for site in model.hook_dict if not any(changes(site, name) for name in names)] == []
+
+
+def can_give(model: HookedEncoder, name: str) -> bool:
+    needs = {"logits": model.main_head, "nsp": model.nsp_head, "pooled": model.pooler, "embeddings": model}
+    return needs[name] is not None
+
+
+def test_identities(case: Case):
+    report = hooked(case).verify(prompt(case))
+    assert report.ok, str(report)
+
+
+@torch.no_grad()
+def test_a_cache_does_not_change_what_comes_out(case: Case):
+    tokens = prompt(case)
+    out, _ = hooked(case).run_with_cache(tokens)
+    torch.testing.assert_close(out, hooked(case)(tokens), rtol=1e-4, atol=3e-5)
+
+
+# ---- padding ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@torch.no_grad()
+def test_padded_rows_are_what_they_are_alone(case: Case, side: str):
+    model, lengths = hooked(case), [12, 5, 9]
+    rows = [prompt(case, batch=1, length=length)[0] for length in lengths]
+    tokens, mask = torch.zeros(3, 12, dtype=torch.long), torch.zeros(3, 12, dtype=torch.long)
+    for i, row in enumerate(rows):
+        span = slice(12 - len(row), None) if side == "left" else slice(len(row))
+        tokens[i, span], mask[i, span] = row, 1
+    for name in ("logits", "nsp", "pooled", "embeddings"):
+        if not can_give(model, name):
+            continue
+        together = model(tokens, return_type=name, attention_mask=mask)
+        for i, row in enumerate(rows):
+            found = together[i][mask[i].bool()] if together.shape[:2] == tokens.shape else together[i]
+            torch.testing.assert_close(found, model(row[None], return_type=name)[0], rtol=1e-4, atol=2e-5)
+
+
+@torch.no_grad()
+def test_padded_rows_are_those_of_transformers(case: Case):
+    """On the right, where all families of transformers keep positions as they are."""
+    config, tokens = reference(case).config, prompt(case)
+    mask = torch.ones_like(tokens)
+    mask[1, 5:] = mask[2, 9:] = 0
+    pad = 0 if config.pad_token_id is None else config.pad_token_id
+    tokens = tokens.where(mask.bool(), torch.tensor(pad))
+    expected = of_transformers(theirs(case), tokens, attention_mask=mask)
+    for name, value in ours(hooked(case), tokens, expected, attention_mask=mask).items():
+        real = mask.bool() if value.shape[:2] == tokens.shape else slice(None)
+        torch.testing.assert_close(value[real], expected[name][real], rtol=1e-4, atol=1e-4)
+
+
+# ---- the comparison can fail -----------------------------------------------------------------------------------------
+
+Alter = Callable[[EncoderConfig], EncoderConfig]
+
+
+def every_attn(**changes: Any) -> Alter:
+    return lambda tree: replace(tree, blocks=tuple(replace(b, attn=replace(b.attn, **changes)) for b in tree.blocks))
+
+
+def every_block(**changes: Any) -> Alter:
+    return lambda tree: replace(tree, blocks=tuple(replace(b, **changes) for b in tree.blocks))
+
+
+def every_norm(tree: EncoderConfig) -> EncoderConfig:
+    norm = replace(tree.blocks[0].ln2, eps=1e-5)
+    return every_block(ln1=norm, ln2=norm)(tree)
+
+
+def embedding(**changes: Any) -> Alter:
+    return lambda tree: replace(tree, embed=replace(tree.embed, **changes))
+
+
+def windows(tree: EncoderConfig) -> EncoderConfig:
+    """One longer wherever there is one."""
+    attns = [replace(b.attn, window=b.attn.window and b.attn.window + 1) for b in tree.blocks]
+    return replace(tree, blocks=tuple(replace(b, attn=a) for b, a in zip(tree.blocks, attns, strict=True)))
+
+
+def one_theta(tree: EncoderConfig) -> EncoderConfig:
+    return every_attn(rotary=tree.blocks[0].attn.rotary)(tree)
+
+
+def other_buckets(tree: EncoderConfig) -> EncoderConfig:
+    return replace(tree, rel_embed=replace(tree.rel_embed, max_distance=12))
+
+
+def unnormed_table(tree: EncoderConfig) -> EncoderConfig:
+    return replace(tree, rel_embed=replace(tree.rel_embed, norm_eps=1e-5))
+
+
+def unscaled_masks(tree: EncoderConfig) -> EncoderConfig:
+    cfg = tree.embed
+    return replace(tree, embed=EncoderEmbed.Config(cfg.embed, cfg.pos_embed, cfg.token_type_embed, cfg.norm))
+
+
+def head(**changes: Any) -> Alter:
+    return lambda tree: replace(tree, mlm_head=replace(tree.mlm_head, **changes))
+
+
+def pooling(**changes: Any) -> Alter:
+    return lambda tree: replace(tree, pooler=replace(tree.pooler, **changes))
+
+
+def shifted(tree: EncoderConfig) -> EncoderConfig:
+    """The same table with positions counted from one place earlier."""
+    pos = tree.embed.pos_embed
+    return embedding(pos_embed=replace(pos, offset=pos.offset - 1, n_ctx=pos.n_ctx + 1))(tree)
+
+
+WRONG_TREES: dict[str, tuple[str, Alter]] = {
+    "eps": ("bert-masked", every_norm),
+    "eps of the embeddings' norm": (
+        "bert-masked",
+        lambda tree: embedding(norm=replace(tree.embed.norm, eps=1e-5))(tree),
+    ),
+    "eps of the head's norm": ("bert-masked", lambda tree: head(norm=replace(tree.mlm_head.norm, eps=1e-5))(tree)),
+    "activation": ("bert-masked", lambda t: every_block(mlp=replace(t.blocks[0].mlp, act_fn="relu"))(t)),
+    "activation of the head": ("bert-masked", head(act_fn="relu")),
+    "activation of the pooler": ("bert-bare", pooling(act_fn="relu")),
+    "activation of the other pooler": ("electra-texts-narrow", pooling(act_fn="tanh")),
+    "scale of scores": ("bert-masked", every_attn(scale=1.0)),
+    "causal": ("bert-masked", every_attn(causal=True)),
+    "offset of positions": ("roberta-masked", shifted),
+    "offset of positions, pad elsewhere": ("roberta-bare-pad-elsewhere", shifted),
+    "one window longer": ("modernbert-masked", windows),
+    "one theta for all layers": ("modernbert-masked", one_theta),
+    "first token for mean": ("modernbert-texts-mean", pooling(mean=False)),
+    "mean for first token": ("modernbert-texts-first", pooling(mean=True)),
+    "masks that count": ("esm-masked-token-dropout", unscaled_masks),
+    "share of masks in training": ("esm-masked-token-dropout", embedding(trained_share=0.15)),
+    "scale of three scores": ("deberta-v2-masked", every_attn(scale=8**-0.5)),
+    "buckets": ("deberta-v2-masked-shared-buckets-normed", other_buckets),
+    "eps of the table's norm": ("deberta-v2-masked-shared-buckets-normed", unnormed_table),
+    "activation of the convolution": (
+        "deberta-v2-masked-new-head-conv",
+        lambda t: replace(t, blocks=(replace(t.blocks[0], conv_act_fn="tanh"), *t.blocks[1:])),
+    ),
+}
+
+
+def by_name(name: str) -> Case:
+    return next(case for case in ENCODER_CASES if str(case) == name)
+
+
+def apart(model: HookedEncoder, case: Case) -> float:
+    """How far the nearest of what it gives is from transformers... the farthest counts."""
+    tokens = prompt(case)
+    inputs = types(case, tokens)
+    with torch.no_grad():
+        expected = of_transformers(theirs(case), tokens, **inputs)
+        found = ours(model, tokens, expected, **inputs)
+    return max(distance(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("wrong", WRONG_TREES)
+def test_a_wrong_tree_is_noticed(wrong: str):
+    name, alter = WRONG_TREES[wrong]
+    case = by_name(name)
+    right = hooked(case)
+    cfg = HookedEncoderConfig.from_tree(alter(right.tree), init_weights=False, device="cpu")
+    model = HookedEncoder(cfg)
+    model.load_state_dict(right.state_dict())
+    assert apart(right, case) < 1e-4
+    assert apart(model, case) > 1e-3
+
+
+def negate(model: HookedEncoder) -> None:
+    model.blocks[1].attn.W_O.neg_()
+
+
+def swap_queries_and_keys(model: HookedEncoder) -> None:
+    attn = model.blocks[0].attn
+    attn.W_Q, attn.W_K = attn.W_K, attn.W_Q
+
+
+def swap_position_projections(model: HookedEncoder) -> None:
+    attn = model.blocks[0].attn
+    attn.W_pos_Q, attn.W_pos_K = attn.W_pos_K, attn.W_pos_Q
+
+
+def reverse_distances(model: HookedEncoder) -> None:
+    model.rel_embed.W_rel.copy_(model.rel_embed.W_rel.flip(0))
+
+
+def permute_heads(model: HookedEncoder) -> None:
+    model.blocks[0].attn.W_Q.copy_(model.blocks[0].attn.W_Q.flip(0))
+
+
+def shift_positions(model: HookedEncoder) -> None:
+    table = model.embed.pos_embed.W_pos
+    table.copy_(table.roll(1, 0))
+
+
+def drop_types(model: HookedEncoder) -> None:
+    model.embed.token_type_embed.W_token_type.zero_()
+
+
+def drop_bias_of_distances(model: HookedEncoder) -> None:
+    model.rel_pos_bias.W_rel.zero_()
+
+
+def swap_gate_and_linear(model: HookedEncoder) -> None:
+    mlp = model.blocks[0].mlp
+    mlp.W_gate, mlp.W_in = mlp.W_in, mlp.W_gate
+
+
+def norms_before(model: HookedEncoder) -> None:
+    block = model.blocks[0]
+    block.ln1, block.ln2 = block.ln2, block.ln1
+
+
+def drop_final_norm(model: HookedEncoder) -> None:
+    model.ln_final = nn.Identity()
+
+
+def drop_bias_of_unembedding(model: HookedEncoder) -> None:
+    assert isinstance(model.unembed, Unembed)
+    model.unembed.b_U.zero_()
+
+
+def drop_pooler(model: HookedEncoder) -> None:
+    model.pooler.b.zero_()
+
+
+def flip_convolution(model: HookedEncoder) -> None:
+    model.blocks[0].W_conv.copy_(model.blocks[0].W_conv.flip(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("bert-masked", negate),
+        ("bert-masked", swap_queries_and_keys),
+        ("bert-masked", shift_positions),
+        ("bert-masked", drop_types),
+        ("bert-masked", permute_heads),
+        ("bert-masked", norms_before),
+        ("bert-pretraining", drop_pooler),
+        ("bert-texts", drop_pooler),
+        ("roberta-masked", shift_positions),
+        ("distilbert-masked", swap_queries_and_keys),
+        ("electra-masked-narrow", drop_bias_of_unembedding),
+        ("albert-masked-narrow", negate),
+        ("mpnet-masked", drop_bias_of_distances),
+        ("modernbert-masked", swap_gate_and_linear),
+        ("modernbert-masked", permute_heads),
+        ("esm-masked-rotary", drop_final_norm),
+        ("deberta-v2-masked", swap_position_projections),
+        ("deberta-v2-masked", reverse_distances),
+        ("deberta-v2-bare-conv-groups", flip_convolution),
+    ],
+)
+@torch.no_grad()
+def test_wrong_weights_are_noticed(name: str, damage: Callable[[HookedEncoder], None]):
+    case = by_name(name)
+    model = copy.deepcopy(hooked(case))
+    damage(model)
+    assert apart(model, case) > 1e-3
+
+
+def test_backpropagation_reaches_every_weight_but_the_unread():
+    """The random weighing of the gradient test leaves nothing out."""
+    model = copy.deepcopy(hooked(by_name("bert-masked")))
+    backpropagate(model(prompt(by_name("bert-masked"))))
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
