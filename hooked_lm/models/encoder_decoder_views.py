@@ -47,7 +47,7 @@ class EncoderDecoderViews(WeightViews):
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
         """The position embedding of the encoder; AttributeError where the checkpoint holds none."""
         if self.pos_embed is None or not hasattr(self.pos_embed, "W_pos"):
-            raise AttributeError("the positions of this model are not learned, so it has no W_pos")
+            raise AttributeError("W_pos: the positions of this model are not learned")
         return self.pos_embed.table()
 
     def _mlp_weight(self, name: str) -> Tensor:

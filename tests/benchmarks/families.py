@@ -21,7 +21,7 @@ from tests.families import CASES, Case
 
 N_LAYERS, N_EXPERTS = 12, 8
 SIZES = {
-    5000: ("vocab_size",),
+    5000: ("vocab_size", "vocab_size_per_layer_input"),
     768: ("hidden_size", "n_embd", "d_model", "dim", "word_embed_proj_dim", "lru_width", "kv_lora_rank"),
     12: ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads"),
     3072: (

@@ -47,8 +47,8 @@ def outputs(case: Case) -> tuple[Tensor, Tensor]:
     if theirs.config.is_encoder_decoder:
         source, target = tokens.clamp(min=3), (tokens % ours.cfg.d_vocab_out).clamp(min=3)
         return ours(source, target), theirs(source, decoder_input_ids=target).logits
-    if theirs.config.pad_token_id is not None:
-        tokens = torch.where(tokens == theirs.config.pad_token_id, tokens.max(), tokens)
+    if (pad := getattr(theirs.config, "pad_token_id", None)) is not None:
+        tokens = torch.where(tokens == pad, tokens.max(), tokens)
     found = theirs(tokens)
     if "start_logits" in found:  # of spans
         return ours(tokens), torch.stack([found["start_logits"], found["end_logits"]], -1)

@@ -553,7 +553,7 @@ def test_views_of_sides_that_differ(model: HookedEncoderDecoder):
     assert other.W_Q.shape == (5, 2, 16, 8)
     with pytest.raises(ValueError, match="cannot be stacked"):
         _ = other.W_in
-    with pytest.raises(AttributeError, match="no W_pos"):
+    with pytest.raises(AttributeError, match="W_pos"):
         _ = other.W_pos
     for two_streams in (lambda: other.accumulated_bias(1), lambda: other.all_composition_scores("Q")):
         with pytest.raises(ValueError, match="two streams"):

@@ -52,7 +52,7 @@ def logits(model: HookedTransformer) -> Tensor:
 
 def can_refactor(tree: DecoderConfig) -> bool:
     return all(
-        a.rotary is None and a.qk_norm is None and a.clip is None and a.z_norm is None and not a.sinks
+        not (a.rotary or a.qk_norm or a.clip or a.v_norm or a.z_norm or a.sinks)
         for a in (b.attn for b in tree.blocks)
     )
 
