@@ -340,6 +340,30 @@ def test_special_tokens_are_known(case: Case, checkpoint: Path):
         assert getattr(cfg, name) == case.fields[name]
 
 
+@torch.no_grad()
+def test_what_a_checkpoint_says_of_generation_is_heeded(tmp_path: Path):
+    """Its start token, the one that comes first, and tokens that never come; all as transformers does it."""
+    case = by_name("marian-plain")
+    other, (source, _) = theirs(case), drawn(case, batch=2, source=8)
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
+    begun = torch.tensor([[7, 9]] * 2)
+    free = hooked(case).generate(source, decoder_input=begun, stop_at_eos=False, verbose=False, **options)
+    banned = int(free[0, 4])
+    other.generation_config = GenerationConfig(
+        pad_token_id=PAD,
+        decoder_start_token_id=7,
+        forced_bos_token_id=9,
+        bad_words_ids=[[banned], [20, 21]],
+        eos_token_id=2,
+    )
+    other.save_pretrained(tmp_path)
+    model = HookedEncoderDecoder.from_pretrained(tmp_path)
+    found = model.cfg.decoder_start_token_id, model.cfg.forced_bos_token_id, model.cfg.suppress_tokens
+    assert found == (7, 9, (banned,))
+    expected = other.generate(source, attention_mask=torch.ones_like(source), **options)
+    assert torch.equal(model.generate(source, verbose=False, **options), expected)
+
+
 # ---- the comparison can fail -----------------------------------------------------------------------------------------
 
 

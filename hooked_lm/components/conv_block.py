@@ -48,7 +48,9 @@ class ConvPostNormBlock(PostNormBlock):
         self.hook_conv_out = HookPoint(*RESIDUAL)
         self.hook_resid_conv = HookPoint(*RESIDUAL)
         self.ln3 = build_norm(cfg.ln3)
-        self._modules["hook_normalized_resid_post"] = self._modules.pop("hook_normalized_resid_post")  # the last of them
+        self._modules["hook_normalized_resid_post"] = self._modules.pop(
+            "hook_normalized_resid_post"
+        )  # the last of them
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = source = self.hook_resid_pre(resid)

@@ -4,6 +4,7 @@ position, and relative position with content."""
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -104,7 +105,16 @@ class DisentangledAttention(Attend):
         p2c: bool = True
         shared: bool = False
 
-        window = rotary = None  # there are none
+        causal: ClassVar[bool] = False
+        # what the flat names of a model ask every attention for
+        n_key_value_heads: ClassVar[None] = None
+        rotary: ClassVar[None] = None
+        qk_norm: ClassVar[None] = None
+        window: ClassVar[None] = None
+        soft_cap: ClassVar[None] = None
+        position_bias: ClassVar[None] = None
+        sinks: ClassVar[bool] = False
+        clip: ClassVar[None] = None
 
         @property
         def n_kv(self) -> int:
@@ -115,19 +125,21 @@ class DisentangledAttention(Attend):
 
     def __init__(self, cfg: Config) -> None:
         super().__init__()
-        self.cfg, self.n_kv = cfg, cfg.n_heads
+        self.cfg, self.n_kv, self.ungrouped = cfg, cfg.n_heads, False
         sizes = (cfg.n_heads, cfg.d_model, cfg.d_head)
-        for name in ("Q", "K", "V"):
-            self._make_projection(name, sizes)
+        self.W_Q, self.W_K, self.W_V = projection(*sizes), projection(*sizes), projection(*sizes)
+        self.b_Q, self.b_K, self.b_V = (nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) for _ in range(3))
         self.hook_q, self.hook_k, self.hook_v = HookPoint(*QUERY), HookPoint(*KEY), HookPoint(*KEY)
         if cfg.c2p:
             self.hook_c2p = HookPoint(*SCORES)
         if cfg.p2c:
             self.hook_p2c = HookPoint(*SCORES)
         if cfg.c2p and not cfg.shared:
-            self._make_projection("pos_K", sizes)
+            self.W_pos_K = projection(*sizes)
+            self.b_pos_K = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head))
         if cfg.p2c and not cfg.shared:
-            self._make_projection("pos_Q", sizes)
+            self.W_pos_Q = projection(*sizes)
+            self.b_pos_Q = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head))
         self.make_mixing(
             cfg.n_heads,
             cfg.d_head,
@@ -137,10 +149,6 @@ class DisentangledAttention(Attend):
             causal=False,
             position_bias=SharedBias() if cfg.c2p or cfg.p2c else None,
         )
-
-    def _make_projection(self, name: str, sizes: tuple[int, int, int]) -> None:
-        setattr(self, f"W_{name}", projection(*sizes))
-        setattr(self, f"b_{name}", nn.Parameter(torch.zeros(sizes[0], sizes[2])))
 
     def forward(
         self,

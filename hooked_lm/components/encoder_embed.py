@@ -75,12 +75,11 @@ class EncoderEmbed(nn.Module):
         dims = ("batch", "pos", "d_model" if cfg.d_embed == cfg.d_model else "d_embed")
         self.embed = cfg.embed.build()
         self.hook_embed = HookPoint(*dims)
-        self.token_type_embed = self.hook_token_type_embed = self.pos_embed = self.hook_pos_embed = None
-        if cfg.token_type_embed is not None:
-            self.token_type_embed = cfg.token_type_embed.build()
+        self.token_type_embed = None if cfg.token_type_embed is None else cfg.token_type_embed.build()
+        if self.token_type_embed is not None:
             self.hook_token_type_embed = HookPoint(*dims)
-        if cfg.pos_embed is not None:
-            self.pos_embed = cfg.pos_embed.build()
+        self.pos_embed = None if cfg.pos_embed is None else cfg.pos_embed.build()
+        if self.pos_embed is not None:
             self.hook_pos_embed = HookPoint(*dims)
         self.ln = build_norm(cfg.norm, dims)
 

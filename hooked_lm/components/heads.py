@@ -240,5 +240,7 @@ class ContactHead(nn.Module):
         counts = (counts if real is None else counts & real).to(patterns)
         patterns = (patterns * counts[:, None, :, None] * counts[:, None, None, :])[..., 1:-1, 1:-1]
         symmetric = patterns + patterns.mT
-        expected = symmetric.sum(-1, keepdim=True) * symmetric.sum(-2, keepdim=True) / symmetric.sum((-2, -1), keepdim=True)
+        expected = (
+            symmetric.sum(-1, keepdim=True) * symmetric.sum(-2, keepdim=True) / symmetric.sum((-2, -1), keepdim=True)
+        )
         return ((symmetric - expected).permute(0, 2, 3, 1) @ self.W + self.b)[..., 0].sigmoid()

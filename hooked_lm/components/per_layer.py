@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hooked_lm.components.activations import Activation, activation
 from hooked_lm.components.block import PreNormBlock, Stream, sum_of
 from hooked_lm.components.context import Context
-from hooked_lm.components.identities import Identity, Read, Reader, Sites, added, below
+from hooked_lm.components.identities import Identity, Read, Reader, Sites, added, below, norm_identity, normed
 from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm
 from hooked_lm.hooks import HookPoint
 
@@ -50,12 +50,32 @@ class PerLayerEmbed(nn.Module):
         self.hook_out = HookPoint(*ALL_GIVEN)
 
     def forward(self, tokens: Int[Tensor, "batch pos"], embed: Stream) -> AllGiven:
-        shape = (self.cfg.n_layers, self.cfg.d_per_layer)
+        return self.hook_out((self.norm(self.projected(embed)) + self.rows(tokens)) * 2**-0.5)
+
+    def projected(self, embed: Stream) -> AllGiven:
+        """What the embedding in the stream says of each layer's vector, before the norm."""
         projected = F.linear(embed, self.W_proj.flatten(1).T) * self.cfg.d_model**-0.5
+        return projected.unflatten(-1, (self.cfg.n_layers, self.cfg.d_per_layer))
+
+    def rows(self, tokens: Int[Tensor, "batch pos"]) -> AllGiven:
+        """What the tokens say of it."""
         rows = F.embedding(tokens, self.W_E.flatten(1))
         # the scale is rounded to the weights' precision, as the models were trained
         rows = rows * torch.tensor(self.cfg.d_per_layer**0.5).to(rows)
-        return self.hook_out((self.norm(projected.unflatten(-1, shape)) + rows.unflatten(-1, shape)) * 2**-0.5)
+        return rows.unflatten(-1, (self.cfg.n_layers, self.cfg.d_per_layer))
+
+    def identities(self, at: Sites, embed: Read, tokens: Int[Tensor, "batch pos"]) -> Iterator[Identity]:
+        """What must hold between the sites of a run over these tokens, in which `embed()` entered the stream."""
+        norm_at = below(at, "norm")
+
+        def projected() -> Tensor:
+            return self.projected(embed())
+
+        yield from norm_identity("per_layer.norm", self.norm, norm_at, projected)
+        yield (
+            "(normalized * w + W_E[token]) / sqrt(2) == per_layer.out",
+            lambda: ((normed(self.norm, norm_at, projected) + self.rows(tokens)) * 2**-0.5, at("hook_out")),
+        )
 
 
 class PerLayerGate(nn.Module):

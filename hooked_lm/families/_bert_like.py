@@ -187,7 +187,12 @@ def mlm_rows(names: Names, prefix: str | None) -> list[Row]:
     found = [
         *linear(names.mlm, "mlm_head"),
         *classic.norm(names.mlm_norm, "mlm_head.ln"),
-        Row(names.decoder + ".weight", "unembed.W_U", "v m -> m v", tied=None if prefix is None else prefix + names.embedding),
+        Row(
+            names.decoder + ".weight",
+            "unembed.W_U",
+            "v m -> m v",
+            tied=None if prefix is None else prefix + names.embedding,
+        ),
         Row(bias, "unembed.b_U"),
     ]
     if other == bias:

@@ -59,7 +59,9 @@ def config(hf: HFConfig) -> EncoderConfig:
         blocks=(PreNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm),) * hf.num_hidden_layers,
         ln_final=norm,
         rotary=StoredRotary.Config(rotary) if rotary and stored else None,
-        contact_head=ContactHead.Config(n_maps, hf.eos_token_id) if hf.holds("contact_head.regression.weight") else None,
+        contact_head=ContactHead.Config(n_maps, hf.eos_token_id)
+        if hf.holds("contact_head.regression.weight")
+        else None,
         **bert_like.heads(hf, HEADS),
     )
 

@@ -46,7 +46,7 @@ def _fits(mask: Tensor, batch: int, n_pos: int, n_past: int) -> bool:
     return mask.ndim == 2 and mask.shape[0] == batch and (mask.shape[1] == n_pos or mask.shape[1] == n_past + n_pos)
 
 
-class HookedTransformer(PlacedModel, TextMethods, WeightViews, FoldMethods, HookedRootModule):
+class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, HookedRootModule):
     """A decoder-only transformer in which every intermediate value has a name.
 
     `HookedTransformer.from_pretrained(name)` loads a checkpoint; `HookedTransformer(cfg)` builds a new model from a

@@ -22,8 +22,9 @@ from hooked_lm.models.flat import norm_type
 class EncoderConfig:
     """An encoder: embeddings, a tuple of blocks (they may differ), perhaps a final norm, and the heads that there are.
 
-    `n_ctx` is the longest text. `shares` names for each block the set of weights that it has: blocks of one set share
-    them. `layout` says which it is where a family has several ways to name its weights. `rel_pos_bias` is a bias on the scores, and `rel_embed` a table of relative positions, that all layers share.
+    `n_ctx` is the longest text. `rel_pos_bias` is a bias on the scores, `rel_embed` a table of relative positions, and
+    `rotary` holds frequencies, that all layers share. `shares` names for each block the set of weights that it has: blocks
+    of one set share them. `layout` says which it is where a family has several ways to name its weights.
     """
 
     n_ctx: int

@@ -101,10 +101,8 @@ class EncoderOutputs:
             return _one_or_all([SEQUENTIAL[int(i)] if len(row) == 2 else str(int(i)) for row, i in _choices(logits)])
         if self.main_head == "classifier":
             return _one_or_all([self.label(int(i)) for _, i in _choices(logits)])
-        if logits.ndim == 2:  # one score a token: whether it was replaced
-            classes = (logits > 0).long()
-        else:
-            classes = logits.argmax(-1)
+        # one score a token says whether it was replaced
+        classes = (logits > 0).long() if logits.ndim == 2 else logits.argmax(-1)
         rows = [row if real is None else row[real[i]] for i, row in enumerate(classes)]
         return _one_or_all([[self.label(int(i)) for i in row] for row in rows])
 

@@ -72,7 +72,7 @@ class EncoderText:
                 raise ValueError(f"n_ctx is {self.cfg.n_ctx}, too short for the tokenizer's special tokens alone")
             last = len(owners) - 1 - owners[::-1].index(longer)
             for row in (ids, types, owners):
-                del row[last]  # type: ignore[attr-defined]
+                del row[last]
             excess -= 1
         return ids, types
 

@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.components.encoder_embed import EncoderEmbed
-from hooked_lm.components.identities import Identity, Sites, below, norm_identity, normed
+from hooked_lm.components.identities import Identity, Pair, Sites, below, norm_identity, normed
 from hooked_lm.models.verify import Check, Errors, Verification, error_of, last_site, run_recorded
 
 
@@ -42,7 +42,7 @@ def _identities(model: Any, at: Sites, output: Tensor) -> Iterator[Identity]:
         yield from block.identities(below(at, f"blocks.{layer}"))
     for layer, block in enumerate(model.blocks[:-1]):
         left, then = last_site(block, layer), f"blocks.{layer + 1}.hook_resid_pre"
-        yield "resid_post == next resid_pre", lambda left=left, then=then: (at(left), at(then))
+        yield "resid_post == next resid_pre", _same(at, left, then)
     last = last_site(model.blocks[-1], len(model.blocks) - 1)
     yield from norm_identity("ln_final", model.ln_final, below(at, "ln_final"), lambda: at(last))
 
@@ -50,6 +50,10 @@ def _identities(model: Any, at: Sites, output: Tensor) -> Iterator[Identity]:
         return normed(model.ln_final, below(at, "ln_final"), lambda: at(last))
 
     yield from _head_identities(model, at, stream, output)
+
+
+def _same(at: Sites, left: str, right: str) -> Pair:
+    return lambda: (at(left), at(right))
 
 
 def _embed_identities(model: Any, at: Sites) -> Iterator[Identity]:

@@ -12,7 +12,7 @@ class EncoderViews(WeightViews):
     """`model.W_Q` and its like, as in `WeightViews`; `W_E`, `W_pos` and `W_token_type` are as wide as the embedding."""
 
     @property
-    def pos_embed(self) -> Any:  # type: ignore[override]
+    def pos_embed(self) -> Any:
         """The position embedding."""
         if self.embed.pos_embed is None:
             raise AttributeError("the positions of this model are not learned, so it has no W_pos")

@@ -83,13 +83,19 @@ def verify(model: Any, tokens: Int[Tensor, "batch pos"] | None = None) -> Verifi
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(model.cfg.d_vocab, (2, min(12, model.cfg.n_ctx)), generator=generator)
     tokens = tokens.to(model.device)
-    plain = [name for name, p in model.hook_dict.items() if not p.on_demand or name.endswith("hook_result") or "routed" in p.dims]
+    plain = [
+        name
+        for name, p in model.hook_dict.items()
+        if not p.on_demand or name.endswith("hook_result") or "routed" in p.dims
+    ]
     logits, sites, fired = run_recorded(model, (tokens,), plain)
     with_copies, _, fired_then = run_recorded(model, (tokens,), [name for name in model.hook_dict if name not in plain])
     errors: Errors = {"logits == logits with sites on demand": [error_of(lambda: (with_copies, logits))]}
     for layer, block in enumerate(model.blocks):
         for name, values in _block_identities(model, block, layer, sites.__getitem__):
             errors.setdefault(name, []).append(error_of(values))
+    for name, values in _per_layer_identities(model, sites.__getitem__, tokens):
+        errors.setdefault(name, []).append(error_of(values))
     for name, values in _output_identities(model, sites.__getitem__, logits):
         errors.setdefault(name, []).append(error_of(values))
     tolerance = max(1e-5, 4 * torch.finfo(logits.dtype).eps)
@@ -98,7 +104,9 @@ def verify(model: Any, tokens: Int[Tensor, "batch pos"] | None = None) -> Verifi
     return Verification((Check("sites that do not fire once", (float(wrong),), 0.0), *checks))
 
 
-def run_recorded(model: Any, inputs: tuple[Tensor, ...], names: list[str]) -> tuple[Tensor, dict[str, Tensor], Counter[str]]:
+def run_recorded(
+    model: Any, inputs: tuple[Tensor, ...], names: list[str]
+) -> tuple[Tensor, dict[str, Tensor], Counter[str]]:
     """Logits, what passed at these sites, and how often."""
     fired: Counter[str] = Counter()
     sites: dict[str, Tensor] = {}
@@ -128,6 +136,19 @@ def _block_identities(model: Any, block: Any, layer: int, at: Sites) -> Iterator
     if layer + 1 < len(model.blocks):
         left, then = last_site(block, layer), f"blocks.{layer + 1}.hook_resid_pre"
         yield "resid_post == next resid_pre", lambda: (at(left), at(then))
+
+
+def _per_layer_identities(model: Any, at: Sites, tokens: Int[Tensor, "batch pos"]) -> Iterator[Identity]:
+    """What the layers are given besides the stream, where they are."""
+    if model.cfg.tree.per_layer is None:
+        return
+    yield from model.per_layer.identities(below(at, "per_layer"), lambda: at("hook_embed"), tokens)
+    for layer in range(len(model.blocks)):
+
+        def given(layer: int = layer) -> tuple[Tensor, Tensor]:
+            return at("per_layer.hook_out")[:, :, layer], at(f"blocks.{layer}.hook_per_layer_in")
+
+        yield "per_layer.out == per_layer_in of each layer", given
 
 
 def last_site(block: nn.Module, layer: int) -> str:

@@ -101,7 +101,7 @@ def by_hand(attn: Attention, x: Tensor) -> Tensor:
 def test_the_formula(kind: str, listens: bool) -> None:
     attn, x = built(KINDS[kind]), torch.randn(2, 5, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     if listens:
-        for name, part in attn.named_modules():
+        for part in attn.modules():
             if isinstance(part, HookPoint):
                 part.add_hook(lambda value, hook: None)
     expected = torch.stack([by_hand(attn, row) for row in x])
@@ -121,7 +121,8 @@ def test_each_kind_is_another(kind: str) -> None:
 def test_slopes(n_heads: int) -> None:
     slopes = Alibi(n_heads).slopes()
     lower = max(n for n in (1, 2, 4, 8) if n <= n_heads)
-    assert slopes[lower - 1] == 2**-8 and slopes[0] == 2 ** (-8 / lower)
+    assert slopes[lower - 1] == 2**-8
+    assert slopes[0] == 2 ** (-8 / lower)
     assert len(slopes.unique()) == n_heads
 
 

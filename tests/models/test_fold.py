@@ -52,8 +52,7 @@ def logits(model: HookedTransformer) -> Tensor:
 
 def can_refactor(tree: DecoderConfig) -> bool:
     return all(
-        not (a.rotary or a.qk_norm or a.clip or a.v_norm or a.z_norm or a.sinks)
-        for a in (b.attn for b in tree.blocks)
+        not (a.rotary or a.qk_norm or a.clip or a.v_norm or a.z_norm or a.sinks) for a in (b.attn for b in tree.blocks)
     )
 
 
