@@ -1,8 +1,8 @@
 """hooked_lm: transformer language models in which every intermediate value has a name.
 
-`HookedTransformer` runs a decoder, `HookedEncoder` an encoder, `HookedEncoderDecoder` both; `run_with_cache` reads what happened inside, `run_with_hooks` changes it,
-`patching` measures what a change causes. Names load when they are first used, so that importing the package costs
-little more than importing torch.
+`HookedTransformer` runs a decoder, `HookedEncoder` an encoder, `HookedEncoderDecoder` both. `run_with_cache` reads what
+happened inside, `run_with_hooks` changes it, `patching` measures what a change causes. Names load when they are first used,
+so that importing the package costs little more than importing torch.
 """
 
 from importlib import import_module

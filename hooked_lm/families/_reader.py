@@ -56,9 +56,7 @@ class HFConfig:
     (4, {'twist': 2})
     """
 
-    def __init__(
-        self, values: Mapping[str, Any], defaults: Mapping[str, Any], tensors: Collection[str] = ()
-    ) -> None:
+    def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any], tensors: Collection[str] = ()) -> None:
         self._values, self._defaults, self._read = dict(values), dict(defaults), set[str]()
         self._tensors = frozenset(tensors)
 
