@@ -4,7 +4,6 @@ Tests are ordered by case, and a worker of pytest-xdist takes whole cases, so th
 """
 
 import copy
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
@@ -25,7 +24,7 @@ from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from hooked_lm.models.encoder_decoder_config import EncoderDecoderConfig, HookedEncoderDecoderConfig, StackConfig
 from tests.families import ENCODER_DECODER_CASES, Case, reference
 from tests.families._draw import drawn as random_config
-from tests.families._models import ENOUGH, MODERATE, backpropagate, distance, hooked
+from tests.families._models import ENOUGH, MODERATE, backpropagate, distance, hooked, save_shuffled
 from tests.families._sites import sites_of, sizes_of
 from tests.families.encoder_decoders import PAD
 
@@ -143,10 +142,7 @@ def assert_same_tensors(found: dict[str, Tensor], expected: dict[str, Tensor]) -
 
 
 def test_tensors_may_come_in_any_order(case: Case, checkpoint: Path, weights: dict[str, Tensor], tmp_path: Path):
-    tensors = list(weights.items())
-    random.shuffle(tensors)
-    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
-    torch.save(dict(tensors), tmp_path / "pytorch_model.bin")
+    save_shuffled(weights, checkpoint, tmp_path)
     model = HookedEncoderDecoder.from_pretrained(tmp_path)
     assert_same_tensors(dict(model.named_parameters()), dict(hooked(case).named_parameters()))
 
@@ -561,7 +557,7 @@ def test_an_unembedding_of_its_own(name: str, tmp_path: Path):
     own.lm_head.weight = nn.Parameter(torch.randn_like(own.lm_head.weight))
     own.config.save_pretrained(tmp_path)
     tensors = {n: t.clone() for n, t in own.state_dict().items()}
-    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    save_file(tensors, tmp_path / "model.safetensors")
     model = HookedEncoderDecoder.from_pretrained(tmp_path)
     inputs = drawn(case)
     expected = own(inputs[0], decoder_input_ids=inputs[1]).logits
@@ -583,7 +579,7 @@ def test_files_may_hold_more_and_less(name: str, tmp_path: Path):
         other.final_logits_bias.zero_()
     tensors = {n: t.clone() for n, t in other.state_dict().items() if n != "final_logits_bias"}
     other.config.save_pretrained(tmp_path)
-    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    save_file(tensors, tmp_path / "model.safetensors")
     model, inputs = HookedEncoderDecoder.from_pretrained(tmp_path), drawn(case)
     expected = other(inputs[0], decoder_input_ids=inputs[1]).logits
     assert distance(model(*inputs), expected) < ENOUGH * max(1.0, expected.std().item())
@@ -632,7 +628,7 @@ def test_a_pegasus_file_without_its_sines(tmp_path: Path):
     )
     tensors = {n: t.clone() for n, t in other.state_dict().items() if "embed_positions" not in n}
     other.config.save_pretrained(tmp_path)
-    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    save_file(tensors, tmp_path / "model.safetensors")
     model, inputs = HookedEncoderDecoder.from_pretrained(tmp_path), drawn(case)
     assert distance(model(*inputs), other(inputs[0], decoder_input_ids=inputs[1]).logits) < ENOUGH
     assert not any("W_pos" in name for name, _ in model.named_parameters())

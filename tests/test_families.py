@@ -4,8 +4,6 @@ Tests are ordered by case, and a worker of pytest-xdist takes whole cases, so th
 """
 
 import copy
-import json
-import random
 import re
 import zlib
 from collections.abc import Callable
@@ -15,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, GenerationConfig
 
@@ -38,6 +36,7 @@ from tests.families._models import (
     hooked,
     logits_of,
     prompt,
+    save_shuffled,
 )
 from tests.families._sites import sites_of, sizes
 
@@ -116,13 +115,7 @@ def test_bf16_is_as_near_the_truth_as_transformers(case: Case):
 
 
 def test_tensors_may_come_in_any_order(case: Case, checkpoint: Path, weights: dict[str, Tensor], tmp_path: Path):
-    """Parts of one of our weights may even lie in different files."""
-    names = random.sample(sorted(weights), len(weights))
-    home = {name: f"model-{i % 7}.safetensors" for i, name in enumerate(names)}
-    for file in set(home.values()):
-        save_file({name: weights[name] for name in names if home[name] == file}, tmp_path / file)
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": home}))
-    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    save_shuffled(weights, checkpoint, tmp_path)
     model = hub.from_pretrained_no_processing(tmp_path)
     assert_same_tensors(dict(model.named_parameters()), dict(hooked(case).named_parameters()))
 

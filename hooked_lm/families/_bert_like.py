@@ -19,7 +19,11 @@ from hooked_lm.models.encoder_config import EncoderConfig
 from hooked_lm.weights import Row
 
 IGNORED = ("*position_ids",)
-NO_EFFECT = ("gradient_checkpointing",)
+# how it was trained; and leftovers of the first checkpoints, which no model reads
+NO_EFFECT = (
+    *("gradient_checkpointing", "output_past", "directionality", "pooler_*", "padding_idx"),
+    *("sbert_ce_*", "sentence_transformers"),  # what is done with the scores afterwards
+)
 # how the first checkpoints called the weights of norms
 RENAMED = {r"LayerNorm\.gamma$": "LayerNorm.weight", r"LayerNorm\.beta$": "LayerNorm.bias"}
 

@@ -2,7 +2,7 @@
 
 from hooked_lm.families import _bert_like as bert_like
 from hooked_lm.families import _classic as classic
-from hooked_lm.families._bert_like import IGNORED, NO_EFFECT, RENAMED, Names
+from hooked_lm.families._bert_like import IGNORED, RENAMED, Names
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.models.encoder_config import EncoderConfig
 from hooked_lm.weights import Row
@@ -10,6 +10,11 @@ from hooked_lm.weights import Row
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]
 
 PREFIX = "albert."
+# leftovers of the first checkpoints, which no model reads
+NO_EFFECT = (
+    *bert_like.NO_EFFECT,
+    *("down_scale_factor", "gap_size", "layers_to_keep", "net_structure_type", "num_memory_blocks"),
+)
 HEADS = Names(
     mlm="predictions.dense",
     mlm_norm="predictions.LayerNorm",

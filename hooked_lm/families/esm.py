@@ -48,7 +48,8 @@ def config(hf: HFConfig) -> EncoderConfig:
         if hf.mask_token_id is None:
             raise ValueError("token_dropout needs mask_token_id, and this config has none")
         embed = MaskScaledEncoderEmbed.Config(**parts, mask_token=hf.mask_token_id)
-    rotary = Rotary(d_head, hf.rope_theta) if turns else None
+    theta = hf.rope_theta
+    rotary = Rotary(d_head, theta) if turns else None
     stored = rotary is not None and hf.holds("rotary_embeddings.inv_freq")
     attn = bert_like.attention(hf, rotary=rotary)
     mlp = MLP.Config(d_model, hf.intermediate_size, "gelu")

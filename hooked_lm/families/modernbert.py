@@ -22,7 +22,7 @@ IGNORED = ("*.rotary_emb.*inv_freq",)
 NO_EFFECT = (
     *("global_attn_every_n_layers", "global_rope_theta", "local_rope_theta", "sliding_window"),
     *("sparse_prediction", "sparse_pred_ignore_index", "initializer_cutoff_factor", "gradient_checkpointing"),
-    *("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"),
+    *("sbert_ce_*", "sentence_transformers", "deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"),
     *("position_embedding_type", "layer_norm_eps", "classifier_pooling", "classifier_bias", "classifier_activation"),
 )
 

@@ -12,6 +12,8 @@ from hooked_lm.components.embed import PosEmbed
 from hooked_lm.families._short_names import CHECKPOINTS
 from hooked_lm.hub.kinds import Tree
 from hooked_lm.hub.source import hub_id
+from hooked_lm.models.encoder_config import EncoderConfig
+from hooked_lm.models.encoder_decoder_config import EncoderDecoderConfig
 from hooked_lm.models.tree import DecoderConfig
 
 
@@ -69,18 +71,18 @@ def checkpoint_step(
 
 
 def with_limits(tree: Tree, first_n_layers: int | None, n_ctx: int | None) -> Tree:
-    """A tree of fewer layers, or for shorter prompts; of decoders only."""
-    if not isinstance(tree, DecoderConfig):
-        if first_n_layers is not None or n_ctx is not None:
-            raise ValueError("first_n_layers and n_ctx are for decoders only")
-        return tree
-    n_layers = len(tree.blocks)
+    """A tree of fewer layers (a decoder's), or for prompts of another length."""
     if first_n_layers is not None:
-        if not 1 <= first_n_layers <= n_layers:
-            raise ValueError(f"first_n_layers={first_n_layers}: the checkpoint has {n_layers} layers")
+        if not isinstance(tree, DecoderConfig):
+            raise ValueError("first_n_layers is for decoders only")
+        if not 1 <= first_n_layers <= len(tree.blocks):
+            raise ValueError(f"first_n_layers={first_n_layers}: the checkpoint has {len(tree.blocks)} layers")
         tree = replace(tree, blocks=tree.blocks[:first_n_layers])
     if n_ctx is not None:
-        learned = tree.pos_embed.n_ctx if isinstance(tree.pos_embed, PosEmbed.Config) else None
+        if isinstance(tree, EncoderDecoderConfig):
+            raise ValueError("n_ctx is for decoders and encoders, not for encoder-decoders")
+        positions = tree.embed.pos_embed if isinstance(tree, EncoderConfig) else tree.pos_embed
+        learned = positions.n_ctx if isinstance(positions, PosEmbed.Config) else None
         if n_ctx < 1 or (learned is not None and n_ctx > learned):
             rows = f" and embeddings for {learned} positions" if learned is not None else ""
             raise ValueError(f"n_ctx={n_ctx}: the checkpoint has n_ctx {tree.n_ctx}{rows}")

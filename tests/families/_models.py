@@ -4,10 +4,14 @@ Tests of one case run together, so the last few models are kept.
 """
 
 import copy
+import json
+import random
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from hooked_lm import hub
@@ -103,3 +107,13 @@ def assert_same_gradients(case: Case) -> None:
         expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         atol = max(1e-5, 1e-4 * expected.abs().max().item())
         torch.testing.assert_close(found[name], expected, rtol=1e-3, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def save_shuffled(weights: dict[str, Tensor], checkpoint: Path, folder: Path) -> None:
+    """The checkpoint again, in several files and in no order: parts of one of our weights may lie in different files."""
+    names = random.sample(sorted(weights), len(weights))
+    home = {name: f"model-{i % 7}.safetensors" for i, name in enumerate(names)}
+    for file in set(home.values()):
+        save_file({name: weights[name] for name in names if home[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": home}))
+    (folder / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
