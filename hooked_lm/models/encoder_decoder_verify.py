@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hooked_lm.components.block import PostNormBlock
 from hooked_lm.components.cross_block import PostNormCrossBlock
 from hooked_lm.components.identities import Identity, Pair, Read, Sites, below, norm_identity, normed
-from hooked_lm.models.verify import Check, Errors, Verification, error_of, run_recorded
+from hooked_lm.models.verify import Verification, checked, drawn_tokens
 
 
 @torch.no_grad()
@@ -23,29 +23,11 @@ def verify(
 
     Errors and tolerances are those of `hooked_lm.models.verify`; an identity of layers names its side.
     """
-    generator = torch.Generator().manual_seed(0)
-
-    def drawn(d_vocab: int, most: int) -> Tensor:
-        return torch.randint(d_vocab, (2, min(most, model.cfg.n_ctx)), generator=generator)
-
-    tokens = drawn(model.cfg.d_vocab, 12) if tokens is None else tokens
-    decoder_tokens = drawn(model.cfg.d_vocab_out, 9) if decoder_tokens is None else decoder_tokens
+    cfg = model.cfg
+    tokens = drawn_tokens(cfg) if tokens is None else tokens
+    decoder_tokens = drawn_tokens(cfg, cfg.d_vocab_out, most=9, seed=1) if decoder_tokens is None else decoder_tokens
     inputs = tokens.to(model.device), decoder_tokens.to(model.device)
-    plain = [name for name, p in model.hook_dict.items() if not p.on_demand or _is_needed(name, p.dims)]
-    logits, sites, fired = run_recorded(model, inputs, plain)
-    with_copies, _, fired_then = run_recorded(model, inputs, [name for name in model.hook_dict if name not in plain])
-    errors: Errors = {"logits == logits with sites on demand": [error_of(lambda: (with_copies, logits))]}
-    for name, pair in _identities(model, sites.__getitem__, logits):
-        errors.setdefault(name, []).append(error_of(pair))
-    tolerance = max(1e-5, 4 * torch.finfo(logits.dtype).eps)
-    wrong = sum((fired + fired_then)[name] != 1 for name in model.hook_dict)
-    checks = [Check(name, tuple(found), tolerance) for name, found in errors.items()]
-    return Verification((Check("sites that do not fire once", (float(wrong),), 0.0), *checks))
-
-
-def _is_needed(name: str, dims: tuple[str, ...]) -> bool:
-    """Of the sites on demand, those that identities read."""
-    return name.endswith("hook_result") or "routed" in dims
+    return checked(model, inputs, lambda at, logits: _identities(model, at, logits))
 
 
 def _identities(model: Any, at: Sites, logits: Tensor) -> Iterator[Identity]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hooked_lm.components.encoder_embed import EncoderEmbed
 from hooked_lm.components.identities import Identity, Pair, Sites, below, norm_identity, normed
-from hooked_lm.models.verify import Check, Errors, Verification, error_of, last_site, run_recorded
+from hooked_lm.models.verify import Verification, checked, drawn_tokens, last_site
 
 
 @torch.no_grad()
@@ -18,20 +18,8 @@ def verify(model: Any, tokens: Int[Tensor, "batch pos"] | None = None) -> Verifi
 
     Errors and tolerances are those of `hooked_lm.models.verify`. Heads run too, where there are any.
     """
-    if tokens is None:
-        generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(model.cfg.d_vocab, (2, min(12, model.cfg.n_ctx)), generator=generator)
-    tokens = tokens.to(model.device)
-    plain = [name for name, p in model.hook_dict.items() if not p.on_demand or name.endswith("hook_result")]
-    output, sites, fired = run_recorded(model, (tokens,), plain)
-    with_copies, _, fired_then = run_recorded(model, (tokens,), [name for name in model.hook_dict if name not in plain])
-    errors: Errors = {"output == output with sites on demand": [error_of(lambda: (with_copies, output))]}
-    for name, pair in _identities(model, sites.__getitem__, output):
-        errors.setdefault(name, []).append(error_of(pair))
-    tolerance = max(1e-5, 4 * torch.finfo(output.dtype).eps)
-    wrong = sum((fired + fired_then)[name] != 1 for name in model.hook_dict)
-    checks = [Check(name, tuple(found), tolerance) for name, found in errors.items()]
-    return Verification((Check("sites that do not fire once", (float(wrong),), 0.0), *checks))
+    tokens = (drawn_tokens(model.cfg) if tokens is None else tokens).to(model.device)
+    return checked(model, (tokens,), lambda at, output: _identities(model, at, output))
 
 
 def _identities(model: Any, at: Sites, output: Tensor) -> Iterator[Identity]:

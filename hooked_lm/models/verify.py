@@ -1,7 +1,7 @@
 """Do the sites of a model mean what they promise? Right logits do not prove right hooks; these identities do."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,29 +79,45 @@ def verify(model: Any, tokens: Int[Tensor, "batch pos"] | None = None) -> Verifi
     >>> verify(HookedTransformer(cfg)).ok
     True
     """
-    if tokens is None:
-        generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(model.cfg.d_vocab, (2, min(12, model.cfg.n_ctx)), generator=generator)
-    tokens = tokens.to(model.device)
-    plain = [
-        name
-        for name, p in model.hook_dict.items()
-        if not p.on_demand or name.endswith("hook_result") or "routed" in p.dims
-    ]
-    logits, sites, fired = run_recorded(model, (tokens,), plain)
-    with_copies, _, fired_then = run_recorded(model, (tokens,), [name for name in model.hook_dict if name not in plain])
-    errors: Errors = {"logits == logits with sites on demand": [error_of(lambda: (with_copies, logits))]}
-    for layer, block in enumerate(model.blocks):
-        for name, values in _block_identities(model, block, layer, sites.__getitem__):
-            errors.setdefault(name, []).append(error_of(values))
-    for name, values in _per_layer_identities(model, sites.__getitem__, tokens):
-        errors.setdefault(name, []).append(error_of(values))
-    for name, values in _output_identities(model, sites.__getitem__, logits):
-        errors.setdefault(name, []).append(error_of(values))
-    tolerance = max(1e-5, 4 * torch.finfo(logits.dtype).eps)
+    tokens = (drawn_tokens(model.cfg) if tokens is None else tokens).to(model.device)
+
+    def identities(at: Sites, logits: Tensor) -> Iterator[Identity]:
+        for layer, block in enumerate(model.blocks):
+            yield from _block_identities(model, block, layer, at)
+        yield from _per_layer_identities(model, at, tokens)
+        yield from _output_identities(model, at, logits)
+
+    return checked(model, (tokens,), identities)
+
+
+def drawn_tokens(cfg: Any, d_vocab: int | None = None, most: int = 12, seed: int = 0) -> Int[Tensor, "2 pos"]:
+    """Random token ids for a check, the same every time."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(d_vocab or cfg.d_vocab, (2, min(most, cfg.n_ctx)), generator=generator)
+
+
+def checked(
+    model: Any, inputs: tuple[Tensor, ...], identities: Callable[[Sites, Tensor], Iterator[Identity]]
+) -> Verification:
+    """The identities between what passes the sites and what comes out, on one run; and that each site fires once.
+
+    A second run with the sites on demand, those apart that identities read, must give the same.
+    """
+    plain = [name for name, point in model.hook_dict.items() if not point.on_demand or _is_read(name, point)]
+    output, sites, fired = run_recorded(model, inputs, plain)
+    again, _, fired_then = run_recorded(model, inputs, [name for name in model.hook_dict if name not in plain])
+    errors: Errors = {"output == output with sites on demand": [error_of(lambda: (again, output))]}
+    for name, pair in identities(sites.__getitem__, output):
+        errors.setdefault(name, []).append(error_of(pair))
+    tolerance = max(1e-5, 4 * torch.finfo(output.dtype).eps)
     wrong = sum((fired + fired_then)[name] != 1 for name in model.hook_dict)
     checks = [Check(name, tuple(found), tolerance) for name, found in errors.items()]
     return Verification((Check("sites that do not fire once", (float(wrong),), 0.0), *checks))
+
+
+def _is_read(name: str, point: HookPoint) -> bool:
+    """Of the sites on demand, those that identities read."""
+    return name.endswith("hook_result") or "routed" in point.dims
 
 
 def run_recorded(

@@ -158,7 +158,7 @@ DAMAGES = [
     ("plain", shifts("blocks.0", "hook_resid_post"), "resid_post == next resid_pre"),
     ("parallel", shifts("blocks.0", "hook_mlp_out"), "resid_pre + attn_out + mlp_out == resid_post"),
     ("attention only", shifts("blocks.0", "hook_attn_out"), "resid_pre + attn_out == resid_post"),
-    ("plain", copies_are_not_normalised, "logits == logits with sites on demand"),
+    ("plain", copies_are_not_normalised, "output == output with sites on demand"),
     ("plain", shifts("blocks.0.attn", "hook_pattern"), "pattern @ v == z"),
     ("plain", shifts("blocks.0.attn", "hook_z"), "z @ W_O == result"),
     ("plain", shifts("blocks.0.attn", "hook_result"), "sum of results + b_O, normed and scaled == attn_out"),
