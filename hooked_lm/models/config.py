@@ -1,7 +1,7 @@
 """The flat config of a decoder, the face of its tree."""
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -23,6 +23,8 @@ class HookedTransformerConfig:
     each token; `rotary_base_local` is the base of local layers. Sizes that follow from others may be left out. Raises
     ValueError for sizes that contradict each other and for what this class cannot build.
     """
+
+    SIZES: ClassVar[tuple[str, ...]] = ("n_layers", "d_model", "n_ctx", "n_heads", "d_head", "d_mlp", "d_vocab")
 
     n_layers: int
     d_model: int
@@ -136,12 +138,16 @@ class HookedTransformerConfig:
         if types is not None and (len(types) < self.n_layers or not {*types} <= {"local", "global"}):
             raise ValueError(f"attn_types must say 'local' or 'global' for each of {self.n_layers} layers, got {types}")
 
+    def names_of_tree(self) -> dict[str, Any]:
+        """What the flat names say of the tree."""
+        return flat_names(self.tree) if self.tree is not None and self.tree.blocks else {}
+
     def check_tree(self) -> None:
         """Raises ValueError if sizes were edited apart from the tree that a model is built from."""
         if self.tree is None:
             raise ValueError("d_vocab is missing: give it in the config, or give a tokenizer")
-        flat = flat_names(self.tree) if self.tree.blocks else {}
-        for name in ("n_layers", "d_model", "n_ctx", "n_heads", "d_head", "d_mlp", "d_vocab"):
+        flat = self.names_of_tree()
+        for name in self.SIZES:
             if name in flat and getattr(self, name) != flat[name]:
                 raise ValueError(
                     f"cfg.{name} is {getattr(self, name)}, but the tree that models are built from has {flat[name]}; make "

@@ -177,6 +177,8 @@ def decompose_resid(
 
 def _embeddings(model: Any) -> dict[str, str]:
     """Label -> site of what stands in the stream at first; a shortformer's positions never enter it."""
+    if "hook_full_embed" in model.hook_dict:  # an encoder's, which is one sum
+        return {"embed": "hook_full_embed"}
     tree, sites = model.cfg.tree, {"embed": "hook_embed"}
     if tree.pos_embed is not None and not tree.shortformer:
         sites["pos_embed"] = "hook_pos_embed"

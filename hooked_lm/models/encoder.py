@@ -12,10 +12,10 @@ from hooked_lm.components.disentangled_attention import RelativeContext
 from hooked_lm.components.embed import TiedUnembed
 from hooked_lm.components.norm import build_norm
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint
-from hooked_lm.models.activation_cache import ActivationCache
 from hooked_lm.models.base import PlacedModel
 from hooked_lm.models.checks import check_length
 from hooked_lm.models.config import HookedTransformerConfig
+from hooked_lm.models.encoder_cache import EncoderActivations
 from hooked_lm.models.encoder_config import EncoderConfig, HookedEncoderConfig
 from hooked_lm.models.encoder_outputs import EncoderOutputs, check_return_type, real_tokens
 from hooked_lm.models.encoder_text import EncoderText, Text
@@ -192,8 +192,8 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
         return site_name(site, self.cfg.n_layers)
 
     def make_cache(self, cache_dict: dict[str, Tensor], has_batch_dim: bool) -> Cache:
-        """An ActivationCache of this model."""
-        return ActivationCache(cache_dict, self, has_batch_dim)
+        """What `run_with_cache` returns."""
+        return EncoderActivations(cache_dict, self, has_batch_dim)
 
     @property
     def tree(self) -> EncoderConfig:

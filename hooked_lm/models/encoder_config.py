@@ -54,6 +54,8 @@ class HookedEncoderConfig(HookedTransformerConfig):
     first text from the second; 0 leaves them out.
     """
 
+    SIZES = (*HookedTransformerConfig.SIZES, "n_token_types")
+
     n_token_types: int = 2
     attention_dir: str = "bidirectional"
     eps: float = 1e-12
@@ -82,17 +84,9 @@ class HookedEncoderConfig(HookedTransformerConfig):
             return cls(**given | {"attention_dir": "bidirectional"})
         return cls.from_dict(config) if isinstance(config, dict) else config  # type: ignore[return-value]
 
-    def check_tree(self) -> None:
-        """Raises ValueError if sizes were edited apart from the tree that a model is built from."""
-        if self.tree is None:
-            raise ValueError("d_vocab is missing: give it in the config, or give a tokenizer")
-        flat = flat_names(self.tree)
-        for name in ("n_layers", "d_model", "n_ctx", "n_heads", "d_head", "d_mlp", "d_vocab", "n_token_types"):
-            if getattr(self, name) != flat[name]:
-                raise ValueError(
-                    f"cfg.{name} is {getattr(self, name)}, but the tree that models are built from has {flat[name]}; make "
-                    f"a new config: dataclasses.replace(cfg, {name}={getattr(self, name)}, tree=None)"
-                )
+    def names_of_tree(self) -> dict[str, Any]:
+        """What the flat names say of the tree."""
+        return {} if self.tree is None else flat_names(self.tree)
 
 
 def build_tree(cfg: HookedEncoderConfig) -> EncoderConfig:

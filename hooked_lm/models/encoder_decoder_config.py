@@ -66,6 +66,8 @@ class HookedEncoderDecoderConfig(HookedTransformerConfig):
     begins with; in generated text `forced_bos_token_id` comes first, `suppress_tokens` never.
     """
 
+    SIZES = (*HookedTransformerConfig.SIZES, "n_decoder_layers")
+
     n_decoder_layers: int = -1
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
@@ -96,16 +98,9 @@ class HookedEncoderDecoderConfig(HookedTransformerConfig):
         """The face of a tree; `flat` adds what a tree does not say (names, device, dtype, defaults)."""
         return cls(**{**flat_names(tree), **flat}, tree=tree)
 
-    def check_tree(self) -> None:
-        """Raises ValueError if sizes were edited apart from the tree that a model is built from."""
-        assert self.tree is not None
-        flat = flat_names(self.tree)
-        for name in ("n_layers", "n_decoder_layers", "d_model", "n_ctx", "n_heads", "d_head", "d_mlp", "d_vocab"):
-            if getattr(self, name) != flat[name]:
-                raise ValueError(
-                    f"cfg.{name} is {getattr(self, name)}, but the tree that models are built from has {flat[name]}; make "
-                    f"a new config: dataclasses.replace(cfg, {name}={getattr(self, name)}, tree=None)"
-                )
+    def names_of_tree(self) -> dict[str, Any]:
+        """What the flat names say of the tree."""
+        return {} if self.tree is None else flat_names(self.tree)
 
 
 def build_tree(cfg: HookedEncoderDecoderConfig) -> EncoderDecoderConfig:

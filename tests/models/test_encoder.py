@@ -306,6 +306,22 @@ def test_short_names(model: HookedEncoder):
 
 
 @torch.no_grad()
+def test_the_stream_is_taken_apart_where_it_is_a_sum(model: HookedEncoder):
+    modern, tokens = hooked(by_name("modernbert-masked")), torch.tensor([[5, 6, 7]])
+    _, cache = modern.run_with_cache(tokens, names_filter="*")
+    stack, labels = cache.decompose_resid(return_labels=True)
+    assert labels[:3] == ["embed", "0_attn_out", "0_mlp_out"]
+    torch.testing.assert_close(stack.sum(0), cache["resid_post", -1], rtol=1e-4, atol=1e-5)
+    heads = cache.stack_head_results(incl_remainder=True)
+    torch.testing.assert_close(heads.sum(0), cache["resid_post", -1], rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="mlm_head, which is not linear"):
+        cache.remove_batch_dim().logit_attrs(stack, tokens)
+    _, cache = model.run_with_cache("the cat", names_filter="*")
+    with pytest.raises(ValueError, match=r"blocks \[0, 1\] normalise the stream itself"):
+        cache.decompose_resid()
+
+
+@torch.no_grad()
 def test_an_edit_of_attention_changes_the_logits(model: HookedEncoder):
     def first_head_off(z: Tensor, hook: Any) -> Tensor:
         z[:, :, 0] = 0
