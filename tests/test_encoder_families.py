@@ -48,7 +48,7 @@ def checkpoint(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def weights(case: Case, checkpoint: Path) -> dict[str, Tensor]:
     """The tensors of the checkpoint by the names that are written today."""
     tensors = load_file(checkpoint / "model.safetensors")
-    return dict(in_present_names(tensors, family(case.family).RENAMED if "modern" not in case.family else {}))
+    return dict(in_present_names(tensors, getattr(family(case.family), "RENAMED", {})))
 
 
 def test_the_class_is_the_one_that_is_listed(case: Case):
@@ -213,6 +213,18 @@ def test_a_cache_does_not_change_what_comes_out(case: Case):
     torch.testing.assert_close(out, hooked(case)(tokens), rtol=1e-4, atol=3e-5)
 
 
+@torch.no_grad()
+def test_everything_is_made_where_the_weights_are(case: Case):
+    """On a device that refuses to mix with the CPU, and that every machine has."""
+    cfg = HookedEncoderConfig.from_tree(hooked(case).tree, device="meta", init_weights=False)
+    model, tokens = HookedEncoder(cfg), torch.ones(2, 7, dtype=torch.long, device="meta")
+    for hooks in ([], [("*", lambda value, hook: None)]):
+        with model.hooks(fwd_hooks=hooks):
+            stream, context = model._encoded(tokens, None, None)
+            out = model._returned(stream, context.real, tokens, model.main_return_type)
+        assert out.device.type == "meta"
+
+
 # ---- padding ---------------------------------------------------------------------------------------------------------
 
 
@@ -343,7 +355,7 @@ def by_name(name: str) -> Case:
 
 
 def apart(model: HookedEncoder, case: Case) -> float:
-    """How far the nearest of what it gives is from transformers... the farthest counts."""
+    """How far what it gives is from transformers; what is farthest counts."""
     tokens = prompt(case)
     inputs = types(case, tokens)
     with torch.no_grad():

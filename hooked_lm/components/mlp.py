@@ -22,6 +22,11 @@ def on_demand(point: nn.Module, x: Tensor) -> Tensor:
     return point(x.clone()) if is_listening(point) else x
 
 
+def multiplied(x: Float[Tensor, "*shape"], y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Their product; in the memory of `x`, which must belong to nobody else, where no gradient could need it."""
+    return x * y if torch.is_grad_enabled() or x.dtype != y.dtype else x.mul_(y)
+
+
 class MLP(nn.Module):
     """`act(x W_in + b_in) W_out + b_out`; `W_in` is [d_model, d_mlp], `W_out` [d_mlp, d_model].
 
@@ -128,7 +133,9 @@ class GatedMLP(nn.Module):
     def forward(self, x: Stream) -> Stream:
         x = on_demand(self.hook_in, x)
         gate = self.act(self.hook_pre(F.linear(x, self.W_gate.T, self.b_gate)))
-        post = gate * self.hook_pre_linear(F.linear(x, self.W_in.T, self.b_in))
+        linear = self.hook_pre_linear(F.linear(x, self.W_in.T, self.b_in))
+        seen = is_listening(self.hook_pre, self.hook_pre_linear)  # then a hook may keep what it returned
+        post = gate * linear if seen else multiplied(gate, linear)
         if self.cfg.mid_norm is not None:
             post = self.ln(self.hook_mid(post))
         return self.hook_out(F.linear(self.hook_post(post), self.W_out.T, self.b_out))

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, below, plus
-from hooked_lm.components.mlp import MLP, GatedMLP, on_demand
+from hooked_lm.components.mlp import MLP, GatedMLP, multiplied, on_demand
 from hooked_lm.components.norm import RESIDUAL, wide
 from hooked_lm.components.router import Router
 from hooked_lm.hooks import Hook, HookPoint, is_listening
@@ -78,8 +78,9 @@ class ClampedGatedMLP(nn.Module):
     def product(self, pre: Float[Tensor, "*batch d_mlp"], pre_linear: Float[Tensor, "*batch d_mlp"]) -> Tensor:
         """The neurons, from the gate and the linear branch."""
         limit = self.cfg.limit
-        gate, linear = pre.clamp(max=limit), pre_linear.clamp(-limit, limit)
-        return gate * (self.cfg.alpha * gate).sigmoid() * (linear + 1)
+        gate, linear = pre.clamp(max=limit), pre_linear.clamp(-limit, limit)  # tensors of their own
+        switch = (self.cfg.alpha * gate).sigmoid_()
+        return multiplied(multiplied(gate, switch), linear.add_(1))
 
     def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
         """What must hold between the sites of a run in which `read()` came in."""

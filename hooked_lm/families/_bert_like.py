@@ -100,13 +100,16 @@ class Names:
 ROBERTA = Names()
 
 
-def heads(hf: HFConfig, names: Names, norm: LayerNorm.Config | None = None, **acts: str) -> dict[str, Any]:
-    """The heads that a checkpoint has. `acts` are the activations of `mlm` (gelu), `pooler` (tanh), `text` (tanh)."""
+def heads(
+    hf: HFConfig, names: Names, norm: LayerNorm.Config | None = None, d_embed: int | None = None, **acts: str
+) -> dict[str, Any]:
+    """The heads that a checkpoint has, that for masked tokens as wide as the embeddings. `acts` are the activations of
+    `mlm` (gelu), `pooler` (tanh), `text` (tanh)."""
     norm, found = norm or layer_norm(hf), dict[str, Any]()
     d_model = norm.d_model
     tied, n_labels = bool(hf.tie_word_embeddings), len(hf.get("id2label") or (0, 1))
     if hf.holds(names.mlm + ".weight"):
-        width = hf.get("embedding_size") or d_model
+        width = d_embed or d_model
         unread = None if tied or names.bias == names.untied_bias else hf.vocab_size
         act_fn = acts.get("mlm", "gelu")
         found["mlm_head"] = MLMHead.Config(d_model, width, act_fn, replace(norm, d_model=width), unread_bias=unread)

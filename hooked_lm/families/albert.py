@@ -40,7 +40,7 @@ def config(hf: HFConfig) -> EncoderConfig:
         embed=bert_like.projected(embed, hf.hidden_size),
         blocks=(block,) * len(places),
         shares=tuple(places),
-        **bert_like.heads(hf, HEADS, mlm=hf.hidden_act),
+        **bert_like.heads(hf, HEADS, d_embed=hf.embedding_size, mlm=hf.hidden_act),
     )
 
 

@@ -73,6 +73,10 @@ def relative(hf: HFConfig) -> RelativeEmbed.Config | None:
     norms = [kind.strip() for kind in str(hf.get("norm_rel_ebd", "none")).lower().split("|")]
     n_buckets, longest = hf.get("position_buckets", -1), hf.max_relative_positions
     if not hf.relative_attention:
+        if "layer_norm" in norms:
+            raise ValueError(
+                f"norm_rel_ebd={hf.norm_rel_ebd!r} without relative_attention: there is nothing to normalise"
+            )
         return None
     return RelativeEmbed.Config(
         hf.hidden_size,

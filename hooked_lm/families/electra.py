@@ -27,7 +27,7 @@ def config(hf: HFConfig) -> EncoderConfig:
     bert_like.check_bidirectional(hf)
     d_embed, d_model = hf.embedding_size, hf.hidden_size
     embed = bert_like.embed(hf, n_types=hf.type_vocab_size, d_embed=d_embed)
-    heads: dict[str, Any] = bert_like.heads(hf, HEADS, text="gelu")
+    heads: dict[str, Any] = bert_like.heads(hf, HEADS, d_embed=d_embed, text="gelu")
     if hf.holds(DISCRIMINATOR + "dense.weight"):
         heads["token_classifier"] = TokenClassifier.Config(
             d_model, 1, MLMHead.Config(d_model, d_model, hf.hidden_act), single=True

@@ -1,6 +1,7 @@
 """HookedEncoder: an encoder that sees its whole text at once, with the heads that its checkpoint has."""
 
 import os
+from collections.abc import Mapping
 from copy import copy
 from typing import Any
 
@@ -15,6 +16,7 @@ from hooked_lm.hooks import Cache, HookedRootModule, HookPoint
 from hooked_lm.models.base import PlacedModel
 from hooked_lm.models.checks import check_length
 from hooked_lm.models.config import HookedTransformerConfig
+from hooked_lm.models.decoder import ON_DEMAND_FLAGS
 from hooked_lm.models.encoder_cache import EncoderActivations
 from hooked_lm.models.encoder_config import EncoderConfig, HookedEncoderConfig
 from hooked_lm.models.encoder_outputs import EncoderOutputs, check_return_type, real_tokens
@@ -190,6 +192,22 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
     def site_name(self, site: Any) -> str:
         """The full name of a site given as "z5" or ("z", 5); negative layers count from the end."""
         return site_name(site, self.cfg.n_layers)
+
+    def in_bare_cache(self, point: HookPoint) -> bool:
+        """Whether a cache without a filter keeps this point: all but those on demand, unless a flag asks for them."""
+        flag = ON_DEMAND_FLAGS.get((point.name or "").rpartition(".")[2])
+        return not point.on_demand or (flag is not None and getattr(self.cfg, flag))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As `nn.Module.load_state_dict`; ValueError where layers that share a weight are given different ones."""
+        first: dict[str, str] = {}
+        for layer, place in enumerate(self.tree.shares or ()):
+            source = f"blocks.{(self.tree.shares or ()).index(place)}."
+            first |= {f"blocks.{layer}.{n}": source + n for n, _ in self.blocks[layer].named_parameters()}
+        for name, source in first.items():
+            if name in state_dict and source in state_dict and not torch.equal(state_dict[name], state_dict[source]):
+                raise ValueError(f"'{name}' differs from '{source}', but these layers share their weights")
+        return super().load_state_dict(state_dict, *args, **kwargs)
 
     def make_cache(self, cache_dict: dict[str, Tensor], has_batch_dim: bool) -> Cache:
         """What `run_with_cache` returns."""

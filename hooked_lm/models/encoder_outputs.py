@@ -139,7 +139,7 @@ def real_tokens(mask: Tensor | None, tokens: Int[Tensor, "batch pos"]) -> Bool[T
 
 
 def listening(*modules: nn.Module | None) -> bool:
-    """Whether somebody listens to a point of these modules; one that was replaced by a module without points counts too."""
+    """Whether somebody listens to a point of these modules, of which some are absent."""
     points = [m for module in modules if module is not None for m in module.modules() if isinstance(m, HookPoint)]
     return is_listening(*points)
 

@@ -7,8 +7,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from hooked_lm.components.embed import Unembed
 from hooked_lm.components.encoder_embed import EncoderEmbed
-from hooked_lm.components.identities import Identity, Pair, Sites, below, norm_identity, normed
+from hooked_lm.components.heads import Classifier, MLMHead, NSPHead, Pooler, TokenClassifier
+from hooked_lm.components.identities import Identity, Pair, Read, Sites, below, norm_identity, normed
 from hooked_lm.models.verify import Verification, checked, drawn_tokens, last_site
 
 
@@ -60,26 +62,27 @@ def _embed_identities(model: Any, at: Sites) -> Iterator[Identity]:
     yield "sum of embeddings, normed == full_embed", full
 
 
-def _head_identities(model: Any, at: Sites, stream: Any, output: Tensor) -> Iterator[Identity]:
-    """What the heads make of the stream."""
-    if model.unembed is not None:
-        read = stream
-        if model.mlm_head is not None:
-            sites = below(at, "mlm_head")
-            yield from ((f"mlm_head: {name}", pair) for name, pair in model.mlm_head.identities(sites, stream))
+def _head_identities(model: Any, at: Sites, stream: Read, output: Tensor) -> Iterator[Identity]:
+    """What the heads make of the stream; a head of somebody else's cannot be asked."""
 
-            def read() -> Tensor:
-                return model.mlm_head.rebuilt(sites)
+    def pooled() -> Tensor:
+        return at("pooler.hook_pooler_out")
 
-        yield "unembed(mlm_head) == logits", lambda: (model.unembed.plain(read()), output)
-    if model.pooler is not None:
-        yield from ((f"pooler: {n}", pair) for n, pair in model.pooler.identities(below(at, "pooler"), stream))
-    for head in ("nsp_head", "classifier"):
-        if (module := getattr(model, head)) is not None:
-            found = module.identities(below(at, head), lambda: at("pooler.hook_pooler_out"))
-            yield from ((f"{head}: {name}", pair) for name, pair in found)
-    if model.token_classifier is not None:
-        found = model.token_classifier.identities(below(at, "token_classifier"), stream)
-        yield from ((f"token_classifier: {name}", pair) for name, pair in found)
+    kinds: dict[str, Any] = {"mlm_head": MLMHead, "pooler": Pooler, "nsp_head": NSPHead}
+    kinds |= {"classifier": Classifier, "token_classifier": TokenClassifier}
+    for name, kind in kinds.items():
+        head, read = getattr(model, name), pooled if name in ("nsp_head", "classifier") else stream
+        if isinstance(head, kind):
+            yield from ((f"{name}: {identity}", pair) for identity, pair in head.identities(below(at, name), read))
+    if isinstance(model.unembed, Unembed):
+
+        def logits() -> tuple[Tensor, Tensor]:
+            if model.mlm_head is None:
+                return model.unembed.plain(stream()), output
+            if isinstance(model.mlm_head, MLMHead):
+                return model.unembed.plain(model.mlm_head.rebuilt(below(at, "mlm_head"))), output
+            return model.unembed.plain(model.mlm_head(stream())), output
+
+        yield "unembed(mlm_head) == logits", logits
     if model.main_head is None:
         yield "ln_final(resid_post) == embeddings", lambda: (stream(), output)

@@ -13,7 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
-from transformers import AutoTokenizer, BertConfig, BertForMultipleChoice, BertModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForMultipleChoice,
+    BertModel,
+    EsmTokenizer,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.esm.configuration_esm import get_default_vocab_list
 
 from hooked_lm import (
     BertNextSentencePrediction,
@@ -23,6 +31,7 @@ from hooked_lm import (
     HookedTransformerConfig,
     hub,
 )
+from hooked_lm.components.heads import Pooler
 from hooked_lm.components.stored_rotary import StoredRotary
 from hooked_lm.models.encoder_text import texts_of
 from tests.families import ENCODER_CASES, Case, reference
@@ -148,6 +157,21 @@ def test_padding_on_the_left(model: HookedEncoder):
     assert left.to_tokens(texts)[2].tolist() == [[1] * 6, [0, 0, 0, 1, 1, 1]]
     torch.testing.assert_close(left(texts)[1, -3:], model("dog")[0])
     torch.testing.assert_close(left(texts, return_type="pooled")[1], model("dog", return_type="pooled")[0])
+
+
+@torch.no_grad()
+def test_a_tokenizer_that_is_written_in_python(tmp_path: Path):
+    """That of ESM: it has no backend to ask."""
+    (tmp_path / "vocab.txt").write_text("\n".join(get_default_vocab_list()))
+    proteins, case = EsmTokenizer(str(tmp_path / "vocab.txt")), by_name("esm-masked-rotary")
+    model = HookedEncoder.from_pretrained("tiny", hf_model=reference(case), tokenizer=proteins, n_ctx=12)
+    tokens, types, mask = model.to_tokens(["MKTV", "MK"])
+    assert tokens.tolist() == [[0, 20, 15, 11, 7, 2], [0, 20, 15, 2, 1, 1]]
+    assert (types.sum(), mask.sum(1).tolist()) == (0, [6, 4])
+    assert (
+        model.to_tokens("MKTV" * 5)[0][0].tolist() == proteins("MKTV" * 5, truncation=True, max_length=12)["input_ids"]
+    )
+    assert model.to_str_tokens(("MKTVMKTVMKTV", "MK")) == ["<cls>", *"MKTVMKT", "<eos>", "M", "K", "<eos>"]
 
 
 @pytest.mark.parametrize(("input", "words"), [([1.5], r"1.5 at \[0\]"), ({"a": 1}, "dict"), (None, "NoneType")])
@@ -396,6 +420,42 @@ def test_copies_and_pickles(model: HookedEncoder):
         assert torch.equal(model("the cat"), expected)
 
 
+class LyingPooler(Pooler):
+    """One whose site shows what comes before the activation."""
+
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        return self.act(self.hook_pooler_out(torch.nn.functional.linear(self.read(x, real), self.W.T, self.b)))
+
+
+def test_a_site_that_lies_is_noticed(model: HookedEncoder):
+    assert model.verify().ok
+    other = copy.deepcopy(model)
+    other.pooler.__class__ = LyingPooler
+    torch.testing.assert_close(other("the cat", "pooled"), model("the cat", "pooled"))
+    failed = other.verify().failed
+    assert "pooler: act(x W + b), normed == pooler_out" in failed
+    other = copy.deepcopy(model)
+    other.mlm_head.act = torch.nn.Sequential(other.mlm_head.ln, torch.nn.GELU())
+    assert "sites that do not fire once" in other.verify().failed
+
+
+@torch.no_grad()
+def test_foreign_heads(model: HookedEncoder):
+    other = copy.deepcopy(model)
+    other.mlm_head, other.pooler = torch.nn.Linear(16, 16), None
+    other.nsp_head = None
+    other.setup()
+    assert other.verify().ok, str(other.verify())
+    torch.testing.assert_close(other("the cat"), other.unembed(other.mlm_head(model("the cat", "embeddings"))))
+
+
+def test_flags_of_a_bare_cache(model: HookedEncoder):
+    _, cache = model.run_with_cache("the cat")
+    assert "blocks.0.attn.hook_result" not in cache
+    other = HookedEncoder({**SIZES, "use_attn_result": True}, tokenizer())
+    assert other.run_with_cache("the cat")[1]["result", 0].shape == (1, 4, 4, 16)
+
+
 # ---- configs and weights ---------------------------------------------------------------------------------------------
 
 
@@ -465,6 +525,15 @@ def test_layers_that_share_weights_have_hook_points_of_their_own():
     assert half.blocks[0].mlp.W_in.dtype == torch.bfloat16
 
 
+def test_layers_that_share_weights_refuse_different_ones():
+    model = copy.deepcopy(hooked(by_name("albert-masked-narrow")))
+    state = model.state_dict()
+    model.load_state_dict(state)
+    state["blocks.2.mlp.b_in"] = state["blocks.2.mlp.b_in"] + 1
+    with pytest.raises(ValueError, match=r"'blocks\.2\.mlp\.b_in' differs from 'blocks\.0\.mlp\.b_in'"):
+        model.load_state_dict(state)
+
+
 def test_layers_with_and_without_sharing_learn_as_one():
     model = copy.deepcopy(hooked(by_name("albert-masked-narrow")))
     model(torch.tensor([[5, 6, 7]])).sum().backward()
@@ -517,6 +586,20 @@ def test_names_of_the_first_checkpoints(tmp_path: Path):
     assert all(torch.equal(written[name], tensors[name]) for name in tensors)
 
 
+def test_the_hub_notices_a_difference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    reference(by_name("bert-pretraining")).save_pretrained(tmp_path)
+
+    def badly(*args: Any, **kwargs: Any) -> HookedEncoder:
+        model = hub.from_pretrained_no_processing(*args, **kwargs)
+        with torch.no_grad():
+            model.nsp_head.b.add_(0.1)
+        return model
+
+    assert hub.verify(tmp_path).ok
+    monkeypatch.setattr("hooked_lm.hub.compare.from_pretrained_no_processing", badly)
+    assert hub.verify(tmp_path).failed == ["nsp as in transformers"]
+
+
 def test_what_is_not_supported_is_refused():
     config = BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
     with pytest.raises(ValueError, match="BertForMultipleChoice"):
@@ -558,6 +641,9 @@ def test_rounded_frequencies_are_kept(tmp_path: Path):
     assert (model(tokens) - hooked(case)(tokens)).abs().max() > 1e-4
     torch.testing.assert_close(model.to_hf()(tokens).logits, model(tokens), rtol=1e-4, atol=1e-5)
     assert model.to(torch.bfloat16).rotary.frequencies.dtype == torch.float32
+    rough = HookedEncoder.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert torch.equal(rough.rotary.frequencies, rounded)
+    assert rough(tokens).dtype == torch.bfloat16
     assert hub.verify(tmp_path).ok
 
 
@@ -607,6 +693,19 @@ def test_a_trained_bert_tells_what_is_alike(minilm: Path):
     alike = found["right"] @ found["right"].T
     assert alike[0, 1] > 0.3
     assert alike[0, 2] < 0.1
+
+
+@torch.no_grad()
+def test_a_trained_bert_goes_back_as_it_came(minilm: Path, tmp_path: Path):
+    model = HookedEncoder.from_pretrained(minilm)
+    model.save_pretrained(tmp_path)
+    written, given = load_file(tmp_path / "model.safetensors"), load_file(minilm / "model.safetensors")
+    del given["embeddings.position_ids"]  # 0, 1, 2, ...
+    assert written.keys() == given.keys()
+    assert all(torch.equal(written[name], given[name]) for name in given)
+    batch = AutoTokenizer.from_pretrained(tmp_path)(SENTENCES[0], return_tensors="pt")
+    found = BertModel.from_pretrained(tmp_path).eval()(**batch).last_hidden_state
+    torch.testing.assert_close(found, model(SENTENCES[0]), rtol=1e-4, atol=2e-5)
 
 
 @torch.no_grad()
