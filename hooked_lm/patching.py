@@ -111,6 +111,10 @@ class _CorruptedRun:
     """The corrupted run, kept as the stream before each block, so that it can be resumed at any of them."""
 
     def __init__(self, model: HookedTransformer, tokens: Tensor) -> None:
+        if not isinstance(model, HookedTransformer):
+            raise TypeError(
+                f"sweeps run on a HookedTransformer, and this is a {type(model).__name__}; patch it with run_with_hooks"
+            )
         self.model = model
         resid, _, pos_embed, mask = model.input_to_embed(tokens)
         self.shared: dict[str, Any] = {"shortformer_pos_embed": pos_embed, "attention_mask": mask}

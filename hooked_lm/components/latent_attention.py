@@ -17,7 +17,7 @@ from hooked_lm.components.context import Context
 from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, below, norm_identity, normed, plus
 from hooked_lm.components.norm import RMSNorm, plain_norm
 from hooked_lm.components.rotary import Rotary
-from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks import HookPoint, is_listening
 
 Latent = Float[Tensor, "batch pos *head d_latent"]
 
@@ -114,12 +114,15 @@ class LatentAttention(Attend):
         context = context or Context(query_input.shape[1], query_input.device)
         key_input = query_input if key_input is None else key_input
         value_input = key_input if value_input is None else value_input
+        angles = context.rotary(self.cfg.rotary)
         q = self.hook_q(self.queries(query_input))
         latent = self.latent(key_input)
-        k = self.hook_k(self.keys(key_input, latent))
-        v = self.hook_v(project(latent if value_input is key_input else self.unseen(value_input), self.W_UV, None))
-        angles = context.rotary(self.cfg.rotary)
-        q, k = self.hook_rot_q(self.turned(q, angles)), self.hook_rot_k(self.turned(k, angles))
+        if is_listening(self.hook_k):
+            k = self.turned(self.hook_k(self.keys(key_input, latent)), angles)
+        else:
+            k = self.keys(key_input, latent, angles)
+        v = self.hook_v(_to_heads(latent if value_input is key_input else self.unseen(value_input), self.W_UV))
+        q, k = self.hook_rot_q(self.turned(q, angles)), self.hook_rot_k(k)
         if context.cache is not None:
             k, v = context.cache[layer].append(k, v)
         return self.output(self.mix(q, k, v, context))
@@ -139,11 +142,15 @@ class LatentAttention(Attend):
         latent = _normalised(F.linear(x, self.W_DQ.T, self.b_DQ), self.hook_q_latent, self.q_norm)
         return project(latent, self.W_UQ, None)
 
-    def keys(self, x: Float[Tensor, "batch pos *head d_model"], latent: Latent) -> PerHead:
-        """Before they turn."""
-        still, turning = project(latent, self.W_UK, None), F.linear(x, self.W_KR.T, self.b_KR)
-        shared = turning[:, :, None].expand(-1, -1, still.shape[2], -1) if x.ndim == 3 else turning
-        return torch.cat([still, shared], -1)
+    def keys(
+        self, x: Float[Tensor, "batch pos *head d_model"], latent: Latent, angles: tuple[Tensor, Tensor] | None = None
+    ) -> PerHead:
+        """Before they turn; with angles after it: what the heads share is then turned once for all."""
+        still, turning = _to_heads(latent, self.W_UK), F.linear(x, self.W_KR.T, self.b_KR)
+        turning = turning[:, :, None] if x.ndim == 3 else turning
+        if angles is not None:
+            turning = self.cfg.rotary.rotate(turning, angles)
+        return torch.cat([still, turning.expand(-1, -1, still.shape[2], -1)], -1)
 
     def turned(self, x: PerHead, angles: tuple[Tensor, Tensor]) -> PerHead:
         """The same vectors, their last features turned by position."""
@@ -203,6 +210,19 @@ class LatentAttention(Attend):
         names = ["DKV", "KR"] + ([] if self.cfg.d_q_latent is None else ["DQ"])
         down: list[Reader] = [(self, f"W_{x}", f"b_{x}") for x in names]
         return [*down, (self, "W_Q", "b_Q")] if self.cfg.d_q_latent is None else down
+
+
+def _to_heads(latent: Latent, W: Float[Tensor, "head d_latent d_head"]) -> PerHead:
+    """Keys or values of a latent.
+
+    Where a checkpoint holds the weights of keys and values in turn, head by head, a product for each head spares the copy
+    into one matrix. With gradients it does not: there the latent would be copied for each head.
+    """
+    is_matrix = W.stride(0) == W.shape[1] * W.shape[2]
+    if latent.ndim == 4 or is_matrix or torch.is_grad_enabled():
+        return project(latent, W, None)
+    tokens = latent.flatten(0, 1).expand(W.shape[0], -1, -1)
+    return torch.bmm(tokens, W).unflatten(1, latent.shape[:2]).permute(1, 2, 0, 3)
 
 
 def _normalised(down: Latent, point: nn.Module, norm: nn.Module) -> Latent:

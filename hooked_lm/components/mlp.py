@@ -134,8 +134,9 @@ class GatedMLP(nn.Module):
         x = on_demand(self.hook_in, x)
         gate = self.act(self.hook_pre(F.linear(x, self.W_gate.T, self.b_gate)))
         linear = self.hook_pre_linear(F.linear(x, self.W_in.T, self.b_in))
-        seen = is_listening(self.hook_pre, self.hook_pre_linear)  # then a hook may keep what it returned
-        post = gate * linear if seen else multiplied(gate, linear)
+        # what hooks or a module returned, somebody may have kept
+        is_shared = isinstance(self.act, nn.Module) or is_listening(self.hook_pre, self.hook_pre_linear)
+        post = gate * linear if is_shared else multiplied(gate, linear)
         if self.cfg.mid_norm is not None:
             post = self.ln(self.hook_mid(post))
         return self.hook_out(F.linear(self.hook_post(post), self.W_out.T, self.b_out))

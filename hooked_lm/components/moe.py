@@ -221,9 +221,10 @@ class MoE(nn.Module):
         """The weighted sum of what the chosen experts make of their tokens, in at least fp32."""
         top_k, tokens = indices.shape[-1], x.flatten(0, 1)
         slots = indices.flatten()
-        counts = slots.bincount(minlength=len(self.experts)).tolist()
-        if len(counts) > len(self.experts):
-            raise ValueError(f"no expert {len(counts) - 1}: hook_expert_indices go from 0 to {len(self.experts) - 1}")
+        wrong, *counts = (slots + 1).clamp(min=0).bincount(minlength=len(self.experts) + 1).tolist()
+        if wrong or len(counts) > len(self.experts):
+            name = int(slots.min()) if wrong else len(counts) - 1
+            raise ValueError(f"no expert {name}: hook_expert_indices go from 0 to {len(self.experts) - 1}")
         order = slots.argsort(stable=True)  # by expert, then by token
         by_expert, weight = order // top_k, wide(weights).flatten().index_select(0, order)[:, None]
         heard, start = self._heard(), 0

@@ -35,6 +35,8 @@ class NormedMoE(MoE):
     def __init__(self, cfg: Config) -> None:
         if cfg.shared is None:
             raise ValueError("NormedMoE needs a shared expert, the MLP beside the others")
+        if cfg.router_bias:
+            raise ValueError("the router of a NormedMoE has no bias: router_bias=False")
         super().__init__(cfg)
         self.expert_scale = nn.Parameter(torch.ones(cfg.n_experts))
         self.ln_router, self.ln_experts, self.ln_experts_post = (build_norm(cfg.norm) for _ in range(3))

@@ -1,4 +1,4 @@
-"""From a HookedTransformer back to transformers' format."""
+"""From a model back to transformers' format."""
 
 import copy
 import os
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hooked_lm.families import family
 from hooked_lm.hub.kinds import Model
-from hooked_lm.hub.load import concrete_rows
+from hooked_lm.hub.load import concrete_rows, read_config
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.encoder import HookedEncoder
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
@@ -95,15 +95,41 @@ def _is_bare(model: HookedEncoder, config: Any) -> bool:
     return bool(config.architectures[0] == AutoModel._model_mapping[type(config)].__name__)
 
 
+def _cut(config: Any, n_layers: int) -> None:
+    """Make an HF config say that there are only so many layers, in the notes it keeps of each too."""
+    notes = vars(config)
+    try:
+        config.num_hidden_layers = n_layers
+        for name in ("layer_types", "attention_layers"):
+            if notes.get(name):
+                setattr(config, name, list(notes[name])[:n_layers])
+        if notes.get("attention_types"):  # patterns and how often each is repeated
+            config.attention_types = [[notes["attention_layers"], 1]]
+        if notes.get("attn_layer_indices"):
+            config.attn_layer_indices = [layer for layer in notes["attn_layer_indices"] if layer < n_layers]
+    except Exception as error:
+        raise ValueError(
+            f"a {config.model_type} config cannot say that there are {n_layers} layers: {error}"
+        ) from error
+
+
 def _as_it_is_now(model: HookedTransformer, config: Any) -> DecoderConfig:
     """The tree of a decoder that may have lost layers or its tie; the HF config is made to say the same."""
     from transformers import AutoModelForCausalLM
 
     n_layers, tied = len(model.blocks), model.cfg.tie_word_embeddings
     if config.num_hidden_layers != n_layers:
-        config.num_hidden_layers = n_layers
-        if getattr(config, "layer_types", None):
-            config.layer_types = config.layer_types[:n_layers]
+        _cut(config, n_layers)
+        try:
+            says = read_config(family(config.model_type), type(config).from_dict(config.to_dict()))
+        except Exception as error:
+            raise ValueError(
+                f"a {config.model_type} config cannot say that there are {n_layers} layers: {error}"
+            ) from error
+        if says.blocks != model.tree.blocks:
+            raise ValueError(
+                f"a {config.model_type} config of {n_layers} layers would describe other layers than these"
+            )
     config.tie_word_embeddings = tied
     config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
     return replace(model.tree, unembed=replace(model.tree.unembed, tied=tied))

@@ -1,4 +1,4 @@
-"""From a checkpoint to a HookedTransformer."""
+"""From a checkpoint to a model."""
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -100,6 +100,7 @@ class HookedTransformerConfig:
     d_vocab_out: int = -1
     tie_word_embeddings: bool = False
     decoder_start_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None  # what ends a text, where the checkpoint says so
     n_params: int | None = None
     trust_remote_code: bool = False
     processed: tuple[str, ...] = ()  # the rewrites of weights that were done, in order

@@ -68,7 +68,9 @@ class HookedEncoderConfig(HookedTransformerConfig):
             if self.d_vocab > 0:
                 self.tree = build_tree(self)
         elif self.n_params is None:
-            self.n_params = sum(n_weights(block) for block in self.tree.blocks)
+            sets = self.tree.shares or [(layer,) for layer in range(len(self.tree.blocks))]
+            own = dict(zip(reversed(sets), reversed(self.tree.blocks), strict=True))  # blocks of one set share weights
+            self.n_params = sum(n_weights(block) for block in own.values())
         super().__post_init__()
 
     @classmethod

@@ -71,7 +71,6 @@ class HookedEncoderDecoderConfig(HookedTransformerConfig):
     n_decoder_layers: int = -1
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
-    eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
     forced_bos_token_id: int | None = None
     suppress_tokens: tuple[int, ...] = ()

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from hooked_lm.components.heads import SpanClassifier
 from hooked_lm.hooks import HookPoint, is_listening
 
 RETURN_TYPES = ("logits", "predictions", "embeddings", "pooled", "nsp", None)
@@ -85,6 +86,7 @@ class EncoderOutputs:
     def _predictions(self, logits: Tensor, tokens: Int[Tensor, "batch pos"], real: Real | None) -> Any:
         """The likeliest token for each mask token, or the likeliest class of each text or token, in words.
 
+        A text with several labels gets the list of those with a positive logit. ValueError for spans and for regression.
         One alone is a string; several are a list, for tokens a list of lists.
         """
         if self.main_head == "unembed":
@@ -99,6 +101,12 @@ class EncoderOutputs:
             return _one_or_all([self.tokens.to_string(token[None]).strip() for token in masked.argmax(-1)])
         if self.main_head == "nsp_head":
             return _one_or_all([SEQUENTIAL[int(i)] if len(row) == 2 else str(int(i)) for row, i in _choices(logits)])
+        if isinstance(self.token_classifier, SpanClassifier):
+            raise ValueError("no words say where a span begins and ends: see return_type='logits'")
+        if self.main_head == "classifier" and logits.shape[-1] == 1:
+            raise ValueError("one number for a text is no choice between classes: see return_type='logits'")
+        if (self.hf_config or {}).get("problem_type") == "multi_label_classification":
+            return _one_or_all([[self.label(int(i)) for i in (row > 0).nonzero()[..., 0]] for row in logits])
         if self.main_head == "classifier":
             return _one_or_all([self.label(int(i)) for _, i in _choices(logits)])
         # one score a token says whether it was replaced

@@ -49,8 +49,8 @@ def generate(
 
     Args:
         input: text, a list of texts, token ids [batch, pos] or [pos], or token embeddings [batch, pos, d_model].
-        stop_at_eos: end a row at `eos_token_id` (one id or several; the tokenizer's if None). While others go on, a
-            finished row is filled with the first of these ids.
+        stop_at_eos: end a row at `eos_token_id` (one id or several; the checkpoint's if None, or the tokenizer's). While
+            others go on, a finished row is filled with the first of these ids.
         do_sample: draw tokens as `sample_logits` does with `top_k`, `top_p`, `temperature`, `freq_penalty`; otherwise take
             the likeliest, after the penalty.
         use_past_kv_cache: read each token once. Otherwise everything is read again for each token.
@@ -292,7 +292,8 @@ def _prompt(
 
 
 def _stop_ids(model: Any, eos_token_id: int | Sequence[int] | None) -> list[int]:
-    eos = getattr(model.tokenizer, "eos_token_id", None) if eos_token_id is None else eos_token_id
+    known = (eos_token_id, model.cfg.eos_token_id, getattr(model.tokenizer, "eos_token_id", None))
+    eos = next((token for token in known if token is not None), None)
     if eos is None:
         raise ValueError(
             "no end-of-sequence token is known, as the model has no tokenizer with one: give eos_token_id=..., or "

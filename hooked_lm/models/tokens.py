@@ -331,7 +331,7 @@ class Tokens:
         if self.tokenizer is None:
             raise ValueError(
                 "text needs a tokenizer, and this model has none: give one with "
-                "HookedTransformer(cfg, tokenizer=...) or model.set_tokenizer(...), or work with token ids"
+                "tokenizer=... when it is made, or model.set_tokenizer(...), or work with token ids"
             )
         return self.tokenizer
 

@@ -41,6 +41,9 @@ class WeightViews:
             raise ValueError(f"this model has no attention in blocks {without}, so {name} cannot be stacked by layer")
         weight = name.replace("b_", "W_")
         shapes = [tuple(w.shape) if (w := getattr(b.attn, weight, None)) is not None else None for b in self.blocks]
+        if set(shapes) == {None}:
+            has = ", ".join(n for n, _ in self.blocks[0].attn.named_parameters(recurse=False) if n.startswith("W_"))
+            raise ValueError(f"the attention of this model has no {weight} (it has {has}), so {name} cannot be stacked")
         if len(set(shapes)) > 1:
             raise ValueError(f"{weight} differs in shape from layer to layer, so {name} cannot be stacked: {shapes}")
         return self._stack(lambda block: read(block.attn))

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from hooked_lm.models.tokens import Tokens, _checked_texts, own_prefix, prepends_bos
+from hooked_lm.models.tokens import Tokens, checked_texts, own_prefix, prepends_bos
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 CORPUS = ["the cat sat on the mat", "when Mary and John went to the store", "a dog"] * 5
@@ -384,7 +384,7 @@ class TestBadInput:
         with pytest.raises(TypeError):
             text_of("nothing added").to_tokens(input)
         with pytest.raises(TypeError, match=r"text is a string or a list of strings, got \w+"):
-            _checked_texts(input)  # the same without the checks of annotations, which only tests switch on
+            checked_texts(input)  # the same without the checks of annotations, which only tests switch on
 
     def test_no_prompts(self) -> None:
         with pytest.raises(ValueError, match="empty list of prompts"):
