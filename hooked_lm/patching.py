@@ -112,9 +112,7 @@ class _CorruptedRun:
 
     def __init__(self, model: HookedTransformer, tokens: Tensor) -> None:
         if not isinstance(model, HookedTransformer):
-            raise TypeError(
-                f"sweeps run on a HookedTransformer, and this is a {type(model).__name__}; patch it with run_with_hooks"
-            )
+            raise TypeError(f"sweeps run on a HookedTransformer; patch a {type(model).__name__} with run_with_hooks")
         self.model = model
         resid, _, pos_embed, mask = model.input_to_embed(tokens)
         self.shared: dict[str, Any] = {"shortformer_pos_embed": pos_embed, "attention_mask": mask}
