@@ -35,6 +35,7 @@ format: $(READY)  ## format the code and apply lint's safe fixes
 
 bench: $(READY)  ## time against Hugging Face
 	$(PY) -m tests.benchmarks
+	$(PY) -m tests.benchmarks families
 
 docs: $(READY)  ## build the documentation into site/
 	$(PY) -m tests.families.measure

@@ -1,7 +1,7 @@
 """`make bench`: speed and memory as ratios measured in one run. Name parts to run only those.
 
 python -m tests.benchmarks forward generation loading import compile
-python -m tests.benchmarks families [model_type ...]     (not among the parts that run without a name: it takes long)
+python -m tests.benchmarks families [model_type ...]     (`make bench` runs it last: it takes long)
 """
 
 import sys

@@ -83,7 +83,7 @@ def is_mixture(case: Case) -> bool:
 
 
 def models(case: Case) -> tuple[Any, nn.Module]:
-    """Ours and that of transformers, with the same random weights; ours maps them from a file, as users' models do."""
+    """Ours and that of transformers, with the same random weights, both copied into memory."""
     import transformers
 
     torch.manual_seed(0)
@@ -91,7 +91,7 @@ def models(case: Case) -> tuple[Any, nn.Module]:
     theirs = getattr(transformers, case.auto).from_config(config).eval()
     with tempfile.TemporaryDirectory() as directory:
         theirs.save_pretrained(directory)
-        return hub.from_pretrained_no_processing(directory), theirs
+        return hub.from_pretrained_no_processing(directory, mmap=False), theirs
 
 
 def ways(theirs: nn.Module) -> dict[str, Callable[[], None]]:
