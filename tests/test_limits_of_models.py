@@ -1,5 +1,7 @@
 """What a kind of model cannot do, it says; and what it can do with fewer layers, it does."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import (
@@ -83,3 +85,14 @@ def test_the_checkpoint_says_what_ends_a_text() -> None:
     out = model.generate(IDS[:, :2], 40, stop_at_eos=True, temperature=5.0, seed=0, verbose=False)
     assert {3, 4} & set(out[0, 2:].tolist())
     assert out.shape[1] < 42
+
+
+@pytest.mark.parametrize(
+    "family", ["gpt2", "gpt_neox", "bloom", "falcon", "codegen", "gpt_bigcode", "persimmon", "phi3"]
+)
+def test_projections_are_one_product_without_a_copy(family: str, tmp_path: Path) -> None:
+    """However a file keeps the weights of heads among others."""
+    reference(first(family)).save_pretrained(tmp_path)
+    for block in hub.from_pretrained_no_processing(tmp_path).blocks:
+        for weight in (block.attn.W_Q, block.attn.W_K, block.attn.W_V):
+            assert weight.transpose(1, 2).flatten(0, 1).data_ptr() == weight.data_ptr()

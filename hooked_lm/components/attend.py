@@ -62,6 +62,13 @@ class Attend(nn.Module):
         self.z_norm = build_norm(z_norm, QUERY)
         self.hook_result = HookPoint("batch", "pos", "head", "d_model", on_demand=True)
 
+    def settle(self) -> None:
+        """Give the weights of heads that are not one matrix in memory (those of a file may lie between others) one of their
+        own: every run would have to copy them into one."""
+        for name, weight in self.named_parameters(recurse=False):
+            if name in ("W_Q", "W_K", "W_V") and weight.stride(0) != weight.shape[2] * weight.stride(2):
+                weight.data = weight.data.transpose(1, 2).contiguous().transpose(1, 2)
+
     def mix(self, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
         """Mixed values, at their site."""
         in_steps = self.soft_cap is not None or self.sinks is not None

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hooked_lm.components.attend import Attend
 from hooked_lm.families import family
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.hub.kinds import Model, Tree, kind_of
@@ -206,6 +207,9 @@ def fill(
         copy=copy,
         own_dtype=[name for name, slot in parameters.items() if slot.tensor.dtype != model.cfg.dtype],
     )
+    for module_of_ours in model.modules():
+        if isinstance(module_of_ours, Attend):
+            module_of_ours.settle()
     stranded = [name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta]
     if stranded:
         raise ValueError(f"the checkpoint gives no values for {', '.join(stranded)} of {type(model).__name__}")
