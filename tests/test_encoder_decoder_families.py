@@ -23,7 +23,7 @@ from hooked_lm.families import model_class
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from hooked_lm.models.encoder_decoder_config import EncoderDecoderConfig, HookedEncoderDecoderConfig, StackConfig
 from tests.families import ENCODER_DECODER_CASES, Case, reference
-from tests.families._models import ENOUGH, MODERATE, backpropagate, distance, hooked, save_shuffled
+from tests.families._models import ENOUGH, MODERATE, assert_same_tensors, backpropagate, distance, hooked, save_shuffled
 from tests.families._sites import sites_of, sizes_of
 from tests.families.encoder_decoders import PAD
 
@@ -133,11 +133,6 @@ def test_bf16_is_as_near_the_truth_as_transformers(case: Case):
 
 
 # ---- the way in and out ----------------------------------------------------------------------------------------------
-
-
-def assert_same_tensors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
 
 
 def test_tensors_may_come_in_any_order(case: Case, checkpoint: Path, weights: dict[str, Tensor], tmp_path: Path):

@@ -24,7 +24,7 @@ from hooked_lm.models.encoder import HookedEncoder
 from hooked_lm.models.encoder_config import EncoderConfig, HookedEncoderConfig
 from tests.families import ENCODER_CASES, Case, reference
 from tests.families._encoders import Outputs, of_transformers, ours, prompt, sizes, theirs, types
-from tests.families._models import ENOUGH, MODERATE, backpropagate, distance, hooked
+from tests.families._models import ENOUGH, MODERATE, assert_same_tensors, backpropagate, distance, hooked
 from tests.families._sites import sites_of
 
 
@@ -123,11 +123,6 @@ def error(found: Outputs, truth: Outputs) -> float:
 
 
 # ---- the way in and out ----------------------------------------------------------------------------------------------
-
-
-def assert_same_tensors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
 
 
 def test_tensors_may_come_in_any_order(case: Case, checkpoint: Path, weights: dict[str, Tensor], tmp_path: Path):

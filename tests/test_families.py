@@ -32,6 +32,7 @@ from tests.families import CASES, DECODER_CASES, REFUSED, Case, reference
 from tests.families._models import (
     assert_same_gradients,
     assert_same_logits,
+    assert_same_tensors,
     distance,
     hooked,
     logits_of,
@@ -151,11 +152,6 @@ def test_what_decides_between_experts_keeps_its_precision(tmp_path: Path):
     model.save_pretrained(tmp_path / "again")
     written = load_file(tmp_path / "again" / "model.safetensors")
     assert_same_tensors(written, load_file(tmp_path / "model.safetensors"))
-
-
-def assert_same_tensors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
 
 
 @pytest.mark.parametrize("name", supported())

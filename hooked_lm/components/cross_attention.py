@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.components.attend import QUERY, Attend, Stream, project, projection
+from hooked_lm.components.context import KeysValues
 from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, plus
-from hooked_lm.components.source import KeysValues, Source, StackContext
+from hooked_lm.components.source import Source, StackContext
 from hooked_lm.hooks import HookPoint
 
 SOURCE_KEY = ("batch", "key_pos", "kv_head", "d_head")

@@ -8,10 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hooked_lm.components.context import Context
+from hooked_lm.components.context import Context, KeysValues
 from hooked_lm.components.kv_cache import KeyValueCache
-
-KeysValues = tuple[Float[Tensor, "batch key_pos kv_head d_head"], Float[Tensor, "batch key_pos kv_head d_head"]]
 
 
 class Source:

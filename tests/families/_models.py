@@ -117,3 +117,9 @@ def save_shuffled(weights: dict[str, Tensor], checkpoint: Path, folder: Path) ->
         save_file({name: weights[name] for name in names if home[name] == file}, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": home}))
     (folder / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+
+
+def assert_same_tensors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """The same names, and under each the same numbers."""
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []

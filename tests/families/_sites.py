@@ -50,7 +50,7 @@ def norm(cfg: Any, words: str = STREAM) -> Sites:
 @singledispatch
 def sites_of(cfg: Any) -> Sites:
     """The sites of what this config builds, by their names below it."""
-    raise NotImplementedError(f"tests/families/_sites.py does not say which sites a {type(cfg).__qualname__} has")
+    raise TypeError(f"which sites has a {type(cfg).__qualname__}? It needs a function of its own here")
 
 
 @sites_of.register
