@@ -55,13 +55,10 @@ class LayerNorm(nn.Module):
     def __init__(self, cfg: Config, dims: tuple[str, ...] = RESIDUAL) -> None:
         super().__init__()
         self.cfg = cfg
-        self._make_weight()
+        self.w = nn.Parameter(torch.full(cfg.shape, 1.0 - cfg.offset)) if cfg.weight else None
         self.b = nn.Parameter(torch.zeros(cfg.shape)) if cfg.bias else None
         self.hook_scale = HookPoint(*dims[:-1], "1")
         self.hook_normalized = HookPoint(*dims)
-
-    def _make_weight(self) -> None:
-        self.w = nn.Parameter(torch.full(self.cfg.shape, 1.0 - self.cfg.offset)) if self.cfg.weight else None
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         if not is_listening(self.hook_scale, self.hook_normalized):
@@ -89,22 +86,6 @@ class LayerNorm(nn.Module):
         if gain is not None:
             normalized = (normalized * gain).to(normalized.dtype)
         return normalized if self.b is None else normalized + self.b
-
-
-class HeadwiseLayerNorm(LayerNorm):
-    """A LayerNorm of each head, whose weights are parameters `w_heads.{head}`: some checkpoints hold them apart."""
-
-    @dataclass(frozen=True)
-    class Config(LayerNorm.Config):
-        def build(self, dims: tuple[str, ...] = RESIDUAL) -> "HeadwiseLayerNorm":
-            return HeadwiseLayerNorm(self, dims)
-
-    def _make_weight(self) -> None:
-        self.w_heads = nn.ParameterList(torch.ones(self.cfg.d_model) for _ in range(self.cfg.n_heads or 0))
-
-    @property
-    def w(self) -> Float[Tensor, "head d_model"]:  # type: ignore[override]
-        return torch.stack(list(self.w_heads))
 
 
 class HeadLayerNorm(LayerNorm):

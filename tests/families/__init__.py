@@ -9,7 +9,6 @@ from tests.families import (
     dense,
     dense_a,
     dense_b,
-    dense_more,
     encoder_decoders,
     encoders,
     latent,
@@ -19,7 +18,7 @@ from tests.families import (
 from tests.families._case import Case, reference
 
 DECODER_CASES = [
-    case for module in (classic, dense, dense_a, dense_b, dense_more, moe, latent, state_space) for case in module.CASES
+    case for module in (classic, dense, dense_a, dense_b, moe, latent, state_space) for case in module.CASES
 ]
 ENCODER_CASES = [*encoders.CASES]
 ENCODER_DECODER_CASES = [*encoder_decoders.CASES]
@@ -28,7 +27,7 @@ CASES = [*DECODER_CASES, *ENCODER_CASES, *ENCODER_DECODER_CASES]
 # Fields that a family neither reads nor knows to be harmless: it refuses a config in which they are not at their default.
 REFUSED = {
     name: fields
-    for module in (classic, dense, dense_a, dense_more, moe, state_space, encoders, encoder_decoders)
+    for module in (classic, dense, dense_a, moe, state_space, encoders, encoder_decoders)
     for name, fields in getattr(module, "REFUSED", {}).items()
 }
 
