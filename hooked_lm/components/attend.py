@@ -37,6 +37,9 @@ class Attend(nn.Module):
     """
 
     makes_keys = True  # whether keys and values are made of what this reads
+    lender: int | None = None  # the layer whose keys and values this reads instead
+    # what belongs to keys and values alone: their sites, and the weights that make them
+    of_keys: tuple[str, ...] = ("hook_k", "hook_v", "hook_rot_k", "k_norm", "v_norm", "W_K", "W_V")
 
     def make_mixing(
         self,
@@ -69,12 +72,11 @@ class Attend(nn.Module):
             if name in ("W_Q", "W_K", "W_V") and weight.stride(0) != weight.shape[2] * weight.stride(2):
                 weight.data = weight.data.transpose(1, 2).contiguous().transpose(1, 2)
 
-    def mix(self, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
+    def mix(self, q: PerHead, k: Keys, v: Values, context: Context, layer: int = 0) -> Mixed:
         """Mixed values, at their site."""
         in_steps = self.soft_cap is not None or self.sinks is not None
-        if in_steps or is_listening(self.hook_attn_scores, self.hook_pattern):
-            return self.hook_z(self.mix_in_steps(q, k, v, context))
-        return self.hook_z(self.mix_fused(q, k, v, context))
+        in_steps = in_steps or is_listening(self.hook_attn_scores, self.hook_pattern)
+        return self.hook_z(context.meet(layer, self.mix_in_steps if in_steps else self.mix_fused, q, k, v))
 
     def mix_fused(self, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
         """Mixed values by the fused kernel."""

@@ -124,16 +124,14 @@ class Attention(Attend):
         if self.cfg.qk_norm is not None and not self.cfg.rotary_first:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.cfg.rotary is not None:
-            angles = context.rotary(self.cfg.rotary)
-            q = self.hook_rot_q(self.cfg.rotary.rotate(q, angles))
-            k = self.hook_rot_k(self.cfg.rotary.rotate(k, angles))
+            q = self.hook_rot_q(self.cfg.rotary.rotate(q, context.query_angles(self.cfg.rotary)))
+            k = self.hook_rot_k(self.cfg.rotary.rotate(k, context.key_angles(self.cfg.rotary)))
         if self.cfg.qk_norm is not None and self.cfg.rotary_first:
             q, k = self.q_norm(q), self.k_norm(k)
-        if context.cache is not None:
-            k, v = context.cache[layer].append(k, v)
+        k, v = context.remember(layer, k, v)
         if self.cfg.lends:
-            context.lent[layer] = k, v
-        return self.output(self.mix(q, k, v, context))
+            context.lend(layer, k, v)
+        return self.output(self.mix(q, k, v, context, layer))
 
     @property
     def n_kv(self) -> int:

@@ -69,33 +69,36 @@ class AttentionPart(nn.Module):
 
     def attn_out(self, resid: Stream, context: Context | None, shared: Stream | None = None) -> Stream:
         """What attention adds to the stream; `shared` is the normalised stream if it was made already."""
-        query, key, value = self.attn_inputs(resid, self.ln1(resid) if shared is None else shared)
-        if context is not None and context.pos_embed is not None:
-            query, key = _plus(query, context.pos_embed), _plus(key, context.pos_embed)
+        context = context or Context(resid.shape[1], resid.device)
+        query, key, value = self.attn_inputs(resid, self.ln1(resid) if shared is None else shared, context)
+        if context.pos_embed is not None:
+            query = _plus(query, context.asking(context.pos_embed))
+            key = _plus(key, context.telling(context.pos_embed)) if self.makes_keys else key
         out = self.ln1_post(self.attn(query, key, value, context, self.layer))
         return self.hook_attn_out(_scaled(out, self.cfg.residual_scale))
 
-    def attn_inputs(self, resid: Stream, shared: Stream) -> Inputs:
+    def attn_inputs(self, resid: Stream, shared: Stream, context: Context) -> Inputs:
         """The normalised stream for queries, keys and values; where somebody listens, one copy of it per head.
 
         The sites of `ln1` belong to the shared stream. The copies are normalised past them.
         """
-        query = key = value = shared
+        query = context.asking(shared)
+        key = value = context.telling(shared) if self.makes_keys else shared
         n_heads, n_kv = self.attn.cfg.n_heads, self.attn.n_kv
         if is_listening(self.hook_attn_in):
             copies = self.hook_attn_in(_repeated(resid, n_heads))
             # the keys and values of a group of heads read the mean of the group's copies
             grouped = copies if n_kv == n_heads else copies.unflatten(2, (n_kv, -1)).mean(3)
-            query = self.read(copies)
-            key = value = self.read(grouped)
+            query = context.asking(self.read(copies))
+            key = value = context.telling(self.read(grouped)) if self.makes_keys else shared
         else:
             copies = grouped = resid
         if is_listening(self.hook_q_input):
-            query = self.read(self.hook_q_input(_repeated(copies, n_heads)))
+            query = self.read(self.hook_q_input(_repeated(context.asking(copies), n_heads)))
         if self.makes_keys and is_listening(self.hook_k_input):
-            key = self.read(self.hook_k_input(_repeated(grouped, n_kv)))
+            key = self.read(self.hook_k_input(_repeated(context.telling(grouped), n_kv)))
         if self.makes_keys and is_listening(self.hook_v_input):
-            value = self.read(self.hook_v_input(_repeated(grouped, n_kv)))
+            value = self.read(self.hook_v_input(_repeated(context.telling(grouped), n_kv)))
         return query, key, value
 
     def read(self, copies: Float[Tensor, "batch pos head d_model"]) -> Float[Tensor, "batch pos head d_model"]:
@@ -205,7 +208,7 @@ class AttentionOnlyBlock(AttentionPart):
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
-        return self.hook_resid_post(resid + self.attn_out(resid, context))
+        return self.hook_resid_post(leaving(resid, context) + self.attn_out(resid, context))
 
     def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
         """What must hold between the sites of a run."""
@@ -238,7 +241,7 @@ class PreNormBlock(AttentionPart, MLPPart):
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
-        resid = self.hook_resid_mid(resid + self.attn_out(resid, context))
+        resid = self.hook_resid_mid(leaving(resid, context) + self.attn_out(resid, context))
         return self.hook_resid_post(resid + self.mlp_out(resid))
 
     def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
@@ -282,7 +285,7 @@ class PostNormBlock(AttentionPart, MLPPart):
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
-        resid = self.hook_resid_mid(resid + self.attn_out(resid, context, resid))
+        resid = self.hook_resid_mid(leaving(resid, context) + self.attn_out(resid, context, resid))
         resid = self.hook_normalized_resid_mid(self.ln1(resid))
         resid = self.hook_resid_post(resid + self.mlp_written(on_demand(self.hook_mlp_in, resid)))
         return self.hook_normalized_resid_post(self.ln2(resid))
@@ -345,7 +348,8 @@ class ParallelBlock(AttentionPart, MLPPart):
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
-        return self.hook_resid_post(resid + self.attn_out(resid, context) + self.mlp_out(resid))
+        left = leaving(resid, context)
+        return self.hook_resid_post(left + self.attn_out(resid, context) + self.mlp_out(left))
 
     def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
         """What must hold between the sites of a run."""
@@ -376,9 +380,10 @@ class SharedNormBlock(ParallelBlock):
         resid = self.hook_resid_pre(resid)
         shared = self.ln1(resid)
         attn_out = self.attn_out(resid, context, shared)
+        left, shared = leaving(resid, context), leaving(shared, context)
         if is_listening(self.hook_mlp_in):  # a copy of its own, past the sites of the norm
-            shared = plain_norm(self.ln1, self.hook_mlp_in(resid.clone()))
-        return self.hook_resid_post(resid + attn_out + self.mlp_written(shared))
+            shared = plain_norm(self.ln1, self.hook_mlp_in(left.clone()))
+        return self.hook_resid_post(left + attn_out + self.mlp_written(shared))
 
     def norm_readers(self) -> list[tuple[str, list[Reader]]]:
         """The one norm, with the weights of both that read it."""
@@ -386,6 +391,11 @@ class SharedNormBlock(ParallelBlock):
 
 
 BlockConfig = AttentionOnlyBlock.Config | PreNormBlock.Config | PostNormBlock.Config | ParallelBlock.Config
+
+
+def leaving(x: Stream, context: Context | None) -> Stream:
+    """Of the tokens that come to a block those that leave it; without a context, all."""
+    return x if context is None else context.asking(x)
 
 
 def sum_of(at: Sites, parts: list[str], whole: str) -> Pair:

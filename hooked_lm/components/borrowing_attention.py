@@ -57,7 +57,7 @@ class BorrowingAttention(Attend):
     def __init__(self, cfg: Config) -> None:
         super().__init__()
         self.cfg = cfg
-        self.n_kv, self.ungrouped = cfg.n_kv, False
+        self.n_kv, self.ungrouped, self.lender = cfg.n_kv, False, cfg.lender
         self.W_Q = projection(cfg.n_heads, cfg.d_model, cfg.d_head)
         self.b_Q = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) if cfg.qkv_bias else None
         self.hook_q = HookPoint(*QUERY)
@@ -85,21 +85,22 @@ class BorrowingAttention(Attend):
         context = context or Context(query_input.shape[1], query_input.device)
         q = self.queries(query_input, context)
         k, v = self.borrowed(context, layer)
-        return self.output(self.mix(q, on_demand(self.hook_rot_k, k), on_demand(self.hook_v, v), context))
+        return self.output(self.mix(q, on_demand(self.hook_rot_k, k), on_demand(self.hook_v, v), context, layer))
 
     def queries(self, x: Float[Tensor, "batch pos *head d_model"], context: Context) -> PerHead:
         """Normalised and turned."""
         q = self.q_norm(self.hook_q(project(x, self.W_Q, self.b_Q)))
-        return self.hook_rot_q(self.cfg.rotary.rotate(q, context.rotary(self.cfg.rotary)))
+        return self.hook_rot_q(self.cfg.rotary.rotate(q, context.query_angles(self.cfg.rotary)))
 
     def borrowed(self, context: Context, layer: int) -> KeysValues:
         """Keys and values of the lender; ValueError if it did not run."""
-        if self.cfg.lender not in context.lent:
+        borrowed = context.borrow(self.cfg.lender)
+        if borrowed is None:
             raise ValueError(
                 f"layer {layer} attends to the keys and values of layer {self.cfg.lender}, which is no part of this run; "
                 f"start at layer {self.cfg.lender} or before"
             )
-        return context.lent[self.cfg.lender]
+        return borrowed
 
     # ---- what holds between the sites ------------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.rotary import Rotary
 
 T = TypeVar("T")
+Tokens = Float[Tensor, "batch pos *features"]
+Angles = tuple[Float[Tensor, "batch pos 1 half"], Float[Tensor, "batch pos 1 half"]]
 KeysValues = tuple[Float[Tensor, "batch key_pos kv_head d_head"], Float[Tensor, "batch key_pos kv_head d_head"]]
 
 
@@ -38,7 +40,7 @@ class Context:
         self.pos_embed: Float[Tensor, "batch pos d_model"] | None = None
         self.key_positions = self._key_positions()
         self.positions: Int[Tensor, "batch pos"] = self.key_positions[:, self.n_past :]
-        self.lent: dict[int, KeysValues] = {}  # of layers whose keys and values later layers read too
+        self._lent: dict[int, KeysValues] = {}
         self.per_layer: Float[Tensor, "batch pos layer d_per_layer"] | None = None
         self._shared: dict[Hashable, object] = {}
 
@@ -57,9 +59,57 @@ class Context:
         """Which of the new tokens are real; None if all are."""
         return None if self.real is None else self.real[:, self.n_past :]
 
-    def rotary(self, rotary: Rotary) -> tuple[Float[Tensor, "batch pos 1 half"], Float[Tensor, "batch pos 1 half"]]:
-        """The angles of every position, shared by the layers of one rotary embedding."""
+    # ---- who meets whom ----------------------------------------------------------------------------------------------
+    # All new tokens ask and tell here, row by row. A run of a few tokens of many rows says otherwise by a class of its own.
+
+    def asking(self, x: Tokens) -> Tokens:
+        """Of a layer's tokens those that look at others, and leave the layer."""
+        return x
+
+    def telling(self, x: Tokens) -> Tokens:
+        """Of a layer's tokens those that others look at."""
+        return x
+
+    def remember(self, layer: int, keys: Tensor, values: Tensor) -> KeysValues:
+        """All keys and values of a layer: those of earlier tokens, from the cache, and these."""
+        return (keys, values) if self.cache is None else self.cache[layer].append(keys, values)
+
+    def lend(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Leave a layer's keys and values for later layers."""
+        self._lent[layer] = keys, values
+
+    def borrow(self, lender: int) -> KeysValues | None:
+        """What a layer left; None if it did not run."""
+        return self._lent.get(lender)
+
+    def meet(
+        self,
+        layer: int,
+        mix: Callable[[Tensor, Tensor, Tensor, "Context"], Tensor],
+        queries: Float[Tensor, "batch pos head d_head"],
+        keys: Float[Tensor, "batch key_pos kv_head d_head"],
+        values: Float[Tensor, "batch key_pos kv_head d_value"],
+    ) -> Float[Tensor, "batch pos head d_value"]:
+        """What `mix` makes of the queries and the keys and values of their rows."""
+        return mix(queries, keys, values, self)
+
+    def follow(self, layer: int, mixer: Callable[[Tensor, "Context", int], Tensor], stream: Tokens) -> Tokens:
+        """What a mixer with a state makes of the tokens, each row from the state that its earlier tokens left."""
+        return mixer(stream, self, layer)
+
+    def given(self, layer: int) -> Float[Tensor, "batch pos d_per_layer"] | None:
+        """What a layer is given besides the stream, for the tokens that leave it; None if there is nothing."""
+        return None if self.per_layer is None else self.per_layer[:, :, layer]
+
+    def query_angles(self, rotary: Rotary) -> Angles:
+        """The angles of the tokens that ask, shared by the layers of one rotary embedding."""
         return self.once(rotary, lambda: rotary.angles(self.positions, self.n_key))
+
+    def key_angles(self, rotary: Rotary) -> Angles:
+        """The angles of the tokens that tell."""
+        return self.query_angles(rotary)
+
+    # ---- masks -------------------------------------------------------------------------------------------------------
 
     def mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"] | None:
         """Which keys a query may see; None when that is all of them, or simply itself and everything before."""

@@ -164,7 +164,7 @@ class DisentangledAttention(Attend):
         v = self.hook_v(project(value_input, self.W_V, self.b_V))
         return self.output(self.mix(q, k, v, context))
 
-    def mix(self, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
+    def mix(self, q: PerHead, k: Keys, v: Values, context: Context, layer: int = 0) -> Mixed:
         """Mixed values, at their site."""
         if self.position_bias is None:
             return super().mix(q, k, v, context)

@@ -219,9 +219,13 @@ class Unembed(nn.Module):
         """The same value, past the hook points."""
         return self.finished(self.product(x))
 
-    def product(self, x: Stream) -> Logits:
-        """`x W_U + b_U`."""
-        return F.linear(x, self.W_U.T, self.b_U)
+    def some(self, x: Stream, tokens: Int[Tensor, " token"]) -> Float[Tensor, "batch pos token"]:
+        """The logits of these tokens alone, past the hook points."""
+        return self.finished(self.product(x, tokens))
+
+    def product(self, x: Stream, tokens: Int[Tensor, " token"] | None = None) -> Logits:
+        """`x W_U + b_U`, or the columns of some tokens of it."""
+        return _columns(x, self.W_U, self.b_U, tokens)
 
     def finished(self, logits: Logits) -> Logits:
         """Scaled and capped."""
@@ -296,9 +300,9 @@ class FactoredUnembed(Unembed):
     def _make_vocab(self) -> None:
         self.W_vocab = nn.Parameter(torch.empty(self.cfg.d_vocab, self.cfg.d_embed).T)
 
-    def product(self, x: Stream) -> Logits:
+    def product(self, x: Stream, tokens: Int[Tensor, " token"] | None = None) -> Logits:
         """`x W_U + b_U`, past `W_U`."""
-        return F.linear(F.linear(x, self.W_proj.T), self.W_vocab.T, self.b_U)
+        return _columns(F.linear(x, self.W_proj.T), self.W_vocab, self.b_U, tokens)
 
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:  # type: ignore[override]
@@ -320,3 +324,11 @@ class TiedFactoredUnembed(FactoredUnembed):
     @property
     def W_vocab(self) -> Float[Tensor, "d_embed d_vocab"]:  # type: ignore[override]
         return self._embed[0].W_E.T
+
+
+def _columns(
+    x: Stream, W: Float[Tensor, "d_model d_vocab"], b: Float[Tensor, " d_vocab"] | None, tokens: Tensor | None
+) -> Logits:
+    if tokens is None:
+        return F.linear(x, W.T, b)
+    return F.linear(x, W.T[tokens], None if b is None else b[tokens])

@@ -31,6 +31,8 @@ class LatentAttention(Attend):
     [head, ..., d_head]. `hook_q_latent` and `hook_kv_latent` stand before the norms.
     """
 
+    of_keys = ("hook_k", "hook_v", "hook_rot_k", "hook_kv_latent", "kv_norm", "W_DKV", "W_UK", "W_UV", "W_KR")
+
     @dataclass(frozen=True)
     class Config:
         """`down_bias` gives biases to the ways down."""
@@ -114,7 +116,7 @@ class LatentAttention(Attend):
         context = context or Context(query_input.shape[1], query_input.device)
         key_input = query_input if key_input is None else key_input
         value_input = key_input if value_input is None else value_input
-        angles = context.rotary(self.cfg.rotary)
+        angles = context.key_angles(self.cfg.rotary)
         q = self.hook_q(self.queries(query_input))
         latent = self.latent(key_input)
         if is_listening(self.hook_k):
@@ -122,10 +124,9 @@ class LatentAttention(Attend):
         else:
             k = self.keys(key_input, latent, angles)
         v = self.hook_v(_to_heads(latent if value_input is key_input else self.unseen(value_input), self.W_UV))
-        q, k = self.hook_rot_q(self.turned(q, angles)), self.hook_rot_k(k)
-        if context.cache is not None:
-            k, v = context.cache[layer].append(k, v)
-        return self.output(self.mix(q, k, v, context))
+        q = self.hook_rot_q(self.turned(q, context.query_angles(self.cfg.rotary)))
+        k, v = context.remember(layer, self.hook_rot_k(k), v)
+        return self.output(self.mix(q, k, v, context, layer))
 
     def latent(self, x: Float[Tensor, "batch pos *head d_model"]) -> Latent:
         """What keys and values are made of."""

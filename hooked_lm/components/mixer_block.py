@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.block import MLPPart, sum_of
+from hooked_lm.components.block import MLPPart, leaving, sum_of
 from hooked_lm.components.context import Context
 from hooked_lm.components.identities import (
     Identity,
@@ -56,8 +56,9 @@ class MixerPart(nn.Module):
 
     def mixer_out(self, resid: Stream, context: Context | None) -> Stream:
         """What the mixer adds to the stream. It reads the stream in the precision of its weights."""
+        context = context or Context(resid.shape[1], resid.device)
         normalized = self.ln1(on_demand(self.hook_mixer_in, resid)).to(self.reading_dtype(resid))
-        out = self.ln1_post(self.mixer(normalized, context, self.layer))
+        out = self.ln1_post(context.asking(context.follow(self.layer, self.mixer, normalized)))
         return self.hook_mixer_out(out if self.cfg.residual_scale == 1.0 else out * self.cfg.residual_scale)
 
     def reading_dtype(self, resid: Stream) -> torch.dtype:
@@ -106,7 +107,7 @@ class MixerBlock(MixerPart):
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(wide(resid) if self.cfg.wide_stream else resid)
-        return self.hook_resid_post(resid + self.mixer_out(resid, context))
+        return self.hook_resid_post(leaving(resid, context) + self.mixer_out(resid, context))
 
     def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
         """What must hold between the sites of a run."""
@@ -139,7 +140,7 @@ class MixerMLPBlock(MixerPart, MLPPart):
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
-        resid = self.hook_resid_mid(resid + self.mixer_out(resid, context))
+        resid = self.hook_resid_mid(leaving(resid, context) + self.mixer_out(resid, context))
         return self.hook_resid_post(resid + self.mlp_out(resid))
 
     def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.activations import Activation, activation
-from hooked_lm.components.block import PreNormBlock, Stream, sum_of
+from hooked_lm.components.block import PreNormBlock, Stream, leaving, sum_of
 from hooked_lm.components.context import Context
 from hooked_lm.components.identities import Identity, Read, Reader, Sites, added, below, norm_identity, normed
 from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm
@@ -151,7 +151,7 @@ class PerLayerBlock(PreNormBlock):
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
-        resid = self.hook_resid_mid(resid + self.attn_out(resid, context))
+        resid = self.hook_resid_mid(leaving(resid, context) + self.attn_out(resid, context))
         resid = resid + self.mlp_out(resid)
         if self.cfg.per_layer is not None:
             resid = resid + self.per_layer_out(resid, context)
@@ -159,12 +159,12 @@ class PerLayerBlock(PreNormBlock):
 
     def per_layer_out(self, resid: Stream, context: Context | None) -> Stream:
         """What the layer adds of the vector that it is given; ValueError if there is none."""
-        if context is None or context.per_layer is None:
+        given = None if context is None else context.given(self.layer)
+        if given is None:
             raise ValueError(
                 f"layer {self.layer} needs the embedding of the tokens for this layer: give tokens=... beside the stream"
             )
-        given = self.hook_per_layer_in(context.per_layer[:, :, self.layer])
-        return self.hook_per_layer_out(self.per_layer_post(self.per_layer(resid, given)))
+        return self.hook_per_layer_out(self.per_layer_post(self.per_layer(resid, self.hook_per_layer_in(given))))
 
     def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
         """What must hold between the sites of a run."""

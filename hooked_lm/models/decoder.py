@@ -127,7 +127,7 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
         check_options(return_type, logits_to_keep)
         check_layers(start_at_layer, stop_at_layer, len(self.blocks), past_kv_cache)
         if start_at_layer is None:
-            resid, tokens, context = self._embedded(input, prepend_bos, padding_side, attention_mask, past_kv_cache)
+            resid, tokens, context = self.embedded(input, prepend_bos, padding_side, attention_mask, past_kv_cache)
         else:
             resid = self._checked_stream(input, past_kv_cache.length if past_kv_cache is not None else 0)
             context = self._context(resid, attention_mask, past_kv_cache)
@@ -188,16 +188,16 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
         Int[Tensor, "batch key_pos"] | None,
     ]:
         """The stream before the first block, the token ids, a shortformer's position embedding, the padding mask."""
-        resid, tokens, context = self._embedded(input, prepend_bos, padding_side, attention_mask, past_kv_cache)
+        resid, tokens, context = self.embedded(input, prepend_bos, padding_side, attention_mask, past_kv_cache)
         return resid, tokens, context.pos_embed, None if context.real is None else context.real.long()
 
-    def _embedded(
+    def embedded(
         self,
         input: Any,
-        prepend_bos: bool | None,
-        padding_side: str | None,
-        attention_mask: Tensor | None,
-        cache: KeyValueCache | None,
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        attention_mask: Tensor | None = None,
+        cache: KeyValueCache | None = None,
     ) -> tuple[Float[Tensor, "batch pos d_model"], Int[Tensor, "batch pos"], Context]:
         """The stream before the first block, the token ids, and what all layers share."""
         n_past = cache.length if cache is not None else 0

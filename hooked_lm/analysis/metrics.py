@@ -1,0 +1,360 @@
+"""Metrics of causal experiments: what is read off the logits of a run, one number a prompt.
+
+A metric is any callable from logits [batch, pos, d_vocab] to numbers [batch]; a callable of your own may also give one number
+for all prompts. Those made here first index the logits, once, and compute on what that gave: a sweep can find out in this way
+which logits are needed, and compute no others.
+
+What they share. Tokens are ids, as there is no model here (`model.to_single_token(" Mary")` gives one): an int, a list for
+all prompts, or a tensor with a row for each prompt, [batch] or [batch, n]. `pos` is an int (-1: the last), a list, whose mean is
+taken, or a tensor [batch] with one position for each prompt. Numbers are computed in fp32 at least. A call raises ValueError for
+logits that are not [batch, pos, d_vocab] or have another number of prompts than the tensors given, and IndexError for positions
+and tokens that are out of range.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+__all__ = [
+    "Metric", "kl_divergence", "log_probability", "logit", "logit_difference", "loss", "probability", "rank",
+]  # fmt: skip
+
+TokenIds = int | Sequence[int] | Tensor
+Positions = int | Sequence[int] | Tensor
+Columns = Int[Tensor, "row token"]  # one row for all prompts, or one for each
+
+
+# ---- what all have in common -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fits:
+    """What logits have to be for a metric; None: anything."""
+
+    prompts: int | None = None
+    positions: int | None = None
+    d_vocab: int | None = None
+    largest_token: int = -1
+
+    def check(self, shape: Sequence[int], metric: object) -> None:
+        """Raises unless logits of this shape are right."""
+        if len(shape) != 3:
+            raise ValueError(f"{metric} reads logits [batch, pos, d_vocab], got {list(shape)}")
+        wanted = {"prompts": self.prompts, "positions": self.positions, "tokens in the vocabulary": self.d_vocab}
+        for (what, want), got in zip(wanted.items(), shape, strict=True):
+            if want is not None and want != got:
+                raise ValueError(f"{metric} was made for {want} {what}, and the logits {list(shape)} have {got}")
+        if self.largest_token >= shape[2]:
+            raise IndexError(
+                f"token {self.largest_token} of {metric} is out of range: the logits are of {shape[2]} tokens"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Reads:
+    """Which logits a metric reads: these positions, and of them these tokens, or all."""
+
+    pos: int | slice | Int[Tensor, "row pos"]
+    tokens: Columns | None = None
+
+    def check(self, n_pos: int, metric: object) -> None:
+        """Raises unless so many positions include those that are read."""
+        if isinstance(self.pos, slice):
+            return
+        ends = (self.pos,) if isinstance(self.pos, int) else (int(self.pos.min()), int(self.pos.max()))
+        for pos in ends:
+            if not -n_pos <= pos < n_pos:
+                raise IndexError(f"position {pos} of {metric} is out of range: there are {n_pos}")
+
+    def __call__(self, logits: Float[Tensor, "batch n_pos d_vocab"]) -> Float[Tensor, "batch pos column"]:
+        """These logits, by one plain index, in fp32 at least."""
+        found = logits[self._index(logits.shape[0], logits.shape[1])]
+        found = found if found.dtype in (torch.float32, torch.float64) else found.float()
+        return found[:, None] if len(found.shape) == 2 else found
+
+    def _index(self, batch: int, n_pos: int) -> tuple[Any, ...]:
+        pos = self.pos % n_pos if isinstance(self.pos, Tensor) else self.pos
+        if all(len(part) == 1 for part in (pos, self.tokens) if isinstance(part, Tensor)):
+            pos = pos[0] if isinstance(pos, Tensor) else pos
+            if self.tokens is None:
+                return slice(None), pos
+            return slice(None), pos[:, None] if isinstance(pos, Tensor) else pos, self.tokens[0]
+        rows = torch.arange(batch)[:, None]
+        if self.tokens is None:
+            return rows, pos
+        return rows[:, :, None], pos[:, :, None] if isinstance(pos, Tensor) else pos, self.tokens[:, None]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Metric:
+    """From logits [batch, pos, d_vocab] to one number a prompt; the functions of this module make them.
+
+    `name` is the kind, `repr(metric)` tells the arguments too.
+    """
+
+    name: str
+    arguments: str
+    reads: Reads
+    fits: Fits
+    compute: Callable[[Tensor], Tensor]  # from what was read [batch, pos, column] to [batch]
+
+    def __call__(self, logits: Float[Tensor, "..."]) -> Float[Tensor, " batch"]:
+        self.fits.check(logits.shape, self)
+        self.reads.check(logits.shape[1], self)
+        return self.compute(self.reads(logits))
+
+    def __repr__(self) -> str:
+        return f"{self.name}({self.arguments})"
+
+
+# ---- the metrics -----------------------------------------------------------------------------------------------------
+
+
+def logit(tokens: TokenIds, pos: Positions = -1) -> Metric:
+    """The logit of a token; of several, the mean.
+
+    >>> from hooked_lm import HookedTransformer
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> metric = logit(model.to_single_token(" Paris"))
+    >>> metric(model("The capital of France is")).shape
+    torch.Size([1])
+    """
+    ids, prompts = _ids(tokens, "tokens")
+    return _metric("logit", (tokens,), pos, ids, prompts, lambda read: read.mean((1, 2)), columns=ids)
+
+
+def logit_difference(answers: TokenIds, wrong: TokenIds, pos: Positions = -1) -> Metric:
+    """The logit of the answer minus that of a wrong token; of several, their means. Reads these tokens only.
+
+    In nats: of two tokens it is the log of how much likelier the one is than the other. The metric of Wang et al. 2022
+    (arXiv:2211.00593).
+
+    >>> from hooked_lm import HookedTransformer
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> metric = logit_difference(model.to_single_token(" Paris"), model.to_single_token(" Rome"))
+    >>> bool(metric(model("The capital of France is")) > 0)
+    True
+    """
+    (right, n_right), (other, n_wrong) = _ids(answers, "answers"), _ids(wrong, "wrong")
+    if None not in (n_right, n_wrong) and n_right != n_wrong:
+        raise ValueError(f"answers are given for {n_right} prompts, wrong tokens for {n_wrong}")
+    rows, n = max(len(right), len(other)), right.shape[1]
+    columns = torch.cat([right.expand(rows, -1), other.expand(rows, -1)], 1)
+
+    def compute(read: Float[Tensor, "batch pos token"]) -> Float[Tensor, " batch"]:
+        return (read[..., :n].mean(-1) - read[..., n:].mean(-1)).mean(1)
+
+    prompts = n_wrong if n_right is None else n_right
+    return _metric("logit_difference", (answers, wrong), pos, columns, prompts, compute, columns=columns)
+
+
+def probability(tokens: TokenIds, pos: Positions = -1) -> Metric:
+    """The probability of a token; of several, that it is any of them: the sum. ValueError for a token given twice.
+
+    >>> from hooked_lm import HookedTransformer
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> metric = probability(model.to_single_token(" Paris"))
+    >>> bool(metric(model("The capital of France is")) > 0.5)
+    True
+    """
+    ids, prompts = _distinct(tokens)
+
+    def compute(read: Float[Tensor, "batch pos d_vocab"]) -> Float[Tensor, " batch"]:
+        return _picked(read.softmax(-1), ids).sum(-1).mean(1)
+
+    return _metric("probability", (tokens,), pos, ids, prompts, compute)
+
+
+def log_probability(tokens: TokenIds, pos: Positions = -1) -> Metric:
+    """The log probability, in nats, of a token; of several, that it is any of them. ValueError for a token given twice.
+
+    >>> import torch
+    >>> log_probability([0, 1])(torch.zeros(1, 1, 4)).exp()
+    tensor([0.5000])
+    """
+    ids, prompts = _distinct(tokens)
+
+    def compute(read: Float[Tensor, "batch pos d_vocab"]) -> Float[Tensor, " batch"]:
+        return _picked(read.log_softmax(-1), ids).logsumexp(-1).mean(1)
+
+    return _metric("log_probability", (tokens,), pos, ids, prompts, compute)
+
+
+def rank(tokens: TokenIds, pos: Positions = -1) -> Metric:
+    """How many tokens are likelier than this one, 0 for the likeliest; of several, the best rank. It has no gradient.
+
+    NaN where the token's logit is.
+
+    >>> import torch
+    >>> rank(2)(torch.tensor([[[0.0, 3.0, 1.0, 2.0]]]))
+    tensor([2.])
+    """
+    ids, prompts = _ids(tokens, "tokens")
+
+    def compute(read: Float[Tensor, "batch pos d_vocab"]) -> Float[Tensor, " batch"]:
+        best = _picked(read, ids).amax(-1, keepdim=True)
+        above = (read > best).sum(-1).to(read.dtype)
+        return above.masked_fill(best[..., 0].isnan(), torch.nan).mean(1)
+
+    return _metric("rank", (tokens,), pos, ids, prompts, compute)
+
+
+def kl_divergence(reference: Float[Tensor, "..."], pos: Positions = -1) -> Metric:
+    """How far a run's next-token distribution is from that of a reference run: KL(reference || run), in nats.
+
+    Args:
+        reference: the logits or log probabilities of the other run, [batch, pos, d_vocab] of a run of the same length, or
+            [batch, d_vocab] at the one position of each prompt that is read. A constant: no gradient goes into it.
+
+    Raises ValueError for another shape, and for a reference at one position when `pos` says several.
+
+    >>> from hooked_lm import HookedTransformer
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> logits = model("The capital of France is")
+    >>> kl_divergence(logits)(logits)
+    tensor([0.], grad_fn=...)
+    """
+    shape, where = list(reference.shape), _positions(pos)[0]
+    if len(shape) not in (2, 3):
+        raise ValueError(f"the reference must be [batch, pos, d_vocab] or [batch, d_vocab], got {shape}")
+    if len(shape) == 3:
+        there = Reads(where)
+        _, prompts = _positions(pos)
+        Fits(prompts=prompts).check(shape, f"kl_divergence(..., pos={_shown(pos)})")
+        there.check(shape[1], "the reference of kl_divergence")
+        known = there(reference.detach())
+    elif isinstance(where, Tensor) and where.shape[1] > 1:
+        raise ValueError(f"the reference {shape} is at one position, and pos={_shown(pos)} are {where.shape[1]}")
+    else:
+        known = Reads(0)(reference.detach()[:, None])
+    log_p = known.log_softmax(-1)
+
+    def compute(read: Float[Tensor, "batch pos d_vocab"]) -> Float[Tensor, " batch"]:
+        target = log_p.to(read.device)
+        p = target.exp()
+        # a token that the reference rules out counts for nothing, and 0 * -inf would be NaN
+        return (p * (target - read.log_softmax(-1))).masked_fill(p == 0, 0).sum(-1).mean(1)
+
+    fits = Fits(shape[0], shape[1] if len(shape) == 3 else None, shape[-1])
+    return _metric("kl_divergence", (reference,), pos, None, None, compute, fits=fits)
+
+
+def loss(tokens: Int[Tensor, "..."], attention_mask: Tensor | None = None) -> Metric:
+    """The cross entropy of the next token in nats: the mean over all positions of a prompt that have a next token.
+
+    Args:
+        tokens: the prompts [batch, pos].
+        attention_mask: [batch, pos], 1 for real tokens; predictions of a real token from a real token count.
+
+    Raises ValueError for tokens or masks of other shapes, and for a prompt in which there is nothing to predict.
+
+    >>> from hooked_lm import HookedTransformer
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> tokens = model.to_tokens("The capital of France is Paris")
+    >>> bool(loss(tokens)(model(tokens)) > 0)
+    True
+    """
+    shape = list(tokens.shape)
+    if len(shape) != 2 or shape[1] < 2:
+        raise ValueError(f"loss needs tokens [batch, pos] with two positions at least, got {shape}")
+    ids, _ = _ids(tokens, "tokens")
+    real = torch.ones(shape, dtype=torch.bool) if attention_mask is None else attention_mask.cpu().bool()
+    if list(real.shape) != shape:
+        raise ValueError(f"the attention mask is {list(real.shape)}, the tokens are {shape}")
+    counts: Bool[Tensor, "batch next"] = real[:, 1:] & real[:, :-1]
+    if empty := (~counts.any(1)).nonzero()[:, 0].tolist():
+        raise ValueError(f"nothing to predict in prompts {empty}: no two real tokens in a row")
+
+    def compute(read: Float[Tensor, "batch next d_vocab"]) -> Float[Tensor, " batch"]:
+        counted = counts.to(read.device)
+        losses = -read.log_softmax(-1).gather(-1, ids[:, 1:, None].to(read.device))[..., 0]
+        return losses.masked_fill(~counted, 0).sum(1) / counted.sum(1)
+
+    fits = Fits(shape[0], shape[1], None, int(ids.max()))
+    return Metric("loss", f"tokens {_shown(tokens)}", Reads(slice(None, -1)), fits, compute)
+
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
+
+
+def _metric(
+    name: str,
+    arguments: tuple[Any, ...],
+    pos: Positions,
+    ids: Columns | None,
+    prompts: int | None,
+    compute: Callable[[Tensor], Tensor],
+    columns: Columns | None = None,
+    fits: Fits | None = None,
+) -> Metric:
+    """A metric of these tokens and positions; raises if they are not for as many prompts."""
+    where, of_pos = _positions(pos)
+    prompts = fits.prompts if fits is not None else prompts
+    if None not in (prompts, of_pos) and prompts != of_pos:
+        raise ValueError(f"{name} is given {prompts} prompts, and positions for {of_pos}")
+    if fits is None:
+        fits = Fits(of_pos if prompts is None else prompts, largest_token=-1 if ids is None else int(ids.max()))
+    shown = ", ".join([*map(_shown, arguments), f"pos={_shown(pos)}"])
+    return Metric(name, shown, Reads(where, columns), fits, compute)
+
+
+def _positions(pos: Any) -> tuple[int | Int[Tensor, "row pos"], int | None]:
+    """Positions as a metric reads them, and for how many prompts they are (None: any number)."""
+    if isinstance(pos, Tensor) and pos.ndim > 1:
+        raise ValueError(f"pos must be an int, a list, or a tensor [batch]; got a tensor {list(pos.shape)}")
+    ids, prompts = _whole_numbers(pos, "pos")
+    return (int(ids), None) if ids.numel() == 1 and prompts is None else (ids, prompts)
+
+
+def _ids(tokens: Any, what: str) -> tuple[Columns, int | None]:
+    """Token ids as columns, and for how many prompts they are (None: any number)."""
+    ids, prompts = _whole_numbers(tokens, what)
+    if (smallest := int(ids.min())) < 0:
+        raise IndexError(f"{what}: {smallest} is no token id")
+    return ids, prompts
+
+
+def _distinct(tokens: Any) -> tuple[Columns, int | None]:
+    ids, prompts = _ids(tokens, "tokens")
+    ordered = ids.sort(1).values
+    if len(twice := ordered[:, 1:][ordered.diff(dim=1) == 0]):
+        raise ValueError(f"token {int(twice[0])} is given twice, and would count twice")
+    return ids, prompts
+
+
+def _whole_numbers(given: Any, what: str) -> tuple[Int[Tensor, "row n"], int | None]:
+    """An int or a list in one row; a tensor with a row for each prompt."""
+    if isinstance(given, str) or (isinstance(given, Sequence) and any(isinstance(item, str) for item in given)):
+        raise TypeError(f"{what}: ids are needed, got {given!r}; model.to_single_token(text) gives the id of a token")
+    try:
+        numbers = given if isinstance(given, Tensor) else torch.tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{what} must be an int, a list of ints or a tensor, got {given!r}") from None
+    if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
+        kind = str(numbers.dtype).removeprefix("torch.") if numbers.numel() else "nothing"
+        raise TypeError(f"{what} must be whole numbers, got {kind}")
+    if numbers.numel() == 0 or numbers.ndim > 2 or (numbers.ndim == 2 and not isinstance(given, Tensor)):
+        expected = "an int, a list of ints, or a tensor [batch] or [batch, n]"
+        raise ValueError(f"{what} must be {expected}, not empty; got shape {list(numbers.shape)}")
+    numbers = numbers.detach().long().cpu()
+    if numbers.ndim == 2:
+        return numbers, len(numbers)
+    per_prompt = isinstance(given, Tensor) and numbers.ndim == 1
+    return (numbers[:, None], len(numbers)) if per_prompt else (numbers.view(1, -1), None)
+
+
+def _picked(values: Float[Tensor, "batch pos d_vocab"], tokens: Columns) -> Float[Tensor, "batch pos token"]:
+    batch, n_pos, _ = values.shape
+    return values.gather(-1, tokens.to(values.device)[:, None].expand(batch, n_pos, -1))
+
+
+def _shown(given: Any) -> str:
+    if isinstance(given, Tensor) and given.ndim:
+        return f"<{' x '.join(map(str, given.shape))}>"
+    if isinstance(given, Sequence) and len(given) > 6:
+        return f"[{', '.join(map(str, given[:3]))}, ... {len(given)} in all]"
+    return str(given.item() if isinstance(given, Tensor) else given)

@@ -1,0 +1,48 @@
+"""The base run of a sweep: what all of its rows have in common, computed once."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.patching.edits import Edit
+from hooked_lm.patching.packed import BaseContext
+from hooked_lm.patching.places import Place, Stage
+from hooked_lm.patching.spent import TokenCost, token_cost
+
+
+class BaseRun:
+    """A decoder's run over some prompts, kept as the stream before each block and what later tokens look at.
+
+    With `edits` it is a run in which these values were exchanged already, such as a prompt with noise on its embeddings.
+    """
+
+    def __init__(
+        self, model: HookedTransformer, tokens: Int[Tensor, "batch pos"], places: Mapping[str, Place], edits: Sequence[Edit]
+    ) -> None:
+        self.model, self.tokens, self.edits = model, tokens, edits
+        self.n_prompts, self.n_pos = tokens.shape
+        with model.hooks(fwd_hooks=[(edit.site, self._hook(edit, places.get(edit.site))) for edit in edits]):
+            resid, _, context = model.embedded(tokens)
+            self.context = BaseContext(context)
+            self.streams: list[Float[Tensor, "batch pos d_model"]] = [resid]
+            for block in model.blocks:
+                resid = block(resid, self.context)
+                self.streams.append(resid)
+            self.normalized = model.ln_final(resid).to(model.embed.W_E.dtype)
+            self.logits: Float[Tensor, "batch pos d_vocab"] = model.unembed(self.normalized)
+
+    def _hook(self, edit: Edit, place: Place | None) -> Any:
+        def write(value: Tensor, hook: Any) -> None:
+            start = self.context.start if place is not None and place.stage is Stage.FOLLOWING else 0
+            edit.write(value, hook.dims, start, self.n_pos)
+
+        return write
+
+    @cached_property
+    def costs(self) -> list[TokenCost]:
+        """What a token costs in each layer."""
+        return [token_cost(block) for block in self.model.blocks]

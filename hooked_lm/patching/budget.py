@@ -1,0 +1,67 @@
+"""How many cells go into one pass, by the memory that it may take."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from hooked_lm.hooks import HookPoint
+from hooked_lm.patching.base import BaseRun
+from hooked_lm.patching.reads import Reads
+from hooked_lm.patching.staircase import Route
+
+ENOUGH = 2048  # tokens in a pass: more make the products of a CPU no faster
+ENOUGH_ON_GPU = 32768
+AUTO = 1 << 30
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes for what a pass makes, and the most tokens that are worth having in one."""
+
+    n_bytes: int
+    n_tokens: int
+
+    @classmethod
+    def of(cls, batch_size: int | str, device: torch.device) -> "Budget":
+        """From what users say: a number of bytes, or "auto"; raises ValueError for anything else."""
+        enough = ENOUGH if device.type == "cpu" else ENOUGH_ON_GPU
+        if batch_size == "auto":
+            free = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else AUTO
+            return cls(free, enough)
+        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size <= 0:
+            raise ValueError(f"batch_size must be 'auto' or a number of bytes, got {batch_size!r}")
+        return cls(batch_size, enough)
+
+    def cells_of_whole_forwards(self, model: nn.Module, shape: torch.Size) -> int:
+        """How many cells of these logits [batch, pos, d_vocab] fit into one batch; at least one."""
+        n_tokens = shape[0] * shape[1]
+        width = max(token_bytes(model), 4 * shape[-1])
+        return max(1, min(self.n_tokens // n_tokens, self.n_bytes // (n_tokens * width)))
+
+
+def batches(routes: Sequence[Route], budget: Budget, base: BaseRun, reads: Reads) -> Iterator[list[Route]]:
+    """Routes in passes that fit; those that join in the same layer together, and none with sites that others do not ask for."""
+    width = max(token_bytes(block) for block in base.model.blocks)
+    d_vocab = base.logits.shape[-1] if reads.tokens is None else len(reads.tokens)
+    some: list[Route] = []
+    size = tokens = 0
+    for route in sorted(routes, key=lambda route: (sorted(route.on_demand), route.first, route.steps[0].asking)):
+        own = route.n_tokens * base.n_prompts
+        n_bytes = own * width + base.n_prompts * 4 * d_vocab * min(route.n_tokens, len(reads.positions or range(base.n_pos)))
+        full = size + n_bytes > budget.n_bytes or tokens + own > budget.n_tokens
+        if some and (full or route.on_demand != some[0].on_demand):
+            yield some
+            some, size, tokens = [], 0, 0
+        some.append(route)
+        size, tokens = size + n_bytes, tokens + own
+    if some:
+        yield some
+
+
+def token_bytes(module: nn.Module) -> int:
+    """Bytes that a token takes in a module, about: what passes all of its points, but for scores and what is on demand."""
+    dtype = next((p.dtype for p in module.parameters()), torch.float32)
+    weights = sum(max(p.shape[-2:]) for p in module.parameters() if p.ndim >= 2)
+    return weights * torch.finfo(dtype).bits // 8

@@ -1,0 +1,104 @@
+"""Edits: what an experiment changes in a run. A cell of a sweep is a list of them; each cell is one run of all prompts."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+Interval = tuple[int, int]  # positions from the first to before the second
+NONE: Interval = (0, 0)
+Rest = tuple[Any, ...]  # indices of the axes behind batch and position
+
+
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """New values at some positions of one site.
+
+    `value` has the axes of the site [batch, pos, ...] and takes over where the edit is, axes of length 1 for all; or it is a
+    function of what is there, [batch, pos, ...] with the axes that an index leaves, that treats each position by itself.
+    `positions` says where, None: everywhere; `rest` indexes the axes behind the position, e.g. `(head,)`. At scores and patterns
+    [batch, head, query_pos, key_pos] the position is that of the query, and `rest` goes on with head and key.
+    """
+
+    site: str
+    value: Tensor | Callable[[Tensor], Tensor]
+    positions: tuple[int, ...] | None = None
+    rest: Rest = ()
+
+    def span(self, n_pos: int) -> Interval:
+        """From the first position to behind the last."""
+        if self.positions is None:
+            return 0, n_pos
+        return (min(self.positions), max(self.positions) + 1) if self.positions else NONE
+
+    def write(self, value: Tensor, dims: tuple[str, ...], start: int, n_pos: int) -> None:
+        """Change values in place, at a site with these axes; they begin at position `start` of `n_pos`, and need not reach
+        to the end."""
+        target = by_position(value, dims)
+        for first, stop in self._pieces(start, start + target.shape[1]):
+            here = (slice(None), slice(first - start, stop - start), *self.rest)
+            if isinstance(self.value, Tensor):
+                source = by_position(self.value, dims).expand(target.shape[0], n_pos, *target.shape[2:])
+                target[here] = source[(slice(None), slice(first, stop), *self.rest)].to(target)
+            else:
+                target[here] = self.value(target[here])
+
+    def _pieces(self, start: int, stop: int) -> Iterator[Interval]:
+        """The positions of this edit from `start` to before `stop`, those side by side together."""
+        if self.positions is None:
+            yield start, stop
+            return
+        inside = sorted(pos for pos in set(self.positions) if start <= pos < stop)
+        while inside:
+            length = next((i for i, pos in enumerate(inside) if pos != inside[0] + i), len(inside))
+            yield inside[0], inside[0] + length
+            inside = inside[length:]
+
+
+@dataclass(frozen=True, eq=False)
+class Rewrite:
+    """A function of the whole value of a site, as a hook is one; nothing is known of what it touches."""
+
+    site: str
+    function: Callable[[Tensor], Tensor]
+
+
+Change = Edit | Rewrite
+Cell = Sequence[Change]
+
+
+def by_position(value: Tensor, dims: tuple[str, ...]) -> Tensor:
+    """A view in which the position of a value at a site with these axes comes second."""
+    return value.movedim(dims.index("query_pos"), 1) if "query_pos" in dims else value
+
+
+def write_all(changes: Sequence[Change], value: Tensor, dims: tuple[str, ...]) -> Tensor:
+    """All changes of a site, in order, of a whole value of the run of a cell; in place where they allow it."""
+    for change in changes:
+        if isinstance(change, Edit):
+            change.write(value, dims, 0, by_position(value, dims).shape[1])
+        else:
+            value = change.function(value)
+    return value
+
+
+def union(*intervals: Interval) -> Interval:
+    """The smallest interval around these; empty ones count for nothing."""
+    filled = [(start, stop) for start, stop in intervals if stop > start]
+    return (min(start for start, _ in filled), max(stop for _, stop in filled)) if filled else NONE
+
+
+def overlap(one: Interval, other: Interval) -> Interval:
+    """What both have."""
+    start, stop = max(one[0], other[0]), min(one[1], other[1])
+    return (start, stop) if start < stop else NONE
+
+
+def repeated(value: Tensor, n: int) -> Tensor:
+    """The rows [batch, ...] `n` times over, cell by cell; no copy where a view can say it."""
+    if n == 1:
+        return value
+    if value.shape[0] == 1:
+        return value.expand(n, *value.shape[1:])
+    return value.repeat(n, *[1] * (value.ndim - 1))

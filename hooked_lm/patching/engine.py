@@ -1,0 +1,229 @@
+"""The one place that runs interventions: thousands of small changes of one base run, and what metrics make of each.
+
+Where it is known what a change can reach, the runs share one pass through the layers (see `staircase`); everywhere else each cell
+is a whole forward pass, several in a batch. Both give what a loop of one forward pass a cell would give.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from hooked_lm.components.attend import Attend
+from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
+from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.patching.base import BaseRun
+from hooked_lm.patching.budget import Budget, batches
+from hooked_lm.patching.edits import Cell, Change, Edit
+from hooked_lm.patching.forwards import whole_forwards
+from hooked_lm.patching.places import Place, places
+from hooked_lm.patching.reads import EVERYTHING, ReadMore, Reads, reads_of, served
+from hooked_lm.patching.spent import Spent
+from hooked_lm.patching.staircase import Pass, Planner, Route
+
+Metric = Callable[[Tensor], Any]
+Scores = Float[Tensor, "metric prompt"]  # a metric of all prompts together has one column
+
+
+class Experiment:
+    """Many cells on one base run: the corrupted prompts of a sweep, say, and `base` what was exchanged in all of their runs.
+
+    `metrics` map logits [batch, pos, d_vocab] to one number for each prompt [batch], or to one for all. `budget` is how much
+    memory a pass may take besides the model. Raises ValueError for a metric that gives something else, or NaN, on the base run.
+    """
+
+    def __init__(
+        self,
+        model: HookedRootModule,
+        tokens: Int[Tensor, "batch pos"],
+        metrics: Sequence[Metric],
+        base: Cell = (),
+        batch_size: int | str = "auto",
+    ) -> None:
+        self.model, self.metrics, self.base_changes = model, list(metrics), list(base)
+        self.tokens = tokens.to(next(model.parameters()).device)
+        self.budget = Budget.of(batch_size, self.tokens.device)
+        self.spent = Spent()
+        self.places: Mapping[str, Place] = places(model) if isinstance(model, HookedTransformer) else {}
+        self.obstacle = obstacle(model, self.places)
+        with torch.no_grad():
+            self._run_base()
+
+    def _run_base(self) -> None:
+        self.base: BaseRun | None = None
+        edits = [change for change in self.base_changes if isinstance(change, Edit)]
+        if self.obstacle is None and len(edits) == len(self.base_changes):
+            assert isinstance(self.model, HookedTransformer)
+            self.base = BaseRun(self.model, self.tokens, self.places, edits)
+            logits = self.base.logits
+        else:
+            [(_, logits)] = whole_forwards(self.model, self.tokens, [()], self.base_changes, 1)
+        self.spent.forwards += 1
+        self.shape = logits.shape
+        self.reads, values = reads_of(self.metrics, logits)
+        self.scores = self._checked(values)
+        if bool(self.scores.isnan().any()):
+            raise ValueError("a metric of the base run is NaN: nothing can be compared with it")
+        self.base_logits = _some(logits, self.reads)
+
+    def _checked(self, values: Sequence[Any]) -> Scores:
+        """The metrics as one tensor; raises ValueError for what is neither one number nor one a prompt."""
+        n_prompts = self.tokens.shape[0]
+        rows = []
+        for metric, value in zip(self.metrics, values, strict=True):
+            row = torch.as_tensor(value).detach().to("cpu", torch.float32) if _is_number_like(value) else None
+            if row is None or row.numel() not in (1, n_prompts) or row.ndim > 1:
+                got = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+                name = getattr(metric, "__name__", type(metric).__name__)
+                raise ValueError(
+                    f"the metric {name} must give one number, or one for each of the {n_prompts} prompts, for logits "
+                    f"{tuple(self.shape)}, and gave {got}"
+                )
+            rows.append(row.reshape(-1))
+        width = max(len(row) for row in rows)
+        return torch.stack([row.expand(width) if len(row) == 1 else row for row in rows])
+
+    # ---- cells -------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def run(self, cells: Sequence[Cell], title: str = "patching", progress: bool = True) -> Iterator[tuple[int, Scores]]:
+        """Each cell's index and scores, in the order in which they are ready."""
+        started = time.perf_counter()
+        try:
+            yield from self._run(cells, title, progress)
+        finally:
+            self.spent.seconds += time.perf_counter() - started
+
+    def _run(self, cells: Sequence[Cell], title: str, progress: bool) -> Iterator[tuple[int, Scores]]:
+        known = [i for i, cell in enumerate(cells) if self.base is not None and self._is_known(cell)]
+        others = sorted(set(range(len(cells))) - set(known))
+        if others:
+            warnings.warn(f"{self._why_not(cells[others[0]])}: {len(others)} cells run as whole forward passes", stacklevel=4)
+        done: set[int] = set()
+        if known:
+            try:
+                for cell, scores in self._staircase(cells, known, self.reads, title, progress):
+                    done.add(cell)
+                    yield cell, scores
+            except ReadMore:  # a metric that reads what it did not read of the base run: now it is given everything
+                left = [cell for cell in known if cell not in done]
+                yield from self._staircase(cells, left, EVERYTHING, title, progress)
+        yield from self._whole(cells, others, title, progress)
+
+    def _is_known(self, cell: Cell) -> bool:
+        return all(isinstance(change, Edit) and change.site in self.places for change in cell)
+
+    def _why_not(self, cell: Cell) -> str:
+        if self.obstacle is not None:
+            return self.obstacle
+        odd = next((change for change in (*self.base_changes, *cell) if not self._is_known([change])), None)
+        if isinstance(odd, Edit):
+            return f"nothing is known of what a change at '{odd.site}' reaches"
+        return "nothing is known of what a function of a whole value changes"
+
+    def _staircase(
+        self, cells: Sequence[Cell], known: Sequence[int], reads: Reads, title: str, progress: bool
+    ) -> Iterator[tuple[int, Scores]]:
+        assert self.base is not None, "a staircase stands on a base run"
+        base, edits = self.base, [_edits(cell) for cell in cells]
+        planner = Planner(base, self.places, reads.interval(base.n_pos))
+        routes = [planner.route(cell, edits[cell]) for cell in known]
+        for route in routes:
+            if not route.steps:
+                yield route.cell, self.scores
+        tokens = None if reads.tokens is None or self._edits_logits(edits) else torch.tensor(reads.tokens, device=base.tokens.device)
+        base_logits = self.base_logits if reads == self.reads else base.logits
+        alive = [route for route in routes if route.steps]
+        with _bar(title, sum(route.layer_rows for route in alive) * base.n_prompts, progress) as bar:
+            for batch in batches(alive, self.budget, base, reads):
+                this = Pass(base, self.places, edits, batch)
+                for cell, (start, stop), logits in this.run(tokens):
+                    whole = self._filled(base_logits, logits, start, stop, reads, tokens is None)
+                    yield cell, self._checked([metric(served(whole, reads, self.shape)) for metric in self.metrics])
+                self.spent.add(this.spent)
+                bar.update(sum(route.layer_rows for route in batch) * base.n_prompts)
+
+    def _edits_logits(self, edits: Sequence[Sequence[Edit]]) -> bool:
+        """Whether any cell changes something of the unembedding, which then has to be whole."""
+        return any(edit.site.startswith("unembed.") for cell in (*edits, _edits(self.base_changes)) for edit in cell)
+
+    def _filled(
+        self, base: Tensor, own: Tensor, start: int, stop: int, reads: Reads, all_tokens: bool
+    ) -> Float[Tensor, "batch some_pos some_token"]:
+        """The logits that are read: those of the base run, but for the positions that differ."""
+        positions = range(base.shape[1]) if reads.positions is None else reads.positions
+        slots = [slot for slot, pos in enumerate(positions) if start <= pos < stop]
+        if all_tokens and reads.tokens is not None:
+            own = own[..., list(reads.tokens)]
+        own = own[:, [positions[slot] - start for slot in slots]] if len(slots) != own.shape[1] else own
+        if len(slots) == base.shape[1]:
+            return own
+        whole = base.clone()
+        whole[:, slots] = own.to(whole)
+        return whole
+
+    def _whole(self, cells: Sequence[Cell], others: Sequence[int], title: str, progress: bool) -> Iterator[tuple[int, Scores]]:
+        n_cells = 1 if self._has_hooks else self.budget.cells_of_whole_forwards(self.model, self.shape)
+        chosen = [cells[i] for i in others]
+        with _bar(title, len(chosen), progress and bool(chosen)) as bar:
+            for i, logits in whole_forwards(self.model, self.tokens, chosen, self.base_changes, n_cells):
+                self.spent.forwards += 1
+                bar.update()
+                yield others[i], self._checked([metric(logits) for metric in self.metrics])
+
+    @property
+    def _has_hooks(self) -> bool:
+        """Whether somebody else's hooks are there, which may rely on the number of rows."""
+        return any(point.is_listening for point in self.model.hook_points())
+
+
+def obstacle(model: HookedRootModule, known: Mapping[str, Place]) -> str | None:
+    """Why nothing can be said of what changes reach in this model as it stands; None if it can."""
+    if not isinstance(model, HookedTransformer):
+        return f"a {type(model).__name__} is not a causal decoder"
+    if type(model).forward is not HookedTransformer.forward:
+        return f"{type(model).__name__} has a forward pass of its own"
+    listening = next((point.name for point in model.hook_points() if is_listening(point)), None)
+    if listening is not None:
+        return f"a hook is open at '{listening}'"
+    foreign = next((name for name, module in model.named_modules() if not _is_ours(module)), None)
+    if foreign is not None:
+        return f"'{foreign}' is a module of somebody else's"
+    if not all(module.causal for module in model.modules() if isinstance(module, Attend)):
+        return "its tokens see later ones"
+    return None
+
+
+def _is_ours(module: nn.Module) -> bool:
+    """Whether a module treats each token by itself, or is one of those in which tokens meet as we know."""
+    kind = type(module)
+    containers = (nn.Identity, nn.ModuleList, nn.ParameterList)
+    return (kind.__module__.startswith("hooked_lm.") or kind in containers or kind.__module__ == nn.ReLU.__module__) and (
+        isinstance(module, HookPoint) or not (module._forward_hooks or module._forward_pre_hooks)
+    )
+
+
+def _edits(cell: Sequence[Change]) -> list[Edit]:
+    return [change for change in cell if isinstance(change, Edit)]
+
+
+def _some(logits: Tensor, reads: Reads) -> Tensor:
+    some = logits if reads.positions is None else logits[:, list(reads.positions)]
+    return some if reads.tokens is None else some[:, :, list(reads.tokens)]
+
+
+def _is_number_like(value: Any) -> bool:
+    try:
+        torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return True
+
+
+def _bar(title: str, total: int, progress: bool) -> Any:
+    return tqdm(total=total, desc=title, unit="rows", unit_scale=True, disable=not progress)

@@ -1,0 +1,38 @@
+"""Whole forward passes, several cells in one batch: for experiments in which nothing is known of what a change reaches."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hooked_lm.hooks import HookedRootModule
+from hooked_lm.patching.edits import Cell, Change, write_all
+
+
+def whole_forwards(
+    model: HookedRootModule, tokens: Tensor, cells: Sequence[Cell], base: Cell, n_cells: int
+) -> Iterator[tuple[int, Tensor]]:
+    """Each cell's index and output [batch, ...], `n_cells` of them in one pass."""
+    n_prompts = tokens.shape[0]
+    for start in range(0, len(cells), n_cells):
+        batch = [[*base, *cell] for cell in cells[start : start + n_cells]]
+        sites = dict.fromkeys(change.site for cell in batch for change in cell)
+        hooks = [(site, _writer(site, batch, n_prompts)) for site in sites]
+        outputs = model.run_with_hooks(tokens.repeat(len(batch), 1), fwd_hooks=hooks)
+        yield from enumerate(outputs.unflatten(0, (len(batch), n_prompts)), start)
+
+
+def _writer(site: str, batch: Sequence[Sequence[Change]], n_prompts: int) -> Callable[..., Tensor]:
+    """The hook of one site: each cell's changes in its own rows."""
+    changes = [[change for change in cell if change.site == site] for cell in batch]
+
+    def write(value: Tensor, hook: Any) -> Tensor:
+        if len(changes) == 1:
+            return write_all(changes[0], value, hook.dims)
+        for index, of_cell in enumerate(changes):
+            if of_cell:
+                rows = slice(index * n_prompts, (index + 1) * n_prompts)
+                value[rows] = write_all(of_cell, value[rows], hook.dims)
+        return value
+
+    return write

@@ -1,0 +1,109 @@
+"""Where a site stands in a decoder: what of a row a change there can reach. Sites without a known place are left out."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from torch import nn
+
+from hooked_lm.components.attend import Attend
+from hooked_lm.components.block import AttentionPart
+from hooked_lm.components.mixer_block import MixerPart
+from hooked_lm.hooks import HookPoint
+from hooked_lm.models.decoder import HookedTransformer
+
+
+class Stage(Enum):
+    """A stage of a block, by the tokens that are in sight at its sites."""
+
+    READING = "before tokens meet: all tokens that the block reads"
+    TELLING = "on the way to keys and values: the tokens that others look at"
+    ASKING = "on the way to queries, or behind the meeting: the tokens that leave"
+    MEETING = "scores and patterns, row by row"
+    FOLLOWING = "inside a mixer with a state, row by row"
+
+
+REACHES_LATER = {Stage.READING, Stage.TELLING, Stage.FOLLOWING}  # a change there is seen by later tokens of the same layer
+
+
+@dataclass(frozen=True)
+class Place:
+    """The layer of a site (the number of layers: behind the last one) and its stage."""
+
+    layer: int
+    stage: Stage
+    dims: tuple[str, ...]
+    ends_sublayer: bool = False  # shows all that the mixing of tokens adds to the stream
+    on_demand: bool = False  # a layer computes otherwise where somebody listens
+
+
+def places(model: HookedTransformer) -> dict[str, Place]:
+    """The place of every site that has one."""
+    found: dict[str, Place] = {}
+    n_layers = len(model.blocks)
+    names = {id(point): name for name, point in model.hook_dict.items()}
+    for layer, block in enumerate(model.blocks):
+        for point, stage in _stages(block):
+            found[names[id(point)]] = Place(layer, stage, point.dims, point is _added(block), point.on_demand)
+    for module in (model.ln_final, model.unembed):
+        for point in _points(module):
+            found[names[id(point)]] = Place(n_layers, Stage.ASKING, point.dims, on_demand=point.on_demand)
+    return {name: place for name, place in found.items() if _is_known(place)}
+
+
+def mixing(block: nn.Module) -> nn.Module | None:
+    """The module of a block in which tokens meet; None for a foreign block."""
+    if isinstance(block, AttentionPart) and isinstance(block.attn, Attend):
+        return block.attn
+    return block.mixer if isinstance(block, MixerPart) else None
+
+
+def lender(block: nn.Module) -> int | None:
+    """The layer whose keys and values the block looks at; None: its own."""
+    module = mixing(block)
+    return module.lender if isinstance(module, Attend) else None
+
+
+def _added(block: nn.Module) -> nn.Module | None:
+    if isinstance(block, AttentionPart):
+        return block.hook_attn_out
+    return block.hook_mixer_out if isinstance(block, MixerPart) else None
+
+
+def _is_known(place: Place) -> bool:
+    return place.dims[:2] == ("batch", "pos") or place.stage is Stage.MEETING
+
+
+def _points(module: nn.Module) -> list[HookPoint]:
+    return [point for point in module.modules() if isinstance(point, HookPoint)]
+
+
+def _stages(block: nn.Module) -> list[tuple[HookPoint, Stage]]:
+    """The points of a block in the order of computation, each with its stage."""
+    module = mixing(block)
+    if module is None:
+        return []
+    inside = {id(point): stage for point, stage in _mixing_stages(module)}
+    if isinstance(block, AttentionPart):
+        inside[id(block.hook_q_input)] = Stage.ASKING
+        if block.makes_keys:
+            inside |= dict.fromkeys((id(block.hook_k_input), id(block.hook_v_input)), Stage.TELLING)
+    own = {id(point) for point in _points(module)}
+    stages, have_met = [], False
+    for point in _points(block):
+        have_met = have_met or id(point) in own
+        stages.append((point, inside.get(id(point), Stage.ASKING if have_met else Stage.READING)))
+    return stages
+
+
+def _mixing_stages(module: nn.Module) -> list[tuple[HookPoint, Stage]]:
+    points = [(name, point) for name, point in module.named_modules() if isinstance(point, HookPoint)]
+    if not isinstance(module, Attend):
+        return [(point, Stage.FOLLOWING) for _, point in points]
+    of_scores = {id(module.hook_attn_scores), id(module.hook_pattern)}
+
+    def stage(name: str, point: HookPoint) -> Stage:
+        if id(point) in of_scores:
+            return Stage.MEETING
+        return Stage.TELLING if name.split(".")[0] in module.of_keys else Stage.ASKING
+
+    return [(point, stage(name, point)) for name, point in points]

@@ -1,0 +1,189 @@
+"""Which logits a metric reads. It is shown the base run's once, and whatever it takes out of them by an index is remembered;
+later runs compute that alone. What a metric does with what it took is its own affair."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+Index = tuple[Any, Any, Any]  # of the axes batch, pos, d_vocab
+ALL = slice(None)
+
+
+class ReadMore(Exception):  # noqa: N818 (a signal, no error)
+    """A metric asks for logits that it did not ask for in the base run."""
+
+
+@dataclass(frozen=True)
+class Reads:
+    """The positions and tokens whose logits are read, in order; None: all."""
+
+    positions: tuple[int, ...] | None = None
+    tokens: tuple[int, ...] | None = None
+
+    def interval(self, n_pos: int) -> tuple[int, int]:
+        """From the first position that is read to behind the last."""
+        return (0, n_pos) if self.positions is None else (self.positions[0], self.positions[-1] + 1)
+
+
+EVERYTHING = Reads()
+
+
+def reads_of(metrics: Sequence[Callable[[Tensor], Any]], logits: Float[Tensor, "batch pos d_vocab"]) -> tuple[Reads, list[Any]]:
+    """What these metrics read of the logits, and what they make of them."""
+    recorder = _Recorder.over(logits)
+    values = [metric(recorder) for metric in metrics]
+    return recorder.reads(), values
+
+
+def served(
+    logits: Float[Tensor, "batch some_pos some_token"], reads: Reads, shape: torch.Size
+) -> Float[Tensor, "batch pos d_vocab"]:
+    """Logits of a given shape of which only some are there; taking others out raises ReadMore."""
+    return logits if reads == EVERYTHING else _Served.over(logits, reads, shape)
+
+
+FREE = {
+    torch.Tensor.shape.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.ndim.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.dtype.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.device.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.layout.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.requires_grad.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.is_floating_point,
+    torch.Tensor.size,
+    torch.Tensor.dim,
+    torch.Tensor.__len__,
+}
+
+
+class _Recorder(Tensor):
+    """Logits that remember what is taken out of them. What comes out is a plain tensor."""
+
+    _taken: list[Index | None]
+
+    @classmethod
+    def over(cls, logits: Tensor) -> "_Recorder":
+        recorder = logits.detach().as_subclass(cls)
+        recorder._taken = []
+        return recorder
+
+    def reads(self) -> Reads:
+        if not self._taken or None in self._taken:
+            return EVERYTHING
+        axes = [[places_of(index[axis], self.shape[axis]) for index in self._taken if index is not None] for axis in (1, 2)]
+        return Reads(*(None if None in axis else tuple(sorted({i for some in axis for i in some or ()})) for axis in axes))
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            own = args[0] if args else None
+            if func is Tensor.__getitem__ and isinstance(own, _Recorder):
+                own._taken.append(_index(args[1]))
+            elif func not in FREE:
+                for recorder in _found((args, kwargs), _Recorder):
+                    recorder._taken.append(None)
+            plain = tree_map(lambda x: x.as_subclass(Tensor) if isinstance(x, _Recorder) else x, (args, kwargs or {}))
+            return func(*plain[0], **plain[1])
+
+
+class _Served(Tensor):
+    """Logits of which only some are there."""
+
+    _compact: Tensor
+    _reads: Reads
+
+    @classmethod
+    def over(cls, compact: Tensor, reads: Reads, shape: torch.Size) -> "_Served":
+        made = Tensor._make_wrapper_subclass(cls, shape, dtype=compact.dtype, device=compact.device)  # type: ignore[attr-defined]
+        made._compact, made._reads = compact, reads
+        return made
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"logits {tuple(self.shape)}, of which {tuple(self._compact.shape)} are there"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        own = args[0] if args else None
+        if func is Tensor.__getitem__ and isinstance(own, _Served) and not _found(args[1:], _Served):
+            index = _index(args[1])
+            if index is None:
+                raise ReadMore
+            first, pos, token = index
+            pos = _translated(pos, own._reads.positions, own.shape[1])
+            return own._compact[first, pos, _translated(token, own._reads.tokens, own.shape[2])]
+        if func in FREE or func is Tensor.__repr__:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        raise ReadMore
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise ReadMore
+
+
+def _found(nested: Any, kind: type) -> list[Any]:
+    found: list[Any] = []
+    tree_map(lambda x: found.append(x) if isinstance(x, kind) else None, nested)
+    return found
+
+
+def _index(index: Any) -> Index | None:
+    """An index of three axes; None for one that is not understood (new axes, masks): then everything is read."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    if any(item is None or _is_mask(item) for item in items):
+        return None
+    if any(item is Ellipsis for item in items):
+        at = next(i for i, item in enumerate(items) if item is Ellipsis)
+        items[at : at + 1] = [ALL] * (4 - len(items))
+    if len(items) > 3:
+        return None
+    items += [ALL] * (3 - len(items))
+    return (items[0], items[1], items[2]) if all(map(_is_plain, items[1:])) else None
+
+
+def _is_plain(item: Any) -> bool:
+    """Whether an index says by numbers which places it takes."""
+    if isinstance(item, Tensor):
+        return not item.is_floating_point()
+    return isinstance(item, (int, slice)) or (isinstance(item, (list, range)) and all(isinstance(i, int) for i in item))
+
+
+def _is_mask(item: Any) -> bool:
+    if isinstance(item, Tensor):
+        return item.dtype in (torch.bool, torch.uint8)
+    return isinstance(item, bool) or (isinstance(item, (list, tuple)) and any(isinstance(i, bool) for i in item))
+
+
+def places_of(item: Any, size: int) -> tuple[int, ...] | None:
+    """The places on an axis that an index takes; None for all of them."""
+    if isinstance(item, slice):
+        return None if item == ALL else tuple(range(*item.indices(size)))
+    numbers = [item] if isinstance(item, int) else item.flatten().tolist() if isinstance(item, Tensor) else item
+    return tuple(sorted({int(i) % size for i in numbers}))
+
+
+def _translated(item: Any, there: tuple[int, ...] | None, size: int) -> Any:
+    """The same index into an axis of which only some places are there."""
+    if there is None:
+        return item
+    wanted = places_of(item, size)
+    if wanted is None or not set(wanted) <= set(there):
+        raise ReadMore
+    slots = {place: slot for slot, place in enumerate(there)}
+    if isinstance(item, slice):
+        first = slots[wanted[0]] if wanted else 0
+        if [slots[place] for place in wanted] != list(range(first, first + len(wanted))):
+            raise ReadMore  # others stand between them
+        return slice(first, first + len(wanted))
+    if isinstance(item, int):
+        return slots[item % size]
+    if isinstance(item, Tensor):
+        table = torch.zeros(size, dtype=torch.long)
+        table[list(there)] = torch.arange(len(there))
+        return table.to(item.device)[item]
+    return [slots[i % size] for i in item]

@@ -1,0 +1,57 @@
+"""What a sweep has spent, counted as it goes."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from hooked_lm.components.attend import Attend
+from hooked_lm.components.moe import MoE
+from hooked_lm.patching.packed import PackedContext
+from hooked_lm.patching.places import mixing
+
+
+@dataclass(frozen=True)
+class TokenCost:
+    """Multiplications and additions of one token in the products with a layer's weights: for its keys and values, and for
+    the rest."""
+
+    keys: int
+    rest: int
+
+
+def token_cost(block: nn.Module) -> TokenCost:
+    """What a token costs in a block. Of experts only those that it is sent to count."""
+    keys = rest = 0
+    module = mixing(block)
+    of_keys = {id(getattr(module, name)) for name in module.of_keys if name.startswith("W_")} if isinstance(module, Attend) else ()
+    shares = {id(p): m.cfg.top_k / m.cfg.n_experts for m in block.modules() if isinstance(m, MoE) for p in m.experts.parameters()}
+    for weight in block.parameters():
+        if weight.ndim < 2:
+            continue
+        cost = int(2 * weight.numel() * shares.get(id(weight), 1.0))
+        if id(weight) in of_keys:
+            keys += cost
+        else:
+            rest += cost
+    return TokenCost(keys, rest)
+
+
+@dataclass
+class Spent:
+    """Whole forward passes, tokens times layers, and floating-point operations (multiplications and additions)."""
+
+    forwards: int = 0
+    layer_rows: int = 0
+    flops: int = 0
+    seconds: float = 0.0
+
+    def count(self, cost: TokenCost, context: PackedContext) -> None:
+        """The tokens of one layer."""
+        self.layer_rows += context.read.n_tokens
+        self.flops += context.told.n_tokens * cost.keys + context.asked.n_tokens * cost.rest
+
+    def add(self, other: "Spent") -> None:
+        """What another part has spent."""
+        self.forwards += other.forwards
+        self.layer_rows += other.layer_rows
+        self.flops += other.flops

@@ -1,0 +1,177 @@
+"""Staircase batching: many runs that differ from a base run in few places, in one pass through the layers.
+
+A row joins the batch in the first layer in which it differs, with the stream of the base run. As a model is causal, only the
+positions from the first one touched are computed; keys, values and states of the earlier ones are those of the base run. What was
+exchanged behind the meeting of tokens (what attention or an MLP adds, say) changes one token only, until the next layer's attention
+sees it. In the last layer only what the metric reads is computed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hooked_lm.patching.base import BaseRun
+from hooked_lm.patching.edits import NONE, Edit, Interval, overlap, repeated, union
+from hooked_lm.patching.packed import PackedContext
+from hooked_lm.patching.packing import Packing, Run, Steps, pack
+from hooked_lm.patching.places import REACHES_LATER, Place, Stage, lender
+from hooked_lm.patching.spent import Spent
+
+
+@dataclass(frozen=True)
+class Route:
+    """How a cell goes through the layers: the first one in which it differs, and its steps from there on.
+
+    The last steps are those behind the blocks. A cell without any never differs where the metric reads.
+    """
+
+    cell: int
+    first: int
+    steps: tuple[Steps, ...]
+    on_demand: frozenset[str] = frozenset()  # its sites at which the model computes otherwise when somebody listens
+
+    def at(self, layer: int) -> Steps:
+        """The steps in a layer that it has reached."""
+        return self.steps[layer - self.first]
+
+    @property
+    def n_tokens(self) -> int:
+        """The most positions that it has in one layer."""
+        return max((steps.reading[1] - steps.reading[0] for steps in self.steps), default=0)
+
+    @property
+    def layer_rows(self) -> int:
+        """The positions of all layers together."""
+        return sum(steps.reading[1] - steps.reading[0] for steps in self.steps)
+
+
+class Planner:
+    """Plans routes: what each cell has to compute, so that nothing else is."""
+
+    def __init__(self, base: BaseRun, places: Mapping[str, Place], reads: Interval) -> None:
+        self.places, self.n_pos, self.reads = places, base.n_pos, reads
+        self.lenders = [lender(block) for block in base.model.blocks]
+        self.n_layers = len(self.lenders)
+
+    def route(self, cell: int, edits: Sequence[Edit]) -> Route:
+        """The way of one cell; ends early if nothing of it reaches the positions that are read."""
+        at_layer: dict[int, list[Edit]] = {}
+        on_demand = frozenset(edit.site for edit in edits if self.places[edit.site].on_demand)
+        for edit in edits:
+            at_layer.setdefault(self.places[edit.site].layer, []).append(edit)
+        first = min(at_layer, default=self.n_layers)
+        steps: list[Steps] = []
+        came = NONE
+        for layer in range(first, self.n_layers + 1):
+            now = self._steps(layer, came, at_layer.get(layer, ()), first, steps)
+            if now.asking == NONE:  # nothing differs behind this layer; an edit further on begins anew
+                later = [edit for edit in edits if self.places[edit.site].layer > layer]
+                return self.route(cell, later) if later and layer < self.n_layers else Route(cell, layer, ())
+            steps.append(now)
+            came = now.asking
+        return Route(cell, first, tuple(steps), on_demand)
+
+    def _steps(
+        self, layer: int, came: Interval, edits: Sequence[Edit], first: int, before: Sequence[Steps]
+    ) -> Steps:
+        """What is computed in a layer, from what came and what is exchanged there."""
+        if layer == self.n_layers:
+            touched = overlap(union(came, *(edit.span(self.n_pos) for edit in edits)), self.reads)
+            return Steps(overlap(came, touched), touched, NONE, touched)
+        spans: dict[bool, list[Interval]] = {True: [], False: []}
+        for edit in edits:
+            spans[self.places[edit.site].stage in REACHES_LATER].append(edit.span(self.n_pos))
+        telling, asking = union(came, *spans[True]), union(came, *spans[True], *spans[False])
+        own, borrowed = telling, self.lenders[layer]
+        if any(self.places[edit.site].ends_sublayer and edit.span(self.n_pos) == (0, self.n_pos) for edit in edits):
+            telling = own = NONE  # nobody sees what the tokens told
+        elif borrowed is not None:
+            own, telling = NONE, before[borrowed - first].telling if borrowed >= first else NONE
+        if telling != NONE:
+            asking = union(asking, (telling[0], self.n_pos))
+        if layer == self.n_layers - 1:
+            asking = overlap(asking, self.reads)
+        return Steps(came, union(came, own, asking), telling, asking)
+
+
+class Pass:
+    """One pass through the layers, for routes that reach its end."""
+
+    def __init__(
+        self, base: BaseRun, places: Mapping[str, Place], cells: Sequence[Sequence[Edit]], routes: Sequence[Route]
+    ) -> None:
+        self.base, self.places = base, places
+        # neighbours take the same steps in most layers: they are one run then
+        self.routes = sorted(routes, key=lambda route: (route.steps[0].asking, route.first, route.cell))
+        self.context = PackedContext(base.context, base.n_prompts)
+        self.by_site: dict[str, list[tuple[int, Edit]]] = {}
+        for index, route in enumerate(self.routes):
+            for edit in (*base.edits, *cells[route.cell]):
+                if edit.site in places and places[edit.site].layer >= route.first:
+                    self.by_site.setdefault(edit.site, []).append((index, edit))
+        self.spent = Spent()
+
+    def run(self, tokens: Tensor | None) -> Iterator[tuple[int, Interval, Tensor]]:
+        """Of each cell the positions that are read, and their logits [batch, pos, token]; of all tokens, or of these."""
+        model = self.base.model
+        packed: Tensor | None = None
+        with model.hooks(fwd_hooks=[(site, self._write) for site in self.by_site]):
+            for layer in range(min(route.first for route in self.routes), len(model.blocks)):
+                packed = model.blocks[layer](self._entered(layer, packed), self.context)
+                self.spent.count(self.base.costs[layer], self.context)
+            packed = self._entered(len(model.blocks), packed)
+            normalized = model.ln_final(packed).to(model.embed.W_E.dtype)
+            logits = model.unembed(normalized) if tokens is None else model.unembed.some(normalized, tokens)
+            self.spent.flops += 2 * logits.numel() * normalized.shape[-1] + self.context.attention_flops
+        for run, rows in zip(self.context.runs, self.context.asked.parts(logits), strict=True):
+            for index, of_cell in zip(run.cells, rows.unflatten(0, (-1, self.base.n_prompts)), strict=True):
+                yield self.routes[index].cell, run.steps.asking, of_cell
+
+    def _entered(self, layer: int, packed: Tensor | None) -> Tensor:
+        """The tokens that the layer reads: what came from the one below, and the stream of the base run."""
+        there = [index for index, route in enumerate(self.routes) if route.first <= layer]
+        grouped = groupby(there, key=lambda index: self.routes[index].at(layer))
+        self.context.enter([Run(list(cells), steps) for steps, cells in grouped])
+        self.where = {
+            index: (run, place) for run, r in enumerate(self.context.runs) for place, index in enumerate(r.cells)
+        }
+        base, used, parts = self.base.streams[layer], 0, []
+        for run in self.context.runs:
+            (start, stop), came, n = run.steps.reading, run.steps.came, len(run.cells)
+            if came == NONE:
+                parts.append(repeated(base[:, start:stop], n))
+                continue
+            assert packed is not None, "a cell that came from somewhere"
+            rows, length = n * self.base.n_prompts, came[1] - came[0]
+            own = packed[0, used : used + rows * length].view(rows, length, packed.shape[-1])
+            used += rows * length
+            if came != (start, stop):
+                before, behind = base[:, start : came[0]], base[:, came[1] : stop]
+                own = torch.cat([repeated(before, n), own, repeated(behind, n)], 1)
+            parts.append(own)
+        return pack(parts)
+
+    def _write(self, value: Tensor, hook: Any) -> None:
+        """Make the changes of all cells at a site."""
+        place = self.places[hook.name]
+        for index, edit in self.by_site[hook.name]:
+            run, cell = self.where[index]
+            if self.context.current not in (None, run):
+                continue  # of rows that are not in sight
+            steps = self.context.runs[run].steps
+            if place.stage in (Stage.MEETING, Stage.FOLLOWING):
+                rows, interval = value, steps.asking if place.stage is Stage.MEETING else steps.reading
+            else:
+                rows, interval = self._packing(place.stage).part(value, run), getattr(steps, PART_OF[place.stage])
+            of_cell = rows[cell * self.base.n_prompts : (cell + 1) * self.base.n_prompts]
+            edit.write(of_cell, place.dims, interval[0], self.base.n_pos)
+
+    def _packing(self, stage: Stage) -> Packing:
+        return {Stage.READING: self.context.read, Stage.TELLING: self.context.told}.get(stage, self.context.asked)
+
+
+PART_OF = {Stage.READING: "reading", Stage.TELLING: "telling", Stage.ASKING: "asking"}
