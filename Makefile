@@ -33,7 +33,7 @@ format: $(READY)  ## format the code and apply lint's safe fixes
 	$(PY) -m ruff check --fix-only .
 	$(PY) -m ruff format .
 
-bench: $(READY)  ## time against Hugging Face
+bench: $(READY)  ## time against Hugging Face and TransformerLens
 	$(PY) -m tests.benchmarks
 	$(PY) -m tests.benchmarks families
 
@@ -46,7 +46,7 @@ demo-model: $(READY)  ## train the bundled model anew (up to an hour)
 	$(PY) demos/train_demo_model.py
 
 clean:  ## remove what the other targets made, except .venv
-	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -r {} +
 
 .PHONY: help venv demo test test-all check format bench docs demo-model clean

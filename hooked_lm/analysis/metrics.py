@@ -55,10 +55,10 @@ class Fits:
 
 
 @dataclass(frozen=True, eq=False)
-class Reads:
-    """Which logits a metric reads: these positions, and of them these tokens, or all."""
+class Where:
+    """Where in the logits a metric reads: these positions, and of them these tokens, or all."""
 
-    pos: int | slice | Int[Tensor, "row pos"]
+    pos: int | slice | Int[Tensor, "pos_row pos"]
     tokens: Columns | None = None
 
     def check(self, n_pos: int, metric: object) -> None:
@@ -72,21 +72,25 @@ class Reads:
 
     def __call__(self, logits: Float[Tensor, "batch n_pos d_vocab"]) -> Float[Tensor, "batch pos column"]:
         """These logits, by one plain index, in fp32 at least."""
-        found = logits[self._index(logits.shape[0], logits.shape[1])]
+        found = logits[self._index(logits.shape[0])]
         found = found if found.dtype in (torch.float32, torch.float64) else found.float()
         return found[:, None] if len(found.shape) == 2 else found
 
-    def _index(self, batch: int, n_pos: int) -> tuple[Any, ...]:
-        pos = self.pos % n_pos if isinstance(self.pos, Tensor) else self.pos
-        if all(len(part) == 1 for part in (pos, self.tokens) if isinstance(part, Tensor)):
-            pos = pos[0] if isinstance(pos, Tensor) else pos
+    def _index(self, batch: int) -> tuple[Any, ...]:
+        parts = [part for part in (self.pos, self.tokens) if isinstance(part, Tensor)]
+        if all(len(part) == 1 for part in parts):  # the same for all prompts
+            pos = self.pos[0] if isinstance(self.pos, Tensor) else self.pos
             if self.tokens is None:
                 return slice(None), pos
             return slice(None), pos[:, None] if isinstance(pos, Tensor) else pos, self.tokens[0]
         rows = torch.arange(batch)[:, None]
         if self.tokens is None:
-            return rows, pos
-        return rows[:, :, None], pos[:, :, None] if isinstance(pos, Tensor) else pos, self.tokens[:, None]
+            return rows, self.pos
+        return (
+            rows[:, :, None],
+            self.pos[:, :, None] if isinstance(self.pos, Tensor) else self.pos,
+            self.tokens[:, None],
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -98,14 +102,14 @@ class Metric:
 
     name: str
     arguments: str
-    reads: Reads
+    where: Where
     fits: Fits
     compute: Callable[[Tensor], Tensor]  # from what was read [batch, pos, column] to [batch]
 
     def __call__(self, logits: Float[Tensor, "..."]) -> Float[Tensor, " batch"]:
         self.fits.check(logits.shape, self)
-        self.reads.check(logits.shape[1], self)
-        return self.compute(self.reads(logits))
+        self.where.check(logits.shape[1], self)
+        return self.compute(self.where(logits))
 
     def __repr__(self) -> str:
         return f"{self.name}({self.arguments})"
@@ -128,7 +132,7 @@ def logit(tokens: TokenIds, pos: Positions = -1) -> Metric:
 
 
 def logit_difference(answers: TokenIds, wrong: TokenIds, pos: Positions = -1) -> Metric:
-    """The logit of the answer minus that of a wrong token; of several, their means. Reads these tokens only.
+    """The logit of the answer minus that of a wrong token; of several, their means. Where these tokens only.
 
     In nats: of two tokens it is the log of how much likelier the one is than the other. The metric of Wang et al. 2022
     (arXiv:2211.00593).
@@ -218,19 +222,18 @@ def kl_divergence(reference: Float[Tensor, "..."], pos: Positions = -1) -> Metri
     >>> kl_divergence(logits)(logits)
     tensor([0.], grad_fn=...)
     """
-    shape, where = list(reference.shape), _positions(pos)[0]
+    shape, (at, of_pos) = list(reference.shape), _positions(pos)
     if len(shape) not in (2, 3):
         raise ValueError(f"the reference must be [batch, pos, d_vocab] or [batch, d_vocab], got {shape}")
     if len(shape) == 3:
-        there = Reads(where)
-        _, prompts = _positions(pos)
-        Fits(prompts=prompts).check(shape, f"kl_divergence(..., pos={_shown(pos)})")
+        there = Where(at)
+        Fits(prompts=of_pos).check(shape, f"kl_divergence(reference, pos={_shown(pos)})")
         there.check(shape[1], "the reference of kl_divergence")
         known = there(reference.detach())
-    elif isinstance(where, Tensor) and where.shape[1] > 1:
-        raise ValueError(f"the reference {shape} is at one position, and pos={_shown(pos)} are {where.shape[1]}")
+    elif isinstance(at, Tensor) and at.shape[1] > 1:
+        raise ValueError(f"the reference {shape} is at one position, and pos={_shown(pos)} are {at.shape[1]}")
     else:
-        known = Reads(0)(reference.detach()[:, None])
+        known = Where(0)(reference.detach()[:, None])
     log_p = known.log_softmax(-1)
 
     def compute(read: Float[Tensor, "batch pos d_vocab"]) -> Float[Tensor, " batch"]:
@@ -275,7 +278,7 @@ def loss(tokens: Int[Tensor, "..."], attention_mask: Tensor | None = None) -> Me
         return losses.masked_fill(~counted, 0).sum(1) / counted.sum(1)
 
     fits = Fits(shape[0], shape[1], None, int(ids.max()))
-    return Metric("loss", f"tokens {_shown(tokens)}", Reads(slice(None, -1)), fits, compute)
+    return Metric("loss", f"tokens {_shown(tokens)}", Where(slice(None, -1)), fits, compute)
 
 
 # ---- arguments -------------------------------------------------------------------------------------------------------
@@ -299,10 +302,10 @@ def _metric(
     if fits is None:
         fits = Fits(of_pos if prompts is None else prompts, largest_token=-1 if ids is None else int(ids.max()))
     shown = ", ".join([*map(_shown, arguments), f"pos={_shown(pos)}"])
-    return Metric(name, shown, Reads(where, columns), fits, compute)
+    return Metric(name, shown, Where(where, columns), fits, compute)
 
 
-def _positions(pos: Any) -> tuple[int | Int[Tensor, "row pos"], int | None]:
+def _positions(pos: Any) -> tuple[int | Int[Tensor, "pos_row pos"], int | None]:
     """Positions as a metric reads them, and for how many prompts they are (None: any number)."""
     if isinstance(pos, Tensor) and pos.ndim > 1:
         raise ValueError(f"pos must be an int, a list, or a tensor [batch]; got a tensor {list(pos.shape)}")
@@ -334,12 +337,11 @@ def _whole_numbers(given: Any, what: str) -> tuple[Int[Tensor, "row n"], int | N
         numbers = given if isinstance(given, Tensor) else torch.tensor(given)
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"{what} must be an int, a list of ints or a tensor, got {given!r}") from None
-    if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
-        kind = str(numbers.dtype).removeprefix("torch.") if numbers.numel() else "nothing"
-        raise TypeError(f"{what} must be whole numbers, got {kind}")
     if numbers.numel() == 0 or numbers.ndim > 2 or (numbers.ndim == 2 and not isinstance(given, Tensor)):
         expected = "an int, a list of ints, or a tensor [batch] or [batch, n]"
         raise ValueError(f"{what} must be {expected}, not empty; got shape {list(numbers.shape)}")
+    if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
+        raise TypeError(f"{what} must be whole numbers, got {str(numbers.dtype).removeprefix('torch.')}")
     numbers = numbers.detach().long().cpu()
     if numbers.ndim == 2:
         return numbers, len(numbers)

@@ -31,10 +31,11 @@ from hooked_lm.hooks import HookPoint, is_listening
 
 AttentionConfig = Attention.Config | LatentAttention.Config | BorrowingAttention.Config | DisentangledAttention.Config
 Stream = Float[Tensor, "batch pos d_model"]
+Left = Float[Tensor, "batch left d_model"]  # mostly all of the stream's tokens; see Context.asking
 Inputs = tuple[
-    Float[Tensor, "batch pos *head d_model"],
-    Float[Tensor, "batch pos *key_head d_model"],
-    Float[Tensor, "batch pos *value_head d_model"],
+    Float[Tensor, "batch left *head d_model"],
+    Float[Tensor, "batch told *key_head d_model"],
+    Float[Tensor, "batch told *value_head d_model"],
 ]
 
 
@@ -67,7 +68,7 @@ class AttentionPart(nn.Module):
         self.ln1_post = build_norm(cfg.ln1_post)
         self.hook_attn_out = HookPoint(*RESIDUAL)
 
-    def attn_out(self, resid: Stream, context: Context | None, shared: Stream | None = None) -> Stream:
+    def attn_out(self, resid: Stream, context: Context | None, shared: Stream | None = None) -> Left:
         """What attention adds to the stream; `shared` is the normalised stream if it was made already."""
         context = context or Context(resid.shape[1], resid.device)
         query, key, value = self.attn_inputs(resid, self.ln1(resid) if shared is None else shared, context)
@@ -206,7 +207,7 @@ class AttentionOnlyBlock(AttentionPart):
         self.make_attention(cfg)
         self.hook_resid_post = HookPoint(*RESIDUAL)
 
-    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
+    def forward(self, resid: Stream, context: Context | None = None) -> Left:
         resid = self.hook_resid_pre(resid)
         return self.hook_resid_post(leaving(resid, context) + self.attn_out(resid, context))
 
@@ -239,7 +240,7 @@ class PreNormBlock(AttentionPart, MLPPart):
         self.make_mlp(cfg)
         self.hook_resid_post = HookPoint(*RESIDUAL)
 
-    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
+    def forward(self, resid: Stream, context: Context | None = None) -> Left:
         resid = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(leaving(resid, context) + self.attn_out(resid, context))
         return self.hook_resid_post(resid + self.mlp_out(resid))
@@ -283,7 +284,7 @@ class PostNormBlock(AttentionPart, MLPPart):
         self._modules["ln2"] = self._modules.pop("ln2")
         self.hook_normalized_resid_post = HookPoint(*RESIDUAL)
 
-    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
+    def forward(self, resid: Stream, context: Context | None = None) -> Left:
         resid = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(leaving(resid, context) + self.attn_out(resid, context, resid))
         resid = self.hook_normalized_resid_mid(self.ln1(resid))
@@ -346,7 +347,7 @@ class ParallelBlock(AttentionPart, MLPPart):
         self.make_mlp(cfg)
         self.hook_resid_post = HookPoint(*RESIDUAL)
 
-    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
+    def forward(self, resid: Stream, context: Context | None = None) -> Left:
         resid = self.hook_resid_pre(resid)
         left = leaving(resid, context)
         return self.hook_resid_post(left + self.attn_out(resid, context) + self.mlp_out(left))
@@ -376,7 +377,7 @@ class SharedNormBlock(ParallelBlock):
     cfg: Config
     mlp_norm = "ln1"
 
-    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
+    def forward(self, resid: Stream, context: Context | None = None) -> Left:
         resid = self.hook_resid_pre(resid)
         shared = self.ln1(resid)
         attn_out = self.attn_out(resid, context, shared)
@@ -393,7 +394,7 @@ class SharedNormBlock(ParallelBlock):
 BlockConfig = AttentionOnlyBlock.Config | PreNormBlock.Config | PostNormBlock.Config | ParallelBlock.Config
 
 
-def leaving(x: Stream, context: Context | None) -> Stream:
+def leaving(x: Stream, context: Context | None) -> Left:
     """Of the tokens that come to a block those that leave it; without a context, all."""
     return x if context is None else context.asking(x)
 

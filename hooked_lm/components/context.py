@@ -12,6 +12,7 @@ from hooked_lm.components.rotary import Rotary
 
 T = TypeVar("T")
 Tokens = Float[Tensor, "batch pos *features"]
+Some = Float[Tensor, "batch some_pos *features"]
 Angles = tuple[Float[Tensor, "batch pos 1 half"], Float[Tensor, "batch pos 1 half"]]
 KeysValues = tuple[Float[Tensor, "batch key_pos kv_head d_head"], Float[Tensor, "batch key_pos kv_head d_head"]]
 
@@ -62,11 +63,11 @@ class Context:
     # ---- who meets whom ----------------------------------------------------------------------------------------------
     # All new tokens ask and tell here, row by row. A run of a few tokens of many rows says otherwise by a class of its own.
 
-    def asking(self, x: Tokens) -> Tokens:
+    def asking(self, x: Tokens) -> Some:
         """Of a layer's tokens those that look at others, and leave the layer."""
         return x
 
-    def telling(self, x: Tokens) -> Tokens:
+    def telling(self, x: Tokens) -> Some:
         """Of a layer's tokens those that others look at."""
         return x
 

@@ -328,7 +328,7 @@ class TiedFactoredUnembed(FactoredUnembed):
 
 def _columns(
     x: Stream, W: Float[Tensor, "d_model d_vocab"], b: Float[Tensor, " d_vocab"] | None, tokens: Tensor | None
-) -> Logits:
+) -> Float[Tensor, "batch pos token"]:
     if tokens is None:
         return F.linear(x, W.T, b)
     return F.linear(x, W.T[tokens], None if b is None else b[tokens])

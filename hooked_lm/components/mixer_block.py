@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.block import MLPPart, leaving, sum_of
+from hooked_lm.components.block import Left, MLPPart, leaving, sum_of
 from hooked_lm.components.context import Context
 from hooked_lm.components.identities import (
     Identity,
@@ -54,7 +54,7 @@ class MixerPart(nn.Module):
         self.ln1_post = build_norm(cfg.ln1_post)
         self.hook_mixer_out = HookPoint(*RESIDUAL)
 
-    def mixer_out(self, resid: Stream, context: Context | None) -> Stream:
+    def mixer_out(self, resid: Stream, context: Context | None) -> Left:
         """What the mixer adds to the stream. It reads the stream in the precision of its weights."""
         context = context or Context(resid.shape[1], resid.device)
         normalized = self.ln1(on_demand(self.hook_mixer_in, resid)).to(self.reading_dtype(resid))
@@ -105,7 +105,7 @@ class MixerBlock(MixerPart):
         self.make_mixer(cfg)
         self.hook_resid_post = HookPoint(*RESIDUAL)
 
-    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
+    def forward(self, resid: Stream, context: Context | None = None) -> Left:
         resid = self.hook_resid_pre(wide(resid) if self.cfg.wide_stream else resid)
         return self.hook_resid_post(leaving(resid, context) + self.mixer_out(resid, context))
 
@@ -138,7 +138,7 @@ class MixerMLPBlock(MixerPart, MLPPart):
         self.make_mlp(cfg)
         self.hook_resid_post = HookPoint(*RESIDUAL)
 
-    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
+    def forward(self, resid: Stream, context: Context | None = None) -> Left:
         resid = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(leaving(resid, context) + self.mixer_out(resid, context))
         return self.hook_resid_post(resid + self.mlp_out(resid))

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.activations import Activation, activation
-from hooked_lm.components.block import PreNormBlock, Stream, leaving, sum_of
+from hooked_lm.components.block import Left, PreNormBlock, Stream, leaving, sum_of
 from hooked_lm.components.context import Context
 from hooked_lm.components.identities import Identity, Read, Reader, Sites, added, below, norm_identity, normed
 from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm
@@ -149,7 +149,7 @@ class PerLayerBlock(PreNormBlock):
             self.hook_per_layer_out = HookPoint(*RESIDUAL)
         self._modules["hook_resid_post"] = self._modules.pop("hook_resid_post")  # sites in the order of computation
 
-    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
+    def forward(self, resid: Stream, context: Context | None = None) -> Left:
         resid = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(leaving(resid, context) + self.attn_out(resid, context))
         resid = resid + self.mlp_out(resid)

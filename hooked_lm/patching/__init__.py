@@ -1,3 +1,72 @@
 """Causal experiments: what changes in what a model says when values inside it are exchanged."""
 
-from hooked_lm.patching.classic import *  # noqa: F403
+from hooked_lm.patching.classic import (
+    Sweep,
+    generic_activation_patch,
+    get_act_patch_attn_head_all_pos_every,
+    get_act_patch_attn_head_by_pos_every,
+    get_act_patch_attn_head_k_all_pos,
+    get_act_patch_attn_head_k_by_pos,
+    get_act_patch_attn_head_out_all_pos,
+    get_act_patch_attn_head_out_by_pos,
+    get_act_patch_attn_head_pattern_all_pos,
+    get_act_patch_attn_head_pattern_by_pos,
+    get_act_patch_attn_head_pattern_dest_src_pos,
+    get_act_patch_attn_head_q_all_pos,
+    get_act_patch_attn_head_q_by_pos,
+    get_act_patch_attn_head_v_all_pos,
+    get_act_patch_attn_head_v_by_pos,
+    get_act_patch_attn_out,
+    get_act_patch_block_every,
+    get_act_patch_mlp_out,
+    get_act_patch_resid_mid,
+    get_act_patch_resid_pre,
+    make_df_from_ranges,
+)
+from hooked_lm.patching.edits import Edit, Rewrite
+from hooked_lm.patching.engine import Experiment
+from hooked_lm.patching.result import SweepResult
+from hooked_lm.patching.setters import (
+    PATCH_SETTERS,
+    layer_head_dest_src_pos_pattern_patch_setter,
+    layer_head_pattern_patch_setter,
+    layer_head_pos_pattern_patch_setter,
+    layer_head_vector_patch_setter,
+    layer_pos_head_vector_patch_setter,
+    layer_pos_patch_setter,
+)
+
+__all__ = [
+    "PATCH_SETTERS",
+    "Edit",
+    "Experiment",
+    "Rewrite",
+    "Sweep",
+    "SweepResult",
+    "generic_activation_patch",
+    "get_act_patch_attn_head_all_pos_every",
+    "get_act_patch_attn_head_by_pos_every",
+    "get_act_patch_attn_head_k_all_pos",
+    "get_act_patch_attn_head_k_by_pos",
+    "get_act_patch_attn_head_out_all_pos",
+    "get_act_patch_attn_head_out_by_pos",
+    "get_act_patch_attn_head_pattern_all_pos",
+    "get_act_patch_attn_head_pattern_by_pos",
+    "get_act_patch_attn_head_pattern_dest_src_pos",
+    "get_act_patch_attn_head_q_all_pos",
+    "get_act_patch_attn_head_q_by_pos",
+    "get_act_patch_attn_head_v_all_pos",
+    "get_act_patch_attn_head_v_by_pos",
+    "get_act_patch_attn_out",
+    "get_act_patch_block_every",
+    "get_act_patch_mlp_out",
+    "get_act_patch_resid_mid",
+    "get_act_patch_resid_pre",
+    "layer_head_dest_src_pos_pattern_patch_setter",
+    "layer_head_pattern_patch_setter",
+    "layer_head_pos_pattern_patch_setter",
+    "layer_head_vector_patch_setter",
+    "layer_pos_head_vector_patch_setter",
+    "layer_pos_patch_setter",
+    "make_df_from_ranges",
+]

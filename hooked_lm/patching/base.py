@@ -21,7 +21,11 @@ class BaseRun:
     """
 
     def __init__(
-        self, model: HookedTransformer, tokens: Int[Tensor, "batch pos"], places: Mapping[str, Place], edits: Sequence[Edit]
+        self,
+        model: HookedTransformer,
+        tokens: Int[Tensor, "batch pos"],
+        places: Mapping[str, Place],
+        edits: Sequence[Edit],
     ) -> None:
         self.model, self.tokens, self.edits = model, tokens, edits
         self.n_prompts, self.n_pos = tokens.shape

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from hooked_lm.hooks import HookPoint
 from hooked_lm.patching.base import BaseRun
 from hooked_lm.patching.reads import Reads
 from hooked_lm.patching.staircase import Route
@@ -49,7 +48,9 @@ def batches(routes: Sequence[Route], budget: Budget, base: BaseRun, reads: Reads
     size = tokens = 0
     for route in sorted(routes, key=lambda route: (sorted(route.on_demand), route.first, route.steps[0].asking)):
         own = route.n_tokens * base.n_prompts
-        n_bytes = own * width + base.n_prompts * 4 * d_vocab * min(route.n_tokens, len(reads.positions or range(base.n_pos)))
+        n_bytes = own * width + base.n_prompts * 4 * d_vocab * min(
+            route.n_tokens, len(reads.positions or range(base.n_pos))
+        )
         full = size + n_bytes > budget.n_bytes or tokens + own > budget.n_tokens
         if some and (full or route.on_demand != some[0].on_demand):
             yield some

@@ -6,7 +6,7 @@ and its like are sweeps over common sites, and `generic_activation_patch` makes 
 run as a cache, and a metric from logits [batch, pos, d_vocab] to one number.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,20 +14,26 @@ import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
-from hooked_lm.hooks import HookPoint, UnknownSite, site_glob
-from hooked_lm.models.decoder import HookedTransformer
-
-Metric = Callable[[Tensor], Any]
-Index = Sequence[int]
-PatchSetter = Callable[[Tensor, Index, Tensor], Tensor]
+from hooked_lm.hooks import HookedRootModule
+from hooked_lm.patching.engine import Metric
+from hooked_lm.patching.grids import Grid, run_grids, table
+from hooked_lm.patching.setters import (
+    PATCH_SETTERS,
+    PatchSetter,
+    layer_head_dest_src_pos_pattern_patch_setter,
+    layer_head_pattern_patch_setter,
+    layer_head_pos_pattern_patch_setter,
+    layer_head_vector_patch_setter,
+    layer_pos_head_vector_patch_setter,
+    layer_pos_patch_setter,
+)
 
 # ---- any sweep -------------------------------------------------------------------------------------------------------
 
 
 def generic_activation_patch(
-    model: HookedTransformer,
+    model: HookedRootModule,
     corrupted_tokens: Int[Tensor, "*batch pos"],
     clean_cache: Mapping[str, Tensor],
     patching_metric: Metric,
@@ -69,33 +75,9 @@ def generic_activation_patch(
     >>> effect.shape == (model.cfg.n_layers, model.cfg.n_heads)
     True
     """
-    if (index_axis_names is None) == (index_df is None):
-        raise ValueError("give the cells of the sweep once: as index_axis_names or as index_df")
-    sizes = _axis_sizes(model, activation_name, corrupted_tokens)
-    if index_df is None:
-        names = list(index_axis_names or ())
-        shape = tuple(_size(sizes, name) for name in names)
-        cells = [list(cell) for cell in product(*map(range, shape))]
-    else:
-        names, shape = list(index_df.columns), (len(index_df),)
-        cells = [[int(index) for index in row] for row in index_df.itertuples(index=False)]
-    sites = _checked_sites(model, activation_name, names, sizes, cells)
-    _check_cache(model, clean_cache, sites.values(), corrupted_tokens, aligned=patch_setter in PATCH_SETTERS)
-
-    with torch.no_grad():
-        run = _CorruptedRun(model, corrupted_tokens)
-        if (score := _score(patching_metric, run.logits(model.cfg.n_layers))) != score:
-            raise ValueError("the metric of the corrupted run is NaN: nothing can be compared with it")
-        results = []
-        for cell in tqdm(cells, desc=f"patching {activation_name}", unit="run"):
-            site = sites[cell[0]]
-            patch = _patch(patch_setter, cell, clean_cache[site])
-            logits = run.logits(cell[0] % model.cfg.n_layers, [(site, patch)])
-            results.append(_score(patching_metric, logits))
-    metrics = torch.tensor(results, device=model.device, dtype=torch.float32).view(shape)
-    if not return_index_df:
-        return metrics
-    return metrics, (pd.DataFrame(cells, columns=names) if index_df is None else index_df)
+    grid = Grid(activation_name, patch_setter, index_axis_names, index_df)
+    [metrics] = run_grids(model, corrupted_tokens, clean_cache, patching_metric, [grid])
+    return (metrics, table(grid, model, corrupted_tokens)) if return_index_df else metrics
 
 
 def make_df_from_ranges(column_max_ranges: Sequence[int], column_names: Sequence[str]) -> pd.DataFrame:
@@ -107,169 +89,6 @@ def make_df_from_ranges(column_max_ranges: Sequence[int], column_names: Sequence
     return pd.DataFrame(list(product(*map(range, column_max_ranges))), columns=list(column_names))
 
 
-class _CorruptedRun:
-    """The corrupted run, kept as the stream before each block, so that it can be resumed at any of them."""
-
-    def __init__(self, model: HookedTransformer, tokens: Tensor) -> None:
-        if not isinstance(model, HookedTransformer):
-            raise TypeError(f"sweeps run on a HookedTransformer; patch a {type(model).__name__} with run_with_hooks")
-        self.model = model
-        resid, _, pos_embed, mask = model.input_to_embed(tokens)
-        self.shared: dict[str, Any] = {"shortformer_pos_embed": pos_embed, "attention_mask": mask}
-        self.streams = [resid]
-        for layer in range(model.cfg.n_layers):
-            resid = model(resid.clone(), start_at_layer=layer, stop_at_layer=layer + 1, **self.shared)
-            self.streams.append(resid)
-
-    def logits(self, layer: int, hooks: Sequence[Any] = ()) -> Float[Tensor, "batch pos d_vocab"]:
-        """What comes out when the blocks from `layer` on run again, with these hooks."""
-        stream = self.streams[layer].clone()  # a hook that the caller left on the model may edit in place
-        return self.model.run_with_hooks(stream, start_at_layer=layer, fwd_hooks=hooks, **self.shared)
-
-
-def _patch(patch_setter: PatchSetter, cell: Index, clean: Tensor) -> Callable[..., Tensor]:
-    def patch(value: Tensor, hook: HookPoint) -> Tensor:
-        return patch_setter(value, list(cell), clean)
-
-    return patch
-
-
-def _score(metric: Metric, logits: Tensor) -> float:
-    value = metric(logits)
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        got = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-        raise ValueError(
-            f"the metric must give one number for logits {tuple(logits.shape)}, and gave {got}; "
-            "take its mean over the batch"
-        ) from None
-
-
-# ---- checks before a sweep -------------------------------------------------------------------------------------------
-
-
-def _axis_sizes(model: HookedTransformer, activation_name: str, tokens: Any) -> dict[str, int]:
-    """How long each axis of a grid is, for this site; raises if the first layer lacks it, or for text as tokens."""
-    if not isinstance(tokens, Tensor):
-        got = type(tokens).__name__
-        raise TypeError(f"corrupted_tokens must be a tensor of ids, got {got}: model.to_tokens(text) makes one")
-    cfg, [site] = model.cfg, model.names((activation_name, 0))
-    per_kv_head = "kv_head" in model.hook_dict[site].dims
-    n_heads = (cfg.n_key_value_heads if per_kv_head else None) or cfg.n_heads
-    n_pos = tokens.shape[-1]
-    heads = {"head": n_heads, "head_index": n_heads}
-    return {"layer": cfg.n_layers, "pos": n_pos, "src_pos": n_pos, "dest_pos": n_pos, **heads}
-
-
-def _size(sizes: dict[str, int], name: str) -> int:
-    if name not in sizes:
-        raise ValueError(f"unknown axis {name!r}; the axes are {', '.join(sizes)}; others need an index_df")
-    return sizes[name]
-
-
-def _checked_sites(
-    model: HookedTransformer, activation_name: str, names: list[str], sizes: dict[str, int], cells: Sequence[Index]
-) -> dict[int, str]:
-    """The full name of the site in each layer that the cells name; raises for a cell out of range."""
-    if names[:1] != ["layer"]:
-        raise ValueError(f"the first axis of a sweep is 'layer', got {names[:1]}")
-    for cell in cells:
-        for name, index in zip(names, cell, strict=True):
-            size = sizes.get(name)
-            if size is not None and not -size <= index < size:
-                raise IndexError(f"{name} {index} is out of range: there are {size}, so {-size} to {size - 1}")
-    return {layer: model.names((activation_name, layer))[0] for layer in sorted({cell[0] for cell in cells})}
-
-
-def _check_cache(
-    model: HookedTransformer, clean_cache: Mapping[str, Tensor], sites: Iterable[str], tokens: Tensor, aligned: bool
-) -> None:
-    """Raises if the clean cache lacks a site, or (`aligned`) holds another number of prompts or positions."""
-    batch, n_pos = tokens.shape if tokens.ndim == 2 else (1, tokens.shape[0])
-    for site in sites:
-        if site not in clean_cache:
-            how = f"run_with_cache(clean_tokens, names_filter='{site_glob(site)}')"
-            raise UnknownSite(f"the clean cache holds no '{site}': {how} keeps it")
-        if not aligned:
-            continue
-        dims, shape = model.hook_dict[site].dims, tuple(clean_cache[site].shape)
-        if len(shape) != len(dims):
-            raise ValueError(
-                f"the clean '{site}' has shape {shape}; expected [{', '.join(dims)}]: keep the batch dimension"
-            )
-        lengths = dict(zip(dims, shape, strict=True))
-        if (clean_pos := lengths.get("pos", lengths.get("query_pos", n_pos))) != n_pos:
-            raise ValueError(
-                f"clean and corrupted prompts differ in length: '{site}' of the clean run has {clean_pos} positions, "
-                f"the corrupted tokens have {n_pos}; patching position by position needs prompts that line up"
-            )
-        if lengths.get("batch", batch) not in (1, batch):
-            raise ValueError(f"the clean run has {lengths['batch']} prompts, the corrupted run {batch}; give as many")
-
-
-# ---- patch setters ---------------------------------------------------------------------------------------------------
-
-
-def _take_over(corrupted: Tensor, clean: Tensor, *where: int | slice) -> Tensor:
-    """Overwrite one place of every row of the batch by the clean value."""
-    corrupted[(slice(None), *where)] = clean[(slice(None), *where)]
-    return corrupted
-
-
-def layer_pos_patch_setter(corrupted_activation: Tensor, index: Index, clean_activation: Tensor) -> Tensor:
-    """Index (layer, pos), of values [batch, pos, ...]. Edits in place and returns, as all setters do.
-
-    >>> import torch
-    >>> layer_pos_patch_setter(torch.zeros(1, 3, 1), [0, 1], torch.ones(1, 3, 1)).flatten()
-    tensor([0., 1., 0.])
-    """
-    _, pos = index
-    return _take_over(corrupted_activation, clean_activation, pos)
-
-
-def layer_pos_head_vector_patch_setter(corrupted_activation: Tensor, index: Index, clean_activation: Tensor) -> Tensor:
-    """Index (layer, pos, head), of values [batch, pos, head, ...]."""
-    _, pos, head = index
-    return _take_over(corrupted_activation, clean_activation, pos, head)
-
-
-def layer_head_vector_patch_setter(corrupted_activation: Tensor, index: Index, clean_activation: Tensor) -> Tensor:
-    """Index (layer, head), of values [batch, pos, head, ...]."""
-    _, head = index
-    return _take_over(corrupted_activation, clean_activation, slice(None), head)
-
-
-def layer_head_pattern_patch_setter(corrupted_activation: Tensor, index: Index, clean_activation: Tensor) -> Tensor:
-    """Index (layer, head), of scores or patterns [batch, head, query_pos, key_pos]."""
-    _, head = index
-    return _take_over(corrupted_activation, clean_activation, head)
-
-
-def layer_head_pos_pattern_patch_setter(corrupted_activation: Tensor, index: Index, clean_activation: Tensor) -> Tensor:
-    """Index (layer, head, query_pos), of scores or patterns [batch, head, query_pos, key_pos]."""
-    _, head, query_pos = index
-    return _take_over(corrupted_activation, clean_activation, head, query_pos)
-
-
-def layer_head_dest_src_pos_pattern_patch_setter(
-    corrupted_activation: Tensor, index: Index, clean_activation: Tensor
-) -> Tensor:
-    """Index (layer, head, query_pos, key_pos), of scores or patterns [batch, head, query_pos, key_pos]."""
-    _, head, query_pos, key_pos = index
-    return _take_over(corrupted_activation, clean_activation, head, query_pos, key_pos)
-
-
-PATCH_SETTERS: dict[PatchSetter, tuple[str, ...]] = {
-    layer_pos_patch_setter: ("layer", "pos"),
-    layer_pos_head_vector_patch_setter: ("layer", "pos", "head"),
-    layer_head_vector_patch_setter: ("layer", "head"),
-    layer_head_pattern_patch_setter: ("layer", "head_index"),
-    layer_head_pos_pattern_patch_setter: ("layer", "head_index", "dest_pos"),
-    layer_head_dest_src_pos_pattern_patch_setter: ("layer", "head_index", "dest_pos", "src_pos"),
-}
-"""Each setter, and the axes of the grid that its indices run over."""
-
 # ---- common sweeps ---------------------------------------------------------------------------------------------------
 
 
@@ -279,7 +98,7 @@ class Sweep(Protocol):
 
     def __call__(
         self,
-        model: HookedTransformer,
+        model: HookedRootModule,
         corrupted_tokens: Tensor,
         clean_cache: Mapping[str, Tensor],
         patching_metric: Metric,
@@ -290,10 +109,10 @@ class Sweep(Protocol):
 
 
 def _sweep(name: str, what: str, activation_name: str, patch_setter: PatchSetter) -> Sweep:
-    axes = PATCH_SETTERS[patch_setter]
+    axes = PATCH_SETTERS[patch_setter].axes
 
     def sweep(
-        model: HookedTransformer,
+        model: HookedRootModule,
         corrupted_tokens: Int[Tensor, "*batch pos"],
         clean_cache: Mapping[str, Tensor],
         patching_metric: Metric,
@@ -377,7 +196,7 @@ get_act_patch_attn_head_pattern_all_pos = _sweep(
 
 
 def get_act_patch_attn_head_all_pos_every(
-    model: HookedTransformer,
+    model: HookedRootModule,
     corrupted_tokens: Int[Tensor, "*batch pos"],
     clean_cache: Mapping[str, Tensor],
     metric: Metric,
@@ -394,14 +213,15 @@ def get_act_patch_attn_head_all_pos_every(
     >>> len(every(model, corrupted, cache, lambda logits: logits[0, -1, 0]))
     5
     """
-    given = (model, corrupted_tokens, clean_cache, metric)
-    vectors = [get_act_patch_attn_head_out_all_pos(*given), get_act_patch_attn_head_q_all_pos(*given)]
-    vectors += [get_act_patch_attn_head_k_all_pos(*given), get_act_patch_attn_head_v_all_pos(*given)]
-    return _stacked([*vectors, get_act_patch_attn_head_pattern_all_pos(*given)])
+    setters = [
+        *[(name, layer_head_vector_patch_setter) for name in "zqkv"],
+        ("pattern", layer_head_pattern_patch_setter),
+    ]
+    return _stacked(run_grids(model, corrupted_tokens, clean_cache, metric, _grids(setters)))
 
 
 def get_act_patch_attn_head_by_pos_every(
-    model: HookedTransformer,
+    model: HookedRootModule,
     corrupted_tokens: Int[Tensor, "*batch pos"],
     clean_cache: Mapping[str, Tensor],
     metric: Metric,
@@ -416,14 +236,14 @@ def get_act_patch_attn_head_by_pos_every(
     >>> len(every(model, corrupted, cache, lambda logits: logits[0, -1, 0]))
     5
     """
-    given = (model, corrupted_tokens, clean_cache, metric)
-    vectors = [get_act_patch_attn_head_out_by_pos(*given), get_act_patch_attn_head_q_by_pos(*given)]
-    vectors += [get_act_patch_attn_head_k_by_pos(*given), get_act_patch_attn_head_v_by_pos(*given)]
-    return _stacked([*vectors, get_act_patch_attn_head_pattern_by_pos(*given).transpose(1, 2)])
+    setters = [(name, layer_pos_head_vector_patch_setter) for name in "zqkv"]
+    setters.append(("pattern", layer_head_pos_pattern_patch_setter))
+    *vectors, pattern = run_grids(model, corrupted_tokens, clean_cache, metric, _grids(setters))
+    return _stacked([*vectors, pattern.transpose(1, 2)])
 
 
 def get_act_patch_block_every(
-    model: HookedTransformer,
+    model: HookedRootModule,
     corrupted_tokens: Int[Tensor, "*batch pos"],
     clean_cache: Mapping[str, Tensor],
     metric: Metric,
@@ -437,8 +257,13 @@ def get_act_patch_block_every(
     >>> len(patching.get_act_patch_block_every(model, corrupted, cache, lambda logits: logits[0, -1, 0]))
     3
     """
-    sweeps = (get_act_patch_resid_pre, get_act_patch_attn_out, get_act_patch_mlp_out)
-    return _stacked(sweep(model, corrupted_tokens, clean_cache, metric) for sweep in sweeps)
+    setters = [(name, layer_pos_patch_setter) for name in ("resid_pre", "attn_out", "mlp_out")]
+    return _stacked(run_grids(model, corrupted_tokens, clean_cache, metric, _grids(setters)))
+
+
+def _grids(setters: Iterable[tuple[str, PatchSetter]]) -> list[Grid]:
+    """Each site with the whole grid of its setter."""
+    return [Grid(name, setter, PATCH_SETTERS[setter].axes) for name, setter in setters]
 
 
 def _stacked(results: Iterable[Tensor]) -> Tensor:

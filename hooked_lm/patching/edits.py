@@ -32,6 +32,10 @@ class Edit:
             return 0, n_pos
         return (min(self.positions), max(self.positions) + 1) if self.positions else NONE
 
+    def covers(self, n_pos: int) -> bool:
+        """Whether nothing of the site stays as it was."""
+        return self.rest == () and (self.positions is None or set(self.positions) >= set(range(n_pos)))
+
     def write(self, value: Tensor, dims: tuple[str, ...], start: int, n_pos: int) -> None:
         """Change values in place, at a site with these axes; they begin at position `start` of `n_pos`, and need not reach
         to the end."""

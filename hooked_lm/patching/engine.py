@@ -24,7 +24,7 @@ from hooked_lm.patching.forwards import whole_forwards
 from hooked_lm.patching.places import Place, places
 from hooked_lm.patching.reads import EVERYTHING, ReadMore, Reads, reads_of, served
 from hooked_lm.patching.spent import Spent
-from hooked_lm.patching.staircase import Pass, Planner, Route
+from hooked_lm.patching.staircase import Pass, Planner
 
 Metric = Callable[[Tensor], Any]
 Scores = Float[Tensor, "metric prompt"]  # a metric of all prompts together has one column
@@ -91,7 +91,9 @@ class Experiment:
     # ---- cells -------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def run(self, cells: Sequence[Cell], title: str = "patching", progress: bool = True) -> Iterator[tuple[int, Scores]]:
+    def run(
+        self, cells: Sequence[Cell], title: str = "patching", progress: bool = True
+    ) -> Iterator[tuple[int, Scores]]:
         """Each cell's index and scores, in the order in which they are ready."""
         started = time.perf_counter()
         try:
@@ -103,7 +105,9 @@ class Experiment:
         known = [i for i, cell in enumerate(cells) if self.base is not None and self._is_known(cell)]
         others = sorted(set(range(len(cells))) - set(known))
         if others:
-            warnings.warn(f"{self._why_not(cells[others[0]])}: {len(others)} cells run as whole forward passes", stacklevel=4)
+            warnings.warn(
+                f"{self._why_not(cells[others[0]])}: {len(others)} cells run as whole forward passes", stacklevel=4
+            )
         done: set[int] = set()
         if known:
             try:
@@ -136,7 +140,11 @@ class Experiment:
         for route in routes:
             if not route.steps:
                 yield route.cell, self.scores
-        tokens = None if reads.tokens is None or self._edits_logits(edits) else torch.tensor(reads.tokens, device=base.tokens.device)
+        tokens = (
+            None
+            if reads.tokens is None or self._edits_logits(edits)
+            else torch.tensor(reads.tokens, device=base.tokens.device)
+        )
         base_logits = self.base_logits if reads == self.reads else base.logits
         alive = [route for route in routes if route.steps]
         with _bar(title, sum(route.layer_rows for route in alive) * base.n_prompts, progress) as bar:
@@ -167,7 +175,9 @@ class Experiment:
         whole[:, slots] = own.to(whole)
         return whole
 
-    def _whole(self, cells: Sequence[Cell], others: Sequence[int], title: str, progress: bool) -> Iterator[tuple[int, Scores]]:
+    def _whole(
+        self, cells: Sequence[Cell], others: Sequence[int], title: str, progress: bool
+    ) -> Iterator[tuple[int, Scores]]:
         n_cells = 1 if self._has_hooks else self.budget.cells_of_whole_forwards(self.model, self.shape)
         chosen = [cells[i] for i in others]
         with _bar(title, len(chosen), progress and bool(chosen)) as bar:
@@ -203,9 +213,9 @@ def _is_ours(module: nn.Module) -> bool:
     """Whether a module treats each token by itself, or is one of those in which tokens meet as we know."""
     kind = type(module)
     containers = (nn.Identity, nn.ModuleList, nn.ParameterList)
-    return (kind.__module__.startswith("hooked_lm.") or kind in containers or kind.__module__ == nn.ReLU.__module__) and (
-        isinstance(module, HookPoint) or not (module._forward_hooks or module._forward_pre_hooks)
-    )
+    return (
+        kind.__module__.startswith("hooked_lm.") or kind in containers or kind.__module__ == nn.ReLU.__module__
+    ) and (isinstance(module, HookPoint) or not (module._forward_hooks or module._forward_pre_hooks))
 
 
 def _edits(cell: Sequence[Change]) -> list[Edit]:

@@ -153,6 +153,11 @@ class PackedContext(Context):
         whole[:, :, stop:] = base[:, stop:]
         return whole.flatten(0, 1)
 
+    def borrow(self, lender: int) -> KeysValues | None:
+        """What the rows made of their own for a layer; nothing, if they all joined behind it."""
+        keys, values = self.base.keys_values[lender]
+        return super().borrow(lender) or (keys[:1, :0], values[:1, :0])
+
     def follow(self, layer: int, mixer: Mixer, stream: Tensor) -> Tensor:
         followed = []
         for run, steps in self._in_turn():

@@ -22,7 +22,11 @@ class Stage(Enum):
     FOLLOWING = "inside a mixer with a state, row by row"
 
 
-REACHES_LATER = {Stage.READING, Stage.TELLING, Stage.FOLLOWING}  # a change there is seen by later tokens of the same layer
+REACHES_LATER = {
+    Stage.READING,
+    Stage.TELLING,
+    Stage.FOLLOWING,
+}  # a change there is seen by later tokens of the same layer
 
 
 @dataclass(frozen=True)

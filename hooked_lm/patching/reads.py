@@ -14,7 +14,7 @@ Index = tuple[Any, Any, Any]  # of the axes batch, pos, d_vocab
 ALL = slice(None)
 
 
-class ReadMore(Exception):  # noqa: N818 (a signal, no error)
+class ReadMore(Exception):
     """A metric asks for logits that it did not ask for in the base run."""
 
 
@@ -33,7 +33,9 @@ class Reads:
 EVERYTHING = Reads()
 
 
-def reads_of(metrics: Sequence[Callable[[Tensor], Any]], logits: Float[Tensor, "batch pos d_vocab"]) -> tuple[Reads, list[Any]]:
+def reads_of(
+    metrics: Sequence[Callable[[Tensor], Any]], logits: Float[Tensor, "batch pos d_vocab"]
+) -> tuple[Reads, list[Any]]:
     """What these metrics read of the logits, and what they make of them."""
     recorder = _Recorder.over(logits)
     values = [metric(recorder) for metric in metrics]
@@ -47,18 +49,9 @@ def served(
     return logits if reads == EVERYTHING else _Served.over(logits, reads, shape)
 
 
-FREE = {
-    torch.Tensor.shape.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.ndim.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.dtype.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.device.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.layout.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.requires_grad.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.is_floating_point,
-    torch.Tensor.size,
-    torch.Tensor.dim,
-    torch.Tensor.__len__,
-}
+# What may be asked of logits without reading them.
+FREE = {getattr(Tensor, name).__get__ for name in ("shape", "ndim", "dtype", "device", "layout", "requires_grad")}
+FREE |= {Tensor.is_floating_point, Tensor.size, Tensor.dim, Tensor.__len__}
 
 
 class _Recorder(Tensor):
@@ -75,8 +68,12 @@ class _Recorder(Tensor):
     def reads(self) -> Reads:
         if not self._taken or None in self._taken:
             return EVERYTHING
-        axes = [[places_of(index[axis], self.shape[axis]) for index in self._taken if index is not None] for axis in (1, 2)]
-        return Reads(*(None if None in axis else tuple(sorted({i for some in axis for i in some or ()})) for axis in axes))
+        axes = [
+            [places_of(index[axis], self.shape[axis]) for index in self._taken if index is not None] for axis in (1, 2)
+        ]
+        return Reads(
+            *(None if None in axis else tuple(sorted({i for some in axis for i in some or ()})) for axis in axes)
+        )
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -99,7 +96,7 @@ class _Served(Tensor):
 
     @classmethod
     def over(cls, compact: Tensor, reads: Reads, shape: torch.Size) -> "_Served":
-        made = Tensor._make_wrapper_subclass(cls, shape, dtype=compact.dtype, device=compact.device)  # type: ignore[attr-defined]
+        made = Tensor._make_wrapper_subclass(cls, shape, dtype=compact.dtype, device=compact.device)
         made._compact, made._reads = compact, reads
         return made
 
@@ -122,7 +119,7 @@ class _Served(Tensor):
         raise ReadMore
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise ReadMore
 
 

@@ -22,9 +22,11 @@ class TokenCost:
 def token_cost(block: nn.Module) -> TokenCost:
     """What a token costs in a block. Of experts only those that it is sent to count."""
     keys = rest = 0
-    module = mixing(block)
-    of_keys = {id(getattr(module, name)) for name in module.of_keys if name.startswith("W_")} if isinstance(module, Attend) else ()
-    shares = {id(p): m.cfg.top_k / m.cfg.n_experts for m in block.modules() if isinstance(m, MoE) for p in m.experts.parameters()}
+    module, of_keys = mixing(block), set()
+    if isinstance(module, Attend):
+        of_keys = {id(weight) for name, weight in module.named_parameters(recurse=False) if name in module.of_keys}
+    mixtures = [module for module in block.modules() if isinstance(module, MoE)]
+    shares = {id(p): moe.cfg.top_k / moe.cfg.n_experts for moe in mixtures for p in moe.experts.parameters()}
     for weight in block.parameters():
         if weight.ndim < 2:
             continue

@@ -1,9 +1,9 @@
 """Staircase batching: many runs that differ from a base run in few places, in one pass through the layers.
 
 A row joins the batch in the first layer in which it differs, with the stream of the base run. As a model is causal, only the
-positions from the first one touched are computed; keys, values and states of the earlier ones are those of the base run. What was
-exchanged behind the meeting of tokens (what attention or an MLP adds, say) changes one token only, until the next layer's attention
-sees it. In the last layer only what the metric reads is computed.
+positions from the first one touched are computed; keys, values and states of the earlier ones are those of the base run.
+What was exchanged behind the meeting of tokens (what attention or an MLP adds, say) changes one token only, until the
+next layer's attention sees it. In the last layer only what the metric reads is computed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,6 +56,7 @@ class Planner:
         self.places, self.n_pos, self.reads = places, base.n_pos, reads
         self.lenders = [lender(block) for block in base.model.blocks]
         self.n_layers = len(self.lenders)
+        self._onward: dict[tuple[int, Interval], Steps] = {}  # of layers in which nothing is exchanged
 
     def route(self, cell: int, edits: Sequence[Edit]) -> Route:
         """The way of one cell; ends early if nothing of it reaches the positions that are read."""
@@ -67,7 +68,7 @@ class Planner:
         steps: list[Steps] = []
         came = NONE
         for layer in range(first, self.n_layers + 1):
-            now = self._steps(layer, came, at_layer.get(layer, ()), first, steps)
+            now = self._next(layer, came, at_layer.get(layer, ()), first, steps)
             if now.asking == NONE:  # nothing differs behind this layer; an edit further on begins anew
                 later = [edit for edit in edits if self.places[edit.site].layer > layer]
                 return self.route(cell, later) if later and layer < self.n_layers else Route(cell, layer, ())
@@ -75,9 +76,15 @@ class Planner:
             came = now.asking
         return Route(cell, first, tuple(steps), on_demand)
 
-    def _steps(
-        self, layer: int, came: Interval, edits: Sequence[Edit], first: int, before: Sequence[Steps]
-    ) -> Steps:
+    def _next(self, layer: int, came: Interval, edits: Sequence[Edit], first: int, before: Sequence[Steps]) -> Steps:
+        """The steps in a layer; those of many cells are the same."""
+        if edits or (layer < self.n_layers and self.lenders[layer] is not None):
+            return self._steps(layer, came, edits, first, before)
+        if (layer, came) not in self._onward:
+            self._onward[layer, came] = self._steps(layer, came, (), first, before)
+        return self._onward[layer, came]
+
+    def _steps(self, layer: int, came: Interval, edits: Sequence[Edit], first: int, before: Sequence[Steps]) -> Steps:
         """What is computed in a layer, from what came and what is exchanged there."""
         if layer == self.n_layers:
             touched = overlap(union(came, *(edit.span(self.n_pos) for edit in edits)), self.reads)
@@ -87,7 +94,7 @@ class Planner:
             spans[self.places[edit.site].stage in REACHES_LATER].append(edit.span(self.n_pos))
         telling, asking = union(came, *spans[True]), union(came, *spans[True], *spans[False])
         own, borrowed = telling, self.lenders[layer]
-        if any(self.places[edit.site].ends_sublayer and edit.span(self.n_pos) == (0, self.n_pos) for edit in edits):
+        if any(self.places[edit.site].ends_sublayer and edit.covers(self.n_pos) for edit in edits):
             telling = own = NONE  # nobody sees what the tokens told
         elif borrowed is not None:
             own, telling = NONE, before[borrowed - first].telling if borrowed >= first else NONE

@@ -1,6 +1,7 @@
 """`make bench`: speed and memory as ratios measured in one run. Name parts to run only those.
 
 python -m tests.benchmarks forward generation loading import compile
+python -m tests.benchmarks sweeps [1x16 1x64 8x16 8x64]  (half an hour; makes environments for TransformerLens first)
 python -m tests.benchmarks families [model_type ...]     (`make bench` runs it last: it takes long)
 """
 
@@ -11,6 +12,7 @@ import torch
 from tests.benchmarks.families import family_figures
 from tests.benchmarks.loading import compile_figure, import_figures, loading_figures
 from tests.benchmarks.running import forward_figures, generation_figures
+from tests.benchmarks.sweeps import sweep_tables
 from tests.benchmarks.timing import show
 
 PARTS = {
@@ -23,14 +25,18 @@ PARTS = {
 
 
 def main(names: list[str]) -> None:
-    """Run the parts that are named, or all of PARTS; `families` takes the names that follow it."""
+    """Run the parts that are named, or all of PARTS and the sweeps; `sweeps` and `families` take the names that follow."""
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; medians of ratios, ours / theirs")
     if names[:1] == ["families"]:
         show("Forward of every family, 12 layers of width 768, fp32", family_figures(names[1:]))
         return
-    for name in names or PARTS:
-        title, figures = PARTS[name]
-        show(title, figures())
+    if names[:1] != ["sweeps"]:
+        for name in names or PARTS:
+            title, figures = PARTS[name]
+            show(title, figures())
+    if not names or names[0] == "sweeps":
+        for title, measured in sweep_tables(names[1:]):
+            show(title, measured)
 
 
 if __name__ == "__main__":

@@ -51,5 +51,6 @@ def show(title: str, figures: list[Figure]) -> None:
         table.add_column(column, justify="right" if column in ("ratio", "asked") else "left")
     for f in figures:
         verdict = "[green]met[/]" if f.met else "[red]missed[/]"
-        table.add_row(f.what, f.against, f"{f.ratio:.2f}", f"<= {f.bound:.2f}", verdict, f.detail)
+        digits = 2 if f.bound >= 0.2 else 4
+        table.add_row(f.what, f.against, f"{f.ratio:.{digits}f}", f"<= {f.bound:.{digits}f}", verdict, f.detail)
     Console(width=150).print(table)

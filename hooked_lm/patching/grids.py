@@ -1,0 +1,183 @@
+"""The grids of the public sweeps: a site of every layer, the axes of its cells, and what is checked before anything runs."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from hooked_lm.hooks import HookedRootModule, UnknownSite, site_glob
+from hooked_lm.patching.edits import Cell
+from hooked_lm.patching.engine import Experiment, Metric
+from hooked_lm.patching.setters import PATCH_SETTERS, Index, PatchSetter, change
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A site, what a cell does there, and the cells: axes to be run through, or a table with a row each."""
+
+    activation_name: str
+    setter: PatchSetter
+    axes: Sequence[str] | None = None
+    index_df: pd.DataFrame | None = None
+
+    def __post_init__(self) -> None:
+        if (self.axes is None) == (self.index_df is None):
+            raise ValueError("give the cells of the sweep once: as index_axis_names or as index_df")
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the indices."""
+        return list(self.axes or ()) if self.index_df is None else list(self.index_df.columns)
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape of the result."""
+        if self.index_df is not None:
+            return (len(self.index_df),)
+        return tuple(_size(sizes, name) for name in self.names)
+
+    def indices(self, sizes: Mapping[str, int]) -> list[Index]:
+        """The indices of every cell."""
+        if self.index_df is not None:
+            return [[int(index) for index in row] for row in self.index_df.itertuples(index=False)]
+        return [list(cell) for cell in product(*map(range, self.shape(sizes)))]
+
+
+def table(grid: Grid, model: HookedRootModule, tokens: Tensor) -> pd.DataFrame:
+    """The cells of a grid, a row each."""
+    if grid.index_df is not None:
+        return grid.index_df
+    return pd.DataFrame(grid.indices(axis_sizes(model, grid.activation_name, tokens)), columns=grid.names)
+
+
+def run_grids(
+    model: HookedRootModule, tokens: Any, clean_cache: Mapping[str, Tensor], metric: Metric, grids: Sequence[Grid]
+) -> list[Tensor]:
+    """The metric of every cell of every grid, all of them in one experiment; NaN where a layer lacks the site."""
+    shapes, cells, where = [], [], []
+    for number, grid in enumerate(grids):
+        sizes = axis_sizes(model, grid.activation_name, tokens)
+        indices = grid.indices(sizes)
+        sites = _checked_sites(model, grid, sizes, indices)
+        _check_cache(model, clean_cache, sites.values(), tokens, aligned=grid.setter in PATCH_SETTERS)
+        shapes.append(grid.shape(sizes))
+        for place, index in enumerate(indices):
+            if index[0] in sites:
+                site = sites[index[0]]
+                cells.append([change(grid.setter, site, index, clean_cache[site], tokens.shape[-1])])
+                where.append((number, place))
+    title = f"patching {', '.join(dict.fromkeys(grid.activation_name for grid in grids))}"
+    results = [torch.full((max(1, torch.Size(shape).numel()),), torch.nan) for shape in shapes]
+    for cell, score in one_number(model, tokens, metric, cells, title):
+        number, place = where[cell]
+        results[number][place] = score
+    device = next(model.parameters()).device
+    return [
+        result[: torch.Size(shape).numel()].view(shape).to(device)
+        for result, shape in zip(results, shapes, strict=True)
+    ]
+
+
+def one_number(
+    model: HookedRootModule, tokens: Tensor, metric: Metric, cells: Sequence[Cell], title: str
+) -> Iterable[tuple[int, float]]:
+    """Each cell and its metric, which is one number for all prompts together."""
+    experiment = Experiment(model, tokens if tokens.ndim == 2 else tokens[None], [metric])
+    if experiment.scores.shape[1] != 1:
+        n_prompts = experiment.scores.shape[1]
+        raise ValueError(
+            f"the metric must give one number for logits {tuple(experiment.shape)}, and gave a tensor ({n_prompts},); "
+            "take its mean over the batch"
+        )
+    for cell, scores in experiment.run(cells, title):
+        yield cell, scores.item()
+
+
+# ---- checks before a sweep -------------------------------------------------------------------------------------------
+
+
+def axis_sizes(model: Any, activation_name: str, tokens: Any) -> dict[str, int]:
+    """How long each axis of a grid is, for this site; raises if no layer has it, or for text as tokens."""
+    if not isinstance(tokens, Tensor):
+        got = type(tokens).__name__
+        raise TypeError(f"corrupted_tokens must be a tensor of ids, got {got}: model.to_tokens(text) makes one")
+    cfg = model.cfg
+    [site] = _site_of_some_layer(model, activation_name)
+    per_kv_head = "kv_head" in model.hook_dict[site].dims
+    n_heads = (cfg.n_key_value_heads if per_kv_head else None) or cfg.n_heads
+    n_pos = tokens.shape[-1]
+    heads = {"head": n_heads, "head_index": n_heads}
+    return {"layer": cfg.n_layers, "pos": n_pos, "src_pos": n_pos, "dest_pos": n_pos, **heads}
+
+
+def _site_of_some_layer(model: Any, activation_name: str) -> list[str]:
+    """The name of the site in the first layer that has it; raises KeyError with near names if none has."""
+    there = [layer for layer in range(model.cfg.n_layers) if _site(model, activation_name, layer) is not None]
+    return model.names((activation_name, there[0] if there else 0))
+
+
+def _site(model: HookedRootModule, activation_name: str, layer: int) -> str | None:
+    """The full name of the site in a layer; None if the layer lacks it."""
+    try:
+        return model.names((activation_name, layer))[0]
+    except UnknownSite:
+        return None
+
+
+def _size(sizes: Mapping[str, int], name: str) -> int:
+    if name not in sizes:
+        raise ValueError(f"unknown axis {name!r}; the axes are {', '.join(sizes)}; others need an index_df")
+    return sizes[name]
+
+
+def _checked_sites(
+    model: HookedRootModule, grid: Grid, sizes: Mapping[str, int], indices: Sequence[Index]
+) -> dict[int, str]:
+    """The full name of the site in each layer that has it; raises for a cell out of range, and for a layer that a table
+    names and that lacks the site."""
+    names = grid.names
+    if names[:1] != ["layer"]:
+        raise ValueError(f"the first axis of a sweep is 'layer', got {names[:1]}")
+    for cell in indices:
+        for name, index in zip(names, cell, strict=True):
+            size = sizes.get(name)
+            if size is not None and not -size <= index < size:
+                raise IndexError(f"{name} {index} is out of range: there are {size}, so {-size} to {size - 1}")
+    found = {layer: _site(model, grid.activation_name, layer) for layer in sorted({cell[0] for cell in indices})}
+    if grid.index_df is not None and None in found.values():
+        model.names((grid.activation_name, next(layer for layer, site in found.items() if site is None)))  # raises
+    return {layer: site for layer, site in found.items() if site is not None}
+
+
+def _check_cache(
+    model: HookedRootModule, clean_cache: Mapping[str, Tensor], sites: Iterable[str], tokens: Tensor, aligned: bool
+) -> None:
+    """Raises if the clean cache lacks a site, or (`aligned`) holds another number of prompts or positions, or the values of
+    another model."""
+    batch, n_pos = tokens.shape if tokens.ndim == 2 else (1, tokens.shape[0])
+    for site in sites:
+        if site not in clean_cache:
+            how = f"run_with_cache(clean_tokens, names_filter='{site_glob(site)}')"
+            raise UnknownSite(f"the clean cache holds no '{site}': {how} keeps it")
+        if aligned:
+            check_source(clean_cache[site], site, model.hook_dict[site].dims, batch, n_pos)
+
+
+def check_source(value: Tensor, site: str, dims: tuple[str, ...], batch: int, n_pos: int) -> None:
+    """Raises ValueError if a clean value does not stand beside a corrupted run of `batch` prompts of `n_pos` tokens."""
+    shape = tuple(value.shape)
+    if len(shape) != len(dims):
+        raise ValueError(
+            f"the clean '{site}' has shape {shape}; expected [{', '.join(dims)}]: keep the batch dimension"
+        )
+    lengths = dict(zip(dims, shape, strict=True))
+    if (clean_pos := lengths.get("pos", lengths.get("query_pos", n_pos))) != n_pos:
+        raise ValueError(
+            f"clean and corrupted prompts differ in length: '{site}' of the clean run has {clean_pos} positions, "
+            f"the corrupted tokens have {n_pos}; patching position by position needs prompts that line up"
+        )
+    if lengths.get("batch", batch) not in (1, batch):
+        raise ValueError(f"the clean run has {lengths['batch']} prompts, the corrupted run {batch}; give as many")

@@ -1,0 +1,90 @@
+"""Patch setters: what one cell of a sweep takes over from the clean run. A setter of one's own may do anything."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hooked_lm.patching.edits import Change, Edit, Rest, Rewrite
+
+Index = Sequence[int]
+PatchSetter = Callable[[Tensor, Index, Tensor], Tensor]
+
+
+def _take_over(corrupted: Tensor, clean: Tensor, *where: int | slice) -> Tensor:
+    """Overwrite one place of every row of the batch by the clean value."""
+    corrupted[(slice(None), *where)] = clean[(slice(None), *where)]
+    return corrupted
+
+
+def layer_pos_patch_setter(corrupted_activation: Tensor, index: Index, clean_activation: Tensor) -> Tensor:
+    """Index (layer, pos), of values [batch, pos, ...]. Edits in place and returns, as all setters do.
+
+    >>> import torch
+    >>> layer_pos_patch_setter(torch.zeros(1, 3, 1), [0, 1], torch.ones(1, 3, 1)).flatten()
+    tensor([0., 1., 0.])
+    """
+    _, pos = index
+    return _take_over(corrupted_activation, clean_activation, pos)
+
+
+def layer_pos_head_vector_patch_setter(corrupted_activation: Tensor, index: Index, clean_activation: Tensor) -> Tensor:
+    """Index (layer, pos, head), of values [batch, pos, head, ...]."""
+    _, pos, head = index
+    return _take_over(corrupted_activation, clean_activation, pos, head)
+
+
+def layer_head_vector_patch_setter(corrupted_activation: Tensor, index: Index, clean_activation: Tensor) -> Tensor:
+    """Index (layer, head), of values [batch, pos, head, ...]."""
+    _, head = index
+    return _take_over(corrupted_activation, clean_activation, slice(None), head)
+
+
+def layer_head_pattern_patch_setter(corrupted_activation: Tensor, index: Index, clean_activation: Tensor) -> Tensor:
+    """Index (layer, head), of scores or patterns [batch, head, query_pos, key_pos]."""
+    _, head = index
+    return _take_over(corrupted_activation, clean_activation, head)
+
+
+def layer_head_pos_pattern_patch_setter(corrupted_activation: Tensor, index: Index, clean_activation: Tensor) -> Tensor:
+    """Index (layer, head, query_pos), of scores or patterns [batch, head, query_pos, key_pos]."""
+    _, head, query_pos = index
+    return _take_over(corrupted_activation, clean_activation, head, query_pos)
+
+
+def layer_head_dest_src_pos_pattern_patch_setter(
+    corrupted_activation: Tensor, index: Index, clean_activation: Tensor
+) -> Tensor:
+    """Index (layer, head, query_pos, key_pos), of scores or patterns [batch, head, query_pos, key_pos]."""
+    _, head, query_pos, key_pos = index
+    return _take_over(corrupted_activation, clean_activation, head, query_pos, key_pos)
+
+
+@dataclass(frozen=True)
+class Known:
+    """The axes of the grid that a setter's indices run over, and which of them are the position and what follows it."""
+
+    axes: tuple[str, ...]
+    position: int | None = None
+    rest: tuple[int, ...] = ()
+
+
+PATCH_SETTERS: dict[PatchSetter, Known] = {
+    layer_pos_patch_setter: Known(("layer", "pos"), 1),
+    layer_pos_head_vector_patch_setter: Known(("layer", "pos", "head"), 1, (2,)),
+    layer_head_vector_patch_setter: Known(("layer", "head"), None, (1,)),
+    layer_head_pattern_patch_setter: Known(("layer", "head_index"), None, (1,)),
+    layer_head_pos_pattern_patch_setter: Known(("layer", "head_index", "dest_pos"), 2, (1,)),
+    layer_head_dest_src_pos_pattern_patch_setter: Known(("layer", "head_index", "dest_pos", "src_pos"), 2, (1, 3)),
+}
+"""What is known of each setter."""
+
+
+def change(setter: PatchSetter, site: str, index: Index, clean: Tensor, n_pos: int) -> Change:
+    """What a setter does at a site for these indices: an edit if the setter is known, else a function of the whole value."""
+    known = PATCH_SETTERS.get(setter)
+    if known is None or len(known.axes) != len(index):
+        return Rewrite(site, lambda value: setter(value, list(index), clean))
+    positions = None if known.position is None else (index[known.position] % n_pos,)
+    rest: Rest = tuple(index[axis] for axis in known.rest)
+    return Edit(site, clean, positions, rest)

@@ -1,0 +1,370 @@
+"""What a sweep found: its means and intervals, parts of it, tables, figures and files."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hooked_lm.patching import bootstrap as module
+from hooked_lm.patching.bootstrap import bootstrap
+from hooked_lm.patching.result import SweepResult
+
+METRICS, LAYERS, POSITIONS, PROMPTS = (
+    ["difference", "probability"],
+    [0, 1, 2],
+    ["0 <bos>", "1 When", "2 Mary", "3 When"],
+    5,
+)
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def result(metrics: bool = True, clean: bool = True) -> SweepResult:
+    axes = {"metric": METRICS} if metrics else {}
+    lead = [2] if metrics else []
+    return SweepResult(
+        draw(*lead, 3, 4, PROMPTS),
+        {**axes, "layer": LAYERS, "position": POSITIONS},
+        draw(*lead, PROMPTS, seed=1) - 3,
+        draw(*lead, PROMPTS, seed=2) + 3 if clean else None,
+        {"forwards": 2, "layer_rows": 10, "flops": 3e12, "seconds": 0.1},
+    )
+
+
+def same(one: SweepResult, other: SweepResult) -> bool:
+    tensors = zip((one.values, one.corrupted, one.clean), (other.values, other.corrupted, other.clean), strict=True)
+    equal = [a is b is None or torch.equal(bits(a), bits(b)) for a, b in tensors]
+    return all(equal) and (dict(one.axes), one.cost) == (dict(other.axes), other.cost)
+
+
+def bits(values: Tensor) -> Tensor:
+    return values.contiguous().view(torch.int32)
+
+
+# ---- intervals -------------------------------------------------------------------------------------------------------
+
+
+def coverage(values: Tensor, true_mean: float, level: float = 0.95) -> float:
+    low, high = bootstrap(values, level)
+    return float(((low <= true_mean) & (true_mean <= high)).float().mean())
+
+
+@pytest.mark.parametrize("level", [0.5, 0.8, 0.95])
+def test_intervals_hold_the_true_mean_as_often_as_they_say(level: float):
+    """3,000 experiments of 80 prompts each, drawn from a skewed distribution of mean 2."""
+    values = torch.empty(3000, 80).exponential_(0.5, generator=torch.Generator().manual_seed(0))
+    assert abs(coverage(values, 2.0, level) - level) < 0.03
+    assert coverage(values, 2.5, level) < level - 0.3, "a wrong mean would pass, too"
+
+
+def test_the_interval_of_many_prompts_is_that_of_the_normal_distribution():
+    values = draw(50, 2000)
+    low, high = bootstrap(values, 0.95, n_resamples=4000)
+    error = values.std(1) / 2000**0.5
+    torch.testing.assert_close(low, values.mean(1) - 1.96 * error, rtol=0, atol=0.1 * float(error.max()))
+    torch.testing.assert_close(high, values.mean(1) + 1.96 * error, rtol=0, atol=0.1 * float(error.max()))
+
+
+def test_the_interval_is_that_of_means_of_redrawn_prompts():
+    values = draw(4, 7)
+    drawn = torch.randint(7, (500, 7), generator=torch.Generator().manual_seed(3))
+    means = values.double()[:, drawn].mean(-1)
+    low, high = bootstrap(values, 0.9, 500, seed=3)
+    expected = means.quantile(torch.tensor([0.05, 0.95]).double(), 1).float()
+    torch.testing.assert_close(torch.stack([low, high]), expected)
+
+
+def test_intervals_are_the_same_in_pieces_and_leave_the_global_generator_alone(monkeypatch: pytest.MonkeyPatch):
+    values, state = draw(40, 6), torch.random.get_rng_state()
+    whole = bootstrap(values)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    monkeypatch.setattr(module, "NUMBERS", 6000)  # a thousand resamples of six prompts: still drawn at once
+    pieces = bootstrap(values)
+    for one, other in zip(whole, pieces, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+    assert not torch.equal(bootstrap(values, seed=1)[0], whole[0])
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    """Nothing larger than the bound is made, whatever the number of cells, prompts and resamples."""
+    monkeypatch.setattr(module, "NUMBERS", 1000)
+    largest = 0
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, Tensor) and out is not values:
+                largest = max(largest, out.numel())
+            return out
+
+    values = draw(30, 20)
+    with Watch():
+        low, high = bootstrap(values, n_resamples=200)
+    assert largest <= 1000
+    assert (low < high).all()
+
+
+def test_equal_prompts_have_no_width_and_one_prompt_says_nothing():
+    values = torch.full((2, 9), 0.1)
+    low, high = bootstrap(values)
+    assert torch.equal(low, values[:, 0])
+    assert torch.equal(high, values[:, 0])
+    assert torch.stack(bootstrap(draw(3, 1))).isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"), [({"level": 1.0}, "between 0 and 1, got 1.0"), ({"n_resamples": 0}, "n_resamples=0")]
+)
+def test_intervals_that_make_no_sense(kind: dict, says: str):
+    with pytest.raises(ValueError, match=says):
+        result().interval(**kind)
+
+
+def test_missing_cells_are_nan_and_spoil_no_others():
+    values = draw(3, 4, PROMPTS)
+    found = SweepResult(values, {"layer": LAYERS, "head": [0, 1, 2, 3]}, torch.zeros(PROMPTS), torch.ones(PROMPTS))
+    values[2, 1] = torch.nan
+    holed = SweepResult(values, found.axes, torch.zeros(PROMPTS), torch.ones(PROMPTS))
+    whole = torch.stack([found.mean, *found.interval()])
+    part = torch.stack([holed.mean, *holed.interval()])
+    assert part[:, 2, 1].isnan().all()
+    part[:, 2, 1] = whole[:, 2, 1]
+    assert torch.equal(part, whole)
+    assert len(holed.to_dataframe()) == 12
+    assert len(holed.to_dataframe().dropna()) == 11
+    assert len(holed.top(100)) == 11
+    assert torch.from_numpy(holed.plot().data[0].z).isnan().sum() == 1
+    assert "nan" not in repr(holed)
+    assert holed.normalized().mean[2, 1].isnan()
+
+
+# ---- scales and parts ------------------------------------------------------------------------------------------------
+
+
+def test_normalized_lies_between_the_mean_baselines_of_each_metric():
+    plain = result()
+    found = plain.normalized()
+    for metric in range(2):
+        corrupted, clean = plain.corrupted[metric].mean(), plain.clean[metric].mean()
+        expected = (plain.values[metric] - corrupted) / (clean - corrupted)
+        torch.testing.assert_close(found.values[metric], expected)
+    torch.testing.assert_close(found.corrupted.mean(-1), torch.zeros(2), atol=1e-6, rtol=0)
+    torch.testing.assert_close(found.clean.mean(-1), torch.ones(2))
+    torch.testing.assert_close(found.normalized().values, found.values)
+    one = result(metrics=False)
+    expected = (one.values - one.corrupted.mean()) / (one.clean.mean() - one.corrupted.mean())
+    torch.testing.assert_close(one.normalized().values, expected)
+
+
+def test_there_is_no_scale_without_two_ends():
+    with pytest.raises(ValueError, match=r"no clean baseline.*effects\(\) needs none"):
+        result(clean=False).normalized()
+    equal = result()
+    clean = torch.stack([equal.clean[0], equal.corrupted[1] + 5e-7])
+    flat = SweepResult(equal.values, equal.axes, equal.corrupted, clean)
+    with pytest.raises(ValueError, match=r"the clean mean of 'probability' is .*, the corrupted one .*more than 1e-6"):
+        flat.normalized()
+
+
+def test_effects_are_differences_of_the_same_prompt():
+    plain = result()
+    found = plain.effects()
+    assert torch.equal(found.values, plain.values - plain.corrupted[:, None, None])
+    assert not found.corrupted.any()
+    assert torch.equal(found.clean, plain.clean - plain.corrupted)
+    assert result(clean=False).effects().clean is None
+
+
+def test_select():
+    plain = result()
+    found = plain.select(layer=[2, 0], position="2 Mary")
+    assert dict(found.axes) == {"metric": tuple(METRICS), "layer": (2, 0)}
+    assert torch.equal(found.values, plain.values[:, [2, 0], 2])
+    assert torch.equal(found.corrupted, plain.corrupted)
+    one = plain.select(metric="probability")
+    assert list(one.axes) == ["layer", "position"]
+    assert torch.equal(one.values, plain.values[1])
+    assert torch.equal(one.corrupted, plain.corrupted[1])
+    assert torch.equal(one.clean, plain.clean[1])
+    assert same(plain.select(layer=range(1, 3)), plain.select(layer=[1, 2]))
+    assert same(plain.select(layer=plain.top().layer[0]), plain.select(layer=int(plain.top().layer[0])))
+    swapped = plain.select(metric=METRICS[::-1])
+    assert torch.equal(swapped.clean, plain.clean.flip(0))
+    cell = plain.select(metric="difference", layer=1, position="3 When")
+    assert not cell.axes
+    assert torch.equal(cell.values, plain.values[0, 1, 3])
+    assert cell.mean.shape == ()
+    assert cell.cost == plain.cost
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        ({"head": 1}, "no axis 'head'; the axes are metric, layer, position"),
+        ({"layer": 3}, "axis 'layer' has no label 3; its labels are 0, 1, 2"),
+        ({"position": ["0 <bos>", 1]}, "axis 'position' has no label 1"),
+        ({"layer": [1, 1]}, "axis 'layer' has the label 1 twice"),
+    ],
+)
+def test_parts_that_there_are_not(labels: dict, says: str):
+    with pytest.raises(ValueError, match=says):
+        result().select(**labels)
+
+
+# ---- tables and figures ----------------------------------------------------------------------------------------------
+
+
+def test_tables_hold_every_number():
+    plain = result()
+    table = plain.to_dataframe()
+    assert list(table.columns) == ["metric", "layer", "position", "mean", "low", "high"]
+    cell = table[(table.metric == "probability") & (table.layer == 2) & (table.position == "1 When")]
+    low, high = plain.interval()
+    expected = [plain.mean[1, 2, 1], low[1, 2, 1], high[1, 2, 1]]
+    assert cell[["mean", "low", "high"]].to_numpy()[0].tolist() == pytest.approx([float(number) for number in expected])
+    long = plain.to_dataframe(per_prompt=True)
+    assert len(long) == plain.values.numel()
+    means = long.groupby(["metric", "layer", "position"], sort=False)["value"].mean()
+    assert means.to_numpy() == pytest.approx(plain.mean.flatten().numpy(), abs=1e-6)
+    assert long[long.prompt == 3]["value"].tolist() == plain.values[..., 3].flatten().tolist()
+    wide = plain.to_dataframe(level=0.5)
+    assert (wide.high - wide.low < table.high - table.low).all()
+
+
+def test_the_table_of_one_cell():
+    cell = result().select(metric="difference", layer=1, position="3 When")
+    assert cell.to_dataframe().to_numpy()[0, 0] == pytest.approx(float(cell.mean))
+    assert len(cell.to_dataframe(per_prompt=True)) == PROMPTS
+    assert cell.top().shape == (1, 4)
+    assert cell.plot().data[0].z.shape == (1, 1)
+
+
+def test_top_is_by_the_size_of_the_effect():
+    plain = result()
+    values = plain.corrupted[:, None, None].expand(2, 3, 4, PROMPTS).clone()
+    values[0, 2, 1] -= 9
+    values[0, 0, 3] += torch.arange(PROMPTS) - 1
+    values[1, 1, 1] += 0.5
+    found = SweepResult(values, plain.axes, plain.corrupted).top(2)
+    assert list(found.columns) == ["metric", "layer", "position", "value", "effect", "low", "high"]
+    assert found[["metric", "layer", "position"]].to_numpy()[:3].tolist() == [
+        ["difference", 2, "1 When"],
+        ["difference", 0, "3 When"],
+        ["probability", 1, "1 When"],
+    ]
+    assert len(found) == 4
+    assert found.effect.to_numpy()[:3] == pytest.approx([-9, 1, 0.5], abs=1e-6)
+    assert found.value[0] == pytest.approx(float(values[0, 2, 1].mean()))
+    # every prompt changes by 9, so nothing is uncertain about it; the second differs from prompt to prompt
+    assert found[["low", "high"]].to_numpy()[0] == pytest.approx([-9, -9], abs=1e-5)
+    assert found.low[1] < 0.3 < 1 < 1.7 < found.high[1]
+    assert len(SweepResult(values[0], {"layer": LAYERS, "position": POSITIONS}, plain.corrupted[0]).top(100)) == 12
+
+
+def test_a_heat_map_has_positions_from_left_to_right():
+    plain = result().select(metric=["difference"])
+    figure = plain.plot()
+    assert torch.equal(torch.from_numpy(figure.data[0].z), plain.mean[0])
+    assert figure.layout.title.text == "metric difference"
+    assert figure.layout.xaxis.title.text == "position"
+    assert figure.layout.xaxis.ticktext == ("0 &lt;bos&gt;", "1 When", "2 Mary", "3 When")
+    turned = SweepResult(plain.values[0].transpose(0, 1), {"position": POSITIONS, "layer": LAYERS}, plain.corrupted[0])
+    assert torch.equal(torch.from_numpy(turned.plot().data[0].z), plain.mean[0])
+    assert turned.plot(title="T").layout.title.text == "T"
+
+
+def test_a_heat_map_of_one_axis_and_of_three():
+    row = result(metrics=False).select(layer=1)
+    assert torch.equal(torch.from_numpy(row.plot().data[0].z), row.mean[None])
+    with pytest.raises(ValueError, match=r"metric, layer, position are left: plot select\(metric='difference'\)"):
+        result().plot()
+
+
+def test_they_tell_what_they_are():
+    assert repr(result()) == "SweepResult(metric 2 x layer 3 x position 4, 5 prompts; metrics difference, probability)"
+    one = SweepResult(torch.full((1, 1), 0.25), {"layer": [0]}, torch.ones(1))
+    assert repr(one) == "SweepResult(layer 1, 1 prompt; means 0.25 to 0.25, corrupted 1)"
+    html = result()._repr_html_()
+    assert "5 prompts" in html
+    assert "0 &lt;bos&gt;" in html or "1 When" in html
+    assert html.count("<tr") == 1 + 2 * 5
+
+
+# ---- files and errors ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [{}, {"metrics": False}, {"clean": False}])
+def test_files_give_everything_back(tmp_path: Path, kind: dict):
+    plain = result(**kind)
+    plain.values[..., 0, 0, :] = torch.nan
+    plain.values[..., 1, 0, 0] = -torch.inf
+    plain.save(tmp_path / "sweep")
+    assert same(SweepResult.load(tmp_path / "sweep"), plain)
+    assert [file.name for file in tmp_path.iterdir()] == ["sweep"]
+    SweepResult.load(tmp_path / "sweep").save(str(tmp_path / "sweep"))  # over the file it came from
+    assert same(SweepResult.load(str(tmp_path / "sweep")), plain)
+
+
+def test_a_file_that_could_not_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    plain = result()
+    plain.save(tmp_path / "sweep")
+
+    def interrupted(tensors: dict, path: Path, about: dict) -> None:
+        path.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("safetensors.torch.save_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        plain.select(layer=0).save(tmp_path / "sweep")
+    assert same(SweepResult.load(tmp_path / "sweep"), plain)
+    assert [file.name for file in tmp_path.iterdir()] == ["sweep"]
+
+
+def test_foreign_files(tmp_path: Path):
+    (tmp_path / "text").write_text("no tensors here, but a text of some length")
+    with pytest.raises(ValueError, match="text is no safetensors file"):
+        SweepResult.load(tmp_path / "text")
+    save_file({"values": torch.zeros(2)}, tmp_path / "weights")
+    with pytest.raises(ValueError, match=r"weights holds no SweepResult: it was not written by SweepResult.save"):
+        SweepResult.load(tmp_path / "weights")
+    with pytest.raises(FileNotFoundError):
+        SweepResult.load(tmp_path / "nothing")
+
+
+def test_a_result_keeps_its_own_numbers():
+    values = draw(3, 2)
+    found = SweepResult(values, {"layer": LAYERS}, torch.zeros(2))
+    values += 1
+    assert torch.allclose(found.values, values - 1)
+
+
+def test_tensors_are_kept_in_fp32_without_gradients():
+    values = draw(3, 2).bfloat16().requires_grad_()
+    found = SweepResult(values, {"layer": LAYERS}, torch.zeros(2, dtype=torch.float64))
+    assert found.values.dtype == found.corrupted.dtype == torch.float32
+    assert not found.values.requires_grad
+    assert torch.equal(found.values, values.detach().float())
+
+
+@pytest.mark.parametrize(
+    ("values", "axes", "corrupted", "says"),
+    [
+        ((3, 4), {"layer": [0, 1]}, (4,), r"values \[3, 4\] do not have the axes {'layer': 2} and the prompts"),
+        ((3, 2, 4), {"layer": LAYERS}, (4,), r"values \[3, 2, 4\] do not have the axes {'layer': 3}"),
+        ((), {}, (4,), r"values \[\] do not have the axes {}"),
+        ((3, 4), {"layer": LAYERS}, (5,), r"corrupted baseline must be \[4\], got \[5\]"),
+        ((2, 3, 4), {"metric": METRICS, "layer": LAYERS}, (4,), r"corrupted baseline must be \[2, 4\], got \[4\]"),
+        ((3, 2, 4), {"layer": LAYERS, "metric": METRICS}, (2, 4), r"first axis, these are \['layer', 'metric'\]"),
+        ((2, 4), {"position": ["a", "a"]}, (4,), "axis 'position' has the label 'a' twice"),
+        ((2, 4), {"mean": [0, 1]}, (4,), "an axis cannot be called 'mean'"),
+        ((2, 4), {"layer": [0, True]}, (4,), "axis 'layer' has True"),
+    ],
+)
+def test_shapes_and_labels_that_do_not_go_together(values: tuple, axes: dict, corrupted: tuple, says: str):
+    with pytest.raises(ValueError, match=says):
+        SweepResult(torch.zeros(values), axes, torch.zeros(corrupted))
