@@ -35,13 +35,17 @@ from hooked_lm.patching.setters import (
     layer_pos_head_vector_patch_setter,
     layer_pos_patch_setter,
 )
+from hooked_lm.patching.study import Study, SweepInterrupted
+from hooked_lm.patching.sweeps import sweep
 
 __all__ = [
     "PATCH_SETTERS",
     "Edit",
     "Experiment",
     "Rewrite",
+    "Study",
     "Sweep",
+    "SweepInterrupted",
     "SweepResult",
     "generic_activation_patch",
     "get_act_patch_attn_head_all_pos_every",
@@ -69,4 +73,5 @@ __all__ = [
     "layer_pos_head_vector_patch_setter",
     "layer_pos_patch_setter",
     "make_df_from_ranges",
+    "sweep",
 ]

@@ -12,6 +12,7 @@ from torch import Tensor
 from hooked_lm.hooks import HookedRootModule, UnknownSite, site_glob
 from hooked_lm.patching.edits import Cell
 from hooked_lm.patching.engine import Experiment, Metric
+from hooked_lm.patching.prompts import check_source, site_of_layer
 from hooked_lm.patching.setters import PATCH_SETTERS, Index, PatchSetter, change
 
 
@@ -115,16 +116,8 @@ def axis_sizes(model: Any, activation_name: str, tokens: Any) -> dict[str, int]:
 
 def _site_of_some_layer(model: Any, activation_name: str) -> list[str]:
     """The name of the site in the first layer that has it; raises KeyError with near names if none has."""
-    there = [layer for layer in range(model.cfg.n_layers) if _site(model, activation_name, layer) is not None]
+    there = [layer for layer in range(model.cfg.n_layers) if site_of_layer(model, activation_name, layer) is not None]
     return model.names((activation_name, there[0] if there else 0))
-
-
-def _site(model: HookedRootModule, activation_name: str, layer: int) -> str | None:
-    """The full name of the site in a layer; None if the layer lacks it."""
-    try:
-        return model.names((activation_name, layer))[0]
-    except UnknownSite:
-        return None
 
 
 def _size(sizes: Mapping[str, int], name: str) -> int:
@@ -146,7 +139,9 @@ def _checked_sites(
             size = sizes.get(name)
             if size is not None and not -size <= index < size:
                 raise IndexError(f"{name} {index} is out of range: there are {size}, so {-size} to {size - 1}")
-    found = {layer: _site(model, grid.activation_name, layer) for layer in sorted({cell[0] for cell in indices})}
+    found = {
+        layer: site_of_layer(model, grid.activation_name, layer) for layer in sorted({cell[0] for cell in indices})
+    }
     if grid.index_df is not None and None in found.values():
         model.names((grid.activation_name, next(layer for layer, site in found.items() if site is None)))  # raises
     return {layer: site for layer, site in found.items() if site is not None}
@@ -164,20 +159,3 @@ def _check_cache(
             raise UnknownSite(f"the clean cache holds no '{site}': {how} keeps it")
         if aligned:
             check_source(clean_cache[site], site, model.hook_dict[site].dims, batch, n_pos)
-
-
-def check_source(value: Tensor, site: str, dims: tuple[str, ...], batch: int, n_pos: int) -> None:
-    """Raises ValueError if a clean value does not stand beside a corrupted run of `batch` prompts of `n_pos` tokens."""
-    shape = tuple(value.shape)
-    if len(shape) != len(dims):
-        raise ValueError(
-            f"the clean '{site}' has shape {shape}; expected [{', '.join(dims)}]: keep the batch dimension"
-        )
-    lengths = dict(zip(dims, shape, strict=True))
-    if (clean_pos := lengths.get("pos", lengths.get("query_pos", n_pos))) != n_pos:
-        raise ValueError(
-            f"clean and corrupted prompts differ in length: '{site}' of the clean run has {clean_pos} positions, "
-            f"the corrupted tokens have {n_pos}; patching position by position needs prompts that line up"
-        )
-    if lengths.get("batch", batch) not in (1, batch):
-        raise ValueError(f"the clean run has {lengths['batch']} prompts, the corrupted run {batch}; give as many")

@@ -1,0 +1,121 @@
+"""Which cells a sweep has: sites x layers x positions x heads or neurons, as far as the layers have them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hooked_lm.patching.edits import Change, Edit, Rest
+from hooked_lm.patching.prompts import Which, chosen, position_labels, site_of_layer
+from hooked_lm.patching.result import Label
+from hooked_lm.patching.study import Study
+
+FEATURES = {"head": ("head", "kv_head", "ssm_head"), "neuron": ("d_mlp", "d_inner")}
+Choice = list[int] | None  # indices of an axis of the grid; None: no axis, all together
+
+
+class Plan:
+    """The grid of a sweep over sites with these short names; see `sweep` for the rest."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokens: Tensor,
+        names: Sequence[str],
+        layers: Which = "each",
+        positions: Which = "each",
+        heads: Which = None,
+        neurons: Which = None,
+    ) -> None:
+        if heads is not None and neurons is not None:
+            raise ValueError("give heads or neurons, not both: a site has one or the other")
+        self.model, self.names = model, names
+        self.layers = chosen(layers, model.cfg.n_layers, "layer")
+        self.positions = chosen(positions, tokens.shape[1], "position")
+        self.found = self._found()
+        self.feature = "head" if heads is not None else "neuron" if neurons is not None else None
+        self.sizes = self._sizes(tokens) if self.feature is not None else {}
+        which = heads if heads is not None else neurons
+        self.features = None if self.feature is None else chosen(which, max(self.sizes.values()), self.feature)
+        self.axes = self._axes(tokens)
+
+    @property
+    def sites(self) -> list[str]:
+        """The full names of all sites."""
+        return list(self.found.values())
+
+    def study(self, value: Callable[[str], Tensor], title: str) -> Study:
+        """The study that puts `value(site)` into every cell."""
+        values = {site: value(site) for site in self.sites}
+        cells = {place: self._cell(values, *cell) for place, cell in self._places()}
+        return Study(self.axes, {place: cell for place, cell in cells.items() if cell}, title=title)
+
+    def _places(self) -> Iterator[tuple[tuple[int, ...], tuple[str, Choice, Choice, Choice]]]:
+        """Each place of the grid: its indices; the site's name, layers, positions and features that it exchanges."""
+        each = [_each(some) for some in (self.layers, self.positions, self.features)]
+        for (number, name), chosen_ones in product(enumerate(self.names), product(*each)):
+            place = [number] if len(self.names) > 1 else []
+            place += [i for i, _ in chosen_ones if i is not None]
+            layers, positions, features = (some for _, some in chosen_ones)
+            yield tuple(place), (name, layers, positions, features)
+
+    def _cell(
+        self, values: dict[str, Tensor], name: str, layers: Choice, positions: Choice, features: Choice
+    ) -> list[Change]:
+        """The edits of a place; none where the layer lacks the site, or the site the head."""
+        cell: list[Change] = []
+        for layer in range(self.model.cfg.n_layers) if layers is None else layers:
+            site = self.found.get((name, layer))
+            if site is None or (features is not None and features[0] >= self.sizes[site]):
+                continue
+            rest = () if features is None else self._rest(site, features[0])
+            cell.append(Edit(site, values[site], None if positions is None else tuple(positions), rest))
+        return cell
+
+    def _found(self) -> dict[tuple[str, int], str]:
+        """The full name of each site in each layer that has it; raises KeyError, with near names, if none has."""
+        layers = range(self.model.cfg.n_layers) if self.layers is None else self.layers
+        found = {(name, layer): site_of_layer(self.model, name, layer) for name in self.names for layer in layers}
+        for name in self.names:
+            if all(found[name, layer] is None for layer in layers):
+                self.model.names((name, layers[0]))
+        return {key: site for key, site in found.items() if site is not None}
+
+    def _sizes(self, tokens: Tensor) -> dict[str, int]:
+        """How many heads or neurons each site has, as a run of one token shows."""
+        with torch.no_grad():
+            _, shown = self.model.run_with_cache(tokens[:1, :1], names_filter=self.sites, return_cache_object=False)
+        return {site: shown[site].shape[self._axis(site)] for site in self.sites}
+
+    def _axis(self, site: str) -> int:
+        """Which of a site's axes the heads or neurons are; raises ValueError if there are none."""
+        dims = self.model.hook_dict[site].dims
+        for dim in FEATURES[self.feature or "head"]:
+            if dim in dims:
+                return dims.index(dim)
+        raise ValueError(f"'{site}' [{', '.join(dims)}] has no {self.feature}s")
+
+    def _rest(self, site: str, feature: int) -> Rest:
+        """The index of a head or neuron behind batch and position."""
+        dims = list(self.model.hook_dict[site].dims)
+        axis = dims[self._axis(site)]
+        if "query_pos" in dims:
+            dims.insert(1, dims.pop(dims.index("query_pos")))
+        return (*[slice(None)] * (dims.index(axis) - 2), feature)
+
+    def _axes(self, tokens: Tensor) -> dict[str, list[Label]]:
+        axes: dict[str, list[Label]] = {"site": list(self.names)} if len(self.names) > 1 else {}
+        if self.layers is not None:
+            axes["layer"] = list(self.layers)
+        if self.positions is not None:
+            labels = position_labels(self.model, tokens)
+            axes["position"] = [labels[pos] for pos in self.positions]
+        if self.features is not None and self.feature is not None:
+            axes[self.feature] = list(self.features)
+        return axes
+
+
+def _each(some: Choice) -> list[tuple[int | None, Choice]]:
+    return [(None, None)] if some is None else [(i, [index]) for i, index in enumerate(some)]

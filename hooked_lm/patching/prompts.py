@@ -1,0 +1,126 @@
+"""What users give a sweep, checked and made plain: prompts, layers, positions, where values come from."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from hooked_lm.hooks import UnknownSite
+from hooked_lm.patching.result import Label
+
+Prompts = str | Sequence[str] | Int[Tensor, "*batch pos"]
+Which = str | Sequence[int] | None  # "each": an axis; some: an axis of these; None: all together
+
+
+def tokens_of(model: Any, prompts: Prompts, name: str = "prompts") -> Int[Tensor, "batch pos"]:
+    """Token ids [batch, pos] of texts, or of ids; raises ValueError for prompts of different lengths."""
+    if isinstance(prompts, Tensor):
+        if prompts.ndim not in (1, 2) or prompts.numel() == 0:
+            raise ValueError(f"{name} must be ids [batch, pos] or [pos], got {tuple(prompts.shape)}")
+        return prompts if prompts.ndim == 2 else prompts[None]
+    rows = [model.to_tokens(text)[0] for text in ([prompts] if isinstance(prompts, str) else prompts)]
+    lengths = [len(row) for row in rows]
+    if len(set(lengths)) != 1:
+        raise ValueError(f"{name} must have as many tokens each, these have {lengths}")
+    return torch.stack(rows)
+
+
+def aligned(corrupted: Tensor, clean: Tensor) -> None:
+    """Raises ValueError unless both have as many prompts and tokens."""
+    if corrupted.shape != clean.shape:
+        raise ValueError(
+            f"clean and corrupted prompts must line up; there are {tuple(clean.shape)} and {tuple(corrupted.shape)} "
+            "(prompts, tokens)"
+        )
+
+
+def chosen(which: Which, size: int, what: str) -> list[int] | None:
+    """The indices of an axis; None: no axis, all together. Raises IndexError for one that is out of range, ValueError for an
+    empty choice."""
+    if which is None:
+        return None
+    if isinstance(which, str):
+        if which != "each":
+            raise ValueError(f"{what} must be 'each', some indices or None, got {which!r}")
+        return list(range(size))
+    some = [int(index) for index in which]
+    if not some:
+        raise ValueError(f"{what} is empty: give some, or None for all together")
+    for index in some:
+        if not -size <= index < size:
+            raise IndexError(f"{what} {index} is out of range: there are {size}, so {-size} to {size - 1}")
+    return [index % size for index in some]
+
+
+def position_labels(model: Any, tokens: Int[Tensor, "batch pos"]) -> list[Label]:
+    """The positions, with the tokens of the first prompt where there is a tokenizer."""
+    if getattr(model, "tokenizer", None) is None:
+        return list(range(tokens.shape[1]))
+    return [f"{pos} {model.to_single_str_token(int(token))}" for pos, token in enumerate(tokens[0])]
+
+
+def values_of(model: Any, tokens: Tensor, sites: Sequence[str]) -> Mapping[str, Tensor]:
+    """What a run leaves at these sites."""
+    with torch.no_grad():
+        return model.run_with_cache(tokens, names_filter=list(sites), return_type=None, return_cache_object=False)[1]
+
+
+def site_of_layer(model: Any, name: str, layer: int) -> str | None:
+    """The full name of a site in a layer; None if the layer lacks it."""
+    try:
+        return model.names((name, layer))[0]
+    except UnknownSite:
+        return None
+
+
+def check_source(value: Tensor, site: str, dims: tuple[str, ...], batch: int, n_pos: int) -> None:
+    """Raises ValueError if a clean value does not stand beside a corrupted run of `batch` prompts of `n_pos` tokens."""
+    shape = tuple(value.shape)
+    if len(shape) != len(dims):
+        raise ValueError(
+            f"the clean '{site}' has shape {shape}; expected [{', '.join(dims)}]: keep the batch dimension"
+        )
+    lengths = dict(zip(dims, shape, strict=True))
+    if (clean_pos := lengths.get("pos", lengths.get("query_pos", n_pos))) != n_pos:
+        raise ValueError(
+            f"clean and corrupted prompts differ in length: '{site}' of the clean run has {clean_pos} positions, "
+            f"the corrupted tokens have {n_pos}; patching position by position needs prompts that line up"
+        )
+    if lengths.get("batch", batch) not in (1, batch):
+        raise ValueError(f"the clean run has {lengths['batch']} prompts, the corrupted run {batch}; give as many")
+
+
+class Source:
+    """Where new values come from: another run, its mean over prompts, zeros, a tensor, or a cache.
+
+    Raises ValueError for a word that is none of these, and where there is no other run to take them from.
+    """
+
+    def __init__(self, model: Any, source: Any, other: Tensor | None, tokens: Tensor, sites: Sequence[str]) -> None:
+        self.model, self.source = model, source
+        self.cache: Mapping[str, Tensor] = {}
+        if isinstance(source, str) and source not in ("clean", "mean", "zero"):
+            raise ValueError(f"source must be 'clean', 'mean', 'zero', a tensor or a cache, got {source!r}")
+        if isinstance(source, str) and source != "zero":
+            if other is None:
+                raise ValueError(f"source={source!r} takes values of the other prompts: give clean=...")
+            self.cache = values_of(model, other, sites)
+        elif isinstance(source, Mapping):
+            self.cache = source
+        self.batch, self.n_pos = tokens.shape
+
+    def value(self, site: str) -> Tensor:
+        """The new value of a site, with all of its axes, length 1 where it is the same everywhere."""
+        dims = self.model.hook_dict[site].dims
+        if isinstance(self.source, Tensor):
+            return self.source.reshape((1,) * (len(dims) - self.source.ndim) + tuple(self.source.shape))
+        if isinstance(self.source, str) and self.source == "zero":
+            return torch.zeros((1,) * len(dims))
+        if site not in self.cache:
+            raise UnknownSite(f"the cache holds no '{site}'")
+        value = self.cache[site]
+        if isinstance(self.source, Mapping):
+            check_source(value, site, dims, self.batch, self.n_pos)
+        return value.mean(0, keepdim=True) if isinstance(self.source, str) and self.source == "mean" else value

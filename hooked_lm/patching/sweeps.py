@@ -1,0 +1,87 @@
+"""`sweep`: any sites, any layers, positions, heads or neurons, from any source, with per-prompt results."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hooked_lm.hooks import HookedRootModule
+from hooked_lm.patching.plan import Plan
+from hooked_lm.patching.prompts import Prompts, Source, Which, aligned, tokens_of
+from hooked_lm.patching.result import SweepResult
+from hooked_lm.patching.study import Metrics
+
+
+def sweep(
+    model: HookedRootModule,
+    corrupted: Prompts,
+    clean: Prompts | None = None,
+    *,
+    metric: Metrics,
+    sites: str | Sequence[str] = "resid_pre",
+    layers: Which = "each",
+    positions: Which = "each",
+    heads: Which = None,
+    neurons: Which = None,
+    source: Any = "clean",
+    direction: str = "denoise",
+    batch_size: int | str = "auto",
+    progress: bool = True,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> SweepResult:
+    """Exchange values of one run for those of another, one cell of a grid at a time, and measure what that does.
+
+    Activation patching (Meng et al. 2022, arXiv:2202.05262; Heimersheim and Nanda 2024, arXiv:2404.15255), as exact as one
+    forward pass a cell and many times faster: the cells share what they have in common.
+
+    Args:
+        corrupted, clean: texts or ids [batch, pos], as many prompts and tokens each.
+        metric: from logits [batch, pos, d_vocab] to one number for each prompt [batch], or to one for all; or several by name.
+            See `hooked_lm.analysis.metrics`.
+        sites: short names ("resid_pre", "z", "mlp_out", "pattern", ...); of several the grid has an axis.
+        layers, positions, heads, neurons: "each" gives the grid an axis, a list an axis of these, None exchanges all
+            together. The position of scores and patterns is that of the query.
+        source: "clean" (the other run), "mean" (the mean of its prompts), "zero", a tensor that broadcasts against the
+            site [batch, pos, ...], or a cache.
+        direction: "denoise" puts clean values into the corrupted run, "noise" corrupted values into the clean run.
+        batch_size: "auto", or the bytes that a pass may take besides the model.
+        checkpoint: a file to which partial results are written, and from which the same sweep goes on.
+
+    Returns a SweepResult with the axes (metric), (site), layer, position, head or neuron, as far as they exist. Raises
+    before anything runs: ValueError for prompts that do not line up, an empty choice, or values that do not fit; KeyError
+    for a site that no layer has; IndexError for what is out of range. An interrupt raises SweepInterrupted with the
+    partial result.
+
+    >>> from hooked_lm import HookedTransformer, patching
+    >>> from hooked_lm.analysis import metrics
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> clean, corrupted = "When Mary and John left, John", "When Mary and John left, Mary"
+    >>> answers = metrics.logit_difference(model.to_single_token(" Mary"), model.to_single_token(" John"))
+    >>> result = patching.sweep(model, corrupted, clean, metric=answers, sites="z", positions=None, heads="each")
+    >>> list(result.axes), result.mean.shape == (model.cfg.n_layers, model.cfg.n_heads)
+    (['layer', 'head'], True)
+    """
+    if direction not in ("denoise", "noise"):
+        raise ValueError(f"direction must be 'denoise' or 'noise', got {direction!r}")
+    first, other = _runs(model, corrupted, clean, direction)
+    names = [sites] if isinstance(sites, str) else list(sites)
+    if not names:
+        raise ValueError("sites is empty: there is nothing to exchange")
+    plan = Plan(model, first, names, layers, positions, heads, neurons)
+    study = plan.study(Source(model, source, other, first, plan.sites).value, f"patching {', '.join(names)}")
+    return study.carry_out(model, first, metric, other, batch_size, progress, checkpoint)
+
+
+def _runs(
+    model: HookedRootModule, corrupted: Prompts, clean: Prompts | None, direction: str
+) -> tuple[Tensor, Tensor | None]:
+    """The tokens of the run that is changed, and of the other one."""
+    first = tokens_of(model, corrupted, "corrupted")
+    if clean is None:
+        if direction == "noise":
+            raise ValueError("direction='noise' changes the clean run: give clean=...")
+        return first, None
+    other = tokens_of(model, clean, "clean")
+    aligned(first, other)
+    return (first, other) if direction == "denoise" else (other, first)
