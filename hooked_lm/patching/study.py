@@ -100,10 +100,10 @@ class _Run:
 
     def go(self, progress: bool) -> None:
         """Run what is not there yet."""
-        left = [place for place in self.places if bool(self.values[:, *place].isnan().any())]
+        left = [place for place in self.places if bool(self.values[_at(place)].isnan().any())]
         saved = time.monotonic()
         for index, scores in self.experiment.run([self.study.cells[p] for p in left], self.study.title, progress):
-            self.values[:, *left[index]] = scores
+            self.values[_at(left[index])] = scores
             if self.checkpoint is not None and time.monotonic() - saved > SAVE_EVERY:
                 self.save()
                 saved = time.monotonic()
@@ -124,6 +124,11 @@ class _Run:
         clean = None if self.clean is None else shaped(self.clean)
         cost = asdict(self.experiment.spent)
         return SweepResult(shaped(self.values), axes, shaped(self.experiment.scores), clean, cost)
+
+
+def _at(place: tuple[int, ...]) -> tuple[slice | int, ...]:
+    """The index of a place, for all metrics and prompts."""
+    return (slice(None), *place)
 
 
 def _sizes(axes: Mapping[str, Sequence[Label]]) -> str:
