@@ -13,7 +13,7 @@ from hooked_lm.components.rotary import Rotary
 T = TypeVar("T")
 Tokens = Float[Tensor, "batch pos *features"]
 Some = Float[Tensor, "batch some_pos *features"]
-Angles = tuple[Float[Tensor, "batch pos 1 half"], Float[Tensor, "batch pos 1 half"]]
+Angles = tuple[Float[Tensor, "batch pos 1 width"], Float[Tensor, "batch pos 1 width"]]  # see Rotary.angles
 KeysValues = tuple[Float[Tensor, "batch key_pos kv_head d_head"], Float[Tensor, "batch key_pos kv_head d_head"]]
 
 

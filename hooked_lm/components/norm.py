@@ -19,7 +19,7 @@ RESIDUAL = ("batch", "pos", "d_model")
 
 def wide(x: Tensor) -> Tensor:
     """In fp32, or in fp64 if it is so already."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.dtype == torch.float32 else x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def root_mean_square(x: Float[Tensor, "*batch d"], eps: float) -> Float[Tensor, "*batch 1"]:
@@ -156,14 +156,16 @@ class RMSNorm(nn.Module):
 
     def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """The same value, past the hook points."""
-        gain, shape = self.gain(), self.cfg.normalized_shape
-        if gain is not None and tuple(gain.shape) != shape:
-            return self.apply_weights(F.rms_norm(wide(x), shape, eps=self.cfg.eps).to(x.dtype))
-        return F.rms_norm(wide(x), shape, gain, self.cfg.eps).to(x.dtype)
+        cfg = self.cfg
+        if cfg.n_heads is not None and not cfg.joint:
+            return self.apply_weights(F.rms_norm(wide(x), cfg.normalized_shape, eps=cfg.eps).to(x.dtype))
+        return F.rms_norm(wide(x), cfg.normalized_shape, self.gain(), cfg.eps).to(x.dtype)
 
     def gain(self) -> Float[Tensor, "*heads d_model"] | None:
         """What the normalised value is multiplied by, in at least fp32; None for a folded norm."""
-        return None if self.w is None else wide(self.w) + self.cfg.offset
+        if self.w is None:
+            return None
+        return wide(self.w) if self.cfg.offset == 0.0 else wide(self.w) + self.cfg.offset
 
     def apply_weights(self, normalized: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """From the normalised value to the output."""

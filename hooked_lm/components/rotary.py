@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hooked_lm.components.norm import wide
+
 Frequencies = Float[Tensor, " half"]
 
 
@@ -156,24 +158,41 @@ class Rotary:
 
     def angles(
         self, positions: Int[Tensor, "batch pos"], n_pos: int
-    ) -> tuple[Float[Tensor, "batch pos 1 half"], Float[Tensor, "batch pos 1 half"]]:
-        """Cosine and sine of every position's angles, in fp32; `n_pos` is the length that scalings react to."""
+    ) -> tuple[Float[Tensor, "batch pos 1 width"], Float[Tensor, "batch pos 1 width"]]:
+        """What `turned_by` makes of every position's angles, in fp32; `n_pos` is the length that scalings react to."""
         frequencies, temperature = self.base_frequencies(), 1.0
         if self.scaling is not None:
             frequencies, temperature = self.scaling(self, n_pos)
         turn = positions[..., None, None].float() * frequencies.to(positions.device)
-        return turn.cos() * temperature, turn.sin() * temperature
+        return self.turned_by(turn, temperature)
+
+    def turned_by(
+        self, turn: Float[Tensor, "batch pos 1 half"], temperature: float = 1.0
+    ) -> tuple[Float[Tensor, "batch pos 1 width"], Float[Tensor, "batch pos 1 width"]]:
+        """Cosine and sine as `rotate` multiplies by them: of adjacent pairs one number each. Else one for each feature, the
+        sines of the first half negative."""
+        cos, sin = turn.cos() * temperature, turn.sin() * temperature
+        return (cos, sin) if self.adjacent_pairs else (torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1))
 
     def rotate(
         self,
         x: Float[Tensor, "batch pos head d_head"],
-        angles: tuple[Float[Tensor, "#batch pos 1 half"], Float[Tensor, "#batch pos 1 half"]],
+        angles: tuple[Float[Tensor, "#batch pos 1 width"], Float[Tensor, "#batch pos 1 width"]],
     ) -> Float[Tensor, "batch pos head d_head"]:
         """The same vectors, turned."""
-        cos, sin = (angle.to(x.dtype) for angle in angles)
-        turned, kept = x[..., : self.dim], x[..., self.dim :]
+        if self.dim < x.shape[-1]:
+            return torch.cat([self.rotate(x[..., : self.dim], angles), x[..., self.dim :]], -1)
         if self.adjacent_pairs:
-            a, b = turned[..., 0::2], turned[..., 1::2]
-            return torch.cat([torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2), kept], -1)
-        a, b = turned.chunk(2, -1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin, kept], -1)
+            return _turned_pairs(wide(x), *angles).flatten(-2).to(x.dtype)
+        cos, sin = angles
+        return (x * cos.to(x.dtype)).addcmul_(x.roll(self.dim // 2, -1), sin.to(x.dtype))
+
+
+def _turned_pairs(
+    x: Float[Tensor, "batch pos head d"], cos: Float[Tensor, "#batch pos 1 half"], sin: Float[Tensor, "#batch pos 1 half"]
+) -> Float[Tensor, "batch pos head half 2"]:
+    """Pairs of adjacent features, turned: a product of complex numbers, which the compiler has to be given in parts."""
+    a, b, cos, sin = x[..., 0::2], x[..., 1::2], cos.to(x.dtype), sin.to(x.dtype)
+    if torch.compiler.is_compiling():
+        return torch.stack([a * cos - b * sin, b * cos + a * sin], -1)
+    return torch.view_as_real(torch.complex(a, b) * torch.complex(cos, sin))

@@ -273,7 +273,10 @@ class HookPoint(nn.Identity):
 
 def is_listening(*points: nn.Module) -> bool:
     """Whether the value at any of these points is wanted; a foreign module in its place always listens."""
-    return any(not isinstance(point, HookPoint) or point.is_listening for point in points)
+    for point in points:  # in every run, for every site: a loop takes half the time of `any`
+        if not isinstance(point, HookPoint) or point.is_listening:
+            return True
+    return False
 
 
 def _directions(dir: str) -> tuple[str, ...]:

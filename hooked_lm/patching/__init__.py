@@ -25,6 +25,7 @@ from hooked_lm.patching.classic import (
 )
 from hooked_lm.patching.edits import Edit, Rewrite
 from hooked_lm.patching.engine import Experiment
+from hooked_lm.patching.paths import head_to_head, path_patch
 from hooked_lm.patching.result import SweepResult
 from hooked_lm.patching.setters import (
     PATCH_SETTERS,
@@ -66,6 +67,7 @@ __all__ = [
     "get_act_patch_mlp_out",
     "get_act_patch_resid_mid",
     "get_act_patch_resid_pre",
+    "head_to_head",
     "layer_head_dest_src_pos_pattern_patch_setter",
     "layer_head_pattern_patch_setter",
     "layer_head_pos_pattern_patch_setter",
@@ -73,5 +75,6 @@ __all__ = [
     "layer_pos_head_vector_patch_setter",
     "layer_pos_patch_setter",
     "make_df_from_ranges",
+    "path_patch",
     "sweep",
 ]

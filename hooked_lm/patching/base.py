@@ -26,10 +26,13 @@ class BaseRun:
         tokens: Int[Tensor, "batch pos"],
         places: Mapping[str, Place],
         edits: Sequence[Edit],
+        keep: Sequence[str] = (),
     ) -> None:
         self.model, self.tokens, self.edits = model, tokens, edits
         self.n_prompts, self.n_pos = tokens.shape
-        with model.hooks(fwd_hooks=[(edit.site, self._hook(edit, places.get(edit.site))) for edit in edits]):
+        self.kept: dict[str, Tensor] = {}  # what passed these sites
+        hooks = [(edit.site, self._hook(edit, places.get(edit.site))) for edit in edits]
+        with model.hooks(fwd_hooks=[*hooks, *((site, self._keep) for site in keep)]):
             resid, _, context = model.embedded(tokens)
             self.context = BaseContext(context)
             self.streams: list[Float[Tensor, "batch pos d_model"]] = [resid]
@@ -38,6 +41,9 @@ class BaseRun:
                 self.streams.append(resid)
             self.normalized = model.ln_final(resid).to(model.embed.W_E.dtype)
             self.logits: Float[Tensor, "batch pos d_vocab"] = model.unembed(self.normalized)
+
+    def _keep(self, value: Tensor, hook: Any) -> None:
+        self.kept[hook.name] = value
 
     def _hook(self, edit: Edit, place: Place | None) -> Any:
         def write(value: Tensor, hook: Any) -> None:

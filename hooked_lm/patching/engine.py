@@ -50,14 +50,14 @@ class Experiment:
         self.budget = Budget.of(batch_size, self.tokens.device)
         self.spent = Spent()
         self.places: Mapping[str, Place] = places(model) if isinstance(model, HookedTransformer) else {}
-        self.obstacle = obstacle(model, self.places)
         with torch.no_grad():
+            self.obstacle = obstacle(model, self.places, self.tokens)
             self._run_base()
 
     def _run_base(self) -> None:
         self.base: BaseRun | None = None
         edits = [change for change in self.base_changes if isinstance(change, Edit)]
-        if self.obstacle is None and len(edits) == len(self.base_changes):
+        if self.obstacle is None and all(map(self._is_kept_by_a_base_run, self.base_changes)):
             assert isinstance(self.model, HookedTransformer)
             self.base = BaseRun(self.model, self.tokens, self.places, edits)
             logits = self.base.logits
@@ -91,6 +91,36 @@ class Experiment:
     # ---- cells -------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
+    def capture(self, cells: Sequence[Cell], sites: Sequence[str]) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
+        """What passes these sites [batch, pos, ...] in the base run, and in each cell, where it differs."""
+        known = all(site in self.places and self.places[site].dims[:2] == ("batch", "pos") for site in sites)
+        if self.base is None or not known or not all(map(self._is_known, cells)):
+            return self._captured_by_whole_forwards(cells, sites)
+        base = BaseRun(self.base.model, self.tokens, self.places, self.base.edits, sites)
+        self.spent.forwards += 1
+        edits = [_edits(cell) for cell in cells]
+        planner = Planner(base, self.places, EVERYTHING.interval(base.n_pos))
+        routes = [route for route in (planner.route(i, own) for i, own in enumerate(edits)) if route.steps]
+        found: list[dict[str, Tensor]] = [{} for _ in cells]
+        for batch in batches(routes, self.budget, base, self.reads):
+            this = Pass(base, self.places, edits, batch)
+            for cell, values in this.capture().items():
+                found[cell] = values
+            self.spent.add(this.spent)
+        return base.kept, found
+
+    def _captured_by_whole_forwards(
+        self, cells: Sequence[Cell], sites: Sequence[str]
+    ) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
+        found = []
+        for cell in [(), *cells]:
+            kept: dict[str, Any] = dict.fromkeys(sites)
+            list(whole_forwards(self.model, self.tokens, [cell], self.base_changes, 1, kept))
+            self.spent.forwards += 1
+            found.append(kept)
+        return found[0], found[1:]
+
+    @torch.no_grad()
     def run(
         self, cells: Sequence[Cell], title: str = "patching", progress: bool = True
     ) -> Iterator[tuple[int, Scores]]:
@@ -119,13 +149,18 @@ class Experiment:
                 yield from self._staircase(cells, left, EVERYTHING, title, progress)
         yield from self._whole(cells, others, title, progress)
 
+    def _is_kept_by_a_base_run(self, change: Change) -> bool:
+        """Whether rows that differ from a base run have this change of it: as it is before the blocks, or made again."""
+        before = not any((point.name or "").startswith("blocks.") for point in self.model.points(change.site))
+        return isinstance(change, Edit) and (change.site in self.places or before)
+
     def _is_known(self, cell: Cell) -> bool:
         return all(isinstance(change, Edit) and change.site in self.places for change in cell)
 
     def _why_not(self, cell: Cell) -> str:
         if self.obstacle is not None:
             return self.obstacle
-        odd = next((change for change in (*self.base_changes, *cell) if not self._is_known([change])), None)
+        odd = next((change for change in (*cell, *self.base_changes) if not self._is_known([change])), None)
         if isinstance(odd, Edit):
             return f"nothing is known of what a change at '{odd.site}' reaches"
         return "nothing is known of what a function of a whole value changes"
@@ -178,8 +213,9 @@ class Experiment:
     def _whole(
         self, cells: Sequence[Cell], others: Sequence[int], title: str, progress: bool
     ) -> Iterator[tuple[int, Scores]]:
-        n_cells = 1 if self._has_hooks else self.budget.cells_of_whole_forwards(self.model, self.shape)
         chosen = [cells[i] for i in others]
+        together = not self._has_hooks and all(map(self._is_by_row, {c.site for cell in (self.base_changes, *chosen) for c in cell}))
+        n_cells = self.budget.cells_of_whole_forwards(self.model, self.shape) if together else 1
         with _bar(title, len(chosen), progress and bool(chosen)) as bar:
             for i, logits in whole_forwards(self.model, self.tokens, chosen, self.base_changes, n_cells):
                 self.spent.forwards += 1
@@ -189,10 +225,17 @@ class Experiment:
     @property
     def _has_hooks(self) -> bool:
         """Whether somebody else's hooks are there, which may rely on the number of rows."""
-        return any(point.is_listening for point in self.model.hook_points())
+        return any(
+            module.is_listening if isinstance(module, HookPoint) else _has_torch_hooks(module)
+            for module in self.model.modules()
+        )
+
+    def _is_by_row(self, site: str) -> bool:
+        """Whether a site's rows are those of the batch; those of experts are tokens."""
+        return all(point.dims[:1] == ("batch",) for point in self.model.points(site))
 
 
-def obstacle(model: HookedRootModule, known: Mapping[str, Place]) -> str | None:
+def obstacle(model: HookedRootModule, known: Mapping[str, Place], tokens: Tensor) -> str | None:
     """Why nothing can be said of what changes reach in this model as it stands; None if it can."""
     if not isinstance(model, HookedTransformer):
         return f"a {type(model).__name__} is not a causal decoder"
@@ -206,6 +249,8 @@ def obstacle(model: HookedRootModule, known: Mapping[str, Place]) -> str | None:
         return f"'{foreign}' is a module of somebody else's"
     if not all(module.causal for module in model.modules() if isinstance(module, Attend)):
         return "its tokens see later ones"
+    if model.embedded(tokens)[2].real is not None:
+        return "the prompts are padded"
     return None
 
 
@@ -215,7 +260,11 @@ def _is_ours(module: nn.Module) -> bool:
     containers = (nn.Identity, nn.ModuleList, nn.ParameterList)
     return (
         kind.__module__.startswith("hooked_lm.") or kind in containers or kind.__module__ == nn.ReLU.__module__
-    ) and (isinstance(module, HookPoint) or not (module._forward_hooks or module._forward_pre_hooks))
+    ) and (isinstance(module, HookPoint) or not _has_torch_hooks(module))
+
+
+def _has_torch_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _edits(cell: Sequence[Change]) -> list[Edit]:

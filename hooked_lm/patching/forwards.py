@@ -8,18 +8,28 @@ from torch import Tensor
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.patching.edits import Cell, Change, write_all
 
+Keep = dict[str, Any]  # site -> what passed there
+
 
 def whole_forwards(
-    model: HookedRootModule, tokens: Tensor, cells: Sequence[Cell], base: Cell, n_cells: int
+    model: HookedRootModule, tokens: Tensor, cells: Sequence[Cell], base: Cell, n_cells: int, keep: Keep | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Each cell's index and output [batch, ...], `n_cells` of them in one pass."""
+    """Each cell's index and output [batch, ...], `n_cells` of them in one pass; what passes the sites of `keep` goes there."""
     n_prompts = tokens.shape[0]
     for start in range(0, len(cells), n_cells):
         batch = [[*base, *cell] for cell in cells[start : start + n_cells]]
         sites = dict.fromkeys(change.site for cell in batch for change in cell)
-        hooks = [(site, _writer(site, batch, n_prompts)) for site in sites]
+        hooks: list[tuple[str, Any]] = [(site, _writer(site, batch, n_prompts)) for site in sites]
+        hooks += [] if keep is None else [(site, _keeper(keep)) for site in keep]
         outputs = model.run_with_hooks(tokens.repeat(len(batch), 1), fwd_hooks=hooks)
         yield from enumerate(outputs.unflatten(0, (len(batch), n_prompts)), start)
+
+
+def _keeper(keep: Keep) -> Callable[..., None]:
+    def put(value: Tensor, hook: Any) -> None:
+        keep[hook.name] = value
+
+    return put
 
 
 def _writer(site: str, batch: Sequence[Sequence[Change]], n_prompts: int) -> Callable[..., Tensor]:

@@ -37,9 +37,18 @@ def reads_of(
     metrics: Sequence[Callable[[Tensor], Any]], logits: Float[Tensor, "batch pos d_vocab"]
 ) -> tuple[Reads, list[Any]]:
     """What these metrics read of the logits, and what they make of them."""
-    recorder = _Recorder.over(logits)
-    values = [metric(recorder) for metric in metrics]
-    return recorder.reads(), values
+    taken: list[Index | None] = []
+    values = [metric(_Recorder.over(logits.clone(), taken)) for metric in metrics]  # who may edit them in place
+    return _reads(taken, logits.shape), values
+
+
+def _reads(taken: Sequence[Index | None], shape: torch.Size) -> Reads:
+    """What these indices take together; everything, if they say nothing, or take nothing."""
+    if not taken or None in taken:
+        return EVERYTHING
+    axes = [[places_of(index[axis], shape[axis]) for index in taken if index is not None] for axis in (1, 2)]
+    found = [None if None in axis else tuple(sorted({i for some in axis for i in some or ()})) for axis in axes]
+    return EVERYTHING if () in found else Reads(*found)
 
 
 def served(
@@ -60,20 +69,10 @@ class _Recorder(Tensor):
     _taken: list[Index | None]
 
     @classmethod
-    def over(cls, logits: Tensor) -> "_Recorder":
+    def over(cls, logits: Tensor, taken: list[Index | None]) -> "_Recorder":
         recorder = logits.detach().as_subclass(cls)
-        recorder._taken = []
+        recorder._taken = taken
         return recorder
-
-    def reads(self) -> Reads:
-        if not self._taken or None in self._taken:
-            return EVERYTHING
-        axes = [
-            [places_of(index[axis], self.shape[axis]) for index in self._taken if index is not None] for axis in (1, 2)
-        ]
-        return Reads(
-            *(None if None in axis else tuple(sorted({i for some in axis for i in some or ()})) for axis in axes)
-        )
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -94,11 +94,11 @@ class Planner:
             spans[self.places[edit.site].stage in REACHES_LATER].append(edit.span(self.n_pos))
         telling, asking = union(came, *spans[True]), union(came, *spans[True], *spans[False])
         own, borrowed = telling, self.lenders[layer]
-        if any(self.places[edit.site].ends_sublayer and edit.covers(self.n_pos) for edit in edits):
-            telling = own = NONE  # nobody sees what the tokens told
-        elif borrowed is not None:
+        if borrowed is not None:
             own, telling = NONE, before[borrowed - first].telling if borrowed >= first else NONE
-        if telling != NONE:
+        # where all that was mixed is exchanged for something else, nobody sees what the tokens told
+        is_replaced = any(self.places[edit.site].ends_sublayer and edit.covers(self.n_pos) for edit in edits)
+        if telling != NONE and not is_replaced:
             asking = union(asking, (telling[0], self.n_pos))
         if layer == self.n_layers - 1:
             asking = overlap(asking, self.reads)
@@ -125,18 +125,33 @@ class Pass:
     def run(self, tokens: Tensor | None) -> Iterator[tuple[int, Interval, Tensor]]:
         """Of each cell the positions that are read, and their logits [batch, pos, token]; of all tokens, or of these."""
         model = self.base.model
-        packed: Tensor | None = None
         with model.hooks(fwd_hooks=[(site, self._write) for site in self.by_site]):
-            for layer in range(min(route.first for route in self.routes), len(model.blocks)):
-                packed = model.blocks[layer](self._entered(layer, packed), self.context)
-                self.spent.count(self.base.costs[layer], self.context)
-            packed = self._entered(len(model.blocks), packed)
+            packed = self._entered(len(model.blocks), self._through(len(model.blocks)))
             normalized = model.ln_final(packed).to(model.embed.W_E.dtype)
             logits = model.unembed(normalized) if tokens is None else model.unembed.some(normalized, tokens)
-            self.spent.flops += 2 * logits.numel() * normalized.shape[-1] + self.context.attention_flops
+            self.spent.flops += 2 * logits.numel() * normalized.shape[-1]
         for run, rows in zip(self.context.runs, self.context.asked.parts(logits), strict=True):
             for index, of_cell in zip(run.cells, rows.unflatten(0, (-1, self.base.n_prompts)), strict=True):
                 yield self.routes[index].cell, run.steps.asking, of_cell
+
+    def capture(self) -> dict[int, dict[str, Tensor]]:
+        """What passes the sites that the base run kept, [batch, pos, ...], of each cell that has joined there."""
+        self.captured: dict[int, dict[str, Tensor]] = {route.cell: {} for route in self.routes}
+        sites = list(self.base.kept)
+        stop = 1 + max(self.places[site].layer for site in sites)
+        hooks = [(site, self._write) for site in self.by_site] + [(site, self._keep) for site in sites]
+        with self.base.model.hooks(fwd_hooks=hooks):
+            self._through(min(stop, len(self.base.model.blocks)))
+        return self.captured
+
+    def _through(self, stop: int) -> Tensor | None:
+        """The stream before a layer, packed."""
+        packed: Tensor | None = None
+        for layer in range(min(route.first for route in self.routes), stop):
+            packed = self.base.model.blocks[layer](self._entered(layer, packed), self.context)
+            self.spent.count(self.base.costs[layer], self.context)
+        self.spent.flops += self.context.attention_flops
+        return packed
 
     def _entered(self, layer: int, packed: Tensor | None) -> Tensor:
         """The tokens that the layer reads: what came from the one below, and the stream of the base run."""
@@ -166,16 +181,30 @@ class Pass:
         """Make the changes of all cells at a site."""
         place = self.places[hook.name]
         for index, edit in self.by_site[hook.name]:
-            run, cell = self.where[index]
-            if self.context.current not in (None, run):
-                continue  # of rows that are not in sight
-            steps = self.context.runs[run].steps
-            if place.stage in (Stage.MEETING, Stage.FOLLOWING):
-                rows, interval = value, steps.asking if place.stage is Stage.MEETING else steps.reading
-            else:
-                rows, interval = self._packing(place.stage).part(value, run), getattr(steps, PART_OF[place.stage])
-            of_cell = rows[cell * self.base.n_prompts : (cell + 1) * self.base.n_prompts]
-            edit.write(of_cell, place.dims, interval[0], self.base.n_pos)
+            if (found := self._rows(place, index, value)) is not None:
+                edit.write(found[0], place.dims, found[1], self.base.n_pos)
+
+    def _keep(self, value: Tensor, hook: Any) -> None:
+        """Keep what each cell has at a site."""
+        place = self.places[hook.name]
+        for index in self.where:
+            if (found := self._rows(place, index, value)) is not None:
+                whole, (rows, start) = self.base.kept[hook.name].clone(), found
+                whole[:, start : start + rows.shape[1]] = rows
+                self.captured[self.routes[index].cell][hook.name] = whole
+
+    def _rows(self, place: Place, index: int, value: Tensor) -> tuple[Tensor, int] | None:
+        """Of a value at a site the rows of a cell, a view, and the position with which they begin; None if they are not in
+        sight."""
+        run, cell = self.where[index]
+        if self.context.current not in (None, run):
+            return None
+        steps = self.context.runs[run].steps
+        if place.stage in (Stage.MEETING, Stage.FOLLOWING):
+            rows, interval = value, steps.asking if place.stage is Stage.MEETING else steps.reading
+        else:
+            rows, interval = self._packing(place.stage).part(value, run), getattr(steps, PART_OF[place.stage])
+        return rows[cell * self.base.n_prompts : (cell + 1) * self.base.n_prompts], interval[0]
 
     def _packing(self, stage: Stage) -> Packing:
         return {Stage.READING: self.context.read, Stage.TELLING: self.context.told}.get(stage, self.context.asked)

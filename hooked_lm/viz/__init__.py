@@ -1,12 +1,12 @@
 """Pictures and pages: tensors and strings become plotly figures, and figures one HTML file that needs no network.
 
-`heatmap` and `attention_patterns` draw; `report` writes a page of `Section`s, whose parts are text, tables (pandas),
+`heatmap`, `bars` and `attention_patterns` draw; `report` writes a page of `Section`s, whose parts are text, tables (pandas),
 figures (plotly, alone or as a `Plate` with a caption), `Facts` and `TokenStrip`s.
 """
 
 from hooked_lm.viz.page import Section, check_writable, report
 from hooked_lm.viz.parts import Facts, Plate, TokenStrip
-from hooked_lm.viz.plots import attention_patterns, heatmap, token_label, visible
+from hooked_lm.viz.plots import attention_patterns, bars, heatmap, token_label, visible
 
 __all__ = [
     "Facts",
@@ -14,6 +14,7 @@ __all__ = [
     "Section",
     "TokenStrip",
     "attention_patterns",
+    "bars",
     "check_writable",
     "heatmap",
     "report",

@@ -96,6 +96,7 @@ figcaption {{ font: 14px/1.5 var(--sans); color: var(--faint); max-width: 56em; 
 .facts {{ display: flex; flex-wrap: wrap; gap: 20px 56px; margin: 28px 0; }}
 .facts dt {{ font: 13px/1.4 var(--sans); color: var(--faint); }}
 .facts dd {{ margin: 0; font: 600 28px/1.3 var(--sans); font-variant-numeric: tabular-nums; letter-spacing: -.02em; }}
+.facts dd.note {{ font: 13px/1.4 var(--sans); color: var(--faint); letter-spacing: 0; }}
 .strip {{ display: flex; align-items: baseline; margin: 0 0 8px; font: 14px/1.5 var(--sans); }}
 .strip b {{ flex: 0 0 88px; font-weight: 400; color: var(--faint); }}
 .tokens {{ display: flex; flex-wrap: wrap; gap: 4px; }}

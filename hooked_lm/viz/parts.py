@@ -3,7 +3,7 @@
 import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, TypeAlias
 
@@ -25,9 +25,10 @@ class Plate:
 
 @dataclass(frozen=True)
 class Facts:
-    """A few figures that stand out, each with what it is: `Facts({"prompt pairs": "8"})`."""
+    """A few figures that stand out, each with what it is: `Facts({"prompt pairs": "8"})`; `notes` stand below them."""
 
     items: Mapping[str, str]
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,7 @@ def part_html(part: object, figure_id: str) -> str:
     if isinstance(part, Plate):
         return _plate(part, figure_id)
     if isinstance(part, Facts):
-        facts = (f"<div><dt>{text_html(k)}</dt><dd>{text_html(v)}</dd></div>" for k, v in part.items.items())
-        return f'<dl class="facts">{"".join(facts)}</dl>'
+        return f'<dl class="facts">{"".join(_fact(name, part) for name in part.items)}</dl>'
     if isinstance(part, TokenStrip):
         return _strip(part)
     raise TypeError(
@@ -70,6 +70,11 @@ def text_html(text: str) -> str:
     '<code>a &lt; b</code> &amp; more'
     """
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
+
+
+def _fact(name: str, facts: Facts) -> str:
+    note = f'<dd class="note">{text_html(facts.notes[name])}</dd>' if name in facts.notes else ""
+    return f"<div><dt>{text_html(name)}</dt><dd>{text_html(facts.items[name])}</dd>{note}</div>"
 
 
 def _plate(plate: Plate, figure_id: str) -> str:

@@ -5,7 +5,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
+import torch
 from jaxtyping import Float
 from plotly.subplots import make_subplots
 from torch import Tensor
@@ -20,6 +22,8 @@ SEQUENTIAL = [(0.0, "#ffffff"), (0.15, "#dbe8f3"), (0.45, "#8db5d8"), (0.75, "#3
 MINUS = "\N{MINUS SIGN}"
 VISIBLE = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍", "\u00a0": "⍽"})
 SPACES = re.compile("^ +| +$| {2,}")
+UP, DOWN = "#386fa8", "#c8694c"
+FROM_TO = "<br>%{customdata[0]:.3f} to %{customdata[1]:.3f}"
 
 
 def visible(token: str, longest: int = 16) -> str:
@@ -51,6 +55,7 @@ def heatmap(
     value_name: str = "",
     show_values: bool = False,
     limit: float | None = None,
+    interval: tuple[Float[Tensor, "row column"], Float[Tensor, "row column"]] | None = None,
 ) -> go.Figure:
     """A matrix in colours that diverge from white at zero; row 0 is at the top, NaN is left empty.
 
@@ -59,8 +64,9 @@ def heatmap(
         value_name: what the numbers are, beside the colour bar.
         show_values: write each number into its cell, with two decimals and unless it rounds to zero.
         limit: the size of number that gets the full colour; that of the largest number if None.
+        interval: the lowest and the highest value that are plausible for each cell; shown where one points.
 
-    Raises ValueError for the wrong number of labels.
+    Raises ValueError for the wrong number of labels, or an interval of another shape.
 
     >>> import torch
     >>> figure = heatmap(torch.tensor([[0.0, 0.5], [-1.0, 0.0]]), x_labels=[" a", " a"], title="Effect")
@@ -80,7 +86,8 @@ def heatmap(
         texttemplate="%{text}" if show_values else None,
         textfont={"size": 11},
         colorbar=_colour_bar(value_name),
-        hovertemplate="%{y}<br>%{x}<br><b>%{z:.3f}</b><extra></extra>",
+        customdata=_ends(matrix, interval),
+        hovertemplate=f"%{{y}}<br>%{{x}}<br><b>%{{z:.3f}}</b>{FROM_TO if interval else ''}<extra></extra>",
         xgap=1,
         ygap=1,
     )
@@ -91,6 +98,53 @@ def heatmap(
     _style(figure, title, height=max(140, 34 * n_rows) + top + bottom, margin={"t": top, "b": bottom})
     figure.update_xaxes(x_axis)
     figure.update_yaxes(y_axis, autorange="reversed")
+    return figure
+
+
+def bars(
+    values: Float[Tensor, " bar"],
+    labels: Sequence[Any] | None = None,
+    interval: tuple[Float[Tensor, " bar"], Float[Tensor, " bar"]] | None = None,
+    title: str = "",
+    x_title: str = "",
+    y_title: str = "",
+) -> go.Figure:
+    """Numbers side by side, from zero up or down, each with the interval in which it plausibly lies.
+
+    Args:
+        labels: one for each bar; equal labels stay apart. Indices if None.
+        interval: the lowest and the highest plausible value of each bar.
+
+    Raises ValueError for the wrong number of labels, or an interval of another shape.
+
+    >>> import torch
+    >>> figure = bars(torch.tensor([0.5, -0.25]), ["1.7", "2.1"], (torch.tensor([0.25, -0.5]), torch.tensor([1.0, 0.0])))
+    >>> figure.data[0].error_y.array, figure.data[0].error_y.arrayminus
+    (array([0.5 , 0.25], dtype=float32), array([0.25, 0.25], dtype=float32))
+    """
+    numbers = values.detach().float().cpu()
+    ends = _ends(numbers, interval)
+    trace = go.Bar(
+        x=list(range(len(numbers))),
+        y=numbers.numpy(),
+        marker={"color": [DOWN if number < 0 else UP for number in numbers.tolist()]},
+        customdata=ends,
+        hovertemplate=f"%{{x}}<br><b>%{{y:.3f}}</b>{FROM_TO if interval else ''}<extra></extra>",
+        width=0.6,
+    )
+    if ends is not None:
+        low, high = ends[..., 0], ends[..., 1]
+        below, above = numbers.numpy() - low, high - numbers.numpy()
+        style = {"color": INK, "thickness": 1.2, "width": 5}
+        trace.error_y = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, **style}
+    x_axis = _turn_long_labels(_axis(labels, len(numbers), "bars", x_title))
+    top, bottom = 56 if title else 12, _room_below(x_axis)
+    figure = go.Figure(trace)
+    _style(figure, title, height=200 + top + bottom, margin={"t": top, "b": bottom})
+    y_axis_title = {"text": html.escape(y_title, quote=False), "font": {"size": 12, "color": FAINT}}
+    figure.update_layout(plot_bgcolor="#ffffff")
+    figure.update_xaxes(x_axis)
+    figure.update_yaxes(gridcolor=GRID, zerolinecolor=FAINT, tickfont={"size": 11}, title=y_axis_title)
     return figure
 
 
@@ -147,6 +201,17 @@ def attention_patterns(
     figure.update_annotations(font={"size": 13, "color": INK})
     figure.update_layout(coloraxis={"colorscale": SEQUENTIAL, "cmin": 0, "cmax": 1, "colorbar": bar})
     return figure
+
+
+def _ends(values: Float[Tensor, "*shape"], interval: tuple[Tensor, Tensor] | None) -> Float[np.ndarray, "*shape 2"] | None:
+    """Both ends of the interval of each value, for hover texts; raises ValueError for those of other values."""
+    if interval is None:
+        return None
+    for end in interval:
+        if end.shape != values.shape:
+            raise ValueError(f"an interval of {list(end.shape)} for values {list(values.shape)}")
+    ends: np.ndarray = torch.stack([end.detach().float().cpu() for end in interval], -1).numpy()
+    return ends
 
 
 def _axis(labels: Sequence[Any] | None, length: int, what: str, title: str) -> dict[str, Any]:

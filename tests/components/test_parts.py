@@ -97,8 +97,8 @@ def test_backward_rotary_undoes_rotary(scaling: LinearScaling | None) -> None:
 
 def test_only_a_share_of_the_pairs_turns() -> None:
     some, every = ProportionalScaling(0.4, factor=2.0), LinearScaling(2.0)
-    cos, sin = Rotary(16, 100.0, scaling=some).angles(torch.arange(6)[None], 6)
-    expected, _ = Rotary(16, 100.0, scaling=every).angles(torch.arange(6)[None], 6)
+    cos, sin = Rotary(16, 100.0, adjacent_pairs=True, scaling=some).angles(torch.arange(6)[None], 6)
+    expected, _ = Rotary(16, 100.0, adjacent_pairs=True, scaling=every).angles(torch.arange(6)[None], 6)
     torch.testing.assert_close(cos[..., :3], expected[..., :3])
     assert (cos[..., 3:] == 1).all()
     assert (sin[..., 3:] == 0).all()

@@ -1,0 +1,279 @@
+"""Path patching: what a head or an MLP says to others along direct paths (Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill
+et al. 2023, arXiv:2304.05969)."""
+
+import os
+from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hooked_lm.hooks import HookedRootModule
+from hooked_lm.patching.edits import Cell, Edit
+from hooked_lm.patching.engine import Experiment
+from hooked_lm.patching.prompts import Prompts, aligned, site_of_layer, tokens_of, values_of
+from hooked_lm.patching.result import Label, SweepResult
+from hooked_lm.patching.study import Metrics, Study, SweepInterrupted
+
+Sender = tuple[int, int | str]  # (layer, head), or (layer, "mlp")
+Receiver = tuple[int, int | str] | tuple[int, int, str]  # (layer, head, "q"), or (layer, head), or (layer, "mlp")
+Placed = Sequence[tuple[Sender, tuple[int, ...]]]  # senders, each with its place in the grid
+INPUTS = ("q", "k", "v")
+
+
+def path_patch(
+    model: HookedRootModule,
+    corrupted: Prompts,
+    clean: Prompts,
+    receivers: str | Sequence[Receiver],
+    senders: str | Sequence[Sender] = "heads",
+    *,
+    metric: Metrics,
+    freeze: str = "attention",
+    batch_size: int | str = "auto",
+    progress: bool = True,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> SweepResult:
+    """What each sender's clean output changes by way of the receivers' inputs alone.
+
+    For each sender there are two runs. In the first its output is that of the clean run, and what lies between it and the
+    receivers is held at the corrupted run: the outputs of attention, or of attention and MLPs. So the receivers read the
+    sender's change directly, or through MLPs. In the second these inputs are put into the corrupted run, and everything
+    behind the receivers follows.
+
+    Args:
+        corrupted, clean: texts or ids [batch, pos], as many prompts and tokens each.
+        receivers: (layer, head, "q" | "k" | "v"), (layer, head) for all three, or (layer, "mlp"); all together receive.
+            Keys and values of a grouped-query model are those of the head's key/value head. Or "logits": there is one
+            run, in which everything behind the sender is held, and the logits hear it.
+        senders: "heads" (all that stand before the last receiver), "mlps", or a list of (layer, head) and (layer, "mlp").
+        freeze: "attention" lets MLPs pass the change on, "all" holds them too.
+        metric, batch_size, progress, checkpoint: as for `sweep`.
+
+    Returns a SweepResult with the axes layer and head, layer, or sender; a sender that no receiver can hear has the value of
+    the corrupted run. Raises ValueError for an empty list, a word that is none of these, and a receiver that has no such
+    input; IndexError for a layer or head that does not exist.
+
+    >>> from hooked_lm import HookedTransformer, patching
+    >>> from hooked_lm.analysis import metrics
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> clean, corrupted = "When Mary and John left, John", "When Mary and John left, Mary"
+    >>> answers = metrics.logit_difference(model.to_single_token(" Mary"), model.to_single_token(" John"))
+    >>> result = patching.path_patch(model, corrupted, clean, receivers=[(3, 0, "q")], metric=answers)
+    >>> result.mean.shape == (model.cfg.n_layers, model.cfg.n_heads)
+    True
+    """
+    paths = Paths(model, corrupted, clean, freeze, batch_size)
+    axes, places = _senders(model, senders)
+    if isinstance(receivers, str):
+        if receivers != "logits":
+            raise ValueError(f"receivers must be 'logits' or a list, got {receivers!r}")
+        cells = {place: paths.cell(sender) for sender, place in places}
+    else:
+        cells = paths.to_inputs(places, receivers)
+    study = Study(axes, cells, title="patching paths")
+    return study.carry_out(model, paths.tokens, metric, paths.clean, batch_size, progress, checkpoint)
+
+
+def head_to_head(
+    model: HookedRootModule,
+    corrupted: Prompts,
+    clean: Prompts,
+    *,
+    metric: Metrics,
+    freeze: str = "all",
+    inputs: Sequence[str] = INPUTS,
+    batch_size: int | str = "auto",
+    progress: bool = True,
+) -> SweepResult:
+    """The path from every head to the queries, keys and values of every later head, one path at a time.
+
+    As `path_patch` with one sender and one receiver in each cell, for all pairs. Axes: input, layer and head of the sender
+    ("from_layer", "from_head"), and of the receiver ("layer", "head"); NaN where the receiver does not come later. Keys and
+    values of a grouped-query model are those of key/value heads, and the last of its heads are NaN there. Raises as
+    `path_patch`; an interrupt raises SweepInterrupted with what there is.
+
+    >>> from hooked_lm import HookedTransformer, patching
+    >>> from hooked_lm.analysis import metrics
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> clean, corrupted = "Mary and John left, John", "Mary and John left, Mary"
+    >>> answers = metrics.logit_difference(model.to_single_token(" Mary"), model.to_single_token(" John"))
+    >>> result = patching.head_to_head(model, corrupted, clean, metric=answers, inputs=["q"], progress=False)
+    >>> list(result.axes)
+    ['input', 'from_layer', 'from_head', 'layer', 'head']
+    """
+    if not inputs or not set(inputs) <= set(INPUTS):
+        raise ValueError(f"inputs must be some of {', '.join(INPUTS)}, got {list(inputs)}")
+    paths = Paths(model, corrupted, clean, freeze, batch_size)
+    n_layers, n_heads = _size(model)
+    all_axes: dict[str, Sequence[Label]] = {"input": list(inputs), "from_layer": [], "from_head": list(range(n_heads))}
+    all_axes |= {"layer": list(range(n_layers)), "head": list(range(n_heads))}
+    parts: list[SweepResult] = []
+    try:
+        for layer in range(n_layers):
+            axes = {**all_axes, "from_layer": [layer]}
+            study = Study(axes, paths.pairs(layer, inputs), title=f"paths from layer {layer}")
+            if study.cells:
+                parts.append(study.carry_out(model, paths.tokens, metric, paths.clean, batch_size, progress))
+    except SweepInterrupted as interrupt:
+        raise SweepInterrupted(_joined([*parts, interrupt.result], n_layers)) from None
+    return _joined(parts, n_layers)
+
+
+class Paths:
+    """The two runs between which paths are patched, and what receivers hear of a sender."""
+
+    def __init__(
+        self, model: Any, corrupted: Prompts, clean: Prompts, freeze: str, batch_size: int | str = "auto"
+    ) -> None:
+        if freeze not in ("attention", "all"):
+            raise ValueError(f"freeze must be 'attention' or 'all', got {freeze!r}")
+        self.model, self.freeze = model, freeze
+        self.tokens, self.clean = tokens_of(model, corrupted, "corrupted"), tokens_of(model, clean, "clean")
+        aligned(self.tokens, self.clean)
+        self.n_layers, self.n_heads = _size(model)
+        self.sites = {
+            (name, layer): site
+            for name, layer in product(
+                ("z", "attn_out", "mixer_out", "mlp_out", *INPUTS, "mlp_in"), range(self.n_layers)
+            )
+            if (site := site_of_layer(model, name, layer)) is not None
+        }
+        self.experiment = Experiment(model, self.tokens, [_nothing], batch_size=batch_size)
+        self.clean_values = values_of(model, self.clean, self._named("z", "mlp_out"))
+        between = self._named("attn_out", "mixer_out", *(["mlp_out"] if freeze == "all" else []))
+        self.held = values_of(model, self.tokens, between)
+
+    def _named(self, *names: str) -> list[str]:
+        return [site for (name, _), site in self.sites.items() if name in names]
+
+    def inputs(self, receiver: Receiver) -> list[tuple[str, tuple[int, ...]]]:
+        """The sites that a receiver reads, each with the index of its head."""
+        layer, part = self._layer(receiver[0]), receiver[1]
+        if isinstance(part, str):
+            return [(self._site("mlp_in" if part == "mlp" else part, layer), ())]
+        kinds = INPUTS if len(receiver) == 2 else (str(receiver[2]),)
+        if not set(kinds) <= set(INPUTS):
+            raise ValueError(f"a head receives through q, k or v, got {kinds[0]!r}")
+        head = _in_range(part, self.n_heads, "head")
+        return [(site := self._site(kind, layer), (self._head_there(site, head),)) for kind in kinds]
+
+    def _site(self, name: str, layer: int) -> str:
+        if (name, layer) not in self.sites:
+            raise ValueError(f"layer {layer} has no site '{name}', so it cannot receive there")
+        return self.sites[name, layer]
+
+    def _layer(self, layer: int) -> int:
+        return _in_range(layer, self.n_layers, "layer")
+
+    def _head_there(self, site: str, head: int) -> int:
+        """The index of a head at a site, where several may share one of keys and values."""
+        if "kv_head" not in self.model.hook_dict[site].dims:
+            return head
+        return head * self.n_kv(site) // self.n_heads
+
+    def n_kv(self, site: str) -> int:
+        """How many heads there are at a site of queries, keys or values."""
+        attn = self.model.blocks[self.model.hook_dict[site].layer()].attn
+        return attn.n_kv if "kv_head" in self.model.hook_dict[site].dims else self.n_heads
+
+    def cell(self, sender: Sender) -> Cell:
+        """The sender's clean output, and everything between it and the receivers as it was."""
+        layer, part = self._layer(sender[0]), sender[1]
+        is_mlp = part == "mlp"
+        rest = () if isinstance(part, str) else (_in_range(part, self.n_heads, "head"),)
+        name = "mlp_out" if is_mlp else "z"
+        if (name, layer) not in self.sites or (isinstance(part, str) and not is_mlp):
+            raise ValueError(f"layer {layer} has nothing to send at {part!r}")
+        site = self.sites[name, layer]
+        cell: list[Edit] = [Edit(site, self.clean_values[site], None, rest)]
+        for (between, later), held in self.sites.items():
+            comes_later = later > layer or (later == layer and between == "mlp_out" and not is_mlp)
+            if held in self.held and comes_later:
+                cell.append(Edit(held, self.held[held]))
+        return cell
+
+    def to_inputs(self, places: Placed, receivers: Sequence[Receiver]) -> dict[tuple[int, ...], Cell]:
+        """For each sender what the receivers then read."""
+        inputs = [found for receiver in receivers for found in self.inputs(receiver)]
+        if not inputs:
+            raise ValueError("receivers is empty: name at least one")
+        heard = self.heard([sender for sender, _ in places], [site for site, _ in inputs])
+        return {
+            place: [Edit(site, values[site], None, rest) for site, rest in inputs if site in values]
+            for (_, place), values in zip(places, heard, strict=True)
+        }
+
+    def heard(self, senders: Sequence[Sender], sites: Sequence[str]) -> list[dict[str, Tensor]]:
+        """What passes the receivers' sites, for each sender; sites that it does not reach are left out."""
+        names = list(dict.fromkeys(sites))
+        return self.experiment.capture([self.cell(sender) for sender in senders], names)[1]
+
+    def pairs(self, layer: int, inputs: Sequence[str]) -> dict[tuple[int, ...], Cell]:
+        """The cells of all paths from the heads of a layer, by input, sender and receiver."""
+        later = range(layer + 1, self.n_layers)
+        sites = {
+            (i, to_layer): self.sites[kind, to_layer]
+            for (i, kind), to_layer in product(enumerate(inputs), later)
+            if (kind, to_layer) in self.sites
+        }
+        if ("z", layer) not in self.sites or not sites:
+            return {}
+        cells: dict[tuple[int, ...], Cell] = {}
+        for head, values in enumerate(
+            self.heard([(layer, head) for head in range(self.n_heads)], list(sites.values()))
+        ):
+            for (i, to_layer), site in sites.items():
+                for to_head in range(values[site].shape[2]) if site in values else ():
+                    cells[i, 0, head, to_layer, to_head] = [Edit(site, values[site], None, (to_head,))]
+        return cells
+
+
+def _senders(model: Any, senders: str | Sequence[Sender]) -> tuple[dict[str, list[Label]], Placed]:
+    """The axes of the senders, and each with its place in the grid."""
+    n_layers, n_heads = _size(model)
+    layers = list(range(n_layers))
+    if isinstance(senders, str):
+        if senders not in ("heads", "mlps"):
+            raise ValueError(f"senders must be 'heads', 'mlps' or a list, got {senders!r}")
+        name = "z" if senders == "heads" else "mlp_out"
+        there = [layer for layer in layers if site_of_layer(model, name, layer) is not None]
+        if senders == "mlps":
+            return {"layer": list(layers)}, [((layer, "mlp"), (layer,)) for layer in there]
+        heads = range(n_heads)
+        return {"layer": list(layers), "head": list(heads)}, [(both, both) for both in product(there, heads)]
+    if not senders:
+        raise ValueError("senders is empty: name at least one")
+    return {"sender": [f"{layer}.{part}" for layer, part in senders]}, [(s, (i,)) for i, s in enumerate(senders)]
+
+
+def _size(model: Any) -> tuple[int, int]:
+    return model.cfg.n_layers, model.cfg.n_heads
+
+
+def _in_range(index: int, size: int, what: str) -> int:
+    if not -size <= index < size:
+        raise IndexError(f"{what} {index} is out of range: there are {size}, so {-size} to {size - 1}")
+    return index % size
+
+
+def _nothing(logits: Tensor) -> Tensor:
+    """The metric of a run whose logits nobody reads."""
+    return logits[:, -1, 0]
+
+
+def _joined(parts: Iterable[SweepResult], n_layers: int) -> SweepResult:
+    """Results with one layer of senders each as one; NaN for layers without a path."""
+    parts = list(parts)
+    first = parts[0]
+    axis = list(first.axes).index("from_layer")
+    shape = list(first.values.shape)
+    shape[axis] = n_layers
+    values = torch.full(shape, torch.nan)
+    cost: dict[str, int | float] = dict.fromkeys(first.cost or (), 0)
+    for part in parts:
+        values.select(axis, int(part.axes["from_layer"][0])).copy_(part.values.squeeze(axis))
+        cost = {name: spent + (part.cost or {})[name] for name, spent in cost.items()}
+    axes = {**first.axes, "from_layer": list(range(n_layers))}
+    return SweepResult(values, axes, first.corrupted, first.clean, cost)

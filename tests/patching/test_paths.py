@@ -1,0 +1,175 @@
+"""Path patching equals the two runs written by hand."""
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from hooked_lm import HookedTransformer, HookedTransformerConfig, patching
+
+LAYERS, HEADS = 4, 4
+ROTARY = {"positional_embedding_type": "rotary"}
+MODELS = {
+    "plain": {},
+    "grouped": {"n_key_value_heads": 2, "normalization_type": "RMS", "gated_mlp": True, **ROTARY},
+    "parallel": {"parallel_attn_mlp": True, **ROTARY},
+}
+RECEIVERS = [(2, 1, "q"), (3, 0, "v"), (-1, 2, "k")]
+
+
+def build(kind: str) -> HookedTransformer:
+    sizes = {"n_layers": LAYERS, "d_model": 16, "n_heads": HEADS, "n_ctx": 8, "d_vocab": 11, "act_fn": "gelu"}
+    return HookedTransformer(HookedTransformerConfig(**{**sizes, "seed": 0, "initializer_range": 0.5, **MODELS[kind]}))
+
+
+def prompts() -> tuple[Tensor, Tensor]:
+    corrupted, clean = torch.randint(0, 11, (2, 3, 6), generator=torch.Generator().manual_seed(1))
+    return corrupted, clean
+
+
+def metric(logits: Tensor) -> Tensor:
+    return logits[:, -1, 3] - logits[:, -1, 5]
+
+
+@torch.no_grad()
+def by_hand(
+    model: HookedTransformer, sender: tuple, receivers: list[tuple], freeze: str, everything: bool = False
+) -> Tensor:
+    """The metric with these paths patched; `everything`: the logits are what receives."""
+    corrupted, clean = prompts()
+    values, held = model.run_with_cache(clean)[1], model.run_with_cache(corrupted)[1]
+    layer, part = sender
+    heard: dict[str, Tensor] = {}
+
+    def send(value: Tensor, hook) -> Tensor:
+        if part == "mlp":
+            return values[hook.name]
+        value[:, :, part] = values[hook.name][:, :, part]
+        return value
+
+    def hold(value: Tensor, hook) -> Tensor:
+        return held[hook.name]
+
+    def hear(value: Tensor, hook) -> None:
+        heard[hook.name] = value
+
+    hooks = [(f"blocks.{layer}.{'hook_mlp_out' if part == 'mlp' else 'attn.hook_z'}", send)]
+    hooks += [(f"blocks.{later}.hook_attn_out", hold) for later in range(layer + 1, LAYERS)]
+    if freeze == "all":
+        first = layer + 1 if part == "mlp" else layer
+        hooks += [(f"blocks.{later}.hook_mlp_out", hold) for later in range(first, LAYERS)]
+    if everything:
+        return metric(model.run_with_hooks(corrupted, fwd_hooks=hooks))
+    places = []
+    for to_layer, head, *kind in receivers:
+        if head == "mlp":
+            places.append((f"blocks.{to_layer}.hook_mlp_in", None))
+            continue
+        for name in kind or "qkv":
+            group = HEADS // (model.cfg.n_key_value_heads or HEADS) if name in "kv" else 1
+            places.append((f"blocks.{to_layer % LAYERS}.attn.hook_{name}", head // group))
+    model.run_with_hooks(corrupted, fwd_hooks=hooks + [(site, hear) for site, _ in places])
+
+    def receive(index: int | None):
+        def put(value: Tensor, hook) -> Tensor:
+            if index is None:
+                return heard[hook.name]
+            value[:, :, index] = heard[hook.name][:, :, index]
+            return value
+
+        return put
+
+    return metric(model.run_with_hooks(corrupted, fwd_hooks=[(site, receive(index)) for site, index in places]))
+
+
+@pytest.mark.parametrize("freeze", ["attention", "all"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_paths_from_heads_are_the_runs_by_hand(kind: str, freeze: str):
+    model, (corrupted, clean) = build(kind), prompts()
+    result = patching.path_patch(model, corrupted, clean, RECEIVERS, metric=metric, freeze=freeze)
+    assert list(result.axes) == ["layer", "head"]
+    for layer, head in product(range(LAYERS), range(HEADS)):
+        expected = by_hand(model, (layer, head), RECEIVERS, freeze)
+        torch.testing.assert_close(result.values[layer, head], expected, rtol=1e-5, atol=1e-5)
+    changed = (result.mean - result.corrupted.mean()).abs()
+    assert changed[:2].min() > 1e-4, "every early head is heard"
+    assert changed[3].max() < 1e-5, "nobody hears the last layer"
+    if freeze == "attention":
+        held = patching.path_patch(model, corrupted, clean, RECEIVERS, metric=metric, freeze="all")
+        assert not torch.allclose(held.values, result.values, atol=1e-3), "MLPs pass something on"
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_paths_from_and_to_mlps(kind: str):
+    model, (corrupted, clean) = build(kind), prompts()
+    receivers = [(2, "mlp"), (3, 1)]
+    senders = [(0, "mlp"), (1, 2), (1, "mlp")]
+    result = patching.path_patch(model, corrupted, clean, receivers, senders, metric=metric)
+    assert dict(result.axes) == {"sender": ("0.mlp", "1.2", "1.mlp")}
+    for index, sender in enumerate(senders):
+        expected = by_hand(model, sender, receivers, "attention")
+        torch.testing.assert_close(result.values[index], expected, rtol=1e-5, atol=1e-5)
+    everyone = patching.path_patch(model, corrupted, clean, receivers, "mlps", metric=metric)
+    torch.testing.assert_close(everyone.values[[0, 1]], result.values[[0, 2]])
+
+
+@pytest.mark.parametrize("freeze", ["attention", "all"])
+def test_direct_effects_on_logits(freeze: str):
+    model, (corrupted, clean) = build("plain"), prompts()
+    result = patching.path_patch(model, corrupted, clean, "logits", metric=metric, freeze=freeze)
+    for layer, head in product(range(LAYERS), range(HEADS)):
+        expected = by_hand(model, (layer, head), [], freeze, everything=True)
+        torch.testing.assert_close(result.values[layer, head], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_all_pairs_of_heads(kind: str):
+    model, (corrupted, clean) = build(kind), prompts()
+    result = patching.head_to_head(model, corrupted, clean, metric=metric)
+    n_kv = model.cfg.n_key_value_heads or HEADS
+    for i, name in enumerate("qkv"):
+        n_to = n_kv if name in "kv" else HEADS
+        for layer, head, to_layer, to_head in [(0, 1, 2, 1), (1, 2, 3, 0), (2, 3, 3, 1), (0, 0, 1, 0)]:
+            receiver = (to_layer, to_head * (HEADS // n_to), name)
+            expected = by_hand(model, (layer, head), [receiver], "all")
+            torch.testing.assert_close(result.values[i, layer, head, to_layer, to_head], expected, rtol=1e-5, atol=1e-5)
+        for layer, to_layer in product(range(LAYERS), range(LAYERS)):
+            there = ~result.mean[i, layer, :, to_layer].isnan()
+            assert bool(there[:, :n_to].all()) is (to_layer > layer)
+            assert not there[:, n_to:].any()
+
+
+def test_a_model_with_an_open_hook_takes_whole_forwards():
+    model, (corrupted, clean) = build("plain"), prompts()
+    expected = patching.path_patch(model, corrupted, clean, RECEIVERS, [(0, 1)], metric=metric)
+    with model.hooks([("hook_embed", lambda value, hook: None)]), pytest.warns(UserWarning, match="a hook is open"):
+        result = patching.path_patch(model, corrupted, clean, RECEIVERS, [(0, 1)], metric=metric)
+    torch.testing.assert_close(result.values, expected.values, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"receivers": []}, ValueError, "receivers is empty"),
+        ({"receivers": "heads"}, ValueError, "receivers must be 'logits' or a list"),
+        ({"receivers": [(9, 0, "q")]}, IndexError, "layer 9 is out of range: there are 4"),
+        ({"receivers": [(0, 7, "q")]}, IndexError, "head 7 is out of range: there are 4"),
+        ({"receivers": [(0, 0, "z")]}, ValueError, "a head receives through q, k or v, got 'z'"),
+        ({"senders": []}, ValueError, "senders is empty"),
+        ({"senders": "neurons"}, ValueError, "senders must be 'heads', 'mlps' or a list"),
+        ({"senders": [(0, 4)]}, IndexError, "head 4 is out of range"),
+        ({"senders": [(0, "attn")]}, ValueError, "layer 0 has nothing to send at 'attn'"),
+        ({"freeze": "mlps"}, ValueError, "freeze must be 'attention' or 'all'"),
+    ],
+)
+def test_bad_input(arguments: dict, error: type[Exception], message: str):
+    model, (corrupted, clean) = build("plain"), prompts()
+    with pytest.raises(error, match=message):
+        patching.path_patch(model, corrupted, clean, **{"receivers": RECEIVERS, "metric": metric, **arguments})
+
+
+def test_prompts_that_do_not_line_up():
+    model, (corrupted, clean) = build("plain"), prompts()
+    with pytest.raises(ValueError, match=r"must line up; there are \(3, 5\) and \(3, 6\)"):
+        patching.path_patch(model, corrupted, clean[:, :5], RECEIVERS, metric=metric)
