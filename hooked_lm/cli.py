@@ -93,17 +93,25 @@ def _show_setting(model: "HookedTransformer", pair: "Pair") -> None:
 
 
 def _show_result(result: "Result") -> None:
+    clean, corrupted = result.differences.mean.tolist()
     console.print(
-        f"\n[bold]logit difference[/] over {len(result.pairs)} pairs of prompts: "
-        f"clean {result.clean_difference:+.2f}, corrupted {result.corrupted_difference:+.2f}"
-        "\n[bold]heads[/] by the effect of patching their output (0: corrupted, 1: clean):"
+        f"\n[bold]logit difference[/] over {len(result.pairs)} pairs of prompts: clean {clean:+.2f}, corrupted {corrupted:+.2f}"
+        f"\n[bold]heads[/] by the effect of patching their output (0: corrupted, 1: clean){_and_intervals(result)}:"
     )
     ranking, table = result.ranking(), Table()
+    formats = {"restored": "+.3f", "low": "+.3f", "high": "+.3f", "weight": ".2f"}
     for name in ranking.columns:
-        table.add_column(name, justify="right" if name in ("restored", "weight") else "left")
-    for head, restored, looked_at, weight in ranking.itertuples(index=False):
-        table.add_row(head, f"{restored:+.3f}", escape(looked_at), f"{weight:.2f}")
+        table.add_column(name, justify="right" if name in formats else "left")
+    for row in ranking.to_dict("records"):
+        table.add_row(
+            *(f"{value:{formats[name]}}" if name in formats else escape(value) for name, value in row.items())
+        )
     console.print(table)
+    console.print(f"[bold]patched[/]    {result.work}", soft_wrap=True)
+
+
+def _and_intervals(result: "Result") -> str:
+    return ", with 95% intervals over the pairs" if len(result.pairs) > 1 else ""
 
 
 @app.command()

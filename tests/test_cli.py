@@ -1,13 +1,17 @@
 """The commands, on the bundled model and on small checkpoints made here."""
 
+import base64
+import json
 import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner, Result
 
@@ -15,6 +19,8 @@ import hooked_lm
 from hooked_lm import HookedTransformer, HookedTransformerConfig, families, hub
 from hooked_lm.cli import app
 from hooked_lm.demo import corpus, experiment
+
+FIGURES = re.compile(r'Plotly\.newPlot\(\s*"(figure-[^"]+)",\s*(\[.*?\]),\s*\{"', re.DOTALL)
 
 
 def call(*arguments: object) -> Result:
@@ -25,8 +31,13 @@ def call(*arguments: object) -> Result:
 
 
 @pytest.fixture(scope="module")
-def result() -> experiment.Result:
-    return experiment.run(HookedTransformer.from_pretrained("demo"), experiment.prompt_pairs(2))
+def model() -> HookedTransformer:
+    return HookedTransformer.from_pretrained("demo")
+
+
+@pytest.fixture(scope="module")
+def result(model: HookedTransformer) -> experiment.Result:
+    return experiment.run(model, experiment.prompt_pairs(4))
 
 
 def test_demo_writes_the_report(tmp_path: Path):
@@ -34,30 +45,85 @@ def test_demo_writes_the_report(tmp_path: Path):
     shown = call("demo", "--output", path, "--prompts", 2)
     assert shown.exit_code == 0, shown.output
     assert f"report: {path}" in shown.output
-    assert len(re.findall(r"│ \d\.\d\s+│\s+[+-]\d\.\d{3} │", shown.output)) == 10
+    rows = re.findall(r"│ \d\.\d\s+│((?:\s+[+-]\d\.\d{3} │){3})", shown.output)
+    assert len(rows) == 10
+    for row in rows:
+        restored, low, high = map(float, re.findall(r"[+-]\d\.\d{3}", row))
+        assert low <= restored <= high
+    assert re.search(r"patched\s+212 cells in \d+\.\d\d s: \d+\.\d GFLOP", shown.output)
     page = path.read_text(encoding="utf-8")
-    assert page.count('id="figure-') == 5
+    assert page.count('id="figure-') == 6
     assert "Which heads carry it" in page
+    assert "Intervals hold 95%" in page
+
+
+def test_one_pair_has_no_intervals(tmp_path: Path):
+    path = tmp_path / "report.html"
+    shown = call("demo", "--output", path, "--prompts", 1)
+    assert shown.exit_code == 0, shown.output
+    assert len(re.findall(r"│ \d\.\d\s+│\s+[+-]\d\.\d{3} │", shown.output)) == 10
+    assert "95%" not in shown.output
+    body = path.read_text(encoding="utf-8").split("</head>")[1]
+    assert "one pair tells nothing about others" in body
+    traces = [trace for _, data in FIGURES.findall(body) for trace in json.loads(data)]
+    assert len(traces) == 5 + experiment.SHOWN_HEADS
+    assert not [trace for trace in traces if {"error_y", "customdata"} & trace.keys()]
+    assert not re.search(r"\bnan\b|[+-]nan", shown.output + re.sub(r"<script.*?</script>", "", body, flags=re.DOTALL))
 
 
 def test_the_experiment_finds_something_true(result: experiment.Result):
     """What must hold of any model that solves the task: the giver decides, and the last token has to be told."""
-    assert result.clean_difference > 1
-    assert result.corrupted_difference < -1
+    clean, corrupted = result.differences.mean
+    assert clean > 1
+    assert corrupted < -1
     [giver] = result.changed
     assert result.tokens[giver] == result.pairs[0].wrong
     assert result.corrupted_tokens[giver] == result.pairs[0].answer
-    n_pos, (n_layers, n_heads) = len(result.tokens), result.heads.shape
-    assert result.resid.shape == result.attn.shape == result.mlp.shape == (n_layers, n_pos)
+    n_pos, n_layers, n_heads = len(result.tokens), result.model.cfg.n_layers, result.model.cfg.n_heads
+    effects = result.sites.mean
+    assert effects.shape == (3, n_layers, n_pos)
     # before the first layer everything stands at the one token that differs
     only_there = torch.zeros(n_pos)
     only_there[giver] = 1
-    torch.testing.assert_close(result.resid[0], only_there, rtol=0, atol=1e-3)
+    torch.testing.assert_close(result.sites.select(site="resid_pre", layer=0).mean, only_there, rtol=0, atol=1e-3)
     # and what precedes it cannot be told apart in any layer
-    for effects in (result.resid, result.attn, result.mlp):
-        torch.testing.assert_close(effects[:, :giver], torch.zeros(n_layers, giver), rtol=0, atol=1e-3)
+    torch.testing.assert_close(effects[:, :, :giver], torch.zeros(3, n_layers, giver), rtol=0, atol=1e-3)
     torch.testing.assert_close(result.patterns.sum(-1), torch.ones(n_layers, n_heads, n_pos))
-    assert result.heads.max() > 0.05
+    assert result.heads.mean.shape == (n_layers, n_heads)
+    assert result.heads.mean.max() > 0.05
+
+
+def test_effects_are_those_of_a_forward_pass_a_cell(result: experiment.Result):
+    """One cell of each sweep, by hooks; effects and differences are kept for each pair."""
+    model, pairs = result.model, result.pairs
+    clean, corrupted = (
+        model.to_tokens([pair.clean for pair in pairs]),
+        model.to_tokens([pair.corrupted for pair in pairs]),
+    )
+    rows = torch.arange(len(pairs))
+
+    def difference(logits: torch.Tensor) -> torch.Tensor:
+        right, wrong = ([model.to_single_token(getattr(pair, of)) for pair in pairs] for of in ("answer", "wrong"))
+        return logits[rows, -1, right] - logits[rows, -1, wrong]
+
+    _, cache = model.run_with_cache(clean)
+    before = difference(model(corrupted))
+    gap = (difference(model(clean)) - before).mean()
+    torch.testing.assert_close(result.differences.values, torch.stack([difference(model(clean)), before]))
+
+    def effect(name: str, index: tuple) -> torch.Tensor:
+        def patch(value: torch.Tensor, hook: object) -> None:
+            value[index] = cache[name][index]
+
+        return (difference(model.run_with_hooks(corrupted, fwd_hooks=[(name, patch)])) - before) / gap
+
+    every = slice(None)
+    layer, head = result.top_heads(1)[0]
+    of_head = effect(f"blocks.{layer}.attn.hook_z", (every, every, head))
+    torch.testing.assert_close(result.heads.values[layer, head], of_head, rtol=0, atol=1e-5)
+    for number, site in enumerate(result.sites.axes["site"]):
+        of_site = effect(f"blocks.2.hook_{site}", (every, 12))
+        torch.testing.assert_close(result.sites.values[number, 2, 12], of_site, rtol=0, atol=1e-5)
 
 
 def test_heads_are_ranked_by_the_size_of_their_effect(result: experiment.Result):
@@ -65,8 +131,71 @@ def test_heads_are_ranked_by_the_size_of_their_effect(result: experiment.Result)
     effects = ranking["restored"].to_list()
     assert [abs(effect) for effect in effects] == sorted(map(abs, effects), reverse=True)
     layer, head = map(int, ranking["head"][0].split("."))
-    assert effects[0] == result.heads[layer, head].item()
-    assert abs(effects[0]) == result.heads.abs().max().item()
+    assert (layer, head) == result.top_heads(1)[0]
+    assert effects[0] == pytest.approx(result.heads.mean[layer, head].item())
+    assert abs(effects[0]) == pytest.approx(result.heads.mean.abs().max().item())
+
+
+def test_intervals_hold_the_means(result: experiment.Result):
+    for found in (result.differences, result.heads, result.sites):
+        low, high = found.interval()
+        assert bool((low <= found.mean + 1e-6).all() and (found.mean <= high + 1e-6).all())
+    ranking = result.ranking(10)
+    assert bool((ranking["low"] < ranking["restored"]).all() and (ranking["restored"] < ranking["high"]).all())
+    low, high = result.heads.interval()
+    layer, head = result.top_heads(1)[0]
+    assert ranking["low"][0] == pytest.approx(low[layer, head].item())
+    assert ranking["high"][0] == pytest.approx(high[layer, head].item())
+
+
+def test_the_same_pairs_twice_make_intervals_narrower(result: experiment.Result):
+    """The means stay, and what is drawn scatters by the square root of two less."""
+    once, twice = result.heads, experiment.run(result.model, 2 * result.pairs).heads
+    torch.testing.assert_close(once.mean, twice.mean, rtol=0, atol=1e-5)
+    widths = [torch.sub(*reversed(found.interval()))[found.mean.abs() > 0.05] for found in (once, twice)]
+    assert 1.2 < (widths[0] / widths[1]).mean() < 1.7
+
+
+def test_the_report_shows_what_was_found(tmp_path: Path, result: experiment.Result):
+    page = experiment.write_report(result, tmp_path / "a.html").read_text(encoding="utf-8")
+    figures = {name: json.loads(data) for name, data in FIGURES.findall(page)}
+    assert len(figures) == 6
+    low, high = result.sites.select(site="resid_pre").interval()
+    [stream] = figures["figure-2-2"]
+    torch.testing.assert_close(numbers(stream["customdata"]), torch.stack([low, high], -1))
+    [strongest] = figures["figure-3-3"]
+    ranking = result.ranking(8)
+    assert numbers(strongest["y"]).tolist() == pytest.approx(ranking["restored"].to_list())
+    below, above = (numbers(strongest["error_y"][end]) for end in ("arrayminus", "array"))
+    assert (numbers(strongest["y"]) - below).tolist() == pytest.approx(ranking["low"].to_list(), abs=1e-6)
+    assert (numbers(strongest["y"]) + above).tolist() == pytest.approx(ranking["high"].to_list(), abs=1e-6)
+    for value in (*ranking["low"], *ranking["high"]):
+        assert f'<td class="number">{value:.3f}</td>' in page
+    for value in (*result.differences.mean.tolist(), *torch.stack(result.differences.interval()).flatten().tolist()):
+        assert f"{value:+.2f}".replace("-", "\N{MINUS SIGN}") in page
+    assert f"{result.work.layer_rows:,} instead of {result.work.layer_rows_of_forwards:,}" in page
+
+
+def numbers(array: dict | list) -> torch.Tensor:
+    """What plotly wrote of an array: its bytes, or a list."""
+    if isinstance(array, list):
+        return torch.tensor(array)
+    flat = np.frombuffer(base64.b64decode(array["bdata"]), array["dtype"])
+    shape = [int(n) for n in array.get("shape", str(len(flat))).split(",")]
+    return torch.from_numpy(flat.reshape(shape).copy()).float()
+
+
+def test_the_work_is_counted(result: experiment.Result):
+    """Against what PyTorch counts in one forward pass, without the products in attention; and against tokens times layers."""
+    work, n_tokens = result.work, len(result.pairs) * len(result.tokens)
+    n_layers, n_heads = result.model.cfg.n_layers, result.model.cfg.n_heads
+    assert work.cells == n_layers * (3 * len(result.tokens) + n_heads)
+    assert work.layer_rows_of_forwards == work.cells * n_layers * n_tokens
+    with FlopCounterMode(display=False) as counter:
+        result.model([pair.corrupted for pair in result.pairs])
+    assert work.flops_of_forwards / work.cells == pytest.approx(counter.get_total_flops(), rel=0.05)
+    assert work.flops < work.flops_of_forwards / 4
+    assert work.layer_rows < work.layer_rows_of_forwards / 2
 
 
 def test_pairs_differ_in_the_giver_alone():

@@ -1,7 +1,9 @@
-"""The README's snippets run, one after the other, as a reader would type them."""
+"""The snippets of the README and of the pages that have some run, one after the other, as a reader would type them."""
 
 import re
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 
@@ -18,6 +20,21 @@ def test_every_snippet_of_the_readme_runs(capsys):
         exec(compile(code, f"README snippet {number}", "exec"), namespace)
     printed = capsys.readouterr().out
     assert "gave a drink to Mary" in printed
+
+
+@pytest.mark.parametrize(("page", "n_snippets"), [("patching.md", 18)])
+def test_every_snippet_of_a_page_runs(page: str, n_snippets: int):
+    found = snippets((ROOT / "docs" / page).read_text())
+    assert len(found) == n_snippets
+    namespace: dict[str, object] = {}
+    for number, code in enumerate(found, 1):
+        exec(compile(code, f"{page}, snippet {number}", "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_what_a_page_links_to_exists(page: Path):
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
 
 
 def test_what_the_readme_links_to_exists():

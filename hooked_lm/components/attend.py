@@ -20,6 +20,7 @@ from hooked_lm.hooks import HookPoint, is_listening
 QUERY = ("batch", "pos", "head", "d_head")
 KEY = ("batch", "pos", "kv_head", "d_head")
 SCORES = ("batch", "head", "query_pos", "key_pos")
+PROJECTIONS = ("W_Q", "W_K", "W_V", "W_UQ", "W_UK", "W_UV")  # [head, ..., d_head]
 
 Stream = Float[Tensor, "batch pos d_model"]
 PerHead = Float[Tensor, "batch pos head d_head"]
@@ -69,7 +70,7 @@ class Attend(nn.Module):
         """Give the weights of heads that are not one matrix in memory (those of a file may lie between others) one of their
         own: every run would have to copy them into one."""
         for name, weight in self.named_parameters(recurse=False):
-            if name in ("W_Q", "W_K", "W_V") and weight.stride(0) != weight.shape[2] * weight.stride(2):
+            if name in PROJECTIONS and weight.stride(0) != weight.shape[2] * weight.stride(2):
                 weight.data = weight.data.transpose(1, 2).contiguous().transpose(1, 2)
 
     def mix(self, q: PerHead, k: Keys, v: Values, context: Context, layer: int = 0) -> Mixed:
@@ -88,6 +89,9 @@ class Attend(nn.Module):
             is_causal = self.causal and mask is None
         if context.n_pos == 1:  # a last token sees all; a branch, as the compiler knows n_pos only as a symbol
             is_causal = False
+        d_value, missing = v.shape[-1], q.shape[-1] - v.shape[-1]
+        if missing > 0:  # without zeros that make values as wide as queries there is no fused kernel on a CPU
+            v = F.pad(v, (0, missing))
         z = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
@@ -96,8 +100,8 @@ class Attend(nn.Module):
             is_causal=is_causal,
             scale=self.scale,
             enable_gqa=k.shape[2] != q.shape[2],
-        )
-        return z.transpose(1, 2)
+        ).transpose(1, 2)
+        return z[..., :d_value].contiguous() if missing > 0 else z
 
     def mix_in_steps(self, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
         """Mixed values by way of scores and pattern. The query heads of a group are rows of one product."""

@@ -14,7 +14,7 @@ T = TypeVar("T")
 Tokens = Float[Tensor, "batch pos *features"]
 Some = Float[Tensor, "batch some_pos *features"]
 Angles = tuple[Float[Tensor, "batch pos 1 width"], Float[Tensor, "batch pos 1 width"]]  # see Rotary.angles
-KeysValues = tuple[Float[Tensor, "batch key_pos kv_head d_head"], Float[Tensor, "batch key_pos kv_head d_head"]]
+KeysValues = tuple[Float[Tensor, "batch key_pos kv_head d_head"], Float[Tensor, "batch key_pos kv_head d_value"]]
 
 
 class Context:

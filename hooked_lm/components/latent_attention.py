@@ -123,7 +123,7 @@ class LatentAttention(Attend):
             k = self.turned(self.hook_k(self.keys(key_input, latent)), angles)
         else:
             k = self.keys(key_input, latent, angles)
-        v = self.hook_v(_to_heads(latent if value_input is key_input else self.unseen(value_input), self.W_UV))
+        v = self.hook_v(project(latent if value_input is key_input else self.unseen(value_input), self.W_UV, None))
         q = self.hook_rot_q(self.turned(q, context.query_angles(self.cfg.rotary)))
         k, v = context.remember(layer, self.hook_rot_k(k), v)
         return self.output(self.mix(q, k, v, context, layer))
@@ -147,7 +147,7 @@ class LatentAttention(Attend):
         self, x: Float[Tensor, "batch pos *head d_model"], latent: Latent, angles: tuple[Tensor, Tensor] | None = None
     ) -> PerHead:
         """Before they turn; with angles after it: what the heads share is then turned once for all."""
-        still, turning = _to_heads(latent, self.W_UK), F.linear(x, self.W_KR.T, self.b_KR)
+        still, turning = project(latent, self.W_UK, None), F.linear(x, self.W_KR.T, self.b_KR)
         turning = turning[:, :, None] if x.ndim == 3 else turning
         if angles is not None:
             turning = self.cfg.rotary.rotate(turning, angles)
@@ -211,19 +211,6 @@ class LatentAttention(Attend):
         names = ["DKV", "KR"] + ([] if self.cfg.d_q_latent is None else ["DQ"])
         down: list[Reader] = [(self, f"W_{x}", f"b_{x}") for x in names]
         return [*down, (self, "W_Q", "b_Q")] if self.cfg.d_q_latent is None else down
-
-
-def _to_heads(latent: Latent, W: Float[Tensor, "head d_latent d_head"]) -> PerHead:
-    """Keys or values of a latent.
-
-    Where a checkpoint holds the weights of keys and values in turn, head by head, a product for each head spares the copy
-    into one matrix. With gradients it does not: there the latent would be copied for each head.
-    """
-    is_matrix = W.stride(0) == W.shape[1] * W.shape[2]
-    if latent.ndim == 4 or is_matrix or torch.is_grad_enabled():
-        return project(latent, W, None)
-    tokens = latent.flatten(0, 1).expand(W.shape[0], -1, -1)
-    return torch.bmm(tokens, W).unflatten(1, latent.shape[:2]).permute(1, 2, 0, 3)
 
 
 def _normalised(down: Latent, point: nn.Module, norm: nn.Module) -> Latent:

@@ -189,7 +189,9 @@ class Rotary:
 
 
 def _turned_pairs(
-    x: Float[Tensor, "batch pos head d"], cos: Float[Tensor, "#batch pos 1 half"], sin: Float[Tensor, "#batch pos 1 half"]
+    x: Float[Tensor, "batch pos head d"],
+    cos: Float[Tensor, "#batch pos 1 half"],
+    sin: Float[Tensor, "#batch pos 1 half"],
 ) -> Float[Tensor, "batch pos head half 2"]:
     """Pairs of adjacent features, turned: a product of complex numbers, which the compiler has to be given in parts."""
     a, b, cos, sin = x[..., 0::2], x[..., 1::2], cos.to(x.dtype), sin.to(x.dtype)

@@ -3,10 +3,11 @@
 The task is to name the indirect object (Wang et al. 2022, arXiv:2211.00593): after "When Mary and John went to the
 store, John gave a drink to" comes " Mary". In the corrupted prompt the other name is the giver, so the answer turns
 around. Putting values of the clean run into the corrupted run, one at a time, shows which of them carry the answer.
+Everything is kept for each pair of prompts, so that the report can say how far a mean can be trusted.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -18,13 +19,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm import patching, viz
+from hooked_lm.analysis import metrics
 from hooked_lm.demo import corpus
 from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.patching.prompts import tokens_of
 
 TEMPLATE = corpus.INDIRECT_OBJECT_TEMPLATES[0]
 SETTING = {"place": "store", "object": "a drink", "gave": "gave"}
-SITES = ("hook_resid_pre", "hook_attn_out", "hook_mlp_out", "attn.hook_z", "attn.hook_pattern")
-SHOWN_HEADS = 4
+RESID, ATTN, MLP = SITES = ("resid_pre", "attn_out", "mlp_out")
+RANKED_HEADS, SHOWN_HEADS = 8, 4
+MINUS = "\N{MINUS SIGN}"
+
+Cost = Mapping[str, int | float]
 
 
 @dataclass(frozen=True)
@@ -64,20 +70,41 @@ def _prompt(first: str, second: str, giver: str) -> str:
 
 
 @dataclass(frozen=True)
+class Work:
+    """What sweeps have computed, and what one forward pass for each of their cells would have."""
+
+    cells: int
+    seconds: float
+    layer_rows: int  # a token in a layer is one
+    flops: int
+    layer_rows_of_forwards: int
+    flops_of_forwards: int
+
+    def __str__(self) -> str:
+        spent, otherwise = self.flops / 1e9, self.flops_of_forwards / 1e9
+        return (
+            f"{self.cells} cells in {self.seconds:.2f} s: {spent:.1f} GFLOP, "
+            f"where a forward pass for each cell would have taken {otherwise:.1f}"
+        )
+
+
+@dataclass(frozen=True)
 class Result:
-    """What the experiment found: logit differences, effects (0: corrupted, 1: clean), and where heads look."""
+    """What the experiment found, for each pair of prompts, and where heads look.
+
+    `differences` are logit differences, in nats; `sites` and `heads` are effects: the share of the mean difference between
+    clean and corrupted run that a cell brings back (0: corrupted, 1: clean).
+    """
 
     model: HookedTransformer
     pairs: list[Pair]
     tokens: list[str]
     corrupted_tokens: list[str]
-    clean_difference: float
-    corrupted_difference: float
-    resid: Float[Tensor, "layer pos"]
-    heads: Float[Tensor, "layer head"]
-    attn: Float[Tensor, "layer pos"]
-    mlp: Float[Tensor, "layer pos"]
+    differences: patching.SweepResult  # run: clean, corrupted
+    sites: patching.SweepResult  # site x layer x position
+    heads: patching.SweepResult  # layer x head
     patterns: Float[Tensor, "layer head query_pos key_pos"]
+    work: Work
 
     @property
     def changed(self) -> list[int]:
@@ -87,72 +114,80 @@ class Result:
 
     def top_heads(self, n: int) -> list[tuple[int, int]]:
         """The (layer, head) of the largest effects, of either sign, the largest first."""
-        order = self.heads.abs().flatten().argsort(descending=True)[:n]
-        return [divmod(int(i), self.heads.shape[1]) for i in order]
+        top = self.heads.top(n)
+        return list(zip(top["layer"].tolist(), top["head"].tolist(), strict=True))
 
     def ranking(self, n: int = 10) -> pd.DataFrame:
-        """The top heads: what each restores, and where it looks from the last token, on average over the prompts."""
-        rows = []
+        """The top heads: what each restores, with its interval, and where it looks from the last token, on average.
+
+        One pair of prompts has no interval: the table is without `low` and `high` then.
+        """
+        top, looks = self.heads.top(n), []
         for layer, head in self.top_heads(n):
             weight, pos = self.patterns[layer, head, -1].max(0)
-            looked_at = f"{viz.visible(self.tokens[int(pos)])} (position {int(pos)})"
-            rows.append((f"{layer}.{head}", self.heads[layer, head].item(), looked_at, weight.item()))
-        return pd.DataFrame(rows, columns=["head", "restored", "the last token looks at", "weight"])
+            looks.append((f"{viz.visible(self.tokens[int(pos)])} (position {int(pos)})", weight.item()))
+        names = [f"{layer}.{head}" for layer, head in self.top_heads(n)]
+        ranking = pd.DataFrame({"head": names, "restored": top["effect"], "low": top["low"], "high": top["high"]})
+        ranking[["the last token looks at", "weight"]] = looks
+        return ranking if self.heads.n_prompts > 1 else ranking.drop(columns=["low", "high"])
 
 
 @torch.no_grad()
 def run(model: HookedTransformer, pairs: Sequence[Pair]) -> Result:
-    """Run both prompts of each pair, and patch the stream, the heads, attention and MLPs, a progress bar each.
+    """Run both prompts of each pair, and patch the stream, attention and MLPs, then the heads, a progress bar each.
 
     Raises ValueError if the model does not tell clean from corrupted, or the prompts differ in length.
     """
-    answers = torch.tensor([[model.to_single_token(pair.answer), model.to_single_token(pair.wrong)] for pair in pairs])
-    clean, corrupted = _aligned(model, pairs)
-    names = [f"blocks.*.{site}" for site in SITES]
-    clean_logits, cache = model.run_with_cache(clean, names_filter=names)
-    clean_difference = logit_difference(clean_logits, answers)
-    corrupted_difference = logit_difference(model(corrupted), answers)
-    gap = clean_difference - corrupted_difference
+    clean = tokens_of(model, [pair.clean for pair in pairs], "clean prompts")
+    corrupted = tokens_of(model, [pair.corrupted for pair in pairs], "corrupted prompts")
+    answers, wrong = (_ids(model, [getattr(pair, which) for pair in pairs]) for which in ("answer", "wrong"))
+    difference = metrics.logit_difference(answers, wrong)
+    clean_logits, cache = model.run_with_cache(clean, names_filter="blocks.*.attn.hook_pattern")
+    gap = (difference(clean_logits) - difference(model(corrupted))).mean()
     if gap.abs() < 1e-3:
-        raise ValueError(f"the model answers clean and corrupted prompts alike (logit difference {clean_difference})")
-
-    def restored(logits: Float[Tensor, "batch pos d_vocab"]) -> Tensor:
-        return (logit_difference(logits, answers) - corrupted_difference) / gap
-
+        raise ValueError(f"the model answers clean and corrupted prompts alike (they are {gap:.1g} nats apart)")
+    sites = patching.sweep(model, corrupted, clean, metric=difference, sites=SITES)
+    heads = patching.sweep(model, corrupted, clean, metric=difference, sites="z", positions=None, heads="each")
+    assert heads.clean is not None
+    baselines = torch.stack([heads.clean, heads.corrupted])
     return Result(
         model=model,
         pairs=list(pairs),
         tokens=_strings(model, clean[0]),
         corrupted_tokens=_strings(model, corrupted[0]),
-        clean_difference=clean_difference.item(),
-        corrupted_difference=corrupted_difference.item(),
-        resid=patching.get_act_patch_resid_pre(model, corrupted, cache, restored),
-        heads=patching.get_act_patch_attn_head_out_all_pos(model, corrupted, cache, restored),
-        attn=patching.get_act_patch_attn_out(model, corrupted, cache, restored),
-        mlp=patching.get_act_patch_mlp_out(model, corrupted, cache, restored),
+        differences=patching.SweepResult(baselines, {"run": ["clean", "corrupted"]}, heads.corrupted, heads.clean),
+        sites=sites.effects().normalized(),
+        heads=heads.effects().normalized(),
         patterns=torch.stack([cache["pattern", layer].mean(0) for layer in range(model.cfg.n_layers)]),
+        work=_work([sites, heads], _forward_cost(model, corrupted)),
     )
+
+
+def _ids(model: HookedTransformer, words: Sequence[str]) -> Int[Tensor, " batch"]:
+    return torch.tensor([model.to_single_token(word) for word in words])
 
 
 def _strings(model: HookedTransformer, tokens: Int[Tensor, " pos"]) -> list[str]:
     return [model.to_single_str_token(int(token)) for token in tokens]
 
 
-def logit_difference(logits: Float[Tensor, "batch pos d_vocab"], answers: Int[Tensor, "batch 2"]) -> Float[Tensor, ""]:
-    """How far the answer is ahead of the wrong name after the last token, on average over the prompts."""
-    right, wrong = logits[:, -1].gather(1, answers.to(logits.device)).unbind(1)
-    return (right - wrong).mean()
+def _forward_cost(model: HookedTransformer, tokens: Int[Tensor, "batch pos"]) -> Cost:
+    """What one forward pass costs, counted as in all sweeps: the cost of a cell that changes everything before layer 0."""
+
+    def mean(logits: Float[Tensor, "batch pos d_vocab"]) -> Float[Tensor, " batch"]:
+        return logits.mean((1, 2))
+
+    sweep = patching.sweep(model, tokens, metric=mean, layers=[0], positions=None, source="zero", progress=False)
+    return sweep.cost or {}
 
 
-def _aligned(
-    model: HookedTransformer, pairs: Sequence[Pair]
-) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]:
-    prompts = [pair.clean for pair in pairs] + [pair.corrupted for pair in pairs]
-    tokens = [model.to_tokens(prompt)[0] for prompt in prompts]
-    if len(lengths := {len(row) for row in tokens}) > 1:
-        raise ValueError(f"patching needs prompts of one length, these have {sorted(lengths)} tokens")
-    clean, corrupted = torch.stack(tokens).chunk(2)
-    return clean, corrupted
+def _work(sweeps: Sequence[patching.SweepResult], forward: Cost) -> Work:
+    """The work of sweeps; their whole forward passes, such as that of the base run, count too."""
+    cells = sum(int((~sweep.mean.isnan()).sum()) for sweep in sweeps)
+    costs = [sweep.cost or {} for sweep in sweeps]
+    spent = {name: sum(cost[name] for cost in costs) for name in ("forwards", "layer_rows", "flops", "seconds")}
+    rows, flops = (int(spent[name] + spent["forwards"] * forward[name]) for name in ("layer_rows", "flops"))
+    return Work(cells, spent["seconds"], rows, flops, cells * int(forward["layer_rows"]), cells * int(forward["flops"]))
 
 
 # ---- the report ------------------------------------------------------------------------------------------------------
@@ -172,55 +207,91 @@ def write_report(result: Result, path: str | os.PathLike[str]) -> Path:
         _heads_section(result),
         _layers_section(result),
         _patterns_section(result),
+        _work_section(result.work),
     ]
     return viz.report("Who receives the drink?", sections, path, lead=lead)
 
 
 def _prompts_section(result: Result) -> viz.Section:
-    shares = {"clean logit difference": result.clean_difference, "corrupted": result.corrupted_difference}
-    facts = {name: f"{value:+.2f}".replace("-", "\N{MINUS SIGN}") for name, value in shares.items()}
-    layer, head = result.top_heads(1)[0]
-    strongest = f"{layer}.{head} ({result.heads[layer, head]:.0%})"
+    n_pairs = len(result.pairs)
+    means, (low, high) = result.differences.mean, result.differences.interval()
+    names = ("clean logit difference", "corrupted")
+    facts = {name: _signed(value) for name, value in zip(names, means.tolist(), strict=True)}
+    notes = {
+        name: f"{_signed(a)} to {_signed(b)}" for name, a, b in zip(names, low.tolist(), high.tolist(), strict=True)
+    }
+    top, strongest = result.heads.top(1), "strongest head (restores)"
+    facts[strongest] = f"{result.ranking(1)['head'][0]} ({top['effect'][0]:.0%})"
+    notes[strongest] = f"{top['low'][0]:.0%} to {top['high'][0]:.0%}"
+    intervals = (
+        "Intervals hold 95% of the means of as many pairs, drawn again from these with replacement (bootstrap); the mean "
+        "difference that is called 1 is taken as given."
+        if n_pairs > 1
+        else "There are no intervals: one pair tells nothing about others."
+    )
     return viz.Section(
         "Two prompts that differ in one name",
         viz.TokenStrip("clean", result.tokens, result.changed),
         viz.TokenStrip("corrupted", result.corrupted_tokens, result.changed),
-        f"The giver decides who receives. Here is the first of {len(result.pairs)} such pairs, which differ in their "
+        f"The giver decides who receives. Here is the first of {n_pairs} such pairs, which differ in their "
         "names alone. The model was never shown these pairs of names together. The logit difference says how far the "
         "receiver of the clean prompt is ahead of its giver, after the last token, on average over the pairs. In all "
-        "that follows 0 is the corrupted run and 1 the clean one: an effect of 0.5 brings half of the difference back.",
-        viz.Facts({"prompt pairs": str(len(result.pairs)), **facts, "strongest head (restores)": strongest}),
+        "that follows 0 is the corrupted run and 1 the clean one: an effect of 0.5 brings half of the difference back. "
+        + intervals,
+        viz.Facts({"prompt pairs": str(n_pairs), **facts}, notes if n_pairs > 1 else {}),
     )
 
 
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", MINUS)
+
+
 def _stream_section(result: Result) -> viz.Section:
-    figure = _layer_map(result, result.resid)
+    last = result.model.cfg.n_layers - 1
     return viz.Section(
         "Where the answer is, layer by layer",
         "The residual stream before each layer, one position at a time. This much of the difference comes back when a "
-        f"clean value is put in {_carriers(result, 0)}; {_carriers(result, len(result.resid) - 1)}.",
-        viz.Plate(figure, "Clean residual stream put into the corrupted run. Tokens of the first prompt; names vary."),
+        f"clean value is put in {_carriers(result, 0)}; {_carriers(result, last)}.",
+        viz.Plate(
+            _layer_map(result, RESID),
+            "Clean residual stream put into the corrupted run. Tokens of the first prompt; names vary."
+            + (" Point at a cell for its interval." if len(result.pairs) > 1 else ""),
+        ),
     )
 
 
 def _carriers(result: Result, layer: int) -> str:
     """The positions at which the stream before a layer restores a tenth or more, the strongest first."""
-    effects = result.resid[layer]
+    effects = result.sites.select(site=RESID, layer=layer).mean
     strong = [int(pos) for pos in effects.argsort(descending=True) if effects[pos] >= 0.1]
     places = [f"{effects[pos]:.0%} at `{viz.visible(result.tokens[pos])}` (position {pos})" for pos in strong]
     return f"before layer {layer}, {', '.join(places) or 'nowhere as much as 10%'}"
 
 
 def _heads_section(result: Result) -> viz.Section:
-    layers = [f"layer {layer}" for layer in range(len(result.heads))]
-    heads = [f"{head}" for head in range(result.heads.shape[1])]
-    figure = viz.heatmap(result.heads, heads, layers, x_title="head", value_name="restored", show_values=True)
+    effects, ranking = result.heads, result.ranking(RANKED_HEADS)
+    layers, heads = [f"layer {layer}" for layer in effects.axes["layer"]], effects.axes["head"]
+    every = viz.heatmap(
+        effects.mean,
+        heads,
+        layers,
+        x_title="head",
+        value_name="restored",
+        show_values=True,
+        interval=_interval(effects),
+    )
+    top = effects.top(RANKED_HEADS)
+    restored, low, high = (torch.tensor(top[name].to_numpy()) for name in ("effect", "low", "high"))
+    interval = (low, high) if len(result.pairs) > 1 else None
+    strongest = viz.bars(restored, ranking["head"].tolist(), interval, x_title="head", y_title="restored")
+    said = ", with 95% intervals over the pairs" if interval else ""
     return viz.Section(
         "Which heads carry it",
         "The output of each attention head, at all positions together. The table ranks heads by the size of their "
         "effect, and says where each looks from the last token in the clean run.",
-        viz.Plate(figure, "Clean head outputs (`hook_z`) put into the corrupted run."),
-        result.ranking(8),
+        viz.Plate(every, "Clean head outputs (`hook_z`) put into the corrupted run."),
+        viz.Plate(strongest, f"The heads with the largest effects{said}."),
+        ranking,
     )
 
 
@@ -228,23 +299,38 @@ def _layers_section(result: Result) -> viz.Section:
     return viz.Section(
         "What attention and MLPs add",
         "What each sublayer adds to the stream, one position at a time.",
-        viz.Plate(_layer_map(result, result.attn), "Clean attention outputs (`hook_attn_out`) put in."),
-        viz.Plate(_layer_map(result, result.mlp), "Clean MLP outputs (`hook_mlp_out`) put in."),
+        viz.Plate(_layer_map(result, ATTN), "Clean attention outputs (`hook_attn_out`) put in."),
+        viz.Plate(_layer_map(result, MLP), "Clean MLP outputs (`hook_mlp_out`) put in."),
     )
 
 
-def _layer_map(result: Result, values: Float[Tensor, "layer pos"]) -> Any:
-    layers = [f"layer {layer}" for layer in range(len(values))]
-    return viz.heatmap(values, result.tokens, layers, value_name="restored", show_values=True)
+def _layer_map(result: Result, site: str) -> Any:
+    effects = result.sites.select(site=site)
+    layers = [f"layer {layer}" for layer in effects.axes["layer"]]
+    return viz.heatmap(
+        effects.mean, result.tokens, layers, value_name="restored", show_values=True, interval=_interval(effects)
+    )
+
+
+def _interval(effects: patching.SweepResult) -> tuple[Tensor, Tensor] | None:
+    return effects.interval() if effects.n_prompts > 1 else None
 
 
 def _patterns_section(result: Result) -> viz.Section:
     top = result.top_heads(SHOWN_HEADS)
-    labels = [f"head {layer}.{head}, restores {result.heads[layer, head]:.0%}" for layer, head in top]
+    labels = [f"head {layer}.{head}, restores {result.heads.mean[layer, head]:.0%}" for layer, head in top]
     patterns = torch.stack([result.patterns[layer, head] for layer, head in top])
     return viz.Section(
         "Where these heads look",
         "Attention of the heads with the largest effects in the clean runs, from the token of a row to the token of a "
         "column, on average over the pairs.",
         viz.Plate(viz.attention_patterns(patterns, result.tokens, labels), "Each row of a panel sums to 1."),
+    )
+
+
+def _work_section(work: Work) -> viz.Section:
+    return viz.Section(
+        "What this took",
+        f"{work}. In tokens that pass a layer it is {work.layer_rows:,} instead of {work.layer_rows_of_forwards:,}. The "
+        "cells share what they have in common, and only what a change can reach is computed; the numbers are the same.",
     )

@@ -273,10 +273,7 @@ class HookPoint(nn.Identity):
 
 def is_listening(*points: nn.Module) -> bool:
     """Whether the value at any of these points is wanted; a foreign module in its place always listens."""
-    for point in points:  # in every run, for every site: a loop takes half the time of `any`
-        if not isinstance(point, HookPoint) or point.is_listening:
-            return True
-    return False
+    return any(not isinstance(point, HookPoint) or point.is_listening for point in points)
 
 
 def _directions(dir: str) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Causal experiments: what changes in what a model says when values inside it are exchanged."""
 
+from hooked_lm.patching.ablation import ablate
 from hooked_lm.patching.classic import (
     Sweep,
     generic_activation_patch,
@@ -25,6 +26,7 @@ from hooked_lm.patching.classic import (
 )
 from hooked_lm.patching.edits import Edit, Rewrite
 from hooked_lm.patching.engine import Experiment
+from hooked_lm.patching.knockout import attention_knockout
 from hooked_lm.patching.paths import head_to_head, path_patch
 from hooked_lm.patching.result import SweepResult
 from hooked_lm.patching.setters import (
@@ -38,6 +40,7 @@ from hooked_lm.patching.setters import (
 )
 from hooked_lm.patching.study import Study, SweepInterrupted
 from hooked_lm.patching.sweeps import sweep
+from hooked_lm.patching.tracing import causal_trace
 
 __all__ = [
     "PATCH_SETTERS",
@@ -48,6 +51,9 @@ __all__ = [
     "Sweep",
     "SweepInterrupted",
     "SweepResult",
+    "ablate",
+    "attention_knockout",
+    "causal_trace",
     "generic_activation_patch",
     "get_act_patch_attn_head_all_pos_every",
     "get_act_patch_attn_head_by_pos_every",

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.patching.edits import Edit
 from hooked_lm.patching.packed import BaseContext
 from hooked_lm.patching.places import Place, Stage
+from hooked_lm.patching.reads import Logits, Reads, taken
 from hooked_lm.patching.spent import TokenCost, token_cost
 
 
@@ -40,7 +43,8 @@ class BaseRun:
                 resid = block(resid, self.context)
                 self.streams.append(resid)
             self.normalized = model.ln_final(resid).to(model.embed.W_E.dtype)
-            self.logits: Float[Tensor, "batch pos d_vocab"] = model.unembed(self.normalized)
+            is_edited = any(edit.site.startswith("unembed.") for edit in edits)
+            self._logits = model.unembed(self.normalized) if is_edited else None
 
     def _keep(self, value: Tensor, hook: Any) -> None:
         self.kept[hook.name] = value
@@ -56,3 +60,26 @@ class BaseRun:
     def costs(self) -> list[TokenCost]:
         """What a token costs in each layer."""
         return [token_cost(block) for block in self.model.blocks]
+
+    @property
+    def logits(self) -> Logits:
+        """Computed where they are read."""
+        shape = torch.Size([self.n_prompts, self.n_pos, self.model.unembed.cfg.d_vocab])
+        return Logits(shape, self.normalized.dtype, self.normalized.device, self._some_logits)
+
+    def _some_logits(self, reads: Reads) -> Float[Tensor, "batch some_pos some_token"]:
+        if self._logits is not None:
+            return taken(self._logits, reads).clone()
+        rows = self.normalized if reads.positions is None else self.normalized[:, list(reads.positions)]
+        if reads.tokens is None:
+            return self.model.unembed.plain(rows)
+        return self.model.unembed.some(rows, torch.tensor(reads.tokens, device=rows.device))
+
+    @property
+    def n_bytes(self) -> int:
+        """The memory of what is kept."""
+        of_context = [*chain(*self.context.keys_values.values())]
+        for states in self.context.states.values():
+            of_context += [part for entry in states for part in (entry.window, entry.state) if part is not None]
+        kept = [*self.streams, *of_context, *self.kept.values(), self.normalized]
+        return sum(tensor.numel() * tensor.element_size() for tensor in kept)

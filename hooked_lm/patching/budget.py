@@ -1,6 +1,6 @@
 """How many cells go into one pass, by the memory that it may take."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,7 @@ class Budget:
 
     n_bytes: int
     n_tokens: int
+    is_asked: bool = False
 
     @classmethod
     def of(cls, batch_size: int | str, device: torch.device) -> "Budget":
@@ -31,7 +32,7 @@ class Budget:
             return cls(free, enough)
         if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size <= 0:
             raise ValueError(f"batch_size must be 'auto' or a number of bytes, got {batch_size!r}")
-        return cls(batch_size, enough)
+        return cls(batch_size, enough, is_asked=True)
 
     def cells_of_whole_forwards(self, model: nn.Module, shape: torch.Size) -> int:
         """How many cells of these logits [batch, pos, d_vocab] fit into one batch; at least one."""
@@ -40,10 +41,15 @@ class Budget:
         return max(1, min(self.n_tokens // n_tokens, self.n_bytes // (n_tokens * width)))
 
 
-def batches(routes: Sequence[Route], budget: Budget, base: BaseRun, reads: Reads) -> Iterator[list[Route]]:
-    """Routes in passes that fit; those that join in the same layer together, and none with sites that others do not ask for."""
+def batches(routes: Sequence[Route], budget: Budget, base: BaseRun, reads: Reads) -> list[list[Route]]:
+    """Routes in passes that fit; those that join in the same layer together, and none with sites that others do not ask for.
+
+    Raises ValueError if a budget that was asked for is too small for one of them.
+    """
     width = max(token_bytes(block) for block in base.model.blocks)
     d_vocab = base.logits.shape[-1] if reads.tokens is None else len(reads.tokens)
+    available = budget.n_bytes - (base.n_bytes if budget.is_asked else 0)
+    passes: list[list[Route]] = []
     some: list[Route] = []
     size = tokens = 0
     for route in sorted(routes, key=lambda route: (sorted(route.on_demand), route.first, route.steps[0].asking)):
@@ -51,14 +57,18 @@ def batches(routes: Sequence[Route], budget: Budget, base: BaseRun, reads: Reads
         n_bytes = own * width + base.n_prompts * 4 * d_vocab * min(
             route.n_tokens, len(reads.positions or range(base.n_pos))
         )
-        full = size + n_bytes > budget.n_bytes or tokens + own > budget.n_tokens
+        full = size + n_bytes > available or tokens + own > budget.n_tokens
+        if n_bytes > available and budget.is_asked:
+            raise ValueError(
+                f"batch_size={budget.n_bytes:,} bytes is too little: the base run takes {base.n_bytes:,}, "
+                f"and one cell of {base.n_prompts} prompts about {n_bytes:,}"
+            )
         if some and (full or route.on_demand != some[0].on_demand):
-            yield some
+            passes.append(some)
             some, size, tokens = [], 0, 0
         some.append(route)
         size, tokens = size + n_bytes, tokens + own
-    if some:
-        yield some
+    return [*passes, some] if some else passes
 
 
 def token_bytes(module: nn.Module) -> int:

@@ -43,10 +43,23 @@ class Edit:
         for first, stop in self._pieces(start, start + target.shape[1]):
             here = (slice(None), slice(first - start, stop - start), *self.rest)
             if isinstance(self.value, Tensor):
-                source = by_position(self.value, dims).expand(target.shape[0], n_pos, *target.shape[2:])
+                source = self._source(target, dims, n_pos)
                 target[here] = source[(slice(None), slice(first, stop), *self.rest)].to(target)
             else:
                 target[here] = self.value(target[here])
+
+    def _source(self, target: Tensor, dims: tuple[str, ...], n_pos: int) -> Tensor:
+        """The new values for all positions; raises ValueError if they do not fit."""
+        assert isinstance(self.value, Tensor), "functions have no values"
+        shape = (target.shape[0], n_pos, *target.shape[2:])
+        try:
+            return by_position(self.value, dims).expand(shape)
+        except (RuntimeError, IndexError):
+            shown = "[" + ", ".join(dims) + "]"
+            raise ValueError(
+                f"the new value of '{self.site}' {shown} has shape {tuple(self.value.shape)}, which does not broadcast to "
+                f"{shape} (batch, pos, ...)"
+            ) from None
 
     def _pieces(self, start: int, stop: int) -> Iterator[Interval]:
         """The positions of this edit from `start` to before `stop`, those side by side together."""

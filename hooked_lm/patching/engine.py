@@ -7,6 +7,7 @@ is a whole forward pass, several in a batch. Both give what a loop of one forwar
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from hooked_lm.patching.budget import Budget, batches
 from hooked_lm.patching.edits import Cell, Change, Edit
 from hooked_lm.patching.forwards import whole_forwards
 from hooked_lm.patching.places import Place, places
-from hooked_lm.patching.reads import EVERYTHING, ReadMore, Reads, reads_of, served
+from hooked_lm.patching.reads import EVERYTHING, Logits, ReadMore, Reads, reads_of, served
 from hooked_lm.patching.spent import Spent
 from hooked_lm.patching.staircase import Pass, Planner
 
@@ -45,8 +46,9 @@ class Experiment:
         base: Cell = (),
         batch_size: int | str = "auto",
     ) -> None:
-        self.model, self.metrics, self.base_changes = model, list(metrics), list(base)
+        self.model, self.metrics = model, list(metrics)
         self.tokens = tokens.to(next(model.parameters()).device)
+        self.base_changes = self._checked_cell(base)
         self.budget = Budget.of(batch_size, self.tokens.device)
         self.spent = Spent()
         self.places: Mapping[str, Place] = places(model) if isinstance(model, HookedTransformer) else {}
@@ -62,14 +64,15 @@ class Experiment:
             self.base = BaseRun(self.model, self.tokens, self.places, edits)
             logits = self.base.logits
         else:
-            [(_, logits)] = whole_forwards(self.model, self.tokens, [()], self.base_changes, 1)
+            [(_, whole)] = whole_forwards(self.model, self.tokens, [()], self.base_changes, 1)
+            logits = Logits.of(whole)
         self.spent.forwards += 1
         self.shape = logits.shape
         self.reads, values = reads_of(self.metrics, logits)
         self.scores = self._checked(values)
         if bool(self.scores.isnan().any()):
             raise ValueError("a metric of the base run is NaN: nothing can be compared with it")
-        self.base_logits = _some(logits, self.reads)
+        self.base_logits = logits.some(self.reads)
 
     def _checked(self, values: Sequence[Any]) -> Scores:
         """The metrics as one tensor; raises ValueError for what is neither one number nor one a prompt."""
@@ -120,19 +123,21 @@ class Experiment:
             found.append(kept)
         return found[0], found[1:]
 
-    @torch.no_grad()
     def run(
         self, cells: Sequence[Cell], title: str = "patching", progress: bool = True
     ) -> Iterator[tuple[int, Scores]]:
         """Each cell's index and scores, in the order in which they are ready."""
+        cells = [self._checked_cell(cell) for cell in cells]
+        self.obstacle = obstacle(self.model, self.places, self.tokens)  # hooks may have come since
         started = time.perf_counter()
         try:
-            yield from self._run(cells, title, progress)
+            yield from _without_gradients(self._run(cells, title, progress))
         finally:
             self.spent.seconds += time.perf_counter() - started
 
     def _run(self, cells: Sequence[Cell], title: str, progress: bool) -> Iterator[tuple[int, Scores]]:
-        known = [i for i, cell in enumerate(cells) if self.base is not None and self._is_known(cell)]
+        usable = self.base is not None and self.obstacle is None
+        known = [i for i, cell in enumerate(cells) if usable and self._is_known(cell)]
         others = sorted(set(range(len(cells))) - set(known))
         if others:
             warnings.warn(
@@ -153,6 +158,20 @@ class Experiment:
         """Whether rows that differ from a base run have this change of it: as it is before the blocks, or made again."""
         before = not any((point.name or "").startswith("blocks.") for point in self.model.points(change.site))
         return isinstance(change, Edit) and (change.site in self.places or before)
+
+    def _checked_cell(self, cell: Cell) -> list[Change]:
+        """The cell with the full names of its sites and positions counted from the front; raises KeyError for a site and
+        IndexError for a position that does not exist."""
+        n_pos, checked = self.tokens.shape[1], list[Change]()
+        for change in cell:
+            [site] = self.model.names(change.site)
+            if isinstance(change, Edit) and change.positions is not None:
+                for pos in change.positions:
+                    if not -n_pos <= pos < n_pos:
+                        raise IndexError(f"position {pos} at '{site}' is out of range: the prompts have {n_pos}")
+                change = replace(change, positions=tuple(pos % n_pos for pos in change.positions))
+            checked.append(change if change.site == site else replace(change, site=site))
+        return checked
 
     def _is_known(self, cell: Cell) -> bool:
         return all(isinstance(change, Edit) and change.site in self.places for change in cell)
@@ -180,16 +199,22 @@ class Experiment:
             if reads.tokens is None or self._edits_logits(edits)
             else torch.tensor(reads.tokens, device=base.tokens.device)
         )
-        base_logits = self.base_logits if reads == self.reads else base.logits
+        base_logits = self.base_logits if reads == self.reads else base.logits.some(reads)
         alive = [route for route in routes if route.steps]
         with _bar(title, sum(route.layer_rows for route in alive) * base.n_prompts, progress) as bar:
             for batch in batches(alive, self.budget, base, reads):
                 this = Pass(base, self.places, edits, batch)
                 for cell, (start, stop), logits in this.run(tokens):
                     whole = self._filled(base_logits, logits, start, stop, reads, tokens is None)
-                    yield cell, self._checked([metric(served(whole, reads, self.shape)) for metric in self.metrics])
+                    yield cell, self._scores(whole, reads)
                 self.spent.add(this.spent)
                 bar.update(sum(route.layer_rows for route in batch) * base.n_prompts)
+
+    def _scores(self, logits: Float[Tensor, "batch some_pos some_token"], reads: Reads) -> Scores:
+        """What the metrics make of a cell; each of them may write into what it is given."""
+        copies = (logits.clone() if left else logits for left in reversed(range(len(self.metrics))))
+        given = (served(copy, reads, self.shape) for copy in copies)
+        return self._checked([metric(some) for metric, some in zip(self.metrics, given, strict=True)])
 
     def _edits_logits(self, edits: Sequence[Sequence[Edit]]) -> bool:
         """Whether any cell changes something of the unembedding, which then has to be whole."""
@@ -214,13 +239,14 @@ class Experiment:
         self, cells: Sequence[Cell], others: Sequence[int], title: str, progress: bool
     ) -> Iterator[tuple[int, Scores]]:
         chosen = [cells[i] for i in others]
-        together = not self._has_hooks and all(map(self._is_by_row, {c.site for cell in (self.base_changes, *chosen) for c in cell}))
+        sites = {change.site for cell in (self.base_changes, *chosen) for change in cell}
+        together = not self._has_hooks and all(map(self._is_by_row, sites))
         n_cells = self.budget.cells_of_whole_forwards(self.model, self.shape) if together else 1
         with _bar(title, len(chosen), progress and bool(chosen)) as bar:
             for i, logits in whole_forwards(self.model, self.tokens, chosen, self.base_changes, n_cells):
                 self.spent.forwards += 1
                 bar.update()
-                yield others[i], self._checked([metric(logits) for metric in self.metrics])
+                yield others[i], self._scores(logits, EVERYTHING)
 
     @property
     def _has_hooks(self) -> bool:
@@ -254,13 +280,21 @@ def obstacle(model: HookedRootModule, known: Mapping[str, Place], tokens: Tensor
     return None
 
 
+def _without_gradients(scores: Iterator[tuple[int, Scores]]) -> Iterator[tuple[int, Scores]]:
+    """The same; whoever asks for them has gradients in between."""
+    while True:
+        with torch.no_grad():
+            found = next(scores, None)
+        if found is None:
+            return
+        yield found
+
+
 def _is_ours(module: nn.Module) -> bool:
     """Whether a module treats each token by itself, or is one of those in which tokens meet as we know."""
     kind = type(module)
-    containers = (nn.Identity, nn.ModuleList, nn.ParameterList)
-    return (
-        kind.__module__.startswith("hooked_lm.") or kind in containers or kind.__module__ == nn.ReLU.__module__
-    ) and (isinstance(module, HookPoint) or not _has_torch_hooks(module))
+    known = kind.__module__.startswith("hooked_lm.") or kind in (nn.Identity, nn.ModuleList, nn.ParameterList)
+    return known and "forward" not in vars(module) and (isinstance(module, HookPoint) or not _has_torch_hooks(module))
 
 
 def _has_torch_hooks(module: nn.Module) -> bool:
@@ -269,11 +303,6 @@ def _has_torch_hooks(module: nn.Module) -> bool:
 
 def _edits(cell: Sequence[Change]) -> list[Edit]:
     return [change for change in cell if isinstance(change, Edit)]
-
-
-def _some(logits: Tensor, reads: Reads) -> Tensor:
-    some = logits if reads.positions is None else logits[:, list(reads.positions)]
-    return some if reads.tokens is None else some[:, :, list(reads.tokens)]
 
 
 def _is_number_like(value: Any) -> bool:

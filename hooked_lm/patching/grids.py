@@ -158,4 +158,4 @@ def _check_cache(
             how = f"run_with_cache(clean_tokens, names_filter='{site_glob(site)}')"
             raise UnknownSite(f"the clean cache holds no '{site}': {how} keeps it")
         if aligned:
-            check_source(clean_cache[site], site, model.hook_dict[site].dims, batch, n_pos)
+            check_source(model, clean_cache[site], site, batch, n_pos)

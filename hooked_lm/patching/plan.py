@@ -46,11 +46,11 @@ class Plan:
         """The full names of all sites."""
         return list(self.found.values())
 
-    def study(self, value: Callable[[str], Tensor], title: str) -> Study:
+    def study(self, value: Callable[[str], Tensor], title: str, changes: str = "corrupted") -> Study:
         """The study that puts `value(site)` into every cell."""
         values = {site: value(site) for site in self.sites}
         cells = {place: self._cell(values, *cell) for place, cell in self._places()}
-        return Study(self.axes, {place: cell for place, cell in cells.items() if cell}, title=title)
+        return Study(self.axes, {place: cell for place, cell in cells.items() if cell}, title=title, changes=changes)
 
     def _places(self) -> Iterator[tuple[tuple[int, ...], tuple[str, Choice, Choice, Choice]]]:
         """Each place of the grid: its indices; the site's name, layers, positions and features that it exchanges."""

@@ -37,8 +37,8 @@ def aligned(corrupted: Tensor, clean: Tensor) -> None:
 
 
 def chosen(which: Which, size: int, what: str) -> list[int] | None:
-    """The indices of an axis; None: no axis, all together. Raises IndexError for one that is out of range, ValueError for an
-    empty choice."""
+    """The indices of an axis; None: no axis, all together. Raises IndexError for one that is out of range, ValueError for one
+    that is given twice, and for an empty choice."""
     if which is None:
         return None
     if isinstance(which, str):
@@ -51,7 +51,11 @@ def chosen(which: Which, size: int, what: str) -> list[int] | None:
     for index in some:
         if not -size <= index < size:
             raise IndexError(f"{what} {index} is out of range: there are {size}, so {-size} to {size - 1}")
-    return [index % size for index in some]
+    indices = [index % size for index in some]
+    if len(set(indices)) < len(indices):
+        twice = next(index for index in indices if indices.count(index) > 1)
+        raise ValueError(f"{what} {twice} is given twice in {list(which)}")
+    return indices
 
 
 def position_labels(model: Any, tokens: Int[Tensor, "batch pos"]) -> list[Label]:
@@ -75,9 +79,10 @@ def site_of_layer(model: Any, name: str, layer: int) -> str | None:
         return None
 
 
-def check_source(value: Tensor, site: str, dims: tuple[str, ...], batch: int, n_pos: int) -> None:
-    """Raises ValueError if a clean value does not stand beside a corrupted run of `batch` prompts of `n_pos` tokens."""
-    shape = tuple(value.shape)
+def check_source(model: Any, value: Tensor, site: str, batch: int, n_pos: int) -> None:
+    """Raises ValueError if a clean value does not stand beside a corrupted run of `batch` prompts of `n_pos` tokens, or
+    comes of a model of other sizes."""
+    dims, shape = model.hook_dict[site].dims, tuple(value.shape)
     if len(shape) != len(dims):
         raise ValueError(
             f"the clean '{site}' has shape {shape}; expected [{', '.join(dims)}]: keep the batch dimension"
@@ -90,6 +95,9 @@ def check_source(value: Tensor, site: str, dims: tuple[str, ...], batch: int, n_
         )
     if lengths.get("batch", batch) not in (1, batch):
         raise ValueError(f"the clean run has {lengths['batch']} prompts, the corrupted run {batch}; give as many")
+    for dim, size in {"d_model": model.cfg.d_model, "head": model.cfg.n_heads}.items():
+        if lengths.get(dim, size) != size:
+            raise ValueError(f"the clean '{site}' has {dim} {lengths[dim]}, this model {size}: it is of another model")
 
 
 class Source:
@@ -122,5 +130,5 @@ class Source:
             raise UnknownSite(f"the cache holds no '{site}'")
         value = self.cache[site]
         if isinstance(self.source, Mapping):
-            check_source(value, site, dims, self.batch, self.n_pos)
+            check_source(self.model, value, site, self.batch, self.n_pos)
         return value.mean(0, keepdim=True) if isinstance(self.source, str) and self.source == "mean" else value

@@ -14,7 +14,7 @@ Index = tuple[Any, Any, Any]  # of the axes batch, pos, d_vocab
 ALL = slice(None)
 
 
-class ReadMore(Exception):
+class ReadMore(BaseException):  # noqa: N818 (a signal: it passes by whatever a metric catches)
     """A metric asks for logits that it did not ask for in the base run."""
 
 
@@ -33,13 +33,32 @@ class Reads:
 EVERYTHING = Reads()
 
 
-def reads_of(
-    metrics: Sequence[Callable[[Tensor], Any]], logits: Float[Tensor, "batch pos d_vocab"]
-) -> tuple[Reads, list[Any]]:
+@dataclass(frozen=True)
+class Logits:
+    """Logits [batch, pos, d_vocab] that are computed where they are read: `some(reads)` makes a tensor of its own."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    some: Callable[[Reads], Tensor]
+
+    @classmethod
+    def of(cls, logits: Float[Tensor, "batch pos d_vocab"]) -> "Logits":
+        """Of logits that are there."""
+        return cls(logits.shape, logits.dtype, logits.device, lambda reads: taken(logits, reads).clone())
+
+
+def taken(logits: Float[Tensor, "batch pos d_vocab"], reads: Reads) -> Float[Tensor, "batch some_pos some_token"]:
+    """The logits that are read."""
+    some = logits if reads.positions is None else logits[:, list(reads.positions)]
+    return some if reads.tokens is None else some[:, :, list(reads.tokens)]
+
+
+def reads_of(metrics: Sequence[Callable[[Tensor], Any]], logits: Tensor | Logits) -> tuple[Reads, list[Any]]:
     """What these metrics read of the logits, and what they make of them."""
-    taken: list[Index | None] = []
-    values = [metric(_Recorder.over(logits.clone(), taken)) for metric in metrics]  # who may edit them in place
-    return _reads(taken, logits.shape), values
+    source, indices = Logits.of(logits) if isinstance(logits, Tensor) else logits, list[Index | None]()
+    values = [metric(_Recorder.over(source, indices)) for metric in metrics]
+    return _reads(indices, source.shape), values
 
 
 def _reads(taken: Sequence[Index | None], shape: torch.Size) -> Reads:
@@ -64,27 +83,52 @@ FREE |= {Tensor.is_floating_point, Tensor.size, Tensor.dim, Tensor.__len__}
 
 
 class _Recorder(Tensor):
-    """Logits that remember what is taken out of them. What comes out is a plain tensor."""
+    """Logits that remember what is taken out of them, and compute that. What comes out is a plain tensor.
 
+    Somebody who does more than to take out of them is given all of them, from then on.
+    """
+
+    _source: Logits
     _taken: list[Index | None]
+    _whole: Tensor | None
 
     @classmethod
-    def over(cls, logits: Tensor, taken: list[Index | None]) -> "_Recorder":
-        recorder = logits.detach().as_subclass(cls)
-        recorder._taken = taken
-        return recorder
+    def over(cls, source: Logits, indices: list[Index | None]) -> "_Recorder":
+        made = Tensor._make_wrapper_subclass(cls, source.shape, dtype=source.dtype, device=source.device)
+        made._source, made._taken, made._whole = source, indices, None
+        return made
+
+    def whole(self) -> Tensor:
+        """All logits."""
+        if self._whole is None:
+            self._taken.append(None)
+            self._whole = self._source.some(EVERYTHING)
+        return self._whole
+
+    def take_out(self, index: Index) -> Tensor:
+        """What an index takes."""
+        self._taken.append(index)
+        shape = self._source.shape
+        reads = Reads(places_of(index[1], shape[1]), places_of(index[2], shape[2]))
+        return _indexed(self._source.some(reads), index, reads, shape)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():
-            own = args[0] if args else None
-            if func is Tensor.__getitem__ and isinstance(own, _Recorder):
-                own._taken.append(_index(args[1]))
-            elif func not in FREE:
-                for recorder in _found((args, kwargs), _Recorder):
-                    recorder._taken.append(None)
-            plain = tree_map(lambda x: x.as_subclass(Tensor) if isinstance(x, _Recorder) else x, (args, kwargs or {}))
-            return func(*plain[0], **plain[1])
+        own = args[0] if args else None
+        if func in FREE:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        if func is Tensor.__getitem__ and isinstance(own, _Recorder) and own._whole is None:
+            index = _index(args[1])
+            if index is not None:
+                return own.take_out(index)
+        plain = tree_map(lambda x: x.whole() if isinstance(x, _Recorder) else x, (args, kwargs or {}))
+        return func(*plain[0], **plain[1])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        plain = tree_map(lambda x: x.whole() if isinstance(x, _Recorder) else x, (args, kwargs or {}))
+        return func(*plain[0], **plain[1])
 
 
 class _Served(Tensor):
@@ -105,13 +149,11 @@ class _Served(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         own = args[0] if args else None
-        if func is Tensor.__getitem__ and isinstance(own, _Served) and not _found(args[1:], _Served):
+        if func is Tensor.__getitem__ and isinstance(own, _Served):
             index = _index(args[1])
             if index is None:
                 raise ReadMore
-            first, pos, token = index
-            pos = _translated(pos, own._reads.positions, own.shape[1])
-            return own._compact[first, pos, _translated(token, own._reads.tokens, own.shape[2])]
+            return _indexed(own._compact, index, own._reads, own.shape)
         if func in FREE or func is Tensor.__repr__:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
@@ -122,16 +164,16 @@ class _Served(Tensor):
         raise ReadMore
 
 
-def _found(nested: Any, kind: type) -> list[Any]:
-    found: list[Any] = []
-    tree_map(lambda x: found.append(x) if isinstance(x, kind) else None, nested)
-    return found
+def _indexed(compact: Tensor, index: Index, reads: Reads, shape: torch.Size) -> Tensor:
+    """What an index takes of logits of which these are there; raises ReadMore if not all of it is."""
+    first, pos, token = index
+    return compact[first, _translated(pos, reads.positions, shape[1]), _translated(token, reads.tokens, shape[2])]
 
 
 def _index(index: Any) -> Index | None:
     """An index of three axes; None for one that is not understood (new axes, masks): then everything is read."""
     items = list(index) if isinstance(index, tuple) else [index]
-    if any(item is None or _is_mask(item) for item in items):
+    if any(item is None or isinstance(item, (_Recorder, _Served)) or _is_mask(item) for item in items):
         return None
     if any(item is Ellipsis for item in items):
         at = next(i for i, item in enumerate(items) if item is Ellipsis)

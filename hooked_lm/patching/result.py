@@ -39,6 +39,7 @@ class SweepResult:
         corrupted: the metric of the corrupted run, [prompt], or [metric, prompt] if there is that axis.
         clean: that of the clean run, or None.
         cost: what the sweep has spent (forwards, layer_rows, flops, seconds), or None.
+        base: which of the two runs was changed, "corrupted" or "clean".
 
     Raises ValueError for shapes that do not go together.
 
@@ -54,6 +55,7 @@ class SweepResult:
     corrupted: Float[Tensor, "..."]
     clean: Float[Tensor, "..."] | None = None
     cost: Mapping[str, int | float] | None = None
+    base: str = "corrupted"
 
     def __post_init__(self) -> None:
         for name in ("values", "corrupted", "clean"):
@@ -64,6 +66,8 @@ class SweepResult:
         self._check()
 
     def _check(self) -> None:
+        if self.base not in ("corrupted", "clean") or (self.base == "clean" and self.clean is None):
+            raise ValueError(f"base must be 'corrupted', or 'clean' where there is that run; got {self.base!r}")
         for name, labels in self.axes.items():
             if name in COLUMNS:
                 raise ValueError(f"an axis cannot be called {name!r}: the tables have a column of that name")
@@ -81,6 +85,11 @@ class SweepResult:
         for name, tensor in (("corrupted", self.corrupted), ("clean", self.clean)):
             if tensor is not None and list(tensor.shape) != shape:
                 raise ValueError(f"the {name} baseline must be {shape}, got {list(tensor.shape)}")
+
+    @property
+    def unchanged(self) -> Float[Tensor, "..."]:
+        """The metric of the run that was changed, as it is without a change: of the shape of the baselines."""
+        return self.clean if self.base == "clean" and self.clean is not None else self.corrupted
 
     # ---- numbers -----------------------------------------------------------------------------------------------------
 
@@ -108,13 +117,10 @@ class SweepResult:
         return low.view(self.values.shape[:-1]), high.view(self.values.shape[:-1])
 
     def effects(self) -> "SweepResult":
-        """What each cell changes: every value minus that of the corrupted run of the same prompt."""
-        return replace(
-            self,
-            values=self.values - self._for_cells(self.corrupted),
-            corrupted=torch.zeros_like(self.corrupted),
-            clean=None if self.clean is None else self.clean - self.corrupted,
-        )
+        """What each cell changes: every value minus that of the unchanged run of the same prompt."""
+        start = self.unchanged
+        clean = None if self.clean is None else self.clean - start
+        return replace(self, values=self.values - self._for_cells(start), corrupted=self.corrupted - start, clean=clean)
 
     def normalized(self) -> "SweepResult":
         """The values on a scale on which the mean of the corrupted run is 0 and that of the clean run is 1.
@@ -206,7 +212,7 @@ class SweepResult:
         return pd.DataFrame(list(product(*self.axes.values())), columns=list(self.axes), index=range(n_cells))
 
     def top(self, k: int = 10, level: float = 0.95) -> pd.DataFrame:
-        """The `k` cells (of each metric) with the largest effect: the mean difference from the corrupted run, up or down.
+        """The `k` cells (of each metric) with the largest effect: the mean difference from the unchanged run, up or down.
 
         Columns: the labels, `value` (the mean), `effect`, and the interval of the effect (`low`, `high`).
         """
@@ -215,7 +221,7 @@ class SweepResult:
             for metric, part in parts:
                 part.insert(0, METRIC, metric)
             return pd.concat([part for _, part in parts], ignore_index=True)
-        effects = (self.values - self.corrupted).reshape(-1, self.n_prompts)
+        effects = (self.values - self.unchanged).reshape(-1, self.n_prompts)
         size = effects.mean(-1).abs()
         best = size.nan_to_num(nan=-1.0, posinf=torch.inf).argsort(descending=True, stable=True)
         best = best[: min(k, int((~size.isnan()).sum()))]
@@ -261,6 +267,7 @@ class SweepResult:
         from safetensors.torch import save_file
 
         about = {"format": FORMAT, "axes": json.dumps(list(self.axes.items())), "cost": json.dumps(self.cost)}
+        about["base"] = self.base
         tensors = {"values": self.values, "corrupted": self.corrupted, "clean": self.clean}
         unfinished = Path(path).with_name(f"{Path(path).name}.{os.getpid()}.unfinished")
         try:
@@ -282,7 +289,8 @@ class SweepResult:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
         except SafetensorError as error:
             raise ValueError(f"{path} is no safetensors file: {error}") from None
-        return cls(**tensors, axes=dict(json.loads(about["axes"])), cost=json.loads(about["cost"]))
+        axes, cost = dict(json.loads(about["axes"])), json.loads(about["cost"])
+        return cls(**tensors, axes=axes, cost=cost, base=about["base"])
 
     # ---- at a glance -------------------------------------------------------------------------------------------------
 

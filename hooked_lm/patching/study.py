@@ -36,18 +36,19 @@ class Study:
     cells: Mapping[tuple[int, ...], Cell]
     base: Cell = ()
     title: str = "patching"
+    changes: str = "corrupted"  # which run is changed; the other one is "clean", or "corrupted"
 
     def carry_out(
         self,
         model: HookedRootModule,
         tokens: Int[Tensor, "batch pos"],
         metric: Metrics,
-        clean: Int[Tensor, "batch pos"] | None = None,
+        other: Int[Tensor, "batch pos"] | None = None,
         batch_size: int | str = "auto",
         progress: bool = True,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> SweepResult:
-        """Run all cells on these tokens; `clean` are those of the other baseline.
+        """Run all cells on these tokens; `other` are those of the other baseline.
 
         With a `checkpoint` what was measured is written to that file every half minute and when the sweep ends, and a
         file of the same sweep is gone on from. Raises ValueError for a study without cells, and for a file of another
@@ -57,8 +58,8 @@ class Study:
             raise ValueError(f"{self.title}: there is nothing to do; no cell of {_sizes(self.axes)} exists")
         metrics = dict(metric) if isinstance(metric, Mapping) else {"": metric}
         experiment = Experiment(model, tokens, list(metrics.values()), self.base, batch_size)
-        other = None if clean is None else Experiment(model, clean, list(metrics.values())).scores
-        run = _Run(self, experiment, metrics, other, checkpoint)
+        baseline = None if other is None else Experiment(model, other, list(metrics.values())).scores
+        run = _Run(self, experiment, metrics, baseline, checkpoint)
         try:
             run.go(progress)
         except KeyboardInterrupt:
@@ -76,10 +77,10 @@ class _Run:
         study: Study,
         experiment: Experiment,
         metrics: Mapping[str, Metric],
-        clean: Tensor | None,
+        other: Tensor | None,
         checkpoint: str | os.PathLike[str] | None,
     ) -> None:
-        self.study, self.experiment, self.clean = study, experiment, clean
+        self.study, self.experiment, self.other = study, experiment, other
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.names = [name for name in metrics if name]
         sizes = [len(labels) for labels in study.axes.values()]
@@ -92,7 +93,7 @@ class _Run:
         earlier = SweepResult.load(path)
         mine = self.result()
         same = dict(earlier.axes) == dict(mine.axes) and earlier.values.shape == mine.values.shape
-        if not same or not torch.allclose(earlier.corrupted, mine.corrupted, rtol=1e-4, atol=1e-4):
+        if not same or not torch.allclose(earlier.unchanged, mine.unchanged, rtol=1e-4, atol=1e-4):
             raise ValueError(
                 f"{path} holds another sweep ({_sizes(earlier.axes)}), this is {_sizes(mine.axes)}; give another file"
             )
@@ -121,9 +122,13 @@ class _Run:
         def shaped(scores: Tensor) -> Tensor:
             return scores if named else scores[0]
 
-        clean = None if self.clean is None else shaped(self.clean)
+        base = shaped(self.experiment.scores)
+        clean = None if self.other is None else shaped(self.other)
         cost = asdict(self.experiment.spent)
-        return SweepResult(shaped(self.values), axes, shaped(self.experiment.scores), clean, cost)
+        if self.study.changes == "clean":
+            assert clean is not None, "the corrupted run"
+            return SweepResult(shaped(self.values), axes, clean, base, cost, "clean")
+        return SweepResult(shaped(self.values), axes, base, clean, cost)
 
 
 def _at(place: tuple[int, ...]) -> tuple[slice | int, ...]:

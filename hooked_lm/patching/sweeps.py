@@ -69,7 +69,11 @@ def sweep(
     if not names:
         raise ValueError("sites is empty: there is nothing to exchange")
     plan = Plan(model, first, names, layers, positions, heads, neurons)
-    study = plan.study(Source(model, source, other, first, plan.sites).value, f"patching {', '.join(names)}")
+    values, changes = (
+        Source(model, source, other, first, plan.sites),
+        "corrupted" if direction == "denoise" else "clean",
+    )
+    study = plan.study(values.value, f"patching {', '.join(names)}", changes)
     return study.carry_out(model, first, metric, other, batch_size, progress, checkpoint)
 
 

@@ -21,6 +21,7 @@ DIVERGING = [
 SEQUENTIAL = [(0.0, "#ffffff"), (0.15, "#dbe8f3"), (0.45, "#8db5d8"), (0.75, "#386fa8"), (1.0, "#12325e")]
 MINUS = "\N{MINUS SIGN}"
 VISIBLE = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍", "\u00a0": "⍽"})
+Interval = tuple[Tensor, Tensor]  # the lowest and the highest plausible value of each number, of its shape
 SPACES = re.compile("^ +| +$| {2,}")
 UP, DOWN = "#386fa8", "#c8694c"
 FROM_TO = "<br>%{customdata[0]:.3f} to %{customdata[1]:.3f}"
@@ -55,7 +56,7 @@ def heatmap(
     value_name: str = "",
     show_values: bool = False,
     limit: float | None = None,
-    interval: tuple[Float[Tensor, "row column"], Float[Tensor, "row column"]] | None = None,
+    interval: Interval | None = None,
 ) -> go.Figure:
     """A matrix in colours that diverge from white at zero; row 0 is at the top, NaN is left empty.
 
@@ -104,7 +105,7 @@ def heatmap(
 def bars(
     values: Float[Tensor, " bar"],
     labels: Sequence[Any] | None = None,
-    interval: tuple[Float[Tensor, " bar"], Float[Tensor, " bar"]] | None = None,
+    interval: Interval | None = None,
     title: str = "",
     x_title: str = "",
     y_title: str = "",
@@ -203,7 +204,7 @@ def attention_patterns(
     return figure
 
 
-def _ends(values: Float[Tensor, "*shape"], interval: tuple[Tensor, Tensor] | None) -> Float[np.ndarray, "*shape 2"] | None:
+def _ends(values: Float[Tensor, "*shape"], interval: Interval | None) -> Float[np.ndarray, "*shape 2"] | None:
     """Both ends of the interval of each value, for hover texts; raises ValueError for those of other values."""
     if interval is None:
         return None

@@ -72,15 +72,13 @@ FLAT = (
 
 BUDGET = 256 << 20  # bytes that a sweep may hold besides the model
 MEMORY_PROBE = """
-import ctypes, inspect, json, sys
+import ctypes, json, sys
 import torch
 from hooked_lm import HookedTransformer, hub, patching
 
 directory, budget, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(threads)
 torch.set_grad_enabled(False)
-sweep = patching.get_act_patch_resid_pre
-asked = {"batch_size": budget} if "batch_size" in inspect.signature(sweep).parameters else {}
 
 def status(name):
     for line in open("/proc/self/status"):
@@ -90,19 +88,17 @@ def status(name):
 def metric(logits):
     return logits[0, -1, 1] - logits[0, -1, 2]
 
-def prompts(model, n_pos):
+def sweep(model, n_pos):
     clean, corrupted = torch.randint(model.cfg.d_vocab, (2, 1, n_pos))
-    return corrupted, model.run_with_cache(clean, names_filter="blocks.*.hook_resid_pre")[1]
+    patching.sweep(model, corrupted, clean, metric=metric, batch_size=budget, progress=False)
 
-small = HookedTransformer.from_pretrained("demo")
-sweep(small, *prompts(small, 8), metric, **asked)
+sweep(HookedTransformer.from_pretrained("demo"), 8)
 model = hub.from_pretrained_no_processing(directory, mmap=False)
-given = prompts(model, 64)
 ctypes.CDLL(None).malloc_trim(0)  # what loading freed is not to be used again unseen
 before = status("VmRSS:")
 open("/proc/self/clear_refs", "w").write("5")  # forgets the peak so far
-sweep(model, *given, metric, **asked)
-print(json.dumps({"bytes": status("VmHWM:") - before, "asked": bool(asked)}))
+sweep(model, 64)
+print(json.dumps({"bytes": status("VmHWM:") - before}))
 """
 
 
@@ -317,7 +313,7 @@ def agreement_figures(peers: dict[str, Peer]) -> Iterator[Figure]:
 
 
 def memory_figure(kind: str, directory: Path) -> Figure:
-    """The most memory that a sweep holds at once, beyond the model, the clean run and what a first tiny sweep leaves."""
+    """The most memory that a sweep holds at once, beyond the model and what a first tiny sweep leaves."""
     run = subprocess.run(
         [sys.executable, "-c", MEMORY_PROBE, str(directory), str(BUDGET), str(THREADS)],
         capture_output=True,
@@ -327,9 +323,8 @@ def memory_figure(kind: str, directory: Path) -> Figure:
     if run.returncode:
         raise RuntimeError(f"the sweep in a process of its own failed:\n{run.stderr[-3000:]}")
     used = json.loads(run.stdout.splitlines()[-1])
-    asked = f"a budget of {BUDGET / 1e6:.0f} MB" + ("" if used["asked"] else ", which no function takes")
-    ratio = used["bytes"] / BUDGET if used["asked"] else math.inf
-    return Figure(f"{kind} resid_pre 1x64: peak", asked, ratio, 1.0, f"{used['bytes'] / 1e6:.0f} MB")
+    asked = f"a budget of {BUDGET / 1e6:.0f} MB"
+    return Figure(f"{kind} resid_pre 1x64: peak", asked, used["bytes"] / BUDGET, 1.0, f"{used['bytes'] / 1e6:.0f} MB")
 
 
 def sweep_tables(names: list[str]) -> Iterator[tuple[str, list[Figure]]]:

@@ -3,10 +3,12 @@
 It shares nothing with the engine but the meaning of an edit.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from jaxtyping import config
 from torch import Tensor
 
 from hooked_lm.hooks import HookedRootModule
@@ -15,18 +17,43 @@ from hooked_lm.patching import Edit, Rewrite
 Change = Edit | Rewrite
 
 
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Annotations are not checked here, which takes ten times as long as these tiny models do; other tests do it."""
+    before = config.jaxtyping_disable
+    config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        config.update("jaxtyping_disable", before)
+
+
+@torch.no_grad()
+def naive(model: HookedRootModule, tokens: Tensor, cell: Iterable[Change], base: Iterable[Change] = ()) -> Tensor:
+    """The logits of one cell, in a run in which the changes of `base` were made before."""
+    with unchecked():
+        return model.run_with_hooks(tokens, fwd_hooks=[(change.site, hook(change)) for change in (*base, *cell)])
+
+
+def hook(change: Change) -> Callable[..., Tensor]:
+    """A change as anybody would write it by hand."""
+    if isinstance(change, Rewrite):
+        return lambda value, hook: change.function(value)
+    return lambda value, hook: exchanged(value, hook.dims, change)
+
+
 def exchanged(value: Tensor, dims: Sequence[str], edit: Edit) -> Tensor:
-    """The value of a site with an edit in it."""
+    """The value of a site with an edit in it, position by position; the sites of an expert have none, only tokens."""
     new = value.clone()
-    axis = next((dims.index(name) for name in ("query_pos", "pos") if name in dims), None)
-    if axis is None:  # tokens of a routed site have no positions
-        assert edit.positions is None, f"{edit.site} has no positions"
-        new[(slice(None), *edit.rest)] = given(edit, new[(slice(None), *edit.rest)], value.shape, None)
-        return new
-    for pos in range(value.shape[axis]) if edit.positions is None else edit.positions:
+    axis = next((dims.index(name) for name in ("query_pos", "pos", "key_pos") if name in dims), None)
+    if axis is None:
+        assert edit.positions is None
+        whole = torch.broadcast_to(edit.value, value.shape) if isinstance(edit.value, Tensor) else edit.value(value)
+        return whole.to(value)
+    for pos in range(value.shape[axis]) if edit.positions is None else set(edit.positions):
         where: list[Any] = [slice(None)] * value.ndim
         where[axis] = pos
-        others = [i for i in range(1, value.ndim) if i != axis]  # what `rest` indexes, in order
+        others = [i for i in range(1, value.ndim) if i != axis]  # the axes that `rest` indexes, in order
         for i, index in zip(others, edit.rest, strict=False):
             where[i] = index
         if isinstance(edit.value, Tensor):
@@ -34,10 +61,3 @@ def exchanged(value: Tensor, dims: Sequence[str], edit: Edit) -> Tensor:
         else:
             new[tuple(where)] = edit.value(new[tuple(where)].unsqueeze(1)).squeeze(1)
     return new
-
-
-def given(edit: Edit, there: Tensor, shape: torch.Size, axis: int | None) -> Tensor:
-    """What an edit says of a whole value."""
-    if isinstance(edit.value, Tensor):
-        return torch.broadcast_to(edit.value, shape)[(slice(None), *edit.rest)].to(there)
-    return edit.value(there)

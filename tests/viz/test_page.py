@@ -41,7 +41,7 @@ def page(tmp_path: Path) -> str:
             "Second",
             heatmap(torch.ones(1, 2), x_labels=[EVIL, EVIL], title=EVIL),
             TokenStrip("clean", ["When", " Mary", EVIL], [1]),
-            Facts({"pairs": "8"}),
+            Facts({"pairs": "8", "gap": "2"}, {"gap": f"1 to 3 {EVIL}"}),
             EVIL,
         ),
     ]
@@ -85,7 +85,8 @@ def test_text_is_escaped(page: str):
 def test_parts_are_set_as_what_they_are(page: str):
     assert '<td class="number">0.123</td><td class="number">3</td>' in page
     assert '<span class="token">When</span><span class="token marked">·Mary</span>' in page
-    assert "<dt>pairs</dt><dd>8</dd>" in page
+    assert "<dt>pairs</dt><dd>8</dd></div>" in page
+    assert '<dt>gap</dt><dd>2</dd><dd class="note">1 to 3 &lt;/script&gt;' in page
     assert "<code>x &lt; y</code>" in page
 
 

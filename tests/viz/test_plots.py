@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hooked_lm.viz import attention_patterns, heatmap, token_label, visible
+from hooked_lm.viz import attention_patterns, bars, heatmap, token_label, visible
 
 TOKENS = [" Mary", " Mary", "<b>", "\n"]
 
@@ -56,6 +56,42 @@ def test_numbers_in_cells_leave_out_zeros():
 def test_the_wrong_number_of_labels(x: list | None, y: list | None):
     with pytest.raises(ValueError, match=r"[13] labels for 2 (columns|rows)"):
         heatmap(torch.zeros(2, 2), x, y)
+
+
+def test_intervals_are_shown_where_one_points():
+    values = torch.randn(2, 3)
+    [trace] = heatmap(values, interval=(values - 1, values + 2)).data
+    assert torch.equal(torch.from_numpy(trace.customdata), torch.stack([values - 1, values + 2], -1))
+    assert "%{customdata[0]:.3f} to %{customdata[1]:.3f}" in trace.hovertemplate
+    [plain] = heatmap(values).data
+    assert plain.customdata is None
+    assert "customdata" not in plain.hovertemplate
+
+
+def test_bars_reach_from_the_lowest_to_the_highest_value():
+    values, low, high = torch.tensor([0.5, -0.2]), torch.tensor([0.25, -0.3]), torch.tensor([1.0, 0.1])
+    figure = bars(values, [" a", "<b>"], (low, high), title="T", x_title="X", y_title="Y")
+    [trace] = figure.data
+    torch.testing.assert_close(torch.from_numpy(trace.y - trace.error_y.arrayminus), low)
+    torch.testing.assert_close(torch.from_numpy(trace.y + trace.error_y.array), high)
+    assert (figure.layout.xaxis.ticktext, figure.layout.xaxis.tickvals) == (("·a", "&lt;b&gt;"), (0, 1))
+    assert (figure.layout.xaxis.title.text, figure.layout.yaxis.title.text) == ("X", "Y")
+    assert trace.marker.color[0] != trace.marker.color[1]  # up and down
+
+
+def test_bars_without_intervals():
+    [trace] = bars(torch.tensor([1.0, 2.0], dtype=torch.bfloat16)).data
+    assert trace.error_y.array is None
+    assert trace.y.tolist() == [1, 2]
+
+
+def test_what_does_not_go_with_bars():
+    with pytest.raises(ValueError, match="1 labels for 2 bars"):
+        bars(torch.zeros(2), ["a"])
+    with pytest.raises(ValueError, match=r"an interval of \[3\] for values \[2\]"):
+        bars(torch.zeros(2), interval=(torch.zeros(2), torch.zeros(3)))
+    with pytest.raises(ValueError, match=r"an interval of \[2, 1\] for values \[2, 2\]"):
+        heatmap(torch.zeros(2, 2), interval=(torch.zeros(2, 1), torch.zeros(2, 2)))
 
 
 @pytest.mark.parametrize("n_heads", [1, 2, 3, 5])

@@ -1,0 +1,199 @@
+"""`ablate`: take one part of a model away at a time, and measure what is lost."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from hooked_lm.hooks import HookedRootModule
+from hooked_lm.patching.edits import Change
+from hooked_lm.patching.plan import Plan
+from hooked_lm.patching.prompts import Prompts, Which, chosen, site_of_layer, tokens_of, values_of
+from hooked_lm.patching.result import SweepResult
+from hooked_lm.patching.study import Metrics, Study
+
+Dataset = str | Sequence[str] | Sequence[Int[Tensor, "_"]] | Int[Tensor, "_ _"]
+
+MIXED = ("attn_out", "mixer_out")  # what the mixing of tokens adds to the stream
+SITES: Mapping[str, Sequence[str]] = {
+    "heads": ("z",),
+    "mlps": ("mlp_out",),
+    "attention": MIXED,
+    "neurons": ("post",),
+    "positions": ("resid_pre",),
+    "layers": (*MIXED, "mlp_out", "per_layer_out", "conv_out"),
+}
+METHODS = ("zero", "mean", "resample")
+TOKENS_A_RUN = 4096
+
+
+def ablate(
+    model: HookedRootModule,
+    prompts: Prompts,
+    what: str = "heads",
+    *,
+    metric: Metrics,
+    method: str = "zero",
+    dataset: Dataset | None = None,
+    layers: Which = "each",
+    heads: Which = "each",
+    neurons: Which = "each",
+    positions: Which = None,
+    seed: int = 0,
+    batch_size: int | str = "auto",
+    progress: bool = True,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> SweepResult:
+    """Replace what one part of the model says by something that tells nothing of the prompt, one part at a time.
+
+    With zeros as Michel et al. 2019 (arXiv:1905.10650) did for heads, with means as Wang et al. 2022 (arXiv:2211.00593), or
+    with what the part says of other prompts, as in causal scrubbing (Chan et al. 2022). The cells of a sweep share what they
+    have in common, and give what a forward pass for each would give.
+
+    Args:
+        prompts: texts or ids [batch, pos], of one length.
+        what: "heads" (the `z` of a head), "mlps" (`mlp_out`), "attention" (`attn_out`, in layers with a state `mixer_out`),
+            "neurons" (`post` of an MLP), "positions" (the stream before each layer, at one position), or "layers" (all that
+            a layer adds to the stream).
+        metric: from logits [batch, pos, d_vocab] to one number for each prompt [batch], or to one for all; or several by name.
+            See `hooked_lm.analysis.metrics`.
+        method: "zero"; "mean", over all prompts and positions of the data set; "resample", the values of one other prompt, the
+            same in all cells, position by position.
+        dataset: texts or ids for "mean", of any lengths, BOS and all; for "resample" one row as long as the prompts and unlike
+            the prompt is drawn for each prompt. None: the prompts themselves, which "resample" exchanges among each other so
+            that each gets the values of another.
+        layers, heads, neurons: "each" gives the grid an axis, a list an axis of these, None ablates all together.
+        positions: None ablates at all positions together (for "positions" it means "each"), "each" or a list give an axis.
+        seed: of the draws of "resample", which leave the global generators alone.
+        batch_size, progress, checkpoint: as in `sweep`.
+
+    Returns a SweepResult with the axes (metric), layer, position, head or neuron, as far as they exist. Its baseline
+    `corrupted` is the run without ablation, so `.effects()` is what each ablation changes; there is no `clean`. NaN for a head,
+    a neuron or a site that a layer lacks. Raises before the sweep: KeyError, with near names, if none of the layers has the
+    site (layers of experts have no `post`: their neurons see the tokens that are sent to them); IndexError for what is out of
+    range; ValueError for an unknown `what` or `method`, an empty data set or choice, and where there is no other prompt.
+
+    >>> from hooked_lm import HookedTransformer, patching
+    >>> from hooked_lm.analysis import metrics
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> paris = metrics.log_probability(model.to_single_token(" Paris"))
+    >>> lost = patching.ablate(model, "The capital of France is", "layers", metric=paris).effects()
+    >>> list(lost.axes), bool((lost.mean < -1).any())
+    (['layer'], True)
+    """
+    _check_options(what, method, dataset, heads, neurons)
+    tokens = tokens_of(model, prompts)
+    rows = None if dataset is None else _rows(model, dataset)
+    donors = _donors(tokens, rows, seed) if method == "resample" else None
+    plan = Plan(
+        model,
+        tokens,
+        _present(model, SITES[what], layers),
+        layers,
+        "each" if what == "positions" and positions is None else positions,
+        heads if what == "heads" else None,
+        neurons if what == "neurons" else None,
+    )
+    if donors is not None:
+        value = values_of(model, donors, plan.sites).__getitem__
+    elif method == "mean":
+        value = _means(model, list(tokens) if rows is None else rows, plan.sites).__getitem__
+    else:
+        value = _zeros(model)
+    study = _together(plan.study(value, f"ablating {what}"))
+    return study.carry_out(model, tokens, metric, None, batch_size, progress, checkpoint)
+
+
+def _check_options(what: str, method: str, dataset: Dataset | None, heads: Which, neurons: Which) -> None:
+    if what not in SITES:
+        raise ValueError(f"what must be one of {', '.join(SITES)}, got {what!r}")
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    if method == "zero" and dataset is not None:
+        raise ValueError("method='zero' reads no dataset: give method='mean' or 'resample'")
+    for name, choice in (("heads", heads), ("neurons", neurons)):
+        if what != name and choice != "each":
+            raise ValueError(f"{name}={choice!r} goes with what={name!r}, and what is {what!r}")
+
+
+def _present(model: Any, names: Sequence[str], layers: Which) -> list[str]:
+    """Those of the sites that one of the layers has; if there are none the first, about which the plan then complains."""
+    some = chosen(layers, model.cfg.n_layers, "layer") or range(model.cfg.n_layers)
+    present = [name for name in names if any(site_of_layer(model, name, layer) for layer in some)]
+    return present or [names[0]]
+
+
+def _together(study: Study) -> Study:
+    """The study in which the sites of a layer are changed together, where there are several."""
+    if "site" not in study.axes:
+        return study
+    cells: dict[tuple[int, ...], list[Change]] = {}
+    for (_, *place), cell in study.cells.items():
+        cells.setdefault(tuple(place), []).extend(cell)
+    axes = {name: labels for name, labels in study.axes.items() if name != "site"}
+    return replace(study, axes=axes, cells=cells)
+
+
+# ---- what takes the place of a value ---------------------------------------------------------------------------------
+
+
+def _zeros(model: HookedRootModule) -> Callable[[str], Tensor]:
+    return lambda site: torch.zeros([1] * len(model.hook_dict[site].dims))
+
+
+def _rows(model: Any, dataset: Dataset) -> list[Int[Tensor, " _"]]:
+    """The ids of each row of a data set."""
+    rows = [dataset] if isinstance(dataset, str) else list(dataset)
+    ids = [tokens_of(model, row, "dataset")[0] for row in rows]
+    if not ids:
+        raise ValueError("dataset is empty: there is nothing to take values of")
+    return ids
+
+
+def _means(model: HookedRootModule, rows: Sequence[Tensor], sites: Sequence[str]) -> dict[str, Tensor]:
+    """The mean of each site over all positions of these rows of ids, [1, 1, ...]; in fp32 at least."""
+    means: dict[str, Tensor] = {}
+    n_seen = n_new = 0
+
+    def add(value: Tensor, hook: Any) -> None:
+        new = value.to(torch.promote_types(value.dtype, torch.float32)).mean((0, 1), keepdim=True)
+        means[hook.name] = torch.lerp(means.get(hook.name, new), new, n_new / (n_seen + n_new))
+
+    by_length: dict[int, list[Tensor]] = {}
+    for row in rows:
+        by_length.setdefault(len(row), []).append(row)
+    with torch.no_grad():
+        for length, group in by_length.items():
+            for batch in torch.stack(group).split(max(1, TOKENS_A_RUN // length)):
+                n_new = batch.numel()
+                model.run_with_hooks(batch, return_type=None, fwd_hooks=[(site, add) for site in sites])
+                n_seen += n_new
+    return means
+
+
+def _donors(tokens: Tensor, rows: Sequence[Tensor] | None, seed: int) -> Int[Tensor, "batch pos"]:
+    """For each prompt the one whose values it is given."""
+    generator = torch.Generator().manual_seed(seed)
+    if rows is None:
+        if len(tokens) < 2:
+            raise ValueError("method='resample' takes values of other prompts: give several, or dataset=...")
+        order = torch.randperm(len(tokens), generator=generator)
+        donors = torch.empty_like(tokens)
+        donors[order] = tokens[order.roll(1)]  # one cycle through all: no prompt meets itself
+        return donors
+    lengths = sorted({len(row) for row in rows})
+    fitting = [row.to(tokens) for row in rows if len(row) == tokens.shape[1]]
+    drawn = []
+    for number, prompt in enumerate(tokens):
+        others = [row for row in fitting if not torch.equal(row, prompt)]
+        if not others:
+            raise ValueError(
+                f"no row of the dataset has the {len(prompt)} tokens of prompt {number} and differs from it; "
+                f"its {len(rows)} rows have {lengths} tokens"
+            )
+        drawn.append(others[int(torch.randint(len(others), (), generator=generator))])
+    return torch.stack(drawn)

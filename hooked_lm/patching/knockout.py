@@ -1,0 +1,154 @@
+"""`attention_knockout`: forbid some tokens to look at others, and measure what no longer arrives."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from hooked_lm.hooks import HookedRootModule, UnknownSite
+from hooked_lm.patching.edits import Edit
+from hooked_lm.patching.prompts import Prompts, Which, chosen, site_of_layer, tokens_of
+from hooked_lm.patching.result import Label, SweepResult
+from hooked_lm.patching.study import Metrics, Study
+from hooked_lm.patching.windows import windows_of
+
+Positions = int | Sequence[int]
+Edges = Mapping[str, tuple[Positions, Positions]]
+
+
+def attention_knockout(
+    model: HookedRootModule,
+    prompts: Prompts,
+    edges: Edges,
+    *,
+    metric: Metrics,
+    window: int = 1,
+    layers: Which = "each",
+    heads: Which = None,
+    batch_size: int | str = "auto",
+    progress: bool = True,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> SweepResult:
+    """Cut edges of attention, from some tokens to others, in a window of layers at a time.
+
+    Attention knock-out after Geva et al. 2023 (arXiv:2304.14767): the scores of the edge are minus infinity before the
+    softmax, so that the other keys share what it had. Cells share what they have in common, and give what a forward pass for
+    each would give.
+
+    Args:
+        prompts: texts or ids [batch, pos], of one length.
+        edges: by name, (from, to): the queries at the positions `to` no longer see the keys at the positions `from`. Each is an
+            int or several; a negative one counts from the end.
+        metric: from logits [batch, pos, d_vocab] to one number for each prompt [batch], or to one for all; or several by name.
+            See `hooked_lm.analysis.metrics`.
+        window: in how many layers an edge is cut, centred on each layer; an even window has one more before the layer than
+            behind it, and at the ends of the model windows are cut off.
+        layers: "each" gives the grid an axis, a list an axis of these, None cuts in all layers together.
+        heads: None cuts in all heads together, "each" or a list give an axis.
+        batch_size, progress, checkpoint: as in `sweep`.
+
+    Returns a SweepResult with the axes (metric), edge, layer, head, as far as they exist; `corrupted` is the run in which nothing
+    is cut, so `.effects()` is what each edge is worth; there is no `clean`. NaN for windows without attention scores (layers
+    with a state), and for heads that they lack. Raises before the sweep: ValueError for an edge without positions, or backwards
+    in time (a position in it that cuts nothing in any layer), for a query that is left with no key at all, and for a window
+    below 1; IndexError for positions, layers and heads out of range; KeyError if no layer of the windows has attention scores.
+
+    >>> from hooked_lm import HookedTransformer, patching
+    >>> from hooked_lm.analysis import metrics
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> paris = metrics.log_probability(model.to_single_token(" Paris"))
+    >>> edges = {"subject": (4, -1), "the rest": ([1, 2, 3], -1)}  # of <|endoftext|>, The, capital, of, France, is
+    >>> result = patching.attention_knockout(model, "The capital of France is", edges, metric=paris, layers=None).effects()
+    >>> result.axes["edge"], bool(result.mean[0] < -1)
+    (('subject', 'the rest'), True)
+    """
+    tokens = tokens_of(model, prompts)
+    grid = _Grid(model, tokens, edges, layers, heads, window)
+    study = Study(grid.axes, dict(grid.cells()), title="knocking out attention")
+    return study.carry_out(model, tokens, metric, None, batch_size, progress, checkpoint)
+
+
+class _Grid:
+    """Edges x layers x heads, each cell a window of layers."""
+
+    def __init__(self, model: Any, tokens: Tensor, edges: Edges, layers: Which, heads: Which, window: int) -> None:
+        if not edges:
+            raise ValueError("edges is empty: there is nothing to cut")
+        self.edges = {name: _positions(name, ends, tokens.shape[1]) for name, ends in edges.items()}
+        self.layers = chosen(layers, model.cfg.n_layers, "layer")
+        self.windows = windows_of(self.layers, window, model.cfg.n_layers)
+        near = sorted(set().union(*self.windows))
+        found = {layer: site_of_layer(model, "attn_scores", layer) for layer in near}
+        self.sites = {layer: site for layer, site in found.items() if site is not None}
+        if not self.sites:
+            raise UnknownSite(f"there is no attention to cut: none of the layers {near} has a site 'attn_scores'")
+        self.visible, self.n_heads = _visible(model, tokens, self.sites)
+        self.heads = chosen(heads, max(self.n_heads.values()), "head")
+        for name, (keys, queries) in self.edges.items():
+            self._check(name, keys, queries)
+        self.axes: dict[str, list[Label]] = {"edge": list(self.edges)}
+        if self.layers is not None:
+            self.axes["layer"] = list(self.layers)
+        if self.heads is not None:
+            self.axes["head"] = list(self.heads)
+
+    def _check(self, name: str, keys: list[int], queries: list[int]) -> None:
+        """Raises ValueError for a position that cuts nothing, and for a query that is left with no key."""
+        cut = torch.stack([seen.any(0)[queries][:, keys] for seen in self.visible.values()]).any(0)
+        edge = f"edge {name!r}, from the keys {keys} to the queries {queries},"
+        for role, positions, cuts in (("key", keys, cut.any(0)), ("query", queries, cut.any(1))):
+            if not bool(cuts.all()):
+                useless = positions[int((~cuts).nonzero()[0])]
+                raise ValueError(
+                    f"{edge} cuts nothing at the {role} {useless}, in any of these layers: a query sees itself and what came "
+                    "before it, in layers with a window not all of that"
+                )
+        for layer, seen in self.visible.items():
+            left = seen[:, queries].clone()
+            left[:, :, keys] = False
+            if bool((blind := ~left.any(-1).all(0)).any()):
+                query = queries[int(blind.nonzero()[0])]
+                raise ValueError(
+                    f"{edge} leaves the query {query} of layer {layer} no key at all: keep one, such as itself"
+                )
+
+    def cells(self) -> Iterator[tuple[tuple[int, ...], list[Edit]]]:
+        """Each place of the grid, and the edits that cut an edge there."""
+        heads: list[int | None] = [None] if self.heads is None else [*self.heads]
+        nothing = torch.full((1, 1, 1, 1), float("-inf"))
+        grid = product(enumerate(self.edges.values()), enumerate(self.windows), enumerate(heads))
+        for (number, (keys, queries)), (row, window), (column, head) in grid:
+            there = [layer for layer in window if layer in self.sites and (head or 0) < self.n_heads[layer]]
+            rest = (slice(None) if head is None else head, keys)
+            edits = [Edit(self.sites[layer], nothing, tuple(queries), rest) for layer in there]
+            index = {"edge": number, "layer": row, "head": column}
+            if edits:
+                yield tuple(index[axis] for axis in self.axes), edits
+
+
+def _positions(name: str, ends: tuple[Positions, Positions], n_pos: int) -> tuple[list[int], list[int]]:
+    """The keys and queries of an edge, each once and in order."""
+    keys, queries = ([end] if isinstance(end, int) else list(end) for end in ends)
+    if not keys or not queries:
+        raise ValueError(f"edge {name!r}, from {keys} to {queries}: both need a position")
+    keys, queries = (chosen(end, n_pos, f"edge {name!r}: position") or [] for end in (keys, queries))
+    return sorted(set(keys)), sorted(set(queries))
+
+
+def _visible(
+    model: HookedRootModule, tokens: Tensor, sites: Mapping[int, str]
+) -> tuple[dict[int, Bool[Tensor, "batch query_pos key_pos"]], dict[int, int]]:
+    """Which keys a query sees in each of the layers, as one run shows, and how many heads look."""
+    seen: dict[str, Tensor] = {}
+    n_heads: dict[str, int] = {}
+
+    def look(scores: Tensor, hook: Any) -> None:
+        seen[hook.name], n_heads[hook.name] = (scores > float("-inf")).all(1).cpu(), scores.shape[1]
+
+    with torch.no_grad():
+        model.run_with_hooks(tokens, return_type=None, fwd_hooks=[(site, look) for site in sites.values()])
+    return {layer: seen[site] for layer, site in sites.items()}, {layer: n_heads[site] for layer, site in sites.items()}

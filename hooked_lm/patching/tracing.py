@@ -1,0 +1,238 @@
+"""`causal_trace`: noise on the subject of a prompt, and clean values put back one place at a time."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from hooked_lm.hooks import HookedRootModule
+from hooked_lm.patching.edits import Edit, repeated
+from hooked_lm.patching.engine import Experiment, Metric
+from hooked_lm.patching.prompts import Prompts, Which, chosen, position_labels, site_of_layer, tokens_of, values_of
+from hooked_lm.patching.reads import EVERYTHING, ReadMore, Reads, served
+from hooked_lm.patching.result import Label, SweepResult
+from hooked_lm.patching.study import Metrics, Study
+from hooked_lm.patching.windows import windows_of
+
+Subject = int | str | Sequence[int] | Sequence[str]
+EMBED = ("hook_embed", "embed.hook_embed")  # of decoders, of encoders
+SITES = ("resid_post", "attn_out", "mixer_out", "mlp_out")
+
+
+def causal_trace(
+    model: HookedRootModule,
+    prompts: Prompts,
+    subject: Subject,
+    *,
+    metric: Metrics,
+    noise: float = 3.0,
+    n_samples: int = 10,
+    seed: int = 0,
+    window: int = 1,
+    sites: str | Sequence[str] | None = None,
+    layers: Which = "each",
+    positions: Which = "each",
+    batch_size: int | str = "auto",
+    progress: bool = True,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> SweepResult:
+    """Where a model keeps what it knows of a subject: which clean values bring the answer back when the subject is noise.
+
+    Causal tracing after Meng et al. 2022 (arXiv:2202.05262). Each prompt runs `n_samples` times with normal noise on the
+    embeddings of its subject; in each cell these runs are given the clean values of one site at one position, in a window of
+    layers. All samples and cells share what they have in common, and give what a forward pass for each would give.
+
+    Args:
+        prompts: texts or ids [batch, pos], of one length.
+        subject: where the noise goes: a position or several (the same in all prompts), or a text, wherever it stands in a
+            prompt; a list of texts has one for each prompt. A token counts if any part of it belongs to the text.
+        metric: from the logits [batch, pos, d_vocab] of one sample of all prompts to one number for each prompt [batch], or to
+            one for all, of which the mean over samples is taken; or several by name. See `hooked_lm.analysis.metrics`.
+        noise: the standard deviation of the noise, in units of that of the numbers of `hook_embed` at all subject tokens.
+        n_samples, seed: how many draws, by a generator of its own: the first draws are the same whatever their number.
+        window: how many layers are restored together, centred on each layer; an even window has one more before the layer than
+            behind it, and at the ends of the model windows are cut off. The paper restores the stream with 1, attention and
+            MLPs with 10.
+        sites: short names; of several the grid has an axis. None: "resid_post", "attn_out", "mixer_out", "mlp_out", as far as
+            the model has them.
+        layers, positions: "each" gives the grid an axis, a list an axis of these, None restores all together.
+        batch_size, progress, checkpoint: as in `sweep`.
+
+    Returns a SweepResult with the axes (metric), (site), layer, position, as far as they exist; `corrupted` are the runs with
+    noise, `clean` those without, so `.normalized()` is the share of the answer that comes back. Its prompts are
+    `n_samples * batch` runs, sample by sample: number `sample * batch + prompt`. NaN for windows in which no layer has the site.
+    Raises before the sweep: ValueError for a subject that is empty or not in the prompt, for noise that is not a positive number,
+    and for n_samples or window below 1; IndexError for positions and layers out of range; KeyError for a site that no layer has.
+
+    >>> from hooked_lm import HookedTransformer, patching
+    >>> from hooked_lm.analysis import metrics
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> paris = metrics.probability(model.to_single_token(" Paris"))
+    >>> result = patching.causal_trace(
+    ...     model, "The capital of France is", " France", metric=paris, sites="resid_post", n_samples=4, positions=[4, -1]
+    ... )
+    >>> result.axes["position"], bool(result.corrupted.mean() < result.clean.mean())
+    (('4  France', '5  is'), True)
+    >>> result.normalized().mean[-1].round(decimals=4).abs()  # behind the last layer only the last position counts
+    tensor([0., 1.])
+    """
+    for name, number in (("noise", noise), ("n_samples", n_samples)):
+        if not 0 < number < float("inf"):
+            raise ValueError(f"{name} must be a positive number, got {number}")
+    tokens = tokens_of(model, prompts)
+    noisy = subject_tokens(model, tokens, subject)
+    grid = _Grid(model, tokens, _names(model, sites), layers, positions, window)
+    [embed] = model.names(next((name for name in EMBED if name in model.hook_dict), EMBED[0]))
+    metrics = dict(metric) if isinstance(metric, Mapping) else {"": metric}
+    clean = Experiment(model, tokens, list(metrics.values()), (), batch_size)
+    values = values_of(model, tokens, [embed, *grid.sites])
+    noised = _noised(values[embed], noisy, noise, n_samples, seed)
+    base = Edit(embed, noised, tuple(noisy.any(0).nonzero().flatten().tolist()))
+    cells = dict(grid.cells({site: repeated(values[site], n_samples) for site in grid.sites}))
+    of_samples: dict[str, Metric] = {
+        name: OfSamples(metric, n_samples, clean.shape, clean.reads) for name, metric in metrics.items()
+    }
+    return Study(grid.axes, cells, [base], "causal tracing").carry_out(
+        model,
+        tokens.repeat(n_samples, 1),
+        of_samples if isinstance(metric, Mapping) else of_samples[""],
+        tokens.repeat(n_samples, 1),
+        batch_size,
+        progress,
+        checkpoint,
+    )
+
+
+# ---- noise -----------------------------------------------------------------------------------------------------------
+
+
+def subject_tokens(model: Any, tokens: Int[Tensor, "batch pos"], subject: Subject) -> Bool[Tensor, "batch pos"]:
+    """Which tokens of each prompt are the subject's."""
+    parts: list[Any] = [subject] if isinstance(subject, (int, str)) else list(subject)
+    if not parts or any(isinstance(part, str) and not part.strip() for part in parts):
+        raise ValueError("subject is empty: there is nothing to put noise on")
+    if isinstance(parts[0], int):
+        rows = [chosen(parts, tokens.shape[1], "position") or []] * len(tokens)
+    else:
+        texts = parts * len(tokens) if isinstance(subject, str) else parts
+        if len(texts) != len(tokens):
+            raise ValueError(f"subject has {len(texts)} texts, and there are {len(tokens)} prompts: give one for each")
+        rows = [_found(model, row, text) for row, text in zip(tokens, texts, strict=True)]
+    where = torch.zeros(tokens.shape, dtype=torch.bool)
+    for row, found in enumerate(rows):
+        where[row, found] = True
+    return where
+
+
+def _found(model: Any, row: Int[Tensor, " pos"], text: str) -> list[int]:
+    """The positions of the tokens that make up a text, wherever it stands."""
+    if getattr(model, "tokenizer", None) is None:
+        raise ValueError("a text as subject needs a tokenizer, which this model lacks: give positions")
+    ends = [len(model.to_string(row[: pos + 1])) for pos in range(len(row))]
+    whole = model.to_string(row)
+    places = [match.span() for match in re.finditer(re.escape(text.rstrip()), whole)]
+    if not places:
+        raise ValueError(f"the subject {text!r} is not in the prompt {whole!r}")
+    spans = enumerate(zip([0, *ends[:-1]], ends, strict=True))
+    return [pos for pos, (start, stop) in spans if any(start < last and first < stop for first, last in places)]
+
+
+def _noised(
+    embed: Float[Tensor, "batch pos d_model"], where: Bool[Tensor, "batch pos"], noise: float, n_samples: int, seed: int
+) -> Float[Tensor, "row pos d_model"]:
+    """The embeddings of all samples, one after the other."""
+    embed = embed.cpu().to(torch.promote_types(embed.dtype, torch.float32))
+    spread = noise * embed[where].std()
+    generator = torch.Generator().manual_seed(seed)
+    samples = embed.repeat(n_samples, 1, 1, 1)
+    for sample in samples:
+        sample[where] += spread * torch.randn(embed[where].shape, generator=generator)
+    return samples.flatten(0, 1)
+
+
+class OfSamples:
+    """A metric of prompts, for rows that repeat them sample by sample."""
+
+    def __init__(self, metric: Metric, n_samples: int, shape: torch.Size, reads: Reads) -> None:
+        self.metric, self.n_samples, self.shape, self.reads = metric, n_samples, shape, reads
+        self.__name__ = getattr(metric, "__name__", type(metric).__name__)
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        try:
+            samples = logits[self._index()].unflatten(0, (self.n_samples, self.shape[0]))
+            values = [torch.as_tensor(self.metric(served(part, self.reads, self.shape))) for part in samples]
+        except ReadMore:
+            if self.reads == EVERYTHING:
+                raise
+            self.reads = EVERYTHING  # it reads something else than it read of the clean run
+            return self(logits)
+        if values[0].numel() == self.shape[0]:
+            return torch.cat([value.reshape(-1) for value in values])
+        return torch.stack(values).mean()
+
+    def _index(self) -> tuple[Any, ...]:
+        """The logits that the metric reads, of all rows."""
+        positions, tokens = (
+            slice(None) if some is None else torch.tensor(some) for some in (self.reads.positions, self.reads.tokens)
+        )
+        if isinstance(positions, Tensor) and isinstance(tokens, Tensor):
+            positions = positions[:, None]
+        return slice(None), positions, tokens
+
+
+# ---- restoration -----------------------------------------------------------------------------------------------------
+
+
+def _names(model: Any, sites: str | Sequence[str] | None) -> list[str]:
+    """The short names of the sites that are restored."""
+    if sites is None:
+        layers = range(model.cfg.n_layers)
+        return [name for name in SITES if any(site_of_layer(model, name, layer) for layer in layers)]
+    names = [sites] if isinstance(sites, str) else list(sites)
+    if not names:
+        raise ValueError("sites is empty: there is nothing to restore")
+    return names
+
+
+class _Grid:
+    """Sites x layers x positions, each cell a window of layers."""
+
+    def __init__(
+        self, model: Any, tokens: Tensor, names: Sequence[str], layers: Which, positions: Which, window: int
+    ) -> None:
+        self.names, n_layers = names, model.cfg.n_layers
+        self.layers = chosen(layers, n_layers, "layer")
+        self.positions = chosen(positions, tokens.shape[1], "position")
+        self.windows = windows_of(self.layers, window, n_layers)
+        for name in names:
+            if not any(site_of_layer(model, name, layer) for layer in range(n_layers)):
+                model.names((name, 0))  # raises, with near names
+        near = [(name, layer) for name in names for layer in sorted(set().union(*self.windows))]
+        self.found = {key: site for key in near if (site := site_of_layer(model, *key)) is not None}
+        self.axes: dict[str, list[Label]] = {"site": list(names)} if len(names) > 1 else {}
+        if self.layers is not None:
+            self.axes["layer"] = list(self.layers)
+        if self.positions is not None:
+            labels = position_labels(model, tokens)
+            self.axes["position"] = [labels[pos] for pos in self.positions]
+
+    @property
+    def sites(self) -> list[str]:
+        """The full names of all sites that are restored anywhere."""
+        return list(self.found.values())
+
+    def cells(self, values: Mapping[str, Tensor]) -> Iterator[tuple[tuple[int, ...], list[Edit]]]:
+        """Each place of the grid, and the edits that restore these values there."""
+        positions = [None] if self.positions is None else [(pos,) for pos in self.positions]
+        grid = product(enumerate(self.names), enumerate(self.windows), enumerate(positions))
+        for (number, name), (row, window), (column, where) in grid:
+            there = [self.found[name, layer] for layer in window if (name, layer) in self.found]
+            edits = [Edit(site, values[site], where) for site in there]
+            index = {"site": number, "layer": row, "position": column}
+            if edits:
+                yield tuple(index[axis] for axis in self.axes), edits

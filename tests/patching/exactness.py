@@ -1,0 +1,135 @@
+"""How far the engine is from the plain loop, at every site of a case of the table of architectures, and how much there is at
+stake: what the same edits do to the logits."""
+
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.patching import Edit, Experiment
+from hooked_lm.patching.places import places
+from tests.families import Case
+from tests.families._models import hooked
+from tests.patching.naive import naive, unchecked
+
+MIXED = "several sites"
+Cell = list[Edit]
+
+
+@dataclass
+class Found:
+    """Of a kind of site: the largest difference from the loop, and the largest effect of an edit, relative to the logits."""
+
+    difference: float = 0.0
+    effect: float = 0.0
+
+    def add(self, difference: float, effect: float) -> None:
+        self.difference, self.effect = max(self.difference, difference), max(self.effect, effect)
+
+
+class Spy:
+    """A metric that reads all logits and keeps them."""
+
+    def __init__(self) -> None:
+        self.seen: Tensor | None = None
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        self.seen = logits.clone()
+        return logits.mean((1, 2))
+
+
+def some(case: Case) -> list[Callable[[Tensor], Tensor]]:
+    """Metrics that read only some of the logits: of the last position, of one in the middle, of a few tokens."""
+    middle = case.n_prompt // 2
+    return [
+        lambda logits: logits[:, -1, 3] - logits[:, -1, 5],
+        lambda logits: logits[:, middle, 4],
+        lambda logits: logits[:, -1].log_softmax(-1)[:, 7],
+        lambda logits: logits[:, 1:, [2, 6]].mean((1, 2)),
+    ]
+
+
+def kind_of(site: str) -> str:
+    """A site's name without its layer."""
+    return re.sub(r"^blocks\.\d+\.", "", site)
+
+
+def prompts(case: Case, batch: int = 2) -> tuple[Tensor, Tensor]:
+    """Two batches of random tokens."""
+    generator = torch.Generator().manual_seed(3)
+    shape = (2, batch, case.n_prompt)
+    first, second = torch.randint(3, hooked(case).cfg.d_vocab, shape, generator=generator)
+    return first, second
+
+
+def cells(model: HookedTransformer, cache: dict[str, Tensor], n_pos: int, seed: int, thorough: bool) -> Iterator[Cell]:
+    """Edits of every site by itself: at one position, at all of them, in one head (or neuron); and several together."""
+    pick = random.Random(seed)
+    known = places(model)
+    for turn, (site, place) in enumerate(known.items()):
+        value, pos = cache[site], pick.randrange(n_pos)
+        by_head = (Edit(site, value, pick.choice([None, (pos,)]), one_of(value, place.dims, pick)),)
+        kinds = [(Edit(site, value, (pos,)),), (Edit(site, value),), by_head]
+        for kind in kinds if thorough else [kinds[(turn + seed) % 3]]:
+            yield list(kind)
+    for _ in range(8 if thorough else 4):
+        yield [mixed(pick.choice(list(known)), cache, known, n_pos, pick) for _ in range(pick.randint(2, 4))]
+
+
+def one_of(value: Tensor, dims: Sequence[str], pick: random.Random) -> tuple[int, ...]:
+    """An index of the axis behind batch and position: a head, a neuron; negative at times."""
+    size = value.shape[1 if "query_pos" in dims else 2]
+    return (pick.randrange(-size, size),)
+
+
+def mixed(site: str, cache: dict[str, Tensor], known: dict, n_pos: int, pick: random.Random) -> Edit:
+    """An edit of any kind."""
+    value = cache[site]
+    positions = pick.choice([None, tuple(pick.sample(range(n_pos), 2))])
+    rest = pick.choice([(), one_of(value, known[site].dims, pick)])
+    halved = value.is_floating_point() and pick.random() < 0.3
+    return Edit(site, (lambda x: 0.5 * x) if halved else value, positions, rest)
+
+
+@torch.no_grad()
+@unchecked()
+def compared(case: Case, seed: int = 0, thorough: bool = True) -> dict[str, Found]:
+    """What is found of each kind of site."""
+    model, (tokens, others) = hooked(case), prompts(case)
+    _, cache = model.run_with_cache(others, names_filter=list(places(model)))
+    wanted = list(cells(model, cache, case.n_prompt, seed, thorough))
+    expected, plain = [naive(model, tokens, cell) for cell in wanted], model(tokens)
+    found: dict[str, Found] = {}
+    differences, spy = [0.0] * len(wanted), Spy()
+    for index, _ in run(model, tokens, [spy], wanted):
+        differences[index] = far(spy.seen, expected[index])
+    for turn, metric in enumerate(some(case) if thorough else some(case)[:1]):
+        part = range(turn % 2, len(wanted), 2)
+        for place, scores in run(model, tokens, [metric], [wanted[index] for index in part]):
+            index = part[place]
+            differences[index] = max(differences[index], far(scores[0], metric(expected[index])))
+    for cell, logits, difference in zip(wanted, expected, differences, strict=True):
+        scale = max(1.0, logits.abs().max().item())
+        kind = kind_of(cell[0].site) if len(cell) == 1 else MIXED
+        found.setdefault(kind, Found()).add(difference / scale, far(logits, plain) / scale)
+    return found
+
+
+def run(
+    model: HookedTransformer, tokens: Tensor, metrics: list, wanted: Sequence[Cell]
+) -> Iterator[tuple[int, Tensor]]:
+    """The cells of an experiment in which nothing had to be run as a whole but the base run."""
+    experiment = Experiment(model, tokens, metrics)
+    assert experiment.obstacle is None
+    yield from experiment.run(wanted, progress=False)
+    assert experiment.spent.forwards == 1
+
+
+def far(one: Tensor | None, other: Tensor) -> float:
+    """The largest difference; infinite if there is a NaN, or nothing at all."""
+    largest = float("inf") if one is None else (one - other).abs().max().item()
+    return float("inf") if largest != largest else largest

@@ -1,0 +1,122 @@
+"""Small models and what the tests of ablation, tracing and knock-out ask of them alike."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hooked_lm import HookedTransformer
+from hooked_lm.components.attention import Attention
+from hooked_lm.components.block import PreNormBlock
+from hooked_lm.components.embed import Embed, Unembed
+from hooked_lm.components.mamba import Mamba
+from hooked_lm.components.mixer_block import MixerBlock, MixerMLPBlock
+from hooked_lm.components.mlp import GatedMLP
+from hooked_lm.components.moe import MoE
+from hooked_lm.components.norm import LayerNorm
+from hooked_lm.components.rg_lru import RGLRU
+from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.router import SoftmaxRouter
+from hooked_lm.models.config import DecoderConfig
+from hooked_lm.patching import Study
+from tests.models.structures import D_MODEL, D_VOCAB, N_CTX, random_model
+from tests.models.toys import toy
+
+NORM, MLP = LayerNorm.Config(D_MODEL), GatedMLP.Config(D_MODEL, 10)
+GROUPED = Attention.Config(D_MODEL, 4, 4, n_key_value_heads=2, qkv_bias=True, rotary=Rotary(4))
+BLOCKS: dict[str, tuple[Any, ...]] = {
+    "hybrid": (
+        MixerMLPBlock.Config(mixer=RGLRU.Config(D_MODEL, d_inner=8, n_parts=2), ln1=NORM, mlp=MLP, ln2=NORM),
+        PreNormBlock.Config(attn=GROUPED, ln1=NORM, mlp=MLP, ln2=NORM),
+        MixerBlock.Config(mixer=Mamba.Config(D_MODEL, d_inner=16, d_state=3, dt_rank=2), ln1=NORM),
+    ),
+    "mixture": (
+        PreNormBlock.Config(attn=GROUPED, ln1=NORM, mlp=MLP, ln2=NORM),
+        PreNormBlock.Config(attn=GROUPED, ln1=NORM, mlp=MoE.Config(MLP, 4, 2, SoftmaxRouter()), ln2=NORM),
+    ),
+    "states": (MixerBlock.Config(mixer=Mamba.Config(D_MODEL, d_inner=16, d_state=3, dt_rank=2), ln1=NORM),),
+}
+
+
+def built(kind: str) -> HookedTransformer:
+    """A model of this kind: one of these, or a toy."""
+    if kind not in BLOCKS:
+        return toy(kind)
+    unembed = Unembed.Config(D_MODEL, D_VOCAB)
+    tree = DecoderConfig(N_CTX, Embed.Config(D_VOCAB, D_MODEL), BLOCKS[kind], unembed, ln_final=NORM)
+    return random_model(tree).requires_grad_(False)
+
+
+def ids(batch: int = 2, n_pos: int = 6, seed: int = 0) -> Tensor:
+    """Prompts that all of these models can read."""
+    return torch.randint(D_VOCAB, (batch, n_pos), generator=torch.Generator().manual_seed(seed))
+
+
+def score(logits: Tensor) -> Tensor:
+    """A metric of one number a prompt, which reads several positions."""
+    return logits[:, -1, 3] - 2 * logits[:, 2, 5]
+
+
+def run(model: HookedTransformer, tokens: Tensor, *hooks: tuple[str, Callable[..., Any]]) -> Tensor:
+    """The metric of one whole forward pass."""
+    return score(model.run_with_hooks(tokens, fwd_hooks=list(hooks)))
+
+
+def setting(index: Any, value: Tensor | float) -> Callable[..., Tensor]:
+    """A hook that exchanges a part of what it sees."""
+
+    def write(there: Tensor, hook: Any) -> Tensor:
+        new = there.clone()
+        new[index] = value[index] if isinstance(value, Tensor) else value
+        return new
+
+    return write
+
+
+def cached(model: HookedTransformer, tokens: Tensor) -> dict[str, Tensor]:
+    """What a run leaves at all sites."""
+    return model.run_with_cache(tokens, return_cache_object=False)[1]
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    """Equal to rounding, NaN where NaN is expected, and not everywhere the same."""
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert expected[~expected.isnan()].std() > 1e-3, "nothing was changed"
+
+
+def no_hook_is_left(model: HookedTransformer) -> bool:
+    return not any(point.is_listening for point in model.hook_points())
+
+
+@contextmanager
+def global_generator_untouched() -> Iterator[None]:
+    before = torch.get_rng_state()
+    yield
+    assert torch.equal(torch.get_rng_state(), before), "somebody drew from the global generator"
+
+
+@contextmanager
+def no_sweep(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever is wrong has to be found before a sweep begins."""
+
+    def begun(*_: Any, **__: Any) -> None:
+        pytest.fail("the sweep has begun")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Study, "carry_out", begun)
+        yield
+
+
+def stopping_after(calls: int) -> Callable[[Tensor], Tensor]:
+    """The metric of somebody who presses Ctrl-C after so many calls."""
+    count: Iterable[int] = iter(range(calls))
+
+    def metric(logits: Tensor) -> Tensor:
+        if next(count, None) is None:  # type: ignore[call-overload]
+            raise KeyboardInterrupt
+        return score(logits)
+
+    return metric

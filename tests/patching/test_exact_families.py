@@ -1,0 +1,135 @@
+"""In every causal family: one forward pass for every cell gives what the engine gives, at every site, to 1e-5."""
+
+import warnings
+from itertools import groupby
+
+import pytest
+import torch
+from torch import Tensor
+
+from hooked_lm.patching import Edit, Experiment, Rewrite
+from hooked_lm.patching.places import places
+from tests.families import DECODER_CASES, Case
+from tests.families._models import hooked
+from tests.patching.exactness import MIXED, Spy, compared, far, kind_of, prompts
+from tests.patching.naive import naive
+
+EXACT = 1e-5  # of the logits, or of the largest of them
+MATTERS = 1e-4  # an edit changes them by more
+FIRST = [next(cases) for _, cases in groupby(DECODER_CASES, key=lambda case: case.family)]
+OTHERS = [case for case in DECODER_CASES if case not in FIRST]
+
+
+@pytest.mark.parametrize("case", FIRST, ids=str)
+def test_every_site_of_a_family(case: Case) -> None:
+    """One position, all of them, a head; and what is compared is not what the unpatched run says anyway."""
+    found = compared(case)
+    assert {kind: of.difference for kind, of in found.items() if of.difference > EXACT} == {}
+    assert {kind: of.effect for kind, of in found.items() if of.effect <= MATTERS} == {}
+    assert found[MIXED].effect > 0.01
+    assert set(found) == {*map(kind_of, places(hooked(case))), MIXED}
+
+
+@pytest.mark.parametrize("case", OTHERS, ids=str)
+def test_other_configs_of_a_family(case: Case) -> None:
+    found = compared(case, OTHERS.index(case), thorough=False)
+    assert {kind: of.difference for kind, of in found.items() if of.difference > EXACT} == {}
+    assert sum(of.effect > MATTERS for of in found.values()) > 0.9 * len(found)
+
+
+def test_every_family_is_there() -> None:
+    assert len({case.family for case in DECODER_CASES}) == len(FIRST) > 60
+
+
+# ---- sites without a place -------------------------------------------------------------------------------------------
+
+# a kind of site of which nothing is known -> a family that has it
+UNKNOWN = {
+    "hook_tokens": "gpt2",
+    "hook_embed": "llama",
+    "hook_pos_embed": "gpt2",
+    "embed.ln.hook_normalized": "bloom",
+    "embed.ln.hook_scale": "bloom",
+    "per_layer.hook_out": "gemma4_text",
+    "per_layer.norm.hook_normalized": "gemma4_text",
+    "blocks.3.attn.hook_rot_k": "gemma4_text",
+    "blocks.4.attn.hook_v": "gemma4_text",
+    "blocks.1.mlp.experts.0.hook_in": "mixtral",
+    "blocks.0.mlp.experts.1.hook_pre": "mixtral",
+    "blocks.0.mlp.experts.1.hook_post": "gpt_oss",
+    "blocks.1.mlp.experts.2.hook_out": "olmoe",
+}
+
+
+def first_with(site: str) -> Case:
+    return next(case for case in DECODER_CASES if case.family == UNKNOWN[site] and site in hooked(case).hook_dict)
+
+
+class Unknown:
+    """A case, edits of a site without a place, and edits of others."""
+
+    def __init__(self, site: str) -> None:
+        case = first_with(site)
+        self.model, (self.tokens, others) = hooked(case), prompts(case)
+        self.dims = self.model.hook_dict[site].dims
+        _, cache = self.model.run_with_cache(others, names_filter=[site, "blocks.0.hook_resid_pre"])
+        self.known = [[Edit("blocks.0.hook_resid_pre", cache["blocks.0.hook_resid_pre"], (pos,))] for pos in range(3)]
+        if self.dims[0] == "routed":  # tokens as they come: other prompts have others
+            self.unknown = [[Edit(site, lambda x: 0.5 * x)], [Edit(site, torch.zeros(1, 1))], [Edit(site, torch.neg)]]
+        else:
+            self.unknown = [[Edit(site, cache[site], (pos,))] for pos in range(1, 4)]
+
+    @torch.no_grad()
+    def check(self, cells: list[list[Edit]], base: list[Edit], n_whole: int) -> None:
+        """All logits, and one warning for this many cells."""
+        spy = Spy()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            experiment = Experiment(self.model, self.tokens, [spy], base=base)
+            assert far(spy.seen, naive(self.model, self.tokens, base)) < EXACT
+            for index, _ in experiment.run(cells, progress=False):
+                expected = naive(self.model, self.tokens, cells[index], base)
+                assert far(spy.seen, expected) < EXACT * max(1.0, expected.abs().max().item())
+                assert far(expected, naive(self.model, self.tokens, base)) > MATTERS
+        assert len(caught) == (n_whole > 0)
+        assert experiment.spent.forwards == 1 + n_whole
+        assert all(f"{n_whole} cells run as whole forward passes" in str(warning.message) for warning in caught)
+
+
+@pytest.mark.parametrize("site", UNKNOWN)
+def test_sites_without_a_place_run_as_whole_passes(site: str) -> None:
+    there = Unknown(site)
+    assert site not in places(there.model)
+    there.check([*there.known, *there.unknown, [*there.known[0], *there.unknown[1]]], [], 4)
+
+
+@pytest.mark.parametrize("site", UNKNOWN)
+def test_exchanged_in_the_base_run(site: str) -> None:
+    """What is exchanged before the blocks is in the streams of the base run; inside them, rows would have to do it again."""
+    there = Unknown(site)
+    there.check(there.known, there.unknown[0], len(there.known) if site.startswith("blocks.") else 0)
+
+
+def test_a_function_of_a_whole_value_at_an_expert() -> None:
+    there = Unknown("blocks.0.mlp.experts.1.hook_pre")
+    site = "blocks.0.mlp.experts.{}.hook_post"
+    there.check([[Rewrite(site.format(expert), lambda x: -x)] for expert in range(3)], [], 3)
+
+
+def test_other_names_of_a_site() -> None:
+    case = FIRST[0]
+    model, (tokens, others) = hooked(case), prompts(case)
+    value = model.run_with_cache(others)[1]["resid_pre", 1]
+
+    def last(logits: Tensor) -> Tensor:
+        return logits[:, -1, 3]
+
+    def scores(site: str, base: str) -> list[Tensor]:
+        cells = [[Edit(site, value, (pos,))] for pos in range(4)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            experiment = Experiment(model, tokens, [last], base=[Edit(base, value, (2,))])
+            return [scores for _, scores in sorted(experiment.run(cells, progress=False))]
+
+    plain = scores("blocks.1.hook_resid_pre", "blocks.1.hook_resid_pre")
+    torch.testing.assert_close(scores("blocks.1.hook_in", "blocks.1.hook_in"), plain, rtol=1e-5, atol=1e-5)
