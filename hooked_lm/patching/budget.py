@@ -72,7 +72,7 @@ def batches(routes: Sequence[Route], budget: Budget, base: BaseRun, reads: Reads
 
 
 def token_bytes(module: nn.Module) -> int:
-    """Bytes that a token takes in a module, about: what passes all of its points, but for scores and what is on demand."""
+    """Bytes that a token takes in a module, about: what its products make, and as much again for what is made of that."""
     dtype = next((p.dtype for p in module.parameters()), torch.float32)
-    weights = sum(max(p.shape[-2:]) for p in module.parameters() if p.ndim >= 2)
-    return weights * torch.finfo(dtype).bits // 8
+    widths = sum(max(p.shape[-2:]) for p in module.parameters() if p.ndim >= 2)
+    return 2 * widths * torch.finfo(dtype).bits // 8

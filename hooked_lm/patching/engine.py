@@ -4,6 +4,7 @@ Where it is known what a change can reach, the runs share one pass through the l
 is a whole forward pass, several in a batch. Both give what a loop of one forward pass a cell would give.
 """
 
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from tqdm.auto import tqdm
 from hooked_lm.components.attend import Attend
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from hooked_lm.patching.base import BaseRun
 from hooked_lm.patching.budget import Budget, batches
 from hooked_lm.patching.edits import Cell, Change, Edit
@@ -46,6 +48,10 @@ class Experiment:
         base: Cell = (),
         batch_size: int | str = "auto",
     ) -> None:
+        if isinstance(model, HookedEncoderDecoder):
+            raise TypeError(
+                "sweeps run on one stack of layers, and this model has two; patch a HookedEncoderDecoder with run_with_hooks"
+            )
         self.model, self.metrics = model, list(metrics)
         self.tokens = tokens.to(next(model.parameters()).device)
         self.base_changes = self._checked_cell(base)
@@ -140,9 +146,12 @@ class Experiment:
         known = [i for i, cell in enumerate(cells) if usable and self._is_known(cell)]
         others = sorted(set(range(len(cells))) - set(known))
         if others:
-            warnings.warn(
-                f"{self._why_not(cells[others[0]])}: {len(others)} cells run as whole forward passes", stacklevel=4
+            run = (
+                "1 cell runs as a whole forward pass"
+                if len(others) == 1
+                else f"{len(others)} cells run as whole forward passes"
             )
+            warnings.warn(f"{self._why_not(cells[others[0]])}: {run}", stacklevel=_outside())
         done: set[int] = set()
         if known:
             try:
@@ -311,6 +320,14 @@ def _is_number_like(value: Any) -> bool:
     except (TypeError, ValueError, RuntimeError):
         return False
     return True
+
+
+def _outside() -> int:
+    """How many calls lie between a warning and whoever called this package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("hooked_lm."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _bar(title: str, total: int, progress: bool) -> Any:

@@ -14,7 +14,7 @@ Index = tuple[Any, Any, Any]  # of the axes batch, pos, d_vocab
 ALL = slice(None)
 
 
-class ReadMore(BaseException):  # noqa: N818 (a signal: it passes by whatever a metric catches)
+class ReadMore(BaseException):
     """A metric asks for logits that it did not ask for in the base run."""
 
 

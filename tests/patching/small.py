@@ -1,6 +1,6 @@
 """Small models and what the tests of ablation, tracing and knock-out ask of them alike."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -112,10 +112,10 @@ def no_sweep(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def stopping_after(calls: int) -> Callable[[Tensor], Tensor]:
     """The metric of somebody who presses Ctrl-C after so many calls."""
-    count: Iterable[int] = iter(range(calls))
+    count = iter(range(calls))
 
     def metric(logits: Tensor) -> Tensor:
-        if next(count, None) is None:  # type: ignore[call-overload]
+        if next(count, None) is None:
             raise KeyboardInterrupt
         return score(logits)
 

@@ -32,7 +32,11 @@ def cells_of(model: HookedRootModule, tokens: Tensor, names: Sequence[str] = ())
 
 @torch.no_grad()
 def check(
-    model: HookedRootModule, cells: Sequence[Sequence[Change]], tokens: Tensor, why: str | None, base: Sequence[Change] = ()
+    model: HookedRootModule,
+    cells: Sequence[Sequence[Change]],
+    tokens: Tensor,
+    why: str | None,
+    base: Sequence[Change] = (),
 ) -> None:
     """All logits; one warning that says why, or none at all."""
     spy = Spy()

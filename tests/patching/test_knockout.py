@@ -102,7 +102,7 @@ def test_without_all_earlier_tokens_a_token_looks_at_itself(kind: str):
 def test_what_nobody_reads_on_is_worth_nothing():
     """A token that the metric does not read is cut off in the last layer."""
     found = knockout(built("rotary"), {"unread": (0, 3)}).effects()
-    assert found.values[:, -1].abs().max() == 0
+    assert found.values[:, -1].abs().max() < 1e-5
     assert found.values[:, 0].abs().max() > 1e-3
 
 
