@@ -40,6 +40,7 @@ class SweepResult:
         clean: that of the clean run, or None.
         cost: what the sweep has spent (forwards, layer_rows, flops, seconds), or None.
         base: which of the two runs was changed, "corrupted" or "clean".
+        fingerprint: tells the sweeps apart that may go on from one file; empty for parts and rescaled results.
 
     Raises ValueError for shapes that do not go together.
 
@@ -56,6 +57,7 @@ class SweepResult:
     clean: Float[Tensor, "..."] | None = None
     cost: Mapping[str, int | float] | None = None
     base: str = "corrupted"
+    fingerprint: str = ""
 
     def __post_init__(self) -> None:
         for name in ("values", "corrupted", "clean"):
@@ -120,7 +122,8 @@ class SweepResult:
         """What each cell changes: every value minus that of the unchanged run of the same prompt."""
         start = self.unchanged
         clean = None if self.clean is None else self.clean - start
-        return replace(self, values=self.values - self._for_cells(start), corrupted=self.corrupted - start, clean=clean)
+        values = self.values - self._for_cells(start)
+        return replace(self, values=values, corrupted=self.corrupted - start, clean=clean, fingerprint="")
 
     def normalized(self) -> "SweepResult":
         """The values on a scale on which the mean of the corrupted run is 0 and that of the clean run is 1.
@@ -144,9 +147,8 @@ class SweepResult:
                 start, span = self._for_cells(start), self._for_cells(span)
             return ((values.double() - start) / span).float()
 
-        return replace(
-            self, values=scaled(self.values, True), corrupted=scaled(self.corrupted), clean=scaled(self.clean)
-        )
+        values = scaled(self.values, True)
+        return replace(self, values=values, corrupted=scaled(self.corrupted), clean=scaled(self.clean), fingerprint="")
 
     def _for_cells(self, baseline: Float[Tensor, "*metric prompt_or_1"]) -> Tensor:
         """A baseline in the shape in which it goes with the values."""
@@ -181,7 +183,7 @@ class SweepResult:
                 axes[name] = [self.axes[name][place] for place in places]
         corrupted, clean = baselines
         assert corrupted is not None
-        return replace(self, values=values, axes=axes, corrupted=corrupted, clean=clean)
+        return replace(self, values=values, axes=axes, corrupted=corrupted, clean=clean, fingerprint="")
 
     def _place(self, name: str, label: Any) -> int:
         labels = list(self.axes[name])
@@ -267,7 +269,7 @@ class SweepResult:
         from safetensors.torch import save_file
 
         about = {"format": FORMAT, "axes": json.dumps(list(self.axes.items())), "cost": json.dumps(self.cost)}
-        about["base"] = self.base
+        about |= {"base": self.base, "fingerprint": self.fingerprint}
         tensors = {"values": self.values, "corrupted": self.corrupted, "clean": self.clean}
         unfinished = Path(path).with_name(f"{Path(path).name}.{os.getpid()}.unfinished")
         try:
@@ -290,7 +292,7 @@ class SweepResult:
         except SafetensorError as error:
             raise ValueError(f"{path} is no safetensors file: {error}") from None
         axes, cost = dict(json.loads(about["axes"])), json.loads(about["cost"])
-        return cls(**tensors, axes=axes, cost=cost, base=about["base"])
+        return cls(**tensors, axes=axes, cost=cost, base=about["base"], fingerprint=about["fingerprint"])
 
     # ---- at a glance -------------------------------------------------------------------------------------------------
 

@@ -1,17 +1,19 @@
 """A study: a grid of cells over one base run, carried out into a SweepResult; bounded in memory, interruptible, resumable."""
 
+import hashlib
 import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.patching.edits import Cell
+from hooked_lm.patching.edits import Cell, Edit
 from hooked_lm.patching.engine import Experiment, Metric
 from hooked_lm.patching.result import Label, SweepResult
 
@@ -82,6 +84,7 @@ class _Run:
     ) -> None:
         self.study, self.experiment, self.other = study, experiment, other
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
+        self.fingerprint = "" if checkpoint is None else fingerprint(study, experiment)
         self.names = [name for name in metrics if name]
         sizes = [len(labels) for labels in study.axes.values()]
         self.values = torch.full((len(metrics), *sizes, experiment.scores.shape[1]), torch.nan)
@@ -90,12 +93,11 @@ class _Run:
             self._go_on_from(self.checkpoint)
 
     def _go_on_from(self, path: Path) -> None:
-        earlier = SweepResult.load(path)
-        mine = self.result()
-        same = dict(earlier.axes) == dict(mine.axes) and earlier.values.shape == mine.values.shape
-        if not same or not torch.allclose(earlier.unchanged, mine.unchanged, rtol=1e-4, atol=1e-4):
+        earlier, mine = SweepResult.load(path), self.result()
+        if earlier.fingerprint != mine.fingerprint or earlier.values.shape != mine.values.shape:
+            both = f"({_sizes(earlier.axes)}), this is {_sizes(mine.axes)}"
             raise ValueError(
-                f"{path} holds another sweep ({_sizes(earlier.axes)}), this is {_sizes(mine.axes)}; give another file"
+                f"{path} holds another sweep {both}: another grid, prompts, values or metrics; give another file"
             )
         self.values = earlier.values.reshape(self.values.shape).clone()
 
@@ -125,10 +127,32 @@ class _Run:
         base = shaped(self.experiment.scores)
         clean = None if self.other is None else shaped(self.other)
         cost = asdict(self.experiment.spent)
+        about: dict[str, Any] = {"cost": cost, "base": self.study.changes, "fingerprint": self.fingerprint}
         if self.study.changes == "clean":
             assert clean is not None, "the corrupted run"
-            return SweepResult(shaped(self.values), axes, clean, base, cost, "clean")
-        return SweepResult(shaped(self.values), axes, base, clean, cost)
+            return SweepResult(shaped(self.values), axes, clean, base, **about)
+        return SweepResult(shaped(self.values), axes, base, clean, **about)
+
+
+def fingerprint(study: Study, experiment: Experiment) -> str:
+    """A name for what a study does to which prompts. Numbers count by their first digits: machines round differently."""
+    seen: dict[int, str] = {}
+
+    def of_value(value: Any) -> str:
+        if not isinstance(value, Tensor):
+            return getattr(value, "__qualname__", type(value).__name__)
+        if id(value) not in seen:
+            numbers = value.double()
+            seen[id(value)] = f"{tuple(value.shape)} {numbers.norm():.4g} {numbers.flatten()[0]:.4g}"
+        return seen[id(value)]
+
+    digest = hashlib.sha256(repr((dict(study.axes), study.title, experiment.tokens.tolist())).encode())
+    digest.update(" ".join(f"{score:.4g}" for score in experiment.scores.flatten().tolist()).encode())
+    for place, cell in [((), study.base), *study.cells.items()]:
+        for change in cell:
+            what = (change.positions, change.rest, of_value(change.value)) if isinstance(change, Edit) else ()
+            digest.update(repr((place, change.site, what)).encode())
+    return digest.hexdigest()
 
 
 def _at(place: tuple[int, ...]) -> tuple[slice | int, ...]:

@@ -1,4 +1,4 @@
-"""Where nothing is known of what a change reaches, each cell is a whole forward pass: still the plain loop, and it says so once."""
+"""Where nothing is known of what a change reaches, each cell is a whole forward pass: the plain loop, and it says so once."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence

@@ -1,0 +1,141 @@
+"""Sweeps that are interrupted, go on, and refuse what is not theirs."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from hooked_lm import HookedTransformer, HookedTransformerConfig, patching
+
+LAYERS, POS = 3, 4
+
+
+def build() -> HookedTransformer:
+    sizes = {"n_layers": LAYERS, "d_model": 16, "n_heads": 4, "n_ctx": 8, "d_vocab": 11, "act_fn": "gelu"}
+    return HookedTransformer(HookedTransformerConfig(**sizes, seed=0, initializer_range=0.5))
+
+
+def prompts() -> tuple[Tensor, Tensor]:
+    corrupted, clean = torch.randint(0, 11, (2, 2, POS), generator=torch.Generator().manual_seed(1))
+    return corrupted, clean
+
+
+def metric(logits: Tensor) -> Tensor:
+    return logits[:, -1, 3] - logits[:, -1, 5]
+
+
+class Stops:
+    """A metric that is interrupted at its n-th call."""
+
+    def __init__(self, calls: int) -> None:
+        self.left = calls
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return metric(logits)
+
+
+@pytest.mark.parametrize("direction", ["denoise", "noise"])
+def test_both_directions_know_both_runs(direction: str):
+    model, (corrupted, clean) = build(), prompts()
+    result = patching.sweep(model, corrupted, clean, metric=metric, direction=direction)
+    torch.testing.assert_close(result.corrupted, metric(model(corrupted)).detach())
+    torch.testing.assert_close(result.clean, metric(model(clean)).detach())
+    # the last position of the last stream decides everything: the cell has the value of the other run
+    everything = patching.sweep(model, corrupted, clean, metric=metric, direction=direction, positions=None)
+    other = result.clean if direction == "denoise" else result.corrupted
+    torch.testing.assert_close(everything.values, other.expand(LAYERS, -1), rtol=1e-4, atol=1e-4)
+    assert result.effects().unchanged.abs().max() == 0
+
+
+def test_an_interrupted_sweep_keeps_what_it_has_and_goes_on(tmp_path: Path):
+    model, (corrupted, clean) = build(), prompts()
+    whole = patching.sweep(model, corrupted, clean, metric=metric)
+    file, before = tmp_path / "sweep.safetensors", model(corrupted)
+    with pytest.raises(patching.SweepInterrupted, match="interrupted after 5 of 12 cells") as interrupted:
+        patching.sweep(model, corrupted, clean, metric=Stops(7), checkpoint=file)  # two calls are the baselines
+    assert isinstance(interrupted.value, KeyboardInterrupt)
+    assert not model.list_hooks()
+    assert torch.equal(model(corrupted), before)
+    part = interrupted.value.result
+    done = ~part.mean.isnan()
+    assert int(done.sum()) == 5
+    torch.testing.assert_close(part.values[done], whole.values[done])
+    torch.testing.assert_close(patching.SweepResult.load(file).values, part.values, equal_nan=True)
+    rest = patching.sweep(model, corrupted, clean, metric=metric, checkpoint=file)
+    torch.testing.assert_close(rest.values, whole.values)
+    assert rest.cost["layer_rows"] < whole.cost["layer_rows"]
+    again = patching.sweep(model, corrupted, clean, metric=metric, checkpoint=file)
+    assert again.cost["layer_rows"] == 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"source": "zero"},
+        {"sites": "resid_mid"},
+        {"positions": None},
+        {"metric": lambda logits: logits[:, -1, 2]},
+        {"layers": [0, 1]},
+    ],
+)
+def test_a_file_of_another_sweep_is_refused(tmp_path: Path, other: dict):
+    model, (corrupted, clean) = build(), prompts()
+    file = tmp_path / "sweep.safetensors"
+    patching.sweep(model, corrupted, clean, metric=metric, checkpoint=file)
+    with pytest.raises(ValueError, match="holds another sweep"):
+        patching.sweep(model, corrupted, clean, **{"metric": metric, **other}, checkpoint=file)
+    with pytest.raises(ValueError, match="holds another sweep"):
+        patching.sweep(model, clean, corrupted, metric=metric, checkpoint=file)
+
+
+def test_several_metrics_from_one_sweep():
+    model, (corrupted, clean) = build(), prompts()
+    several = {"difference": metric, "mean": lambda logits: logits[:, -1].mean()}
+    result = patching.sweep(model, corrupted, clean, metric=several)
+    assert list(result.axes) == ["metric", "layer", "position"]
+    alone = patching.sweep(model, corrupted, clean, metric=metric)
+    torch.testing.assert_close(result.values[0], alone.values)
+    assert result.values[1].shape == alone.values.shape
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"sites": []}, ValueError, "sites is empty"),
+        ({"sites": "resid_pro"}, KeyError, "did you mean"),
+        ({"layers": []}, ValueError, "layer is empty"),
+        ({"layers": [3]}, IndexError, "layer 3 is out of range: there are 3"),
+        ({"positions": [4]}, IndexError, "position 4 is out of range: there are 4"),
+        ({"positions": "all"}, ValueError, "position must be 'each', some indices or None"),
+        ({"heads": "each"}, ValueError, "has no heads"),
+        ({"sites": "z", "heads": [4]}, IndexError, "head 4 is out of range: there are 4"),
+        ({"sites": "z", "heads": [0], "neurons": [0]}, ValueError, "heads or neurons, not both"),
+        ({"direction": "clean"}, ValueError, "direction must be 'denoise' or 'noise'"),
+        ({"source": "median"}, ValueError, "source must be"),
+        ({"source": {}}, KeyError, "the cache holds no"),
+        ({"source": torch.zeros(5)}, ValueError, "which does not broadcast"),
+        ({"clean": None}, ValueError, "takes values of the other prompts"),
+        ({"clean": None, "direction": "noise"}, ValueError, "give clean"),
+        ({"batch_size": 1000}, ValueError, "batch_size=1,000 bytes is too little"),
+        ({"batch_size": "big"}, ValueError, "batch_size must be 'auto' or a number of bytes"),
+    ],
+)
+def test_bad_input(arguments: dict, error: type[Exception], message: str):
+    model, (corrupted, clean) = build(), prompts()
+    with pytest.raises(error, match=message):
+        patching.sweep(model, corrupted, **{"clean": clean, "metric": metric, **arguments})
+    assert not model.list_hooks()
+
+
+def test_a_clean_cache_of_another_model():
+    model, (corrupted, clean) = build(), prompts()
+    sizes = {"n_layers": LAYERS, "d_model": 24, "n_heads": 3, "n_ctx": 8, "d_vocab": 11, "act_fn": "gelu"}
+    cache = HookedTransformer(HookedTransformerConfig(**sizes, seed=0)).run_with_cache(clean)[1]
+    with pytest.raises(ValueError, match=r"has d_model 24, this model 16: it is of another model"):
+        patching.sweep(model, corrupted, clean, metric=metric, source=cache)
+    with pytest.raises(ValueError, match=r"has head 3, this model 4: it is of another model"):
+        patching.get_act_patch_attn_head_out_all_pos(model, corrupted, cache, lambda logits: metric(logits).mean())
