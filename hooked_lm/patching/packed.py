@@ -148,9 +148,10 @@ class PackedContext(Context):
         if stop - start == base.shape[1]:
             return own
         whole = base.new_empty(n_cells, *base.shape)
-        whole[:, :, :start] = base[:, :start]
         whole[:, :, start:stop] = own.view(n_cells, self.n_prompts, *own.shape[1:])
-        whole[:, :, stop:] = base[:, stop:]
+        for others in (slice(0, start), slice(stop, base.shape[1])):
+            if others.start < others.stop:
+                whole[:, :, others] = base[:, others]
         return whole.flatten(0, 1)
 
     def borrow(self, lender: int) -> KeysValues | None:

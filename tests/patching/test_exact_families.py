@@ -30,6 +30,7 @@ def test_every_site_of_a_family(case: Case) -> None:
     assert set(found) == {*map(kind_of, places(hooked(case))), MIXED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", OTHERS, ids=str)
 def test_other_configs_of_a_family(case: Case) -> None:
     found = compared(case, OTHERS.index(case), thorough=False)
@@ -73,11 +74,13 @@ class Unknown:
         self.model, (self.tokens, others) = hooked(case), prompts(case)
         self.dims = self.model.hook_dict[site].dims
         _, cache = self.model.run_with_cache(others, names_filter=[site, "blocks.0.hook_resid_pre"])
-        self.known = [[Edit("blocks.0.hook_resid_pre", cache["blocks.0.hook_resid_pre"], (pos,))] for pos in range(3)]
+        stream = 2 * cache["blocks.0.hook_resid_pre"]
+        self.known = [[Edit("blocks.0.hook_resid_pre", stream, (pos,))] for pos in range(3)]
         if self.dims[0] == "routed":  # tokens as they come: other prompts have others
             self.unknown = [[Edit(site, lambda x: 0.5 * x)], [Edit(site, torch.zeros(1, 1))], [Edit(site, torch.neg)]]
         else:
-            self.unknown = [[Edit(site, cache[site], (pos,))] for pos in range(1, 4)]
+            value = 2 * cache[site] if cache[site].is_floating_point() else cache[site]  # positions are those of all prompts
+            self.unknown = [[Edit(site, value, (pos,))] for pos in range(1, 4)]
 
     @torch.no_grad()
     def check(self, cells: list[list[Edit]], base: list[Edit], n_whole: int) -> None:
