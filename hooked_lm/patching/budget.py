@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hooked_lm.patching.base import BaseRun
 from hooked_lm.patching.reads import Reads
@@ -47,6 +47,9 @@ def batches(routes: Sequence[Route], budget: Budget, base: BaseRun, reads: Reads
     Raises ValueError if a budget that was asked for is too small for one of them.
     """
     width = max(token_bytes(block) for block in base.model.blocks)
+    looked_at = max((both_bytes(both) for both in base.context.keys_values.values()), default=0)
+    shows_scores = any(route.shows_scores for route in routes)
+    seen = 16 * base.model.cfg.n_heads * base.n_pos if shows_scores else 0  # scores, in four steps
     d_vocab = base.logits.shape[-1] if reads.tokens is None else len(reads.tokens)
     available = budget.n_bytes - (base.n_bytes if budget.is_asked else 0)
     passes: list[list[Route]] = []
@@ -54,9 +57,8 @@ def batches(routes: Sequence[Route], budget: Budget, base: BaseRun, reads: Reads
     size = tokens = 0
     for route in sorted(routes, key=lambda route: (sorted(route.on_demand), route.first, route.steps[0].asking)):
         own = route.n_tokens * base.n_prompts
-        n_bytes = own * width + base.n_prompts * 4 * d_vocab * min(
-            route.n_tokens, len(reads.positions or range(base.n_pos))
-        )
+        start, stop = route.steps[-1].asking
+        n_bytes = own * (width + seen) + looked_at + base.n_prompts * 4 * d_vocab * (stop - start)
         full = size + n_bytes > available or tokens + own > budget.n_tokens
         if n_bytes > available and budget.is_asked:
             raise ValueError(
@@ -69,6 +71,11 @@ def batches(routes: Sequence[Route], budget: Budget, base: BaseRun, reads: Reads
         some.append(route)
         size, tokens = size + n_bytes, tokens + own
     return [*passes, some] if some else passes
+
+
+def both_bytes(both: tuple[Tensor, Tensor]) -> int:
+    """Bytes of the keys and values of all positions, which a row has for itself however few tokens are its own."""
+    return sum(some.numel() * some.element_size() for some in both)
 
 
 def token_bytes(module: nn.Module) -> int:

@@ -52,8 +52,9 @@ class Edit:
         """The new values for all positions; raises ValueError if they do not fit."""
         assert isinstance(self.value, Tensor), "functions have no values"
         shape = (target.shape[0], n_pos, *target.shape[2:])
+        value = self.value[(None,) * (len(dims) - self.value.ndim)]  # axes that it lacks are all alike
         try:
-            return by_position(self.value, dims).expand(shape)
+            return by_position(value, dims).expand(shape)
         except (RuntimeError, IndexError):
             shown = "[" + ", ".join(dims) + "]"
             raise ValueError(

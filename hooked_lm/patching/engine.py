@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import torch
@@ -80,7 +81,7 @@ class Experiment:
             raise ValueError("a metric of the base run is NaN: nothing can be compared with it")
         self.base_logits = logits.some(self.reads)
 
-    def _checked(self, values: Sequence[Any]) -> Scores:
+    def _checked(self, values: Sequence[Any], n_expected: int | None = None) -> Scores:
         """The metrics as one tensor; raises ValueError for what is neither one number nor one a prompt."""
         n_prompts = self.tokens.shape[0]
         rows = []
@@ -95,6 +96,8 @@ class Experiment:
                 )
             rows.append(row.reshape(-1))
         width = max(len(row) for row in rows)
+        if n_expected not in (None, width):
+            raise ValueError(f"the metrics gave {n_expected} numbers each for the base run, and {width} for another")
         return torch.stack([row.expand(width) if len(row) == 1 else row for row in rows])
 
     # ---- cells -------------------------------------------------------------------------------------------------------
@@ -151,7 +154,7 @@ class Experiment:
                 if len(others) == 1
                 else f"{len(others)} cells run as whole forward passes"
             )
-            warnings.warn(f"{self._why_not(cells[others[0]])}: {run}", stacklevel=_outside())
+            warnings.warn(f"{self._why_not(cells[others[0]])}: {run}", stacklevel=_outside(sys._getframe()))
         done: set[int] = set()
         if known:
             try:
@@ -216,6 +219,7 @@ class Experiment:
                 for cell, (start, stop), logits in this.run(tokens):
                     whole = self._filled(base_logits, logits, start, stop, reads, tokens is None)
                     yield cell, self._scores(whole, reads)
+                del logits, whole  # before the next pass makes its own
                 self.spent.add(this.spent)
                 bar.update(sum(route.layer_rows for route in batch) * base.n_prompts)
 
@@ -223,7 +227,9 @@ class Experiment:
         """What the metrics make of a cell; each of them may write into what it is given."""
         copies = (logits.clone() if left else logits for left in reversed(range(len(self.metrics))))
         given = (served(copy, reads, self.shape) for copy in copies)
-        return self._checked([metric(some) for metric, some in zip(self.metrics, given, strict=True)])
+        return self._checked(
+            [metric(some) for metric, some in zip(self.metrics, given, strict=True)], self.scores.shape[1]
+        )
 
     def _edits_logits(self, edits: Sequence[Sequence[Edit]]) -> bool:
         """Whether any cell changes something of the unembedding, which then has to be whole."""
@@ -249,7 +255,7 @@ class Experiment:
     ) -> Iterator[tuple[int, Scores]]:
         chosen = [cells[i] for i in others]
         sites = {change.site for cell in (self.base_changes, *chosen) for change in cell}
-        together = not self._has_hooks and all(map(self._is_by_row, sites))
+        together = not self._may_see_the_batch and all(map(self._is_by_row, sites))
         n_cells = self.budget.cells_of_whole_forwards(self.model, self.shape) if together else 1
         with _bar(title, len(chosen), progress and bool(chosen)) as bar:
             for i, logits in whole_forwards(self.model, self.tokens, chosen, self.base_changes, n_cells):
@@ -258,10 +264,10 @@ class Experiment:
                 yield others[i], self._scores(logits, EVERYTHING)
 
     @property
-    def _has_hooks(self) -> bool:
-        """Whether somebody else's hooks are there, which may rely on the number of rows."""
+    def _may_see_the_batch(self) -> bool:
+        """Whether there is something of somebody else's, a hook or a module, that may rely on the number of rows."""
         return any(
-            module.is_listening if isinstance(module, HookPoint) else _has_torch_hooks(module)
+            module.is_listening if isinstance(module, HookPoint) else not _is_ours(module)
             for module in self.model.modules()
         )
 
@@ -322,10 +328,10 @@ def _is_number_like(value: Any) -> bool:
     return True
 
 
-def _outside() -> int:
-    """How many calls lie between a warning and whoever called this package."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("hooked_lm."):
+def _outside(frame: FrameType) -> int:
+    """How many calls lie between a warning in this frame and whoever called this package; checks of annotations are none."""
+    level = 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("hooked_lm.", "jaxtyping.")):
         level, frame = level + 1, frame.f_back
     return level
 

@@ -33,6 +33,7 @@ class Route:
     first: int
     steps: tuple[Steps, ...]
     on_demand: frozenset[str] = frozenset()  # its sites at which the model computes otherwise when somebody listens
+    shows_scores: bool = False  # they are made one by one then, in all rows of a pass
 
     def at(self, layer: int) -> Steps:
         """The steps in a layer that it has reached."""
@@ -74,7 +75,8 @@ class Planner:
                 return self.route(cell, later) if later and layer < self.n_layers else Route(cell, layer, ())
             steps.append(now)
             came = now.asking
-        return Route(cell, first, tuple(steps), on_demand)
+        shows_scores = any(self.places[edit.site].stage is Stage.MEETING for edit in edits)
+        return Route(cell, first, tuple(steps), on_demand, shows_scores)
 
     def _next(self, layer: int, came: Interval, edits: Sequence[Edit], first: int, before: Sequence[Steps]) -> Steps:
         """The steps in a layer; those of many cells are the same."""

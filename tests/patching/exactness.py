@@ -1,6 +1,7 @@
 """How far the engine is from the plain loop, at every site of a case of the table of architectures, and how much there is at
 stake: what the same edits do to the logits."""
 
+import copy
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -97,9 +98,10 @@ def mixed(site: str, cache: dict[str, Tensor], known: dict, n_pos: int, pick: ra
 
 @torch.no_grad()
 @unchecked()
-def compared(case: Case, seed: int = 0, thorough: bool = True) -> dict[str, Found]:
+def compared(case: Case, seed: int = 0, thorough: bool = True, dtype: torch.dtype = torch.float32) -> dict[str, Found]:
     """What is found of each kind of site."""
-    model, (tokens, others) = hooked(case), prompts(case)
+    (tokens, others), model = prompts(case), hooked(case)
+    model = model if dtype == torch.float32 else copy.deepcopy(model).to(dtype)
     _, cache = model.run_with_cache(others, names_filter=list(places(model)))
     wanted = list(cells(model, cache, case.n_prompt, seed, thorough))
     expected, plain = [naive(model, tokens, cell) for cell in wanted], model(tokens)

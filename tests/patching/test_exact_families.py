@@ -15,6 +15,7 @@ from tests.patching.exactness import MIXED, Spy, compared, far, kind_of, prompts
 from tests.patching.naive import naive
 
 EXACT = 1e-5  # of the logits, or of the largest of them
+ROUNDING = 1e-6  # of scores in single precision
 MATTERS = 1e-4  # an edit changes them by more
 FIRST = [next(cases) for _, cases in groupby(DECODER_CASES, key=lambda case: case.family)]
 OTHERS = [case for case in DECODER_CASES if case not in FIRST]
@@ -33,8 +34,10 @@ def test_every_site_of_a_family(case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", OTHERS, ids=str)
 def test_other_configs_of_a_family(case: Case) -> None:
-    found = compared(case, OTHERS.index(case), thorough=False)
-    assert {kind: of.difference for kind, of in found.items() if of.difference > EXACT} == {}
+    """In double precision, where all that is left is the rounding of the scores: values of other prompts can be so large that
+    the loop itself is off by more than 1e-5 in single precision."""
+    found = compared(case, OTHERS.index(case), thorough=False, dtype=torch.float64)
+    assert {kind: of.difference for kind, of in found.items() if of.difference > ROUNDING} == {}
     assert sum(of.effect > MATTERS for of in found.values()) > 0.9 * len(found)
 
 
@@ -79,7 +82,9 @@ class Unknown:
         if self.dims[0] == "routed":  # tokens as they come: other prompts have others
             self.unknown = [[Edit(site, lambda x: 0.5 * x)], [Edit(site, torch.zeros(1, 1))], [Edit(site, torch.neg)]]
         else:
-            value = 2 * cache[site] if cache[site].is_floating_point() else cache[site]  # positions are those of all prompts
+            value = (
+                3 * cache[site] if cache[site].is_floating_point() else cache[site]
+            )  # positions are those of all prompts
             self.unknown = [[Edit(site, value, (pos,))] for pos in range(1, 4)]
 
     @torch.no_grad()

@@ -1,5 +1,6 @@
 """Path patching equals the two runs written by hand."""
 
+from collections.abc import Callable
 from itertools import product
 
 import pytest
@@ -32,55 +33,60 @@ def metric(logits: Tensor) -> Tensor:
     return logits[:, -1, 3] - logits[:, -1, 5]
 
 
-@torch.no_grad()
-def by_hand(
-    model: HookedTransformer, sender: tuple, receivers: list[tuple], freeze: str, everything: bool = False
-) -> Tensor:
-    """The metric with these paths patched; `everything`: the logits are what receives."""
+def put(values: dict[str, Tensor], head: int | None = None) -> Callable[..., Tensor]:
+    """A hook that puts in what another run had there, of one head or of all."""
+
+    def hook_function(value: Tensor, hook) -> Tensor:
+        if head is None:
+            return values[hook.name]
+        value[:, :, head] = values[hook.name][:, :, head]
+        return value
+
+    return hook_function
+
+
+def sending(model: HookedTransformer, sender: tuple, freeze: str) -> list[tuple]:
+    """The hooks of the first run: the sender's clean output, and what is held behind it."""
     corrupted, clean = prompts()
     values, held = model.run_with_cache(clean)[1], model.run_with_cache(corrupted)[1]
     layer, part = sender
+    is_mlp = part == "mlp"
+    site = f"blocks.{layer}.{'hook_mlp_out' if is_mlp else 'attn.hook_z'}"
+    hooks = [(site, put(values, None if is_mlp else part))]
+    hooks += [(f"blocks.{later}.hook_attn_out", put(held)) for later in range(layer + 1, LAYERS)]
+    if freeze == "all":
+        hooks += [(f"blocks.{later}.hook_mlp_out", put(held)) for later in range(layer + is_mlp, LAYERS)]
+    return hooks
+
+
+def receiving(model: HookedTransformer, receivers: list[tuple]) -> list[tuple[str, int | None]]:
+    """The sites at which the receivers read, and the head there."""
+    places: list[tuple[str, int | None]] = []
+    for layer, head, *kind in receivers:
+        if head == "mlp":
+            places.append((f"blocks.{layer}.hook_mlp_in", None))
+            continue
+        for name in kind or "qkv":
+            group = HEADS // (model.cfg.n_key_value_heads or HEADS) if name in "kv" else 1
+            places.append((f"blocks.{layer % LAYERS}.attn.hook_{name}", head // group))
+    return places
+
+
+@torch.no_grad()
+def by_hand(model: HookedTransformer, sender: tuple, receivers: list[tuple] | None, freeze: str) -> Tensor:
+    """The metric with these paths patched; None: the logits are what receives."""
+    corrupted, _ = prompts()
+    first = sending(model, sender, freeze)
+    if receivers is None:
+        return metric(model.run_with_hooks(corrupted, fwd_hooks=first))
     heard: dict[str, Tensor] = {}
-
-    def send(value: Tensor, hook) -> Tensor:
-        if part == "mlp":
-            return values[hook.name]
-        value[:, :, part] = values[hook.name][:, :, part]
-        return value
-
-    def hold(value: Tensor, hook) -> Tensor:
-        return held[hook.name]
 
     def hear(value: Tensor, hook) -> None:
         heard[hook.name] = value
 
-    hooks = [(f"blocks.{layer}.{'hook_mlp_out' if part == 'mlp' else 'attn.hook_z'}", send)]
-    hooks += [(f"blocks.{later}.hook_attn_out", hold) for later in range(layer + 1, LAYERS)]
-    if freeze == "all":
-        first = layer + 1 if part == "mlp" else layer
-        hooks += [(f"blocks.{later}.hook_mlp_out", hold) for later in range(first, LAYERS)]
-    if everything:
-        return metric(model.run_with_hooks(corrupted, fwd_hooks=hooks))
-    places = []
-    for to_layer, head, *kind in receivers:
-        if head == "mlp":
-            places.append((f"blocks.{to_layer}.hook_mlp_in", None))
-            continue
-        for name in kind or "qkv":
-            group = HEADS // (model.cfg.n_key_value_heads or HEADS) if name in "kv" else 1
-            places.append((f"blocks.{to_layer % LAYERS}.attn.hook_{name}", head // group))
-    model.run_with_hooks(corrupted, fwd_hooks=hooks + [(site, hear) for site, _ in places])
-
-    def receive(index: int | None):
-        def put(value: Tensor, hook) -> Tensor:
-            if index is None:
-                return heard[hook.name]
-            value[:, :, index] = heard[hook.name][:, :, index]
-            return value
-
-        return put
-
-    return metric(model.run_with_hooks(corrupted, fwd_hooks=[(site, receive(index)) for site, index in places]))
+    places = receiving(model, receivers)
+    model.run_with_hooks(corrupted, fwd_hooks=first + [(site, hear) for site, _ in places])
+    return metric(model.run_with_hooks(corrupted, fwd_hooks=[(site, put(heard, head)) for site, head in places]))
 
 
 @pytest.mark.parametrize("freeze", ["attention", "all"])
@@ -119,7 +125,7 @@ def test_direct_effects_on_logits(freeze: str):
     model, (corrupted, clean) = build("plain"), prompts()
     result = patching.path_patch(model, corrupted, clean, "logits", metric=metric, freeze=freeze)
     for layer, head in product(range(LAYERS), range(HEADS)):
-        expected = by_hand(model, (layer, head), [], freeze, everything=True)
+        expected = by_hand(model, (layer, head), None, freeze)
         torch.testing.assert_close(result.values[layer, head], expected, rtol=1e-5, atol=1e-5)
 
 

@@ -1,5 +1,6 @@
 """Random experiments on random models: whatever is asked, the answer is that of the plain loop."""
 
+import copy
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +19,12 @@ from tests.families import DECODER_CASES
 from tests.families._models import hooked
 from tests.models.structures import D_VOCAB, Kinds, random_model, random_tree
 from tests.patching.exactness import Spy, far
-from tests.patching.naive import naive
+from tests.patching.naive import naive, unchecked
 
 Metric = Callable[[Tensor], Tensor]
 SEEDS = st.integers(0, 2**32)
 EXACT = 1e-9  # of logits in double precision: rounding is far below, a wrong value far above
+NEARLY = 1e-6  # where something is computed in single precision on the way
 CLOSE = 1e-5  # of scores, which are in single precision
 N_POS = 6
 # Attention by every kind of keys, mixtures, states: structures that the random trees do not have.
@@ -172,8 +174,9 @@ def test_a_sweep_is_the_plain_loop(seed: int) -> None:
 @given(seed=SEEDS, case=st.sampled_from(OTHERS))
 @settings(max_examples=25)
 def test_also_with_experts_states_and_borrowed_keys(seed: int, case) -> None:
-    model = hooked(case)
-    check(world(model, model.cfg.d_vocab, case.n_prompt, seed), CLOSE)
+    with unchecked():  # some of these take a minute otherwise
+        model = copy.deepcopy(hooked(case)).double()
+        check(world(model, model.cfg.d_vocab, case.n_prompt, seed), NEARLY)
 
 
 @given(seed=SEEDS)
