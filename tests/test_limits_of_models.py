@@ -12,15 +12,15 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from hooked_lm import HookedEncoder, HookedTransformer, hub, patching
-from tests.families import DECODER_CASES, ENCODER_CASES, Case, reference
+from hooked_lm import HookedEncoder, HookedEncoderDecoder, HookedTransformer, hub, patching
+from tests.families import CASES, Case, reference
 
 BERT = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 IDS = torch.tensor([[5, 3, 9, 1, 7]])
 
 
 def first(family: str) -> Case:
-    return next(case for case in [*DECODER_CASES, *ENCODER_CASES] if case.family == family)
+    return next(case for case in CASES if case.family == family)
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,10 @@ def test_several_labels() -> None:
     assert model(IDS, return_type="predictions") == ["LABEL_0", "LABEL_2"]
 
 
-def test_sweeps_are_for_decoders() -> None:
-    model = HookedEncoder.from_pretrained("tiny", hf_model=reference(first("bert")))
-    _, cache = model.run_with_cache(IDS)
-    with pytest.raises(TypeError, match="HookedEncoder"):
-        patching.get_act_patch_resid_pre(model, IDS, cache, lambda logits: logits.mean())
+def test_sweeps_run_on_one_stack_of_layers() -> None:
+    model = HookedEncoderDecoder.from_pretrained("tiny", hf_model=reference(first("t5")))
+    with pytest.raises(TypeError, match="one stack of layers, and this model has two"):
+        patching.sweep(model, IDS, IDS, metric=lambda logits: logits.mean(), sites="encoder.mlp_out")
 
 
 def test_latent_attention_says_which_weights_it_has() -> None:

@@ -66,11 +66,9 @@ def generic_activation_patch(
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> clean, corrupted = model.to_tokens(["When Mary and John left, John", "When Mary and John left, Mary"])[:, None]
     >>> _, cache = model.run_with_cache(clean)
-    >>> def silence(corrupted_value, index, clean_value):  # no patch: this head says nothing
-    ...     corrupted_value[:, :, index[1]] = 0
-    ...     return corrupted_value
+    >>> setter = patching.layer_head_vector_patch_setter  # a function of one's own runs as whole forward passes
     >>> effect = patching.generic_activation_patch(
-    ...     model, corrupted, cache, lambda logits: logits[0, -1].max(), silence, "z", ("layer", "head")
+    ...     model, corrupted, cache, lambda logits: logits[0, -1].max(), setter, "z", ("layer", "head")
     ... )
     >>> effect.shape == (model.cfg.n_layers, model.cfg.n_heads)
     True
