@@ -29,4 +29,5 @@ def same_seeds_in_every_test() -> None:
     np.random.seed(0)  # noqa: NPY002 (what others draw from the global generator has to repeat, too)
     torch.manual_seed(0)
 
+
 collect_ignore = ["tests/benchmarks/peer_sweeps.py"]  # it runs with another project's Python
