@@ -47,7 +47,7 @@ class BaseRun:
             self._logits = model.unembed(self.normalized) if is_edited else None
 
     def _keep(self, value: Tensor, hook: Any) -> None:
-        self.kept[hook.name] = value
+        self.kept[hook.name] = value.clone()  # what follows may go on in its memory
 
     def _hook(self, edit: Edit, place: Place | None) -> Any:
         def write(value: Tensor, hook: Any) -> None:

@@ -1,7 +1,7 @@
 """Edits: what an experiment changes in a run. A cell of a sweep is a list of them; each cell is one run of all prompts."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -32,9 +32,16 @@ class Edit:
             return 0, n_pos
         return (min(self.positions), max(self.positions) + 1) if self.positions else NONE
 
-    def covers(self, n_pos: int) -> bool:
-        """Whether nothing of the site stays as it was."""
-        return self.rest == () and (self.positions is None or set(self.positions) >= set(range(n_pos)))
+    def covers(self, interval: Interval) -> bool:
+        """Whether nothing of what was at the site remains at these positions; a function makes its value of it."""
+        if not isinstance(self.value, Tensor):
+            return False
+        return self.rest == () and (self.positions is None or set(self.positions) >= set(range(*interval)))
+
+    def behind(self, first: int, n_pos: int) -> "Edit":
+        """The same from a position on."""
+        positions = range(n_pos) if self.positions is None else self.positions
+        return self if not first else replace(self, positions=tuple(pos for pos in positions if pos >= first))
 
     def write(self, value: Tensor, dims: tuple[str, ...], start: int, n_pos: int) -> None:
         """Change values in place, at a site with these axes; they begin at position `start` of `n_pos`, and need not reach
@@ -43,12 +50,12 @@ class Edit:
         for first, stop in self._pieces(start, start + target.shape[1]):
             here = (slice(None), slice(first - start, stop - start), *self.rest)
             if isinstance(self.value, Tensor):
-                source = self._source(target, dims, n_pos)
+                source = self.source(target, dims, n_pos)
                 target[here] = source[(slice(None), slice(first, stop), *self.rest)].to(target)
             else:
                 target[here] = self.value(target[here])
 
-    def _source(self, target: Tensor, dims: tuple[str, ...], n_pos: int) -> Tensor:
+    def source(self, target: Tensor, dims: tuple[str, ...], n_pos: int) -> Tensor:
         """The new values for all positions; raises ValueError if they do not fit."""
         assert isinstance(self.value, Tensor), "functions have no values"
         shape = (target.shape[0], n_pos, *target.shape[2:])

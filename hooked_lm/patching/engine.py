@@ -7,7 +7,7 @@ is a whole forward pass, several in a batch. Both give what a loop of one forwar
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -23,9 +23,9 @@ from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from hooked_lm.patching.base import BaseRun
 from hooked_lm.patching.budget import Budget, batches
-from hooked_lm.patching.edits import Cell, Change, Edit
+from hooked_lm.patching.edits import NONE, Cell, Change, Edit
 from hooked_lm.patching.forwards import whole_forwards
-from hooked_lm.patching.places import Place, places
+from hooked_lm.patching.places import Place, Stage, places
 from hooked_lm.patching.reads import EVERYTHING, Logits, ReadMore, Reads, reads_of, served
 from hooked_lm.patching.spent import Spent
 from hooked_lm.patching.staircase import Pass, Planner
@@ -37,8 +37,10 @@ Scores = Float[Tensor, "metric prompt"]  # a metric of all prompts together has 
 class Experiment:
     """Many cells on one base run: the corrupted prompts of a sweep, say, and `base` what was exchanged in all of their runs.
 
-    `metrics` map logits [batch, pos, d_vocab] to one number for each prompt [batch], or to one for all. `budget` is how much
-    memory a pass may take besides the model. Raises ValueError for a metric that gives something else, or NaN, on the base run.
+    `metrics` map logits [batch, pos, d_vocab] to one number for each prompt [batch], or to one for all. `batch_size` is how much
+    memory a pass may take besides the model. What the base run has at the sites of `compare` is kept, so that nothing is
+    computed before the first position at which a cell changes anything. Raises ValueError for a metric that gives something
+    else, or NaN, on the base run.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Experiment:
         metrics: Sequence[Metric],
         base: Cell = (),
         batch_size: int | str = "auto",
+        compare: Collection[str] = (),
     ) -> None:
         if isinstance(model, HookedEncoderDecoder):
             raise TypeError(
@@ -61,14 +64,14 @@ class Experiment:
         self.places: Mapping[str, Place] = places(model) if isinstance(model, HookedTransformer) else {}
         with torch.no_grad():
             self.obstacle = obstacle(model, self.places, self.tokens)
-            self._run_base()
+            self._run_base([site for site in compare if site in self.places and self.places[site].is_plain])
 
-    def _run_base(self) -> None:
+    def _run_base(self, keep: Sequence[str]) -> None:
         self.base: BaseRun | None = None
         edits = [change for change in self.base_changes if isinstance(change, Edit)]
         if self.obstacle is None and all(map(self._is_kept_by_a_base_run, self.base_changes)):
             assert isinstance(self.model, HookedTransformer)
-            self.base = BaseRun(self.model, self.tokens, self.places, edits)
+            self.base = BaseRun(self.model, self.tokens, self.places, edits, keep)
             logits = self.base.logits
         else:
             [(_, whole)] = whole_forwards(self.model, self.tokens, [()], self.base_changes, 1)
@@ -186,7 +189,13 @@ class Experiment:
         return checked
 
     def _is_known(self, cell: Cell) -> bool:
-        return all(isinstance(change, Edit) and change.site in self.places for change in cell)
+        """Whether it is known what a cell reaches. A site on demand shows copies that were made past the sites of a norm: where
+        the base run was changed there, every position of the cell differs from it."""
+        if not all(isinstance(change, Edit) and change.site in self.places for change in cell):
+            return False
+        layers = {self.places[change.site].layer for change in cell if self.places[change.site].on_demand}
+        base = [self.places[change.site] for change in self.base_changes if change.site in self.places]
+        return layers.isdisjoint(place.layer for place in base if place.stage is Stage.READING)
 
     def _why_not(self, cell: Cell) -> str:
         if self.obstacle is not None:
@@ -200,7 +209,8 @@ class Experiment:
         self, cells: Sequence[Cell], known: Sequence[int], reads: Reads, title: str, progress: bool
     ) -> Iterator[tuple[int, Scores]]:
         assert self.base is not None, "a staircase stands on a base run"
-        base, edits = self.base, [_edits(cell) for cell in cells]
+        first_change = FirstChange(self.base, self.places)
+        base, edits = self.base, [first_change.behind(_edits(cell)) for cell in cells]
         planner = Planner(base, self.places, reads.interval(base.n_pos))
         routes = [planner.route(cell, edits[cell]) for cell in known]
         for route in routes:
@@ -274,6 +284,36 @@ class Experiment:
     def _is_by_row(self, site: str) -> bool:
         """Whether a site's rows are those of the batch; those of experts are tokens."""
         return all(point.dims[:1] == ("batch",) for point in self.model.points(site))
+
+
+class FirstChange:
+    """Finds the first position at which a cell differs from the base run. A causal model is the base run before it."""
+
+    def __init__(self, base: BaseRun, places: Mapping[str, Place]) -> None:
+        self.base, self.places = base, places
+        self._known: dict[tuple[str, int], int] = {}
+
+    def behind(self, edits: Sequence[Edit]) -> list[Edit]:
+        """The edits of a cell from there on; those of which nothing is left are left out, unless a layer computes otherwise
+        for their sake."""
+        n_pos = self.base.n_pos
+        first = min((self.of(edit) for edit in edits), default=n_pos)
+        later = [edit.behind(first, n_pos) for edit in edits]
+        return [edit for edit in later if edit.span(n_pos) != NONE or self.places[edit.site].on_demand]
+
+    def of(self, edit: Edit) -> int:
+        """The first position that an edit changes in the base run; the first that it may change, where that is not kept."""
+        start, stop = edit.span(self.base.n_pos)
+        if edit.site not in self.base.kept or not isinstance(edit.value, Tensor):
+            return start
+        key = edit.site, id(edit.value)
+        if key not in self._known:
+            there = self.base.kept[edit.site]
+            new = edit.source(there, self.places[edit.site].dims, self.base.n_pos).to(there)
+            differs = (new != there).transpose(0, 1).flatten(1).any(1)
+            self._known[key] = int(differs.long().argmax()) if bool(differs.any()) else self.base.n_pos
+        first = self._known[key]
+        return max(start, first) if first < stop else self.base.n_pos
 
 
 def obstacle(model: HookedRootModule, known: Mapping[str, Place], tokens: Tensor) -> str | None:

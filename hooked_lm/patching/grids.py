@@ -86,7 +86,8 @@ def one_number(
     model: HookedRootModule, tokens: Tensor, metric: Metric, cells: Sequence[Cell], title: str
 ) -> Iterable[tuple[int, float]]:
     """Each cell and its metric, which is one number for all prompts together."""
-    experiment = Experiment(model, tokens if tokens.ndim == 2 else tokens[None], [metric])
+    sites = {change.site for cell in cells for change in cell}
+    experiment = Experiment(model, tokens if tokens.ndim == 2 else tokens[None], [metric], compare=sites)
     if experiment.scores.shape[1] != 1:
         n_prompts = experiment.scores.shape[1]
         raise ValueError(

@@ -39,6 +39,11 @@ class Place:
     ends_sublayer: bool = False  # shows all that the mixing of tokens adds to the stream
     on_demand: bool = False  # a layer computes otherwise where somebody listens
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a run may be watched there at no cost, all positions at once."""
+        return not self.on_demand and self.stage not in (Stage.MEETING, Stage.FOLLOWING)
+
 
 def places(model: HookedTransformer) -> dict[str, Place]:
     """The place of every site that has one."""

@@ -99,9 +99,10 @@ class Planner:
         if borrowed is not None:
             own, telling = NONE, before[borrowed - first].telling if borrowed >= first else NONE
         # where all that was mixed is exchanged for something else, nobody sees what the tokens told
-        is_replaced = any(self.places[edit.site].ends_sublayer and edit.covers(self.n_pos) for edit in edits)
+        later = (telling[0], self.n_pos)
+        is_replaced = any(self.places[edit.site].ends_sublayer and edit.covers(later) for edit in edits)
         if telling != NONE and not is_replaced:
-            asking = union(asking, (telling[0], self.n_pos))
+            asking = union(asking, later)
         if layer == self.n_layers - 1:
             asking = overlap(asking, self.reads)
         return Steps(came, union(came, own, asking), telling, asking)

@@ -59,7 +59,8 @@ class Study:
         if not self.cells:
             raise ValueError(f"{self.title}: there is nothing to do; no cell of {_sizes(self.axes)} exists")
         metrics = dict(metric) if isinstance(metric, Mapping) else {"": metric}
-        experiment = Experiment(model, tokens, list(metrics.values()), self.base, batch_size)
+        sites = {change.site for cell in self.cells.values() for change in cell}
+        experiment = Experiment(model, tokens, list(metrics.values()), self.base, batch_size, sites)
         baseline = None if other is None else Experiment(model, other, list(metrics.values())).scores
         run = _Run(self, experiment, metrics, baseline, checkpoint)
         try:

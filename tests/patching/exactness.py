@@ -125,7 +125,8 @@ def run(
     model: HookedTransformer, tokens: Tensor, metrics: list, wanted: Sequence[Cell]
 ) -> Iterator[tuple[int, Tensor]]:
     """The cells of an experiment in which nothing had to be run as a whole but the base run."""
-    experiment = Experiment(model, tokens, metrics)
+    sites = {change.site for cell in wanted for change in cell}
+    experiment = Experiment(model, tokens, metrics, compare=sites)
     assert experiment.obstacle is None
     yield from experiment.run(wanted, progress=False)
     assert experiment.spent.forwards == 1

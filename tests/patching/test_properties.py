@@ -132,13 +132,17 @@ def random_metrics(world: World) -> list[Metric]:
 
 def experiment(world: World, metrics: Sequence[Metric], base: Sequence[Edit], n_tokens: int) -> Experiment:
     """With so many tokens in a pass."""
-    made = Experiment(world.model, world.tokens, metrics, base=base)
+    made = Experiment(world.model, world.tokens, metrics, base=base, compare=list(world.model.hook_dict))
     assert made.obstacle is None
     made.budget = Budget(made.budget.n_bytes, n_tokens)
     return made
 
 
 # ---- the properties --------------------------------------------------------------------------------------------------
+
+
+# where a base edit at a norm meets a cell that reads copies past it; that nothing else falls back, test_exact_families says
+MAY_FALL_BACK = pytest.mark.filterwarnings("ignore:nothing is known of what a change at")
 
 
 def check(world: World, exact: float) -> None:
@@ -165,12 +169,14 @@ def check(world: World, exact: float) -> None:
     assert sorted(done) == list(range(len(cells)))
 
 
+@MAY_FALL_BACK
 @given(seed=SEEDS)
 @settings(max_examples=60)
 def test_a_sweep_is_the_plain_loop(seed: int) -> None:
     check(random_world(seed), EXACT)
 
 
+@MAY_FALL_BACK
 @given(seed=SEEDS, case=st.sampled_from(OTHERS))
 @settings(max_examples=25)
 def test_also_with_experts_states_and_borrowed_keys(seed: int, case) -> None:
@@ -179,6 +185,7 @@ def test_also_with_experts_states_and_borrowed_keys(seed: int, case) -> None:
         check(world(model, model.cfg.d_vocab, case.n_prompt, seed), NEARLY)
 
 
+@MAY_FALL_BACK
 @given(seed=SEEDS)
 @settings(max_examples=12)
 def test_neither_order_nor_company_nor_budget_matters(seed: int) -> None:
@@ -195,6 +202,7 @@ def test_neither_order_nor_company_nor_budget_matters(seed: int) -> None:
         torch.testing.assert_close(alone, together[index], rtol=CLOSE, atol=CLOSE)
 
 
+@MAY_FALL_BACK
 @given(seed=SEEDS)
 @settings(max_examples=12)
 def test_nothing_is_left_behind(seed: int) -> None:
