@@ -25,7 +25,11 @@ OTHERS = [case for case in DECODER_CASES if case not in FIRST]
 def test_every_site_of_a_family(case: Case) -> None:
     """One position, all of them, a head; and what is compared is not what the unpatched run says anyway."""
     found = compared(case)
-    assert {kind: of.difference for kind, of in found.items() if of.difference > EXACT} == {}
+    over = {kind: of.difference for kind, of in found.items() if of.difference > EXACT}
+    assert all(difference < 3 * EXACT for difference in over.values()), over
+    if over:  # values of other prompts can be large: it has to be rounding, then, of which double precision has none
+        exact = compared(case, dtype=torch.float64)
+        assert {kind: exact[kind].difference for kind in over if exact[kind].difference > ROUNDING} == {}
     assert {kind: of.effect for kind, of in found.items() if of.effect <= MATTERS} == {}
     assert found[MIXED].effect > 0.01
     assert set(found) == {*map(kind_of, places(hooked(case))), MIXED}
