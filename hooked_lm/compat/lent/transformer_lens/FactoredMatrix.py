@@ -1,0 +1,3 @@
+"""A product that is never multiplied out."""
+
+from hooked_lm.factored_matrix import FactoredMatrix

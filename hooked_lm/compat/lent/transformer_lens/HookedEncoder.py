@@ -1,0 +1,3 @@
+"""The encoder."""
+
+from hooked_lm.models.encoder import HookedEncoder

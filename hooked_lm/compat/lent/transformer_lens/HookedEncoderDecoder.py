@@ -1,0 +1,3 @@
+"""The encoder-decoder."""
+
+from hooked_lm.models.encoder_decoder import HookedEncoderDecoder

@@ -1,0 +1,3 @@
+"""The cache of one layer."""
+
+from hooked_lm.components.kv_cache import KeyValueCacheEntry as TransformerLensKeyValueCacheEntry

@@ -1,0 +1,3 @@
+"""Configs."""
+
+from hooked_lm.models.config import HookedTransformerConfig

@@ -1,0 +1,10 @@
+"""Heads that attend as a pattern says."""
+
+from hooked_lm.analysis.reading.head_detector import (
+    HEAD_NAMES,
+    compute_head_attention_similarity_score,
+    detect_head,
+    get_duplicate_token_head_detection_pattern,
+    get_induction_head_detection_pattern,
+    get_previous_token_head_detection_pattern,
+)

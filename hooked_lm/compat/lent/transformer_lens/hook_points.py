@@ -1,0 +1,5 @@
+"""Hook points and their root."""
+
+from hooked_lm.hooks import HookedRootModule, HookPoint, NamesFilter, Slice, SliceInput
+from hooked_lm.hooks.point import Hook as LensHandle
+from hooked_lm.hooks.point import HookFunction

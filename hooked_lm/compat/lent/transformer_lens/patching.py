@@ -1,0 +1,3 @@
+"""Activation patching."""
+
+from hooked_lm.patching import *  # noqa: F403

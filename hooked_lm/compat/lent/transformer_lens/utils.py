@@ -1,0 +1,26 @@
+"""Helpers."""
+
+from hooked_lm.utils import (
+    USE_DEFAULT_VALUE,
+    LocallyOverridenDefaults,
+    Slice,
+    SliceInput,
+    composition_scores,
+    gelu_fast,
+    gelu_new,
+    get_act_name,
+    get_attention_mask,
+    get_corner,
+    get_device,
+    get_offset_position_ids,
+    get_tokens_with_bos_removed,
+    lm_accuracy,
+    lm_cross_entropy_loss,
+    remove_batch_dim,
+    repeat_along_head_dimension,
+    sample_logits,
+    solu,
+    test_prompt,
+    to_numpy,
+    tokenize_and_concatenate,
+)
