@@ -61,7 +61,7 @@ def test_a_directory(gpt2: Path, capfd: pytest.CaptureFixture[str]):
     assert same_logits(model, reference(GPT2)(TOKENS).logits)
     assert all(parameter.requires_grad and parameter.device.type == "cpu" for parameter in model.parameters())
     cfg = model.cfg
-    assert (cfg.model_name, cfg.original_architecture, cfg.device) == ("gpt2", "gpt2", "cpu")
+    assert (cfg.model_name, cfg.original_architecture, cfg.device) == ("gpt2", "GPT2LMHeadModel", "cpu")
     assert (cfg.n_layers, cfg.d_model, cfg.n_ctx, cfg.dtype, cfg.processed) == (2, 32, 40, torch.float32, ())
     assert model.tokenizer is None
     with pytest.raises(ValueError, match="tokenizer"):

@@ -22,6 +22,15 @@ def on_demand(point: nn.Module, x: Tensor) -> Tensor:
     return point(x.clone()) if is_listening(point) else x
 
 
+def entered(module: nn.Module, x: Tensor) -> Tensor:
+    """What a module received, as its `hook_in` leaves it.
+
+    Where a tool has put a point of its own there, before a `forward` of its own on this instance, that has shown it already.
+    """
+    shown = "forward" in module.__dict__ and not getattr(module.hook_in, "on_demand", False)
+    return x if shown else on_demand(module.hook_in, x)
+
+
 def multiplied(x: Float[Tensor, "*shape"], y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Their product; in the memory of `x`, which must belong to nobody else, where no gradient could need it."""
     return x * y if torch.is_grad_enabled() or x.dtype != y.dtype else x.mul_(y)
@@ -61,7 +70,7 @@ class MLP(nn.Module):
         self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
 
     def forward(self, x: Stream) -> Stream:
-        x = on_demand(self.hook_in, x)
+        x = entered(self, x)
         post = self.act(self.hook_pre(F.linear(x, self.W_in.T, self.b_in)))
         if self.cfg.mid_norm is not None:
             post = self.ln(self.hook_mid(post))
@@ -131,7 +140,7 @@ class GatedMLP(nn.Module):
         self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
 
     def forward(self, x: Stream) -> Stream:
-        x = on_demand(self.hook_in, x)
+        x = entered(self, x)
         gate = self.act(self.hook_pre(F.linear(x, self.W_gate.T, self.b_gate)))
         linear = self.hook_pre_linear(F.linear(x, self.W_in.T, self.b_in))
         # what hooks or a module returned, somebody may have kept

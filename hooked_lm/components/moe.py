@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, below, plus
-from hooked_lm.components.mlp import MLP, GatedMLP, multiplied, on_demand
+from hooked_lm.components.mlp import MLP, GatedMLP, entered, multiplied
 from hooked_lm.components.norm import RESIDUAL, wide
 from hooked_lm.components.router import Router
 from hooked_lm.hooks import Hook, HookPoint, is_listening
@@ -70,7 +70,7 @@ class ClampedGatedMLP(nn.Module):
         return self.W_gate_in[:, 1::2]
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        x = on_demand(self.hook_in, x)
+        x = entered(self, x)
         both = F.linear(x, self.W_gate_in.T, self.b_gate_in)
         post = self.product(self.hook_pre(both[..., 0::2]), self.hook_pre_linear(both[..., 1::2]))
         return self.hook_out(F.linear(self.hook_post(post), self.W_out.T, self.b_out))
@@ -189,7 +189,7 @@ class MoE(nn.Module):
         self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
 
     def forward(self, x: Stream) -> Stream:
-        x = on_demand(self.hook_in, x)
+        x = entered(self, x)
         weights, indices = self.route(x)
         out = self.mix(x, weights, indices)
         if self.shared is not None:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.identities import Identity, Read, Reader, Sites, added, below, norm_identity, normed
-from hooked_lm.components.mlp import on_demand
+from hooked_lm.components.mlp import entered
 from hooked_lm.components.moe import Indices, MoE, Stream, Weights
 from hooked_lm.components.norm import NormConfig, build_norm
 
@@ -47,7 +47,7 @@ class NormedMoE(MoE):
             self._modules[name] = self._modules.pop(name)
 
     def forward(self, x: Stream) -> Stream:
-        x = on_demand(self.hook_in, x)
+        x = entered(self, x)
         weights, indices = self.route(x)
         mixed = self.ln_experts_post(self.mix(self.ln_experts(x), weights, indices))
         assert self.shared is not None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hooked_lm.hooks import scope
 from hooked_lm.hooks.cache import Cache, Recorder
 from hooked_lm.hooks.entry import read_entry
-from hooked_lm.hooks.point import Hook, HookPoint
+from hooked_lm.hooks.point import Hook, HookPoint, directions_of
 from hooked_lm.hooks.scope import Frame
 from hooked_lm.hooks.select import Site, UnknownSite, select
 from hooked_lm.hooks.taps import ModulePoint
@@ -289,6 +289,20 @@ class HookedRootModule(nn.Module):
         for point in points:
             point.add_hook(hook, dir, is_permanent, level, prepend)
 
+    def check_and_add_hook(
+        self,
+        hook_point: HookPoint,
+        hook_point_name: str,
+        hook: Callable[..., Any],
+        dir: str = "fwd",
+        is_permanent: bool = False,
+        level: int | None = None,
+        prepend: bool = False,
+    ) -> None:
+        """Add a hook to one point, unless `check_hooks_to_add` refuses it."""
+        self.check_hooks_to_add(hook_point, hook_point_name, hook, dir, is_permanent, prepend)
+        hook_point.add_hook(hook, dir, is_permanent, level, prepend)
+
     def add_perma_hook(self, name: Site, hook: Callable[..., Any], dir: str = "fwd") -> None:
         """Add a hook that survives resets."""
         self.add_hook(name, hook, dir, is_permanent=True)
@@ -364,9 +378,17 @@ class HookedRootModule(nn.Module):
         for point in self.hook_points():
             point.clear_context()
 
-    def list_hooks(self) -> dict[str, list[Hook]]:
-        """The hooks active here and now, by the name of their point."""
-        return {point.name or "": hooks for point in self.hook_points() if (hooks := point.active_hooks())}
+    def list_hooks(
+        self, name_filter: NamesFilter = None, dir: str = "both", including_permanent: bool = True
+    ) -> dict[str, list[Hook]]:
+        """The hooks active here and now, by the name of their point; of some points, or of one direction."""
+        directions = directions_of(dir)
+        listed: dict[str, list[Hook]] = {}
+        for point in self.hook_points() if name_filter is None else self.points(name_filter):
+            for hook in point.active_hooks():
+                if hook.dir in directions and (including_permanent or not hook.is_permanent):
+                    listed.setdefault(point.name or "", []).append(hook)
+        return listed
 
     @property
     def context_level(self) -> int:

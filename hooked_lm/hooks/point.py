@@ -190,7 +190,7 @@ class HookPoint(nn.Identity):
         with a value and a point.
         """
         options = (is_permanent, level, prepend, alias_names)
-        handles = [self.make_hook(hook, direction, *options) for direction in _directions(dir)]
+        handles = [self.make_hook(hook, direction, *options) for direction in directions_of(dir)]
         for handle in handles:
             handle.together = handles
             self.install(handle, None)
@@ -236,7 +236,7 @@ class HookPoint(nn.Identity):
 
     def remove_hooks(self, dir: str = "both", including_permanent: bool = False, level: int | None = None) -> None:
         """Remove the hooks seen from here: of one direction, of one level, permanent ones only when asked."""
-        directions = _directions(dir)
+        directions = directions_of(dir)
         if not self._hooks:
             return
 
@@ -259,7 +259,7 @@ class HookPoint(nn.Identity):
 
     def has_hooks(self, dir: str = "both", including_permanent: bool = True, level: int | None = None) -> bool:
         """Whether a hook of that direction (and level) is active here."""
-        directions = _directions(dir)
+        directions = directions_of(dir)
         return any(
             hook.dir in directions
             and (including_permanent or not hook.is_permanent)
@@ -330,7 +330,7 @@ def is_listening(*points: nn.Module) -> bool:
     return any(not isinstance(point, HookPoint) or point.is_listening for point in points)
 
 
-def _directions(dir: str) -> tuple[str, ...]:
+def directions_of(dir: str) -> tuple[str, ...]:
     if dir not in ("fwd", "bwd", "both"):
         raise ValueError(f"dir must be 'fwd', 'bwd' or 'both', got {dir!r}")
     return ("fwd", "bwd") if dir == "both" else (dir,)

@@ -140,7 +140,7 @@ def _facts(
     """What a model's config says beside its tree; what is not known is left to the defaults."""
     facts = {
         "model_name": source.name.rpartition("/")[2],
-        "original_architecture": source.config.model_type,
+        "original_architecture": next(iter(source.architectures()), source.config.model_type),
         "tokenizer_name": source.name,
         "from_checkpoint": step is not None,
         "checkpoint_index": index,

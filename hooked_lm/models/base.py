@@ -39,6 +39,10 @@ class PlacedModel:
         """Move the model to an Apple GPU."""
         return self.to("mps")
 
+    def move_model_modules_to_device(self) -> None:
+        """Move the weights to where `cfg.device` says."""
+        self.to(self.cfg.device)
+
     def init_weights(self) -> None:
         """Fill the weights with random numbers as `cfg.init_mode` says, from `cfg.seed` if there is one."""
         init_weights(self, self.cfg)  # type: ignore[arg-type]

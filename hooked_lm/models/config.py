@@ -10,6 +10,22 @@ from hooked_lm.models.tree import DecoderConfig
 
 __all__ = ["DecoderConfig", "HookedTransformerConfig"]
 
+# Fields of configs written by other libraries that mean nothing here, and the one value that may be given (...: any).
+ELSEWHERE: dict[str, Any] = {
+    "load_in_4bit": False,
+    "quantization_method": None,
+    "use_logn_attn": False,
+    "use_dynamic_ntk_rope": False,
+    "rotary_scaling_factor": 1.0,
+    "train_seq_length": ...,
+    "yarn_truncate": True,
+    "yarn_global_attn_only": False,
+    "relative_attention_num_buckets": None,
+    "relative_attention_max_distance": None,
+    "uses_rms_norm": ...,
+    "layer_norm_folding": ...,
+}
+
 
 @dataclass
 class HookedTransformerConfig:
@@ -89,7 +105,7 @@ class HookedTransformerConfig:
     NTK_by_parts_low_freq_factor: float = 1.0
     NTK_by_parts_high_freq_factor: float = 4.0
     NTK_by_parts_factor: float = 8.0
-    NTK_original_context_len: int = 8192
+    NTK_original_ctx_len: int = 8192
     use_yarn_rope: bool = False
     yarn_factor: float = 1.0
     yarn_attention_factor: float | None = None
@@ -189,11 +205,19 @@ class HookedTransformerConfig:
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any]) -> "HookedTransformerConfig":
-        """From flat names; raises TypeError for a name that is none of them."""
+        """From flat names; raises TypeError for a name that is none of them.
+
+        Names that configs of other libraries have besides are passed over where they say what holds here anyway; ValueError if
+        one of them says something else.
+        """
         known = {f.name for f in fields(cls)}
-        if unknown := set(config_dict) - known:
+        besides = {name: value for name, value in config_dict.items() if name not in known}
+        if unknown := besides.keys() - ELSEWHERE.keys():
             raise TypeError(f"unknown config fields {sorted(unknown)}; known are {sorted(known)}")
-        return cls(**config_dict)
+        for name, value in besides.items():
+            if ELSEWHERE[name] not in (value, ...):
+                raise ValueError(f"{name}={value!r} is not supported: it must be {ELSEWHERE[name]!r} or left out")
+        return cls(**{name: value for name, value in config_dict.items() if name in known})
 
     @classmethod
     def unwrap(cls, config: "HookedTransformerConfig | dict[str, Any]") -> "HookedTransformerConfig":

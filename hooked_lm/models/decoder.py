@@ -59,6 +59,8 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
     True
     """
 
+    dataset: Any = None  # texts like those of its training, once `load_sample_training_dataset` was called
+
     def __init__(
         self,
         cfg: HookedTransformerConfig | dict[str, Any],
@@ -375,6 +377,30 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
         from hooked_lm import hub
 
         return hub.from_pretrained_no_processing(model_name, *args, cls=cls, **kwargs)
+
+    def load_sample_training_dataset(self, **kwargs: Any) -> Any:
+        """Some 10,000 texts like those that the model was trained on, kept in `dataset`; see `hooked_lm.hub.datasets`.
+
+        Raises ValueError for an architecture whose training data have no such sample.
+        """
+        from hooked_lm.hub import datasets
+
+        known = datasets.TRAINED_ON
+        if self.cfg.original_architecture not in known:
+            raise ValueError(
+                f"no sample is known of what a {self.cfg.original_architecture} was trained on, only for {', '.join(known)}; "
+                "set model.dataset to texts of your own"
+            )
+        self.dataset = datasets.get_dataset(known[self.cfg.original_architecture], **kwargs)
+        return self.dataset
+
+    def sample_datapoint(
+        self, tokenize: bool = False, prepend_bos: bool | None = None, padding_side: str | None = None
+    ) -> str | Int[Tensor, "1 pos"]:
+        """One text of `dataset`, drawn at random with torch's generator, or its tokens; loads the dataset if there is none."""
+        texts = self.dataset if self.dataset is not None else self.load_sample_training_dataset()
+        text = texts[int(torch.randint(len(texts), ()))]["text"]
+        return self.to_tokens(text, prepend_bos, padding_side) if tokenize else text
 
     def verify(self, tokens: Int[Tensor, "batch pos"] | None = None) -> Verification:
         """Check the identities between this model's sites; see `hooked_lm.models.verify`."""

@@ -89,7 +89,7 @@ def _rotary(cfg: Any, local: bool) -> Rotary:
     scaling: Scaling | None = None
     if cfg.use_NTK_by_parts_rope:
         parts = (cfg.NTK_by_parts_factor, cfg.NTK_by_parts_low_freq_factor, cfg.NTK_by_parts_high_freq_factor)
-        scaling = Llama3Scaling(*parts, cfg.NTK_original_context_len)
+        scaling = Llama3Scaling(*parts, cfg.NTK_original_ctx_len)
     elif cfg.use_yarn_rope:
         trained, fast, slow = cfg.yarn_original_max_position_embeddings, cfg.yarn_beta_fast, cfg.yarn_beta_slow
         scaling = YarnScaling(cfg.yarn_factor, trained, fast, slow, cfg.yarn_attention_factor)
@@ -189,7 +189,7 @@ def _stretching(attns: list[Any]) -> dict[str, Any]:
             "NTK_by_parts_factor": scaling.factor,
             "NTK_by_parts_low_freq_factor": scaling.low_freq_factor,
             "NTK_by_parts_high_freq_factor": scaling.high_freq_factor,
-            "NTK_original_context_len": scaling.trained_n_ctx,
+            "NTK_original_ctx_len": scaling.trained_n_ctx,
         }
     if isinstance(scaling, YarnScaling):
         flat |= {

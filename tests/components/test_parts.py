@@ -1,6 +1,7 @@
 """Each part against its formula, written out."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.norm import HeadLayerNorm, LayerNorm, RMSNorm
 from hooked_lm.components.rotary import Backward, LinearScaling, ProportionalScaling, Rotary
+from hooked_lm.hooks import HookPoint
 
 
 def filled(module: nn.Module) -> nn.Module:
@@ -166,3 +168,21 @@ def test_xielu() -> None:
     small = torch.tensor([-1e-3, 1e-3], requires_grad=True)
     act(small).sum().backward()
     assert small.grad.tolist() == pytest.approx([0.5, 0.5], abs=5e-3), "the slope is beta on either side of zero"
+
+
+@pytest.mark.parametrize("kind", [MLP, GatedMLP])
+def test_a_tool_may_show_what_an_mlp_receives_by_itself(kind: Any) -> None:
+    """As SAELens does: a point of its own, and a `forward` on the instance that goes through it first."""
+    mlp = kind.Config(4, 8).build()
+    with torch.no_grad():
+        for weight in mlp.parameters():
+            weight.normal_()
+    x = torch.randn(1, 2, 4)
+    expected = mlp(2 * x)
+    mlp.hook_in.add_hook(lambda value, hook: 2 * value)
+    assert torch.equal(mlp(x), expected)
+    mlp.hook_in, inner = HookPoint(), mlp.forward
+    mlp.forward = lambda x: inner(mlp.hook_in(x))
+    assert torch.equal(mlp(2 * x), expected)
+    mlp.hook_in.add_hook(lambda value, hook: 2 * value)
+    assert torch.equal(mlp(x), expected), "twice"

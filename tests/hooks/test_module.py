@@ -95,6 +95,21 @@ def test_hooks_added_through_the_root() -> None:
     assert_no_hook_left(model)
 
 
+def test_hooks_are_listed_by_site_direction_and_permanence() -> None:
+    model = Net()
+    forward, backward, permanent = (lambda value, hook: None for _ in range(3))
+    model.add_hook("hook_in", forward)
+    model.add_hook("hook_out", backward, "bwd")
+    model.add_perma_hook("hook_out", permanent)
+    listed = lambda **by: {name: [h.user_hook for h in hooks] for name, hooks in model.list_hooks(**by).items()}
+    assert listed() == {"hook_in": [forward], "hook_out": [backward, permanent]}
+    assert listed(name_filter="hook_out") == {"hook_out": [backward, permanent]}
+    assert listed(dir="fwd") == {"hook_in": [forward], "hook_out": [permanent]}
+    assert listed(including_permanent=False) == {"hook_in": [forward], "hook_out": [backward]}
+    with pytest.raises(ValueError, match="sideways"):
+        model.list_hooks(dir="sideways")
+
+
 def test_an_unknown_direction_is_refused_with_hooks_and_without() -> None:
     model = net()
     for _ in range(2):

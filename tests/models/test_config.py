@@ -91,6 +91,14 @@ def test_what_a_model_refuses(fields: dict[str, Any], message: str) -> None:
         HookedTransformer(HookedTransformerConfig(**{**SIZES, "n_heads": 4, **fields}))
 
 
+def test_names_of_other_libraries() -> None:
+    besides = {"load_in_4bit": False, "train_seq_length": 7, "yarn_truncate": True, "uses_rms_norm": True}
+    cfg = HookedTransformerConfig.from_dict({**SIZES, "n_heads": 4, **besides})
+    assert cfg == HookedTransformerConfig.from_dict({**SIZES, "n_heads": 4})
+    with pytest.raises(ValueError, match=r"load_in_4bit=True.*must be False"):
+        HookedTransformerConfig.from_dict({**SIZES, "n_heads": 4, "load_in_4bit": True})
+
+
 def test_an_unknown_name() -> None:
     with pytest.raises(TypeError, match="n_layer'"):
         HookedTransformerConfig.from_dict({**SIZES, "n_heads": 4, "n_layer": 2})

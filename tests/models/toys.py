@@ -25,7 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "sinks": {"act_fn": "gelu", "use_attention_sinks": True, "clip_qkv": 1.5, "post_embedding_ln": True},
     "alibi": {"act_fn": "relu", "positional_embedding_type": "alibi"},
     "no_positions": {"act_fn": "relu", "positional_embedding_type": "none"},
-    "ntk": {"act_fn": "relu", "use_NTK_by_parts_rope": True, "NTK_original_context_len": 12, **ROTARY},
+    "ntk": {"act_fn": "relu", "use_NTK_by_parts_rope": True, "NTK_original_ctx_len": 12, **ROTARY},
     "yarn": {"act_fn": "relu", "use_yarn_rope": True, "yarn_factor": 4.0, **ROTARY,
              "yarn_original_max_position_embeddings": 32},
     "local_base": {"act_fn": "gelu", "use_local_attn": True, "window_size": 3, "rotary_base_local": 20.0, **ROTARY,

@@ -1,0 +1,41 @@
+"""Small sets of texts on the hub, and which of them is like what a model was trained on."""
+
+from typing import Any
+
+__all__ = ["DATASETS", "TRAINED_ON", "get_dataset"]
+
+# familiar name -> hub id, of sets with 10,000 to 20,000 texts each
+DATASETS = {
+    "openwebtext": "stas/openwebtext-10k",
+    "owt": "stas/openwebtext-10k",
+    "pile": "NeelNanda/pile-10k",
+    "c4": "NeelNanda/c4-10k",
+    "code": "NeelNanda/code-10k",
+    "python": "NeelNanda/code-10k",
+    "c4_code": "NeelNanda/c4-code-20k",
+    "c4-code": "NeelNanda/c4-code-20k",
+    "wiki": "NeelNanda/wiki-10k",
+}
+# transformers class of a checkpoint -> the set nearest to its training data
+TRAINED_ON = {
+    "GPT2LMHeadModel": "openwebtext",
+    "GPTNeoForCausalLM": "pile",
+    "GPTNeoXForCausalLM": "pile",
+    "GPTJForCausalLM": "pile",
+    "OPTForCausalLM": "pile",
+}
+
+
+def get_dataset(dataset_name: str, **kwargs: Any) -> Any:
+    """One of the small sets of `DATASETS`, as a `datasets.Dataset` with the column "text".
+
+    `kwargs` go to `datasets.load_dataset`. Raises ValueError for another name, ImportError if the package `datasets` is not
+    installed.
+    """
+    if dataset_name not in DATASETS:
+        raise ValueError(f"unknown dataset {dataset_name!r}; those known are {', '.join(DATASETS)}")
+    try:
+        from datasets import load_dataset  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise ImportError("get_dataset needs the package datasets: pip install datasets") from None
+    return load_dataset(DATASETS[dataset_name], split="train", **kwargs)
