@@ -286,9 +286,13 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
         early = return_type is None and stop_at_layer is None
         if early and names_filter is not None and kwargs.get("past_kv_cache") is None:
             stop_at_layer = self._last_layer_needed(names_filter)
-        output, cache = super().run_with_cache(
-            input, return_type, *model_args, names_filter=names_filter, stop_at_layer=stop_at_layer, **kwargs
-        )
+        if model_args:
+            model_args = (return_type, *model_args)
+        elif return_type != "logits":  # a subclass's forward need not know what is not asked for
+            kwargs["return_type"] = return_type
+        if stop_at_layer is not None:
+            kwargs["stop_at_layer"] = stop_at_layer
+        output, cache = super().run_with_cache(input, *model_args, names_filter=names_filter, **kwargs)
         return (None if early else output), cache
 
     def _last_layer_needed(self, names_filter: Site) -> int | None:

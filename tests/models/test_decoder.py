@@ -820,3 +820,20 @@ def test_a_loss_needs_something_to_predict() -> None:
         model(ids(2, 1), return_type="loss")
     with pytest.raises(ValueError, match="two real tokens"):
         model(ids(2, 2), return_type="loss", attention_mask=torch.tensor([[0, 1], [0, 1]]))
+
+
+def test_a_subclass_may_take_only_what_it_is_given() -> None:
+    class Plain(HookedTransformer):
+        def forward(self, input: Tensor, **kwargs: Any) -> Any:  # type: ignore[override]
+            asked.append(kwargs)
+            return super().forward(input, **kwargs)
+
+    asked: list[dict[str, Any]] = []
+    model = Plain(toy("tied").cfg)
+    model.run_with_cache(ids())
+    loss, _ = model.run_with_cache(ids(), return_type="loss")
+    model.run_with_cache(ids(), return_type=None, names_filter=("resid_post", 0))
+    assert asked == [{}, {"return_type": "loss"}, {"return_type": None, "stop_at_layer": 1}]
+    assert loss.shape == ()
+    with pytest.raises(TypeError, match="positional"):
+        model.run_with_cache(ids(), "loss", True)
