@@ -18,13 +18,14 @@ def main(arguments: list[str]) -> None:
     arguments = arguments[as_module:]
     if not arguments or arguments[0].startswith("-"):
         sys.exit(USAGE)
+    if not as_module:
+        sys.path[0] = str(Path(arguments[0]).resolve().parent)
     install(shadow=shadow)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(LENT), os.environ.get("PYTHONPATH")]))
     sys.argv = arguments
     if as_module:
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     else:
-        sys.path[0] = str(Path(arguments[0]).resolve().parent)
         runpy.run_path(arguments[0], run_name="__main__")
 
 

@@ -1,0 +1,128 @@
+"""The name is lent, never taken: in processes of their own, since what a process has imported stays."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+THEIRS = '"""Another package of that name."""\nWHO = "theirs"\n'
+
+
+def run(*arguments: str, path: Path | None = None, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """A process that finds this project, and perhaps other packages."""
+    found = [str(ROOT), *([] if path is None else [str(path)])]
+    environment = {"PYTHONPATH": ":".join(found), "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder of installed packages that has a `transformer_lens` of its own."""
+    package = tmp_path / "site" / "transformer_lens"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(THEIRS)
+    about = tmp_path / "site" / "transformer_lens-2.16.1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: transformer-lens\nVersion: 2.16.1\n")
+    return package.parent
+
+
+def test_a_program_finds_our_classes_under_the_lent_name(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, subprocess, importlib.metadata\n"
+        "import beside\n"
+        "import transformer_lens as tl\n"
+        "from transformer_lens import HookedTransformer\n"
+        "from transformer_lens.hook_points import HookPoint\n"
+        "import transformer_lens.HookedTransformer, hooked_lm\n"
+        "assert __name__ == '__main__' and sys.argv[1:] == ['--steps', '3'], sys.argv\n"
+        "assert tl.HookedTransformer is HookedTransformer is hooked_lm.HookedTransformer\n"
+        "assert HookPoint is hooked_lm.HookPoint\n"
+        "assert importlib.metadata.version('transformer-lens') == tl.__version__ == '3.9.0'\n"
+        "child = 'import transformer_lens; print(transformer_lens.HookedTransformer.__module__)'\n"
+        "print(subprocess.run([sys.executable, '-c', child], capture_output=True, text=True).stdout)\n"
+    )
+    (tmp_path / "beside.py").write_text("")
+    done = run("-m", "hooked_lm.compat", str(script), "--steps", "3", cwd=tmp_path)
+    assert done.stdout.strip() == "hooked_lm.models.decoder", done.stderr
+
+
+def test_a_module_runs_too(tmp_path: Path) -> None:
+    (tmp_path / "tool.py").write_text(
+        "import sys, transformer_lens\nprint(transformer_lens.__doc__[:3], sys.argv[1:])\n"
+    )
+    done = run("-m", "hooked_lm.compat", "-m", "tool", "a", cwd=tmp_path)
+    assert done.stdout.strip() == "The ['a']", done.stderr
+
+
+@pytest.mark.parametrize("arguments", [(), ("--shadow",), ("-m",), ("--help",)])
+def test_how_it_is_used(arguments: tuple[str, ...]) -> None:
+    done = run("-m", "hooked_lm.compat", *arguments)
+    assert done.returncode == 1
+    assert "usage: python -m hooked_lm.compat" in done.stderr
+
+
+def test_an_installed_package_is_not_shadowed_unless_asked(installed: Path) -> None:
+    who = "import transformer_lens; print(getattr(transformer_lens, 'WHO', 'ours'))"
+    refused = run("-c", f"from hooked_lm import compat; compat.install(); {who}", path=installed)
+    assert refused.returncode == 1
+    assert "transformer_lens 2.16.1 is installed" in refused.stderr
+    assert "shadow=True" in refused.stderr
+    left = f"""
+from hooked_lm import compat
+try:
+    compat.install()
+except RuntimeError:
+    {who}
+"""
+    assert run("-c", left, path=installed).stdout.strip() == "theirs", "something was left behind"
+    shadowing = run("-c", f"from hooked_lm import compat; compat.install(shadow=True); {who}", path=installed)
+    assert shadowing.stdout.strip() == "ours", shadowing.stderr
+
+
+def test_a_program_may_shadow_it_too(installed: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import transformer_lens\nprint(getattr(transformer_lens, 'WHO', 'ours'))\n")
+    assert "is installed" in run("-m", "hooked_lm.compat", str(script), path=installed).stderr
+    assert run("-m", "hooked_lm.compat", "--shadow", str(script), path=installed).stdout.strip() == "ours"
+
+
+def test_too_late_is_said(installed: Path) -> None:
+    late = "import transformer_lens; from hooked_lm import compat; compat.install(shadow=True)"
+    done = run("-c", late, path=installed)
+    assert "already imported from" in done.stderr
+    assert "transformer_lens/__init__.py" in done.stderr
+
+
+def test_it_is_taken_back() -> None:
+    code = """
+import sys
+from hooked_lm import compat
+before = list(sys.path)
+compat.install()
+compat.install()
+from transformer_lens import HookedTransformer
+import transformer_lens.utils
+compat.uninstall()
+assert sys.path == before
+assert not [name for name in sys.modules if name.startswith("transformer_lens")]
+try:
+    import transformer_lens
+except ImportError:
+    print("gone")
+"""
+    done = run("-c", code)
+    assert done.stdout.strip() == "gone", done.stderr
+
+
+def test_nothing_else_of_the_package_knows_of_it() -> None:
+    done = run(
+        "-c",
+        "import sys, hooked_lm.cli; print([name for name in sys.modules if 'compat' in name and 'hooked_lm' in name])",
+    )
+    assert done.stdout.strip() == "[]", done.stderr
