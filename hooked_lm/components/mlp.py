@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,7 @@ def on_demand(point: nn.Module, x: Tensor) -> Tensor:
     return point(x.clone()) if is_listening(point) else x
 
 
-def entered(module: nn.Module, x: Tensor) -> Tensor:
+def entered(module: Any, x: Tensor) -> Tensor:
     """What a module received, as its `hook_in` leaves it.
 
     Where a tool has put a point of its own there, before a `forward` of its own on this instance, that has shown it already.

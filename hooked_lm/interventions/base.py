@@ -106,11 +106,24 @@ class HookObject(ABC):
 
 
 class Detector(HookObject):
-    """Watches and changes nothing: `see` is shown a copy, and what it returns is ignored."""
+    """Watches and changes nothing: `see` is shown a copy, and what it returns is ignored.
+
+    A class that never writes may say `copies = False`: then it is shown the value itself, and RuntimeError names it if it does
+    write.
+    """
+
+    records: ClassVar[bool] = True
+    copies: ClassVar[bool] = True
 
     def __call__(self, value: Any, hook: HookPoint) -> None:
-        if self.is_enabled:
-            self.see(value, hook)
+        if not self.is_enabled:
+            return
+        if self.copies:
+            return self.see(value.clone() if isinstance(value, Tensor) else value, hook)
+        before = _version(value)
+        self.see(value, hook)
+        if _version(value) != before:
+            raise RuntimeError(f"{self!r} wrote into the value of '{hook.name}', and a detector only watches")
 
     @abstractmethod
     def see(self, value: Any, hook: HookPoint) -> None:
@@ -129,7 +142,10 @@ class Controller(HookObject):
 
 
 def save(objects: Sequence[HookObject], path: str | Path) -> None:
-    """Write a list of hook objects to one safetensors file: tensors bit for bit, the rest as JSON."""
+    """Write a list of hook objects to one safetensors file: tensors bit for bit, the rest as JSON.
+
+    Raises ValueError for a setting that neither can hold; then nothing is written.
+    """
     tensors: dict[str, Tensor] = {}
     described = [
         {name: _written(value, f"{index}.{name}", tensors) for name, value in one.to_dict().items()}
@@ -156,7 +172,15 @@ def _written(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, (tuple, list)):
         parts = [_written(part, f"{key}.{i}", tensors) for i, part in enumerate(value)]
         return {"tuple": parts} if isinstance(value, tuple) else parts
+    if not isinstance(value, (str, int, float, type(None))):
+        what = key.replace(".", ": its ", 1)
+        raise ValueError(f"hook object {what} is a {type(value).__name__}, which a file cannot hold")
     return value
+
+
+def _version(value: Any) -> int:
+    """How often a tensor was written to; in inference mode nobody counts."""
+    return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
 
 
 def _loaded(value: Any, tensors: Mapping[str, Tensor]) -> Any:

@@ -118,7 +118,7 @@ class Noise(LocalController):
 
     def _deviation(self, value: Tensor, part: Part) -> Tensor | float:
         if self.multiple is None:
-            return self.std or 0.0
+            return float(self.std or 0)
         axes = [axis for axis in range(value.ndim) if axis not in (0, part.pos_axis)]
         return self.multiple * part.take(value.detach().std(axes, correction=0, keepdim=True))
 
@@ -145,7 +145,8 @@ class AddDirection(PartEditor):
     steered when the prompt is read and no more. "last_prompt" is the position whose logits give the first new token.
 
     Args:
-        vector: the direction: as wide as the site's last axis, or more of its last axes, e.g. [head, d_head] at `hook_z`.
+        vector: the direction: as wide as the site's last axis, or more of its last axes, e.g. [head, d_head] at `hook_z`. If
+            one of them is that of positions, it has an entry for each from 0 to the last that is asked for.
         coefficient: how much of it.
         schedule: a factor more for each position: a function of (position, step), where the step is 0 in the prompt and k at
             the k-th new token; or a list for the positions asked for, in their order, its last number going on.
@@ -177,8 +178,26 @@ class AddDirection(PartEditor):
     def edit(self, value: Tensor, part: Part) -> Tensor:
         check_width(self.vector, part)
         vector = self.vector / self.vector.norm() if self.unit else self.vector
-        added = self.coefficient * fitted(part.take(_with_axes(vector, value)), value, part, "vector")
+        added = self.coefficient * fitted(self._taken(vector, part), value, part, "vector")
         return value + added * part.by_position(self._factors(part), value)
+
+    def _taken(self, vector: Tensor, part: Part) -> Tensor:
+        """What of the direction belongs to a part."""
+        if vector.ndim > len(part.shape):
+            raise ValueError(f"vector has shape {tuple(vector.shape)}, more axes than '{part.where}'")
+        vector = vector[(None,) * (len(part.shape) - vector.ndim)]
+        indices = {**part.indices, **({} if part.pos_axis is None else {part.pos_axis: list(part.orders)})}
+        for axis, n in enumerate(part.shape):
+            n_given, numbers = vector.shape[axis], indices.get(axis, [])
+            if n_given == 1:
+                continue
+            if n_given <= max(numbers, default=0) if axis == part.pos_axis else n_given != n:
+                raise ValueError(
+                    f"vector has shape {tuple(vector.shape)}, which does not fit '{part.where}': axis {axis} has {n_given} of {n}"
+                )
+            if axis in indices:
+                vector = vector.index_select(axis, torch.tensor(numbers, dtype=torch.long, device=vector.device))
+        return vector
 
     def _factors(self, part: Part) -> list[float]:
         """A factor for each position of the part."""
@@ -233,8 +252,3 @@ def check_width(vector: Tensor, part: Part) -> None:
         raise ValueError(
             f"a direction of width {vector.shape[-1]} at '{part.where}', whose last axis is {part.shape[-1]}"
         )
-
-
-def _with_axes(vector: Tensor, value: Tensor) -> Tensor:
-    """With as many axes as a value has."""
-    return vector[(None,) * (value.ndim - vector.ndim)]

@@ -29,7 +29,7 @@ class Collector(Detector):
     """
 
     store: str | Path | Run | None = field(default=None, kw_only=True)
-    records: ClassVar[bool] = True
+    copies: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -326,6 +326,12 @@ class InputTokens(Collector):
             return torch.ones_like(tokens, dtype=torch.bool)
         real = (tokens != self.pad).long()
         return (real.cumsum(-1) > 0) & (real.flip(-1).cumsum(-1).flip(-1) > 0)
+
+    @property
+    def n_bytes(self) -> int:
+        """What is held."""
+        kept = [*self.ids, *self.mask, *((self.latest.ids, self.latest.mask) if self.latest else ())]
+        return sum({id(ids): ids.numel() * ids.element_size() for ids in kept}.values())
 
     @property
     def special_mask(self) -> list[Tensor]:

@@ -31,7 +31,7 @@ class GradientReport(Detector):
 
     factor: float | int = field(default=1000.0, kw_only=True)
     direction: ClassVar[str] = "bwd"
-    records: ClassVar[bool] = True  # looks, and writes nothing
+    copies: ClassVar[bool] = False
     _sums: dict[str, "Sums"] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:

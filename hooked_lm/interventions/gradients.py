@@ -58,8 +58,11 @@ class ClipGradient(PartEditor):
             value = value.clamp(-self.max_value, self.max_value)
         if self.max_norm is None:
             return value
-        norms = torch.linalg.vector_norm(value, dim=list(range(1, value.ndim)), keepdim=True)
-        return torch.where(norms > self.max_norm, value * (self.max_norm / norms), value)
+        axes = list(range(1, value.ndim))
+        largest = value.abs().amax(axes, keepdim=True)
+        scaled = value / largest  # as squares of large numbers are beyond what half precision holds
+        norms = torch.linalg.vector_norm(scaled, dim=axes, keepdim=True)
+        return torch.where(norms * largest > self.max_norm, scaled * (self.max_norm / norms), value)
 
 
 @dataclass(eq=False, repr=False)

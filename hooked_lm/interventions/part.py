@@ -5,20 +5,22 @@ row's tokens, padding left out, and negative ones count from the end of the prom
 changes a token once, when it is read, and the same with a key/value cache as without.
 """
 
+import operator
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, SupportsIndex
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hooked_lm.hooks import HookPoint
 from hooked_lm.interventions.base import Controller
 
-Index = int | Sequence[int] | Tensor | None
-Positions = int | str | Sequence[int] | Tensor | None
+Index = SupportsIndex | Sequence[SupportsIndex] | Tensor | np.ndarray | None
+Positions = str | Index
 PLACES = ("all", "prompt", "last_prompt", "generated")
 
 
@@ -59,7 +61,7 @@ class Shown:
                 f"to {self.n_prompt - 1}"
             )
         resolved = [i if i >= 0 else self.n_prompt + i for i in numbers]
-        return {position: resolved.index(position) for position in sorted(resolved) if position in here}
+        return {position: resolved.index(position) for position in dict.fromkeys(resolved) if position in here}
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,8 @@ class LocalController(Controller):
         rest: for each axis behind batch and position which indices, or None for all; e.g. `(3,)` is head 3 at `hook_z`, and
             head 3 at `hook_pattern`, where the position is that of the query.
 
-    Raises during the run: ValueError for an axis that the site has not, IndexError for what is out of range.
+    Raises TypeError for an index that is no whole number, such as a mask; during the run ValueError for an axis that the site
+    has not, IndexError for what is out of range.
     """
 
     positions: Positions = field(default=None, kw_only=True)
@@ -179,9 +182,12 @@ class LocalController(Controller):
         super().__post_init__()
         if isinstance(self.positions, str) and self.positions not in PLACES:
             raise ValueError(f"positions must be numbers or one of {', '.join(PLACES)}, got {self.positions!r}")
-        self.positions = self.positions if isinstance(self.positions, str) else _numbers(self.positions)
-        self.heads, self.features, self.rows = map(_numbers, (self.heads, self.features, self.rows))
-        self.rest = tuple(map(_numbers, self.rest))
+        if not isinstance(self.positions, str):
+            self.positions = _numbers("positions", self.positions)
+        self.heads, self.features, self.rows = (
+            _numbers(name, getattr(self, name)) for name in ("heads", "features", "rows")
+        )
+        self.rest = tuple(_numbers("rest", index) for index in self.rest)
 
     def parts(self, value: Tensor, hook: HookPoint, positions: Positions = None) -> list[Part]:
         """Which part of this value is changed; `positions` stands for those that were not given."""
@@ -236,8 +242,9 @@ def _described(hook: HookPoint, dims: tuple[str, ...], value: Tensor) -> str:
 def _along(part: Part, along: Along) -> Part:
     """The part with the columns of its positions, and the row that they are of."""
     indices, shown = dict(part.indices), along.shown
-    if len(along.orders) < shown.n:
-        indices[along.axis] = [position - shown.first for position in along.orders]
+    columns = [position - shown.first for position in along.orders]
+    if columns != list(range(shown.n)):
+        indices[along.axis] = columns
     if shown.row is not None:
         indices[0] = [row for row in indices.get(0, [shown.row]) if row == shown.row]
     return replace(part, indices=indices, along=along)
@@ -269,8 +276,12 @@ def _tensor(indices: Sequence[int], like: Tensor) -> Tensor:
     return torch.tensor(indices, dtype=torch.long, device=like.device)
 
 
-def _numbers(index: Any) -> int | list[int] | None:
-    """An index as JSON can hold it."""
-    if index is None or isinstance(index, int):
-        return index
-    return [int(i) for i in index]
+def _numbers(name: str, index: Any) -> int | list[int] | None:
+    """An index as JSON can hold it. Raises TypeError for what is no whole number, nor several."""
+    given = index.tolist() if hasattr(index, "tolist") else index
+    several = given if isinstance(given, Iterable) else [given]
+    if given is None:
+        return None
+    if any(isinstance(one, bool) or not isinstance(one, SupportsIndex) for one in several):
+        raise TypeError(f"{name} are whole numbers, got {index!r}; of a mask give mask.nonzero().flatten()")
+    return [operator.index(one) for one in several] if isinstance(given, Iterable) else operator.index(given)

@@ -38,7 +38,7 @@ class SourcedController(LocalController):
     default_site: ClassVar[tuple[str, str] | None] = None  # in all layers; in one that is given besides
 
     def __post_init__(self) -> None:
-        self.hook_point = self.site(self.hook_point, self.layer)
+        self.hook_point, self.layer = self.place(self.hook_point, self.layer)
         super().__post_init__()
         if isinstance(self.source, Mapping):
             site = self.hook_point if self.layer is None else (self.hook_point, self.layer)
@@ -51,11 +51,11 @@ class SourcedController(LocalController):
             )
 
     @classmethod
-    def site(cls, hook_point: Site, layer: int | None) -> Site:
-        """The site that is meant: the default of this kind, if it has one, where none is given."""
+    def place(cls, hook_point: Site, layer: int | None) -> tuple[Site, int | None]:
+        """The site and layer that are meant: the default site of this kind, if it has one, where none is given."""
         if cls.default_site is None or hook_point != "":
-            return hook_point
-        return cls.default_site[layer is not None]
+            return hook_point, layer
+        return cls.default_site[layer is not None], layer
 
     @classmethod
     def from_run(
@@ -65,12 +65,12 @@ class SourcedController(LocalController):
 
         `prompt` is what the model is called with; a tuple is several arguments.
         """
-        site = cls.site(hook_point, layer)
-        names = model.names(site if layer is None else (site, layer))
+        site, at = cls.place(hook_point, layer)
+        names = model.names(site if at is None else (site, at))
         arguments = prompt if isinstance(prompt, tuple) else (prompt,)
         with torch.no_grad():
             _, cache = model.run_with_cache(*arguments, names_filter=names)
-        values = {name: cache[name] for name in names}
+        values = dict(cache.items())  # several of a module that is called several times
         return cls(hook_point, layer, source=values if len(values) > 1 else next(iter(values.values())), **settings)
 
     def change(self, value: Any, hook: HookPoint) -> Any:
@@ -261,9 +261,17 @@ class FreezeAttention(Patch):
 @dataclass(eq=False, repr=False)
 class FreezeNorm(SourcedController):
     """Holds the divisors of norms, `hook_scale`: at given values, or without a source as constants for the gradient, so that a
-    norm is linear in what it divides. By default those of all norms."""
+    norm is linear in what it divides. By default those of all norms, or of all in a layer, which is counted from 0."""
 
     default_site = ("*.hook_scale", "scale")
+
+    @classmethod
+    def place(cls, hook_point: Site, layer: int | None) -> tuple[Site, int | None]:
+        if hook_point != "" or layer is None:
+            return super().place(hook_point, layer)
+        if layer < 0:
+            raise ValueError(f"the norms of a layer go by a glob, which counts layers from 0; got {layer}")
+        return f"*.{layer}.*.hook_scale", None
 
     def made(self, source: Tensor, value: Tensor, hook: HookPoint) -> Tensor:
         return source.detach()
@@ -275,6 +283,8 @@ def _put(new: Tensor, part: Part, old: Tensor) -> Tensor:
 
 def _of_site(source: Mapping[str, Tensor], site: Any) -> Source:
     """What of a source a site needs, as far as the names say."""
+    if isinstance(site, str) and f"{site}@1" in source:
+        return {name: value for name, value in source.items() if name.partition("@")[0] == site}
     if isinstance(site, (str, tuple)) and site in source:
         return source[site]  # type: ignore[index]  # caches know tuples
     if isinstance(site, str):

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from hooked_lm.hooks import HookPoint
-from hooked_lm.interventions.detectors import Collector, InputTokens
+from hooked_lm.interventions.streaming import Streaming
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores
 
@@ -53,8 +53,8 @@ class Summary:
 class _Moments:
     """The state of one site: count, mean, sum of squared (or multiplied) deviations, extremes, histogram."""
 
-    def __init__(self, features: Sequence[int], device: torch.device, covariance: bool, edges: Tensor | None) -> None:
-        self.features, size = tuple(features), prod(features)
+    def __init__(self, features: tuple[int, ...], device: torch.device, covariance: bool, edges: Tensor | None) -> None:
+        self.features, size = features, prod(features)
         self.count = 0
         self.mean = torch.zeros(size, dtype=torch.float64, device=device)
         self.spread = self.mean.new_zeros((size, size) if covariance else (size,))
@@ -66,7 +66,8 @@ class _Moments:
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [self.mean, self.spread, self.minimum, self.maximum, self.histogram]
+        edges = () if self.edges is None else (self.edges,)
+        return [self.mean, self.spread, self.minimum, self.maximum, self.histogram, *edges]
 
     def add(self, values: Shaped[Tensor, "sample feature"]) -> None:
         """See more vectors, some at a time."""
@@ -121,7 +122,7 @@ class _Moments:
 
 
 @dataclass(eq=False, repr=False)
-class Statistics(Collector):
+class Statistics(Streaming[_Moments]):
     """Mean, variance, covariance, extremes and histogram of sites, over all batches that it is shown.
 
     Deviations are taken from the mean of some vectors at a time, before they are squared, and these are merged in double
@@ -134,7 +135,8 @@ class Statistics(Collector):
         edges: of the bins of a histogram, rising.
 
     Padding is left out if it is known: give `inputs` to the same run, before this, or call `batch(tokens, mask)` before each.
-    Then each token counts once also in generation without the key/value cache, which reads them again and again.
+    Then each token counts once also in generation without the key/value cache, which reads them again and again. While a batch
+    is looked at, 8 MiB and what histograms and covariances need of them come for a moment.
 
     Raises ValueError for edges that do not rise, a site with fewer axes, a mask that does not fit.
 
@@ -162,17 +164,6 @@ class Statistics(Collector):
             self.edges = tuple(map(float, self.edges))
             if len(self.edges) < 2 or any(not a < b for a, b in zip(self.edges, self.edges[1:], strict=False)):
                 raise ValueError(f"the edges of a histogram rise, and are two at least; got {self.edges}")
-        self.inputs = InputTokens(most_calls=1)
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._moments: dict[str, _Moments] = {}
-        self.inputs.clear()
-
-    def batch(self, tokens: Int[Tensor, "batch pos"], mask: Tensor | None = None) -> None:
-        """Say which tokens the next run reads, and which are real."""
-        self.inputs.batch(tokens, mask)
 
     def see(self, value: Any, hook: HookPoint) -> None:
         name = hook.name or ""
@@ -186,49 +177,30 @@ class Statistics(Collector):
             texts = self.inputs.texts_of(value, name)
             value, mask = value[:, -texts.n_new :], texts.mask[:, -texts.n_new :]
             value = value if mask.all() else value[mask.to(value.device)]
-        features = value.shape[value.ndim - self.n_axes :]
-        if name not in self._moments:
-            edges = None if self.edges is None else torch.tensor(self.edges, dtype=torch.float64)
-            self._moments[name] = _Moments(features, value.device, self.covariance, edges)
-        state = self._moments[name]
-        if state.features != tuple(features):
-            raise ValueError(f"'{name}' has features {list(features)}, and those before had {list(state.features)}")
+        features = tuple(value.shape[value.ndim - self.n_axes :])
+        edges = None if self.edges is None else torch.tensor(self.edges, dtype=torch.float64)
+        state = self._state(name, features, lambda: _Moments(features, value.device, self.covariance, edges))
         state.add(value.reshape(-1, prod(features)))
-
-    @property
-    def n_bytes(self) -> int:
-        """What is held: it depends on the sites and settings alone, not on how much was seen.
-
-        While a batch is looked at, 8 MiB and what histograms and covariances need of them come for a moment.
-        """
-        return sum(
-            tensor.numel() * tensor.element_size() for state in self._moments.values() for tensor in state.tensors
-        )
-
-    @property
-    def sites(self) -> list[str]:
-        """The sites that were seen."""
-        return list(self._moments)
 
     def __getitem__(self, site: str) -> Summary:
         """What is known of a site. Raises KeyError if nothing was seen of it."""
-        if site not in self._moments:
+        if site not in self._states:
             raise KeyError(f"nothing was seen of '{site}'; there are {', '.join(self.sites) or 'no sites'}")
-        return self._moments[site].summary()
+        return self._states[site].summary()
 
     def scores(self) -> Scores:
         """Mean, std, minimum and maximum with axes "site", "statistic" and "feature" (or "feature 0", "feature 1", ...).
 
         Raises ValueError if nothing was seen, or the sites have not all the same number of features.
         """
-        shapes = {site: state.features for site, state in self._moments.items()}
+        shapes = {site: state.features for site, state in self._states.items()}
         if len(set(shapes.values())) != 1:
             raise ValueError(f"one grid needs sites with the same features; these are {shapes or 'none'}")
         names = ("mean", "std", "minimum", "maximum")
         found = torch.stack([torch.stack([getattr(self[site], name) for name in names]) for site in shapes])
         features = next(iter(shapes.values()))
         axes = {"feature" if len(features) == 1 else f"feature {i}": range(n) for i, n in enumerate(features)}
-        counts = {site: state.count for site, state in self._moments.items()}
+        counts = {site: state.count for site, state in self._states.items()}
         about = {"detector": type(self).__name__, "counts": counts}
         return Scores(found[..., None], {"site": list(shapes), "statistic": names, **axes}, about=about)
 
@@ -237,12 +209,12 @@ class Statistics(Collector):
         for setting in ("n_axes", "covariance", "edges"):
             if getattr(self, setting) != getattr(other, setting):
                 raise ValueError(f"{setting} is {getattr(self, setting)} here and {getattr(other, setting)} there")
-        for site, theirs in other._moments.items():
-            if site in self._moments and self._moments[site].features != theirs.features:
-                raise ValueError(f"'{site}' has features {self._moments[site].features} here, {theirs.features} there")
-        for site, theirs in other._moments.items():
+        for site, theirs in other._states.items():
+            if site in self._states and self._states[site].features != theirs.features:
+                raise ValueError(f"'{site}' has features {self._states[site].features} here, {theirs.features} there")
+        for site, theirs in other._states.items():
             device = theirs.mean.device
-            mine = self._moments.setdefault(site, _Moments(theirs.features, device, self.covariance, theirs.edges))
+            mine = self._states.setdefault(site, _Moments(theirs.features, device, self.covariance, theirs.edges))
             mine.merge(theirs.count, theirs.mean.to(mine.mean), theirs.spread.to(mine.mean))
             mine.minimum = torch.minimum(mine.minimum, theirs.minimum.to(mine.mean))
             mine.maximum = torch.maximum(mine.maximum, theirs.maximum.to(mine.mean))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -28,6 +29,19 @@ class Meddler(Detector):
 
     def see(self, value: Any, hook: HookPoint) -> None:
         value.zero_()
+
+
+class Sneak(Detector):
+    """Writes past autograd's count of writes."""
+
+    def see(self, value: Any, hook: HookPoint) -> None:
+        value.data.zero_()
+
+
+class Careless(Meddler):
+    """Says that it never writes."""
+
+    copies = False
 
 
 def net() -> Any:
@@ -72,10 +86,50 @@ def test_a_detector_is_off_too() -> None:
     assert record.stacked("0")[0].equal(X)
 
 
-def test_what_a_detector_writes_or_returns_changes_nothing_of_the_callers() -> None:
-    given = X.clone()
-    net().run_with_hooks(given, fwd_hooks=[Meddler("0")])
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("kind", [Meddler, Sneak])
+def test_what_a_detector_writes_or_returns_changes_nothing(mode: Any, kind: type[Detector]) -> None:
+    given, seen = X.clone(), Record("0")
+    with mode():
+        assert net().run_with_hooks(given, fwd_hooks=[kind("0"), seen, kind("0", when="pre")]).equal(X)
     assert given.equal(X)
+    assert seen.stacked()[0].equal(X)
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
+def test_a_detector_that_is_shown_the_value_itself_is_named_if_it_writes(mode: Any) -> None:
+    with mode(), pytest.raises(RuntimeError, match=r"Careless\('0'\) wrote into the value of '0', and a detector only"):
+        net().run_with_hooks(X.clone(), fwd_hooks=[Careless("0")])
+
+
+def test_a_detector_of_gradients_changes_none() -> None:
+    x = X.clone().requires_grad_()
+    net().run_with_hooks(x, bwd_hooks=[Meddler("0"), Sneak("1")]).sum().backward()
+    assert x.grad is not None
+    assert x.grad.equal(torch.ones(3))
+
+
+def test_several_on_one_slot_are_all_registered_in_order() -> None:
+    model, hooks = (
+        net(),
+        [Record("0"), Times("0"), Record("0"), Times("0", factor=5.0), Times("0", factor=torch.ones(3))],
+    )
+    ids = [model.register(hook) for hook in hooks]
+    assert list(model.registered().items()) == list(zip(ids, hooks, strict=True))
+    assert [handle.user_hook for handle in model.list_hooks()["0"]] == hooks
+    assert model(X).equal(10 * X)
+    assert [hooks[0].stacked()[0].tolist(), hooks[2].stacked()[0].tolist()] == [X.tolist(), (2 * X).tolist()]  # type: ignore[attr-defined]
+    model.unregister(ids[1])
+    assert list(model.registered()) == [ids[0], *ids[2:]]
+    assert model(X).equal(5 * X)
+    for wrong, error in ((Times("7"), UnknownSite), (Times(["0", "7"]), UnknownSite), (("0", lambda: 0), TypeError)):
+        with pytest.raises(error):
+            model.register(wrong)
+        assert list(model.registered()) == [ids[0], *ids[2:]]
+    for number in (ids[0], *ids[2:]):
+        model.unregister(number)
+    assert (model.list_hooks(), model.registered()) == ({}, {})
+    assert model(X).equal(X)
 
 
 def test_detectors_and_controllers_share_a_site_in_order() -> None:
@@ -117,6 +171,9 @@ def test_what_cannot_be_written_down_is_said(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ValueError, match=r"there is no hook object 'Tmies'.*Times"):
         HookObject.from_dict({"kind": "Tmies"})
+    with pytest.raises(ValueError, match="hook object 1: its factor is a float32, which a file cannot hold"):
+        save([Times("0"), Times("0", factor=np.float32(2))], tmp_path / "hooks.safetensors")  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
     (tmp_path / "other").write_bytes(b"nothing")
     with pytest.raises(ValueError, match="no safetensors file"):
         load(tmp_path / "other")

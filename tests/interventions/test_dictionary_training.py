@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from hooked_lm import HookedTransformer
 from hooked_lm.demo.corpus import training_text
@@ -148,6 +149,88 @@ def test_the_auxiliary_loss_revives_dead_features() -> None:
     assert dead(1 / 32) < 0.65
 
 
+ALL_KINDS = [
+    SAE.Config(D, 64),
+    TopK.Config(D, 64, k=ACTIVE),
+    BatchTopK.Config(D, 64, k=ACTIVE),
+    JumpReLU.Config(D, 64),
+    Gated.Config(D, 64),
+    Transcoder.Config(D, 64, d_out=7),
+]
+
+
+def buried(cfg: SAE.Config) -> SAE.Config:
+    """The same, with half of the features so far below zero that no vector activates them, and no loss moves them."""
+
+    class Buried(type(cfg)):  # type: ignore[misc]
+        def build(self, seed: int = 0) -> SAE:
+            sae = super().build(seed)
+            with torch.no_grad():
+                for weight in sae.per_feature()[: 2 if isinstance(sae, Gated) else 1]:
+                    weight[: self.d_sae // 2] = -20
+            return sae
+
+    return Buried(**vars(cfg))
+
+
+@pytest.mark.parametrize("cfg", ALL_KINDS, ids=lambda cfg: type(cfg.build()).kind)
+def test_features_of_every_kind_that_nothing_activates_begin_anew(cfg: SAE.Config) -> None:
+    data = mixtures(planted())
+    is_transcoder = isinstance(cfg, Transcoder.Config)
+    written = data @ torch.randn(D, 7, generator=torch.Generator().manual_seed(3)) + 2 if is_transcoder else None
+
+    def dead(resample_after: int | None) -> tuple[float, float]:
+        settings = Settings(
+            steps=100, batch_size=256, learning_rate=3e-3, sparsity=0.05 if is_transcoder else 0.5, dead_after=1000,
+            resample_after=resample_after,
+        )  # fmt: skip
+        sae = train_on(Vectors(data, written), buried(cfg), settings).sae
+        target = data if written is None else written
+        silent = (sae.encode(data) > 0).any(0).logical_not()[:32].float().mean().item()
+        return silent, (sae(data) - target).pow(2).sum().item()
+
+    (before, plain_error), (after, error) = dead(None), dead(3000)
+    assert before == 1.0  # the auxiliary loss does not reach them
+    assert after < 0.2
+    if not is_transcoder:  # whose error is that of what its penalty leaves
+        assert error < 1.1 * plain_error
+
+
+def test_a_feature_begins_as_what_is_missing_of_a_vector() -> None:
+    data = mixtures(planted(), 64)
+    for cfg in ALL_KINDS[:5]:
+        training = training_file._Training(Vectors(data), cfg, Settings(steps=9, batch_size=64))
+        training.step(data, data, 0)
+        x, sae = data * training.scales[0], training.sae
+        with torch.no_grad():
+            missing = x - sae(x)
+        which = torch.zeros(64, dtype=torch.bool)
+        which[[3, 40, 41]] = True
+        before = {name: weight.detach().clone() for name, weight in sae.named_parameters()}
+        training.unseen_for[:] = 9
+        training._begin_anew(which, x, missing, 1)
+        hidden = sae.hidden(x).detach()
+        for feature in (3, 40, 41):
+            row = int((sae.W_dec[feature] @ missing.T).div(missing.norm(dim=1)).argmax())
+            assert_close(sae.W_dec[feature].detach(), missing[row] / missing[row].norm())
+            assert_close(hidden[row, feature], missing[row].norm(), rtol=1e-3, atol=1e-3)
+            assert_close(hidden[:, feature].mean(), torch.tensor(0.0), rtol=0, atol=1e-3)
+        for name, weight in sae.named_parameters():
+            rest = (
+                before[name]
+                if name == "b_dec"
+                else before[name].T[~which].T
+                if name == "W_enc"
+                else before[name][~which]
+            )
+            now = weight if name == "b_dec" else weight.T[~which].T if name == "W_enc" else weight[~which]
+            assert torch.equal(now, rest)
+            state = training.optimizer.state[weight]["exp_avg_sq"]
+            if name != "b_dec":
+                assert not (state.T if name == "W_enc" else state)[which].any()
+        assert training.unseen_for.tolist() == [0 if w else 9 for w in which]
+
+
 def test_a_transcoder_learns_a_map_between_two_spaces() -> None:
     directions, generator = planted(), torch.Generator().manual_seed(3)
     read = mixtures(directions)
@@ -188,9 +271,13 @@ def test_a_training_that_was_broken_off_goes_on_as_if_it_had_not_been(
         "n_texts": 8,
     }
     options |= {"k": 4} if kind != "jumprelu" else {}
+    options |= {"dead_after": 64, "resample_after": 192}
     state = torch.get_rng_state()
     whole = train_dictionary(model, texts, **options)
     assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.equal(
+        train_dictionary(model, texts, **{**options, "resample_after": None}).sae.W_enc, whole.sae.W_enc
+    )
     assert_same(train_dictionary(model, texts, **options).sae, whole.sae)
     options |= {"directory": tmp_path, "checkpoint_every": 5}
     step = training_file._Training.step
@@ -333,6 +420,7 @@ def test_settings_that_make_no_sense_are_refused(model: HookedTransformer, texts
         "sparsity": -1.0,
         "held_out": 1.0,
         "n_texts": 0,
+        "resample_after": 0,
     }.items():
         with pytest.raises(ValueError, match=name):
             train_dictionary(model, texts, site=SITE, width=160, k=4, **{name: wrong})

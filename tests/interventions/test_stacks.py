@@ -1,6 +1,7 @@
 """Stacks of hook objects, drawn at random, are their application one after the other by hand."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch.testing import assert_close
 from hooked_lm.hooks import wrap
 from hooked_lm.interventions.base import Detector, HookObject
 from hooked_lm.interventions.controllers import AddDirection, Clamp, ProjectOut, Scale, SetValue, ZeroAblate
+from hooked_lm.interventions.gradients import ClipGradient, ScaleGradient
 from hooked_lm.interventions.patch import MeanAblate, Patch, ResampleAblate
 
 BATCH, POS, D = 3, 4, 5
@@ -39,6 +41,13 @@ class Watch(Detector):
 
     def see(self, value: Any, hook: Any) -> None:
         self.seen.append(value.clone())
+
+
+class Meddler(Detector):
+    """Writes into all that it is shown, which must change nothing."""
+
+    def see(self, value: Any, hook: Any) -> None:
+        value.data.fill_(9)
 
 
 def without(value: np.ndarray, vector: Tensor) -> np.ndarray:
@@ -153,6 +162,152 @@ def test_how_a_stack_is_given_does_not_matter(drawn: list[dict[str, Any]]):
         after.is_enabled = before.is_enabled
     assert torch.equal(MODEL.run_with_hooks(INPUT, fwd_hooks=again), expected)
     assert torch.equal(MODEL(INPUT), NET(INPUT))
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+Back = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # of a gradient, the part and the old value
+
+
+def outside(gradient: np.ndarray, part: np.ndarray, value: np.ndarray) -> np.ndarray:
+    return np.where(part, 0, gradient)
+
+
+def of_mean(axes: Any) -> Back:
+    """A mean has its gradient from every place that it was put to, and hands it on to all that it is of."""
+
+    def back(gradient: np.ndarray, part: np.ndarray, value: np.ndarray) -> np.ndarray:
+        inside = np.where(part, gradient, 0).sum(axes, keepdims=True)
+        return np.where(part, 0, gradient) + inside / np.prod([value.shape[axis] for axis in np.atleast_1d(axes)])
+
+    return back
+
+
+# What each of WHOLE makes of the gradient that comes back to it.
+BACK: dict[str, Back] = {
+    "zero": outside,
+    "set": outside,
+    "patch": outside,
+    "scale": lambda g, part, v: np.where(part, -1.5 * g, g),
+    "clamp": lambda g, part, v: np.where(part & ((v < -0.3) | (v > 0.4)), 0, g),
+    "add": lambda g, part, v: g,
+    "mean": of_mean(0),
+    "mean of all": of_mean((0, 1)),
+    "project": lambda g, part, v: np.where(part, without(g, OTHER), g),
+}
+
+
+def clipped(gradient: np.ndarray, part: np.ndarray) -> np.ndarray:
+    """By the length of the part, row by row."""
+    lengths = np.sqrt((np.where(part, gradient, 0) ** 2).sum((1, 2), keepdims=True))
+    return np.where(part & (lengths > 0.2), gradient * 0.2 / np.maximum(lengths, 1e-300), gradient)
+
+
+# An object on gradients, and what it makes of one.
+ON_GRADIENTS: dict[str, tuple[Callable[..., HookObject], Callable[[np.ndarray, np.ndarray], np.ndarray]]] = {
+    "scale gradient": (
+        lambda site, **where: ScaleGradient(site, factor=-2, **where),
+        lambda g, part: np.where(part, -2 * g, g),
+    ),
+    "clip by value": (
+        lambda site, **where: ClipGradient(site, max_value=0.05, **where),
+        lambda g, part: np.where(part, g.clip(-0.05, 0.05), g),
+    ),
+    "clip by length": (lambda site, **where: ClipGradient(site, max_norm=0.2, **where), clipped),
+}
+WITH_GRADIENTS = st.fixed_dictionaries(
+    {
+        "site": st.sampled_from(SITES),
+        "kind": st.sampled_from([*sorted(WHOLE), *sorted(ON_GRADIENTS), *sorted(ON_GRADIENTS)]),
+        "rows": some(BATCH),
+        "positions": some(POS),
+        "features": some(D),
+        "is_enabled": st.sampled_from([True, True, True, False]),
+        "when": st.sampled_from(["post", "post", "pre"]),
+    }
+)
+
+
+@dataclass
+class Placed:
+    """A drawn object, with what it needs to be done by hand."""
+
+    site: str
+    kind: str
+    hook: HookObject
+    part: np.ndarray
+
+    @classmethod
+    def of(
+        cls, site: str, kind: str, rows: Any, positions: Any, features: Any, is_enabled: bool, when: str
+    ) -> "Placed":
+        features = None if kind == "project" else features
+        make = (WHOLE | ON_GRADIENTS)[kind][0]  # type: ignore[operator]
+        hook = make(site, rows=rows, positions=positions, features=features, when=when)
+        hook.is_enabled = is_enabled
+        part = mask_of(BATCH, rows)[:, None, None] & mask_of(POS, positions)[:, None] & mask_of(D, features)
+        return cls(site if when == "post" else f"{site}.input", kind, hook, part)
+
+    @property
+    def is_on_gradients(self) -> bool:
+        return self.kind in ON_GRADIENTS
+
+
+def gradient_by_hand(stack: list[Placed], upstream: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The output, and the gradient at the input: forward with NumPy, noting every step, and backward through the steps.
+
+    At a site the values are changed first; then those on gradients see that of what is left, one after the other.
+    """
+    x, steps = INPUT.numpy(), []
+
+    def pass_site(x: np.ndarray, site: str) -> np.ndarray:
+        there = [one for one in stack if one.site == site and one.hook.is_enabled]
+        for one in [one for one in there if not one.is_on_gradients]:
+            steps.append(lambda g, one=one, old=x: BACK[one.kind](g, one.part, old))
+            x = np.where(one.part, WHOLE[one.kind][1](x), x)
+        on_gradients = [one for one in there if one.is_on_gradients][::-1]  # steps are gone through from the end
+        steps.extend(lambda g, one=one: ON_GRADIENTS[one.kind][1](g, one.part) for one in on_gradients)
+        return x
+
+    for site, layer in zip(SITES, NET, strict=True):
+        x = pass_site(x, f"{site}.input")
+        if isinstance(layer, nn.Tanh):
+            x = np.tanh(x)
+            steps.append(lambda g, y=x: g * (1 - y**2))
+        else:
+            x = x @ layer.weight.numpy().T + layer.bias.numpy()
+            steps.append(lambda g, layer=layer: g @ layer.weight.numpy())
+        x = pass_site(x, site)
+    for back in reversed(steps):
+        upstream = back(upstream)
+    return x, upstream
+
+
+@given(st.lists(WITH_GRADIENTS, max_size=8))
+@settings(max_examples=80)
+def test_a_stack_with_gradients_is_its_objects_one_after_the_other(drawn: list[dict[str, Any]]):
+    stack, x, upstream = (
+        [Placed.of(**one) for one in drawn],
+        INPUT.clone().requires_grad_(),
+        numbers(*INPUT.shape, seed=9),
+    )
+    meddlers = [Meddler(site) for site in SITES]
+    with MODEL.hooks([*[one.hook for one in stack], *meddlers], bwd_hooks=meddlers):
+        found = MODEL(x)
+    expected, gradient = gradient_by_hand(stack, upstream.numpy())
+    assert_close(found.detach().numpy(), expected)
+    if found.requires_grad:
+        found.backward(upstream)
+    assert_close(torch.zeros_like(x).numpy() if x.grad is None else x.grad.numpy(), gradient)
+
+
+def test_the_gradient_of_the_plain_net_is_another():
+    """The control: each kind on gradients shows."""
+    upstream = numbers(*INPUT.shape, seed=9).numpy()
+    _, plain = gradient_by_hand([], upstream)
+    for kind in ON_GRADIENTS:
+        one = Placed.of("1", kind, None, [0, 2], None, True, "post")
+        assert np.abs(gradient_by_hand([one], upstream)[1] - plain).max() > 1e-3
 
 
 def test_the_order_of_a_stack_matters():

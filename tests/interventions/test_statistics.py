@@ -1,4 +1,4 @@
-"""Streaming statistics and top examples against the whole of the data at once."""
+"""Streaming statistics against the whole of the data at once."""
 
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm import HookedTransformer
-from hooked_lm.analysis.reading.max_activating import max_activating_examples
 from hooked_lm.hooks import wrap
 from hooked_lm.interventions.statistics import Statistics, summary_of
 from hooked_lm.interventions.store import Store
-from hooked_lm.interventions.top_examples import Examples, TopExamples
+from tests.interventions.held import held_bytes
 from tests.interventions.test_detectors import KINDS, one
 
 SPARE = {"do_sample": False, "verbose": False, "stop_at_eos": False}
@@ -32,9 +31,6 @@ def shown(detector: Any, *batches: Tensor) -> Any:
     for batch in batches:
         identity().run_with_hooks(batch, fwd_hooks=[detector])
     return detector
-
-
-# ---- Statistics --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -121,11 +117,20 @@ def test_the_order_and_size_of_batches_change_nothing() -> None:
 def test_memory_is_what_is_declared() -> None:
     found = shown(Statistics("0", covariance=True, edges=[0.0, 1.0]), torch.randn(5, 8))
     declared = found.n_bytes
-    assert declared == 8 * (3 * 8 + 8 * 8 + 8 * 3)
-    shown(found, torch.randn(100, 8), torch.randn(1, 8))
-    state = [t for moments in found._moments.values() for t in vars(moments).values() if isinstance(t, Tensor)]
     edges = 2 * 8
-    assert sum(tensor.untyped_storage().nbytes() for tensor in state) == declared + edges
+    assert declared == 8 * (3 * 8 + 8 * 8 + 8 * 3) + edges
+    shown(found, torch.randn(100, 8), torch.randn(1, 8))
+    assert held_bytes(found) == declared == found.n_bytes
+    found.kept = torch.randn(100, 8)[0]  # what a view would keep alive is seen
+    assert held_bytes(found) == declared + 4 * 100 * 8
+
+
+def test_the_decoder_of_an_encoder_decoder() -> None:
+    model, batches, site = one("encoder-decoder")
+    found = Statistics(site, tokens="hook_decoder_tokens")
+    for batch in batches:
+        model.run_with_hooks(*batch, fwd_hooks=[found.inputs, found])
+    assert found[site].count == sum(batch[-1].numel() for batch in batches)
 
 
 def test_padding_is_left_out(demo: Any) -> None:
@@ -189,154 +194,3 @@ def test_bad_settings_of_statistics() -> None:
         shown(Statistics("0"), torch.ones(2, 3), torch.ones(2, 4))
     with pytest.raises(ValueError, match="one grid needs sites"):
         Statistics("0").scores()
-
-
-# ---- TopExamples -------------------------------------------------------------------------------------------------------
-
-
-def sorted_by_hand(values: Tensor, real: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Values, texts and positions of the k largest of [text, pos, feature], each feature by itself."""
-    flat = values.masked_fill(~real[..., None], -torch.inf).flatten(0, 1)
-    order = flat.argsort(dim=0, descending=True, stable=True)[:k].T
-    return flat.T.gather(1, order), order // values.shape[1], order % values.shape[1]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_top_examples_of_batches_are_those_of_all_data(kind: str) -> None:
-    model, batches, site = one(kind)
-    source = "hook_decoder_tokens" if kind == "encoder-decoder" else "hook_tokens"
-    top, values = TopExamples(site, k=3, context=1, tokens=source), []
-    ids = [torch.arange(8).view(2, 4) + 8 * i if kind == "wrapped" else batch[-1] for i, batch in enumerate(batches)]
-    for tokens, batch in zip(ids, batches, strict=True):
-        if kind == "wrapped":
-            top.batch(tokens)
-        hooks = [top] if kind == "wrapped" else [top.inputs, top]
-        model.run_with_hooks(*batch, fwd_hooks=hooks)
-        values.append(model.run_with_cache(*batch, names_filter=site)[1][site])
-    data, tokens, found = torch.cat(values), torch.cat(ids), top.examples()
-    expected, texts, positions = sorted_by_hand(data, torch.ones(data.shape[:2], dtype=torch.bool), 3)
-    assert found.values.equal(expected)
-    distinct = expected > 0  # after a ReLU many are equal: any of them will do
-    assert found.texts[distinct].equal(texts[distinct])
-    assert found.positions[distinct].equal(positions[distinct])
-    for text, position, around in zip(
-        found.texts.flatten(), found.positions.flatten(), found.tokens.flatten(0, 1), strict=True
-    ):
-        row = [-1, *tokens[text].tolist(), -1]
-        assert around.tolist() == row[position : position + 3]
-
-
-def test_top_examples_are_those_of_the_search_for_one(demo: Any) -> None:
-    draw = torch.Generator().manual_seed(1)
-    data = torch.randint(5, 400, (20, 9), generator=draw)
-    direction = torch.randn(3, 128, generator=draw)
-    cases = [
-        (("post", 1), {"neuron": 7}, {}, (7,)),
-        (("z", 2), {"head": 3}, {"measure": "norm"}, (3,)),
-        (("z", 2), {"head": 3, "neuron": 4}, {}, (3, 4)),
-        (("resid_post", 0), {"direction": direction[2]}, {"directions": direction}, (2,)),
-        (("resid_post", 0), {"direction": direction[2], "largest": False}, {"directions": direction}, (2,)),
-        (("resid_post", 0), {"skip": 2}, {"measure": "norm", "skip": 2}, (0,)),
-    ]
-    for site, theirs, ours, feature in cases:
-        wanted = max_activating_examples(demo, data, site=site, k=6, context=2, **theirs)
-        top = TopExamples(site, k=6, context=2, largest=theirs.get("largest", True), **ours)
-        for batch in data.split(8):
-            demo.run_with_hooks(batch, fwd_hooks=[top.inputs, top])
-        found = top.examples()[feature]
-        assert torch.allclose(found.values, wanted.values, rtol=1e-4)
-        for name in ("texts", "positions", "tokens"):
-            assert getattr(found, name).equal(getattr(wanted, name)), (site, name)
-
-
-def test_of_equal_numbers_the_first_batch_stays() -> None:
-    top = TopExamples("0", k=2, context=0)
-    for i in range(3):
-        top.batch(torch.tensor([[i]]))
-        shown(top, torch.ones(1, 1, 4))
-    assert top.examples().texts.tolist() == [[0, 1]] * 4
-
-
-def test_few_places_and_padding() -> None:
-    top = TopExamples("0", k=3, context=1, skip=1)
-    top.batch(torch.tensor([[0, 5, 6, 7], [8, 9, 1, 0]]), torch.tensor([[0, 1, 1, 1], [1, 1, 0, 0]]))
-    shown(top, torch.tensor([[9.0, 8, 1, 2], [7, 3, 9, 9]])[..., None])
-    found = top.examples()
-    assert found.values[0].tolist() == [3, 2, 1]
-    assert found.texts[0].tolist() == [1, 0, 0]
-    assert found.tokens[0].tolist() == [[8, 9, -1], [6, 7, -1], [5, 6, 7]]
-    short = TopExamples("0", k=5, context=0)
-    short.batch(torch.tensor([[4, 5]]))
-    shown(short, torch.tensor([[[1.0], [2.0]]]))
-    assert short.examples().texts.tolist() == [[0, 0, -1, -1, -1]]
-    assert short.examples().values[0, 2:].isnan().all()
-    table = short.examples().to_dataframe({4: "a", 5: "b"})
-    assert table[["feature", "rank", "value", "text", "position", "token"]].to_numpy().tolist() == [
-        [0, 0, 2.0, 0, 1, "b"], [0, 1, 1.0, 0, 0, "a"],
-    ]  # fmt: skip
-
-
-def test_memory_of_top_examples_is_what_is_declared() -> None:
-    top = TopExamples("0", k=4, context=2)
-    draw = torch.Generator().manual_seed(0)
-    for n in (1, 50, 200):
-        top.batch(torch.arange(n * 3).view(n, 3))
-        shown(top, torch.randn(n, 3, 6, generator=draw))
-        assert top.n_bytes == 6 * 4 * (4 + 8 + 4 + 5 * 4)
-        state = [t for best in top._best.values() for t in vars(best).values() if isinstance(t, Tensor)]
-        assert sum(tensor.untyped_storage().nbytes() for tensor in state) == top.n_bytes
-    assert len(top.inputs.ids) == 1
-
-
-@pytest.mark.parametrize("cached", [True, False])
-def test_top_examples_of_generation(demo: Any, cached: bool) -> None:
-    top, site = TopExamples("resid_post", 1, k=4, context=1), "blocks.1.hook_resid_post"
-    prompt, mask = torch.tensor([[9, 6, 7], [3, 5, 4]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
-    with demo.hooks([top.inputs, top]):
-        tokens = demo.generate(prompt, 4, attention_mask=mask, use_past_kv_cache=cached, **SPARE)[:, :-1]
-    real = torch.ones_like(tokens).bool()
-    real[0, 0] = False
-    cache = demo.run_with_cache(tokens, attention_mask=real.long(), names_filter=site)[1]
-    values, texts, positions = sorted_by_hand(cache[site], real, 4)
-    found = top.examples()
-    assert torch.allclose(found.values, values, atol=1e-4)
-    assert found.texts.equal(texts)
-    assert found.positions.equal(positions)
-    assert found.tokens[..., 1].equal(tokens[texts, positions])
-
-
-def test_files_of_examples(demo: Any, tmp_path: Path) -> None:
-    top = TopExamples("z", 1, k=2, context=1, store=tmp_path / "store")
-    demo.run_with_hooks("When Mary and John", fwd_hooks=[top.inputs, top])
-    found = top.examples()
-    assert found.values.shape == (8, 16, 2)
-    found.save(tmp_path / "file")
-    top.write()
-    (batch,) = next(iter(Store(tmp_path / "store")))
-    for again in (Examples.load(tmp_path / "file"), Examples(**batch.load())):
-        assert all(getattr(again, name).equal(getattr(found, name)) for name in vars(found))
-    assert repr(found) == "Examples(8 x 16, the 2 strongest)"
-    snippet = found[3, 4].to_dataframe(demo.to_string).snippet[0]
-    assert "[" in snippet
-    assert len(found.to_dataframe()) == 8 * 16 * 2
-
-
-def test_what_top_examples_need(demo: Any) -> None:
-    with pytest.raises(ValueError, match="the token ids are not known: give `inputs` to the same run"):
-        demo.run_with_hooks("When", fwd_hooks=[TopExamples("post", 1)])
-    for site in ("pattern", "attn_scores"):
-        top = TopExamples(site, 1)
-        with pytest.raises(ValueError, match="has no vector at each position"):
-            demo.run_with_hooks("When", fwd_hooks=[top.inputs, top])
-    wide = TopExamples("resid_post", 1, directions=torch.ones(2, 5))
-    with pytest.raises(ValueError, match=r"directions are \[2, 5\], and the vectors at .* have 128 entries"):
-        demo.run_with_hooks("When", fwd_hooks=[wide.inputs, wide])
-    for settings, said in (({"k": 0}, "k must be at least 1"), ({"measure": "size"}, "measure must be")):
-        with pytest.raises(ValueError, match=said):
-            TopExamples("post", 1, **settings)
-    top = TopExamples("0", k=1, context=0)
-    top.batch(torch.zeros(1, 2, dtype=torch.long))
-    with pytest.raises(ValueError, match="'0' is NaN at some position of the texts from 0 on"):
-        shown(top, torch.tensor([[[1.0], [float("nan")]]]))
-    with pytest.raises(KeyError, match="say which site"):
-        TopExamples("post", 1).examples()

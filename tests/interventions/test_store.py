@@ -117,5 +117,6 @@ def test_processes_write_beside_each_other(tmp_path: Path) -> None:
         for run in (own, Run(shared.path)):
             assert [value[0].item() for value in run.read(f"site {i}")] == expected
     assert len(shared) == 40
-    for line in (shared.path / "index.jsonl").read_text().splitlines():
+    lines = (shared.path / "index.jsonl").read_text().splitlines()
+    for line in filter(None, lines):  # one that is empty, where a writer came upon another in the midst of a line
         assert set(json.loads(line)) == {"file", "site", "texts", "about"}

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hooked_lm.analysis.reading.lens import spelled
 from hooked_lm.components.norm import wide
+from hooked_lm.interventions.top_examples import Examples, TopExamples
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.results import stored
 from hooked_lm.results.scores import origin
@@ -54,14 +55,8 @@ class MaxActivating:
 
     def to_dataframe(self) -> pd.DataFrame:
         """A row for each example: `value`, `text` and `position` (where), `token`, and the `snippet` with it in brackets."""
-        rows = []
-        for ids in self.tokens.tolist():
-            words = [self.words[token] if token >= 0 else "" for token in ids]
-            before, token, after = words[: self.context], words[self.context], words[self.context + 1 :]
-            rows.append({"token": token, "snippet": f"{''.join(before)}[{token}]{''.join(after)}"})
-        numbers = {"value": self.values, "text": self.texts, "position": self.positions}
-        table = pd.DataFrame({name: column.numpy() for name, column in numbers.items()})
-        return pd.concat([table, pd.DataFrame(rows, columns=["token", "snippet"])], axis=1)
+        found = Examples(self.values, self.texts, self.positions, self.tokens)
+        return found.to_dataframe(self.words).drop(columns="rank")
 
     def to_html(self) -> str:
         """A table of the snippets, each token on a ground as strong as its activation; numbers where one points."""
@@ -157,17 +152,25 @@ def max_activating_examples(
         if number < least:
             raise ValueError(f"{name} must be at least {least}, got {number}")
     measure = _Measure(model, site, direction, neuron, head)
-    best = _Best(k, context, largest, skip)
+    settings: dict[str, Any] = {"k": k, "context": context, "largest": largest, "skip": skip, "activations": True}
+    top, n_positions = TopExamples(measure.site, measure=measure, **settings), 0
     for tokens, real in _batches(model, data, batch_size):
-        best.add(tokens, measure(tokens, real), real)
-    if not best.n_positions:
-        raise ValueError(f"the data have no position to look at: {best.n_texts} texts" + f", skip {skip}" * (skip > 0))
-    about = origin(model, of=measure.name, largest=largest, positions=best.n_positions, prompts=best.n_texts)
-    return best.result(model, about)
+        top.batch(tokens, real)
+        run: dict[str, Any] = {"return_type": None, "attention_mask": real.long().to(model.device)}
+        with model.hooks([top]):  # the cache says where the run may stop
+            model.run_with_cache(tokens.to(model.device), names_filter=measure.site, **run)
+        n_positions += int((real.cumsum(1) > skip)[real].sum())
+    n_texts = top.inputs.n_texts
+    if not n_positions:
+        raise ValueError(f"the data have no position to look at: {n_texts} texts" + f", skip {skip}" * (skip > 0))
+    about = origin(model, of=measure.name, largest=largest, positions=n_positions, prompts=n_texts)
+    found = {name: value[: min(k, n_positions)] for name, value in top.examples().tensors().items()}
+    shown = found["tokens"]
+    return MaxActivating(**found, words=spelled(model, shown[shown >= 0]), about=about)
 
 
 class _Measure:
-    """How strong something is at each position of a run."""
+    """How strong something is at each position of a site."""
 
     def __init__(
         self,
@@ -182,32 +185,23 @@ class _Measure:
         names = model.names(site)
         if len(names) != 1:
             raise ValueError(f"{site!r} means {len(names)} sites: give one, such as {names[0]!r}")
-        self.model, self.site = model, names[0]
+        self.site = names[0]
         dims = model.hook_dict[self.site].dims
-        self.has_head = dims[2:3] in (("head",), ("kv_head",), ("ssm_head",))
-        if dims[:2] != ("batch", "pos") or len(dims) != 3 + self.has_head:
+        has_head = dims[2:3] in (("head",), ("kv_head",), ("ssm_head",))
+        if dims[:2] != ("batch", "pos") or len(dims) != 3 + has_head:
             raise ValueError(f"'{self.site}' [{', '.join(dims)}] has no vector at each position of the text")
-        if self.has_head != (head is not None):
-            fix = "say which head=" if self.has_head else "it has no heads, so give none"
+        if has_head != (head is not None):
+            fix = "say which head=" if has_head else "it has no heads, so give none"
             raise ValueError(f"'{self.site}' [{', '.join(dims)}]: {fix}")
         self.direction, self.neuron, self.head = direction, neuron, head
         what = "norm" if direction is None else "direction"
         parts = ["" if head is None else f"head {head}", f"neuron {neuron}" if neuron is not None else what]
         self.name = " ".join([self.site, *filter(None, parts)])
 
-    def __call__(self, tokens: Int[Tensor, "batch pos"], real: Bool[Tensor, "batch pos"]) -> Float[Tensor, "batch pos"]:
-        """The numbers at all positions, on the CPU."""
-        tokens, mask = tokens.to(self.model.device), real.long().to(self.model.device)
-        _, cache = self.model.run_with_cache(tokens, names_filter=self.site, return_type=None, attention_mask=mask)
-        value = wide(cache[self.site])
+    def __call__(self, value: Float[Tensor, "batch pos *d"]) -> Float[Tensor, "batch pos"]:
+        value = wide(value)
         if self.head is not None:
             value = value[:, :, _index(self.head, value.shape[2], "head", self.site)]
-        found = self._of(value).cpu()
-        if bool(found[real].isnan().any()):
-            raise ValueError(f"'{self.site}' is NaN at some position")
-        return found
-
-    def _of(self, value: Float[Tensor, "batch pos d"]) -> Float[Tensor, "batch pos"]:
         if self.neuron is not None:
             return value[..., _index(self.neuron, value.shape[2], "neuron", self.site)]
         if self.direction is None:
@@ -223,51 +217,6 @@ def _index(index: int, size: int, what: str, site: str) -> int:
     if not -size <= index < size:
         raise IndexError(f"{what} {index} is out of range: '{site}' has {size}")
     return index
-
-
-class _Best:
-    """The best examples so far."""
-
-    def __init__(self, k: int, context: int, largest: bool, skip: int) -> None:
-        self.k, self.context, self.sign, self.skip = k, context, 1 if largest else -1, skip
-        self.n_texts = self.n_positions = 0
-        self.examples: list[tuple[float, int, int, Tensor, Tensor]] = []  # value, text, position, tokens, activations
-
-    def add(
-        self, tokens: Int[Tensor, "batch pos"], values: Float[Tensor, "batch pos"], real: Bool[Tensor, "batch pos"]
-    ) -> None:
-        """Look at a batch."""
-        tokens, values = tokens.masked_fill(~real, -1), values.masked_fill(~real, float("nan"))
-        counted = real.clone()
-        counted[:, : self.skip] = False
-        ranked = torch.where(counted, self.sign * values, -torch.inf).flatten()
-        order = ranked.argsort(descending=True, stable=True)[: min(self.k, int(counted.sum()))]
-        for index in order.tolist():
-            row, pos = divmod(index, tokens.shape[1])
-            value = float(values[row, pos])
-            if len(self.examples) == self.k and self.sign * value <= self.sign * self.examples[-1][0]:
-                break
-            around = self._around(tokens[row], -1, pos), self._around(values[row], float("nan"), pos)
-            self.examples.append((value, self.n_texts + row, pos, *around))
-            self.examples.sort(key=lambda example: -self.sign * example[0])
-            del self.examples[self.k :]
-        self.n_texts += len(tokens)
-        self.n_positions += int(counted.sum())
-
-    def _around(self, row: Tensor, nothing: int | float, pos: int) -> Tensor:
-        """The part of a row around a position."""
-        found = torch.full((2 * self.context + 1,), nothing, dtype=row.dtype)
-        start, stop = max(0, pos - self.context), min(len(row), pos + self.context + 1)
-        first = start - (pos - self.context)
-        found[first : first + stop - start] = row[start:stop]
-        return found
-
-    def result(self, model: HookedTransformer, about: dict[str, Any]) -> MaxActivating:
-        values, texts, positions, tokens, activations = zip(*self.examples, strict=True)
-        shown = torch.stack(tokens)
-        words = spelled(model, shown[shown >= 0])
-        numbers = (torch.tensor(values), torch.tensor(texts), torch.tensor(positions))
-        return MaxActivating(*numbers, shown, torch.stack(activations), words, about)
 
 
 def _batches(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
@@ -65,6 +66,10 @@ class _WithFeatures(HookObject):
     def forget(self) -> None:
         """Let go of the features of the last run, and with them of its graph."""
         self._seen.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: what was seen belongs to a run, and may stand in its graph."""
+        return {name: {} if name in ("_seen", "_reads") else value for name, value in self.__dict__.items()}
 
     def _encoded(self, value: Any, hook: HookPoint) -> "_Read":
         """The features of the vectors at a site."""
@@ -231,7 +236,7 @@ class Transcode(Dictionary):
     >>> logits = model.run_with_hooks("The capital of France is", fwd_hooks=[splice])
     """
 
-    _read: _Read | None = field(default=None, init=False)
+    _reads: dict[int, _Read] = field(default_factory=dict, init=False)  # by thread: several runs may be under way
 
     def _own_site(self) -> Any:
         cfg = getattr(self.sae, "cfg", None)
@@ -245,13 +250,14 @@ class Transcode(Dictionary):
             )
 
     def change(self, value: Any, hook: HookPoint) -> Any:
-        if self._read is None or self._read.site == hook.name:  # a run that was broken off may have left something
+        thread = get_ident()
+        before = self._reads.get(thread)
+        if before is None or before.site == hook.name:  # a run that was broken off may have left something
             if hook.name == self.hook_point[1]:  # type: ignore[index]
                 raise ValueError(f"'{hook.name}' is computed before what it should be made of: give [read, written]")
-            self._read = self._encoded(value, hook)
+            self._reads[thread] = self._encoded(value, hook)
             return None
-        read, self._read = self._read, None
-        return self._spliced(read, value, hook)
+        return self._spliced(self._reads.pop(thread), value, hook)
 
 
 def run_with_features(

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 Inputs = Float[Tensor, "*batch d_in"]
@@ -131,6 +131,17 @@ class SAE(nn.Module):
     def after_step(self) -> None:
         """Whatever holds of the weights after each step of an optimiser: directions of length one."""
         self.W_dec.div_(self.W_dec.norm(dim=1, keepdim=True).clamp_min(1e-8))
+
+    @torch.no_grad()
+    def begin_anew(
+        self,
+        which: Bool[Tensor, " d_sae"],
+        readers: Float[Tensor, "d_in some"],
+        directions: Float[Tensor, "some d_out"],
+        biases: Float[Tensor, " some"],
+    ) -> None:
+        """Give some features other weights, and whatever else they have as it is at the start."""
+        self.W_enc[:, which], self.W_dec[which], self.b_enc[which] = readers, directions, biases
 
     # ---- units -------------------------------------------------------------------------------------------------------
 
@@ -276,6 +287,11 @@ class JumpReLU(SAE):
         super().after_step()
         self.threshold.clamp_(min=0)
 
+    @torch.no_grad()
+    def begin_anew(self, which: Tensor, readers: Tensor, directions: Tensor, biases: Tensor) -> None:
+        super().begin_anew(which, readers, directions, biases)
+        self.threshold[which] = self.cfg.threshold
+
     def per_feature(self) -> list[nn.Parameter]:
         return [self.b_enc, self.threshold]
 
@@ -317,6 +333,11 @@ class Gated(SAE):
 
     def penalty(self, hidden: Float[Tensor, "row d_sae"], features: Float[Tensor, "row d_sae"]) -> Float[Tensor, ""]:
         return (hidden.relu() * self.W_dec.detach().norm(dim=1)).sum(-1).mean()
+
+    @torch.no_grad()
+    def begin_anew(self, which: Tensor, readers: Tensor, directions: Tensor, biases: Tensor) -> None:
+        self.W_enc[:, which], self.W_dec[which], self.r_mag[which] = readers, directions, 0.0
+        self.b_gate[which], self.b_mag[which] = biases, biases
 
     def per_feature(self) -> list[nn.Parameter]:
         return [self.b_gate, self.b_mag]

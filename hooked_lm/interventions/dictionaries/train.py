@@ -44,7 +44,11 @@ class Settings:
         sparsity: what the kind's penalty is multiplied by; it rises for a tenth of the steps. TopK and BatchTopK have none.
         dead_after: a feature counts as dead when so many vectors have gone by without it.
         auxiliary: the weight of the loss that revives dead features: how badly they reconstruct what the others leave
-            (Gao et al. 2024, arXiv:2406.04093).
+            (Gao et al. 2024, arXiv:2406.04093). It moves those alone that some vector would activate if it were not for larger
+            ones or for a threshold: features of TopK, BatchTopK and JumpReLU.
+        resample_after: a feature that has been dead for so many vectors, whatever its kind, begins anew, as what is missing of
+            some vector, which is drawn by its squared error (after Bricken et al. 2023); not before the learning rate has risen
+            nor while it falls. None: never.
         seed: of new weights and of the order of vectors.
     """
 
@@ -55,11 +59,14 @@ class Settings:
     dead_after: int = 20_000
     auxiliary: float = 1 / 32
     seed: int = 0
+    resample_after: int | None = 40_000
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "dead_after"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.resample_after is not None and self.resample_after < 1:
+            raise ValueError(f"resample_after must be at least 1, or None, got {self.resample_after}")
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
         for name in ("sparsity", "auxiliary"):
@@ -89,6 +96,7 @@ def train_dictionary(
     sparsity: float = 1.0,
     dead_after: int = 20_000,
     auxiliary: float = 1 / 32,
+    resample_after: int | None = 40_000,
     site_out: Any = None,
     n_texts: int = 256,
     skip: int = 0,
@@ -109,7 +117,7 @@ def train_dictionary(
         site: name or short name with layer, such as ("mlp_out", 1); heads are read side by side.
         kind: "standard", "topk", "batchtopk", "jumprelu", "gated" or "transcoder".
         width: how many features (d_sae).
-        steps, batch_size, learning_rate, sparsity, dead_after, auxiliary, seed: see `Settings`.
+        steps, batch_size, learning_rate, sparsity, dead_after, auxiliary, resample_after, seed: see `Settings`.
         site_out: what a transcoder writes; every kind is one if it is given.
         n_texts: how many texts the buffer holds, whose vectors are shuffled together.
         skip: how many positions at the start of each text are left out.
@@ -131,7 +139,7 @@ def train_dictionary(
     >>> trained.sae.cfg.hook_point, trained.figures.axes["figure"][:2]
     ('blocks.1.hook_mlp_out', ('explained variance', 'L0'))
     """
-    settings = Settings(steps, batch_size, learning_rate, sparsity, dead_after, auxiliary, seed)
+    settings = Settings(steps, batch_size, learning_rate, sparsity, dead_after, auxiliary, seed, resample_after)
     if kind not in KINDS:
         raise ValueError(f"there is no dictionary of kind {kind!r}; there are {', '.join(KINDS)}")
     if not 0 <= held_out < 1:
@@ -245,6 +253,10 @@ class _Training:
         sae.after_step()
         self.unseen_for += len(x)
         self.unseen_for[(features.detach() > 0).any(0)] = 0
+        if settings.resample_after is not None and settings.rate(number) == 1:
+            gone = self.unseen_for >= settings.resample_after
+            if bool(gone.any()):
+                self._begin_anew(gone, x, (target - sae.decode(features)).detach(), number)
         self.losses.append(loss.item())
 
     def _revived(
@@ -257,6 +269,28 @@ class _Training:
         values, places = hidden.masked_fill(~dead, -torch.inf).topk(n_best, sorted=False)
         revived = torch.zeros_like(hidden).scatter(-1, places, values.relu())
         return (missing - revived @ sae.W_dec).pow(2).sum(-1).mean()
+
+    @torch.no_grad()
+    def _begin_anew(
+        self,
+        which: Bool[Tensor, " d_sae"],
+        x: Float[Tensor, "row d_in"],
+        missing: Float[Tensor, "row d_out"],
+        number: int,
+    ) -> None:
+        """Let features read some vectors, and write what is missing of them."""
+        errors, n = missing.pow(2).sum(-1).clamp_min(1e-12), int(which.sum())
+        generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + number)
+        rows = errors.cpu().multinomial(n, replacement=n > len(x), generator=generator).to(x.device)
+        sizes = errors[rows].sqrt()[:, None]
+        apart = (x - x.mean(0))[rows]
+        readers = apart * sizes / apart.pow(2).sum(-1, keepdim=True).clamp_min(1e-12)  # of its own vector, the size
+        middle = x.mean(0) - self.sae.b_dec if self.sae.cfg.subtract_b_dec else x.mean(0)
+        self.sae.begin_anew(which, readers.T, missing[rows] / sizes, -readers @ middle)
+        self.unseen_for[which] = 0
+        for weight, state in self.optimizer.state.items():
+            for average in (state["exp_avg"], state["exp_avg_sq"]) if weight is not self.sae.b_dec else ():
+                (average.T if weight is self.sae.W_enc else average)[which] = 0
 
     @torch.no_grad()
     def _only_turning(self) -> None:
