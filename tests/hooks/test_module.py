@@ -101,7 +101,10 @@ def test_hooks_are_listed_by_site_direction_and_permanence() -> None:
     model.add_hook("hook_in", forward)
     model.add_hook("hook_out", backward, "bwd")
     model.add_perma_hook("hook_out", permanent)
-    listed = lambda **by: {name: [h.user_hook for h in hooks] for name, hooks in model.list_hooks(**by).items()}
+
+    def listed(**by: Any) -> dict[str, list[Any]]:
+        return {name: [hook.user_hook for hook in hooks] for name, hooks in model.list_hooks(**by).items()}
+
     assert listed() == {"hook_in": [forward], "hook_out": [backward, permanent]}
     assert listed(name_filter="hook_out") == {"hook_out": [backward, permanent]}
     assert listed(dir="fwd") == {"hook_in": [forward], "hook_out": [permanent]}
