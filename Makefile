@@ -37,6 +37,7 @@ test-all: $(READY)  ## the whole test suite
 
 clients: $(CLIENTS)/.ready  ## run tools from PyPI that were written for HookedTransformer, and compare with the original
 	$(CLIENTS)/bin/python -m pytest -n 2 --dist loadgroup tests/clients
+	$(CLIENTS)/bin/python -m pytest -n 2 --dist loadgroup tests/compat/against
 
 check: $(READY)  ## formatting, lint, types
 	$(PY) -m ruff format --check .

@@ -46,4 +46,4 @@ collect_ignore = [
     "hooked_lm/compat/lent",  # a package under another name
 ]
 if find_spec("sae_lens") is None:  # in the clients' environment alone: `make clients`
-    collect_ignore += ["tests/clients"]
+    collect_ignore += ["tests/clients", "tests/compat/against"]

@@ -144,12 +144,14 @@ def tokenize_and_concatenate(
     column_name: str = "text",
     add_bos_token: bool = True,
     num_proc: int | None = None,
+    set_format: bool = True,
 ) -> Any:
     """Texts, joined by the tokenizer's EOS and cut into rows of `max_length` tokens, each with a BOS in front.
 
     A rest too short for a row is dropped, unless it is all there is: then it is padded. A dataset of the library
-    `datasets` gives a dataset (`streaming` and `num_proc` go to its `map`), a list of strings or dicts a list of dicts;
-    their column is "tokens". Raises ValueError if the tokenizer lacks the special token.
+    `datasets` gives a dataset (`streaming` and `num_proc` go to its `map`; of tensors, or with `set_format=False` of lists),
+    a list of strings or dicts a list of dicts; their column is "tokens". Raises ValueError if the tokenizer lacks the
+    special token.
     """
     for kind, needed in (("bos", add_bos_token), ("eos", True)):
         if needed and getattr(tokenizer, f"{kind}_token_id") is None:
@@ -162,7 +164,7 @@ def tokenize_and_concatenate(
             remove_columns=dataset.column_names,
             **processes,
         )
-        return rows.with_format("torch")
+        return rows.with_format("torch") if set_format else rows
     texts = [entry if isinstance(entry, str) else entry[column_name] for entry in dataset]
     return [{"tokens": row} for row in _rows(texts, tokenizer, max_length, add_bos_token)]
 

@@ -76,6 +76,13 @@ def test_processing_is_the_default(gpt2: Path):
     assert "fold_ln" not in HookedTransformer.from_pretrained(gpt2, False).cfg.processed
 
 
+def test_a_loaded_model_is_in_evaluation_mode(gpt2: Path):
+    """As a model of transformers is; one that is built from a config is about to be trained."""
+    model = HookedTransformer.from_pretrained(gpt2)
+    assert not any(module.training for module in model.modules())
+    assert HookedTransformer(model.cfg).training
+
+
 def test_a_subclass(gpt2: Path):
     class Mine(HookedTransformer):
         def __init__(self, cfg: HookedTransformerConfig, tokenizer: Any = None):

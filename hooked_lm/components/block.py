@@ -85,7 +85,7 @@ class AttentionPart(nn.Module):
         """
         query = context.asking(shared)
         key = value = context.telling(shared) if self.makes_keys else shared
-        n_heads, n_kv = self.attn.cfg.n_heads, self.attn.n_kv
+        n_heads, n_kv = self._head_counts()
         if is_listening(self.hook_attn_in):
             copies = self.hook_attn_in(_repeated(resid, n_heads))
             # the keys and values of a group of heads read the mean of the group's copies
@@ -101,6 +101,12 @@ class AttentionPart(nn.Module):
         if self.makes_keys and is_listening(self.hook_v_input):
             value = self.read(self.hook_v_input(_repeated(context.telling(grouped), n_kv)))
         return query, key, value
+
+    def _head_counts(self) -> tuple[int, int]:
+        """Heads of queries, and of keys; a module of somebody else's has as many as what stood there."""
+        if hasattr(self.attn, "n_kv"):
+            return self.attn.cfg.n_heads, self.attn.n_kv
+        return self.cfg.attn.n_heads, self.cfg.attn.n_kv
 
     def read(self, copies: Float[Tensor, "batch pos head d_model"]) -> Float[Tensor, "batch pos head d_model"]:
         """Copies of the stream as attention reads them."""

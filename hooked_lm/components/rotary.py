@@ -143,13 +143,18 @@ Scaling = (
 class Rotary:
     """Turn pairs of the first `dim` features of a head by an angle proportional to the position.
 
-    A pair is feature i and i + dim/2, or with `adjacent_pairs` 2i and 2i + 1. `theta` is the base of the wavelengths.
+    A pair is feature i and i + dim/2, or with `adjacent_pairs` 2i and 2i + 1. `theta` is the base of the wavelengths. Raises
+    ValueError for an odd `dim`.
     """
 
     dim: int
     theta: float = 10000.0
     adjacent_pairs: bool = False
     scaling: Scaling | None = None
+
+    def __post_init__(self) -> None:
+        if self.dim % 2:
+            raise ValueError(f"rotary embeddings turn pairs of features, so their number must be even, got {self.dim}")
 
     def base_frequencies(self, theta: float | None = None) -> Frequencies:
         """Radians per position of each pair, before any scaling."""

@@ -1,7 +1,7 @@
 """HookedRootModule: a network whose hook points are named, with the verbs that run it under hooks."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,8 @@ from hooked_lm.hooks.cache import Cache, Recorder
 from hooked_lm.hooks.entry import read_entry
 from hooked_lm.hooks.point import Hook, HookPoint, directions_of
 from hooked_lm.hooks.scope import Frame
-from hooked_lm.hooks.select import Site, UnknownSite, select
+from hooked_lm.hooks.select import PointDict, Site, UnknownSite, select
+from hooked_lm.hooks.stand_in import Known, settle
 from hooked_lm.hooks.taps import ModulePoint
 from hooked_lm.hooks.tree import NameTree
 
@@ -49,20 +50,31 @@ class HookedRootModule(nn.Module):
         self.mod_dict: dict[str, nn.Module] = {}
         self.hook_dict: dict[str, HookPoint] = {}
         self.aliases: Mapping[str, str] = {}
+        self._known: dict[str, Known] = {}
         self._input_points: dict[str, ModulePoint] = {}
         self._registered: dict[int, tuple[Any, list[Hook]]] = {}
 
     # ---- names ---------------------------------------------------------------------------------------------
 
     def setup(self) -> None:
-        """Find the modules and name the hook points; call it again after replacing a module."""
+        """Find the modules and name the hook points; call it again after replacing a module.
+
+        A point without dims in the place of another, or of a module that stood there for a while, is given those of the first.
+        """
         self.mod_dict = dict(self.named_modules())
-        self.hook_dict = {name: m for name, m in self.mod_dict.items() if isinstance(m, HookPoint)}
-        for name, point in self.hook_dict.items():
+        self._known = settle(self.mod_dict, self._known, self.hook_dict)
+        points = {name: m for name, m in self.mod_dict.items() if isinstance(m, HookPoint)}
+        self.aliases = self.find_aliases(points)
+        self.hook_dict = PointDict(points, self.aliases)
+        for name, point in points.items():
             point.name = name
         for name, inputs in list(self._input_points.items()):
             if not inputs.stands_on(self.mod_dict.get(name)):
                 self._input_points.pop(name).leave()
+
+    def find_aliases(self, names: Collection[str]) -> dict[str, str]:
+        """Other names -> the names that they mean; here there are none."""
+        return {}
 
     def hook_points(self) -> Iterator[HookPoint]:
         """The hook points, in order of computation, and then those at the inputs of modules that somebody asked for."""

@@ -74,6 +74,8 @@ class Hook:
         for point in shown_points:
             expected = _kind(value)
             new = self.user_hook(value, hook=point) if self._takes_keyword else self.user_hook(value, point)
+            if self.dir == "bwd" and isinstance(new, tuple) and len(new) == 1:  # as PyTorch's own backward hooks answer
+                new = new[0]
             value = value if new is None else new
             if expected is not None and _kind(value) != expected:
                 kind = "forward" if self.dir == "fwd" else "backward"
@@ -90,7 +92,7 @@ class HookPoint(nn.Identity):
 
     A hook is called `fn(value, hook=point)` with a copy of its own. It returns None (then the copy goes on,
     edits in place included) or a replacement of the same shape, dtype and device. A backward hook is given
-    the gradient of the final scalar with respect to the value instead.
+    the gradient of the final scalar with respect to the value instead, and may answer with a tuple of one.
 
     Args:
         dims: the names of the value's axes, in order, e.g. `("batch", "pos", "d_model")`; may be empty.
@@ -116,12 +118,18 @@ class HookPoint(nn.Identity):
 
     def __call__(self, value: Any) -> Any:
         """As for any module; but where PyTorch's own hooks have no part in it, past its costly machinery."""
+        if self._hooks and self._has_own_forward():
+            return self._run_behind_own_forward(value)
         return super().__call__(value) if self._has_torch_hooks() else self.forward(value)
 
     def forward(self, value: Any) -> Any:
-        if not self._hooks:
+        if not self._hooks or self._has_own_forward():
             return value
         return self._run(value)
+
+    def _has_own_forward(self) -> bool:
+        """Whether a subclass, or somebody who changed this instance, does something to the value on its way."""
+        return type(self).forward is not HookPoint.forward or "forward" in self.__dict__
 
     # ---- running -------------------------------------------------------------------------------------------
 
@@ -148,6 +156,17 @@ class HookPoint(nn.Identity):
             value = self._through(value, early)
             hooks = [hook for hook in hooks if hook.when != "pre"]
         return self._through(value, hooks)
+
+    def _run_behind_own_forward(self, value: Any) -> Any:
+        """Show hooks what a `forward` of its own makes of a value; that it asks PyTorch's list whether there are any, it may."""
+        if not self.active_hooks():
+            return super().__call__(value)
+        mark = self.register_forward_hook(_nothing)
+        try:
+            value = super().__call__(value)
+        finally:
+            mark.remove()
+        return self._run(value)
 
     def _through(self, value: Any, hooks: list[Hook]) -> Any:
         """What hooks make of a value, in order; those on the gradient see that of what the others leave."""
@@ -328,6 +347,10 @@ class HookPoint(nn.Identity):
 def is_listening(*points: nn.Module) -> bool:
     """Whether the value at any of these points is wanted; a foreign module in its place always listens."""
     return any(not isinstance(point, HookPoint) or point.is_listening for point in points)
+
+
+def _nothing(*_: Any) -> None:
+    """A hook of PyTorch's that only stands there."""
 
 
 def directions_of(dir: str) -> tuple[str, ...]:

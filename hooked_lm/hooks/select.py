@@ -16,6 +16,27 @@ class UnknownSite(KeyError):
         return str(self.args[0])
 
 
+class PointDict(dict[str, Any]):
+    """The hook points of a network by name, in order of computation; `points[alias]` answers to other names too.
+
+    Its length, its keys and `in` know the names alone.
+
+    >>> points = PointDict({"hook_embed": "a point"}, {"embed.hook_out": "hook_embed"})
+    >>> points["embed.hook_out"], list(points), "embed.hook_out" in points
+    ('a point', ['hook_embed'], False)
+    """
+
+    def __init__(self, points: Mapping[str, Any], aliases: Mapping[str, str]) -> None:
+        super().__init__(points)
+        self.aliases = aliases
+
+    def __missing__(self, name: Any) -> Any:
+        known = self.aliases.get(name)
+        if known is None or known not in self:
+            raise unknown(name, self)
+        return self[known]
+
+
 def is_shorthand(site: object) -> bool:
     """Whether this is a tuple such as `("z", 5)` or `("k", 5, "a")` rather than a sequence of sites."""
     return isinstance(site, tuple) and len(site) in (2, 3) and isinstance(site[1], (SupportsIndex, type(None)))
@@ -62,9 +83,7 @@ def _find(
 
 
 def _exact(site: str, names: Mapping[str, object], aliases: Mapping[str, str], shorthand: Callable[[Any], str]) -> str:
-    for spell in (str, shorthand):
-        name = spell(site)
-        name = name if name in names else aliases.get(name, name)
+    for name in (site, aliases.get(site, site), shorthand(site)):
         if name in names:
             return name
     raise unknown(site, names)

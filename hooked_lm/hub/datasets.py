@@ -2,7 +2,7 @@
 
 from typing import Any
 
-__all__ = ["DATASETS", "TRAINED_ON", "get_dataset"]
+__all__ = ["DATASETS", "TRAINED_ON", "get_dataset", "load_dataset"]
 
 # familiar name -> hub id, of sets with 10,000 to 20,000 texts each
 DATASETS = {
@@ -34,8 +34,13 @@ def get_dataset(dataset_name: str, **kwargs: Any) -> Any:
     """
     if dataset_name not in DATASETS:
         raise ValueError(f"unknown dataset {dataset_name!r}; those known are {', '.join(DATASETS)}")
-    try:
-        from datasets import load_dataset  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        raise ImportError("get_dataset needs the package datasets: pip install datasets") from None
     return load_dataset(DATASETS[dataset_name], split="train", **kwargs)
+
+
+def load_dataset(path: str, *args: Any, **kwargs: Any) -> Any:
+    """`datasets.load_dataset`; ImportError with what to do if that package is not installed."""
+    try:
+        import datasets  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise ImportError("sets of texts need the package datasets: pip install datasets") from None
+    return datasets.load_dataset(path, *args, **kwargs)

@@ -12,6 +12,7 @@ from torch import Tensor
 from hooked_lm.components.attend import Attend
 from hooked_lm.families import family
 from hooked_lm.families._reader import HFConfig
+from hooked_lm.hub.flat import find_flat, flat_model
 from hooked_lm.hub.kinds import Model, Tree, kind_of
 from hooked_lm.hub.options import checkpoint_step, one_device, real_dtype, with_limits
 from hooked_lm.hub.source import Source, find, find_tokenizer, in_present_names
@@ -50,7 +51,8 @@ def from_pretrained(
     """A model with a checkpoint's weights: a HookedTransformer, HookedEncoder or HookedEncoderDecoder, as it is one.
 
     On a CPU and in the checkpoint's own dtype the weights are views of the mapped file: nothing is copied before it
-    is changed. Folding and other dtypes pay for what they change.
+    is changed. Folding and other dtypes pay for what they change. Checkpoints that have a config in flat names, as
+    TransformerLens's own, are read too; see `hooked_lm.hub.flat`.
 
     >>> from hooked_lm import hub
     >>> model = hub.from_pretrained("demo")
@@ -62,7 +64,7 @@ def from_pretrained(
         fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases: rewrites of
             a decoder's weights that leave the predictions as they are; see `hooked_lm.models.fold`.
         checkpoint_index, checkpoint_value: the n-th, or the one at that step, of a training run's published
-            checkpoints (Pythia, Stanford CRFM's GPT-2).
+            checkpoints (Pythia, Stanford CRFM's GPT-2, and those in a folder `checkpoints` of flat ones).
         hf_model: a transformers or PEFT model whose weights to take instead; it is left as it is.
         device, device_map: one device; the first GPU if there is one.
         tokenizer: instead of the checkpoint's own.
@@ -80,20 +82,24 @@ def from_pretrained(
     """
     dtype = hf_kwargs.pop("torch_dtype", dtype)
     device = one_device(device, device_map, n_devices, move_to_device)
+    rewrites = (fold_ln, center_writing_weights, center_unembed, fold_value_biases, refactor_factored_attn_matrices)
+    flat = None if hf_model is not None else find_flat(model_name, revision, local_files_only, hf_kwargs)
+    if flat is not None:
+        at = flat.step(checkpoint_index, checkpoint_value)
+        asked = (device, first_n_layers, n_ctx, default_prepend_bos, default_padding_side)
+        return _rewritten(flat_model(flat, at, cls, dtype, tokenizer, mmap, *asked), rewrites)
     step, revision = checkpoint_step(str(model_name), checkpoint_index, checkpoint_value, revision)
     source = find(model_name, hf_model, revision, local_files_only, hf_kwargs)
     module = family(source.config.model_type)
     tensors = in_present_names(source.tensors(mmap), getattr(module, "RENAMED", {}))
-    full = read_config(module, source.config, source.architectures(), tensors)
-    if hasattr(module, "fitted"):
-        full = module.fitted(full, tensors)
+    full = read_tree(module, source, tensors)
     kind = kind_of(full, cls, str(model_name))
     cfg = kind.config.from_tree(
         with_limits(full, first_n_layers, n_ctx),
         dtype=real_dtype(dtype, tensors),
         device="meta",
         init_weights=False,
-        **_facts(source, step, checkpoint_index, default_prepend_bos, default_padding_side),
+        **facts(source, step, checkpoint_index, default_prepend_bos, default_padding_side),
         **source.generation_facts(field.name for field in fields(kind.config)),
     )
     if tokenizer is None:
@@ -101,16 +107,14 @@ def from_pretrained(
     model = kind.model(cfg, tokenizer=tokenizer)
     fill(model, tensors, module, full, device, copy=hf_model is not None)
     model.hf_config = source.config.to_dict() | {"architectures": source.architectures()}
+    return _rewritten(model, rewrites)
+
+
+def _rewritten(model: Model, rewrites: tuple[bool, ...]) -> Model:
+    """A loaded model, ready to be used; only decoders are rewritten."""
     if isinstance(model, HookedTransformer):
-        process_weights(
-            model,
-            fold_ln=fold_ln,
-            center_writing_weights=center_writing_weights,
-            center_unembed=center_unembed,
-            fold_value_biases=fold_value_biases,
-            refactor_factored_attn_matrices=refactor_factored_attn_matrices,
-        )
-    return model
+        process_weights(model, *rewrites)
+    return model.eval()
 
 
 def from_pretrained_no_processing(
@@ -134,7 +138,13 @@ def from_pretrained_no_processing(
     )
 
 
-def _facts(
+def read_tree(module: ModuleType, source: Source, tensors: Mapping[str, Tensor]) -> Tree:
+    """The tree of a checkpoint's config, and of its tensors, which tell its heads."""
+    tree = read_config(module, source.config, source.architectures(), tensors)
+    return module.fitted(tree, tensors) if hasattr(module, "fitted") else tree
+
+
+def facts(
     source: Source, step: int | None, index: int | None, prepend_bos: bool | None, padding_side: str | None
 ) -> dict[str, Any]:
     """What a model's config says beside its tree; what is not known is left to the defaults."""

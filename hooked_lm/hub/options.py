@@ -40,7 +40,8 @@ def real_dtype(dtype: torch.dtype | str, tensors: Mapping[str, Tensor]) -> torch
     return found
 
 
-def _published_steps(model_name: str) -> tuple[str, tuple[int, ...]]:
+def published_steps(model_name: str) -> tuple[str, tuple[int, ...]]:
+    """The name of the revision of a step, and the steps that were saved; ValueError if none are known."""
     for glob, run in CHECKPOINTS.items():
         if fnmatch.fnmatchcase(hub_id(model_name), glob):
             return run
@@ -58,7 +59,7 @@ def checkpoint_step(
         return None, revision
     if (index is not None) + (value is not None) + (revision is not None) > 1:
         raise ValueError("give one of checkpoint_index, checkpoint_value and revision, not two of them")
-    pattern, steps = _published_steps(model_name)
+    pattern, steps = published_steps(model_name)
     if index is not None:
         if not -len(steps) <= index < len(steps):
             raise IndexError(f"checkpoint_index {index} is out of range: there are {len(steps)}")

@@ -72,15 +72,28 @@ def hub_id(model_name: str) -> str:
     return SHORT_NAMES.get(model_name.lower(), model_name)
 
 
+def local_folder(model_name: str | os.PathLike[str]) -> Path | None:
+    """The directory that a name means; None if it is for the hub."""
+    if str(model_name) == "demo":
+        return DEMO
+    return Path(model_name) if Path(model_name).is_dir() else None
+
+
+def check_no_code(hf_kwargs: Mapping[str, Any]) -> None:
+    if hf_kwargs.get("trust_remote_code"):
+        raise ValueError("trust_remote_code=True is refused: code from a checkpoint is never run")
+
+
 def find(
     model_name: str | os.PathLike[str],
     hf_model: Any,
     revision: str | None,
     local_files_only: bool,
     hf_kwargs: Mapping[str, Any],
+    weights: bool = True,
 ) -> Source:
-    if hf_kwargs.get("trust_remote_code"):
-        raise ValueError("trust_remote_code=True is refused: code from a checkpoint is never run")
+    """What a name, a directory or an HF model means; without `weights` only the small files are downloaded."""
+    check_no_code(hf_kwargs)
     hf_kwargs = {name: value for name, value in hf_kwargs.items() if name != "trust_remote_code"}
     overrides = {name: value for name, value in hf_kwargs.items() if name not in DOWNLOAD_OPTIONS}
     if hf_model is not None:
@@ -88,12 +101,10 @@ def find(
             raise ValueError(f"{', '.join(overrides)} cannot be given beside hf_model: it brings its own config")
         hf_model = _merged(hf_model)
         return Source(hub_id(str(model_name)), None, hf_model, hf_model.config)
-    directory = DEMO if str(model_name) == "demo" else Path(model_name)
-    if directory == DEMO or directory.is_dir():
-        folder, name = directory, str(model_name)
-    else:
-        name = hub_id(str(model_name))
-        folder = _download(name, revision, local_files_only, hf_kwargs)
+    name, folder = str(model_name), local_folder(model_name)
+    if folder is None:
+        name = hub_id(name)
+        folder = _download(name, revision, local_files_only, hf_kwargs, weights)
     return Source(name, folder, None, _hf_config(folder, overrides))
 
 

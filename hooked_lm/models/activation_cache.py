@@ -53,6 +53,15 @@ class ActivationCache(Cache):
         has_batch_dim = self.has_batch_dim if has_batch_dim is None else has_batch_dim
         return ActivationCache(cache_dict, self.model, has_batch_dim)
 
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None, *, move_model: bool = False
+    ) -> "ActivationCache":
+        """Move everything, in place, to a device and a dtype; with `move_model` the model goes to the device too."""
+        super().to(device, dtype)
+        if move_model:
+            self.model.to(device)
+        return self
+
     def full_name(self, key: Any) -> str:
         """The name that a short one, a tuple or another library's name means; "_grad" may follow any of them."""
         first, *rest = key if isinstance(key, tuple) else (key,)

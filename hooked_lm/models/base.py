@@ -1,12 +1,26 @@
-"""What models of every class share: where their weights are, and the way to and from checkpoints."""
+"""What models of every class share: where their weights are, what a bare cache keeps, the way to and from checkpoints."""
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
+from hooked_lm.hooks import HookPoint
+from hooked_lm.models.elsewhere import in_our_names
 from hooked_lm.models.init import init_weights
 
 Placed = TypeVar("Placed", bound="PlacedModel")
+
+ON_DEMAND_FLAGS = {
+    "hook_tokens": "use_hook_tokens",
+    "hook_attn_in": "use_attn_in",
+    "hook_q_input": "use_split_qkv_input",
+    "hook_k_input": "use_split_qkv_input",
+    "hook_v_input": "use_split_qkv_input",
+    "hook_result": "use_attn_result",
+    "hook_mlp_in": "use_hook_mlp_in",
+}
 
 
 class PlacedModel:
@@ -22,8 +36,12 @@ class PlacedModel:
         return self.embed.W_E.device
 
     def to(self: Placed, *args: Any, print_details: bool = True, **kwargs: Any) -> Placed:
-        """Move the model, as `nn.Module.to` does; `cfg.device` and `cfg.dtype` follow."""
-        super().to(*args, **kwargs)  # type: ignore[misc]
+        """Move the model, as `nn.Module.to` does; `cfg.device` and `cfg.dtype` follow, as with `half` and its like."""
+        return super().to(*args, **kwargs)  # type: ignore[misc]
+
+    def _apply(self: Placed, *args: Any, **kwargs: Any) -> Placed:
+        """What `to`, `half`, `float` and all other moves of PyTorch end in."""
+        super()._apply(*args, **kwargs)  # type: ignore[misc]
         self.cfg.device, self.cfg.dtype = str(self.device), self.embed.W_E.dtype
         return self
 
@@ -42,6 +60,15 @@ class PlacedModel:
     def move_model_modules_to_device(self) -> None:
         """Move the weights to where `cfg.device` says."""
         self.to(self.cfg.device)
+
+    def in_bare_cache(self, point: HookPoint) -> bool:
+        """Whether a cache without a filter keeps this point: all but those on demand, unless a flag asks for them."""
+        flag = ON_DEMAND_FLAGS.get((point.name or "").rpartition(".")[2])
+        return not point.on_demand or (flag is not None and getattr(self.cfg, flag))
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+        """As for any module; the names and tables of other libraries are understood, see `in_our_names`."""
+        return super().load_state_dict(in_our_names(self, state_dict), *args, **kwargs)  # type: ignore[misc]
 
     def init_weights(self) -> None:
         """Fill the weights with random numbers as `cfg.init_mode` says, from `cfg.seed` if there is one."""

@@ -7,6 +7,14 @@ from torch import Tensor
 from hooked_lm.components.kv_cache import KeyValueCache
 
 
+def one_input(input: Any, input_ids: Tensor | None) -> Any:
+    """What a model is given, by either name. Raises TypeError for nothing, and for both."""
+    if (input is None) == (input_ids is None):
+        given = "neither" if input is None else "both"
+        raise TypeError(f"give the model's input once, as `input` or as `input_ids`; there are {given}")
+    return input_ids if input is None else input
+
+
 def check_options(return_type: str | None, logits_to_keep: int | None) -> None:
     """Raises ValueError for options that mean nothing."""
     if return_type not in ("logits", "loss", "both", None):

@@ -1,7 +1,7 @@
 """The flat config of a decoder, the face of its tree."""
 
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import torch
 
@@ -16,12 +16,7 @@ ELSEWHERE: dict[str, Any] = {
     "quantization_method": None,
     "use_logn_attn": False,
     "use_dynamic_ntk_rope": False,
-    "rotary_scaling_factor": 1.0,
     "train_seq_length": ...,
-    "yarn_truncate": True,
-    "yarn_global_attn_only": False,
-    "relative_attention_num_buckets": None,
-    "relative_attention_max_distance": None,
     "uses_rms_norm": ...,
     "layer_norm_folding": ...,
 }
@@ -36,7 +31,9 @@ class HookedTransformerConfig:
     all where blocks differ. The flags `use_attn_result`, `use_split_qkv_input`, `use_attn_in`, `use_hook_mlp_in` and
     `use_hook_tokens` say whether a cache without a filter holds those sites. `attn_scale` is what scores are divided
     by; a soft cap of -1 is none. With `num_experts` the MLPs are mixtures of experts, `experts_per_token` of them for
-    each token; `rotary_base_local` is the base of local layers. Sizes that follow from others may be left out. Raises
+    each token; `rotary_base_local` is the base of local layers, and positions of the others are divided by
+    `rotary_scaling_factor`. `initializer_range` is the deviation of new weights if `init_mode` is "gpt2" (0.8 / sqrt(d_model)
+    unless given), otherwise a gain (1). Sizes that follow from others may be left out. Raises
     ValueError for sizes that contradict each other and for what this class cannot build.
     """
 
@@ -54,7 +51,7 @@ class HookedTransformerConfig:
     eps: float = 1e-5
     use_attn_result: bool = False
     use_attn_scale: bool = True
-    attn_scale: float = -1.0
+    attn_scale: float | int = -1.0
     use_split_qkv_input: bool = False
     use_hook_mlp_in: bool = False
     use_attn_in: bool = False
@@ -74,7 +71,7 @@ class HookedTransformerConfig:
     default_padding_side: str = "right"
     init_mode: str = "gpt2"
     init_weights: bool = True
-    initializer_range: float = -1.0
+    initializer_range: float | int = -1.0
     seed: int | None = None
     normalization_type: str | None = "LN"
     final_rms: bool = False
@@ -88,30 +85,35 @@ class HookedTransformerConfig:
     parallel_attn_mlp: bool = False
     gated_mlp: bool = False
     scale_attn_by_inverse_layer_idx: bool = False
-    attn_scores_soft_cap: float = -1.0
-    output_logits_soft_cap: float = -1.0
+    attn_scores_soft_cap: float | int = -1.0
+    output_logits_soft_cap: float | int = -1.0
     use_qk_norm: bool = False
     use_attention_sinks: bool = False
-    clip_qkv: float | None = None
+    clip_qkv: float | int | None = None
     num_experts: int | None = None
     experts_per_token: int | None = None
     norm_topk_prob: bool = False
     positional_embedding_type: str = "standard"
     rotary_dim: int | None = None
-    rotary_base: float = 10000.0
-    rotary_base_local: float | None = None
+    rotary_base: float | int = 10000.0
+    rotary_base_local: float | int | None = None
+    rotary_scaling_factor: float | int = 1.0
     rotary_adjacent_pairs: bool = False
     use_NTK_by_parts_rope: bool = False
-    NTK_by_parts_low_freq_factor: float = 1.0
-    NTK_by_parts_high_freq_factor: float = 4.0
-    NTK_by_parts_factor: float = 8.0
+    NTK_by_parts_low_freq_factor: float | int = 1.0
+    NTK_by_parts_high_freq_factor: float | int = 4.0
+    NTK_by_parts_factor: float | int = 8.0
     NTK_original_ctx_len: int = 8192
     use_yarn_rope: bool = False
-    yarn_factor: float = 1.0
-    yarn_attention_factor: float | None = None
-    yarn_beta_fast: float = 32.0
-    yarn_beta_slow: float = 1.0
+    yarn_factor: float | int = 1.0
+    yarn_attention_factor: float | int | None = None
+    yarn_beta_fast: float | int = 32.0
+    yarn_beta_slow: float | int = 1.0
     yarn_original_max_position_embeddings: int = 4096
+    yarn_truncate: bool = True
+    yarn_global_attn_only: bool = False
+    relative_attention_num_buckets: int | None = None  # of encoder-decoders
+    relative_attention_max_distance: int | None = None
     n_key_value_heads: int | None = None
     d_vocab_out: int = -1
     tie_word_embeddings: bool = False
@@ -128,17 +130,20 @@ class HookedTransformerConfig:
             if not isinstance(getattr(torch, name, None), torch.dtype):
                 raise ValueError(f"unknown dtype {self.dtype!r}; one of torch's, such as 'float32' or 'bfloat16'")
             self.dtype = getattr(torch, name)
+        for f in fields(self):
+            if {float, int} <= {*get_args(f.type)} and isinstance(value := getattr(self, f.name), int):
+                setattr(self, f.name, float(value))
         self._check()
         if self.device is None:
             self.device = "cuda" if torch.cuda.is_available() else "cpu"
         if self.tree is None:
             self._fill_sizes()
-            if self.d_vocab > 0:
+            if self.d_vocab > 0 and self.positional_embedding_type != "relative_positional_bias":  # no decoder alone
                 self.tree = build_tree(self)
         if self.n_params is None:
             self.n_params = self.n_layers * self._params_per_layer()
         if self.initializer_range < 0:
-            self.initializer_range = 0.8 / self.d_model**0.5
+            self.initializer_range = 0.8 / self.d_model**0.5 if self.init_mode == "gpt2" else 1.0
 
     def _check(self) -> None:
         """Raises ValueError for values that mean nothing."""
@@ -161,6 +166,11 @@ class HookedTransformerConfig:
 
     def check_tree(self) -> None:
         """Raises ValueError if sizes were edited apart from the tree that a model is built from."""
+        if self.tree is None and self.d_vocab > 0:
+            raise ValueError(
+                f"positional_embedding_type '{self.positional_embedding_type}' is that of encoder-decoders: build a "
+                "HookedEncoderDecoder from this config"
+            )
         if self.tree is None:
             raise ValueError("d_vocab is missing: give it in the config, or give a tokenizer")
         flat = self.names_of_tree()

@@ -1,7 +1,7 @@
 """HookedTransformer: a decoder-only language model, tokens in, logits out, a hook point at every step between."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from copy import copy
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from hooked_lm.hooks.select import Site
 from hooked_lm.models import generate as generation
 from hooked_lm.models.activation_cache import ActivationCache
 from hooked_lm.models.base import PlacedModel
-from hooked_lm.models.checks import check_layers, check_length, check_options, check_stream
+from hooked_lm.models.checks import check_layers, check_length, check_options, check_stream, one_input
 from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
 from hooked_lm.models.fold import FoldMethods
 from hooked_lm.models.loss import lm_cross_entropy_loss
@@ -97,7 +97,7 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
 
     def forward(
         self,
-        input: Input,
+        input: Input | None = None,
         return_type: str | None = "logits",
         loss_per_token: bool = False,
         prepend_bos: bool | None = None,
@@ -109,6 +109,7 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
         stop_at_layer: int | None = None,
         past_kv_cache: KeyValueCache | None = None,
         logits_to_keep: int | None = None,
+        input_ids: Int[Tensor, "*batch pos"] | None = None,
     ) -> Any:
         """Run the model on text, token ids [batch, pos] or [pos], or (with `start_at_layer`) a residual stream.
 
@@ -123,9 +124,12 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
             attention_mask: [batch, pos], 1 for real tokens and 0 for padding; with a cache it may cover the past too.
             past_kv_cache: keys and values of earlier tokens; the new ones are appended.
             logits_to_keep: unembed only the last so many positions.
+            input_ids: another name of `input`, for what a tokenizer of transformers gives: `model(**tokenizer(text))`.
 
-        Raises ValueError for a prompt that is empty or longer than n_ctx, and for token ids out of range.
+        Raises ValueError for a prompt that is empty or longer than n_ctx, and for token ids out of range; TypeError for no
+        input, and for two.
         """
+        input = one_input(input, input_ids)
         check_options(return_type, logits_to_keep)
         check_layers(start_at_layer, stop_at_layer, len(self.blocks), past_kv_cache)
         if start_at_layer is None:
@@ -250,6 +254,7 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
                 f"attention_mask is {tuple(attention_mask.shape)}; expected {(batch, n_pos)}, for the new tokens"
                 + (f", or {(batch, n_past + n_pos)} with the cached ones" if n_past else "")
             )
+        self._follow_flags()
         real = None if attention_mask is None else attention_mask.to(new.device).bool()
         if cache is not None:
             real = cache.full_mask(real, batch, n_pos)
@@ -312,19 +317,14 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
 
     # ---- sites -------------------------------------------------------------------------------------------------------
 
-    def setup(self) -> None:
-        """Name the hook points, and the names that other libraries have for them."""
-        super().setup()
-        self.aliases = aliases(self.hook_dict, self.cfg.n_layers)
+    def find_aliases(self, names: Collection[str]) -> dict[str, str]:
+        """The names that other libraries have for the sites."""
+        scales = [getattr(getattr(block, "cfg", None), "residual_scale", 1.0) for block in self.blocks]
+        return aliases(names, self.cfg.n_layers, scaled=[i for i, scale in enumerate(scales) if scale != 1.0])
 
     def site_name(self, site: Any) -> str:
         """The full name of a site given as "z5" or ("z", 5); negative layers count from the end."""
         return site_name(site, self.cfg.n_layers)
-
-    def in_bare_cache(self, point: HookPoint) -> bool:
-        """Whether a cache without a filter keeps this point: all but those on demand, unless a flag asks for them."""
-        flag = ON_DEMAND_FLAGS.get((point.name or "").rpartition(".")[2])
-        return not point.on_demand or (flag is not None and getattr(self.cfg, flag))
 
     def set_use_attn_result(self, use_attn_result: bool) -> None:
         """Whether a cache without a filter holds `hook_result`."""
@@ -345,9 +345,14 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
     def set_ungroup_grouped_query_attention(self, ungroup_grouped_query_attention: bool) -> None:
         """Whether keys and values of a grouped-query model are made once for each query head, [batch, pos, head, ...]."""
         self.cfg.ungroup_grouped_query_attention = ungroup_grouped_query_attention
+        self._follow_flags()
+
+    def _follow_flags(self) -> None:
+        """Tell the parts what `cfg` says now; its flags are plain attributes, read in each run."""
+        flag = self.cfg.ungroup_grouped_query_attention
         for block in self.blocks:
-            if isinstance(block, AttentionPart):
-                block.attn.ungrouped = ungroup_grouped_query_attention
+            if isinstance(block, AttentionPart) and getattr(block.attn, "ungrouped", flag) != flag:
+                block.attn.ungrouped = flag
 
     # ---- device and weights ------------------------------------------------------------------------------------------
 
@@ -409,14 +414,3 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
     def verify(self, tokens: Int[Tensor, "batch pos"] | None = None) -> Verification:
         """Check the identities between this model's sites; see `hooked_lm.models.verify`."""
         return verify(self, tokens)
-
-
-ON_DEMAND_FLAGS = {
-    "hook_tokens": "use_hook_tokens",
-    "hook_attn_in": "use_attn_in",
-    "hook_q_input": "use_split_qkv_input",
-    "hook_k_input": "use_split_qkv_input",
-    "hook_v_input": "use_split_qkv_input",
-    "hook_result": "use_attn_result",
-    "hook_mlp_in": "use_hook_mlp_in",
-}

@@ -1,7 +1,7 @@
 """HookedEncoder: an encoder that sees its whole text at once, with the heads that its checkpoint has."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import copy
 from typing import Any
 
@@ -16,7 +16,6 @@ from hooked_lm.hooks import Cache, HookedRootModule, HookPoint
 from hooked_lm.models.base import PlacedModel
 from hooked_lm.models.checks import check_length
 from hooked_lm.models.config import HookedTransformerConfig
-from hooked_lm.models.decoder import ON_DEMAND_FLAGS
 from hooked_lm.models.encoder_cache import EncoderActivations
 from hooked_lm.models.encoder_config import EncoderConfig, HookedEncoderConfig
 from hooked_lm.models.encoder_outputs import EncoderOutputs, check_return_type, real_tokens
@@ -184,19 +183,13 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
 
     # ---- sites -------------------------------------------------------------------------------------------------------
 
-    def setup(self) -> None:
-        """Name the hook points, and the names that other libraries have for them."""
-        super().setup()
-        self.aliases = aliases(self.hook_dict, self.cfg.n_layers)
+    def find_aliases(self, names: Collection[str]) -> dict[str, str]:
+        """The names that other libraries have for the sites."""
+        return aliases(names, self.cfg.n_layers)
 
     def site_name(self, site: Any) -> str:
         """The full name of a site given as "z5" or ("z", 5); negative layers count from the end."""
         return site_name(site, self.cfg.n_layers)
-
-    def in_bare_cache(self, point: HookPoint) -> bool:
-        """Whether a cache without a filter keeps this point: all but those on demand, unless a flag asks for them."""
-        flag = ON_DEMAND_FLAGS.get((point.name or "").rpartition(".")[2])
-        return not point.on_demand or (flag is not None and getattr(self.cfg, flag))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As `nn.Module.load_state_dict`; ValueError where layers that share a weight are given different ones."""

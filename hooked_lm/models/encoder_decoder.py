@@ -1,7 +1,7 @@
 """HookedEncoderDecoder: an encoder and a decoder that reads its output; source and target in, logits out."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from copy import copy
 from typing import Any
@@ -17,6 +17,7 @@ from hooked_lm.components.source import EncoderDecoderCache, Source, StackContex
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.base import PlacedModel
 from hooked_lm.models.checks import check_length, check_options
+from hooked_lm.models.config import HookedTransformerConfig
 from hooked_lm.models.decoder import Output
 from hooked_lm.models.encoder_decoder_cache import EncoderDecoderActivations, site_name
 from hooked_lm.models.encoder_decoder_config import (
@@ -30,6 +31,7 @@ from hooked_lm.models.encoder_decoder_text import DecoderInput, SourceAndTargetT
 from hooked_lm.models.encoder_decoder_verify import verify
 from hooked_lm.models.encoder_decoder_views import EncoderDecoderViews
 from hooked_lm.models.loss import lm_cross_entropy_loss
+from hooked_lm.models.names import side_aliases
 from hooked_lm.models.verify import Verification
 
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"]
@@ -58,7 +60,7 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
 
     def __init__(
         self,
-        cfg: HookedEncoderDecoderConfig | dict[str, Any],
+        cfg: HookedTransformerConfig | dict[str, Any],
         tokenizer: Any = None,
         move_to_device: bool = True,
     ) -> None:
@@ -66,7 +68,8 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
         flat = HookedEncoderDecoderConfig.unwrap(cfg)
         if not isinstance(flat, HookedEncoderDecoderConfig):
             raise TypeError(
-                f"an encoder-decoder is built from a HookedEncoderDecoderConfig, not a {type(flat).__name__}"
+                f"an encoder-decoder is built from a HookedEncoderDecoderConfig, not a {type(flat).__name__} with "
+                f"positional_embedding_type {flat.positional_embedding_type!r}"
             )
         self.cfg = copy(flat)  # the caller's may build others
         self.set_tokenizer(tokenizer)
@@ -213,6 +216,10 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
         return verify(self, tokens, decoder_tokens)
 
     # ---- sites -------------------------------------------------------------------------------------------------------
+
+    def find_aliases(self, names: Collection[str]) -> dict[str, str]:
+        """The names that other libraries have for the sites."""
+        return side_aliases(names, {"encoder": len(self.encoder), "decoder": len(self.decoder)})
 
     def site_name(self, site: Any) -> str:
         """The full name of a site given as ("decoder.z", 5) or ("decoder.z", 5, "cross_attn")."""

@@ -43,8 +43,9 @@ class EncoderDecoderActivations(Cache):
         return EncoderDecoderActivations(cache_dict, self.model, has_batch_dim)
 
     def full_name(self, key: Any) -> str:
-        """The name that a short one means; "_grad" may follow either."""
+        """The name that a short one or another library's name means; "_grad" may follow any of them."""
         if not isinstance(key, tuple):
-            return str(key)
+            bare = str(key).removesuffix("_grad")
+            return self.model.aliases.get(bare, bare) + str(key)[len(bare) :]
         bare = key[0].removesuffix("_grad")
         return self.model.site_name((bare, *key[1:])) + key[0][len(bare) :]

@@ -1,6 +1,6 @@
 """What an encoder-decoder is made of: the tree of component configs, and its face in flat names."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hooked_lm.components.activations import activation_name
@@ -17,6 +17,7 @@ from hooked_lm.components.relative_bias import RelativeBias
 from hooked_lm.models.config import HookedTransformerConfig
 from hooked_lm.models.flat import norm_type
 
+RELATIVE = ("relative_attention_num_buckets", "relative_attention_max_distance")
 SideBlockConfig = PreNormBlock.Config | PostNormBlock.Config | CrossBlockConfig
 
 
@@ -96,6 +97,16 @@ class HookedEncoderDecoderConfig(HookedTransformerConfig):
     def from_tree(cls, tree: EncoderDecoderConfig, **flat: Any) -> "HookedEncoderDecoderConfig":  # type: ignore[override]
         """The face of a tree; `flat` adds what a tree does not say (names, device, dtype, defaults)."""
         return cls(**{**flat_names(tree), **flat}, tree=tree)
+
+    @classmethod
+    def unwrap(cls, config: HookedTransformerConfig | dict[str, Any]) -> HookedTransformerConfig:
+        """A config, or that of a dict; flat names with relative positions become those of an encoder-decoder."""
+        if isinstance(config, dict):
+            return cls.from_dict(config)
+        if not isinstance(config, cls) and config.positional_embedding_type == "relative_positional_bias":
+            given = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in ("tree", "n_params")}
+            return cls(**{name: value for name, value in given.items() if not (name in RELATIVE and value is None)})
+        return config
 
     def names_of_tree(self) -> dict[str, Any]:
         """What the flat names say of the tree."""

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.components.moe import MoE
-from hooked_lm.models.weight_views import WeightViews
+from hooked_lm.models.weight_views import NoView, WeightViews
 
 
 class EncoderDecoderViews(WeightViews):
@@ -29,7 +29,7 @@ class EncoderDecoderViews(WeightViews):
     def _stack(self, read: Callable[[Any], Tensor]) -> Tensor:
         weights = [read(block) for block in self.blocks]
         if len({weight.shape for weight in weights}) > 1:
-            raise ValueError(
+            raise NoView(
                 "encoder and decoder have weights of different shapes here, which cannot be stacked; read them layer by "
                 "layer, as model.encoder[0].attn.W_Q or model.decoder[0].mlp.W_in"
             )
@@ -47,13 +47,13 @@ class EncoderDecoderViews(WeightViews):
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
         """The position embedding of the encoder; AttributeError where the checkpoint holds none."""
         if self.pos_embed is None or not hasattr(self.pos_embed, "W_pos"):
-            raise AttributeError("W_pos: the positions of this model are not learned")
+            raise NoView("W_pos: the positions of this model are not learned")
         return self.pos_embed.table()
 
     def _mlp_weight(self, name: str) -> Tensor:
         def read(block: Any) -> Tensor:
             if isinstance(block.mlp, MoE):
-                raise ValueError(f"layers of this model have experts, so {name} cannot be stacked by layer")
+                raise NoView(f"layers of this model have experts, so {name} cannot be stacked by layer")
             weight = getattr(block.mlp, name)
             if weight is None:  # a bias, as long as the last axis of its weight
                 return self._zeros(getattr(block.mlp, name.replace("b_", "W_")).shape[-1])

@@ -5,7 +5,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.models.weight_views import WeightViews
+from hooked_lm.models.weight_views import NoView, WeightViews
 
 
 class EncoderViews(WeightViews):
@@ -15,14 +15,14 @@ class EncoderViews(WeightViews):
     def pos_embed(self) -> Any:
         """The position embedding."""
         if self.embed.pos_embed is None:
-            raise AttributeError("the positions of this model are not learned, so it has no W_pos")
+            raise NoView("the positions of this model are not learned, so it has no W_pos")
         return self.embed.pos_embed
 
     @property
     def W_token_type(self) -> Float[Tensor, "type d_embed"]:
         """The vectors of token types."""
         if self.embed.token_type_embed is None:
-            raise ValueError("this model has no token types, so it has no W_token_type")
+            raise NoView("this model has no token types, so it has no W_token_type")
         return self.embed.token_type_embed.W_token_type
 
     @property
@@ -39,4 +39,4 @@ class EncoderViews(WeightViews):
 
     def _need_unembed(self, name: str) -> None:
         if self.unembed is None:
-            raise ValueError(f"this checkpoint has no head over the vocabulary, so the model has no {name}")
+            raise NoView(f"this checkpoint has no head over the vocabulary, so the model has no {name}")

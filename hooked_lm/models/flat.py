@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hooked_lm.components.activations import activation_name
+from hooked_lm.components.activations import XIELU, activation_name
 from hooked_lm.components.attention import Attention
 from hooked_lm.components.block import (
     AttentionOnlyBlock,
@@ -18,7 +18,7 @@ from hooked_lm.components.mlp import MLP, GatedMLP, MLPConfig
 from hooked_lm.components.moe import ClampedGatedMLP, MoE
 from hooked_lm.components.norm import LayerNorm, NormConfig, RMSNorm
 from hooked_lm.components.position_bias import Alibi
-from hooked_lm.components.rotary import Llama3Scaling, Rotary, Scaling, YarnScaling
+from hooked_lm.components.rotary import LinearScaling, Llama3Scaling, Rotary, Scaling, YarnScaling
 from hooked_lm.components.router import SoftmaxRouter
 from hooked_lm.models.tree import DecoderConfig
 
@@ -82,22 +82,26 @@ def _attention(cfg: Any, layer: int) -> Attention.Config:
 
 
 def _rotary(cfg: Any, local: bool) -> Rotary:
-    """Local layers may have a base of their own; they are not stretched then."""
+    """Local layers may have a base of their own, and are not stretched then, nor divided by a plain factor."""
     dim = cfg.rotary_dim or cfg.d_head
-    if local and cfg.rotary_base_local is not None:
-        return Rotary(dim, float(cfg.rotary_base_local), cfg.rotary_adjacent_pairs)
+    base = float(cfg.rotary_base if cfg.rotary_base_local is None or not local else cfg.rotary_base_local)
     scaling: Scaling | None = None
-    if cfg.use_NTK_by_parts_rope:
+    if local and (cfg.rotary_base_local is not None or cfg.yarn_global_attn_only):
+        pass
+    elif cfg.use_NTK_by_parts_rope:
         parts = (cfg.NTK_by_parts_factor, cfg.NTK_by_parts_low_freq_factor, cfg.NTK_by_parts_high_freq_factor)
         scaling = Llama3Scaling(*parts, cfg.NTK_original_ctx_len)
     elif cfg.use_yarn_rope:
         trained, fast, slow = cfg.yarn_original_max_position_embeddings, cfg.yarn_beta_fast, cfg.yarn_beta_slow
-        scaling = YarnScaling(cfg.yarn_factor, trained, fast, slow, cfg.yarn_attention_factor)
-    return Rotary(dim, float(cfg.rotary_base), cfg.rotary_adjacent_pairs, scaling)
+        factor = cfg.yarn_attention_factor
+        scaling = YarnScaling(cfg.yarn_factor, trained, fast, slow, factor, truncate=cfg.yarn_truncate)
+    elif cfg.rotary_scaling_factor != 1.0 and not local:
+        scaling = LinearScaling(cfg.rotary_scaling_factor)
+    return Rotary(dim, base, cfg.rotary_adjacent_pairs, scaling)
 
 
 def _mlp(cfg: Any) -> MLPConfig | MoE.Config:
-    act_fn, d_mlp = cfg.act_fn or "", cfg.d_mlp or 4 * cfg.d_model
+    act_fn, d_mlp = XIELU.Config() if cfg.act_fn == "xielu" else cfg.act_fn or "", cfg.d_mlp or 4 * cfg.d_model
     if cfg.num_experts is not None:
         kind = GatedMLP if cfg.gated_mlp else MLP
         expert = kind.Config(cfg.d_model, d_mlp, act_fn, bias=False)
@@ -105,8 +109,14 @@ def _mlp(cfg: Any) -> MLPConfig | MoE.Config:
     if cfg.gated_mlp:
         return GatedMLP.Config(cfg.d_model, d_mlp, act_fn, bias=True)
     if act_fn == "solu_ln":
-        return MLP.Config(cfg.d_model, d_mlp, "solu", mid_norm=LayerNorm.Config(d_mlp, cfg.eps))
+        return MLP.Config(cfg.d_model, d_mlp, "solu", mid_norm=_mid_norm(cfg, d_mlp))
     return MLP.Config(cfg.d_model, d_mlp, act_fn)
+
+
+def _mid_norm(cfg: Any, d_mlp: int) -> NormConfig:
+    """The norm of the neurons; it has weights where the norms of the stream are layer norms with weights."""
+    has_weights = cfg.normalization_type == "LN"
+    return LayerNorm.Config(d_mlp, cfg.eps, weight=has_weights, bias=has_weights)
 
 
 def _norm(cfg: Any) -> NormConfig | None:
@@ -199,7 +209,11 @@ def _stretching(attns: list[Any]) -> dict[str, Any]:
             "yarn_beta_fast": scaling.beta_fast,
             "yarn_beta_slow": scaling.beta_slow,
             "yarn_original_max_position_embeddings": scaling.trained_n_ctx,
+            "yarn_truncate": scaling.truncate,
+            "yarn_global_attn_only": local is not None and local.scaling is None and local.theta == everywhere.theta,
         }
+    if isinstance(scaling, LinearScaling):
+        flat |= {"rotary_scaling_factor": scaling.factor}
     return flat
 
 

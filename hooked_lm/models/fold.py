@@ -7,7 +7,7 @@ log says so.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
@@ -19,12 +19,14 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention import Attention
 from hooked_lm.components.block import MLPPart
+from hooked_lm.components.embed import Unembed
 from hooked_lm.components.identities import Sublayer
 from hooked_lm.components.mixer_block import MixerPart
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.norm import LayerNorm, RMSNorm, wide
 from hooked_lm.factored_matrix import FactoredMatrix
-from hooked_lm.models.state import in_our_names, load_state, make_biases, sync_config
+from hooked_lm.hooks import HookPoint
+from hooked_lm.models.state import load_state, make_biases, sync_config
 
 logger = logging.getLogger(__name__)
 
@@ -60,12 +62,12 @@ def fold_ln(model: Any) -> bool:
     """
     done = False
     for block in model.blocks:
-        for name, readers in block.norm_readers():
+        for name, readers in _norm_readers(block):
             if readers and not (name == "ln1" and model.cfg.tree.shortformer):
                 done |= _fold_norm(getattr(block, name), readers)
         if isinstance(mlp := getattr(block, "mlp", None), (MLP, GatedMLP)) and mlp.cfg.mid_norm is not None:
             done |= _fold_norm(mlp.ln, [(mlp, "W_out", "b_out")])
-    if isinstance(model.ln_final, (LayerNorm, RMSNorm)):
+    if isinstance(model.ln_final, (LayerNorm, RMSNorm)) and isinstance(model.unembed, Unembed):
         model.untie()
         done |= _fold_norm(model.ln_final, [(model.unembed, "W_U", "b_U")])
     if model.cfg.tree.shortformer:
@@ -84,10 +86,15 @@ def center_writing_weights(model: Any) -> bool:
     nothing is done. A sublayer with a norm behind it does not write its own output, and keeps its weights.
     """
     blocks = list(model.blocks)
-    norms = [[getattr(block, name) for name, _ in block.norm_readers()] for block in blocks]
+    norms = [[getattr(block, name) for name, _ in _norm_readers(block)] for block in blocks]
     readers = [model.ln_final, *(norm for of_block in norms for norm in of_block)]
     if not all(norms) or not all(isinstance(norm, LayerNorm) for norm in readers):
         logger.info("center_writing_weights: skipped, not everything reads the stream through a LayerNorm")
+        return False
+    if _replaced_points(model):
+        logger.info(
+            "center_writing_weights: skipped, %s is no hook point and may do anything", _replaced_points(model)[0]
+        )
         return False
     model.untie()
     _center(*model.embed.writers())
@@ -108,6 +115,9 @@ def center_unembed(model: Any) -> bool:
     A softmax does not see what all logits share, so log-probabilities stay. A soft cap does: then nothing is done. A
     tied unembedding gets a `W_U` of its own.
     """
+    if not isinstance(model.unembed, Unembed):
+        logger.info("center_unembed: skipped, the unembedding was replaced")
+        return False
     if model.unembed.cfg.soft_cap is not None:
         logger.info("center_unembed: skipped, the soft cap of the logits would see the difference")
         return False
@@ -123,6 +133,9 @@ def fold_value_biases(model: Any) -> bool:
     An attention pattern sums to one, so a head passes its value bias on whatever it attends to. Where it does not (with
     sinks), or where values or what is mixed are clipped or normalised, nothing is done.
     """
+    if _replaced_points(model):
+        logger.info("fold_value_biases: skipped, %s is no hook point and may do anything", _replaced_points(model)[0])
+        return False
     return _move_value_biases(model)
 
 
@@ -276,6 +289,17 @@ def _fold_norm(norm: Any, readers: Iterable[Reader]) -> bool:
     return True
 
 
+def _norm_readers(block: Any) -> list[tuple[str, list[Reader]]]:
+    """Each norm between the stream and weights, with these weights; of somebody else's block nothing is known."""
+    return block.norm_readers() if hasattr(block, "norm_readers") else []
+
+
+def _replaced_points(model: nn.Module) -> list[str]:
+    """The places of hook points where somebody put another module."""
+    modules = model.named_modules()
+    return [n for n, m in modules if n.rpartition(".")[2].startswith("hook_") and not isinstance(m, HookPoint)]
+
+
 def _writers(module: nn.Module) -> list[Tensor]:
     return module.writers() if isinstance(module, Sublayer) else []
 
@@ -300,11 +324,7 @@ def _add(module: Any, name: str, value: Tensor) -> None:
 
 
 class FoldMethods:
-    """`process_weights_`, `load_state_dict` and `load_and_process_state_dict` of a model."""
-
-    def load_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-        """As for any module; grouped weights may be called `_W_K`, and tables (`mask`, `IGNORE`) are passed over."""
-        return super().load_state_dict(in_our_names(state_dict), *args, **kwargs)  # type: ignore[misc]
+    """`process_weights_` and `load_and_process_state_dict` of a model."""
 
     def process_weights_(
         self,

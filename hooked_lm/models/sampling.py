@@ -14,6 +14,7 @@ def sample_logits(
     tokens: Int[Tensor, "batch pos"] | None = None,
     real: Bool[Tensor, "batch pos"] | None = None,
     generator: torch.Generator | None = None,
+    repetition_penalty: float = 1.0,
 ) -> Int[Tensor, " batch"]:
     """One token per row, drawn from its logits.
 
@@ -25,6 +26,8 @@ def sample_logits(
         freq_penalty: what is taken off a token's logit, after the temperature, each time that it stands in `tokens`.
         real: which of `tokens` count; all if None.
         generator: where the randomness comes from; torch's own if None.
+        repetition_penalty: what a token's logit is divided by, or multiplied with if it is negative, before the temperature,
+            if it stands in `tokens` (Keskar et al. 2019, arXiv:1909.05858); 1 is none.
 
     Raises ValueError for a number out of its range, and for a penalty without `tokens`.
 
@@ -35,13 +38,14 @@ def sample_logits(
     """
     check_sampling(top_k, top_p, temperature)
     logits = final_logits.float()
+    counts = _counts(logits, tokens, real) if freq_penalty or repetition_penalty != 1 else None
+    if counts is not None:
+        penalised = torch.where(logits > 0, logits / repetition_penalty, logits * repetition_penalty)
+        logits = torch.where(counts > 0, penalised, logits)
     if temperature not in (0, 1):
         logits = logits / temperature
-    if freq_penalty:
-        if tokens is None:
-            raise ValueError("a frequency penalty needs the tokens that were seen so far: give tokens=...")
-        seen = torch.ones_like(tokens) if real is None else real
-        logits = logits.scatter_add(1, tokens, seen.to(logits) * -freq_penalty)
+    if counts is not None:
+        logits = logits - freq_penalty * counts
     if temperature == 0:
         return logits.argmax(-1)
     if top_k is not None and top_k < logits.shape[-1]:
@@ -50,6 +54,18 @@ def sample_logits(
     if top_p is not None and top_p < 1:
         probs = _nucleus(probs, top_p)
     return torch.multinomial(probs, 1, generator=generator)[:, 0]
+
+
+def _counts(
+    logits: Float[Tensor, "batch d_vocab"],
+    tokens: Int[Tensor, "batch pos"] | None,
+    real: Bool[Tensor, "batch pos"] | None,
+) -> Float[Tensor, "batch d_vocab"]:
+    """How often each token was seen."""
+    if tokens is None:
+        raise ValueError("a penalty needs the tokens that were seen so far: give tokens=...")
+    seen = torch.ones_like(tokens) if real is None else real
+    return torch.zeros_like(logits).scatter_add(1, tokens, seen.to(logits))
 
 
 def check_sampling(top_k: int | None, top_p: float | None, temperature: float) -> None:

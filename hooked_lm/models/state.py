@@ -14,6 +14,7 @@ from hooked_lm.components.embed import FactoredUnembed, TiedUnembed
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import LayerNorm, RMSNorm
+from hooked_lm.models.elsewhere import in_our_names
 from hooked_lm.models.flat import norm_type
 
 # A config has one flag for all the biases of a group: flag -> bias and weight of each.
@@ -26,19 +27,16 @@ BIASES = {
     "router_bias": {"b_router": "W_router", "b_shared_gate": "W_shared_gate"},
 }
 
-# What other libraries save beside the weights.
-TABLES = (".mask", ".IGNORE", ".rotary_sin", ".rotary_cos", ".alibi")
-
 
 def load_state(model: Any, state_dict: dict[str, Tensor]) -> None:
     """Load a dictionary of weights, also one that was saved elsewhere; nothing counts as processed afterwards.
 
-    Grouped keys and values may be called `_W_K`, and tables (`mask`, `IGNORE`, rotary) are passed over. A norm or
-    bias follows the dictionary: absent there it becomes an identity or zeros; absent here it is made, unless it is all
-    zeros. A `W_U` that differs from `W_E` unties, one instead of its factors takes their place. Raises ValueError,
-    before anything is changed, for other names that are missing or too many, and for shapes that differ.
+    Names and tables of other libraries are understood, see `in_our_names`. A norm or bias follows the dictionary: absent
+    there it becomes an identity or zeros; absent here it is made, unless it is all zeros. A `W_U` that differs from `W_E`
+    unties, one instead of its factors takes their place. Raises ValueError, before anything is changed, for other names
+    that are missing or too many, and for shapes that differ.
     """
-    given = in_our_names(state_dict)
+    given = in_our_names(model, state_dict)
     _check_fit(model, given)
     if isinstance(model.unembed, TiedUnembed) and "unembed.W_U" in given:
         W_E, W_U = given.get("embed.W_E", model.embed.W_E), given["unembed.W_U"]
@@ -54,11 +52,6 @@ def load_state(model: Any, state_dict: dict[str, Tensor]) -> None:
     sync_config(model)
     model.cfg.processed = ()
     model.load_state_dict(given)
-
-
-def in_our_names(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A dictionary that may have been saved elsewhere, without what are no weights."""
-    return {_our_name(name): value for name, value in state_dict.items() if not name.endswith(TABLES)}
 
 
 def _check_fit(model: Any, given: Mapping[str, Tensor]) -> None:
@@ -105,12 +98,6 @@ def _bias_shape(weight: Tensor, name: str) -> tuple[int, ...]:
     return tuple(weight.shape[-1:] if name == "b_O" else weight.shape[:-2] + weight.shape[-1:])
 
 
-def _our_name(name: str) -> str:
-    """`blocks.0.attn._W_K` -> `blocks.0.attn.W_K`."""
-    module, _, leaf = name.rpartition(".")
-    return f"{module}.{leaf.removeprefix('_')}" if leaf in ("_W_K", "_W_V", "_b_K", "_b_V") else name
-
-
 def _follow_norm(norm: Any, prefix: str, given: dict[str, Tensor], like: Tensor) -> None:
     """Make a norm and the dictionary agree on which of weight and bias there are; new ones have the dtype of `like`."""
     for name, flag in (("w", "weight"), ("b", "bias")):
@@ -148,23 +135,30 @@ def make_biases(module: Any, name: str) -> None:
 def sync_config(model: Any) -> None:
     """Make the config tree, and the flat names that depend on it, say what the modules are now.
 
-    The model gets a config of its own: the one it was built from may build others.
+    The model gets a config of its own: the one it was built from may build others. Where somebody put another module, it
+    says what stood there.
     """
-    for block in model.blocks:
+    own = [block for block in model.blocks if _is_ours(block)]
+    for block in own:
         norms = {name: m.cfg for name, m in block.named_children() if isinstance(m, (LayerNorm, RMSNorm))}
-        parts = {name: getattr(block, name).cfg for name in ("attn", "mixer") if hasattr(block, name)}
-        parts |= {"mlp": _mlp_cfg(block.mlp)} if isinstance(block, MLPPart) else {}
+        parts = {name: getattr(block, name).cfg for name in ("attn", "mixer") if _is_ours(getattr(block, name, None))}
+        parts |= {"mlp": _mlp_cfg(block.mlp)} if isinstance(block, MLPPart) and _is_ours(block.mlp) else {}
         block.cfg = replace(block.cfg, **parts, **norms)
     final = model.ln_final.cfg if isinstance(model.ln_final, (LayerNorm, RMSNorm)) else None
-    blocks = tuple(block.cfg for block in model.blocks)
+    before = zip(model.blocks, model.cfg.tree.blocks, strict=True)
+    blocks = tuple(block.cfg if _is_ours(block) else cfg for block, cfg in before)
     if isinstance(norm := getattr(model.embed, "ln", None), (LayerNorm, RMSNorm)):
         model.embed.cfg = replace(model.embed.cfg, norm=norm.cfg)
     model.cfg = copy(model.cfg)
-    model.cfg.tree = replace(
-        model.cfg.tree, embed=model.embed.cfg, blocks=blocks, ln_final=final, unembed=model.unembed.cfg
-    )
+    ends = {name: getattr(model, name).cfg for name in ("embed", "unembed") if _is_ours(getattr(model, name))}
+    model.cfg.tree = replace(model.cfg.tree, blocks=blocks, ln_final=final, **ends)
     model.cfg.normalization_type = norm_type(blocks[0].ln1 if blocks else final)
-    model.cfg.tie_word_embeddings = model.unembed.cfg.tied
+    model.cfg.tie_word_embeddings = model.cfg.tree.unembed.tied
+
+
+def _is_ours(module: Any) -> bool:
+    """Whether it says what it is made of; a module of somebody else's in its place does not, and the config stays."""
+    return hasattr(getattr(module, "cfg", None), "build")
 
 
 def _mlp_cfg(mlp: Any) -> Any:

@@ -15,10 +15,15 @@ from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.models.names import checked_index
 
 
+class NoView(AttributeError, ValueError):
+    """A weight that this model does not have in every layer, or not in one shape; so `hasattr` says no."""
+
+
 class WeightViews:
     """`model.W_Q` and its like: [layer, head, ...]. They are copies: to edit a weight, edit it in its block.
 
-    An absent bias reads as zeros. Keys and values of grouped-query models are repeated, one for each query head.
+    An absent bias reads as zeros. Keys and values of grouped-query models are repeated, one for each query head. What cannot
+    be stacked raises NoView, an AttributeError that says why.
     """
 
     cfg: Any
@@ -26,6 +31,12 @@ class WeightViews:
     pos_embed: Any
     unembed: Any
     blocks: Any  # a ModuleList of blocks
+
+    def __getattr__(self, name: str) -> Any:
+        view = getattr(type(self), name, None)
+        if isinstance(view, property) and view.fget is not None:
+            return view.fget(self)  # it has raised AttributeError, which Python would replace by one without a reason
+        return super().__getattr__(name)
 
     def _stack(self, read: Callable[[Any], Tensor]) -> Tensor:
         return torch.stack([read(block) for block in self.blocks])
@@ -38,21 +49,21 @@ class WeightViews:
 
     def _attention_weight(self, name: str, read: Callable[[Any], Tensor]) -> Tensor:
         if without := [i for i, block in enumerate(self.blocks) if not isinstance(block, AttentionPart)]:
-            raise ValueError(f"this model has no attention in blocks {without}, so {name} cannot be stacked by layer")
+            raise NoView(f"this model has no attention in blocks {without}, so {name} cannot be stacked by layer")
         weight = name.replace("b_", "W_")
         shapes = [tuple(w.shape) if (w := getattr(b.attn, weight, None)) is not None else None for b in self.blocks]
         if set(shapes) == {None}:
             has = ", ".join(n for n, _ in self.blocks[0].attn.named_parameters(recurse=False) if n.startswith("W_"))
-            raise ValueError(f"the attention of this model has no {weight} (it has {has}), so {name} cannot be stacked")
+            raise NoView(f"the attention of this model has no {weight} (it has {has}), so {name} cannot be stacked")
         if len(set(shapes)) > 1:
-            raise ValueError(f"{weight} differs in shape from layer to layer, so {name} cannot be stacked: {shapes}")
+            raise NoView(f"{weight} differs in shape from layer to layer, so {name} cannot be stacked: {shapes}")
         return self._stack(lambda block: read(block.attn))
 
     def _mlp_weight(self, name: str) -> Tensor:
         if without := [i for i, block in enumerate(self.blocks) if not isinstance(block, MLPPart)]:
-            raise ValueError(f"this model has no MLPs in blocks {without}, so {name} cannot be stacked by layer")
+            raise NoView(f"this model has no MLPs in blocks {without}, so {name} cannot be stacked by layer")
         if sparse := [i for i, block in enumerate(self.blocks) if isinstance(block.mlp, MoE)]:
-            raise ValueError(
+            raise NoView(
                 f"the MLPs of blocks {sparse} are mixtures of experts, so {name} cannot be stacked by layer; "
                 f"an expert has its own: model.blocks[{sparse[0]}].mlp.experts[0].{name}"
             )
@@ -191,26 +202,20 @@ class WeightViews:
         """The sum of the output biases that are in the stream at the input of `layer` (n_layers: at the end).
 
         `mlp_input` stops at the input of that layer's MLP instead; `include_mlp_biases=False` counts attention and mixers only.
-        Raises ValueError for a model that normalises what its blocks add: there is no constant sum then.
+        Raises ValueError for a model that normalises what its biases are added to: there is no constant sum then.
         """
         n_layers = self.cfg.n_layers
         layer = n_layers if layer == n_layers and not mlp_input else checked_index(layer, n_layers, "layer")
         total = self._zeros(self.cfg.d_model)
         for i, block in enumerate(self.blocks[: layer + mlp_input]):
-            if isinstance(block.ln1_post, Norm) or isinstance(getattr(block, "ln2_post", None), Norm):
-                raise ValueError(
-                    f"block {i} normalises what it adds, so what its biases add depends on the run; "
-                    "cache.decompose_resid shows it"
-                )
             if isinstance(block, PostNormBlock):
                 raise ValueError(f"block {i} normalises the stream itself, so it holds no constant sum of biases")
-            before_mlp = i < layer or not isinstance(block, ParallelBlock)
-            first = block.mixer.b_out if isinstance(block, MixerPart) else block.attn.b_O
-            if first is not None and before_mlp:
-                total = total + block.cfg.residual_scale * first
+            if i < layer or not isinstance(block, ParallelBlock):
+                bias = block.mixer.b_out if isinstance(block, MixerPart) else block.attn.b_O
+                total = total + _constant(i, block, bias, block.ln1_post)
             if include_mlp_biases and i < layer and isinstance(block, MLPPart):
                 bias = block.mlp.constant_bias() if isinstance(block.mlp, MoE) else block.mlp.b_out
-                total = total if bias is None else total + block.cfg.residual_scale * bias
+                total = total + _constant(i, block, bias, block.ln2_post)
         return total
 
     def all_composition_scores(self, mode: str) -> Float[Tensor, "layer head layer head"]:
@@ -228,3 +233,12 @@ class WeightViews:
         scores = products.norm(dim=(-2, -1)) / (left.norm()[:, :, None, None] * right.norm())
         layers = torch.arange(self.cfg.n_layers, device=scores.device)
         return scores * (layers[:, None, None, None] < layers[None, None, :, None])
+
+
+def _constant(layer: int, block: Any, bias: Tensor | None, post_norm: Any) -> Tensor | float:
+    """What a sublayer's bias adds to the stream in every run."""
+    if isinstance(post_norm, Norm) and (bias is not None or getattr(post_norm, "b", None) is not None):
+        raise ValueError(
+            f"block {layer} normalises what it adds, so what its biases add depends on the run; cache.decompose_resid shows it"
+        )
+    return 0.0 if bias is None else block.cfg.residual_scale * bias

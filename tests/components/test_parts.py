@@ -97,6 +97,11 @@ def test_backward_rotary_undoes_rotary(scaling: LinearScaling | None) -> None:
     torch.testing.assert_close(back.rotate(turned, back.angles(positions, 9)), x)
 
 
+def test_features_turn_in_pairs() -> None:
+    with pytest.raises(ValueError, match=r"even, got 3"):
+        Rotary(3)
+
+
 def test_only_a_share_of_the_pairs_turns() -> None:
     some, every = ProportionalScaling(0.4, factor=2.0), LinearScaling(2.0)
     cos, sin = Rotary(16, 100.0, adjacent_pairs=True, scaling=some).angles(torch.arange(6)[None], 6)

@@ -50,6 +50,19 @@ def test_ids_of_one_row_and_of_other_integer_types() -> None:
     close(model(tokens.int(), return_type="loss"), model(tokens, return_type="loss"), atol=0)
 
 
+def test_input_has_the_name_that_tokenizers_of_transformers_give_it() -> None:
+    model, tokens = toy(), ids()
+    mask = torch.ones_like(tokens)
+    mask[0, -2:] = 0
+    close(model(input_ids=tokens, attention_mask=mask), model(tokens, attention_mask=mask), atol=0)
+    assert not torch.allclose(model(input_ids=tokens), model(tokens.flip(1)))
+    close(model.run_with_hooks(input_ids=tokens, fwd_hooks=[]), model(tokens), atol=0)
+    with pytest.raises(TypeError, match="once, as `input` or as `input_ids`; there are neither"):
+        model()
+    with pytest.raises(TypeError, match="there are both"):
+        model(tokens, input_ids=tokens)
+
+
 @pytest.mark.parametrize("n", [1, 3, N_POS, 99])
 def test_logits_to_keep(n: int) -> None:
     close(toy()(ids(), logits_to_keep=n), toy()(ids())[:, -n:])

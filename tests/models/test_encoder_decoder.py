@@ -653,6 +653,16 @@ def test_identities_notice_a_site_that_lies(model: HookedEncoderDecoder, damage:
     assert name in damaged.verify(SOURCE, TARGET).failed
 
 
+def test_flags_of_a_bare_cache(model: HookedEncoderDecoder):
+    """A flag adds its sites of all three kinds of attention, and nothing else."""
+    _, plain = model.run_with_cache(SOURCE, TARGET)
+    _, cache = HookedEncoderDecoder({**SIZES, "use_attn_result": True}).run_with_cache(SOURCE, TARGET)
+    parts = [f"encoder.{i}.attn" for i in range(2)]
+    parts += [f"decoder.{i}.{kind}" for i in range(3) for kind in ("attn", "cross_attn")]
+    assert set(cache) - set(plain) == {f"{part}.hook_result" for part in parts}
+    assert cache["decoder.1.cross_attn.hook_result"].shape == (2, 4, 2, 16)
+
+
 @pytest.mark.parametrize("site", ["encoder.1.hook_mlp_out", "decoder.0.hook_cross_attn_out"])
 def test_a_point_can_be_replaced(model: HookedEncoderDecoder, site: str):
     changed = copy.deepcopy(model)

@@ -243,6 +243,21 @@ def test_draws_have_the_right_frequencies() -> None:
     torch.testing.assert_close(penalised.bincount() / 20_000, expected, atol=0.02, rtol=0)
 
 
+def test_a_repeated_token_is_less_likely_above_and_below_zero() -> None:
+    logits, tokens = torch.tensor([[4.0, 3.0, -1.0, -2.0]]), torch.tensor([[0, 0, 2]])
+    found = [
+        sample_logits(logits, temperature=0.0, tokens=tokens, repetition_penalty=p).item() for p in (1.0, 1.3, 1.4)
+    ]
+    assert found == [0, 0, 1]  # 4 / 1.3 is more than 3, 4 / 1.4 is less
+    below = logits - 5  # the likeliest is -1
+    assert sample_logits(below, temperature=0.0, tokens=tokens, repetition_penalty=1.9).item() == 0
+    assert sample_logits(below, temperature=0.0, tokens=tokens, repetition_penalty=2.1).item() == 1
+    padding = torch.tensor([[False, False, True]])
+    assert sample_logits(logits, temperature=0.0, tokens=tokens, real=padding, repetition_penalty=9.0).item() == 0
+    with pytest.raises(ValueError, match="needs the tokens"):
+        sample_logits(logits, repetition_penalty=2.0)
+
+
 # ---- hooks and caches ----------------------------------------------------------------------------------------------
 
 

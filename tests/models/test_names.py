@@ -112,7 +112,9 @@ def test_aliases_of_gated_mlps() -> None:
 
 def test_a_sites_own_name_wins() -> None:
     names = ["blocks.0.hook_out", "blocks.0.hook_resid_post", "blocks.0.hook_resid_pre"]
-    assert aliases(names, 1) == {"blocks.0.hook_in": "blocks.0.hook_resid_pre"}
+    found = aliases(names, 1)
+    assert found["blocks.0.hook_in"] == "blocks.0.hook_resid_pre"
+    assert "blocks.0.hook_out" not in found
 
 
 def test_models_without_a_place_have_no_alias_for_it() -> None:

@@ -180,3 +180,24 @@ def test_composition_scores_against_dense_products(grouped: HookedTransformer, m
 def test_composition_of_nothing_else(grouped: HookedTransformer) -> None:
     with pytest.raises(ValueError, match="'Q', 'K' or 'V'"):
         grouped.all_composition_scores("O")
+
+
+def test_a_weight_that_there_is_not_is_no_attribute() -> None:
+    model = HookedTransformer({"n_layers": 1, "d_model": 8, "n_heads": 2, "n_ctx": 4, "d_vocab": 9, "attn_only": True})
+    assert hasattr(model, "W_Q")
+    assert not hasattr(model, "W_in")
+    assert getattr(model, "b_out", None) is None
+    with pytest.raises(AttributeError, match=r"no MLPs in blocks \[0\], so W_in cannot be stacked"):
+        _ = model.W_in
+    with pytest.raises(AttributeError, match="no attribute 'W_inn'"):
+        _ = model.W_inn
+
+
+def test_without_biases_their_sum_is_zero_behind_norms_too() -> None:
+    sizes = {"n_layers": 2, "d_model": 8, "n_heads": 2, "n_ctx": 4, "d_vocab": 9, "act_fn": "gelu"}
+    model = HookedTransformer({**sizes, "use_normalization_before_and_after": True, "normalization_type": "RMS"})
+    with pytest.raises(ValueError, match="block 0 normalises what it adds"):
+        model.accumulated_bias(2)
+    for block in model.blocks:
+        block.attn.b_O = block.mlp.b_out = None
+    assert torch.equal(model.accumulated_bias(2), torch.zeros(8))

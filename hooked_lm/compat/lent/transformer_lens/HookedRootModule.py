@@ -1,4 +1,7 @@
 """The base of all models."""
 
+from hooked_lm.compat.types import DeviceType
 from hooked_lm.hooks import HookedRootModule, HookPoint, NamesFilter, Slice, SliceInput
+from hooked_lm.hooks import HookedRootModule as HookIntrospectionMixin
 from hooked_lm.hooks.point import HookFunction
+from transformer_lens.utilities import warn_if_mps

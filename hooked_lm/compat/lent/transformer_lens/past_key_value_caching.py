@@ -1,8 +1,6 @@
 """Keys and values of tokens that were read."""
 
-from hooked_lm.components.kv_cache import (
-    KeyValueCache as HookedTransformerKeyValueCache,
-)
-from hooked_lm.components.kv_cache import (
-    KeyValueCacheEntry as HookedTransformerKeyValueCacheEntry,
-)
+from hooked_lm.components.kv_cache import KeyValueCache as HookedTransformerKeyValueCache
+from hooked_lm.components.kv_cache import KeyValueCacheEntry as HookedTransformerKeyValueCacheEntry
+from hooked_lm.models.config import HookedTransformerConfig
+from transformer_lens.utilities.devices import get_device_for_block_index

@@ -1,3 +1,10 @@
 """Activation patching."""
 
+from torch import Tensor as CorruptedActivation
+from torch import Tensor as Logits
+from torch import Tensor as PatchedActivation
+
+from hooked_lm.compat.types import AxisNames
+from hooked_lm.models.activation_cache import ActivationCache
+from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.patching import *  # noqa: F403

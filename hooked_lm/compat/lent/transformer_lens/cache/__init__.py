@@ -1,8 +1,4 @@
 """Keys and values of tokens that were read."""
 
-from hooked_lm.components.kv_cache import (
-    KeyValueCache as TransformerLensKeyValueCache,
-)
-from hooked_lm.components.kv_cache import (
-    KeyValueCacheEntry as TransformerLensKeyValueCacheEntry,
-)
+from hooked_lm.components.kv_cache import KeyValueCache as TransformerLensKeyValueCache
+from hooked_lm.components.kv_cache import KeyValueCacheEntry as TransformerLensKeyValueCacheEntry

@@ -1,1 +1,27 @@
 """The parts of a model."""
+
+from hooked_lm.compat.parts import (
+    MLP,
+    AbstractAttention,
+    Attention,
+    BertBlock,
+    BertEmbed,
+    BertMLMHead,
+    BertNSPHead,
+    BertPooler,
+    CanBeUsedAsMLP,
+    Embed,
+    GatedMLP,
+    GroupedQueryAttention,
+    LayerNorm,
+    LayerNormPre,
+    MoE,
+    PosEmbed,
+    RMSNorm,
+    RMSNormPre,
+    T5Attention,
+    T5Block,
+    TokenTypeEmbed,
+    TransformerBlock,
+    Unembed,
+)

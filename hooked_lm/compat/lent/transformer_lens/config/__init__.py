@@ -1,3 +1,5 @@
-"""Configs."""
+"""Configs in flat names."""
 
+from hooked_lm.compat.bridge import TransformerBridgeConfig
 from hooked_lm.models.config import HookedTransformerConfig
+from hooked_lm.models.config import HookedTransformerConfig as TransformerLensConfig

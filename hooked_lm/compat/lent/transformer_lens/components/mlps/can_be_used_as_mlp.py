@@ -1,5 +1,6 @@
-"""What stands where a block has its MLP: any module from the stream to the stream."""
+"""What stands where a block has its MLP."""
 
-from torch.nn import Module as CanBeUsedAsMLP
-
-__all__ = ["CanBeUsedAsMLP"]
+from hooked_lm.compat.parts import ActivationFunctionFactory, CanBeUsedAsMLP, LayerNorm, LayerNormPre
+from hooked_lm.hooks import HookPoint
+from hooked_lm.models.config import HookedTransformerConfig
+from transformer_lens.utilities.activation_functions import ActivationFunction

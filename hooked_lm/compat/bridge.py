@@ -1,0 +1,262 @@
+"""TransformerBridge: the class that took the place of HookedTransformer in 3.x; here both are one model."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hooked_lm import hub
+from hooked_lm.hooks import HookPoint
+from hooked_lm.models.config import HookedTransformerConfig
+from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.encoder import HookedEncoder
+from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
+from hooked_lm.models.fold import process_weights
+
+SUBLAYERS = ("attn", "mixer", "mlp")
+# Fields of their config that mean nothing here, and the values that may be given.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "architecture": (None, "TransformerLensNative"),
+    "tokenizer_appends_eos": (False,),
+    "trust_remote_code": (False,),
+    "per_layer_head_dim": (None,),
+    "per_layer_num_key_value_heads": (None,),
+    "scale_embedding": (None, False),
+    "tie_word_embeddings": (False,),
+    "rmsnorm_uses_offset": (False,),
+    "attn_implementation": (None, "eager", "sdpa"),
+    "is_audio_model": (False,),
+    "is_visual_model": (False,),
+    "is_stateful": (False,),
+    "is_multimodal": (False,),
+    "vision_hidden_size": (None,),
+    "vision_num_layers": (None,),
+    "vision_num_heads": (None,),
+    "mm_tokens_per_image": (None,),
+}
+
+
+def without_neutral(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields that mean something here; ValueError for one that asks for what there is not."""
+    asked = {name: fields[name] for name in NEUTRAL if name in fields and fields[name] not in NEUTRAL[name]}
+    if asked:
+        raise ValueError("not supported here: " + ", ".join(f"{name}={value!r}" for name, value in asked.items()))
+    return {name: value for name, value in fields.items() if name not in NEUTRAL}
+
+
+class TransformerBridgeConfig(HookedTransformerConfig):
+    """A `HookedTransformerConfig` that also takes the fields of a bridge, where they ask for nothing that there is not.
+
+    >>> TransformerBridgeConfig(d_model=8, d_head=4, n_layers=1, n_ctx=16, d_vocab=10, architecture=None).n_heads
+    2
+    """
+
+    def __init__(self, d_model: int, d_head: int, n_layers: int, n_ctx: int, **fields: Any) -> None:
+        fields = {"act_fn": "relu", **without_neutral(fields)}
+        fields["default_padding_side"] = fields.get("default_padding_side") or "right"
+        super().__init__(d_model=d_model, d_head=d_head, n_layers=n_layers, n_ctx=n_ctx, **fields)
+
+
+class TransformerBridge(HookedTransformer):
+    """A decoder with its checkpoint's own weights, under the names of both libraries.
+
+    The names of a bridge ("blocks.0.hook_out", "blocks.0.attn.q.hook_out") are aliases of ours, as in every model here, and
+    `enable_compatibility_mode` folds the weights as `HookedTransformer.from_pretrained` does. Encoders and encoder-decoders
+    are booted as what they are here: `HookedEncoder`, `HookedEncoderDecoder`.
+
+    >>> bridge = TransformerBridge.boot_transformers("demo")
+    >>> logits, cache = bridge.run_with_cache("The capital of France is", names_filter="blocks.0.attn.q.hook_out")
+    >>> cache["blocks.0.attn.q.hook_out"] is cache["q", 0]
+    True
+    """
+
+    _hook_registry: dict[str, HookPoint]
+    compatibility_mode = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Points stand in `_hook_registry`: a subclass may show others in `hook_dict`."""
+        super().__setattr__("_hook_registry" if name == "hook_dict" else name, value)
+
+    @property
+    def hook_dict(self) -> dict[str, HookPoint]:  # type: ignore[override]
+        """The hook points by name."""
+        return self._hook_registry
+
+    # ---- making one --------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def boot_transformers(
+        cls,
+        model_name: str,
+        hf_config_overrides: dict[str, Any] | None = None,
+        device: Any = None,
+        dtype: torch.dtype = torch.float32,
+        tokenizer: Any = None,
+        load_weights: bool = True,
+        trust_remote_code: bool = False,
+        model_class: type | None = None,
+        hf_model: Any = None,
+        device_map: Any = None,
+        n_devices: int | None = None,
+        max_memory: dict[Any, Any] | None = None,
+        n_ctx: int | None = None,
+        revision: str | None = None,
+        checkpoint_index: int | None = None,
+        checkpoint_value: int | None = None,
+    ) -> "TransformerBridge | HookedEncoder | HookedEncoderDecoder":
+        """A model with a checkpoint's weights as they are; see `hooked_lm.hub.from_pretrained`.
+
+        ValueError for what is not done here: a model without weights, code from a checkpoint, another transformers class,
+        several devices.
+        """
+        refused = {
+            "load_weights=False": not load_weights,
+            "trust_remote_code=True": trust_remote_code,
+            "model_class": model_class is not None,
+            "max_memory": max_memory is not None,
+        }
+        if any(refused.values()):
+            asked = ", ".join(name for name, given in refused.items() if given)
+            raise ValueError(f"boot_transformers does not support {asked} here: leave it out")
+        model = hub.from_pretrained_no_processing(
+            model_name,
+            hf_model=hf_model,
+            device=device,
+            dtype=dtype,
+            tokenizer=tokenizer,
+            device_map=device_map,
+            n_devices=1 if n_devices is None else n_devices,
+            n_ctx=n_ctx,
+            revision=revision,
+            checkpoint_index=checkpoint_index,
+            checkpoint_value=checkpoint_value,
+            **(hf_config_overrides or {}),
+        )
+        if isinstance(model, HookedTransformer):  # what kind of model it is shows when it is read
+            model._hook_registry = model.__dict__.pop("hook_dict")
+            model.__class__ = cls
+        return model
+
+    @classmethod
+    def boot_native(
+        cls,
+        config: HookedTransformerConfig | dict[str, Any],
+        tokenizer: Any = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        model_name: str = "native",
+    ) -> "TransformerBridge":
+        """A new model with random weights.
+
+        >>> cfg = dict(d_model=16, d_head=8, n_layers=1, n_ctx=8, d_vocab=10, act_fn="gelu", seed=0)
+        >>> TransformerBridge.boot_native(cfg).cfg.model_name
+        'native'
+        """
+        fields = without_neutral(config) if isinstance(config, dict) else config
+        bridge = cls(HookedTransformerConfig.unwrap(fields), tokenizer=tokenizer)
+        bridge.cfg.model_name = model_name
+        return bridge.to(device=device, dtype=dtype) if device is not None or dtype is not None else bridge
+
+    @property
+    def original_model(self) -> Any:
+        """A transformers model with these weights, made at each call; edits of it do not come back."""
+        return self.to_hf()
+
+    # ---- the weights of a HookedTransformer --------------------------------------------------------------------------
+
+    def enable_compatibility_mode(
+        self,
+        disable_warnings: bool = False,
+        no_processing: bool = False,
+        fold_ln: bool = True,
+        center_writing_weights: bool = True,
+        center_unembed: bool = True,
+        fold_value_biases: bool = True,
+        refactor_factored_attn_matrices: bool = False,
+    ) -> None:
+        """Fold the weights as `HookedTransformer.from_pretrained` does, or leave them as they are; names are there already."""
+        if not no_processing:
+            self.process_weights(
+                fold_ln=fold_ln,
+                center_writing_weights=center_writing_weights,
+                center_unembed=center_unembed,
+                fold_value_biases=fold_value_biases,
+                refactor_factored_attn_matrices=refactor_factored_attn_matrices,
+            )
+        self.compatibility_mode = True
+
+    def process_weights(self, verbose: bool = False, **rewrites: bool) -> None:
+        """Rewrite the weights in place; see `hooked_lm.models.fold.process_weights`."""
+        process_weights(self, **rewrites)
+
+    def tl_parameters(self) -> dict[str, Tensor]:
+        """The weights by the names of a HookedTransformer; keys and values as many as there are."""
+        return dict(self.state_dict(keep_vars=True))
+
+    def tl_named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """The same one after the other."""
+        return iter(self.tl_parameters().items())
+
+    get_params = tl_parameters
+
+    # ---- names -------------------------------------------------------------------------------------------------------
+
+    @property
+    def hook_aliases(self) -> dict[str, str]:
+        """Other names -> the names that they mean."""
+        return dict(self.aliases)
+
+    def _collect_hook_aliases_from_registry(self) -> dict[str, str]:
+        return self.hook_aliases
+
+    def get_hook_point(self, hook_name: str) -> HookPoint | None:
+        """The point of a name or an alias; None if there is none."""
+        points = self._hook_registry
+        return points.get(hook_name) or points.get(self.aliases.get(hook_name, ""))
+
+    def block_hooks(self, layer_idx: int) -> list[str]:
+        """The sites of a block, without the block's name, in alphabetical order."""
+        block = f"blocks.{layer_idx}."
+        return sorted(name.removeprefix(block) for name in self.hook_dict if name.startswith(block))
+
+    def blocks_with(self, submodule: str) -> list[tuple[int, nn.Module]]:
+        """The blocks that have a part of this name, with their layers."""
+        return [(i, block) for i, block in enumerate(self.blocks) if submodule in block._modules]
+
+    def block_submodules(self, layer_idx: int) -> list[str]:
+        """The names of a block's parts, without its hook points."""
+        parts = self.blocks[layer_idx].named_children()
+        return [name for name, part in parts if not isinstance(part, HookPoint)]
+
+    def layer_types(self) -> list[str]:
+        """What each block is made of: "attn+mlp", "mixer" ..."""
+        return ["+".join(name for name in SUBLAYERS if name in block._modules) for block in self.blocks]
+
+    def stack_params_for(
+        self, submodule: str, attr_path: str, reshape_fn: Callable[[Tensor], Tensor] | None = None
+    ) -> tuple[list[int], Tensor]:
+        """A weight of all blocks that have a part, [layer, ...], and their layers; ValueError if there are none.
+
+        >>> bridge = TransformerBridge.boot_transformers("demo")
+        >>> layers, weights = bridge.stack_params_for("attn", "attn.W_Q")
+        >>> layers, weights.shape == bridge.W_Q.shape
+        ([0, 1, 2, 3], True)
+        """
+        found = self.blocks_with(submodule)
+        if not found:
+            raise ValueError(f"no block has a part {submodule!r}; the parts of block 0 are {self.block_submodules(0)}")
+        weights = [_attribute(block, attr_path) for _, block in found]
+        return [i for i, _ in found], torch.stack([w if reshape_fn is None else reshape_fn(w) for w in weights])
+
+    def hf_generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Not here: no transformers model runs underneath. Raises NotImplementedError."""
+        raise NotImplementedError(
+            "no transformers model runs underneath: use generate(...), or original_model.generate(...) for theirs"
+        )
+
+
+def _attribute(module: Any, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name)
+    return module

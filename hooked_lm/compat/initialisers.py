@@ -1,0 +1,87 @@
+"""Random weights in place, for weights as they are stored here: inputs first, outputs last, heads in front.
+
+As those of `torch.nn.init`, they draw from torch's own generator; `generator` gives another.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+__all__ = [
+    "NonlinearityType", "calc_fan_in_and_fan_out", "init_kaiming_normal_", "init_kaiming_uniform_",
+    "init_xavier_normal_", "init_xavier_uniform_",
+]  # fmt: skip
+
+NonlinearityType = Literal[
+    "linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "sigmoid", "tanh",
+    "relu", "leaky_relu", "selu",
+]  # fmt: skip
+
+
+def calc_fan_in_and_fan_out(tensor: Tensor) -> tuple[int, int]:
+    """How many inputs an output of a weight sums over, and how many outputs an input goes to.
+
+    Of a bias [out], a matrix [in, out], or the weights of heads [head, in, out]; ValueError for other shapes.
+
+    >>> import torch
+    >>> calc_fan_in_and_fan_out(torch.zeros(12, 768, 64))
+    (768, 768)
+    """
+    shape = tensor.shape
+    if not 1 <= len(shape) <= 3:
+        raise ValueError(f"a fan is that of a bias, a matrix or a stack of them by head, not of shape {tuple(shape)}")
+    heads = shape[0] if len(shape) == 3 else 1
+    return shape[-2] if len(shape) > 1 else 1, heads * shape[-1]
+
+
+def init_xavier_uniform_(param: Tensor, gain: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
+    """Uniform, with variance `2 gain^2 / (fan in + fan out)` (Glorot and Bengio 2010)."""
+    return _uniform(param, gain * math.sqrt(2 / sum(calc_fan_in_and_fan_out(param))), generator)
+
+
+def init_xavier_normal_(param: Tensor, gain: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
+    """Normal, with variance `2 gain^2 / (fan in + fan out)` (Glorot and Bengio 2010)."""
+    std = gain * math.sqrt(2 / sum(calc_fan_in_and_fan_out(param)))
+    return nn.init.normal_(param, std=std, generator=generator)
+
+
+def init_kaiming_uniform_(
+    param: Tensor,
+    a: float = 0.0,
+    nonlinearity: NonlinearityType = "relu",
+    gain: float = 1.0,
+    mode: str = "fan_in",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Uniform, with variance `(gain * g)^2 / fan` (He et al. 2015, arXiv:1502.01852).
+
+    g is what `torch.nn.init.calculate_gain(nonlinearity, a)` gives; `mode` says whether the fan is "fan_in" or "fan_out".
+    """
+    return _uniform(param, _kaiming(param, a, nonlinearity, gain, mode), generator)
+
+
+def init_kaiming_normal_(
+    param: Tensor,
+    a: float = 0.0,
+    nonlinearity: NonlinearityType = "relu",
+    gain: float = 1.0,
+    mode: str = "fan_in",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Normal, with the variance of `init_kaiming_uniform_`."""
+    return nn.init.normal_(param, std=_kaiming(param, a, nonlinearity, gain, mode), generator=generator)
+
+
+def _kaiming(param: Tensor, a: float, nonlinearity: NonlinearityType, gain: float, mode: str) -> float:
+    """The standard deviation."""
+    if mode not in ("fan_in", "fan_out"):
+        raise ValueError(f"mode must be 'fan_in' or 'fan_out', got {mode!r}")
+    fan = calc_fan_in_and_fan_out(param)[mode == "fan_out"]
+    return gain * nn.init.calculate_gain(nonlinearity, a) / math.sqrt(fan)
+
+
+def _uniform(param: Tensor, std: float, generator: torch.Generator | None) -> Tensor:
+    bound = std * math.sqrt(3)
+    return nn.init.uniform_(param, -bound, bound, generator=generator)

@@ -1,0 +1,5 @@
+"""Whether one sentence follows another."""
+
+from hooked_lm.compat.parts import BertNSPHead
+from hooked_lm.hooks import HookPoint
+from hooked_lm.models.config import HookedTransformerConfig

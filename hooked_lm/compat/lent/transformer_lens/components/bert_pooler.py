@@ -1,0 +1,5 @@
+"""One vector of a text."""
+
+from hooked_lm.compat.parts import BertPooler
+from hooked_lm.hooks import HookPoint
+from hooked_lm.models.config import HookedTransformerConfig

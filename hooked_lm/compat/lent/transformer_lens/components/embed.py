@@ -1,0 +1,4 @@
+"""Tokens into the stream."""
+
+from hooked_lm.compat.parts import Embed, LayerNorm
+from hooked_lm.models.config import HookedTransformerConfig

@@ -1,0 +1,5 @@
+"""LayerNorm."""
+
+from hooked_lm.compat.parts import LayerNorm
+from hooked_lm.hooks import HookPoint
+from hooked_lm.models.config import HookedTransformerConfig

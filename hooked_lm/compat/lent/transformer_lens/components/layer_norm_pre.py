@@ -1,0 +1,5 @@
+"""LayerNorm without weights."""
+
+from hooked_lm.compat.parts import LayerNormPre
+from hooked_lm.hooks import HookPoint
+from hooked_lm.models.config import HookedTransformerConfig

@@ -1,0 +1,5 @@
+"""The experts of gpt-oss."""
+
+from hooked_lm.compat.parts import CanBeUsedAsMLP, GptOssExpert, GptOssMoE
+from hooked_lm.hooks import HookPoint
+from hooked_lm.models.config import HookedTransformerConfig

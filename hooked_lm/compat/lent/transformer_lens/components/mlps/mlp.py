@@ -1,0 +1,6 @@
+"""The plain MLP."""
+
+from hooked_lm.compat.parts import MLP, CanBeUsedAsMLP
+from hooked_lm.hooks import HookPoint
+from hooked_lm.models.config import HookedTransformerConfig
+from transformer_lens.utilities.addmm import batch_addmm

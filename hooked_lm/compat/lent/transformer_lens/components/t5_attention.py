@@ -1,0 +1,5 @@
+"""The attention of an encoder-decoder."""
+
+from hooked_lm.compat.parts import AbstractAttention, T5Attention
+from hooked_lm.hooks import HookPoint
+from hooked_lm.models.config import HookedTransformerConfig

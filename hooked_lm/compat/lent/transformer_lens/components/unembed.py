@@ -1,0 +1,6 @@
+"""The stream into logits."""
+
+from hooked_lm.compat.parts import Unembed
+from hooked_lm.hooks import HookPoint
+from hooked_lm.models.config import HookedTransformerConfig
+from transformer_lens.utilities.addmm import batch_addmm

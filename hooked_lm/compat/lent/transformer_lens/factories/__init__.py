@@ -1,0 +1,3 @@
+"""What makes parts of a model."""
+
+from transformer_lens.factories import activation_function_factory, mlp_factory

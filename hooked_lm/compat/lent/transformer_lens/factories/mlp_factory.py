@@ -1,0 +1,4 @@
+"""Makes MLPs."""
+
+from hooked_lm.compat.parts import MLP, CanBeUsedAsMLP, GatedMLP, GptOssMoE, MLPFactory, MoE
+from hooked_lm.models.config import HookedTransformerConfig

@@ -1,0 +1,3 @@
+"""Models under the names of both styles."""
+
+from transformer_lens.model_bridge.bridge import TransformerBridge

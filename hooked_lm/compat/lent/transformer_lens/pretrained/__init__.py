@@ -1,0 +1,3 @@
+"""Weights of checkpoints."""
+
+from transformer_lens.pretrained import weight_conversions

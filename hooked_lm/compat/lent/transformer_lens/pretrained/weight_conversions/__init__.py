@@ -1,0 +1,27 @@
+"""Weights of checkpoints in the public names: one function, whatever the architecture."""
+
+from transformer_lens.pretrained.weight_conversions.apertus import convert_apertus_weights
+from transformer_lens.pretrained.weight_conversions.bert import convert_bert_weights
+from transformer_lens.pretrained.weight_conversions.bloom import convert_bloom_weights
+from transformer_lens.pretrained.weight_conversions.coder import convert_coder_weights
+from transformer_lens.pretrained.weight_conversions.gemma import convert_gemma_weights
+from transformer_lens.pretrained.weight_conversions.gpt2 import convert_gpt2_weights
+from transformer_lens.pretrained.weight_conversions.gptj import convert_gptj_weights
+from transformer_lens.pretrained.weight_conversions.llama import convert_llama_weights
+from transformer_lens.pretrained.weight_conversions.mingpt import convert_mingpt_weights
+from transformer_lens.pretrained.weight_conversions.mistral import convert_mistral_weights
+from transformer_lens.pretrained.weight_conversions.mixtral import convert_mixtral_weights
+from transformer_lens.pretrained.weight_conversions.neel_solu_old import convert_neel_solu_old_weights
+from transformer_lens.pretrained.weight_conversions.neo import convert_neo_weights
+from transformer_lens.pretrained.weight_conversions.neox import convert_neox_weights
+from transformer_lens.pretrained.weight_conversions.olmo import convert_olmo_weights
+from transformer_lens.pretrained.weight_conversions.olmo2 import convert_olmo2_weights
+from transformer_lens.pretrained.weight_conversions.olmo3 import convert_olmo3_weights
+from transformer_lens.pretrained.weight_conversions.olmoe import convert_olmoe_weights
+from transformer_lens.pretrained.weight_conversions.openai import convert_gpt_oss_weights
+from transformer_lens.pretrained.weight_conversions.opt import convert_opt_weights
+from transformer_lens.pretrained.weight_conversions.phi import convert_phi_weights
+from transformer_lens.pretrained.weight_conversions.phi3 import convert_phi3_weights
+from transformer_lens.pretrained.weight_conversions.qwen2 import convert_qwen2_weights
+from transformer_lens.pretrained.weight_conversions.qwen3 import convert_qwen3_weights
+from transformer_lens.pretrained.weight_conversions.t5 import convert_t5_weights

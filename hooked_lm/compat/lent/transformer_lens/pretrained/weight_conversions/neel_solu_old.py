@@ -1,0 +1,3 @@
+"""Weights of the first SoLU models in the public names."""
+
+from hooked_lm.hub.flat_weights import from_early_solu as convert_neel_solu_old_weights

@@ -1,0 +1,3 @@
+"""Linear maps."""
+
+from hooked_lm.compat.linear import batch_addmm, vanilla_addmm

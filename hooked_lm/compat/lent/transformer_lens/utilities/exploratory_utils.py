@@ -1,0 +1,3 @@
+"""A look at what a model answers."""
+
+from hooked_lm.utils import test_prompt

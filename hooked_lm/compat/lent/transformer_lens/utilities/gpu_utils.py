@@ -1,0 +1,3 @@
+"""Memory of GPUs."""
+
+from hooked_lm.compat.devices import print_gpu_mem

@@ -1,0 +1,13 @@
+"""Files and sets of texts of the hub."""
+
+from huggingface_hub import get_token as get_hf_token
+
+from hooked_lm.compat.attributes import select_compatible_kwargs
+from hooked_lm.compat.downloads import (
+    CACHE_DIR,
+    clear_huggingface_cache,
+    download_file_from_hf,
+    get_rotary_pct_from_config,
+    keep_single_column,
+)
+from hooked_lm.hub.datasets import get_dataset

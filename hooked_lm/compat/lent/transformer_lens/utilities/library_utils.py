@@ -1,0 +1,3 @@
+"""What is installed."""
+
+from hooked_lm.compat.attributes import is_library_available

@@ -1,0 +1,3 @@
+"""Parameters that hold other values for a while."""
+
+from hooked_lm.compat.modules import temporarily_swap_parameter

@@ -1,0 +1,7 @@
+"""Rewrites of weights that leave predictions as they are."""
+
+from hooked_lm.compat.processing import ProcessWeights
+from hooked_lm.factored_matrix import FactoredMatrix
+from hooked_lm.models.config import HookedTransformerConfig as TransformerLensConfig
+from transformer_lens.utilities import filter_dict_by_prefix
+from transformer_lens.utilities.architectures import POST_NORM_ARCHITECTURES

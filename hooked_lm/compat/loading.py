@@ -1,0 +1,272 @@
+"""Configs and weights of checkpoints under the names of `loading_from_pretrained`: in flat names, without building a model."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hooked_lm.compat.state_dicts import their_weights
+from hooked_lm.components.embed import PosEmbed
+from hooked_lm.components.norm import LayerNorm, RMSNorm
+from hooked_lm.families import family
+from hooked_lm.families._short_names import CHECKPOINTS, SHORT_NAMES
+from hooked_lm.hub.flat import find_flat
+from hooked_lm.hub.kinds import Kind, kind_of
+from hooked_lm.hub.load import facts, fill, from_pretrained_no_processing, read_tree
+from hooked_lm.hub.options import checkpoint_step, one_device, published_steps, real_dtype, with_limits
+from hooked_lm.hub.source import Source, find, in_present_names
+from hooked_lm.models.config import HookedTransformerConfig
+from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.encoder_decoder_config import EncoderDecoderConfig
+from hooked_lm.models.fold import process_weights
+from hooked_lm.models.tree import DecoderConfig
+
+# Ids of the hub that are still known by what they were before organisations had names.
+BARE = ("openai-community/", "distilbert/")
+
+
+def official_name(repository: str) -> str:
+    """The id of a repository as it is usually written."""
+    return next((repository.removeprefix(prefix) for prefix in BARE if repository.startswith(prefix)), repository)
+
+
+OFFICIAL_MODEL_NAMES = [*dict.fromkeys(official_name(repository) for repository in SHORT_NAMES.values())]
+MODEL_ALIASES = {
+    name: [short for short, repository in SHORT_NAMES.items() if official_name(repository) == name and short != name]
+    for name in OFFICIAL_MODEL_NAMES
+}
+DEFAULT_MODEL_ALIASES = [next(iter(MODEL_ALIASES[name]), name) for name in OFFICIAL_MODEL_NAMES]
+NON_HF_HOSTED_MODEL_NAMES: list[str] = []  # all that are named here are on the hub
+NEED_REMOTE_CODE_MODELS: tuple[str, ...] = ()  # code from a checkpoint is never run
+STANFORD_CRFM_CHECKPOINTS = list(CHECKPOINTS["stanford-crfm/*"][1])
+PYTHIA_CHECKPOINTS = list(CHECKPOINTS["EleutherAI/pythia-*"][1])
+PYTHIA_V0_CHECKPOINTS = list(CHECKPOINTS["EleutherAI/pythia-*-v0"][1])
+DTYPE_FROM_STRING = {
+    **{name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")},
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+}
+
+# ---- names ---------------------------------------------------------------------------------------------------------------
+
+
+def make_model_alias_map() -> dict[str, str]:
+    """Every name in lower case -> the official one."""
+    return {
+        **{name.lower(): name for name in OFFICIAL_MODEL_NAMES},
+        **{short: official_name(repository) for short, repository in SHORT_NAMES.items()},
+    }
+
+
+def get_official_model_name(model_name: str) -> str:
+    """The official name of a short one; a directory, and an id of the hub that has no short name, is its own.
+
+    Raises ValueError for other names.
+
+    >>> get_official_model_name("gpt2-small"), get_official_model_name("somebody/gpt2-tuned")
+    ('gpt2', 'somebody/gpt2-tuned')
+    """
+    found = make_model_alias_map().get(official_name(model_name).lower())
+    if found is None and "/" not in model_name and model_name != "demo" and not Path(model_name).is_dir():
+        raise ValueError(f"{model_name!r} is no short name, no id of the hub (owner/name) and no directory")
+    return found or model_name
+
+
+def get_checkpoint_labels(model_name: str, **kwargs: Any) -> tuple[list[int], str]:
+    """The steps of a training run that were published, and "step", or its counts of tokens, and "token"; ValueError if none
+    are known."""
+    flat = find_flat(model_name, kwargs.pop("revision", None), kwargs.pop("local_files_only", False), kwargs)
+    if flat is not None and (steps := flat.steps()):
+        return [step.value for step in steps], steps[0].label_type
+    return list(published_steps(model_name)[1]), "step"
+
+
+# ---- configs -------------------------------------------------------------------------------------------------------------
+
+
+def get_pretrained_model_config(
+    model_name: str,
+    hf_cfg: Mapping[str, Any] | None = None,
+    checkpoint_index: int | None = None,
+    checkpoint_value: int | None = None,
+    fold_ln: bool = False,
+    device: Any = None,
+    n_devices: int = 1,
+    default_prepend_bos: bool | None = None,
+    dtype: torch.dtype | str = torch.float32,
+    first_n_layers: int | None = None,
+    n_ctx: int | None = None,
+    **kwargs: Any,
+) -> HookedTransformerConfig:
+    """The config that `from_pretrained` would give the model, of which no weights are loaded.
+
+    With `fold_ln` it is that of the folded model. `hf_cfg`, the HF config of a model in hand, says how many tokens there are.
+    The heads of encoders are told by their weights: without these, of a name on the hub, they are left out. Raises as
+    `from_pretrained` does.
+
+    >>> cfg = get_pretrained_model_config("demo")
+    >>> cfg.n_layers, cfg.d_model, cfg.normalization_type
+    (4, 128, 'LN')
+    """
+    revision, local_files_only = kwargs.pop("revision", None), kwargs.pop("local_files_only", False)
+    if (flat := find_flat(model_name, revision, local_files_only, kwargs)) is not None:
+        at = flat.step(checkpoint_index, checkpoint_value)
+        on = one_device(device, None, n_devices, move_to_device=True)
+        flat_cfg = flat.config(at, dtype, on, first_n_layers, n_ctx, default_prepend_bos)
+        return _folded(flat_cfg) if fold_ln else flat_cfg
+    if hf_cfg is not None and "vocab_size" in hf_cfg:
+        kwargs["vocab_size"] = hf_cfg["vocab_size"]
+    step, revision = checkpoint_step(model_name, checkpoint_index, checkpoint_value, revision)
+    source = find(model_name, None, revision, local_files_only, kwargs, weights=False)
+    kind, tree = _read(source, _tensors_at_hand(source))
+    cfg: HookedTransformerConfig = kind.config.from_tree(
+        with_limits(_plain(tree), first_n_layers, n_ctx),
+        dtype=real_dtype(dtype, {}),
+        device=str(one_device(device, None, n_devices, move_to_device=True)),
+        init_weights=False,
+        **facts(source, step, checkpoint_index, default_prepend_bos, None),
+        **source.generation_facts(field.name for field in fields(kind.config)),
+    )
+    return _folded(cfg) if fold_ln and kind.model is HookedTransformer else cfg
+
+
+def _tensors_at_hand(source: Source) -> Mapping[str, Tensor]:
+    """The weights, as far as they are here already."""
+    assert source.folder is not None
+    here = any(source.folder.glob("*.safetensors*")) or any(source.folder.glob("pytorch_model*"))
+    return source.tensors(mmap=True) if here else {}
+
+
+def _read(source: Source, tensors: Mapping[str, Tensor]) -> tuple[Kind, Any]:
+    """The class that a checkpoint becomes, and its tree."""
+    module = family(source.config.model_type)
+    tree = read_tree(module, source, in_present_names(tensors, getattr(module, "RENAMED", {})))
+    return kind_of(tree, None, source.name), tree
+
+
+def _plain(part: Any) -> Any:
+    """A tree in which weights mean what they do in public state dicts: offsets of norms and of positions, and scales of
+    embeddings, have gone into them."""
+    if isinstance(part, tuple) and not hasattr(part, "_fields"):
+        return tuple(_plain(each) for each in part)
+    if not is_dataclass(part):
+        return part
+    changed = {field.name: _plain(getattr(part, field.name)) for field in fields(part)}
+    if isinstance(part, (LayerNorm.Config, RMSNorm.Config, PosEmbed.Config)):
+        changed["offset"] = type(changed["offset"])(0)
+    if isinstance(part, (DecoderConfig, EncoderDecoderConfig)) and part.embed.scale != 1.0:
+        changed["embed"] = replace(changed["embed"], scale=1.0)
+        changed["unembed"] = replace(changed["unembed"], tied=False)
+    if isinstance(part, DecoderConfig) and part.unembed.scale != 1.0:
+        changed["unembed"] = replace(changed["unembed"], scale=1.0, tied=False)
+    return replace(part, **changed)
+
+
+def _folded(cfg: HookedTransformerConfig) -> HookedTransformerConfig:
+    """The config of the model after `fold_ln`, found on one without memory."""
+    model = HookedTransformer(replace(cfg, device="meta"))
+    process_weights(model, center_writing_weights=False, center_unembed=False, fold_value_biases=False)
+    return replace(model.cfg, device=cfg.device)
+
+
+def convert_hf_model_config(model_name: str, **kwargs: Any) -> dict[str, Any]:
+    """The same in a dict of flat names."""
+    named = get_pretrained_model_config(model_name, **kwargs).to_dict()
+    return {name: value for name, value in named.items() if name not in ("tree", "processed")}
+
+
+def get_num_params_of_pretrained(model_name: str) -> int:
+    """How many weights its layers have, as `cfg.n_params` counts them."""
+    n_params = get_pretrained_model_config(model_name).n_params
+    assert n_params is not None  # it is filled in
+    return n_params
+
+
+@dataclass
+class Config:
+    """The sizes of a GPT-2, which lessons write their own model for."""
+
+    d_model: int = 768
+    debug: bool = True
+    layer_norm_eps: float = 1e-5
+    d_vocab: int = 50257
+    init_range: float = 0.02
+    n_ctx: int = 1024
+    d_head: int = 64
+    d_mlp: int = 3072
+    n_heads: int = 12
+    n_layers: int = 12
+
+
+def get_basic_config(model_name: str, **kwargs: Any) -> Config:
+    """The sizes of a checkpoint, and nothing else of it."""
+    named = get_pretrained_model_config(model_name, **kwargs).to_dict()
+    return Config(**{name: named[name] for name in asdict(Config()) if name in named})
+
+
+# ---- weights -------------------------------------------------------------------------------------------------------------
+
+
+def get_pretrained_state_dict(
+    official_model_name: str,
+    cfg: HookedTransformerConfig,
+    hf_model: Any = None,
+    dtype: torch.dtype = torch.float32,
+    **kwargs: Any,
+) -> dict[str, Tensor]:
+    """The weights of a checkpoint in the public names and meanings, with zeros for biases that there are none of.
+
+    They load into a model of this config here, and into one of TransformerLens. Of a checkpointed config they are those of its
+    step; of `hf_model`, if given, its own. Raises as `from_pretrained` does.
+    """
+    dtype = kwargs.pop("torch_dtype", dtype)
+    if hf_model is not None:
+        return {name: value.to(dtype) for name, value in convert_hf_weights(hf_model, cfg).items()}
+    step = cfg.checkpoint_value if cfg.from_checkpoint else None
+    model = from_pretrained_no_processing(
+        official_model_name, checkpoint_value=step, dtype=dtype, device="cpu", **kwargs
+    )
+    return _public(model, cfg)
+
+
+def convert_hf_weights(hf_model: Any, cfg: Any) -> dict[str, Tensor]:
+    """The weights of a transformers model of any supported architecture in the public names; views of its own, where they can be.
+
+    `cfg` is the flat config of the model that they are for: if it has `n_key_value_heads`, keys and values are called `_W_K`
+    and `_W_V`. Layers beyond `cfg.n_layers`, and positions beyond `cfg.n_ctx`, are left out.
+    """
+    source = find(hf_model.config.name_or_path, hf_model, None, True, {})
+    module = family(source.config.model_type)
+    tensors = in_present_names(source.tensors(mmap=True), getattr(module, "RENAMED", {}))
+    tree = read_tree(module, source, tensors)
+    kind = kind_of(tree, None, source.name)
+    model = kind.model(kind.config.from_tree(tree, dtype=hf_model.dtype, device="meta", init_weights=False))
+    fill(model, tensors, module, tree, hf_model.device, copy=False)
+    return _public(model, cfg)
+
+
+@torch.no_grad()
+def _public(model: Any, cfg: Any) -> dict[str, Tensor]:
+    state = their_weights(model, is_grouped=cfg.n_key_value_heads is not None)
+    beyond = tuple(f"blocks.{layer}." for layer in range(cfg.n_layers, model.cfg.n_layers))
+    state = {name: value for name, value in state.items() if not beyond or not name.startswith(beyond)}
+    if "pos_embed.W_pos" in state:
+        state["pos_embed.W_pos"] = state["pos_embed.W_pos"][: cfg.n_ctx]
+    return state
+
+
+def fill_missing_keys(model: nn.Module, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The dictionary with what the model has and it lacks: norms, biases, tables, as they are in the model.
+
+    The dictionary is changed in place too. Raises ValueError, before it is, if a matrix is missing.
+    """
+    missing = {name: value for name, value in model.state_dict().items() if name not in state_dict}
+    matrices = [name for name in missing if name.rpartition(".")[2].lstrip("_").startswith("W_")]
+    if matrices:
+        raise ValueError(f"the dictionary has no {', '.join(matrices)}: new ones would be random numbers")
+    state_dict.update(missing)
+    return state_dict

@@ -1,0 +1,45 @@
+"""Lists of modules of one type, and parameters that hold other values for a while."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["TypedModuleList", "temporarily_swap_parameter"]
+
+T = TypeVar("T", bound=nn.Module)
+
+
+class TypedModuleList(nn.ModuleList, Generic[T]):
+    """A `torch.nn.ModuleList` that can say in an annotation what it holds: `TypedModuleList[nn.Linear]`."""
+
+
+@contextmanager
+def temporarily_swap_parameter(parameter: nn.Parameter, new_value: Tensor) -> Iterator[nn.Parameter]:
+    """Within a `with` block the parameter holds other values; it stays the same object, and gets its own values back.
+
+    Raises TypeError for what is no parameter and no plain tensor, ValueError for another shape or dtype.
+
+    >>> import torch
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> with temporarily_swap_parameter(weight, torch.ones(2)):
+    ...     print(weight.tolist())
+    [1.0, 1.0]
+    >>> weight.tolist()
+    [0.0, 0.0]
+    """
+    if not isinstance(parameter, nn.Parameter) or isinstance(new_value, nn.Parameter):
+        raise TypeError("a parameter takes the values of a plain tensor (new_value.detach()), and of nothing else")
+    for what in ("shape", "dtype"):
+        if (has := getattr(parameter, what)) != (given := getattr(new_value, what)):
+            raise ValueError(f"the parameter has {what} {has}, and the new values have {given}")
+    own = parameter.detach().clone()
+    try:
+        with torch.no_grad():
+            parameter.copy_(new_value)
+        yield parameter
+    finally:
+        with torch.no_grad():
+            parameter.copy_(own)

@@ -1,0 +1,57 @@
+"""The parts of a model under the public names that are lent; see `name`."""
+
+from hooked_lm.compat.parts.attention import AbstractAttention, Attention, GroupedQueryAttention, T5Attention
+from hooked_lm.compat.parts.blocks import BertBlock, T5Block, TransformerBlock
+from hooked_lm.compat.parts.ends import (
+    BertEmbed,
+    BertMLMHead,
+    BertNSPHead,
+    BertPooler,
+    Embed,
+    PosEmbed,
+    TokenTypeEmbed,
+    Unembed,
+)
+from hooked_lm.compat.parts.mlps import (
+    MLP,
+    ActivationFunctionFactory,
+    CanBeUsedAsMLP,
+    GatedMLP,
+    GptOssExpert,
+    GptOssMoE,
+    MLPFactory,
+    MoE,
+    MoEGatedMLP,
+)
+from hooked_lm.compat.parts.norms import LayerNorm, LayerNormPre, RMSNorm, RMSNormPre
+
+__all__ = [
+    "MLP",
+    "AbstractAttention",
+    "ActivationFunctionFactory",
+    "Attention",
+    "BertBlock",
+    "BertEmbed",
+    "BertMLMHead",
+    "BertNSPHead",
+    "BertPooler",
+    "CanBeUsedAsMLP",
+    "Embed",
+    "GatedMLP",
+    "GptOssExpert",
+    "GptOssMoE",
+    "GroupedQueryAttention",
+    "LayerNorm",
+    "LayerNormPre",
+    "MLPFactory",
+    "MoE",
+    "MoEGatedMLP",
+    "PosEmbed",
+    "RMSNorm",
+    "RMSNormPre",
+    "T5Attention",
+    "T5Block",
+    "TokenTypeEmbed",
+    "TransformerBlock",
+    "Unembed",
+]

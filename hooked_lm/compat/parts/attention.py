@@ -1,0 +1,96 @@
+"""Attention under its public names."""
+
+from typing import Any
+
+from hooked_lm.compat.parts.name import Flat, Part, Plan, PublicName, block_of, flat
+from hooked_lm.components.attend import Attend
+from hooked_lm.components.attention import Attention as OurAttention
+from hooked_lm.components.cross_attention import CrossAttention
+from hooked_lm.components.position_bias import SharedBias
+from hooked_lm.components.relative_bias import RelativeBias
+from hooked_lm.models.encoder_decoder_config import HookedEncoderDecoderConfig
+
+
+def attention_of(cfg: Flat, attn_type: str, layer_id: int | None, **changes: Any) -> Plan:
+    """Attention that sees everything ("global") or a window ("local")."""
+    if attn_type not in ("global", "local"):
+        raise ValueError(f"attn_type must be 'global' or 'local', got {attn_type!r}")
+    local = {"use_local_attn": attn_type == "local", "attn_types": None}
+    return OurAttention, block_of(cfg, layer_id or 0, attn_only=True, **local, **changes).attn
+
+
+def is_shared(attn: Any) -> bool:
+    """Whether keys and values are shared by groups of heads."""
+    return isinstance(attn, OurAttention) and attn.cfg.n_kv != attn.cfg.n_heads
+
+
+def has_relative_bias(attn: Any) -> bool:
+    """Whether its scores have a bias for each distance, as T5's."""
+    return isinstance(attn, OurAttention) and isinstance(attn.cfg.position_bias, (SharedBias, RelativeBias.Config))
+
+
+class AbstractAttention(Part, OurAttention, metaclass=PublicName):
+    """Attention of any kind."""
+
+    @staticmethod
+    def plan(cfg: Flat, attn_type: str = "global", layer_id: int | None = None) -> Plan:
+        return attention_of(cfg, attn_type, layer_id)
+
+    @staticmethod
+    def is_one(module: Any) -> bool:
+        return isinstance(module, Attend)
+
+
+class Attention(AbstractAttention):
+    """Attention in which each head has its own keys and values."""
+
+    @staticmethod
+    def plan(cfg: Flat, attn_type: str = "global", layer_id: int | None = None) -> Plan:
+        return attention_of(cfg, attn_type, layer_id, n_key_value_heads=None)
+
+    @staticmethod
+    def is_one(module: Any) -> bool:
+        return isinstance(module, OurAttention) and not is_shared(module) and not has_relative_bias(module)
+
+
+class GroupedQueryAttention(AbstractAttention):
+    """Attention in which `cfg.n_key_value_heads` keys and values are shared by groups of heads."""
+
+    @staticmethod
+    def plan(cfg: Flat, attn_type: str = "global", layer_id: int | None = None) -> Plan:
+        if flat(cfg).n_key_value_heads is None:
+            raise ValueError("GroupedQueryAttention needs n_key_value_heads; without it there is Attention")
+        return attention_of(cfg, attn_type, layer_id)
+
+    @staticmethod
+    def is_one(module: Any) -> bool:
+        return is_shared(module)
+
+
+class T5Attention(AbstractAttention):
+    """The attention of an encoder-decoder's layers, from the config of one; `is_decoder` sees earlier positions only."""
+
+    @staticmethod
+    def plan(  # type: ignore[override]
+        cfg: Flat,
+        has_relative_attention_bias: bool = False,
+        attn_type: str = "global",
+        layer_id: int | None = None,
+        is_decoder: bool = False,
+    ) -> Plan:
+        names: Any = HookedEncoderDecoderConfig.unwrap(cfg)
+        bias = RelativeBias.Config(
+            names.n_heads, names.relative_attention_num_buckets, names.relative_attention_max_distance, not is_decoder
+        )
+        return OurAttention, OurAttention.Config(
+            names.d_model,
+            names.n_heads,
+            names.d_head,
+            scale=1 / names.attn_scale if names.use_attn_scale else 1.0,
+            position_bias=bias if has_relative_attention_bias else None,
+            causal=is_decoder,
+        )
+
+    @staticmethod
+    def is_one(module: Any) -> bool:
+        return isinstance(module, CrossAttention) or has_relative_bias(module)

@@ -1,0 +1,56 @@
+"""Layers under their public names."""
+
+from typing import Any
+
+from hooked_lm.compat.parts.attention import has_relative_bias
+from hooked_lm.compat.parts.name import Flat, Part, Plan, PublicName, block_of, encoder_tree
+from hooked_lm.components.block import AttentionOnlyBlock, AttentionPart, ParallelBlock, PostNormBlock, PreNormBlock
+from hooked_lm.components.cross_block import CrossPart, PreNormCrossBlock
+from hooked_lm.components.mixer_block import MixerPart
+from hooked_lm.models.encoder_decoder_config import HookedEncoderDecoderConfig
+
+BLOCKS = {
+    kind.Config: kind for kind in (AttentionOnlyBlock, PreNormBlock, ParallelBlock, PreNormCrossBlock, PostNormBlock)
+}
+
+
+class TransformerBlock(Part, PreNormBlock, metaclass=PublicName):
+    """A layer of a decoder."""
+
+    @staticmethod
+    def plan(cfg: Flat, block_index: int) -> Plan:
+        config = block_of(cfg, block_index)
+        return BLOCKS[type(config)], config, block_index
+
+    @staticmethod
+    def is_one(module: Any) -> bool:
+        is_block = isinstance(module, (AttentionPart, MixerPart))
+        return is_block and not BertBlock.is_one(module) and not T5Block.is_one(module)
+
+
+class BertBlock(Part, PostNormBlock, metaclass=PublicName):
+    """A layer of an encoder with its norms in the stream."""
+
+    @staticmethod
+    def plan(cfg: Flat) -> Plan:
+        return PostNormBlock, encoder_tree(cfg).blocks[0], 0
+
+    @staticmethod
+    def is_one(module: Any) -> bool:
+        return isinstance(module, PostNormBlock) and not getattr(module.attn.cfg, "causal", False)
+
+
+class T5Block(Part, PreNormCrossBlock, metaclass=PublicName):
+    """A layer of an encoder-decoder, from the config of one; it stands in a stack that shares a bias on the scores."""
+
+    @staticmethod
+    def plan(cfg: Flat, block_index: int, is_decoder: bool) -> Plan:
+        tree: Any = HookedEncoderDecoderConfig.unwrap(cfg).tree
+        config = (tree.decoder if is_decoder else tree.encoder).blocks[block_index]
+        return BLOCKS[type(config)], config, block_index
+
+    @staticmethod
+    def is_one(module: Any) -> bool:
+        return isinstance(module, CrossPart) or (
+            isinstance(module, PreNormBlock) and has_relative_bias(module.attn) and not module.attn.cfg.causal
+        )

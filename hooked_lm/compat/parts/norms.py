@@ -1,0 +1,59 @@
+"""Norms under their public names."""
+
+from typing import Any
+
+from hooked_lm.compat.parts.name import Flat, Part, Plan, PublicName, flat
+from hooked_lm.components import norm
+
+
+def has_weights(module: Any) -> bool:
+    """Whether a norm was not folded."""
+    return any(True for _ in module.parameters())
+
+
+class LayerNorm(Part, norm.LayerNorm, metaclass=PublicName):
+    """A LayerNorm with weight and bias; `length` is its width, that of the stream if it is not given."""
+
+    @staticmethod
+    def plan(cfg: Flat, length: int | None = None) -> Plan:
+        return norm.LayerNorm, norm.LayerNorm.Config(length or flat(cfg).d_model, flat(cfg).eps)
+
+    @staticmethod
+    def is_one(module: Any) -> bool:
+        return isinstance(module, norm.LayerNorm) and has_weights(module)
+
+
+class LayerNormPre(Part, norm.LayerNorm, metaclass=PublicName):
+    """A LayerNorm that only centres and scales."""
+
+    @staticmethod
+    def plan(cfg: Flat) -> Plan:
+        return norm.LayerNorm, norm.LayerNorm.Config(flat(cfg).d_model, flat(cfg).eps, weight=False, bias=False)
+
+    @staticmethod
+    def is_one(module: Any) -> bool:
+        return isinstance(module, norm.LayerNorm) and not has_weights(module)
+
+
+class RMSNorm(Part, norm.RMSNorm, metaclass=PublicName):
+    """An RMSNorm with a weight."""
+
+    @staticmethod
+    def plan(cfg: Flat, length: int | None = None) -> Plan:
+        return norm.RMSNorm, norm.RMSNorm.Config(length or flat(cfg).d_model, flat(cfg).eps)
+
+    @staticmethod
+    def is_one(module: Any) -> bool:
+        return isinstance(module, norm.RMSNorm) and has_weights(module)
+
+
+class RMSNormPre(Part, norm.RMSNorm, metaclass=PublicName):
+    """An RMSNorm that only scales."""
+
+    @staticmethod
+    def plan(cfg: Flat) -> Plan:
+        return norm.RMSNorm, norm.RMSNorm.Config(flat(cfg).d_model, flat(cfg).eps, weight=False)
+
+    @staticmethod
+    def is_one(module: Any) -> bool:
+        return isinstance(module, norm.RMSNorm) and not has_weights(module)

@@ -1,0 +1,112 @@
+"""Models that Tracr compiled from RASP programs (Lindner et al. 2023, arXiv:2301.05062): their config and weights for ours.
+
+Only what such a model holds is read (`params`, `model_config`, `residual_labels`, `output_encoder`): neither Tracr nor JAX
+has to be installed.
+"""
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hooked_lm.models.config import HookedTransformerConfig
+
+__all__ = [
+    "infer_tracr_output_label", "make_tracr_categorical_unembed", "make_tracr_transformer_bridge_config",
+    "make_tracr_transformer_bridge_state_dict",
+]  # fmt: skip
+
+
+def infer_tracr_output_label(model: Any) -> str:
+    """The variable that a compiled program gives: the one whose values in the stream are those of the output.
+
+    Raises ValueError if none or several have these values.
+    """
+    wanted = {str(value) for value in _outputs(model)}
+    values = defaultdict[str, set[str]](set)
+    for entry in model.residual_labels:
+        label, has_value, value = entry.rpartition(":")
+        if has_value:
+            values[label].add(value)
+    found = [label for label, its in values.items() if its == wanted]
+    if len(found) != 1:
+        raise ValueError(f"name the variable that is given, output_label=...: those with its values are {found}")
+    return found[0]
+
+
+def make_tracr_categorical_unembed(
+    model: Any, output_label: str | None = None, *, dtype: Any = np.float32
+) -> np.ndarray:
+    """A matrix [d_model, d_vocab_out] with a one from each of the output's directions in the stream to its logit."""
+    label = infer_tracr_output_label(model) if output_label is None else output_label
+    places, outputs = {name: i for i, name in enumerate(model.residual_labels)}, _outputs(model)
+    if missing := [f"{label}:{value}" for value in outputs if f"{label}:{value}" not in places]:
+        raise ValueError(f"the stream has no direction {', '.join(missing)}; it has {', '.join(places)}")
+    unembed = np.zeros((len(places), len(outputs)), dtype=dtype)
+    for value, logit in outputs.items():
+        unembed[places[f"{label}:{value}"], int(logit)] = 1
+    return unembed
+
+
+def make_tracr_transformer_bridge_config(model: Any) -> HookedTransformerConfig:
+    """The config of a model that computes what a compiled one does."""
+    cfg, (d_vocab, d_model) = model.model_config, np.shape(model.params["token_embed"]["embeddings"])
+    return HookedTransformerConfig(
+        n_layers=cfg.num_layers,
+        d_model=d_model,
+        d_head=cfg.key_size,
+        n_heads=cfg.num_heads,
+        n_ctx=len(model.params["pos_embed"]["embeddings"]),
+        d_vocab=d_vocab,
+        d_vocab_out=len(_outputs(model)),
+        d_mlp=cfg.mlp_hidden_size,
+        act_fn="relu",
+        attention_dir="causal" if cfg.causal else "bidirectional",
+        normalization_type="LN" if cfg.layer_norm else None,
+    )
+
+
+def make_tracr_transformer_bridge_state_dict(
+    model: Any, output_label: str | None = None, *, dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
+    """The weights of a compiled model by our names, for a model of `make_tracr_transformer_bridge_config`.
+
+    Raises NotImplementedError for a model with norms: Tracr compiles none of its programs to one.
+    """
+    cfg = model.model_config
+    if cfg.layer_norm:
+        raise NotImplementedError("a compiled model with norms: their weights have no place in what Tracr compiles")
+
+    def read(module: str, name: str) -> Tensor:
+        return torch.tensor(np.asarray(model.params[module][name]), dtype=dtype)
+
+    unembed = torch.tensor(make_tracr_categorical_unembed(model, output_label), dtype=dtype)
+    found = {
+        "embed.W_E": read("token_embed", "embeddings"),
+        "pos_embed.W_pos": read("pos_embed", "embeddings"),
+        "unembed.W_U": unembed,
+        "unembed.b_U": unembed.new_zeros(unembed.shape[1]),
+    }
+    heads = (cfg.num_heads, cfg.key_size)
+    for layer in range(cfg.num_layers):
+        theirs, ours = f"transformer/layer_{layer}", f"blocks.{layer}"
+        for module, name in (("query", "Q"), ("key", "K"), ("value", "V")):
+            weight = read(f"{theirs}/attn/{module}", "w").unflatten(1, heads)
+            found[f"{ours}.attn.W_{name}"] = weight.transpose(0, 1).contiguous()
+            found[f"{ours}.attn.b_{name}"] = read(f"{theirs}/attn/{module}", "b").view(heads)
+        found[f"{ours}.attn.W_O"] = read(f"{theirs}/attn/linear", "w").unflatten(0, heads)
+        found[f"{ours}.attn.b_O"] = read(f"{theirs}/attn/linear", "b")
+        for module, name in (("linear_1", "in"), ("linear_2", "out")):
+            found[f"{ours}.mlp.W_{name}"] = read(f"{theirs}/mlp/{module}", "w")
+            found[f"{ours}.mlp.b_{name}"] = read(f"{theirs}/mlp/{module}", "b")
+    return found
+
+
+def _outputs(model: Any) -> dict[Any, int]:
+    """What a program gives -> its logit; NotImplementedError for numbers, which have no logits."""
+    found = getattr(model.output_encoder, "encoding_map", None)
+    if found is None:
+        raise NotImplementedError("the program gives numbers; only one that gives one of several values has logits")
+    return dict(found)

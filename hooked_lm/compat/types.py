@@ -1,0 +1,40 @@
+"""Types that annotations of public functions name, and the one function that prints some of them."""
+
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hooked_lm.analysis.reading.head_detector import HEAD_NAMES
+
+AxisNames = Literal["layer", "pos", "head_index", "head", "src_pos", "dest_pos"]
+DeviceType = torch.device | None
+ErrorMeasure = Literal["abs", "mul"]
+HeadName = Literal["previous_token_head", "duplicate_token_head", "induction_head"]
+LayerHeadTuple = tuple[int, int]
+LayerToHead = dict[int, list[int]]
+SingleLoss = Float[Tensor, ""]
+LossPerToken = Float[Tensor, "batch pos_minus_1"]
+Loss = SingleLoss | LossPerToken
+OUTPUT_EMBEDDING = "unembed.W_U"
+
+
+@runtime_checkable
+class TensorLike(Protocol):
+    """What has axes and sizes."""
+
+    @property
+    def ndim(self) -> int: ...
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    def size(self, dim: int) -> int: ...
+
+    def unsqueeze(self, dim: int) -> "TensorLike": ...
+
+
+def get_supported_heads() -> None:
+    """Print the kinds of heads that `detect_head` knows by name."""
+    print(", ".join(HEAD_NAMES))
