@@ -61,7 +61,9 @@ def save_pretrained(model: Model, path: str | os.PathLike[str]) -> None:
 def exported(model: Model) -> tuple[Any, dict[str, Tensor]]:
     """The HF config of a model, and its weights under their names on disk."""
     if model.hf_config is None:
-        raise ValueError("this model was built from a config, not from a checkpoint: it belongs to no HF architecture")
+        raise ValueError(
+            "this model was built from a config, not from a transformers checkpoint: it belongs to no HF architecture"
+        )
     if processed := model.cfg.processed:
         raise ValueError(
             f"the weights of this model were rewritten ({', '.join(processed)}); load it with "

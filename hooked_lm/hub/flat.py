@@ -1,8 +1,8 @@
 """Checkpoints of TransformerLens itself: a `config.json` of flat names, and a file of weights in the public names.
 
 They are told from others by their config, which has sizes in flat names and no `model_type`. What else stands in it, of the
-training, is passed over. Those of a training run lie in `checkpoints/`, each with its step, or its count of tokens, at the
-end of its name.
+training, is passed over. The weights are a file `*final.pth`, or the only one; those of the training run lie in the folder
+`checkpoints`, each with its step, or its count of tokens, at the end of its name.
 """
 
 import json
@@ -20,27 +20,17 @@ from hooked_lm.hub.flat_weights import in_public_names
 from hooked_lm.hub.kinds import kind_of
 from hooked_lm.hub.options import real_dtype, with_limits
 from hooked_lm.hub.source import DOWNLOAD_OPTIONS, Source, check_no_code, find_tokenizer, hub_id, local_folder
-from hooked_lm.models.config import ELSEWHERE, HookedTransformerConfig
+from hooked_lm.models.config import ELSEWHERE, DecoderConfig, HookedTransformerConfig
 from hooked_lm.models.state import load_state
 from hooked_lm.weights import open_checkpoint
 
 NEEDED = ("n_layers", "d_model", "n_ctx", "d_vocab", "normalization_type")
 # Fields of a config that say how a model was run or trained, and not what it is.
 ABOUT_A_RUN = {
-    *(
-        "model_name",
-        "device",
-        "n_devices",
-        "dtype",
-        "seed",
-        "init_mode",
-        "init_weights",
-        "initializer_range",
-        "n_params",
-    ),
-    *("from_checkpoint", "checkpoint_index", "checkpoint_label_type", "checkpoint_value", "trust_remote_code"),
+    *("model_name", "trust_remote_code", "device", "n_devices", "dtype", "seed", "n_params", "processed", "tree"),
+    *("init_mode", "init_weights", "initializer_range", "tokenizer_prepends_bos", "ungroup_grouped_query_attention"),
+    *("from_checkpoint", "checkpoint_index", "checkpoint_label_type", "checkpoint_value"),
     *("use_attn_result", "use_split_qkv_input", "use_hook_mlp_in", "use_attn_in", "use_hook_tokens"),
-    *("ungroup_grouped_query_attention", "tokenizer_prepends_bos", "processed", "tree"),
 }
 READ = {field.name for field in fields(HookedTransformerConfig)} - ABOUT_A_RUN | ELSEWHERE.keys()
 # Other spellings, and what they mean by our names.
@@ -93,7 +83,7 @@ class FlatSource:
         whole = HookedTransformerConfig.from_dict({**self.names, "init_weights": False, "device": "meta"})
         whole.check_tree()
         assert whole.tree is not None
-        facts = {
+        facts: dict[str, Any] = {
             "model_name": Path(self.name).name,
             "original_architecture": whole.original_architecture or "neel",
             "tokenizer_name": whole.tokenizer_name,
@@ -106,6 +96,7 @@ class FlatSource:
             labels = {"index": step.index, "value": step.value, "label_type": step.label_type}
             facts |= {f"checkpoint_{name}": value for name, value in labels.items()}
         tree = with_limits(whole.tree, first_n_layers, n_ctx)
+        assert isinstance(tree, DecoderConfig)
         return HookedTransformerConfig.from_tree(
             tree, dtype=real_dtype(dtype, {}), device=str(device), init_weights=False, **facts
         )
@@ -149,9 +140,7 @@ class FlatSource:
         found = [file for file in final if "/" not in file] or final or files
         if len(found) != 1:
             there = ", ".join(found) or "none"
-            raise ValueError(
-                f"{self.name!r} should have one file of weights, *final.pth or the only one; it has {there}"
-            )
+            raise ValueError(f"{self.name!r} should have one file of weights, or one *final.pth; it has {there}")
         return found[0]
 
     def _files(self) -> list[str]:

@@ -57,7 +57,7 @@ def from_pretrained(
     >>> from hooked_lm import hub
     >>> model = hub.from_pretrained("demo")
     >>> model.cfg.original_architecture
-    'gpt2'
+    'GPT2LMHeadModel'
 
     Args:
         model_name: a hub id, a local directory, a short name such as "gpt2-small", or "demo".

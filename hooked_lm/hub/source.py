@@ -117,6 +117,8 @@ def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> Any:
         model_type = json.loads(file.read_text(encoding="utf-8")).get("model_type")
     except (ValueError, AttributeError) as error:
         raise ValueError(f"{file} is not a model's config: {error}") from error
+    if model_type is None:
+        raise ValueError(f"{file} names no model_type: it is not the config of a transformers model")
     family(str(model_type))
     from transformers import AutoConfig
 

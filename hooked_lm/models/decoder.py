@@ -19,12 +19,13 @@ from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, NamesFilter, is_
 from hooked_lm.hooks.select import Site
 from hooked_lm.models import generate as generation
 from hooked_lm.models.activation_cache import ActivationCache
+from hooked_lm.models.aliases import aliases
 from hooked_lm.models.base import PlacedModel
 from hooked_lm.models.checks import check_layers, check_length, check_options, check_stream, one_input
 from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
 from hooked_lm.models.fold import FoldMethods
 from hooked_lm.models.loss import lm_cross_entropy_loss
-from hooked_lm.models.names import aliases, site_name
+from hooked_lm.models.names import site_name
 from hooked_lm.models.state import sync_config
 from hooked_lm.models.text import TextMethods
 from hooked_lm.models.verify import Verification, verify

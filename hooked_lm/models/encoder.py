@@ -13,6 +13,7 @@ from hooked_lm.components.disentangled_attention import RelativeContext
 from hooked_lm.components.embed import TiedUnembed
 from hooked_lm.components.norm import build_norm
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint
+from hooked_lm.models.aliases import aliases
 from hooked_lm.models.base import PlacedModel
 from hooked_lm.models.checks import check_length
 from hooked_lm.models.config import HookedTransformerConfig
@@ -22,7 +23,7 @@ from hooked_lm.models.encoder_outputs import EncoderOutputs, check_return_type, 
 from hooked_lm.models.encoder_text import EncoderText, Text
 from hooked_lm.models.encoder_verify import verify
 from hooked_lm.models.encoder_views import EncoderViews
-from hooked_lm.models.names import aliases, site_name
+from hooked_lm.models.names import site_name
 from hooked_lm.models.verify import Verification
 
 Ids = Int[Tensor, "*batch pos"]

@@ -15,6 +15,7 @@ from hooked_lm.components.norm import build_norm
 from hooked_lm.components.relative_bias import RelativeBias
 from hooked_lm.components.source import EncoderDecoderCache, Source, StackContext
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, is_listening
+from hooked_lm.models.aliases import side_aliases
 from hooked_lm.models.base import PlacedModel
 from hooked_lm.models.checks import check_length, check_options
 from hooked_lm.models.config import HookedTransformerConfig
@@ -31,7 +32,6 @@ from hooked_lm.models.encoder_decoder_text import DecoderInput, SourceAndTargetT
 from hooked_lm.models.encoder_decoder_verify import verify
 from hooked_lm.models.encoder_decoder_views import EncoderDecoderViews
 from hooked_lm.models.loss import lm_cross_entropy_loss
-from hooked_lm.models.names import side_aliases
 from hooked_lm.models.verify import Verification
 
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"]

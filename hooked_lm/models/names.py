@@ -1,7 +1,6 @@
-"""The names of sites: short ones, and those of other libraries."""
+"""The short names of sites."""
 
 import re
-from collections.abc import Collection, Iterable
 from operator import index
 from typing import Any, SupportsIndex
 
@@ -25,87 +24,6 @@ SYNONYMS = {
     "lm.attn.out": "attn_out",
     "lm.mlp.out": "mlp_out",
 }
-
-# Names that other libraries use for our sites, as (other, ours), the first of ours that a model has. An alias means the same
-# value, and an edit there has the same effect; so what enters a norm beside the stream, or a single projection, has none.
-MODEL_ALIASES = [
-    ("embed.hook_in", "hook_tokens"),
-    ("embed.hook_out", "embed.hook_embed"),  # of an encoder
-    ("embed.hook_out", "hook_embed"),
-    ("hook_embed", "hook_full_embed"),
-    ("pos_embed.hook_out", "embed.hook_pos_embed"),
-    ("pos_embed.hook_out", "hook_pos_embed"),
-    ("hook_pos_embed", "embed.hook_pos_embed"),
-    ("token_type_embed.hook_out", "embed.hook_token_type_embed"),
-    ("embed_ln.hook_scale", "embed.ln.hook_scale"),
-    ("embed_ln.hook_normalized", "embed.ln.hook_normalized"),
-    ("embed_ln.hook_out", "hook_full_embed"),
-    ("mlm_head.hook_out", "mlm_head.hook_pre"),
-    ("ln_final.hook_in", "mlm_head.hook_post"),
-    ("ln_final.hook_scale", "mlm_head.ln.hook_scale"),
-    ("ln_final.hook_normalized", "mlm_head.ln.hook_normalized"),
-    ("ln_final.hook_out", "unembed.hook_in"),
-    ("hook_unembed", "unembed.hook_out"),
-]
-LAST_ALIASES = [("mlm_head.hook_in", "hook_normalized_resid_post"), ("ln_final.hook_in", "hook_resid_post")]
-BLOCK_ALIASES = [
-    ("hook_in", "hook_resid_pre"),
-    ("hook_out", "hook_normalized_resid_post"),  # norms stand in the stream
-    ("hook_out", "hook_resid_post"),
-    ("attn.hook_attn_in", "hook_attn_in"),
-    ("attn.hook_q_input", "hook_q_input"),
-    ("attn.hook_k_input", "hook_k_input"),
-    ("attn.hook_v_input", "hook_v_input"),
-    ("attn.q.hook_out", "attn.hook_q"),
-    ("attn.k.hook_out", "attn.hook_k"),
-    ("attn.v.hook_out", "attn.hook_v"),
-    ("attn.o.hook_in", "attn.hook_z"),
-    ("mlp.in.hook_out", "mlp.hook_pre_linear"),  # gated
-    ("mlp.in.hook_out", "mlp.hook_pre"),
-    ("mlp.gate.hook_out", "mlp.hook_router_logits"),
-    ("mlp.gate.hook_expert_indices", "mlp.hook_expert_indices"),
-    ("mlp.out.hook_in", "mlp.hook_post"),
-    ("mlp.out.hook_out", "mlp.hook_out"),
-    ("ln2_post.hook_in", "mlp.hook_out"),
-    ("norm.hook_scale", "ln1.hook_scale"),
-    ("norm.hook_normalized", "ln1.hook_normalized"),
-    ("norm.hook_out", "mixer.hook_in"),
-    ("mixer.in_proj.hook_in", "mixer.hook_in"),
-    ("mixer.out_proj.hook_out", "mixer.hook_out"),
-]
-# Those of some blocks: the sites that a block must have, those that it must not have, and the aliases.
-BLOCK_ALIASES_WHERE: list[tuple[set[str], set[str], list[tuple[str, str]]]] = [
-    ({"mlp.hook_pre_linear"}, set(), [("mlp.gate.hook_out", "mlp.hook_pre")]),
-    ({"mlp.hook_pre"}, {"mlp.hook_pre_linear"}, [("mlp.in.hook_in", "mlp.hook_in")]),
-    (
-        {"hook_normalized_resid_mid"},
-        set(),
-        [
-            ("ln1.hook_in", "hook_resid_mid"),
-            ("ln1.hook_out", "hook_normalized_resid_mid"),
-            ("attn.hook_out", "hook_normalized_resid_mid"),
-            ("attn.o.hook_out", "hook_attn_out"),
-            ("ln2.hook_in", "hook_resid_post"),
-            ("ln2.hook_out", "hook_normalized_resid_post"),
-        ],
-    ),
-    (
-        {"ln2.hook_scale"},
-        {"hook_normalized_resid_mid", "hook_normalized_resid_post"},
-        [("ln2.hook_in", "hook_resid_mid"), ("ln2.hook_out", "mlp.hook_in")],
-    ),
-]
-# Those of blocks that add to the stream what their last projection or norm gives, not a multiple of it.
-ADDED_ALIASES: list[tuple[set[str], set[str], list[tuple[str, str]]]] = [
-    (
-        set(),
-        {"ln1_post.hook_scale", "hook_normalized_resid_mid"},
-        [("attn.hook_out", "hook_attn_out"), ("attn.o.hook_out", "hook_attn_out")],
-    ),
-    (set(), {"ln2_post.hook_scale"}, [("mlp.hook_out", "hook_mlp_out")]),
-    ({"ln1_post.hook_scale"}, set(), [("ln1_post.hook_out", "hook_attn_out")]),
-    ({"ln2_post.hook_scale"}, set(), [("ln2_post.hook_out", "hook_mlp_out")]),
-]
 
 
 def get_act_name(name: str, layer: int | str | None = None, layer_type: str | None = None) -> str:
@@ -161,81 +79,3 @@ def checked_index(index: int, length: int, what: str) -> int:
     if not -length <= index < length:
         raise IndexError(f"{what} {index} is out of range: the model has {length}, so {-length} to {length - 1}")
     return index % length
-
-
-def aliases(names: Iterable[str], n_layers: int, scaled: Collection[int] = ()) -> dict[str, str]:
-    """Names that other libraries use -> ours, for the sites that a model has.
-
-    `scaled` are the layers that add a multiple of what their sublayers give to the stream.
-
-    >>> aliases(["hook_embed", "blocks.0.attn.hook_z"], 1)
-    {'embed.hook_out': 'hook_embed', 'blocks.0.attn.o.hook_in': 'blocks.0.attn.hook_z'}
-    """
-    names = set(names)
-    rows = list(MODEL_ALIASES)
-    for i in range(n_layers):
-        block = f"blocks.{i}."
-        rows += [(block + theirs, block + ours) for theirs, ours in block_aliases(names, block, i in scaled)]
-        rows.append((f"lm.{block}attn.hook_pattern", f"{block}attn.hook_pattern"))
-    rows += [(theirs, f"blocks.{n_layers - 1}.{ours}") for theirs, ours in LAST_ALIASES]
-    return _first_there(rows, names)
-
-
-def side_aliases(names: Iterable[str], n_layers: dict[str, int]) -> dict[str, str]:
-    """The same for an encoder-decoder, whose sides have so many layers: "encoder_blocks.0.hook_in" and so on."""
-    names = set(names)
-    rows = [
-        ("embed.hook_in", "hook_tokens"),
-        ("embed.hook_out", "hook_embed"),
-        ("encoder_ln_final.hook_out", "hook_encoder_out"),
-    ]
-    for side, n in n_layers.items():
-        for i in range(n):
-            rows += _side_block(names, side, i)
-        rows.append((f"{side}_ln_final.hook_in", f"{side}.{n - 1}.hook_resid_post"))
-        rows += [(f"{side}_ln_final.{site}", f"{side}_final_ln.{site}") for site in ("hook_scale", "hook_normalized")]
-    rows.append(("decoder_ln_final.hook_out", "unembed.hook_in"))
-    return _first_there(rows, names)
-
-
-def _side_block(names: set[str], side: str, i: int) -> list[tuple[str, str]]:
-    """Their names of a block of one side: our own under theirs for the block, and those of its parts."""
-    block, theirs = f"{side}.{i}.", f"{side}_blocks.{i}."
-    own = [name.removeprefix(block) for name in names if name.startswith(block)]
-    rows = [(name, name) for name in sorted(own)] + block_aliases(names, block, is_scaled=False)
-    if side == "decoder":
-        rows = [
-            (name.replace("attn.", "self_attn.", 1) if name.startswith("attn.") else name, our) for name, our in rows
-        ]
-        rows = [(name, our) for name, our in rows if not name.startswith("ln2.hook_") or our.startswith("ln2.")]
-        cross = [(f"cross_attn.{p}.hook_out", f"cross_attn.hook_{p}") for p in "qkv"]
-        rows += [
-            *cross,
-            ("cross_attn.o.hook_in", "cross_attn.hook_z"),
-            ("cross_attn.o.hook_out", "hook_cross_attn_out"),
-        ]
-        rows += [("cross_attn.hook_out", "hook_cross_attn_out"), ("hook_resid_mid2", "hook_resid_mid_cross")]
-        rows += [
-            ("ln2.hook_in", "hook_resid_mid"),
-            ("ln3.hook_in", "hook_resid_mid_cross"),
-            ("ln3.hook_out", "mlp.hook_in"),
-        ]
-    return [(theirs + name, block + our) for name, our in rows]
-
-
-def block_aliases(names: set[str], block: str, is_scaled: bool) -> list[tuple[str, str]]:
-    """The rows that hold in a block, whose sites begin with `block`; without that beginning."""
-    rows = list(BLOCK_ALIASES)
-    for has, has_not, some in [*BLOCK_ALIASES_WHERE, *([] if is_scaled else ADDED_ALIASES)]:
-        if {block + site for site in has} <= names and not {block + site for site in has_not} & names:
-            rows += some
-    return rows
-
-
-def _first_there(rows: Iterable[tuple[str, str]], names: set[str]) -> dict[str, str]:
-    """The alias of every row whose site there is, unless it is a name itself; the first row of an alias holds."""
-    found: dict[str, str] = {}
-    for alias, name in rows:
-        if name in names and alias not in names:
-            found.setdefault(alias, name)
-    return found

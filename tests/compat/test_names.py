@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hooked_lm import HookedTransformer, HookedTransformerConfig, compat
 from hooked_lm.compat import loading, parts
 from hooked_lm.compat.processing import ProcessWeights
+from hooked_lm.hub.flat_weights import from_early_solu, from_mingpt
 from hooked_lm.models.encoder import HookedEncoder
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from tests.families import DECODER_CASES
@@ -103,6 +104,8 @@ def test_they_are_our_classes(lent: Any, capsys: pytest.CaptureFixture[str]) -> 
 def test_a_conversion_has_a_name_for_each_family_and_is_one_function(lent: Any) -> None:
     conversions = lent("transformer_lens.pretrained.weight_conversions")
     found = {name: value for name, value in vars(conversions).items() if name.startswith("convert_")}
+    assert found.pop("convert_mingpt_weights") is from_mingpt  # these are of no transformers models
+    assert found.pop("convert_neel_solu_old_weights") is from_early_solu
     assert len(found) >= 23
     assert set(found.values()) == {loading.convert_hf_weights}
 
