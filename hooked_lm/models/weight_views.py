@@ -36,7 +36,7 @@ class WeightViews:
         view = getattr(type(self), name, None)
         if isinstance(view, property) and view.fget is not None:
             return view.fget(self)  # it has raised AttributeError, which Python would replace by one without a reason
-        return super().__getattr__(name)
+        return super().__getattr__(name)  # type: ignore[misc]
 
     def _stack(self, read: Callable[[Any], Tensor]) -> Tensor:
         return torch.stack([read(block) for block in self.blocks])
@@ -189,7 +189,7 @@ class WeightViews:
     @property
     def n_params_total(self) -> int:
         """All parameters, embeddings and biases included."""
-        return sum(parameter.numel() for parameter in self.parameters())  # type: ignore[attr-defined]
+        return sum(parameter.numel() for parameter in self.parameters())
 
     def all_head_labels(self) -> list[str]:
         """ "L0H0", "L0H1", ... in the order of `W_Q`; layers without attention have none."""
