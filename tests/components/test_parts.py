@@ -99,7 +99,7 @@ def test_backward_rotary_undoes_rotary(scaling: LinearScaling | None) -> None:
 
 def test_features_turn_in_pairs() -> None:
     with pytest.raises(ValueError, match=r"even, got 3"):
-        Rotary(3)
+        Rotary(3).base_frequencies()
 
 
 def test_only_a_share_of_the_pairs_turns() -> None:
