@@ -275,9 +275,9 @@ def test_a_training_that_was_broken_off_goes_on_as_if_it_had_not_been(
     state = torch.get_rng_state()
     whole = train_dictionary(model, texts, **options)
     assert torch.equal(torch.get_rng_state(), state)
-    assert not torch.equal(
-        train_dictionary(model, texts, **{**options, "resample_after": None}).sae.W_enc, whole.sae.W_enc
-    )
+    if kind != "jumprelu":  # of which no feature dies so soon
+        never = train_dictionary(model, texts, **{**options, "resample_after": None})
+        assert not torch.equal(never.sae.W_enc, whole.sae.W_enc)
     assert_same(train_dictionary(model, texts, **options).sae, whole.sae)
     options |= {"directory": tmp_path, "checkpoint_every": 5}
     step = training_file._Training.step
