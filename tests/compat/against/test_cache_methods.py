@@ -356,3 +356,18 @@ def test_neurons_of_a_model_without_mlps():
     for method, layer in (("stack_neuron_results", -1), ("get_full_resid_decomposition", None)):
         with pytest.raises((KeyError, AttributeError)):
             getattr(theirs, method)(layer)
+
+
+def test_the_cache_of_an_encoder():
+    """What its layers write does not sum to the stream, which their norms stand in: theirs decomposes it all the same, ours
+    says so."""
+    both = pair("bert")
+    (_, ours), (_, theirs) = (model.run_with_cache(*both.inputs) for model in both.both)
+    for site in ("pattern", "z", "resid_pre", "mlp_out"):
+        assert_close(ours.stack_activation(site), theirs.stack_activation(site), site)
+    assert_close(ours.accumulated_resid(1), theirs.accumulated_resid(1), "accumulated_resid")
+    parts = theirs.decompose_resid(1).sum(0)
+    assert distance(parts, theirs["blocks.1.hook_resid_pre"]) > 0.1
+    for method in ("decompose_resid", "stack_head_results"):
+        with pytest.raises(ValueError, match="normalise the stream itself"):
+            getattr(ours, method)(1)

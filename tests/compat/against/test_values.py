@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -379,6 +380,18 @@ def test_greedy_generation_with_a_cache_and_learned_positions(name: str):
         assert name == "toy-shortformer"
     else:
         assert not torch.equal(theirs, expected)
+
+
+def test_greedy_generation_of_an_encoder_decoder(monkeypatch: pytest.MonkeyPatch):
+    """Theirs has no key/value cache there, and asks a tokenizer for the token that begins."""
+    both = pair("t5")
+    source = both.inputs[0]
+    tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=1, bos_token_id=None)
+    monkeypatch.setattr(both.theirs, "tokenizer", tokenizer, raising=False)
+    expected = both.theirs.generate(source, torch.ones_like(source), **GREEDY, stop_at_eos=False)
+    for cached in (True, False):
+        ours = both.ours.generate(source, **GREEDY, stop_at_eos=False, use_past_kv_cache=cached)
+        assert torch.equal(ours, expected)
 
 
 # ---- negative control ------------------------------------------------------------------------------------------------
