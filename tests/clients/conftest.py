@@ -5,4 +5,11 @@ from hooked_lm import compat
 compat.install()
 
 # Programs that tests run with the original on the path.
-collect_ignore = ["converters.py", "originals.py", "sae_lens_run.py", "tools_of_4.py", "utilities_calls.py"]
+collect_ignore = [
+    "converters.py",
+    "flat_originals.py",
+    "originals.py",
+    "sae_lens_run.py",
+    "tools_of_4.py",
+    "utilities_calls.py",
+]
