@@ -166,24 +166,14 @@ class TransformerBridge(HookedTransformer):
     # ---- the weights of a HookedTransformer --------------------------------------------------------------------------
 
     def enable_compatibility_mode(
-        self,
-        disable_warnings: bool = False,
-        no_processing: bool = False,
-        fold_ln: bool = True,
-        center_writing_weights: bool = True,
-        center_unembed: bool = True,
-        fold_value_biases: bool = True,
-        refactor_factored_attn_matrices: bool = False,
+        self, disable_warnings: bool = False, no_processing: bool = False, **rewrites: bool
     ) -> None:
-        """Fold the weights as `HookedTransformer.from_pretrained` does, or leave them as they are; names are there already."""
+        """Fold the weights as `HookedTransformer.from_pretrained` does, or leave them as they are; names are there already.
+
+        `rewrites` are the arguments of `hooked_lm.models.fold.process_weights`, such as `fold_ln=False`.
+        """
         if not no_processing:
-            self.process_weights(
-                fold_ln=fold_ln,
-                center_writing_weights=center_writing_weights,
-                center_unembed=center_unembed,
-                fold_value_biases=fold_value_biases,
-                refactor_factored_attn_matrices=refactor_factored_attn_matrices,
-            )
+            self.process_weights(**rewrites)
         self.compatibility_mode = True
 
     def process_weights(self, verbose: bool = False, **rewrites: bool) -> None:

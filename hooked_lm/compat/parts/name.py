@@ -6,6 +6,7 @@ asks of any module, and a plan: which class of ours, with which nested config, t
 just that module. A subclass of somebody's is a subclass of ours, whose `__init__` takes the flat config.
 """
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,10 +41,7 @@ class PublicName(type):
 class Part(nn.Module):
     """What a name's subclasses begin with: the flat config instead of the nested one."""
 
-    @staticmethod
-    def plan(cfg: Flat, *args: Any, **kwargs: Any) -> Plan:
-        """Which class of ours this flat config describes here, and what that is built from."""
-        raise NotImplementedError
+    plan: Callable[..., Plan]  # which class of ours a flat config describes here, and what that is built from
 
     def __init__(self, cfg: Flat, *args: Any, **kwargs: Any) -> None:
         kind, *parts = self.plan(cfg, *args, **kwargs)

@@ -29,14 +29,11 @@ PROPERTIES = ["W_U", "b_U", "W_E", "W_pos", "W_E_pos", "W_Q", "W_K", "W_V", "W_O
 PROPERTIES += ["W_in", "W_gate", "W_out", "b_in", "b_out"]
 
 
-ABSENT = (AttributeError, ValueError, NotImplementedError, TypeError)
-
-
-def weight(model: Any, name: str) -> Any:
-    """A property; None where the model has no such weights, or none that can be stacked, which either library says in its way."""
+def theirs_or_none(model: Any, name: str) -> Any:
+    """A property; None where the model has no such weights, or none that can be stacked, which theirs says in several ways."""
     try:
         return getattr(model, name)
-    except ABSENT:
+    except (AttributeError, ValueError, NotImplementedError, TypeError):
         return None
 
 
@@ -45,7 +42,7 @@ def test_properties(name: str):
     """Where one has none, the other has none. Gemma's embedding stays as the checkpoint has it, with its factor apart."""
     both, found = pair(name), 0
     for key in PROPERTIES:
-        ours, theirs = (weight(model, key) for model in both.both)
+        ours, theirs = getattr(both.ours, key, None), theirs_or_none(both.theirs, key)
         assert (ours is None) == (theirs is None), key
         if ours is not None:
             factor = both.ours.cfg.d_model**0.5 if (name, key) == ("gemma2", "W_E") else 1.0
