@@ -32,12 +32,35 @@ def read_entry(given: Any, dir: str = "fwd") -> Entry:
         site, function = given
     else:
         raise TypeError(f"a hook is a pair (site, function) or an object with a hook_point, got {given!r}")
-    if not hasattr(function, "hook_point"):  # a function's attributes are its own affair
-        return Entry(site, function, dir, "post")
+    own, when = _asked_by(function)
+    return Entry(site, function, "bwd" if own == "bwd" else dir, when)
+
+
+def add_options(function: Any, dir: str | None) -> tuple[str, str]:
+    """The direction ("fwd", "bwd" or "both") and `when` of a hook that is added by hand, with `dir` as given (None: not given).
+
+    Raises ValueError for a `dir` that sends a hook object for gradients to values.
+
+    >>> add_options(print, None), add_options(print, "both")
+    (('fwd', 'post'), ('both', 'post'))
+    """
+    own, when = _asked_by(function)
+    if own == "bwd" and dir not in (None, "bwd"):
+        raise ValueError(
+            f"dir={dir!r} contradicts the direction of {function!r}, which is 'bwd': it is made for gradients; "
+            "leave dir out, or change the object's direction"
+        )
+    return dir or own, when
+
+
+def _asked_by(function: Any) -> tuple[str, str]:
+    """The `direction` and `when` of a hook object; any other function has the defaults, whatever its attributes."""
+    if not hasattr(function, "hook_point"):
+        return "fwd", "post"
     own, when = getattr(function, "direction", "fwd"), getattr(function, "when", "post")
     _check("direction", own, ("fwd", "bwd"), function)
     _check("when", when, ("pre", "post"), function)
-    return Entry(site, function, "bwd" if own == "bwd" else dir, when)
+    return own, when
 
 
 def _check(name: str, value: Any, known: tuple[str, str], hook: Any) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hooked_lm.hooks import scope
 from hooked_lm.hooks.cache import Cache, Recorder
-from hooked_lm.hooks.entry import read_entry
+from hooked_lm.hooks.entry import add_options, read_entry
 from hooked_lm.hooks.point import Hook, HookPoint, directions_of
 from hooked_lm.hooks.scope import Frame
 from hooked_lm.hooks.select import PointDict, Site, UnknownSite, select
@@ -289,15 +289,20 @@ class HookedRootModule(nn.Module):
         self,
         name: Site,
         hook: Callable[..., Any],
-        dir: str = "fwd",
+        dir: str | None = None,
         is_permanent: bool = False,
         level: int | None = None,
         prepend: bool = False,
     ) -> None:
-        """Add a hook to every point that the site means; everybody sees it until it is reset."""
-        points = self.points(name)
+        """Add a hook to every point that the site means; everybody sees it until it is reset.
+
+        `dir` is "fwd" (the default), "bwd" or "both". A hook object brings its own `direction` and `when`; a `dir` that
+        contradicts it is refused.
+        """
+        direction, when = add_options(hook, dir)
+        points = self.points_for(name, when)
         for point in points:
-            self.check_hooks_to_add(point, point.name or "", hook, dir, is_permanent, prepend)
+            self.check_hooks_to_add(point, point.name or "", hook, direction, is_permanent, prepend)
         for point in points:
             point.add_hook(hook, dir, is_permanent, level, prepend)
 
@@ -306,16 +311,17 @@ class HookedRootModule(nn.Module):
         hook_point: HookPoint,
         hook_point_name: str,
         hook: Callable[..., Any],
-        dir: str = "fwd",
+        dir: str | None = None,
         is_permanent: bool = False,
         level: int | None = None,
         prepend: bool = False,
     ) -> None:
         """Add a hook to one point, unless `check_hooks_to_add` refuses it."""
-        self.check_hooks_to_add(hook_point, hook_point_name, hook, dir, is_permanent, prepend)
+        direction, _ = add_options(hook, dir)
+        self.check_hooks_to_add(hook_point, hook_point_name, hook, direction, is_permanent, prepend)
         hook_point.add_hook(hook, dir, is_permanent, level, prepend)
 
-    def add_perma_hook(self, name: Site, hook: Callable[..., Any], dir: str = "fwd") -> None:
+    def add_perma_hook(self, name: Site, hook: Callable[..., Any], dir: str | None = None) -> None:
         """Add a hook that survives resets."""
         self.add_hook(name, hook, dir, is_permanent=True)
 

@@ -4,7 +4,6 @@ A point that nobody listens to costs one check. The hooks of a point are kept by
 (see scope.py); the hooks of `add_hook` belong to the module itself and are seen by everybody.
 """
 
-import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.hooks import reading, scope
+from hooked_lm.hooks.entry import add_options
 from hooked_lm.hooks.scope import Frame
+from hooked_lm.hooks.values import can_have_gradient, kind_of, misfit, shown_to, takes_hook_keyword
 
 HookFunction = Callable[..., Any]
 _clock = itertools.count(1)
@@ -49,7 +50,7 @@ class Hook:
         self.order = -next(_clock) if prepend else next(_clock)
         # those added in the same call; a list that held this one alone would keep it alive
         self.together: list[Hook] = []
-        self._takes_keyword = self.records or _takes_hook_keyword(user_hook)
+        self._takes_keyword = self.records or takes_hook_keyword(user_hook)
 
     @property
     def hook(self) -> "Hook":
@@ -72,14 +73,14 @@ class Hook:
                 self.user_hook(value, hook=point)
             return value
         for point in shown_points:
-            expected = _kind(value)
+            expected = kind_of(value)
             new = self.user_hook(value, hook=point) if self._takes_keyword else self.user_hook(value, point)
             if self.dir == "bwd" and isinstance(new, tuple) and len(new) == 1:  # as PyTorch's own backward hooks answer
                 new = new[0]
             value = value if new is None else new
-            if expected is not None and _kind(value) != expected:
+            if expected is not None and kind_of(value) != expected:
                 kind = "forward" if self.dir == "fwd" else "backward"
-                raise _misfit(f"a {kind} hook at '{point.name}'", value, *expected)
+                raise misfit(f"a {kind} hook at '{point.name}'", value, *expected)
         return value
 
     def __repr__(self) -> str:
@@ -172,9 +173,9 @@ class HookPoint(nn.Identity):
         """What hooks make of a value, in order; those on the gradient see that of what the others leave."""
         for hook in hooks:
             if hook.dir == "fwd":
-                value = hook(_shown_to(hook, value), self)
+                value = hook(shown_to(value, hook.records), self)
         gradient_hooks = [hook for hook in hooks if hook.dir == "bwd"]
-        if gradient_hooks and torch.is_grad_enabled() and _can_have_gradient(value):
+        if gradient_hooks and torch.is_grad_enabled() and can_have_gradient(value):
             value = self._on_gradient(value, gradient_hooks)
         return value
 
@@ -196,26 +197,27 @@ class HookPoint(nn.Identity):
     def add_hook(
         self,
         hook: HookFunction,
-        dir: str = "fwd",
+        dir: str | None = None,
         is_permanent: bool = False,
         level: int | None = None,
         prepend: bool = False,
         alias_names: list[str] | None = None,
     ) -> Hook:
-        """Add a hook that everybody sees until it is removed; `dir` is "fwd", "bwd" or "both".
+        """Add a hook that everybody sees until it is removed; `dir` is "fwd" (the default), "bwd" or "both".
 
-        With `alias_names` the function runs once for each of these names, seeing it as `hook.name`. Returns
-        the handle. Raises ValueError for another direction, TypeError for something that cannot be called
-        with a value and a point.
+        The `direction` and `when` of a hook object hold here too. With `alias_names` the function runs once for each of these
+        names, seeing it as `hook.name`. Returns the handle. Raises ValueError for another direction, or one that contradicts
+        the object's, TypeError for something that cannot be called with a value and a point.
         """
-        options = (is_permanent, level, prepend, alias_names)
-        handles = [self.make_hook(hook, direction, *options) for direction in directions_of(dir)]
+        direction, when = add_options(hook, dir)
+        options = (is_permanent, level, prepend, alias_names, when)
+        handles = [self.make_hook(hook, each, *options) for each in directions_of(direction)]
         for handle in handles:
             handle.together = handles
             self.install(handle, None)
         return handles[0]
 
-    def add_perma_hook(self, hook: HookFunction, dir: str = "fwd") -> Hook:
+    def add_perma_hook(self, hook: HookFunction, dir: str | None = None) -> Hook:
         """Add a hook that survives `reset_hooks`."""
         return self.add_hook(hook, dir, is_permanent=True)
 
@@ -357,61 +359,3 @@ def directions_of(dir: str) -> tuple[str, ...]:
     if dir not in ("fwd", "bwd", "both"):
         raise ValueError(f"dir must be 'fwd', 'bwd' or 'both', got {dir!r}")
     return ("fwd", "bwd") if dir == "both" else (dir,)
-
-
-def _kind(value: Any) -> tuple[torch.Size, torch.dtype, torch.device] | None:
-    """What a hook must not change; of anything but a tensor, nothing is asked."""
-    return (value.shape, value.dtype, value.device) if isinstance(value, Tensor) else None
-
-
-def _misfit(where: str, new: Any, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Exception:
-    expected = f"{tuple(shape)} {dtype} on {device}"
-    if isinstance(new, Tensor):
-        got = f"{tuple(new.shape)} {new.dtype} on {new.device}"
-        return ValueError(f"{where} gave a tensor {got}; expected {expected}")
-    return TypeError(
-        f"{where} returned a {type(new).__name__}; expected None or a tensor {expected}. "
-        "Return the replacement alone, or None to leave the value as it is."
-    )
-
-
-def _shown_to(hook: Hook, value: Any) -> Any:
-    """A copy, so that an edit in place reaches what comes later in the run and nothing else.
-
-    Not the caller's input, not a cache's entry, not what autograd saved. A recorder edits nothing and keeps
-    the value itself, unless its memory outlives the run.
-    """
-    if isinstance(value, Tensor) and (not hook.records or _is_weight(value)):
-        return value.clone()
-    return value
-
-
-def _is_weight(value: Tensor) -> bool:
-    """Whether this is memory that outlives the run, or a view of it: a weight, an input being optimised."""
-    owner = value if value._base is None else value._base
-    return isinstance(owner, nn.Parameter) or (owner.is_leaf and owner.requires_grad)
-
-
-def _can_have_gradient(value: Any) -> bool:
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-
-
-def _takes_hook_keyword(function: HookFunction) -> bool:
-    """Whether the point goes to a parameter named `hook` or into **kwargs, rather than second."""
-    if not callable(function):
-        raise TypeError(
-            f"a hook must be a function of (value, hook), got {function!r} of type {type(function).__name__}"
-        )
-    try:
-        signature = inspect.signature(function.forward if isinstance(function, nn.Module) else function)
-    except (TypeError, ValueError):  # a builtin without a signature: assume the documented call
-        return True
-    by_name = "hook" in signature.parameters
-    for keyword in (by_name, not by_name):
-        try:
-            signature.bind(None, hook=None) if keyword else signature.bind(None, None)
-        except TypeError:
-            continue
-        return keyword
-    name = getattr(function, "__name__", repr(function))
-    raise TypeError(f"a hook is called with (value, hook); {name} takes {signature}")
