@@ -13,7 +13,7 @@ after the other. For a model in float32 that is 1.5e-5 of the largest logit, and
 mask, position or constant is 100 times that. Nothing here is tuned to a test; what needs another tolerance compares something
 else than two roundings of one number, and says what.
 
-Values that must be equal to the bit are compared with `torch.equal`.
+Values that must be equal to the bit are compared with `torch.equal`, or with `assert_equal` where NaN is among them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -45,11 +45,14 @@ def assert_close(
     Tensors must agree in shape and dtype; where `dtype` names the precision of the computation, they may have others, as a
     reference in float64 has. Numbers, arrays and lists of numbers have the precision of the tensor that they are compared with,
     else float32; one expected number stands for a tensor full of it. Lists and dictionaries of tensors are compared item by
-    item. NaN equals NaN where anything else is a number. `msg` goes before the message.
+    item, and None is None. NaN equals NaN where anything else is a number. `msg` goes before the message.
     """
     if isinstance(expected, Mapping) or _is_list_of_tensors(expected):
         for name, one, other in _items(actual, expected, msg):
             assert_close(one, other, depth, scale, name, dtype=dtype)
+        return
+    if actual is None or expected is None:
+        assert actual is expected, _said(msg, "one of the two is None")
         return
     if dtype is None and isinstance(actual, Tensor) and isinstance(expected, Tensor):
         assert actual.dtype == expected.dtype, _said(msg, f"dtype {actual.dtype}, expected {expected.dtype}")
@@ -60,6 +63,21 @@ def assert_close(
         one, other, rtol=0, atol=atol, equal_nan=True, check_dtype=False, msg=lambda text: _said(msg, text)
     )
     assert not one.numel() or not one.isnan().all(), _said(msg, "every value is NaN: nothing was compared")
+
+
+def assert_equal(actual: Tensor, expected: Tensor) -> None:
+    """Raises AssertionError unless two tensors are equal to the bit, NaN where NaN is expected."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def assert_near(actual: Any, expected: Any, within: float, because: str) -> None:
+    """Raises AssertionError if two values differ by more than `within` of the largest expected magnitude.
+
+    For what differs by more than rounding, as estimates and approximations do; `because` says why, and why so much.
+    """
+    one, other = _tensor(actual).double(), _tensor(expected).double()
+    other = other.expand(one.shape) if isinstance(expected, Number) else other
+    torch.testing.assert_close(one, other, rtol=0, atol=within * _size(other), msg=lambda text: _said(because, text))
 
 
 def assert_apart(actual: Any, expected: Any, msg: str | None = None, times: float = APART) -> None:
@@ -106,7 +124,9 @@ def _tensor(x: Any) -> Tensor:
 
 
 def _is_list_of_tensors(x: Any) -> bool:
-    return isinstance(x, list | tuple) and any(isinstance(item, Tensor | list | tuple | Mapping) for item in x)
+    return isinstance(x, list | tuple) and any(
+        item is None or isinstance(item, Tensor | list | tuple | Mapping) for item in x
+    )
 
 
 def _items(actual: Any, expected: Any, msg: Any) -> Iterator[tuple[str, Any, Any]]:

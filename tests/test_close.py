@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from tests.close import APART, GRADIENT, LAYER, MODEL, ROUNDING, assert_apart, assert_close, is_close
+from tests.close import (
+    APART,
+    GRADIENT,
+    LAYER,
+    MODEL,
+    ROUNDING,
+    assert_apart,
+    assert_close,
+    assert_equal,
+    assert_near,
+    is_close,
+)
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -171,6 +182,11 @@ def test_lists_and_dictionaries_are_compared_item_by_item():
         AssertionError, match="item 'a': item 0"
     ):  # measured by its own size, not that of the other item
         assert_close({"a": [a], "b": b}, {"a": [a + 0.01], "b": b})
+    assert_close([None, a], [None, a.clone()])
+    assert_close(None, None)
+    for wrong in ([None, None], [a, a], [None, None, a]):
+        with pytest.raises(AssertionError):
+            assert_close(wrong, [None, a])
     for wrong in ([a], [a, b, b]):
         with pytest.raises(AssertionError, match="expected"):
             assert_close(wrong, [a, b])
@@ -197,3 +213,20 @@ def test_what_differs_must_differ_by_more_than_rounding():
             assert_apart(same, expected, "a mask")
     with pytest.raises(AssertionError, match="shapes"):
         assert_apart(expected, expected[:1])
+
+
+def test_equal_to_the_bit():
+    expected = torch.tensor([1.0, torch.nan, -torch.inf])
+    assert_equal(expected.clone(), expected)
+    for wrong in (expected.nan_to_num(), expected + 1e-6, expected[:2], expected.double()):
+        with pytest.raises(AssertionError):
+            assert_equal(wrong, expected)
+
+
+def test_estimates_are_as_near_as_they_say():
+    assert_near(torch.tensor([10.0, 0.1]), [10.4, 0.0], within=0.05, because="an estimate")
+    with pytest.raises(AssertionError, match=r"(?s)an estimate: .*0\.52.* allowed"):
+        assert_near(torch.tensor([10.0, 0.1]), [10.4, 0.8], within=0.05, because="an estimate")
+    for wrong in (torch.nan, torch.inf):
+        with pytest.raises(AssertionError):
+            assert_near(torch.tensor([1.0, wrong]), torch.tensor([1.0, 1.0]), within=1.0, because="an estimate")

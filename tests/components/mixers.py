@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from hooked_lm.components.context import Context
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import HookedRootModule
+from tests.close import assert_apart, assert_close, assert_near
 
 
 class Rooted(HookedRootModule):
@@ -52,13 +53,13 @@ def assert_cached_is_full(model: Rooted) -> None:
     """Pieces of any lengths, single tokens too, give what the whole gives, and leave the same memory."""
     stream = some(2, 90, 6)
     whole, memory = in_steps(model, stream, [90])
-    torch.testing.assert_close(whole, model(stream))
+    assert_close(whole, model(stream))
     for lengths in ([1] * 90, [70, 1, 1, 18], [2, 3, 85]):
         found, cache = in_steps(model, stream, lengths)
-        torch.testing.assert_close(found, whole, rtol=1e-4, atol=1e-5)
+        assert_close(found, whole)
         assert cache.length == 90
-        torch.testing.assert_close(cache.state(0).window, memory.state(0).window)
-        torch.testing.assert_close(cache.state(0).state, memory.state(0).state, rtol=1e-4, atol=1e-5)
+        assert_close(cache.state(0).window, memory.state(0).window)
+        assert_close(cache.state(0).state, memory.state(0).state)
 
 
 def assert_padding_is_passed_over(model: Rooted) -> None:
@@ -72,7 +73,7 @@ def assert_padding_is_passed_over(model: Rooted) -> None:
     together = torch.cat([first, second], 1)
     for row in range(3):
         alone = torch.cat([stream, more], 1)[row, both[row]]
-        torch.testing.assert_close(together[row, both[row]], model(alone[None])[0], rtol=1e-4, atol=1e-5)
+        assert_close(together[row, both[row]], model(alone[None])[0])
 
 
 def assert_states_can_be_edited(model: Rooted) -> None:
@@ -88,8 +89,8 @@ def assert_states_can_be_edited(model: Rooted) -> None:
     entry = cache.state(0)
     entry.state = entry.state * 0.5
     after = model(stream[:, 10:], Context(10, stream.device, cache=cache))
-    torch.testing.assert_close(edited[:, :9], clean[:, :9])
-    torch.testing.assert_close(edited[:, 10:], after, rtol=1e-4, atol=1e-5)
+    assert_close(edited[:, :9], clean[:, :9])
+    assert_close(edited[:, 10:], after)
     assert ((edited - clean)[:, 9:11].abs().amax((0, 2)) > 1e-3).all()
 
 
@@ -107,7 +108,7 @@ def assert_all_states_can_be_set(model: Rooted) -> None:
     zeros = model.run_with_hooks(stream, fwd_hooks=[("mixer.hook_state", lambda state, hook: state * 0)])
     again = model.run_with_hooks(stream, fwd_hooks=[("mixer.hook_state", lambda state, hook: state * 0)])
     assert torch.equal(zeros, again)
-    assert (zeros - model(stream)).abs().max() > 1e-2
+    assert_apart(zeros, model(stream))
 
 
 def assert_gradient_of_a_state_counts_what_follows(model: Rooted) -> None:
@@ -132,7 +133,7 @@ def assert_gradient_of_a_state_counts_what_follows(model: Rooted) -> None:
             moved.append(model.run_with_hooks(stream, fwd_hooks=[("mixer.hook_state", move)])[:, -1].sum())
     measured = (moved[0] - moved[1]) / 2e-4
     assert abs(measured) > 1e-7
-    torch.testing.assert_close(seen["gradient"][place], measured, rtol=1e-4, atol=1e-9)
+    assert_near(seen["gradient"][place], measured, 1e-6, because="a difference quotient, not a slope")
 
 
 def assert_listening_changes_nothing(model: Rooted) -> None:
@@ -140,7 +141,7 @@ def assert_listening_changes_nothing(model: Rooted) -> None:
     seen = {}
     with model.hooks([(name, lambda value, hook: seen.update({hook.name: value})) for name in model.hook_dict]):
         listened = model(stream)
-    torch.testing.assert_close(listened, model(stream), rtol=1e-5, atol=1e-6)
+    assert_close(listened, model(stream))
     assert list(seen) == list(model.hook_dict)
 
 
@@ -151,4 +152,4 @@ def assert_gradients(model: Rooted, reference: Any) -> None:
     ours = torch.autograd.grad((model(stream) ** 2).sum(), list(weights.values()))
     theirs = torch.autograd.grad((reference(model.mixer, stream) ** 2).sum(), list(weights.values()))
     for name, a, b in zip(weights, ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+        assert_close(a, b, msg=name)

@@ -5,6 +5,7 @@ import torch
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.router import CapacityRouter
+from tests.close import assert_close
 
 
 def test_later_tokens_of_a_row_find_their_expert_full():
@@ -15,8 +16,8 @@ def test_later_tokens_of_a_row_find_their_expert_full():
     assert indices[..., 0].tolist() == [[0, 0, 1, 0], [2, 0, 0, 0]]
     expected = logits.softmax(-1).amax(-1)
     expected[0, 3] = expected[1, 3] = 0.0  # each row for itself
-    torch.testing.assert_close(weights[..., 0], expected)
-    torch.testing.assert_close(CapacityRouter(3)(logits, 1)[0][..., 0], logits.softmax(-1).amax(-1))
+    assert_close(weights[..., 0], expected)
+    assert_close(CapacityRouter(3)(logits, 1)[0][..., 0], logits.softmax(-1).amax(-1))
 
 
 def test_a_token_without_room_gets_nothing_from_the_layer():

@@ -3,6 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from hooked_lm.components.convolution import CausalConvolution
+from tests.close import assert_close
 
 
 def filled(width: int, bias: bool = True) -> CausalConvolution:
@@ -20,7 +21,7 @@ def test_it_is_a_grouped_convolution(width: int, bias: bool) -> None:
     padded = F.pad(x.transpose(1, 2), (width - 1, 0))
     expected = F.conv1d(padded, conv.W_conv.T[:, None], conv.b_conv, groups=5).transpose(1, 2)
     found, window = conv(x)
-    torch.testing.assert_close(found, expected)
+    assert_close(found, expected)
     assert torch.equal(window, x[:, 9 - (width - 1) :])
 
 
@@ -31,7 +32,7 @@ def test_the_window_goes_on_where_it_ended(width: int, first: int) -> None:
     whole, last = conv(x)
     head, window = conv(x[:, :first])
     tail, end = conv(x[:, first:], window)
-    torch.testing.assert_close(torch.cat([head, tail], 1), whole)
+    assert_close(torch.cat([head, tail], 1), whole)
     assert torch.equal(end, last)
 
 
@@ -40,7 +41,7 @@ def test_low_precision_is_summed_in_fp32_and_remembered_as_it_came() -> None:
     exact, _ = filled(4).bfloat16().double()(x.double())
     found, window = conv(x)
     assert (found.dtype, window.dtype) == (torch.float32, torch.bfloat16)
-    torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=1e-6)
+    assert_close(found, exact, dtype=torch.float32)
 
 
 def test_the_first_of_few_tokens_see_zeros() -> None:

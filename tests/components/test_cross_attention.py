@@ -16,6 +16,7 @@ from hooked_lm.components.norm import LayerNorm
 from hooked_lm.components.position_bias import SharedBias
 from hooked_lm.components.relative_bias import RelativeBias
 from hooked_lm.components.source import EncoderDecoderCache, Source, StackContext
+from tests.close import assert_close
 
 D, HEADS, D_HEAD = 12, 3, 4
 CPU = torch.device("cpu")
@@ -89,10 +90,10 @@ def test_attention_adds_its_bias_on_both_paths(shared: bool, causal: bool):
     if causal:
         scores = scores.masked_fill(torch.ones(9, 9).triu(1).bool(), float("-inf"))
     expected = torch.einsum("bnph,nhm->bpm", scores.softmax(-1) @ v, attn.W_O)
-    torch.testing.assert_close(attn(x, context=context), expected)
+    assert_close(attn(x, context=context), expected)
     seen = listening(attn, "hook_attn_scores", *([] if shared else ["position_bias.hook_bias"]))
-    torch.testing.assert_close(attn(x, context=context), expected)
-    torch.testing.assert_close(seen["hook_attn_scores"], scores)
+    assert_close(attn(x, context=context), expected)
+    assert_close(seen["hook_attn_scores"], scores)
     if not shared:
         assert torch.equal(seen["position_bias.hook_bias"], added.expand(2, -1, -1, -1))
 
@@ -121,9 +122,9 @@ def test_cross_attention(biases: bool, n_pos: int, padded: bool):
     real = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1]]).bool() if padded else None
     x, source = drawn(2, n_pos, D), Source(drawn(2, 6, D), real)
     expected = cross_by_hand(attn, x, source)
-    torch.testing.assert_close(attn(x, StackContext(2, n_pos, CPU, source=source)), expected)
+    assert_close(attn(x, StackContext(2, n_pos, CPU, source=source)), expected)
     seen = listening(attn, "hook_attn_scores", "hook_pattern", "hook_k", "hook_result")
-    torch.testing.assert_close(attn(x, StackContext(2, n_pos, CPU, source=source)), expected)
+    assert_close(attn(x, StackContext(2, n_pos, CPU, source=source)), expected)
     assert seen["hook_pattern"].shape == (2, HEADS, n_pos, 6)
     assert seen["hook_k"].shape == (2, 6, HEADS, D_HEAD)
     if real is not None:
@@ -178,14 +179,14 @@ def test_blocks(kind: Any, scale: float):
         expected = block.ln1(x + scale * attn(x))
         expected = block.ln2(expected + scale * cross_by_hand(block.cross_attn, expected, source))
         expected = block.ln3(expected + scale * block.mlp(expected))
-    torch.testing.assert_close(block(x, StackContext(2, 5, CPU, source=source)), expected, rtol=1e-5, atol=1e-5)
+    assert_close(block(x, StackContext(2, 5, CPU, source=source)), expected)
 
     names = [name for name, part in block.named_modules() if hasattr(part, "dims") and "hook_" in name]
     seen = listening(block, *names)
-    torch.testing.assert_close(block(x, StackContext(2, 5, CPU, source=source)), expected, rtol=1e-5, atol=1e-5)
+    assert_close(block(x, StackContext(2, 5, CPU, source=source)), expected)
     assert list(seen) == names, "sites are listed in the order of computation"
     for name, pair in block.identities(seen.__getitem__, lambda: source.resid):
-        torch.testing.assert_close(*pair(), rtol=1e-5, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+        assert_close(*pair(), msg=name)
 
 
 def test_which_weights_read_through_which_norm():

@@ -16,6 +16,7 @@ from hooked_lm.components.embed import (
     Unembed,
 )
 from hooked_lm.components.norm import LayerNorm
+from tests.close import assert_close
 
 TOKENS = torch.tensor([[3, 0, 5], [1, 1, 2]])
 D_VOCAB, D_MODEL, D_EMBED = 7, 6, 4
@@ -33,7 +34,7 @@ def test_a_normalised_embedding():
     embed = drawn(Embed.Config(D_VOCAB, D_MODEL, scale=2.0, norm=LayerNorm.Config(D_MODEL, 0.1)).build())
     rows = 2 * embed.W_E[TOKENS]
     expected = torch.nn.functional.layer_norm(rows, (D_MODEL,), embed.ln.w, embed.ln.b, 0.1)
-    torch.testing.assert_close(embed(TOKENS), expected)
+    assert_close(embed(TOKENS), expected)
     assert embed.writers() == []
 
 
@@ -43,8 +44,8 @@ def test_a_factored_embedding(bias: bool):
     expected = embed.W_E[TOKENS] @ embed.W_proj
     if bias:
         expected = expected + embed.b_proj
-    torch.testing.assert_close(embed(TOKENS), 3 * expected)
-    torch.testing.assert_close(embed.table()[TOKENS], expected)
+    assert_close(embed(TOKENS), 3 * expected)
+    assert_close(embed.table()[TOKENS], expected)
     assert len(embed.writers()) == 1 + bias
 
 
@@ -68,7 +69,7 @@ def test_sines_and_cosines(kind: type[SinusoidalEmbed], exponent, offset: int):
     half = range(D_MODEL // 2)
     for row, position in zip(found.tolist(), (0, 1, 30), strict=True):
         angles = [(position + offset) / 10000 ** exponent(i) for i in half]
-        assert row == pytest.approx([*map(math.sin, angles), *map(math.cos, angles)], abs=1e-5)
+        assert_close(row, [*map(math.sin, angles), *map(math.cos, angles)])
 
 
 def test_an_odd_width_has_no_pairs():
@@ -83,13 +84,13 @@ def test_a_factored_unembedding(tied: bool):
     x = torch.randn(2, 3, D_MODEL)
     vocab = embed.W_E.T if tied else unembed.W_vocab
     expected = x @ unembed.W_proj @ vocab + unembed.b_U
-    torch.testing.assert_close(unembed(x), expected)
-    torch.testing.assert_close(unembed.plain(x), expected)
+    assert_close(unembed(x), expected)
+    assert_close(unembed.plain(x), expected)
     assert isinstance(unembed, TiedFactoredUnembed) is tied
     assert ("W_vocab" in dict(unembed.named_parameters())) is not tied
 
     own = unembed.untied()
     assert type(own) is Unembed
     assert own.cfg.tied is False
-    torch.testing.assert_close(own(x), expected)
+    assert_close(own(x), expected)
     assert own.untied() is own

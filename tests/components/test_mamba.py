@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hooked_lm.components.mamba import Mamba, first_dt_bias
+from tests.close import assert_close
 from tests.components import mixers
 
 
@@ -45,14 +46,14 @@ def naive(mixer: Mamba, stream: Tensor) -> Tensor:
 @pytest.mark.parametrize("n_pos", [1, 2, 7, 8, 50])
 def test_it_is_the_recurrence(model: mixers.Rooted, n_pos: int) -> None:
     stream = mixers.some(2, n_pos, 6)
-    torch.testing.assert_close(model(stream), naive(model.mixer, stream), rtol=1e-4, atol=1e-5)
+    assert_close(model(stream), naive(model.mixer, stream))
 
 
 def test_segments_join(model: mixers.Rooted, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = mixers.some(1, 50, 6)
     whole = model(stream)
     monkeypatch.setattr("hooked_lm.components.mamba.SEGMENT", 16)
-    torch.testing.assert_close(model(stream), whole)
+    assert_close(model(stream), whole)
 
 
 def test_cached_is_full(model: mixers.Rooted) -> None:
@@ -93,7 +94,7 @@ def test_states_that_are_zeroed_leave_the_direct_path(model: mixers.Rooted) -> N
     hooks = [("mixer.hook_state", lambda state, hook: state * 0)]
     hooks += [(name, see) for name in ("mixer.hook_conv", "mixer.hook_y")]
     model.run_with_hooks(stream, fwd_hooks=hooks)
-    torch.testing.assert_close(seen["mixer.hook_y"], model.mixer.D * seen["mixer.hook_conv"])
+    assert_close(seen["mixer.hook_y"], model.mixer.D * seen["mixer.hook_conv"])
 
 
 def test_large_steps_neither_overflow_nor_vanish(model: mixers.Rooted) -> None:
@@ -102,9 +103,9 @@ def test_large_steps_neither_overflow_nor_vanish(model: mixers.Rooted) -> None:
     stream = mixers.some(1, 50, 6)
     found = model(stream)
     assert found.isfinite().all()
-    torch.testing.assert_close(found, naive(model.mixer, stream), rtol=1e-3, atol=1e-3)
+    assert_close(found, naive(model.mixer, stream))
 
 
 def test_new_step_sizes() -> None:
     sizes = F.softplus(first_dt_bias(5))
-    torch.testing.assert_close(sizes, torch.tensor([0.001, 10**-2.5, 0.01, 10**-1.5, 0.1]))
+    assert_close(sizes, torch.tensor([0.001, 10**-2.5, 0.01, 10**-1.5, 0.1]))

@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hooked_lm.components.mamba2 import Mamba2, decays
+from tests.close import assert_close
 from tests.components import mixers
 
 SHAPES = {
@@ -55,7 +56,7 @@ def naive(mixer: Mamba2, stream: Tensor) -> Tensor:
 @pytest.mark.parametrize("n_pos", [1, 2, 7, 64, 65, 150])
 def test_it_is_the_recurrence(model: mixers.Rooted, n_pos: int) -> None:
     stream = mixers.some(2, n_pos, 6)
-    torch.testing.assert_close(model(stream), naive(model.mixer, stream), rtol=1e-4, atol=1e-4)
+    assert_close(model(stream), naive(model.mixer, stream))
 
 
 def test_chunks_are_steps(model: mixers.Rooted) -> None:
@@ -67,13 +68,13 @@ def test_chunks_are_steps(model: mixers.Rooted) -> None:
     for first in (None, state.double()):
         arguments = (u.double(), dt.double(), B.double(), C.double(), first)
         for found, expected in zip(mixer.in_chunks(*arguments), mixer.recur(*arguments), strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+            assert_close(found, expected)
 
 
 def test_decays_do_not_lose_what_large_rates_swallow() -> None:
     rates = torch.tensor([-5000.0, -1e-4, -2e-4])
     expected = torch.tensor([[0, 0, 0], [-1e-4, 0, 0], [-3e-4, -2e-4, 0]]).exp().tril()
-    torch.testing.assert_close(decays(rates), expected, rtol=1e-7, atol=0)
+    assert_close(decays(rates), expected)
 
 
 def test_groups_must_divide_heads() -> None:

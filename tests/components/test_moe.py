@@ -25,6 +25,7 @@ from hooked_lm.components.router import (
     TopKRouter,
 )
 from hooked_lm.hooks import HookedRootModule, HookPoint
+from tests.close import GRADIENT, assert_close, is_close
 
 D_MODEL, D_MLP, N_EXPERTS, TOP_K = 6, 10, 8, 2
 SOFTMAX = SoftmaxRouter()
@@ -98,7 +99,7 @@ def test_equals_a_loop_over_all_experts(cfg: MoE.Config, dtype: torch.dtype) -> 
     root, x = Root(cfg).to(dtype), tokens().to(dtype)
     found = root(x)
     assert found.dtype == dtype
-    torch.testing.assert_close(found, dense(root.mlp, x, shares(root.mlp, x)))
+    assert_close(found, dense(root.mlp, x, shares(root.mlp, x)))
 
 
 @each_mixture
@@ -107,14 +108,14 @@ def test_gradients_of_everything(cfg: MoE.Config) -> None:
     y = x.detach().clone().requires_grad_()
     one(x).square().sum().backward()
     dense(other.mlp, y, shares(other.mlp, y)).square().sum().backward()
-    torch.testing.assert_close(x.grad, y.grad)
+    assert_close(x.grad, y.grad, depth=GRADIENT)
     for (name, found), expected in zip(one.named_parameters(), other.parameters(), strict=True):
         if expected.grad is None:
             assert name == "mlp.b_choice"
             assert found.grad is None
         else:  # an expert without tokens has no gradient here, and zeros there
             grad = torch.zeros_like(expected) if found.grad is None else found.grad
-            torch.testing.assert_close(grad, expected.grad, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+            assert_close(grad, expected.grad, depth=GRADIENT, msg=name)
 
 
 @each_mixture
@@ -137,7 +138,7 @@ def copy_in(root: Root, dtype: torch.dtype) -> MoE:
 def test_any_sizes(n_experts: int, top_k: int, batch: int, n_pos: int, seed: int) -> None:
     root = Root(MoE.Config(EXPERT, n_experts, min(top_k, n_experts), SOFTMAX), seed)
     x = tokens(batch, n_pos, seed)
-    torch.testing.assert_close(root(x), dense(root.mlp, x, shares(root.mlp, x)))
+    assert_close(root(x), dense(root.mlp, x, shares(root.mlp, x)))
     names = [name for name in root.hook_dict if "experts." in name]
     _, cache = root.run_with_cache(x, names_filter=names)
     assert list(cache) == names
@@ -164,7 +165,7 @@ def test_choices(router: Router, seed: int, top_k: int) -> None:
     assert all(len(set(row)) == top_k for row in indices.tolist())
     assert (weights > 0).all()
     if getattr(router, "renormalize", isinstance(router, TopKRouter | CorrectedSoftmaxRouter)):
-        torch.testing.assert_close(weights.sum(-1), torch.full((3,), getattr(router, "scale", 1.0)))
+        assert_close(weights.sum(-1), torch.full((3,), getattr(router, "scale", 1.0)))
 
 
 def test_choices_by_hand() -> None:
@@ -175,7 +176,7 @@ def test_choices_by_hand() -> None:
         weights, indices = router(logits, 2, correction)
         assert set(indices.tolist()) == set(expected)
         for weight, index in zip(weights, indices.tolist(), strict=True):
-            torch.testing.assert_close(weight, expected[index])
+            assert_close(weight, expected[index])
 
     check(SoftmaxRouter(), {1: p[1], 3: p[3]})
     check(SoftmaxRouter(renormalize=True), {1: p[1] / (p[1] + p[3]), 3: p[3] / (p[1] + p[3])})
@@ -214,7 +215,7 @@ def test_each_site_fires_once_with_its_dimensions(cfg: MoE.Config) -> None:
     fired: list[str] = []
     out = root.run_with_hooks(x, fwd_hooks=[("*", lambda value, hook: fired.append(hook.name))])
     assert sorted(fired) == sorted(root.hook_dict)
-    torch.testing.assert_close(out, root(x))
+    assert_close(out, root(x))
     _, cache = root.run_with_cache(x, names_filter="*")
     sizes = {"batch": 2, "pos": 5, "d_model": D_MODEL, "expert": cfg.n_experts, "top_k": cfg.top_k, "1": 1, "2": 2}
     for name, value in cache.items():
@@ -232,7 +233,7 @@ def test_experts_see_the_tokens_that_were_sent_to_them() -> None:
     for e in range(N_EXPERTS):
         positions = cache[f"mlp.experts.{e}.hook_routed_positions"]
         assert positions.tolist() == (indices == e).any(-1).nonzero().tolist()
-        torch.testing.assert_close(cache[f"mlp.experts.{e}.hook_in"], x[positions[:, 0], positions[:, 1]])
+        assert_close(cache[f"mlp.experts.{e}.hook_in"], x[positions[:, 0], positions[:, 1]])
 
 
 def test_an_expert_without_tokens_is_computed_only_for_listeners() -> None:
@@ -265,7 +266,7 @@ def test_a_copy_hears_for_itself(copied: Callable[[Root], Root]) -> None:
     for name, model in (("root", root), ("other", other)):
         model.run_with_hooks(x, fwd_hooks=[("*", lambda value, hook, n=name: fired[n].append(hook.name))])
     assert sorted(fired["root"]) == sorted(fired["other"]) == sorted(root.hook_dict)
-    torch.testing.assert_close(other(x), root(x))
+    assert_close(other(x), root(x))
 
 
 def test_threads_hear_their_own_hooks() -> None:
@@ -291,7 +292,7 @@ def test_edited_indices_send_tokens_elsewhere() -> None:
     weights, _ = root.mlp.route(x)
     share = torch.zeros(2, 5, N_EXPERTS)
     share[..., :2] = weights
-    torch.testing.assert_close(found, dense(root.mlp, x, share))
+    assert_close(found, dense(root.mlp, x, share))
 
 
 def test_a_token_may_be_sent_twice_to_one_expert() -> None:
@@ -299,13 +300,13 @@ def test_a_token_may_be_sent_twice_to_one_expert() -> None:
     zeros = [("mlp.hook_expert_indices", lambda value, hook: torch.zeros_like(value))]
     weights, _ = root.mlp.route(x)
     expected = weights.sum(-1, keepdim=True) * root.mlp.experts[0](x)
-    torch.testing.assert_close(root.run_with_hooks(x, fwd_hooks=zeros), expected)
+    assert_close(root.run_with_hooks(x, fwd_hooks=zeros), expected)
 
 
 def test_edited_weights_and_logits() -> None:
     root, x = Root(MIXTURES["softmax, renormalised"]), tokens()
     doubled = root.run_with_hooks(x, fwd_hooks=[("mlp.hook_expert_weights", lambda value, hook: 2 * value)])
-    torch.testing.assert_close(doubled, 2 * root(x))
+    assert_close(doubled, 2 * root(x))
 
     def never_the_first(value: Tensor, hook: HookPoint) -> Tensor:
         value[..., 0] = float("-inf")
@@ -322,7 +323,7 @@ def test_edits_inside_an_expert() -> None:
     share = shares(root.mlp, x)
     share[..., 3] = 0
     without = root.run_with_hooks(x, fwd_hooks=[("mlp.experts.3.hook_out", lambda value, hook: 0 * value)])
-    torch.testing.assert_close(without, dense(root.mlp, x, share))
+    assert_close(without, dense(root.mlp, x, share))
 
 
 def test_gradients_at_the_sites_of_experts() -> None:
@@ -337,7 +338,7 @@ def test_gradients_at_the_sites_of_experts() -> None:
         root(x).sum().backward()
     assert len(found) == N_EXPERTS + 1
     outs = torch.stack([root.mlp.experts[e](x).sum(-1) for e in range(N_EXPERTS)], -1)
-    torch.testing.assert_close(found["mlp.hook_expert_weights"], outs.gather(-1, root.mlp.route(x)[1]))
+    assert_close(found["mlp.hook_expert_weights"], outs.gather(-1, root.mlp.route(x)[1]))
 
 
 def test_indices_out_of_range_are_refused() -> None:
@@ -352,7 +353,7 @@ def test_an_expert_may_be_replaced() -> None:
     root.mlp.experts[2] = nn.Linear(D_MODEL, D_MODEL)
     root.setup()
     expected = dense(root.mlp, x, share)
-    torch.testing.assert_close(root(x), expected)
+    assert_close(root(x), expected)
     _, cache = root.run_with_cache(x, names_filter="*")
     assert "mlp.experts.2.hook_out" not in cache
 
@@ -372,9 +373,9 @@ def test_identities_hold_and_the_output_is_rebuilt(cfg: MoE.Config) -> None:
     for name, pair in root.mlp.identities(at, lambda: x):
         names.append(name)
         left, right = pair()
-        torch.testing.assert_close(left, right, msg=lambda m, n=name: f"{n}: {m}")
+        assert_close(left, right, msg=name)
     assert len(names) == len(set(names)) >= 5
-    torch.testing.assert_close(root.mlp.rebuilt(at), out)
+    assert_close(root.mlp.rebuilt(at), out)
 
 
 def test_identities_notice_what_is_wrong() -> None:
@@ -388,7 +389,7 @@ def test_identities_notice_what_is_wrong() -> None:
 
         pairs = {name: pair() for name, pair in root.mlp.identities(at, lambda: x)}
         pairs["rebuilt"] = root.mlp.rebuilt(at), root(x)
-        return {name for name, (a, b) in pairs.items() if not torch.allclose(a, b.to(a.dtype), atol=1e-5)}
+        return {name for name, (a, b) in pairs.items() if not is_close(a, b.to(a.dtype))}
 
     busy = cache["mlp.hook_expert_indices"][0, 0, 0].item()
     assert broken("hook_expert_weights") == {"router(router_logits) == expert_weights", "rebuilt"}
@@ -406,7 +407,7 @@ def test_readers_and_writers(cfg: MoE.Config) -> None:
         for module, weight, bias in root.mlp.readers():
             getattr(module, weight).mul_(gain[:, None])
             assert getattr(module, bias) is None or getattr(module, bias).shape == getattr(module, weight).shape[1:]
-        torch.testing.assert_close(root(x / gain), expected)
+        assert_close(root(x / gain), expected)
         for weight in root.mlp.writers():
             assert weight.shape[-1] == D_MODEL
             weight.zero_()
@@ -422,7 +423,7 @@ def test_clamped_experts_by_hand() -> None:
     gate = torch.minimum(x @ mlp.W_gate + mlp.b_gate_in[0::2], torch.tensor(0.8))
     linear = (x @ mlp.W_in + mlp.b_gate_in[1::2]).clamp(-0.8, 0.8)
     expected = (gate / (1 + (-1.5 * gate).exp()) * (linear + 1)) @ mlp.W_out + mlp.b_out
-    torch.testing.assert_close(mlp(x), expected)
+    assert_close(mlp(x), expected)
 
 
 def test_casts_leave_what_decides_between_experts_in_fp32() -> None:

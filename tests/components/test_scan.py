@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hooked_lm.components.scan import linear_scan, step_by_step
+from tests.close import assert_close
 
 
 @given(n_pos=st.integers(1, 60), started=st.booleans(), shared_decay=st.booleans())
@@ -12,7 +13,7 @@ def test_pieces_are_steps(n_pos: int, started: bool, shared_decay: bool) -> None
     decay = torch.rand(2, n_pos, 3, 1 if shared_decay else 4, generator=generator, dtype=torch.float64)
     decay[:, ::5] = 0.0
     start = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64) if started else None
-    torch.testing.assert_close(linear_scan(decay, update, start), step_by_step(decay, update, start))
+    assert_close(linear_scan(decay, update, start), step_by_step(decay, update, start))
 
 
 def test_steps_are_the_definition() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hooked_lm.hooks import HookedRootModule, HookPoint, wrap
+from tests.close import GRADIENT, assert_close
 from tests.hooks.nets import Net, assert_no_hook_left, net, some_input
 
 
@@ -54,7 +55,7 @@ def test_an_object_for_gradients_goes_there_from_either_list(given_as: str) -> N
     plain.blocks[0].hook_post.register_forward_hook(by_hand)
     plain(some_input(), loss=True).backward()
     model.run_with_hooks(some_input(), loss=True, **{given_as: [keep]}).backward()
-    torch.testing.assert_close(keep.seen, expected)
+    assert_close(keep.seen, expected)
     assert_no_hook_left(model)
 
 
@@ -67,20 +68,20 @@ def test_one_list_for_both_directions() -> None:
     net()(y, loss=True).backward()
     assert x.grad is not None
     assert y.grad is not None
-    torch.testing.assert_close(x.grad, 3 * y.grad)
+    assert_close(x.grad, 3 * y.grad, depth=GRADIENT)
     assert len(keep.seen) == 1
 
 
 def test_the_list_says_gradient_for_an_object_that_says_value() -> None:
     model, keep = net(), Keep("hook_out", direction="fwd")
     model.run_with_hooks(some_input(), loss=True, bwd_hooks=[keep]).backward()
-    torch.testing.assert_close(keep.seen[0], 2 * net()(some_input()))
+    assert_close(keep.seen[0], 2 * net()(some_input()))
 
 
 def test_an_object_in_a_pair_keeps_its_direction_but_stands_elsewhere() -> None:
     model, keep = net(), Keep("hook_in", direction="bwd")
     model.run_with_hooks(some_input(), loss=True, fwd_hooks=[("hook_out", keep)]).backward()
-    torch.testing.assert_close(keep.seen[0], 2 * net()(some_input()))
+    assert_close(keep.seen[0], 2 * net()(some_input()))
 
 
 @pytest.mark.parametrize(
@@ -123,8 +124,8 @@ def test_an_early_gradient_is_that_of_what_came_in() -> None:
     with model.hooks([Affine("hook_out", 5.0), keep_pre, keep_post]):
         model(some_input(), loss=True).backward()
     out = net()(some_input())
-    torch.testing.assert_close(keep_post.seen[0], 2 * 5 * out)
-    torch.testing.assert_close(keep_pre.seen[0], 5 * 2 * 5 * out)
+    assert_close(keep_post.seen[0], 2 * 5 * out)
+    assert_close(keep_pre.seen[0], 5 * 2 * 5 * out)
 
 
 def test_the_inputs_of_a_module_that_has_no_point_there() -> None:
@@ -139,9 +140,9 @@ def test_the_inputs_of_a_module_that_has_no_point_there() -> None:
     for block in plain.blocks:
         block.linear.register_forward_pre_hook(lambda module, args: expected.append(args[0]))
     out = plain(some_input())
-    torch.testing.assert_close(keep.seen, expected)
+    assert_close(keep.seen, expected)
     with model.hooks([Affine("blocks.1.linear", 0.5, 1.0, when="pre")]):
-        torch.testing.assert_close(model(some_input()), out)
+        assert_close(model(some_input()), out)
     assert not any(module._forward_pre_hooks for module in model.modules()), "PyTorch's hooks go with ours"
     assert torch.equal(model(some_input()), net()(some_input()))
 
@@ -152,7 +153,7 @@ def test_gradients_at_inputs_of_modules() -> None:
     plain, grads = net(), []
     plain.blocks[1].linear.register_full_backward_pre_hook(lambda m, g: grads.append(g[0] @ m.weight))
     plain(some_input(), loss=True).backward()
-    torch.testing.assert_close(keep.seen, grads)
+    assert_close(keep.seen, grads, depth=GRADIENT)
 
 
 def test_a_module_is_no_site_for_what_comes_after_it() -> None:
@@ -188,10 +189,10 @@ def test_registered_hooks_stay_through_resets_until_they_are_unregistered() -> N
     assert model.registered() == dict(zip(ids, [first, second, pair], strict=True))
     assert list(model.registered()) == ids
     model.reset_hooks()
-    torch.testing.assert_close(model(some_input()), -net()(2 * some_input() + 1))
+    assert_close(model(some_input()), -net()(2 * some_input() + 1))
     model.unregister(ids[0])
     assert model.registered() == {ids[1]: second, ids[2]: pair}
-    torch.testing.assert_close(model(some_input()), -net()(some_input() + 1))
+    assert_close(model(some_input()), -net()(some_input() + 1))
     with pytest.raises(KeyError, match=f"no hook is registered under {ids[0]}; the ids are {ids[1]}, {ids[2]}"):
         model.unregister(ids[0])
     for hook_id in ids[1:]:
@@ -215,9 +216,9 @@ def test_a_reset_of_permanent_hooks_is_one_of_registered_hooks() -> None:
 def test_the_same_object_twice_is_two_hooks() -> None:
     model, hook = net(), Affine("hook_in", 2.0)
     first, second = model.register(hook), model.register(hook)
-    torch.testing.assert_close(model(some_input()), net()(4 * some_input()))
+    assert_close(model(some_input()), net()(4 * some_input()))
     model.unregister(first)
-    torch.testing.assert_close(model(some_input()), net()(2 * some_input()))
+    assert_close(model(some_input()), net()(2 * some_input()))
     assert list(model.registered()) == [second]
 
 
@@ -281,7 +282,7 @@ def test_two_threads_see_their_own_objects() -> None:
         plain = net()
         plain.blocks[0].linear.register_forward_pre_hook(lambda module, args, scale=scale: (scale * args[0],))
         for out in results[scale]:
-            torch.testing.assert_close(out, plain(scale * some_input()))
+            assert_close(out, plain(scale * some_input()))
         assert results[-scale] == 20
     assert not any(module._forward_pre_hooks for module in model.modules())
 
@@ -332,8 +333,8 @@ def test_a_stack_of_objects_is_one_after_the_other(moves: list[tuple[str, float,
         for _, one in placed:
             if one.when == when:  # type: ignore[attr-defined]
                 expected = one.scale * expected + one.shift
-    torch.testing.assert_close(keep.seen, [expected])
-    torch.testing.assert_close(out, torch.tanh(expected) if wrapped else net()(expected))
+    assert_close(keep.seen, [expected])
+    assert_close(out, torch.tanh(expected) if wrapped else net()(expected))
     for hook_id in ids:
         model.unregister(hook_id)
     assert_no_hook_left(model)

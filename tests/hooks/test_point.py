@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
+from tests.close import GRADIENT, assert_close
 from tests.hooks.nets import BARE, DIMS, SITES, assert_no_hook_left, net, some_input
 
 
@@ -366,7 +367,7 @@ def test_backward_hooks_get_the_bare_gradient_inside_and_after_the_scope(inside:
     assert seen.keys() == expected.keys()
     for name, gradient in expected.items():
         assert type(seen[name]) is Tensor
-        torch.testing.assert_close(seen[name], gradient)
+        assert_close(seen[name], gradient, depth=GRADIENT)
 
 
 def test_gradients_equal_finite_differences() -> None:
@@ -383,7 +384,7 @@ def test_gradients_equal_finite_differences() -> None:
 
                 losses.append(model.run_with_hooks(x, loss=True, fwd_hooks=[(site, push)]).item())
             difference = (losses[0] - losses[1]) / (2 * step)
-            assert cache[site + "_grad"][index].item() == pytest.approx(difference, rel=1e-5, abs=1e-7)
+            assert_close(cache[site + "_grad"][index].item(), difference, depth=GRADIENT)
 
 
 def test_a_replaced_gradient_goes_upstream() -> None:
@@ -426,8 +427,8 @@ def test_two_points_on_one_tensor_chain_from_the_later_to_the_earlier() -> None:
     model.run_with_hooks(x, loss=True, bwd_hooks=[("hook_left", note(2)), ("hook_right", note(5))]).backward()
     (first, right), (second, left) = seen
     assert (first, second) == ("hook_right", "hook_left")
-    torch.testing.assert_close(left, 5 * right)
-    torch.testing.assert_close(x.grad, 10 * plain)
+    assert_close(left, 5 * right)
+    assert_close(x.grad, 10 * plain, depth=GRADIENT)
 
 
 def test_several_gradient_hooks_on_one_point_run_in_order() -> None:
@@ -454,7 +455,7 @@ def test_a_forward_hook_may_return_another_points_output_and_that_point_hears_th
     block = model.blocks[0]
     post = torch.tanh(block.linear(some_input())).detach().requires_grad_()
     ((3 * (some_input() + post + post)) ** 2).sum().backward()
-    torch.testing.assert_close(2 * heard["blocks.1.hook_post"], post.grad)
+    assert_close(2 * heard["blocks.1.hook_post"], post.grad, depth=GRADIENT)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -467,7 +468,7 @@ def test_backward_hooks_do_nothing_where_no_gradient_is_computed(mode: Any) -> N
             fwd_hooks=[("hook_in", lambda v, hook: v + 1), ("hook_in", lambda v, hook: v.sub_(1))],
             bwd_hooks=[("*", lambda g, hook: called.append(1))],
         )
-    torch.testing.assert_close(out, plain)
+    assert_close(out, plain)
     assert not out.requires_grad
     assert called == []
 
@@ -506,9 +507,9 @@ def test_a_users_forward_hook_replaces_and_backward_hook_fires() -> None:
     model.hook_in.register_forward_hook(lambda module, args, output: output + 1)
     model.hook_left.register_full_backward_hook(lambda module, gin, gout: grads.append(gout[0]))
     out = model(some_input(), loss=True)
-    assert out.item() == pytest.approx(net()(some_input() + 1, loss=True).item())
+    assert_close(out.item(), net()(some_input() + 1, loss=True).item())
     out.backward()
-    torch.testing.assert_close(grads[0], true_gradients(some_input() + 1)["hook_left"])
+    assert_close(grads[0], true_gradients(some_input() + 1)["hook_left"], depth=GRADIENT)
 
 
 def test_an_unheard_point_hands_on_the_very_same_object() -> None:
@@ -559,7 +560,7 @@ def fresh_dynamo() -> Any:
 def test_the_unhooked_net_compiles_into_one_graph(fresh_dynamo: None) -> None:
     model, x = net(), some_input()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(x), model(x))
+    assert_close(compiled(x), model(x))
     explained = torch._dynamo.explain(model)(x)
     assert (explained.graph_count, explained.graph_break_count) == (1, 0)
 
@@ -602,4 +603,4 @@ def test_a_net_compiled_for_one_graph_refuses_hooks_rather_than_forget_them(fres
     with pytest.raises(torch._dynamo.exc.Unsupported), model.hooks([("hook_in", doubled)]):
         compiled(x)
     assert_no_hook_left(model)
-    torch.testing.assert_close(compiled(x), plain)
+    assert_close(compiled(x), plain)

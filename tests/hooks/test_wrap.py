@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.hooks import HookPoint, wrap
+from tests.close import GRADIENT, assert_close
 from tests.hooks.nets import assert_no_hook_left
 
 
@@ -80,7 +81,7 @@ def test_hooks_by_dotted_names() -> None:
     assert torch.equal(out, plain.head(torch.ones(2, 8)))
     out.sum().backward()
     expected = plain.head.weight.sum(0).expand(2, 8).reshape(2, 2, 2, 2)
-    torch.testing.assert_close(gradients["named"], expected)
+    assert_close(gradients["named"], expected, depth=GRADIENT)
     assert_no_hook_left(net)
     with pytest.raises(KeyError, match=r"conv\.0"):
         net.run_with_hooks(IMAGE, fwd_hooks=[("conv.9", lambda value, hook: None)])
@@ -91,8 +92,8 @@ def test_gradients_of_a_wrapped_net() -> None:
     x = torch.tensor([[1.0, -2.0]])
     _, cache = net.run_with_cache(x, incl_bwd=True)
     first, _, last = net.module
-    torch.testing.assert_close(cache["1_grad"], last.weight)
-    torch.testing.assert_close(cache["0_grad"], last.weight * (first(x) > 0))
+    assert_close(cache["1_grad"], last.weight, depth=GRADIENT)
+    assert_close(cache["0_grad"], last.weight * (first(x) > 0), depth=GRADIENT)
 
 
 def test_unwrap_gives_the_module_back() -> None:

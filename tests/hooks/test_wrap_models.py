@@ -9,6 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditional
 
 from hooked_lm import HookedTransformer
 from hooked_lm.hooks import HookPoint, wrap
+from tests.close import GRADIENT, assert_close
 from tests.hooks.test_objects import Affine, Keep
 
 IDS = torch.tensor([[1, 5, 2, 9], [3, 3, 8, 0]])
@@ -29,8 +30,8 @@ def test_a_cache_by_dotted_globs() -> None:
     assert list(cache) == ["transformer.h.0.attn.c_attn", "transformer.h.1.attn.c_attn"]
     states = hf(IDS, output_hidden_states=True).hidden_states
     for block, before, value in zip(hf.transformer.h, states, cache.values(), strict=False):
-        torch.testing.assert_close(value, block.attn.c_attn(block.ln_1(before)).detach())
-    torch.testing.assert_close(output.logits, hf(IDS).logits)
+        assert_close(value, block.attn.c_attn(block.ln_1(before)).detach())
+    assert_close(output.logits, hf(IDS).logits)
     assert "  h  ModuleList" in repr(net.names()).splitlines()
 
 
@@ -40,9 +41,9 @@ def test_parts_of_a_model_output_and_inputs_by_name() -> None:
     _, cache = net.run_with_cache(input_ids=IDS, names_filter=sites)
     states = hf(IDS, output_hidden_states=True).hidden_states
     assert torch.equal(cache["transformer.input[input_ids]"], IDS)
-    torch.testing.assert_close(cache["transformer"], states[-1].detach())
-    torch.testing.assert_close(cache["transformer[last_hidden_state]"], states[-1].detach())
-    torch.testing.assert_close(cache["transformer.h.1.input"], states[1].detach())
+    assert_close(cache["transformer"], states[-1].detach())
+    assert_close(cache["transformer[last_hidden_state]"], states[-1].detach())
+    assert_close(cache["transformer.h.1.input"], states[1].detach())
     with pytest.raises(KeyError, match=r"'transformer.h.0.attn\[1\]' is no tensor in this run"):
         net.run_with_cache(IDS, names_filter="transformer.h.0.attn[1]")  # the weights, which are None unless asked for
 
@@ -55,13 +56,13 @@ def test_objects_on_a_model_nobody_rewrote() -> None:
     keep = Keep("transformer.h.*.ln_1", direction="bwd")
     with net.hooks([*objects, keep]):
         logits = net(IDS).logits
-    torch.testing.assert_close(logits, hf(IDS).logits)
+    assert_close(logits, hf(IDS).logits)
     grads: list[Tensor] = []
     for block in hf.transformer.h:
         block.ln_1.register_full_backward_hook(lambda m, a, out: grads.append(out[0]))
     hf(IDS).logits.square().sum().backward()
     logits.square().sum().backward()
-    torch.testing.assert_close(keep.seen, grads)
+    assert_close(keep.seen, grads, depth=GRADIENT)
 
 
 def test_registered_objects_in_the_models_own_generation() -> None:
@@ -85,9 +86,9 @@ def test_an_encoder_decoder_nobody_rewrote() -> None:
     net = wrap(hf)
     sites = ["encoder", "decoder.block.1.layer.1.EncDecAttention.input[key_value_states]", "decoder.block.1"]
     output, cache = net.run_with_cache(input_ids=IDS, decoder_input_ids=IDS[:, :2], names_filter=sites)
-    torch.testing.assert_close(output.logits, expected.logits)
-    torch.testing.assert_close(cache[sites[0]], expected.encoder_last_hidden_state.detach())
-    torch.testing.assert_close(cache[sites[1]], expected.encoder_last_hidden_state.detach())
+    assert_close(output.logits, expected.logits)
+    assert_close(cache[sites[0]], expected.encoder_last_hidden_state.detach())
+    assert_close(cache[sites[1]], expected.encoder_last_hidden_state.detach())
     assert cache["decoder.block.1"].shape == (2, 2, 8)
 
 
@@ -111,12 +112,12 @@ def test_inputs_of_a_models_modules(model: HookedTransformer, site: str) -> None
         handle.remove()
     keep = Keep(site, when="pre")
     model.run_with_hooks(tokens, fwd_hooks=[keep])
-    torch.testing.assert_close(keep.seen, expected)
+    assert_close(keep.seen, expected)
     handles = [module.register_forward_pre_hook(lambda m, args: (0.5 * args[0], *args[1:])) for module in modules]
     halved = model(tokens)
     for handle in handles:
         handle.remove()
-    torch.testing.assert_close(model.run_with_hooks(tokens, fwd_hooks=[Affine(site, 0.5, when="pre")]), halved)
+    assert_close(model.run_with_hooks(tokens, fwd_hooks=[Affine(site, 0.5, when="pre")]), halved)
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 

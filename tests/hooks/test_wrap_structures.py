@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hooked_lm.hooks import HookPoint, WrappedModule, wrap
+from tests.close import GRADIENT, assert_close
 from tests.hooks.test_objects import Affine, Keep
 
 
@@ -154,13 +155,13 @@ def test_replacing_a_part_is_what_a_hook_of_pytorch_does(site: str) -> None:
     SITES[site](plain, lambda value: 0.5 * value - 1)
     image, again = IMAGE.clone().requires_grad_(), IMAGE.clone().requires_grad_()
     out, expected = net.run_with_hooks(image, TIME, fwd_hooks=[Affine(site, 0.5, -1.0)]), plain(again, TIME)
-    torch.testing.assert_close(out, expected)
+    assert_close(out, expected)
     assert not torch.equal(out, unet()(IMAGE, TIME))
     out.square().sum().backward()
     expected.square().sum().backward()
-    torch.testing.assert_close(image.grad, again.grad)
+    assert_close(image.grad, again.grad, depth=GRADIENT)
     for (name, ours), theirs in zip(net.module.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad, msg=name)
+        assert_close(ours.grad, theirs.grad, depth=GRADIENT, msg=name)
 
 
 @pytest.mark.parametrize("site", ["down[1]", "up.input[skip]", "middle", "middle.conv", "down.act"])
@@ -181,7 +182,7 @@ def test_gradients_are_those_of_autograd(site: str) -> None:
     keep = Keep(site, direction="bwd")
     with net.hooks([keep]):
         net(IMAGE, TIME).square().sum().backward()
-    torch.testing.assert_close(keep.seen, [tensors[0].grad])
+    assert_close(keep.seen, [tensors[0].grad], depth=GRADIENT)
 
 
 def test_early_means_the_inputs() -> None:
@@ -190,10 +191,10 @@ def test_early_means_the_inputs() -> None:
     with net.hooks([keep, Affine("up[skip]", 0.0, when="pre")]), torch.no_grad():
         out = net(IMAGE, TIME)
     names = ["down.conv", "middle.conv"]
-    torch.testing.assert_close(keep.seen[:2], [found[name][0][0] for name in names])
+    assert_close(keep.seen[:2], [found[name][0][0] for name in names])
     plain = unet()
     SITES["up.input[skip]"](plain, lambda value: 0 * value)
-    torch.testing.assert_close(out, plain(IMAGE, TIME))
+    assert_close(out, plain(IMAGE, TIME))
 
 
 def test_names_of_inputs_and_parts() -> None:
@@ -266,11 +267,11 @@ def test_each_call_of_a_shared_module_has_a_name() -> None:
     _, cache = net.run_with_cache(x, names_filter="same")
     assert list(cache) == ["cell", "cell@1", "cell@2"]
     for name, value in zip(cache, (first, second, first), strict=True):
-        torch.testing.assert_close(cache[name], value.detach())
+        assert_close(cache[name], value.detach())
     grads: dict[str, Tensor] = {}
     with net.hooks(bwd_hooks=[("cell", lambda gradient, hook: grads.update({hook.name: gradient}))]):
         net(x).sum().backward()
-    torch.testing.assert_close(grads, {"cell@1": second.grad, "cell": first.grad})
+    assert_close(grads, {"cell@1": second.grad, "cell": first.grad}, depth=GRADIENT)
     again = net.run_with_cache(x, names_filter="cell")[1]
     assert list(again) == list(cache), "the next run counts from the start"
 
@@ -278,7 +279,7 @@ def test_each_call_of_a_shared_module_has_a_name() -> None:
         return 2 * value if hook.name == "cell@1" else value
 
     out = net.run_with_hooks(x, fwd_hooks=[("cell", double_the_second)])
-    torch.testing.assert_close(out, torch.tanh(first) + 0.5 * torch.tanh(2 * second))
+    assert_close(out, torch.tanh(first) + 0.5 * torch.tanh(2 * second))
 
 
 # ---- leaving, copies, threads ----------------------------------------------------------------------------------------
@@ -350,7 +351,7 @@ def test_threads_do_not_see_each_others_hooks() -> None:
     for scale, out in results.items():
         plain = unet()
         SITES["up.input[skip]"](plain, lambda value, scale=scale: scale * value)
-        torch.testing.assert_close(out, plain(IMAGE, TIME))
+        assert_close(out, plain(IMAGE, TIME))
     assert len(results) == 2
     assert_clean(net)
 
