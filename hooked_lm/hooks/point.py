@@ -91,8 +91,8 @@ class Hook:
 class HookPoint(nn.Identity):
     """A named site inside a network: it returns what it is given, unless a hook says otherwise.
 
-    A hook is called `fn(value, hook=point)` with a copy of its own. It returns None (then the copy goes on,
-    edits in place included) or a replacement of the same shape, dtype and device. A backward hook is given
+    A hook is called `fn(value, hook=point)` with a copy, which the next function is shown too. It returns None (then the
+    copy goes on, edits in place included) or a replacement of the same shape, dtype and device. A backward hook is given
     the gradient of the final scalar with respect to the value instead, and may answer with a tuple of one.
 
     Args:
@@ -170,10 +170,19 @@ class HookPoint(nn.Identity):
         return self._run(value)
 
     def _through(self, value: Any, hooks: list[Hook]) -> Any:
-        """What hooks make of a value, in order; those on the gradient see that of what the others leave."""
+        """What hooks make of a value, in order; those on the gradient see that of what the others leave.
+
+        Functions one after the other see the same tensor: what one of them kept is then part of the graph of the others.
+        """
+        copy = None  # that functions may edit, until one of them answers with a tensor of its own
         for hook in hooks:
-            if hook.dir == "fwd":
-                value = hook(shown_to(value, hook.records), self)
+            if hook.dir != "fwd":
+                continue
+            if value is not copy or hook.records:
+                value, copy = shown_to(value, hook.records), None
+            if not hook.records:
+                copy = value
+            value = hook(value, self)
         gradient_hooks = [hook for hook in hooks if hook.dir == "bwd"]
         if gradient_hooks and torch.is_grad_enabled() and can_have_gradient(value):
             value = self._on_gradient(value, gradient_hooks)
