@@ -1,11 +1,15 @@
 """Where a growing text is being read: what `hook.step` and `hook.positions` answer during generation."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import ContextVar
 from functools import cached_property
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 class Reading:
@@ -36,11 +40,30 @@ def current() -> Reading | None:
     return _now.get()
 
 
-@contextmanager
-def reads(reading: Reading) -> Iterator[None]:
-    """Let hooks know inside the block what is being read."""
-    token = _now.set(reading)
+def show(reading: Reading | None) -> None:
+    """Let hooks know what is being read, from here on."""
+    _now.set(reading)
+
+
+def generating(work: Callable[[], T], scope: AbstractContextManager[Any] | None = None) -> T:
+    """What `work` returns, run without gradients and, if one is given, inside a scope of hooks.
+
+    At the end torch's grad mode and the reading are those of the caller again and the scope is closed, whatever was raised
+    and wherever a KeyboardInterrupt came in, also during the restoring itself: so it stands there twice.
+    """
+    grad_mode, reading, opened = torch.is_grad_enabled(), current(), ExitStack()
+
+    def restore() -> None:
+        torch.set_grad_enabled(grad_mode)
+        show(reading)
+        opened.close()
+
     try:
-        yield
+        try:
+            opened.enter_context(nullcontext() if scope is None else scope)
+            torch.set_grad_enabled(False)
+            return work()
+        finally:
+            restore()
     finally:
-        _now.reset(token)
+        restore()

@@ -1,8 +1,9 @@
 """What a forward pass asks of its arguments before anything runs."""
 
+from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hooked_lm.components.kv_cache import KeyValueCache
 
@@ -34,6 +35,21 @@ def check_layers(start: int | None, stop: int | None, n_layers: int, cache: KeyV
         raise ValueError(f"the key/value cache is for {len(cache)} layers, and the model has {n_layers}")
     if not cache.frozen and len(range(n_layers)[start:stop]) < n_layers:
         raise ValueError("a run of some layers would leave the key/value cache half-filled; freeze() it first")
+
+
+def first_bidirectional(blocks: Iterable[nn.Module]) -> int | None:
+    """The first layer in which a token sees later ones; None if there is none."""
+    attentions = (getattr(block, "attn", None) for block in blocks)
+    return next((layer for layer, attn in enumerate(attentions) if not getattr(attn, "causal", True)), None)
+
+
+def check_cacheable(blocks: Iterable[nn.Module]) -> None:
+    """Raises ValueError where keys and values of earlier tokens change with every new one."""
+    if (layer := first_bidirectional(blocks)) is not None:
+        raise ValueError(
+            f"a key/value cache needs causal attention, and that of layer {layer} is bidirectional: what it makes of earlier "
+            "tokens changes with each new one. Run the whole text without past_kv_cache"
+        )
 
 
 def check_stream(input: Any, d_model: int) -> None:

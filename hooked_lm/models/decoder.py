@@ -21,7 +21,14 @@ from hooked_lm.models import generate as generation
 from hooked_lm.models.activation_cache import ActivationCache
 from hooked_lm.models.aliases import aliases
 from hooked_lm.models.base import PlacedModel
-from hooked_lm.models.checks import check_layers, check_length, check_options, check_stream, one_input
+from hooked_lm.models.checks import (
+    check_cacheable,
+    check_layers,
+    check_length,
+    check_options,
+    check_stream,
+    one_input,
+)
 from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
 from hooked_lm.models.fold import FoldMethods
 from hooked_lm.models.loss import lm_cross_entropy_loss
@@ -255,6 +262,8 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
                 f"attention_mask is {tuple(attention_mask.shape)}; expected {(batch, n_pos)}, for the new tokens"
                 + (f", or {(batch, n_past + n_pos)} with the cached ones" if n_past else "")
             )
+        if cache is not None:
+            check_cacheable(self.blocks)
         self._follow_flags()
         real = None if attention_mask is None else attention_mask.to(new.device).bool()
         if cache is not None:

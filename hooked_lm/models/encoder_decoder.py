@@ -17,7 +17,7 @@ from hooked_lm.components.source import EncoderDecoderCache, Source, StackContex
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.aliases import side_aliases
 from hooked_lm.models.base import PlacedModel
-from hooked_lm.models.checks import check_length, check_options
+from hooked_lm.models.checks import check_cacheable, check_length, check_options
 from hooked_lm.models.config import HookedTransformerConfig
 from hooked_lm.models.decoder import Output
 from hooked_lm.models.encoder_decoder_cache import EncoderDecoderActivations, site_name
@@ -190,6 +190,8 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
     ) -> tuple[Stream, StackContext]:
         """The stream that the unembedding reads."""
         n_past = 0 if cache is None else cache.length
+        if cache is not None:
+            check_cacheable(self.decoder)
         check_length(tokens, n_past, self.cfg.n_ctx)
         real = real_positions(mask, tokens, n_past)
         if cache is not None:

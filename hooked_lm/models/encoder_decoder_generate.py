@@ -12,14 +12,14 @@ from tqdm import tqdm
 
 from hooked_lm.components.source import EncoderDecoderCache
 from hooked_lm.hooks import HookPoint, is_listening
-from hooked_lm.hooks.reading import Reading, reads
+from hooked_lm.hooks.reading import Reading, generating, show
+from hooked_lm.models.checks import first_bidirectional
 from hooked_lm.models.encoder_decoder_text import DecoderInput, real_positions
-from hooked_lm.models.sampling import check_sampling, sample_logits
+from hooked_lm.models.sampling import check_sampling, next_tokens, sample_logits
 
 Choose = Callable[..., Tensor]
 
 
-@torch.no_grad()
 def generate(
     model: Any,
     input: str | Sequence[str] | Int[Tensor, "*batch pos"] = "",
@@ -56,7 +56,8 @@ def generate(
             row is filled with the model's pad token.
         do_sample: draw tokens as `sample_logits` does with `top_k`, `top_p`, `temperature`, `freq_penalty`; otherwise take
             the likeliest, after the penalty.
-        use_past_kv_cache: read each token once. Otherwise everything is read again for each token.
+        use_past_kv_cache: read each token once. Otherwise, and always where a decoder layer's self attention is
+            bidirectional, everything is read again for each token.
         return_type: "str", "tokens", or "input": what was given. Text is without special tokens.
         verbose: show a progress bar.
         decoder_input: what the target begins with, in unpadded rows; the model's start token if None.
@@ -65,7 +66,8 @@ def generate(
         suppress_tokens: what is never taken; the model's if None.
         seed: a number, or a generator, to draw from; torch's global generator if None.
 
-    Raises ValueError before anything runs for options that make no sense, and for a target that would exceed n_ctx.
+    Raises ValueError before anything runs for options that make no sense, and for a target that would exceed n_ctx; in the
+    step, naming it and the row, for logits that are NaN or infinite.
     """
     check_sampling(top_k, top_p, temperature)
     if one_zero_attention_mask is not None and attention_mask is not None:
@@ -100,7 +102,7 @@ def generate(
         )
 
     read = _reader(model, source, mask, use_past_kv_cache)
-    return convert(_continued(read, target, choose, max_new_tokens, ends, model.pad_id(), verbose))
+    return generating(lambda: convert(_continued(read, target, choose, max_new_tokens, ends, model.pad_id(), verbose)))
 
 
 def _continued(
@@ -109,8 +111,8 @@ def _continued(
     """The target, longer by a token a step, until all rows have ended or there are `n` new ones."""
     stops = torch.tensor(ends, dtype=torch.long, device=tokens.device)
     finished = torch.zeros_like(tokens[:, 0], dtype=torch.bool)
-    for _ in tqdm(range(n), "generating", disable=not verbose):
-        new = choose(read(tokens), tokens)
+    for step in tqdm(range(n), "generating", disable=not verbose):
+        new = next_tokens(partial(choose, tokens=tokens), read(tokens), finished, step)
         new = torch.where(finished, torch.full_like(new, pad), new)
         finished = finished | torch.isin(new, stops)
         tokens = torch.cat([tokens, new[:, None]], 1)
@@ -121,7 +123,8 @@ def _continued(
 
 def _reader(model: Any, source: Tensor, mask: Tensor | None, use_cache: bool) -> Callable[[Tensor], Tensor]:
     """From all tokens of the target so far to the logits of the next."""
-    cache = EncoderDecoderCache(model.cfg.n_decoder_layers) if use_cache else None
+    reads_once = use_cache and first_bidirectional(model.decoder) is None
+    cache = EncoderDecoderCache(model.cfg.n_decoder_layers) if reads_once else None
     points = [point for point in model.unembed.modules() if isinstance(point, HookPoint)]
 
     steps = itertools.count()
@@ -129,11 +132,11 @@ def _reader(model: Any, source: Tensor, mask: Tensor | None, use_cache: bool) ->
     def read(tokens: Tensor) -> Tensor:
         keep = None if is_listening(*points) else 1
         new = tokens if cache is None else tokens[:, cache.length :]
-        with reads(Reading(next(steps), torch.ones_like(tokens, dtype=torch.bool), new.shape[1])):
-            if cache is None or cache.source is None:
-                logits = model(source, new, attention_mask=mask, past_kv_cache=cache, logits_to_keep=keep)
-            else:
-                logits = model(None, new, past_kv_cache=cache, logits_to_keep=keep)
+        show(Reading(next(steps), torch.ones_like(tokens, dtype=torch.bool), new.shape[1]))
+        if cache is None or cache.source is None:
+            logits = model(source, new, attention_mask=mask, past_kv_cache=cache, logits_to_keep=keep)
+        else:
+            logits = model(None, new, past_kv_cache=cache, logits_to_keep=keep)
         return logits[:, -1]
 
     return read

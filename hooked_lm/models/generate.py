@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,8 +13,9 @@ from tqdm import tqdm
 
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import HookPoint, NamesFilter, is_listening
-from hooked_lm.hooks.reading import Reading, reads
-from hooked_lm.models.sampling import check_sampling, sample_logits
+from hooked_lm.hooks.reading import Reading, generating, show
+from hooked_lm.models.checks import first_bidirectional
+from hooked_lm.models.sampling import check_sampling, next_tokens, sample_logits
 
 Output = str | list[str] | Tensor
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"]
@@ -56,7 +56,8 @@ def generate(
             others go on, a finished row is filled with the first of these ids.
         do_sample: draw tokens as `sample_logits` does with `top_k`, `top_p`, `temperature`, `freq_penalty`; otherwise take
             the likeliest, after the penalty.
-        use_past_kv_cache: read each token once. Otherwise everything is read again for each token.
+        use_past_kv_cache: read each token once. Otherwise, and always where a layer's attention is bidirectional, everything
+            is read again for each token.
         prepend_bos, padding_side: how text becomes tokens; on which side ids without a mask are padded.
         return_type: "str", "tokens", "embeds" (token embeddings), or "input": what was given. Text is without special
             tokens. Of a prompt of embeddings, "str" and "tokens" return the continuation alone.
@@ -66,7 +67,7 @@ def generate(
         return_cache: return also an ActivationCache of all tokens of the result, at the sites of `names_filter`.
 
     Raises ValueError before anything runs for options that make no sense, and for a prompt that with `max_new_tokens`
-    more would exceed the model's n_ctx.
+    more would exceed the model's n_ctx; in the step, naming it and the row, for logits that are NaN or infinite.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -79,10 +80,14 @@ def generate(
         model, input, max_new_tokens, record, stop_at_eos, eos_token_id, do_sample, top_k, top_p, temperature,
         freq_penalty, use_past_kv_cache, prepend_bos, padding_side, attention_mask, seed,
     )  # fmt: skip
-    with model.hooks(record.hooks) if record else nullcontext():
+
+    def whole() -> Output:
         for _ in tqdm(steps, "generating", max_new_tokens, disable=not verbose):
             pass
-    return (convert(sequence), record.cache()) if record else convert(sequence)
+        return convert(sequence)
+
+    result = generating(whole, model.hooks(record.hooks) if record else None)
+    return (result, record.cache()) if record else result
 
 
 def generate_stream(
@@ -152,7 +157,8 @@ def _start(
         freq_penalty=freq_penalty,
         generator=_generator(seed, model.device),
     )
-    cache = KeyValueCache(model.cfg.n_layers, room=total) if use_past_kv_cache else None
+    reads_once = use_past_kv_cache and first_bidirectional(model.blocks) is None
+    cache = KeyValueCache(model.cfg.n_layers, room=total) if reads_once else None
     reader = _Reader(model, sequence, cache, record)
     return sequence, _steps(reader, max_new_tokens, choose, _stop_ids(model, eos_token_id) if stop_at_eos else [])
 
@@ -162,8 +168,9 @@ def _steps(reader: "_Reader", n: int, choose: Callable[..., Tensor], stop: list[
     sequence = reader.sequence
     ends = torch.tensor(stop, dtype=torch.long, device=sequence.real.device)
     finished = torch.zeros_like(sequence.real[:, 0])
-    for _ in range(n):
-        new = choose(reader.next_logits(), tokens=sequence.tokens, real=sequence.real_tokens)
+    for step in range(n):
+        seen = {"tokens": sequence.tokens, "real": sequence.real_tokens}
+        new = next_tokens(partial(choose, **seen), reader.next_logits(), finished, step)
         if stop:
             new = torch.where(finished, ends[0], new)
             finished |= torch.isin(new, ends)
@@ -206,7 +213,6 @@ class _Reader:
         self.model, self.sequence, self.cache, self.record = model, sequence, cache, record
         self.steps = itertools.count()
 
-    @torch.no_grad()
     def next_logits(self) -> Float[Tensor, "batch d_vocab"]:
         """The logits of the token that comes next."""
         model, sequence, cache = self.model, self.sequence, self.cache
@@ -217,28 +223,34 @@ class _Reader:
             "past_kv_cache": cache,
             "logits_to_keep": None if is_listening(*points) else 1,
         }
-        with reads(Reading(next(self.steps), sequence.real, n_new)):
-            if n_new <= sequence.tokens.shape[1]:
-                logits = model(sequence.tokens[:, -n_new:], **options)
-            else:
-                resid, pos_embed = model.get_residual(sequence.all_embeds(model), attention_mask=sequence.real)
-                logits = model(resid, start_at_layer=0, shortformer_pos_embed=pos_embed, **options)
+        show(Reading(next(self.steps), sequence.real, n_new))
+        if n_new <= sequence.tokens.shape[1]:
+            logits = model(sequence.tokens[:, -n_new:], **options)
+        else:
+            resid, pos_embed = model.get_residual(sequence.all_embeds(model), attention_mask=sequence.real)
+            logits = model(resid, start_at_layer=0, shortformer_pos_embed=pos_embed, **options)
         if self.record:
             self.record.keep(len(sequence))
         return logits[:, -1]
 
 
 class _Record:
-    """What was seen at every token of a sequence, from the first time that the token was read."""
+    """What was seen at every token of a sequence, from the first time that the token was read.
+
+    Where a layer is bidirectional that changes with each new token, and the last time is kept.
+    """
 
     def __init__(self, model: Any, names_filter: NamesFilter) -> None:
         self.model = model
         self.seen, self.hooks, _ = model.get_caching_hooks(names_filter)
         self.pieces: dict[str, list[Tensor]] = {name: [] for name, _ in self.hooks}
+        self.keeps_last = first_bidirectional(model.blocks) is not None
         self.length = 0
 
     def keep(self, length: int) -> None:
         """Keep what the last run left of the positions that are new, of `length` in all."""
+        if self.keeps_last:
+            self.pieces, self.length = {name: [] for name in self.pieces}, 0
         n_new, self.length = length - self.length, length
         for name, value in self.seen.items():
             new = value.narrow(self._axis(name, "pos", "query_pos"), -n_new, n_new)
@@ -325,7 +337,7 @@ def _converter(model: Any, input: Input, return_type: str) -> Callable[[_Sequenc
     if return_type == "tokens":
         return lambda sequence: sequence.tokens
     if return_type == "embeds":
-        return torch.no_grad()(lambda sequence: sequence.all_embeds(model))
+        return lambda sequence: sequence.all_embeds(model)
     if return_type != "str":
         raise ValueError(f"return_type must be 'input', 'str', 'tokens' or 'embeds', got {return_type!r}")
     tokenizer = model.tokens.need_tokenizer()
@@ -341,13 +353,16 @@ def _pieces(
     sequence: _Sequence, steps: Iterator[None], size: int, convert: Callable[[_Sequence], Output]
 ) -> Iterator[Output]:
     """What every `size` steps added to the converted sequence, and what is left at the end."""
+
+    def some_steps() -> tuple[int, Any]:
+        return sum(1 for _ in itertools.islice(steps, size)), convert(sequence)
+
     sent: Any = None
-    for count, _ in enumerate(steps, 1):
-        if count % size == 0:
-            now = _complete(convert(sequence))
-            yield _added(now, sent)
-            sent = now
-    rest = _added(convert(sequence), sent)
+    while (made := generating(some_steps))[0] == size:
+        now = _complete(made[1])
+        yield _added(now, sent)
+        sent = now
+    rest = _added(made[1], sent)
     if sent is None or (rest.numel() if isinstance(rest, Tensor) else any(rest)):
         yield rest
 

@@ -1,5 +1,7 @@
 """From the logits of a next token to the token."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -29,7 +31,8 @@ def sample_logits(
         repetition_penalty: what a token's logit is divided by, or multiplied with if it is negative, before the temperature,
             if it stands in `tokens` (Keskar et al. 2019, arXiv:1909.05858); 1 is none.
 
-    Raises ValueError for a number out of its range, and for a penalty without `tokens`.
+    Raises ValueError for a number out of its range, for a penalty without `tokens`, and for logits that are NaN, infinite or
+    without exception -inf.
 
     >>> import torch
     >>> logits = torch.tensor([[0.0, 5.0, 1.0]])
@@ -46,6 +49,7 @@ def sample_logits(
         logits = logits / temperature
     if counts is not None:
         logits = logits - freq_penalty * counts
+    _check_logits(logits)
     if temperature == 0:
         return logits.argmax(-1)
     if top_k is not None and top_k < logits.shape[-1]:
@@ -54,6 +58,37 @@ def sample_logits(
     if top_p is not None and top_p < 1:
         probs = _nucleus(probs, top_p)
     return torch.multinomial(probs, 1, generator=generator)[:, 0]
+
+
+def next_tokens(
+    choose: Callable[..., Tensor], logits: Float[Tensor, "batch d_vocab"], finished: Bool[Tensor, " batch"], step: int
+) -> Int[Tensor, " batch"]:
+    """What `choose` takes in a step of generation; of rows that are finished, the logits do not matter.
+
+    ValueError with the step, where no token can be taken.
+    """
+    try:
+        return choose(logits.masked_fill(finished[:, None], 0.0))
+    except ValueError as error:
+        raise ValueError(
+            f"step {step} of the generation: {error}. NanGuard('*', nan_only=True) of hooked_lm.interventions, among the "
+            "hooks of the same call, stops at the site that the first NaN comes from"
+        ) from None
+
+
+def _check_logits(logits: Float[Tensor, "batch d_vocab"]) -> None:
+    """Raises ValueError for the first row that is no distribution."""
+    unusable = ~logits.amax(-1).isfinite()  # NaN and inf are the maximum wherever they stand
+    if not unusable.any():
+        return
+    row = int(unusable.nonzero()[0])
+    for name, bad in (("NaN", logits[row].isnan()), ("inf", logits[row] == float("inf"))):
+        if n := int(bad.sum()):
+            what = f"{n} of {len(bad)} are {name}, the first is that of token {int(bad.nonzero()[0])}"
+            break
+    else:
+        what = f"all {logits.shape[-1]} are -inf"
+    raise ValueError(f"no token can be taken from the logits of row {row}: {what}")
 
 
 def _counts(
