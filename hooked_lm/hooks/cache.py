@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hooked_lm.hooks import checkpoint
 from hooked_lm.hooks.select import UnknownSite, nearest, site_glob
 from hooked_lm.hooks.slice import Slice
 
@@ -176,6 +177,8 @@ class Recorder:
     def __call__(self, value: Any, hook: Any) -> None:
         if not isinstance(value, Tensor):
             raise TypeError(f"'{hook.name}' passes a {type(value).__name__}, and a cache holds tensors: filter it out")
+        if not self.suffix and checkpoint.is_recomputing():
+            return  # the forward pass left its value here already
         name, value = hook.name + self.suffix, value.detach()
         if self.pos_slice.mode != "identity":
             value = self._some_positions(value, hook.dims)

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from hooked_lm.hooks import scope
 from hooked_lm.hooks.cache import Cache, Recorder
 from hooked_lm.hooks.entry import add_options, read_entry
 from hooked_lm.hooks.point import Hook, HookPoint, directions_of
-from hooked_lm.hooks.scope import Frame
+from hooked_lm.hooks.scope import Scope
 from hooked_lm.hooks.select import PointDict, Site, UnknownSite, select
 from hooked_lm.hooks.stand_in import Known, settle
 from hooked_lm.hooks.taps import ModulePoint
@@ -129,50 +128,25 @@ class HookedRootModule(nn.Module):
 
     # ---- running under hooks -------------------------------------------------------------------------------
 
-    @contextmanager
     def hooks(
         self,
         fwd_hooks: HookList = (),
         bwd_hooks: HookList = (),
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
-    ) -> Iterator["HookedRootModule"]:
+    ) -> Scope:
         """Open a scope in which these hooks are active.
 
         Backward hooks are placed during the forward pass, so they fire in a `backward()` called later too.
         With `reset_hooks_end=False` the hooks stay on the model, for everybody, until `reset_hooks`.
         `clear_contexts` empties every point's `ctx` at the end.
         """
-        level = self.context_level + 1 if reset_hooks_end else None
-        plan = self._plan(fwd_hooks, "fwd", level) + self._plan(bwd_hooks, "bwd", level)
-        frame = Frame(self)
-        touched = dict.fromkeys(point for point, _ in plan)
+        return Scope(self, fwd_hooks, bwd_hooks, not reset_hooks_end, clear_contexts)
 
-        def close() -> None:
-            scope.drop(frame)
-            for point in touched:
-                point.uninstall(frame)
-            if level is not None:
-                for point in self.hook_points():
-                    point.end_level(level)
-            if clear_contexts:
-                self.clear_contexts()
-
-        try:
-            scope.push(frame)
-            for point, hook in plan:
-                point.install(hook, frame if reset_hooks_end else None)
-            yield self
-        finally:
-            try:
-                close()
-            except KeyboardInterrupt:  # in the midst of it
-                close()
-                raise
-
-    def _plan(
+    def plan_hooks(
         self, hooks: HookList, dir: str, level: int | None, is_permanent: bool = False
     ) -> list[tuple[HookPoint, Hook]]:
+        """Handles for hooks as they were given, each with its point; none is active yet. Raises for those that do not fit."""
         plan = []
         for site, function, direction, when in [read_entry(given, dir) for given in hooks]:
             for point in self.points_for(site, when):
@@ -335,31 +309,36 @@ class HookedRootModule(nn.Module):
         True
         >>> model.unregister(hook_id)
         """
-        plan = self._plan([hook], "fwd", None, is_permanent=True)
+        plan = self.plan_hooks([hook], "fwd", None, is_permanent=True)
         hook_id = next(_ids)
-        self._registered[hook_id] = (hook, [handle for _, handle in plan])
-        for point, handle in plan:
-            point.install(handle, None)
+        with scope.writing:
+            try:
+                self._registered[hook_id] = (hook, [handle for _, handle in plan])
+                for point, handle in plan:
+                    point.install(handle, None)
+            except BaseException:
+                self._registered.pop(hook_id, None)
+                for point, handle in plan:
+                    point.discard(handle)
+                raise
         return hook_id
 
     def unregister(self, hook_id: int) -> None:
         """Remove what was registered under this id; raises KeyError with the ids that there are."""
-        known = self.registered()
-        if hook_id not in known:
-            raise UnknownSite(
-                f"no hook is registered under {hook_id!r}; the ids are {', '.join(map(str, known)) or 'none'}"
-            )
-        for handle in self._registered.pop(hook_id)[1]:
-            handle.remove()
+        with scope.writing:
+            known = self.registered()
+            if hook_id not in known:
+                raise UnknownSite(
+                    f"no hook is registered under {hook_id!r}; the ids are {', '.join(map(str, known)) or 'none'}"
+                )
+            for handle in self._registered[hook_id][1]:
+                handle.remove()
+            del self._registered[hook_id]
 
     def registered(self) -> dict[int, Any]:
         """The registered hooks as they were given, by id and in order; several on one site are all here."""
-        self._registered = {
-            hook_id: (given, handles)
-            for hook_id, (given, handles) in self._registered.items()
-            if any(handle.point.holds(handle) for handle in handles)  # not after a reset of permanent hooks too
-        }
-        return {hook_id: given for hook_id, (given, _) in self._registered.items()}
+        with scope.writing:
+            return {hook_id: given for hook_id, (given, handles) in self._registered.items() if _are_active(handles)}
 
     def check_hooks_to_add(
         self,
@@ -390,6 +369,9 @@ class HookedRootModule(nn.Module):
         """Remove the hooks seen from here: of one direction, of one level, permanent ones only when asked."""
         for point in self.hook_points():
             point.remove_hooks(direction, including_permanent, level)
+        with scope.writing:
+            for hook_id in [i for i, (_, handles) in self._registered.items() if not _are_active(handles)]:
+                del self._registered[hook_id]
 
     def clear_contexts(self) -> None:
         """Empty the `ctx` of every point."""
@@ -417,6 +399,11 @@ class HookedRootModule(nn.Module):
     def is_caching(self) -> bool:
         """Whether a recorder is active here."""
         return any(hook.records for hooks in self.list_hooks().values() for hook in hooks)
+
+
+def _are_active(handles: list[Hook]) -> bool:
+    """Whether one of them is still at its point, which a reset of permanent hooks has emptied otherwise."""
+    return any(handle.point.holds(handle) for handle in handles)
 
 
 def _backward(output: Any) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hooked_lm.hooks import reading, scope
+from hooked_lm.hooks import checkpoint, reading, scope
+from hooked_lm.hooks.checkpoint import Calls, Seen
 from hooked_lm.hooks.entry import add_options
-from hooked_lm.hooks.scope import Frame
+from hooked_lm.hooks.scope import Frame, Owner
 from hooked_lm.hooks.values import can_have_gradient, kind_of, misfit, shown_to, takes_hook_keyword
 
 HookFunction = Callable[..., Any]
@@ -46,8 +47,10 @@ class Hook:
         self.when = when
         self.is_permanent = is_permanent
         self.context_level = level
+        self.runner = scope.runner() if level is not None else None
         self.records = getattr(user_hook, "records", None) is True
-        self.order = -next(_clock) if prepend else next(_clock)
+        self.id = next(_clock)
+        self.order = -self.id if prepend else self.id
         # those added in the same call; a list that held this one alone would keep it alive
         self.together: list[Hook] = []
         self._takes_keyword = self.records or takes_hook_keyword(user_hook)
@@ -114,8 +117,8 @@ class HookPoint(nn.Identity):
         self.dims = dims
         self.on_demand = on_demand
         self.ctx: dict[Any, Any] = {}
-        # Frame -> its hooks; None -> those added by hand. Tuples: another thread may read while we write.
-        self._hooks: dict[Frame | None, tuple[Hook, ...]] = {}
+        # Frame -> its hooks; None -> those added by hand; Seen -> those for a recomputation. Readers take no lock: hence tuples.
+        self._hooks: dict[Owner, tuple[Hook, ...]] = {}
 
     def __call__(self, value: Any) -> Any:
         """As for any module; but where PyTorch's own hooks have no part in it, past its costly machinery."""
@@ -138,10 +141,34 @@ class HookPoint(nn.Identity):
         """The hooks that would run here and now, in order, of one direction or of both."""
         if not self._hooks:
             return []
-        hooks = [hook for frame in (None, *scope.current()) for hook in self._hooks.get(frame, ())]
+        calls = checkpoint.under_way()
+        owners = scope.visible(calls)
+        hooks = [hook for owner in owners for hook in self._hooks.get(owner, ())]
+        if calls is not None:
+            self._account_for(calls, owners)
+        if len(self._hooks) > len(owners) or any(owner not in owners for owner in list(self._hooks)):
+            scope.tell_of_pool(self.name, [owner for owner in list(self._hooks) if owner not in owners])
         if len(hooks) > 1:
             hooks.sort(key=lambda hook: hook.order)
         return hooks if dir is None else [hook for hook in hooks if hook.dir == dir]
+
+    def _account_for(self, calls: Calls, owners: Sequence[Owner]) -> None:
+        """Keep for the recomputation of checkpointed calls what their forward pass sees here, if it always sees the same."""
+        point = self.__dict__.get("_known_as_of", self)
+        seen = checkpoint.seen_in_forward(calls)
+        if seen is not None and point in seen.changed:
+            raise RuntimeError(
+                f"the hooks at '{self.name}' changed between two calls inside one activation checkpoint, so its recomputation "
+                "cannot know which of them it repeats: add and remove hooks outside of the checkpointed function"
+            )
+        for call in calls.forward:
+            outer = [owner for owner in owners if not (isinstance(owner, Frame) and owner.is_inside(call))]
+            hooks = tuple(hook for owner in outer for hook in self._hooks.get(owner, ()))
+            with scope.writing:
+                seen = checkpoint.seen_in(call)
+                seen.points[point] = None
+                if self._hooks.setdefault(seen, hooks) != hooks:
+                    seen.changed.add(point)
 
     @property
     def is_listening(self) -> bool:
@@ -249,20 +276,21 @@ class HookPoint(nn.Identity):
 
     def install(self, hook: Hook, frame: Frame | None) -> None:
         """Activate a handle for the length of a frame, or for good (None)."""
-        self._hooks[frame] = (*self._hooks.get(frame, ()), hook)
+        with scope.writing:
+            self._hooks[frame] = (*self._hooks.get(frame, ()), hook)
 
-    def uninstall(self, frame: Frame) -> None:
-        """Remove whatever a frame put here."""
-        self._hooks.pop(frame, None)
+    def uninstall(self, owner: Owner) -> None:
+        """Remove whatever a frame put here, or was kept here for a recomputation."""
+        self._hooks.pop(owner, None)
 
-    def end_level(self, level: int) -> None:
-        """Remove the hooks that were added by hand until the end of a scope of this depth."""
-        if self._hooks:
-            self._keep(lambda hook: hook.is_permanent or hook.context_level != level, [None])
+    def end_level(self, level: int, runner: int) -> None:
+        """Remove the hooks that a thread or task added by hand until the end of its scope of this depth."""
+        if None in self._hooks:
+            self._keep(lambda hook: hook.is_permanent or (hook.context_level, hook.runner) != (level, runner), [None])
 
     def discard(self, hook: Hook) -> None:
-        """Remove one hook, wherever it stands."""
-        self._keep(lambda h: h is not hook, list(self._hooks))
+        """Remove one hook; a recomputation sees what its forward pass saw all the same."""
+        self._keep(lambda h: h is not hook, [owner for owner in list(self._hooks) if not isinstance(owner, Seen)])
 
     def remove_hooks(self, dir: str = "both", including_permanent: bool = False, level: int | None = None) -> None:
         """Remove the hooks seen from here: of one direction, of one level, permanent ones only when asked."""
@@ -279,13 +307,14 @@ class HookPoint(nn.Identity):
 
         self._keep(stays, [None, *scope.current()])
 
-    def _keep(self, stays: Callable[[Hook], bool], frames: list[Frame | None]) -> None:
-        for frame in frames:
-            kept = tuple(hook for hook in self._hooks.get(frame, ()) if stays(hook))
-            if kept:
-                self._hooks[frame] = kept
-            else:
-                self._hooks.pop(frame, None)
+    def _keep(self, stays: Callable[[Hook], bool], owners: Sequence[Owner]) -> None:
+        with scope.writing:
+            for owner in owners:
+                kept = tuple(hook for hook in self._hooks.get(owner, ()) if stays(hook))
+                if kept:
+                    self._hooks[owner] = kept
+                else:
+                    self._hooks.pop(owner, None)
 
     def has_hooks(self, dir: str = "both", including_permanent: bool = True, level: int | None = None) -> bool:
         """Whether a hook of that direction (and level) is active here."""
@@ -344,6 +373,7 @@ class HookPoint(nn.Identity):
         alias = self.__class__.__new__(self.__class__)
         alias.__dict__.update(self.__dict__)
         alias.name = name
+        alias.__dict__.setdefault("_known_as_of", self)
         return alias
 
     def __getstate__(self) -> dict[str, Any]:

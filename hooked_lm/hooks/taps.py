@@ -3,8 +3,7 @@
 import copy
 import inspect
 import re
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
@@ -14,12 +13,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from hooked_lm.hooks import checkpoint, scope
 from hooked_lm.hooks.point import Hook, HookPoint
-from hooked_lm.hooks.scope import Frame
+from hooked_lm.hooks.scope import Frame, Owner
 from hooked_lm.hooks.select import UnknownSite
 
 Key = int | str
-_lock = threading.Lock()
 _calls: ContextVar[dict[HookPoint, int] | None] = ContextVar("calls", default=None)
 
 
@@ -65,15 +64,21 @@ class ModulePoint(HookPoint):
 
     def call(self) -> HookPoint:
         """This point for the call that comes now: under its own name the first in a run, then as name@1, name@2."""
-        if (calls := _calls.get()) is None:
+        under_way, counted = checkpoint.under_way(), _calls.get()
+        seen = checkpoint.seen_in_forward(under_way)
+        if seen is not None and self in seen.calls:
+            index = seen.next_call(self)
+        elif counted is not None:
+            counted[self] = index = counted.get(self, -1) + 1
+        else:
             return self
-        calls[self] = index = calls.get(self, -1) + 1
+        for call in () if under_way is None else under_way.forward:
+            checkpoint.seen_in(call).calls.setdefault(self, []).append(index)
         return self if index == 0 else self.known_as(f"{self.name}@{index}")
 
     def leave(self) -> None:
-        """Remove all hooks, and with them PyTorch's."""
-        self._hooks.clear()
-        self._follow()
+        """Remove all hooks, and with them PyTorch's, but those that a recomputation is to see."""
+        self._keep(lambda hook: False, [owner for owner in list(self._hooks) if not isinstance(owner, checkpoint.Seen)])
 
     # ---- PyTorch's hook comes with the first of ours and goes with the last ------------------------------------------
 
@@ -81,16 +86,16 @@ class ModulePoint(HookPoint):
         super().install(hook, frame)
         self._follow()
 
-    def uninstall(self, frame: Frame) -> None:
-        super().uninstall(frame)
+    def uninstall(self, owner: Owner) -> None:
+        super().uninstall(owner)
         self._follow()
 
-    def _keep(self, stays: Callable[[Hook], bool], frames: list[Frame | None]) -> None:
-        super()._keep(stays, frames)
+    def _keep(self, stays: Callable[[Hook], bool], owners: Sequence[Owner]) -> None:
+        super()._keep(stays, owners)
         self._follow()
 
     def _follow(self) -> None:
-        with _lock:
+        with scope.writing:
             if self._hooks and self._handle is None:
                 module, tap = self._owner[0], partial(self._tap, self)
                 if self.is_input:
