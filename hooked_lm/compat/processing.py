@@ -26,11 +26,11 @@ def rewritten(state_dict: State, cfg: Any, rewrite: Callable[[Any], None]) -> St
     rewrite(model)
     state = model.state_dict()
     for name, module in model.named_modules():
-        if isinstance(module, (LayerNorm, RMSNorm)) and module.w is None:
+        if isinstance(module, (LayerNorm, RMSNorm)) and not module.cfg.weight:
             state[f"{name}.w"] = torch.full(
                 module.cfg.shape, 1 - module.cfg.offset, device=device, dtype=model.W_E.dtype
             )
-        if isinstance(module, LayerNorm) and module.b is None:
+        if isinstance(module, LayerNorm) and not module.cfg.bias:
             state[f"{name}.b"] = torch.zeros(module.cfg.shape, device=device, dtype=model.W_E.dtype)
     theirs = {name: name for name in state} | {name.replace("._", "."): name for name in state_dict}
     named = {theirs[name]: value.detach() for name, value in state.items()}

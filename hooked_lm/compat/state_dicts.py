@@ -97,11 +97,11 @@ def _fields(model: Any) -> dict[str, Any]:
 
 def _otherwise(module: Any, fills: bool, like: Tensor) -> Iterator[tuple[str, Tensor]]:
     """The weights of one module that are not as in our state dict: gains of norms, and what is absent here."""
-    if isinstance(module, (LayerNorm, RMSNorm)) and (fills or module.w is not None):
+    if isinstance(module, (LayerNorm, RMSNorm)) and (fills or module.cfg.weight):
         gain = module.gain()
         gain = like.new_ones(module.cfg.shape) if gain is None else gain.to(like.dtype)
         yield "w", gain.flatten() if getattr(module.cfg, "joint", False) else gain
-        if isinstance(module, LayerNorm) and module.b is None:
+        if isinstance(module, LayerNorm) and not module.cfg.bias:
             yield "b", like.new_zeros(module.cfg.shape)
     if isinstance(module, PosEmbed) and module.cfg.offset:
         yield "W_pos", module.table()

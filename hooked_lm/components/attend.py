@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.context import Context
 from hooked_lm.components.identities import Identity, Read, Sites, normed, plus
-from hooked_lm.components.norm import NormConfig, build_norm, wide
+from hooked_lm.components.norm import NormConfig, add_norm, norm_of, wide
 from hooked_lm.components.position_bias import PositionBias
 from hooked_lm.hooks import HookPoint, is_listening
 
@@ -63,7 +63,7 @@ class Attend(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(n_heads)) if sinks else None
         self.hook_attn_scores, self.hook_pattern = HookPoint(*SCORES), HookPoint(*SCORES)
         self.hook_z = HookPoint(*QUERY)
-        self.z_norm = build_norm(z_norm, QUERY)
+        add_norm(self, "z_norm", z_norm, QUERY)
         self.hook_result = HookPoint("batch", "pos", "head", "d_model", on_demand=True)
 
     def settle(self) -> None:
@@ -140,7 +140,7 @@ class Attend(nn.Module):
 
     def output(self, z: Mixed) -> Stream:
         """From mixed values back into the stream; the sum over heads is taken apart only if somebody listens."""
-        z = self.z_norm(z)
+        z = norm_of(self, "z_norm")(z)
         if is_listening(self.hook_result):
             result = self.hook_result(torch.einsum("bpnh,nhm->bpnm", z, self.W_O))
             return plus(result.sum(2), self.b_O)
@@ -178,7 +178,7 @@ class Attend(nn.Module):
         )
 
     def _read_by_output(self, at: Sites) -> Tensor:
-        return normed(self.z_norm, lambda name: at(f"z_norm.{name}"), lambda: at("hook_z"))
+        return normed(norm_of(self, "z_norm"), lambda name: at(f"z_norm.{name}"), lambda: at("hook_z"))
 
     def rebuilt(self, at: Sites) -> Tensor:
         """The output, from what each head gives."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hooked_lm.components.attend import KEY, QUERY, Attend, PerHead, Stream, project, projection
 from hooked_lm.components.context import Context
 from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, below, normed, plus
-from hooked_lm.components.norm import NormConfig, build_norm, plain_norm
+from hooked_lm.components.norm import NormConfig, add_norm, build_norm, norm_of, plain_norm
 from hooked_lm.components.position_bias import PositionBias
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.hooks import HookPoint
@@ -76,7 +76,7 @@ class Attention(Attend):
             self.b_V = nn.Parameter(torch.zeros(cfg.n_kv, cfg.d_head)) if cfg.qkv_bias else None
 
         self.hook_q, self.hook_k = HookPoint(*QUERY), HookPoint(*KEY)
-        self.v_norm = build_norm(cfg.v_norm, KEY)
+        add_norm(self, "v_norm", cfg.v_norm, KEY)
         self.hook_v = HookPoint(*KEY)
         in_order = (self._make_norms, self._make_rotary_points)
         for make in reversed(in_order) if cfg.rotary_first else in_order:
@@ -99,6 +99,8 @@ class Attention(Attend):
         if self.cfg.qk_norm is not None:
             self.q_norm = build_norm(self.cfg.qk_norm, QUERY)
             self.k_norm = build_norm(self.cfg.k_norm or self.cfg.qk_norm, KEY)
+        else:  # the public interface says so by None
+            self.q_norm = self.k_norm = None
 
     def _make_rotary_points(self) -> None:
         if self.cfg.rotary is not None:
@@ -120,7 +122,7 @@ class Attention(Attend):
         q = self.hook_q(self._projected(query_input, self.W_Q, self.b_Q))
         k = self.hook_k(self._project_kv(query_input if key_input is None else key_input, self.W_K, self.b_K))
         made = self._project_kv(query_input if value_input is None else value_input, *self.value_weights)
-        v = self.hook_v(self.v_norm(made))
+        v = self.hook_v(norm_of(self, "v_norm")(made))
         if self.cfg.qk_norm is not None and not self.cfg.rotary_first:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.cfg.rotary is not None:
@@ -166,7 +168,7 @@ class Attention(Attend):
                 x = read_value() if name == "v" and read_value is not None else read()
                 made = plus(torch.einsum("bpm,nmh->bpnh", x, W), b)
                 made = made if self.cfg.clip is None else made.clamp(-self.cfg.clip, self.cfg.clip)
-                return plain_norm(self.v_norm, made) if name == "v" else made, at(f"hook_{name}")
+                return plain_norm(norm_of(self, "v_norm"), made) if name == "v" else made, at(f"hook_{name}")
 
             yield f"ln1.normalized * w + b -> {name}", projected
         if self.cfg.rotary is not None:

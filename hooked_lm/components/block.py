@@ -26,7 +26,7 @@ from hooked_lm.components.identities import (
 from hooked_lm.components.latent_attention import LatentAttention
 from hooked_lm.components.mlp import MLPConfig, on_demand
 from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm, plain_norm
+from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of, plain_norm
 from hooked_lm.hooks import HookPoint, is_listening
 
 AttentionConfig = Attention.Config | LatentAttention.Config | BorrowingAttention.Config | DisentangledAttention.Config
@@ -65,7 +65,7 @@ class AttentionPart(nn.Module):
             self.hook_k_input = HookPoint(*per_kv_head, on_demand=True)
             self.hook_v_input = HookPoint(*per_kv_head, on_demand=True)
         self.attn = attn
-        self.ln1_post = build_norm(cfg.ln1_post)
+        add_norm(self, "ln1_post", cfg.ln1_post)
         self.hook_attn_out = HookPoint(*RESIDUAL)
 
     def attn_out(self, resid: Stream, context: Context | None, shared: Stream | None = None) -> Left:
@@ -75,7 +75,7 @@ class AttentionPart(nn.Module):
         if context.pos_embed is not None:
             query = _plus(query, context.asking(context.pos_embed))
             key = _plus(key, context.telling(context.pos_embed)) if self.makes_keys else key
-        out = self.ln1_post(self.attn(query, key, value, context, self.layer))
+        out = norm_of(self, "ln1_post")(self.attn(query, key, value, context, self.layer))
         return self.hook_attn_out(_scaled(out, self.cfg.residual_scale))
 
     def attn_inputs(self, resid: Stream, shared: Stream, context: Context) -> Inputs:
@@ -135,7 +135,7 @@ class AttentionPart(nn.Module):
         yield (
             "sum of results + b_O, normed and scaled == attn_out",
             lambda: (
-                added(self.attn.rebuilt(below(at, "attn")), self.ln1_post, self.cfg.residual_scale),
+                added(self.attn.rebuilt(below(at, "attn")), norm_of(self, "ln1_post"), self.cfg.residual_scale),
                 at("hook_attn_out"),
             ),
         )
@@ -160,7 +160,7 @@ class MLPPart(nn.Module):
         self.hook_mlp_in = HookPoint(*RESIDUAL, on_demand=True)
         self.ln2 = build_norm(cfg.ln2)
         self.mlp = cfg.mlp.build()
-        self.ln2_post = build_norm(cfg.ln2_post)
+        add_norm(self, "ln2_post", cfg.ln2_post)
         self.hook_mlp_out = HookPoint(*RESIDUAL)
 
     def mlp_out(self, resid: Stream) -> Stream:
@@ -169,7 +169,8 @@ class MLPPart(nn.Module):
 
     def mlp_written(self, normalized: Stream) -> Stream:
         """What the MLP adds to the stream when it reads this."""
-        return self.hook_mlp_out(_scaled(self.ln2_post(self.mlp(normalized)), self.cfg.residual_scale))
+        out = norm_of(self, "ln2_post")(self.mlp(normalized))
+        return self.hook_mlp_out(_scaled(out, self.cfg.residual_scale))
 
     def mlp_identities(self, at: Sites, stream: str) -> Iterator[Identity]:
         """What must hold from the stream before the MLP, at this site, to what the MLP adds."""
@@ -192,7 +193,7 @@ class MLPPart(nn.Module):
         yield (
             "post -> mlp_out, normed and scaled",
             lambda: (
-                added(self.mlp.rebuilt(below(at, "mlp")), self.ln2_post, self.cfg.residual_scale),
+                added(self.mlp.rebuilt(below(at, "mlp")), norm_of(self, "ln2_post"), self.cfg.residual_scale),
                 at("hook_mlp_out"),
             ),
         )

@@ -12,7 +12,7 @@ from hooked_lm.components.attend import QUERY, Attend, PerHead, Stream, project,
 from hooked_lm.components.context import Context, KeysValues
 from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, below, normed, plus
 from hooked_lm.components.mlp import on_demand
-from hooked_lm.components.norm import NormConfig, build_norm
+from hooked_lm.components.norm import NormConfig, add_norm, norm_of
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.hooks import HookPoint
 
@@ -61,7 +61,7 @@ class BorrowingAttention(Attend):
         self.W_Q = projection(cfg.n_heads, cfg.d_model, cfg.d_head)
         self.b_Q = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) if cfg.qkv_bias else None
         self.hook_q = HookPoint(*QUERY)
-        self.q_norm = build_norm(cfg.qk_norm, QUERY)
+        add_norm(self, "q_norm", cfg.qk_norm, QUERY)
         self.hook_rot_q, self.hook_rot_k, self.hook_v = HookPoint(*QUERY), HookPoint(*LENT), HookPoint(*LENT)
         self.make_mixing(
             cfg.n_heads,
@@ -89,7 +89,7 @@ class BorrowingAttention(Attend):
 
     def queries(self, x: Float[Tensor, "batch pos *head d_model"], context: Context) -> PerHead:
         """Normalised and turned."""
-        q = self.q_norm(self.hook_q(project(x, self.W_Q, self.b_Q)))
+        q = norm_of(self, "q_norm")(self.hook_q(project(x, self.W_Q, self.b_Q)))
         return self.hook_rot_q(self.cfg.rotary.rotate(q, context.query_angles(self.cfg.rotary)))
 
     def borrowed(self, context: Context, layer: int) -> KeysValues:
@@ -117,7 +117,7 @@ class BorrowingAttention(Attend):
         """Rotary turns a vector: up to the temperature of its scaling, its length stays."""
 
         def lengths() -> tuple[Tensor, Tensor]:
-            q = normed(self.q_norm, below(at, "q_norm"), lambda: at("hook_q"))
+            q = normed(norm_of(self, "q_norm"), below(at, "q_norm"), lambda: at("hook_q"))
             rotary = self.cfg.rotary
             temperature = rotary.angles(torch.zeros(1, 1, dtype=torch.long), q.shape[1])[0].max()
             turned = q[..., : rotary.dim].norm(dim=-1) * temperature.to(q)

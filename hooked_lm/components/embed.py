@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.mlp import on_demand
-from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm
+from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, norm_of
 from hooked_lm.hooks import HookPoint
 
 Stream = Float[Tensor, "batch pos d_model"]
@@ -32,7 +32,7 @@ class Embed(nn.Module):
         super().__init__()
         self.cfg = cfg
         self._make_weights()
-        self.ln = build_norm(cfg.norm)
+        add_norm(self, "ln", cfg.norm)
 
     def _make_weights(self) -> None:
         self.W_E = nn.Parameter(torch.empty(self.cfg.d_vocab, self.cfg.d_model))
@@ -40,7 +40,7 @@ class Embed(nn.Module):
     def forward(self, tokens: Int[Tensor, "batch pos"]) -> Stream:
         rows = self.rows(tokens)
         # the scale is rounded to the weights' precision, as the models were trained
-        return self.ln(rows if self.cfg.scale == 1.0 else rows * torch.tensor(self.cfg.scale).to(rows))
+        return norm_of(self, "ln")(rows if self.cfg.scale == 1.0 else rows * torch.tensor(self.cfg.scale).to(rows))
 
     def rows(self, tokens: Int[Tensor, "batch pos"]) -> Stream:
         """The vectors of the tokens, before scale and norm."""

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.embed import Embed, PosEmbed
-from hooked_lm.components.norm import NormConfig, build_norm
+from hooked_lm.components.norm import NormConfig, add_norm, norm_of
 from hooked_lm.components.source import StackContext
 from hooked_lm.hooks import HookPoint, is_listening
 
@@ -81,7 +81,7 @@ class EncoderEmbed(nn.Module):
         self.pos_embed = None if cfg.pos_embed is None else cfg.pos_embed.build()
         if self.pos_embed is not None:
             self.hook_pos_embed = HookPoint(*dims)
-        self.ln = build_norm(cfg.norm, dims)
+        add_norm(self, "ln", cfg.norm, dims)
 
     def forward(self, tokens: Ids, types: Ids | None, context: StackContext) -> Stream:
         """`types` are all 0 if they are not given; the context has the positions, which count real tokens only."""
@@ -94,7 +94,7 @@ class EncoderEmbed(nn.Module):
             if is_listening(self.hook_pos_embed):
                 added = self.hook_pos_embed(added.expand_as(total).contiguous())
             total = total + added
-        return self.into_stream(self.ln(total))
+        return self.into_stream(norm_of(self, "ln")(total))
 
     def vectors(self, tokens: Ids, context: StackContext) -> Vectors:
         """Those of the tokens, as they are added."""

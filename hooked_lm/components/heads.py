@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.activations import Activation, activation
 from hooked_lm.components.identities import Identity, Read, Sites, below, norm_identity, normed, plus
-from hooked_lm.components.norm import NormConfig, build_norm
+from hooked_lm.components.norm import NormConfig, add_norm, norm_of
 from hooked_lm.hooks import HookPoint
 
 Stream = Float[Tensor, "batch pos d_model"]
@@ -50,20 +50,21 @@ class MLMHead(nn.Module):
         self.hook_pre = HookPoint(*dims)
         self.act = activation(cfg.act_fn)
         self.hook_post = HookPoint(*dims)
-        self.ln = build_norm(cfg.norm, dims)
+        add_norm(self, "ln", cfg.norm, dims)
 
     def forward(self, x: Stream) -> Float[Tensor, "batch pos d_out"]:
-        return self.ln(self.hook_post(self.act(self.hook_pre(F.linear(x, self.W.T, self.b)))))
+        post = self.hook_post(self.act(self.hook_pre(F.linear(x, self.W.T, self.b))))
+        return norm_of(self, "ln")(post)
 
     def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
         """What must hold between the sites of a run in which `read()` came in."""
         yield "x W + b == pre", lambda: (plus(read() @ self.W, self.b), at("hook_pre"))
         yield "act(pre) == post", lambda: (self.act(at("hook_pre")), at("hook_post"))
-        yield from norm_identity("ln", self.ln, below(at, "ln"), lambda: at("hook_post"))
+        yield from norm_identity("ln", norm_of(self, "ln"), below(at, "ln"), lambda: at("hook_post"))
 
     def rebuilt(self, at: Sites) -> Tensor:
         """The output, from the last sites."""
-        return normed(self.ln, below(at, "ln"), lambda: at("hook_post"))
+        return normed(norm_of(self, "ln"), below(at, "ln"), lambda: at("hook_post"))
 
 
 class Pooler(nn.Module):
@@ -86,11 +87,11 @@ class Pooler(nn.Module):
         self.W = nn.Parameter(torch.empty(cfg.d_model, cfg.d_model))
         self.b = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
         self.act = activation(cfg.act_fn)
-        self.ln = build_norm(cfg.norm, ("batch", "d_model"))
+        add_norm(self, "ln", cfg.norm, ("batch", "d_model"))
         self.hook_pooler_out = HookPoint("batch", "d_model")
 
     def forward(self, x: Stream, real: Real | None = None) -> Pooled:
-        return self.hook_pooler_out(self.ln(self.act(F.linear(self.read(x, real), self.W.T, self.b))))
+        return self.hook_pooler_out(norm_of(self, "ln")(self.act(F.linear(self.read(x, real), self.W.T, self.b))))
 
     def read(self, x: Stream, real: Real | None = None) -> Pooled:
         """What it reads of a text, which may be padded on the left."""
@@ -103,7 +104,7 @@ class Pooler(nn.Module):
 
         def pooled() -> tuple[Tensor, Tensor]:
             made = self.act(plus(self.read(read(), real) @ self.W, self.b))
-            return normed(self.ln, below(at, "ln"), lambda: made), at("hook_pooler_out")
+            return normed(norm_of(self, "ln"), below(at, "ln"), lambda: made), at("hook_pooler_out")
 
         yield "act(x W + b), normed == pooler_out", pooled
 
@@ -179,19 +180,21 @@ class TokenClassifier(nn.Module):
     def __init__(self, cfg: Config) -> None:
         super().__init__()
         self.cfg = cfg
-        self.transform = nn.Identity() if cfg.transform is None else cfg.transform.build()
+        if cfg.transform is not None:
+            self.transform = cfg.transform.build()
         self.W = nn.Parameter(torch.empty(cfg.d_model, cfg.n_classes))
         self.b = nn.Parameter(torch.zeros(cfg.n_classes))
         self.hook_out = HookPoint("batch", "pos", "class")
 
     def forward(self, x: Stream) -> Float[Tensor, "batch pos *class"]:
-        out = self.hook_out(F.linear(self.transform(x), self.W.T, self.b))
+        read = x if self.cfg.transform is None else self.transform(x)
+        out = self.hook_out(F.linear(read, self.W.T, self.b))
         return out[..., 0] if self.cfg.single else out
 
     def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
         """What must hold between the sites of a run in which `read()` came in."""
         last = read
-        if isinstance(self.transform, MLMHead):
+        if self.cfg.transform is not None:
             sites, transform = below(at, "transform"), self.transform
             yield from ((f"transform: {name}", pair) for name, pair in transform.identities(sites, read))
 

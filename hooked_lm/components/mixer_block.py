@@ -24,7 +24,7 @@ from hooked_lm.components.identities import (
 from hooked_lm.components.mamba import Mamba
 from hooked_lm.components.mamba2 import Mamba2
 from hooked_lm.components.mlp import on_demand
-from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm, wide
+from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of, wide
 from hooked_lm.components.rg_lru import RGLRU
 from hooked_lm.hooks import HookPoint
 
@@ -51,14 +51,14 @@ class MixerPart(nn.Module):
         self.hook_mixer_in = HookPoint(*RESIDUAL, on_demand=True)
         self.ln1 = build_norm(cfg.ln1)
         self.mixer = cfg.mixer.build()
-        self.ln1_post = build_norm(cfg.ln1_post)
+        add_norm(self, "ln1_post", cfg.ln1_post)
         self.hook_mixer_out = HookPoint(*RESIDUAL)
 
     def mixer_out(self, resid: Stream, context: Context | None) -> Left:
         """What the mixer adds to the stream. It reads the stream in the precision of its weights."""
         context = context or Context(resid.shape[1], resid.device)
         normalized = self.ln1(on_demand(self.hook_mixer_in, resid)).to(self.reading_dtype(resid))
-        out = self.ln1_post(context.asking(context.follow(self.layer, self.mixer, normalized)))
+        out = norm_of(self, "ln1_post")(context.asking(context.follow(self.layer, self.mixer, normalized)))
         return self.hook_mixer_out(out if self.cfg.residual_scale == 1.0 else out * self.cfg.residual_scale)
 
     def reading_dtype(self, resid: Stream) -> torch.dtype:
@@ -80,7 +80,7 @@ class MixerPart(nn.Module):
             yield (
                 "y -> mixer_out, normed and scaled",
                 lambda: (
-                    added(self.mixer.rebuilt(below(at, "mixer")), self.ln1_post, self.cfg.residual_scale),
+                    added(self.mixer.rebuilt(below(at, "mixer")), norm_of(self, "ln1_post"), self.cfg.residual_scale),
                     at("hook_mixer_out"),
                 ),
             )

@@ -31,8 +31,8 @@ def root_mean_square(x: Float[Tensor, "*batch d"], eps: float) -> Float[Tensor, 
 class LayerNorm(nn.Module):
     """`(x - mean) / scale * (offset + w) + b`, where scale is the root of the variance plus eps; the offset is mostly 0.
 
-    `w` or `b` may be None: a norm whose weights were folded into the next layer ("LNPre") has neither. With `n_heads`
-    they are [head, d_model]: each head has its own.
+    A norm whose weights were folded into the next layer ("LNPre") has neither `w` nor `b`. With `n_heads` they are
+    [head, d_model]: each head has its own.
     """
 
     @dataclass(frozen=True)
@@ -55,8 +55,10 @@ class LayerNorm(nn.Module):
     def __init__(self, cfg: Config, dims: tuple[str, ...] = RESIDUAL) -> None:
         super().__init__()
         self.cfg = cfg
-        self.w = nn.Parameter(torch.full(cfg.shape, 1.0 - cfg.offset)) if cfg.weight else None
-        self.b = nn.Parameter(torch.zeros(cfg.shape)) if cfg.bias else None
+        if cfg.weight:
+            self.w = nn.Parameter(torch.full(cfg.shape, 1.0 - cfg.offset))
+        if cfg.bias:
+            self.b = nn.Parameter(torch.zeros(cfg.shape))
         self.hook_scale = HookPoint(*dims[:-1], "1")
         self.hook_normalized = HookPoint(*dims)
 
@@ -69,23 +71,30 @@ class LayerNorm(nn.Module):
 
     def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """The same value, past the hook points."""
-        if self.cfg.n_heads is not None or (self.w is not None and self.w.dtype != x.dtype):  # or of a wider stream
-            return self.apply_weights(F.layer_norm(x, (self.cfg.d_model,), eps=self.cfg.eps))
-        gain = self.w if self.cfg.offset == 0.0 or self.w is None else self.w + self.cfg.offset
-        return F.layer_norm(x, (self.cfg.d_model,), gain, self.b, self.cfg.eps)
+        cfg = self.cfg
+        if cfg.n_heads is not None or (cfg.weight and self.w.dtype != x.dtype):  # or of a wider stream
+            return self.apply_weights(F.layer_norm(x, (cfg.d_model,), eps=cfg.eps))
+        gain = None if not cfg.weight else self.w if cfg.offset == 0.0 else self.w + cfg.offset
+        return F.layer_norm(x, (cfg.d_model,), gain, self.shift(), cfg.eps)
 
     def gain(self) -> Float[Tensor, "*heads d_model"] | None:
         """What the normalised value is multiplied by; None for a folded norm."""
-        return self.w if self.w is None or self.cfg.offset == 0.0 else wide(self.w) + self.cfg.offset
+        if not self.cfg.weight:
+            return None
+        return self.w if self.cfg.offset == 0.0 else wide(self.w) + self.cfg.offset
+
+    def shift(self) -> Float[Tensor, "*heads d_model"] | None:
+        """What is added behind the gain; None for a folded norm."""
+        return self.b if self.cfg.bias else None
 
     def apply_weights(self, normalized: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """From the normalised value to the output."""
-        gain = self.gain()
-        if gain is not None and self.b is not None and gain.dtype == normalized.dtype:
-            return torch.addcmul(self.b, normalized, gain)
+        gain, shift = self.gain(), self.shift()
+        if gain is not None and shift is not None and gain.dtype == normalized.dtype:
+            return torch.addcmul(shift, normalized, gain)
         if gain is not None:
             normalized = (normalized * gain).to(normalized.dtype)
-        return normalized if self.b is None else normalized + self.b
+        return normalized if shift is None else normalized + shift
 
 
 class HeadLayerNorm(LayerNorm):
@@ -141,7 +150,8 @@ class RMSNorm(nn.Module):
     def __init__(self, cfg: Config, dims: tuple[str, ...] = RESIDUAL) -> None:
         super().__init__()
         self.cfg = cfg
-        self.w = nn.Parameter(torch.full(cfg.shape, 1.0 - cfg.offset)) if cfg.weight else None
+        if cfg.weight:
+            self.w = nn.Parameter(torch.full(cfg.shape, 1.0 - cfg.offset))
         n_axes = len(cfg.normalized_shape)
         self.hook_scale = HookPoint(*dims[:-n_axes], *["1"] * n_axes)
         self.hook_normalized = HookPoint(*dims)
@@ -163,7 +173,7 @@ class RMSNorm(nn.Module):
 
     def gain(self) -> Float[Tensor, "*heads d_model"] | None:
         """What the normalised value is multiplied by, in at least fp32; None for a folded norm."""
-        if self.w is None:
+        if not self.cfg.weight:
             return None
         return wide(self.w) if self.cfg.offset == 0.0 else wide(self.w) + self.cfg.offset
 
@@ -178,8 +188,23 @@ NormConfig = LayerNorm.Config | RMSNorm.Config
 
 
 def build_norm(cfg: NormConfig | None, dims: tuple[str, ...] = RESIDUAL) -> nn.Module:
-    """The norm of a config; None is no norm at all."""
+    """The norm that a sublayer reads the stream through; an identity where it reads the stream itself."""
     return nn.Identity() if cfg is None else cfg.build(dims)
+
+
+def add_norm(module: nn.Module, name: str, cfg: NormConfig | None, dims: tuple[str, ...] = RESIDUAL) -> None:
+    """Give a module the norm of a config under this name; None gives none, and no attribute."""
+    if cfg is not None:
+        setattr(module, name, cfg.build(dims))
+
+
+NO_NORM = nn.Identity()
+
+
+def norm_of(module: nn.Module, name: str) -> nn.Module:
+    """The norm that a module has under this name; an identity if it has none."""
+    norm = module._modules.get(name)
+    return NO_NORM if norm is None else norm
 
 
 def plain_norm(norm: nn.Module, x: Tensor) -> Tensor:

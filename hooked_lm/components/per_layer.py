@@ -13,7 +13,7 @@ from hooked_lm.components.activations import Activation, activation
 from hooked_lm.components.block import Left, PreNormBlock, Stream, leaving, sum_of
 from hooked_lm.components.context import Context
 from hooked_lm.components.identities import Identity, Read, Reader, Sites, added, below, norm_identity, normed
-from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm
+from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of
 from hooked_lm.hooks import HookPoint
 
 GIVEN = ("batch", "pos", "d_per_layer")
@@ -145,7 +145,7 @@ class PerLayerBlock(PreNormBlock):
         if cfg.per_layer is not None:
             self.hook_per_layer_in = HookPoint(*GIVEN)
             self.per_layer = cfg.per_layer.build()
-            self.per_layer_post = build_norm(cfg.per_layer_post)
+            add_norm(self, "per_layer_post", cfg.per_layer_post)
             self.hook_per_layer_out = HookPoint(*RESIDUAL)
         self._modules["hook_resid_post"] = self._modules.pop("hook_resid_post")  # sites in the order of computation
 
@@ -164,7 +164,8 @@ class PerLayerBlock(PreNormBlock):
             raise ValueError(
                 f"layer {self.layer} needs the embedding of the tokens for this layer: give tokens=... beside the stream"
             )
-        return self.hook_per_layer_out(self.per_layer_post(self.per_layer(resid, self.hook_per_layer_in(given))))
+        out = self.per_layer(resid, self.hook_per_layer_in(given))
+        return self.hook_per_layer_out(norm_of(self, "per_layer_post")(out))
 
     def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
         """What must hold between the sites of a run."""
@@ -185,7 +186,10 @@ class PerLayerBlock(PreNormBlock):
         yield from self.per_layer.identities(given, before_gate, lambda: at("hook_per_layer_in"))
         yield (
             "per_layer.post -> per_layer_out, normed",
-            lambda: (added(self.per_layer.rebuilt(given), self.per_layer_post, 1.0), at("hook_per_layer_out")),
+            lambda: (
+                added(self.per_layer.rebuilt(given), norm_of(self, "per_layer_post"), 1.0),
+                at("hook_per_layer_out"),
+            ),
         )
         yield (
             "(resid_mid + mlp_out + per_layer_out) * scale == resid_post",

@@ -14,7 +14,7 @@ from hooked_lm.components.block import AttentionPart
 from hooked_lm.components.context import Context
 from hooked_lm.components.embed import Unembed
 from hooked_lm.components.kv_cache import KeyValueCache
-from hooked_lm.components.norm import build_norm
+from hooked_lm.components.norm import add_norm, norm_of
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, NamesFilter, is_listening
 from hooked_lm.hooks.select import Site
 from hooked_lm.models import generate as generation
@@ -93,7 +93,7 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
             if tree.per_layer is not None:
                 self.per_layer = tree.per_layer.build()
             self.blocks = nn.ModuleList(block.build(layer) for layer, block in enumerate(tree.blocks))
-            self.ln_final = build_norm(tree.ln_final)
+            add_norm(self, "ln_final", tree.ln_final)
             self.unembed = tree.unembed.build(self.embed)
         if self.embed.W_E.dtype != self.cfg.dtype:
             super().to(self.cfg.dtype)
@@ -155,7 +155,7 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
                 resid = block(resid, context)
         if stop_at_layer is not None:
             return resid
-        normalized = self.ln_final(resid).to(self.embed.W_E.dtype)  # a stream may be wider than the weights
+        normalized = norm_of(self, "ln_final")(resid).to(self.embed.W_E.dtype)  # a stream may be wider than the weights
         if return_type is None and not is_listening(*(m for m in self.unembed.modules() if isinstance(m, HookPoint))):
             return None
         logits = self.unembed(normalized if logits_to_keep is None else normalized[:, -logits_to_keep:])

@@ -19,7 +19,7 @@ from hooked_lm.components.block import AttentionPart, MLPPart, PostNormBlock, Pr
 from hooked_lm.components.embed import Unembed
 from hooked_lm.components.mixer_block import MixerMLPBlock, MixerPart
 from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import plain_norm
+from hooked_lm.components.norm import norm_of, plain_norm
 from hooked_lm.components.per_layer import PerLayerBlock
 from hooked_lm.hooks import Slice, SliceInput
 from hooked_lm.models.fixed_norm import FixedNorm, norm_gain
@@ -57,7 +57,7 @@ def reader(model: Any, cache: Cache, layer: int, mlp_input: bool, pos: Slice) ->
 
 def _reading_norm(model: Any, layer: int, mlp_input: bool) -> tuple[str, nn.Module]:
     if layer == model.cfg.n_layers and not mlp_input:
-        return "ln_final", model.ln_final
+        return "ln_final", norm_of(model, "ln_final")
     if mlp_input:
         _check_mlp(model, layer)
     if isinstance(model.blocks[layer], PostNormBlock):  # its sublayers read the stream as it is
@@ -69,7 +69,7 @@ def _reading_norm(model: Any, layer: int, mlp_input: bool) -> tuple[str, nn.Modu
 def writer(model: Any, cache: Cache, layer: int, name: str, pos: Slice) -> FixedNorm:
     """The way of a sublayer's output into the stream; `name` is that of its post-norm."""
     block = model.blocks[layer]
-    norm, path = getattr(block, name), f"blocks.{layer}.{name}"
+    norm, path = norm_of(block, name), f"blocks.{layer}.{name}"
     return FixedNorm(cache, path, norm, pos, gain=True, factor=block.cfg.residual_scale)
 
 
@@ -233,7 +233,7 @@ def logit_attrs(
             )
         directions = directions - model.W_U.detach().T[others]
     stack = apply_ln_to_stack(model, cache, residual_stack, None, False, pos_slice, batch_slice, has_batch_dim)
-    if (gain := norm_gain(model.ln_final)) is not None:
+    if (gain := norm_gain(norm_of(model, "ln_final"))) is not None:
         directions = directions * gain.to(directions)
     if isinstance(model.unembed, Unembed):
         directions = directions * model.unembed.cfg.scale
@@ -268,7 +268,7 @@ def head_results(model: Any, cache: Cache, layer: int, pos_slice: Part = None) -
         return pos.apply(cache[name], -3)
     z = pos.apply(cache[f"blocks.{layer}.attn.hook_z"], -3)
     attn = model.blocks[layer].attn
-    return torch.einsum("...nh,nhm->...nm", plain_norm(attn.z_norm, z).detach(), attn.W_O.detach().to(z))
+    return torch.einsum("...nh,nhm->...nm", plain_norm(norm_of(attn, "z_norm"), z).detach(), attn.W_O.detach().to(z))
 
 
 def stack_head_results(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.disentangled_attention import RelativeContext
 from hooked_lm.components.embed import TiedUnembed
-from hooked_lm.components.norm import build_norm
+from hooked_lm.components.norm import add_norm, norm_of
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint
 from hooked_lm.models.aliases import aliases
 from hooked_lm.models.base import PlacedModel
@@ -70,7 +70,7 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
             self.rel_embed = None if tree.rel_embed is None else tree.rel_embed.build()
             self.rotary = None if tree.rotary is None else tree.rotary.build()
             self.blocks = nn.ModuleList(block.build(layer) for layer, block in enumerate(tree.blocks))
-            self.ln_final = build_norm(tree.ln_final)
+            add_norm(self, "ln_final", tree.ln_final)
             self._make_heads(tree)
         if tree.shares is not None:
             share_weights(self.blocks, tree.shares)
@@ -146,7 +146,7 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
             self.rotary.put_into(context)
         for block in self.blocks:
             resid = block(resid, context)
-        return self.ln_final(resid), context
+        return norm_of(self, "ln_final")(resid), context
 
     def _inputs(
         self, input: Any, types: Tensor | None, mask: Tensor | None

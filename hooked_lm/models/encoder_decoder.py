@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.embed import TiedUnembed
-from hooked_lm.components.norm import build_norm
+from hooked_lm.components.norm import add_norm, norm_of
 from hooked_lm.components.relative_bias import RelativeBias
 from hooked_lm.components.source import EncoderDecoderCache, Source, StackContext
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, is_listening
@@ -93,10 +93,10 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
         self.hook_embed = HookPoint("batch", "pos", "d_model")
         self.pos_embed = None if side.pos_embed is None else side.pos_embed.build()
         self.hook_pos_embed = None if side.pos_embed is None else HookPoint("batch", "pos", "d_model")
-        self.encoder_embed_ln = build_norm(side.ln_embed)
+        add_norm(self, "encoder_embed_ln", side.ln_embed)
         self.encoder_rel_pos_bias = None if side.rel_pos_bias is None else side.rel_pos_bias.build()
         self.encoder = _blocks(side.blocks)
-        self.encoder_final_ln = build_norm(side.ln_final)
+        add_norm(self, "encoder_final_ln", side.ln_final)
         self.hook_encoder_out = HookPoint("batch", "pos", "d_model")
         for point in (module for module in self.modules() if isinstance(module, HookPoint)):
             point.grows = False
@@ -107,10 +107,10 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
         self.hook_decoder_embed = HookPoint("batch", "pos", "d_model")
         self.decoder_pos_embed = None if side.pos_embed is None else side.pos_embed.build()
         self.hook_decoder_pos_embed = None if side.pos_embed is None else HookPoint("batch", "pos", "d_model")
-        self.decoder_embed_ln = build_norm(side.ln_embed)
+        add_norm(self, "decoder_embed_ln", side.ln_embed)
         self.decoder_rel_pos_bias = None if side.rel_pos_bias is None else side.rel_pos_bias.build()
         self.decoder = _blocks(side.blocks)
-        self.decoder_final_ln = build_norm(side.ln_final)
+        add_norm(self, "decoder_final_ln", side.ln_final)
 
     # ---- forward -----------------------------------------------------------------------------------------------------
 
@@ -178,11 +178,11 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
         check_length(tokens, 0, self.cfg.n_ctx)
         context = StackContext(tokens.shape[0], tokens.shape[1], tokens.device, real_positions(mask, tokens))
         resid = self.hook_embed(self.embed(self.hook_tokens(tokens)))
-        resid = self.encoder_embed_ln(_with_positions(resid, self.pos_embed, self.hook_pos_embed, context))
+        resid = norm_of(self, "encoder_embed_ln")(_with_positions(resid, self.pos_embed, self.hook_pos_embed, context))
         context.score_bias = _score_bias(self.encoder_rel_pos_bias, context, resid)
         for block in self.encoder:
             resid = block(resid, context)
-        out = self.hook_encoder_out(self.encoder_final_ln(resid))
+        out = self.hook_encoder_out(norm_of(self, "encoder_final_ln")(resid))
         return Source(out, context.real, keeps=cache is not None and not cache.frozen)
 
     def _decoded(
@@ -200,12 +200,12 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
         embed = self.decoder_embed or self.embed
         resid = self.hook_decoder_embed(embed(self.hook_decoder_tokens(tokens)))
         resid = _with_positions(resid, self.decoder_pos_embed, self.hook_decoder_pos_embed, context)
-        resid = self.decoder_embed_ln(resid)
+        resid = norm_of(self, "decoder_embed_ln")(resid)
         context.score_bias = _score_bias(self.decoder_rel_pos_bias, context, resid)
         with nullcontext() if cache is None else cache.reading(source, context.real):
             for block in self.decoder:
                 resid = block(resid, context)
-        return self.decoder_final_ln(resid), context
+        return norm_of(self, "decoder_final_ln")(resid), context
 
     generate = generate
 

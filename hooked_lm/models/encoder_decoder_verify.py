@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from hooked_lm.components.block import PostNormBlock
 from hooked_lm.components.cross_block import PostNormCrossBlock
 from hooked_lm.components.identities import Identity, Pair, Read, Sites, below, norm_identity, normed
+from hooked_lm.components.norm import norm_of
 from hooked_lm.models.verify import Verification, checked, drawn_tokens
 
 
@@ -56,14 +57,14 @@ def _side_identities(model: Any, side: str, at: Sites, *source: Read) -> Iterato
         left, then = last_site(side, block, layer), f"{side}.{layer + 1}.hook_resid_pre"
         yield f"{side}: resid_post == next resid_pre", _same(at, left, then)
     name, last = f"{side}_final_ln", last_site(side, blocks[-1], len(blocks) - 1)
-    yield from norm_identity(name, getattr(model, name), below(at, name), lambda: at(last))
+    yield from norm_identity(name, norm_of(model, name), below(at, name), lambda: at(last))
 
 
 def _left_by(model: Any, side: str, at: Sites) -> Tensor:
     """What the layers of a side leave, behind the final norm."""
     name, blocks = f"{side}_final_ln", getattr(model, side)
     last = last_site(side, blocks[-1], len(blocks) - 1)
-    return normed(getattr(model, name), below(at, name), lambda: at(last))
+    return normed(norm_of(model, name), below(at, name), lambda: at(last))
 
 
 def _same(at: Sites, left: str, right: str) -> Pair:

@@ -11,6 +11,7 @@ from hooked_lm.components.embed import Unembed
 from hooked_lm.components.encoder_embed import EncoderEmbed
 from hooked_lm.components.heads import Classifier, MLMHead, NSPHead, Pooler, TokenClassifier
 from hooked_lm.components.identities import Identity, Pair, Read, Sites, below, norm_identity, normed
+from hooked_lm.components.norm import norm_of
 from hooked_lm.models.verify import Verification, checked, drawn_tokens, last_site
 
 
@@ -34,10 +35,10 @@ def _identities(model: Any, at: Sites, output: Tensor) -> Iterator[Identity]:
         left, then = last_site(block, layer), f"blocks.{layer + 1}.hook_resid_pre"
         yield "resid_post == next resid_pre", _same(at, left, then)
     last = last_site(model.blocks[-1], len(model.blocks) - 1)
-    yield from norm_identity("ln_final", model.ln_final, below(at, "ln_final"), lambda: at(last))
+    yield from norm_identity("ln_final", norm_of(model, "ln_final"), below(at, "ln_final"), lambda: at(last))
 
     def stream() -> Tensor:
-        return normed(model.ln_final, below(at, "ln_final"), lambda: at(last))
+        return normed(norm_of(model, "ln_final"), below(at, "ln_final"), lambda: at(last))
 
     yield from _head_identities(model, at, stream, output)
 
@@ -55,10 +56,10 @@ def _embed_identities(model: Any, at: Sites) -> Iterator[Identity]:
         return sum((at(f"embed.{name}") for name in parts[1:]), at(f"embed.{parts[0]}"))
 
     def full() -> tuple[Tensor, Tensor]:
-        normalized = normed(model.embed.ln, below(at, "embed.ln"), total)
+        normalized = normed(norm_of(model.embed, "ln"), below(at, "embed.ln"), total)
         return model.embed.into_stream(normalized), at("hook_full_embed")
 
-    yield from norm_identity("embed.ln", model.embed.ln, below(at, "embed.ln"), total)
+    yield from norm_identity("embed.ln", norm_of(model.embed, "ln"), below(at, "embed.ln"), total)
     yield "sum of embeddings, normed == full_embed", full
 
 

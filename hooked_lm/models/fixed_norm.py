@@ -57,7 +57,7 @@ class FixedNorm:
     def output(self, b: Float[Tensor, " d_model"] | None, like: Vectors) -> Vectors:
         """What arrives in the stream where the sublayer's bias is `b`: the norm's own bias included."""
         out = torch.zeros_like(like) if b is None else self(b.detach().to(like).expand_as(like))
-        shift = self.norm.b if isinstance(self.norm, LayerNorm) else None
+        shift = self.norm.shift() if isinstance(self.norm, LayerNorm) else None
         return out if shift is None else out + self.factor * shift.detach().to(like)
 
 

@@ -23,7 +23,7 @@ from hooked_lm.components.embed import Unembed
 from hooked_lm.components.identities import Sublayer
 from hooked_lm.components.mixer_block import MixerPart
 from hooked_lm.components.mlp import MLP, GatedMLP
-from hooked_lm.components.norm import LayerNorm, RMSNorm, wide
+from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of, wide
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.state import load_state, make_biases, sync_config
@@ -67,9 +67,10 @@ def fold_ln(model: Any) -> bool:
                 done |= _fold_norm(getattr(block, name), readers)
         if isinstance(mlp := getattr(block, "mlp", None), (MLP, GatedMLP)) and mlp.cfg.mid_norm is not None:
             done |= _fold_norm(mlp.ln, [(mlp, "W_out", "b_out")])
-    if isinstance(model.ln_final, (LayerNorm, RMSNorm)) and isinstance(model.unembed, Unembed):
+    final = norm_of(model, "ln_final")
+    if isinstance(final, (LayerNorm, RMSNorm)) and isinstance(model.unembed, Unembed):
         model.untie()
-        done |= _fold_norm(model.ln_final, [(model.unembed, "W_U", "b_U")])
+        done |= _fold_norm(final, [(model.unembed, "W_U", "b_U")])
     if model.cfg.tree.shortformer:
         logger.info("fold_ln: ln1 stays as it is, position embeddings are added behind it")
     if "fold_value_biases" in model.cfg.processed:  # the norms' biases have gone into new ones
@@ -87,7 +88,7 @@ def center_writing_weights(model: Any) -> bool:
     """
     blocks = list(model.blocks)
     norms = [[getattr(block, name) for name, _ in _norm_readers(block)] for block in blocks]
-    readers = [model.ln_final, *(norm for of_block in norms for norm in of_block)]
+    readers = [norm_of(model, "ln_final"), *(norm for of_block in norms for norm in of_block)]
     if not all(norms) or not all(isinstance(norm, LayerNorm) for norm in readers):
         logger.info("center_writing_weights: skipped, not everything reads the stream through a LayerNorm")
         return False
@@ -101,9 +102,9 @@ def center_writing_weights(model: Any) -> bool:
     if model.cfg.tree.pos_embed is not None and not model.cfg.tree.shortformer:
         _center(*model.pos_embed.writers())
     for block in blocks:
-        if isinstance(block.ln1_post, nn.Identity):
+        if isinstance(norm_of(block, "ln1_post"), nn.Identity):
             _center(*_writers(block.mixer if isinstance(block, MixerPart) else block.attn))
-        if isinstance(block, MLPPart) and isinstance(block.ln2_post, nn.Identity):
+        if isinstance(block, MLPPart) and isinstance(norm_of(block, "ln2_post"), nn.Identity):
             _center(*_writers(block.mlp))
     return True
 
@@ -272,7 +273,7 @@ def _fold_norm(norm: Any, readers: Iterable[Reader]) -> bool:
     if type(norm) not in (LayerNorm, RMSNorm):
         return False
     layer_norm: bool = isinstance(norm, LayerNorm)
-    gain, shift = norm.gain(), norm.b if layer_norm else None
+    gain, shift = norm.gain(), norm.shift() if layer_norm else None
     for module, weight_name, bias_name in readers:
         with _edited(getattr(module, weight_name)) as weight:
             if shift is not None:
@@ -281,11 +282,9 @@ def _fold_norm(norm: Any, readers: Iterable[Reader]) -> bool:
                 weight *= gain[:, None]
             if layer_norm:
                 weight -= weight.mean(-2, keepdim=True)
-    norm.w = None
-    norm.cfg = replace(norm.cfg, weight=False)
-    if layer_norm:
-        norm.b = None
-        norm.cfg = replace(norm.cfg, bias=False)
+    for name in list(norm._parameters):
+        delattr(norm, name)
+    norm.cfg = replace(norm.cfg, weight=False, **({"bias": False} if layer_norm else {}))
     return True
 
 

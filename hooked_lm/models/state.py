@@ -13,7 +13,7 @@ from hooked_lm.components.block import MLPPart
 from hooked_lm.components.embed import FactoredUnembed, TiedUnembed
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import LayerNorm, RMSNorm
+from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of
 from hooked_lm.models.elsewhere import in_our_names
 from hooked_lm.models.flat import norm_type
 
@@ -101,7 +101,7 @@ def _bias_shape(weight: Tensor, name: str) -> tuple[int, ...]:
 def _follow_norm(norm: Any, prefix: str, given: dict[str, Tensor], like: Tensor) -> None:
     """Make a norm and the dictionary agree on which of weight and bias there are; new ones have the dtype of `like`."""
     for name, flag in (("w", "weight"), ("b", "bias")):
-        if prefix + name in given and getattr(norm, name, True) is None:
+        if prefix + name in given and getattr(norm.cfg, flag, None) is False:
             setattr(norm, name, nn.Parameter(like.new_empty(given[prefix + name].shape)))
             norm.cfg = replace(norm.cfg, **{flag: True})
     identity = {"w": 1 - getattr(norm.cfg, "offset", 0.0), "b": 0.0}
@@ -144,7 +144,8 @@ def sync_config(model: Any) -> None:
         parts = {name: getattr(block, name).cfg for name in ("attn", "mixer") if _is_ours(getattr(block, name, None))}
         parts |= {"mlp": _mlp_cfg(block.mlp)} if isinstance(block, MLPPart) and _is_ours(block.mlp) else {}
         block.cfg = replace(block.cfg, **parts, **norms)
-    final = model.ln_final.cfg if isinstance(model.ln_final, (LayerNorm, RMSNorm)) else None
+    ln_final = norm_of(model, "ln_final")
+    final = ln_final.cfg if isinstance(ln_final, (LayerNorm, RMSNorm)) else None
     before = zip(model.blocks, model.cfg.tree.blocks, strict=True)
     blocks = tuple(block.cfg if _is_ours(block) else cfg for block, cfg in before)
     if isinstance(norm := getattr(model.embed, "ln", None), (LayerNorm, RMSNorm)):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.block import PostNormBlock
 from hooked_lm.components.identities import Identity, Pair, Sites, below, norm_identity, normed
+from hooked_lm.components.norm import norm_of
 from hooked_lm.hooks import HookPoint
 
 Errors = dict[str, list[float]]
@@ -173,7 +174,7 @@ def last_site(block: nn.Module, layer: int) -> str:
 
 
 def _output_identities(model: Any, at: Sites, logits: Tensor) -> Iterator[Identity]:
-    final, unembed = model.ln_final, model.unembed
+    final, unembed = norm_of(model, "ln_final"), model.unembed
     last = last_site(model.blocks[-1], len(model.blocks) - 1)
 
     def resid() -> Tensor:

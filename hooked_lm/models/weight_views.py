@@ -10,7 +10,7 @@ from torch import Tensor
 from hooked_lm.components.block import AttentionPart, MLPPart, ParallelBlock, PostNormBlock
 from hooked_lm.components.mixer_block import MixerPart
 from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import Norm
+from hooked_lm.components.norm import Norm, norm_of
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.models.names import checked_index
 
@@ -212,10 +212,10 @@ class WeightViews:
                 raise ValueError(f"block {i} normalises the stream itself, so it holds no constant sum of biases")
             if i < layer or not isinstance(block, ParallelBlock):
                 bias = block.mixer.b_out if isinstance(block, MixerPart) else block.attn.b_O
-                total = total + _constant(i, block, bias, block.ln1_post)
+                total = total + _constant(i, block, bias, norm_of(block, "ln1_post"))
             if include_mlp_biases and i < layer and isinstance(block, MLPPart):
                 bias = block.mlp.constant_bias() if isinstance(block.mlp, MoE) else block.mlp.b_out
-                total = total + _constant(i, block, bias, block.ln2_post)
+                total = total + _constant(i, block, bias, norm_of(block, "ln2_post"))
         return total
 
     def all_composition_scores(self, mode: str) -> Float[Tensor, "layer head layer head"]:

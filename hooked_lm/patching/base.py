@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hooked_lm.components.norm import norm_of
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.patching.edits import Edit
 from hooked_lm.patching.packed import BaseContext
@@ -42,7 +43,7 @@ class BaseRun:
             for block in model.blocks:
                 resid = block(resid, self.context)
                 self.streams.append(resid)
-            self.normalized = model.ln_final(resid).to(model.embed.W_E.dtype)
+            self.normalized = norm_of(model, "ln_final")(resid).to(model.embed.W_E.dtype)
             is_edited = any(edit.site.startswith("unembed.") for edit in edits)
             self._logits = model.unembed(self.normalized) if is_edited else None
 

@@ -8,6 +8,7 @@ from torch import nn
 from hooked_lm.components.attend import Attend
 from hooked_lm.components.block import AttentionPart
 from hooked_lm.components.mixer_block import MixerPart
+from hooked_lm.components.norm import norm_of
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import HookedTransformer
 
@@ -53,7 +54,7 @@ def places(model: HookedTransformer) -> dict[str, Place]:
     for layer, block in enumerate(model.blocks):
         for point, stage in _stages(block):
             found[names[id(point)]] = Place(layer, stage, point.dims, point is _added(block), point.on_demand)
-    for module in (model.ln_final, model.unembed):
+    for module in (norm_of(model, "ln_final"), model.unembed):
         for point in _points(module):
             found[names[id(point)]] = Place(n_layers, Stage.ASKING, point.dims, on_demand=point.on_demand)
     return {name: place for name, place in found.items() if _is_known(place)}

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hooked_lm.components.norm import norm_of
 from hooked_lm.patching.base import BaseRun
 from hooked_lm.patching.edits import NONE, Edit, Interval, overlap, repeated, union
 from hooked_lm.patching.packed import PackedContext
@@ -130,7 +131,7 @@ class Pass:
         model = self.base.model
         with model.hooks(fwd_hooks=[(site, self._write) for site in self.by_site]):
             packed = self._entered(len(model.blocks), self._through(len(model.blocks)))
-            normalized = model.ln_final(packed).to(model.embed.W_E.dtype)
+            normalized = norm_of(model, "ln_final")(packed).to(model.embed.W_E.dtype)
             logits = model.unembed(normalized) if tokens is None else model.unembed.some(normalized, tokens)
             self.spent.flops += 2 * logits.numel() * normalized.shape[-1]
         for run, rows in zip(self.context.runs, self.context.asked.parts(logits), strict=True):

@@ -11,6 +11,7 @@ from hooked_lm import HookedTransformer, HookedTransformerConfig
 from hooked_lm.analysis.reading import lens as lens_module
 from hooked_lm.analysis.reading.lens import Lens, logit_lens
 from hooked_lm.analysis.reading.tuned_lens import TunedLens, train_tuned_lens
+from hooked_lm.components.norm import norm_of
 from hooked_lm.demo.experiment import prompt_pairs
 from tests.families import DECODER_CASES
 from tests.families._models import hooked, prompt
@@ -34,7 +35,7 @@ def tuned(model: HookedTransformer) -> TunedLens:
 def by_hand(model: HookedTransformer, stream: Tensor) -> Tensor:
     """The model's own modules."""
     with torch.no_grad():
-        return model.unembed(model.ln_final(stream).to(model.embed.W_E.dtype))
+        return model.unembed(norm_of(model, "ln_final")(stream).to(model.embed.W_E.dtype))
 
 
 @pytest.mark.parametrize("family", KINDS)

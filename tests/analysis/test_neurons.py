@@ -10,7 +10,7 @@ from torch import Tensor
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis.reading import neurons
 from hooked_lm.analysis.reading.neurons import copying_scores, head_top_tokens, neuron_top_tokens, seen_through, written
-from hooked_lm.components.norm import LayerNorm, RMSNorm
+from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of
 from hooked_lm.models.config import HookedTransformerConfig
 from tests.families import DECODER_CASES
 from tests.families._models import hooked
@@ -48,11 +48,11 @@ def parts(model: Any, layer: int) -> dict[str, Any]:
     embedding = model.embed(torch.arange(model.cfg.d_vocab)[None])[0]
     return {
         "embedding": embedding,
-        "logits": norm_matrix(model.ln_final, d_model) @ model.unembed.W_U,
+        "logits": norm_matrix(norm_of(model, "ln_final"), d_model) @ model.unembed.W_U,
         "before attn": norm_matrix(identity if is_post_norm else block.ln1, d_model),
         "before mlp": norm_matrix(identity if is_post_norm else block.ln1 if shares_norm else block.ln2, d_model),
-        "behind attn": norm_matrix(block.ln1_post, d_model),
-        "behind mlp": norm_matrix(block.ln2_post, d_model),
+        "behind attn": norm_matrix(norm_of(block, "ln1_post"), d_model),
+        "behind mlp": norm_matrix(norm_of(block, "ln2_post"), d_model),
     }
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis.reading.svd_interpreter import SVDInterpreter
+from hooked_lm.components.norm import norm_of
 from hooked_lm.models.config import HookedTransformerConfig
 from tests.families import DECODER_CASES
 from tests.families._models import hooked
@@ -47,16 +48,16 @@ def dense(model: Any, vector_type: str, layer: int, head: int) -> Tensor:
         attn = block.attn
         kv_head = head // (attn.W_Q.shape[0] // attn.W_V.shape[0])
         read = gained(block.ln1, attn.W_V[kv_head].T, True).T
-        return gained(block.ln1_post, read @ attn.W_O[head], False)
+        return gained(norm_of(block, "ln1_post"), read @ attn.W_O[head], False)
     if vector_type == "w_out":
-        return gained(block.ln2_post, block.mlp.W_out, False)
+        return gained(norm_of(block, "ln2_post"), block.mlp.W_out, False)
     weight = block.mlp.W_in if vector_type == "w_in" else block.mlp.W_gate
     return gained(before_mlp, weight.T, True)
 
 
 def unembedded(model: Any, V: Tensor) -> Tensor:
     """The logits of each direction, the final norm's weight included: [d_vocab, vector]."""
-    norm = model.ln_final
+    norm = norm_of(model, "ln_final")
     centred = V - V.mean(-1, keepdim=True) if type(norm).__name__ == "LayerNorm" else V
     return ((centred if norm.w is None else centred * (norm.w + norm.cfg.offset)) @ model.unembed.W_U).T
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hooked_lm.components.attention import Attention
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import LayerNorm, RMSNorm
+from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of
 from hooked_lm.components.position_bias import Alibi
 from hooked_lm.hooks import HookPoint
 from tests.close import assert_apart, assert_close
@@ -93,7 +93,7 @@ def by_hand(attn: Attention, x: Tensor) -> Tensor:
                 values.append(v[j, head // 2])
             total = sum(terms) + (attn.sinks[head].exp() if cfg.sinks else 0.0)
             z.append(sum(term * value for term, value in zip(terms, values, strict=True)) / total)
-        mixed = normalised(torch.stack(z), attn.z_norm)
+        mixed = normalised(torch.stack(z), norm_of(attn, "z_norm"))
         out.append(sum(mixed[head] @ attn.W_O[head] for head in range(4)) + attn.b_O)
     return torch.stack(out)
 

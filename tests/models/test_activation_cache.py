@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from hooked_lm.components.block import MLPPart, ParallelBlock, PreNormBlock
-from hooked_lm.components.norm import LayerNorm, RMSNorm
+from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of
 from hooked_lm.hooks import Slice
 from hooked_lm.models.activation_cache import ActivationCache
 from hooked_lm.models.config import HookedTransformerConfig
@@ -214,7 +214,7 @@ def test_each_sublayer_is_the_sum_of_its_parts(structure: int) -> None:
 def test_normalised_parts_sum_to_the_normalised_stream(structure: int) -> None:
     model = random_model(random_tree(structure))
     _, cache = cached(model)
-    final = isinstance(model.ln_final, (LayerNorm, RMSNorm))
+    final = isinstance(norm_of(model, "ln_final"), (LayerNorm, RMSNorm))
     seen = cache["normalized"] if final else cache["resid_post", -1]
     directions = torch.randn(D_MODEL, 2)
     close(cache.decompose_resid(apply_ln=True).sum(0), seen)
@@ -238,7 +238,7 @@ def test_logit_attributions_sum_to_the_logits(structure: int) -> None:
     model = random_model(replace(tree, unembed=replace(tree.unembed, soft_cap=None)))
     logits, cache = cached(model)
     tokens, others = random_tokens(), (random_tokens() + 1) % D_VOCAB
-    shift = model.ln_final.b if isinstance(model.ln_final, LayerNorm) else None
+    shift = norm.shift() if isinstance(norm := norm_of(model, "ln_final"), LayerNorm) else None
     constant = model.b_U if shift is None else model.b_U + shift @ model.W_U  # what no component carries
     expected = logits - model.unembed.cfg.scale * constant
     expected, other = (expected.gather(-1, ids[..., None])[..., 0] for ids in (tokens, others))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig
 from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.components.norm import norm_of
 from hooked_lm.hooks import HookPoint
 from tests.models.toys import BOTH_WAYS, D_VOCAB, KINDS, N_CTX, N_LAYERS, ids, padded, toy, words
 
@@ -221,10 +222,10 @@ def test_identities(kind: str) -> None:
             scores = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:-1], 1)], -1)
         close(scores.softmax(-1)[..., : scores.shape[-2]], cache["pattern", layer])
         result = cache["result", layer].sum(2) + block.attn.b_O
-        close(block.ln1_post(result), attn_out)
+        close(norm_of(block, "ln1_post")(result), attn_out)
         if layer + 1 < N_LAYERS:
             close(cache["resid_pre", layer + 1], post, atol=0)
-    close(model.unembed(model.ln_final(cache["resid_post", -1])), logits)
+    close(model.unembed(norm_of(model, "ln_final")(cache["resid_post", -1])), logits)
 
 
 def test_what_a_window_and_a_cap_do() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hooked_lm.components.block import MLPPart
-from hooked_lm.components.norm import LayerNorm, RMSNorm
+from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of
 from hooked_lm.models import fold
 from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
 from hooked_lm.models.decoder import HookedTransformer
@@ -137,7 +137,7 @@ def test_folded_norms_have_no_weights(structure: int) -> None:
     tree = random_tree(structure)
     model = random_model(tree)
     fold.fold_ln(model)
-    norms = [model.ln_final]
+    norms = [norm_of(model, "ln_final")]
     for block in model.blocks:
         clips = block.attn.cfg.clip is not None  # what is clipped cannot be scaled beforehand
         norms += [] if tree.shortformer or clips else [block.ln1]

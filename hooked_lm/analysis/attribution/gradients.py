@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from hooked_lm.components.norm import norm_of
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.patching.base import logits_of
@@ -140,7 +141,7 @@ def logits_for(model: HookedRootModule, tokens: Int[Tensor, "batch pos"]) -> Ten
     """The logits of a run; of a decoder only what is read of them is computed."""
     if not isinstance(model, HookedTransformer) or type(model).forward is not HookedTransformer.forward:
         return model(tokens)
-    normalized = model.ln_final(model(tokens, stop_at_layer=len(model.blocks))).to(model.embed.W_E.dtype)
+    normalized = norm_of(model, "ln_final")(model(tokens, stop_at_layer=len(model.blocks))).to(model.embed.W_E.dtype)
     points = (module for module in model.unembed.modules() if isinstance(module, HookPoint))
     return model.unembed(normalized) if is_listening(*points) else logits_of(model, normalized)
 

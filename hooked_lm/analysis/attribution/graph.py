@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
+from hooked_lm.components.norm import norm_of
 from hooked_lm.models.decoder import HookedTransformer
 
 INPUT, LOGITS = "input", "logits"
@@ -149,7 +150,7 @@ class _Layer:
         return found
 
     def _attention_writers(self, rank: int) -> list[Node]:
-        if "attn.hook_result" not in self.sites or not isinstance(self.block.ln1_post, nn.Identity):
+        if "attn.hook_result" not in self.sites or not isinstance(norm_of(self.block, "ln1_post"), nn.Identity):
             return [self._node(f"a{self.layer}", "hook_attn_out", rank)]
         n_heads, scale = self.block.attn.cfg.n_heads, self.block.cfg.residual_scale
         return [self._node(f"a{self.layer}.h{head}", "attn.hook_result", rank, head, scale) for head in range(n_heads)]

@@ -21,6 +21,7 @@ from hooked_lm.analysis import metrics
 from hooked_lm.analysis.attribution.edge_patching import check_unhooked
 from hooked_lm.analysis.attribution.gradients import Metric, weights_apart
 from hooked_lm.analysis.attribution.graph import Graph, Node
+from hooked_lm.components.norm import norm_of
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.patching.base import logits_of
@@ -214,7 +215,7 @@ class Runner:
 
     def _scores(self, end: Float[Tensor, "batch pos d_model"], n_rows: int) -> Float[Tensor, "row prompt"]:
         """The metric of each row, from the stream behind the last block."""
-        normalized = self.model.ln_final(end).to(self.model.embed.W_E.dtype)
+        normalized = norm_of(self.model, "ln_final")(end).to(self.model.embed.W_E.dtype)
         points = (module for module in self.model.unembed.modules() if isinstance(module, HookPoint))
         shown = is_listening(*points)
         found = []
@@ -336,7 +337,7 @@ def _check_sum(plain: Written, other: Written, difference: Tensor, end: Tensor) 
 
 def _kl_to(model: HookedTransformer, end: Float[Tensor, "batch pos d_model"]) -> Metric:
     """KL(model || run) at the last position."""
-    last = model.unembed(model.ln_final(end[:, -1:]).to(model.embed.W_E.dtype))
+    last = model.unembed(norm_of(model, "ln_final")(end[:, -1:]).to(model.embed.W_E.dtype))
     return metrics.kl_divergence(last[:, 0])
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hooked_lm.components.block import AttentionPart, MLPPart
 from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import LayerNorm
+from hooked_lm.components.norm import LayerNorm, norm_of
 from hooked_lm.hooks import Slice
 from hooked_lm.models import decompose
 from hooked_lm.models.activation_cache import ActivationCache
@@ -171,7 +171,7 @@ class _Run:
         pairs, of_prompt = torch.stack(columns, 1).unique(dim=0, return_inverse=True)
         W_U, scale = self.model.W_U.detach(), self.model.unembed.cfg.scale
         directions = W_U[:, pairs[:, 0]] - (0 if self.others is None else W_U[:, pairs[:, 1]])
-        if (gain := norm_gain(self.model.ln_final)) is not None:
+        if (gain := norm_gain(norm_of(self.model, "ln_final"))) is not None:
             directions = directions * gain[:, None].to(directions)
         return directions * scale, of_prompt
 
@@ -185,7 +185,7 @@ class _Run:
         z = self.pos.apply(cache["z", layer], -3)
         off = (moved.sum(2) - z).abs().max() if moved.sum(2).shape == z.shape else float("inf")
         rounding = max(1e-3, 16 * torch.finfo(z.dtype).eps) * max(1.0, float(z.abs().max()))
-        if not isinstance(attn.z_norm, torch.nn.Identity) or not off <= rounding:
+        if not isinstance(norm_of(attn, "z_norm"), torch.nn.Identity) or not off <= rounding:
             raise ValueError(f"the heads of layer {layer} are no sum over positions of pattern x value: leave it away")
         way = decompose.writer(model, cache, layer, "ln1_post", self.pos)
         found = []
@@ -197,9 +197,9 @@ class _Run:
     def constants(self) -> Part:
         """What the biases of the final norm and the unembedding add."""
         model, parts = self.model, []
-        if isinstance(model.ln_final, LayerNorm) and model.ln_final.b is not None:
-            shift = model.ln_final.b.detach() @ model.W_U.detach()
-            parts.append(("ln_final_bias", shift))
+        final = norm_of(model, "ln_final")
+        if isinstance(final, LayerNorm) and (shift := final.shift()) is not None:
+            parts.append(("ln_final_bias", shift.detach() @ model.W_U.detach()))
         if model.unembed.b_U is not None:
             parts.append(("unembed_bias", model.unembed.b_U.detach()))
         scale = model.unembed.cfg.scale

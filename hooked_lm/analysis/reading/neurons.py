@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hooked_lm.analysis.reading.heads import check_model, head_counts
 from hooked_lm.components.block import AttentionPart, MLPPart, PostNormBlock
 from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import LayerNorm, RMSNorm
+from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of, plain_norm
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.names import checked_index
@@ -55,7 +55,7 @@ def neuron_top_tokens(model: HookedTransformer, layer: int, neurons: int | Seque
     rows = list[dict[str, Any]]()
     embedding, norm = embeddings(model), norm_before(model.blocks[layer], "mlp")
     for some in _chunks(chosen, NUMBERS // model.cfg.d_vocab):
-        products = {"W_out": to_logits(model, written(model.blocks[layer].ln2_post, mlp.W_out[some]))}
+        products = {"W_out": to_logits(model, written(norm_of(model.blocks[layer], "ln2_post"), mlp.W_out[some]))}
         products |= {name: seen_through(norm, getattr(mlp, name)[:, some].T) @ embedding.T for name in read}
         for row, neuron in enumerate(some):
             for weight, product in products.items():
@@ -157,7 +157,7 @@ def copying_scores(model: HookedTransformer) -> Scores:
     scores = torch.full((len(counts), max(counts), 1), torch.nan)
     embedding = embeddings(model)
     # embedding and unembedding meet in [d_model, d_model], which all heads share
-    around = seen_through(model.ln_final, (model.unembed.W_U.float() @ embedding).T).T
+    around = seen_through(norm_of(model, "ln_final"), (model.unembed.W_U.float() @ embedding).T).T
     for layer, block in enumerate(model.blocks):
         for head in range(counts[layer] if _reads_and_writes(block) else 0):
             reading, writing = head_weights(block, head)
@@ -171,7 +171,7 @@ def head_weights(block: Any, head: int) -> tuple[Float[Tensor, "d_model d_head"]
     attn = block.attn
     W_V = attn.W_V[head * attn.W_V.shape[0] // attn.cfg.n_heads]
     reading = seen_through(norm_before(block, "attn"), W_V.T.float()).T
-    return reading, written(block.ln1_post, attn.W_O[head])
+    return reading, written(norm_of(block, "ln1_post"), attn.W_O[head])
 
 
 # ---- norms, embeddings, tokens -------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def seen_through(norm: nn.Module, directions: Directions) -> Directions:
 
 def to_logits(model: HookedTransformer, directions: Directions) -> Float[Tensor, "*some d_vocab"]:
     """How much directions of the stream raise each token's logit, but for the final norm's divisor."""
-    return written(model.ln_final, directions) @ model.unembed.W_U.float()
+    return written(norm_of(model, "ln_final"), directions) @ model.unembed.W_U.float()
 
 
 def embeddings(model: HookedTransformer) -> Float[Tensor, "d_vocab d_model"]:
@@ -206,7 +206,7 @@ def embeddings(model: HookedTransformer) -> Float[Tensor, "d_vocab d_model"]:
     embed = model.embed
     table = embed.table().float()
     table = table if embed.cfg.scale == 1.0 else table * embed.cfg.scale
-    return embed.ln.plain(table) if isinstance(embed.ln, (LayerNorm, RMSNorm)) else table
+    return plain_norm(norm_of(embed, "ln"), table)
 
 
 def norm_before(block: Any, part: str) -> nn.Module:

@@ -18,6 +18,7 @@ from hooked_lm.analysis.reading.neurons import (
     token_strings,
     written,
 )
+from hooked_lm.components.norm import norm_of
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.names import checked_index
@@ -110,7 +111,7 @@ class SVDInterpreter:
         layer, mlp = mlp_of(self.model, layer)
         block = self.model.blocks[layer]
         if vector_type == "w_out":
-            return written(block.ln2_post, mlp.W_out)
+            return written(norm_of(block, "ln2_post"), mlp.W_out)
         if vector_type == "w_gate" and not hasattr(mlp, "W_gate"):
             raise ValueError(f"the MLP of layer {layer} is not gated: it has no w_gate")
         return seen_through(norm_before(block, "mlp"), (mlp.W_in if vector_type == "w_in" else mlp.W_gate).T)
