@@ -3,6 +3,7 @@ arXiv:2305.13245): how queries, keys and values come from the stream. `attend` h
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -59,6 +60,9 @@ class Attention(Attend):
 
         def build(self) -> "Attention":
             return Attention(self)
+
+    q_norm: Any  # a norm, or None
+    k_norm: Any
 
     def __init__(self, cfg: Config) -> None:
         super().__init__()

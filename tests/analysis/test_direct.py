@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis.reading.direct import direct_logit_attribution, source_attribution
+from hooked_lm.components.norm import norm_of
 from tests.families import DECODER_CASES
 from tests.families._models import hooked, prompt
 
@@ -66,7 +67,7 @@ def test_a_component_is_what_it_wrote_read_by_the_final_norm(model: HookedTransf
     _, cache = model.run_with_cache(FRANCE)
     paris, rome = model.to_single_token(" Paris"), model.to_single_token(" Rome")
     direction = model.W_U[:, paris] - model.W_U[:, rome]
-    gain = getattr(model.ln_final, "w", None)
+    gain = getattr(norm_of(model, "ln_final"), "w", None)
 
     @torch.no_grad()
     def read(written: Tensor) -> float:

@@ -17,7 +17,7 @@ from hooked_lm.analysis.attribution.edge_patching import patch_edges
 from hooked_lm.analysis.attribution.edges import METHODS, attribute_edges
 from hooked_lm.analysis.attribution.estimate import agreement
 from hooked_lm.analysis.attribution.graph import Graph, Node
-from hooked_lm.components.norm import LayerNorm
+from hooked_lm.components.norm import LayerNorm, norm_of
 from hooked_lm.demo.experiment import prompt_pairs
 from hooked_lm.hooks import HookedRootModule
 from tests.families import DECODER_CASES
@@ -117,7 +117,7 @@ def with_held_norms(model: HookedTransformer, tokens: Tensor) -> HookedTransform
         if hasattr(block, "ln2") and not isinstance(block.ln2, nn.Identity):
             stream = "resid_mid" if f"blocks.{layer}.hook_resid_mid" in before.hook_dict else "resid_pre"
             block.ln2 = Held(block.ln2, cache[stream, layer])
-    model.ln_final = Held(model.ln_final, cache["resid_post", last])
+    model.ln_final = Held(norm_of(model, "ln_final"), cache["resid_post", last])
     model.setup()
     return model
 
@@ -190,7 +190,7 @@ def test_edges_into_the_logits_sum_to_the_gradient_of_the_whole_stream():
     site = f"blocks.{len(model.blocks) - 1}.hook_resid_post"
     streams = [model.run_with_cache(tokens, names_filter=[site])[1][site].detach() for tokens in runs]
     stream = streams[0].clone().requires_grad_()
-    logits = model.unembed(Held(model.ln_final, streams[0])(stream))
+    logits = model.unembed(Held(norm_of(model, "ln_final"), streams[0])(stream))
     (gradient,) = torch.autograd.grad(last_logits(logits).sum(), stream)
     expected = ((streams[1] - streams[0]) * gradient).sum((1, 2))
     found = scores(model, runs, freeze_norms=True)[:, -1]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer
+from hooked_lm.components.norm import norm_of
 from hooked_lm.patching import SweepInterrupted, ablate
 from hooked_lm.patching.ablation import SITES, _donors
 from tests.models.toys import toy, words
@@ -121,7 +122,7 @@ def test_without_any_layer_the_embedding_is_all_there_is(kind: str):
     found = ablate(model, tokens, "layers", layers=None, metric=score, progress=False)
     assert found.values.shape == (2,)
     embedded = model.embedded(tokens)[0]
-    torch.testing.assert_close(found.values, score(model.unembed(model.ln_final(embedded))))
+    torch.testing.assert_close(found.values, score(model.unembed(norm_of(model, "ln_final")(embedded))))
 
 
 def test_a_prompt_of_one_token_resampled_at_the_start_is_the_other_prompt():
