@@ -23,6 +23,7 @@ class Cache(Mapping[str, Tensor]):
     Args:
         cache_dict: the values by name.
         has_batch_dim: whether the first axis of the values is the batch.
+        dims: the names of the axes that a site has, batch included; of sites that are not in it the first is the batch.
 
     >>> import torch
     >>> cache = Cache({"layer.0": torch.zeros(2, 3), "layer.1": torch.ones(2, 3)})
@@ -30,9 +31,19 @@ class Cache(Mapping[str, Tensor]):
     torch.Size([2, 2, 3])
     """
 
-    def __init__(self, cache_dict: dict[str, Tensor], has_batch_dim: bool = True) -> None:
+    def __init__(
+        self,
+        cache_dict: dict[str, Tensor],
+        has_batch_dim: bool = True,
+        dims: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
         self.cache_dict = cache_dict
         self.has_batch_dim = has_batch_dim
+        self.dims = {} if dims is None else dims
+
+    def dims_of(self, site: str) -> tuple[str, ...]:
+        """The names of the axes at a site, batch included; empty where they are not known."""
+        return self.dims.get(site, ())
 
     def full_name(self, key: Any) -> str:
         """The name that a key means; a model's cache also knows short names and aliases."""
@@ -71,7 +82,7 @@ class Cache(Mapping[str, Tensor]):
     # ---- other caches --------------------------------------------------------------------------------------
 
     def _with(self, cache_dict: dict[str, Tensor], has_batch_dim: bool | None = None) -> "Cache":
-        return type(self)(cache_dict, self.has_batch_dim if has_batch_dim is None else has_batch_dim)
+        return type(self)(cache_dict, self.has_batch_dim if has_batch_dim is None else has_batch_dim, self.dims)
 
     def select(self, pattern: str | Callable[[str], bool]) -> "Cache":
         """The part whose names match a glob ("blocks.*.hook_z") or a predicate; shares the tensors.
@@ -94,9 +105,15 @@ class Cache(Mapping[str, Tensor]):
         return self
 
     def remove_batch_dim(self) -> "Cache":
-        """Drop the batch axis, in place; raises ValueError when a value has more than one row."""
+        """Drop the batch axis, in place; raises ValueError when a value has more than one row.
+
+        A value without a batch axis (the tokens that were sent to an expert) stays as it is.
+        """
         if self.has_batch_dim:
-            self.cache_dict = {name: _only_row(name, value) for name, value in self.cache_dict.items()}
+            self.cache_dict = {
+                name: _only_row(name, value) if self._has_rows(name) else value
+                for name, value in self.cache_dict.items()
+            }
             self.has_batch_dim = False
         return self
 
@@ -104,9 +121,19 @@ class Cache(Mapping[str, Tensor]):
         """A cache of some rows of the batch; an int drops the axis. ValueError without a batch axis."""
         if not self.has_batch_dim:
             raise ValueError("this cache has no batch dimension left to slice")
+        for name in self.cache_dict:
+            if not self._has_rows(name):
+                axes = ", ".join(self.dims_of(_site(name)))
+                raise ValueError(
+                    f"'{name}' [{axes}] has no batch axis, so some rows cannot be taken; leave it out first, "
+                    "with cache.select(...)"
+                )
         rows = batch_slice if isinstance(batch_slice, Slice) else Slice(batch_slice)
         sliced = {name: rows.apply(value, dim=0) for name, value in self.cache_dict.items()}
         return self._with(sliced, has_batch_dim=rows.mode != "int")
+
+    def _has_rows(self, name: str) -> bool:
+        return has_batch_axis(self.dims_of(_site(name)))
 
     def stack(self, pattern: str) -> Tensor:
         """The values whose names match, stacked along a new first axis; they must share a shape."""
@@ -139,8 +166,10 @@ class Cache(Mapping[str, Tensor]):
         """Write the cache to one safetensors file."""
         from safetensors.torch import save_file
 
-        about = {"names": json.dumps(list(self)), "has_batch_dim": json.dumps(self.has_batch_dim)}
-        save_file({name: value.detach().clone().contiguous() for name, value in self.items()}, str(path), about)
+        dims = {site: self.dims_of(site) for site in map(_site, self)}
+        about = {"names": list(self), "has_batch_dim": self.has_batch_dim, "dims": dims}
+        metadata = {key: json.dumps(value) for key, value in about.items()}
+        save_file({name: value.detach().clone().contiguous() for name, value in self.items()}, str(path), metadata)
 
     @classmethod
     def load(cls, path: str | Path, *args: Any) -> "Cache":
@@ -152,7 +181,9 @@ class Cache(Mapping[str, Tensor]):
             if "names" not in about:
                 raise ValueError(f"{path} is no cache: it was not written by Cache.save")
             values = {name: file.get_tensor(name) for name in json.loads(about["names"])}
-        return cls(values, *args, has_batch_dim=json.loads(about["has_batch_dim"]))  # type: ignore[misc]
+        cache = cls(values, *args, has_batch_dim=json.loads(about["has_batch_dim"]))  # type: ignore[misc]
+        cache.dims = {site: tuple(dims) for site, dims in json.loads(about.get("dims", "{}")).items()}
+        return cache
 
 
 class Recorder:
@@ -181,17 +212,42 @@ class Recorder:
             return  # the forward pass left its value here already
         name, value = hook.name + self.suffix, value.detach()
         if self.pos_slice.mode != "identity":
-            value = self._some_positions(value, hook.dims)
-        if self.remove_batch_dim and hook.dims[:1] in ((), ("batch",)):
+            value = self._some_positions(value, hook)
+        if self.remove_batch_dim and has_batch_axis(hook.dims):
             value = _only_row(name, value)
         self.cache[name] = value if self.device is None else value.to(self.device)
 
-    def _some_positions(self, value: Tensor, dims: tuple[str, ...]) -> Tensor:
-        axis = next((i for i, dim in enumerate(dims) if dim in ("pos", "query_pos")), None)
+    def _some_positions(self, value: Tensor, hook: Any) -> Tensor:
+        axis = _position_axis(value, hook)
         if axis is None:
             return value
         value = self.pos_slice.apply(value, axis)
         return value.clone() if self.pos_slice.mode == "slice" else value  # a view would keep the rest, too
+
+
+def has_batch_axis(dims: tuple[str, ...]) -> bool:
+    """Whether the first axis of a site is the batch; it is where axes have no names."""
+    return dims[:1] in ((), ("batch",))
+
+
+def _site(name: str) -> str:
+    """The site of a cached value or gradient."""
+    return name.removesuffix("_grad")
+
+
+def _position_axis(value: Tensor, hook: Any) -> int | None:
+    """Where the positions stand; None where there are none. Of three axes or more without names it is the second.
+
+    ValueError for two without names, of which one or the other may be the positions'.
+    """
+    if hook.dims:
+        return next((i for i, dim in enumerate(hook.dims) if dim in ("pos", "query_pos")), None)
+    if value.ndim == 2:
+        raise ValueError(
+            f"pos_slice: it is not known which axis of '{hook.name}', of shape {tuple(value.shape)}, is that of the positions; "
+            "name its axes (HookPoint('batch', 'pos')), or leave it out with names_filter"
+        )
+    return 1 if value.ndim > 2 else None
 
 
 def _only_row(name: str, value: Tensor) -> Tensor:

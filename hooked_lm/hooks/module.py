@@ -197,7 +197,7 @@ class HookedRootModule(nn.Module):
 
     def make_cache(self, cache_dict: dict[str, Tensor], has_batch_dim: bool) -> Cache:
         """The object that `run_with_cache` returns."""
-        return Cache(cache_dict, has_batch_dim)
+        return Cache(cache_dict, has_batch_dim, {name: point.dims for name, point in self.hook_dict.items()})
 
     # ---- caching hooks -------------------------------------------------------------------------------------
 

@@ -62,6 +62,11 @@ class ActivationCache(Cache):
             self.model.to(device)
         return self
 
+    def dims_of(self, site: str) -> tuple[str, ...]:
+        """The names of the axes at a site, batch included; empty for what the model has no such site for."""
+        points = self.model.hook_dict
+        return points[site].dims if site in points else ()
+
     def full_name(self, key: Any) -> str:
         """The name that a short one, a tuple or another library's name means; "_grad" may follow any of them."""
         first, *rest = key if isinstance(key, tuple) else (key,)

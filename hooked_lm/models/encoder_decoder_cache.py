@@ -42,6 +42,11 @@ class EncoderDecoderActivations(Cache):
         has_batch_dim = self.has_batch_dim if has_batch_dim is None else has_batch_dim
         return EncoderDecoderActivations(cache_dict, self.model, has_batch_dim)
 
+    def dims_of(self, site: str) -> tuple[str, ...]:
+        """The names of the axes at a site, batch included; empty for what the model has no such site for."""
+        points = self.model.hook_dict
+        return points[site].dims if site in points else ()
+
     def full_name(self, key: Any) -> str:
         """The name that a short one or another library's name means; "_grad" may follow any of them."""
         if not isinstance(key, tuple):
