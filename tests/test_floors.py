@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "hooked_lm"
 
 # The first name after `hooked_lm` -> its floor. Imports go down, or stay in their own folder.
 FLOORS = {
+    "files": -1,  # of the standard library alone
     "hooks": 0,
     "components": 1,
     "factored_matrix": 1,  # a value that needs torch alone, and that models hand out

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hooked_lm.files import replacing
 from hooked_lm.hooks import checkpoint
 from hooked_lm.hooks.select import UnknownSite, nearest, site_glob
 from hooked_lm.hooks.slice import Slice
@@ -169,7 +170,8 @@ class Cache(Mapping[str, Tensor]):
         dims = {site: self.dims_of(site) for site in map(_site, self)}
         about = {"names": list(self), "has_batch_dim": self.has_batch_dim, "dims": dims}
         metadata = {key: json.dumps(value) for key, value in about.items()}
-        save_file({name: value.detach().clone().contiguous() for name, value in self.items()}, str(path), metadata)
+        with replacing(path) as unfinished:
+            save_file({name: value.detach().clone().contiguous() for name, value in self.items()}, unfinished, metadata)
 
     @classmethod
     def load(cls, path: str | Path, *args: Any) -> "Cache":

@@ -14,6 +14,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
+from hooked_lm.files import replacing
 from hooked_lm.results import stored
 
 __all__ = ["Batch", "Run", "Store"]
@@ -125,9 +126,8 @@ class Store:
         text = json.dumps(told)
         path = self.path / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid4().hex[:12]}"
         path.mkdir(parents=True)
-        unfinished = path / f"{ABOUT}.unfinished"
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path / ABOUT)
+        with replacing(path / ABOUT) as unfinished:
+            unfinished.write_text(text, encoding="utf-8")
         return Run(path, told)
 
     def runs(self) -> list[Run]:

@@ -15,6 +15,7 @@ from hooked_lm.patching.plan import Plan
 from hooked_lm.patching.prompts import Prompts, Which, chosen, site_of_layer, tokens_of, values_of
 from hooked_lm.patching.result import SweepResult
 from hooked_lm.patching.study import Metrics, Study
+from hooked_lm.patching.undisturbed import undisturbed
 
 Dataset = str | Sequence[str] | Sequence[Int[Tensor, "_"]] | Int[Tensor, "_ _"]
 
@@ -31,6 +32,7 @@ METHODS = ("zero", "mean", "resample")
 TOKENS_A_RUN = 4096
 
 
+@undisturbed
 def ablate(
     model: HookedRootModule,
     prompts: Prompts,

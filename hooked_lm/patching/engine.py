@@ -27,7 +27,7 @@ from hooked_lm.patching.edits import Cell, Change, Edit
 from hooked_lm.patching.first_change import FirstChange
 from hooked_lm.patching.forwards import whole_forwards
 from hooked_lm.patching.places import Place, Stage, places
-from hooked_lm.patching.reads import EVERYTHING, Logits, ReadMore, Reads, reads_of, served
+from hooked_lm.patching.reads import EVERYTHING, Logits, ReadMore, Reads, reads_of, values_of
 from hooked_lm.patching.spent import Spent
 from hooked_lm.patching.staircase import Pass, Planner
 
@@ -139,12 +139,29 @@ class Experiment:
     def run(
         self, cells: Sequence[Cell], title: str = "patching", progress: bool = True
     ) -> Iterator[tuple[int, Scores]]:
-        """Each cell's index and scores, in the order in which they are ready."""
+        """Each cell's index and scores, in the order in which they are ready. Between them gradients are as the caller has
+        them."""
+        scores = self.run_without_gradients(cells, title, progress)
+        while True:
+            before = torch.is_grad_enabled()
+            try:
+                torch.set_grad_enabled(False)
+                found = next(scores, None)
+            finally:
+                torch.set_grad_enabled(before)
+            if found is None:
+                return
+            yield found
+
+    def run_without_gradients(
+        self, cells: Sequence[Cell], title: str = "patching", progress: bool = True
+    ) -> Iterator[tuple[int, Scores]]:
+        """The same, for callers that have switched gradients off."""
         cells = [self._checked_cell(cell) for cell in cells]
         self.obstacle = obstacle(self.model, self.places, self.tokens)  # hooks may have come since
         started = time.perf_counter()
         try:
-            yield from _without_gradients(self._run(cells, title, progress))
+            yield from self._run(cells, title, progress)
         finally:
             self.spent.seconds += time.perf_counter() - started
 
@@ -158,7 +175,7 @@ class Experiment:
                 if len(others) == 1
                 else f"{len(others)} cells run as whole forward passes"
             )
-            warnings.warn(f"{self._why_not(cells[others[0]])}: {run}", stacklevel=_outside(sys._getframe()))
+            warnings.warn(f"{self._why_not(cells[others[0]])}: {run}", stacklevel=outside(sys._getframe()))
         done: set[int] = set()
         if known:
             try:
@@ -236,11 +253,7 @@ class Experiment:
 
     def _scores(self, logits: Float[Tensor, "batch some_pos some_token"], reads: Reads) -> Scores:
         """What the metrics make of a cell; each of them may write into what it is given."""
-        copies = (logits.clone() if left else logits for left in reversed(range(len(self.metrics))))
-        given = (served(copy, reads, self.shape) for copy in copies)
-        return self._checked(
-            [metric(some) for metric, some in zip(self.metrics, given, strict=True)], self.scores.shape[1]
-        )
+        return self._checked(values_of(self.metrics, logits, reads, self.shape), self.scores.shape[1])
 
     def _edits_logits(self, edits: Sequence[Sequence[Edit]]) -> bool:
         """Whether any cell changes something of the unembedding, which then has to be whole."""
@@ -306,16 +319,6 @@ def obstacle(model: HookedRootModule, known: Mapping[str, Place], tokens: Tensor
     return None
 
 
-def _without_gradients(scores: Iterator[tuple[int, Scores]]) -> Iterator[tuple[int, Scores]]:
-    """The same; whoever asks for them has gradients in between."""
-    while True:
-        with torch.no_grad():
-            found = next(scores, None)
-        if found is None:
-            return
-        yield found
-
-
 def _is_ours(module: nn.Module) -> bool:
     """Whether a module treats each token by itself, or is one of those in which tokens meet as we know."""
     kind = type(module)
@@ -339,7 +342,7 @@ def _is_number_like(value: Any) -> bool:
     return True
 
 
-def _outside(frame: FrameType) -> int:
+def outside(frame: FrameType) -> int:
     """How many calls lie between a warning in this frame and whoever called this package; checks of annotations are none."""
     level = 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("hooked_lm.", "jaxtyping.")):

@@ -14,6 +14,7 @@ from hooked_lm.patching.edits import Cell
 from hooked_lm.patching.engine import Experiment, Metric
 from hooked_lm.patching.prompts import check_source, site_of_layer
 from hooked_lm.patching.setters import PATCH_SETTERS, Index, PatchSetter, change
+from hooked_lm.patching.undisturbed import undisturbed
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,10 @@ def run_grids(
     ]
 
 
+@undisturbed
 def one_number(
     model: HookedRootModule, tokens: Tensor, metric: Metric, cells: Sequence[Cell], title: str
-) -> Iterable[tuple[int, float]]:
+) -> list[tuple[int, float]]:
     """Each cell and its metric, which is one number for all prompts together."""
     sites = {change.site for cell in cells for change in cell}
     experiment = Experiment(model, tokens if tokens.ndim == 2 else tokens[None], [metric], compare=sites)
@@ -94,8 +96,8 @@ def one_number(
             f"the metric must give one number for logits {tuple(experiment.shape)}, and gave a tensor ({n_prompts},); "
             "take its mean over the batch"
         )
-    for cell, scores in experiment.run(cells, title):
-        yield cell, scores.item()
+    torch.set_grad_enabled(False)  # until the sweep ends
+    return [(cell, scores.item()) for cell, scores in experiment.run_without_gradients(cells, title)]
 
 
 # ---- checks before a sweep -------------------------------------------------------------------------------------------

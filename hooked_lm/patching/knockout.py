@@ -14,6 +14,7 @@ from hooked_lm.patching.edits import Edit
 from hooked_lm.patching.prompts import Prompts, Which, chosen, site_of_layer, tokens_of
 from hooked_lm.patching.result import SweepResult
 from hooked_lm.patching.study import Metrics, Study
+from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.patching.windows import windows_of
 from hooked_lm.results import Label
 
@@ -21,6 +22,7 @@ Positions = int | Sequence[int]
 Edges = Mapping[str, tuple[Positions, Positions]]
 
 
+@undisturbed
 def attention_knockout(
     model: HookedRootModule,
     prompts: Prompts,

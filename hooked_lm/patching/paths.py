@@ -15,6 +15,7 @@ from hooked_lm.patching.engine import Experiment
 from hooked_lm.patching.prompts import Prompts, aligned, site_of_layer, tokens_of, values_of
 from hooked_lm.patching.result import SweepResult
 from hooked_lm.patching.study import Metrics, Study, SweepInterrupted
+from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.results import Label
 
 Sender = tuple[int, int | str]  # (layer, head), or (layer, "mlp")
@@ -23,6 +24,7 @@ Placed = Sequence[tuple[Sender, tuple[int, ...]]]  # senders, each with its plac
 INPUTS = ("q", "k", "v")
 
 
+@undisturbed
 def path_patch(
     model: HookedRootModule,
     corrupted: Prompts,
@@ -77,6 +79,7 @@ def path_patch(
     return study.carry_out(model, paths.tokens, metric, paths.clean, batch_size, progress, checkpoint)
 
 
+@undisturbed
 def head_to_head(
     model: HookedRootModule,
     corrupted: Prompts,

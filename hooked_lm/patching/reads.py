@@ -1,5 +1,6 @@
-"""Which logits a metric reads. It is shown the base run's once, and whatever it takes out of them by an index is remembered;
-later runs compute that alone. What a metric does with what it took is its own affair."""
+"""Which logits a metric reads. It is run once on the base run's to find out: whatever it takes out of them by an index is noted.
+All scores, those of the base run too, are then made of these logits alone, by the same steps; so what a metric does with what
+it took, writing into it included, is its own affair. An index that a tensor would refuse is refused by a tensor."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,9 +9,10 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves
 
 Index = tuple[Any, Any, Any]  # of the axes batch, pos, d_vocab
+Metric = Callable[[Tensor], Any]
 ALL = slice(None)
 
 
@@ -43,125 +45,129 @@ class Logits:
     some: Callable[[Reads], Tensor]
 
     @classmethod
-    def of(cls, logits: Float[Tensor, "batch pos d_vocab"]) -> "Logits":
+    def of(cls, logits: Float[Tensor, "..."]) -> "Logits":
         """Of logits that are there."""
         return cls(logits.shape, logits.dtype, logits.device, lambda reads: taken(logits, reads).clone())
 
 
-def taken(logits: Float[Tensor, "batch pos d_vocab"], reads: Reads) -> Float[Tensor, "batch some_pos some_token"]:
+def taken(logits: Float[Tensor, "..."], reads: Reads) -> Float[Tensor, "..."]:
     """The logits that are read."""
     some = logits if reads.positions is None else logits[:, list(reads.positions)]
     return some if reads.tokens is None else some[:, :, list(reads.tokens)]
 
 
-def reads_of(metrics: Sequence[Callable[[Tensor], Any]], logits: Tensor | Logits) -> tuple[Reads, list[Any]]:
-    """What these metrics read of the logits, and what they make of them."""
-    source, indices = Logits.of(logits) if isinstance(logits, Tensor) else logits, list[Index | None]()
-    values = [metric(_Recorder.over(source, indices)) for metric in metrics]
-    return _reads(indices, source.shape), values
+def reads_of(metrics: Sequence[Metric], logits: Tensor | Logits, known: Reads | None = None) -> tuple[Reads, list[Any]]:
+    """What these metrics read of the logits, and what they make of them; `known` is what they are taken to read, until they ask
+    for more."""
+    source = Logits.of(logits) if isinstance(logits, Tensor) else logits
+    reads, pieces = (known, {}) if known is not None else _traced(metrics, source)
+    some = pieces[reads] if reads in pieces else source.some(reads)
+    pieces.clear()
+    try:
+        return reads, values_of(metrics, some, reads, source.shape)
+    except ReadMore:
+        if reads == EVERYTHING:
+            raise
+        return EVERYTHING, values_of(metrics, source.some(EVERYTHING), EVERYTHING, source.shape)
 
 
-def _reads(taken: Sequence[Index | None], shape: torch.Size) -> Reads:
-    """What these indices take together; everything, if they say nothing, or take nothing."""
-    if not taken or None in taken:
-        return EVERYTHING
-    axes = [[places_of(index[axis], shape[axis]) for index in taken if index is not None] for axis in (1, 2)]
+def values_of(metrics: Sequence[Metric], logits: Float[Tensor, "..."], reads: Reads, shape: torch.Size) -> list[Any]:
+    """What metrics make of logits of which these are there; each of them may write into what it is given. Raises ReadMore where
+    one of them asks for others."""
+    copies = (logits.clone() if left else logits for left in reversed(range(len(metrics))))
+    return [value_of(metric, copy, reads, shape) for metric, copy in zip(metrics, copies, strict=True)]
+
+
+def value_of(metric: Metric, logits: Float[Tensor, "..."], reads: Reads, shape: torch.Size) -> Any:
+    """What one metric makes of logits of which these are there, also of a tensor that it writes into."""
+    given = served(logits, reads, shape)
+    value = metric(given)
+    if isinstance(given, _Shown) and given.is_short:  # the metric has caught what said so
+        raise ReadMore
+    return value
+
+
+def served(logits: Float[Tensor, "..."], reads: Reads, shape: torch.Size) -> Float[Tensor, "..."]:
+    """Logits of a given shape of which only some are there; taking others out raises ReadMore."""
+    if reads == EVERYTHING:
+        return logits
+    return _Shown.over(shape, logits, lambda index: _indexed(logits, index, reads, shape))
+
+
+def _traced(metrics: Sequence[Metric], source: Logits) -> tuple[Reads, dict[Reads, Tensor]]:
+    """What these metrics read; everything, if they read nothing, or do anything but take out of the logits. And the logits that
+    were computed to find out."""
+    indices, pieces = list[Index](), dict[Reads, Tensor]()
+
+    def take(index: Index) -> Tensor:
+        reads = Reads(*(places_of(index[axis], source.shape[axis]) for axis in (1, 2)))
+        if reads not in pieces:
+            pieces[reads] = source.some(reads)
+        indices.append(index)
+        return _indexed(pieces[reads].clone(), index, reads, source.shape)
+
+    for metric in metrics:
+        shown = _Shown.over(source.shape, source, take)
+        try:
+            metric(shown)
+        except (ReadMore, Exception):  # it may be that the pieces are not parts of one tensor: they are in the next run
+            shown.is_short = True
+        if shown.is_short:
+            return EVERYTHING, pieces
+    return _reads(indices, source.shape), pieces
+
+
+def _reads(indices: Sequence[Index], shape: torch.Size) -> Reads:
+    """What these indices take together; everything, if they take nothing."""
+    axes = [[places_of(index[axis], shape[axis]) for index in indices] for axis in (1, 2)]
     found = [None if None in axis else tuple(sorted({i for some in axis for i in some or ()})) for axis in axes]
     return EVERYTHING if () in found else Reads(*found)
 
 
-def served(
-    logits: Float[Tensor, "batch some_pos some_token"], reads: Reads, shape: torch.Size
-) -> Float[Tensor, "batch pos d_vocab"]:
-    """Logits of a given shape of which only some are there; taking others out raises ReadMore."""
-    return logits if reads == EVERYTHING else _Served.over(logits, reads, shape)
-
-
 # What may be asked of logits without reading them.
 FREE = {getattr(Tensor, name).__get__ for name in ("shape", "ndim", "dtype", "device", "layout", "requires_grad")}
-FREE |= {Tensor.is_floating_point, Tensor.size, Tensor.dim, Tensor.__len__}
+FREE |= {Tensor.is_floating_point, Tensor.size, Tensor.dim, Tensor.__len__, Tensor.__repr__}
 
 
-class _Recorder(Tensor):
-    """Logits that remember what is taken out of them, and compute that. What comes out is a plain tensor.
+class _Shown(Tensor):
+    """Logits that can be asked for their shape, and indexed; for anything else they are too few: `is_short`, and ReadMore."""
 
-    Somebody who does more than to take out of them is given all of them, from then on.
-    """
-
-    _source: Logits
-    _taken: list[Index | None]
-    _whole: Tensor | None
+    is_short: bool
+    _take: Callable[[Index], Tensor]
 
     @classmethod
-    def over(cls, source: Logits, indices: list[Index | None]) -> "_Recorder":
-        made = Tensor._make_wrapper_subclass(cls, source.shape, dtype=source.dtype, device=source.device)
-        made._source, made._taken, made._whole = source, indices, None
-        return made
-
-    def whole(self) -> Tensor:
-        """All logits."""
-        if self._whole is None:
-            self._taken.append(None)
-            self._whole = self._source.some(EVERYTHING)
-        return self._whole
-
-    def take_out(self, index: Index) -> Tensor:
-        """What an index takes."""
-        self._taken.append(index)
-        shape = self._source.shape
-        reads = Reads(places_of(index[1], shape[1]), places_of(index[2], shape[2]))
-        return _indexed(self._source.some(reads), index, reads, shape)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        own = args[0] if args else None
-        if func in FREE:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
-        if func is Tensor.__getitem__ and isinstance(own, _Recorder) and own._whole is None:
-            index = _index(args[1])
-            if index is not None:
-                return own.take_out(index)
-        plain = tree_map(lambda x: x.whole() if isinstance(x, _Recorder) else x, (args, kwargs or {}))
-        return func(*plain[0], **plain[1])
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        plain = tree_map(lambda x: x.whole() if isinstance(x, _Recorder) else x, (args, kwargs or {}))
-        return func(*plain[0], **plain[1])
-
-
-class _Served(Tensor):
-    """Logits of which only some are there."""
-
-    _compact: Tensor
-    _reads: Reads
-
-    @classmethod
-    def over(cls, compact: Tensor, reads: Reads, shape: torch.Size) -> "_Served":
-        made = Tensor._make_wrapper_subclass(cls, shape, dtype=compact.dtype, device=compact.device)
-        made._compact, made._reads = compact, reads
+    def over(cls, shape: torch.Size, like: Tensor | Logits, take: Callable[[Index], Tensor]) -> "_Shown":
+        made = Tensor._make_wrapper_subclass(cls, shape, dtype=like.dtype, device=like.device)
+        made.is_short, made._take = False, take
         return made
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"logits {tuple(self.shape)}, of which {tuple(self._compact.shape)} are there"
+        return f"logits {tuple(self.shape)}, of which only some are there"
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        own = args[0] if args else None
-        if func is Tensor.__getitem__ and isinstance(own, _Served):
-            index = _index(args[1])
-            if index is None:
-                raise ReadMore
-            return _indexed(own._compact, index, own._reads, own.shape)
-        if func in FREE or func is Tensor.__repr__:
+        if func in FREE:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        raise ReadMore
+        if func is Tensor.__getitem__ and isinstance(args[0], _Shown):
+            index = _index(args[1], args[0].shape)
+            if index is not None:
+                try:
+                    return args[0]._take(index)
+                except (ReadMore, IndexError):
+                    pass
+        raise cls._too_few(args, kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise ReadMore
+        raise cls._too_few(args, kwargs)
+
+    @classmethod
+    def _too_few(cls, *given: Any) -> ReadMore:
+        for shown in tree_leaves(given):
+            if isinstance(shown, _Shown):
+                shown.is_short = True
+        return ReadMore()
 
 
 def _indexed(compact: Tensor, index: Index, reads: Reads, shape: torch.Size) -> Tensor:
@@ -170,10 +176,10 @@ def _indexed(compact: Tensor, index: Index, reads: Reads, shape: torch.Size) -> 
     return compact[first, _translated(pos, reads.positions, shape[1]), _translated(token, reads.tokens, shape[2])]
 
 
-def _index(index: Any) -> Index | None:
-    """An index of three axes; None for one that is not understood (new axes, masks): then everything is read."""
+def _index(index: Any, shape: torch.Size) -> Index | None:
+    """An index of three axes; None for one that is not understood (new axes, masks, out of range): then everything is read."""
     items = list(index) if isinstance(index, tuple) else [index]
-    if any(item is None or isinstance(item, (_Recorder, _Served)) or _is_mask(item) for item in items):
+    if len(shape) != 3 or any(item is None or isinstance(item, _Shown) or _is_mask(item) for item in items):
         return None
     if any(item is Ellipsis for item in items):
         at = next(i for i, item in enumerate(items) if item is Ellipsis)
@@ -181,13 +187,14 @@ def _index(index: Any) -> Index | None:
     if len(items) > 3:
         return None
     items += [ALL] * (3 - len(items))
-    return (items[0], items[1], items[2]) if all(map(_is_plain, items[1:])) else None
+    fits = all(_is_plain(item) and _is_in(item, size) for item, size in zip(items, shape, strict=True))
+    return (items[0], items[1], items[2]) if fits else None
 
 
 def _is_plain(item: Any) -> bool:
     """Whether an index says by numbers which places it takes."""
     if isinstance(item, Tensor):
-        return not item.is_floating_point()
+        return not item.is_floating_point() and not item.is_complex()
     return isinstance(item, (int, slice)) or (isinstance(item, (list, range)) and all(isinstance(i, int) for i in item))
 
 
@@ -197,12 +204,23 @@ def _is_mask(item: Any) -> bool:
     return isinstance(item, bool) or (isinstance(item, (list, tuple)) and any(isinstance(i, bool) for i in item))
 
 
+def _is_in(item: Any, size: int) -> bool:
+    """Whether a tensor has all the places of an index."""
+    if isinstance(item, slice):
+        return item.step is None or item.step > 0
+    numbers = _numbers(item)
+    return not numbers or (-size <= min(numbers) and max(numbers) < size)
+
+
+def _numbers(item: Any) -> list[int]:
+    return [item] if isinstance(item, int) else item.flatten().tolist() if isinstance(item, Tensor) else list(item)
+
+
 def places_of(item: Any, size: int) -> tuple[int, ...] | None:
-    """The places on an axis that an index takes; None for all of them."""
+    """The places on an axis that an index in range takes; None for all of them."""
     if isinstance(item, slice):
         return None if item == ALL else tuple(range(*item.indices(size)))
-    numbers = [item] if isinstance(item, int) else item.flatten().tolist() if isinstance(item, Tensor) else item
-    return tuple(sorted({int(i) % size for i in numbers}))
+    return tuple(sorted({i % size for i in _numbers(item)}))
 
 
 def _translated(item: Any, there: tuple[int, ...] | None, size: int) -> Any:

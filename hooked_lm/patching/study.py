@@ -1,8 +1,9 @@
 """A study: a grid of cells over one base run, carried out into a SweepResult; bounded in memory, interruptible, resumable."""
 
-import hashlib
 import os
+import sys
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,10 +13,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from hooked_lm.files import writable
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.patching.edits import Cell, Edit
-from hooked_lm.patching.engine import Experiment, Metric
+from hooked_lm.patching.edits import Cell
+from hooked_lm.patching.engine import Experiment, Metric, outside
+from hooked_lm.patching.fingerprint import fingerprint
 from hooked_lm.patching.result import SweepResult
+from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.results import Label
 from hooked_lm.results.scores import origin
 
@@ -32,6 +36,14 @@ class SweepInterrupted(KeyboardInterrupt):
         self.result = result
 
 
+class CheckpointWarning(UserWarning):
+    """A checkpoint could not be written; `result` holds what was measured until then."""
+
+    def __init__(self, message: str, result: SweepResult) -> None:
+        super().__init__(message)
+        self.result = result
+
+
 @dataclass(frozen=True)
 class Study:
     """Axes with their labels, and for each place of the grid that exists a cell; `base` is exchanged in all runs."""
@@ -42,6 +54,7 @@ class Study:
     title: str = "patching"
     changes: str = "corrupted"  # which run is changed; the other one is "clean", or "corrupted"
 
+    @undisturbed
     def carry_out(
         self,
         model: HookedRootModule,
@@ -55,23 +68,33 @@ class Study:
         """Run all cells on these tokens; `other` are those of the other baseline.
 
         With a `checkpoint` what was measured is written to that file every half minute and when the sweep ends, and a
-        file of the same sweep is gone on from. Raises ValueError for a study without cells, and for a file of another
-        sweep; SweepInterrupted, a KeyboardInterrupt with the partial result, when it is interrupted.
+        file of the same sweep is gone on from: the same model, tokens, values, metrics and changes (see `fingerprint`). Raises
+        before anything runs: ValueError for a study without cells, for a file of another sweep, and for a metric that cannot
+        be told from others and has no name; OSError for a file that cannot be written. Where writing fails later, a warning
+        says so and the result is returned. SweepInterrupted, a KeyboardInterrupt with the partial result, when it is
+        interrupted.
         """
         if not self.cells:
             raise ValueError(f"{self.title}: there is nothing to do; no cell of {_sizes(self.axes)} exists")
         metrics = dict(metric) if isinstance(metric, Mapping) else {"": metric}
+        mark = ""
+        if checkpoint is not None:
+            writable(checkpoint)
+            about, cells = (dict(self.axes), self.title, self.changes), [((), self.base), *self.cells.items()]
+            mark = fingerprint(model, [tokens, other], metrics, cells, about)
         sites = {change.site for cell in self.cells.values() for change in cell}
         experiment = Experiment(model, tokens, list(metrics.values()), self.base, batch_size, sites)
         baseline = None if other is None else Experiment(model, other, list(metrics.values())).scores
-        run = _Run(self, experiment, metrics, baseline, checkpoint)
+        run = _Run(self, experiment, metrics, baseline, checkpoint, mark)
         try:
             run.go(progress)
-        except KeyboardInterrupt:
             run.save()
-            raise SweepInterrupted(run.result()) from None
-        run.save()
-        return run.result()
+            return run.result()
+        except BaseException as error:
+            run.save()
+            if isinstance(error, KeyboardInterrupt):
+                raise SweepInterrupted(run.result()) from None
+            raise
 
 
 class _Run:
@@ -84,10 +107,11 @@ class _Run:
         metrics: Mapping[str, Metric],
         other: Tensor | None,
         checkpoint: str | os.PathLike[str] | None,
+        mark: str,
     ) -> None:
         self.study, self.experiment, self.other = study, experiment, other
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
-        self.fingerprint = "" if checkpoint is None else fingerprint(study, experiment)
+        self.fingerprint = mark
         self.names = [name for name in metrics if name]
         sizes = [len(labels) for labels in study.axes.values()]
         self.values = torch.full((len(metrics), *sizes, experiment.scores.shape[1]), torch.nan)
@@ -100,7 +124,8 @@ class _Run:
         if earlier.fingerprint != mine.fingerprint or earlier.values.shape != mine.values.shape:
             both = f"({_sizes(earlier.axes)}), this is {_sizes(mine.axes)}"
             raise ValueError(
-                f"{path} holds another sweep {both}: another grid, prompts, values or metrics; give another file"
+                f"{path} holds another sweep {both}: another model, grid, prompts, values or metrics, or of another version; "
+                "give another file"
             )
         self.values = earlier.values.reshape(self.values.shape).clone()
 
@@ -108,16 +133,23 @@ class _Run:
         """Run what is not there yet."""
         left = [place for place in self.places if bool(self.values[_at(place)].isnan().any())]
         saved = time.monotonic()
-        for index, scores in self.experiment.run([self.study.cells[p] for p in left], self.study.title, progress):
+        torch.set_grad_enabled(False)  # until the study ends
+        cells = [self.study.cells[place] for place in left]
+        for index, scores in self.experiment.run_without_gradients(cells, self.study.title, progress):
             self.values[_at(left[index])] = scores
             if self.checkpoint is not None and time.monotonic() - saved > SAVE_EVERY:
                 self.save()
                 saved = time.monotonic()
 
     def save(self) -> None:
-        """Write what there is to the checkpoint, if one is wanted."""
-        if self.checkpoint is not None:
+        """Write what there is to the checkpoint, if one is wanted; a warning says that it cannot be written."""
+        if self.checkpoint is None:
+            return
+        try:
             self.result().save(self.checkpoint)
+        except OSError as error:
+            said = f"{error}; the sweep goes on, and its result is returned all the same"
+            warnings.warn(CheckpointWarning(said, self.result()), stacklevel=outside(sys._getframe()))
 
     def result(self) -> SweepResult:
         """What there is."""
@@ -136,27 +168,6 @@ class _Run:
             assert clean is not None, "the corrupted run"
             return SweepResult(shaped(self.values), axes, clean, base, **about)
         return SweepResult(shaped(self.values), axes, base, clean, **about)
-
-
-def fingerprint(study: Study, experiment: Experiment) -> str:
-    """A name for what a study does to which prompts. Numbers count by their first digits: machines round differently."""
-    seen: dict[int, str] = {}
-
-    def of_value(value: Any) -> str:
-        if not isinstance(value, Tensor):
-            return getattr(value, "__qualname__", type(value).__name__)
-        if id(value) not in seen:
-            numbers = value.double()
-            seen[id(value)] = f"{tuple(value.shape)} {numbers.norm():.4g} {numbers.flatten()[0]:.4g}"
-        return seen[id(value)]
-
-    digest = hashlib.sha256(repr((dict(study.axes), study.title, experiment.tokens.tolist())).encode())
-    digest.update(" ".join(f"{score:.4g}" for score in experiment.scores.flatten().tolist()).encode())
-    for place, cell in [((), study.base), *study.cells.items()]:
-        for change in cell:
-            what = (change.positions, change.rest, of_value(change.value)) if isinstance(change, Edit) else ()
-            digest.update(repr((place, change.site, what)).encode())
-    return digest.hexdigest()
 
 
 def _at(place: tuple[int, ...]) -> tuple[slice | int, ...]:

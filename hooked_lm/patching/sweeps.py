@@ -11,8 +11,10 @@ from hooked_lm.patching.plan import Plan
 from hooked_lm.patching.prompts import Prompts, Source, Which, aligned, tokens_of
 from hooked_lm.patching.result import SweepResult
 from hooked_lm.patching.study import Metrics
+from hooked_lm.patching.undisturbed import undisturbed
 
 
+@undisturbed
 def sweep(
     model: HookedRootModule,
     corrupted: Prompts,

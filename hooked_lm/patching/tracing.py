@@ -14,9 +14,10 @@ from hooked_lm.hooks import HookedRootModule
 from hooked_lm.patching.edits import Edit, repeated
 from hooked_lm.patching.engine import Experiment, Metric
 from hooked_lm.patching.prompts import Prompts, Which, chosen, position_labels, site_of_layer, tokens_of, values_of
-from hooked_lm.patching.reads import EVERYTHING, ReadMore, Reads, served
+from hooked_lm.patching.reads import EVERYTHING, ReadMore, Reads, value_of
 from hooked_lm.patching.result import SweepResult
 from hooked_lm.patching.study import Metrics, Study
+from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.patching.windows import windows_of
 from hooked_lm.results import Label
 
@@ -25,6 +26,7 @@ EMBED = ("hook_embed", "embed.hook_embed")  # of decoders, of encoders
 SITES = ("resid_post", "attn_out", "mixer_out", "mlp_out")
 
 
+@undisturbed
 def causal_trace(
     model: HookedRootModule,
     prompts: Prompts,
@@ -166,7 +168,7 @@ class OfSamples:
     def __call__(self, logits: Tensor) -> Tensor:
         try:
             samples = logits[self._index()].unflatten(0, (self.n_samples, self.shape[0]))
-            values = [torch.as_tensor(self.metric(served(part, self.reads, self.shape))) for part in samples]
+            values = [torch.as_tensor(value_of(self.metric, part, self.reads, self.shape)) for part in samples]
         except ReadMore:
             if self.reads == EVERYTHING:
                 raise

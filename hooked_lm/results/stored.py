@@ -1,12 +1,13 @@
 """Results in files: tensors with what is told about them, in one safetensors file that appears when it is whole."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+
+from hooked_lm.files import replacing
 
 __all__ = ["read", "write"]
 
@@ -14,21 +15,17 @@ __all__ = ["read", "write"]
 def write(path: str | Path, format: str, tensors: Mapping[str, Tensor], told: Mapping[str, Any]) -> None:
     """Write tensors, and what JSON can hold of the rest; a file that stood there stays until the new one is whole.
 
-    Raises FileNotFoundError for a folder that does not exist, and IsADirectoryError for a path that is one.
+    Raises OSError as `hooked_lm.files.writable`, and for a disk that is full.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    if Path(path).is_dir():
-        raise IsADirectoryError(f"cannot write {path}: it is a folder; name a file in it")
-    if not Path(path).absolute().parent.is_dir():
-        raise FileNotFoundError(f"cannot write {path}: there is no folder {Path(path).parent}")
     header = {"format": format, **{name: json.dumps(value) for name, value in told.items()}}
-    unfinished = Path(path).with_name(f"{Path(path).name}.{os.getpid()}.unfinished")
-    try:
-        save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, unfinished, header)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with replacing(path) as unfinished:
+        try:
+            save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, unfinished, header)
+        except SafetensorError as error:
+            raise OSError(f"cannot write {path}: {error}") from None
 
 
 def read(path: str | Path, format: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -1,6 +1,9 @@
 """Sweeps that are interrupted, go on, and refuse what is not theirs."""
 
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,17 +28,15 @@ def metric(logits: Tensor) -> Tensor:
     return logits[:, -1, 3] - logits[:, -1, 5]
 
 
-class Stops:
-    """A metric that is interrupted at its n-th call."""
+def stops_after(monkeypatch: pytest.MonkeyPatch, n_cells: int) -> None:
+    """Interrupts every sweep behind so many cells."""
+    whole = patching.Experiment.run_without_gradients
 
-    def __init__(self, calls: int) -> None:
-        self.left = calls
+    def run(self: patching.Experiment, *args: Any) -> Iterator[Any]:
+        yield from islice(whole(self, *args), n_cells)
+        raise KeyboardInterrupt
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        self.left -= 1
-        if self.left < 0:
-            raise KeyboardInterrupt
-        return metric(logits)
+    monkeypatch.setattr(patching.Experiment, "run_without_gradients", run)
 
 
 @pytest.mark.parametrize("direction", ["denoise", "noise"])
@@ -51,12 +52,14 @@ def test_both_directions_know_both_runs(direction: str):
     assert result.effects().unchanged.abs().max() == 0
 
 
-def test_an_interrupted_sweep_keeps_what_it_has_and_goes_on(tmp_path: Path):
+def test_an_interrupted_sweep_keeps_what_it_has_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model, (corrupted, clean) = build(), prompts()
     whole = patching.sweep(model, corrupted, clean, metric=metric)
     file, before = tmp_path / "sweep.safetensors", model(corrupted)
-    with pytest.raises(patching.SweepInterrupted, match="interrupted after 5 of 12 cells") as interrupted:
-        patching.sweep(model, corrupted, clean, metric=Stops(7), checkpoint=file)  # two calls are the baselines
+    with monkeypatch.context() as patch:
+        stops_after(patch, 5)
+        with pytest.raises(patching.SweepInterrupted, match="interrupted after 5 of 12 cells") as interrupted:
+            patching.sweep(model, corrupted, clean, metric=metric, checkpoint=file)
     assert isinstance(interrupted.value, KeyboardInterrupt)
     assert not model.list_hooks()
     assert torch.equal(model(corrupted), before)

@@ -16,6 +16,7 @@ from hooked_lm.analysis.attribution.gradients import check_grad_mode, weights_ap
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.select import Site
 from hooked_lm.patching.prompts import Prompts, chosen, position_labels, site_of_layer, tokens_of, values_of
+from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.results.scores import Label, Scores, origin
 
 
@@ -50,6 +51,7 @@ class Pairs:
             return torch.cat([part.question.right(part.asked(alignment)) for part in parts]).float()
 
 
+@undisturbed
 def train_alignment(
     model: HookedRootModule,
     base: Prompts,

@@ -14,11 +14,13 @@ from hooked_lm.patching.edits import Cell, Edit
 from hooked_lm.patching.prompts import Prompts, aligned, tokens_of, values_of
 from hooked_lm.patching.result import SweepResult
 from hooked_lm.patching.study import Metrics, Study, SweepInterrupted
+from hooked_lm.patching.undisturbed import undisturbed
 
 Edges = Sequence[tuple[str, str]]
 SOURCES = ("clean", "mean", "zero")
 
 
+@undisturbed
 def patch_edges(
     model: HookedRootModule,
     corrupted: Prompts,

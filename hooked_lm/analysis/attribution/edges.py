@@ -30,6 +30,7 @@ from hooked_lm.patching.prompts import Prompts
 from hooked_lm.patching.reads import reads_of
 from hooked_lm.patching.spent import token_cost
 from hooked_lm.patching.study import Metrics
+from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.results.scores import origin
 
 METHODS = ("eap", "eap-ig-inputs", "eap-ig-activations")
@@ -38,6 +39,7 @@ AT_ONCE = 1 << 24  # bytes that the gradients of one layer's readers may take, w
 EdgeScores = Float[Tensor, "writer reader batch"]
 
 
+@undisturbed
 def attribute_edges(
     model: HookedRootModule,
     corrupted: Prompts,

@@ -13,7 +13,7 @@ from hooked_lm.analysis.attribution.gradients import Hooks, Keep, Metric, Tape, 
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.patching.edits import Edit, by_position
 from hooked_lm.patching.plan import FEATURES, Plan
-from hooked_lm.patching.reads import Logits, Reads, reads_of, served
+from hooked_lm.patching.reads import EVERYTHING, Logits, ReadMore, Reads, reads_of, value_of
 
 Effects = Float[Tensor, "batch pos_or_1 feature_or_1"]
 
@@ -224,24 +224,27 @@ class Collected:
 
 
 class Part:
-    """A metric of all prompts, of which some are run, or several copies of them; the others are as in a base run.
-
-    Raises ValueError for a metric that reads other logits of a part than of the whole.
-    """
+    """A metric of all prompts, of which some are run, or several copies of them; the others are as in a base run."""
 
     def __init__(self, metric: Metric, logits: Tensor | Logits) -> None:
         self.metric, self.shape = metric, logits.shape
-        source = Logits.of(logits) if isinstance(logits, Tensor) else logits
-        self.reads, [scores] = reads_of([metric], source)
+        self.source = Logits.of(logits) if isinstance(logits, Tensor) else logits
+        self.reads, [scores] = reads_of([metric], self.source)
         self.scores = torch.as_tensor(scores).detach().reshape(-1)
-        self.base = source.some(self.reads).detach()
+        self.base = self.source.some(self.reads).detach()
 
     def on(self, rows: slice, copies: int = 1) -> Metric:
         """The metric of these prompts."""
 
         def metric(logits: Tensor) -> Tensor:
             own = logits[_index(self.reads, logits.device)].unflatten(0, (copies, rows.stop - rows.start))
-            scores = [self._of(copy, rows) for copy in own.unbind()]
+            try:
+                scores = [self._of(copy, rows) for copy in own.unbind()]
+            except ReadMore:
+                if self.reads == EVERYTHING:
+                    raise
+                self.reads, self.base = EVERYTHING, self.source.some(EVERYTHING).detach()
+                return metric(logits)  # it reads something else than it read of the whole
             return torch.cat(scores) if len(scores[0]) > 1 or rows.stop - rows.start == 1 else torch.stack(scores).sum()
 
         metric.__name__ = getattr(self.metric, "name", getattr(self.metric, "__name__", type(self.metric).__name__))
@@ -249,7 +252,7 @@ class Part:
 
     def _of(self, own: Tensor, rows: slice) -> Tensor:
         whole = torch.cat([self.base[: rows.start], own.to(self.base), self.base[rows.stop :]])
-        scores = torch.as_tensor(self.metric(served(whole, self.reads, self.shape))).reshape(-1)
+        scores = torch.as_tensor(value_of(self.metric, whole, self.reads, self.shape)).reshape(-1)
         return scores[rows] if len(scores) == self.shape[0] else scores
 
 

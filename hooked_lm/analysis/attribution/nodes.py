@@ -24,6 +24,7 @@ from hooked_lm.patching.prompts import Prompts, Source, Which, site_of_layer
 from hooked_lm.patching.reads import Logits, reads_of
 from hooked_lm.patching.study import Metrics
 from hooked_lm.patching.sweeps import both_runs
+from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.results.scores import METRIC, Label, origin
 
 
@@ -54,6 +55,7 @@ METHODS: Mapping[str, Method] = {
 }
 
 
+@undisturbed
 def attribute(
     model: HookedRootModule,
     corrupted: Prompts,
@@ -115,6 +117,7 @@ def attribute(
     return found
 
 
+@undisturbed
 def attribute_nodes(
     model: HookedRootModule,
     corrupted: Prompts,

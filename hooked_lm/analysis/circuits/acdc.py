@@ -19,12 +19,14 @@ from hooked_lm.analysis.circuits.paths import feeds
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.patching.prompts import Prompts
+from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.results.scores import origin
 
 AT_ONCE = 64  # edges tried together, at most
 Place = tuple[int, int]  # writer, reader
 
 
+@undisturbed
 def acdc(
     model: HookedTransformer,
     corrupted: Prompts,

@@ -21,6 +21,7 @@ from hooked_lm.analysis.circuits.top import at_least, largest
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.patching.prompts import Prompts
 from hooked_lm.patching.result import SweepResult
+from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.results.scores import origin
 
 SOURCES = {
@@ -37,6 +38,7 @@ CHECKED = 100  # edges whose estimates are compared with exact patching, if noth
 METHODS = (*edges.METHODS, "exact", *SEARCHES)
 
 
+@undisturbed
 def discover(
     model: HookedTransformer,
     corrupted: Prompts,

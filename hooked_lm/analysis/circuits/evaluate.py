@@ -18,6 +18,7 @@ from hooked_lm.analysis.circuits.top import largest
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.patching.prompts import Prompts
 from hooked_lm.patching.result import SweepResult
+from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.results.scores import Scores, origin
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ class Evaluation(Scores):
         return [f"faithfulness {best}"] if len(self.n_edges) <= 8 else [f"area {self.area:.3f}"]
 
 
+@undisturbed
 def evaluate(
     model: HookedTransformer,
     circuits: Given,
@@ -189,6 +191,7 @@ def evaluate(
     )
 
 
+@undisturbed
 def minimality(
     model: HookedTransformer,
     circuit: Circuit,

@@ -18,6 +18,7 @@ from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.analysis.circuits.top import largest
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.patching.prompts import Prompts
+from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.results.scores import origin
 
 TEMPERATURE, LOW, HIGH = 2 / 3, -0.1, 1.1  # of Louizos et al.: gates are stretched to (LOW, HIGH), and cut to [0, 1]
@@ -44,6 +45,7 @@ class HardConcrete:
         return (self.log_alpha.sigmoid() * (HIGH - LOW) + LOW).clamp(0, 1)
 
 
+@undisturbed
 def train_masks(
     model: HookedTransformer,
     corrupted: Prompts,

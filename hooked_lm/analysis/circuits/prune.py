@@ -10,9 +10,11 @@ from hooked_lm.analysis.circuits.paths import on_paths
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.patching.prompts import Prompts
+from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.results.scores import origin
 
 
+@undisturbed
 def prune(
     model: HookedTransformer,
     corrupted: Prompts,

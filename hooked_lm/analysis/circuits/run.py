@@ -27,7 +27,7 @@ from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.patching.base import logits_of
 from hooked_lm.patching.budget import Budget, token_bytes
 from hooked_lm.patching.prompts import Prompts, aligned, tokens_of
-from hooked_lm.patching.reads import reads_of
+from hooked_lm.patching.reads import Reads, reads_of
 
 ABLATIONS = ("resample", "mean", "zero")
 Gates = Float[Tensor, "row writer reader"]
@@ -113,6 +113,7 @@ class Runner:
         self.differences = torch.cat([self.ablated[place.site] - plain[place.site] for place in self.writers])
         self.is_kl = metric is None
         self.metric = metric if metric is not None else _kl_to(model, end)
+        self.reads: Reads | None = None  # of the full model; everything, once a circuit's metric asks for more
         self.full: Float[Tensor, " prompt"] = self._scores(end, 1)[0].float().cpu()
         if bool(self.full.isnan().any()):
             raise ValueError("the metric of the full model is NaN: no circuit can be compared with it")
@@ -220,7 +221,8 @@ class Runner:
         shown = is_listening(*points)
         found = []
         for row in normalized.unflatten(0, (n_rows, -1)):
-            _, [scores] = reads_of([self.metric], self.model.unembed(row) if shown else logits_of(self.model, row))
+            logits = self.model.unembed(row) if shown else logits_of(self.model, row)
+            self.reads, [scores] = reads_of([self.metric], logits, self.reads)
             found.append(_one_a_prompt(scores, len(row)))
         return torch.stack(found)
 

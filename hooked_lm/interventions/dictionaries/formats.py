@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from hooked_lm.files import replacing
 from hooked_lm.interventions.dictionaries.normalized import NORMS, Normalized
 from hooked_lm.interventions.dictionaries.sae import KINDS, SAE, build
 from hooked_lm.results import stored
@@ -125,7 +126,8 @@ def save_saelens(sae: SAE | Normalized, path: str | Path) -> None:
         told |= {"d_out": cfg.width_out, "hook_name_out": cfg.hook_point_out or ""}
     Path(path).mkdir(parents=True, exist_ok=True)
     stored.write(Path(path) / "sae_weights.safetensors", "pt", tensors, {})
-    (Path(path) / "cfg.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
+    with replacing(Path(path) / "cfg.json") as unfinished:
+        unfinished.write_text(json.dumps(told, indent=1), encoding="utf-8")
 
 
 def load_dictionary_learning(path: str | Path, dict_class: str | None = None) -> SAE:

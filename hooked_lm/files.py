@@ -1,0 +1,64 @@
+"""Files that appear when they are whole: written beside their place under another name, and renamed."""
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["replacing", "writable"]
+
+
+def writable(path: str | os.PathLike[str]) -> Path:
+    """The file that a path means, links followed. Raises OSError, with the reason, where it cannot be written: FileNotFoundError
+    for a folder that does not exist, IsADirectoryError for a path that is one, PermissionError for a file that is read-only."""
+    try:
+        target = Path(path).resolve()
+    except (OSError, RuntimeError) as error:  # links in a circle
+        raise OSError(f"cannot write {path}: {error}") from None
+    if target.is_dir():
+        raise IsADirectoryError(f"cannot write {path}: it is a folder; name a file in it")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"cannot write {path}: there is no folder {target.parent}")
+    if target.exists():
+        if not target.is_file():
+            raise OSError(f"cannot write {path}: it is no ordinary file")
+        if not (target.stat().st_mode & 0o222 and os.access(target, os.W_OK)):
+            raise PermissionError(f"cannot write {path}: the file is read-only; name another, or make it writable")
+    trial = _unfinished(target)
+    try:
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise type(error)(error.errno, f"cannot write {path}: no file can be made in {target.parent}") from None
+    return target
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A name to write to, whose file takes the place of `path` behind the block; what stood there stays if the block fails.
+
+    A link stays a link, and what it points to is replaced. Raises OSError as `writable`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with replacing(f"{folder}/a.txt") as unfinished:
+    ...         _ = unfinished.write_text("whole")
+    ...     Path(folder, "a.txt").read_text()
+    'whole'
+    """
+    target = writable(path)
+    unfinished = _unfinished(target)
+    try:
+        yield unfinished
+        if target.exists():
+            shutil.copymode(target, unfinished)
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _unfinished(target: Path) -> Path:
+    """A name beside a file that no other process or thread takes."""
+    return target.with_name(f"{target.name[:180]}.{os.getpid()}-{threading.get_ident()}.unfinished")

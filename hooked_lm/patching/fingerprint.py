@@ -1,0 +1,234 @@
+"""A name for what a study measures: a digest of everything that its numbers follow from, so that no file is gone on from with
+numbers of another study. Tensors count by their bytes, functions by their code and by all that they reach."""
+
+import dataclasses
+import functools
+import hashlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hooked_lm.hooks import HookedRootModule, HookPoint
+from hooked_lm.patching.edits import Cell, Change, Edit
+
+PLAIN = (type(None), bool, int, float, complex, str, bytes, range, type(...), torch.dtype, torch.device, torch.Size)
+WRAPPERS = ("jaxtyping", "beartype")  # packages whose wrappers check annotations, and change nothing else
+
+
+class Unknown(TypeError):
+    """Something that cannot be told from another of its kind."""
+
+
+class Digest:
+    """Digests of values; what was met before is not hashed again."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, bytes]] = {}  # with the values themselves, whose ids then stay theirs
+
+    def of(self, value: Any) -> bytes:
+        """Of anything; raises Unknown, with the type, for what holds something that has no fixed contents."""
+        if isinstance(value, PLAIN):
+            return _hashed(type(value).__name__, repr(value))
+        if id(value) not in self._known:
+            self._known[id(value)] = value, _hashed("met before", str(len(self._known)))  # it may hold itself
+            self._known[id(value)] = value, _hashed(type(value).__qualname__, *self._parts(value))
+        return self._known[id(value)][1]
+
+    def _parts(self, value: Any) -> Iterator[bytes | str]:
+        for kinds, parts in self._KINDS:
+            if isinstance(value, kinds):
+                return parts(self, value)
+        return self._of_object(value)
+
+    def _of_tensor(self, value: Tensor) -> Iterator[bytes | str]:
+        plain = value.detach().to_dense() if value.layout != torch.strided else value.detach()
+        flat = plain.cpu().contiguous().reshape(-1)
+        yield from (str(value.dtype), str(tuple(value.shape)))
+        yield hashlib.sha256(flat.view(torch.uint8).numpy().data if flat.numel() else b"").digest()
+
+    def _of_array(self, value: np.ndarray) -> Iterator[bytes | str]:
+        if value.dtype.hasobject:
+            yield from map(self.of, (value.shape, value.tolist()))
+        else:
+            yield from (str(value.dtype), str(value.shape), np.ascontiguousarray(value).tobytes())
+
+    def _of_sequence(self, value: Sequence[Any]) -> Iterator[bytes | str]:
+        yield from map(self.of, value)
+
+    def _of_mapping(self, value: Mapping[Any, Any]) -> Iterator[bytes | str]:
+        for key, item in value.items():
+            yield from (self.of(key), self.of(item))
+
+    def _of_set(self, value: set[Any] | frozenset[Any]) -> Iterator[bytes | str]:
+        yield from sorted(map(self.of, value))
+
+    def _of_module(self, value: ModuleType) -> Iterator[bytes | str]:
+        yield value.__name__
+
+    def _of_model(self, value: nn.Module) -> Iterator[bytes | str]:
+        """The kinds of its parts, its numbers, its configuration, and the hooks that are open on it."""
+        for name, part in value.named_modules():
+            yield name
+            yield self.of(type(part))
+            if not isinstance(part, HookPoint):
+                own = vars(part).items()
+                yield self.of({name: of for name, of in own if isinstance(of, PLAIN) and not name.startswith("_")})
+            for function in [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]:
+                yield self.of(function)
+        for name, tensor in [*value.named_parameters(), *value.named_buffers()]:
+            yield from (name, self.of(tensor))
+        cfg = getattr(value, "cfg", None)
+        if dataclasses.is_dataclass(cfg):
+            fields = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
+            yield self.of({name: of for name, of in fields.items() if name != "device"})
+        if isinstance(value, HookedRootModule):
+            for name, hooks in value.list_hooks().items():
+                yield name
+                yield from (self.of(hook.user_hook) for hook in hooks)
+
+    def _of_function(self, value: FunctionType) -> Iterator[bytes | str]:
+        while hasattr(value, "__wrapped__") and _root(value.__globals__.get("__name__")) in WRAPPERS:
+            value = value.__wrapped__
+        if _is_installed(value.__module__) and "<locals>" not in value.__qualname__:
+            yield _full_name(value)
+            return
+        parts = (value.__code__, value.__defaults__, value.__kwdefaults__, value.__closure__, vars(value))
+        yield from map(self.of, parts)
+        for name in sorted(set(_names(value.__code__)) & set(value.__globals__)):
+            yield from (name, self.of(value.__globals__[name]))
+
+    def _of_code(self, value: CodeType) -> Iterator[bytes | str]:
+        yield from (value.co_code, *map(self.of, (value.co_names, value.co_freevars, value.co_consts)))
+
+    def _of_cell(self, value: CellType) -> Iterator[bytes | str]:
+        try:
+            yield self.of(value.cell_contents)
+        except ValueError:  # nothing has been put into it
+            yield "empty"
+
+    def _of_method(self, value: MethodType) -> Iterator[bytes | str]:
+        yield from map(self.of, (value.__func__, value.__self__))
+
+    def _of_builtin(self, value: BuiltinFunctionType) -> Iterator[bytes | str]:
+        owner = value.__self__
+        yield from (_full_name(value), self.of(owner))
+
+    def _of_class(self, value: type) -> Iterator[bytes | str]:
+        yield _full_name(value)
+        if not _is_installed(value.__module__):
+            yield from map(self.of, value.__bases__)
+            for name, member in sorted(vars(value).items()):
+                if isinstance(member, FunctionType) or not name.startswith(("__", "_abc_")):
+                    yield from (name, self.of(member))
+
+    def _of_wrapper(self, value: Any) -> Iterator[bytes | str]:
+        yield self.of(value.__func__)
+
+    def _of_property(self, value: property) -> Iterator[bytes | str]:
+        yield from map(self.of, (value.fget, value.fset))
+
+    def _of_partial(self, value: Any) -> Iterator[bytes | str]:
+        yield from map(self.of, (value.func, value.args, value.keywords))
+
+    def _of_object(self, value: Any) -> Iterator[bytes | str]:
+        """By what pickle would keep of it."""
+        yield self.of(type(value))
+        try:
+            reduced = value.__reduce_ex__(4)
+        except TypeError:
+            raise Unknown(f"a {_full_name(type(value))}") from None
+        if isinstance(reduced, str):
+            yield reduced
+        else:
+            for part in reduced:
+                yield self.of(list(part) if isinstance(part, Iterator) else part)
+
+    _KINDS: Sequence[tuple[Any, Callable[..., Iterator[bytes | str]]]] = (
+        (Tensor, _of_tensor), (np.ndarray, _of_array), (nn.Module, _of_model), ((tuple, list), _of_sequence),
+        (dict, _of_mapping), ((set, frozenset), _of_set), (ModuleType, _of_module), (FunctionType, _of_function),
+        (CodeType, _of_code), (CellType, _of_cell), (MethodType, _of_method), (BuiltinFunctionType, _of_builtin),
+        (type, _of_class), ((classmethod, staticmethod), _of_wrapper), (functools.partial, _of_partial),
+        (property, _of_property),
+    )  # fmt: skip
+
+
+def fingerprint(
+    model: HookedRootModule,
+    runs: Sequence[Tensor | None],
+    metrics: Mapping[str, Any],
+    cells: Iterable[tuple[Sequence[int], Cell]],
+    about: Any,
+) -> str:
+    """The digest of a study: its model, the tokens of its runs, its metrics by name, its cells by place, and what else is said.
+
+    A metric that cannot be told from another one counts by its name; raises ValueError where it has none, and for hooks and
+    changes that cannot be told from others.
+    """
+    digest = Digest()
+    parts = [*map(digest.of, (version("hooked-lm"), str(torch.__version__), about, list(runs)))]
+    for name, metric in metrics.items():
+        parts.append(digest.of(name))
+        try:
+            parts.append(digest.of(metric))
+        except Unknown as error:
+            if not name:
+                raise ValueError(
+                    f"a sweep with a checkpoint has to tell its metric from others, and this one holds {error}, which has no "
+                    "fixed contents: name the metric, metric={'a name for it': metric}, and it counts by its name"
+                ) from None
+    try:
+        parts.append(digest.of(model))
+        for place, cell in cells:
+            parts += [digest.of(tuple(place)), *(digest.of(part) for change in cell for part in _said(change))]
+    except Unknown as error:
+        raise ValueError(
+            f"a sweep with a checkpoint has to tell hooks and changes from others, and one of these holds {error}, which "
+            "has no fixed contents: run it without a checkpoint"
+        ) from None
+    return _hashed(*parts).hex()
+
+
+def _said(change: Change) -> tuple[Any, ...]:
+    if isinstance(change, Edit):
+        return change.site, change.positions, change.rest, change.value
+    return change.site, change.function
+
+
+def _hashed(*parts: bytes | str) -> bytes:
+    """One digest of several parts, none of which can run into the next."""
+    digest = hashlib.sha256()
+    for part in parts:
+        part = part.encode() if isinstance(part, str) else part
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.digest()
+
+
+def _full_name(value: Any) -> str:
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value)}"
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The names that a function, and those inside it, may look up in its module."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
+
+
+def _root(module: str | None) -> str:
+    return (module or "").partition(".")[0]
+
+
+def _is_installed(module: str | None) -> bool:
+    """Whether what a module defines is told by its name: that of Python, of this package, and of others that were installed."""
+    root = _root(module)
+    if root in sys.stdlib_module_names or root in ("builtins", "hooked_lm"):
+        return True
+    file = getattr(sys.modules.get(root), "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file

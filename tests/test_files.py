@@ -1,0 +1,120 @@
+"""Files appear when they are whole, where they were meant to."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hooked_lm.files import replacing, writable
+from hooked_lm.results import Scores, stored
+from tests.models.toys import ids, toy
+
+
+def write(path: Path, text: str = "new") -> None:
+    with replacing(path) as unfinished:
+        unfinished.write_text(text)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+def test_a_file_is_made_and_replaced(tmp_path: Path) -> None:
+    write(tmp_path / "a", "old")
+    (tmp_path / "a").chmod(0o640)
+    write(tmp_path / "a")
+    assert (tmp_path / "a").read_text() == "new"
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
+    assert names(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, OSError])
+def test_a_failure_leaves_what_stood_there(tmp_path: Path, error: type[BaseException]) -> None:
+    write(tmp_path / "a", "old")
+
+    def fail() -> None:
+        with replacing(tmp_path / "a") as unfinished:
+            unfinished.write_text("half")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert (tmp_path / "a").read_text() == "old"
+    assert names(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["to nothing yet", "to a file"])
+def test_a_link_stays_a_link(tmp_path: Path, there: bool) -> None:
+    (tmp_path / "far").mkdir()
+    if there:
+        (tmp_path / "far" / "b").write_text("old")
+    (tmp_path / "middle").symlink_to(tmp_path / "far" / "b")
+    (tmp_path / "a").symlink_to("middle")
+    write(tmp_path / "a")
+    assert (tmp_path / "a").is_symlink()
+    assert (tmp_path / "middle").is_symlink()
+    assert (tmp_path / "far" / "b").read_text() == "new"
+    assert names(tmp_path / "far") == ["b"]
+
+
+def refused() -> dict[str, tuple[Callable[[Path], Any], type[OSError], str]]:
+    def circle(path: Path) -> None:
+        path.symlink_to(path.name)
+
+    def read_only(path: Path) -> None:
+        path.write_text("old")
+        path.chmod(0o444)
+
+    return {
+        "a folder": (Path.mkdir, IsADirectoryError, "it is a folder"),
+        "a link to a folder": (lambda path: path.symlink_to(path.parent), IsADirectoryError, "it is a folder"),
+        "a link into nowhere": (lambda path: path.symlink_to("no/where"), FileNotFoundError, "there is no folder"),
+        "links in a circle": (circle, OSError, "cannot write"),
+        "a read-only file": (read_only, PermissionError, "the file is read-only"),
+        "no ordinary file": (lambda path: os.mkfifo(path), OSError, "no ordinary file"),
+    }
+
+
+@pytest.mark.parametrize("name", refused())
+def test_what_cannot_be_written_is_refused_before(tmp_path: Path, name: str) -> None:
+    prepare, error, message = refused()[name]
+    prepare(tmp_path / "a")
+    before = names(tmp_path)
+    for attempt in (writable, write):
+        with pytest.raises(error, match=message):
+            attempt(tmp_path / "a")
+    assert names(tmp_path) == before
+
+
+def test_a_folder_in_which_no_file_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said by the system call, because the superuser may write anywhere."""
+
+    def refuse(self: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    with pytest.raises(PermissionError, match=r"cannot write .*no file can be made in"):
+        writable(tmp_path / "a")
+
+
+def test_a_full_disk_is_an_os_error() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    with pytest.raises(OSError, match="cannot write"):
+        stored.write("/dev/full", "some", {"a": torch.zeros(3)}, {})
+
+
+def test_results_and_caches_go_through_links(tmp_path: Path) -> None:
+    scores, link = Scores(torch.zeros(1, 2), {"layer": [0]}), tmp_path / "link"
+    link.symlink_to(tmp_path / "file")
+    scores.save(link)
+    assert link.is_symlink()
+    assert Scores.load(tmp_path / "file").n_prompts == 2
+    model = toy()
+    _, cache = model.run_with_cache(ids(1, 3), names_filter="hook_embed")
+    cache.save(link)
+    assert link.is_symlink()
+    assert list(type(cache).load(tmp_path / "file", model)) == ["hook_embed"]
