@@ -525,11 +525,11 @@ def swap_norms_by_name(model: HookedTransformer) -> None:
 
 
 def another_activation(model: HookedTransformer) -> None:
-    model.blocks[0].mlp.act = nn.SiLU()
+    model.blocks[0].mlp.act_fn = nn.SiLU()
 
 
 def another_slope(model: HookedTransformer) -> None:
-    act = model.blocks[0].mlp.act
+    act = model.blocks[0].mlp.act_fn
     act.alpha_p, act.alpha_n = act.alpha_n, act.alpha_p
 
 

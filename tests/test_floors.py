@@ -13,8 +13,8 @@ PACKAGE = Path(__file__).parents[1] / "hooked_lm"
 FLOORS = {
     "files": -1,  # of the standard library alone
     "hooks": 0,
+    "factored_matrix": 0,  # a value that needs torch alone, and that components and models hand out
     "components": 1,
-    "factored_matrix": 1,  # a value that needs torch alone, and that models hand out
     "models": 2,
     "weights": 2,
     "results": 2,  # numbers with named axes

@@ -10,6 +10,7 @@ from torch import Tensor
 from hooked_lm.components.norm import LayerNorm, RMSNorm
 from hooked_lm.models import fold
 from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.elsewhere import TABLES
 from hooked_lm.models.state import load_state
 
 State = dict[str, Tensor]
@@ -33,7 +34,8 @@ def rewritten(state_dict: State, cfg: Any, rewrite: Callable[[Any], None]) -> St
         if isinstance(module, LayerNorm) and not module.cfg.bias:
             state[f"{name}.b"] = torch.zeros(module.cfg.shape, device=device, dtype=model.W_E.dtype)
     theirs = {name: name for name in state} | {name.replace("._", "."): name for name in state_dict}
-    named = {theirs[name]: value.detach() for name, value in state.items()}
+    known = {name: value for name, value in state.items() if name in state_dict or not name.endswith(TABLES)}
+    named = {theirs[name]: value.detach() for name, value in known.items()}
     absent = {name: value for name, value in state_dict.items() if name.rpartition(".")[2].lstrip("_").startswith("b_")}
     return {name: torch.zeros_like(value) for name, value in absent.items()} | named
 

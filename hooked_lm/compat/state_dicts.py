@@ -163,4 +163,4 @@ def _their_name(name: str, value: Tensor, is_grouped: bool) -> tuple[str, Tensor
         return f"{module}.W_gate.weight", value.T.contiguous()
     if leaf == "W_rel":
         return f"{module.removesuffix('_rel_pos_bias')}.0.attn.rel_pos_bias.weight", value
-    return name.replace(".mlp.act.", ".mlp.act_fn."), value
+    return name, value

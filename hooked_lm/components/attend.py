@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.context import Context
 from hooked_lm.components.identities import Identity, Read, Sites, normed, plus
+from hooked_lm.components.known_attributes import KnownAttributes, order_parameters
 from hooked_lm.components.norm import NormConfig, add_norm, norm_of, wide
 from hooked_lm.components.position_bias import PositionBias
 from hooked_lm.hooks import HookPoint, is_listening
@@ -29,7 +30,7 @@ Keys = Float[Tensor, "batch key_pos kv_head d_head"]
 Values = Float[Tensor, "batch key_pos kv_head d_value"]
 
 
-class Attend(nn.Module):
+class Attend(KnownAttributes):
     """`z = softmax(q k^T * scale + bias + mask) v`, and `W_O` [head, d_value, d_model] back into the stream.
 
     What the subclasses share: they make queries, keys and values, and call `mix` and `output`. With `sinks` each head has
@@ -65,6 +66,7 @@ class Attend(nn.Module):
         self.hook_z = HookPoint(*QUERY)
         add_norm(self, "z_norm", z_norm, QUERY)
         self.hook_result = HookPoint("batch", "pos", "head", "d_model", on_demand=True)
+        order_parameters(self)
 
     def settle(self) -> None:
         """Give the weights of heads that are not one matrix in memory (those of a file may lie between others) one of their

@@ -60,6 +60,7 @@ class AttentionPart(nn.Module):
         self.hook_attn_in = HookPoint(*per_head, on_demand=True)
         self.hook_q_input = HookPoint(*per_head, on_demand=True)
         attn = cfg.attn.build()
+        attn.layer_id = self.layer
         self.makes_keys = attn.makes_keys
         if self.makes_keys:
             self.hook_k_input = HookPoint(*per_kv_head, on_demand=True)
@@ -171,6 +172,10 @@ class MLPPart(nn.Module):
         """What the MLP adds to the stream when it reads this."""
         out = norm_of(self, "ln2_post")(self.mlp(normalized))
         return self.hook_mlp_out(_scaled(out, self.cfg.residual_scale))
+
+    def apply_mlp(self, normalized_resid: Stream) -> Stream:
+        """The same, under its public name."""
+        return self.mlp_written(normalized_resid)
 
     def mlp_identities(self, at: Sites, stream: str) -> Iterator[Identity]:
         """What must hold from the stream before the MLP, at this site, to what the MLP adds."""

@@ -47,6 +47,7 @@ class CrossPart(AttentionPart):
         self.hook_cross_attn_in = HookPoint(*RESIDUAL, on_demand=True)
         self.ln2 = build_norm(cfg.ln2)
         self.cross_attn = cfg.cross_attn.build()
+        self.cross_attn.layer_id = self.layer
         self.hook_cross_attn_out = HookPoint(*RESIDUAL)
 
     def make_mlp(self, cfg: Config) -> None:

@@ -48,18 +48,18 @@ class MLMHead(nn.Module):
         self.b = nn.Parameter(torch.zeros(cfg.d_out)) if cfg.bias else None
         self.b_unread = None if cfg.unread_bias is None else nn.Parameter(torch.zeros(cfg.unread_bias))
         self.hook_pre = HookPoint(*dims)
-        self.act = activation(cfg.act_fn)
+        self.act_fn = activation(cfg.act_fn)
         self.hook_post = HookPoint(*dims)
         add_norm(self, "ln", cfg.norm, dims)
 
     def forward(self, x: Stream) -> Float[Tensor, "batch pos d_out"]:
-        post = self.hook_post(self.act(self.hook_pre(F.linear(x, self.W.T, self.b))))
+        post = self.hook_post(self.act_fn(self.hook_pre(F.linear(x, self.W.T, self.b))))
         return norm_of(self, "ln")(post)
 
     def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
         """What must hold between the sites of a run in which `read()` came in."""
         yield "x W + b == pre", lambda: (plus(read() @ self.W, self.b), at("hook_pre"))
-        yield "act(pre) == post", lambda: (self.act(at("hook_pre")), at("hook_post"))
+        yield "act(pre) == post", lambda: (self.act_fn(at("hook_pre")), at("hook_post"))
         yield from norm_identity("ln", norm_of(self, "ln"), below(at, "ln"), lambda: at("hook_post"))
 
     def rebuilt(self, at: Sites) -> Tensor:
@@ -86,12 +86,12 @@ class Pooler(nn.Module):
         self.cfg = cfg
         self.W = nn.Parameter(torch.empty(cfg.d_model, cfg.d_model))
         self.b = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
-        self.act = activation(cfg.act_fn)
+        self.act_fn = activation(cfg.act_fn)
         add_norm(self, "ln", cfg.norm, ("batch", "d_model"))
         self.hook_pooler_out = HookPoint("batch", "d_model")
 
     def forward(self, x: Stream, real: Real | None = None) -> Pooled:
-        return self.hook_pooler_out(norm_of(self, "ln")(self.act(F.linear(self.read(x, real), self.W.T, self.b))))
+        return self.hook_pooler_out(norm_of(self, "ln")(self.act_fn(F.linear(self.read(x, real), self.W.T, self.b))))
 
     def read(self, x: Stream, real: Real | None = None) -> Pooled:
         """What it reads of a text, which may be padded on the left."""
@@ -103,7 +103,7 @@ class Pooler(nn.Module):
         """What must hold between the sites of a run in which `read()` came in."""
 
         def pooled() -> tuple[Tensor, Tensor]:
-            made = self.act(plus(self.read(read(), real) @ self.W, self.b))
+            made = self.act_fn(plus(self.read(read(), real) @ self.W, self.b))
             return normed(norm_of(self, "ln"), below(at, "ln"), lambda: made), at("hook_pooler_out")
 
         yield "act(x W + b), normed == pooler_out", pooled

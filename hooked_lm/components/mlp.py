@@ -58,7 +58,7 @@ class MLP(nn.Module):
     def __init__(self, cfg: Config) -> None:
         super().__init__()
         self.cfg = cfg
-        self.act = activation(cfg.act_fn)
+        self.act_fn = activation(cfg.act_fn)
         self.W_in = nn.Parameter(torch.empty(cfg.d_model, cfg.d_mlp))
         self.b_in = nn.Parameter(torch.zeros(cfg.d_mlp)) if cfg.bias else None
         self.W_out = nn.Parameter(torch.empty(cfg.d_mlp, cfg.d_model))
@@ -72,18 +72,25 @@ class MLP(nn.Module):
 
     def forward(self, x: Stream) -> Stream:
         x = entered(self, x)
-        post = self.act(self.hook_pre(F.linear(x, self.W_in.T, self.b_in)))
+        post = self.act_fn(self.hook_pre(F.linear(x, self.W_in.T, self.b_in)))
         if self.cfg.mid_norm is not None:
             post = self.ln(self.hook_mid(post))
         return self.hook_out(F.linear(self.hook_post(post), self.W_out.T, self.b_out))
+
+    parameter_order = ("W_in", "b_in", "W_out", "b_out")
+
+    @property
+    def d_mlp(self) -> int:
+        """How many neurons there are."""
+        return self.cfg.d_mlp
 
     def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
         """What must hold between the sites of a run in which `read()` came in."""
         yield "ln2.normalized * w + b -> pre", lambda: (plus(read() @ self.W_in, self.b_in), at("hook_pre"))
         if self.cfg.mid_norm is None:
-            yield "act(pre) == post", lambda: (self.act(at("hook_pre")), at("hook_post"))
+            yield "act(pre) == post", lambda: (self.act_fn(at("hook_pre")), at("hook_post"))
         else:
-            yield "act(pre) == mid", lambda: (self.act(at("hook_pre")), at("hook_mid"))
+            yield "act(pre) == mid", lambda: (self.act_fn(at("hook_pre")), at("hook_mid"))
             yield (
                 "mid, normed == post",
                 lambda: (
@@ -126,10 +133,10 @@ class GatedMLP(nn.Module):
     def __init__(self, cfg: Config) -> None:
         super().__init__()
         self.cfg = cfg
-        self.act = activation(cfg.act_fn)
-        self.W_gate = nn.Parameter(torch.empty(cfg.d_model, cfg.d_mlp))
+        self.act_fn = activation(cfg.act_fn)
         self.W_in = nn.Parameter(torch.empty(cfg.d_model, cfg.d_mlp))
         self.W_out = nn.Parameter(torch.empty(cfg.d_mlp, cfg.d_model))
+        self.W_gate = nn.Parameter(torch.empty(cfg.d_model, cfg.d_mlp))
         self.b_gate = nn.Parameter(torch.zeros(cfg.d_mlp)) if cfg.bias else None
         self.b_in = nn.Parameter(torch.zeros(cfg.d_mlp)) if cfg.bias else None
         self.b_out = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
@@ -142,14 +149,21 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Stream) -> Stream:
         x = entered(self, x)
-        gate = self.act(self.hook_pre(F.linear(x, self.W_gate.T, self.b_gate)))
+        gate = self.act_fn(self.hook_pre(F.linear(x, self.W_gate.T, self.b_gate)))
         linear = self.hook_pre_linear(F.linear(x, self.W_in.T, self.b_in))
         # what hooks or a module returned, somebody may have kept
-        is_shared = isinstance(self.act, nn.Module) or is_listening(self.hook_pre, self.hook_pre_linear)
+        is_shared = isinstance(self.act_fn, nn.Module) or is_listening(self.hook_pre, self.hook_pre_linear)
         post = gate * linear if is_shared else multiplied(gate, linear)
         if self.cfg.mid_norm is not None:
             post = self.ln(self.hook_mid(post))
         return self.hook_out(F.linear(self.hook_post(post), self.W_out.T, self.b_out))
+
+    parameter_order = ("W_in", "W_out", "W_gate", "b_gate", "b_in", "b_out")
+
+    @property
+    def d_mlp(self) -> int:
+        """How many neurons there are."""
+        return self.cfg.d_mlp
 
     def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
         """What must hold between the sites of a run in which `read()` came in."""
@@ -164,7 +178,7 @@ class GatedMLP(nn.Module):
         product = "hook_post" if self.cfg.mid_norm is None else "hook_mid"
         yield (
             f"act(pre) * pre_linear == {product.removeprefix('hook_')}",
-            lambda: (self.act(at("hook_pre")) * at("hook_pre_linear"), at(product)),
+            lambda: (self.act_fn(at("hook_pre")) * at("hook_pre_linear"), at(product)),
         )
         if self.cfg.mid_norm is not None:
             yield (

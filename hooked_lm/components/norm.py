@@ -6,6 +6,7 @@ dtype.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,23 @@ def root_mean_square(x: Float[Tensor, "*batch d"], eps: float) -> Float[Tensor, 
     return (length.square() / x.shape[-1] + eps).sqrt()
 
 
-class LayerNorm(nn.Module):
+class _Known(nn.Module):
+    """What users of the public interface ask a norm for."""
+
+    cfg: Any
+
+    @property
+    def eps(self) -> float:
+        """What is added to the mean square."""
+        return self.cfg.eps
+
+    @property
+    def length(self) -> int:
+        """How wide the vectors are that it normalises."""
+        return self.cfg.d_model
+
+
+class LayerNorm(_Known):
     """`(x - mean) / scale * (offset + w) + b`, where scale is the root of the variance plus eps; the offset is mostly 0.
 
     A norm whose weights were folded into the next layer ("LNPre") has neither `w` nor `b`. With `n_heads` they are
@@ -118,7 +135,7 @@ class HeadLayerNorm(LayerNorm):
         return torch.stack(list(self.heads))
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(_Known):
     """`x / scale * (offset + w)`, where scale is the root of the mean square plus eps; Gemma's offset is 1.
 
     With `n_heads` the weight is [head, d_model]: each head has its own. `joint` then takes one scale over all heads

@@ -38,5 +38,5 @@ def rows(tree: DecoderConfig) -> list[Row]:
         Row(theirs + "feedforward_layernorm.weight", ours + "ln2.w"),
         *llama_like.attention_rows(tree),
         *llama_like.plain_mlp_rows(tree),
-        *(Row(f"{theirs}mlp.act_fn.{name}", f"{ours}mlp.act.{name}") for name in numbers),
+        *(Row(f"{theirs}mlp.act_fn.{name}", f"{ours}mlp.act_fn.{name}") for name in numbers),
     ]

@@ -19,7 +19,6 @@ NAMES = [
     (re.compile(r"(\.experts\.\d+)\.W_(in|out|gate)\.bias$"), r"\1.b_\2", False),
     (re.compile(r"\.mlp\.W_gate\.weight$"), ".mlp.W_router", True),
     (re.compile(r"\.mlp\.W_gate\.bias$"), ".mlp.b_router", False),
-    (re.compile(r"\.mlp\.act_fn\.(\w+)$"), r".mlp.act.\1", False),
     (re.compile(r"^(encoder|decoder)\.0\.attn\.rel_pos_bias\.weight$"), r"\1_rel_pos_bias.W_rel", False),
 ]
 

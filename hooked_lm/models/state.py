@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from hooked_lm.components.block import MLPPart
 from hooked_lm.components.embed import FactoredUnembed, TiedUnembed
+from hooked_lm.components.known_attributes import order_parameters
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of
-from hooked_lm.models.elsewhere import in_our_names
+from hooked_lm.models.elsewhere import TABLES, in_our_names
 from hooked_lm.models.flat import norm_type
 
 # A config has one flag for all the biases of a group: flag -> bias and weight of each.
@@ -56,7 +57,7 @@ def load_state(model: Any, state_dict: dict[str, Tensor]) -> None:
 
 def _check_fit(model: Any, given: Mapping[str, Tensor]) -> None:
     """Raises ValueError with all names and shapes in which a dictionary and a model do not fit."""
-    own = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    own = {name: tuple(value.shape) for name, value in model.state_dict().items() if not name.endswith(TABLES)}
     if _has_product(model, given):
         own = {name: shape for name, shape in own.items() if name not in ("unembed.W_proj", "unembed.W_vocab")}
         own["unembed.W_U"] = tuple(model.W_U.shape)
@@ -129,6 +130,7 @@ def make_biases(module: Any, name: str) -> None:
             weight = getattr(module, weight_name)
             zeros = weight.new_zeros(_bias_shape(weight, bias))
             setattr(module, bias, nn.Parameter(zeros, requires_grad=weight.requires_grad))
+    order_parameters(module)
     module.cfg = replace(module.cfg, **{flag: True})
 
 

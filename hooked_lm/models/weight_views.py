@@ -1,11 +1,11 @@
 """The weights of a decoder stacked by layer, and what is read off them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from hooked_lm.components.block import AttentionPart, MLPPart, ParallelBlock, PostNormBlock
 from hooked_lm.components.mixer_block import MixerPart
@@ -31,6 +31,20 @@ class WeightViews:
     pos_embed: Any
     unembed: Any
     blocks: Any  # a ModuleList of blocks
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """As for any module, but a block's norms come before its sublayers, as in the public interface."""
+        named = list(super().named_parameters(*args, **kwargs))  # type: ignore[misc]
+        first: dict[str, int] = {}  # where the parameters of a block begin
+
+        def place(i: int) -> tuple[int, bool]:
+            block, _, rest = named[i][0].rpartition("blocks.")[2].partition(".")
+            is_norm = rest.split(".")[0] in ("ln1", "ln1_post", "ln2", "ln2_post")
+            if not block.isdigit() or isinstance(self.blocks[int(block)], PostNormBlock):  # its norms follow
+                return i, False
+            return first.setdefault(block, i), not is_norm
+
+        yield from [named[i] for _, i in sorted((place(i), i) for i in range(len(named)))]
 
     def __getattr__(self, name: str) -> Any:
         view = getattr(type(self), name, None)

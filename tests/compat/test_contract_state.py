@@ -221,7 +221,7 @@ def test_what_is_given_away_comes_back(kind: str, processed: bool) -> None:
 def test_what_has_no_flat_name_is_refused() -> None:
     model = toy()
     for_transformer_lens(model)
-    model.blocks[1].mlp.act = torch.sin
+    model.blocks[1].mlp.act_fn = torch.sin
     with pytest.raises(ValueError, match="other logits"):
         for_transformer_lens(model)
     gated = toy({"act_fn": "silu", "gated_mlp": True})

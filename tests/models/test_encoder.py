@@ -424,7 +424,7 @@ class LyingPooler(Pooler):
     """One whose site shows what comes before the activation."""
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
-        return self.act(self.hook_pooler_out(torch.nn.functional.linear(self.read(x, real), self.W.T, self.b)))
+        return self.act_fn(self.hook_pooler_out(torch.nn.functional.linear(self.read(x, real), self.W.T, self.b)))
 
 
 def test_a_site_that_lies_is_noticed(model: HookedEncoder):
@@ -435,7 +435,7 @@ def test_a_site_that_lies_is_noticed(model: HookedEncoder):
     failed = other.verify().failed
     assert "pooler: act(x W + b), normed == pooler_out" in failed
     other = copy.deepcopy(model)
-    other.mlm_head.act = torch.nn.Sequential(other.mlm_head.ln, torch.nn.GELU())
+    other.mlm_head.act_fn = torch.nn.Sequential(other.mlm_head.ln, torch.nn.GELU())
     assert "sites that do not fire once" in other.verify().failed
 
 

@@ -54,7 +54,7 @@ class CanBeUsedAsMLP(nn.Module, metaclass=PublicName):
         """Give it the `act_fn` of its config; with a norm behind that, `hook_mid` and `ln` too."""
         names = flat(self.cfg, num_experts=None, experts_per_token=None, gated_mlp=False)
         _, config = mlp_of(vars(names) | {"tree": None})
-        self.act_fn = config.build().act
+        self.act_fn = config.build().act_fn
         if config.mid_norm is not None:
             self.hook_mid, self.ln = HookPoint("batch", "pos", "d_mlp"), config.mid_norm.build(mlp.HIDDEN)
 
@@ -150,4 +150,4 @@ class ActivationFunctionFactory:
     @staticmethod
     def pick_activation_function(cfg: Flat) -> Any:
         _, config = MLP.plan(cfg)
-        return config.build().act
+        return config.build().act_fn

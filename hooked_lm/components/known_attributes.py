@@ -1,0 +1,149 @@
+"""Attributes by which users of the public interface know an attention, beside its weights and hook points."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from hooked_lm.factored_matrix import FactoredMatrix
+
+# Entries of a state dict that are no weights; a dictionary may have or lack them.
+CONSTANTS = ("mask", "IGNORE")
+N_TABULATED = 2048  # positions in the tables of a rotary embedding
+
+
+def order_parameters(module: nn.Module) -> None:
+    """Bring a module's parameters into the order that it says, in which optimisers and random numbers meet them."""
+    for name in getattr(module, "parameter_order", ()):
+        if name in module._parameters:
+            module._parameters[name] = module._parameters.pop(name)
+
+
+class KnownAttributes(nn.Module):
+    """Read-only facts under their public names, and tables that users share between layers to save memory.
+
+    No table is kept: masks and angles are made for each run. So a table that is assigned must say what the layer does anyway,
+    and another raises ValueError.
+    """
+
+    cfg: Any
+    scale: float
+    causal: bool
+    window: int | None
+    W_Q: Tensor
+    W_K: Tensor
+    W_V: Tensor
+    W_O: Tensor
+    layer_id: int | None = None  # the layer in which it stands; None outside of a block
+    n_tabulated = N_TABULATED
+    parameter_order = ("W_Q", "W_O", "b_Q", "b_O", "sinks", "W_K", "W_V", "b_K", "b_V")
+
+    @property
+    def attn_type(self) -> str:
+        """ "local" if a query sees a window only, else "global"."""
+        return "global" if self.window is None else "local"
+
+    @property
+    def attn_scale(self) -> float:
+        """What the scores are divided by."""
+        return 1 / self.scale
+
+    @attn_scale.setter
+    def attn_scale(self, value: float) -> None:
+        self.scale = 1 / value
+
+    @property
+    def OV(self) -> FactoredMatrix:
+        """`W_V W_O` of every head, [head, d_model, d_model]."""
+        return FactoredMatrix(self._per_head(self.W_V), self.W_O)
+
+    @property
+    def QK(self) -> FactoredMatrix:
+        """`W_Q W_K^T` of every head, [head, d_model, d_model]."""
+        return FactoredMatrix(self.W_Q, self._per_head(self.W_K).transpose(-2, -1))
+
+    def _per_head(self, weight: Float[Tensor, "kv_head d_model d_head"]) -> Float[Tensor, "head d_model d_head"]:
+        return weight.repeat_interleave(self.W_O.shape[0] // weight.shape[0], 0)
+
+    # ---- tables ------------------------------------------------------------------------------------------------------
+
+    @property
+    def mask(self) -> Bool[Tensor, "query_pos key_pos"]:
+        """An empty table: which keys a query sees is said anew for each run."""
+        return torch.empty(0, 0, dtype=torch.bool, device=self.W_O.device)
+
+    @mask.setter
+    def mask(self, table: Tensor) -> None:
+        places = torch.arange(len(table), device=table.device)
+        distance = places[:, None] - places
+        seen = distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
+        if self.window is not None:
+            seen &= distance.abs() < self.window
+        if table.shape != seen.shape or not torch.equal(table.bool(), seen):
+            raise ValueError(
+                "attn.mask: a mask other than the layer's own would have no effect; give the model an attention_mask, or edit "
+                "hook_attn_scores"
+            )
+
+    @property
+    def IGNORE(self) -> Float[Tensor, ""]:
+        """The score of a key that a query may not see."""
+        return torch.tensor(-torch.inf, device=self.W_O.device)
+
+    @IGNORE.setter
+    def IGNORE(self, value: Tensor | float) -> None:
+        if float(value) != -torch.inf:
+            raise ValueError(
+                f"attn.IGNORE: masked scores are minus infinity, not {float(value)}; edit hook_attn_scores"
+            )
+
+    @property
+    def rotary_sin(self) -> Float[Tensor, "pos rotary_dim"]:
+        """The sines that queries and keys are multiplied by; AttributeError without a rotary embedding."""
+        return self._rotary_tables(self.n_tabulated)[1]
+
+    @rotary_sin.setter
+    def rotary_sin(self, table: Tensor) -> None:
+        self._check_table("rotary_sin", table, self._rotary_tables(len(table))[1])
+
+    @property
+    def rotary_cos(self) -> Float[Tensor, "pos rotary_dim"]:
+        """The cosines."""
+        return self._rotary_tables(self.n_tabulated)[0]
+
+    @rotary_cos.setter
+    def rotary_cos(self, table: Tensor) -> None:
+        self._check_table("rotary_cos", table, self._rotary_tables(len(table))[0])
+
+    def _rotary_tables(self, n_pos: int) -> tuple[Tensor, Tensor]:
+        """Cosine and sine for each feature that turns."""
+        rotary = getattr(self.cfg, "rotary", None)
+        if rotary is None:
+            raise AttributeError("this attention has no rotary embedding")
+        places = torch.arange(n_pos, device=self.W_O.device)[None]
+        cos, sin = (angles[0, :, 0] for angles in rotary.angles(places, n_pos))
+        if rotary.adjacent_pairs:
+            cos, sin = cos.repeat_interleave(2, -1), sin.repeat_interleave(2, -1)
+        else:
+            sin = sin[:, rotary.dim // 2 :].repeat(1, 2)
+        return cos.to(self.W_O.dtype), sin.to(self.W_O.dtype)
+
+    @staticmethod
+    def _check_table(name: str, table: Tensor, own: Tensor) -> None:
+        if table.shape != own.shape or not torch.allclose(table.to(own), own, rtol=0, atol=1e-3):
+            raise ValueError(
+                f"attn.{name}: a table other than the layer's own would have no effect; its rotary embedding is "
+                "attn.cfg.rotary, and hook_rot_q and hook_rot_k show what it turns"
+            )
+
+    # ---- the state dict ----------------------------------------------------------------------------------------------
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):  # type: ignore[no-untyped-def]
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in CONSTANTS:
+            destination[prefix + name] = getattr(self, name)
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):  # type: ignore[no-untyped-def]
+        constants = {prefix + name for name in CONSTANTS}
+        super()._load_from_state_dict({k: v for k, v in state_dict.items() if k not in constants}, prefix, *args)

@@ -1,0 +1,75 @@
+"""The attributes by which an attention is known: what they say, and that a table is never ignored in silence."""
+
+import copy
+
+import pytest
+import torch
+
+from tests.close import assert_close
+from tests.models.toys import ids, toy
+
+
+@pytest.mark.parametrize("kind", ["standard", "rotary", "windowed", "adjacent", "ntk"])
+def test_tables_are_shared_between_layers(kind: str) -> None:
+    model = toy(kind)
+    first, logits = model.blocks[0].attn, model(ids())
+    for block in model.blocks:
+        block.attn.mask = first.mask
+        block.attn.IGNORE = first.IGNORE
+        if kind in ("rotary", "adjacent", "ntk"):
+            block.attn.rotary_sin, block.attn.rotary_cos = first.rotary_sin, first.rotary_cos
+    assert torch.equal(model(ids()), logits)
+
+
+def test_the_layers_own_mask_in_full() -> None:
+    model = toy("windowed")
+    full = torch.ones(24, 24, dtype=torch.bool).tril()
+    model.blocks[1].attn.mask = full
+    model.blocks[0].attn.mask = full.triu(-2)
+    with pytest.raises(ValueError, match="attention_mask"):
+        model.blocks[0].attn.mask = full
+
+
+def test_a_table_that_says_something_else_is_refused() -> None:
+    attn = toy("rotary").blocks[0].attn
+    with pytest.raises(ValueError, match=r"attn\.mask"):
+        attn.mask = torch.ones(5, 5, dtype=torch.bool)
+    with pytest.raises(ValueError, match="minus infinity"):
+        attn.IGNORE = torch.tensor(-1e5)
+    with pytest.raises(ValueError, match=r"attn\.rotary_cos"):
+        attn.rotary_cos = attn.rotary_sin
+    with pytest.raises(ValueError, match=r"attn\.rotary_sin"):
+        attn.rotary_sin = attn.rotary_sin[:, :2]
+    assert not hasattr(toy("standard").blocks[0].attn, "rotary_sin")
+
+
+def test_a_scale_that_is_set_takes_effect() -> None:
+    model = toy("standard")
+    _, before = model.run_with_cache(ids(), names_filter=["blocks.0.attn.hook_attn_scores"])
+    model.blocks[0].attn.attn_scale *= 2
+    _, after = model.run_with_cache(ids(), names_filter=["blocks.0.attn.hook_attn_scores"])
+    site = "blocks.0.attn.hook_attn_scores"
+    assert_close(after[site].exp() ** 2, before[site].exp())
+
+
+def test_constants_are_no_weights() -> None:
+    model = toy("standard")
+    state = model.state_dict()
+    assert state["blocks.2.attn.mask"].shape == (0, 0)
+    assert state["blocks.2.attn.IGNORE"] == float("-inf")
+    without = {name: value for name, value in state.items() if not name.endswith((".mask", ".IGNORE"))}
+    assert {*without} == {name for name, _ in model.named_parameters()}
+    other = toy("standard", seed=2)
+    other.load_state_dict(without, strict=True)
+    assert torch.equal(other(ids()), model(ids()))
+    other.load_and_process_state_dict(state)
+    assert_close(other(ids()).log_softmax(-1), model(ids()).log_softmax(-1))
+
+
+def test_an_activation_that_is_put_in_is_what_runs() -> None:
+    model = toy("standard")
+    other = copy.deepcopy(model)
+    other.blocks[0].mlp.act_fn = torch.nn.Tanh()
+    _, cache = other.run_with_cache(ids())
+    assert_close(cache["post", 0], cache["pre", 0].tanh())
+    assert not torch.allclose(other(ids()), model(ids()))
