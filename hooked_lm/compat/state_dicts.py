@@ -10,6 +10,7 @@ from hooked_lm.components.block import SharedNormBlock
 from hooked_lm.components.embed import PosEmbed
 from hooked_lm.components.norm import LayerNorm, RMSNorm
 from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.elsewhere import TABLES
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from hooked_lm.models.state import BIASES, load_state
 
@@ -62,7 +63,7 @@ def their_weights(model: Any, is_grouped: bool) -> dict[str, Tensor]:
 
 def _weights(model: Any, fills: bool) -> dict[str, Tensor]:
     """All weights with their meanings, in our names."""
-    weights = model.state_dict()
+    weights = {name: value for name, value in model.state_dict().items() if not name.endswith(TABLES)}
     for prefix, module in model.named_modules():
         if module is not model:
             weights |= {f"{prefix}.{name}": value for name, value in _otherwise(module, fills, model.embed.W_E)}

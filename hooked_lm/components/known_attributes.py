@@ -89,7 +89,7 @@ class KnownAttributes(nn.Module):
     @property
     def IGNORE(self) -> Float[Tensor, ""]:
         """The score of a key that a query may not see."""
-        return torch.tensor(-torch.inf, device=self.W_O.device)
+        return self.W_O.new_tensor(-torch.inf)
 
     @IGNORE.setter
     def IGNORE(self, value: Tensor | float) -> None:

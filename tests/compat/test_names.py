@@ -226,7 +226,7 @@ def test_parts_are_built_with_the_weights_that_they_have_everywhere(cfg: Any) ->
         "BertMLMHead": {"W": (16, 16), "b": (16,), "ln.w": (16,), "ln.b": (16,)},
         "Attention": {f"W_{x}": (4, 16, 4) for x in "QKV"}
         | {f"b_{x}": (4, 4) for x in "QKV"}
-        | {"W_O": (4, 4, 16), "b_O": (16,)},
+        | {"W_O": (4, 4, 16), "b_O": (16,), "mask": (0, 0), "IGNORE": ()},
     }
     for name, expected in shapes.items():
         part = getattr(parts, name)(cfg)

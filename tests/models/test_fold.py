@@ -123,7 +123,7 @@ def test_low_precision_is_rounded_once() -> None:
     reference = copy.deepcopy(exact).to(torch.float64)
     fold.process_weights(exact)
     fold.process_weights(reference)
-    for name, weight in exact.state_dict().items():
+    for name, weight in exact.named_parameters():
         assert weight.dtype == torch.bfloat16
         torch.testing.assert_close(weight.double(), reference.state_dict()[name], atol=2e-3, rtol=2**-8)
 

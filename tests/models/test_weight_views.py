@@ -121,7 +121,7 @@ def test_head_labels(grouped: HookedTransformer) -> None:
 
 
 def test_n_params_total(grouped: HookedTransformer) -> None:
-    assert grouped.n_params_total == sum(weight.numel() for weight in grouped.state_dict().values())
+    assert grouped.n_params_total == sum(weight.numel() for weight in grouped.parameters())
 
 
 # ---- accumulated biases --------------------------------------------------------------------------------
