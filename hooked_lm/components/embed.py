@@ -186,8 +186,13 @@ class FairseqSinusoidalEmbed(SinusoidalEmbed):
 PosEmbedConfig = PosEmbed.Config | SinusoidalEmbed.Config
 
 
+def soft_capped(logits: Float[Tensor, "*batch d_vocab"], cap: float | None) -> Float[Tensor, "*batch d_vocab"]:
+    """`cap * tanh(logits / cap)`; the logits themselves without a cap."""
+    return logits if cap is None else cap * (logits / cap).tanh()
+
+
 class Unembed(nn.Module):
-    """`x W_U + b_U` with `W_U` [d_model, d_vocab]; then `scale`, and a soft cap `c tanh(x / c)` where there is one."""
+    """`x W_U + b_U` with `W_U` [d_model, d_vocab], times `scale`. The soft cap of the logits is the model's to apply."""
 
     @dataclass(frozen=True)
     class Config:
@@ -228,12 +233,8 @@ class Unembed(nn.Module):
         return _columns(x, self.W_U, self.b_U, tokens)
 
     def finished(self, logits: Logits) -> Logits:
-        """Scaled and capped."""
-        if self.cfg.scale != 1.0:
-            logits = logits * self.cfg.scale
-        if self.cfg.soft_cap is not None:
-            logits = self.cfg.soft_cap * (logits / self.cfg.soft_cap).tanh()
-        return logits
+        """Scaled."""
+        return logits if self.cfg.scale == 1.0 else logits * self.cfg.scale
 
     def untied(self) -> "Unembed":
         """The same with a `W_U` of its own; itself if it has one."""

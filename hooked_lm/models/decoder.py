@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.block import AttentionPart
 from hooked_lm.components.context import Context
-from hooked_lm.components.embed import Unembed
+from hooked_lm.components.embed import Unembed, soft_capped
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.norm import add_norm, norm_of
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, NamesFilter, is_listening
@@ -159,7 +159,13 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
         if return_type is None and not is_listening(*(m for m in self.unembed.modules() if isinstance(m, HookPoint))):
             return None
         logits = self.unembed(normalized if logits_to_keep is None else normalized[:, -logits_to_keep:])
+        logits = self.cap_logits(logits)
         return self._result(logits, tokens, context, return_type, loss_per_token)
+
+    def cap_logits(self, logits: Float[Tensor, "*batch d_vocab"]) -> Float[Tensor, "*batch d_vocab"]:
+        """The logits after the soft cap of `cfg`, which is read at each call; they themselves if it has none."""
+        cap = self.cfg.output_logits_soft_cap
+        return soft_capped(logits, cap if cap > 0 else None)
 
     def _result(
         self, logits: Tensor, tokens: Tensor | None, context: Context, return_type: str | None, loss_per_token: bool

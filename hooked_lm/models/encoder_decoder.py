@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from hooked_lm.components.embed import TiedUnembed
+from hooked_lm.components.embed import TiedUnembed, soft_capped
 from hooked_lm.components.norm import add_norm, norm_of
 from hooked_lm.components.relative_bias import RelativeBias
 from hooked_lm.components.source import EncoderDecoderCache, Source, StackContext
@@ -155,6 +155,7 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
         if return_type is None and not is_listening(*(m for m in self.unembed.modules() if isinstance(m, HookPoint))):
             return None
         logits = self.unembed(resid if logits_to_keep is None else resid[:, -logits_to_keep:])
+        logits = soft_capped(logits, self.tree.unembed.soft_cap)
         if return_type in ("logits", None):
             return logits if return_type else None
         if logits.shape[1] != tokens.shape[1]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.block import PostNormBlock
 from hooked_lm.components.cross_block import PostNormCrossBlock
+from hooked_lm.components.embed import soft_capped
 from hooked_lm.components.identities import Identity, Pair, Read, Sites, below, norm_identity, normed
 from hooked_lm.components.norm import norm_of
 from hooked_lm.models.verify import Verification, checked, drawn_tokens
@@ -44,7 +45,11 @@ def _identities(model: Any, at: Sites, logits: Tensor) -> Iterator[Identity]:
     yield from _side_identities(model, "encoder", at)
     yield "encoder_final_ln(resid_post) == encoder_out", lambda: (encoded(), source())
     yield from _side_identities(model, "decoder", at, source)
-    yield "unembed(decoder_final_ln(resid_post)) == logits", lambda: (model.unembed.plain(decoded()), logits)
+
+    def predicted() -> tuple[Tensor, Tensor]:
+        return soft_capped(model.unembed.plain(decoded()), model.tree.unembed.soft_cap), logits
+
+    yield "unembed(decoder_final_ln(resid_post)) == logits", predicted
 
 
 def _side_identities(model: Any, side: str, at: Sites, *source: Read) -> Iterator[Identity]:

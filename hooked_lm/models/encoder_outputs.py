@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from hooked_lm.components.embed import soft_capped
 from hooked_lm.components.heads import SpanClassifier
 from hooked_lm.hooks import HookPoint, is_listening
 
@@ -39,6 +40,7 @@ def check_return_type(model: Any, return_type: str | None) -> None:
 class EncoderOutputs:
     """The heads of a HookedEncoder, and what they give."""
 
+    tree: Any
     mlm_head: Any
     unembed: Any
     pooler: Any
@@ -68,7 +70,8 @@ class EncoderOutputs:
         main = self.main_head if return_type in ("logits", "predictions") else None
         found: dict[str | None, Tensor] = {}
         if self.unembed is not None and (main == "unembed" or listening(self.mlm_head, self.unembed)):
-            found["unembed"] = self.unembed(stream if self.mlm_head is None else self.mlm_head(stream))
+            logits = self.unembed(stream if self.mlm_head is None else self.mlm_head(stream))
+            found["unembed"] = soft_capped(logits, self.tree.unembed.soft_cap)
         wants = {name: main == name or listening(getattr(self, name)) for name in ("classifier", "nsp_head")}
         wants["nsp_head"] |= return_type == "nsp"
         if return_type == "pooled" or any(wants.values()) or listening(self.pooler):

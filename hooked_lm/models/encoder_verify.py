@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hooked_lm.components.embed import Unembed
+from hooked_lm.components.embed import Unembed, soft_capped
 from hooked_lm.components.encoder_embed import EncoderEmbed
 from hooked_lm.components.heads import Classifier, MLMHead, NSPHead, Pooler, TokenClassifier
 from hooked_lm.components.identities import Identity, Pair, Read, Sites, below, norm_identity, normed
@@ -77,12 +77,15 @@ def _head_identities(model: Any, at: Sites, stream: Read, output: Tensor) -> Ite
             yield from ((f"{name}: {identity}", pair) for identity, pair in head.identities(below(at, name), read))
     if isinstance(model.unembed, Unembed):
 
+        def unembedded(x: Tensor) -> Tensor:
+            return soft_capped(model.unembed.plain(x), model.tree.unembed.soft_cap)
+
         def logits() -> tuple[Tensor, Tensor]:
             if model.mlm_head is None:
-                return model.unembed.plain(stream()), output
+                return unembedded(stream()), output
             if isinstance(model.mlm_head, MLMHead):
-                return model.unembed.plain(model.mlm_head.rebuilt(below(at, "mlm_head"))), output
-            return model.unembed.plain(model.mlm_head(stream())), output
+                return unembedded(model.mlm_head.rebuilt(below(at, "mlm_head"))), output
+            return unembedded(model.mlm_head(stream())), output
 
         yield "unembed(mlm_head) == logits", logits
     if model.main_head is None:

@@ -45,7 +45,7 @@ class BaseRun:
                 self.streams.append(resid)
             self.normalized = norm_of(model, "ln_final")(resid).to(model.embed.W_E.dtype)
             is_edited = any(edit.site.startswith("unembed.") for edit in edits)
-            self._logits = model.unembed(self.normalized) if is_edited else None
+            self._logits = model.cap_logits(model.unembed(self.normalized)) if is_edited else None
 
     def _keep(self, value: Tensor, hook: Any) -> None:
         self.kept[hook.name] = value.clone()  # what follows may go on in its memory
@@ -83,8 +83,8 @@ def logits_of(model: HookedTransformer, normalized: Float[Tensor, "batch pos d_m
     def some(reads: Reads) -> Float[Tensor, "batch some_pos some_token"]:
         rows = normalized if reads.positions is None else normalized[:, list(reads.positions)]
         if reads.tokens is None:
-            return model.unembed.plain(rows)
-        return model.unembed.some(rows, torch.tensor(reads.tokens, device=rows.device))
+            return model.cap_logits(model.unembed.plain(rows))
+        return model.cap_logits(model.unembed.some(rows, torch.tensor(reads.tokens, device=rows.device)))
 
     shape = torch.Size([*normalized.shape[:2], model.unembed.cfg.d_vocab])
     return Logits(shape, normalized.dtype, normalized.device, some)

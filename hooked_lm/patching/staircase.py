@@ -133,6 +133,7 @@ class Pass:
             packed = self._entered(len(model.blocks), self._through(len(model.blocks)))
             normalized = norm_of(model, "ln_final")(packed).to(model.embed.W_E.dtype)
             logits = model.unembed(normalized) if tokens is None else model.unembed.some(normalized, tokens)
+            logits = model.cap_logits(logits)
             self.spent.flops += 2 * logits.numel() * normalized.shape[-1]
         for run, rows in zip(self.context.runs, self.context.asked.parts(logits), strict=True):
             for index, of_cell in zip(run.cells, rows.unflatten(0, (-1, self.base.n_prompts)), strict=True):

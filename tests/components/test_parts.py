@@ -9,7 +9,7 @@ from torch import nn
 
 from hooked_lm.components.activations import ACTIVATIONS, XIELU, activation
 from hooked_lm.components.attention import Attention
-from hooked_lm.components.embed import Embed, Unembed
+from hooked_lm.components.embed import Embed, Unembed, soft_capped
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.norm import HeadLayerNorm, LayerNorm, RMSNorm
 from hooked_lm.components.rotary import Backward, LinearScaling, ProportionalScaling, Rotary
@@ -117,8 +117,10 @@ def test_embeddings() -> None:
     assert torch.equal(embed(torch.tensor([[3, 4]])), 2 * embed.W_E[[3, 4]][None])
     unembed = filled(Unembed.Config(6, 11, bias=True, soft_cap=2.0, scale=3.0).build(embed))
     x = torch.randn(1, 2, 6)
-    expected = 2 * (3 * (x @ unembed.W_U + unembed.b_U) / 2).tanh()
-    assert_close(unembed(x), expected)
+    expected = 3 * (x @ unembed.W_U + unembed.b_U)
+    assert_close(unembed(x), expected)  # the cap is the model's to apply
+    assert_close(soft_capped(unembed(x), 2.0), 2 * (expected / 2).tanh())
+    assert torch.equal(soft_capped(x, None), x)
 
 
 @pytest.mark.parametrize("n_kv", [4, 2, 1])

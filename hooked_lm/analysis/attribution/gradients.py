@@ -143,7 +143,7 @@ def logits_for(model: HookedRootModule, tokens: Int[Tensor, "batch pos"]) -> Ten
         return model(tokens)
     normalized = norm_of(model, "ln_final")(model(tokens, stop_at_layer=len(model.blocks))).to(model.embed.W_E.dtype)
     points = (module for module in model.unembed.modules() if isinstance(module, HookPoint))
-    return model.unembed(normalized) if is_listening(*points) else logits_of(model, normalized)
+    return model.cap_logits(model.unembed(normalized)) if is_listening(*points) else logits_of(model, normalized)
 
 
 @contextmanager

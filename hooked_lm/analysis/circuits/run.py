@@ -221,7 +221,7 @@ class Runner:
         shown = is_listening(*points)
         found = []
         for row in normalized.unflatten(0, (n_rows, -1)):
-            logits = self.model.unembed(row) if shown else logits_of(self.model, row)
+            logits = self.model.cap_logits(self.model.unembed(row)) if shown else logits_of(self.model, row)
             self.reads, [scores] = reads_of([self.metric], logits, self.reads)
             found.append(_one_a_prompt(scores, len(row)))
         return torch.stack(found)
@@ -339,7 +339,7 @@ def _check_sum(plain: Written, other: Written, difference: Tensor, end: Tensor) 
 
 def _kl_to(model: HookedTransformer, end: Float[Tensor, "batch pos d_model"]) -> Metric:
     """KL(model || run) at the last position."""
-    last = model.unembed(norm_of(model, "ln_final")(end[:, -1:]).to(model.embed.W_E.dtype))
+    last = model.cap_logits(model.unembed(norm_of(model, "ln_final")(end[:, -1:]).to(model.embed.W_E.dtype)))
     return metrics.kl_divergence(last[:, 0])
 
 

@@ -207,7 +207,7 @@ def decode(model: HookedTransformer, stream: Float[Tensor, "row d_model"]) -> Fl
     """
     normalized = plain_norm(norm_of(model, "ln_final"), stream[None]).to(model.embed.W_E.dtype)
     unembed = model.unembed.plain if isinstance(model.unembed, Unembed) else model.unembed
-    return wide(unembed(normalized)[0])
+    return wide(model.cap_logits(unembed(normalized))[0])
 
 
 def _run(
