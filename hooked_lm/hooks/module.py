@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hooked_lm.hooks import scope
 from hooked_lm.hooks.cache import Cache, Recorder
 from hooked_lm.hooks.entry import add_options, read_entry
-from hooked_lm.hooks.point import Hook, HookPoint, directions_of
+from hooked_lm.hooks.point import Hook, HookPoint, directions_of, install_all
 from hooked_lm.hooks.scope import Scope
 from hooked_lm.hooks.select import PointDict, Site, UnknownSite, select
 from hooked_lm.hooks.stand_in import Known, settle
@@ -165,8 +165,8 @@ class HookedRootModule(nn.Module):
         **model_kwargs: Any,
     ) -> Any:
         """One forward pass under these hooks; returns what the model returns."""
-        with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts):
-            return self(*model_args, **model_kwargs)
+        block = self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts)
+        return block.run(lambda: self(*model_args, **model_kwargs))
 
     def run_with_cache(
         self,
@@ -189,10 +189,14 @@ class HookedRootModule(nn.Module):
         `return_cache_object=False`.
         """
         cache, fwd, bwd = self.get_caching_hooks(names_filter, incl_bwd, device, remove_batch_dim, pos_slice=pos_slice)
-        with self.hooks(fwd, bwd, reset_hooks_end, clear_contexts):
+
+        def run() -> Any:
             output = self(*model_args, **model_kwargs)
             if incl_bwd:
                 _backward(output)
+            return output
+
+        output = self.hooks(fwd, bwd, reset_hooks_end, clear_contexts).run(run)
         return output, (self.make_cache(cache, not remove_batch_dim) if return_cache_object else cache)
 
     def make_cache(self, cache_dict: dict[str, Tensor], has_batch_dim: bool) -> Cache:
@@ -230,10 +234,7 @@ class HookedRootModule(nn.Module):
     ) -> dict[str, Tensor]:
         """Keep every later run's values in a dict, until `reset_hooks`; returns the dict."""
         cache, fwd, bwd = self.get_caching_hooks(names_filter, incl_bwd, device, remove_batch_dim, cache)
-        for name, hook in fwd:
-            self.add_hook(name, hook, "fwd")
-        for name, hook in bwd:
-            self.add_hook(name, hook, "bwd")
+        install_all(self.plan_hooks(fwd, "fwd", None) + self.plan_hooks(bwd, "bwd", None))
         return cache
 
     def cache_all(
@@ -277,8 +278,8 @@ class HookedRootModule(nn.Module):
         points = self.points_for(name, when)
         for point in points:
             self.check_hooks_to_add(point, point.name or "", hook, direction, is_permanent, prepend)
-        for point in points:
-            point.add_hook(hook, dir, is_permanent, level, prepend)
+        options = (is_permanent, level, prepend, None, when)
+        install_all([(p, p.make_hook(hook, each, *options)) for p in points for each in directions_of(direction)])
 
     def check_and_add_hook(
         self,
@@ -314,12 +315,9 @@ class HookedRootModule(nn.Module):
         with scope.writing:
             try:
                 self._registered[hook_id] = (hook, [handle for _, handle in plan])
-                for point, handle in plan:
-                    point.install(handle, None)
+                install_all(plan)
             except BaseException:
                 self._registered.pop(hook_id, None)
-                for point, handle in plan:
-                    point.discard(handle)
                 raise
         return hook_id
 

@@ -189,11 +189,15 @@ class HookPoint(nn.Identity):
         """Show hooks what a `forward` of its own makes of a value; that it asks PyTorch's list whether there are any, it may."""
         if not self.active_hooks():
             return super().__call__(value)
-        mark = self.register_forward_hook(_nothing)
+        mark: Any = object()  # no number, and so no other's
         try:
-            value = super().__call__(value)
-        finally:
-            mark.remove()
+            try:
+                self._forward_hooks[mark] = _nothing
+                value = super().__call__(value)
+            finally:
+                self._forward_hooks.pop(mark, None)
+        finally:  # an interrupt may come before the line above
+            self._forward_hooks.pop(mark, None)
         return self._run(value)
 
     def _through(self, value: Any, hooks: list[Hook]) -> Any:
@@ -248,9 +252,7 @@ class HookPoint(nn.Identity):
         direction, when = add_options(hook, dir)
         options = (is_permanent, level, prepend, alias_names, when)
         handles = [self.make_hook(hook, each, *options) for each in directions_of(direction)]
-        for handle in handles:
-            handle.together = handles
-            self.install(handle, None)
+        install_all([(self, handle) for handle in handles])
         return handles[0]
 
     def add_perma_hook(self, hook: HookFunction, dir: str | None = None) -> Hook:
@@ -392,6 +394,18 @@ def is_listening(*points: nn.Module) -> bool:
 
 def _nothing(*_: Any) -> None:
     """A hook of PyTorch's that only stands there."""
+
+
+def install_all(plan: Sequence[tuple[HookPoint, Hook]]) -> None:
+    """Activate handles for good: all of them or, when interrupted, none. Those of one point are removed together."""
+    try:
+        for point, handle in plan:
+            handle.together = [other for there, other in plan if there is point]
+            point.install(handle, None)
+    except BaseException:
+        for point, handle in plan:
+            point.discard(handle)
+        raise
 
 
 def directions_of(dir: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import itertools
 import threading
 import warnings
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ContextDecorator
 from contextvars import ContextVar
 from typing import Any
@@ -133,33 +133,45 @@ class Scope(ContextDecorator):
 
     def __init__(self, root: Any, fwd_hooks: Any, bwd_hooks: Any, stays: bool, clear_contexts: bool) -> None:
         self._given = (root, fwd_hooks, bwd_hooks, stays, clear_contexts)
-        self._held: Generator[None, None, None] | None = None
+        self._held: Any = None
 
     def _recreate_cm(self) -> "Scope":
         return Scope(*self._given)  # a decorated function opens one at each call
 
     def __enter__(self) -> Any:
         root, fwd_hooks, bwd_hooks, stays, clear_contexts = self._given
-        if self._held is not None:
+        if self._held is not None and self._held.gi_frame is not None:
             raise RuntimeError("this scope of hooks is open already; call model.hooks(...) for each with block")
         level = None if stays else root.context_level + 1
         plan = root.plan_hooks(fwd_hooks, "fwd", level) + root.plan_hooks(bwd_hooks, "bwd", level)
         self._held = _hold(root, plan, level, clear_contexts)
-        next(self._held)
-        return root
+        try:
+            next(self._held)
+            return root
+        except BaseException:
+            self._held.close()
+            raise
 
     def __exit__(self, *_: object) -> None:
-        if self._held is not None:
-            self._held.close()
-        self._held = None
+        self._held.close()  # nothing before it: an interrupt there would leave the hooks
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """What a function returns inside the block, which has ended wherever an interrupt comes."""
+        try:
+            with self:
+                return function()
+        finally:
+            if self._held is not None:
+                self._held.close()
 
 
 def _hold(root: Any, plan: list[Any], level: int | None, clear_contexts: bool) -> Generator[None, None, None]:
     """Keep hooks active until this generator is closed, as Python also does when it is collected."""
     frame, points, opener = Frame(root), dict.fromkeys(point for point, _ in plan), runner()
-    is_open = False
+    is_open, is_closed = False, False
 
     def close() -> None:
+        nonlocal is_closed
         drop(frame)
         for point in points:
             point.uninstall(frame)
@@ -171,16 +183,17 @@ def _hold(root: Any, plan: list[Any], level: int | None, clear_contexts: bool) -
                 point.end_level(level, opener)
         if clear_contexts:
             root.clear_contexts()
+        is_closed = True
 
     try:
-        push(frame)
-        for point, hook in plan:
-            point.install(hook, None if level is None else frame)
-        is_open = True
-        yield
-    finally:
         try:
+            push(frame)
+            for point, hook in plan:
+                point.install(hook, None if level is None else frame)
+            is_open = True
+            yield
+        finally:
             close()
-        except BaseException:  # interrupted in the midst of it
+    finally:
+        if not is_closed:  # interrupted in the midst of it
             close()
-            raise

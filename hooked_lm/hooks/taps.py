@@ -4,14 +4,12 @@ import copy
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from hooked_lm.hooks import checkpoint, scope
 from hooked_lm.hooks.point import Hook, HookPoint
@@ -19,17 +17,12 @@ from hooked_lm.hooks.scope import Frame, Owner
 from hooked_lm.hooks.select import UnknownSite
 
 Key = int | str
-_calls: ContextVar[dict[HookPoint, int] | None] = ContextVar("calls", default=None)
+# The calls of each module so far, in a run that tells them apart by the names that their points have then.
+calls_so_far: ContextVar[dict[HookPoint, int] | None] = ContextVar("calls_so_far", default=None)
 
 
-@contextmanager
-def counted_calls() -> Iterator[None]:
-    """Tell the calls of a module inside the block apart, by the names that its points have then."""
-    token = _calls.set({})
-    try:
-        yield
-    finally:
-        _calls.reset(token)
+class _Tap(partial[Any]):
+    """What PyTorch calls for a point."""
 
 
 class ModulePoint(HookPoint):
@@ -39,24 +32,20 @@ class ModulePoint(HookPoint):
     dict, a dataclass; of the inputs, the positional before those given by name. A path of keys leads to another one.
     """
 
-    def __init__(
-        self, module: nn.Module, tap: Callable[..., Any], is_input: bool, name: str, path: tuple[Key, ...]
-    ) -> None:
+    def __init__(self, module: nn.Module, is_input: bool, name: str, path: tuple[Key, ...]) -> None:
         super().__init__(on_demand=is_input or bool(path))
         self.name, self.path, self.is_input = name, path, is_input
         self._owner = (module,)  # in a tuple, as the point is no parent of the module
-        self._tap = tap
-        self._handle: RemovableHandle | None = None
 
     @classmethod
     def at_input(cls, module: nn.Module, name: str, path: tuple[Key, ...] = ()) -> "ModulePoint":
         """A point at the inputs of a module."""
-        return cls(module, _at_inputs, True, name, path)
+        return cls(module, True, name, path)
 
     @classmethod
     def at_output(cls, module: nn.Module, name: str, path: tuple[Key, ...] = ()) -> "ModulePoint":
         """A point at the output of a module."""
-        return cls(module, _at_output, False, name, path)
+        return cls(module, False, name, path)
 
     def stands_on(self, module: nn.Module | None) -> bool:
         """Whether this is the module that the point belongs to."""
@@ -64,7 +53,7 @@ class ModulePoint(HookPoint):
 
     def call(self) -> HookPoint:
         """This point for the call that comes now: under its own name the first in a run, then as name@1, name@2."""
-        under_way, counted = checkpoint.under_way(), _calls.get()
+        under_way, counted = checkpoint.under_way(), calls_so_far.get()
         seen = checkpoint.seen_in_forward(under_way)
         if seen is not None and self in seen.calls:
             index = seen.next_call(self)
@@ -95,16 +84,17 @@ class ModulePoint(HookPoint):
         self._follow()
 
     def _follow(self) -> None:
+        module = self._owner[0]
         with scope.writing:
-            if self._hooks and self._handle is None:
-                module, tap = self._owner[0], partial(self._tap, self)
-                if self.is_input:
-                    self._handle = module.register_forward_pre_hook(tap, with_kwargs=True)
-                else:
-                    self._handle = module.register_forward_hook(tap)
-            elif not self._hooks and self._handle is not None:
-                self._handle.remove()
-                self._handle = None
+            there = module._forward_pre_hooks if self.is_input else module._forward_hooks
+            mine = [key for key, tap in there.items() if isinstance(tap, _Tap) and tap.args[0] is self]
+            if self._hooks and not mine and self.is_input:
+                module.register_forward_pre_hook(_Tap(_at_inputs, self), with_kwargs=True)
+            elif self._hooks and not mine:
+                module.register_forward_hook(_Tap(_at_output, self))
+            for key in () if self._hooks else mine:
+                there.pop(key, None)
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
 # ---- what PyTorch calls ----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hooked_lm.hooks.entry import read_entry
 from hooked_lm.hooks.module import HookedRootModule, HookList, NamesFilter
 from hooked_lm.hooks.point import HookPoint
 from hooked_lm.hooks.select import Site, UnknownSite, select
-from hooked_lm.hooks.taps import ModulePoint, counted_calls, parsed, spelled
+from hooked_lm.hooks.taps import ModulePoint, calls_so_far, parsed, spelled
 from hooked_lm.hooks.tree import NameTree
 
 
@@ -46,8 +46,15 @@ class WrappedModule(HookedRootModule):
             self._point(name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with counted_calls():
-            return self.module(*args, **kwargs)
+        before = calls_so_far.get()
+        try:
+            try:
+                calls_so_far.set({})
+                return self.module(*args, **kwargs)
+            finally:
+                calls_so_far.set(before)
+        finally:  # an interrupt may come before the line above
+            calls_so_far.set(before)
 
     def unwrap(self) -> nn.Module:
         """Take the points out again; returns the module as it was."""
