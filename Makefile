@@ -27,7 +27,8 @@ $(CLIENTS)/.ready: pyproject.toml constraints.txt tests/clients/needs.txt tests/
 venv: $(READY)  ## make .venv, or bring it up to date
 
 demo: $(READY)  ## patch the bundled model and write an HTML report
-	$(BIN)/hooked-lm demo
+	mkdir -p build
+	$(BIN)/hooked-lm demo --output build/hooked_lm_demo.html
 
 test: $(READY)  ## the test suite, without the tests marked slow
 	$(PY) -m pytest -n 2 --dist loadgroup -m "not slow"

@@ -16,6 +16,10 @@ HALF = (torch.float16, torch.bfloat16)
 SVD = tuple[Float[Tensor, "*leading ldim k"], Float[Tensor, "*leading k"], Float[Tensor, "*leading rdim k"]]
 
 
+class ShapeMismatch(ValueError, AssertionError, RuntimeError):
+    """Shapes that do not fit: a ValueError, which code written for other implementations may catch as one of the others."""
+
+
 class FactoredMatrix:
     """The matrix `A @ B`, of which only the factors are held; `AB` alone multiplies it out.
 
@@ -36,7 +40,7 @@ class FactoredMatrix:
         FactoredMatrix([10, 64], mdim=4)
 
     Raises:
-        ValueError: where shapes do not fit, naming both.
+        ShapeMismatch: where shapes do not fit, naming both; a ValueError.
         IndexError: for an index out of range, or too many of them.
     """
 
@@ -44,14 +48,14 @@ class FactoredMatrix:
 
     def __init__(self, A: Tensor, B: Tensor):
         if A.ndim < 2 or B.ndim < 2 or A.shape[-1] != B.shape[-2]:
-            raise ValueError(
+            raise ShapeMismatch(
                 f"the factors are A [..., ldim, mdim] and B [..., mdim, rdim] with one mdim, "
                 f"got A {list(A.shape)} and B {list(B.shape)}"
             )
         try:
             leading = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
         except RuntimeError:
-            raise ValueError(
+            raise ShapeMismatch(
                 f"the leading dimensions of A {list(A.shape)} and B {list(B.shape)} do not broadcast"
             ) from None
         self.A = A.expand(*leading, *A.shape[-2:])
@@ -102,7 +106,7 @@ class FactoredMatrix:
     def BA(self) -> Float[Tensor, "*leading mdim mdim"]:
         """The factors multiplied the other way round, for a square matrix: small, with the same nonzero eigenvalues."""
         if self.ldim != self.rdim:
-            raise ValueError(f"BA needs a square matrix, ldim equal to rdim; this one is {list(self.shape)}")
+            raise ShapeMismatch(f"BA needs a square matrix, ldim equal to rdim; this one is {list(self.shape)}")
         return self.B @ self.A
 
     @property
@@ -139,7 +143,7 @@ class FactoredMatrix:
         return product.T if isinstance(product, FactoredMatrix) else product
 
     def __mul__(self, scalar: Any) -> "FactoredMatrix":
-        """Times a number, or a tensor of one element."""
+        """Times a number, or a tensor of one element, whose axes broadcast with the matrix's."""
         return FactoredMatrix(self.A * _checked_scalar(scalar), self.B)
 
     __rmul__ = __mul__
@@ -288,23 +292,21 @@ def _keeping(item: Any, size: int, what: str) -> Any:
 
 
 def _checked_scalar(scalar: Any) -> Any:
-    if not isinstance(scalar, Tensor):
-        return scalar
-    if scalar.numel() != 1:
-        raise ValueError(
+    if isinstance(scalar, Tensor) and scalar.numel() != 1:
+        raise ShapeMismatch(
             f"a matrix is scaled by a tensor of one element, got shape {list(scalar.shape)}; products are @"
         )
-    return scalar.reshape(())
+    return scalar
 
 
 def _check_fit(left: torch.Size, right: torch.Size) -> None:
     """That a product of these shapes exists; one of them may be a vector's."""
     if not left or not right or left[-1] != right[0 if len(right) == 1 else -2]:
-        raise ValueError(f"{list(left)} @ {list(right)}: the inner dimensions of a product have to be equal")
+        raise ShapeMismatch(f"{list(left)} @ {list(right)}: the inner dimensions of a product have to be equal")
     try:
         torch.broadcast_shapes(left[:-2], right[:-2])
     except RuntimeError:
-        raise ValueError(f"{list(left)} @ {list(right)}: the leading dimensions do not broadcast") from None
+        raise ShapeMismatch(f"{list(left)} @ {list(right)}: the leading dimensions do not broadcast") from None
 
 
 def _versions(*tensors: Tensor) -> list[object]:

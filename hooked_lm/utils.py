@@ -114,7 +114,12 @@ def get_device() -> str:
 def get_attention_mask(
     tokenizer: Any, tokens: Int[Tensor, "batch pos"], prepend_bos: bool, padding_side: str | None = None
 ) -> Int[Tensor, "batch pos"]:
-    """1 for real tokens and 0 for padding, as `Tokens.attention_mask` reads it off ids; the tokenizer's side if None."""
+    """1 for real tokens and 0 for padding, as `Tokens.attention_mask` reads it off ids; the tokenizer's side if None.
+
+    Without a tokenizer all are real.
+    """
+    if tokenizer is None:
+        return torch.ones_like(tokens)
     side = "left" if (padding_side or tokenizer.padding_side) == "left" else "right"
     text = Tokens(tokenizer, prepend_bos, side, n_ctx=tokens.shape[1], d_vocab=len(tokenizer))
     return text.attention_mask(tokens)

@@ -127,6 +127,26 @@ class TestProducts:
         with pytest.raises(ValueError, match=r"one element, got shape \[3\]; products are @"):
             stack * torch.ones(3)
 
+    @pytest.mark.parametrize("kind", [ValueError, AssertionError, RuntimeError])
+    def test_misfits_are_caught_by_the_names_that_others_give_them(self, stack: FactoredMatrix, kind: type) -> None:
+        row = FactoredMatrix(random(2, 3), random(3, 5))
+        for misfit in (
+            lambda: stack @ random(5, 7),
+            lambda: random(7, 5) @ stack,
+            lambda: stack @ random(4, 6, 2),
+            lambda: stack * torch.ones(3),
+            lambda: row.BA,
+            lambda: FactoredMatrix(random(2, 3), random(2, 3)),
+        ):
+            with pytest.raises(kind):
+                misfit()
+
+    def test_a_number_with_axes_broadcasts(self) -> None:
+        one = FactoredMatrix(random(8, 3), random(3, 6))
+        for product in (one * torch.full((1, 1, 1), 2.0), torch.full((1, 1, 1), 2.0) * one):
+            assert product.shape == (1, 8, 6)
+            close(product.AB, 2 * one.AB[None])
+
     def test_other_things_are_refused(self, stack: FactoredMatrix) -> None:
         for product in (lambda: stack @ "x", lambda: "x" @ stack, lambda: stack * "x"):
             with pytest.raises(TypeError):

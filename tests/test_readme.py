@@ -43,3 +43,9 @@ def test_what_a_page_links_to_exists(page: Path):
 def test_what_the_readme_links_to_exists():
     for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text()):
         assert (ROOT / target).exists(), target
+
+
+def test_the_report_of_make_demo_is_ignored_by_git():
+    [folder] = re.findall(r"hooked-lm demo --output (\w+/)\w+\.html", (ROOT / "Makefile").read_text())
+    assert folder in (ROOT / ".gitignore").read_text().split()
+    assert folder + "hooked_lm_demo.html" in (ROOT / "README.md").read_text()

@@ -32,8 +32,9 @@ class PlacedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.embed.W_E.device
+        """Where the weights are; where `cfg.device` says, as long as there are none."""
+        embed = self.__dict__.get("_modules", {}).get("embed")
+        return torch.device(self.cfg.device) if embed is None else embed.W_E.device
 
     def to(self: Placed, *args: Any, print_details: bool = True, **kwargs: Any) -> Placed:
         """Move the model, as `nn.Module.to` does; `cfg.device` and `cfg.dtype` follow, as with `half` and its like."""

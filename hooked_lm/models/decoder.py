@@ -35,6 +35,7 @@ from hooked_lm.models.loss import lm_cross_entropy_loss
 from hooked_lm.models.names import site_name
 from hooked_lm.models.state import sync_config
 from hooked_lm.models.text import TextMethods
+from hooked_lm.models.tokens import checked_ids
 from hooked_lm.models.verify import Verification, verify
 from hooked_lm.models.weight_views import WeightViews
 
@@ -134,6 +135,9 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
             logits_to_keep: unembed only the last so many positions.
             input_ids: another name of `input`, for what a tokenizer of transformers gives: `model(**tokenizer(text))`.
 
+        Negative ids count from the end of the vocabulary. Of ids that are padded the mask is read off the ids, if none is
+        given, where it matters: padding on the left, and any padding with a cache (see `Tokens.attention_mask`).
+
         Raises ValueError for a prompt that is empty or longer than n_ctx, and for token ids out of range; TypeError for no
         input, and for two.
         """
@@ -221,12 +225,11 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
     ) -> tuple[Float[Tensor, "batch pos d_model"], Int[Tensor, "batch pos"], Context]:
         """The stream before the first block, the token ids, and what all layers share."""
         n_past = cache.length if cache is not None else 0
-        tokens, attention_mask = self._tokens_and_mask(input, prepend_bos, padding_side, attention_mask, n_past)
+        tokens, attention_mask = self._tokens_and_mask(input, prepend_bos, padding_side, attention_mask, cache)
         check_length(tokens, n_past, self.cfg.n_ctx)
         context = self._context(tokens, attention_mask, cache)
         tokens = self.hook_tokens(tokens)
-        if not torch.compiler.is_compiling():
-            self.tokens.check_ids(tokens)
+        tokens = checked_ids(tokens, self.cfg.d_vocab)
         embed = self.hook_embed(self.embed(tokens))
         if self.tree.per_layer is not None:
             context.per_layer = self.per_layer(tokens, embed)

@@ -24,6 +24,7 @@ from hooked_lm.models.encoder_text import EncoderText, Text
 from hooked_lm.models.encoder_verify import verify
 from hooked_lm.models.encoder_views import EncoderViews
 from hooked_lm.models.names import site_name
+from hooked_lm.models.tokens import checked_ids
 from hooked_lm.models.verify import Verification
 
 Ids = Int[Tensor, "*batch pos"]
@@ -165,8 +166,7 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
             if types is None and self.tree.embed.n_types:
                 types = own_types
         check_length(tokens, 0, self.cfg.n_ctx)
-        if not torch.compiler.is_compiling():
-            self.tokens.check_ids(tokens)
+        tokens = checked_ids(tokens, self.cfg.d_vocab)
         return tokens, None if types is None else self._checked_types(types, tokens), mask
 
     def _checked_types(self, types: Tensor, tokens: Tensor) -> Tensor:

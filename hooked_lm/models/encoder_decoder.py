@@ -131,7 +131,9 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
 
         Args:
             input: for the encoder; None if the cache holds its output already.
-            decoder_input: for the decoder, from its start token on; None: the start token alone. Text gets it by itself.
+            decoder_input: for the decoder, from its start token on; None: the start token alone. Text is a whole target: it
+                gets its start token and its end token, so the loss is that of transformers with it as labels. To see what
+                comes next give ids, `model.to_decoder_tokens(text, end=False)[0]`.
             return_type: "logits" [batch, decoder pos, d_vocab], "loss" (mean cross entropy of the decoder's next tokens,
                 in nats), "both" or None.
             one_zero_attention_mask, attention_mask: two names of one thing: 1 for real tokens of the source, 0 for padding.

@@ -76,7 +76,7 @@ def generate(
     source, mask = model._source_tokens(
         input, attention_mask if one_zero_attention_mask is None else one_zero_attention_mask
     )
-    target, target_mask = model._target_tokens(decoder_input, None, len(source))
+    target, target_mask = model._target_tokens(decoder_input, None, len(source), end=False)
     if len(target) != len(source) or real_positions(target_mask, target) is not None:
         raise ValueError("decoder_input must have as many rows as the source, of equal length")
     room = model.cfg.n_ctx - target.shape[1]

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from hooked_lm.models.encoder_decoder_config import HookedEncoderDecoderConfig
-from hooked_lm.models.tokens import Tokens, checked_texts, ids_of
+from hooked_lm.models.tokens import Tokens, checked_ids, checked_texts, ids_of
 
 Padded = tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]
 DecoderInput = str | Sequence[str] | Int[Tensor, "*rows target_pos"]
@@ -55,16 +55,25 @@ class SourceAndTargetText:
         end = row[-1:] if row[-1] in self.end_ids() else []
         return row[: n_ctx - len(end)] + end
 
-    def to_decoder_tokens(self, input: str | Sequence[str]) -> Padded:
-        """Ids of texts for the decoder, without special tokens but the one that the decoder's input begins with."""
+    def to_decoder_tokens(self, input: str | Sequence[str], end: bool = True) -> Padded:
+        """Ids of texts for the decoder: what its input begins with, the text, and what ends it.
+
+        The end is the tokenizer's end token, if that is what it puts behind texts; `end=False` leaves it out of a target
+        that is to go on.
+        """
         texts, tokenizer = checked_texts(input), self.tokens.need_tokenizer()
         if getattr(tokenizer, "backend_tokenizer", None) is None:  # it may have another vocabulary for targets
             rows = tokenizer(text_target=texts, add_special_tokens=False, verbose=False)["input_ids"]
         else:
             rows = ids_of(tokenizer, texts, specials=False)
         forced = [] if self.cfg.forced_bos_token_id is None else [self.cfg.forced_bos_token_id]
-        tokens, mask = self._padded([[self.start_id(), *forced, *row] for row in rows])
+        last = [self.tokenizer.eos_token_id] if end and self._ends_texts() else []
+        tokens, mask = self._padded([[self.start_id(), *forced, *row, *last] for row in rows])
         return tokens.to(self.device), mask.to(self.device)
+
+    def _ends_texts(self) -> bool:
+        """Whether the tokenizer puts an end token behind a text."""
+        return self.tokenizer.eos_token_id in ids_of(self.tokenizer, [""], specials=True)[0]
 
     def to_string(self, tokens: Any) -> str | list[str]:
         """Text of token ids: a string of one sequence, a list of strings of a batch."""
@@ -129,22 +138,21 @@ class SourceAndTargetText:
         return tokens, own if mask is None else mask
 
     def _target_tokens(
-        self, input: DecoderInput | None, mask: Tensor | None, batch: int
+        self, input: DecoderInput | None, mask: Tensor | None, batch: int, end: bool = True
     ) -> tuple[Int[Tensor, "batch pos"], Tensor | None]:
-        """Ids for the decoder, and which are real; the start token of each row if nothing is given."""
+        """Ids for the decoder, and which are real; the start token of each row if nothing is given. Text gets an `end`."""
         if input is None:
             return torch.full((batch, 1), self.start_id(), device=self.device), mask
         if isinstance(input, Tensor):
             return self._checked(input, self.decoder_tokens), mask
-        tokens, own = self.to_decoder_tokens(input)
+        tokens, own = self.to_decoder_tokens(input, end)
         return tokens, own if mask is None else mask
 
     def _checked(self, tokens: Tensor, of: Tokens) -> Int[Tensor, "batch pos"]:
         if tokens.is_floating_point() or tokens.ndim not in (1, 2):
             raise ValueError(f"token ids are integers [batch, pos] or [pos], got {tokens.dtype} {tuple(tokens.shape)}")
         tokens = (tokens if tokens.ndim == 2 else tokens[None]).to(self.device, torch.long)
-        of.check_ids(tokens)
-        return tokens
+        return checked_ids(tokens, of.d_vocab)
 
 
 def real_positions(

@@ -89,6 +89,8 @@ class EncoderOutputs:
     def _predictions(self, logits: Tensor, tokens: Int[Tensor, "batch pos"], real: Real | None) -> Any:
         """The likeliest token for each mask token, or the likeliest class of each text or token, in words.
 
+        The words of several mask tokens are numbered: "Prediction 0: cat", "Prediction 1: mat".
+
         A text with several labels gets the list of those with a positive logit. ValueError for spans and for regression.
         One alone is a string; several are a list, for tokens a list of lists.
         """
@@ -101,7 +103,8 @@ class EncoderOutputs:
             masked = logits[tokens == mask_token]
             if not len(masked):
                 raise ValueError(f"there is no mask token to predict; write {self.tokens.tokenizer.mask_token!r}")
-            return _one_or_all([self.tokens.to_string(token[None]).strip() for token in masked.argmax(-1)])
+            found = [self.tokens.to_string(token[None]).strip() for token in masked.argmax(-1)]
+            return found[0] if len(found) == 1 else [f"Prediction {i}: {word}" for i, word in enumerate(found)]
         if self.main_head == "nsp_head":
             return _one_or_all([SEQUENTIAL[int(i)] if len(row) == 2 else str(int(i)) for row, i in _choices(logits)])
         if isinstance(self.token_classifier, SpanClassifier):

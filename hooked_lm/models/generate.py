@@ -16,6 +16,7 @@ from hooked_lm.hooks import HookPoint, NamesFilter, is_listening
 from hooked_lm.hooks.reading import Reading, generating, show
 from hooked_lm.models.checks import first_bidirectional
 from hooked_lm.models.sampling import check_sampling, next_tokens, sample_logits
+from hooked_lm.models.tokens import checked_ids
 
 Output = str | list[str] | Tensor
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"]
@@ -292,7 +293,7 @@ def _prompt(
         tokens, attention_mask = model._tokens_and_mask(input, prepend_bos, padding_side, given)
         if given is None and isinstance(input, Tensor):
             attention_mask = model.tokens.attention_mask(tokens, prepend_bos, padding_side)
-        embeds, shape = None, tokens.shape
+        tokens, embeds, shape = checked_ids(tokens, model.cfg.d_vocab), None, tokens.shape
     if 0 in shape:
         raise ValueError(f"the prompt is empty: its shape is {tuple(shape)}; give at least one token")
     if attention_mask is None:

@@ -5,6 +5,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
+def from_the_end(tokens: Int[Tensor, "*shape"], d_vocab: int) -> Int[Tensor, "*shape"]:
+    """Token ids of which the negative ones counted from the end of the vocabulary."""
+    return torch.where(tokens < 0, tokens + d_vocab, tokens)
+
+
 def lm_cross_entropy_loss(
     logits: Float[Tensor, "batch pos d_vocab"],
     tokens: Int[Tensor, "batch pos"],
@@ -14,14 +19,15 @@ def lm_cross_entropy_loss(
     """Cross entropy of each next token in nats: the mean, or [batch, pos - 1] with `per_token`.
 
     With an `attention_mask` [batch, pos] (1: real) only predictions of a real token from a real token count; the
-    others are zero per token. Raises ValueError if there is nothing to predict.
+    others are zero per token. Negative ids count from the end of the vocabulary. Raises ValueError if there is nothing to
+    predict.
 
     >>> import torch
     >>> lm_cross_entropy_loss(torch.zeros(1, 3, 4), torch.zeros(1, 3, dtype=torch.long)).exp().round()
     tensor(4.)
     """
     log_probs = logits[:, :-1].float().log_softmax(-1)
-    losses = -log_probs.gather(-1, tokens[:, 1:, None])[..., 0]
+    losses = -log_probs.gather(-1, from_the_end(tokens[:, 1:, None], logits.shape[-1]))[..., 0]
     counts = torch.ones_like(losses, dtype=torch.bool)
     if attention_mask is not None:
         real = attention_mask.to(losses.device).bool()
@@ -39,5 +45,5 @@ def lm_accuracy(
     logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"], per_token: bool = False
 ) -> Float[Tensor, ""] | Bool[Tensor, "batch next"]:
     """How often the likeliest next token is the true one: a fraction, or [batch, pos - 1] with `per_token`."""
-    correct = logits[:, :-1].argmax(-1) == tokens[:, 1:]
+    correct = logits[:, :-1].argmax(-1) == from_the_end(tokens[:, 1:], logits.shape[-1])
     return correct if per_token else correct.float().mean()

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.models.config import HookedTransformerConfig
 from hooked_lm.models.flat import build_tree
 from hooked_lm.models.tokens import Tokens, prepends_bos
@@ -106,11 +107,12 @@ class TextMethods:
         prepend_bos: bool | None,
         padding_side: str | None,
         attention_mask: Tensor | None,
-        n_past: int = 0,
+        cache: KeyValueCache | None = None,
     ) -> tuple[Int[Tensor, "batch pos"], Tensor | None]:
         """Ids of any input, and which of them are real; a mask that the caller gives wins.
 
-        Ids without a mask count as padded only where that changes what real tokens see: on the left of a first part.
+        Ids without a mask count as padded only where that changes what real tokens see: on the left, and with a cache on
+        either side, as later tokens follow. In what follows on cached tokens no BOS is expected.
         """
         if isinstance(input, Tensor):
             if input.is_floating_point() or input.ndim not in (1, 2):
@@ -120,8 +122,11 @@ class TextMethods:
                 )
             tokens = (input if input.ndim == 2 else input[None]).to(self.device, torch.long)
             side = padding_side or self.cfg.default_padding_side
-            if attention_mask is None and self.tokenizer is not None and side == "left" and n_past == 0:
-                attention_mask = self.tokens.attention_mask(tokens, prepend_bos, side)
+            matters = side == "left" or cache is not None
+            if attention_mask is None and self.tokenizer is not None and matters:
+                follows = cache is not None and cache.length > 0
+                with_bos = False if follows and prepend_bos is None else prepend_bos
+                attention_mask = self.tokens.attention_mask(tokens, with_bos, side)
             return tokens, attention_mask
         tokens, mask = self.tokens.encode(input, prepend_bos, padding_side, truncate=False)
         return tokens.to(self.device), mask.to(self.device) if attention_mask is None else attention_mask

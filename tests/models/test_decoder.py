@@ -703,7 +703,7 @@ def test_an_attention_only_model_learns_to_copy() -> None:
         (lambda m: m(torch.zeros(1, 0, dtype=torch.long)), ValueError, r"empty.*\(1, 0\)"),
         (lambda m: m(torch.zeros(0, 4, dtype=torch.long)), ValueError, r"empty.*\(0, 4\)"),
         (lambda m: m(torch.tensor([[1, D_VOCAB]])), ValueError, "50"),
-        (lambda m: m(torch.tensor([[1, -1]])), ValueError, "-1"),
+        (lambda m: m(torch.tensor([[1, -D_VOCAB - 1]])), ValueError, "-51"),
         (lambda m: m("some text"), ValueError, "tokenizer"),
         (lambda m: m(torch.zeros(1, 2, 3, dtype=torch.long)), ValueError, r"\(1, 2, 3\)"),
         (lambda m: m(ids(), return_type="logit"), ValueError, "'logit'"),

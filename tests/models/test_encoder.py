@@ -201,7 +201,9 @@ def test_predictions_of_masked_tokens(model: HookedEncoder):
     tokens = model.to_tokens("the [MASK] sat")[0]
     likeliest = model(tokens)[0, 2].argmax().item()
     assert model("the [MASK] sat", return_type="predictions") == WORDS[likeliest]
-    assert len(model("the [MASK] [MASK]", return_type="predictions")) == 2
+    two = model(model.to_tokens("the [MASK] [MASK]")[0])[0, 2:4].argmax(-1)
+    numbered = [f"Prediction {i}: {WORDS[word]}" for i, word in enumerate(two.tolist())]
+    assert model("the [MASK] [MASK]", return_type="predictions") == numbered
     with pytest.raises(ValueError, match="no mask token"):
         model("the cat", return_type="predictions")
 

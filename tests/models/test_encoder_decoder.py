@@ -90,7 +90,7 @@ def test_only_the_last_logits_on_demand(model: HookedEncoderDecoder):
         ({"input": torch.ones(1, 25, dtype=torch.long)}, "n_ctx of 24"),
         ({"input": SOURCE, "decoder_input": torch.ones(2, 25, dtype=torch.long)}, "n_ctx of 24"),
         ({"input": SOURCE + 15}, "d_vocab is 20"),
-        ({"input": SOURCE, "decoder_input": TARGET - 1}, "d_vocab is 20"),
+        ({"input": SOURCE, "decoder_input": TARGET - 21}, "d_vocab is 20"),
         ({"input": SOURCE, "decoder_input": TARGET[:1]}, "2 rows, and the decoder's input 1"),
         ({"input": SOURCE, "attention_mask": torch.tensor([[1] * 5, [0] * 5])}, "row 1 is nothing but padding"),
         ({"input": SOURCE, "attention_mask": SOURCE, "one_zero_attention_mask": SOURCE}, "two names of one argument"),
@@ -433,8 +433,8 @@ def test_text_that_is_cut_keeps_its_end(reader: HookedEncoderDecoder):
 
 def test_text_and_ids_give_the_same_logits(reader: HookedEncoderDecoder):
     logits = reader(["the cat sat", "it ran to him and sat"], ["the mat", "him"])
-    close(logits[:1], reader(torch.tensor([[3, 4, 5, 1]]), torch.tensor([[0, 3, 8]])))
-    close(logits[1:, :2], reader(torch.tensor([[10, 11, 12, 13, 9, 5, 1]]), torch.tensor([[0, 13]])))
+    close(logits[:1], reader(torch.tensor([[3, 4, 5, 1]]), torch.tensor([[0, 3, 8, 1]])))
+    close(logits[1:, :3], reader(torch.tensor([[10, 11, 12, 13, 9, 5, 1]]), torch.tensor([[0, 13, 1]])))
 
 
 def test_text_becomes_text(reader: HookedEncoderDecoder):
@@ -450,13 +450,14 @@ def test_targets_of_a_tokenizer_with_two_vocabularies(model: HookedEncoderDecode
         pad_token_id, eos_token_id = 0, 1
 
         def __call__(self, texts: Any = None, text_target: Any = None, **options: Any) -> dict[str, list[list[int]]]:
-            assert options == {"add_special_tokens": False, "verbose": False}
-            return {"input_ids": [[15] * len(text.split()) for text in text_target]}
+            assert options.pop("verbose") is False
+            end = [1] if options["add_special_tokens"] else []
+            return {"input_ids": [[15] * len(text.split()) + end for text in text_target or texts]}
 
     reader = copy.deepcopy(model)
     reader.set_tokenizer(TwoVocabularies())
     reader.cfg.forced_bos_token_id = 18
-    assert reader.to_decoder_tokens(["the cat", "it"])[0].tolist() == [[0, 18, 15, 15], [0, 18, 15, 0]]
+    assert reader.to_decoder_tokens(["the cat", "it"])[0].tolist() == [[0, 18, 15, 15, 1], [0, 18, 15, 1, 0]]
 
 
 # ---- config and weights ----------------------------------------------------------------------------------------------

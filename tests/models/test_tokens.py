@@ -433,8 +433,9 @@ class TestCheckIds:
     def test_ids_in_range_pass(self, shape: tuple[int, ...]) -> None:
         self.helper.check_ids(torch.full(shape, 9))
         self.helper.check_ids(torch.full(shape, 0, dtype=torch.int32))
+        self.helper.check_ids(torch.full(shape, -10))
 
-    @pytest.mark.parametrize("bad", [10, -1, 2**40])
+    @pytest.mark.parametrize("bad", [10, -11, 2**40, -(2**40)])
     def test_the_id_its_place_and_d_vocab_are_named(self, bad: int) -> None:
         tokens = torch.zeros(2, 3, dtype=torch.long)
         tokens[1, 2] = bad
