@@ -6,6 +6,7 @@ compat.install()
 
 # Programs that tests run with the original on the path.
 collect_ignore = [
+    "circuit_tracer_run.py",
     "converters.py",
     "flat_originals.py",
     "originals.py",
