@@ -1,26 +1,27 @@
-"""Which part of a value an intervention is about: positions, heads, features, rows; in generation too.
+"""Which part of a value a controller changes: positions, heads, features, rows; in generation too.
 
-Positions are counted from 0 along the value's own axis; negative ones from its end. During generation they are those of each
-row's tokens, padding left out, and negative ones count from the end of the prompt, wherever the generation stands: an object
-changes a token once, when it is read, and the same with a key/value cache as without.
+Indices are those of `hooks/indices.py`: an int, several ints, or a slice. Outside generation a position is a column of the
+value. During generation it is a token of the row, without padding, and negative positions count from the end of the prompt at
+every step: each token is changed once, when it is read, with a key/value cache as without.
 """
 
-import operator
+import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, SupportsIndex
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks.indices import Indices, counted, indices_in, plain_indices
 from hooked_lm.interventions.base import Controller
 
-Index = SupportsIndex | Sequence[SupportsIndex] | Tensor | np.ndarray | None
-Positions = str | Index
+Positions = str | Indices
+HEADS = ("head", "kv_head", "ssm_head")
+QUERY_POSITIONS = ("pos", "query_pos")
 PLACES = ("all", "prompt", "last_prompt", "generated")
 
 
@@ -54,6 +55,8 @@ class Shown:
             return {position: position for position in here if position < self.n_prompt}
         if asked == "generated":
             return {position: position - self.n_prompt for position in here if position >= self.n_prompt}
+        if isinstance(asked, slice):
+            return self._in_slice(asked, here, where)
         numbers = listed(asked)
         for wrong in (i for i in numbers if i < -self.n_prompt or (i >= self.n_prompt and not self.is_generating)):
             raise IndexError(
@@ -62,6 +65,21 @@ class Shown:
             )
         resolved = [i if i >= 0 else self.n_prompt + i for i in numbers]
         return {position: resolved.index(position) for position in dict.fromkeys(resolved) if position in here}
+
+    def _in_slice(self, asked: slice, here: range, where: str) -> dict[int, int]:
+        """The same for a slice; without a stop it goes on into what is generated."""
+        start, step = self._bound(asked.start, 0), 1 if asked.step is None else asked.step
+        stop = self._bound(asked.stop, here.stop)
+        if step < 0:
+            raise ValueError(f"positions={asked} at '{where}': a slice of positions has a step above 0")
+        wanted = range(start, stop, step)
+        if not self.is_generating and not any(position in wanted for position in here):
+            raise IndexError(f"positions={asked} contains none of the {self.n_prompt} positions at '{where}'")
+        return {position: wanted.index(position) for position in here if position in wanted}
+
+    def _bound(self, bound: int | None, default: int) -> int:
+        """A bound of a slice; negative ones count from the end of the prompt."""
+        return default if bound is None else bound if bound >= 0 else max(0, self.n_prompt + bound)
 
 
 @dataclass(frozen=True)
@@ -122,10 +140,10 @@ def parts_of(
     value: Tensor,
     hook: HookPoint,
     positions: Positions = None,
-    heads: Index = None,
-    features: Index = None,
-    rows: Index = None,
-    rest: Sequence[Index] = (),
+    heads: Indices = None,
+    features: Indices = None,
+    rows: Indices = None,
+    rest: Sequence[Indices] = (),
 ) -> list[Part]:
     """The part of the value of a site that is asked for; a part for each row of a generation from unequal prompts.
 
@@ -140,7 +158,7 @@ def parts_of(
         raise ValueError(
             f"rest={rest!r} indexes {len(rest)} axes; '{where}' has {len(behind)} behind batch and position"
         )
-    head_axis = next((dims.index(name) for name in ("head", "kv_head") if name in dims), None)
+    head_axis = next((dims.index(name) for name in HEADS if name in dims), None)
     row_axis = 0 if value.ndim and (not dims or dims[0] == "batch") else None
     asked = [("rows", rows, row_axis), ("heads", heads, head_axis), ("features", features, value.ndim - 1)]
     asked += [(f"rest[{i}]", index, axis) for i, (index, axis) in enumerate(zip(rest, behind, strict=False))]
@@ -160,37 +178,51 @@ class LocalController(Controller):
     """Changes a part of a site's value, and hands on the rest as it is.
 
     Args (of all that change a part):
-        positions: which positions: a number, several, "prompt", "last_prompt" (the last of the prompt), "generated" (tokens
-            that generation added) or "all". Negative ones count from the end of the prompt. None: "all".
-        heads: which heads (of keys and values: key/value heads). None: all.
-        features: which indices of the last axis: neurons, dimensions of the stream.
-        rows: which rows of the batch.
-        rest: for each axis behind batch and position which indices, or None for all; e.g. `(3,)` is head 3 at `hook_z`, and
+        positions: an int, several ints, a slice, "prompt", "last_prompt" (the last of the prompt), "generated" (tokens that
+            generation added) or "all". Negative ones count from the end of the prompt. A slice without a stop includes tokens
+            that are generated. None: "all".
+        heads: indices of heads (of keys and values: key/value heads). None: all.
+        features: indices of the last axis: neurons, dimensions of the stream.
+        rows: indices of the batch.
+        rest: for each axis after batch and position the indices, or None for all; e.g. `(3,)` is head 3 at `hook_z`, and
             head 3 at `hook_pattern`, where the position is that of the query.
 
+    All indices are an int, a list, tuple or array of ints (these indices), or a `slice` (a range).
+
     Raises TypeError for an index that is no whole number, such as a mask; during the run ValueError for an axis that the site
-    has not, IndexError for what is out of range.
+    does not have and for a site that holds no floating-point numbers, IndexError for what is out of range.
     """
 
     positions: Positions = field(default=None, kw_only=True)
-    heads: Index = field(default=None, kw_only=True)
-    features: Index = field(default=None, kw_only=True)
-    rows: Index = field(default=None, kw_only=True)
-    rest: Sequence[Index] = field(default=(), kw_only=True)
+    heads: Indices = field(default=None, kw_only=True)
+    features: Indices = field(default=None, kw_only=True)
+    rows: Indices = field(default=None, kw_only=True)
+    rest: Sequence[Indices] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.positions, str) and self.positions not in PLACES:
             raise ValueError(f"positions must be numbers or one of {', '.join(PLACES)}, got {self.positions!r}")
         if not isinstance(self.positions, str):
-            self.positions = _numbers("positions", self.positions)
+            self.positions = plain_indices("positions", self.positions)
         self.heads, self.features, self.rows = (
-            _numbers(name, getattr(self, name)) for name in ("heads", "features", "rows")
+            plain_indices(name, getattr(self, name)) for name in ("heads", "features", "rows")
         )
-        self.rest = tuple(_numbers("rest", index) for index in self.rest)
+        self.rest = tuple(plain_indices("rest", index) for index in self.rest)
+
+    def __call__(self, value: Any, hook: HookPoint) -> Any:
+        if not self.is_enabled:
+            return None
+        if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+            got = f"numbers of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise ValueError(
+                f"{type(self).__name__} changes activations, and '{hook.name}' passes {got}; to change token ids, change the "
+                "model's input, or use a hook function"
+            )
+        return super().__call__(value, hook)
 
     def parts(self, value: Tensor, hook: HookPoint, positions: Positions = None) -> list[Part]:
-        """Which part of this value is changed; `positions` stands for those that were not given."""
+        """The parts of this value that are changed; `positions` replaces those that were not given."""
         asked = positions if self.positions is None else self.positions
         return parts_of(value, hook, asked, self.heads, self.features, self.rows, self.rest)
 
@@ -214,12 +246,28 @@ def position_axis(value: Tensor, hook: HookPoint) -> int | None:
     three."""
     if len(hook.dims) != value.ndim:
         return 1 if value.ndim >= 3 else None
-    return next((hook.dims.index(name) for name in ("pos", "query_pos") if name in hook.dims), None)
+    return next((hook.dims.index(name) for name in QUERY_POSITIONS if name in hook.dims), None)
 
 
 def listed(asked: Any) -> list[int]:
-    """Positions that are asked for by number, or as "last_prompt", as a list."""
+    """Positions given as ints, as "last_prompt" or as a slice with a start and a stop from the front, as a list.
+
+    Raises ValueError for a slice with an open or negative end, whose length depends on the prompt.
+    """
+    if isinstance(asked, slice):
+        return counted(asked)
     return [-1] if asked == "last_prompt" else [asked] if isinstance(asked, int) else list(asked)
+
+
+def check_finite(hook: Any, *names: str) -> None:
+    """Raise ValueError for settings that are, or contain, NaN, infinity or a number beyond what floats hold; None is none."""
+    for name in names:
+        given = getattr(hook, name)
+        for one in given if isinstance(given, (list, tuple)) else [given]:
+            if one is None or callable(one):
+                continue
+            if not (bool(one.isfinite().all()) if isinstance(one, Tensor) else abs(one) <= sys.float_info.max):
+                raise ValueError(f"{name} of {type(hook).__name__} must be finite, got {repr(given)[:80]}")
 
 
 def fitted(given: Tensor, like: Tensor, part: Part, what: str) -> Tensor:
@@ -258,10 +306,7 @@ def _add(
         raise ValueError(f"{name}={index!r}, and '{where}' has no such axis")
     if axis in found:
         raise ValueError(f"{name}={index!r}: this axis of '{where}' is asked for twice")
-    numbers, n = [index] if isinstance(index, int) else list(index), shape[axis]
-    for wrong in (i for i in numbers if not -n <= i < n):
-        raise IndexError(f"{name}: {wrong} is out of range at '{where}': the axis has {n}, so {-n} to {n - 1}")
-    found[axis] = list(dict.fromkeys(i % n for i in numbers))
+    found[axis] = list(dict.fromkeys(indices_in(name, plain_indices(name, index), shape[axis], where)))
 
 
 def _replaced(value: Tensor, chosen: list[tuple[int, Sequence[int]]], change: Callable[[Tensor], Tensor]) -> Tensor:
@@ -274,14 +319,3 @@ def _replaced(value: Tensor, chosen: list[tuple[int, Sequence[int]]], change: Ca
 
 def _tensor(indices: Sequence[int], like: Tensor) -> Tensor:
     return torch.tensor(indices, dtype=torch.long, device=like.device)
-
-
-def _numbers(name: str, index: Any) -> int | list[int] | None:
-    """An index as JSON can hold it. Raises TypeError for what is no whole number, nor several."""
-    given = index.tolist() if hasattr(index, "tolist") else index
-    several = given if isinstance(given, Iterable) else [given]
-    if given is None:
-        return None
-    if any(isinstance(one, bool) or not isinstance(one, SupportsIndex) for one in several):
-        raise TypeError(f"{name} are whole numbers, got {index!r}; of a mask give mask.nonzero().flatten()")
-    return [operator.index(one) for one in several] if isinstance(given, Iterable) else operator.index(given)

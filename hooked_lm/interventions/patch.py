@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks.indices import Indices, plain_indices
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.part import Along, LocalController, Part, fitted, listed, position_axis
 
@@ -23,18 +24,18 @@ class SourcedController(LocalController):
     """Replaces a part of a site by the same part of a source.
 
     Args:
-        source: values [batch, pos, ...] for one site, or a cache or dictionary of them by site; axes that it lacks in front, and
-            axes of length 1, stand for all. None, where a kind allows it: what the run itself says at the site.
-        source_positions: where in the source the values for `positions` stand, one for each. None: at the same positions, and
-            of negative ones at the same distance from the source's end.
-        positions: None means all of the prompt, and the source must be as long as it; others as for every controller.
+        source: values [batch, pos, ...] for one site, or a cache or dictionary of them by site. Leading axes that it lacks, and
+            axes of length 1, broadcast. None, in the classes that allow it: the value of the run itself at the site.
+        source_positions: the positions of the source whose values replace those at `positions`, one for each. None: the same
+            positions; negative ones then count from the end of the source.
+        positions: None means all of the prompt, and the source must be as long as the prompt.
 
-    Raises during the run: KeyError if the source has no value for a site, ValueError for a source that is too short, or that
-    does not broadcast.
+    Raises ValueError for `source_positions` without as many `positions`; during the run KeyError if the source has no value for
+    a site, ValueError for a source that is too short, or that does not broadcast.
     """
 
     source: Source = field(default=None, kw_only=True)
-    source_positions: int | Sequence[int] | None = field(default=None, kw_only=True)
+    source_positions: Indices = field(default=None, kw_only=True)
     default_site: ClassVar[tuple[str, str] | None] = None  # in all layers; in one that is given besides
 
     def __post_init__(self) -> None:
@@ -45,6 +46,7 @@ class SourcedController(LocalController):
             self.source = _of_site(self.source, site)
         if self.source_positions is None:
             return
+        self.source_positions = plain_indices("source_positions", self.source_positions)
         if not self._by_number or len(listed(self.positions)) != len(listed(self.source_positions)):
             raise ValueError(
                 f"source_positions={self.source_positions} goes with as many positions, got {self.positions!r}"
@@ -91,8 +93,9 @@ class SourcedController(LocalController):
 
     @property
     def _by_number(self) -> bool:
-        """Whether the positions are counted off, rather than said in a word."""
-        return self.positions == "last_prompt" or isinstance(self.positions, (int, list))
+        """Whether the positions are given as numbers, whose order is known before the run."""
+        is_range = isinstance(self.positions, slice) and self.source_positions is not None
+        return self.positions == "last_prompt" or is_range or isinstance(self.positions, (int, list))
 
     def _given(self, hook: HookPoint) -> Tensor | None:
         if not isinstance(self.source, Mapping):
@@ -139,6 +142,11 @@ class SourcedController(LocalController):
         elif self._by_number:
             given = listed(asked if self.source_positions is None else self.source_positions)
             numbers = {position: given[order] for position, order in chosen.items()}
+        elif isinstance(asked, slice) and min(asked.start or 0, asked.stop or 0) < 0:
+            raise ValueError(
+                f"positions={asked} counts from the end of {n_prompt} positions at '{where}', and the source has {n}: give "
+                "positions and source_positions as lists"
+            )
         else:
             numbers = {position: position for position in chosen}
         for position, number in numbers.items():
@@ -175,9 +183,9 @@ class Patch(SourcedController):
 
 @dataclass(eq=False, repr=False)
 class PatchResidual(Patch):
-    """`Patch` at the stream before a layer, `hook_resid_pre`."""
+    """`Patch` at the stream after a layer, `hook_resid_post`."""
 
-    default_site = ("*.hook_resid_pre", "resid_pre")
+    default_site = ("*.hook_resid_post", "resid_post")
 
 
 @dataclass(eq=False, repr=False)
@@ -234,6 +242,11 @@ class ResampleAblate(SourcedController):
     """
 
     seed: int = field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not -(2**63) <= self.seed < 2**64:
+            raise ValueError(f"a seed is a number of 64 bits, got {self.seed}")
 
     def made(self, source: Tensor, value: Tensor, hook: HookPoint) -> Tensor:
         n, generator = len(value), torch.Generator().manual_seed(self.seed)

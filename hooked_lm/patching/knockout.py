@@ -1,7 +1,7 @@
 """`attention_knockout`: forbid some tokens to look at others, and measure what no longer arrives."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
@@ -10,6 +10,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from hooked_lm.hooks import HookedRootModule, UnknownSite
+from hooked_lm.hooks.indices import Indices, plain_indices
 from hooked_lm.patching.edits import Edit
 from hooked_lm.patching.prompts import Prompts, Which, chosen, site_of_layer, tokens_of
 from hooked_lm.patching.result import SweepResult
@@ -18,8 +19,7 @@ from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.patching.windows import windows_of
 from hooked_lm.results import Label
 
-Positions = int | Sequence[int]
-Edges = Mapping[str, tuple[Positions, Positions]]
+Edges = Mapping[str, tuple[Indices, Indices]]
 
 
 @undisturbed
@@ -45,7 +45,7 @@ def attention_knockout(
     Args:
         prompts: texts or ids [batch, pos], of one length.
         edges: by name, (from, to): the queries at the positions `to` no longer see the keys at the positions `from`. Each is an
-            int or several; a negative one counts from the end.
+            int, several ints or a slice; negative ones count from the end.
         metric: from logits [batch, pos, d_vocab] to one number for each prompt [batch], or to one for all; or several by name.
             See `hooked_lm.analysis.metrics`.
         window: in how many layers an edge is cut, centred on each layer; an even window has one more before the layer than
@@ -133,12 +133,14 @@ class _Grid:
                 yield tuple(index[axis] for axis in self.axes), edits
 
 
-def _positions(name: str, ends: tuple[Positions, Positions], n_pos: int) -> tuple[list[int], list[int]]:
+def _positions(name: str, ends: tuple[Indices, Indices], n_pos: int) -> tuple[list[int], list[int]]:
     """The keys and queries of an edge, each once and in order."""
-    keys, queries = ([end] if isinstance(end, int) else list(end) for end in ends)
+    what = f"edge {name!r}: position"
+    given = (plain_indices(what, end) for end in ends)
+    keys, queries = ([end] if isinstance(end, int) else end for end in given)
     if not keys or not queries:
         raise ValueError(f"edge {name!r}, from {keys} to {queries}: both need a position")
-    keys, queries = (chosen(end, n_pos, f"edge {name!r}: position") or [] for end in (keys, queries))
+    keys, queries = (chosen(end, n_pos, what) or [] for end in (keys, queries))
     return sorted(set(keys)), sorted(set(queries))
 
 

@@ -8,10 +8,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.hooks import UnknownSite
+from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.results import Label
 
 Prompts = str | Sequence[str] | Int[Tensor, "..."]  # ids [batch, pos] or [pos]; lengths are compared in words
-Which = str | Sequence[int] | None  # "each": an axis; some: an axis of these; None: all together
+Which = str | Indices  # "each": an axis; indices: an axis of these; None: all together
 
 
 def tokens_of(model: Any, prompts: Prompts, name: str = "prompts") -> Int[Tensor, "batch pos"]:
@@ -37,24 +38,24 @@ def aligned(corrupted: Tensor, clean: Tensor) -> None:
 
 
 def chosen(which: Which, size: int, what: str) -> list[int] | None:
-    """The indices of an axis; None: no axis, all together. Raises IndexError for one that is out of range, ValueError for one
-    that is given twice, and for an empty choice."""
+    """The indices of an axis: of "each", an int, several ints or a slice. None: no axis, all together.
+
+    Raises IndexError for one that is out of range, ValueError for one that is given twice, for an empty choice and for another
+    word, TypeError for what is no index.
+    """
     if which is None:
         return None
     if isinstance(which, str):
         if which != "each":
             raise ValueError(f"{what} must be 'each', some indices or None, got {which!r}")
         return list(range(size))
-    some = [int(index) for index in which]
-    if not some:
+    some = plain_indices(what, which)
+    if some == []:
         raise ValueError(f"{what} is empty: give some, or None for all together")
-    for index in some:
-        if not -size <= index < size:
-            raise IndexError(f"{what} {index} is out of range: there are {size}, so {-size} to {size - 1}")
-    indices = [index % size for index in some]
+    indices = indices_in(what, some, size)
     if len(set(indices)) < len(indices):
         twice = next(index for index in indices if indices.count(index) > 1)
-        raise ValueError(f"{what} {twice} is given twice in {list(which)}")
+        raise ValueError(f"{what} {twice} is given twice in {some}")
     return indices
 
 

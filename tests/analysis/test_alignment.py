@@ -242,8 +242,8 @@ def test_positions_may_differ_between_prompts_and_runs() -> None:
     base = torch.cat([base, base[:, 1:]], 1)  # the answer is read at the second token
     flipped = source[:, [1, 0]]
     found = train_alignment(
-        planted(), base, flipped, labels, site="hook_embed", size=SIZE, positions=torch.zeros(80, dtype=torch.long),
-        source_positions=torch.ones(80, dtype=torch.long), pos=torch.ones(80, dtype=torch.long), answers=ANSWERS,
+        planted(), base, flipped, labels, site="hook_embed", size=SIZE, positions=torch.zeros(80, 1, dtype=torch.long),
+        source_positions=torch.ones(80, 1, dtype=torch.long), pos=torch.ones(80, dtype=torch.long), answers=ANSWERS,
         steps=40, learning_rate=0.1, progress=False,
     )  # fmt: skip
     assert accuracy(found) > 0.9

@@ -49,7 +49,7 @@ OBJECTS: list[HookObject] = [
     Noise("resid_post", 2, std=0.1, seed=7, positions=[0, 1]),
     FreezeNorm(),
     ClipGradient("z", 1, max_norm=0.5),
-    ScaleGradient("z", 1, factor=0.5, heads=(1, 2)),
+    ScaleGradient("z", 1, factor=0.5, heads=slice(1, 3)),
     RecordGradient("z", 1, most_calls=2, at_cap="oldest"),
 ]
 
@@ -209,7 +209,7 @@ IN_A_RUN: list[tuple[Callable[[], Any], type[Exception], str]] = [
         f"position 6 is out of range at {STREAM_1}.* -6 to 5",
     ),
     (lambda: ZeroAblate("resid_post", 1, heads=0), ValueError, f"heads=0, and {STREAM_1} has no such axis"),
-    (lambda: ZeroAblate("z", 1, heads=4), IndexError, "heads: 4 is out of range .* the axis has 4, so -4 to 3"),
+    (lambda: ZeroAblate("z", 1, heads=4), IndexError, "heads 4 is out of range .* there are 4, so -4 to 3"),
     (lambda: ZeroAblate("z", 1, heads=1, rest=(2,)), ValueError, r"rest\[0\]=2: this axis .* is asked for twice"),
     (lambda: ZeroAblate("z", 1, rest=(1, 2, 3)), ValueError, "indexes 3 axes; .* has 2 behind"),
     (lambda: ZeroAblate("resid_pst", 1), KeyError, "resid_pst"),

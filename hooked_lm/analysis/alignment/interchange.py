@@ -11,6 +11,7 @@ from torch import Tensor
 from hooked_lm.analysis.attribution.gradients import logits_for
 from hooked_lm.analysis.metrics import Where
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.hooks.indices import counted
 from hooked_lm.hooks.select import Site
 from hooked_lm.patching.edits import Rewrite
 from hooked_lm.patching.prompts import Prompts, tokens_of, values_of
@@ -20,7 +21,7 @@ from hooked_lm.results.scores import Scores, origin
 Vectors = Float[Tensor, "batch n width"]
 Change = Callable[[Tensor, Tensor], Tensor]  # base and source vectors -> what the base run goes on with
 Hooks = list[tuple[str, Callable[..., Tensor]]]
-Positions = int | Sequence[int] | Tensor | None
+Positions = int | slice | Sequence[int] | Tensor | None
 Rows = Int[Tensor, " row"]
 
 
@@ -57,7 +58,8 @@ class Location:
 
         Args:
             site: a full name, or a short one with its layer: ("resid_pre", 2).
-            positions: an int, a list for all prompts, a tensor with a row for each prompt ([batch] or [batch, n]), or None: all.
+            positions: an int or several for all prompts, a `slice` with a start and a stop from the front, a tensor [batch, n]
+                with a row for each prompt, or None: all.
             source_positions: the same for the source run, where they are others.
 
         Raises KeyError for an unknown site, and ValueError for several sites, for one without a vector at each position,
@@ -369,10 +371,15 @@ def _rows_of(positions: Positions, name: str) -> Int[Tensor, "row n"] | None:
     """Positions as rows: one for all prompts, or one for each."""
     if positions is None:
         return None
+    if isinstance(positions, slice):
+        positions = counted(positions)
     found = _whole([positions] if isinstance(positions, int) else positions, name)
-    if found.ndim == 2:
-        return found
-    return found[:, None] if isinstance(positions, Tensor) else found[None]
+    if found.ndim == 1 and isinstance(positions, Tensor) and len(found) > 1:
+        raise ValueError(
+            f"{name} of shape {list(found.shape)} are either the same for all prompts or one for each: give {name}.tolist() for "
+            f"the first, {name}[:, None] for the second"
+        )
+    return found if found.ndim == 2 else found[None]
 
 
 def _whole(given: Any, name: str) -> Int[Tensor, "..."]:

@@ -1,0 +1,77 @@
+"""Indices of one axis as users give them. The same for positions, heads, features, rows and layers, in every function of ours.
+
+An int is one index, a list, tuple, range or array of ints is these indices, a `slice` is a range. Negative ones count from the
+end. (`Slice` and `pos_slice` belong to the HookedTransformer interface, where a tuple is a range.)
+"""
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any, SupportsIndex
+
+import numpy as np
+from torch import Tensor
+
+from hooked_lm.hooks.slice import Slice
+
+Indices = SupportsIndex | slice | Slice | Sequence[SupportsIndex] | Tensor | np.ndarray | None
+Plain = int | list[int] | slice | None
+
+
+def plain_indices(name: str, given: Any) -> Plain:
+    """Indices as an int, a list of ints, a slice, or None for all of an axis.
+
+    Raises TypeError for anything else, such as a mask.
+
+    >>> plain_indices("heads", (0, 3)), plain_indices("heads", slice(0, 3))
+    ([0, 3], slice(0, 3, None))
+    """
+    given = given.slice if isinstance(given, Slice) else given
+    given = given.tolist() if hasattr(given, "tolist") else given
+    if given is None:
+        return None
+    if isinstance(given, slice):
+        bounds = (given.start, given.stop, given.step)
+        if not all(bound is None or _is_int(bound) for bound in bounds) or given.step == 0:
+            raise TypeError(f"{name} are ints, or a slice of ints with a step other than 0; got {given!r}")
+        return slice(*(None if bound is None else operator.index(bound) for bound in bounds))
+    several = given if isinstance(given, Iterable) else [given]
+    if isinstance(given, str) or not all(map(_is_int, several)):
+        raise TypeError(f"{name} are whole numbers, got {given!r}; of a mask give mask.nonzero().flatten()")
+    return [operator.index(one) for one in several] if isinstance(given, Iterable) else operator.index(given)
+
+
+def indices_in(name: str, given: Plain, n: int, where: str = "") -> list[int]:
+    """The indices of an axis of length `n`, counted from 0, in the order given.
+
+    Raises IndexError for one that is out of range, and for a slice that contains none.
+
+    >>> indices_in("heads", [0, -1], 4), indices_in("heads", slice(1, None), 4)
+    ([0, 3], [1, 2, 3])
+    """
+    at = f" at '{where}'" if where else ""
+    if given is None:
+        return list(range(n))
+    if isinstance(given, slice):
+        found = list(range(n)[given])
+        if not found:
+            raise IndexError(f"{name}: {given} contains none of the {n} indices{at}")
+        return found
+    numbers = [given] if isinstance(given, int) else given
+    for wrong in (i for i in numbers if not -n <= i < n):
+        raise IndexError(f"{name} {wrong} is out of range{at}: there are {n}, so {-n} to {n - 1}")
+    return [i % n for i in numbers]
+
+
+def counted(given: slice) -> list[int]:
+    """The indices of a slice whose start and stop count from the front, without the length of the axis.
+
+    Raises ValueError for a slice with an open stop or a negative bound.
+    """
+    start, step = given.start or 0, given.step or 1
+    if given.stop is None or min(start, given.stop, step) < 0:
+        raise ValueError(f"{given} has no fixed length: give its start and stop from the front, or a list")
+    return list(range(start, given.stop, step))
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, SupportsIndex) and not isinstance(value, bool)
