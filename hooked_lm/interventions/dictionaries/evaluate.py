@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.interventions.dictionaries.hook import Dictionary, Transcode
+from hooked_lm.interventions.dictionaries.hook import Dictionary, Transcode, decoded, encoded
 from hooked_lm.interventions.dictionaries.stream import Activations, Data
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.results.scores import Scores, origin
@@ -74,8 +74,8 @@ def _of_vectors(
         read, written = stream.vectors(some)
         if not len(read):
             continue
-        features = sae.encode(read)
-        made = sae.decode(features)
+        features = encoded(sae, read)
+        made = decoded(sae, features, read)
         if made.shape != written.shape:
             raise ValueError(
                 f"the dictionary writes vectors {list(made.shape)}, and the site has {list(written.shape)}"

@@ -4,8 +4,10 @@ What other libraries compute is taken over exactly: factors that they apply at e
 """
 
 import json
+import math
 import pickle
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,8 +42,8 @@ def load(path: str | Path) -> Any:
     if path.is_dir() or path.suffix in (".pt", ".pth"):
         return load_dictionary_learning(path)
     tensors, told = stored.read(path, FORMAT)
-    sae = _filled(told["dictionary"], tensors, path)
-    return _ready(sae if told["normalized"] is None else Normalized(sae, told["normalized"]))
+    sae, how = _filled(told.get("dictionary"), tensors, path), told.get("normalized")
+    return _ready(sae if how is None else Normalized(sae, how))
 
 
 def load_saelens(path: str | Path, scaling_factor: float | None = None) -> SAE | Normalized:
@@ -59,7 +61,11 @@ def load_saelens(path: str | Path, scaling_factor: float | None = None) -> SAE |
     """
     path = Path(path)
     cfg, tensors = _json(path / "cfg.json"), _tensors(path / "sae_weights.safetensors")
-    about = {**cfg, **cfg.get("meta", {}), **cfg.get("metadata", {})}
+    about = dict(cfg)
+    for more in ("meta", "metadata"):
+        if not isinstance(cfg.get(more, {}), dict):
+            raise ValueError(f"{path}: {more} in cfg.json is a {type(cfg[more]).__name__}, not settings by name")
+        about |= cfg.get(more, {})
     kind = about.get("architecture", "standard")
     known = {name: name for name in KINDS} | {"jumprelu_transcoder": "jumprelu"}
     if kind not in known:
@@ -90,7 +96,7 @@ def load_saelens(path: str | Path, scaling_factor: float | None = None) -> SAE |
     if "topk" in kind:
         if k is None:
             raise ValueError(f"{path}: cfg.json does not say k, how many features are active")
-        described["k"] = round(k)
+        described["k"] = round(k) if isinstance(k, float) and math.isfinite(k) else k
     if kind == "batchtopk" and "topk_threshold" in tensors:
         tensors["threshold"] = tensors.pop("topk_threshold").to(tensors["b_enc"].dtype).expand(about["d_sae"]).clone()
     sae = _filled(described, tensors, path)
@@ -210,7 +216,13 @@ def _class_of(tensors: Tensors, dict_class: str | None, file: Path) -> tuple[dic
 def _json(file: Path) -> dict[str, Any]:
     if not file.exists():
         raise ValueError(f"there is no {file.name} in {file.parent}")
-    return json.loads(file.read_text(encoding="utf-8"))
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON that can be read: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} holds a {type(found).__name__}, not settings by name")
+    return found
 
 
 def _tensors(file: Path) -> Tensors:
@@ -242,9 +254,32 @@ def _unpickled(file: Path) -> Tensors:
     return dict(found)
 
 
-def _filled(described: dict[str, Any], tensors: Tensors, path: Path) -> SAE:
-    """A dictionary with these weights. Raises ValueError for weights missing, left over, or of another shape."""
-    sae = build(described)
+def _filled(described: Any, tensors: Tensors, path: Path) -> SAE:
+    """A dictionary with these weights, all in the precision of `W_enc`."""
+    same = {
+        name: weight.to(tensors["W_enc"].dtype) if "W_enc" in tensors else weight for name, weight in tensors.items()
+    }
+    return filled(described, {name: weight.clone() for name, weight in same.items()}, str(path))
+
+
+def filled(described: Any, tensors: Mapping[str, Tensor], where: str) -> SAE:
+    """A dictionary with these weights, in the dtype of `W_enc`.
+
+    Raises ValueError for a description that is none, and for weights missing, left over, or of another shape. Nothing larger
+    than the tensors is allocated.
+    """
+    sizes = {"W_enc": ("d_in", "d_sae"), "W_dec": ("d_sae", "d_out")}
+    if not isinstance(described, dict):
+        raise ValueError(f"{where} does not describe a dictionary: {repr(described)[:80]}")
+    for name, axes in sizes.items():
+        expected = [described.get(axis) or described.get("d_in") for axis in axes]
+        found = list(tensors[name].shape) if name in tensors else "missing"
+        if found != expected:
+            raise ValueError(f"{where}: {name} is {found}, expected {expected} ({', '.join(axes)})")
+    try:
+        sae = build(described)
+    except TypeError as error:
+        raise ValueError(f"{where} does not describe a dictionary: {error}") from None
     wanted = sae.state_dict()
     wrong = [f"{name} is missing" for name in wanted if name not in tensors]
     wrong += [f"{name} is not understood" for name in tensors if name not in wanted]
@@ -255,9 +290,8 @@ def _filled(described: dict[str, Any], tensors: Tensors, path: Path) -> SAE:
     ]
     if wrong:
         what = f"a dictionary of kind {sae.kind!r} from {sae.cfg.d_in} to {sae.cfg.d_sae}"
-        raise ValueError(f"{path}, {what}: {'; '.join(wrong)}")
-    sae = sae.to(tensors["W_enc"].dtype)
-    sae.load_state_dict(tensors)
+        raise ValueError(f"{where}, {what}: {'; '.join(wrong)}")
+    sae.load_state_dict(dict(tensors), assign=True)  # in their own precision
     return sae
 
 

@@ -1,20 +1,25 @@
 """Dictionary: any object with `encode` and `decode`, spliced into a run; its features are watched and edited."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from threading import get_ident
-from typing import Any, NamedTuple
+from threading import RLock
+from typing import Any, NamedTuple, cast
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.interventions.base import Controller, Detector, HookObject
+from hooked_lm.interventions.dictionaries.formats import filled
 from hooked_lm.interventions.dictionaries.normalized import Normalized
-from hooked_lm.interventions.dictionaries.sae import SAE, build
+from hooked_lm.interventions.dictionaries.sae import SAE
+from hooked_lm.interventions.per_thread import PerThread
 
 Edit = Callable[[Tensor], Tensor | None]
 ERRORS = ("keep", "detach", "drop")
+_foreign = RLock()  # dictionaries of others may keep state from `encode` to `decode`: one thread at a time
 
 
 class _Read(NamedTuple):
@@ -26,12 +31,26 @@ class _Read(NamedTuple):
     watched: Tensor
 
 
+class _Seen:
+    """The features at a site in the last run: in the run's graph as long as something else holds that, then the values."""
+
+    def __init__(self, features: Tensor) -> None:
+        has_graph = features.grad_fn is not None
+        self.values = features.detach() if has_graph else features
+        self.in_graph = ref(features) if has_graph else None
+
+    @property
+    def features(self) -> Tensor:
+        found = None if self.in_graph is None else self.in_graph()
+        return self.values if found is None else found
+
+
 @dataclass(eq=False, repr=False)
 class _WithFeatures(HookObject):
-    """What hooks with a dictionary share: the dictionary, and the features of the last run."""
+    """What hooks with a dictionary share: the dictionary, and the features of the last run of each thread."""
 
     sae: Any = None
-    _seen: dict[str, Tensor] = field(default_factory=dict, init=False)
+    _seen: PerThread[dict[str, _Seen]] = field(default_factory=lambda: PerThread(dict), init=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.hook_point, str) and not self.hook_point:
@@ -48,35 +67,34 @@ class _WithFeatures(HookObject):
 
     @property
     def features(self) -> Tensor:
-        """What the dictionary saw in the last run: [batch, pos, feature], before any edit; in generation, at the last step.
+        """The features of the last run in this thread: [batch, pos, feature], before any edit; in generation, of the last step.
 
-        It stands in the run's graph, so that a gradient with respect to it exists. Raises ValueError before the first run, and
-        if there are several sites; `by_site` has those of each.
+        While the output of the run (or its loss) is alive, a `Dictionary` returns the tensor in the run's graph, so a gradient
+        with respect to it exists. After that, and for `Features`, they are values without a graph; `run_with_features` returns
+        features in the graph for both. Raises ValueError before the first run, and if there are several sites; `by_site` has
+        those of each.
         """
-        if len(self._seen) != 1:
-            found = ", ".join(self._seen) or "no run yet"
-            raise ValueError(f"{self!r} has the features of {len(self._seen)} sites ({found}): see by_site")
-        return next(iter(self._seen.values()))
+        found = self.by_site
+        if len(found) != 1:
+            sites = ", ".join(found) or "no run yet in this thread"
+            raise ValueError(f"{self!r} has the features of {len(found)} sites ({sites}): see by_site")
+        return next(iter(found.values()))
 
     @property
     def by_site(self) -> Mapping[str, Tensor]:
-        """The features of the last run at each site."""
-        return dict(self._seen)
+        """The features of the last run in this thread, at each site."""
+        return {site: seen.features for site, seen in self._seen.value.items()}
 
     def forget(self) -> None:
-        """Let go of the features of the last run, and with them of its graph."""
-        self._seen.clear()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: what was seen belongs to a run, and may stand in its graph."""
-        return {name: {} if name in ("_seen", "_reads") else value for name, value in self.__dict__.items()}
+        """Drop the features of the last run in this thread."""
+        self._seen.value.clear()
 
     def _encoded(self, value: Any, hook: HookPoint) -> "_Read":
         """The features of the vectors at a site."""
         name = str(hook.name)
         x = flat(self.sae, value, f"'{name}'")
         x = x.to(_dtype(self.sae, x))
-        features = self.sae.encode(x)
+        features = encoded(self.sae, x)
         if not isinstance(features, Tensor):
             raise TypeError(
                 f"encode of {type(self.sae).__name__} at '{name}' gave a {type(features).__name__}, no tensor"
@@ -91,7 +109,9 @@ class _WithFeatures(HookObject):
         watched = features
         if torch.is_grad_enabled():  # its gradient is that of what is done with it from here on
             watched = features.clone() if features.requires_grad else features.detach().requires_grad_()
-        self._seen[name] = watched
+        self._seen.value[name] = _Seen(watched)
+        if (kept := _kept.get()) is not None:
+            kept.append((self, name, watched))
         return _Read(name, x, features, watched)
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,15 +125,14 @@ class _WithFeatures(HookObject):
         if strange := next((name for name, value in self_without.items() if callable(value)), None):
             raise ValueError(f"{self!r} cannot be written down: its {strange} is a function")
         weights = {f"sae.{name}": weight.detach().cpu() for name, weight in sae.state_dict().items()}
-        return {"kind": type(self).__name__, **self_without, "sae": sae.to_dict(), **weights}
+        return {"kind": self.kind_name(), **self_without, "sae": sae.to_dict(), **weights}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "_WithFeatures":
-        """The object that `to_dict` told of."""
+        """The object that `to_dict` describes."""
         weights = {name[4:]: value.clone() for name, value in settings.items() if name.startswith("sae.")}
         rest = {name: value for name, value in settings.items() if not name.startswith("sae.")}
-        sae = build(rest.pop("sae"))
-        sae.load_state_dict(weights, assign=True)  # in their own precision
+        sae = filled(rest.pop("sae", None), weights, "its dictionary")
         return cls(**rest, sae=sae.eval().requires_grad_(False))
 
 
@@ -183,18 +202,19 @@ class Dictionary(_WithFeatures, Controller):
         return self._spliced(self._encoded(value, hook), value, hook)
 
     def _spliced(self, read: _Read, value: Tensor, hook: HookPoint) -> Tensor:
-        """The value, with what the watched features (as edited) stand for in the place of what the features do."""
+        """The value, in which the watched features (as edited) replace what the features decode to."""
         edited = self._edited(read.watched)
-        made = self._decoded(edited, value, hook)
+        made = self._decoded(read, edited, value, hook)
         if self.error != "drop":
-            plain = made if edited is read.features else self._decoded(self._features_again(read), value, hook)
+            plain = made if edited is read.features else self._decoded(read, read.features, value, hook)
             missing = value.to(made.dtype) - plain
             made = made + (missing.detach() if self.error == "detach" else missing)
-        return made.to(value.dtype)
-
-    def _features_again(self, read: _Read) -> Tensor:
-        """The features, to be decoded a second time: objects of others may keep from `encode` what one `decode` uses up."""
-        return read.features if isinstance(self.sae, (SAE, Normalized)) else self.sae.encode(read.x)
+        made = made.to(value.dtype)
+        if (node := made.grad_fn) is not None:
+            cast(Any, node).metadata["features"] = (
+                read.watched
+            )  # the run's graph keeps them alive, this object does not
+        return made
 
     def _edited(self, features: Tensor) -> Tensor:
         if self.edit is None:
@@ -207,9 +227,9 @@ class Dictionary(_WithFeatures, Controller):
             raise ValueError(f"the edit must change the features in place or return {list(features.shape)}, got {got}")
         return edited
 
-    def _decoded(self, features: Tensor, value: Tensor, hook: HookPoint) -> Tensor:
-        """What features stand for, in the shape of a value."""
-        made = self.sae.decode(features)
+    def _decoded(self, read: _Read, features: Tensor, value: Tensor, hook: HookPoint) -> Tensor:
+        """The vectors that features stand for, in the shape of a value."""
+        made = decoded(self.sae, features, read.x)
         if made.numel() != value.numel():
             raise ValueError(
                 f"decode of {type(self.sae).__name__} gave {list(made.shape)}, and '{hook.name}' has {_axes(value, hook)}"
@@ -236,7 +256,11 @@ class Transcode(Dictionary):
     >>> logits = model.run_with_hooks("The capital of France is", fwd_hooks=[splice])
     """
 
-    _reads: dict[int, _Read] = field(default_factory=dict, init=False)  # by thread: several runs may be under way
+    _reads: PerThread[list[_Read]] = field(default_factory=lambda: PerThread(list), init=False)
+
+    def forget(self) -> None:
+        super().forget()
+        self._reads.value.clear()
 
     def _own_site(self) -> Any:
         cfg = getattr(self.sae, "cfg", None)
@@ -250,20 +274,22 @@ class Transcode(Dictionary):
             )
 
     def change(self, value: Any, hook: HookPoint) -> Any:
-        thread = get_ident()
-        before = self._reads.get(thread)
-        if before is None or before.site == hook.name:  # a run that was broken off may have left something
+        reads = self._reads.value
+        if not reads or reads[0].site == hook.name:  # a run that was interrupted may have left something
             if hook.name == self.hook_point[1]:  # type: ignore[index]
                 raise ValueError(f"'{hook.name}' is computed before what it should be made of: give [read, written]")
-            self._reads[thread] = self._encoded(value, hook)
+            reads[:] = [self._encoded(value, hook)]
             return None
-        return self._spliced(self._reads.pop(thread), value, hook)
+        return self._spliced(reads.pop(), value, hook)
+
+
+_kept: ContextVar[list[tuple[_WithFeatures, str, Tensor]] | None] = ContextVar("features", default=None)
 
 
 def run_with_features(
     model: HookedRootModule, prompts: Any, dictionaries: Sequence[_WithFeatures], **options: Any
 ) -> tuple[Any, dict[str, Tensor]]:
-    """One run with dictionaries: the logits, and the features at each site, [batch, pos, feature].
+    """One run with dictionaries: the logits, and the features at each site, [batch, pos, feature], in the run's graph.
 
     Args:
         prompts: what the model is called with.
@@ -279,13 +305,42 @@ def run_with_features(
     """
     for one in dictionaries:
         one.forget()
-    output = model.run_with_hooks(prompts, fwd_hooks=list(dictionaries), **options)
-    found: dict[str, Tensor] = {}
-    for one in dictionaries:
-        if twice := set(found) & set(one.by_site):
-            raise ValueError(f"two dictionaries have features at '{min(twice)}': run them apart, or read their by_site")
-        found.update(one.by_site)
-    return output, found
+    kept: list[tuple[_WithFeatures, str, Tensor]] = []
+    token = _kept.set(kept)
+    try:
+        output = model.run_with_hooks(prompts, fwd_hooks=list(dictionaries), **options)
+    finally:
+        _kept.reset(token)
+    found: dict[str, tuple[_WithFeatures, Tensor]] = {}
+    for one, site, features in kept:
+        if one not in dictionaries:  # registered besides
+            continue
+        if found.get(site, (one,))[0] is not one:
+            raise ValueError(f"two dictionaries have features at '{site}': run them apart, or read their by_site")
+        found[site] = one, features
+    return output, {site: features for site, (_, features) in found.items()}
+
+
+def encoded(sae: Any, x: Tensor) -> Any:
+    """`sae.encode(x)`; of an object of others while no other thread is between its `encode` and `decode`."""
+    if isinstance(sae, (SAE, Normalized)):
+        return sae.encode(x)
+    with _foreign:
+        return sae.encode(x)
+
+
+def decoded(sae: Any, features: Tensor, x: Tensor) -> Tensor:
+    """The vectors that features stand for, of which those of `x` are the features, as `encode` gave them or edited.
+
+    An object of others may keep from `encode` what one `decode` uses up. So it is shown `x` right before.
+    """
+    if isinstance(sae, Normalized):
+        return sae.decode(features, of=x)
+    if isinstance(sae, SAE):
+        return sae.decode(features)
+    with _foreign:
+        sae.encode(x)
+        return sae.decode(features)
 
 
 def width(sae: Any) -> int | None:

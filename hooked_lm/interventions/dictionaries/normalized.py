@@ -20,21 +20,24 @@ def constant_norm(x: Tensor) -> tuple[Tensor, Tensor | float]:
 
 
 NORMS: dict[str, Norm] = {"layer_norm": layer_norm, "constant_norm_rescale": constant_norm}
+CARRIED = "_norms_of_vectors"  # the attribute of features that holds the norms
 EPS = {"layer_norm": 1e-5, "constant_norm_rescale": 0.0}  # added to the divisor of the input, not to that of the output
 
 
 class Normalized(nn.Module):
-    """A dictionary that was trained on normalised vectors: `encode` normalises, `decode` undoes what the last `encode` did.
+    """A dictionary that was trained on normalised vectors: `encode` normalises them, `decode` reverses that.
 
-    `how` is "layer_norm" (mean zero, deviation one) or "constant_norm_rescale" (length sqrt(d_in)).
-
-    Raises ValueError for `decode` of features that are not those of as many vectors as were encoded last.
+    `how` is "layer_norm" (mean zero, deviation one) or "constant_norm_rescale" (length sqrt(d_in)). The module keeps nothing
+    from one call to the next: the tensor that `encode` returns carries the norms of its vectors.
 
     >>> sae = Normalized(SAE.Config(d_in=8, d_sae=32).build(), "layer_norm")
     >>> import torch
     >>> x = torch.randn(5, 8)
     >>> torch.allclose(sae.encode(10 * x + 3), sae.encode(x), atol=1e-3)
     True
+    >>> edited = 2 * sae.encode(x)
+    >>> sae.decode(edited, of=x).shape
+    torch.Size([5, 8])
     """
 
     def __init__(self, sae: SAE, how: str) -> None:
@@ -42,21 +45,31 @@ class Normalized(nn.Module):
         if how not in NORMS:
             raise ValueError(f"vectors are normalised by {' or '.join(NORMS)}, not by {how!r}")
         self.sae, self.how, self.cfg = sae, how, sae.cfg
-        self._last: tuple[Tensor, Tensor | float] | None = None
 
     def encode(self, x: Inputs) -> Features:
         """The features of normalised vectors."""
-        divisor, offset = self._last = NORMS[self.how](x)
-        return self.sae.encode((x - offset) / (divisor + EPS[self.how]))
+        divisor, offset = norms = NORMS[self.how](x)
+        features = self.sae.encode((x - offset) / (divisor + EPS[self.how]))
+        setattr(features, CARRIED, norms)
+        return features
 
-    def decode(self, features: Features) -> Outputs:
-        """The vectors that features stand for, as large as those that were encoded last."""
-        if self._last is None or self._last[0].shape[:-1] != features.shape[:-1]:
-            last = "nothing" if self._last is None else f"vectors {list(self._last[0].shape[:-1])}"
+    def decode(self, features: Features, of: Inputs | None = None) -> Outputs:
+        """The vectors that features stand for, with the mean and length of the vectors `of` which these are the features.
+
+        `of` may be left out for the tensor that `encode` returned, also after edits in place. Raises ValueError for any other
+        tensor without `of`, and for vectors of another number.
+        """
+        norms = getattr(features, CARRIED, None) if of is None else NORMS[self.how](of)
+        if norms is None:
             raise ValueError(
-                f"features {list(features.shape[:-1])} cannot be scaled back: what was encoded last is {last}"
+                f"features {list(features.shape)} are not the tensor that encode returned, so the norms of their vectors are "
+                "unknown: give the vectors, decode(features, of=x)"
             )
-        divisor, offset = self._last
+        divisor, offset = norms
+        if divisor.shape[:-1] != features.shape[:-1]:
+            raise ValueError(
+                f"features {list(features.shape[:-1])} cannot be those of vectors {list(divisor.shape[:-1])}"
+            )
         return self.sae.decode(features) * divisor + offset
 
     def forward(self, x: Inputs) -> Outputs:

@@ -48,7 +48,10 @@ class SAE(nn.Module):
 
         def __post_init__(self) -> None:
             for name in ("d_in", "d_sae", "d_out", "k"):
-                if (size := getattr(self, name, None)) is not None and size < 1:
+                size = getattr(self, name, None)
+                if size is not None and (not isinstance(size, int) or isinstance(size, bool)):
+                    raise ValueError(f"{name} must be a whole number, got {size!r}")
+                if size is not None and size < 1:
                     raise ValueError(f"{name} must be at least 1, got {size}")
             if getattr(self, "k", 0) > self.d_sae:
                 raise ValueError(f"k={getattr(self, 'k')} features of d_sae={self.d_sae} cannot be active")  # noqa: B009

@@ -1,0 +1,63 @@
+"""What hook objects keep besides their settings, when several threads run with the same object."""
+
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+__all__ = ["Lock", "PerThread"]
+
+Value = TypeVar("Value")
+
+
+class PerThread(Generic[Value]):
+    """A value that each thread has for itself; copies and pickles begin anew.
+
+    >>> seen = PerThread(list)
+    >>> seen.value.append(1)
+    >>> seen.value
+    [1]
+    """
+
+    def __init__(self, make: Callable[[], Value]) -> None:
+        self._make = make
+        self._values: WeakKeyDictionary[threading.Thread, Value] = WeakKeyDictionary()
+
+    @property
+    def value(self) -> Value:
+        """The value of this thread, which `make` created."""
+        thread = threading.current_thread()
+        if thread not in self._values:
+            self._values[thread] = self._make()
+        return self._values[thread]
+
+    @value.setter
+    def value(self, value: Value) -> None:
+        self._values[threading.current_thread()] = value
+
+    def anew(self) -> "PerThread[Value]":
+        """One in which no thread has a value yet."""
+        return PerThread(self._make)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._make,)
+
+
+class Lock:
+    """A reentrant lock in an object that can be copied and pickled: each copy has a lock of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def anew(self) -> "Lock":
+        """Another lock."""
+        return Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
