@@ -6,17 +6,25 @@ They go wherever a hook goes: `model.hooks([a, b])`, `run_with_hooks(..., fwd_ho
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.select import Site
+from hooked_lm.interventions.per_thread import Lock, PerThread
+from hooked_lm.interventions.written import as_json, check_types, from_json
 from hooked_lm.results import stored
 
 FORMAT = "hooked_lm.interventions"
+VERSION = 2  # 1: classes by bare name only; in `Record` a tuple was a range
+UNREADABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+_disabled: ContextVar[tuple["HookObject", ...]] = ContextVar("disabled", default=())
 
 
 @dataclass(eq=False, repr=False)
@@ -32,18 +40,36 @@ class HookObject(ABC):
     layer: int | None = None
     when: str = field(default="post", kw_only=True)
     direction: ClassVar[str] = "fwd"
-    is_enabled: bool = field(default=True, init=False)
-    _kinds: ClassVar[dict[str, type["HookObject"]]] = {}
+    _is_on: bool = field(default=True, init=False)
+    _kinds: ClassVar[dict[str, type["HookObject"]]] = {}  # by `kind_name`
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        HookObject._kinds[cls.__name__] = cls
+        HookObject._kinds[cls.kind_name()] = cls
+
+    @classmethod
+    def kind_name(cls) -> str:
+        """The name in descriptions and files: of classes of this package the bare name, of others with their module."""
+        is_ours = cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+        return cls.__name__ if is_ours else f"{cls.__module__}.{cls.__qualname__}"
 
     def __post_init__(self) -> None:
         if isinstance(self.hook_point, str) and not self.hook_point:
             raise ValueError(f"{type(self).__name__} needs a hook_point: the site that it belongs to")
         if self.when not in ("pre", "post"):
             raise ValueError(f"when must be 'pre' or 'post', got {self.when!r}")
+        for name, value in self.settings().items():
+            for one in value.values() if isinstance(value, Mapping) else [value]:
+                if isinstance(one, Tensor) and one.layout != torch.strided:
+                    raise ValueError(
+                        f"{name} of {type(self).__name__} is a sparse tensor ({one.layout}): give {name}.to_dense()"
+                    )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: what belongs to the threads of this object stays here."""
+        return {
+            name: value.anew() if isinstance(value, (PerThread, Lock)) else value for name, value in vars(self).items()
+        }
 
     @abstractmethod
     def __call__(self, value: Any, hook: HookPoint) -> Any:
@@ -51,22 +77,31 @@ class HookObject(ABC):
 
     # ---- on and off --------------------------------------------------------------------------------------------------
 
+    @property
+    def is_enabled(self) -> bool:
+        """Whether it takes part in runs of this thread or task."""
+        return self._is_on and not any(one is self for one in _disabled.get())
+
+    @is_enabled.setter
+    def is_enabled(self, is_on: bool) -> None:
+        self._is_on = is_on
+
     def enable(self) -> None:
-        """Take part in runs again."""
+        """Take part in runs again, in all threads."""
         self.is_enabled = True
 
     def disable(self) -> None:
-        """Take no part in runs until `enable`."""
+        """Take no part in runs of any thread until `enable`."""
         self.is_enabled = False
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Take no part in runs inside the block."""
-        before, self.is_enabled = self.is_enabled, False
+        """Take no part in runs inside the block; those of other threads and tasks are not affected."""
+        token = _disabled.set((*_disabled.get(), self))
         try:
             yield
         finally:
-            self.is_enabled = before
+            _disabled.reset(token)
 
     # ---- descriptions ------------------------------------------------------------------------------------------------
 
@@ -80,21 +115,45 @@ class HookObject(ABC):
         found = self.settings()
         if strange := next((name for name, value in found.items() if callable(value)), None):
             raise ValueError(f"{self!r} cannot be written down: its {strange} is a function")
-        return {"kind": type(self).__name__, **found}
+        return {"kind": self.kind_name(), **found}
 
     @staticmethod
     def from_dict(described: Mapping[str, Any]) -> "HookObject":
-        """The object that was described; raises ValueError for a kind that there is not."""
+        """The object that was described.
+
+        Raises ValueError for a class that is not defined here, and for a bare name that several classes of users have.
+        """
         settings = dict(described)
-        kind = settings.pop("kind", None)
-        if kind not in HookObject._kinds:
-            raise ValueError(f"there is no hook object {kind!r}; there are {', '.join(sorted(HookObject._kinds))}")
-        return HookObject._kinds[kind].from_settings(settings)
+        return HookObject.kind_named(settings.pop("kind", None)).from_settings(settings)
+
+    @staticmethod
+    def kind_named(name: Any, is_old: bool = False) -> type["HookObject"]:
+        """The class of that name. `is_old`: the name is of a file whose writer did not say the modules of users' classes."""
+        kinds = HookObject._kinds
+        if isinstance(name, str) and name in kinds and not is_old:
+            return kinds[name]
+        meant = [full for full, kind in kinds.items() if name in (full, kind.__name__)]
+        if len(meant) > 1:
+            raise ValueError(f"the hook object {name!r} may be any of {', '.join(sorted(meant))}")
+        if not meant:
+            raise ValueError(
+                f"there is no hook object {name!r}; there are {', '.join(sorted(kinds))}. Import the module that defines it"
+            )
+        return kinds[meant[0]]
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "HookObject":
-        """The object of this class that has these settings, as `to_dict` told them."""
+        """The object of this class that has these settings, as `to_dict` gives them."""
         return cls(**settings)
+
+    @classmethod
+    def settings_from_file(cls, settings: dict[str, Any], file: "HookFile") -> dict[str, Any]:
+        """What the settings of a file mean here, for `from_settings`; raises ValueError for what a file must not decide."""
+        return settings
+
+    def settings_for_file(self, file: "HookFile") -> dict[str, Any]:
+        """`to_dict`, with what depends on where the file is."""
+        return self.to_dict()
 
     def __repr__(self) -> str:
         """The target, and the settings that are not as they are by default."""
@@ -141,59 +200,63 @@ class Controller(HookObject):
         """The new value of a site."""
 
 
+@dataclass(frozen=True)
+class HookFile:
+    """A file of hook objects: its folder, the format's version, and the store that the caller of `load` gave."""
+
+    folder: Path
+    version: int = VERSION
+    store: str | Path | None = None
+
+
 def save(objects: Sequence[HookObject], path: str | Path) -> None:
     """Write a list of hook objects to one safetensors file: tensors bit for bit, the rest as JSON.
 
     Raises ValueError for a setting that neither can hold; then nothing is written.
     """
     tensors: dict[str, Tensor] = {}
+    file = HookFile(Path(path).absolute().parent)
     described = [
-        {name: _written(value, f"{index}.{name}", tensors) for name, value in one.to_dict().items()}
+        {name: as_json(value, f"{index}.{name}", tensors) for name, value in one.settings_for_file(file).items()}
         for index, one in enumerate(objects)
     ]
-    stored.write(path, FORMAT, tensors, {"objects": described})
+    stored.write(path, FORMAT, tensors, {"objects": described, "version": VERSION})
 
 
-def load(path: str | Path) -> list[HookObject]:
-    """What `save` wrote."""
+def load(path: str | Path, store: str | Path | None = None) -> list[HookObject]:
+    """What `save` wrote.
+
+    A file does not decide where later runs write: the `store` of a detector must be inside the folder of the file. Otherwise
+    give `store`, the directory that all of them write into.
+
+    Raises ValueError for any other file, for classes that are not defined here, for settings that an object does not take, and
+    for a store outside.
+    """
     tensors, told = stored.read(path, FORMAT)
-    return [
-        HookObject.from_dict({name: _loaded(value, tensors) for name, value in one.items()}) for one in told["objects"]
-    ]
+    version, objects = told.get("version", 1), told.get("objects")
+    if version not in range(1, VERSION + 1) or isinstance(version, bool):
+        raise ValueError(f"{path} has version {version!r} of the format; this package reads versions 1 to {VERSION}")
+    if not isinstance(objects, list) or not all(isinstance(one, dict) for one in objects):
+        raise ValueError(f"{path} is damaged: it has no list of objects")
+    file = HookFile(Path(path).absolute().parent, version, store)
+    return [_object(one, tensors, file, f"{path}: object {i}") for i, one in enumerate(objects)]
 
 
-def _written(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
-    """A setting as JSON holds it; tensors go apart, under their key."""
-    if isinstance(value, Tensor):
-        tensors[key] = value.detach()
-        return {"tensor": key}
-    if isinstance(value, Mapping):
-        return {"mapping": {name: _written(part, f"{key}.{name}", tensors) for name, part in value.items()}}
-    if isinstance(value, (tuple, list)):
-        parts = [_written(part, f"{key}.{i}", tensors) for i, part in enumerate(value)]
-        return {"tuple": parts} if isinstance(value, tuple) else parts
-    if not isinstance(value, (str, int, float, type(None))):
-        what = key.replace(".", ": its ", 1)
-        raise ValueError(f"hook object {what} is a {type(value).__name__}, which a file cannot hold")
-    return value
+def _object(described: dict[str, Any], tensors: Mapping[str, Tensor], file: HookFile, where: str) -> HookObject:
+    """An object of a file. Whatever its settings are, what goes wrong is a ValueError that names the object."""
+    try:
+        settings = {name: from_json(value, tensors) for name, value in described.items()}
+        name = settings.pop("kind", None)
+        kind = HookObject.kind_named(name, is_old=file.version == 1)
+        check_types(kind, settings)
+        return kind.from_settings(kind.settings_from_file(settings, file))
+    except UNREADABLE as error:
+        raise ValueError(f"{where} cannot be read: {error}") from error
 
 
 def _version(value: Any) -> int:
     """How often a tensor was written to; in inference mode nobody counts."""
     return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
-
-
-def _loaded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if isinstance(value, list):
-        return [_loaded(part, tensors) for part in value]
-    if not isinstance(value, dict):
-        return value
-    ((kind, content),) = value.items()
-    if kind == "tensor":
-        return tensors[content]
-    if kind == "tuple":
-        return tuple(_loaded(content, tensors))
-    return {name: _loaded(part, tensors) for name, part in content.items()}
 
 
 def _told(value: Any) -> str:

@@ -44,4 +44,11 @@ def read(path: str | Path, format: str) -> tuple[dict[str, Tensor], dict[str, An
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except SafetensorError as error:
         raise ValueError(f"{path} is no safetensors file: {error}") from None
-    return tensors, {name: json.loads(value) for name, value in header.items() if name != "format"}
+    return tensors, {name: _parsed(path, name, value) for name, value in header.items() if name != "format"}
+
+
+def _parsed(path: str | Path, name: str, value: str) -> Any:
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {name!r} in its header is not JSON that can be read ({error})") from None

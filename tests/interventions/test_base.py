@@ -141,7 +141,7 @@ def test_detectors_and_controllers_share_a_site_in_order() -> None:
 
 def test_descriptions_make_the_same_object() -> None:
     told = Times("0", factor=5.0).to_dict()
-    assert told == {"kind": "Times", "hook_point": "0", "layer": None, "when": "post", "factor": 5.0}
+    assert told == {"kind": f"{__name__}.Times", "hook_point": "0", "layer": None, "when": "post", "factor": 5.0}
     assert run(HookObject.from_dict(told)).equal(5 * X)
     assert "kind" in told  # it was not used up
     assert repr(Times("z", 3, factor=5.0)) == "Times('z', 3, factor=5.0)"
@@ -151,7 +151,11 @@ def test_descriptions_make_the_same_object() -> None:
 
 def test_files_keep_lists_bit_for_bit(tmp_path: Path) -> None:
     factor = torch.randn(3).to(torch.bfloat16)
-    made = [Times("0", factor=factor), Record(("z", 5), positions=(0, 2)), Record(["0", ("z", 1)], dtype="float16")]
+    made = [
+        Times("0", factor=factor),
+        Record(("z", 5), positions=slice(0, 2), heads=(0, 2)),
+        Record(["0", ("z", 1)], dtype="float16"),
+    ]
     save(made, tmp_path / "hooks.safetensors")
     times, record, several = load(tmp_path / "hooks.safetensors")
     assert isinstance(times, Times)
@@ -160,7 +164,7 @@ def test_files_keep_lists_bit_for_bit(tmp_path: Path) -> None:
     assert isinstance(times.factor, Tensor)
     assert times.factor.dtype == torch.bfloat16
     assert times.factor.equal(factor)
-    assert (record.hook_point, record.positions) == (("z", 5), (0, 2))  # tuples: a short name, a range
+    assert (record.hook_point, record.positions, record.heads) == (("z", 5), slice(0, 2), [0, 2])
     assert (several.hook_point, several.dtype) == (["0", ("z", 1)], "float16")
 
 
