@@ -1,6 +1,6 @@
 """What users give as hooks: `(site, function)` pairs, and objects that carry their own site."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from hooked_lm.hooks.select import Site
@@ -34,6 +34,18 @@ def read_entry(given: Any, dir: str = "fwd") -> Entry:
         raise TypeError(f"a hook is a pair (site, function) or an object with a hook_point, got {given!r}")
     own, when = _asked_by(function)
     return Entry(site, function, "bwd" if own == "bwd" else dir, when)
+
+
+def companions_of(entries: Sequence[Entry]) -> list[Entry]:
+    """The hooks that the objects of a list bring along: those of an attribute `companions` that are not in the list."""
+    given = [id(entry.function) for entry in entries]
+    brought = [
+        one
+        for entry in entries
+        if hasattr(entry.function, "hook_point")
+        for one in getattr(entry.function, "companions", ())
+    ]
+    return [read_entry(one) for one in brought if id(one) not in given]
 
 
 def add_options(function: Any, dir: str | None) -> tuple[str, str]:

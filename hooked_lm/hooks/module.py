@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hooked_lm.hooks import scope
 from hooked_lm.hooks.cache import Cache, Recorder
-from hooked_lm.hooks.entry import add_options, read_entry
+from hooked_lm.hooks.entry import Entry, add_options, companions_of, read_entry
 from hooked_lm.hooks.point import Hook, HookPoint, directions_of, install_all
 from hooked_lm.hooks.scope import Scope
 from hooked_lm.hooks.select import PointDict, Site, UnknownSite, select
@@ -147,13 +147,21 @@ class HookedRootModule(nn.Module):
         self, hooks: HookList, dir: str, level: int | None, is_permanent: bool = False
     ) -> list[tuple[HookPoint, Hook]]:
         """Handles for hooks as they were given, each with its point; none is active yet. Raises for those that do not fit."""
-        plan = []
-        for site, function, direction, when in [read_entry(given, dir) for given in hooks]:
+        plan, entries = [], [read_entry(given, dir) for given in hooks]
+        for site, function, direction, when in [*filter(self._may_join, companions_of(entries)), *entries]:
             for point in self.points_for(site, when):
                 self.check_hooks_to_add(point, point.name or "", function, direction)
                 hook = point.make_hook(function, direction, is_permanent, level, when=when)
                 plan.append((point, hook))
         return plan
+
+    def _may_join(self, companion: Entry) -> bool:
+        """Whether a hook that an object brings along has a site here, and is not active already."""
+        try:
+            points = self.points_for(companion.site, companion.when)
+        except UnknownSite:
+            return False
+        return not any(hook.user_hook is companion.function for point in points for hook in point.active_hooks())
 
     def run_with_hooks(
         self,

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.hooks import HookPoint
-from hooked_lm.interventions.part import LocalController, Part, PartEditor, fitted
+from hooked_lm.interventions.part import LocalController, Part, PartEditor, check_finite, fitted
 
 Schedule = Sequence[float | int] | Callable[[int, int], float | int] | None
 
@@ -42,6 +42,11 @@ class SetValue(PartEditor):
 
     value: float | int | Tensor = field(kw_only=True)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.value, Tensor) and self.value != self.value:
+            raise ValueError("the value to set is NaN")
+
     def edit(self, value: Tensor, part: Part) -> Tensor:
         everywhere = torch.ones((), dtype=torch.bool, device=value.device)
         if not isinstance(self.value, Tensor):
@@ -51,9 +56,16 @@ class SetValue(PartEditor):
 
 @dataclass(eq=False, repr=False)
 class Scale(PartEditor):
-    """Multiplies a part of a site by a number, or by a tensor that broadcasts to the part."""
+    """Multiplies a part of a site by a number, or by a tensor that broadcasts to the part.
+
+    Raises ValueError for a factor that is not finite.
+    """
 
     factor: float | int | Tensor = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_finite(self, "factor")
 
     def edit(self, value: Tensor, part: Part) -> Tensor:
         return value * (fitted(self.factor, value, part, "factor") if isinstance(self.factor, Tensor) else self.factor)
@@ -73,6 +85,8 @@ class Clamp(PartEditor):
         super().__post_init__()
         if self.min is None and self.max is None:
             raise ValueError("Clamp needs min, max or both")
+        if any(limit is not None and limit != limit for limit in (self.min, self.max)):
+            raise ValueError(f"Clamp holds values between min and max, got min={self.min} and max={self.max}")
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(f"Clamp holds values between min and max, and min={self.min} is above max={self.max}")
 
@@ -105,6 +119,7 @@ class Noise(LocalController):
         super().__post_init__()
         if (self.std is None) == (self.multiple is None):
             raise ValueError(f"Noise needs std or multiple, and not both; got std={self.std}, multiple={self.multiple}")
+        check_finite(self, "std", "multiple")
         if (self.std or self.multiple or 0.0) < 0:
             raise ValueError(f"a deviation is not negative, got std={self.std}, multiple={self.multiple}")
 
@@ -152,8 +167,8 @@ class AddDirection(PartEditor):
             the k-th new token; or a list for the positions asked for, in their order, its last number going on.
         unit: whether the direction is scaled to length 1 first.
 
-    Raises ValueError for a direction of no length that should have length 1 and for an empty schedule; during the run for a
-    direction of another width than the site.
+    Raises ValueError for numbers that are not finite, for a direction of length 0 with `unit`, for an empty schedule; during
+    the run for a direction of another width than the site.
 
     >>> import torch
     >>> from hooked_lm import HookedTransformer
@@ -170,6 +185,7 @@ class AddDirection(PartEditor):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_finite(self, "vector", "coefficient", "schedule")
         if self.unit and not self.vector.norm() > 0:
             raise ValueError("a direction of length 0 cannot be scaled to length 1")
         if isinstance(self.schedule, Sequence) and not self.schedule:
@@ -226,6 +242,7 @@ class ProjectOut(PartEditor):
         super().__post_init__()
         if self.vectors.ndim not in (1, 2):
             raise ValueError(f"vectors are [width] or [n, width], got {tuple(self.vectors.shape)}")
+        check_finite(self, "vectors")
         if not self.vectors.norm() > 0:
             raise ValueError("the vectors to project out are all zero: they span nothing")
         if self.features is not None:

@@ -1,58 +1,24 @@
-"""Detectors: hook objects that watch. Record, Output, InputTokens and NanGuard; see also statistics.py and top_examples.py."""
+"""Detectors: hook objects that watch. Record, Output and NanGuard; see also input_tokens.py, statistics.py, top_examples.py."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Int
 from torch import Tensor
 
-from hooked_lm.hooks import HookPoint, Slice, SliceInput
+from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.hooks.select import Site
-from hooked_lm.interventions.base import Detector
-from hooked_lm.interventions.store import Run, Store
+from hooked_lm.interventions.base import HookFile
+from hooked_lm.interventions.collector import Collector
+from hooked_lm.interventions.input_tokens import InputTokens
+from hooked_lm.interventions.part import HEADS, QUERY_POSITIONS
 
 __all__ = ["Collector", "InputTokens", "NanGradientGuard", "NanGuard", "Output", "Record"]
 
-HEADS = ("head", "kv_head", "ssm_head")
-POSITIONS = ("pos", "query_pos")
-
-
-@dataclass(eq=False, repr=False)
-class Collector(Detector):
-    """A detector that may be given a `store`: a directory, or a `Run` that several share, into which it writes what it found.
-
-    It is shown the live value, without a copy, and neither writes into it nor keeps it.
-    """
-
-    store: str | Path | Run | None = field(default=None, kw_only=True)
-    copies: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._run = self.store if isinstance(self.store, Run) else None
-
-    @property
-    def run(self) -> Run:
-        """The run of the store that this writes into. Raises ValueError without a store."""
-        if self.store is None:
-            raise ValueError(f"{self!r} has no store: give store=, a directory")
-        if self._run is None:
-            self._run = Store(str(self.store)).start(detector=type(self).__name__, hook_point=str(self.hook_point))
-        return self._run
-
-    def settings(self) -> dict[str, Any]:
-        found = super().settings()
-        if self.store is not None:
-            found["store"] = str(self.store.path.parent if isinstance(self.store, Run) else self.store)
-        return found
-
-    def _write(self, site: str, tensors: Mapping[str, Tensor], **about: Any) -> None:
-        if self.store is not None:
-            self.run.add(site, tensors, detector=type(self).__name__, **about)
+PARTS = ("rows", "positions", "heads", "features")
 
 
 @dataclass(eq=False, repr=False)
@@ -62,12 +28,14 @@ class Record(Collector):
     What is kept is a copy that nothing else holds; a copy on another device has arrived when the call is over.
 
     Args:
-        rows, positions, heads, features: which part of the batch, of the text, of the heads and of the last axis to keep, as
-            `Slice` takes it: an index, a (start, stop) tuple, a list.
+        rows, positions, heads, features: indices of the batch, of the positions, of the heads and of the last axis to keep: an
+            int (the axis stays, with length 1), a list, tuple or array of ints, or a `slice` for a range. Positions are columns
+            of what one call passes: in generation with a key/value cache, -1 is the new token of each step.
         dtype, device: what to keep values in (whole numbers stay whole) and where; as they are if None.
         axes: the names of the axes, e.g. ("batch", "pos", "d_model"), where the point does not know them: in a wrapped module.
         most_calls, most_bytes: how much to keep in memory, of all sites together. A store gets everything.
-        at_cap: "stop" keeps no more, and warns once; "oldest" forgets the oldest; "raise" raises MemoryError.
+        at_cap: "stop" keeps no more, and warns once; "oldest" drops the oldest, and raises MemoryError for a single value above
+            the limit; "raise" raises MemoryError.
 
     Raises ValueError for a part of an axis that a site does not have, IndexError for an index out of range, TypeError for
     what is no tensor.
@@ -81,10 +49,10 @@ class Record(Collector):
     torch.Size([2, 1, 1, 2, 16])
     """
 
-    rows: SliceInput = field(default=None, kw_only=True)
-    positions: SliceInput = field(default=None, kw_only=True)
-    heads: SliceInput = field(default=None, kw_only=True)
-    features: SliceInput = field(default=None, kw_only=True)
+    rows: Indices = field(default=None, kw_only=True)
+    positions: Indices = field(default=None, kw_only=True)
+    heads: Indices = field(default=None, kw_only=True)
+    features: Indices = field(default=None, kw_only=True)
     dtype: torch.dtype | str | None = field(default=None, kw_only=True)
     device: torch.device | str | None = field(default=None, kw_only=True)
     axes: Sequence[str] = field(default=(), kw_only=True)
@@ -102,10 +70,17 @@ class Record(Collector):
         if self.dtype is not None:
             self.dtype = str(_dtype(self.dtype)).removeprefix("torch.")
         self.device = None if self.device is None else str(self.device)
-        self.rows, self.positions, self.heads, self.features = map(
-            _plain, (self.rows, self.positions, self.heads, self.features)
-        )
+        for name in PARTS:
+            setattr(self, name, plain_indices(name, getattr(self, name)))
         self.clear()
+
+    @classmethod
+    def settings_from_file(cls, settings: dict[str, Any], file: HookFile) -> dict[str, Any]:
+        """The settings; in the first version of the format a tuple was a range."""
+        if file.version == 1:
+            ranges = {name: slice(*settings[name]) for name in PARTS if isinstance(settings.get(name), tuple)}
+            settings = {**settings, **ranges}
+        return super().settings_from_file(settings, file)
 
     def clear(self) -> None:
         """Forget everything; a store keeps what was written."""
@@ -128,7 +103,7 @@ class Record(Collector):
         self._keep(name, part)
 
     def _part(self, value: Tensor, name: str, dims: tuple[str, ...]) -> Tensor:
-        chosen = [("rows", ("batch",)), ("positions", POSITIONS), ("heads", HEADS), ("features", dims[-1:])]
+        chosen = [("rows", ("batch",)), ("positions", QUERY_POSITIONS), ("heads", HEADS), ("features", dims[-1:])]
         for setting, axes in chosen:
             if (wanted := getattr(self, setting)) is None:
                 continue
@@ -136,16 +111,20 @@ class Record(Collector):
             if axis is None:
                 known = f"its axes are {dims}" if dims else "it does not name its axes: say axes=('batch', 'pos', ...)"
                 raise ValueError(f"'{name}' has no {setting} to choose: {known}")
-            value = Slice.unwrap(wanted).apply(value, axis)
+            indices = indices_in(setting, wanted, value.shape[axis], name)
+            index: Any = wanted if isinstance(wanted, slice) and (wanted.step or 1) > 0 else indices
+            value = value[(slice(None),) * axis + (index,)]
         return value
 
     def _keep(self, name: str, part: Tensor) -> None:
         size = part.numel() * part.element_size()
-        while self.at_cap == "oldest" and self._kept and not self._has_room(size):
+        if self.at_cap == "oldest" and self.store is None and not self._fits(size, [], 0):
+            raise MemoryError(f"{self!r} can keep nothing: one value of '{name}' has {size} bytes")
+        while self.at_cap == "oldest" and self._kept and not self._fits(size, self._kept, self.n_bytes):
             gone = self._kept.pop(0)[1]
             self.n_bytes -= gone.numel() * gone.element_size()
             self.n_dropped += 1
-        if self._has_room(size):
+        if self._fits(size, self._kept, self.n_bytes):
             self._kept.append((name, part))
             self.n_bytes += size
             return
@@ -156,9 +135,10 @@ class Record(Collector):
             warnings.warn(f"{full}: it and what follows are not kept", stacklevel=2)
         self.n_dropped += 1
 
-    def _has_room(self, size: int) -> bool:
-        enough_calls = self.most_calls is None or len(self._kept) < self.most_calls
-        return enough_calls and (self.most_bytes is None or self.n_bytes + size <= self.most_bytes)
+    def _fits(self, size: int, kept: Sequence[Any], n_bytes: int) -> bool:
+        """Whether a value of that size may be kept beside others."""
+        enough_calls = self.most_calls is None or len(kept) < self.most_calls
+        return enough_calls and (self.most_bytes is None or n_bytes + size <= self.most_bytes)
 
     @property
     def values(self) -> dict[str, list[Tensor]]:
@@ -216,140 +196,6 @@ class Output(Record):
     hook_point: Site = "unembed.hook_out"
 
 
-@dataclass(frozen=True, eq=False)
-class Texts:
-    """What a run reads: all ids of its rows so far and which are real, the number of the first row, how many ids are new."""
-
-    ids: Int[Tensor, "batch pos"]
-    mask: Bool[Tensor, "batch pos"]
-    first: int
-    n_new: int
-
-
-@dataclass(eq=False, repr=False)
-class InputTokens(Collector):
-    """Keeps the token ids of each batch, which are no padding, and which are special.
-
-    Models get their mask apart from the ids, so say it with `batch(tokens, mask)` before the run. Else ids at either end of a
-    row that are `pad` are taken for padding, and without `pad` none. Generation says itself what is padding; there each step
-    is a call, and belongs to the rows before. An encoder-decoder has "hook_tokens" (its source) and
-    "hook_decoder_tokens"; of a wrapped module nothing is seen, and `batch` says everything.
-
-    Args:
-        pad: the id of padding, if it means nothing else.
-        special: the ids of special tokens.
-        most_calls: how many batches to keep; the oldest are forgotten. All if None.
-
-    >>> from hooked_lm import HookedTransformer
-    >>> model = HookedTransformer.from_pretrained("demo")
-    >>> inputs = InputTokens.of(model)
-    >>> _ = model.run_with_hooks("The capital of France is", fwd_hooks=[inputs])
-    >>> inputs.special_mask[0].tolist()
-    [[True, False, False, False, False, False]]
-    """
-
-    hook_point: Site = "hook_tokens"
-    pad: int | None = field(default=None, kw_only=True)
-    special: Sequence[int] = field(default=(), kw_only=True)
-    most_calls: int | None = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.most_calls is not None and self.most_calls < 1:
-            raise ValueError(f"most_calls must be at least 1, got {self.most_calls}")
-        self.special = tuple(sorted(self.special))
-        self.clear()
-
-    @classmethod
-    def of(cls, model: Any, hook_point: Site = "hook_tokens", **settings: Any) -> "InputTokens":
-        """With the special ids of a model's tokenizer, and its padding where that has an id of its own."""
-        tokenizer = model.tokens.need_tokenizer()
-        ids = {name: getattr(tokenizer, f"{name}_token_id", None) for name in ("pad", "bos", "eos")}
-        alone = ids["pad"] not in (ids["bos"], ids["eos"])
-        special = [int(token) for token in tokenizer.all_special_ids]
-        return cls(hook_point, pad=ids["pad"] if alone else None, special=special, **settings)
-
-    def clear(self) -> None:
-        """Forget everything, and count texts from 0 again."""
-        self.ids: list[Tensor] = []
-        self.mask: list[Tensor] = []
-        self.n_texts = 0
-        self.latest: Texts | None = None
-        self._is_said = False
-
-    def batch(self, tokens: Int[Tensor, "batch pos"], mask: Tensor | None = None) -> None:
-        """Say what the next run reads: ids, and 1 for real tokens or 0 for padding. Raises ValueError for another shape."""
-        if mask is not None and mask.shape != tokens.shape:
-            raise ValueError(f"the mask is {list(mask.shape)}, and the tokens are {list(tokens.shape)}")
-        self._begin(tokens, self._not_padding(tokens) if mask is None else mask)
-        self._is_said = True
-
-    def see(self, value: Any, hook: HookPoint) -> None:
-        was_said, self._is_said = self._is_said, False
-        if hook.step and self.latest is not None:
-            self._go_on(value, hook)
-        elif not was_said:
-            self._begin(value, self._not_padding(value) if hook.positions is None else hook.positions >= 0)
-        elif value.shape != self.ids[-1].shape or bool((value.cpu() != self.ids[-1]).any()):
-            got = f"{list(value.shape)}, and batch() was told of others {list(self.ids[-1].shape)}"
-            raise ValueError(f"'{hook.name}' reads ids {got}: say what the run reads, or nothing")
-
-    def _begin(self, tokens: Tensor, mask: Tensor) -> None:
-        ids, real = self._add(tokens, mask)
-        self.latest = Texts(ids, real, self.n_texts, ids.shape[1])
-        self.n_texts += len(ids)
-
-    def _go_on(self, tokens: Tensor, hook: HookPoint) -> None:
-        """A step of generation: with the key/value cache it reads what is new, without it everything again."""
-        before = self.latest
-        assert before is not None
-        real = torch.ones_like(tokens) if hook.positions is None else hook.positions.expand(tokens.shape) >= 0
-        ids, mask = self._add(tokens, real)
-        if ids.shape[1] > before.ids.shape[1]:
-            self.latest = Texts(ids, mask, before.first, ids.shape[1] - before.ids.shape[1])
-        else:
-            whole = torch.cat([before.ids, ids], 1), torch.cat([before.mask, mask], 1)
-            self.latest = Texts(*whole, before.first, ids.shape[1])
-
-    def _add(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        mask = mask.expand(tokens.shape)
-        ids, real = tokens.detach().to("cpu", torch.long, copy=True), mask.detach().to("cpu", torch.bool, copy=True)
-        self.ids.append(ids)
-        self.mask.append(real)
-        if self.most_calls is not None:
-            del self.ids[: -self.most_calls], self.mask[: -self.most_calls]
-        self._write(str(self.hook_point), {"ids": ids, "mask": real})
-        return ids, real
-
-    def _not_padding(self, tokens: Tensor) -> Tensor:
-        if self.pad is None:
-            return torch.ones_like(tokens, dtype=torch.bool)
-        real = (tokens != self.pad).long()
-        return (real.cumsum(-1) > 0) & (real.flip(-1).cumsum(-1).flip(-1) > 0)
-
-    @property
-    def n_bytes(self) -> int:
-        """What is held."""
-        kept = [*self.ids, *self.mask, *((self.latest.ids, self.latest.mask) if self.latest else ())]
-        return sum({id(ids): ids.numel() * ids.element_size() for ids in kept}.values())
-
-    @property
-    def special_mask(self) -> list[Tensor]:
-        """Which ids are special, for each batch."""
-        return [torch.isin(ids, torch.tensor(self.special, dtype=torch.long)) for ids in self.ids]
-
-    def texts_of(self, value: Tensor, site: str) -> "Texts":
-        """The texts that a value [batch, pos, ...] was computed on. Raises ValueError if they are not known."""
-        now = self.latest
-        if now is None or len(now.ids) != len(value) or value.shape[1] not in (now.n_new, now.ids.shape[1]):
-            known = "not known" if now is None else list(now.ids.shape)
-            raise ValueError(
-                f"'{site}' is {list(value.shape)}, and the token ids are {known}: give `inputs` to the same run, before this "
-                "detector, or call batch(tokens, mask) first"
-            )
-        return now
-
-
 @dataclass(eq=False, repr=False)
 class NanGuard(Collector):
     """Raises ValueError at the first value that is NaN or infinite: its site, its index and how many there are.
@@ -403,10 +249,3 @@ def _dtype(dtype: torch.dtype | str) -> torch.dtype:
 
 def _axis(dims: tuple[str, ...], wanted: tuple[str, ...]) -> int | None:
     return next((axis for axis, dim in enumerate(dims) if dim in wanted), None)
-
-
-def _plain(chosen: Any) -> Any:
-    """A choice as something that can be written down."""
-    if isinstance(chosen, slice):
-        return (chosen.start, chosen.stop, chosen.step)
-    return chosen.tolist() if hasattr(chosen, "tolist") else chosen

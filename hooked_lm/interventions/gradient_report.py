@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hooked_lm.hooks import HookPoint
 from hooked_lm.interventions.base import Detector
+from hooked_lm.interventions.per_thread import Lock
 
 
 @dataclass(eq=False, repr=False)
@@ -36,11 +37,14 @@ class GradientReport(Detector):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._lock = Lock()
         if not self.factor > 1:
             raise ValueError(f"factor says how many times the median is too much: it is above 1, got {self.factor}")
 
     def see(self, value: Any, hook: HookPoint) -> None:
-        if isinstance(value, Tensor):
+        if not isinstance(value, Tensor):
+            return
+        with self._lock:  # threads may share the report
             self._sums.setdefault(hook.name or "", Sums()).add(value.detach())
 
     def to_dataframe(self) -> pd.DataFrame:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm.interventions.detectors import Record
-from hooked_lm.interventions.part import Part, PartEditor
+from hooked_lm.interventions.part import Part, PartEditor, check_finite
 
 
 @dataclass(eq=False, repr=False)
@@ -25,6 +25,10 @@ class ScaleGradient(PartEditor):
 
     factor: float | int = field(kw_only=True)
     direction: ClassVar[str] = "bwd"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_finite(self, "factor")
 
     def edit(self, value: Tensor, part: Part) -> Tensor:
         return value * self.factor

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from hooked_lm.hooks import HookPoint
+from hooked_lm.interventions.part import position_axis
 from hooked_lm.interventions.streaming import Streaming
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores
@@ -134,9 +135,9 @@ class Statistics(Streaming[_Moments]):
         covariance: whether that of all features with each other is kept, too.
         edges: of the bins of a histogram, rising.
 
-    Padding is left out if it is known: give `inputs` to the same run, before this, or call `batch(tokens, mask)` before each.
-    Then each token counts once also in generation without the key/value cache, which reads them again and again. While a batch
-    is looked at, 8 MiB and what histograms and covariances need of them come for a moment.
+    Padding is left out where it is known: in generation, and in a run before which `batch(tokens, mask)` was called. In
+    generation without the key/value cache, which reads all tokens at every step, each token counts once. Both need a site whose
+    first axes are batch and position. While a batch is added, 8 MiB and what histograms and covariances need come on top.
 
     Raises ValueError for edges that do not rise, a site with fewer axes, a mask that does not fit.
 
@@ -170,17 +171,25 @@ class Statistics(Streaming[_Moments]):
         if not isinstance(value, Tensor) or value.ndim < self.n_axes:
             got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"'{name}' is {got}, and n_axes={self.n_axes} of its last axes are asked for")
-        value = value.detach()
-        if self.inputs.latest is not None:
-            if hook.dims[:2] not in ((), ("batch", "pos")):
-                raise ValueError(f"'{name}' is {hook.dims}: a mask of tokens says nothing about it")
-            texts = self.inputs.texts_of(value, name)
-            value, mask = value[:, -texts.n_new :], texts.mask[:, -texts.n_new :]
-            value = value if mask.all() else value[mask.to(value.device)]
+        value = self._counted(value.detach(), hook)
         features = tuple(value.shape[value.ndim - self.n_axes :])
         edges = None if self.edges is None else torch.tensor(self.edges, dtype=torch.float64)
         state = self._state(name, features, lambda: _Moments(features, value.device, self.covariance, edges))
         state.add(value.reshape(-1, prod(features)))
+
+    def _counted(self, value: Tensor, hook: HookPoint) -> Tensor:
+        """The part of a value that is neither padding nor was counted at an earlier step of generation."""
+        read, axis, name = self.inputs.latest, position_axis(value, hook), hook.name or ""
+        if read is None or (read.n_new == read.ids.shape[1] and read.mask.all()):
+            return value
+        if hook.dims[:2] in ((), ("batch", "pos")):
+            texts = self.inputs.texts_of(value, name)
+            value, mask = value[:, -texts.n_new :], texts.mask[:, -texts.n_new :]
+            return value if mask.all() else value[mask.to(value.device)]
+        if not read.mask.all():
+            raise ValueError(f"'{name}' is {hook.dims}: a mask of tokens says nothing about it")
+        n_seen = 0 if axis is None else max(0, value.shape[axis] - read.n_new)
+        return value if axis is None else value.narrow(axis, n_seen, value.shape[axis] - n_seen)
 
     def __getitem__(self, site: str) -> Summary:
         """What is known of a site. Raises KeyError if nothing was seen of it."""

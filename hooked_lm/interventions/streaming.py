@@ -1,6 +1,7 @@
 """What detectors share that go through a data set batch by batch: the texts, and for each site what was found by now."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
@@ -8,7 +9,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.hooks.select import Site
-from hooked_lm.interventions.detectors import Collector, InputTokens
+from hooked_lm.interventions.collector import Collector
+from hooked_lm.interventions.input_tokens import InputTokens
 
 __all__ = ["Streaming"]
 
@@ -30,8 +32,9 @@ Found = TypeVar("Found", bound=State)
 class Streaming(Collector, Generic[Found]):
     """A detector that is shown a data set batch by batch, and whose memory does not grow with it.
 
-    `inputs` knows what a run reads: give it to the same run, before this detector, or call `batch` before each run. `tokens` is
-    the site of the ids; "hook_decoder_tokens" for the decoder of an encoder-decoder.
+    `inputs` records the token ids that a run reads. It is added to every run of this detector, where the model has the site
+    `tokens` ("hook_decoder_tokens" for the decoder of an encoder-decoder). Models receive the mask of padding separately: say
+    it by `batch(tokens, mask)` before each run, which also says the ids of a wrapped module.
     """
 
     tokens: Site = field(default="hook_tokens", kw_only=True)
@@ -40,6 +43,26 @@ class Streaming(Collector, Generic[Found]):
         super().__post_init__()
         self.inputs = InputTokens(self.tokens, most_calls=1)
         self.clear()
+
+    @property
+    def companions(self) -> tuple[InputTokens]:
+        """The hook objects that every run of this one needs, before it."""
+        return (self.inputs,)
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether it takes part in runs of this thread or task."""
+        return super().is_enabled
+
+    @is_enabled.setter
+    def is_enabled(self, is_on: bool) -> None:
+        self._is_on = self.inputs.is_enabled = is_on
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Take no part in runs inside the block; texts of such runs are not counted."""
+        with super().disabled(), self.inputs.disabled():
+            yield
 
     def clear(self) -> None:
         """Forget everything, and count texts from 0 again."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hooked_lm.components.norm import wide
 from hooked_lm.hooks import HookPoint
-from hooked_lm.interventions.detectors import Texts
+from hooked_lm.interventions.input_tokens import Texts
 from hooked_lm.interventions.streaming import Streaming
 from hooked_lm.results import stored
 
@@ -110,7 +110,7 @@ class _Best:
         counted = (batch.real & (batch.real.cumsum(1) > skip))[:, -values.shape[1] :]
         flat, places = values.flatten(0, 1), counted.flatten().nonzero().flatten()
         parts = places.split(_at_once(flat.shape[1]))
-        has_nan = len(flat) and bool(flat.amax(0).isnan().any())  # at a place that counts, or in padding
+        has_nan = len(flat) and bool(flat.sum().isnan())  # at a place that counts, in padding, or of infinities
         if has_nan and any(bool(flat.index_select(0, part).isnan().any()) for part in parts):
             return False
         for part in parts if len(places) else ():
@@ -125,10 +125,13 @@ class _Best:
         which = (values.amax(0) > least).nonzero().flatten()  # few, once some batches were seen
         if not len(which):
             return
-        some = values if len(which) == len(least) else values.index_select(1, which)
-        is_more = some > least[which]
-        if len(places) > RIVALS and int(is_more.count_nonzero()) > RIVALS * len(which) // 4:
-            return self._compare_halves(values, places, batch)
+        has_all, k = 4 * len(which) > 3 * len(least), self.values.shape[1]
+        which = torch.arange(len(least), device=which.device) if has_all else which
+        some, bar = (values, least) if has_all else (values.index_select(1, which), least[which])
+        is_more = some > bar
+        if len(places) > RIVALS and int(is_more.count_nonzero()) > RIVALS * len(which) // 2:
+            # Candidates first: what is below the k largest of these places cannot stay.
+            is_more &= some >= some.topk(min(k, len(places)), 0, sorted=False).values.amin(0)
         found = is_more.flatten().nonzero().flatten()
         place, feature = found // len(which), found % len(which)
         n_new = feature.bincount(minlength=len(which))
@@ -225,9 +228,9 @@ class TopExamples(Streaming[_Best]):
 
     Of equal numbers those seen first stay, and come first.
 
-    The ids must be known: give `inputs` to the same run, before this object, or call `batch(tokens, mask)` before each run.
-    Rows of batches are the texts, counted from 0, and positions are places in the row, padding included. In generation each
-    token counts once, and of what comes after it nothing is known yet.
+    The ids are recorded by `inputs`, which every run of this object includes; say padding by `batch(tokens, mask)` before the
+    run, and for a wrapped module the ids too. Rows of batches are the texts, counted from 0, and positions are columns of the
+    row, padding included. In generation each token counts once, and the context after it is not known yet.
 
     Args:
         measure: "entries", "norm", or a function of the values at a site [batch, pos, ...] that gives [batch, pos, *features].
@@ -247,7 +250,7 @@ class TopExamples(Streaming[_Best]):
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> top = TopExamples("post", 1, k=2, context=3)
     >>> for text in ["The capital of France is Paris", "When Mary and John went to the store"]:
-    ...     _ = model.run_with_hooks(text, fwd_hooks=[top.inputs, top])
+    ...     _ = model.run_with_hooks(text, fwd_hooks=[top])
     >>> top.examples()[5].to_dataframe(model.to_string)[["rank", "text", "position"]].shape
     (2, 3)
     """

@@ -87,7 +87,7 @@ def test_a_record_shares_a_layer_with_a_controller_and_never_aliases(kind: str) 
 
 def test_parts_of_a_value(demo: Any) -> None:
     tokens = torch.randint(5, 50, (3, 6), generator=torch.Generator().manual_seed(0))
-    record = Record("z", 1, rows=[2, 0], positions=(1, -1), heads=5, features=[0, 3, -1], dtype="float16")
+    record = Record("z", 1, rows=[2, 0], positions=slice(1, -1), heads=5, features=[0, 3, -1], dtype="float16")
     demo.run_with_hooks(tokens, fwd_hooks=[record])
     value = demo.run_with_cache(tokens, names_filter=("z", 1))[1]["z", 1]
     assert record.stacked()[0].equal(value[[2, 0]][:, 1:-1][:, :, [5]][..., [0, 3, -1]].half())
@@ -103,7 +103,7 @@ def test_parts_of_a_value(demo: Any) -> None:
 
 
 def test_a_part_that_is_kept_does_not_hold_the_rest(demo: Any) -> None:
-    record = Record("resid_post", 0, positions=(0, 1))
+    record = Record("resid_post", 0, positions=slice(0, 1))
     demo.run_with_hooks(torch.full((1, 6), 9), fwd_hooks=[record])
     assert record.stacked()[0].shape == (1, 1, 128)
     assert record.values["blocks.0.hook_resid_post"][0].untyped_storage().nbytes() == 128 * 4 == record.n_bytes
@@ -123,7 +123,7 @@ def test_axes_of_a_wrapped_module_are_said() -> None:
 def test_what_a_site_does_not_have(demo: Any) -> None:
     with pytest.raises(ValueError, match=r"has no heads to choose: its axes are .'batch', 'pos', 'd_model'"):
         demo.run_with_hooks("a", fwd_hooks=[Record("resid_post", 0, heads=1)])
-    with pytest.raises(IndexError, match="index 8 is out of range"):
+    with pytest.raises(IndexError, match=r"heads 8 is out of range at .*hook_z.*: there are 8"):
         demo.run_with_hooks("a", fwd_hooks=[Record("z", 0, heads=8)])
     with pytest.raises(ValueError, match="no dtype 'float17'"):
         Record("z", 0, dtype="float17")

@@ -33,7 +33,14 @@ from tests.models.toys import ids, toy
 PAGE = Path(__file__).parents[2] / "docs" / "interventions.md"
 DETECTORS: list[Any] = [
     Record(
-        "resid_post", 1, positions=(0, 2), features=[1, 3], dtype="float16", device="cpu", most_calls=3, at_cap="oldest"
+        "resid_post",
+        1,
+        positions=slice(0, 2),
+        features=[1, 3],
+        dtype="float16",
+        device="cpu",
+        most_calls=3,
+        at_cap="oldest",
     ),
     Record(["blocks.0.attn.hook_z", ("z", 1)], heads=[2], rows=0, when="pre"),
     Output(positions=-1),
@@ -138,6 +145,7 @@ def test_the_page_names_what_there_is_and_all_of_it() -> None:
     text = PAGE.read_text()
     named = set(re.findall(r"`([A-Za-z_.]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)))
     parameters = {"positions", "heads", "features", "rows", "encode", "decode", "name", "name.input", "model.hooks"}
+    parameters |= {"store", "companions", "slice", "Slice", "pos_slice"}
     homes = (interventions, dictionaries, hooked_lm)
     assert {name for name in named - parameters if not any(hasattr(home, name) for home in homes)} == set()
     for parameter in ("positions", "heads", "features", "rows"):

@@ -129,7 +129,7 @@ def test_the_decoder_of_an_encoder_decoder() -> None:
     model, batches, site = one("encoder-decoder")
     found = Statistics(site, tokens="hook_decoder_tokens")
     for batch in batches:
-        model.run_with_hooks(*batch, fwd_hooks=[found.inputs, found])
+        model.run_with_hooks(*batch, fwd_hooks=[found])
     assert found[site].count == sum(batch[-1].numel() for batch in batches)
 
 
@@ -144,8 +144,10 @@ def test_padding_is_left_out(demo: Any) -> None:
     real = torch.cat([demo.run_with_cache(row[None])[1][site][0] for row in (tokens[0], tokens[1, :2])])
     assert (found[site].count, unmasked[site].count) == (6, 8)
     assert torch.allclose(found[site].mean, real.double().mean(0), atol=1e-5)
-    with pytest.raises(ValueError, match=r"is \[1, 4, 128\], and the token ids are \[2, 4\]: give `inputs`"):
-        demo.run_with_hooks(tokens[:1], fwd_hooks=[found])
+    wrapped = Statistics("0")
+    wrapped.batch(tokens, mask)
+    with pytest.raises(ValueError, match=r"is \[1, 4, 8\], and the token ids are \[2, 4\]: run from the tokens on"):
+        shown(wrapped, torch.ones(1, 4, 8))
     pattern = Statistics("pattern", 1)
     pattern.batch(tokens, mask)
     with pytest.raises(ValueError, match="a mask of tokens says nothing about it"):
@@ -156,7 +158,7 @@ def test_padding_is_left_out(demo: Any) -> None:
 def test_generation_counts_each_token_once(demo: Any, cached: bool) -> None:
     found, site = Statistics("resid_post", 1), "blocks.1.hook_resid_post"
     prompt, mask = torch.tensor([[9, 3, 7], [3, 5, 4]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
-    with demo.hooks([found.inputs, found]):
+    with demo.hooks([found]):
         tokens = demo.generate(prompt, 4, attention_mask=mask, use_past_kv_cache=cached, **SPARE)
     rows = [tokens[:1, 1:-1], tokens[1:, :-1]]
     data = torch.cat([demo.run_with_cache(row)[1][site][0] for row in rows]).double()

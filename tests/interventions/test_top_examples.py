@@ -242,8 +242,8 @@ def test_files_of_examples(demo: Any, tmp_path: Path, activations: bool) -> None
 
 
 def test_what_top_examples_need(demo: Any) -> None:
-    with pytest.raises(ValueError, match="the token ids are not known: give `inputs` to the same run"):
-        demo.run_with_hooks("When", fwd_hooks=[TopExamples("post", 1)])
+    with pytest.raises(ValueError, match=r"the token ids are not known: run from the tokens on, or call batch"):
+        shown(TopExamples("0"), torch.ones(1, 2, 3))
     for site in ("pattern", "attn_scores"):
         top = TopExamples(site, 1)
         with pytest.raises(ValueError, match="has no vector at each position"):

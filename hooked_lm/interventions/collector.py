@@ -1,0 +1,77 @@
+"""Collectors: detectors that add up what they are shown, in memory or in a store on disk."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from hooked_lm.hooks import HookPoint
+from hooked_lm.interventions.base import Detector, HookFile
+from hooked_lm.interventions.per_thread import Lock
+from hooked_lm.interventions.store import Run, Store
+
+__all__ = ["Collector"]
+
+
+@dataclass(eq=False, repr=False)
+class Collector(Detector):
+    """A detector that may be given a `store`: a directory, or a `Run` that several share, into which it writes what it found.
+
+    It is shown the live value, without a copy, and neither writes into it nor keeps it. Runs of several threads may share one:
+    they add to it one after the other.
+    """
+
+    store: str | Path | Run | None = field(default=None, kw_only=True)
+    copies: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._run = self.store if isinstance(self.store, Run) else None
+        self._lock = Lock()
+
+    def __call__(self, value: Any, hook: HookPoint) -> None:
+        with self._lock:
+            super().__call__(value, hook)
+
+    @property
+    def run(self) -> Run:
+        """The run of the store that this writes into. Raises ValueError without a store."""
+        if self.store is None:
+            raise ValueError(f"{self!r} has no store: give store=, a directory")
+        if self._run is None:
+            self._run = Store(str(self.store)).start(detector=type(self).__name__, hook_point=str(self.hook_point))
+        return self._run
+
+    def settings(self) -> dict[str, Any]:
+        found = super().settings()
+        if self.store is not None:
+            found["store"] = str(self.store.path.parent if isinstance(self.store, Run) else self.store)
+        return found
+
+    def settings_for_file(self, file: HookFile) -> dict[str, Any]:
+        """As for any hook object; a store in the folder of the file is written relative to that."""
+        found = self.to_dict()
+        if self.store is not None:
+            store = Path(found["store"]).absolute()
+            found["store"] = str(store.relative_to(file.folder) if store.is_relative_to(file.folder) else store)
+        return found
+
+    @classmethod
+    def settings_from_file(cls, settings: dict[str, Any], file: HookFile) -> dict[str, Any]:
+        """The settings, with the store that was given to `load`, or one inside the folder of the file."""
+        given = settings.get("store")
+        if given is None:
+            return settings
+        store = Path(file.folder, given) if file.store is None else Path(file.store)
+        is_inside = not Path(given).is_absolute() and store.resolve().is_relative_to(file.folder.resolve())
+        if file.store is None and not is_inside:
+            raise ValueError(
+                f"it would write into {given!r}, outside the folder of the file: say where by load(path, store=...)"
+            )
+        return {**settings, "store": str(store)}
+
+    def _write(self, site: str, tensors: Mapping[str, Tensor], **about: Any) -> None:
+        if self.store is not None:
+            self.run.add(site, tensors, detector=type(self).__name__, **about)

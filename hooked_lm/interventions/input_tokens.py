@@ -1,0 +1,176 @@
+"""InputTokens: which token ids a model reads, and which of them are padding."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks.select import Site
+from hooked_lm.interventions.collector import Collector
+from hooked_lm.interventions.per_thread import PerThread
+
+__all__ = ["InputTokens", "Texts"]
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """The tokens that one call reads: all ids of its rows so far and which are real, the number of the first row, how many ids
+    are new. `sites` are those whose values of this call were looked up."""
+
+    ids: Int[Tensor, "batch pos"]
+    mask: Bool[Tensor, "batch pos"]
+    first: int
+    n_new: int
+    sites: set[str] = field(default_factory=set)
+
+
+@dataclass
+class _Reading:
+    """What a thread reads: the tokens of its last call, and whether `batch` has said those of the next."""
+
+    latest: Texts | None = None
+    is_said: bool = False
+
+
+@dataclass(eq=False, repr=False)
+class InputTokens(Collector):
+    """Keeps the token ids of each batch, which are no padding, and which are special.
+
+    Models get their mask apart from the ids, so say it with `batch(tokens, mask)` before the run. Else ids at either end of a
+    row that are `pad` are taken for padding, and without `pad` none. Generation says itself what is padding; there each step
+    is a call, and belongs to the rows before. An encoder-decoder has "hook_tokens" (its source) and
+    "hook_decoder_tokens"; of a wrapped module nothing is seen, and `batch` says everything.
+
+    Args:
+        pad: the id of padding, if it means nothing else.
+        special: the ids of special tokens.
+        most_calls: how many batches to keep; the oldest are forgotten. All if None.
+
+    >>> from hooked_lm import HookedTransformer
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> inputs = InputTokens.of(model)
+    >>> _ = model.run_with_hooks("The capital of France is", fwd_hooks=[inputs])
+    >>> inputs.special_mask[0].tolist()
+    [[True, False, False, False, False, False]]
+    """
+
+    hook_point: Site = "hook_tokens"
+    pad: int | None = field(default=None, kw_only=True)
+    special: Sequence[int] = field(default=(), kw_only=True)
+    most_calls: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.most_calls is not None and self.most_calls < 1:
+            raise ValueError(f"most_calls must be at least 1, got {self.most_calls}")
+        self.special = tuple(sorted(self.special))
+        self.clear()
+
+    @classmethod
+    def of(cls, model: Any, hook_point: Site = "hook_tokens", **settings: Any) -> "InputTokens":
+        """With the special ids of a model's tokenizer, and its padding where that has an id of its own."""
+        tokenizer = model.tokens.need_tokenizer()
+        ids = {name: getattr(tokenizer, f"{name}_token_id", None) for name in ("pad", "bos", "eos")}
+        alone = ids["pad"] not in (ids["bos"], ids["eos"])
+        special = [int(token) for token in tokenizer.all_special_ids]
+        return cls(hook_point, pad=ids["pad"] if alone else None, special=special, **settings)
+
+    def clear(self) -> None:
+        """Forget everything, and count texts from 0 again."""
+        self.ids: list[Tensor] = []
+        self.mask: list[Tensor] = []
+        self.n_texts = 0
+        self._reading = PerThread(_Reading)
+
+    @property
+    def latest(self) -> Texts | None:
+        """The tokens of the last call in this thread, or of the next where `batch` has said them."""
+        return self._reading.value.latest
+
+    def batch(self, tokens: Int[Tensor, "batch pos"], mask: Tensor | None = None) -> None:
+        """Say what the next run reads: ids, and 1 for real tokens or 0 for padding. Raises ValueError for another shape."""
+        if mask is not None and mask.shape != tokens.shape:
+            raise ValueError(f"the mask is {list(mask.shape)}, and the tokens are {list(tokens.shape)}")
+        with self._lock:
+            self._begin(tokens, self._not_padding(tokens) if mask is None else mask)
+        self._reading.value.is_said = True
+
+    def see(self, value: Any, hook: HookPoint) -> None:
+        reading, before = self._reading.value, self.latest
+        was_said, reading.is_said = reading.is_said, False
+        if hook.step and self.latest is not None:
+            self._go_on(value, hook)
+        elif not was_said:
+            self._begin(value, self._not_padding(value) if hook.positions is None else hook.positions >= 0)
+        elif before is None or value.shape != before.ids.shape or bool((value.cpu() != before.ids).any()):
+            said = None if before is None else list(before.ids.shape)
+            got = f"{list(value.shape)}, and batch() was told of others {said}"
+            raise ValueError(f"'{hook.name}' reads ids {got}: say what the run reads, or nothing")
+
+    def _begin(self, tokens: Tensor, mask: Tensor) -> None:
+        ids, real = self._add(tokens, mask)
+        self._reading.value.latest = Texts(ids, real, self.n_texts, ids.shape[1])
+        self.n_texts += len(ids)
+
+    def _go_on(self, tokens: Tensor, hook: HookPoint) -> None:
+        """A step of generation: with the key/value cache it reads what is new, without it everything again."""
+        before = self.latest
+        assert before is not None
+        real = torch.ones_like(tokens) if hook.positions is None else hook.positions.expand(tokens.shape) >= 0
+        ids, mask = self._add(tokens, real)
+        if ids.shape[1] > before.ids.shape[1]:
+            self._reading.value.latest = Texts(ids, mask, before.first, ids.shape[1] - before.ids.shape[1])
+        else:
+            whole = torch.cat([before.ids, ids], 1), torch.cat([before.mask, mask], 1)
+            self._reading.value.latest = Texts(*whole, before.first, ids.shape[1])
+
+    def _add(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        mask = mask.expand(tokens.shape)
+        ids, real = tokens.detach().to("cpu", torch.long, copy=True), mask.detach().to("cpu", torch.bool, copy=True)
+        self.ids.append(ids)
+        self.mask.append(real)
+        if self.most_calls is not None:
+            del self.ids[: -self.most_calls], self.mask[: -self.most_calls]
+        self._write(str(self.hook_point), {"ids": ids, "mask": real})
+        return ids, real
+
+    def _not_padding(self, tokens: Tensor) -> Tensor:
+        if self.pad is None:
+            return torch.ones_like(tokens, dtype=torch.bool)
+        real = (tokens != self.pad).long()
+        return (real.cumsum(-1) > 0) & (real.flip(-1).cumsum(-1).flip(-1) > 0)
+
+    @property
+    def n_bytes(self) -> int:
+        """What is held."""
+        kept = [*self.ids, *self.mask, *((self.latest.ids, self.latest.mask) if self.latest else ())]
+        return sum({id(ids): ids.numel() * ids.element_size() for ids in kept}.values())
+
+    @property
+    def special_mask(self) -> list[Tensor]:
+        """Which ids are special, for each batch."""
+        return [torch.isin(ids, torch.tensor(self.special, dtype=torch.long)) for ids in self.ids]
+
+    def texts_of(self, value: Tensor, site: str) -> "Texts":
+        """The texts that a value [batch, pos, ...] was computed on, each call once.
+
+        Raises ValueError if they are not known, as in a run that begins behind the embedding.
+        """
+        now = self.latest
+        if now is not None and site in now.sites:
+            raise ValueError(
+                f"the token ids of this call are not known at '{site}', only those of an earlier one: run from the tokens on, or "
+                "call batch(tokens, mask) before each run"
+            )
+        if now is None or len(now.ids) != len(value) or value.shape[1] not in (now.n_new, now.ids.shape[1]):
+            known = "not known" if now is None else list(now.ids.shape)
+            raise ValueError(
+                f"'{site}' is {list(value.shape)}, and the token ids are {known}: run from the tokens on, or call "
+                "batch(tokens, mask) before each run"
+            )
+        now.sites.add(site)
+        return now
