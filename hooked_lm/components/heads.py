@@ -96,7 +96,9 @@ class Pooler(nn.Module):
     def read(self, x: Stream, real: Real | None = None) -> Pooled:
         """What it reads of a text, which may be padded on the left."""
         if self.cfg.mean:
-            return x.mean(1) if real is None else (x * real[..., None]).sum(1) / real.sum(1, keepdim=True)
+            return (
+                x.mean(1) if real is None else x.masked_fill(~real[..., None], 0.0).sum(1) / real.sum(1, keepdim=True)
+            )
         return x[:, 0] if real is None else x[torch.arange(len(x), device=x.device), real.long().argmax(1)]
 
     def identities(self, at: Sites, read: Read, real: Real | None = None) -> Iterator[Identity]:
@@ -240,8 +242,9 @@ class ContactHead(nn.Module):
     ) -> Float[Tensor, "batch residue residue"]:
         """The probability of each pair of residues; `pos` are two positions more than there are residues."""
         counts = tokens != self.cfg.end_token
-        counts = (counts if real is None else counts & real).to(patterns)
-        patterns = (patterns * counts[:, None, :, None] * counts[:, None, None, :])[..., 1:-1, 1:-1]
+        counts = counts if real is None else counts & real
+        both = counts[:, None, :, None] & counts[:, None, None, :]
+        patterns = patterns.masked_fill(~both, 0.0)[..., 1:-1, 1:-1]
         symmetric = patterns + patterns.mT
         expected = (
             symmetric.sum(-1, keepdim=True) * symmetric.sum(-2, keepdim=True) / symmetric.sum((-2, -1), keepdim=True)

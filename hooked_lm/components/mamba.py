@@ -100,7 +100,7 @@ class Mamba(nn.Module):
         dt = self.hook_dt(self.step_size(u))
         B, C = self.hook_B(F.linear(u, self.W_B.T)), self.hook_C(F.linear(u, self.W_C.T))
 
-        kept_dt = dt if real is None else dt * real[..., None]  # padding leaves the state as it is
+        kept_dt = dt if real is None else dt.masked_fill(~real[..., None], 0.0)  # padding leaves the state as it is
         y, state = self.recur(wide(u), kept_dt, wide(B), wide(C), state)
         if entry is not None:
             entry.keep(window, state, context.n_pos)

@@ -124,7 +124,7 @@ class Mamba2(nn.Module):
         u, B, C = self.hook_conv(u), self.hook_B(B), self.hook_C(C)
         dt = self.hook_dt(self.step_size(stream))
 
-        kept_dt = dt if real is None else dt * real[..., None]  # padding leaves the state as it is
+        kept_dt = dt if real is None else dt.masked_fill(~real[..., None], 0.0)  # padding leaves the state as it is
         heads = wide(u).unflatten(-1, (self.cfg.n_heads, -1))
         if context.n_pos == 1 or is_listening(self.hook_state):
             y, state = self.recur(heads, kept_dt, wide(B), wide(C), state)

@@ -102,7 +102,8 @@ class RGLRU(nn.Module):
 
         decay, update = self.discretized(u, i, a, (context.positions == 0)[..., None])
         if real is not None:  # padding leaves the state as it is
-            decay, update = torch.where(real[..., None], decay, 1.0), update * real[..., None]
+            decay = decay.masked_fill(~real[..., None], 1.0)
+            update = update.masked_fill(~real[..., None], 0.0)
         states = shown_states(self.hook_state, decay, update, state)
         if entry is not None:
             entry.keep(window, states[:, -1], context.n_pos)

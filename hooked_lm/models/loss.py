@@ -32,13 +32,14 @@ def lm_cross_entropy_loss(
     if attention_mask is not None:
         real = attention_mask.to(losses.device).bool()
         counts = real[:, 1:] & real[:, :-1]
+        losses = losses.masked_fill(~counts, 0.0)  # an infinite one times zero would be NaN
     if per_token:
-        return losses * counts
+        return losses
     if not torch.compiler.is_compiling() and not counts.any():
         raise ValueError(
             f"a loss needs two real tokens in a row, one to predict the next; the ids are {tuple(tokens.shape)}"
         )
-    return (losses * counts).sum() / counts.sum()
+    return losses.sum() / counts.sum()
 
 
 def lm_accuracy(

@@ -82,7 +82,7 @@ def value_of(metric: Metric, logits: Float[Tensor, "..."], reads: Reads, shape: 
     """What one metric makes of logits of which these are there, also of a tensor that it writes into."""
     given = served(logits, reads, shape)
     value = metric(given)
-    if isinstance(given, _Shown) and given.is_short:  # the metric has caught what said so
+    if isinstance(given, Shown) and given.is_short:  # the metric has caught what said so
         raise ReadMore
     return value
 
@@ -91,7 +91,7 @@ def served(logits: Float[Tensor, "..."], reads: Reads, shape: torch.Size) -> Flo
     """Logits of a given shape of which only some are there; taking others out raises ReadMore."""
     if reads == EVERYTHING:
         return logits
-    return _Shown.over(shape, logits, lambda index: _indexed(logits, index, reads, shape))
+    return Shown.over(shape, logits, lambda index: _indexed(logits, index, reads, shape))
 
 
 def _traced(metrics: Sequence[Metric], source: Logits) -> tuple[Reads, dict[Reads, Tensor]]:
@@ -107,7 +107,7 @@ def _traced(metrics: Sequence[Metric], source: Logits) -> tuple[Reads, dict[Read
         return _indexed(pieces[reads].clone(), index, reads, source.shape)
 
     for metric in metrics:
-        shown = _Shown.over(source.shape, source, take)
+        shown = Shown.over(source.shape, source, take)
         try:
             metric(shown)
         except (ReadMore, Exception):  # it may be that the pieces are not parts of one tensor: they are in the next run
@@ -129,14 +129,14 @@ FREE = {getattr(Tensor, name).__get__ for name in ("shape", "ndim", "dtype", "de
 FREE |= {Tensor.is_floating_point, Tensor.size, Tensor.dim, Tensor.__len__, Tensor.__repr__}
 
 
-class _Shown(Tensor):
+class Shown(Tensor):
     """Logits that can be asked for their shape, and indexed; for anything else they are too few: `is_short`, and ReadMore."""
 
     is_short: bool
     _take: Callable[[Index], Tensor]
 
     @classmethod
-    def over(cls, shape: torch.Size, like: Tensor | Logits, take: Callable[[Index], Tensor]) -> "_Shown":
+    def over(cls, shape: torch.Size, like: Tensor | Logits, take: Callable[[Index], Tensor]) -> "Shown":
         made = Tensor._make_wrapper_subclass(cls, shape, dtype=like.dtype, device=like.device)
         made.is_short, made._take = False, take
         return made
@@ -149,7 +149,7 @@ class _Shown(Tensor):
         if func in FREE:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        if func is Tensor.__getitem__ and isinstance(args[0], _Shown):
+        if func is Tensor.__getitem__ and isinstance(args[0], Shown):
             index = _index(args[1], args[0].shape)
             if index is not None:
                 try:
@@ -165,7 +165,7 @@ class _Shown(Tensor):
     @classmethod
     def _too_few(cls, *given: Any) -> ReadMore:
         for shown in tree_leaves(given):
-            if isinstance(shown, _Shown):
+            if isinstance(shown, Shown):
                 shown.is_short = True
         return ReadMore()
 
@@ -179,7 +179,7 @@ def _indexed(compact: Tensor, index: Index, reads: Reads, shape: torch.Size) -> 
 def _index(index: Any, shape: torch.Size) -> Index | None:
     """An index of three axes; None for one that is not understood (new axes, masks, out of range): then everything is read."""
     items = list(index) if isinstance(index, tuple) else [index]
-    if len(shape) != 3 or any(item is None or isinstance(item, _Shown) or _is_mask(item) for item in items):
+    if len(shape) != 3 or any(item is None or isinstance(item, Shown) or _is_mask(item) for item in items):
         return None
     if any(item is Ellipsis for item in items):
         at = next(i for i, item in enumerate(items) if item is Ellipsis)

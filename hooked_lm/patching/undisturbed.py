@@ -1,4 +1,4 @@
-"""What a function leaves as it found it, wherever it is interrupted: whether gradients are computed, and which hooks are open."""
+"""What a function leaves as it found it, wherever it is interrupted: gradients on or off, torch's modes, and open hooks."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -13,17 +13,19 @@ R = TypeVar("R")
 
 
 def undisturbed(function: Callable[P, R]) -> Callable[P, R]:
-    """The same function, behind which gradients are on or off as before, and no hooks are open that it opened.
+    """The same function, behind which gradients are on or off as before, and no mode of torch and no hook is open that it opened.
 
-    Blocks of `with` see to both; but an interrupt may come between two of their steps. Here both are remembered once, outside.
+    Blocks of `with` see to that; but an interrupt may come between two of their steps. Here it is remembered once, outside.
     """
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        gradients, frames = torch.is_grad_enabled(), scope.current()
+        gradients, frames, n_modes = torch.is_grad_enabled(), scope.current(), torch._C._len_torch_function_stack()
         try:
             return function(*args, **kwargs)
         finally:
+            while torch._C._len_torch_function_stack() > n_modes:
+                torch._C._pop_torch_function_stack()
             torch.set_grad_enabled(gradients)
             _close(frames)
 

@@ -65,10 +65,10 @@ def test_the_model_is_as_it_was(fails: bool) -> None:
     model = small()
     model.W_E.requires_grad_(False)
     asked = {name: weight.requires_grad for name, weight in model.named_parameters()}
-    inside: list[int] = []
+    inside: list[dict[str, bool]] = []
 
     def metric(logits: Tensor) -> Tensor:
-        inside.append(sum(weight.requires_grad for weight in model.parameters()))
+        inside.append({name: weight.requires_grad for name, weight in model.named_parameters()})
         if fails:
             raise RuntimeError("no")
         return squares(logits)
@@ -78,7 +78,8 @@ def test_the_model_is_as_it_was(fails: bool) -> None:
             gradients(model, tokens_of(model), SITES, metric)
     else:
         gradients(model, tokens_of(model), SITES, metric)
-    assert inside == [2], "W_E and W_pos"
+    assert inside
+    assert all(each == asked for each in inside)
     assert asked == {name: weight.requires_grad for name, weight in model.named_parameters()}
     assert all(weight.grad is None for weight in model.parameters())
     assert not any(point.is_listening for point in model.hook_points())
@@ -139,17 +140,20 @@ def test_sites_that_do_not_do() -> None:
 def test_weights_apart_by_itself() -> None:
     model = small()
     with weights_apart(model):
-        assert not model.blocks[0].attn.W_Q.requires_grad
-    assert model.blocks[0].attn.W_Q.requires_grad
+        assert not (2 * model.blocks[0].attn.W_Q).requires_grad
+        assert (2 * model.embed.W_E).requires_grad
+        assert model.blocks[0].attn.W_Q.requires_grad
+    assert (2 * model.blocks[0].attn.W_Q).requires_grad
 
 
-def test_weights_ask_again_behind_the_last_of_several_threads() -> None:
+def test_weights_have_graphs_again_behind_the_last_of_several_blocks() -> None:
     model = torch.nn.Linear(2, 2)
     model.bias.requires_grad_(False)
     first, second = weights_apart(model), weights_apart(model)
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert not model.weight.requires_grad
+    assert not model(torch.ones(2)).requires_grad
     second.__exit__(None, None, None)
+    assert model(torch.ones(2)).requires_grad
     assert (model.weight.requires_grad, model.bias.requires_grad) == (True, False)

@@ -3,24 +3,26 @@
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from hooked_lm.components.norm import norm_of
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.patching.base import logits_of
-from hooked_lm.patching.reads import Logits, reads_of
+from hooked_lm.patching.reads import Logits, Shown, reads_of
 
 Metric = Callable[[Tensor], Any]
 Hooks = Sequence[tuple[str, Callable[..., Any]]]
-_LOCK, _APART = Lock(), WeakKeyDictionary[nn.Module, tuple[int, list[tuple[Tensor, bool]]]]()  # how many are inside
 EMBEDDINGS = ("embed", "pos_embed")  # the modules with which a graph begins
+# What is asked and said of a weight itself, and not computed with it.
+_ASKED = [getattr(Tensor, name) for name in ("requires_grad", "grad", "is_leaf", "grad_fn")]
+_SAID = [getattr(Tensor, name) for name in ("requires_grad", "grad", "data")]
+OF_THE_WEIGHT = {Tensor.requires_grad_, *(of.__get__ for of in _ASKED), *(of.__set__ for of in _SAID)}
 
 
 @dataclass(frozen=True)
@@ -148,24 +150,40 @@ def logits_for(model: HookedRootModule, tokens: Int[Tensor, "batch pos"]) -> Ten
 
 @contextmanager
 def weights_apart(model: nn.Module, begins: Container[str] = EMBEDDINGS) -> Iterator[None]:
-    """Inside, no weight asks for a gradient but those of the modules with which a graph begins: the embeddings.
+    """Inside, what this thread computes with weights of the model has no graph back to them, but to those of the modules with
+    which a graph begins: the embeddings.
 
     What a weight's gradient would need is then not kept, and nothing is computed for it: a third of a backward pass's work
-    and most of its memory. What each weight asked for before, it asks for again behind; of several threads, behind the last.
+    and most of its memory. The model itself stays as it is, also for other threads, which may train it meanwhile.
     """
-    embedding = {id(weight) for name, weight in model.named_parameters() if name.split(".")[0] in begins}
-    with _LOCK:
-        inside, before = _APART.get(model, (0, [(weight, weight.requires_grad) for weight in model.parameters()]))
-        _APART[model] = inside + 1, before
-    try:
-        for weight, _ in before:
-            weight.requires_grad_(id(weight) in embedding)
+    with _Apart(model, begins):
         yield
-    finally:
-        with _LOCK:
-            inside, before = _APART.pop(model)
-            if inside > 1:
-                _APART[model] = inside - 1, before
-            else:
-                for weight, asks in before:
-                    weight.requires_grad_(asks)
+
+
+class _Apart(TorchFunctionMode):
+    """Puts views without a graph in the place of weights, wherever this thread gives them to a function of torch."""
+
+    def __init__(self, model: nn.Module, begins: Container[str]) -> None:
+        super().__init__()
+        self._views: dict[int, Tensor] = {}
+        for name, weight in model.named_parameters():
+            is_first = name.split(".")[0] in begins and (weight.is_floating_point() or weight.is_complex())
+            self._views[id(weight)] = weight.detach().requires_grad_(is_first)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in OF_THE_WEIGHT:
+            return func(*args, **(kwargs or {}))
+        if func is Tensor.__getitem__ and isinstance(args[0], Shown):  # logits that are computed now
+            with self:
+                return Shown.__torch_function__(func, types, args, kwargs)
+        return func(*self._apart(args), **(self._apart(kwargs) if kwargs else {}))
+
+    def _apart(self, given: Any) -> Any:
+        """The same, with views for weights."""
+        if isinstance(given, nn.Parameter):
+            return self._views.get(id(given), given)
+        if type(given) in (tuple, list):
+            return type(given)(map(self._apart, given))
+        if type(given) is dict:
+            return {name: self._apart(item) for name, item in given.items()}
+        return given

@@ -54,7 +54,8 @@ class PosEmbed(Part, embed.PosEmbed, metaclass=PublicName):
             return super().forward(counted.expand(tokens.shape[0], n_pos))
         real = attention_mask[:, past_kv_pos_offset : past_kv_pos_offset + n_pos].bool()
         counted = (attention_mask.long().cumsum(1) - 1).clamp(min=0)
-        return super().forward(counted[:, past_kv_pos_offset : past_kv_pos_offset + n_pos]) * real[..., None]
+        rows = super().forward(counted[:, past_kv_pos_offset : past_kv_pos_offset + n_pos])
+        return rows.masked_fill(~real[..., None], 0.0)
 
 
 class TokenTypeEmbed(Part, encoder_embed.TokenTypeEmbed, metaclass=PublicName):
