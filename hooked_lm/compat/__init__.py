@@ -10,6 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from hooked_lm.models import defaults
+
 __all__ = ["LENT", "NAME", "install", "uninstall"]
 
 NAME = "transformer_lens"
@@ -47,6 +49,7 @@ def install(*, shadow: bool = False) -> None:
 def uninstall() -> None:
     """Take the lent name back; what was imported under it keeps working, and the next import looks elsewhere."""
     sys.path[:] = [path for path in sys.path if path != str(LENT)]
+    defaults.fused_attention = "auto"
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == NAME and _is_lent(getattr(module, "__file__", None)):
             del sys.modules[name]

@@ -17,7 +17,8 @@ from hooked_lm.models.state import BIASES, load_state
 TOLERANCE = 1e-3  # of the largest logit
 OURS_ALONE = {
     "tree", "processed", "device", "n_params", "default_padding_side", "eos_token_id", "pad_token_id", "n_token_types",
-    "n_decoder_layers", "forced_bos_token_id", "suppress_tokens", "tokenizer_name",  # a tokenizer is given apart
+    "n_decoder_layers", "forced_bos_token_id", "suppress_tokens", "fused_attention",
+    "tokenizer_name",  # a tokenizer is given apart
 }  # fmt: skip
 
 

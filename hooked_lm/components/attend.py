@@ -77,7 +77,7 @@ class Attend(KnownAttributes):
 
     def mix(self, q: PerHead, k: Keys, v: Values, context: Context, layer: int = 0) -> Mixed:
         """Mixed values, at their site."""
-        in_steps = self.soft_cap is not None or self.sinks is not None
+        in_steps = self.soft_cap is not None or self.sinks is not None or not self.manner.fused
         in_steps = in_steps or is_listening(self.hook_attn_scores, self.hook_pattern)
         return self.hook_z(context.meet(layer, self.mix_in_steps if in_steps else self.mix_fused, q, k, v))
 
@@ -143,7 +143,7 @@ class Attend(KnownAttributes):
     def output(self, z: Mixed) -> Stream:
         """From mixed values back into the stream; the sum over heads is taken apart only if somebody listens."""
         z = norm_of(self, "z_norm")(z)
-        if is_listening(self.hook_result):
+        if is_listening(self.hook_result) or (self.manner.results and not self.manner.fused):
             result = self.hook_result(torch.einsum("bpnh,nhm->bpnm", z, self.W_O))
             return plus(result.sum(2), self.b_O)
         return F.linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)

@@ -10,6 +10,7 @@ from hooked_lm.components.attention import Attention
 from hooked_lm.components.borrowing_attention import BorrowingAttention
 from hooked_lm.components.context import Context
 from hooked_lm.components.disentangled_attention import DisentangledAttention
+from hooked_lm.components.head_inputs import HeadInputs
 from hooked_lm.components.identities import (
     Identity,
     Pair,
@@ -26,20 +27,15 @@ from hooked_lm.components.identities import (
 from hooked_lm.components.latent_attention import LatentAttention
 from hooked_lm.components.mlp import MLPConfig, on_demand
 from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of, plain_norm
+from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of
 from hooked_lm.hooks import HookPoint, is_listening
 
 AttentionConfig = Attention.Config | LatentAttention.Config | BorrowingAttention.Config | DisentangledAttention.Config
 Stream = Float[Tensor, "batch pos d_model"]
 Left = Float[Tensor, "batch left d_model"]  # mostly all of the stream's tokens; see Context.asking
-Inputs = tuple[
-    Float[Tensor, "batch left *head d_model"],
-    Float[Tensor, "batch told *key_head d_model"],
-    Float[Tensor, "batch told *value_head d_model"],
-]
 
 
-class AttentionPart(nn.Module):
+class AttentionPart(HeadInputs):
     """The half of a block that reads and writes the stream through attention."""
 
     @dataclass(frozen=True)
@@ -72,46 +68,12 @@ class AttentionPart(nn.Module):
     def attn_out(self, resid: Stream, context: Context | None, shared: Stream | None = None) -> Left:
         """What attention adds to the stream; `shared` is the normalised stream if it was made already."""
         context = context or Context(resid.shape[1], resid.device)
-        query, key, value = self.attn_inputs(resid, self.ln1(resid) if shared is None else shared, context)
+        query, key, value = self.attn_inputs(resid, shared, context)
         if context.pos_embed is not None:
             query = _plus(query, context.asking(context.pos_embed))
             key = _plus(key, context.telling(context.pos_embed)) if self.makes_keys else key
         out = norm_of(self, "ln1_post")(self.attn(query, key, value, context, self.layer))
         return self.hook_attn_out(_scaled(out, self.cfg.residual_scale))
-
-    def attn_inputs(self, resid: Stream, shared: Stream, context: Context) -> Inputs:
-        """The normalised stream for queries, keys and values; where somebody listens, one copy of it per head.
-
-        The sites of `ln1` belong to the shared stream. The copies are normalised past them.
-        """
-        query = context.asking(shared)
-        key = value = context.telling(shared) if self.makes_keys else shared
-        n_heads, n_kv = self._head_counts()
-        if is_listening(self.hook_attn_in):
-            copies = self.hook_attn_in(_repeated(resid, n_heads))
-            # the keys and values of a group of heads read the mean of the group's copies
-            grouped = copies if n_kv == n_heads else copies.unflatten(2, (n_kv, -1)).mean(3)
-            query = context.asking(self.read(copies))
-            key = value = context.telling(self.read(grouped)) if self.makes_keys else shared
-        else:
-            copies = grouped = resid
-        if is_listening(self.hook_q_input):
-            query = self.read(self.hook_q_input(_repeated(context.asking(copies), n_heads)))
-        if self.makes_keys and is_listening(self.hook_k_input):
-            key = self.read(self.hook_k_input(_repeated(context.telling(grouped), n_kv)))
-        if self.makes_keys and is_listening(self.hook_v_input):
-            value = self.read(self.hook_v_input(_repeated(context.telling(grouped), n_kv)))
-        return query, key, value
-
-    def _head_counts(self) -> tuple[int, int]:
-        """Heads of queries, and of keys; a module of somebody else's has as many as what stood there."""
-        if hasattr(self.attn, "n_kv"):
-            return self.attn.cfg.n_heads, self.attn.n_kv
-        return self.cfg.attn.n_heads, self.cfg.attn.n_kv
-
-    def read(self, copies: Float[Tensor, "batch pos head d_model"]) -> Float[Tensor, "batch pos head d_model"]:
-        """Copies of the stream as attention reads them."""
-        return plain_norm(self.ln1, copies)
 
     def attn_identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
         """What must hold from the stream before attention to what attention adds.
@@ -303,7 +265,7 @@ class PostNormBlock(AttentionPart, MLPPart):
         resid = self.hook_resid_post(resid + self.mlp_written(on_demand(self.hook_mlp_in, resid)))
         return self.hook_normalized_resid_post(self.ln2(resid))
 
-    def read(self, copies: Float[Tensor, "batch pos head d_model"]) -> Float[Tensor, "batch pos head d_model"]:
+    def read(self, copies: Float[Tensor, "batch pos *head d_model"]) -> Float[Tensor, "batch pos *head d_model"]:
         """Copies of the stream as attention reads them: as they are."""
         return copies
 
@@ -394,8 +356,8 @@ class SharedNormBlock(ParallelBlock):
         shared = self.ln1(resid)
         attn_out = self.attn_out(resid, context, shared)
         left, shared = leaving(resid, context), leaving(shared, context)
-        if is_listening(self.hook_mlp_in):  # a copy of its own, past the sites of the norm
-            shared = plain_norm(self.ln1, self.hook_mlp_in(left.clone()))
+        if is_listening(self.hook_mlp_in):  # a copy of its own, which passes the sites of the norm too
+            shared = self.ln1(self.hook_mlp_in(left.clone()))
         return self.hook_resid_post(left + attn_out + self.mlp_written(shared))
 
     def norm_readers(self) -> list[tuple[str, list[Reader]]]:
@@ -418,11 +380,6 @@ def sum_of(at: Sites, parts: list[str], whole: str) -> Pair:
 
 def _scaled(x: Stream, scale: float) -> Stream:
     return x if scale == 1.0 else x * scale
-
-
-def _repeated(x: Tensor, n: int) -> Tensor:
-    """One private copy per head of a stream; a stream that is per head already is copied as it is."""
-    return x.clone() if x.ndim == 4 else x[:, :, None].repeat(1, 1, n, 1)
 
 
 def _plus(x: Tensor, pos_embed: Stream) -> Tensor:

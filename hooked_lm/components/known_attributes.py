@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from hooked_lm.components.manner import Manner
 from hooked_lm.factored_matrix import FactoredMatrix
 
 # Entries of a state dict that are no weights; a dictionary may have or lack them.
 CONSTANTS = ("mask", "IGNORE")
-N_TABULATED = 2048  # positions in the tables of a rotary embedding
 
 
 def order_parameters(module: nn.Module) -> None:
@@ -36,7 +36,7 @@ class KnownAttributes(nn.Module):
     W_V: Tensor
     W_O: Tensor
     layer_id: int | None = None  # the layer in which it stands; None outside of a block
-    n_tabulated = N_TABULATED
+    manner = Manner()
     parameter_order = ("W_Q", "W_O", "b_Q", "b_O", "sinks", "W_K", "W_V", "b_K", "b_V")
 
     @property
@@ -101,7 +101,7 @@ class KnownAttributes(nn.Module):
     @property
     def rotary_sin(self) -> Float[Tensor, "pos rotary_dim"]:
         """The sines that queries and keys are multiplied by; AttributeError without a rotary embedding."""
-        return self._rotary_tables(self.n_tabulated)[1]
+        return self._rotary_tables(self.manner.n_tabulated)[1]
 
     @rotary_sin.setter
     def rotary_sin(self, table: Tensor) -> None:
@@ -110,7 +110,7 @@ class KnownAttributes(nn.Module):
     @property
     def rotary_cos(self) -> Float[Tensor, "pos rotary_dim"]:
         """The cosines."""
-        return self._rotary_tables(self.n_tabulated)[0]
+        return self._rotary_tables(self.manner.n_tabulated)[0]
 
     @rotary_cos.setter
     def rotary_cos(self, table: Tensor) -> None:

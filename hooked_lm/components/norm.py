@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hooked_lm.components.manner import Manner
 from hooked_lm.hooks import HookPoint, is_listening
 
 RESIDUAL = ("batch", "pos", "d_model")
@@ -33,6 +34,7 @@ class _Known(nn.Module):
     """What users of the public interface ask a norm for."""
 
     cfg: Any
+    manner = Manner()
 
     @property
     def eps(self) -> float:
@@ -80,7 +82,7 @@ class LayerNorm(_Known):
         self.hook_normalized = HookPoint(*dims)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        if not is_listening(self.hook_scale, self.hook_normalized):
+        if self.manner.fused and not is_listening(self.hook_scale, self.hook_normalized):
             return self.plain(x)
         centred = wide(x) - wide(x).mean(-1, keepdim=True)
         scale = self.hook_scale(root_mean_square(centred, self.cfg.eps))
@@ -174,7 +176,7 @@ class RMSNorm(_Known):
         self.hook_normalized = HookPoint(*dims)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        if not is_listening(self.hook_scale, self.hook_normalized):
+        if self.manner.fused and not is_listening(self.hook_scale, self.hook_normalized):
             return self.plain(x)
         rows = wide(x).flatten(-2) if self.cfg.joint else wide(x)
         scale = root_mean_square(rows, self.cfg.eps)

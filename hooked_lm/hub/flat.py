@@ -30,7 +30,7 @@ ABOUT_A_RUN = {
     *("model_name", "trust_remote_code", "device", "n_devices", "dtype", "seed", "n_params", "processed", "tree"),
     *("init_mode", "init_weights", "initializer_range", "tokenizer_prepends_bos", "ungroup_grouped_query_attention"),
     *("from_checkpoint", "checkpoint_index", "checkpoint_label_type", "checkpoint_value"),
-    *("use_attn_result", "use_split_qkv_input", "use_hook_mlp_in", "use_attn_in", "use_hook_tokens"),
+    *("use_attn_result", "use_split_qkv_input", "use_hook_mlp_in", "use_attn_in", "use_hook_tokens", "fused_attention"),
 }
 READ = {field.name for field in fields(HookedTransformerConfig)} - ABOUT_A_RUN | ELSEWHERE.keys()
 # Other spellings, and what they mean by our names.

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from hooked_lm.components.manner import FUSED, Manner, follow
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.elsewhere import in_our_names
 from hooked_lm.models.init import init_weights
@@ -28,6 +29,7 @@ class PlacedModel:
 
     cfg: Any
     embed: Any
+    manner: Manner | None = None  # what the parts were told last
     hf_config: dict[str, Any] | None = None  # of the checkpoint that it was loaded from
 
     @property
@@ -66,6 +68,24 @@ class PlacedModel:
         """Whether a cache without a filter keeps this point: all but those on demand, unless a flag asks for them."""
         flag = ON_DEMAND_FLAGS.get((point.name or "").rpartition(".")[2])
         return not point.on_demand or (flag is not None and getattr(self.cfg, flag))
+
+    def follow_manner(self) -> None:
+        """Tell the parts what the flags of `cfg` say now, if it is something new. Raises ValueError for an unknown value."""
+        cfg = self.cfg
+        if cfg.fused_attention not in FUSED:
+            raise ValueError(f"cfg.fused_attention must be one of {FUSED}, got {cfg.fused_attention!r}")
+        flags = (cfg.use_attn_in, cfg.use_split_qkv_input, cfg.use_attn_result)
+        manner = Manner(cfg.fused_attention == "auto", *flags, min(cfg.n_ctx, Manner().n_tabulated))
+        if manner != self.manner:
+            follow(self, manner)  # type: ignore[arg-type]
+            self.manner = manner
+
+    def setup(self) -> None:
+        """Find the hook points, also in parts that were replaced since."""
+        super().setup()  # type: ignore[misc]
+        self.manner = None  # the parts may be others
+        if hasattr(self, "cfg"):
+            self.follow_manner()
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
         """As for any module; the names and tables of other libraries are understood, see `in_our_names`."""

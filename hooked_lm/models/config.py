@@ -5,6 +5,8 @@ from typing import Any, ClassVar, get_args
 
 import torch
 
+from hooked_lm.components.manner import FUSED
+from hooked_lm.models import defaults
 from hooked_lm.models.flat import build_tree, flat_names
 from hooked_lm.models.tree import DecoderConfig
 
@@ -29,7 +31,9 @@ class HookedTransformerConfig:
     Made by hand it describes a model to build: `HookedTransformerConfig(n_layers=2, d_model=64, n_heads=4, n_ctx=128,
     d_vocab=1000, act_fn="gelu")`. On a loaded model the same names answer for its tree, the first block speaking for
     all where blocks differ. The flags `use_attn_result`, `use_split_qkv_input`, `use_attn_in`, `use_hook_mlp_in` and
-    `use_hook_tokens` say whether a cache without a filter holds those sites. `attn_scale` is what scores are divided
+    `use_hook_tokens` say whether a cache without a filter holds those sites. With `fused_attention` "never" attention and
+    norms are computed in steps even if nobody listens: the bits of a result do not depend on what is recorded.
+    `attn_scale` is what scores are divided
     by; a soft cap of -1 is none. With `num_experts` the MLPs are mixtures of experts, `experts_per_token` of them for
     each token; `rotary_base_local` is the base of local layers, and positions of the others are divided by
     `rotary_scaling_factor`. `initializer_range` is the deviation of new weights if `init_mode` is "gpt2" (0.8 / sqrt(d_model)
@@ -56,6 +60,7 @@ class HookedTransformerConfig:
     use_hook_mlp_in: bool = False
     use_attn_in: bool = False
     use_hook_tokens: bool = False
+    fused_attention: str = field(default_factory=lambda: defaults.fused_attention)
     ungroup_grouped_query_attention: bool = False
     use_local_attn: bool = False
     window_size: int | None = None
@@ -151,6 +156,7 @@ class HookedTransformerConfig:
             if not isinstance(getattr(self, name), int) or getattr(self, name) < least:
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {getattr(self, name)!r}")
         choices = {"attention_dir": ("causal", "bidirectional"), "default_padding_side": ("left", "right")}
+        choices["fused_attention"] = FUSED
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")

@@ -368,6 +368,7 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
 
     def _follow_flags(self) -> None:
         """Tell the parts what `cfg` says now; its flags are plain attributes, read in each run."""
+        self.follow_manner()
         flag = self.cfg.ungroup_grouped_query_attention
         for block in self.blocks:
             if isinstance(block, AttentionPart) and getattr(block.attn, "ungrouped", flag) != flag:

@@ -136,6 +136,7 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
         return self._encoded(*self._inputs(tokens, token_type_ids, one_zero_attention_mask))[0]
 
     def _encoded(self, tokens: Tensor, types: Tensor | None, mask: Tensor | None) -> tuple[Stream, RelativeContext]:
+        self.follow_manner()
         context = RelativeContext(tokens.shape[0], tokens.shape[1], tokens.device, real_tokens(mask, tokens))
         resid = self.hook_full_embed(self.embed(self.hook_tokens(tokens), types, context))
         if self.rel_pos_bias is not None:

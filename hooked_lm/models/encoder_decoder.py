@@ -179,6 +179,7 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
             raise ValueError("there is no input for the encoder, and no cache that holds its output")
         tokens, mask = self._source_tokens(input, mask)
         check_length(tokens, 0, self.cfg.n_ctx)
+        self.follow_manner()
         context = StackContext(tokens.shape[0], tokens.shape[1], tokens.device, real_positions(mask, tokens))
         resid = self.hook_embed(self.embed(self.hook_tokens(tokens)))
         resid = norm_of(self, "encoder_embed_ln")(_with_positions(resid, self.pos_embed, self.hook_pos_embed, context))
@@ -199,6 +200,7 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
         real = real_positions(mask, tokens, n_past)
         if cache is not None:
             real = cache.full_mask(real, *tokens.shape)
+        self.follow_manner()
         context = StackContext(tokens.shape[0], tokens.shape[1], tokens.device, real, cache, source)
         embed = self.decoder_embed or self.embed
         resid = self.hook_decoder_embed(embed(self.hook_decoder_tokens(tokens)))

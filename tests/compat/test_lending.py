@@ -44,6 +44,9 @@ def test_a_program_finds_our_classes_under_the_lent_name(tmp_path: Path) -> None
         "assert tl.HookedTransformer is HookedTransformer is hooked_lm.HookedTransformer\n"
         "assert HookPoint is hooked_lm.HookPoint\n"
         "assert importlib.metadata.version('transformer-lens') == tl.__version__ == '3.9.0'\n"
+        "sizes = dict(n_layers=1, d_model=8, n_ctx=4, d_head=4, n_heads=2, d_vocab=5, attn_only=True)\n"
+        "assert tl.HookedTransformerConfig(**sizes).fused_attention == 'never'\n"
+        "assert tl.HookedTransformerConfig(**sizes, fused_attention='auto').fused_attention == 'auto'\n"
         "child = 'import transformer_lens; print(transformer_lens.HookedTransformer.__module__)'\n"
         "print(subprocess.run([sys.executable, '-c', child], capture_output=True, text=True).stdout)\n"
     )

@@ -2,6 +2,7 @@
 
 from importlib.metadata import version
 
+from hooked_lm.models import defaults
 from transformer_lens import (
     components,
     evals,
@@ -36,3 +37,4 @@ from transformer_lens.past_key_value_caching import (
 from transformer_lens.SVDInterpreter import SVDInterpreter
 
 __version__ = version("transformer_lens")
+defaults.fused_attention = "never"  # as there, what is recorded does not change the bits of a result
