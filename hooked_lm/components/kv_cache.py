@@ -189,6 +189,8 @@ class KeyValueCache:
             return new
         known: Tensor = past if past is not None else new  # type: ignore[assignment]
         past = known.new_ones(batch, self.length) if past is None else past
+        if past.shape[0] != batch:
+            raise ValueError(f"the cache holds {past.shape[0]} rows, and the new tokens have {batch}")
         new = known.new_ones(batch, n_pos) if new is None else new
         return torch.cat([past.bool(), new.bool()], 1)
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hooked_lm.components.kv_cache import KeyValueCache
@@ -35,6 +36,23 @@ def check_layers(start: int | None, stop: int | None, n_layers: int, cache: KeyV
         raise ValueError(f"the key/value cache is for {len(cache)} layers, and the model has {n_layers}")
     if not cache.frozen and len(range(n_layers)[start:stop]) < n_layers:
         raise ValueError("a run of some layers would leave the key/value cache half-filled; freeze() it first")
+
+
+def real_of(attention_mask: Tensor) -> Tensor:
+    """A mask of ones and zeros as booleans. Raises ValueError for other numbers, such as those that are added to scores."""
+    if attention_mask.dtype != torch.bool and not torch.compiler.is_compiling():
+        wrong = (attention_mask != 0) & (attention_mask != 1)
+        if wrong.any():
+            raise ValueError(
+                f"an attention mask is 1 for real tokens and 0 for padding, got {attention_mask[wrong][0].item()}; of a mask "
+                "that is added to scores that is `mask == 0`"
+            )
+    return attention_mask.bool()
+
+
+def is_ids(input: Tensor) -> bool:
+    """Whether this is a tensor of token ids, [batch, pos] or [pos]."""
+    return input.ndim in (1, 2) and not (input.is_floating_point() or input.is_complex() or input.dtype == torch.bool)
 
 
 def first_bidirectional(blocks: Iterable[nn.Module]) -> int | None:

@@ -28,6 +28,7 @@ from hooked_lm.models.checks import (
     check_options,
     check_stream,
     one_input,
+    real_of,
 )
 from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
 from hooked_lm.models.fold import FoldMethods
@@ -274,7 +275,7 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
         if cache is not None:
             check_cacheable(self.blocks)
         self._follow_flags()
-        real = None if attention_mask is None else attention_mask.to(new.device).bool()
+        real = None if attention_mask is None else real_of(attention_mask).to(new.device)
         if cache is not None:
             real = cache.full_mask(real, batch, n_pos)
         if real is not None and not torch.compiler.is_compiling() and bool(real.all()):

@@ -15,7 +15,7 @@ from hooked_lm.components.norm import add_norm, norm_of
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint
 from hooked_lm.models.aliases import aliases
 from hooked_lm.models.base import PlacedModel
-from hooked_lm.models.checks import check_length
+from hooked_lm.models.checks import check_length, is_ids
 from hooked_lm.models.config import HookedTransformerConfig
 from hooked_lm.models.encoder_cache import EncoderActivations
 from hooked_lm.models.encoder_config import EncoderConfig, HookedEncoderConfig
@@ -155,7 +155,7 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
     ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"] | None, Tensor | None]:
         """Ids, token types and mask of any input; what the caller gives wins."""
         if isinstance(input, Tensor):
-            if input.is_floating_point() or input.ndim not in (1, 2):
+            if not is_ids(input):
                 raise ValueError(
                     f"token ids are integers [batch, pos] or [pos], got {input.dtype} {tuple(input.shape)}"
                 )

@@ -171,6 +171,8 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
 
     def _source(self, input: Input | None, mask: Tensor | None, cache: EncoderDecoderCache | None) -> Source:
         """The encoder's output, which the cache may hold already."""
+        if cache is not None:
+            self._check_cache(cache)
         if cache is not None and cache.source is not None:
             if input is not None:
                 raise ValueError("the cache holds the encoder's output already: give input=None")
@@ -189,13 +191,20 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
         out = self.hook_encoder_out(norm_of(self, "encoder_final_ln")(resid))
         return Source(out, context.real, keeps=cache is not None and not cache.frozen)
 
+    def _check_cache(self, cache: EncoderDecoderCache) -> None:
+        """Raises ValueError for a cache that is not for this decoder."""
+        if not isinstance(cache, EncoderDecoderCache) or len(cache) != len(self.decoder):
+            raise ValueError(
+                f"past_kv_cache is an EncoderDecoderCache for {len(self.decoder)} layers, got a {type(cache).__name__} for "
+                f"{len(cache)}"
+            )
+        check_cacheable(self.decoder)
+
     def _decoded(
         self, tokens: Tensor, mask: Tensor | None, source: Source, cache: EncoderDecoderCache | None
     ) -> tuple[Stream, StackContext]:
         """The stream that the unembedding reads."""
         n_past = 0 if cache is None else cache.length
-        if cache is not None:
-            check_cacheable(self.decoder)
         check_length(tokens, n_past, self.cfg.n_ctx)
         real = real_positions(mask, tokens, n_past)
         if cache is not None:

@@ -84,7 +84,9 @@ def generate(
         raise ValueError(f"max_new_tokens={max_new_tokens}: behind {target.shape[1]} tokens it may be 0 to {room}")
     ends = _ends(model, eos_token_id) if stop_at_eos else []
     forced = model.cfg.forced_bos_token_id if forced_bos_token_id is None else forced_bos_token_id
+    _check_in_vocab(model, "forced_bos_token_id", [] if forced is None else [forced])
     banned = list(model.cfg.suppress_tokens if suppress_tokens is None else suppress_tokens)
+    _check_in_vocab(model, "suppress_tokens", banned)
     draw = partial(
         sample_logits,
         top_k=top_k,
@@ -147,10 +149,15 @@ def _ends(model: Any, eos_token_id: int | Sequence[int] | None) -> list[int]:
         if not model.end_ids():
             raise ValueError("no end-of-sequence token is known: give eos_token_id=..., or stop_at_eos=False")
         return model.end_ids()
-    ends, d_vocab = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id), model.cfg.d_vocab_out
-    if wrong := [end for end in ends if not 0 <= end < d_vocab]:
-        raise ValueError(f"eos_token_id {wrong[0]} is out of range: d_vocab is {d_vocab}, so 0 to {d_vocab - 1}")
+    ends = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
+    _check_in_vocab(model, "eos_token_id", ends)
     return ends
+
+
+def _check_in_vocab(model: Any, name: str, ids: Sequence[int]) -> None:
+    d_vocab = model.cfg.d_vocab_out
+    if wrong := [token for token in ids if not 0 <= token < d_vocab]:
+        raise ValueError(f"{name} {wrong[0]} is out of range: d_vocab is {d_vocab}, so 0 to {d_vocab - 1}")
 
 
 def _converter(model: Any, input: Any, return_type: str) -> Callable[[Tensor], Any]:

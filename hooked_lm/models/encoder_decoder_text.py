@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from hooked_lm.models.checks import is_ids, real_of
 from hooked_lm.models.encoder_decoder_config import HookedEncoderDecoderConfig
 from hooked_lm.models.tokens import Tokens, checked_ids, checked_texts, ids_of
 
@@ -149,7 +150,7 @@ class SourceAndTargetText:
         return tokens, own if mask is None else mask
 
     def _checked(self, tokens: Tensor, of: Tokens) -> Int[Tensor, "batch pos"]:
-        if tokens.is_floating_point() or tokens.ndim not in (1, 2):
+        if not is_ids(tokens):
             raise ValueError(f"token ids are integers [batch, pos] or [pos], got {tokens.dtype} {tuple(tokens.shape)}")
         tokens = (tokens if tokens.ndim == 2 else tokens[None]).to(self.device, torch.long)
         return checked_ids(tokens, of.d_vocab)
@@ -164,7 +165,7 @@ def real_positions(
     batch, n_pos = new.shape
     if mask.ndim != 2 or mask.shape[0] != batch or mask.shape[1] not in (n_pos, n_past + n_pos):
         raise ValueError(f"an attention mask is {tuple(mask.shape)}; expected {(batch, n_pos)}, as the token ids are")
-    real = mask.to(new.device).bool()
+    real = real_of(mask).to(new.device)
     if not torch.compiler.is_compiling():
         if not real.any(1).all():
             raise ValueError(f"row {int(real.any(1).int().argmin())} is nothing but padding")

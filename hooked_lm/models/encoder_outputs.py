@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from hooked_lm.components.embed import soft_capped
 from hooked_lm.components.heads import SpanClassifier
 from hooked_lm.hooks import HookPoint, is_listening
+from hooked_lm.models.checks import real_of
 
 RETURN_TYPES = ("logits", "predictions", "embeddings", "pooled", "nsp", None)
 SEQUENTIAL = ("The sentences are sequential", "The sentences are NOT sequential")
@@ -144,7 +145,7 @@ def real_tokens(mask: Tensor | None, tokens: Int[Tensor, "batch pos"]) -> Bool[T
     mask = mask if mask.ndim == 2 else mask[None]
     if mask.shape != tokens.shape:
         raise ValueError(f"the attention mask is {tuple(mask.shape)}; expected {tuple(tokens.shape)}, as the ids are")
-    real = mask.to(tokens.device).bool()
+    real = real_of(mask).to(tokens.device)
     if torch.compiler.is_compiling():
         return real
     if not real.any(1).all():

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import HookPoint, NamesFilter, is_listening
 from hooked_lm.hooks.reading import Reading, generating, show
-from hooked_lm.models.checks import first_bidirectional
+from hooked_lm.models.checks import first_bidirectional, real_of
 from hooked_lm.models.sampling import check_sampling, next_tokens, sample_logits
 from hooked_lm.models.tokens import checked_ids
 
@@ -300,7 +300,7 @@ def _prompt(
         return _Sequence(tokens, embeds, torch.ones(shape, dtype=torch.bool, device=model.device))
     if attention_mask.shape != shape:
         raise ValueError(f"attention_mask is {tuple(attention_mask.shape)}, and the prompt is {tuple(shape)}")
-    real = attention_mask.to(model.device).bool()
+    real = real_of(attention_mask).to(model.device)
     if not real.any(1).all():
         raise ValueError(f"row {int(real.any(1).int().argmin())} of the prompt is nothing but padding")
     order = real.int().argsort(dim=1, stable=True)[:, -int(real.sum(1).max()) :]

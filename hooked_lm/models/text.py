@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.models.checks import is_ids
 from hooked_lm.models.config import HookedTransformerConfig
 from hooked_lm.models.flat import build_tree
 from hooked_lm.models.tokens import Tokens, prepends_bos
@@ -115,7 +116,7 @@ class TextMethods:
         either side, as later tokens follow. In what follows on cached tokens no BOS is expected.
         """
         if isinstance(input, Tensor):
-            if input.is_floating_point() or input.ndim not in (1, 2):
+            if not is_ids(input):
                 raise ValueError(
                     f"token ids are integers [batch, pos] or [pos], got {input.dtype} of shape {tuple(input.shape)}; "
                     "a residual stream goes with start_at_layer"

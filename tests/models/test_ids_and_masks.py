@@ -8,6 +8,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from hooked_lm import HookedEncoder, HookedTransformer, HookedTransformerConfig, utils
 from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.components.source import EncoderDecoderCache
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from hooked_lm.models.loss import lm_accuracy, lm_cross_entropy_loss
 from tests.close import assert_close
@@ -96,6 +97,51 @@ def test_a_mask_of_ids_is_always_a_tensor() -> None:
     tokens = torch.tensor([[0, 0, 5], [0, 4, 5]])
     assert torch.equal(utils.get_attention_mask(None, tokens, True), torch.ones_like(tokens))
     assert utils.get_attention_mask(words(), tokens, True, "left").tolist() == [[0, 1, 1], [1, 1, 1]]
+
+
+@pytest.mark.parametrize("mask", [[[0.0, -1e9, 0.0]], [[1, 2, 2]], [[float("nan"), 1.0, 1.0]]])
+def test_a_mask_of_other_numbers_is_refused(mask: Any) -> None:
+    tokens, mask = torch.tensor([[5, 3, 49]]), torch.tensor(mask)
+    with pytest.raises(
+        ValueError, match=r"1 for real tokens and 0 for padding, got (-1000000000.0|2|nan); .*mask == 0"
+    ):
+        toy().generate(tokens, 1, attention_mask=mask, stop_at_eos=False, verbose=False)
+    if not mask.is_floating_point():  # of which the tests' annotations speak
+        pair = HookedEncoderDecoder({**SMALL, "decoder_start_token_id": 0})
+        for model in (toy(), HookedEncoder(SMALL), pair):
+            with pytest.raises(ValueError, match="1 for real tokens"):
+                model(tokens, attention_mask=mask)
+    options: dict[str, Any] = {"stop_at_eos": False, "verbose": False, "do_sample": False}
+    ones = torch.tensor([[0.0, 1.0, 1.0]])
+    expected = toy().generate(tokens, 2, attention_mask=ones.bool(), **options)
+    assert torch.equal(toy().generate(tokens, 2, attention_mask=ones, **options), expected)
+
+
+def test_booleans_are_no_ids() -> None:
+    pair = HookedEncoderDecoder({**SMALL, "decoder_start_token_id": 0})
+    for take in (lambda x: toy()._tokens_and_mask(x, None, None, None), lambda x: pair._source_tokens(x, None)):
+        with pytest.raises(ValueError, match="token ids are integers"):
+            take(torch.tensor([[True, False]]))
+
+
+def test_a_cache_of_other_rows_or_layers_is_refused() -> None:
+    model, cache = toy(), KeyValueCache(N_LAYERS)
+    model(ids(2, 3), attention_mask=torch.tensor([[0, 1, 1], [1, 1, 1]]), past_kv_cache=cache)
+    with pytest.raises(ValueError, match="the cache holds 2 rows, and the new tokens have 3"):
+        model(ids(3, 2), past_kv_cache=cache)
+    assert cache.length == 3
+    pair = HookedEncoderDecoder({**SMALL, "decoder_start_token_id": 0})
+    with pytest.raises(ValueError, match="an EncoderDecoderCache for 1 layers, got a EncoderDecoderCache for 3"):
+        pair(ids(1, 2), past_kv_cache=EncoderDecoderCache(3))
+
+
+@pytest.mark.parametrize(
+    "option", [{"suppress_tokens": [3, -1]}, {"suppress_tokens": [-1]}, {"forced_bos_token_id": -1}]
+)
+def test_tokens_to_suppress_or_force_are_in_the_vocabulary(option: dict[str, Any]) -> None:
+    pair = HookedEncoderDecoder({**SMALL, "decoder_start_token_id": 0})
+    with pytest.raises(ValueError, match=rf"{next(iter(option))} -1 is out of range: d_vocab is 50, so 0 to 49"):
+        pair.generate(ids(1, 2), max_new_tokens=1, stop_at_eos=False, verbose=False, **option)
 
 
 # ---- text ----------------------------------------------------------------------------------------------------------
