@@ -178,7 +178,7 @@ DECODER: dict[str, tuple[Callable[[], HookObject], str, ByHand]] = {
     ),
     "a residual": (
         lambda: PatchResidual(layer=1, source=SOURCE, positions=2),
-        "blocks.1.hook_resid_pre",
+        "blocks.1.hook_resid_post",
         put(EVERYWHERE, 2, to=SOURCE[:, 2]),
     ),
     "head": (

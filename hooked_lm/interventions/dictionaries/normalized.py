@@ -62,8 +62,8 @@ class Normalized(nn.Module):
         norms = getattr(features, CARRIED, None) if of is None else NORMS[self.how](of)
         if norms is None:
             raise ValueError(
-                f"features {list(features.shape)} are not the tensor that encode returned, so the norms of their vectors are "
-                "unknown: give the vectors, decode(features, of=x)"
+                f"features {list(features.shape[:-1])} cannot be scaled back: they are not the tensor that encode returned, so "
+                "the norms of their vectors are unknown; give the vectors, decode(features, of=x)"
             )
         divisor, offset = norms
         if divisor.shape[:-1] != features.shape[:-1]:
