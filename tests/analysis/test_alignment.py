@@ -385,7 +385,7 @@ def test_a_sweep_finds_where_the_variable_is() -> None:
         ({"site": ("z", 0), "head": 2}, IndexError, "head of .* 2 is out of range"),
         ({"positions": 2}, IndexError, "position at .* 2 is out of range: there are 2"),
         ({"positions": [0, -2]}, ValueError, "a position is given twice"),
-        ({"positions": torch.zeros(3, dtype=torch.long)}, ValueError, "given for 3 prompts, and there are 320"),
+        ({"positions": torch.zeros(3, 1, dtype=torch.long)}, ValueError, "given for 3 prompts, and there are 320"),
         ({"positions": [0], "source_positions": [0, 1]}, ValueError, "as many source_positions as positions"),
         ({"pos": 2}, IndexError, "pos 2 is out of range"),
         ({"held_out": 1.0}, ValueError, "a share between 0 and 1"),
