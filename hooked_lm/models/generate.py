@@ -244,18 +244,18 @@ class _Record:
     def __init__(self, model: Any, names_filter: NamesFilter) -> None:
         self.model = model
         self.seen, self.hooks, _ = model.get_caching_hooks(names_filter)
-        self.pieces: dict[str, list[Tensor]] = {name: [] for name, _ in self.hooks}
+        self.pieces: dict[str, list[Tensor]] = {}  # in the order in which the sites were reached
         self.keeps_last = first_bidirectional(model.blocks) is not None
         self.length = 0
 
     def keep(self, length: int) -> None:
         """Keep what the last run left of the positions that are new, of `length` in all."""
         if self.keeps_last:
-            self.pieces, self.length = {name: [] for name in self.pieces}, 0
+            self.pieces, self.length = {}, 0
         n_new, self.length = length - self.length, length
         for name, value in self.seen.items():
             new = value.narrow(self._axis(name, "pos", "query_pos"), -n_new, n_new)
-            self.pieces[name].append(new if new.shape == value.shape else new.clone())
+            self.pieces.setdefault(name, []).append(new if new.shape == value.shape else new.clone())
         self.seen.clear()
 
     def cache(self) -> Any:
