@@ -10,6 +10,7 @@ from hooked_lm.components.manner import FUSED, Manner, follow
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.elsewhere import in_our_names
 from hooked_lm.models.init import init_weights
+from hooked_lm.models.settled import SettledConfig
 
 Placed = TypeVar("Placed", bound="PlacedModel")
 
@@ -86,6 +87,12 @@ class PlacedModel:
         self.manner = None  # the parts may be others
         if hasattr(self, "cfg"):
             self.follow_manner()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy of a model: its config is that of a model too."""
+        super().__setstate__(state)  # type: ignore[misc]
+        if isinstance(self.cfg, SettledConfig):
+            self.cfg.seal()
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
         """As for any module; the names and tables of other libraries are understood, see `in_our_names`."""

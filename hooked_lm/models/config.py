@@ -1,13 +1,14 @@
 """The flat config of a decoder, the face of its tree."""
 
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, get_args
+from dataclasses import InitVar, dataclass, field, fields
+from typing import Any
 
 import torch
 
 from hooked_lm.components.manner import FUSED
 from hooked_lm.models import defaults
-from hooked_lm.models.flat import build_tree, flat_names
+from hooked_lm.models.flat import build_tree, check_sizes, flat_names
+from hooked_lm.models.settled import SettledConfig, remembers
 from hooked_lm.models.tree import DecoderConfig
 
 __all__ = ["DecoderConfig", "HookedTransformerConfig"]
@@ -24,8 +25,9 @@ ELSEWHERE: dict[str, Any] = {
 }
 
 
+@remembers
 @dataclass
-class HookedTransformerConfig:
+class HookedTransformerConfig(SettledConfig):
     """A decoder in flat names.
 
     Made by hand it describes a model to build: `HookedTransformerConfig(n_layers=2, d_model=64, n_heads=4, n_ctx=128,
@@ -37,12 +39,19 @@ class HookedTransformerConfig:
     by; a soft cap of -1 is none. With `num_experts` the MLPs are mixtures of experts, `experts_per_token` of them for
     each token; `rotary_base_local` is the base of local layers, and positions of the others are divided by
     `rotary_scaling_factor`. `initializer_range` is the deviation of new weights if `init_mode` is "gpt2" (0.8 / sqrt(d_model)
-    unless given), otherwise a gain (1). Sizes that follow from others may be left out. Raises
-    ValueError for sizes that contradict each other and for what this class cannot build.
+    unless given), otherwise a gain (1). Sizes that follow from others may be left out.
+
+    A field that is set (here, by `dataclasses.replace` or by assignment) takes effect: what follows from it follows anew,
+    unless it was set too, and so does the tree. Raises ValueError for values that contradict each other, for one that would
+    have no effect, and for what cannot be built.
+
+    >>> from dataclasses import replace
+    >>> cfg = HookedTransformerConfig(n_layers=2, d_model=64, n_heads=4, n_ctx=128, d_vocab=1000, act_fn="gelu")
+    >>> cfg.d_mlp, replace(cfg, d_model=32).d_mlp, replace(cfg, d_model=32, d_mlp=256).d_mlp
+    (256, 128, 256)
     """
 
-    SIZES: ClassVar[tuple[str, ...]] = ("n_layers", "d_model", "n_ctx", "n_heads", "d_head", "d_mlp", "d_vocab")
-
+    origin: InitVar[Any] = field(default=None, kw_only=True)  # stands first: see `remembers`
     n_layers: int
     d_model: int
     n_ctx: int
@@ -129,95 +138,41 @@ class HookedTransformerConfig:
     processed: tuple[str, ...] = ()  # the rewrites of weights that were done, in order
     tree: DecoderConfig | None = field(default=None, repr=False)
 
-    def __post_init__(self) -> None:
-        if isinstance(self.dtype, str):
-            name = self.dtype.removeprefix("torch.")
-            if not isinstance(getattr(torch, name, None), torch.dtype):
-                raise ValueError(f"unknown dtype {self.dtype!r}; one of torch's, such as 'float32' or 'bfloat16'")
-            self.dtype = getattr(torch, name)
-        for f in fields(self):
-            if {float, int} <= {*get_args(f.type)} and isinstance(value := getattr(self, f.name), int):
-                setattr(self, f.name, float(value))
-        self._check()
-        if self.device is None:
-            self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        if self.tree is None:
-            self._fill_sizes()
-            if self.d_vocab > 0 and self.positional_embedding_type != "relative_positional_bias":  # no decoder alone
-                self.tree = build_tree(self)
-        if self.n_params is None:
-            self.n_params = self.n_layers * self._params_per_layer()
-        if self.initializer_range < 0:
-            self.initializer_range = 0.8 / self.d_model**0.5 if self.init_mode == "gpt2" else 1.0
+    @staticmethod
+    def build(c: Any) -> Any:
+        """The decoder of flat names; None as long as they are not enough for one."""
+        needs_act_fn = c.act_fn is None and not c.attn_only and c.n_layers > 0
+        is_decoder = c.positional_embedding_type != "relative_positional_bias"
+        return build_tree(c) if c.d_vocab >= 0 and is_decoder and not needs_act_fn else None
 
-    def _check(self) -> None:
-        """Raises ValueError for values that mean nothing."""
-        for name, least in {"n_layers": 0, "d_model": 1, "n_ctx": 1}.items():
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < least:
-                raise ValueError(f"{name} must be a whole number of at least {least}, got {getattr(self, name)!r}")
-        choices = {"attention_dir": ("causal", "bidirectional"), "default_padding_side": ("left", "right")}
-        choices["fused_attention"] = FUSED
-        for name, allowed in choices.items():
+    @staticmethod
+    def names_of(tree: Any) -> dict[str, Any]:
+        """What the flat names say of a tree."""
+        return flat_names(tree)
+
+    @staticmethod
+    def check(c: Any) -> None:
+        """Raises ValueError for flat names that mean nothing."""
+        check_sizes(c)
+
+    def __post_init__(self, origin: Any) -> None:
+        for name, allowed in {"default_padding_side": ("left", "right"), "fused_attention": FUSED}.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
-        types = self.attn_types
-        if (self.num_experts is None) != (self.experts_per_token is None):
-            raise ValueError("num_experts and experts_per_token go together")
-        if types is not None and (len(types) < self.n_layers or not {*types} <= {"local", "global"}):
-            raise ValueError(f"attn_types must say 'local' or 'global' for each of {self.n_layers} layers, got {types}")
-
-    def names_of_tree(self) -> dict[str, Any]:
-        """What the flat names say of the tree."""
-        return flat_names(self.tree) if self.tree is not None and self.tree.blocks else {}
 
     def check_tree(self) -> None:
-        """Raises ValueError if sizes were edited apart from the tree that a model is built from."""
-        if self.tree is None and self.d_vocab > 0:
-            raise ValueError(
-                f"positional_embedding_type '{self.positional_embedding_type}' is that of encoder-decoders: build a "
-                "HookedEncoderDecoder from this config"
-            )
-        if self.tree is None:
+        """Raises ValueError unless a model can be built."""
+        self.settle()
+        if self.tree is not None:
+            return
+        if self.d_vocab == -1:
             raise ValueError("d_vocab is missing: give it in the config, or give a tokenizer")
-        flat = self.names_of_tree()
-        for name in self.SIZES:
-            if name in flat and getattr(self, name) != flat[name]:
-                raise ValueError(
-                    f"cfg.{name} is {getattr(self, name)}, but the tree that models are built from has {flat[name]}; make "
-                    f"a new config: dataclasses.replace(cfg, {name}={getattr(self, name)}, tree=None)"
-                )
-
-    def _fill_sizes(self) -> None:
-        if self.n_heads == -1 and self.d_head == -1:
-            raise ValueError("a model needs n_heads or d_head")
-        if self.d_head == -1:
-            self.d_head = self.d_model // self.n_heads
-        if self.n_heads == -1:
-            self.n_heads = self.d_model // self.d_head
-        if self.d_mlp is None and not self.attn_only:
-            self.d_mlp = 4 * self.d_model
         if self.act_fn is None and not self.attn_only:
             raise ValueError("a model with MLPs needs act_fn, e.g. 'gelu' or 'relu'")
-        if self.d_vocab_out == -1:
-            self.d_vocab_out = self.d_vocab
-        if self.attn_scale == -1.0:
-            self.attn_scale = self.d_head**0.5 if self.use_attn_scale else 1.0
-        if self.positional_embedding_type == "rotary" and self.rotary_dim is None:
-            self.rotary_dim = self.d_head
-        if self.rotary_dim is not None and (self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.d_head):
-            raise ValueError(f"rotary_dim must be even and at most d_head, {self.d_head}, got {self.rotary_dim}")
-
-    def _params_per_layer(self) -> int:
-        """Weights of a layer, without biases, norms and embeddings: the count that papers quote."""
-        n_kv = self.n_key_value_heads or self.n_heads
-        attention = 2 * self.d_model * self.d_head * (self.n_heads + n_kv)
-        mlp = 0 if self.attn_only else (3 if self.gated_mlp else 2) * self.d_model * (self.d_mlp or 0)
-        return attention + mlp
-
-    @classmethod
-    def from_tree(cls, tree: DecoderConfig, **flat: Any) -> "HookedTransformerConfig":
-        """The face of a tree; `flat` adds what a tree does not say (names, device, dtype, defaults)."""
-        return cls(**{**flat_names(tree), **flat}, tree=tree)
+        raise ValueError(
+            f"positional_embedding_type '{self.positional_embedding_type}' is that of encoder-decoders: build a "
+            "HookedEncoderDecoder from this config"
+        )
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any]) -> "HookedTransformerConfig":
@@ -243,3 +198,7 @@ class HookedTransformerConfig:
     def to_dict(self) -> dict[str, Any]:
         """The flat names and the tree; `from_dict` reads it back."""
         return dict(vars(self))
+
+
+# `dataclasses.replace` reads the fields of the config that it changes, this one first.
+HookedTransformerConfig.origin = SettledConfig.origin  # type: ignore[method-assign]

@@ -101,6 +101,7 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
             super().to(self.cfg.dtype)
         if self.cfg.init_weights:
             self.init_weights()
+        self.cfg.seal()
         self.setup()
 
     # ---- forward -----------------------------------------------------------------------------------------------------

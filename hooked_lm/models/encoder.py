@@ -79,6 +79,7 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
             super().to(self.cfg.dtype)
         if self.cfg.init_weights:
             self.init_weights()
+        self.cfg.seal()
         self.setup()
 
     def _make_heads(self, tree: EncoderConfig) -> None:

@@ -15,7 +15,8 @@ from hooked_lm.components.norm import LayerNorm, NormConfig
 from hooked_lm.components.relative_bias import RelativeBias
 from hooked_lm.components.stored_rotary import StoredRotary
 from hooked_lm.models.config import HookedTransformerConfig
-from hooked_lm.models.flat import norm_type
+from hooked_lm.models.flat import check_sizes, norm_type
+from hooked_lm.models.settled import DERIVED, remembers
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class EncoderConfig:
     layout: int = 0
 
 
+@remembers
 @dataclass
 class HookedEncoderConfig(HookedTransformerConfig):
     """An encoder in flat names.
@@ -54,44 +56,38 @@ class HookedEncoderConfig(HookedTransformerConfig):
     first text from the second; 0 leaves them out.
     """
 
-    SIZES = (*HookedTransformerConfig.SIZES, "n_token_types")
-
     n_token_types: int = 2
     attention_dir: str = "bidirectional"
     eps: float = 1e-12
     tie_word_embeddings: bool = True
     tree: EncoderConfig | None = field(default=None, repr=False)  # type: ignore[assignment]
 
-    def __post_init__(self) -> None:
-        if self.tree is None:
-            self._fill_sizes()
-            if self.d_vocab > 0:
-                self.tree = build_tree(self)
-        elif self.n_params is None:
-            sets = self.tree.shares or [(layer,) for layer in range(len(self.tree.blocks))]
-            own = dict(zip(reversed(sets), reversed(self.tree.blocks), strict=True))  # blocks of one set share weights
-            self.n_params = sum(n_weights(block) for block in own.values())
-        super().__post_init__()
+    @staticmethod
+    def build(c: Any) -> Any:
+        """The encoder of flat names; None as long as the size of the vocabulary is unknown."""
+        return build_tree(c) if c.d_vocab >= 0 else None
 
-    @classmethod
-    def from_tree(cls, tree: EncoderConfig, **flat: Any) -> "HookedEncoderConfig":  # type: ignore[override]
-        """The face of a tree; `flat` adds what a tree does not say (names, device, dtype, defaults)."""
-        return cls(**{**flat_names(tree), **flat}, tree=tree)
+    @staticmethod
+    def check(c: Any) -> None:
+        """Raises ValueError for flat names that mean nothing."""
+        check_sizes(c, n_layers=1)
+
+    @staticmethod
+    def names_of(tree: Any) -> dict[str, Any]:
+        """What the flat names say of a tree."""
+        return flat_names(tree)
 
     @classmethod
     def unwrap(cls, config: HookedTransformerConfig | dict[str, Any]) -> "HookedEncoderConfig":
         """A config, or that of a dict, or what a decoder's flat names say of an encoder."""
         if isinstance(config, HookedTransformerConfig) and not isinstance(config, cls):
-            given = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in ("tree", "n_params")}
+            left_out = {"tree", *(DERIVED.keys() - config.given().keys())}  # follows anew
+            given = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in left_out}
             return cls(**given | {"attention_dir": "bidirectional"})
         return cls.from_dict(config) if isinstance(config, dict) else config  # type: ignore[return-value]
 
-    def names_of_tree(self) -> dict[str, Any]:
-        """What the flat names say of the tree."""
-        return {} if self.tree is None else flat_names(self.tree)
 
-
-def build_tree(cfg: HookedEncoderConfig) -> EncoderConfig:
+def build_tree(cfg: Any) -> EncoderConfig:
     """The BERT that flat names describe."""
     kind = (cfg.positional_embedding_type, cfg.normalization_type, cfg.attention_dir)
     if kind != ("standard", "LN", "bidirectional") or cfg.attn_only or cfg.gated_mlp or cfg.parallel_attn_mlp:
@@ -104,7 +100,7 @@ def build_tree(cfg: HookedEncoderConfig) -> EncoderConfig:
         cfg.d_model,
         cfg.n_heads,
         cfg.d_head,
-        scale=1 / cfg.attn_scale,
+        scale=1 / cfg.attn_scale if cfg.use_attn_scale else 1.0,
         qkv_bias=True,
         out_bias=True,
         causal=False,
@@ -129,7 +125,10 @@ def flat_names(tree: EncoderConfig) -> dict[str, Any]:
     block = tree.blocks[0]
     attn, mlp = block.attn, block.mlp
     windows = [block.attn.window for block in tree.blocks]
+    sets = tree.shares or [(layer,) for layer in range(len(tree.blocks))]
+    own = dict(zip(reversed(sets), reversed(tree.blocks), strict=True))  # blocks of one set share weights
     return {
+        "n_params": sum(n_weights(block) for block in own.values()),
         "n_layers": len(tree.blocks),
         "d_model": tree.embed.d_model,
         "n_ctx": tree.n_ctx,
@@ -142,6 +141,7 @@ def flat_names(tree: EncoderConfig) -> dict[str, Any]:
         "d_head": attn.d_head,
         "n_heads": attn.n_heads,
         "attn_scale": attn.d_head**0.5 if attn.scale is None else 1 / attn.scale,
+        "use_attn_scale": attn.scale != 1.0 or attn.d_head == 1,
         "attention_dir": "bidirectional",
         "use_local_attn": any(windows),
         "window_size": next((window for window in windows if window), None),

@@ -85,6 +85,7 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
             super().to(self.cfg.dtype)
         if self.cfg.init_weights:
             self.init_weights()
+        self.cfg.seal()
         self.setup()
 
     def _make_encoder(self, tree: EncoderDecoderConfig, side: StackConfig) -> None:

@@ -15,7 +15,8 @@ from hooked_lm.components.norm import NormConfig, RMSNorm
 from hooked_lm.components.position_bias import SharedBias
 from hooked_lm.components.relative_bias import RelativeBias
 from hooked_lm.models.config import HookedTransformerConfig
-from hooked_lm.models.flat import norm_type
+from hooked_lm.models.flat import check_sizes, norm_type
+from hooked_lm.models.settled import DERIVED, remembers
 
 RELATIVE = ("relative_attention_num_buckets", "relative_attention_max_distance")
 SideBlockConfig = PreNormBlock.Config | PostNormBlock.Config | CrossBlockConfig
@@ -58,6 +59,7 @@ class EncoderDecoderConfig:
         return self.encoder.blocks + self.decoder.blocks
 
 
+@remembers
 @dataclass
 class HookedEncoderDecoderConfig(HookedTransformerConfig):
     """An encoder-decoder in flat names; those that it shares with decoders speak of the encoder, as far as sides differ.
@@ -67,36 +69,33 @@ class HookedEncoderDecoderConfig(HookedTransformerConfig):
     begins with; in generated text `forced_bos_token_id` comes first, `suppress_tokens` never.
     """
 
-    SIZES = (*HookedTransformerConfig.SIZES, "n_decoder_layers")
-
     n_decoder_layers: int = -1
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
     pad_token_id: int | None = None
     forced_bos_token_id: int | None = None
     suppress_tokens: tuple[int, ...] = ()
+    attention_dir: str = "bidirectional"  # of the encoder
     positional_embedding_type: str = "relative_positional_bias"
     normalization_type: str | None = "RMS"
     eps: float = 1e-6
     tie_word_embeddings: bool = True
     tree: EncoderDecoderConfig | None = field(default=None, repr=False)  # type: ignore[assignment]
 
-    def __post_init__(self) -> None:
-        if self.n_decoder_layers == -1:
-            self.n_decoder_layers = self.n_layers
-        if self.tree is None:
-            self._fill_sizes()
-            if self.d_vocab < 1:
-                raise ValueError("an encoder-decoder needs d_vocab")
-            self.tree = build_tree(self)
-        if self.n_params is None:
-            self.n_params = sum(n_weights(block) for block in self.tree.blocks)
-        super().__post_init__()
+    @staticmethod
+    def build(c: Any) -> Any:
+        """The encoder-decoder of flat names; None as long as the size of the vocabulary is unknown."""
+        return build_tree(c) if c.d_vocab >= 0 else None
 
-    @classmethod
-    def from_tree(cls, tree: EncoderDecoderConfig, **flat: Any) -> "HookedEncoderDecoderConfig":  # type: ignore[override]
-        """The face of a tree; `flat` adds what a tree does not say (names, device, dtype, defaults)."""
-        return cls(**{**flat_names(tree), **flat}, tree=tree)
+    @staticmethod
+    def check(c: Any) -> None:
+        """Raises ValueError for flat names that mean nothing."""
+        check_sizes(c, n_layers=1)
+
+    @staticmethod
+    def names_of(tree: Any) -> dict[str, Any]:
+        """What the flat names say of a tree."""
+        return flat_names(tree)
 
     @classmethod
     def unwrap(cls, config: HookedTransformerConfig | dict[str, Any]) -> HookedTransformerConfig:
@@ -104,16 +103,14 @@ class HookedEncoderDecoderConfig(HookedTransformerConfig):
         if isinstance(config, dict):
             return cls.from_dict(config)
         if not isinstance(config, cls) and config.positional_embedding_type == "relative_positional_bias":
-            given = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in ("tree", "n_params")}
+            left_out = {"tree", *(DERIVED.keys() - config.given().keys())}  # follows anew
+            given = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in left_out}
+            given["attention_dir"] = "bidirectional"
             return cls(**{name: value for name, value in given.items() if not (name in RELATIVE and value is None)})
         return config
 
-    def names_of_tree(self) -> dict[str, Any]:
-        """What the flat names say of the tree."""
-        return {} if self.tree is None else flat_names(self.tree)
 
-
-def build_tree(cfg: HookedEncoderDecoderConfig) -> EncoderDecoderConfig:
+def build_tree(cfg: Any) -> EncoderDecoderConfig:
     """The T5 that flat names describe."""
     if (cfg.positional_embedding_type, cfg.normalization_type) != ("relative_positional_bias", "RMS"):
         raise ValueError(
@@ -160,6 +157,7 @@ def flat_names(tree: EncoderDecoderConfig) -> dict[str, Any]:
         "relative_attention_max_distance": bias.max_distance,
     } if bias else {}  # fmt: skip
     return relative | {
+        "n_params": sum(n_weights(block) for block in tree.blocks),
         "n_layers": len(tree.encoder.blocks),
         "n_decoder_layers": len(tree.decoder.blocks),
         "d_model": tree.embed.d_model,
@@ -172,7 +170,7 @@ def flat_names(tree: EncoderDecoderConfig) -> dict[str, Any]:
         "d_head": attn.d_head,
         "n_heads": attn.n_heads,
         "attn_scale": attn.d_head**0.5 if attn.scale is None else 1 / attn.scale,
-        "use_attn_scale": attn.scale != 1.0,
+        "use_attn_scale": attn.scale != 1.0 or attn.d_head == 1,
         "attention_dir": "bidirectional",
         "positional_embedding_type": "standard" if bias is None else "relative_positional_bias",
         "d_mlp": expert.d_mlp,

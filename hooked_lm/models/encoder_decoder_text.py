@@ -25,8 +25,11 @@ class SourceAndTargetText:
     def set_tokenizer(self, tokenizer: Any) -> None:
         """Give the model a tokenizer."""
         self.tokenizer = tokenizer
-        if tokenizer is not None:
-            self.cfg.tokenizer_name = self.cfg.tokenizer_name or getattr(tokenizer, "name_or_path", None)
+        if tokenizer is None:
+            return
+        self.cfg.tokenizer_name = self.cfg.tokenizer_name or getattr(tokenizer, "name_or_path", None)
+        if self.cfg.d_vocab == -1:
+            self.cfg.d_vocab = len(tokenizer)
 
     @property
     def tokens(self) -> Tokens:

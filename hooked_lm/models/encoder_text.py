@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hooked_lm.models.encoder_config import HookedEncoderConfig, build_tree
+from hooked_lm.models.encoder_config import HookedEncoderConfig
 from hooked_lm.models.tokens import Tokens, ids_of
 
 Pair = tuple[str, str]
@@ -35,8 +35,7 @@ class EncoderText:
             return
         self.cfg.tokenizer_name = self.cfg.tokenizer_name or getattr(tokenizer, "name_or_path", None)
         if self.cfg.d_vocab == -1:
-            self.cfg.d_vocab = self.cfg.d_vocab_out = len(tokenizer)
-            self.cfg.tree = build_tree(self.cfg)
+            self.cfg.d_vocab = len(tokenizer)
 
     @property
     def tokens(self) -> Tokens:

@@ -1,5 +1,6 @@
 """From flat names to the tree of a decoder, and back."""
 
+from math import isclose
 from typing import Any
 
 from hooked_lm.components.activations import XIELU, activation_name
@@ -23,8 +24,40 @@ from hooked_lm.components.router import SoftmaxRouter
 from hooked_lm.models.tree import DecoderConfig
 
 
+def check_sizes(c: Any, n_layers: int = 0) -> None:
+    """Raises ValueError for flat names that mean nothing, or contradict each other; `n_layers` is the least number."""
+    for name, least in {
+        "n_layers": n_layers,
+        "d_model": 1,
+        "n_ctx": 1,
+        "n_heads": 1,
+        "d_head": 1,
+        "d_vocab": 0,
+    }.items():
+        value = getattr(c, name)
+        is_unset = value == -1 and name in ("n_heads", "d_head", "d_vocab")
+        if not isinstance(value, int) or isinstance(value, bool) or (value < least and not is_unset):
+            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    if c.attention_dir not in ("causal", "bidirectional"):
+        raise ValueError(f"attention_dir must be one of ('causal', 'bidirectional'), got {c.attention_dir!r}")
+    if (c.num_experts is None) != (c.experts_per_token is None):
+        raise ValueError("num_experts and experts_per_token go together")
+    types = c.attn_types
+    if types is not None and (len(types) < c.n_layers or not {*types} <= {"local", "global"}):
+        raise ValueError(f"attn_types must say 'local' or 'global' for each of {c.n_layers} layers, got {types}")
+    stretched = [name for name in ("use_NTK_by_parts_rope", "use_yarn_rope") if getattr(c, name)]
+    stretched += ["rotary_scaling_factor"] if c.rotary_scaling_factor != 1.0 else []
+    if len(stretched) > 1:
+        raise ValueError(f"{' and '.join(stretched)} exclude each other: positions are stretched in one way")
+
+
 def build_tree(cfg: Any) -> DecoderConfig:
     """The tree that flat names describe."""
+    if cfg.n_heads == cfg.d_head == -1:
+        raise ValueError("a model needs n_heads or d_head")
+    dim = cfg.rotary_dim
+    if dim is not None and (dim % 2 or not 0 < dim <= cfg.d_head):
+        raise ValueError(f"rotary_dim must be even and at most d_head, {cfg.d_head}, got {dim}")
     kinds = ("standard", "rotary", "shortformer", "alibi", "none")
     if cfg.positional_embedding_type not in kinds:
         raise ValueError(
@@ -58,7 +91,9 @@ def _block(cfg: Any, layer: int) -> BlockConfig:
 
 
 def _attention(cfg: Any, layer: int) -> Attention.Config:
-    scale = 1 / cfg.attn_scale / (layer + 1 if cfg.scale_attn_by_inverse_layer_idx else 1)
+    scale = (1 / cfg.attn_scale if cfg.use_attn_scale else 1.0) / (
+        layer + 1 if cfg.scale_attn_by_inverse_layer_idx else 1
+    )
     local = cfg.use_local_attn and (cfg.attn_types is None or cfg.attn_types[layer] == "local")
     if local and cfg.window_size is None:
         raise ValueError("use_local_attn needs window_size, the number of positions a query sees")
@@ -136,9 +171,8 @@ def _cap(flat: float) -> float | None:
 
 
 def flat_names(tree: DecoderConfig) -> dict[str, Any]:
-    """What the flat names say of a tree."""
-    block = tree.blocks[0]
-    flat = {
+    """What the flat names say of a tree: of its first block, where blocks differ."""
+    flat: dict[str, Any] = {
         "n_layers": len(tree.blocks),
         "d_model": tree.embed.d_model,
         "n_ctx": tree.n_ctx,
@@ -146,12 +180,17 @@ def flat_names(tree: DecoderConfig) -> dict[str, Any]:
         "d_vocab_out": tree.unembed.d_vocab,
         "tie_word_embeddings": tree.unembed.tied,
         "output_logits_soft_cap": tree.unembed.soft_cap or -1.0,
-        "normalization_type": norm_type(block.ln1),
         "final_rms": isinstance(tree.ln_final, RMSNorm.Config),
+        "post_embedding_ln": tree.embed.norm is not None,
+    }
+    if not tree.blocks:
+        return flat | {"normalization_type": norm_type(tree.ln_final), "positional_embedding_type": _positions(tree)}
+    block = tree.blocks[0]
+    flat |= {
+        "normalization_type": norm_type(block.ln1),
         "eps": block.ln1.eps if block.ln1 else 1e-5,
         "use_normalization_before_and_after": block.ln1_post is not None,
         "parallel_attn_mlp": isinstance(block, ParallelBlock.Config),
-        "post_embedding_ln": tree.embed.norm is not None,
     }
     return flat | _attention_names(tree) | _mlp_names(tree) | _mixer_names(tree)
 
@@ -163,13 +202,18 @@ def _attention_names(tree: DecoderConfig) -> dict[str, Any]:
         return {"positional_embedding_type": _positions(tree)}
     attn, windows = attns[0], [attn.window for attn in attns]
     everywhere = len(attns) == len(tree.blocks)
+    scales = [attn.d_head**-0.5 if attn.scale is None else attn.scale for attn in attns]
     rotary = next((attn.rotary for attn in attns if attn.rotary is not None), None)  # some layers may have none
     has_alibi = isinstance(attn.position_bias, Alibi)
     return {
         "d_head": attn.d_head,
         "n_heads": attn.n_heads,
         "n_key_value_heads": attn.n_key_value_heads if attn.n_kv != attn.n_heads else None,
-        "attn_scale": attn.d_head**0.5 if attn.scale is None else 1 / attn.scale,
+        "attn_scale": 1 / scales[0],
+        "use_attn_scale": scales[0] != 1.0 or attn.d_head == 1,
+        "scale_attn_by_inverse_layer_idx": everywhere
+        and len(scales) > 1
+        and all(isclose(scale * (layer + 1), scales[0]) for layer, scale in enumerate(scales)),
         "attn_scores_soft_cap": attn.soft_cap or -1.0,
         "use_qk_norm": attn.qk_norm is not None,
         "use_attention_sinks": attn.sinks,

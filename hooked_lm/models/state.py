@@ -16,7 +16,6 @@ from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of
 from hooked_lm.models.elsewhere import TABLES, in_our_names
-from hooked_lm.models.flat import norm_type
 
 # A config has one flag for all the biases of a group: flag -> bias and weight of each.
 BIASES = {
@@ -154,9 +153,8 @@ def sync_config(model: Any) -> None:
         model.embed.cfg = replace(model.embed.cfg, norm=norm.cfg)
     model.cfg = copy(model.cfg)
     ends = {name: getattr(model, name).cfg for name in ("embed", "unembed") if _is_ours(getattr(model, name))}
-    model.cfg.tree = replace(model.cfg.tree, blocks=blocks, ln_final=final, **ends)
-    model.cfg.normalization_type = norm_type(blocks[0].ln1 if blocks else final)
-    model.cfg.tie_word_embeddings = model.cfg.tree.unembed.tied
+    model.cfg.follow(replace(model.cfg.tree, blocks=blocks, ln_final=final, **ends))
+    model.cfg.seal()
 
 
 def _is_ours(module: Any) -> bool:

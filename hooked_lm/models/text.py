@@ -10,7 +10,6 @@ from torch import Tensor
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.models.checks import is_ids
 from hooked_lm.models.config import HookedTransformerConfig
-from hooked_lm.models.flat import build_tree
 from hooked_lm.models.tokens import Tokens, prepends_bos
 
 
@@ -43,8 +42,6 @@ class TextMethods:
         self.cfg.tokenizer_name = self.cfg.tokenizer_name or getattr(tokenizer, "name_or_path", None)
         if self.cfg.d_vocab == -1:
             self.cfg.d_vocab = len(tokenizer)
-            self.cfg.d_vocab_out = self.cfg.d_vocab if self.cfg.d_vocab_out == -1 else self.cfg.d_vocab_out
-            self.cfg.tree = build_tree(self.cfg)
 
     def to_tokens(
         self,
