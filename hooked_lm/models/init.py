@@ -1,4 +1,4 @@
-"""Random weights for a new model, from a generator of its own: the process's seed is left alone."""
+"""Random weights for a new model: with a seed from a generator of its own, without one from torch's."""
 
 import math
 from collections.abc import Callable
@@ -15,18 +15,19 @@ def init_weights(model: nn.Module, cfg: Any) -> None:
     "kaiming_uniform", "kaiming_normal" (He et al. 2015) scale by the widths of each matrix, times the range as a gain.
     "muP" is normal with the range for embeddings, range / sqrt(fan in) for hidden weights and range / fan in for the
     unembedding (Yang et al. 2022,
-    arXiv:2203.03466). With `cfg.seed` the same numbers come every time.
+    arXiv:2203.03466). With `cfg.seed` the same numbers come every time, and torch's generator is left as it is; without,
+    numbers come from that, so that `torch.manual_seed` before decides them.
     """
     fill = _FILLS.get(cfg.init_mode)
     if fill is None:
         raise ValueError(f"unknown init_mode '{cfg.init_mode}'; known are {', '.join(_FILLS)}")
-    generators: dict[torch.device, torch.Generator] = {}
+    generators: dict[torch.device, torch.Generator | None] = {}
     for name, weight in model.named_parameters():
         if (".W_" not in name and not name.endswith(".W")) or weight.is_meta:
             continue
         if weight.device not in generators:
-            generator = generators[weight.device] = torch.Generator(weight.device)
-            generator.manual_seed(cfg.seed) if cfg.seed is not None else generator.seed()
+            seeded = None if cfg.seed is None else torch.Generator(weight.device).manual_seed(cfg.seed)
+            generators[weight.device] = seeded
         with torch.no_grad():
             fill(name, weight, cfg.initializer_range, generators[weight.device])
 
@@ -40,23 +41,23 @@ def _fan_out(name: str, weight: Tensor) -> int:
     return weight.shape[-1] * (weight.shape[0] if weight.ndim == 3 and not name.endswith("W_O") else 1)
 
 
-def _gpt2(name: str, weight: Tensor, scale: float, generator: torch.Generator) -> None:
+def _gpt2(name: str, weight: Tensor, scale: float, generator: torch.Generator | None) -> None:
     weight.normal_(std=scale, generator=generator)
 
 
-def _mup(name: str, weight: Tensor, scale: float, generator: torch.Generator) -> None:
+def _mup(name: str, weight: Tensor, scale: float, generator: torch.Generator | None) -> None:
     fan_in = _fan_in(name, weight)
     if name.startswith("unembed"):
-        scale /= fan_in
+        scale /= max(fan_in, 1)
     elif "embed" not in name:
         scale /= math.sqrt(fan_in)
     weight.normal_(std=scale, generator=generator)
 
 
 def _by_width(uniform: bool, xavier: bool) -> Callable[..., None]:
-    def fill(name: str, weight: Tensor, scale: float, generator: torch.Generator) -> None:
+    def fill(name: str, weight: Tensor, scale: float, generator: torch.Generator | None) -> None:
         fan_in, fan_out = _fan_in(name, weight), _fan_out(name, weight)
-        std = scale * math.sqrt(2 / (fan_in + fan_out if xavier else fan_in))
+        std = scale * math.sqrt(2 / max(fan_in + fan_out if xavier else fan_in, 1))  # a vocabulary may be empty
         if uniform:
             weight.uniform_(-std * math.sqrt(3), std * math.sqrt(3), generator=generator)
         else:

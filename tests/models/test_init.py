@@ -1,0 +1,48 @@
+"""Where the random numbers of new weights come from."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hooked_lm import HookedEncoder, HookedEncoderDecoder, HookedTransformer
+
+SIZES: dict[str, Any] = {"n_layers": 1, "d_model": 8, "n_heads": 2, "n_ctx": 4, "d_vocab": 9, "act_fn": "relu"}
+MODES = ("gpt2", "muP", "xavier_normal", "xavier_uniform", "kaiming_normal", "kaiming_uniform")
+MODELS = (HookedTransformer, HookedEncoder, HookedEncoderDecoder)
+
+
+def weights(model: Any, of_torch: int, **fields: Any) -> Tensor:
+    torch.manual_seed(of_torch)
+    return torch.cat([weight.flatten() for weight in model({**SIZES, **fields}).parameters()]).detach()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_seed_of_torch_decides_without_one_of_the_model(model: Any, mode: str) -> None:
+    assert torch.equal(weights(model, 0, init_mode=mode), weights(model, 0, init_mode=mode))
+    assert not torch.equal(weights(model, 0, init_mode=mode), weights(model, 1, init_mode=mode))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_seed_of_the_model_decides_and_leaves_torch_alone(model: Any, mode: str) -> None:
+    torch.manual_seed(7)
+    after_none = torch.rand(3)
+    first = weights(model, 7, init_mode=mode, seed=3)
+    assert torch.equal(torch.rand(3), after_none)
+    assert torch.equal(first, weights(model, 8, init_mode=mode, seed=3))
+
+
+def test_drawing_again() -> None:
+    torch.manual_seed(1)
+    model = HookedTransformer(SIZES)
+    before = model.W_E.clone()
+    torch.manual_seed(0)
+    model.init_weights()
+    first = model.W_E.clone()
+    torch.manual_seed(0)
+    model.init_weights()
+    assert torch.equal(model.W_E, first)
+    assert not torch.equal(before, first)
