@@ -19,7 +19,8 @@ from torch import Tensor
 from hooked_lm.hub.flat_weights import in_public_names
 from hooked_lm.hub.kinds import kind_of
 from hooked_lm.hub.options import real_dtype, with_limits
-from hooked_lm.hub.source import DOWNLOAD_OPTIONS, Source, check_no_code, find_tokenizer, hub_id, local_folder
+from hooked_lm.hub.plausible import check_values
+from hooked_lm.hub.source import DOWNLOAD_OPTIONS, Source, check_no_code, find_tokenizer, hub_id, local_folder, spelled
 from hooked_lm.models.config import ELSEWHERE, DecoderConfig, HookedTransformerConfig
 from hooked_lm.models.state import load_state
 from hooked_lm.weights import open_checkpoint
@@ -80,6 +81,7 @@ class FlatSource:
         """The flat config of the model; ValueError for sizes that are missing or contradict each other."""
         if missing := [name for name in NEEDED if name not in self.names]:
             raise ValueError(f"the config of {self.name!r} does not say {', '.join(missing)}")
+        check_values(self.names, f"the config of {self.name!r}")
         whole = HookedTransformerConfig.from_dict({**self.names, "init_weights": False, "device": "meta"})
         whole.check_tree()
         assert whole.tree is not None
@@ -179,7 +181,7 @@ def find_flat(
     """What a name or directory means, if its config is of this kind; None if it is of another, or not there at all."""
     check_no_code(hf_kwargs)
     options = {name: hf_kwargs[name] for name in DOWNLOAD_OPTIONS if name in hf_kwargs}
-    folder, name = local_folder(model_name), str(model_name)
+    folder, name = local_folder(model_name), spelled(model_name)
     is_local = folder is not None
     if folder is None:
         from huggingface_hub import hf_hub_download
@@ -204,7 +206,7 @@ def _json(file: Path) -> dict[str, Any] | None:
     """A config in flat names; None for every other file."""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # whoever reads it next says what is wrong
         return None
     is_flat = isinstance(config, dict) and "model_type" not in config and {"n_layers", "d_model"} <= config.keys()
     return config if is_flat else None

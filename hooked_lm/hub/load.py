@@ -13,9 +13,10 @@ from hooked_lm.components.attend import Attend
 from hooked_lm.families import family
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.hub.flat import find_flat, flat_model
-from hooked_lm.hub.kinds import Model, Tree, kind_of
+from hooked_lm.hub.kinds import Kind, Model, Tree, kind_of
 from hooked_lm.hub.options import checkpoint_step, one_device, real_dtype, with_limits
-from hooked_lm.hub.source import Source, find, find_tokenizer, in_present_names
+from hooked_lm.hub.plausible import check_kinds, check_layers, check_values
+from hooked_lm.hub.source import Source, find, find_tokenizer, in_present_names, spelled
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.fold import process_weights
 from hooked_lm.weights import Row, expand, load, slots
@@ -60,7 +61,8 @@ def from_pretrained(
     'GPT2LMHeadModel'
 
     Args:
-        model_name: a hub id, a local directory, a short name such as "gpt2-small", or "demo".
+        model_name: a hub id, a local directory, a short name such as "gpt2-small", or "demo". A Path, and a string such as
+            "./demo", is always a directory.
         fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases: rewrites of
             a decoder's weights that leave the predictions as they are; see `hooked_lm.models.fold`.
         checkpoint_index, checkpoint_value: the n-th, or the one at that step, of a training run's published
@@ -88,7 +90,7 @@ def from_pretrained(
         at = flat.step(checkpoint_index, checkpoint_value)
         asked = (device, first_n_layers, n_ctx, default_prepend_bos, default_padding_side)
         return _rewritten(flat_model(flat, at, cls, dtype, tokenizer, mmap, *asked), rewrites)
-    step, revision = checkpoint_step(str(model_name), checkpoint_index, checkpoint_value, revision)
+    step, revision = checkpoint_step(spelled(model_name), checkpoint_index, checkpoint_value, revision)
     source = find(model_name, hf_model, revision, local_files_only, hf_kwargs)
     module = family(source.config.model_type)
     tensors = in_present_names(source.tensors(mmap), getattr(module, "RENAMED", {}))
@@ -104,10 +106,19 @@ def from_pretrained(
     )
     if tokenizer is None:
         tokenizer = find_tokenizer(source, revision, local_files_only, hf_kwargs)
-    model = kind.model(cfg, tokenizer=tokenizer)
+    model = _unfilled(kind, cfg, tokenizer)
     fill(model, tensors, module, full, device, copy=hf_model is not None)
     model.hf_config = source.config.to_dict() | {"architectures": source.architectures()}
     return _rewritten(model, rewrites)
+
+
+def _unfilled(kind: Kind, cfg: Any, tokenizer: Any) -> Model:
+    """The model of a config, without weights. Raises ValueError for sizes that no tensor can have."""
+    try:
+        return kind.model(cfg, tokenizer=tokenizer)  # type: ignore[no-any-return]
+    except (RuntimeError, OverflowError, MemoryError) as error:
+        sizes = ", ".join(f"{name}={getattr(cfg, name)}" for name in ("d_model", "n_heads", "d_head", "d_mlp", "d_vocab"))
+        raise ValueError(f"the config describes weights that cannot be made ({sizes}): {error}") from error
 
 
 def _rewritten(model: Model, rewrites: tuple[bool, ...]) -> Model:
@@ -141,6 +152,8 @@ def from_pretrained_no_processing(
 def read_tree(module: ModuleType, source: Source, tensors: Mapping[str, Tensor]) -> Tree:
     """The tree of a checkpoint's config, and of its tensors, which tell its heads."""
     tree = read_config(module, source.config, source.architectures(), tensors)
+    if tensors:
+        check_layers(module, tree, tensors)
     return module.fitted(tree, tensors) if hasattr(module, "fitted") else tree
 
 
@@ -171,7 +184,10 @@ def read_config(
     Raises ValueError for a field that is not at its default and that nobody reads.
     """
     values, names = config.to_dict() | {"architectures": list(architectures)}, set(tensors)
-    hf = HFConfig(values, type(config)().to_dict(), {name.removeprefix(module.PREFIX) for name in names})
+    defaults, name = type(config)().to_dict(), f"this {config.model_type} config"
+    check_values(values, name)
+    check_kinds(values, defaults, name)
+    hf = HFConfig(values, defaults, {name.removeprefix(module.PREFIX) for name in names})
     tree = module.config(hf)
     if unread := hf.unread(getattr(module, "NO_EFFECT", ())):
         raise ValueError(

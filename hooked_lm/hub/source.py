@@ -1,7 +1,6 @@
 """Where a model comes from: a directory, the hub, or a transformers object."""
 
 import copy
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from hooked_lm.families import family
 from hooked_lm.families._short_names import SHORT_NAMES
+from hooked_lm.hub.plausible import check_values, read_json
 from hooked_lm.weights import open_checkpoint
 
 DEMO = Path(__file__).parents[1] / "demo" / "model"
@@ -60,7 +60,7 @@ class Source:
             config = getattr(self.hf_model, "generation_config", None)
             return {} if config is None else {k: v for k, v in config.to_dict().items() if v is not None}
         file = (self.folder or Path()) / "generation_config.json"
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        return read_json(file) if file.is_file() else {}
 
 
 def short_names() -> dict[str, str]:
@@ -72,11 +72,36 @@ def hub_id(model_name: str) -> str:
     return SHORT_NAMES.get(model_name.lower(), model_name)
 
 
+def spelled(model_name: str | os.PathLike[str]) -> str:
+    """A name as it was given; that of a path is never one of the hub, nor a short one.
+
+    >>> spelled("demo"), spelled(Path("demo"))
+    ('demo', './demo')
+    """
+    name = str(model_name)
+    return os.path.join(os.curdir, name) if isinstance(model_name, os.PathLike) and not _is_path(name) else name
+
+
+def _is_path(name: str) -> bool:
+    """Whether a name is spelled as a path: "./demo", "../demo", "~/demo", "/demo"."""
+    first = re.split(r"[/\\]", name)[0]
+    return os.path.isabs(name) or first in (os.curdir, os.pardir) or first.startswith("~")
+
+
 def local_folder(model_name: str | os.PathLike[str]) -> Path | None:
-    """The directory that a name means; None if it is for the hub."""
-    if str(model_name) == "demo":
+    """The directory that a name means; None if it is for the hub.
+
+    A path (also a string that is spelled as one) means the directory there, "demo" the bundled model. Another string means
+    a directory of that name if there is one, but a short name ("gpt2") only one that holds a model.
+    """
+    name = spelled(model_name)
+    if name == "demo":
         return DEMO
-    return Path(model_name) if Path(model_name).is_dir() else None
+    folder = Path(name).expanduser()
+    if _is_path(name):
+        return folder
+    is_meant = name and folder.is_dir() and (name.lower() not in SHORT_NAMES or (folder / "config.json").is_file())
+    return folder if is_meant else None
 
 
 def check_no_code(hf_kwargs: Mapping[str, Any]) -> None:
@@ -100,8 +125,10 @@ def find(
         if overrides:
             raise ValueError(f"{', '.join(overrides)} cannot be given beside hf_model: it brings its own config")
         hf_model = _merged(hf_model)
-        return Source(hub_id(str(model_name)), None, hf_model, hf_model.config)
-    name, folder = str(model_name), local_folder(model_name)
+        return Source(hub_id(spelled(model_name)), None, hf_model, hf_model.config)
+    name, folder = spelled(model_name), local_folder(model_name)
+    if folder is not None and not folder.is_dir():
+        raise ValueError(f"{name!r} is no directory here")
     if folder is None:
         name = hub_id(name)
         folder = _download(name, revision, local_files_only, hf_kwargs, weights)
@@ -113,18 +140,20 @@ def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> Any:
     file = folder / "config.json"
     if not file.is_file():
         raise ValueError(f"no config.json in {folder}: not a model in HF format")
-    try:
-        model_type = json.loads(file.read_text(encoding="utf-8")).get("model_type")
-    except (ValueError, AttributeError) as error:
-        raise ValueError(f"{file} is not a model's config: {error}") from error
+    written = read_json(file)
+    model_type = written.get("model_type")
     if model_type is None:
         raise ValueError(f"{file} names no model_type: it is not the config of a transformers model")
     family(str(model_type))
+    check_values({**written, **overrides}, str(file))
     from transformers import AutoConfig
 
-    config, unused = AutoConfig.from_pretrained(
-        folder, trust_remote_code=False, local_files_only=True, return_unused_kwargs=True, **overrides
-    )
+    try:
+        config, unused = AutoConfig.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True, return_unused_kwargs=True, **overrides
+        )
+    except Exception as error:  # of many kinds, as each class checks its own fields
+        raise ValueError(f"{file} is not the config of a {model_type}: {error}") from error
     if unused:
         raise ValueError(f"unknown options {', '.join(unused)}: neither ours nor fields of a {model_type} config")
     return config
@@ -167,8 +196,8 @@ def find_tokenizer(source: Source, revision: str | None, local_files_only: bool,
     """The tokenizer that lies beside the weights, or under an HF model's name; None if there is none."""
     folder = source.folder
     if folder is None:
-        folder = DEMO if source.name == "demo" else Path(source.name)
-        if not folder.is_dir():
+        folder = local_folder(source.name)
+        if folder is None:
             try:
                 folder = _download(source.name, revision, local_files_only, hf_kwargs, weights=False)
             except ValueError:

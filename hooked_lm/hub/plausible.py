@@ -1,0 +1,122 @@
+"""What is checked of a checkpoint's config before anything is made from it: errors name the field and its value."""
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hooked_lm.hub.kinds import Tree
+from hooked_lm.weights.rows import Row, placeholders
+
+MOST = 2**31 - 1
+MOST_MODULES = 10_000  # layers or experts
+
+# Fields of all families that count modules, and that are sizes of weights.
+MODULES = frozenset(
+    (
+        *("n_layer", "n_layers", "num_layers", "num_hidden_layers"),
+        *("num_decoder_layers", "encoder_layers", "decoder_layers"),
+        *("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+    )
+)
+SIZES = MODULES | frozenset(
+    (
+        *("hidden_size", "n_embd", "d_model", "dim", "vocab_size", "embedding_size"),
+        *("n_head", "n_heads", "num_heads", "num_attention_heads", "num_key_value_heads", "num_kv_heads"),
+        *("encoder_attention_heads", "decoder_attention_heads", "head_dim", "d_kv", "state_size"),
+        *("intermediate_size", "moe_intermediate_size", "n_inner", "ffn_dim", "d_ff", "dff", "hidden_dim"),
+        *("encoder_ffn_dim", "decoder_ffn_dim", "n_positions", "max_position_embeddings"),
+    )
+)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The fields of a `config.json`; ValueError for a file that holds no such thing."""
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{file} is not a model's config: it is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"{file} is not a model's config: {error}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{file} is not a model's config: it holds a {type(fields).__name__}")
+    return fields
+
+
+def check_values(config: Mapping[str, Any], name: str) -> None:
+    """Raises ValueError for sizes, counts and small constants that no model can have; `name` is that of the config.
+
+    >>> check_values({"n_layer": 12, "n_head": 0}, "this config")
+    Traceback (most recent call last):
+    ...
+    ValueError: n_head=0 in this config must be a whole number from 1 to 2147483647
+    """
+    for field, value in _numbers(config):
+        if field in SIZES and value is not None:
+            most = MOST_MODULES if field in MODULES else MOST
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+                raise ValueError(f"{field}={_short(value)} in {name} must be a whole number from 1 to {most}")
+        elif field.endswith(("eps", "epsilon")) and value is not None:
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not is_number or not 0 <= value < math.inf:
+                raise ValueError(f"{field}={_short(value)} in {name} must be a finite number of at least 0")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{field}={value!r} in {name} must be a finite number")
+
+
+def check_kinds(config: Mapping[str, Any], defaults: Mapping[str, Any], name: str) -> None:
+    """Raises ValueError for text, or another nest of fields, where the class of the config has a number."""
+    for field, default in defaults.items():
+        is_number = isinstance(default, (int, float)) and not isinstance(default, bool)
+        if is_number and isinstance(config.get(field), (str, Mapping, bool)):
+            raise ValueError(f"{field}={_short(config[field])} in {name} must be a number, as {default!r} is")
+
+
+def check_layers(module: ModuleType, tree: Tree, tensors: Collection[str]) -> None:
+    """Raises ValueError where a config has layers of which a checkpoint holds no tensor, before they are made."""
+    stacks: dict[str, list[Row]] = {}
+    for row in module.rows(tree):
+        if "l" in placeholders(row.ours) and "l" in placeholders(row.theirs):
+            stacks.setdefault(row.ours.partition("{l}")[0], []).append(row)
+    for stack, rows in stacks.items():
+        n_layers = max(_n_layers(row, len(tree.blocks)) for row in rows)
+        if n_layers and not _holds(rows, n_layers - 1, tensors, module.PREFIX):
+            held = next(layer for layer in range(n_layers) if not _holds(rows, layer, tensors, module.PREFIX))
+            raise ValueError(
+                f"the config describes {n_layers} layers ({stack.rstrip('.')}), but the checkpoint holds tensors of {held}"
+            )
+
+
+def _n_layers(row: Row, default: int) -> int:
+    own = row.axes.get("l", default)
+    return own if isinstance(own, int) else 1 + max((int(layer) for layer in own), default=-1)
+
+
+def _holds(rows: list[Row], layer: int, tensors: Collection[str], prefix: str) -> bool:
+    """Whether a checkpoint has any tensor of a layer; of several experts, and the like, the first speaks for all."""
+    for row in rows:
+        name = row.theirs.replace("{l}", str(layer))
+        for other in placeholders(name):
+            labels = row.axes.get(other, 1)
+            name = name.replace(f"{{{other}}}", str(0 if isinstance(labels, int) else next(iter(labels), "")))
+        if name in tensors or name.removeprefix(prefix) in tensors:
+            return True
+    return False
+
+
+def _numbers(config: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """The fields, those of lists one by one, and those of the nests in which rotary embeddings are described."""
+    for field, value in config.items():
+        if isinstance(value, list) and field in SIZES and len(value) > 1:  # one for each layer
+            yield from ((field, each) for each in value)
+        elif isinstance(value, Mapping) and field.startswith("rope_") and depth < 2:
+            yield from _numbers(value, depth + 1)
+        else:
+            yield field, value
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) < 60 else shown[:60] + "..."

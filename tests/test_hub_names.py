@@ -1,0 +1,64 @@
+"""What a name means: a directory, a short name, the bundled model, a repository in the cache of the hub."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hooked_lm import HookedTransformer, hub
+from tests.families import CASES, reference
+
+GPT2 = next(case for case in CASES if str(case) == "gpt2-tied")
+load = hub.from_pretrained_no_processing
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["demo", "gpt2", "pythia-70m", "gpt2-small"])
+def test_a_path_is_the_users_own_directory(name: str, here: Path) -> None:
+    reference(GPT2).save_pretrained(here / name)
+    (here / "below").mkdir()
+    for path in (Path(name), Path("./" + name), here / name, f"./{name}", str(here / name), f"below/../{name}", f"~/{name}"):
+        model = load(path)
+        assert model.cfg.d_model == reference(GPT2).config.n_embd
+        assert model.cfg.model_name == name
+        with pytest.raises(ValueError, match="no checkpoints of"):
+            load(path, checkpoint_index=0)  # its name says nothing of a training run
+
+
+def test_a_short_name_that_is_a_directory(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bundled model is always meant; another name means a directory of that name if a model is in it."""
+    reference(GPT2).save_pretrained(here / "demo")
+    assert load("demo").cfg.d_vocab != reference(GPT2).config.vocab_size
+    reference(GPT2).save_pretrained(here / "gpt2")
+    assert load("gpt2").cfg.d_model == reference(GPT2).config.n_embd
+    (here / "pythia-70m").mkdir()
+    (here / "pythia-70m" / "results.json").write_text("{}")
+    with pytest.raises(ValueError, match="EleutherAI/pythia-70m"):
+        load("pythia-70m", local_files_only=True)
+
+
+@pytest.mark.parametrize("name", [Path("nowhere"), Path("openai-community/gpt2"), "./nowhere", "~/nowhere", Path("demo")])
+def test_a_path_is_never_looked_for_on_the_hub(name: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", refuse)
+    with pytest.raises(ValueError, match="is no directory here"):
+        load(name)
+
+
+def test_the_tokenizer_of_a_loaded_model_is_that_of_the_path(here: Path) -> None:
+    bundled = load("demo")
+    bundled.save_pretrained(here / "demo")
+    assert load(Path("demo")).cfg.tokenizer_name == "./demo"
+    assert isinstance(bundled, HookedTransformer)
+    assert torch.equal(load(Path("demo")).W_E, bundled.W_E)
