@@ -2,12 +2,15 @@
 
 import copy
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
-from torch import Tensor
 
 from hooked_lm.families import family
 from hooked_lm.hub.kinds import Model
@@ -16,8 +19,9 @@ from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.encoder import HookedEncoder
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from hooked_lm.models.tree import DecoderConfig
-from hooked_lm.weights import export, slots
+from hooked_lm.weights import plan_export, slots, write_safetensors
 from hooked_lm.weights.rows import unprefixed
+from hooked_lm.weights.write import Planned
 
 
 def to_hf(model: Model) -> Any:
@@ -33,7 +37,7 @@ def to_hf(model: Model) -> Any:
     shows_bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        own = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+        own = {name: planned.make().clone(memory_format=torch.contiguous_format) for name, planned in tensors.items()}
         return hf_class.from_pretrained(None, config=config, state_dict=own, dtype=model.cfg.dtype).to(model.device)
     finally:
         if shows_bars:
@@ -43,23 +47,59 @@ def to_hf(model: Model) -> Any:
 def save_pretrained(model: Model, path: str | os.PathLike[str]) -> None:
     """Write a model in HF format: `config.json`, `model.safetensors`, and the tokenizer's files if it has one.
 
-    It may be written over the checkpoint that it was loaded from. Raises as `to_hf` does.
+    It may be written over the checkpoint that it was loaded from. Everything is written beside the directory first, the
+    weights one tensor at a time, and then moved there: what fails half-way leaves nothing, and a checkpoint that was there
+    as it was. Raises as `to_hf` does, and OSError where nothing can be written.
     """
-    from safetensors.torch import save_file
-
     config, tensors = exported(model)
-    folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    config.save_pretrained(folder)
-    unfinished = folder / "model.safetensors.unfinished"
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished, metadata={"format": "pt"})
-    os.replace(unfinished, folder / "model.safetensors")  # a file that is mapped must not be opened for writing
-    if model.tokenizer is not None:
-        model.tokenizer.save_pretrained(folder)
+    with _moved_when_done(Path(path).expanduser().resolve()) as unfinished:
+        write_safetensors(tensors, unfinished / "model.safetensors")
+        if model.tokenizer is not None:
+            model.tokenizer.save_pretrained(unfinished)
+        config.save_pretrained(unfinished)
 
 
-def exported(model: Model) -> tuple[Any, dict[str, Tensor]]:
-    """The HF config of a model, and its weights under their names on disk."""
+@contextmanager
+def _moved_when_done(folder: Path) -> Iterator[Path]:
+    """A new directory beside `folder`, which becomes `folder` at the end of the block, or whose files go there."""
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"a model is written to a directory, and {folder} is a file")
+    if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(f"nothing can be written to {folder}")
+    made = [parent for parent in folder.parents if not parent.exists()]
+    unfinished = folder.parent / f".{folder.name}.{uuid4().hex[:8]}.unfinished"
+    try:
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        if not folder.exists():
+            unfinished.rename(folder)
+        else:
+            _move_files(unfinished, folder)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        with suppress(OSError):  # somebody else's files are in it by now
+            for parent in made:
+                parent.rmdir()
+        raise
+
+
+def _move_files(source: Path, target: Path) -> None:
+    """Move all files of one directory into another, the config last; an interrupt waits until they are there."""
+    try:
+        _move_all(source, target)
+    except KeyboardInterrupt:
+        _move_all(source, target)
+        raise
+
+
+def _move_all(source: Path, target: Path) -> None:
+    for file in sorted(source.iterdir(), key=lambda file: (file.name == "config.json", file.name)):
+        file.replace(target / file.name)  # a file that is mapped must not be opened for writing
+    source.rmdir()
+
+
+def exported(model: Model) -> tuple[Any, dict[str, Planned]]:
+    """The HF config of a model, and its weights under their names on disk, each made when it is asked for."""
     if model.hf_config is None:
         raise ValueError(
             "this model was built from a config, not from a transformers checkpoint: it belongs to no HF architecture"
@@ -82,7 +122,7 @@ def exported(model: Model) -> tuple[Any, dict[str, Tensor]]:
     rows = [row for row in concrete_rows(module, tree, range(len(model.blocks))) if row.ours in parameters]
     if isinstance(model, HookedEncoder) and _is_bare(model, config):
         rows = unprefixed(rows, module.PREFIX)
-    return config, export(model, rows)
+    return config, plan_export(model, rows)
 
 
 def _is_bare(model: HookedEncoder, config: Any) -> bool:

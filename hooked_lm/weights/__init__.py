@@ -4,9 +4,10 @@
 in either direction, `open_checkpoint` maps a checkpoint's files. Works on any `nn.Module`.
 """
 
-from hooked_lm.weights.copy import compact, compact_model, export, load, slots
+from hooked_lm.weights.copy import compact, compact_model, export, load, plan_export, slots
 from hooked_lm.weights.rows import Row, expand, unprefixed
 from hooked_lm.weights.shards import Checkpoint, open_checkpoint
+from hooked_lm.weights.write import write_safetensors
 
 __all__ = [
     "Checkpoint",
@@ -17,6 +18,8 @@ __all__ = [
     "export",
     "load",
     "open_checkpoint",
+    "plan_export",
     "slots",
     "unprefixed",
+    "write_safetensors",
 ]

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from hooked_lm.weights.rows import Row, check_coverage, placeholders, unprefixed
 from hooked_lm.weights.shards import Checkpoint
+from hooked_lm.weights.write import Planned
 
 
 @dataclass
@@ -159,22 +160,27 @@ def export(model: nn.Module, rows: Iterable[Row], *, write_tied: bool = False) -
             filled in part or twice, parts of different dtypes, or a tied weight that is no longer equal to
             what it is tied to.
     """
+    return {name: planned.make() for name, planned in plan_export(model, rows, write_tied=write_tied).items()}
+
+
+def plan_export(model: nn.Module, rows: Iterable[Row], *, write_tied: bool = False) -> dict[str, Planned]:
+    """What `export` gives, after the same checks, each tensor made only when it is asked for."""
     rows, targets = list(rows), slots(model)
     _refuse(_unfit_names(targets, rows))
     groups = _by_source((row.theirs, row) for row in rows)
-    written = {theirs: _assemble(theirs, group, targets) for theirs, group in groups.items()}
+    planned = {theirs: _planned(theirs, group, targets) for theirs, group in groups.items()}
     for row in rows:
         if row.tied is None:
             continue
-        if row.tied not in written:
+        if row.tied not in planned:
             raise ValueError(f"{row}: tied to {row.tied!r}, which no row writes")
-        if not _same_bits(written[row.theirs], written[row.tied]):
+        if not _same_bits(planned[row.theirs].make(), planned[row.tied].make()):
             raise ValueError(
                 f"{row.ours!r} was changed apart from what the checkpoint ties it to: {row.theirs!r} would "
                 f"differ from {row.tied!r}. Export with rows that do not tie them (and a config that says so)"
             )
     tied = {row.theirs for row in rows if row.tied is not None}
-    return {name: tensor for name, tensor in written.items() if write_tied or name not in tied}
+    return {name: tensor for name, tensor in planned.items() if write_tied or name not in tied}
 
 
 def compact(tensor: Tensor) -> Tensor:
@@ -268,7 +274,7 @@ def _unfit_names(targets: Mapping[str, Slot], rows: Sequence[Row]) -> list[Probl
     return problems + [Problem(f"no row for {name!r} of the model", name, filled) for name in empty]
 
 
-def _assemble(theirs: str, group: Sequence[Row], targets: Mapping[str, Slot]) -> Tensor:
+def _planned(theirs: str, group: Sequence[Row], targets: Mapping[str, Slot]) -> Planned:
     """One tensor of theirs out of all of ours that lie in it."""
     ours = [targets[row.ours].tensor.detach() for row in group]
     shape = group[0].their_shape(ours[0].shape)
@@ -276,12 +282,16 @@ def _assemble(theirs: str, group: Sequence[Row], targets: Mapping[str, Slot]) ->
     if len({tensor.dtype for tensor in ours}) > 1:
         parts = ", ".join(f"{row.ours!r} {tensor.dtype}" for row, tensor in zip(group, ours, strict=True))
         raise ValueError(f"the parts of {theirs!r} have different dtypes: {parts}")
-    if len(group) == 1 and not group[0].taken_dims():
-        return group[0].unread(ours[0])
-    whole = ours[0].new_empty(shape)
-    for row, tensor in zip(group, ours, strict=True):
-        row.write(tensor, whole)
-    return whole
+
+    def make() -> Tensor:
+        if len(group) == 1 and not group[0].taken_dims():
+            return group[0].unread(ours[0])
+        whole = ours[0].new_empty(shape)
+        for row, tensor in zip(group, ours, strict=True):
+            row.write(tensor, whole)
+        return whole
+
+    return Planned(tuple(shape), ours[0].dtype, make)
 
 
 def _move(view: Tensor, dtype: torch.dtype | None, device: torch.device | str | None, copy: bool) -> Tensor:
