@@ -25,7 +25,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_path_is_the_users_own_directory(name: str, here: Path) -> None:
     reference(GPT2).save_pretrained(here / name)
     (here / "below").mkdir()
-    for path in (Path(name), Path("./" + name), here / name, f"./{name}", str(here / name), f"below/../{name}", f"~/{name}"):
+    for path in (
+        Path(name),
+        Path("./" + name),
+        here / name,
+        f"./{name}",
+        str(here / name),
+        f"below/../{name}",
+        f"~/{name}",
+    ):
         model = load(path)
         assert model.cfg.d_model == reference(GPT2).config.n_embd
         assert model.cfg.model_name == name
@@ -45,7 +53,9 @@ def test_a_short_name_that_is_a_directory(here: Path, monkeypatch: pytest.Monkey
         load("pythia-70m", local_files_only=True)
 
 
-@pytest.mark.parametrize("name", [Path("nowhere"), Path("openai-community/gpt2"), "./nowhere", "~/nowhere", Path("demo")])
+@pytest.mark.parametrize(
+    "name", [Path("nowhere"), Path("openai-community/gpt2"), "./nowhere", "~/nowhere", Path("demo")]
+)
 def test_a_path_is_never_looked_for_on_the_hub(name: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("the hub was asked")

@@ -115,9 +115,11 @@ def from_pretrained(
 def _unfilled(kind: Kind, cfg: Any, tokenizer: Any) -> Model:
     """The model of a config, without weights. Raises ValueError for sizes that no tensor can have."""
     try:
-        return kind.model(cfg, tokenizer=tokenizer)  # type: ignore[no-any-return]
+        return kind.model(cfg, tokenizer=tokenizer)
     except (RuntimeError, OverflowError, MemoryError) as error:
-        sizes = ", ".join(f"{name}={getattr(cfg, name)}" for name in ("d_model", "n_heads", "d_head", "d_mlp", "d_vocab"))
+        sizes = ", ".join(
+            f"{name}={getattr(cfg, name)}" for name in ("d_model", "n_heads", "d_head", "d_mlp", "d_vocab")
+        )
         raise ValueError(f"the config describes weights that cannot be made ({sizes}): {error}") from error
 
 

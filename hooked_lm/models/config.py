@@ -1,7 +1,7 @@
 """The flat config of a decoder, the face of its tree."""
 
 from dataclasses import InitVar, dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -50,6 +50,8 @@ class HookedTransformerConfig(SettledConfig):
     >>> cfg.d_mlp, replace(cfg, d_model=32).d_mlp, replace(cfg, d_model=32, d_mlp=256).d_mlp
     (256, 128, 256)
     """
+
+    READ_AT_EVERY_RUN: ClassVar[frozenset[str]] = frozenset(("output_logits_soft_cap",))
 
     origin: InitVar[Any] = field(default=None, kw_only=True)  # stands first: see `remembers`
     n_layers: int

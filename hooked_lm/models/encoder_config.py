@@ -1,7 +1,7 @@
 """What an encoder is made of: the tree of component configs, and its face in flat names."""
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from hooked_lm.components.activations import activation_name
 from hooked_lm.components.attention import Attention
@@ -55,6 +55,8 @@ class HookedEncoderConfig(HookedTransformerConfig):
     n_layers=2, d_model=64, n_heads=4, n_ctx=128, d_vocab=1000, act_fn="gelu")`. `n_token_types` are those that tell the
     first text from the second; 0 leaves them out.
     """
+
+    READ_AT_EVERY_RUN: ClassVar[frozenset[str]] = frozenset()
 
     n_token_types: int = 2
     attention_dir: str = "bidirectional"

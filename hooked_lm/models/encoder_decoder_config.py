@@ -1,7 +1,7 @@
 """What an encoder-decoder is made of: the tree of component configs, and its face in flat names."""
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from hooked_lm.components.activations import activation_name
 from hooked_lm.components.attention import Attention
@@ -68,6 +68,8 @@ class HookedEncoderDecoderConfig(HookedTransformerConfig):
     d_model=64, n_heads=4, n_ctx=128, d_vocab=1000, act_fn="relu")`. `decoder_start_token_id` is what a decoder's input
     begins with; in generated text `forced_bos_token_id` comes first, `suppress_tokens` never.
     """
+
+    READ_AT_EVERY_RUN: ClassVar[frozenset[str]] = frozenset()
 
     n_decoder_layers: int = -1
     relative_attention_num_buckets: int = 32

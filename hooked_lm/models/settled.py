@@ -87,6 +87,7 @@ class SettledConfig:
     """The memory of a config: the fields that were set, the tree that it was made from, whether a model was built of it."""
 
     __slots__ = SLOTS
+    READ_AT_EVERY_RUN: ClassVar[frozenset[str]] = frozenset()  # fields of the tree that a built model reads here
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     _given: dict[str, Any]
@@ -128,7 +129,7 @@ class SettledConfig:
             return object.__setattr__(self, name, value)
         value = normalized(type(self), name, value)
         is_of_tree = name == "tree" or (name in flat_fields(type(self)) and name not in FREE)
-        if is_of_tree and self._of_model:
+        if is_of_tree and self._of_model and name not in self.READ_AT_EVERY_RUN:
             if value is getattr(self, name) or value == getattr(self, name):
                 return None
             raise ValueError(
@@ -145,7 +146,7 @@ class SettledConfig:
         try:
             self.settle()
         except ValueError:  # other fields may follow; whoever builds a model is told
-            object.__setattr__(self, "tree", None)
+            object.__setattr__(self, "tree", self.tree if self._of_model else None)
         return None
 
     def settle(self) -> None:

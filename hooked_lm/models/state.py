@@ -153,6 +153,8 @@ def sync_config(model: Any) -> None:
         model.embed.cfg = replace(model.embed.cfg, norm=norm.cfg)
     model.cfg = copy(model.cfg)
     ends = {name: getattr(model, name).cfg for name in ("embed", "unembed") if _is_ours(getattr(model, name))}
+    if "unembed" in ends:  # the cap is the config's to say
+        ends["unembed"] = replace(ends["unembed"], soft_cap=model.cfg.tree.unembed.soft_cap)
     model.cfg.follow(replace(model.cfg.tree, blocks=blocks, ln_final=final, **ends))
     model.cfg.seal()
 
