@@ -35,8 +35,8 @@ def attn(model: Any) -> Any:
 
 
 def norm_kind(model: Any) -> str | None:
-    norm = getattr(model.blocks[0], "ln1", None)
-    if norm is None:
+    norm = model.blocks[0].ln1
+    if not isinstance(norm, (LayerNorm, RMSNorm)):
         return None
     return ("LN" if isinstance(norm, LayerNorm) else "RMS") + ("" if norm.cfg.weight else "Pre")
 
