@@ -58,8 +58,12 @@ def placed(module: nn.Module, cfg: Flat) -> nn.Module:
 
 
 def flat(cfg: Flat, **changes: Any) -> SimpleNamespace:
-    """The flat names of a config or a dict, some of them changed."""
-    return SimpleNamespace(**{**vars(HookedTransformerConfig.unwrap(cfg)), **changes})
+    """The flat names of a config or a dict, some of them changed.
+
+    A dict may hold what a part needs and a whole model would not, such as `window_size` without `use_local_attn`.
+    """
+    whole = {"use_local_attn": False, **cfg} if isinstance(cfg, dict) else cfg
+    return SimpleNamespace(**{**vars(HookedTransformerConfig.unwrap(whole)), **changes})
 
 
 def block_of(cfg: Flat, layer: int = 0, **changes: Any) -> Any:
