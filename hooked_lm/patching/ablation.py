@@ -12,7 +12,7 @@ from torch import Tensor
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.patching.edits import Change
 from hooked_lm.patching.plan import Plan
-from hooked_lm.patching.prompts import Prompts, Which, chosen, site_of_layer, tokens_of, values_of
+from hooked_lm.patching.prompts import Prompts, Which, check_has_mean, chosen, site_of_layer, tokens_of, values_of
 from hooked_lm.patching.result import SweepResult
 from hooked_lm.patching.study import Metrics, Study
 from hooked_lm.patching.undisturbed import undisturbed
@@ -162,6 +162,7 @@ def _means(model: HookedRootModule, rows: Sequence[Tensor], sites: Sequence[str]
     n_seen = n_new = 0
 
     def add(value: Tensor, hook: Any) -> None:
+        check_has_mean(hook.name, value)
         new = value.to(torch.promote_types(value.dtype, torch.float32)).mean((0, 1), keepdim=True)
         means[hook.name] = torch.lerp(means.get(hook.name, new), new, n_new / (n_seen + n_new))
 

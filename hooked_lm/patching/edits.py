@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 Interval = tuple[int, int]  # positions from the first to before the second
@@ -59,7 +60,7 @@ class Edit:
         """The new values for all positions; raises ValueError if they do not fit."""
         assert isinstance(self.value, Tensor), "functions have no values"
         shape = (target.shape[0], n_pos, *target.shape[2:])
-        value = self.value[(None,) * (len(dims) - self.value.ndim)]  # axes that it lacks are all alike
+        value = dense(self.value)[(None,) * (len(dims) - self.value.ndim)]  # axes that it lacks are all alike
         try:
             return by_position(value, dims).expand(shape)
         except (RuntimeError, IndexError):
@@ -91,6 +92,11 @@ class Rewrite:
 
 Change = Edit | Rewrite
 Cell = Sequence[Change]
+
+
+def dense(value: Tensor) -> Tensor:
+    """The same numbers in a plain tensor: sparse ones can be neither reshaped nor expanded."""
+    return value if value.layout == torch.strided else value.to_dense()
 
 
 def by_position(value: Tensor, dims: tuple[str, ...]) -> Tensor:

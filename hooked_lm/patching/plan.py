@@ -30,6 +30,8 @@ class Plan:
     ) -> None:
         if heads is not None and neurons is not None:
             raise ValueError("give heads or neurons, not both: a site has one or the other")
+        if strange := [name for name in names if not isinstance(name, str)]:
+            raise TypeError(f"sites must be short names such as 'resid_pre', got {strange[0]!r}")
         self.model, self.names = model, names
         self.layers = chosen(layers, model.cfg.n_layers, "layer")
         self.positions = chosen(positions, tokens.shape[1], "position")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hooked_lm.hooks import UnknownSite
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
+from hooked_lm.patching.edits import dense
 from hooked_lm.results import Label
 
 Prompts = str | Sequence[str] | Int[Tensor, "..."]  # ids [batch, pos] or [pos]; lengths are compared in words
@@ -16,12 +17,20 @@ Which = str | Indices  # "each": an axis; indices: an axis of these; None: all t
 
 
 def tokens_of(model: Any, prompts: Prompts, name: str = "prompts") -> Int[Tensor, "batch pos"]:
-    """Token ids [batch, pos] of texts, or of ids; raises ValueError for prompts of different lengths."""
+    """Token ids [batch, pos] of texts, or of ids; raises TypeError for anything else, ValueError for prompts of different
+    lengths and for none."""
     if isinstance(prompts, Tensor):
         if prompts.ndim not in (1, 2) or prompts.numel() == 0:
             raise ValueError(f"{name} must be ids [batch, pos] or [pos], got {tuple(prompts.shape)}")
+        if prompts.is_floating_point() or prompts.is_complex() or prompts.dtype == torch.bool:
+            raise TypeError(f"{name} must be whole numbers, got {str(prompts.dtype).removeprefix('torch.')}")
         return prompts if prompts.ndim == 2 else prompts[None]
-    rows = [model.to_tokens(text)[0] for text in ([prompts] if isinstance(prompts, str) else prompts)]
+    texts = [prompts] if isinstance(prompts, str) else list(prompts) if isinstance(prompts, Sequence) else [prompts]
+    if strange := [text for text in texts if not isinstance(text, str)]:
+        raise TypeError(f"{name} must be a text, a list of texts, or a tensor of ids; got {strange[0]!r}")
+    if not texts:
+        raise ValueError(f"{name} is empty: give at least one")
+    rows = [model.to_tokens(text)[0] for text in texts]
     lengths = [len(row) for row in rows]
     if len(set(lengths)) != 1:
         raise ValueError(f"{name} must have as many tokens each, these have {lengths}")
@@ -80,6 +89,13 @@ def site_of_layer(model: Any, name: str, layer: int) -> str | None:
         return None
 
 
+def check_has_mean(site: str, value: Tensor) -> None:
+    """Raises ValueError for whole numbers, such as tokens, whose mean would be another token."""
+    if not (value.is_floating_point() or value.is_complex()):
+        kind = str(value.dtype).removeprefix("torch.")
+        raise ValueError(f"'{site}' holds whole numbers ({kind}), which have no mean: take the values of another run")
+
+
 def check_source(model: Any, value: Tensor, site: str, batch: int, n_pos: int) -> None:
     """Raises ValueError if a clean value does not stand beside a corrupted run of `batch` prompts of `n_pos` tokens, or
     comes of a model of other sizes."""
@@ -110,6 +126,9 @@ class Source:
     def __init__(self, model: Any, source: Any, other: Tensor | None, tokens: Tensor, sites: Sequence[str]) -> None:
         self.model, self.source = model, source
         self.cache: Mapping[str, Tensor] = {}
+        if not isinstance(source, (str, Tensor, Mapping)):
+            got = type(source).__name__
+            raise TypeError(f"source must be 'clean', 'mean', 'zero', a tensor or a cache, got a {got}")
         if isinstance(source, str) and source not in ("clean", "mean", "zero"):
             raise ValueError(f"source must be 'clean', 'mean', 'zero', a tensor or a cache, got {source!r}")
         if isinstance(source, str) and source != "zero":
@@ -124,7 +143,8 @@ class Source:
         """The new value of a site, with all of its axes, length 1 where it is the same everywhere."""
         dims = self.model.hook_dict[site].dims
         if isinstance(self.source, Tensor):
-            return self.source.reshape((1,) * (len(dims) - self.source.ndim) + tuple(self.source.shape))
+            given = dense(self.source)
+            return given.reshape((1,) * (len(dims) - given.ndim) + tuple(given.shape))
         if isinstance(self.source, str) and self.source == "zero":
             return torch.zeros((1,) * len(dims))
         if site not in self.cache:
@@ -132,4 +152,7 @@ class Source:
         value = self.cache[site]
         if isinstance(self.source, Mapping):
             check_source(self.model, value, site, self.batch, self.n_pos)
-        return value.mean(0, keepdim=True) if isinstance(self.source, str) and self.source == "mean" else value
+        if isinstance(self.source, str) and self.source == "mean":
+            check_has_mean(site, value)
+            return value.mean(0, keepdim=True)
+        return value

@@ -76,7 +76,7 @@ class Study:
         """
         if not self.cells:
             raise ValueError(f"{self.title}: there is nothing to do; no cell of {_sizes(self.axes)} exists")
-        metrics = dict(metric) if isinstance(metric, Mapping) else {"": metric}
+        metrics = named(metric)
         mark = ""
         if checkpoint is not None:
             writable(checkpoint)
@@ -95,6 +95,19 @@ class Study:
             if isinstance(error, KeyboardInterrupt):
                 raise SweepInterrupted(run.result()) from None
             raise
+
+
+def named(metric: Metrics) -> dict[str, Metric]:
+    """The metrics by name, one without a name by ""; raises TypeError for what is no function, ValueError where there is none."""
+    metrics = dict(metric) if isinstance(metric, Mapping) else {"": metric}
+    for name, given in metrics.items():
+        if not callable(given) or not isinstance(name, str):
+            raise TypeError(
+                f"metric must be a function of the logits, or several by name; got {given!r}{f' as {name!r}' * bool(name)}"
+            )
+    if not metrics:
+        raise ValueError("metric is empty: name at least one")
+    return metrics
 
 
 class _Run:

@@ -65,7 +65,7 @@ def sweep(
     (['layer', 'head'], True)
     """
     first, other = both_runs(model, corrupted, clean, direction)
-    names = [sites] if isinstance(sites, str) else list(sites)
+    names = list(sites) if isinstance(sites, Sequence) and not isinstance(sites, str) else [sites]
     if not names:
         raise ValueError("sites is empty: there is nothing to exchange")
     plan = Plan(model, first, names, layers, positions, heads, neurons)

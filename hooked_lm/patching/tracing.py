@@ -16,7 +16,7 @@ from hooked_lm.patching.engine import Experiment, Metric
 from hooked_lm.patching.prompts import Prompts, Which, chosen, position_labels, site_of_layer, tokens_of, values_of
 from hooked_lm.patching.reads import EVERYTHING, ReadMore, Reads, value_of
 from hooked_lm.patching.result import SweepResult
-from hooked_lm.patching.study import Metrics, Study
+from hooked_lm.patching.study import Metrics, Study, named
 from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.patching.windows import windows_of
 from hooked_lm.results import Label
@@ -91,7 +91,7 @@ def causal_trace(
     noisy = subject_tokens(model, tokens, subject)
     grid = _Grid(model, tokens, _names(model, sites), layers, positions, window)
     [embed] = model.names(next((name for name in EMBED if name in model.hook_dict), EMBED[0]))
-    metrics = dict(metric) if isinstance(metric, Mapping) else {"": metric}
+    metrics = named(metric)
     clean = Experiment(model, tokens, list(metrics.values()), (), batch_size)
     values = values_of(model, tokens, [embed, *grid.sites])
     noised = _noised(values[embed], noisy, noise, n_samples, seed)

@@ -22,7 +22,7 @@ from hooked_lm.patching.budget import Budget, token_bytes
 from hooked_lm.patching.plan import FEATURES, Plan
 from hooked_lm.patching.prompts import Prompts, Source, Which, site_of_layer
 from hooked_lm.patching.reads import Logits, reads_of
-from hooked_lm.patching.study import Metrics
+from hooked_lm.patching.study import Metrics, named
 from hooked_lm.patching.sweeps import both_runs
 from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.results.scores import METRIC, Label, origin
@@ -108,7 +108,7 @@ def attribute(
     >>> list(found.axes), bool(found.agreement["spearman"].item() > 0.6)
     (['layer', 'head'], True)
     """
-    names = [sites] if isinstance(sites, str) else list(sites)
+    names = list(sites) if isinstance(sites, Sequence) and not isinstance(sites, str) else [sites]
     if not names:
         raise ValueError("sites is empty: there is nothing to attribute to")
     job = Job(model, corrupted, clean, metric, source, direction, method, steps, batch_size)
@@ -191,7 +191,7 @@ class Job:
         first, other = both_runs(model, corrupted, clean, direction)
         self.tokens, self.other = first.to(device), None if other is None else other.to(device)
         self.model, self.metric, self.source = model, metric, source
-        self.metrics = dict(metric) if isinstance(metric, Mapping) else {"": metric}
+        self.metrics = named(metric)
         self.changes = "corrupted" if direction == "denoise" else "clean"
         self.name, self.method, self.steps = method, METHODS[method], steps
         self.batch_size, self.budget = batch_size, Budget.of(batch_size, device)

@@ -1,0 +1,76 @@
+"""Mistakes in arguments are named before anything runs, in the words of the argument; annotations are not checked here, as in a
+user's session."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hooked_lm import patching
+from hooked_lm.analysis import attribute
+from hooked_lm.patching import Edit
+from tests.close import assert_close
+from tests.models.toys import ids, toy
+from tests.patching.naive import naive, unchecked
+
+MODEL, CORRUPTED, CLEAN = toy(n_layers=2), ids(2, 4), ids(2, 4, seed=1)
+
+
+def metric(logits: Tensor) -> Tensor:
+    return logits[:, -1, 3]
+
+
+WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "a letter as layer": ({"layers": ["a"]}, TypeError, r"layer are whole numbers, got \['a'\]"),
+    "a half layer": ({"layers": [0.5]}, TypeError, "layer are whole numbers"),
+    "a truth as layer": ({"layers": [True]}, TypeError, "layer are whole numbers"),
+    "nothing as position": ({"positions": [None]}, TypeError, "position are whole numbers"),
+    "a number as sites": ({"sites": 3}, TypeError, "sites must be short names such as 'resid_pre', got 3"),
+    "a number among sites": ({"sites": ["z", 3]}, TypeError, "sites must be short names such as 'resid_pre', got 3"),
+    "a word as metric": ({"metric": "loss"}, TypeError, "metric must be a function of the logits.* got 'loss'"),
+    "a list of metrics": ({"metric": [metric]}, TypeError, "metric must be a function of the logits"),
+    "no metric": ({"metric": {}}, ValueError, "metric is empty"),
+    "a word among metrics": ({"metric": {"it": "loss"}}, TypeError, "got 'loss' as 'it'"),
+    "a number as source": ({"source": 0}, TypeError, "source must be .* got a int"),
+    "a number as prompts": ({"clean": 5}, TypeError, "clean must be a text, a list of texts, or a tensor of ids; got 5"),
+    "a list of ids": ({"clean": [[1, 2]]}, TypeError, r"clean must be .* got \[1, 2\]"),
+    "no prompts": ({"clean": []}, ValueError, "clean is empty"),
+    "halves as ids": ({"clean": CLEAN + 0.5}, TypeError, "clean must be whole numbers, got float32"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_mistakes_are_named(name: str) -> None:
+    arguments, error, message = WRONG[name]
+    given = {"clean": CLEAN, "metric": metric, "progress": False, **arguments}
+    for run in (patching.sweep, attribute):
+        with unchecked(), pytest.raises(error, match=message):
+            run(MODEL, CORRUPTED, **given)
+
+
+def test_whole_numbers_of_any_kind_are_indices() -> None:
+    expected = patching.sweep(MODEL, CORRUPTED, CLEAN, metric=metric, layers=[1], progress=False)
+    for layers in (torch.tensor([1]), torch.tensor([-1]).numpy(), range(1, 2), (1,)):
+        with unchecked():
+            found = patching.sweep(MODEL, CORRUPTED, CLEAN, metric=metric, layers=layers, progress=False)
+        assert torch.equal(found.values, expected.values)
+
+
+def test_whole_numbers_have_no_mean() -> None:
+    mixture = toy(n_layers=2, num_experts=4, experts_per_token=2)
+    with pytest.raises(ValueError, match="holds whole numbers"):
+        patching.sweep(mixture, CORRUPTED, CLEAN, metric=metric, sites="expert_indices", source="mean", progress=False)
+
+
+def test_sparse_values_are_their_numbers() -> None:
+    value = torch.zeros(4, 32)
+    value[2, 5], value[1, 3] = 7.0, -3.0
+    sparse = value.to_sparse()
+    study = {"metric": metric, "positions": [1, 2], "progress": False}
+    expected = patching.sweep(MODEL, CORRUPTED, CLEAN, source=value, **study)
+    assert torch.equal(patching.sweep(MODEL, CORRUPTED, CLEAN, source=sparse, **study).values, expected.values)
+    edit = Edit("blocks.1.hook_resid_pre", sparse, (2,))
+    [(_, found)] = patching.Experiment(MODEL, CORRUPTED, [metric]).run([[edit]], progress=False)
+    dense = Edit("blocks.1.hook_resid_pre", value.expand(1, 4, 32), (2,))
+    assert_close(found[0], metric(naive(MODEL, CORRUPTED, [dense])))
