@@ -22,6 +22,7 @@ from hooked_lm.components.rotary import Rotary
 from hooked_lm.components.router import SoftmaxRouter
 from hooked_lm.models.config import DecoderConfig
 from hooked_lm.patching import Study
+from tests.close import assert_close
 from tests.models.structures import D_MODEL, D_VOCAB, N_CTX, random_model
 from tests.models.toys import toy
 
@@ -83,7 +84,7 @@ def cached(model: HookedTransformer, tokens: Tensor) -> dict[str, Tensor]:
 
 def close(found: Tensor, expected: Tensor) -> None:
     """Equal to rounding, NaN where NaN is expected, and not everywhere the same."""
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert_close(found, expected)
     assert expected[~expected.isnan()].std() > 1e-3, "nothing was changed"
 
 
