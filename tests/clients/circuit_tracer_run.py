@@ -4,7 +4,11 @@
 what `everything` finds on each of MODELS with each of READ_AND_WRITTEN.
 """
 
+import atexit
+import os
+import shutil
 import sys
+import tempfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -48,13 +52,16 @@ WIDTH = 20
 def tokenizer() -> Any:
     """Of sixty words, w3 to w59 and three special ones."""
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     special = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
     words = [*special.values(), *(f"w{i}" for i in range(3, SIZES["d_vocab"]))]
     made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="w3"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=made, **special)
+    folder = Path(tempfile.gettempdir()) / f"sixty-words-{os.getpid()}"  # the original loads it anew by its name
+    PreTrainedTokenizerFast(tokenizer_object=made, **special).save_pretrained(folder)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return AutoTokenizer.from_pretrained(folder)
 
 
 def filled(model: torch.nn.Module, scale: float = 0.3, without: tuple[str, ...] = ()) -> torch.nn.Module:

@@ -1,8 +1,12 @@
 """Clients from PyPI run in an environment of their own, under the lent name: `make clients`."""
 
+import sys
+from pathlib import Path
+
 from hooked_lm import compat
 
 compat.install()
+sys.path.append(str(Path(__file__).parent))  # programs import each other as they do when they run by themselves
 
 # Programs that tests run with the original on the path.
 collect_ignore = [
@@ -10,6 +14,7 @@ collect_ignore = [
     "converters.py",
     "flat_originals.py",
     "originals.py",
+    "sae_dashboard_run.py",
     "sae_lens_run.py",
     "tools_of_4.py",
     "utilities_calls.py",
