@@ -165,9 +165,9 @@ def test_the_model_of_transformers_comes_back(case: Case):
 def test_sites_and_their_shapes(case: Case):
     model, tree = hooked(case), hooked(case).cfg.tree
     expected = sites_of(tree)
-    assert {name: " ".join(point.dims) for name, point in model.hook_dict.items()} == expected
+    assert {name: " ".join(point.dims) for name, point in model.all_points().items()} == expected
     _, found = model.run_with_cache(*drawn(case), names_filter="*")
-    assert list(found) == list(model.hook_dict), "sites are listed in the order of computation"
+    assert list(found) == list(model.all_points()), "sites are listed in the order of computation"
     for name, value in found.items():
         lengths = lengths_at(tree, name, 3, case.n_prompt, N_TARGET)
         axes = expected[name].split()
@@ -218,7 +218,7 @@ def test_every_site_is_alive(case: Case):
         for name in model.hook_dict
         if distance(model.run_with_hooks(*inputs, fwd_hooks=[(name, edit)]), clean) < 1e-4
     ]
-    routed = {name for name, point in model.hook_dict.items() if point.dims[0] == "routed"}
+    routed = {name for name, point in model.all_points().items() if point.dims[0] == "routed"}
     shown_only = {name for name in routed if name.endswith("hook_routed_positions")}
     full = {name for name in dead if "experts" in name and of_tokens_without_room(model, inputs, name)}
     assert set(dead) - (routed - edited) - shown_only - full == set()

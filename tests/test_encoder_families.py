@@ -166,9 +166,9 @@ def test_the_hub_verifies_it(case: Case, checkpoint: Path):
 def test_sites_and_their_shapes(case: Case):
     model, tree = hooked(case), hooked(case).tree
     expected = sites_of(tree)
-    assert {name: " ".join(point.dims) for name, point in model.hook_dict.items()} == expected
+    assert {name: " ".join(point.dims) for name, point in model.all_points().items()} == expected
     _, found = model.run_with_cache(prompt(case), names_filter="*")
-    assert list(found) == list(model.hook_dict), "sites are listed in the order of computation"
+    assert list(found) == list(model.all_points()), "sites are listed in the order of computation"
     for name, value in found.items():
         lengths = sizes(tree, name, 3, case.n_prompt)
         assert list(value.shape) == [lengths[axis] for axis in expected[name].split()], name
@@ -193,7 +193,7 @@ def test_every_site_is_alive(case: Case):
         edited = model.run_with_hooks(tokens, return_type=name, fwd_hooks=[(site, edit)])
         return distance(edited, clean[name]) > 1e-3
 
-    assert [site for site in model.hook_dict if not any(changes(site, name) for name in names)] == []
+    assert [site for site in model.all_points() if not any(changes(site, name) for name in names)] == []
 
 
 def can_give(model: HookedEncoder, name: str) -> bool:

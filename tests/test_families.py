@@ -100,7 +100,7 @@ def test_bf16_is_as_near_the_truth_as_transformers(case: Case):
 
     There the median token counts, and those far off may not be many more than in transformers.
     """
-    ours, routed = copy.deepcopy(hooked(case)), any(p.dims[0] == "routed" for p in hooked(case).hook_dict.values())
+    ours, routed = copy.deepcopy(hooked(case)), any(p.dims[0] == "routed" for p in hooked(case).all_points().values())
     tokens = prompt(case, batch=32)  # errors have long tails: a few tokens must not decide
     truth = logits_of(case, tokens, torch.float64)
     found = (ours.to(torch.bfloat16)(tokens).double() - truth).pow(2).mean(-1)
@@ -189,9 +189,9 @@ def test_a_bitnet_that_rounds_is_refused():
 def test_sites_and_their_shapes(case: Case):
     model, tree = hooked(case), hooked(case).cfg.tree
     expected = sites_of(tree)
-    assert {name: " ".join(point.dims) for name, point in model.hook_dict.items()} == expected
+    assert {name: " ".join(point.dims) for name, point in model.all_points().items()} == expected
     _, found = model.run_with_cache(prompt(case), names_filter="*")
-    assert list(found) == list(model.hook_dict), "sites are listed in the order of computation"
+    assert list(found) == list(model.all_points()), "sites are listed in the order of computation"
     for name, value in found.items():
         lengths = sizes(tree, name, 3, case.n_prompt)
         axes = expected[name].split()
@@ -225,7 +225,7 @@ def test_every_site_is_alive(case: Case):
         return bent(value, n_values(model, hook.name))
 
     dead, repeated = [], []
-    for name, point in model.hook_dict.items():
+    for name, point in model.all_points().items():
         layer = int(name.split(".")[1]) if name.startswith("blocks.") else 0
         is_repeated, is_routed = blocks[layer] in blocks[:layer], point.dims[0] == "routed"
         if is_repeated and not is_routed:
@@ -236,7 +236,7 @@ def test_every_site_is_alive(case: Case):
             dead.append(name)
     for on_demand in (False, True):  # apart: what is computed on demand takes the place of what is computed else
         dead += dead_rows(model, tokens, [name for name in repeated if model.hook_dict[name].on_demand is on_demand])
-    routed = {name for name, point in model.hook_dict.items() if point.dims[0] == "routed"}
+    routed = {name for name, point in model.all_points().items() if point.dims[0] == "routed"}
     idle = routed - edited
     assert [name for name in dead if name not in idle] == []
     assert not routed or routed & edited, "no token went to any expert"

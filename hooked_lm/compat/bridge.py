@@ -71,17 +71,12 @@ class TransformerBridge(HookedTransformer):
     True
     """
 
-    _hook_registry: dict[str, HookPoint]
     compatibility_mode = False
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Points stand in `_hook_registry`: a subclass may show others in `hook_dict`."""
-        super().__setattr__("_hook_registry" if name == "hook_dict" else name, value)
-
     @property
-    def hook_dict(self) -> dict[str, HookPoint]:  # type: ignore[override]
-        """The hook points by name."""
-        return self._hook_registry
+    def _hook_registry(self) -> dict[str, HookPoint]:
+        """All points: a subclass may replace some, and show others in a `hook_dict` of its own."""
+        return self._points
 
     # ---- making one --------------------------------------------------------------------------------------------------
 
@@ -134,7 +129,6 @@ class TransformerBridge(HookedTransformer):
             **(hf_config_overrides or {}),
         )
         if isinstance(model, HookedTransformer):  # what kind of model it is shows when it is read
-            model._hook_registry = model.__dict__.pop("hook_dict")
             model.__class__ = cls
         return model
 
@@ -208,7 +202,7 @@ class TransformerBridge(HookedTransformer):
     def block_hooks(self, layer_idx: int) -> list[str]:
         """The sites of a block, without the block's name, in alphabetical order."""
         block = f"blocks.{layer_idx}."
-        return sorted(name.removeprefix(block) for name in self.hook_dict if name.startswith(block))
+        return sorted(name.removeprefix(block) for name in self.all_points() if name.startswith(block))
 
     def blocks_with(self, submodule: str) -> list[tuple[int, nn.Module]]:
         """The blocks that have a part of this name, with their layers."""

@@ -1,7 +1,8 @@
 """HookedRootModule: a network whose hook points are named, with the verbs that run it under hooks."""
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -10,12 +11,13 @@ from torch import Tensor, nn
 from hooked_lm.hooks import scope
 from hooked_lm.hooks.cache import Cache, Recorder
 from hooked_lm.hooks.entry import Entry, add_options, companions_of, read_entry
-from hooked_lm.hooks.point import Hook, HookPoint, directions_of, install_all
+from hooked_lm.hooks.point import Hook, HookPoint, directions_of, install_all, unnamed
 from hooked_lm.hooks.scope import Scope
 from hooked_lm.hooks.select import PointDict, Site, UnknownSite, select
-from hooked_lm.hooks.stand_in import Known, settle
+from hooked_lm.hooks.stand_in import Known, give_name, settle
 from hooked_lm.hooks.taps import ModulePoint
 from hooked_lm.hooks.tree import NameTree
+from hooked_lm.hooks.values import backward_from
 
 NamesFilter = Site | None
 HookList = Sequence[Any]
@@ -44,14 +46,14 @@ class HookedRootModule(nn.Module):
     tensor([[4., 4.]])
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.mod_dict: dict[str, nn.Module] = {}
-        self.hook_dict: dict[str, HookPoint] = {}
-        self.aliases: Mapping[str, str] = {}
-        self._known: dict[str, Known] = {}
-        self._input_points: dict[str, ModulePoint] = {}
-        self._registered: dict[int, tuple[Any, list[Hook]]] = {}
+    # What there is before `setup()`, and for classes that bring a `hook_dict` of their own and call no `__init__` of ours.
+    # Replaced by others, never changed in place.
+    mod_dict: Mapping[str, nn.Module] = MappingProxyType({})
+    aliases: Mapping[str, str] = MappingProxyType({})
+    _known: Mapping[str, Known] = MappingProxyType({})
+    _input_points: Mapping[str, ModulePoint] = MappingProxyType({})
+    _registered: Mapping[int, tuple[Any, list[Hook]]] = MappingProxyType({})
+    _level_added = 0
 
     # ---- names ---------------------------------------------------------------------------------------------
 
@@ -60,16 +62,39 @@ class HookedRootModule(nn.Module):
 
         A point without dims in the place of another, or of a module that stood there for a while, is given those of the first.
         """
-        self.mod_dict = dict(self.named_modules())
-        self._known = settle(self.mod_dict, self._known, self.hook_dict)
-        points = {name: m for name, m in self.mod_dict.items() if isinstance(m, HookPoint)}
-        self.aliases = self.find_aliases(points)
-        self.hook_dict = PointDict(points, self.aliases)
-        for name, point in points.items():
-            point.name = name
-        for name, inputs in list(self._input_points.items()):
-            if not inputs.stands_on(self.mod_dict.get(name)):
-                self._input_points.pop(name).leave()
+        modules = dict(self.named_modules())
+        self._known = settle(modules, self._known, self.all_points())
+        self.mod_dict = {name: module for name, module in modules.items() if name}
+        self._points = {name: module for name, module in self.mod_dict.items() if isinstance(module, HookPoint)}
+        self.aliases = self.find_aliases(self._points)
+        for name, module in self.mod_dict.items():
+            if isinstance(module, HookPoint):
+                module.name = name
+            else:
+                give_name(module, name)
+        before = self._input_points
+        self._input_points = {name: point for name, point in before.items() if point.stands_on(modules.get(name))}
+        for name, inputs in before.items():
+            if name not in self._input_points:
+                inputs.leave()
+
+    @property
+    def hook_dict(self) -> MutableMapping[str, HookPoint]:
+        """The hook points by name, in order of computation.
+
+        Iterating shows those of a bare run, so that a loop which adds hooks switches on no site that is computed on demand;
+        `hook_dict[name]` and `name in hook_dict` know these too, and so does `all_points`.
+        """
+        return PointDict(self.__dict__.setdefault("_points", {}), self.aliases, self.in_bare_cache)
+
+    @hook_dict.setter
+    def hook_dict(self, points: dict[str, HookPoint]) -> None:
+        self._points = points
+
+    def all_points(self) -> dict[str, HookPoint]:
+        """The hook points by name, in order of computation, also those that are computed on demand."""
+        shown: Any = self.hook_dict
+        return shown.points if isinstance(shown, PointDict) else dict(shown)
 
     def find_aliases(self, names: Collection[str]) -> dict[str, str]:
         """Other names -> the names that they mean; here there are none."""
@@ -77,7 +102,7 @@ class HookedRootModule(nn.Module):
 
     def hook_points(self) -> Iterator[HookPoint]:
         """The hook points, in order of computation, and then those at the inputs of modules that somebody asked for."""
-        return iter([*self.hook_dict.values(), *self._input_points.values()])
+        return iter([*self.all_points().values(), *self._input_points.values()])
 
     def site_name(self, site: Any) -> str:
         """The full name that a short one, such as ("z", 5), stands for; here there are none."""
@@ -88,15 +113,18 @@ class HookedRootModule(nn.Module):
 
         With no argument all names, which print as a tree.
         """
+        points = self.all_points()
         if site is None:
-            return NameTree(self.hook_dict, {name: " ".join(point.dims) for name, point in self.hook_dict.items()})
-        if isinstance(site, str) and site in self.hook_dict:
+            return NameTree(points, {name: " ".join(point.dims) for name, point in points.items()})
+        if isinstance(site, str) and site in points:
             return [site]
-        return select(site, self.hook_dict, self.aliases, self.site_name)
+        bare = {name for name, point in points.items() if self.in_bare_cache(point)}
+        return select(site, points, self.aliases, self.site_name, bare)
 
     def points(self, site: Site) -> list[HookPoint]:
         """The points that a site means, as `names` gives them."""
-        return [self.hook_dict[name] for name in self.names(site)]
+        points = self.all_points()
+        return [points[name] for name in self.names(site)]
 
     def points_for(self, site: Site, when: str = "post") -> list[HookPoint]:
         """Where hooks on a site stand: its points, or for "pre", if it names modules instead, the inputs of those."""
@@ -117,9 +145,11 @@ class HookedRootModule(nn.Module):
     def _input(self, name: str) -> HookPoint:
         if name not in self._input_points:
             module = self.mod_dict[name]
-            point = self._input_points[name] = ModulePoint.at_input(module, f"{name}.input")
+            point = ModulePoint.at_input(module, f"{name}.input")
             inside = [m for m in module.modules() if isinstance(m, HookPoint)]
             point.grows = not inside or any(m.grows for m in inside)
+            with scope.writing:
+                self._input_points = {name: point, **self._input_points}
         return self._input_points[name]
 
     def in_bare_cache(self, point: HookPoint) -> bool:
@@ -201,7 +231,7 @@ class HookedRootModule(nn.Module):
         def run() -> Any:
             output = self(*model_args, **model_kwargs)
             if incl_bwd:
-                _backward(output)
+                backward_from(output)
             return output
 
         output = self.hooks(fwd, bwd, reset_hooks_end, clear_contexts).run(run)
@@ -209,7 +239,7 @@ class HookedRootModule(nn.Module):
 
     def make_cache(self, cache_dict: dict[str, Tensor], has_batch_dim: bool) -> Cache:
         """The object that `run_with_cache` returns."""
-        return Cache(cache_dict, has_batch_dim, {name: point.dims for name, point in self.hook_dict.items()})
+        return Cache(cache_dict, has_batch_dim, {name: point.dims for name, point in self.all_points().items()})
 
     # ---- caching hooks -------------------------------------------------------------------------------------
 
@@ -225,7 +255,7 @@ class HookedRootModule(nn.Module):
         """An empty cache, and the forward and backward hooks that fill it."""
         cache = {} if cache is None else cache
         if names_filter is None:
-            names = [name for name, point in self.hook_dict.items() if self.in_bare_cache(point)]
+            names = [name for name, point in self.all_points().items() if self.in_bare_cache(point)]
         else:
             names = self.names(names_filter)
         forward = Recorder(cache, device, remove_batch_dim, pos_slice)
@@ -322,10 +352,10 @@ class HookedRootModule(nn.Module):
         hook_id = next(_ids)
         with scope.writing:
             try:
-                self._registered[hook_id] = (hook, [handle for _, handle in plan])
+                self._registered = {**self._registered, hook_id: (hook, [handle for _, handle in plan])}
                 install_all(plan)
             except BaseException:
-                self._registered.pop(hook_id, None)
+                self._registered = {i: entry for i, entry in self._registered.items() if i != hook_id}
                 raise
         return hook_id
 
@@ -339,12 +369,11 @@ class HookedRootModule(nn.Module):
                 )
             for handle in self._registered[hook_id][1]:
                 handle.remove()
-            del self._registered[hook_id]
+            self._registered = {i: entry for i, entry in self._registered.items() if i != hook_id}
 
     def registered(self) -> dict[int, Any]:
         """The registered hooks as they were given, by id and in order; several on one site are all here."""
-        with scope.writing:
-            return {hook_id: given for hook_id, (given, handles) in self._registered.items() if _are_active(handles)}
+        return {hook_id: given for hook_id, (given, handles) in self._registered.items() if _are_active(handles)}
 
     def check_hooks_to_add(
         self,
@@ -376,8 +405,7 @@ class HookedRootModule(nn.Module):
         for point in self.hook_points():
             point.remove_hooks(direction, including_permanent, level)
         with scope.writing:
-            for hook_id in [i for i, (_, handles) in self._registered.items() if not _are_active(handles)]:
-                del self._registered[hook_id]
+            self._registered = {i: entry for i, entry in self._registered.items() if _are_active(entry[1])}
 
     def clear_contexts(self) -> None:
         """Empty the `ctx` of every point."""
@@ -390,16 +418,26 @@ class HookedRootModule(nn.Module):
         """The hooks active here and now, by the name of their point; of some points, or of one direction."""
         directions = directions_of(dir)
         listed: dict[str, list[Hook]] = {}
-        for point in self.hook_points() if name_filter is None else self.points(name_filter):
+        if callable(name_filter):  # a point with a hook is on
+            name_filter = [name for name, p in self.all_points().items() if p.active_hooks() and name_filter(name)]
+        for point in self.hook_points() if name_filter is None else self.points(name_filter) if name_filter else ():
             for hook in point.active_hooks():
                 if hook.dir in directions and (including_permanent or not hook.is_permanent):
                     listed.setdefault(point.name or "", []).append(hook)
         return listed
 
+    def __repr__(self) -> str:
+        with unnamed():  # so that equal blocks are printed once
+            return super().__repr__()
+
     @property
     def context_level(self) -> int:
-        """How many `with model.hooks(...)` blocks are open here."""
-        return scope.depth(self)
+        """How many `with model.hooks(...)` blocks are open here; what is assigned counts as so many."""
+        return scope.depth(self) + self._level_added
+
+    @context_level.setter
+    def context_level(self, level: int) -> None:
+        self._level_added = level - scope.depth(self)
 
     @property
     def is_caching(self) -> bool:
@@ -410,12 +448,3 @@ class HookedRootModule(nn.Module):
 def _are_active(handles: list[Hook]) -> bool:
     """Whether one of them is still at its point, which a reset of permanent hooks has emptied otherwise."""
     return any(handle.point.holds(handle) for handle in handles)
-
-
-def _backward(output: Any) -> None:
-    if not isinstance(output, Tensor) or output.numel() != 1:
-        got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise ValueError(f"incl_bwd needs a scalar output to differentiate, got {got}; ask for return_type='loss'")
-    if not output.requires_grad:
-        raise ValueError("incl_bwd needs gradients, and none are computed here: is torch.no_grad() on?")
-    output.backward()

@@ -5,7 +5,9 @@ A point that nobody listens to costs one check. The hooks of a point are kept by
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from hooked_lm.hooks.values import can_have_gradient, kind_of, misfit, shown_to,
 
 HookFunction = Callable[..., Any]
 _clock = itertools.count(1)
+_says_name = ContextVar("says_name", default=True)
 
 
 class Hook:
@@ -59,6 +62,10 @@ class Hook:
     def hook(self) -> "Hook":
         """The handle itself: `point.fwd_hooks[0].hook.remove()` is how tools take a hook away."""
         return self
+
+    def hooks_dict_ref(self) -> dict[int, "Hook"]:
+        """The hooks at the same point by `id`; `hook.id in hook.hooks_dict_ref()` while it is there, as in PyTorch."""
+        return self.point.hooks_by_id()
 
     def remove(self) -> None:
         """Take this hook from its point, and those that were added together with it, whoever added them."""
@@ -272,6 +279,11 @@ class HookPoint(nn.Identity):
         """A handle for this point, not active yet; raises if the function cannot be called as a hook."""
         return Hook(hook, self, dir, is_permanent, level, prepend, alias_names, when)
 
+    def hooks_by_id(self) -> dict[int, Hook]:
+        """All hooks at this point, of whatever thread or scope, but those that only a recomputation sees."""
+        kept = [hooks for owner, hooks in list(self._hooks.items()) if not isinstance(owner, Seen)]
+        return {hook.id: hook for hooks in kept for hook in hooks}
+
     def holds(self, hook: Hook) -> bool:
         """Whether this handle is active here for good: added by hand and not removed since."""
         return hook in self._hooks.get(None, ())
@@ -384,7 +396,13 @@ class HookPoint(nn.Identity):
         return {**self.__dict__, "_hooks": {None: by_hand} if by_hand else {}}
 
     def extra_repr(self) -> str:
-        return " ".join(self.dims)
+        n = len(self.hooks_by_id())
+        parts = [
+            repr(self.name) if self.name and _says_name.get() else "",
+            " ".join(self.dims),
+            f"{n} hook{'s' * (n > 1)}" if n else "",
+        ]
+        return ", ".join(filter(None, parts))
 
 
 def is_listening(*points: nn.Module) -> bool:
@@ -394,6 +412,16 @@ def is_listening(*points: nn.Module) -> bool:
 
 def _nothing(*_: Any) -> None:
     """A hook of PyTorch's that only stands there."""
+
+
+@contextmanager
+def unnamed() -> Iterator[None]:
+    """Points that are printed inside the block leave their names to the module that they are printed in."""
+    token = _says_name.set(False)
+    try:
+        yield
+    finally:
+        _says_name.reset(token)
 
 
 def install_all(plan: Sequence[tuple[HookPoint, Hook]]) -> None:

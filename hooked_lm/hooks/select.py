@@ -2,7 +2,7 @@
 
 import difflib
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, SupportsIndex
 
@@ -16,25 +16,46 @@ class UnknownSite(KeyError):
         return str(self.args[0])
 
 
-class PointDict(dict[str, Any]):
+class PointDict(MutableMapping[str, Any]):
     """The hook points of a network by name, in order of computation; `points[alias]` answers to other names too.
 
-    Its length, its keys and `in` know the names alone.
+    Iterating, and the length, show the points of a bare run: those that are computed on demand, only if they are switched on.
+    `[...]` and `in` know all of them, whose dict is `points`. `in` knows no aliases.
 
-    >>> points = PointDict({"hook_embed": "a point"}, {"embed.hook_out": "hook_embed"})
-    >>> points["embed.hook_out"], list(points), "embed.hook_out" in points
-    ('a point', ['hook_embed'], False)
+    >>> both = {"hook_embed": "a point", "hook_tokens": "another"}
+    >>> points = PointDict(both, {"embed.hook_out": "hook_embed"}, is_on="a point".__eq__)
+    >>> list(points), points["hook_tokens"], "hook_tokens" in points
+    (['hook_embed'], 'another', True)
+    >>> points["embed.hook_out"], "embed.hook_out" in points
+    ('a point', False)
     """
 
-    def __init__(self, points: Mapping[str, Any], aliases: Mapping[str, str]) -> None:
-        super().__init__(points)
-        self.aliases = aliases
+    def __init__(self, points: dict[str, Any], aliases: Mapping[str, str], is_on: Callable[[Any], bool]) -> None:
+        self.points, self.aliases, self.is_on = points, aliases, is_on
 
-    def __missing__(self, name: Any) -> Any:
-        known = self.aliases.get(name)
-        if known is None or known not in self:
-            raise unknown(name, self)
-        return self[known]
+    def __getitem__(self, name: str) -> Any:
+        known = name if name in self.points else self.aliases.get(name, name)
+        if known not in self.points:
+            raise unknown(name, self.points)
+        return self.points[known]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.points
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, point in self.points.items() if self.is_on(point))
+
+    def __len__(self) -> int:
+        return sum(map(self.is_on, self.points.values()))
+
+    def __setitem__(self, name: str, point: Any) -> None:
+        self.points[name] = point
+
+    def __delitem__(self, name: str) -> None:
+        del self.points[name]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({dict(self)})"
 
 
 def is_shorthand(site: object) -> bool:
@@ -47,24 +68,30 @@ def select(
     names: Mapping[str, object],
     aliases: Mapping[str, str],
     shorthand: Callable[[Any], str],
+    bare: Collection[str] = (),
 ) -> list[str]:
     """The names that a site means, in the order of `names`.
 
-    Aliases answer only where no name does. `shorthand` turns a short name or tuple into a full name. Raises
+    A predicate is asked about the `bare` names first, and only if it selects none of them about all. Aliases answer only where
+    no name does. `shorthand` turns a short name or tuple into a full name. Raises
     UnknownSite for a name or glob that nothing answers to; a predicate or an empty list that selects nothing
     warns.
 
     >>> select("*.mlp", {"0.attn": 1, "0.mlp": 2}, {}, str)
     ['0.mlp']
     """
-    found = _find(site, names, aliases, shorthand)
+    found = _find(site, names, aliases, shorthand, bare)
     if not found:
         warnings.warn(f"the filter {site!r} selects none of {len(names)} hook points", stacklevel=4)
     return [name for name in names if name in found]
 
 
 def _find(
-    site: Site, names: Mapping[str, object], aliases: Mapping[str, str], shorthand: Callable[[Any], str]
+    site: Site,
+    names: Mapping[str, object],
+    aliases: Mapping[str, str],
+    shorthand: Callable[[Any], str],
+    bare: Collection[str],
 ) -> set[str]:
     if is_shorthand(site):
         return {_exact(shorthand(site), names, aliases, shorthand)}
@@ -76,10 +103,10 @@ def _find(
     if isinstance(site, str):
         return {_exact(site, names, aliases, shorthand)}
     if callable(site):
-        return _matching(site, names, aliases)
+        return set(filter(site, bare)) or _matching(site, [name for name in names if name not in bare], aliases)
     if not isinstance(site, Iterable):
         raise TypeError(f"a site is a name, glob, list or predicate, got {site!r}")
-    return {name for part in site for name in _find(part, names, aliases, shorthand)}
+    return {name for part in site for name in _find(part, names, aliases, shorthand, bare)}
 
 
 def _exact(site: str, names: Mapping[str, object], aliases: Mapping[str, str], shorthand: Callable[[Any], str]) -> str:

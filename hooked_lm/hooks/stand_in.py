@@ -19,6 +19,20 @@ class Known(NamedTuple):
     grows: bool
 
 
+class Name(str):
+    """The dotted path that `setup` gave to a module; a name that is no such thing is the module's own, and stays."""
+
+    __slots__ = ()
+
+
+def give_name(module: nn.Module, name: str) -> None:
+    """Let a module know its dotted path as `module.name`, unless it has a `name` that means something else."""
+    if "name" not in module.__dict__ and hasattr(module, "name"):
+        return
+    if isinstance(module.__dict__.get("name", Name()), Name):
+        module.__dict__["name"] = Name(name)
+
+
 def settle(modules: Mapping[str, nn.Module], before: Mapping[str, Known], points: Container[str]) -> dict[str, Known]:
     """Tell points that came without dims what is known of their places; returns what is known from now on.
 

@@ -64,3 +64,13 @@ def takes_hook_keyword(function: Callable[..., Any]) -> bool:
         return keyword
     name = getattr(function, "__name__", repr(function))
     raise TypeError(f"a hook is called with (value, hook); {name} takes {signature}")
+
+
+def backward_from(output: Any) -> None:
+    """Run the backward pass of a scalar; ValueError for anything else."""
+    if not isinstance(output, Tensor) or output.numel() != 1:
+        got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise ValueError(f"incl_bwd needs a scalar output to differentiate, got {got}; ask for return_type='loss'")
+    if not output.requires_grad:
+        raise ValueError("incl_bwd needs gradients, and none are computed here: is torch.no_grad() on?")
+    output.backward()

@@ -23,25 +23,25 @@ class WrappedModule(HookedRootModule):
 
     def setup(self) -> None:
         """Find the submodules; call it again after replacing one. The hooks of those that stayed stay."""
-        before = self.hook_dict
-        named = list(self.module.named_modules(remove_duplicate=False))
-        self.mod_dict = dict(self.module.named_modules())
+        before = self.all_points()
+        named = [(name, module) for name, module in self.module.named_modules(remove_duplicate=False) if name]
+        self.mod_dict = {name: module for name, module in self.module.named_modules() if name}
         first = {id(module): name for name, module in self.mod_dict.items()}
         self.aliases = {name: first[id(module)] for name, module in named if name not in self.mod_dict}
-        self._outputs = dict.fromkeys(name for name in self.mod_dict if name)
+        self._outputs = dict.fromkeys(self.mod_dict)
         self._inputs_of = {self._input_name(name): name for name in self._outputs}
-        self.hook_dict = {}
+        self._points = {}
         for name in [*self._outputs, *before]:
-            if name not in self.hook_dict:
+            if name not in self._points:
                 self._restore(name, before.get(name))
         for name, point in before.items():
-            if isinstance(point, ModulePoint) and self.hook_dict.get(name) is not point:
+            if isinstance(point, ModulePoint) and self._points.get(name) is not point:
                 point.leave()
 
     def _restore(self, name: str, point: HookPoint | None) -> None:
         module = self.mod_dict.get(self._home(name)[0])
         if isinstance(point, ModulePoint) and point.stands_on(module):
-            self.hook_dict[name] = point
+            self._points[name] = point
         elif module is not None:
             self._point(name)
 
@@ -58,10 +58,10 @@ class WrappedModule(HookedRootModule):
 
     def unwrap(self) -> nn.Module:
         """Take the points out again; returns the module as it was."""
-        for point in self.hook_dict.values():
+        for point in self._points.values():
             if isinstance(point, ModulePoint):
                 point.leave()
-        self.hook_dict, self._outputs, self._inputs_of, self.aliases = {}, {}, {}, {}
+        self._points, self._outputs, self._inputs_of, self.aliases = {}, {}, {}, {}
         self._registered = {}
         return self.module
 
@@ -76,7 +76,7 @@ class WrappedModule(HookedRootModule):
         if site is None:
             return NameTree(self._outputs, {name: type(self.mod_dict[name]).__name__ for name in self._outputs})
         if isinstance(site, str):
-            return [site] if site in self.hook_dict else self._names_of_string(site)
+            return [site] if site in self._points else self._names_of_string(site)
         if callable(site) and not any(map(site, self._outputs)):
             return select(site, self._inputs_of, {}, str)
         if callable(site):
@@ -113,11 +113,11 @@ class WrappedModule(HookedRootModule):
         return [self._point(name) for name in self.names(site)]
 
     def _point(self, name: str) -> HookPoint:
-        if name not in self.hook_dict:
+        if name not in self._points:
             module, is_input, path = self._home(name)
             make = ModulePoint.at_input if is_input else ModulePoint.at_output
-            self.hook_dict[name] = make(self.mod_dict[module], name, path)
-        return self.hook_dict[name]
+            self._points[name] = make(self.mod_dict[module], name, path)
+        return self._points[name]
 
     def points_for(self, site: Site, when: str = "post") -> list[HookPoint]:
         """Where hooks on a site stand: "pre" on a module means its inputs."""

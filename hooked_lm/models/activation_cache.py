@@ -83,7 +83,7 @@ class ActivationCache(Cache):
         """The error that says which filter keeps a site, for all layers, or that the model has no such site."""
         site = name.removesuffix("_grad")
         if site not in self.model.hook_dict:
-            near = ", ".join(map(repr, nearest(site, self.model.hook_dict)))
+            near = ", ".join(map(repr, nearest(site, self.model.all_points())))
             return UnknownSite(f"'{name}' is not in this cache, and the model has no such site; did you mean {near}?")
         how = f"names_filter='{site_glob(site)}'" + (", incl_bwd=True" if name != site else "")
         why = " (it is computed on demand only)" if self.model.hook_dict[site].on_demand else ""

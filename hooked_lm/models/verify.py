@@ -124,14 +124,15 @@ def without_copies(model: Any) -> Iterator[None]:
 def _checked(
     model: Any, inputs: tuple[Tensor, ...], identities: Callable[[Sites, Tensor], Iterator[Identity]]
 ) -> Verification:
-    plain = [name for name, point in model.hook_dict.items() if not point.on_demand or _is_read(name, point)]
+    points = model.all_points()
+    plain = [name for name, point in points.items() if not point.on_demand or _is_read(name, point)]
     output, sites, fired = run_recorded(model, inputs, plain)
-    again, _, fired_then = run_recorded(model, inputs, [name for name in model.hook_dict if name not in plain])
+    again, _, fired_then = run_recorded(model, inputs, [name for name in points if name not in plain])
     errors: Errors = {"output == output with sites on demand": [error_of(lambda: (again, output))]}
     for name, pair in identities(sites.__getitem__, output):
         errors.setdefault(name, []).append(error_of(pair))
     tolerance = max(1e-5, 4 * torch.finfo(output.dtype).eps)
-    wrong = sum((fired + fired_then)[name] != 1 for name in model.hook_dict)
+    wrong = sum((fired + fired_then)[name] != 1 for name in points)
     checks = [Check(name, tuple(found), tolerance) for name, found in errors.items()]
     return Verification((Check("sites that do not fire once", (float(wrong),), 0.0), *checks))
 

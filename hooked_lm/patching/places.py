@@ -50,7 +50,7 @@ def places(model: HookedTransformer) -> dict[str, Place]:
     """The place of every site that has one."""
     found: dict[str, Place] = {}
     n_layers = len(model.blocks)
-    names = {id(point): name for name, point in model.hook_dict.items()}
+    names = {id(point): name for name, point in model.all_points().items()}
     for layer, block in enumerate(model.blocks):
         for point, stage in _stages(block):
             found[names[id(point)]] = Place(layer, stage, point.dims, point is _added(block), point.on_demand)

@@ -45,7 +45,7 @@ def test_every_family_has_a_graph_or_a_reason(case: Case):
     assert is_sum == (case.family not in SCALED)
     assert not torch.allclose(parts[1:].sum(0), stream, rtol=1e-2), "every writer counts"
     graph = Graph.of(model)
-    places = {name: i for i, name in enumerate(model.hook_dict)}
+    places = {name: i for i, name in enumerate(model.all_points())}
     for node in (*graph.writers, *graph.readers):
         assert node.site in places
         assert node.head is None or "head" in model.hook_dict[node.site].dims[2]

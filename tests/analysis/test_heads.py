@@ -399,7 +399,9 @@ def test_detect_head_from_a_cache(demo: HookedTransformer, monkeypatch: pytest.M
 
 def test_detect_head_of_a_hybrid_is_nan_where_there_is_no_attention() -> None:
     model = hooked(first_case(HYBRID))
-    attention = [layer for layer in range(model.cfg.n_layers) if f"blocks.{layer}.attn.hook_pattern" in model.hook_dict]
+    attention = [
+        layer for layer in range(model.cfg.n_layers) if f"blocks.{layer}.attn.hook_pattern" in model.all_points()
+    ]
     found = detect_head(model, torch.tensor([5, 6, 7, 5]), "induction_head", {attention[0]: [0]})
     assert (~found.isnan()).any(1).nonzero().flatten().tolist() == attention
     assert (found[attention, 1:] == -1).all()

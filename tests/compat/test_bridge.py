@@ -69,7 +69,7 @@ def test_points(bridge: TransformerBridge) -> None:
     assert bridge.hook_dict["blocks.1.attn.q.hook_out"] is point
     assert bridge.get_hook_point("blocks.1.attn.q.hook_out") is bridge.get_hook_point("blocks.1.attn.hook_q") is point
     assert bridge.get_hook_point("blocks.1.attn.nothing") is None
-    assert bridge._hook_registry is bridge.hook_dict
+    assert bridge._hook_registry == bridge.all_points()
     assert bridge.hook_aliases["blocks.1.attn.q.hook_out"] == "blocks.1.attn.hook_q"
     assert bridge._collect_hook_aliases_from_registry() == bridge.hook_aliases
     new = HookPoint()

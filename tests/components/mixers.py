@@ -139,10 +139,10 @@ def assert_gradient_of_a_state_counts_what_follows(model: Rooted) -> None:
 def assert_listening_changes_nothing(model: Rooted) -> None:
     stream = some(2, 90, 6)
     seen = {}
-    with model.hooks([(name, lambda value, hook: seen.update({hook.name: value})) for name in model.hook_dict]):
+    with model.hooks([(name, lambda value, hook: seen.update({hook.name: value})) for name in model.all_points()]):
         listened = model(stream)
     assert_close(listened, model(stream))
-    assert list(seen) == list(model.hook_dict)
+    assert list(seen) == list(model.all_points())
 
 
 def assert_gradients(model: Rooted, reference: Any) -> None:

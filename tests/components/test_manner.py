@@ -90,7 +90,7 @@ def test_without_fused_kernels_recording_changes_no_bit(kind: str) -> None:
     model = toy(kind, fused_attention="never")
     bare = model(ids())
     assert_close(bare, toy(kind)(ids()))
-    plain = [name for name, point in model.hook_dict.items() if not point.on_demand]
+    plain = [name for name, point in model.all_points().items() if not point.on_demand]
     for names in ([n for n in plain if n.endswith("hook_pattern")], [n for n in plain if "ln" in n], plain):
         if names:
             assert torch.equal(model.run_with_cache(ids(), names_filter=names)[0], bare)

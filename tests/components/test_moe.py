@@ -139,7 +139,7 @@ def test_any_sizes(n_experts: int, top_k: int, batch: int, n_pos: int, seed: int
     root = Root(MoE.Config(EXPERT, n_experts, min(top_k, n_experts), SOFTMAX), seed)
     x = tokens(batch, n_pos, seed)
     assert_close(root(x), dense(root.mlp, x, shares(root.mlp, x)))
-    names = [name for name in root.hook_dict if "experts." in name]
+    names = [name for name in root.all_points() if "experts." in name]
     _, cache = root.run_with_cache(x, names_filter=names)
     assert list(cache) == names
     positions = torch.cat([cache[n] for n in names if n.endswith("positions")])
@@ -214,7 +214,7 @@ def test_each_site_fires_once_with_its_dimensions(cfg: MoE.Config) -> None:
     root, x = Root(cfg), tokens()
     fired: list[str] = []
     out = root.run_with_hooks(x, fwd_hooks=[("*", lambda value, hook: fired.append(hook.name))])
-    assert sorted(fired) == sorted(root.hook_dict)
+    assert sorted(fired) == sorted(root.all_points())
     assert_close(out, root(x))
     _, cache = root.run_with_cache(x, names_filter="*")
     sizes = {"batch": 2, "pos": 5, "d_model": D_MODEL, "expert": cfg.n_experts, "top_k": cfg.top_k, "1": 1, "2": 2}
@@ -265,7 +265,7 @@ def test_a_copy_hears_for_itself(copied: Callable[[Root], Root]) -> None:
     fired: dict[str, list[str]] = {"root": [], "other": []}
     for name, model in (("root", root), ("other", other)):
         model.run_with_hooks(x, fwd_hooks=[("*", lambda value, hook, n=name: fired[n].append(hook.name))])
-    assert sorted(fired["root"]) == sorted(fired["other"]) == sorted(root.hook_dict)
+    assert sorted(fired["root"]) == sorted(fired["other"]) == sorted(root.all_points())
     assert_close(other(x), root(x))
 
 

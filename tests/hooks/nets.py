@@ -58,7 +58,7 @@ def some_input() -> Tensor:
 
 
 def assert_no_hook_left(model: HookedRootModule) -> None:
-    assert {name: point._hooks for name, point in model.hook_dict.items() if point._hooks} == {}
+    assert {name: point._hooks for name, point in model.all_points().items() if point._hooks} == {}
     assert not any(point.is_listening for point in model.hook_points())
 
 

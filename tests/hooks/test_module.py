@@ -16,15 +16,15 @@ def double(value: Tensor, hook: HookPoint) -> Tensor:
 
 def test_setup_names_the_points_and_may_be_called_again() -> None:
     model = net()
-    points = dict(model.hook_dict)
+    points = dict(model.all_points())
     assert list(points) == SITES
     assert [point.name for point in model.hook_points()] == SITES
-    assert model.mod_dict[""] is model
+    assert "" not in model.mod_dict
     assert model.mod_dict["blocks.1.linear"] is model.blocks[1].linear
     model.hook_in.add_hook(double)
     model.setup()
     model.setup()
-    assert model.hook_dict == points
+    assert model.all_points() == points
     assert torch.equal(model(some_input()), net()(2 * some_input()))
 
 

@@ -342,7 +342,7 @@ def test_a_stack_of_objects_is_one_after_the_other(moves: list[tuple[str, float,
 
 def test_names_print_as_a_tree() -> None:
     names = net().names()
-    assert list(names) == list(net().hook_dict)
+    assert list(names) == list(net().all_points())
     assert repr(names).splitlines()[:4] == [
         "hook_in  batch pos d_model",
         "blocks",

@@ -268,7 +268,7 @@ def test_layer_dims_and_context() -> None:
     point = named_point()
     assert point.layer() == 3
     assert point.dims == ("batch", "d_model")
-    assert repr(point) == "HookPoint(batch d_model)"
+    assert repr(point) == "HookPoint('layer.3.out', batch d_model)"
     for name in ["hook_embed", None]:
         point.name = name
         with pytest.raises(ValueError, match="no layer"):
@@ -532,7 +532,7 @@ def test_copies_and_pickles_carry_hooks_added_by_hand_and_no_open_scope() -> Non
             assert torch.equal(twin(some_input()), net()(4 * some_input()))
     assert seen == []
     for twin in twins:
-        assert list(twin.hook_dict) == SITES
+        assert list(twin.all_points()) == SITES
         assert twin.hook_dict["hook_in"] is twin.hook_in is not model.hook_in
         assert twin.hook_in.ctx == {"x": 1}
         twin.hook_in.fwd_hooks[0].remove()

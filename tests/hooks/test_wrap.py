@@ -105,7 +105,7 @@ def test_unwrap_gives_the_module_back() -> None:
     module(IMAGE)
     assert seen == []
     assert not any(m._forward_hooks for m in module.modules())
-    assert list(net.hook_dict) == []
+    assert list(net.all_points()) == []
 
 
 def test_setup_again_finds_a_replaced_module() -> None:

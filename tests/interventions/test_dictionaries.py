@@ -283,7 +283,7 @@ def test_a_transcoder_stands_for_an_mlp(model: HookedTransformer) -> None:
 def test_other_models(family: str) -> None:
     case = next(case for case in (*DECODER_CASES, *ENCODER_CASES) if case.family == family)
     model, tokens = hooked(case), prompt(case).clamp(min=3)
-    site = "blocks.0.hook_resid_post" if "blocks.0.hook_resid_post" in model.hook_dict else list(model.hook_dict)[-1]
+    site = "blocks.0.hook_resid_post" if "blocks.0.hook_resid_post" in model.hook_dict else list(model.all_points())[-1]
     _, cache = model.run_with_cache(tokens, names_filter=site)
     sae = filled(JumpReLU.Config(cache[site].shape[-1], 40, threshold=0.1))
     kept, _ = run_with_features(model, tokens, [Dictionary(site, sae=sae)])

@@ -382,7 +382,7 @@ def test_a_dictionary_that_loses_nothing_recovers_everything(model: HookedTransf
 def test_models_of_other_classes() -> None:
     case = ENCODER_CASES[0]
     model, tokens = hooked(case), prompt(case, batch=8).clamp(min=3)
-    site = next(name for name in model.hook_dict if name.endswith("hook_mlp_out"))
+    site = next(name for name in model.all_points() if name.endswith("hook_mlp_out"))
     trained = train_dictionary(model, tokens, site=site, width=40, k=3, steps=3, batch_size=16)
     assert list(trained.figures.axes["figure"]) == ["explained variance", "L0", "dead"]
     net = wrap(torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU()))

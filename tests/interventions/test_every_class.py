@@ -100,7 +100,9 @@ def test_the_norms_of_one_layer_are_held():
     make, inputs, _ = KINDS["encoder-decoder"]
     model = make()
     hook = FreezeNorm.from_run(model, other(inputs), layer=1)
-    assert sorted(hook.source) == sorted(name for name in model.hook_dict if ".1.ln" in name and "hook_scale" in name)
+    assert sorted(hook.source) == sorted(
+        name for name in model.all_points() if ".1.ln" in name and "hook_scale" in name
+    )
 
 
 # ---- gradients -------------------------------------------------------------------------------------------------------

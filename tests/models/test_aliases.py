@@ -41,7 +41,9 @@ def test_reading(model: HookedTransformer, tokens: Tensor) -> None:
     assert cache[ALIAS] is cache[NAME]
     assert ALIAS in cache
     assert cache["attn.q.hook_out", 1] is cache[NAME] is cache["attn.q.hook_out", -3]
-    assert list(cache) == [name for name, point in model.hook_dict.items() if not point.on_demand]  # each tensor once
+    assert list(cache) == [
+        name for name, point in model.all_points().items() if not point.on_demand
+    ]  # each tensor once
     assert "blocks.9.attn.q.hook_out" not in cache
     assert "blocks.1.attn.hook_q_out" not in cache
     with pytest.raises(KeyError, match="no such site"):
@@ -117,8 +119,8 @@ ONE_OF_EACH = {case.family: case for case in reversed(CASES)}
 def test_every_alias_of_every_family_is_a_value(name: str) -> None:
     model: Any = hooked(ONE_OF_EACH[name])
     assert len(model.aliases) > 4
-    assert set(model.aliases.values()) <= set(model.hook_dict)
-    assert not set(model.aliases) & set(model.hook_dict)
+    assert set(model.aliases.values()) <= set(model.all_points())
+    assert not set(model.aliases) & set(model.all_points())
     assert not set(model.aliases) & set(model.mod_dict)
 
 
@@ -128,7 +130,7 @@ KINDS = ["gpt2", "llama", "gemma2", "gpt_neox", "gptj", "mixtral", "granite", "o
 @pytest.mark.parametrize("name", KINDS)
 def test_what_aliases_mean(name: str) -> None:
     model: Any = hooked(ONE_OF_EACH[name])
-    _, cache = model.run_with_cache(prompt(ONE_OF_EACH[name]), names_filter=lambda name: True)
+    _, cache = model.run_with_cache(prompt(ONE_OF_EACH[name]), names_filter="*")
     last = model.cfg.n_layers - 1
     assert torch.equal(cache["blocks.0.hook_out"], cache["blocks.1.hook_in"])
     assert torch.equal(cache["ln_final.hook_in"], cache[f"blocks.{last}.hook_out"])
@@ -145,7 +147,7 @@ def test_what_aliases_mean(name: str) -> None:
 def test_what_aliases_mean_in_bert() -> None:
     case = ONE_OF_EACH["bert"]
     model: Any = hooked(case)
-    _, cache = model.run_with_cache(prompt(case), names_filter=lambda name: True)
+    _, cache = model.run_with_cache(prompt(case), names_filter="*")
     assert torch.equal(cache["blocks.0.hook_out"], cache["blocks.1.hook_in"])
     stream = cache["blocks.0.hook_in"] + cache["blocks.0.attn.o.hook_out"]
     torch.testing.assert_close(stream, cache["blocks.0.ln1.hook_in"])
@@ -159,7 +161,7 @@ def test_what_aliases_mean_in_t5() -> None:
     case = ONE_OF_EACH["t5"]
     model: Any = hooked(case)
     tokens = prompt(case).clamp(min=3)
-    _, cache = model.run_with_cache(tokens, tokens, names_filter=lambda name: True)
+    _, cache = model.run_with_cache(tokens, tokens, names_filter="*")
     for side in ("encoder", "decoder"):
         assert torch.equal(cache[f"{side}_blocks.0.hook_out"], cache[f"{side}_blocks.1.hook_in"])
     assert cache["decoder_blocks.0.self_attn.q.hook_out"] is cache["decoder.0.attn.hook_q"]

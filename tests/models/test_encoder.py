@@ -415,7 +415,7 @@ def test_copies_and_pickles(model: HookedEncoder):
     expected = model("the cat")
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(other("the cat"), expected)
-        assert all(other.hook_dict[name] is not model.hook_dict[name] for name in model.hook_dict)
+        assert all(other.hook_dict[name] is not model.hook_dict[name] for name in model.all_points())
         with torch.no_grad():
             other.embed.embed.W_E.add_(1.0)
         assert torch.equal(other.W_U, other.W_E.T)

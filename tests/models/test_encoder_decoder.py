@@ -130,7 +130,7 @@ def test_a_start_token_must_be_known():
 def test_every_site_fires_once_in_the_order_of_computation(model: HookedEncoderDecoder):
     fired: list[str] = []
     model.run_with_hooks(SOURCE, TARGET, fwd_hooks=[("*", lambda value, hook: fired.append(hook.name))])
-    assert fired == list(model.hook_dict)
+    assert fired == list(model.all_points())
 
 
 def test_sites_of_the_decoder_are_over_both_kinds_of_positions(model: HookedEncoderDecoder):
@@ -304,7 +304,7 @@ def test_a_source_is_read_once(model: HookedEncoderDecoder):
     fired: Counter[str] = Counter()
     with model.hooks([("*", lambda value, hook: fired.update([hook.name]))]):
         generated(model, n=6)
-    assert {fired[name] for name in model.hook_dict if name.startswith("encoder")} == {1}
+    assert {fired[name] for name in model.all_points() if name.startswith("encoder")} == {1}
     assert fired["decoder.0.cross_attn.hook_k"] == fired["decoder.0.cross_attn.hook_v"] == 1
     assert fired["decoder.0.cross_attn.hook_q"] == fired["decoder.0.attn.hook_k"] == 6
 

@@ -206,7 +206,7 @@ def test_the_config_builds_what_the_model_became(structure: int) -> None:
     again = HookedTransformer(copy.copy(model.cfg))
     again.load_state_dict(model.state_dict())
     assert torch.equal(logits(again), logits(model))
-    assert list(again.hook_dict) == list(model.hook_dict)
+    assert list(again.all_points()) == list(model.all_points())
     assert again.cfg.processed == model.cfg.processed
 
 

@@ -89,7 +89,7 @@ def test_an_interrupt_at_any_line_leaves_no_trace(kind: str, grad_mode: bool) ->
 
 
 def listeners(model: Any) -> Iterator[str]:
-    return (name for name, point in model.hook_dict.items() if point.is_listening)
+    return (name for name, point in model.all_points().items() if point.is_listening)
 
 
 def test_an_interrupt_between_pieces_finds_the_callers_grad_mode() -> None:

@@ -58,7 +58,7 @@ def test_short_names(short: tuple[object, ...], full: str) -> None:
 @pytest.mark.parametrize("changes", [{}, {"gated_mlp": True}, {"act_fn": "solu_ln"}, {"parallel_attn_mlp": True}])
 def test_every_site_of_a_model_has_a_short_name(changes: dict[str, object]) -> None:
     model = toy(**changes)
-    for name in model.hook_dict:
+    for name in model.all_points():
         *path, leaf = name.split(".")
         short = leaf.removeprefix("hook_")
         if path[:1] != ["blocks"]:
@@ -92,8 +92,8 @@ def test_aliases_lead_to_sites() -> None:
     for changes in ({}, {"gated_mlp": True}, {"attn_only": True}, {"positional_embedding_type": "rotary"}):
         model = toy(**changes)
         assert model.aliases
-        assert set(model.aliases.values()) <= set(model.hook_dict)
-        assert not set(model.aliases) & set(model.hook_dict)
+        assert set(model.aliases.values()) <= set(model.all_points())
+        assert not set(model.aliases) & set(model.all_points())
         for alias, name in model.aliases.items():
             assert model.names(alias) == [name]
 

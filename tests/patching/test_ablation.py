@@ -57,7 +57,7 @@ def by_hand(model: HookedTransformer, tokens: Tensor, what: str, values: dict[st
     shape = [1 + max(place[axis] for place, *_ in cells) for axis in range(len(cells[0][0]))]
     expected = torch.full((*shape, len(tokens)), torch.nan)
     for place, sites, index in cells:
-        there = [site for site in sites if site in model.hook_dict]
+        there = [site for site in sites if site in model.all_points()]
         if there:
             expected[place] = run(model, tokens, *((site, setting(index, values[site])) for site in there))
     return expected

@@ -74,7 +74,7 @@ def metric(logits: Tensor) -> Tensor:
 
 def clean_run(model: HookedTransformer, clean: Tensor) -> dict[str, Tensor]:
     with torch.no_grad():
-        return model.run_with_cache(clean, names_filter=lambda name: True)[1]
+        return model.run_with_cache(clean, names_filter="*")[1]
 
 
 def by_hand(model: HookedTransformer, corrupted: Tensor, cache: dict, site: str, part: Callable, *axes: str) -> Tensor:

@@ -70,7 +70,7 @@ UNKNOWN = {
 
 
 def first_with(site: str) -> Case:
-    return next(case for case in DECODER_CASES if case.family == UNKNOWN[site] and site in hooked(case).hook_dict)
+    return next(case for case in DECODER_CASES if case.family == UNKNOWN[site] and site in hooked(case).all_points())
 
 
 class Unknown:

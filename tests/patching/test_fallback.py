@@ -273,4 +273,4 @@ def test_no_cells_and_cells_without_changes() -> None:
     assert torch.equal(scores, experiment.scores)
     [(_, scores)] = experiment.run([[Edit("blocks.0.hook_resid_pre", torch.zeros(1, 1, 1), ())]], progress=False)
     assert torch.equal(scores, experiment.scores)
-    assert places(model).keys() < model.hook_dict.keys()
+    assert places(model).keys() < model.all_points().keys()

@@ -58,7 +58,7 @@ def by_hand(model: HookedTransformer, tokens: Tensor, window: int, heads: list[A
     for number, (keys, queries) in enumerate(AS_LISTS.values()):
         for layer in range(n_layers):
             near = [i for i in range(n_layers) if -(window // 2) <= i - layer < (window + 1) // 2]
-            sites = [site for i in near if (site := f"blocks.{i}.attn.hook_attn_scores") in model.hook_dict]
+            sites = [site for i in near if (site := f"blocks.{i}.attn.hook_attn_scores") in model.all_points()]
             for column, head in enumerate(heads) if sites else ():
                 hooks = [(site, cut(keys, queries, head)) for site in sites]
                 expected[number, layer, column] = run(model, tokens, *hooks)

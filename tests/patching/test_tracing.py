@@ -55,7 +55,7 @@ def by_hand(
         corrupted.append(score(model.run_with_hooks(tokens, fwd_hooks=[("hook_embed", make_noise)])))
         for layer in range(n_layers):
             near = [i for i in range(n_layers) if -(window // 2) <= i - layer < (window + 1) // 2]
-            there = [name for i in near if (name := f"blocks.{i}.hook_{site}") in model.hook_dict]
+            there = [name for i in near if (name := f"blocks.{i}.hook_{site}") in model.all_points()]
             for pos in range(tokens.shape[1]) if there else ():
                 restore = [(name, setting((slice(None), pos), clean[name])) for name in there]
                 logits = model.run_with_hooks(tokens, fwd_hooks=[("hook_embed", make_noise), *restore])

@@ -139,7 +139,7 @@ def held(norm: nn.Module) -> Read:
 
 def frozen_norms(model: HookedTransformer) -> Iterator[tuple[str, Callable[..., Tensor]]]:
     """Hooks that hold the divisor of each norm through which the stream is read."""
-    for name in model.hook_dict:
+    for name in model.all_points():
         head, _, tail = name.rpartition(".")
         if tail == "hook_scale" and (head == "ln_final" or head.split(".")[2:] in (["ln1"], ["ln2"])):
             yield name, lambda value, hook: value.detach()

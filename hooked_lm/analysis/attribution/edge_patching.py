@@ -96,7 +96,7 @@ def check_unhooked(model: HookedTransformer, graph: Graph) -> None:
     """
     read = {node.site for node in graph.readers if node.name != LOGITS}
     norms = {f"blocks.{node.layer}.ln1" for node in graph.readers if node.head is not None}
-    for site, point in model.hook_dict.items():
+    for site, point in model.all_points().items():
         if point.is_listening and (site in read or site.rpartition(".")[0] in norms):
             raise ValueError(f"a hook is open at '{site}', where edges are exchanged: close it before")
 

@@ -127,7 +127,7 @@ class _Layer:
     def __init__(self, model: HookedTransformer, block: nn.Module, layer: int) -> None:
         self.block: Any = block
         self.model, self.layer = model, layer
-        self.sites = {name.removeprefix(f"blocks.{layer}.") for name in model.hook_dict}
+        self.sites = {name.removeprefix(f"blocks.{layer}.") for name in model.all_points()}
         if "hook_resid_post" not in self.sites or "hook_normalized_resid_post" in self.sites:
             raise ValueError(f"layer {layer} is a {type(block).__name__}: its stream is not a sum of what was written")
 

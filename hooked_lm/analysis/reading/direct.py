@@ -247,17 +247,17 @@ def _one_each(model: HookedTransformer, tokens: Tokens, batch: int, name: str) -
 def _norms(model: HookedTransformer) -> list[str]:
     """The sites with the divisors of the norms that stand behind sublayers, and of the final one."""
     ends = ("ln1_post.hook_scale", "ln2_post.hook_scale", "ln_final.hook_scale")
-    return [name for name in model.hook_dict if name.endswith(ends)]
+    return [name for name in model.all_points() if name.endswith(ends)]
 
 
 def _sites(model: HookedTransformer, by: str, apart: set[int]) -> list[str]:
     """What a decomposition reads."""
     names = ("hook_embed", "hook_pos_embed", "hook_attn_out", "hook_mixer_out", "hook_mlp_out")
-    sites = [name for name in model.hook_dict if name.endswith(names)]
+    sites = [name for name in model.all_points() if name.endswith(names)]
     for layer in apart:
         block = model.blocks[layer]
         if by == "head" and isinstance(block, AttentionPart):
-            sites += [name for name in model.hook_dict if name.startswith(f"blocks.{layer}.attn.") and _of_z(name)]
+            sites += [name for name in model.all_points() if name.startswith(f"blocks.{layer}.attn.") and _of_z(name)]
         if by == "neuron" and isinstance(block, MLPPart):
             sites += [site for site in [f"blocks.{layer}.mlp.hook_post"] if site in model.hook_dict]
     return [*sites, *_norms(model)]
