@@ -97,7 +97,8 @@ MEANING = {
 HEAD = """# Sites
 
 Every hook point of a plain decoder, in order of computation; `{i}` is a layer. Sites *on demand* are not in a cache without a
-filter; naming them in a filter or a hook computes them. Words for axes: `kv_head` is `head` unless heads share keys and
+filter; a name, list or glob in a filter or a hook computes them. A predicate does so only if it matches nothing else, and a loop
+over `model.hook_dict` leaves them out, unless their flag is set. Words for axes: `kv_head` is `head` unless heads share keys and
 values; `query_pos` and `key_pos` are `pos`.
 
 Short names: `cache["z", 5]`, `cache["resid_post", -1]`, `cache["scale", 4, "ln1"]`, `cache["k6"]`.
@@ -118,7 +119,7 @@ def models() -> list[HookedTransformer]:
 
 def rows() -> list[str]:
     """A table row per site: the modern model's, with what only the classic one has put where it belongs."""
-    classic, modern = (model.hook_dict for model in models())
+    classic, modern = (model.all_points() for model in models())
     points = {**{name: classic[name] for name in ("hook_tokens", "hook_embed", "hook_pos_embed")}, **modern}
     lines = []
     for name, point in points.items():
@@ -139,7 +140,7 @@ def sites_of_families(class_name: str) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for case in CASES:
         if model_class(case.family) == class_name:
-            for name, point in hooked(case).hook_dict.items():
+            for name, point in hooked(case).all_points().items():
                 entry = found.setdefault(any_layer(name), {"shapes": {}, "families": {}, "on demand": point.on_demand})
                 entry["shapes"][" ".join(point.dims)] = entry["families"][case.family] = None
     return found
@@ -187,7 +188,7 @@ COLUMNS = "| site | shape | meaning | families |\n|---|---|---|---|\n"
 
 def page() -> str:
     """The page of sites as it should be."""
-    known = {any_layer(name) for model in models() for name in model.hook_dict}
+    known = {any_layer(name) for model in models() for name in model.all_points()}
     text = HEAD + "\n".join(rows()) + "\n"
     for class_name, head in OTHER_HEADS.items():
         lines = listing(class_name, known)
@@ -241,7 +242,7 @@ def family_row(name: str, parity: dict[str, Any], standard: list[str]) -> str:
     for case in CASES:
         if case.family == name:
             trees.append(hooked(case).cfg.tree)
-            sites |= dict.fromkeys(any_layer(site) for site in hooked(case).hook_dict)
+            sites |= dict.fromkeys(any_layer(site) for site in hooked(case).all_points())
     missing = [site for site in standard if site not in sites and not any(word in site for word in OPTIONAL)]
     cells = [
         f"`{name}`",
@@ -257,7 +258,7 @@ def family_row(name: str, parity: dict[str, Any], standard: list[str]) -> str:
 def standard_sites(class_name: str) -> list[str]:
     """The usual sites of a class: for decoders those of the page, for others those that all its families have."""
     if class_name == "HookedTransformer":
-        return list(dict.fromkeys(any_layer(site) for model in models() for site in model.hook_dict))
+        return list(dict.fromkeys(any_layer(site) for model in models() for site in model.all_points()))
     families, found = {name for name in supported() if model_class(name) == class_name}, sites_of_families(class_name)
     return [site for site, entry in found.items() if entry["families"].keys() == families]
 

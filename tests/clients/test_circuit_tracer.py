@@ -48,14 +48,14 @@ def test_what_it_leaves_on_a_model() -> None:
     """Its permanent hooks survive resets; a run afterwards is as before; the last reset takes everything away."""
     model = replacement("gemma2", "plain", "stream")
     before = model(PROMPT[None])
-    permanent = {name for name, point in model.hook_dict.items() if point.fwd_hooks}
+    permanent = {name for name, point in model.all_points().items() if point.fwd_hooks}
     assert {"hook_embed", "ln_final.hook_scale", "blocks.2.ln2_post.hook_scale"} <= permanent
     model.feature_intervention(PROMPT, [(0, 2, 3, 4.0)])
     model.reset_hooks()
-    assert {name for name, point in model.hook_dict.items() if point.fwd_hooks} == permanent
+    assert {name for name, point in model.all_points().items() if point.fwd_hooks} == permanent
     assert torch.equal(model(PROMPT[None]), before)
     model.reset_hooks(including_permanent=True)
-    assert not any(point.has_hooks() for point in model.hook_dict.values())
+    assert not any(point.has_hooks() for point in model.all_points().values())
 
 
 # ---- the bundled model -----------------------------------------------------------------------------------------------

@@ -296,7 +296,7 @@ def test_the_model_is_as_before(model: Any, plain: HookedTransformer, tokens: Te
     _, after = model.run_with_cache(tokens)
     assert list(after) == list(before)
     assert all(torch.equal(after[name], before[name]) for name in before)
-    for name, point in plain.hook_dict.items():
+    for name, point in plain.all_points().items():
         mine = model.hook_dict[name]
         assert (mine.dims, mine.on_demand) == (point.dims, point.on_demand and name not in others), name
     _, last = model.run_with_cache(tokens, pos_slice=(-1, None))
