@@ -15,14 +15,16 @@ from beartype import BeartypeConf, beartype
 from hypothesis import settings
 
 # Every annotated call in the package is checked. It has to come before the package's first import. What has no shapes in its
-# annotations is checked by beartype alone, in a tenth of the time: jaxtyping would open a table of sizes for it.
+# annotations is checked by beartype alone, in a tenth of the time: jaxtyping would open a table of sizes for it. But jaxtyping
+# alone passes over the names in quotes that are there for type checkers only.
 with_shapes = jaxtyping.jaxtyped
 without = beartype(conf=BeartypeConf(violation_type=jaxtyping.TypeCheckError))
 
 
 def checked(*, typechecker: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def decorate(made: Any) -> Any:
-        if inspect.isfunction(made) and "jaxtyping" not in repr(made.__annotations__):
+        kinds = made.__annotations__.values() if inspect.isfunction(made) else ["of a class"]
+        if not any(isinstance(kind, str) or "jaxtyping" in repr(kind) or "ForwardRef" in repr(kind) for kind in kinds):
             return without(made)
         return with_shapes(made, typechecker=typechecker)
 

@@ -267,9 +267,8 @@ def test_real_ctrl_c_at_any_moment() -> None:
     def interrupt(number: int, frame: Any) -> None:
         if "weakref" not in frame.f_code.co_filename:
             raise KeyboardInterrupt
-        signal.setitimer(
-            signal.ITIMER_REAL, 1e-5
-        )  # Python swallows what a weak reference's callback raises: a little later
+        # Python swallows what a weak reference's callback raises: a little later
+        signal.setitimer(signal.ITIMER_REAL, 1e-5)
 
     before = signal.signal(signal.SIGALRM, interrupt)
     gc.disable()  # and what a callback of the collector raises
