@@ -77,7 +77,10 @@ class ActivationCache(Cache):
             rest[0] = index(rest[0])  # numpy's and torch's integers too
         aliases = self.model.aliases
         name = self.model.site_name((bare, *rest) if rest else aliases.get(bare, bare))
-        return aliases.get(name, name) + first[len(bare) :]
+        name, ending = aliases.get(name, name), first[len(bare) :]
+        if name + ending not in self.cache_dict and (same := self.model.same_value(name) + ending) in self.cache_dict:
+            return same
+        return name + ending
 
     def _missing(self, name: str) -> KeyError:
         """The error that says which filter keeps a site, for all layers, or that the model has no such site."""

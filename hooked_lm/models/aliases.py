@@ -1,8 +1,9 @@
 """What other libraries call our sites."""
 
+import re
 from collections.abc import Collection, Iterable
 
-__all__ = ["aliases", "side_aliases"]
+__all__ = ["aliases", "same_value", "side_aliases"]
 
 # Names that other libraries use for our sites, as (other, ours), the first of ours that a model has. An alias means the same
 # value, and an edit there has the same effect; so what enters a norm beside the stream, or a single projection, has none.
@@ -153,6 +154,22 @@ def block_aliases(names: set[str], block: str, is_scaled: bool) -> list[tuple[st
         if {block + site for site in has} <= names and not {block + site for site in has_not} & names:
             rows += some
     return rows
+
+
+def same_value(site: str, names: Collection[str], is_scaled: bool = False) -> str:
+    """The site that shows the same value as one inside a block: what a sublayer gives, where just this is added to the stream.
+
+    The site itself if there is no other. `is_scaled` says whether the block adds a multiple of it.
+
+    >>> same_value("blocks.2.mlp.hook_out", ["blocks.2.mlp.hook_out", "blocks.2.hook_mlp_out"])
+    'blocks.2.hook_mlp_out'
+    """
+    block = re.match(r".*?\.\d+\.", site)
+    if block is None:
+        return site
+    rows = block_aliases(set(names), block[0], is_scaled)
+    found = [block[0] + ours for theirs, ours in rows if block[0] + theirs == site]
+    return next((name for name in found if name in names), site)
 
 
 def _first_there(rows: Iterable[tuple[str, str]], names: set[str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hooked_lm.components.manner import FUSED, Manner, follow
 from hooked_lm.hooks import HookPoint
+from hooked_lm.models.aliases import same_value
 from hooked_lm.models.elsewhere import in_our_names
 from hooked_lm.models.init import init_weights
 from hooked_lm.models.settled import SettledConfig
@@ -93,6 +94,15 @@ class PlacedModel:
         super().__setstate__(state)  # type: ignore[misc]
         if isinstance(self.cfg, SettledConfig):
             self.cfg.seal()
+
+    def same_value(self, site: str) -> str:
+        """The site of a bare cache that shows the same value as one on demand, such as `mlp.hook_out`; or itself."""
+        points = self.all_points()  # type: ignore[attr-defined]
+        if site not in points or self.in_bare_cache(points[site]):
+            return site
+        block = self.get_submodule(".".join(site.split(".")[:2]))  # type: ignore[attr-defined]
+        scale = getattr(getattr(block, "cfg", None), "residual_scale", 1.0)
+        return same_value(site, points, is_scaled=scale != 1.0)
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
         """As for any module; the names and tables of other libraries are understood, see `in_our_names`."""

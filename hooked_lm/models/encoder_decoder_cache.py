@@ -50,7 +50,12 @@ class EncoderDecoderActivations(Cache):
     def full_name(self, key: Any) -> str:
         """The name that a short one or another library's name means; "_grad" may follow any of them."""
         if not isinstance(key, tuple):
-            bare = str(key).removesuffix("_grad")
-            return self.model.aliases.get(bare, bare) + str(key)[len(bare) :]
-        bare = key[0].removesuffix("_grad")
-        return self.model.site_name((bare, *key[1:])) + key[0][len(bare) :]
+            first, bare = str(key), str(key).removesuffix("_grad")
+            name = self.model.aliases.get(bare, bare)
+        else:
+            first, bare = key[0], key[0].removesuffix("_grad")
+            name = self.model.site_name((bare, *key[1:]))
+        ending = first[len(bare) :]
+        if name + ending not in self.cache_dict and (same := self.model.same_value(name) + ending) in self.cache_dict:
+            return same
+        return name + ending
