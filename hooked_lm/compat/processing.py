@@ -22,7 +22,7 @@ def rewritten(state_dict: State, cfg: Any, rewrite: Callable[[Any], None]) -> St
     A norm that was folded is the identity: it still has its names, with ones and zeros.
     """
     device = next(iter(state_dict.values())).device
-    model = HookedTransformer(replace(cfg, device=str(device), init_weights=False, processed=()))
+    model = HookedTransformer(replace(cfg, device=str(device), init_weights=False, processed=(), tokenizer_name=None))
     load_state(model, state_dict)
     rewrite(model)
     state = model.state_dict()

@@ -91,6 +91,8 @@ def activation(kind: Activation) -> Callable[[Tensor], Tensor]:
     """The function of a name, or the module of a config; raises ValueError listing the known names."""
     if not isinstance(kind, str):
         return kind.build()
+    if not kind:
+        raise ValueError("an MLP needs act_fn, e.g. 'gelu' or 'relu'")
     if kind not in ACTIVATIONS:
         raise ValueError(f"unknown activation '{kind}'; known are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[kind]

@@ -3,8 +3,8 @@
 A family is data: `config(hf)` reads a checkpoint's config into the tree of our components, `rows(tree)` says which
 tensor of theirs is which weight of ours. Optional: `PREFIX`, which a checkpoint of the base model leaves out of its
 names; `IGNORED`, globs of tensors that hold no weights; `RENAMED`, regular expressions of old names and what these are now;
-`NO_EFFECT`, fields that change nothing here; `MODEL_TYPE`, where that is no name of a file ("openai-gpt" is in
-`openai_gpt.py`).
+`NO_EFFECT`, fields that change nothing here; `PREPENDS_BOS`, False where text begins with BOS only if a call says so;
+`MODEL_TYPE`, where that is no name of a file ("openai-gpt" is in `openai_gpt.py`).
 """
 
 import pkgutil

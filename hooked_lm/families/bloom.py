@@ -12,6 +12,7 @@ from hooked_lm.models.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 PREFIX = "transformer."
+PREPENDS_BOS = False
 IGNORED = ()
 NO_EFFECT = (
     *("slow_but_exact", "attention_softmax_in_fp32"),  # how the same product is rounded

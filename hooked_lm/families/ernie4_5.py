@@ -8,6 +8,8 @@ from hooked_lm.models.tree import DecoderConfig
 
 __all__ = ["IGNORED", "PREFIX", "config", "rows"]
 
+PREPENDS_BOS = False
+
 
 def config(hf: HFConfig) -> DecoderConfig:
     turn = rotary(hf, hf.head_dim, adjacent_pairs=True)

@@ -15,6 +15,7 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
+PREPENDS_BOS = False
 IGNORED = (*llama_like.IGNORED, "*mtp*")  # they predict further tokens ahead
 # How training balanced the experts' loads, and how many further tokens it predicted.
 NO_EFFECT = (*moe.NO_EFFECT, "moe_capacity", "moe_gate", "moe_use_aux_free", "num_nextn_predict_layers")

@@ -13,6 +13,7 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
+PREPENDS_BOS = False
 NO_EFFECT = ("sliding_window_pattern",)  # layer_types say the same
 
 

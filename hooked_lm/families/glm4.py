@@ -12,6 +12,8 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
+PREPENDS_BOS = False
+
 
 def config(hf: HFConfig) -> DecoderConfig:
     tree, norm = glm.config(hf), llama_like.rms_norm(hf)

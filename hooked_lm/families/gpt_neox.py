@@ -11,6 +11,7 @@ from hooked_lm.models.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 PREFIX = "gpt_neox."
+PREPENDS_BOS = False
 IGNORED = ("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq")
 
 

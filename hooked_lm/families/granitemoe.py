@@ -14,6 +14,7 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
+PREPENDS_BOS = False
 NO_EFFECT = moe.NO_EFFECT
 
 

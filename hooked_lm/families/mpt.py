@@ -14,6 +14,7 @@ from hooked_lm.models.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 PREFIX = "transformer."
+PREPENDS_BOS = False
 IGNORED = ()
 NO_EFFECT = ("init_device", "init_config", "verbose", "tokenizer_name", "embedding_fraction", "learned_pos_emb")
 

@@ -13,6 +13,7 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
+PREPENDS_BOS = False
 NO_EFFECT = ("partial_rotary_factor",)  # `rope_parameters` repeat it where it counts
 
 

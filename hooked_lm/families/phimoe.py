@@ -17,6 +17,8 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
+PREPENDS_BOS = False
+
 # noise on the input of training; `rope_parameters` repeat the other where it counts
 NO_EFFECT = (*moe.NO_EFFECT, "input_jitter_noise", "original_max_position_embeddings")
 

@@ -7,6 +7,7 @@ from hooked_lm.models.tree import DecoderConfig
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
+PREPENDS_BOS = False
 NO_EFFECT = ("use_sliding_window", "max_window_layers")  # layer_types and sliding_window say the same
 
 

@@ -13,6 +13,8 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
+PREPENDS_BOS = False
+
 # layer_types and sliding_window say the same as the last two
 NO_EFFECT = (*moe.NO_EFFECT, "use_sliding_window", "max_window_layers")
 

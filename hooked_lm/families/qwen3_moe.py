@@ -13,6 +13,7 @@ from hooked_lm.models.tree import DecoderConfig
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
+PREPENDS_BOS = False
 NO_EFFECT = (*moe.NO_EFFECT, "use_sliding_window", "max_window_layers")  # sliding_window says the same
 
 

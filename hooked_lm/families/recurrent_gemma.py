@@ -16,6 +16,7 @@ from hooked_lm.models.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 PREFIX = "model."
+PREPENDS_BOS = False
 IGNORED = ("*.rotary_emb.inv_freq",)
 # how a new model is initialised, and what follows from other fields
 NO_EFFECT = ("*w_init_variance_scale", "head_dim", "partial_rotary_factor")

@@ -7,6 +7,8 @@ from hooked_lm.models.tree import DecoderConfig
 
 __all__ = ["IGNORED", "PREFIX", "config", "rows"]
 
+PREPENDS_BOS = False
+
 
 def config(hf: HFConfig) -> DecoderConfig:
     attn = llama_like.attention(hf, qkv_bias=hf.attention_bias, out_bias=hf.attention_out_bias)

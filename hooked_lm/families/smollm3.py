@@ -12,6 +12,8 @@ from hooked_lm.models.tree import DecoderConfig
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
+PREPENDS_BOS = False
+
 # no_rope_layers says the same as its interval; layer_types and sliding_window say where windows are.
 NO_EFFECT = ("no_rope_layer_interval", "use_sliding_window", "max_window_layers")
 

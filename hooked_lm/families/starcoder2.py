@@ -12,6 +12,8 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
+PREPENDS_BOS = False
+
 # Left over from training: there is one type of each, hidden_act and norm_epsilon count, and softmax is always in fp32.
 NO_EFFECT = (
     *("mlp_type", "norm_type", "activation_function", "layer_norm_epsilon", "scale_attn_weights"),

@@ -8,11 +8,12 @@ from hooked_lm.families import supported
 from hooked_lm.hub.compare import verify
 from hooked_lm.hub.export import save_pretrained, to_hf
 from hooked_lm.hub.load import from_pretrained, from_pretrained_no_processing
-from hooked_lm.hub.source import short_names
+from hooked_lm.hub.source import named_tokenizer, short_names
 
 __all__ = [
     "from_pretrained",
     "from_pretrained_no_processing",
+    "named_tokenizer",
     "save_pretrained",
     "short_names",
     "supported",

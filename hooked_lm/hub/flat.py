@@ -20,7 +20,16 @@ from hooked_lm.hub.flat_weights import in_public_names
 from hooked_lm.hub.kinds import kind_of
 from hooked_lm.hub.options import real_dtype, with_limits
 from hooked_lm.hub.plausible import check_values
-from hooked_lm.hub.source import DOWNLOAD_OPTIONS, Source, check_no_code, find_tokenizer, hub_id, local_folder, spelled
+from hooked_lm.hub.source import (
+    DOWNLOAD_OPTIONS,
+    TOKENIZER_FILES,
+    Source,
+    check_no_code,
+    find_tokenizer,
+    local_folder,
+    repository,
+    spelled,
+)
 from hooked_lm.models.config import ELSEWHERE, DecoderConfig, HookedTransformerConfig
 from hooked_lm.models.state import load_state
 from hooked_lm.weights import open_checkpoint
@@ -186,7 +195,7 @@ def find_flat(
     if folder is None:
         from huggingface_hub import hf_hub_download
 
-        name = hub_id(name)
+        name = repository(name, revision, options, ("*",))
         try:
             there = {"revision": revision, "local_files_only": local_files_only, **options}
             folder = Path(hf_hub_download(name, "config.json", **there)).parent
@@ -256,7 +265,8 @@ def _tokenizer(source: FlatSource) -> Any:
     name = source.names.get("tokenizer_name")
     if found is not None or not name:
         return found
-    found = find_tokenizer(Source(hub_id(name), None, None, None), None, source.local_files_only, source.options)
+    known = spelled(name) if local_folder(name) else repository(name, None, source.options, TOKENIZER_FILES)
+    found = find_tokenizer(Source(known, None, None, None), None, source.local_files_only, source.options)
     if found is None:
         raise ValueError(
             f"{source.name!r} reads text with the tokenizer {name!r}, which is no directory here and which the hub did not "

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +16,7 @@ from hooked_lm.hub.flat import find_flat, flat_model
 from hooked_lm.hub.kinds import Kind, Model, Tree, kind_of
 from hooked_lm.hub.options import checkpoint_step, one_device, real_dtype, with_limits
 from hooked_lm.hub.plausible import check_kinds, check_layers, check_values
-from hooked_lm.hub.source import Source, find, find_tokenizer, in_present_names, spelled
+from hooked_lm.hub.source import Source, find, find_tokenizer, has_tokenizer, in_present_names, spelled
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.fold import process_weights
 from hooked_lm.weights import Row, expand, load, slots
@@ -69,6 +69,7 @@ def from_pretrained(
             checkpoints (Pythia, Stanford CRFM's GPT-2, and those in a folder `checkpoints` of flat ones).
         hf_model: a transformers or PEFT model whose weights to take instead; it is left as it is.
         device, device_map: one device; the first GPU if there is one.
+        default_prepend_bos: whether text begins with BOS unless a call says otherwise; the family's habit if None.
         tokenizer: instead of the checkpoint's own.
         move_to_device: False leaves the weights on the CPU.
         dtype: of the weights; "auto" for the checkpoint's own.
@@ -108,6 +109,7 @@ def from_pretrained(
         tokenizer = find_tokenizer(source, revision, local_files_only, hf_kwargs)
     model = _unfilled(kind, cfg, tokenizer)
     fill(model, tensors, module, full, device, copy=hf_model is not None)
+    model.cfg.tokenizer_name = cfg.tokenizer_name
     model.hf_config = source.config.to_dict() | {"architectures": source.architectures()}
     return _rewritten(model, rewrites)
 
@@ -115,7 +117,7 @@ def from_pretrained(
 def _unfilled(kind: Kind, cfg: Any, tokenizer: Any) -> Model:
     """The model of a config, without weights. Raises ValueError for sizes that no tensor can have."""
     try:
-        return kind.model(cfg, tokenizer=tokenizer)
+        return kind.model(replace(cfg, tokenizer_name=None) if tokenizer is None else cfg, tokenizer=tokenizer)
     except (RuntimeError, OverflowError, MemoryError) as error:
         sizes = ", ".join(
             f"{name}={getattr(cfg, name)}" for name in ("d_model", "n_heads", "d_head", "d_mlp", "d_vocab")
@@ -166,16 +168,21 @@ def facts(
     facts = {
         "model_name": source.name.rpartition("/")[2],
         "original_architecture": next(iter(source.architectures()), source.config.model_type),
-        "tokenizer_name": source.name,
+        "tokenizer_name": source.name if source.folder is None or has_tokenizer(source.folder) else None,
         "from_checkpoint": step is not None,
         "checkpoint_index": index,
         "checkpoint_value": step,
         "checkpoint_label_type": None if step is None else "step",
-        "default_prepend_bos": prepend_bos,
+        "default_prepend_bos": prepends_bos(source.config.model_type) if prepend_bos is None else prepend_bos,
         "default_padding_side": padding_side,
         "initializer_range": getattr(source.config, "initializer_range", None),
     }
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def prepends_bos(model_type: str) -> bool:
+    """Whether text for a model of this family begins with BOS unless a call says otherwise."""
+    return getattr(family(model_type), "PREPENDS_BOS", True)
 
 
 def read_config(

@@ -1,6 +1,7 @@
 """What the options of `from_pretrained` mean; what cannot be honoured is refused."""
 
 import fnmatch
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -71,6 +72,10 @@ def checkpoint_step(
     return value, pattern.format(value)
 
 
+def _is_rotary(block: Any) -> bool:
+    return getattr(getattr(block, "attn", None), "rotary", None) is not None
+
+
 def with_limits(tree: Tree, first_n_layers: int | None, n_ctx: int | None) -> Tree:
     """A tree of fewer layers (a decoder's), or for prompts of another length."""
     if first_n_layers is not None:
@@ -87,5 +92,11 @@ def with_limits(tree: Tree, first_n_layers: int | None, n_ctx: int | None) -> Tr
         if n_ctx < 1 or (learned is not None and n_ctx > learned):
             rows = f" and embeddings for {learned} positions" if learned is not None else ""
             raise ValueError(f"n_ctx={n_ctx}: the checkpoint has n_ctx {tree.n_ctx}{rows}")
+        if n_ctx > tree.n_ctx and any(_is_rotary(block) for block in tree.blocks):
+            warnings.warn(
+                f"n_ctx={n_ctx}: the checkpoint has n_ctx {tree.n_ctx}, and predictions at later positions, which it was "
+                "not trained on, may be poor",
+                stacklevel=2,
+            )
         tree = replace(tree, n_ctx=n_ctx)
     return tree

@@ -18,6 +18,7 @@ from hooked_lm.weights import open_checkpoint
 
 DEMO = Path(__file__).parents[1] / "demo" / "model"
 TEXT_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 GENERATION_FACTS = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "forced_bos_token_id")
 DOWNLOAD_OPTIONS = ("token", "cache_dir", "force_download")
 
@@ -70,6 +71,21 @@ def short_names() -> dict[str, str]:
 
 def hub_id(model_name: str) -> str:
     return SHORT_NAMES.get(model_name.lower(), model_name)
+
+
+def repository(name: str, revision: str | None, hf_kwargs: Mapping[str, Any], files: Iterable[str]) -> str:
+    """The hub id of a name. One that the local cache holds as it is ("gpt2") goes before its organisation's.
+
+    `files` are globs of which the cache must have one.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    known = hub_id(name)
+    for bare in dict.fromkeys((name, known.rpartition("/")[2])) if known != name else ():
+        cached = try_to_load_from_cache(bare, "config.json", cache_dir=hf_kwargs.get("cache_dir"), revision=revision)
+        if isinstance(cached, str) and any(any(Path(cached).parent.glob(glob)) for glob in files):
+            return bare
+    return known
 
 
 def spelled(model_name: str | os.PathLike[str]) -> str:
@@ -130,7 +146,9 @@ def find(
     if folder is not None and not folder.is_dir():
         raise ValueError(f"{name!r} is no directory here")
     if folder is None:
-        name = hub_id(name)
+        name = repository(
+            name, revision, hf_kwargs, ("model*.safetensors", "pytorch_model*.bin") if weights else ("*",)
+        )
         folder = _download(name, revision, local_files_only, hf_kwargs, weights)
     return Source(name, folder, None, _hf_config(folder, overrides))
 
@@ -192,6 +210,15 @@ def _merged(hf_model: Any) -> Any:
     return copy.deepcopy(hf_model).merge_and_unload()
 
 
+def named_tokenizer(name: str) -> Any:
+    """The tokenizer of a directory, a short name or a hub id. Raises ValueError if there is none."""
+    where = spelled(name) if local_folder(name) is not None else repository(name, None, {}, TOKENIZER_FILES)
+    found = find_tokenizer(Source(where, None, None, None), None, False, {})
+    if found is None:
+        raise ValueError(f"no directory here is a tokenizer {name!r}, and the hub gave none")
+    return found
+
+
 def find_tokenizer(source: Source, revision: str | None, local_files_only: bool, hf_kwargs: Mapping[str, Any]) -> Any:
     """The tokenizer that lies beside the weights, or under an HF model's name; None if there is none."""
     folder = source.folder
@@ -202,12 +229,16 @@ def find_tokenizer(source: Source, revision: str | None, local_files_only: bool,
                 folder = _download(source.name, revision, local_files_only, hf_kwargs, weights=False)
             except ValueError:
                 return None
-    files = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
-    if not any((folder / file).is_file() for file in files):
+    if not has_tokenizer(folder):
         return None
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a tokenizer lies in a directory."""
+    return any((folder / file).is_file() for file in TOKENIZER_FILES)
 
 
 class _Renamed(Mapping[str, Tensor]):

@@ -1,5 +1,6 @@
 """What models of every class share: where their weights are, what a bare cache keeps, the way to and from checkpoints."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -24,6 +25,24 @@ ON_DEMAND_FLAGS = {
     "hook_result": "use_attn_result",
     "hook_mlp_in": "use_hook_mlp_in",
 }
+
+
+def tokenizer_for(cfg: Any, tokenizer: Any) -> Any:
+    """The tokenizer that was given, else the one that a config names, if it names one.
+
+    Where that cannot be had, a model whose vocabulary is known goes without, and a warning says so; else ValueError.
+    """
+    if tokenizer is not None or not cfg.tokenizer_name:
+        return tokenizer
+    from hooked_lm import hub
+
+    try:
+        return hub.named_tokenizer(cfg.tokenizer_name)
+    except (ValueError, OSError) as error:
+        if cfg.d_vocab == -1:
+            raise ValueError(f"d_vocab is missing, and the tokenizer that says it was not found: {error}") from error
+        warnings.warn(f"the model has no tokenizer: {error}; give one with set_tokenizer", stacklevel=3)
+        return None
 
 
 class PlacedModel:

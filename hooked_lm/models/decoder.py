@@ -20,7 +20,7 @@ from hooked_lm.hooks.select import Site
 from hooked_lm.models import generate as generation
 from hooked_lm.models.activation_cache import ActivationCache
 from hooked_lm.models.aliases import aliases
-from hooked_lm.models.base import PlacedModel
+from hooked_lm.models.base import PlacedModel, tokenizer_for
 from hooked_lm.models.checks import (
     check_cacheable,
     check_layers,
@@ -82,7 +82,7 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
         self.cfg = copy(HookedTransformerConfig.unwrap(cfg))  # the caller's may build others
         if default_padding_side is not None:
             self.cfg.default_padding_side = default_padding_side
-        self.set_tokenizer(tokenizer)
+        self.set_tokenizer(tokenizer_for(self.cfg, tokenizer))
         self.cfg.check_tree()
         tree = self.tree
         with torch.device(self.cfg.device if move_to_device else torch.get_default_device()):

@@ -14,7 +14,7 @@ from hooked_lm.components.embed import TiedUnembed
 from hooked_lm.components.norm import add_norm, norm_of
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint
 from hooked_lm.models.aliases import aliases
-from hooked_lm.models.base import PlacedModel
+from hooked_lm.models.base import PlacedModel, tokenizer_for
 from hooked_lm.models.checks import check_length, is_ids
 from hooked_lm.models.config import HookedTransformerConfig
 from hooked_lm.models.encoder_cache import EncoderActivations
@@ -60,7 +60,7 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
         self.cfg = copy(HookedEncoderConfig.unwrap(cfg))  # the caller's may build others
         if default_padding_side is not None:
             self.cfg.default_padding_side = default_padding_side
-        self.set_tokenizer(tokenizer)
+        self.set_tokenizer(tokenizer_for(self.cfg, tokenizer))
         self.cfg.check_tree()
         tree = self.tree
         with torch.device(self.cfg.device if move_to_device else torch.get_default_device()):

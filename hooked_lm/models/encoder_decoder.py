@@ -16,7 +16,7 @@ from hooked_lm.components.relative_bias import RelativeBias
 from hooked_lm.components.source import EncoderDecoderCache, Source, StackContext
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.aliases import side_aliases
-from hooked_lm.models.base import PlacedModel
+from hooked_lm.models.base import PlacedModel, tokenizer_for
 from hooked_lm.models.checks import check_cacheable, check_length, check_options
 from hooked_lm.models.config import HookedTransformerConfig
 from hooked_lm.models.decoder import Output
@@ -72,7 +72,7 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
                 f"positional_embedding_type {flat.positional_embedding_type!r}"
             )
         self.cfg = copy(flat)  # the caller's may build others
-        self.set_tokenizer(tokenizer)
+        self.set_tokenizer(tokenizer_for(self.cfg, tokenizer))
         self.cfg.check_tree()
         with torch.device(self.cfg.device if move_to_device else torch.get_default_device()):
             self._make_encoder(self.tree, self.tree.encoder)

@@ -494,8 +494,8 @@ def test_a_gated_model_from_flat_names():
     "changes", [{"normalization_type": "LN"}, {"positional_embedding_type": "standard"}, {"d_vocab": -1}]
 )
 def test_flat_names_refuse_what_they_cannot_build(changes: dict[str, Any]):
-    with pytest.raises(ValueError, match=r"flat names build|needs d_vocab"):
-        HookedEncoderDecoderConfig(**{**SIZES, **changes})
+    with pytest.raises(ValueError, match=r"flat names build|d_vocab is missing"):
+        HookedEncoderDecoder(HookedEncoderDecoderConfig(**{**SIZES, **changes}))
 
 
 def test_a_decoders_config_is_refused():
