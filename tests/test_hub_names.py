@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from hooked_lm import HookedTransformer, hub
 from tests.families import CASES, reference
@@ -72,3 +73,27 @@ def test_the_tokenizer_of_a_loaded_model_is_that_of_the_path(here: Path) -> None
     assert load(Path("demo")).cfg.tokenizer_name == "./demo"
     assert isinstance(bundled, HookedTransformer)
     assert torch.equal(load(Path("demo")).W_E, bundled.W_E)
+
+
+# ---- the cache of the hub --------------------------------------------------------------------------------------------
+
+
+def cached(repository: str, cache: Path, width: int) -> None:
+    """A checkpoint in the layout of the hub's cache."""
+    folder = cache / f"models--{repository.replace('/', '--')}"
+    config = reference(GPT2).config.to_dict() | {"n_embd": width, "n_head": 2, "n_inner": None}
+    GPT2LMHeadModel(GPT2Config(**config)).save_pretrained(folder / "snapshots" / "abc")
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("abc")
+
+
+def test_a_short_name_in_the_cache_goes_before_its_organisations(here: Path) -> None:
+    options: dict[str, Any] = {"cache_dir": str(here / "cache"), "local_files_only": True}
+    cached("openai-community/gpt2", here / "cache", 8)
+    assert load("gpt2", **options).cfg.d_model == 8
+    cached("gpt2", here / "cache", 16)
+    for name in ("gpt2", "gpt2-small"):
+        assert load(name, **options).cfg.d_model == 16
+    assert load("openai-community/gpt2", **options).cfg.d_model == 8
+    (here / "cache" / "models--gpt2" / "snapshots" / "abc" / "model.safetensors").unlink()
+    assert load("gpt2", **options).cfg.d_model == 8  # of the other there is only a config

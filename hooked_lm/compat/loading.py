@@ -26,20 +26,41 @@ from hooked_lm.models.tree import DecoderConfig
 
 # Ids of the hub that are still known by what they were before organisations had names.
 BARE = ("openai-community/", "distilbert/")
+# Ids of the hub that are known by another spelling, or by a name that is on no hub.
+SPELLED = {
+    "EleutherAI/gpt-j-6b": "EleutherAI/gpt-j-6B",
+    "EleutherAI/gpt-neo-125m": "EleutherAI/gpt-neo-125M",
+    "bigcode/gpt_bigcode-santacoder": "bigcode/santacoder",
+    **{f"huggyllama/llama-{size}": f"llama-{size}-hf" for size in ("7b", "13b", "30b", "65b")},
+}
+# Names of the known list whose models are of kinds that are not built here: loading one says which kind.
+NOT_BUILT: dict[str, tuple[str, ...]] = {
+    **{f"Qwen/Qwen-{size}{kind}": (f"qwen-{size.replace('_', '.').lower()}{kind.lower()}",)
+       for size in ("1_8B", "7B", "14B") for kind in ("", "-Chat")},
+    **{f"google/gemma-3-{size}-{kind}": (f"gemma-3-{size}-{kind}",) for size in ("4b", "12b", "27b") for kind in ("it", "pt")},
+    **{f"google/medgemma-{name}": (f"medgemma-{name}",) for name in ("4b-it", "4b-pt", "27b-it", "27b-text-it")},
+    "facebook/hubert-base-ls960": ("hubert-base-ls960",),
+    **{f"facebook/wav2vec2-{size}": (f"wav2vec2-{size}", f"w2v2-{size}") for size in ("base", "large")},
+}  # fmt: skip
 
 
 def official_name(repository: str) -> str:
     """The id of a repository as it is usually written."""
+    if repository in SPELLED:
+        return SPELLED[repository]
     return next((repository.removeprefix(prefix) for prefix in BARE if repository.startswith(prefix)), repository)
 
 
-OFFICIAL_MODEL_NAMES = [*dict.fromkeys(official_name(repository) for repository in SHORT_NAMES.values())]
+OFFICIAL_MODEL_NAMES = [*dict.fromkeys([*(official_name(known) for known in SHORT_NAMES.values()), *NOT_BUILT])]
+SHORT_OF = {short: official_name(repository) for short, repository in SHORT_NAMES.items()} | {
+    short: name for name, shorts in NOT_BUILT.items() for short in shorts
+}
 MODEL_ALIASES = {
-    name: [short for short, repository in SHORT_NAMES.items() if official_name(repository) == name and short != name]
-    for name in OFFICIAL_MODEL_NAMES
+    official: [short for short, name in SHORT_OF.items() if name == official and short != official]
+    for official in OFFICIAL_MODEL_NAMES
 }
 DEFAULT_MODEL_ALIASES = [next(iter(MODEL_ALIASES[name]), name) for name in OFFICIAL_MODEL_NAMES]
-NON_HF_HOSTED_MODEL_NAMES: list[str] = []  # all that are named here are on the hub
+NON_HF_HOSTED_MODEL_NAMES: list[str] = []  # all that are built here are on the hub
 NEED_REMOTE_CODE_MODELS: tuple[str, ...] = ()  # code from a checkpoint is never run
 STANFORD_CRFM_CHECKPOINTS = list(CHECKPOINTS["stanford-crfm/*"][1])
 PYTHIA_CHECKPOINTS = list(CHECKPOINTS["EleutherAI/pythia-*"][1])
@@ -58,7 +79,7 @@ def make_model_alias_map() -> dict[str, str]:
     """Every name in lower case -> the official one."""
     return {
         **{name.lower(): name for name in OFFICIAL_MODEL_NAMES},
-        **{short: official_name(repository) for short, repository in SHORT_NAMES.items()},
+        **SHORT_OF,
     }
 
 
@@ -168,9 +189,9 @@ def _plain(part: Any) -> Any:
 
 def _folded(cfg: HookedTransformerConfig) -> HookedTransformerConfig:
     """The config of the model after `fold_ln`, found on one without memory."""
-    model = HookedTransformer(replace(cfg, device="meta"))
+    model = HookedTransformer(replace(cfg, device="meta", tokenizer_name=None))
     process_weights(model, center_writing_weights=False, center_unembed=False, fold_value_biases=False)
-    return replace(model.cfg, device=cfg.device)
+    return replace(model.cfg, device=cfg.device, tokenizer_name=cfg.tokenizer_name)
 
 
 def convert_hf_model_config(model_name: str, **kwargs: Any) -> dict[str, Any]:

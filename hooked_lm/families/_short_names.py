@@ -60,6 +60,16 @@ SHORT_NAMES = {
         for size, names in _STANFORD.items()
         for name in names
     },
+    **{
+        f"gpt2-{place}-small-{letter}": "stanford-crfm/" + name.format(f"gpt2-{size}")
+        for size, place in (("small", "mistral"), ("medium", "medium"))
+        for letter, name in zip("abcde", _STANFORD[size], strict=True)
+    },
+    **{
+        f"gpt2-stanford-{size}-{letter}": "stanford-crfm/" + name.format(f"gpt2-{size}")
+        for size, names in _STANFORD.items()
+        for letter, name in zip("abcde", names, strict=True)
+    },
     **{f"pythia-{size}": f"EleutherAI/pythia-{size}" for size in _PYTHIA},
     **{
         f"pythia-{size}{kind}": f"EleutherAI/pythia-{now}{kind}"
@@ -67,9 +77,15 @@ SHORT_NAMES = {
         for kind in ("", "-deduped", "-v0", "-deduped-v0")
     },
     **{
-        f"pythia-{size}-seed{seed}": f"EleutherAI/pythia-160m-seed{seed}"
-        for size in ("160m", "125m")
+        f"{owner}pythia-{size}-seed{seed}": f"EleutherAI/pythia-160m-seed{seed}"
+        for owner, sizes in (("", ("160m", "125m")), ("eleutherai/", ("125m",)))
+        for size in sizes
         for seed in (1, 2, 3)
+    },
+    **{
+        f"eleutherai/pythia-{size}{kind}": f"EleutherAI/pythia-{now}{kind}"
+        for size, now in _PYTHIA_BEFORE.items()
+        for kind in ("", "-deduped", "-v0", "-deduped-v0")
     },
     "pythia": "EleutherAI/pythia-70m",
     "pythia-v0": "EleutherAI/pythia-70m-v0",
@@ -85,7 +101,7 @@ SHORT_NAMES = {
     **{f"opt-{size}": f"facebook/opt-{now}" for size, now in _OPT.items()},
     "opt": "facebook/opt-125m",
     **{f"bloom-{size}": f"bigscience/bloom-{size}" for size in ("560m", "1b1", "1b7", "3b", "7b1")},
-    "santacoder": "bigcode/gpt_bigcode-santacoder",
+    **dict.fromkeys(("santacoder", "bigcode/santacoder"), "bigcode/gpt_bigcode-santacoder"),
     "llama-7b": "huggyllama/llama-7b",
     "llama-13b": "huggyllama/llama-13b",
     "llama-30b": "huggyllama/llama-30b",
@@ -93,6 +109,8 @@ SHORT_NAMES = {
     **{f"llama-2-{size}": f"meta-llama/Llama-2-{size}-hf" for size in ("7b", "13b", "70b")},
     **{f"llama-2-{size}-chat": f"meta-llama/Llama-2-{size}-chat-hf" for size in ("7b", "13b", "70b")},
     **{f"llama-{size}-hf": f"huggyllama/llama-{size}" for size in ("7b", "13b", "30b", "65b")},
+    "meta-llama-2-70b-chat-hf": "meta-llama/Llama-2-70b-chat-hf",
+    "codellamallama-2-7b": "codellama/CodeLlama-7b-hf",
     "codellama-7b": "codellama/CodeLlama-7b-hf",
     "codellama-7b-python": "codellama/CodeLlama-7b-Python-hf",
     "codellama-7b-instruct": "codellama/CodeLlama-7b-Instruct-hf",

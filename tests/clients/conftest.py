@@ -13,6 +13,7 @@ collect_ignore = [
     "circuit_tracer_run.py",
     "converters.py",
     "flat_originals.py",
+    "fold_of_the_original.py",
     "originals.py",
     "sae_dashboard_run.py",
     "sae_lens_run.py",
