@@ -10,6 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.patching.both_stacks import refuse_two_stacks
 from hooked_lm.patching.edits import Change
 from hooked_lm.patching.plan import Plan
 from hooked_lm.patching.prompts import Prompts, Which, check_has_mean, chosen, site_of_layer, tokens_of, values_of
@@ -87,6 +88,7 @@ def ablate(
     >>> list(lost.axes), bool((lost.mean < -1).any())
     (['layer'], True)
     """
+    refuse_two_stacks(model, "ablate")
     _check_options(what, method, dataset, heads, neurons)
     tokens = tokens_of(model, prompts)
     rows = None if dataset is None else _rows(model, dataset)

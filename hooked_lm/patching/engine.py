@@ -20,8 +20,8 @@ from tqdm.auto import tqdm
 from hooked_lm.components.attend import Attend
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from hooked_lm.patching.base import BaseRun
+from hooked_lm.patching.both_stacks import SourceAndTarget, refuse_two_stacks, tokens_at
 from hooked_lm.patching.budget import Budget, batches
 from hooked_lm.patching.edits import Cell, Change, Edit
 from hooked_lm.patching.first_change import FirstChange
@@ -53,10 +53,8 @@ class Experiment:
         batch_size: int | str = "auto",
         compare: Collection[str] = (),
     ) -> None:
-        if isinstance(model, HookedEncoderDecoder):
-            raise TypeError(
-                "sweeps run on one stack of layers, and this model has two; patch a HookedEncoderDecoder with run_with_hooks"
-            )
+        if not isinstance(model, SourceAndTarget):
+            refuse_two_stacks(model, "an Experiment")
         self.model, self.metrics = model, list(metrics)
         self.tokens = tokens.to(next(model.parameters()).device)
         self.base_changes = self._checked_cell(base)
@@ -195,10 +193,11 @@ class Experiment:
     def _checked_cell(self, cell: Cell) -> list[Change]:
         """The cell with the full names of its sites and positions counted from the front; raises KeyError for a site and
         IndexError for a position that does not exist."""
-        n_pos, checked = self.tokens.shape[1], list[Change]()
+        checked = list[Change]()
         for change in cell:
             [site] = self.model.names(change.site)
             if isinstance(change, Edit) and change.positions is not None:
+                n_pos = tokens_at(self.model, self.tokens, site).shape[1]
                 for pos in change.positions:
                     if not -n_pos <= pos < n_pos:
                         raise IndexError(f"position {pos} at '{site}' is out of range: the prompts have {n_pos}")
@@ -280,7 +279,8 @@ class Experiment:
         chosen = [cells[i] for i in others]
         sites = {change.site for cell in (self.base_changes, *chosen) for change in cell}
         together = not self._may_see_the_batch and all(map(self._is_by_row, sites))
-        n_cells = self.budget.cells_of_whole_forwards(self.model, self.shape) if together else 1
+        shape = torch.Size([len(self.tokens), max(self.tokens.shape[1], self.shape[1]), self.shape[-1]])
+        n_cells = self.budget.cells_of_whole_forwards(self.model, shape) if together else 1
         with _bar(title, len(chosen), progress and bool(chosen)) as bar:
             for i, logits in whole_forwards(self.model, self.tokens, chosen, self.base_changes, n_cells):
                 self.spent.forwards += 1

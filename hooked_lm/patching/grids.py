@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm.hooks import HookedRootModule, UnknownSite, site_glob
+from hooked_lm.patching.both_stacks import refuse_two_stacks
 from hooked_lm.patching.edits import Cell
 from hooked_lm.patching.engine import Experiment, Metric
 from hooked_lm.patching.prompts import check_source, site_of_layer
@@ -105,6 +106,7 @@ def one_number(
 
 def axis_sizes(model: Any, activation_name: str, tokens: Any) -> dict[str, int]:
     """How long each axis of a grid is, for this site; raises if no layer has it, or for text as tokens."""
+    refuse_two_stacks(model, "a classic sweep")
     if not isinstance(tokens, Tensor):
         got = type(tokens).__name__
         raise TypeError(f"corrupted_tokens must be a tensor of ids, got {got}: model.to_tokens(text) makes one")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hooked_lm.hooks import HookedRootModule, UnknownSite
 from hooked_lm.hooks.indices import Indices, plain_indices
+from hooked_lm.patching.both_stacks import refuse_two_stacks
 from hooked_lm.patching.edits import Edit
 from hooked_lm.patching.prompts import Prompts, Which, chosen, site_of_layer, tokens_of
 from hooked_lm.patching.result import SweepResult
@@ -69,6 +70,7 @@ def attention_knockout(
     >>> result.axes["edge"], bool(result.mean[0] < -1)
     (('subject', 'the rest'), True)
     """
+    refuse_two_stacks(model, "attention_knockout")
     tokens = tokens_of(model, prompts)
     grid = _Grid(model, tokens, edges, layers, heads, window)
     study = Study(grid.axes, dict(grid.cells()), title="knocking out attention")

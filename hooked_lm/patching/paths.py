@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.patching.both_stacks import refuse_two_stacks
 from hooked_lm.patching.edits import Cell, Edit
 from hooked_lm.patching.engine import Experiment
 from hooked_lm.patching.prompts import Prompts, aligned, site_of_layer, tokens_of, values_of
@@ -131,6 +132,7 @@ class Paths:
     def __init__(
         self, model: Any, corrupted: Prompts, clean: Prompts, freeze: str, batch_size: int | str = "auto"
     ) -> None:
+        refuse_two_stacks(model, "path patching")
         if freeze not in ("attention", "all"):
             raise ValueError(f"freeze must be 'attention' or 'all', got {freeze!r}")
         self.model, self.freeze = model, freeze

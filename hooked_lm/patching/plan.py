@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from hooked_lm.patching.both_stacks import SourceAndTarget, stack_of, tokens_at
 from hooked_lm.patching.edits import Change, Edit, Rest
 from hooked_lm.patching.prompts import Which, chosen, position_labels, site_of_layer, values_of
 from hooked_lm.patching.study import Study
@@ -33,14 +34,16 @@ class Plan:
         if strange := [name for name in names if not isinstance(name, str)]:
             raise TypeError(f"sites must be short names such as 'resid_pre', got {strange[0]!r}")
         self.model, self.names = model, names
-        self.layers = chosen(layers, model.cfg.n_layers, "layer")
-        self.positions = chosen(positions, tokens.shape[1], "position")
+        self.n_layers = self._n_layers()
+        self.layers = chosen(layers, self.n_layers, "layer")
         self.found = self._found()
+        self.tokens = self._tokens(tokens, apart=positions is not None)
+        self.positions = chosen(positions, self.tokens.shape[1], "position")
         self.feature = "head" if heads is not None else "neuron" if neurons is not None else None
         self.sizes = self._sizes(tokens) if self.feature is not None else {}
         which = heads if heads is not None else neurons
         self.features = None if self.feature is None else chosen(which, max(self.sizes.values()), self.feature)
-        self.axes = self._axes(tokens)
+        self.axes = self._axes()
 
     @property
     def sites(self) -> list[str]:
@@ -76,7 +79,7 @@ class Plan:
     ) -> list[Change]:
         """The edits of a place; none where the layer lacks the site, or the site the head."""
         cell: list[Change] = []
-        for layer in range(self.model.cfg.n_layers) if layers is None else layers:
+        for layer in range(self.n_layers) if layers is None else layers:
             site = self.found.get((name, layer))
             if site is None or (features is not None and features[0] >= self.sizes[site]):
                 continue
@@ -84,9 +87,28 @@ class Plan:
             cell.append(Edit(site, values[site], None if positions is None else tuple(positions), rest))
         return cell
 
+    def _n_layers(self) -> int:
+        """How many layers the stack of the sites has; raises ValueError for sites of two."""
+        stacks = {name: stack_of(self.model, name) for name in self.names}
+        if len(set(stacks.values())) > 1:
+            raise ValueError(
+                f"a grid has the layers of one stack, and {list(self.names)} are sites of two: sweep each by itself"
+            )
+        return stacks[self.names[0]][1]
+
+    def _tokens(self, tokens: Tensor, apart: bool) -> Tensor:
+        """The tokens at the positions of the sites; raises ValueError if these are told apart and are of two kinds."""
+        found = {site: tokens_at(self.model, tokens, site) for site in self.sites}
+        first, *others = found.values()
+        if apart and any(other.shape != first.shape or not bool((other == first).all()) for other in others):
+            raise ValueError(
+                f"the positions of {list(self.names)} are those of source and target: sweep each by itself"
+            )
+        return first
+
     def _found(self) -> dict[tuple[str, int], str]:
         """The full name of each site in each layer that has it; raises KeyError, with near names, if none has."""
-        layers = range(self.model.cfg.n_layers) if self.layers is None else self.layers
+        layers = range(self.n_layers) if self.layers is None else self.layers
         found = {(name, layer): site_of_layer(self.model, name, layer) for name in self.names for layer in layers}
         for name in self.names:
             if all(found[name, layer] is None for layer in layers):
@@ -95,7 +117,8 @@ class Plan:
 
     def _sizes(self, tokens: Tensor) -> dict[str, int]:
         """How many heads or neurons each site has, as a run of one token shows."""
-        shown = values_of(self.model, tokens[:1, :1], self.sites)
+        one = tokens[:1] if isinstance(self.model, SourceAndTarget) else tokens[:1, :1]
+        shown = values_of(self.model, one, self.sites)
         return {site: shown[site].shape[self._axis(site)] for site in self.sites}
 
     def _axis(self, site: str) -> int:
@@ -114,12 +137,12 @@ class Plan:
             dims.insert(1, dims.pop(dims.index("query_pos")))
         return (*[slice(None)] * (dims.index(axis) - 2), feature)
 
-    def _axes(self, tokens: Tensor) -> dict[str, list[Label]]:
+    def _axes(self) -> dict[str, list[Label]]:
         axes: dict[str, list[Label]] = {"site": list(self.names)} if len(self.names) > 1 else {}
         if self.layers is not None:
             axes["layer"] = list(self.layers)
         if self.positions is not None:
-            labels = position_labels(self.model, tokens)
+            labels = position_labels(self.model, self.tokens)
             axes["position"] = [labels[pos] for pos in self.positions]
         if self.features is not None and self.feature is not None:
             axes[self.feature] = list(self.features)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hooked_lm.hooks import UnknownSite
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
+from hooked_lm.patching.both_stacks import tokens_at
 from hooked_lm.patching.edits import dense
 from hooked_lm.results import Label
 
@@ -30,7 +31,8 @@ def tokens_of(model: Any, prompts: Prompts, name: str = "prompts") -> Int[Tensor
         raise TypeError(f"{name} must be a text, a list of texts, or a tensor of ids; got {strange[0]!r}")
     if not texts:
         raise ValueError(f"{name} is empty: give at least one")
-    rows = [model.to_tokens(text)[0] for text in texts]
+    both = [model.to_tokens(text) for text in texts]
+    rows = [ids[0][0] if isinstance(ids, tuple) else ids[0] for ids in both]  # with a mask, or without one
     lengths = [len(row) for row in rows]
     if len(set(lengths)) != 1:
         raise ValueError(f"{name} must have as many tokens each, these have {lengths}")
@@ -83,8 +85,10 @@ def values_of(model: Any, tokens: Tensor, sites: Sequence[str]) -> Mapping[str, 
 
 def site_of_layer(model: Any, name: str, layer: int) -> str | None:
     """The full name of a site in a layer; None if the layer lacks it."""
+    crossing = name.startswith("decoder.cross_attn.")
     try:
-        return model.names((name, layer))[0]
+        site = ("decoder." + name.rpartition(".")[2], layer, "cross_attn") if crossing else (name, layer)
+        return model.names(site)[0]
     except UnknownSite:
         return None
 
@@ -137,7 +141,7 @@ class Source:
             self.cache = values_of(model, other, sites)
         elif isinstance(source, Mapping):
             self.cache = source
-        self.batch, self.n_pos = tokens.shape
+        self.batch, self.tokens = len(tokens), tokens
 
     def value(self, site: str) -> Tensor:
         """The new value of a site, with all of its axes, length 1 where it is the same everywhere."""
@@ -151,7 +155,7 @@ class Source:
             raise UnknownSite(f"the cache holds no '{site}'")
         value = self.cache[site]
         if isinstance(self.source, Mapping):
-            check_source(self.model, value, site, self.batch, self.n_pos)
+            check_source(self.model, value, site, self.batch, tokens_at(self.model, self.tokens, site).shape[1])
         if isinstance(self.source, str) and self.source == "mean":
             check_has_mean(site, value)
             return value.mean(0, keepdim=True)

@@ -7,6 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
+from hooked_lm.patching.both_stacks import Target, joined
 from hooked_lm.patching.plan import Plan
 from hooked_lm.patching.prompts import Prompts, Source, Which, aligned, tokens_of
 from hooked_lm.patching.result import SweepResult
@@ -28,6 +30,7 @@ def sweep(
     neurons: Which = None,
     source: Any = "clean",
     direction: str = "denoise",
+    decoder_input: Target = None,
     batch_size: int | str = "auto",
     progress: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -47,6 +50,9 @@ def sweep(
         source: "clean" (the other run), "mean" (the mean of its prompts), "zero", a tensor that broadcasts against the
             site [batch, pos, ...], or a cache.
         direction: "denoise" puts clean values into the corrupted run, "noise" corrupted values into the clean run.
+        decoder_input: what the decoder of an encoder-decoder reads in all runs: ids or texts that go on, one for all prompts or
+            one for each; None: its start token. Its sites are "encoder.resid_pre", "decoder.z", "decoder.cross_attn.pattern",
+            ..., those of one stack in a grid; each cell is a whole forward pass.
         batch_size: "auto", or the bytes that a pass may take besides the model.
         checkpoint: a file to which partial results are written, and from which the same sweep goes on.
 
@@ -64,7 +70,7 @@ def sweep(
     >>> list(result.axes), result.mean.shape == (model.cfg.n_layers, model.cfg.n_heads)
     (['layer', 'head'], True)
     """
-    first, other = both_runs(model, corrupted, clean, direction)
+    model, first, other = both_runs(model, corrupted, clean, direction, decoder_input)
     names = list(sites) if isinstance(sites, Sequence) and not isinstance(sites, str) else [sites]
     if not names:
         raise ValueError("sites is empty: there is nothing to exchange")
@@ -78,16 +84,22 @@ def sweep(
 
 
 def both_runs(
-    model: HookedRootModule, corrupted: Prompts, clean: Prompts | None, direction: str
-) -> tuple[Tensor, Tensor | None]:
-    """The tokens of the run that is changed, and of the other one; raises ValueError if they do not line up."""
+    model: HookedRootModule, corrupted: Prompts, clean: Prompts | None, direction: str, decoder_input: Target = None
+) -> tuple[HookedRootModule, Tensor, Tensor | None]:
+    """The model as it is run, and the tokens of the run that is changed, and of the other one; raises ValueError if they do not
+    line up."""
     if direction not in ("denoise", "noise"):
         raise ValueError(f"direction must be 'denoise' or 'noise', got {direction!r}")
     first = tokens_of(model, corrupted, "corrupted")
     if clean is None:
         if direction == "noise":
             raise ValueError("direction='noise' changes the clean run: give clean=...")
-        return first, None
-    other = tokens_of(model, clean, "clean")
-    aligned(first, other)
-    return (first, other) if direction == "denoise" else (other, first)
+        other = None
+    else:
+        other = tokens_of(model, clean, "clean")
+        aligned(first, other)
+    if isinstance(model, HookedEncoderDecoder):
+        model, first, other = joined(model, first, other, decoder_input)
+    elif decoder_input is not None:
+        raise ValueError(f"decoder_input is for encoder-decoders, and this is a {type(model).__name__}")
+    return (model, first, other) if direction == "denoise" or other is None else (model, other, first)

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.patching.both_stacks import refuse_two_stacks
 from hooked_lm.patching.edits import Edit, repeated
 from hooked_lm.patching.engine import Experiment, Metric
 from hooked_lm.patching.prompts import Prompts, Which, chosen, position_labels, site_of_layer, tokens_of, values_of
@@ -84,6 +85,7 @@ def causal_trace(
     >>> result.normalized().mean[-1].round(decimals=4).abs()  # behind the last layer only the last position counts
     tensor([0., 1.])
     """
+    refuse_two_stacks(model, "causal_trace")
     for name, number in (("noise", noise), ("n_samples", n_samples)):
         if not 0 < number < float("inf"):
             raise ValueError(f"{name} must be a positive number, got {number}")

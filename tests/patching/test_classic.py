@@ -347,7 +347,7 @@ def test_metrics_that_are_no_number(bad: Callable, message: str):
 
     with pytest.raises(ValueError, match=message):
         patching.get_act_patch_resid_pre(model, corrupted, clean_run(model, clean), counted)
-    assert len(calls) == 1, "the sweep went on"
+    assert len(calls) == 2, "the base run is shown twice: to find out what is read, and to measure; the sweep went on"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])

@@ -103,7 +103,9 @@ class Sums:
     def of(cls, plan: Plan, site: str) -> "Sums":
         """As a plan has it; raises ValueError for a site without prompts or positions."""
         dims = plan.model.hook_dict[site].dims
-        where = next((dim for dim in ("pos", "query_pos") if dim in dims), None)
+        where = next(
+            (dim for dim in ("pos", "query_pos", *(dims[1:2] if "key_pos" in dims[1:2] else ())) if dim in dims), None
+        )
         if dims[:1] != ("batch",) or (where is None and plan.positions is not None):
             raise ValueError(
                 f"'{site}' [{', '.join(dims)}] is not [batch, pos, ...]: its values cannot be attributed to"

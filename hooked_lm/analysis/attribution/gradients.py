@@ -18,7 +18,7 @@ from hooked_lm.patching.reads import Logits, Shown, reads_of
 
 Metric = Callable[[Tensor], Any]
 Hooks = Sequence[tuple[str, Callable[..., Any]]]
-EMBEDDINGS = ("embed", "pos_embed")  # the modules with which a graph begins
+EMBEDDINGS = ("embed", "pos_embed", "decoder_embed", "decoder_pos_embed")  # the modules with which a graph begins
 # What is asked and said of a weight itself, and not computed with it.
 _ASKED = [getattr(Tensor, name) for name in ("requires_grad", "grad", "is_leaf", "grad_fn")]
 _SAID = [getattr(Tensor, name) for name in ("requires_grad", "grad", "data")]

@@ -18,6 +18,7 @@ from hooked_lm.analysis.attribution.integrated import embeddings, ig_activations
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
+from hooked_lm.patching.both_stacks import SIDES, Target, refuse_two_stacks, stack_of
 from hooked_lm.patching.budget import Budget, token_bytes
 from hooked_lm.patching.plan import FEATURES, Plan
 from hooked_lm.patching.prompts import Prompts, Source, Which, site_of_layer
@@ -26,6 +27,8 @@ from hooked_lm.patching.study import Metrics, named
 from hooked_lm.patching.sweeps import both_runs
 from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.results.scores import METRIC, Label, origin
+
+NODES = ("resid_pre", "attn_out", "mlp_out", "z", "post")
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ def attribute(
     neurons: Which = None,
     source: Any = "clean",
     direction: str = "denoise",
+    decoder_input: Target = None,
     method: str = "gradient",
     steps: int = 8,
     check: Check = None,
@@ -79,8 +83,8 @@ def attribute(
     """What `patching.sweep` with these arguments would find, estimated for all cells at once, and how well that agrees.
 
     Args:
-        corrupted, clean, sites, layers, positions, heads, neurons, source, direction: as for `patching.sweep`, which has the
-            same grid.
+        corrupted, clean, sites, layers, positions, heads, neurons, source, direction, decoder_input: as for `patching.sweep`,
+            which has the same grid.
         metric: as there, made of the logits by differentiable operations; or several by name.
         method: "gradient" is gradient times difference, in one forward and one backward pass (attribution patching: Nanda
             2023; Syed et al. 2023, arXiv:2310.10348). "ig-inputs" takes the mean gradient while the embeddings go from run
@@ -111,8 +115,8 @@ def attribute(
     names = list(sites) if isinstance(sites, Sequence) and not isinstance(sites, str) else [sites]
     if not names:
         raise ValueError("sites is empty: there is nothing to attribute to")
-    job = Job(model, corrupted, clean, metric, source, direction, method, steps, batch_size)
-    plan = Plan(model, job.tokens, names, layers, positions, heads, neurons)
+    job = Job(model, corrupted, clean, metric, source, direction, method, steps, batch_size, decoder_input)
+    plan = Plan(job.model, job.tokens, names, layers, positions, heads, neurons)
     [found] = job.carry_out([plan], check, seed, progress)
     return found
 
@@ -124,9 +128,10 @@ def attribute_nodes(
     clean: Prompts | None = None,
     *,
     metric: Metrics,
-    sites: Sequence[str] = ("resid_pre", "attn_out", "mlp_out", "z", "post"),
+    sites: Sequence[str] = NODES,
     source: Any = "clean",
     direction: str = "denoise",
+    decoder_input: Target = None,
     method: str = "gradient",
     steps: int = 8,
     check: Check = None,
@@ -149,14 +154,16 @@ def attribute_nodes(
     """
     if isinstance(sites, str) or not sites:
         raise ValueError(f"sites must be a list of short names, got {sites!r}")
-    job = Job(model, corrupted, clean, metric, source, direction, method, steps, batch_size)
-    plans = [Plan(model, job.tokens, [name], **{f"{_feature(model, name)}s": "each"}) for name in sites]
+    job = Job(model, corrupted, clean, metric, source, direction, method, steps, batch_size, decoder_input)
+    if isinstance(model, HookedEncoderDecoder) and tuple(sites) == NODES:
+        sites = [f"{side}.{name}" for side in SIDES for name in NODES]
+    plans = [Plan(job.model, job.tokens, [name], **{f"{_feature(model, name)}s": "each"}) for name in sites]
     return dict(zip(sites, job.carry_out(plans, check, seed, progress), strict=True))
 
 
 def _feature(model: Any, name: str) -> str:
     """What a site has beside positions, in the word of the arguments of `attribute`."""
-    dims = {dim for layer in range(model.cfg.n_layers) for dim in _dims(model, name, layer)}
+    dims = {dim for layer in range(stack_of(model, name)[1]) for dim in _dims(model, name, layer)}
     return next((kind for kind, words in FEATURES.items() if dims & set(words)), "position")
 
 
@@ -179,16 +186,17 @@ class Job:
         method: str,
         steps: int,
         batch_size: int | str,
+        decoder_input: Target = None,
     ) -> None:
-        if isinstance(model, HookedEncoderDecoder):
-            raise TypeError("attribution is made for one stack of layers, and a HookedEncoderDecoder has two")
+        if method == "atp*":
+            refuse_two_stacks(model, "the method 'atp*'")
         check_grad_mode("attribution")
         if method not in METHODS:
             raise ValueError(f"there is no method {method!r}; the methods are {', '.join(METHODS)}")
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
             raise ValueError(f"steps must be a whole number from 1 on, got {steps!r}")
         device = next(model.parameters()).device
-        first, other = both_runs(model, corrupted, clean, direction)
+        model, first, other = both_runs(model, corrupted, clean, direction, decoder_input)
         self.tokens, self.other = first.to(device), None if other is None else other.to(device)
         self.model, self.metric, self.source = model, metric, source
         self.metrics = named(metric)
