@@ -30,7 +30,11 @@ class SourceAndTarget(HookedEncoderDecoder):
     @property
     def context_level(self) -> int:
         """How many blocks of hooks are open, on the view or on the model."""
-        return scope.depth(self) + scope.depth(self.whole)
+        return scope.depth(self) + self.whole.context_level
+
+    @context_level.setter
+    def context_level(self, level: int) -> None:
+        self.whole.context_level = level - scope.depth(self)
 
 
 def joined(
