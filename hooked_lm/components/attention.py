@@ -14,6 +14,7 @@ from hooked_lm.components.context import Context
 from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, below, normed, plus
 from hooked_lm.components.norm import NormConfig, add_norm, build_norm, norm_of, plain_norm
 from hooked_lm.components.position_bias import PositionBias
+from hooked_lm.components.public_call import public_attention
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.hooks import HookPoint
 
@@ -110,6 +111,7 @@ class Attention(Attend):
         if self.cfg.rotary is not None:
             self.hook_rot_q, self.hook_rot_k = HookPoint(*QUERY), HookPoint(*KEY)
 
+    @public_attention
     def forward(
         self,
         query_input: Float[Tensor, "batch pos *head d_model"],

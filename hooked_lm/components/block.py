@@ -28,6 +28,7 @@ from hooked_lm.components.latent_attention import LatentAttention
 from hooked_lm.components.mlp import MLPConfig, on_demand
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of
+from hooked_lm.components.public_call import public_block
 from hooked_lm.hooks import HookPoint, is_listening
 
 AttentionConfig = Attention.Config | LatentAttention.Config | BorrowingAttention.Config | DisentangledAttention.Config
@@ -181,6 +182,7 @@ class AttentionOnlyBlock(AttentionPart):
         self.make_attention(cfg)
         self.hook_resid_post = HookPoint(*RESIDUAL)
 
+    @public_block
     def forward(self, resid: Stream, context: Context | None = None) -> Left:
         resid = self.hook_resid_pre(resid)
         return self.hook_resid_post(leaving(resid, context) + self.attn_out(resid, context))
@@ -214,6 +216,7 @@ class PreNormBlock(AttentionPart, MLPPart):
         self.make_mlp(cfg)
         self.hook_resid_post = HookPoint(*RESIDUAL)
 
+    @public_block
     def forward(self, resid: Stream, context: Context | None = None) -> Left:
         resid = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(leaving(resid, context) + self.attn_out(resid, context))
@@ -258,6 +261,7 @@ class PostNormBlock(AttentionPart, MLPPart):
         self._modules["ln2"] = self._modules.pop("ln2")
         self.hook_normalized_resid_post = HookPoint(*RESIDUAL)
 
+    @public_block
     def forward(self, resid: Stream, context: Context | None = None) -> Left:
         resid = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(leaving(resid, context) + self.attn_out(resid, context, resid))
@@ -321,6 +325,7 @@ class ParallelBlock(AttentionPart, MLPPart):
         self.make_mlp(cfg)
         self.hook_resid_post = HookPoint(*RESIDUAL)
 
+    @public_block
     def forward(self, resid: Stream, context: Context | None = None) -> Left:
         resid = self.hook_resid_pre(resid)
         left = leaving(resid, context)
@@ -351,6 +356,7 @@ class SharedNormBlock(ParallelBlock):
     cfg: Config
     mlp_norm = "ln1"
 
+    @public_block
     def forward(self, resid: Stream, context: Context | None = None) -> Left:
         resid = self.hook_resid_pre(resid)
         shared = self.ln1(resid)

@@ -14,6 +14,7 @@ from hooked_lm.components.context import Context
 from hooked_lm.components.identities import Identity, Read, Sites, below, norm_identity, normed
 from hooked_lm.components.mlp import on_demand
 from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm
+from hooked_lm.components.public_call import public_block
 from hooked_lm.hooks import HookPoint
 
 Stream = Float[Tensor, "batch pos d_model"]
@@ -52,6 +53,7 @@ class ConvPostNormBlock(PostNormBlock):
             "hook_normalized_resid_post"
         )  # the last of them
 
+    @public_block
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = source = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(resid + self.attn_out(resid, context, resid))

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.mlp import on_demand
@@ -90,7 +90,33 @@ class FactoredEmbed(Embed):
         return [self.W_proj] if self.b_proj is None else [self.W_proj, self.b_proj]
 
 
-class PosEmbed(nn.Module):
+class Positions(nn.Module):
+    """A vector for each position, `at` some or for the tokens of a run."""
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch pos"],
+        past_kv_pos_offset: int = 0,
+        attention_mask: Int[Tensor, "batch key_pos"] | Bool[Tensor, "batch key_pos"] | None = None,
+    ) -> Stream:
+        """The vectors of as many positions as there are tokens, from an offset on.
+
+        With a mask of all tokens so far positions count real tokens only, and padding has zeros.
+        """
+        here = slice(past_kv_pos_offset, past_kv_pos_offset + tokens.shape[1])
+        if attention_mask is None:
+            counted = torch.arange(here.start, here.stop, device=tokens.device)[None]
+            return self.at(counted).expand(tokens.shape[0], -1, -1)
+        real = attention_mask.bool()
+        counted = (real.long().cumsum(1) - 1).clamp(min=0)[:, here]
+        return self.at(counted).masked_fill(~real[:, here, None], 0.0)
+
+    def at(self, positions: Int[Tensor, "batch pos"]) -> Stream:
+        """The vectors of these positions."""
+        raise NotImplementedError
+
+
+class PosEmbed(Positions):
     """A learned vector per position: the rows of `W_pos`, which has `offset` rows before that of position 0."""
 
     @dataclass(frozen=True)
@@ -107,7 +133,8 @@ class PosEmbed(nn.Module):
         self.cfg = cfg
         self.W_pos = nn.Parameter(torch.empty(cfg.offset + cfg.n_ctx, cfg.d_model))
 
-    def forward(self, positions: Int[Tensor, "batch pos"]) -> Stream:
+    def at(self, positions: Int[Tensor, "batch pos"]) -> Stream:
+        """The vectors of these positions."""
         return F.embedding(positions + self.cfg.offset, self.W_pos)
 
     def table(self) -> Float[Tensor, "n_ctx d_model"]:
@@ -132,7 +159,7 @@ class FixedPosEmbed(PosEmbed):
         self.W_pos.requires_grad_(False)
 
 
-class SinusoidalEmbed(nn.Module):
+class SinusoidalEmbed(Positions):
     """A fixed vector per position, counted from `offset`: sines of the position in the first half, cosines in the second.
 
     The pairs' wavelengths are a geometric sequence: pair i turns `10000 ** (-2i / d_model)` radians a position (Vaswani
@@ -157,8 +184,8 @@ class SinusoidalEmbed(nn.Module):
         """Of 10000, one for each pair."""
         return torch.arange(0, self.cfg.d_model, 2, dtype=torch.float32) / self.cfg.d_model
 
-    def forward(self, positions: Int[Tensor, "batch pos"]) -> Stream:
-        """The vectors in fp32."""
+    def at(self, positions: Int[Tensor, "batch pos"]) -> Stream:
+        """The vectors of these positions, in fp32."""
         frequencies = 10000.0 ** -self.exponents().to(positions.device)
         turn = (positions + self.cfg.offset)[..., None].float() * frequencies
         return torch.cat([turn.sin(), turn.cos()], -1)
@@ -217,8 +244,8 @@ class Unembed(nn.Module):
     def _make_weight(self) -> None:
         self.W_U = nn.Parameter(torch.empty(self.cfg.d_vocab, self.cfg.d_model).T)
 
-    def forward(self, x: Stream) -> Logits:
-        return self.finished(self.hook_out(self.product(on_demand(self.hook_in, x))))
+    def forward(self, residual: Stream) -> Logits:
+        return self.finished(self.hook_out(self.product(on_demand(self.hook_in, residual))))
 
     def plain(self, x: Stream) -> Logits:
         """The same value, past the hook points."""

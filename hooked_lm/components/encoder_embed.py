@@ -83,14 +83,15 @@ class EncoderEmbed(nn.Module):
             self.hook_pos_embed = HookPoint(*dims)
         add_norm(self, "ln", cfg.norm, dims)
 
-    def forward(self, tokens: Ids, types: Ids | None, context: StackContext) -> Stream:
-        """`types` are all 0 if they are not given; the context has the positions, which count real tokens only."""
-        total = self.hook_embed(self.vectors(tokens, context))
+    def forward(self, input_ids: Ids, token_type_ids: Ids | None = None, context: StackContext | None = None) -> Stream:
+        """Types are all 0 if they are not given; the context says which tokens are padding, whose positions are not counted."""
+        context = context or StackContext(len(input_ids), input_ids.shape[1], input_ids.device)
+        total = self.hook_embed(self.vectors(input_ids, context))
         if self.token_type_embed is not None:
-            types = torch.zeros_like(tokens) if types is None else types
+            types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
             total = total + self.hook_token_type_embed(self.token_type_embed(types))
         if self.pos_embed is not None:
-            added = self.pos_embed(context.positions)
+            added = self.pos_embed(input_ids, 0, context.real)
             if is_listening(self.hook_pos_embed):
                 added = self.hook_pos_embed(added.expand_as(total).contiguous())
             total = total + added

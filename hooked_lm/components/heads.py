@@ -52,8 +52,8 @@ class MLMHead(nn.Module):
         self.hook_post = HookPoint(*dims)
         add_norm(self, "ln", cfg.norm, dims)
 
-    def forward(self, x: Stream) -> Float[Tensor, "batch pos d_out"]:
-        post = self.hook_post(self.act_fn(self.hook_pre(F.linear(x, self.W.T, self.b))))
+    def forward(self, resid: Stream) -> Float[Tensor, "batch pos d_out"]:
+        post = self.hook_post(self.act_fn(self.hook_pre(F.linear(resid, self.W.T, self.b))))
         return norm_of(self, "ln")(post)
 
     def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
@@ -90,8 +90,10 @@ class Pooler(nn.Module):
         add_norm(self, "ln", cfg.norm, ("batch", "d_model"))
         self.hook_pooler_out = HookPoint("batch", "d_model")
 
-    def forward(self, x: Stream, real: Real | None = None) -> Pooled:
-        return self.hook_pooler_out(norm_of(self, "ln")(self.act_fn(F.linear(self.read(x, real), self.W.T, self.b))))
+    def forward(self, resid: Stream, real: Real | None = None) -> Pooled:
+        return self.hook_pooler_out(
+            norm_of(self, "ln")(self.act_fn(F.linear(self.read(resid, real), self.W.T, self.b)))
+        )
 
     def read(self, x: Stream, real: Real | None = None) -> Pooled:
         """What it reads of a text, which may be padded on the left."""
@@ -129,8 +131,8 @@ class NSPHead(nn.Module):
         self.b = nn.Parameter(torch.zeros(cfg.n_classes))
         self.hook_nsp_out = HookPoint("batch", "class")
 
-    def forward(self, pooled: Pooled) -> Float[Tensor, "batch class"]:
-        return self.hook_nsp_out(F.linear(pooled, self.W.T, self.b))
+    def forward(self, resid: Pooled) -> Float[Tensor, "batch class"]:
+        return self.hook_nsp_out(F.linear(resid, self.W.T, self.b))
 
     def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
         """What must hold between the sites of a run in which `read()` came in."""

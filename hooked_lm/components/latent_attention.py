@@ -16,6 +16,7 @@ from hooked_lm.components.attend import QUERY, Attend, PerHead, Stream, project,
 from hooked_lm.components.context import Context
 from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, below, norm_identity, normed, plus
 from hooked_lm.components.norm import RMSNorm, plain_norm
+from hooked_lm.components.public_call import public_attention
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.hooks import HookPoint, is_listening
 
@@ -104,6 +105,7 @@ class LatentAttention(Attend):
         )
         self.hook_z = HookPoint(*QUERY[:-1], "d_value")
 
+    @public_attention
     def forward(
         self,
         query_input: Float[Tensor, "batch pos *head d_model"],

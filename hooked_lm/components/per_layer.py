@@ -14,6 +14,7 @@ from hooked_lm.components.block import Left, PreNormBlock, Stream, leaving, sum_
 from hooked_lm.components.context import Context
 from hooked_lm.components.identities import Identity, Read, Reader, Sites, added, below, norm_identity, normed
 from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of
+from hooked_lm.components.public_call import public_block
 from hooked_lm.hooks import HookPoint
 
 GIVEN = ("batch", "pos", "d_per_layer")
@@ -149,6 +150,7 @@ class PerLayerBlock(PreNormBlock):
             self.hook_per_layer_out = HookPoint(*RESIDUAL)
         self._modules["hook_resid_post"] = self._modules.pop("hook_resid_post")  # sites in the order of computation
 
+    @public_block
     def forward(self, resid: Stream, context: Context | None = None) -> Left:
         resid = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(leaving(resid, context) + self.attn_out(resid, context))

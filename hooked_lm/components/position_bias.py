@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -53,6 +54,8 @@ class Alibi:
 @dataclass(frozen=True)
 class SharedBias:
     """The bias that a stack of layers makes once for all of them; it stands in the context."""
+
+    is_given: ClassVar[bool] = True
 
     def bias(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch head query_pos key_pos"]:
         """What is added to the scores."""

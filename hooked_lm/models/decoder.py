@@ -7,6 +7,7 @@ from copy import copy
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -235,7 +236,7 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
         embed = self.hook_embed(self.embed(tokens))
         if self.tree.per_layer is not None:
             context.per_layer = self.per_layer(tokens, embed)
-        resid, context.pos_embed = self._with_positions(embed, context)
+        resid, context.pos_embed = self._with_positions(embed, context, tokens)
         return resid, tokens, context
 
     def get_residual(
@@ -250,15 +251,20 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
     ) -> Any:
         """The stream of given token embeddings at the positions from `pos_offset` on, and a shortformer's addition."""
         context = self._context(self._checked_stream(embed, pos_offset), attention_mask, None)
-        context.positions = context.positions + pos_offset
-        resid, pos_embed = self._with_positions(embed, context)
+        context.n_past = pos_offset
+        if context.real is not None:
+            context.real = F.pad(context.real, (pos_offset, 0), value=True)
+        resid, pos_embed = self._with_positions(embed, context, tokens)
         return (resid, pos_embed) if return_shortformer_pos_embed else resid
 
-    def _with_positions(self, embed: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
+    def _with_positions(
+        self, embed: Tensor, context: Context, tokens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """The stream, and (for shortformers only) what queries and keys are given besides."""
         if self.tree.pos_embed is None:
             return embed, None
-        pos_embed = self.pos_embed(context.positions).to(embed.dtype)
+        tokens = embed.new_zeros(embed.shape[:2], dtype=torch.long) if tokens is None else tokens
+        pos_embed = self.pos_embed(tokens, context.n_past, context.real).to(embed.dtype)
         if is_listening(self.hook_pos_embed):
             pos_embed = self.hook_pos_embed(pos_embed.expand_as(embed).contiguous())
         if self.tree.shortformer:

@@ -185,7 +185,9 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
         self.follow_manner()
         context = StackContext(tokens.shape[0], tokens.shape[1], tokens.device, real_positions(mask, tokens))
         resid = self.hook_embed(self.embed(self.hook_tokens(tokens)))
-        resid = norm_of(self, "encoder_embed_ln")(_with_positions(resid, self.pos_embed, self.hook_pos_embed, context))
+        resid = norm_of(self, "encoder_embed_ln")(
+            _with_positions(resid, tokens, self.pos_embed, self.hook_pos_embed, context)
+        )
         context.score_bias = _score_bias(self.encoder_rel_pos_bias, context, resid)
         for block in self.encoder:
             resid = block(resid, context)
@@ -214,7 +216,7 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
         context = StackContext(tokens.shape[0], tokens.shape[1], tokens.device, real, cache, source)
         embed = self.decoder_embed or self.embed
         resid = self.hook_decoder_embed(embed(self.hook_decoder_tokens(tokens)))
-        resid = _with_positions(resid, self.decoder_pos_embed, self.hook_decoder_pos_embed, context)
+        resid = _with_positions(resid, tokens, self.decoder_pos_embed, self.hook_decoder_pos_embed, context)
         resid = norm_of(self, "decoder_embed_ln")(resid)
         context.score_bias = _score_bias(self.decoder_rel_pos_bias, context, resid)
         with nullcontext() if cache is None else cache.reading(source, context.real):
@@ -271,12 +273,12 @@ def _blocks(configs: Sequence[SideBlockConfig]) -> nn.ModuleList:
 
 
 def _with_positions(
-    embed: Stream, pos_embed: nn.Module | None, point: HookPoint | None, context: StackContext
+    embed: Stream, tokens: Tensor, pos_embed: nn.Module | None, point: HookPoint | None, context: StackContext
 ) -> Stream:
     """The sum of token and position embedding."""
     if pos_embed is None or point is None:
         return embed
-    added = pos_embed(context.positions).to(embed.dtype)
+    added = pos_embed(tokens, context.n_past, context.real).to(embed.dtype)
     if is_listening(point):
         added = point(added.expand_as(embed).contiguous())
     return embed + added

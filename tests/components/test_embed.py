@@ -52,7 +52,7 @@ def test_a_factored_embedding(bias: bool):
 def test_positions_are_counted_behind_the_offset():
     pos_embed = drawn(PosEmbed.Config(5, D_MODEL, offset=2).build())
     assert pos_embed.W_pos.shape == (7, D_MODEL)
-    assert torch.equal(pos_embed(torch.tensor([[0, 4]]))[0], pos_embed.W_pos[[2, 6]])
+    assert torch.equal(pos_embed.at(torch.tensor([[0, 4]]))[0], pos_embed.W_pos[[2, 6]])
     assert torch.equal(pos_embed.table(), pos_embed.W_pos[2:])
 
 
@@ -65,7 +65,7 @@ def test_positions_are_counted_behind_the_offset():
 )
 @pytest.mark.parametrize("offset", [0, 2])
 def test_sines_and_cosines(kind: type[SinusoidalEmbed], exponent, offset: int):
-    found = kind.Config(D_MODEL, offset=offset).build()(torch.tensor([[0, 1, 30]]))[0]
+    found = kind.Config(D_MODEL, offset=offset).build().at(torch.tensor([[0, 1, 30]]))[0]
     half = range(D_MODEL // 2)
     for row, position in zip(found.tolist(), (0, 1, 30), strict=True):
         angles = [(position + offset) / 10000 ** exponent(i) for i in half]

@@ -485,7 +485,10 @@ def test_the_state_dict_is_the_known_one(model: HookedEncoder):
         "embed.ln.w",
         "embed.ln.b",
     }
-    parts |= {f"blocks.0.attn.{kind}_{x}" for kind in "Wb" for x in "QKVO"}
+    parts |= {f"blocks.0.attn.{kind}_{x}" for kind in "Wb" for x in "QKVO"} | {
+        "blocks.0.attn.mask",
+        "blocks.0.attn.IGNORE",
+    }
     parts |= {f"blocks.0.mlp.{kind}_{way}" for kind in "Wb" for way in ("in", "out")}
     parts |= {f"blocks.0.{ln}.{x}" for ln in ("ln1", "ln2") for x in "wb"}
     parts |= {"mlm_head.W", "mlm_head.b", "mlm_head.ln.w", "mlm_head.ln.b", "unembed.W_U", "unembed.b_U"}

@@ -2,13 +2,11 @@
 
 from typing import Any
 
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.compat.parts.name import Flat, Part, Plan, PublicName, encoder_tree, flat
 from hooked_lm.components import embed, encoder_embed, heads, norm
-from hooked_lm.components.source import StackContext
 from hooked_lm.models.flat import build_tree
 
 Stream = Float[Tensor, "batch pos d_model"]
@@ -28,34 +26,15 @@ class Embed(Part, embed.Embed, metaclass=PublicName):
 
 
 class PosEmbed(Part, embed.PosEmbed, metaclass=PublicName):
-    """The rows of `W_pos`, for tokens: `forward` counts their positions itself.
-
-    In a model of ours the positions are counted already: there `pos_embed` is called with them.
-    """
+    """The rows of `W_pos`."""
 
     @staticmethod
     def plan(cfg: Flat) -> Plan:
-        return PosEmbed, embed.PosEmbed.Config(flat(cfg).n_ctx, flat(cfg).d_model)
+        return embed.PosEmbed, embed.PosEmbed.Config(flat(cfg).n_ctx, flat(cfg).d_model)
 
     @staticmethod
     def is_one(module: Any) -> bool:
         return isinstance(module, embed.PosEmbed)
-
-    def forward(
-        self,
-        tokens: Int[Tensor, "batch pos"],
-        past_kv_pos_offset: int = 0,
-        attention_mask: Int[Tensor, "batch all_pos"] | None = None,
-    ) -> Stream:
-        """The vectors of positions from `past_kv_pos_offset` on; a mask of all tokens so far makes padding zero and uncounted."""
-        n_pos = tokens.shape[1]
-        if attention_mask is None:
-            counted = torch.arange(n_pos, device=tokens.device) + past_kv_pos_offset
-            return super().forward(counted.expand(tokens.shape[0], n_pos))
-        real = attention_mask[:, past_kv_pos_offset : past_kv_pos_offset + n_pos].bool()
-        counted = (attention_mask.long().cumsum(1) - 1).clamp(min=0)
-        rows = super().forward(counted[:, past_kv_pos_offset : past_kv_pos_offset + n_pos])
-        return rows.masked_fill(~real[..., None], 0.0)
 
 
 class TokenTypeEmbed(Part, encoder_embed.TokenTypeEmbed, metaclass=PublicName):
@@ -72,24 +51,15 @@ class TokenTypeEmbed(Part, encoder_embed.TokenTypeEmbed, metaclass=PublicName):
 
 
 class BertEmbed(Part, encoder_embed.EncoderEmbed, metaclass=PublicName):
-    """The embedding of an encoder; called by itself it takes tokens and perhaps their types, none of them padding."""
+    """The embedding of an encoder."""
 
     @staticmethod
     def plan(cfg: Flat) -> Plan:
-        return BertEmbed, encoder_tree(cfg).embed
+        return encoder_embed.EncoderEmbed, encoder_tree(cfg).embed
 
     @staticmethod
     def is_one(module: Any) -> bool:
         return isinstance(module, encoder_embed.EncoderEmbed)
-
-    def forward(
-        self,
-        input_ids: Int[Tensor, "batch pos"],
-        token_type_ids: Int[Tensor, "batch pos"] | None = None,
-        context: StackContext | None = None,
-    ) -> Stream:
-        context = context or StackContext(len(input_ids), input_ids.shape[1], input_ids.device)
-        return super().forward(input_ids, token_type_ids, context)
 
 
 class Unembed(Part, embed.Unembed, metaclass=PublicName):
