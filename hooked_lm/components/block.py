@@ -269,7 +269,9 @@ class PostNormBlock(AttentionPart, MLPPart):
         resid = self.hook_resid_post(resid + self.mlp_written(on_demand(self.hook_mlp_in, resid)))
         return self.hook_normalized_resid_post(self.ln2(resid))
 
-    def read(self, copies: Float[Tensor, "batch pos *head d_model"]) -> Float[Tensor, "batch pos *head d_model"]:
+    def read(
+        self, copies: Float[Tensor, "batch pos *head d_model"], at_sites: bool = True
+    ) -> Float[Tensor, "batch pos *head d_model"]:
         """Copies of the stream as attention reads them: as they are."""
         return copies
 
@@ -362,8 +364,8 @@ class SharedNormBlock(ParallelBlock):
         shared = self.ln1(resid)
         attn_out = self.attn_out(resid, context, shared)
         left, shared = leaving(resid, context), leaving(shared, context)
-        if is_listening(self.hook_mlp_in):  # a copy of its own, which passes the sites of the norm too
-            shared = self.ln1(self.hook_mlp_in(left.clone()))
+        if is_listening(self.hook_mlp_in):
+            shared = self.read(self.hook_mlp_in(left.clone()), self.norm_shows_copies(context))
         return self.hook_resid_post(left + attn_out + self.mlp_written(shared))
 
     def norm_readers(self) -> list[tuple[str, list[Reader]]]:

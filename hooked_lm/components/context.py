@@ -25,6 +25,8 @@ class Context:
     and keys, `per_layer` what each layer of a model with per-layer embeddings is given besides the stream.
     """
 
+    norms_see_copies = True  # whether per-head copies of a stream may pass the sites of a norm
+
     def __init__(
         self,
         n_pos: int,

@@ -179,7 +179,9 @@ class PostNormCrossBlock(CrossPart):
         resid = self.hook_resid_post(resid + self.mlp_written(on_demand(self.hook_mlp_in, resid)))
         return self.hook_normalized_resid_post(self.ln3(resid))
 
-    def read(self, copies: Float[Tensor, "batch pos *head d_model"]) -> Float[Tensor, "batch pos *head d_model"]:
+    def read(
+        self, copies: Float[Tensor, "batch pos *head d_model"], at_sites: bool = True
+    ) -> Float[Tensor, "batch pos *head d_model"]:
         """Copies of the stream as attention reads them: as they are."""
         return copies
 

@@ -182,6 +182,11 @@ class HookPoint(nn.Identity):
         """Whether anything, here and now, would see the value: expensive sites are computed only then."""
         return self._has_torch_hooks() or bool(self._hooks and self.active_hooks())
 
+    @property
+    def is_edited(self) -> bool:
+        """Whether anything but a recorder of the value listens here and now: what may change it, or sees its gradient."""
+        return self._has_torch_hooks() or any(hook.dir == "bwd" or not hook.records for hook in self.active_hooks())
+
     def _has_torch_hooks(self) -> bool:
         return bool(self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks)
 

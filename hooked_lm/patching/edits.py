@@ -105,7 +105,12 @@ def by_position(value: Tensor, dims: tuple[str, ...]) -> Tensor:
 
 
 def write_all(changes: Sequence[Change], value: Tensor, dims: tuple[str, ...]) -> Tensor:
-    """All changes of a site, in order, of a whole value of the run of a cell; in place where they allow it."""
+    """All changes of a site, in order, of a whole value of the run of a cell; in place where they allow it.
+
+    A value with an axis of heads that the site does not have shows copies per head: each is changed by itself.
+    """
+    if value.ndim > len(dims):
+        return torch.stack([write_all(changes, copy, dims) for copy in value.clone().unbind(2)], 2)
     for change in changes:
         if isinstance(change, Edit):
             change.write(value, dims, 0, by_position(value, dims).shape[1])

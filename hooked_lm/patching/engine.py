@@ -173,7 +173,7 @@ class Experiment:
                 if len(others) == 1
                 else f"{len(others)} cells run as whole forward passes"
             )
-            warnings.warn(f"{self._why_not(cells[others[0]])}: {run}", stacklevel=outside(sys._getframe()))
+            warnings.warn(f"{self._why_not([cells[i] for i in others])}: {run}", stacklevel=outside(sys._getframe()))
         done: set[int] = set()
         if known:
             try:
@@ -210,16 +210,20 @@ class Experiment:
         the base run was changed there, every position of the cell differs from it."""
         if not all(isinstance(change, Edit) and change.site in self.places for change in cell):
             return False
+        if norm_and_copies([*cell, *self.base_changes]):
+            return False
         layers = {self.places[change.site].layer for change in cell if self.places[change.site].on_demand}
         base = [self.places[change.site] for change in self.base_changes if change.site in self.places]
         return layers.isdisjoint(place.layer for place in base if place.stage is Stage.READING)
 
-    def _why_not(self, cell: Cell) -> str:
+    def _why_not(self, cells: Sequence[Cell]) -> str:
         if self.obstacle is not None:
             return self.obstacle
-        odd = next((change for change in (*cell, *self.base_changes) if not self._is_known([change])), None)
+        odd = next((change for change in (*cells[0], *self.base_changes) if not self._is_known([change])), None)
         if isinstance(odd, Edit):
             return f"nothing is known of what a change at '{odd.site}' reaches"
+        if any(norm_and_copies([*cell, *self.base_changes]) for cell in cells):
+            return "a norm is changed together with copies of the stream that pass it"
         return "nothing is known of what a function of a whole value changes"
 
     def _staircase(
@@ -328,6 +332,17 @@ def _is_ours(module: nn.Module) -> bool:
 
 def _has_torch_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def norm_and_copies(changes: Sequence[Change]) -> bool:
+    """Whether in one layer a norm is changed, and a copy of the stream that passes it where somebody changes the norm."""
+    blocks: dict[bool, set[str]] = {True: set(), False: set()}
+    for change in changes:
+        block, _, site = change.site.partition(".ln1.hook_")
+        copies = change.site.endswith(("_input", ".hook_attn_in", ".hook_mlp_in"))
+        if site or copies:
+            blocks[copies].add(block.rpartition(".hook_")[0] if copies else block)
+    return not blocks[True].isdisjoint(blocks[False])
 
 
 def _edits(cell: Sequence[Change]) -> list[Edit]:

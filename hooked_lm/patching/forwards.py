@@ -29,6 +29,7 @@ def _keeper(keep: Keep) -> Callable[..., None]:
     def put(value: Tensor, hook: Any) -> None:
         keep[hook.name] = value
 
+    put.records = True  # type: ignore[attr-defined]
     return put
 
 

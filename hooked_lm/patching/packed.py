@@ -19,6 +19,8 @@ Mixer = Callable[[Tensor, Context, int], Tensor]
 class BaseContext(Context):
     """The context of a base run: it keeps keys and values of all layers, and the states of mixers before every position."""
 
+    norms_see_copies = False  # a hook at a norm and one at a copy may be of different cells
+
     def __init__(self, context: Context) -> None:
         super().__init__(context.n_pos, context.device)
         self.pos_embed, self.per_layer = context.pos_embed, context.per_layer
@@ -66,6 +68,8 @@ class RowContext(Context):
 
 class PackedContext(Context):
     """The context of packed tokens: what a row does not have it takes from the base run."""
+
+    norms_see_copies = False
 
     def __init__(self, base: BaseContext, n_prompts: int) -> None:
         super().__init__(base.n_pos, base.device)

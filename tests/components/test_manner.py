@@ -56,17 +56,19 @@ def test_a_gradient_at_the_norm_is_edited_whatever_is_copied(kind: str, which: s
 
 @pytest.mark.parametrize("kind", WITH_NORMS)
 def test_caches_of_copies_and_norm(kind: str) -> None:
-    """Copied are the heads of values, which pass last; with queries alone, the stream passes after them."""
+    """What is only recorded is the stream, and with a flag the copies; those of values pass last."""
     model = toy(kind)
     _, bare = model.run_with_cache(ids())
-    for which, inputs in INPUTS.items():
+    for inputs in INPUTS.values():
         names = [*LN1, *(f"blocks.1.{site}" for site in inputs)]
         _, cache = model.run_with_cache(ids(), names_filter=names)
         for site in LN1:
-            shown = bare[site] if which == "q" else bare[site][:, :, None].expand_as(cache[site])
-            assert_close(cache[site], shown)
-        if which != "q":
-            assert cache[LN1[0]].shape[2] == model.blocks[1].attn.n_kv
+            assert_close(cache[site], bare[site])
+    model.cfg.use_split_qkv_input = True
+    _, cache = model.run_with_cache(ids())
+    for site in LN1:
+        assert cache[site].shape[2] == model.blocks[1].attn.n_kv
+        assert_close(cache[site], bare[site][:, :, None].expand_as(cache[site]))
 
 
 @pytest.mark.parametrize("flag", ["use_split_qkv_input", "use_attn_in"])

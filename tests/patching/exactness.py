@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.patching import Edit, Experiment
+from hooked_lm.patching.engine import norm_and_copies
 from hooked_lm.patching.places import places
 from tests.families import Case
 from tests.families._models import hooked
@@ -78,7 +79,9 @@ def cells(model: HookedTransformer, cache: dict[str, Tensor], n_pos: int, seed: 
         for kind in kinds if thorough else [kinds[(turn + seed) % 3]]:
             yield list(kind)
     for _ in range(8 if thorough else 4):
-        yield [mixed(pick.choice(list(known)), cache, known, n_pos, pick) for _ in range(pick.randint(2, 4))]
+        several = [mixed(pick.choice(list(known)), cache, known, n_pos, pick) for _ in range(pick.randint(2, 4))]
+        if not norm_and_copies(several):  # else a whole forward pass
+            yield several
 
 
 def one_of(value: Tensor, dims: Sequence[str], pick: random.Random) -> tuple[int, ...]:

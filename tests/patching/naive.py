@@ -37,9 +37,13 @@ def naive(model: HookedRootModule, tokens: Tensor, cell: Iterable[Change], base:
 
 def hook(change: Change) -> Callable[..., Tensor]:
     """A change as anybody would write it by hand."""
-    if isinstance(change, Rewrite):
-        return lambda value, hook: change.function(value)
-    return lambda value, hook: exchanged(value, hook.dims, change)
+
+    def changed(value: Tensor, hook: Any) -> Tensor:
+        if value.ndim > len(hook.dims):  # copies of the stream, one for each head
+            return torch.stack([changed(copy, hook) for copy in value.unbind(2)], 2)
+        return change.function(value) if isinstance(change, Rewrite) else exchanged(value, hook.dims, change)
+
+    return changed
 
 
 def exchanged(value: Tensor, dims: Sequence[str], edit: Edit) -> Tensor:

@@ -1,0 +1,43 @@
+"""A norm changed together with the copies of the stream that pass it: whole forward passes, and what a loop gives."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hooked_lm.patching.edits import Edit
+from hooked_lm.patching.engine import Experiment
+from tests.close import assert_close
+from tests.models.toys import ids, toy
+from tests.patching.naive import naive
+
+INPUTS = ("hook_attn_in", "hook_q_input", "hook_k_input", "hook_v_input")
+
+
+@pytest.mark.parametrize("kind", ["standard", "rotary", "parallel"])
+@pytest.mark.parametrize("flag", [False, True])
+def test_both_in_one_cell_and_in_one_batch(kind: str, flag: bool) -> None:
+    model, tokens = toy(kind, use_split_qkv_input=flag), ids(2, 8)
+    _, other = toy(kind).run_with_cache(ids(2, 8, seed=1), names_filter=["*ln1*", *(f"*{site}" for site in INPUTS)])
+
+    def edit(site: str, positions: Any = (3,)) -> Edit:
+        return Edit(f"blocks.1.{site}", other[f"blocks.1.{site}"], positions)
+
+    cells = [[edit(norm), edit(site)] for norm in ("ln1.hook_scale", "ln1.hook_normalized") for site in INPUTS]
+    cells += [[edit("ln1.hook_normalized", None), edit("hook_q_input", None)], [edit("ln1.hook_scale")]]
+    found: dict[int, Tensor] = {}
+
+    def metric(logits: Tensor) -> Tensor:
+        return logits[:, -1, 3] - logits[:, -1, 4]
+
+    experiment = Experiment(model, tokens, [metric])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for index, scores in experiment.run(cells, progress=False):
+            found[index] = scores[0]
+    assert "a norm is changed together with copies" in str(said[0].message)
+    with torch.no_grad():
+        for index, cell in enumerate(cells):
+            assert_close(found[index], metric(naive(model, tokens, cell)))
