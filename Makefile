@@ -6,7 +6,7 @@ READY := .venv/.ready
 CLIENTS := .venv-clients
 
 help:  ## list the targets
-	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -30,11 +30,22 @@ demo: $(READY)  ## patch the bundled model and write an HTML report
 	mkdir -p build
 	$(BIN)/hooked-lm demo --output build/hooked_lm_demo.html
 
-test: $(READY)  ## the test suite, without the tests marked slow
+test: $(READY)  ## the fast tests: the installation and the core
 	$(PY) -m pytest -n 2 --dist loadgroup -m "not slow"
 
 test-all: $(READY)  ## the whole test suite
 	$(PY) -m pytest -n 2 --dist loadgroup
+
+PROCESSORS := native avx2 default
+native :=
+avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
+default := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2
+
+test-processors: $(addprefix test-on-,$(PROCESSORS))  ## the whole test suite as other processors compute, in random orders
+
+test-on-%: $(READY)
+	TEST_THREADS=1 $($*) $(PY) -m pytest -n 2 --dist loadgroup --shuffle 1
+	TEST_THREADS=2 $($*) $(PY) -m pytest -n 2 --dist loadgroup --shuffle 2
 
 clients: $(CLIENTS)/.ready  ## run tools from PyPI that were written for HookedTransformer, and compare with the original
 	$(CLIENTS)/bin/python -m pytest -n 2 --dist loadgroup tests/clients
@@ -65,4 +76,4 @@ clean:  ## remove what the other targets made, except the environments
 	rm -rf build dist site .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -r {} +
 
-.PHONY: help venv demo test test-all clients check format bench docs demo-model clean
+.PHONY: help venv demo test test-all test-processors clients check format bench docs demo-model clean

@@ -4,6 +4,7 @@ import inspect
 import os
 import random
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -36,9 +37,10 @@ jaxtyping.install_import_hook("hooked_lm", "beartype.beartype")
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; so do the processes that they start
-    torch.set_num_threads(1)
-    os.environ["OMP_NUM_THREADS"] = "1"
+# Workers share the cores, so each computes in one thread, as do the processes that it starts; or in as many as TEST_THREADS says.
+if threads := os.environ.get("TEST_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else ""):
+    torch.set_num_threads(int(threads))
+    os.environ["OMP_NUM_THREADS"] = threads
 
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50, database=None)
@@ -52,14 +54,37 @@ def same_seeds_in_every_test() -> None:
     torch.manual_seed(0)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that is `once_a_family`, the first config of a family runs always; its others are slow."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and tests in a file, in a random order")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return (
+        f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads, shuffle {config.option.shuffle}"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Thins the table of architectures for the fast suite: the first config of the families that stand for all, or of every
+    family. Then shuffles, if asked to; tests of one model stay together, which is built once."""
+    from tests.core import CORE  # not before the tests themselves: the clients bring a package of that name, too
+
     seen: dict[tuple[str, str], object] = {}
     for item in items:
-        if item.get_closest_marker("once_a_family") is not None and isinstance(item, pytest.Function):
-            case = item.callspec.params["case"]
-            if seen.setdefault((item.nodeid.split("[")[0], case.family), case) is not case:
+        case = case_of(item)
+        if case is not None:
+            first = seen.setdefault((item.nodeid.split("[")[0], case.family), case) is case
+            if not first or not (case.family in CORE or item.get_closest_marker("every_family")):
                 item.add_marker("slow")
+    if (seed := config.option.shuffle) is not None:
+        place = cache(lambda *names: random.Random(f"{seed} {names}").random())
+        items.sort(key=lambda item: (place(item.path), place(item.path, str(case_of(item))), place(item.nodeid)))
+
+
+def case_of(item: pytest.Item) -> Any:
+    """The line of the table of architectures that a test is about."""
+    case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
+    return case if hasattr(case, "family") else None
 
 
 collect_ignore = [

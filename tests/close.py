@@ -9,9 +9,10 @@ follow each other add their errors. So the largest difference that rounding expl
 
 where `eps` is that of the coarser dtype of the two; `size` is the largest magnitude that is compared, or `scale`, the magnitude
 of the terms, where large terms cancel; and `depth` is the number of layers, of any kind, that the computation passes through one
-after the other. For a model in float32 that is 1.5e-5 of the largest logit, and 6e-5 of the largest gradient: a wrong weight,
-mask, position or constant is 100 times that. Nothing here is tuned to a test; what needs another tolerance compares something
-else than two roundings of one number, and says what.
+after the other. In half precision sums are kept in float32 and only the few results of a layer are rounded: HALF instead of
+ROUNDING. For a model in float32 the bound is 1.5e-5 of the largest logit, and 6e-5 of the largest gradient: a wrong weight, mask,
+position or constant is 100 times that. Nothing here is tuned to a test: what needs another tolerance compares something else
+than two roundings of one number, and says what (`assert_near`).
 
 Values that must be equal to the bit are compared with `torch.equal`, or with `assert_equal` where NaN is among them.
 """
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 ROUNDING = 16  # one layer: sqrt(n) for the longest sums of this suite, n = 256
+HALF = 2  # the same in half precision, where sums are kept in float32: four results of a layer
 LAYER = 1  # the depth of one operation, or of a component
 MODEL = 8  # the depth of a forward pass through the small models of this suite
 GRADIENT = 4 * MODEL  # forward and back again, through both factors of each product
@@ -82,14 +84,17 @@ def assert_near(actual: Any, expected: Any, within: float, because: str) -> None
 
 def assert_apart(actual: Any, expected: Any, msg: str | None = None, times: float = APART) -> None:
     """Raises AssertionError unless some difference is `times` what rounding in a model explains: a negative control."""
+    one, other = _tensor(actual), _tensor(expected)
+    assert one.shape == other.shape, _said(msg, f"shapes {tuple(one.shape)} and {tuple(other.shape)}")
     assert not is_close(actual, expected, MODEL * times), _said(msg, f"no difference is {times} times that of rounding")
 
 
 def is_close(actual: Any, expected: Any, depth: float = MODEL, scale: float | Tensor | None = None) -> bool:
-    """Whether two values of one shape differ by no more than rounding explains."""
+    """Whether two values have one shape and differ by no more than rounding explains."""
     one, other = _tensor(actual), _tensor(expected)
-    assert one.shape == other.shape, f"shapes {tuple(one.shape)} and {tuple(other.shape)}"
-    return torch.allclose(one, other, rtol=0, atol=tolerance(actual, expected, depth, scale), equal_nan=True)
+    return one.shape == other.shape and torch.allclose(
+        one, other, rtol=0, atol=tolerance(actual, expected, depth, scale), equal_nan=True
+    )
 
 
 def tolerance(
@@ -106,7 +111,7 @@ def _rounding(actual: Any, expected: Any, dtype: torch.dtype | None) -> float:
     known = [dtype] if dtype else [x.dtype for x in tensors if x.is_floating_point() or x.is_complex()]
     if not known and len(tensors) < 2 and any(_tensor(x).is_floating_point() for x in (actual, expected)):
         known = [torch.float32]
-    return max((torch.finfo(each).eps * (ROUNDING if each.itemsize > 2 else 1) for each in known), default=0.0)
+    return max((torch.finfo(each).eps * (ROUNDING if each.itemsize > 2 else HALF) for each in known), default=0.0)
 
 
 def _size(x: Any) -> float:

@@ -10,6 +10,7 @@ from hooked_lm import HookedTransformer, HookedTransformerConfig, patching
 from tests.benchmarks.floor import Size, gemm_rate, staircase_flops
 from tests.benchmarks.peers import spread
 from tests.benchmarks.sweeps import PARTS, Side, Task, metric
+from tests.close import assert_close
 
 # A position costs 16 for its key and value, 8 each for its query and W_O, 24 for its MLP, 8 for each key it looks at:
 # besides key and value 48 at position 0 and 56 at position 1.
@@ -100,4 +101,4 @@ def test_cells_of_a_peer_are_compared_with_the_same_cells_of_ours(sweep: str) ->
     assert side.difference(table) < 1e-5
     assert side.scaled(0) == task.n_cells * 0.5
     side.values[-1] += 0.5
-    assert side.difference(table) == pytest.approx(0.5 / (table.max() - table.min()).item(), rel=1e-3)
+    assert_close(side.difference(table), 0.5 / (table.max() - table.min()).item())

@@ -15,6 +15,7 @@ from hooked_lm.components.block import ParallelBlock, PreNormBlock
 from hooked_lm.components.embed import FactoredUnembed, FairseqSinusoidalEmbed, PosEmbed, SinusoidalEmbed, Unembed
 from hooked_lm.components.position_bias import Alibi
 from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
+from tests.close import assert_apart, assert_close
 from tests.families import DECODER_CASES
 from tests.families._case import Case, reference
 from tests.families._models import hooked, logits_of, prompt
@@ -67,7 +68,7 @@ def test_positions_without_a_table_have_no_end(name: str):
     """Where positions are a formula a longer prompt is only a matter of the limit."""
     longer = hub.from_pretrained_no_processing("tiny", hf_model=reference(case(name)), n_ctx=60)
     tokens = prompt(case(name), length=60)
-    torch.testing.assert_close(longer(tokens), logits_of(case(name), tokens), rtol=1e-4, atol=1e-4)
+    assert_close(longer(tokens), logits_of(case(name), tokens))
 
 
 @pytest.mark.parametrize(
@@ -99,14 +100,14 @@ def test_weights_of_a_factored_model_are_shown_as_one(name: str):
     tokens, d_model = prompt(case(name)), model.cfg.d_model
     assert model.W_E.shape == (model.cfg.d_vocab, d_model)
     assert model.W_U.shape == (d_model, model.cfg.d_vocab)
-    torch.testing.assert_close(model.W_E[tokens], model.embed(tokens))
+    assert_close(model.W_E[tokens], model.embed(tokens))
 
     before = model(tokens)
     assert isinstance(model.unembed, FactoredUnembed)
     model.untie()
     assert type(model.unembed) is Unembed
     assert model.cfg.tree.unembed == model.unembed.cfg
-    torch.testing.assert_close(model(tokens), before, rtol=1e-4, atol=1e-5)
+    assert_close(model(tokens), before)
     assert model.verify(tokens).ok
 
 
@@ -118,7 +119,7 @@ def test_a_factored_model_takes_weights_that_were_multiplied(name: str):
     processed = hub.from_pretrained("tiny", hf_model=reference(case(name)))
     model = HookedTransformer(HookedTransformerConfig.from_tree(tree, device="cpu"))
     model.load_and_process_state_dict(processed.state_dict(), False, False, False, False)
-    torch.testing.assert_close(model(tokens), processed(tokens), rtol=1e-4, atol=1e-5)
+    assert_close(model(tokens), processed(tokens))
     wrong = {**processed.state_dict(), "unembed.W_U": processed.W_U[:, 1:]}
     with pytest.raises(ValueError, match=r"'unembed.W_U' is .*60"):
         HookedTransformer(HookedTransformerConfig.from_tree(tree, device="cpu")).load_and_process_state_dict(wrong)
@@ -158,7 +159,7 @@ def test_local_layers_are_told_from_global_ones():
 def test_fewer_layers_give_the_stream_of_all(name: str):
     _, cache = hooked(case(name)).run_with_cache(prompt(case(name)))
     one = hub.from_pretrained_no_processing("tiny", hf_model=reference(case(name)), first_n_layers=1)
-    torch.testing.assert_close(one(prompt(case(name)), stop_at_layer=1), cache["resid_pre", 1], rtol=1e-4, atol=1e-5)
+    assert_close(one(prompt(case(name)), stop_at_layer=1), cache["resid_pre", 1])
 
 
 # ---- the comparison can fail -----------------------------------------------------------------------------------------
@@ -240,7 +241,7 @@ def test_a_wrong_tree_is_noticed(wrong: str):
     model = HookedTransformer(cfg)
     model.load_state_dict({n: w for n, w in right.state_dict().items() if n in model.state_dict()})
     expected = logits_of(case(name), prompt(case(name)))
-    assert (model(prompt(case(name))) - expected).abs().max() > 1e-3
+    assert_apart(model(prompt(case(name))), expected)
 
 
 def trade_heads(model: HookedTransformer, name: str) -> None:
@@ -272,4 +273,4 @@ def trade_kinds(model: HookedTransformer, left: str, right: str) -> None:
 def test_wrong_weights_are_noticed(name: str, damage: Callable[[HookedTransformer], None]):
     model = copy.deepcopy(hooked(case(name)))
     damage(model)
-    assert (model(prompt(case(name))) - logits_of(case(name), prompt(case(name)))).abs().max() > 1e-3
+    assert_apart(model(prompt(case(name))), logits_of(case(name), prompt(case(name))))

@@ -19,6 +19,7 @@ import hooked_lm
 from hooked_lm import HookedTransformer, HookedTransformerConfig, families, hub
 from hooked_lm.cli import app
 from hooked_lm.demo import corpus, experiment
+from tests.close import assert_close, assert_near
 
 FIGURES = re.compile(r'Plotly\.newPlot\(\s*"(figure-[^"]+)",\s*(\[.*?\]),\s*\{"', re.DOTALL)
 
@@ -85,10 +86,10 @@ def test_the_experiment_finds_something_true(result: experiment.Result):
     # before the first layer everything stands at the one token that differs
     only_there = torch.zeros(n_pos)
     only_there[giver] = 1
-    torch.testing.assert_close(result.sites.select(site="resid_pre", layer=0).mean, only_there, rtol=0, atol=1e-3)
+    assert_close(result.sites.select(site="resid_pre", layer=0).mean, only_there)
     # and what precedes it cannot be told apart in any layer
-    torch.testing.assert_close(effects[:, :, :giver], torch.zeros(3, n_layers, giver), rtol=0, atol=1e-3)
-    torch.testing.assert_close(result.patterns.sum(-1), torch.ones(n_layers, n_heads, n_pos))
+    assert_close(effects[:, :, :giver], torch.zeros(3, n_layers, giver))
+    assert_close(result.patterns.sum(-1), torch.ones(n_layers, n_heads, n_pos))
     assert result.heads.mean.shape == (n_layers, n_heads)
     assert result.heads.mean.max() > 0.05
 
@@ -109,7 +110,7 @@ def test_effects_are_those_of_a_forward_pass_a_cell(result: experiment.Result):
     _, cache = model.run_with_cache(clean)
     before = difference(model(corrupted))
     gap = (difference(model(clean)) - before).mean()
-    torch.testing.assert_close(result.differences.values, torch.stack([difference(model(clean)), before]))
+    assert_close(result.differences.values, torch.stack([difference(model(clean)), before]))
 
     def effect(name: str, index: tuple) -> torch.Tensor:
         def patch(value: torch.Tensor, hook: object) -> None:
@@ -120,10 +121,10 @@ def test_effects_are_those_of_a_forward_pass_a_cell(result: experiment.Result):
     every = slice(None)
     layer, head = result.top_heads(1)[0]
     of_head = effect(f"blocks.{layer}.attn.hook_z", (every, every, head))
-    torch.testing.assert_close(result.heads.values[layer, head], of_head, rtol=0, atol=1e-5)
+    assert_close(result.heads.values[layer, head], of_head)
     for number, site in enumerate(result.sites.axes["site"]):
         of_site = effect(f"blocks.2.hook_{site}", (every, 12))
-        torch.testing.assert_close(result.sites.values[number, 2, 12], of_site, rtol=0, atol=1e-5)
+        assert_close(result.sites.values[number, 2, 12], of_site)
 
 
 def test_heads_are_ranked_by_the_size_of_their_effect(result: experiment.Result):
@@ -132,8 +133,8 @@ def test_heads_are_ranked_by_the_size_of_their_effect(result: experiment.Result)
     assert [abs(effect) for effect in effects] == sorted(map(abs, effects), reverse=True)
     layer, head = map(int, ranking["head"][0].split("."))
     assert (layer, head) == result.top_heads(1)[0]
-    assert effects[0] == pytest.approx(result.heads.mean[layer, head].item())
-    assert abs(effects[0]) == pytest.approx(result.heads.mean.abs().max().item())
+    assert_close(effects[0], result.heads.mean[layer, head].item())
+    assert_close(abs(effects[0]), result.heads.mean.abs().max().item())
 
 
 def test_intervals_hold_the_means(result: experiment.Result):
@@ -144,14 +145,14 @@ def test_intervals_hold_the_means(result: experiment.Result):
     assert bool((ranking["low"] < ranking["restored"]).all() and (ranking["restored"] < ranking["high"]).all())
     low, high = result.heads.interval()
     layer, head = result.top_heads(1)[0]
-    assert ranking["low"][0] == pytest.approx(low[layer, head].item())
-    assert ranking["high"][0] == pytest.approx(high[layer, head].item())
+    assert_close(ranking["low"][0], low[layer, head].item())
+    assert_close(ranking["high"][0], high[layer, head].item())
 
 
 def test_the_same_pairs_twice_make_intervals_narrower(result: experiment.Result):
     """The means stay; of eight prompts their standard error is 1.53 times smaller, and Student's interval 1.35 times."""
     once, twice = result.heads, experiment.run(result.model, 2 * result.pairs).heads
-    torch.testing.assert_close(once.mean, twice.mean, rtol=0, atol=1e-5)
+    assert_close(once.mean, twice.mean)
     widths = [torch.sub(*reversed(found.interval()))[found.mean.abs() > 0.05] for found in (once, twice)]
     assert 1.9 < (widths[0] / widths[1]).mean() < 2.2
 
@@ -162,13 +163,13 @@ def test_the_report_shows_what_was_found(tmp_path: Path, result: experiment.Resu
     assert len(figures) == 6
     low, high = result.sites.select(site="resid_pre").interval()
     [stream] = figures["figure-2-2"]
-    torch.testing.assert_close(numbers(stream["customdata"]), torch.stack([low, high], -1))
+    assert_close(numbers(stream["customdata"]), torch.stack([low, high], -1))
     [strongest] = figures["figure-3-3"]
     ranking = result.ranking(8)
-    assert numbers(strongest["y"]).tolist() == pytest.approx(ranking["restored"].to_list())
+    assert_close(numbers(strongest["y"]).tolist(), ranking["restored"].to_list())
     below, above = (numbers(strongest["error_y"][end]) for end in ("arrayminus", "array"))
-    assert (numbers(strongest["y"]) - below).tolist() == pytest.approx(ranking["low"].to_list(), abs=1e-6)
-    assert (numbers(strongest["y"]) + above).tolist() == pytest.approx(ranking["high"].to_list(), abs=1e-6)
+    assert_close((numbers(strongest["y"]) - below).tolist(), ranking["low"].to_list())
+    assert_close((numbers(strongest["y"]) + above).tolist(), ranking["high"].to_list())
     for value in (*ranking["low"], *ranking["high"]):
         assert f'<td class="number">{value:.3f}</td>' in page
     for value in (*result.differences.mean.tolist(), *torch.stack(result.differences.interval()).flatten().tolist()):
@@ -193,7 +194,9 @@ def test_the_work_is_counted(result: experiment.Result):
     assert work.layer_rows_of_forwards == work.cells * n_layers * n_tokens
     with FlopCounterMode(display=False) as counter:
         result.model([pair.corrupted for pair in result.pairs])
-    assert work.flops_of_forwards / work.cells == pytest.approx(counter.get_total_flops(), rel=0.05)
+    assert_near(
+        work.flops_of_forwards / work.cells, counter.get_total_flops(), 0.05, because="the products in attention"
+    )
     assert work.flops < work.flops_of_forwards / 4
     assert work.layer_rows < work.layer_rows_of_forwards / 2
 

@@ -7,6 +7,7 @@ import torch
 from tests.close import (
     APART,
     GRADIENT,
+    HALF,
     LAYER,
     MODEL,
     ROUNDING,
@@ -59,7 +60,7 @@ def test_the_rounding_of_a_network_is_within_its_depth():
 @pytest.mark.parametrize("depth", [LAYER, MODEL, GRADIENT])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_bound_is_where_it_says(dtype: torch.dtype, depth: int):
-    bound = (ROUNDING if dtype.itemsize > 2 else 1) * depth * torch.finfo(dtype).eps * 4
+    bound = (ROUNDING if dtype.itemsize > 2 else HALF) * depth * torch.finfo(dtype).eps * 4
     expected = torch.full((3, 5), -4.0, dtype=torch.float64)
     for factor, close in [(0.9, True), (1.1, False)]:
         actual = expected.clone()

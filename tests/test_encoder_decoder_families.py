@@ -22,8 +22,17 @@ from hooked_lm.components.relative_bias import RelativeBias
 from hooked_lm.families import model_class
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from hooked_lm.models.encoder_decoder_config import EncoderDecoderConfig, HookedEncoderDecoderConfig, StackConfig
+from tests.close import assert_close
 from tests.families import ENCODER_DECODER_CASES, Case, reference
-from tests.families._models import ENOUGH, MODERATE, assert_same_tensors, backpropagate, distance, hooked, save_shuffled
+from tests.families._models import (
+    MODERATE,
+    assert_same_gradients_of,
+    assert_same_tensors,
+    backpropagate,
+    distance,
+    hooked,
+    save_shuffled,
+)
 from tests.families._sites import sites_of, sizes_of
 from tests.families.encoder_decoders import PAD
 
@@ -81,13 +90,13 @@ def test_the_class_is_the_one_that_is_listed(case: Case):
 # ---- the same numbers ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_family
 @torch.no_grad()
 def test_logits(case: Case):
     inputs = drawn(case)
     expected = logits_of(case, *inputs)
     assert MODERATE[0] < expected.std() < MODERATE[1], f"the deviation of the logits is {expected.std():.2g}"
-    found = distance(hooked(case)(*inputs), expected)
-    assert found <= ENOUGH * max(1.0, expected.std().item()), f"logits differ by {found:.1e}"
+    assert_close(hooked(case)(*inputs), expected)
 
 
 @torch.no_grad()
@@ -108,16 +117,7 @@ def test_gradients(case: Case):
     other, ours = theirs(case), copy.deepcopy(hooked(case))
     backpropagate(other(source, decoder_input_ids=target).logits)
     backpropagate(ours(source, target))
-    with torch.no_grad():
-        for parameter in ours.parameters():
-            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
-    found = dict(ours.to_hf().named_parameters())
-    for name, parameter in other.named_parameters():
-        if not parameter.requires_grad:  # a table of sines
-            continue
-        expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        atol = 1e-5 * max(1.0, expected.abs().max().item())
-        torch.testing.assert_close(found[name], expected, rtol=1e-3, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+    assert_same_gradients_of(ours, other)
 
 
 @torch.no_grad()
@@ -161,6 +161,7 @@ def test_the_model_of_transformers_comes_back(case: Case):
 # ---- sites -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_family
 @torch.no_grad()
 def test_sites_and_their_shapes(case: Case):
     model, tree = hooked(case), hooked(case).cfg.tree
@@ -201,7 +202,6 @@ def bent(value: Tensor, n_values: int) -> Tensor:
     return value * torch.linspace(0.5, 1.5, value.shape[-1])
 
 
-@pytest.mark.once_a_family
 @torch.no_grad()
 def test_every_site_is_alive(case: Case):
     """An edit of any site changes the logits. Experts to whom no token went have nothing to edit."""
@@ -233,6 +233,7 @@ def of_tokens_without_room(model: HookedEncoderDecoder, inputs: tuple[Tensor, Te
     return bool((cache[f"{mlp}.hook_expert_weights"][sent] == 0).all())
 
 
+@pytest.mark.every_family
 def test_identities(case: Case):
     report = hooked(case).verify(*drawn(case))
     assert report.ok, str(report)
@@ -242,7 +243,7 @@ def test_identities(case: Case):
 def test_a_cache_does_not_change_the_logits(case: Case):
     inputs = drawn(case)
     logits, _ = hooked(case).run_with_cache(*inputs)
-    torch.testing.assert_close(logits, hooked(case)(*inputs), rtol=1e-4, atol=3e-5)
+    assert_close(logits, hooked(case)(*inputs))
 
 
 # ---- batches and generation ------------------------------------------------------------------------------------------
@@ -269,7 +270,7 @@ def test_padded_rows_are_what_they_are_alone(case: Case, side: str):
     target, target_mask = padded([row[1][0] for row in rows], side)
     together = model(source, target, attention_mask=mask, decoder_attention_mask=target_mask)
     for i, row in enumerate(rows):
-        torch.testing.assert_close(together[i][target_mask[i].bool()], model(*row)[0], rtol=1e-4, atol=2e-5)
+        assert_close(together[i][target_mask[i].bool()], model(*row)[0])
 
 
 @torch.no_grad()
@@ -278,7 +279,7 @@ def test_padded_sources_are_those_of_transformers(case: Case):
     target = drawn(case)[1]
     expected = logits_of(case, source, target, attention_mask=mask)
     found = hooked(case)(source, target, attention_mask=mask)
-    assert distance(found, expected) <= ENOUGH * max(1.0, expected.std().item())
+    assert_close(found, expected)
 
 
 def padded(rows: list[Tensor], side: str) -> tuple[Tensor, Tensor]:
@@ -315,7 +316,7 @@ def test_steps_with_a_cache_are_the_full_run(case: Case):
     cache = EncoderDecoderCache(model.cfg.n_decoder_layers)
     logits = [model(source, target[:, :3], past_kv_cache=cache)]
     logits += [model(None, target[:, i : i + 1], past_kv_cache=cache) for i in range(3, N_TARGET)]
-    torch.testing.assert_close(torch.cat(logits, 1), model(source, target), rtol=1e-4, atol=3e-5)
+    assert_close(torch.cat(logits, 1), model(source, target))
 
 
 @pytest.mark.parametrize("name", ["t5-relu-scaled", "bart-plain", "marian-own-vocabularies", "m2m_100-scaled"])
@@ -546,7 +547,7 @@ def test_an_unembedding_of_its_own(name: str, tmp_path: Path):
     model = HookedEncoderDecoder.from_pretrained(tmp_path)
     inputs = drawn(case)
     expected = own(inputs[0], decoder_input_ids=inputs[1]).logits
-    assert distance(model(*inputs), expected) < ENOUGH * max(1.0, expected.std().item())
+    assert_close(model(*inputs), expected)
     assert not model.cfg.tie_word_embeddings
     back = model.to_hf()
     assert torch.equal(back.lm_head.weight, own.lm_head.weight)
@@ -567,7 +568,7 @@ def test_files_may_hold_more_and_less(name: str, tmp_path: Path):
     save_file(tensors, tmp_path / "model.safetensors")
     model, inputs = HookedEncoderDecoder.from_pretrained(tmp_path), drawn(case)
     expected = other(inputs[0], decoder_input_ids=inputs[1]).logits
-    assert distance(model(*inputs), expected) < ENOUGH * max(1.0, expected.std().item())
+    assert_close(model(*inputs), expected)
 
 
 OLD_NOTES: dict[str, dict[str, Any]] = {
@@ -615,7 +616,7 @@ def test_a_pegasus_file_without_its_sines(tmp_path: Path):
     other.config.save_pretrained(tmp_path)
     save_file(tensors, tmp_path / "model.safetensors")
     model, inputs = HookedEncoderDecoder.from_pretrained(tmp_path), drawn(case)
-    assert distance(model(*inputs), other(inputs[0], decoder_input_ids=inputs[1]).logits) < ENOUGH
+    assert_close(model(*inputs), other(inputs[0], decoder_input_ids=inputs[1]).logits)
     assert not any("W_pos" in name for name, _ in model.named_parameters())
 
 

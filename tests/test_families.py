@@ -28,6 +28,7 @@ from hooked_lm.families import family, model_class, supported
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.hub.load import read_config
 from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
+from tests.close import assert_apart, assert_close
 from tests.families import CASES, DECODER_CASES, REFUSED, Case, reference
 from tests.families._models import (
     assert_same_gradients,
@@ -77,6 +78,7 @@ def test_the_class_is_the_one_that_is_listed(case: Case):
 # ---- the same numbers ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_family
 def test_logits(case: Case):
     assert_same_logits(case)
 
@@ -93,7 +95,6 @@ def test_gradients(case: Case):
     assert_same_gradients(case)
 
 
-@pytest.mark.once_a_family
 @torch.no_grad()
 def test_bf16_is_as_near_the_truth_as_transformers(case: Case):
     """In a mixture of experts rounding sends some tokens to other experts, and which is chance.
@@ -116,7 +117,6 @@ def test_bf16_is_as_near_the_truth_as_transformers(case: Case):
 # ---- the way in and out ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.once_a_family
 def test_tensors_may_come_in_any_order(case: Case, checkpoint: Path, weights: dict[str, Tensor], tmp_path: Path):
     save_shuffled(weights, checkpoint, tmp_path)
     model = hub.from_pretrained_no_processing(tmp_path)
@@ -131,7 +131,6 @@ def test_export_is_exact(case: Case, checkpoint: Path, weights: dict[str, Tensor
     assert_same_tensors(dict(again.named_parameters()), dict(model.named_parameters()))
 
 
-@pytest.mark.once_a_family
 def test_the_model_of_transformers_comes_back(case: Case):
     theirs = hooked(case).to_hf()
     theirs.set_attn_implementation(case.attention)
@@ -185,6 +184,7 @@ def test_a_bitnet_that_rounds_is_refused():
 # ---- sites -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_family
 @torch.no_grad()
 def test_sites_and_their_shapes(case: Case):
     model, tree = hooked(case), hooked(case).cfg.tree
@@ -207,7 +207,6 @@ def bent(value: Tensor, n_values: int) -> Tensor:
     return value * torch.linspace(0.5, 1.5, value.shape[-1])
 
 
-@pytest.mark.once_a_family
 @torch.no_grad()
 def test_every_site_is_alive(case: Case):
     """An edit of any site changes the logits.
@@ -269,23 +268,22 @@ def n_values(model: HookedTransformer, name: str) -> int:
     return lengths["d_vocab"] if name == "hook_tokens" else lengths.get("expert", 8)
 
 
+@pytest.mark.every_family
 def test_identities(case: Case):
     report = hooked(case).verify(prompt(case))
     assert report.ok, str(report)
 
 
-@pytest.mark.once_a_family
 @torch.no_grad()
 def test_a_cache_does_not_change_the_logits(case: Case):
     tokens = prompt(case)
     logits, _ = hooked(case).run_with_cache(tokens)
-    torch.testing.assert_close(logits, hooked(case)(tokens), rtol=1e-4, atol=3e-5)
+    assert_close(logits, hooked(case)(tokens))
 
 
 # ---- batches and generation ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.once_a_family
 @pytest.mark.parametrize("side", ["left", "right"])
 @torch.no_grad()
 def test_padded_rows_are_what_they_are_alone(case: Case, side: str):
@@ -297,7 +295,7 @@ def test_padded_rows_are_what_they_are_alone(case: Case, side: str):
         tokens[i, span], mask[i, span] = row, 1
     together = model(tokens, attention_mask=mask)
     for i, row in enumerate(rows):
-        torch.testing.assert_close(together[i][mask[i].bool()], model(row[None])[0], rtol=1e-4, atol=1e-5)
+        assert_close(together[i][mask[i].bool()], model(row[None])[0])
 
 
 @torch.no_grad()
@@ -315,20 +313,19 @@ def test_greedy_tokens_with_a_cache(case: Case):
         new = logits[-1].argmax(-1, keepdim=True)
         tokens = torch.cat([tokens, new], 1)
     assert torch.equal(tokens, expected)
-    torch.testing.assert_close(torch.stack(logits, 1), model(tokens)[:, 7:-1], rtol=1e-4, atol=1e-4)
+    assert_close(torch.stack(logits, 1), model(tokens)[:, 7:-1])
 
 
 # ---- folding ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.once_a_family
 @torch.no_grad()
 def test_folding_keeps_the_predictions(case: Case):
     folded = hub.from_pretrained("tiny", hf_model=reference(case))
     tokens = prompt(case)
     assert folded.cfg.processed
     found, expected = folded(tokens).log_softmax(-1), hooked(case)(tokens).log_softmax(-1)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert_close(found, expected)
     assert folded.verify(tokens).ok, str(folded.verify(tokens))
     with pytest.raises(ValueError, match="rewritten"):
         folded.to_hf()
@@ -473,7 +470,7 @@ def test_a_wrong_tree_is_noticed(wrong: str):
     cfg = HookedTransformerConfig.from_tree(alter(right.cfg.tree), init_weights=False, device="cpu")
     model = HookedTransformer(cfg)
     model.load_state_dict(right.state_dict())
-    assert (model(prompt(case)) - logits_of(case, prompt(case))).abs().max() > 1e-3
+    assert_apart(model(prompt(case)), logits_of(case, prompt(case)))
 
 
 def negate(model: HookedTransformer) -> None:
@@ -578,7 +575,7 @@ def test_wrong_weights_are_noticed(name: str, damage: Callable[[HookedTransforme
     case = by_name(name)
     model = copy.deepcopy(hooked(case))
     damage(model)
-    assert (model(prompt(case)) - logits_of(case, prompt(case))).abs().max() > 1e-3
+    assert_apart(model(prompt(case)), logits_of(case, prompt(case)))
 
 
 def test_a_part_of_a_head_is_refused_where_whole_heads_turn():

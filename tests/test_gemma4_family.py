@@ -18,6 +18,7 @@ from hooked_lm.components.rotary import ProportionalScaling
 from hooked_lm.families import gemma4_text
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.models.tree import DecoderConfig
+from tests.close import assert_close
 from tests.families import dense_a, reference
 from tests.families._models import distance, hooked, logits_of, prompt
 
@@ -159,7 +160,7 @@ def test_borrowed_keys_of_the_past_come_from_the_cache() -> None:
     whole, cache = model(tokens), KeyValueCache(model.cfg.n_layers)
     model(tokens[:, :9], past_kv_cache=cache)
     logits, sites = model.run_with_cache(tokens[:, 9:], past_kv_cache=cache)
-    torch.testing.assert_close(logits, whole[:, 9:], rtol=1e-4, atol=1e-5)
+    assert_close(logits, whole[:, 9:])
     assert sites["v", 3].shape[1] == tokens.shape[1]
     assert cache[3].past_keys is None, "the lender's entry serves both"
 
@@ -169,7 +170,7 @@ def test_a_run_that_starts_behind_the_lender_is_refused() -> None:
     with torch.no_grad():
         _, cache = model.run_with_cache(tokens)
         again = model(cache["resid_pre", 1], start_at_layer=1, tokens=tokens)
-        torch.testing.assert_close(again, model(tokens))
+        assert_close(again, model(tokens))
     with pytest.raises(ValueError, match="keys and values of layer 1, which is no part of this run; start at layer 1"):
         model(cache["resid_pre", 2], start_at_layer=2, tokens=tokens)
 
@@ -196,7 +197,7 @@ def test_given_vectors_are_those_of_the_formula() -> None:
     read = torch.einsum("bpm,mld->bpld", cache["hook_embed"], embed.W_proj) / model.cfg.d_model**0.5
     read = read / (read.square().mean(-1, keepdim=True) + embed.norm.cfg.eps).sqrt() * embed.norm.w
     expected = (read + embed.W_E[tokens] * embed.cfg.d_per_layer**0.5) / 2**0.5
-    torch.testing.assert_close(cache["per_layer.hook_out"], expected)
+    assert_close(cache["per_layer.hook_out"], expected)
 
 
 @torch.no_grad()
@@ -223,7 +224,7 @@ def test_a_state_dict_comes_back() -> None:
         for parameter in model.parameters():
             parameter.zero_()
         model.load_and_process_state_dict(state, fold_ln=False)
-        torch.testing.assert_close(model(prompt(case)).log_softmax(-1), hooked(case)(prompt(case)).log_softmax(-1))
+        assert_close(model(prompt(case)).log_softmax(-1), hooked(case)(prompt(case)).log_softmax(-1))
 
 
 def test_the_first_layers_alone() -> None:
@@ -231,7 +232,7 @@ def test_the_first_layers_alone() -> None:
     tokens = prompt(EVERYTHING)
     with torch.no_grad():
         _, cache = hooked(EVERYTHING).run_with_cache(tokens)
-        torch.testing.assert_close(short(tokens, stop_at_layer=3), cache["resid_post", 2])
+        assert_close(short(tokens, stop_at_layer=3), cache["resid_post", 2])
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig, hub
+from tests.close import assert_apart, assert_close, is_close
 from tests.families import CASES, reference
 
 GPT2, LLAMA = (next(c for c in CASES if str(c) == name) for name in ("gpt2-tied", "llama-grouped"))
@@ -48,7 +49,7 @@ def set_config(folder: Path, **fields: Any) -> None:
 
 
 def same_logits(model: HookedTransformer, expected: Tensor) -> bool:
-    return torch.allclose(model(TOKENS), expected, atol=1e-4)
+    return is_close(model(TOKENS), expected)
 
 
 # ---- sources ---------------------------------------------------------------------------------------------------------
@@ -71,7 +72,7 @@ def test_a_directory(gpt2: Path, capfd: pytest.CaptureFixture[str]):
 def test_processing_is_the_default(gpt2: Path):
     model = HookedTransformer.from_pretrained(gpt2)
     assert {"fold_ln", "center_writing_weights", "center_unembed", "fold_value_biases"} <= set(model.cfg.processed)
-    assert torch.allclose(model(TOKENS).log_softmax(-1), reference(GPT2)(TOKENS).logits.log_softmax(-1), atol=1e-4)
+    assert_close(model(TOKENS).log_softmax(-1), reference(GPT2)(TOKENS).logits.log_softmax(-1))
     assert "fold_ln" not in HookedTransformer.from_pretrained(gpt2, fold_ln=False).cfg.processed
     assert "fold_ln" not in HookedTransformer.from_pretrained(gpt2, False).cfg.processed
 
@@ -110,7 +111,7 @@ def test_a_lora_model_is_merged_on_a_copy():
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     theirs = peft.get_peft_model(copy.deepcopy(reference(LLAMA)), config).eval()
     expected, names = theirs(TOKENS).logits, set(theirs.state_dict())
-    assert not torch.allclose(expected, reference(LLAMA)(TOKENS).logits, atol=1e-2)
+    assert_apart(expected, reference(LLAMA)(TOKENS).logits)
     model = load("lora", hf_model=theirs)
     assert same_logits(model, expected)
     assert set(theirs.state_dict()) == names
@@ -280,7 +281,7 @@ def test_first_layers(folder: str, request: pytest.FixtureRequest):
     model = load(path, first_n_layers=1)
     assert len(model.blocks) == model.cfg.n_layers == 1
     assert same_logits(model, theirs(TOKENS).logits)
-    assert torch.allclose(model.to_hf()(TOKENS).logits, theirs(TOKENS).logits, atol=1e-5)
+    assert_close(model.to_hf()(TOKENS).logits, theirs(TOKENS).logits)
     assert model.to_hf().config.num_hidden_layers == 1
 
 
@@ -452,7 +453,7 @@ def test_training_does_not_touch_the_file(llama: Path):
     clean = model(TOKENS)
     model(TOKENS, return_type="loss").backward()
     optimiser.step()
-    assert not torch.allclose(model(TOKENS), clean)
+    assert_apart(model(TOKENS), clean)
     assert (llama / "model.safetensors").read_bytes() == before
     assert torch.equal(load(llama)(TOKENS), clean)
 
@@ -525,7 +526,7 @@ def test_an_untied_model_is_exported_untied(gpt2: Path):
         model.unembed.W_U.mul_(2)
     theirs = model.to_hf()
     assert not theirs.config.tie_word_embeddings
-    assert torch.allclose(theirs(TOKENS).logits, model(TOKENS), atol=1e-4)
+    assert_close(theirs(TOKENS).logits, model(TOKENS))
 
 
 # ---- verify ----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from hooked_lm import HookedEncoder, HookedTransformer, HookedTransformerConfig,
 from hooked_lm.compat import loading
 from hooked_lm.hub.flat import find_flat
 from hooked_lm.hub.flat_weights import from_early_solu
+from tests.close import assert_apart, assert_close
 
 TOKENS = torch.arange(22).view(2, 11)
 SIZES: dict[str, Any] = {"n_layers": 2, "d_model": 24, "n_heads": 3, "d_head": 8, "n_ctx": 12, "d_vocab": 30}
@@ -108,7 +109,7 @@ def test_a_toy_comes_back(kind: str, tmp_path: Path):
     model = toy(**KINDS[kind])
     back = HookedTransformer.from_pretrained_no_processing(write(tmp_path / "toy", model))
     assert torch.equal(back(TOKENS), model(TOKENS))
-    assert not torch.allclose(toy(seed=1, **KINDS[kind])(TOKENS), model(TOKENS), atol=1e-2)
+    assert_apart(toy(seed=1, **KINDS[kind])(TOKENS), model(TOKENS))
     assert (back.cfg.tree, back.cfg.processed) == (model.cfg.tree, ())
     cfg = back.cfg
     assert (cfg.model_name, cfg.original_architecture, cfg.from_checkpoint, cfg.seed) == ("toy", "neel", False, None)
@@ -126,7 +127,7 @@ def test_folding_is_that_of_the_toy(kind: str, tmp_path: Path):
     assert back.cfg.processed == model.cfg.processed
     assert "center_unembed" in back.cfg.processed
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in back.state_dict().items())
-    assert torch.allclose(back(TOKENS).log_softmax(-1), expected, atol=1e-4)
+    assert_close(back(TOKENS).log_softmax(-1), expected)
 
 
 def test_the_file_may_go(gelu: Path):
@@ -201,9 +202,9 @@ def test_a_mingpt(tmp_path: Path):
     torch.save(theirs.state_dict(), tmp_path / "final.pth")
     model = load(tmp_path)
     assert model.cfg.original_architecture == "mingpt"
-    assert torch.allclose(model(TOKENS), theirs(TOKENS), atol=1e-5)
+    assert_close(model(TOKENS), theirs(TOKENS))
     whole = hub.from_pretrained(tmp_path)(TOKENS)
-    assert torch.allclose(whole.log_softmax(-1), theirs(TOKENS).log_softmax(-1), atol=1e-4)
+    assert_close(whole.log_softmax(-1), theirs(TOKENS).log_softmax(-1))
 
 
 def early(model: HookedTransformer, matrices: bool, positions: bool) -> dict[str, Tensor]:

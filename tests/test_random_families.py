@@ -11,6 +11,7 @@ import pytest
 from hooked_lm.families import family, supported
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.models.tree import DecoderConfig
+from tests.core import CORE
 from tests.families import DECODER_CASES
 from tests.families._draw import drawn
 from tests.families._models import assert_same_gradients, assert_same_logits, hooked
@@ -21,8 +22,12 @@ EXTRA = range(1000, 1000 + int(os.environ.get("HOOKED_LM_DRAWS", "0")))
 SEEDS = [*range(FEW), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(FEW, MANY)), *EXTRA]
 
 
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.xdist_group(name), *([] if name in CORE else [pytest.mark.slow])]
+
+
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in FAMILIES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in FAMILIES])
 def test_a_config_drawn_at_random(name: str, seed: int):
     case = drawn(name, seed)
     try:

@@ -6,6 +6,7 @@ import torch
 
 from hooked_lm import utils
 from hooked_lm.factored_matrix import FactoredMatrix
+from tests.close import assert_close
 from tests.models.toys import ids, toy, words
 
 
@@ -35,9 +36,9 @@ def test_composition_scores_of_every_pair() -> None:
     scores = utils.composition_scores(left, right)
     assert scores.shape == (2, 4)
     one, other = left.AB[1], right.AB[2]
-    torch.testing.assert_close(scores[1, 2], (one @ other).norm() / one.norm() / other.norm())
+    assert_close(scores[1, 2], (one @ other).norm() / one.norm() / other.norm())
     same = utils.composition_scores(left, FactoredMatrix(right.A[:2], right.B[:2]), broadcast_dims=False)
-    torch.testing.assert_close(same, scores[[0, 1], [0, 1]])
+    assert_close(same, scores[[0, 1], [0, 1]])
     with pytest.raises(ValueError, match="inner sizes"):
         utils.composition_scores(left, FactoredMatrix(torch.randn(4, 3), torch.randn(3, 4)))
 

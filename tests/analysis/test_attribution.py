@@ -14,6 +14,7 @@ from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.nodes import METHODS, attribute, attribute_nodes
 from hooked_lm.demo import experiment
 from hooked_lm.patching.prompts import site_of_layer
+from tests.close import GRADIENT, assert_apart, assert_close
 from tests.families import DECODER_CASES
 from tests.families._models import hooked, prompt
 from tests.models.toys import ids, toy
@@ -66,8 +67,8 @@ def test_grid_and_baselines_are_those_of_a_sweep(arguments: dict[str, Any]) -> N
     assert found.axes == exact.axes
     assert found.base == exact.base
     assert torch.equal(found.values.isnan(), exact.values.isnan())
-    torch.testing.assert_close(found.corrupted, exact.corrupted)
-    torch.testing.assert_close(found.clean, exact.clean)
+    assert_close(found.corrupted, exact.corrupted)
+    assert_close(found.clean, exact.clean)
     assert found.effects().values.abs().nan_to_num().max() > 1e-3
 
 
@@ -76,9 +77,7 @@ def test_cells_with_several_layers_or_positions_are_sums_of_others() -> None:
     own = {"metric": score, "sites": "z", **QUIET}
     each = attribute(model, corrupted, clean, heads="each", **own).effects().values
     for options, axes in (({"positions": None, "heads": "each"}, 1), ({"layers": None, "heads": "each"}, 0), ({}, 2)):
-        torch.testing.assert_close(
-            attribute(model, corrupted, clean, **options, **own).effects().values, each.sum(axes)
-        )
+        assert_close(attribute(model, corrupted, clean, **options, **own).effects().values, each.sum(axes))
 
 
 # ---- finite differences ----------------------------------------------------------------------------------------------
@@ -127,7 +126,7 @@ def assert_gradients_are_finite_differences(model: HookedTransformer, corrupted:
             index = (slice(None), pos, feature) if n_features else (slice(None), pos)
             there = (slice(None), feature, pos) if name == "pattern" else index
             expected = finite_difference(model, corrupted, site, cache[site], there)
-            torch.testing.assert_close(found[index[1:]], expected.float(), rtol=1e-3, atol=1e-4)
+            assert_close(found[index[1:]], expected.float(), depth=GRADIENT, scale=found.nan_to_num())
             n_effects += int(bool((expected.abs() > 1e-3).any()))
     return n_effects
 
@@ -152,15 +151,16 @@ def test_exact_where_the_metric_is_linear() -> None:
     metric = metrics.logit_difference(3, 5)
     found = attribute(model, corrupted, clean, metric=metric, sites="z", heads="each", check=True, progress=False)
     last = found.select(layer=model.cfg.n_layers - 1)
-    torch.testing.assert_close(last.values, last.exact, rtol=1e-4, atol=1e-4)
+    assert_close(last.values, last.exact)
     assert last.effects().values.abs().max() > 0.1
     first = found.select(layer=0)
-    assert not torch.allclose(first.values, first.exact, rtol=1e-2, atol=1e-2), "else all of this model would be linear"
+    assert_apart(first.values, first.exact, msg="else all of this model would be linear")
 
 
 BOUNDS = {"resid_pre": 0.6, "attn_out": 0.7, "mlp_out": 0.6, "z": 0.9, "q": 0.85, "k": 0.8, "v": 0.95, "pattern": 0.9}
 
 
+@pytest.mark.slow
 def test_ranks_agree_with_exact_patching_on_the_bundled_model(demo: Any) -> None:
     model, corrupted, clean, metric = demo
     for site, bound in BOUNDS.items():
@@ -185,7 +185,7 @@ def test_all_nodes_in_the_same_passes(demo: Any) -> None:
     for site, options in {"mlp_out": {}, "z": {"heads": "each"}, "post": {"neurons": "each"}}.items():
         alone = attribute(model, corrupted, clean, metric=metric, sites=site, **options, **QUIET)
         assert nodes[site].axes == alone.axes
-        torch.testing.assert_close(nodes[site].values, alone.values)
+        assert_close(nodes[site].values, alone.values)
         assert dict(nodes[site].cost)["forwards"] == 2  # the run that is changed, and the source
         assert dict(nodes[site].cost)["backwards"] == 1
 
@@ -193,6 +193,7 @@ def test_all_nodes_in_the_same_passes(demo: Any) -> None:
 # ---- parts, metrics, sources -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_prompts_in_parts_are_prompts_at_once(method: str, demo: Any) -> None:
     model, corrupted, clean, metric = demo
@@ -200,12 +201,12 @@ def test_prompts_in_parts_are_prompts_at_once(method: str, demo: Any) -> None:
     whole = attribute(model, corrupted, clean, **own)
     parts = attribute(model, corrupted, clean, batch_size=1_500_000, **own)
     assert dict(parts.cost)["backwards"] > dict(whole.cost)["backwards"]
-    torch.testing.assert_close(parts.values, whole.values, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(parts.corrupted, whole.corrupted)
-    torch.testing.assert_close(parts.clean, whole.clean)
+    assert_close(parts.values, whole.values)
+    assert_close(parts.corrupted, whole.corrupted)
+    assert_close(parts.clean, whole.clean)
     joint = attribute(model, corrupted, clean, batch_size=1_500_000, **own | {"metric": lambda x: metric(x).mean()})
     assert joint.n_prompts == 1
-    torch.testing.assert_close(joint.mean, whole.mean, rtol=1e-4, atol=1e-4)
+    assert_close(joint.mean, whole.mean)
 
 
 def test_prompts_do_not_see_each_other(demo: Any) -> None:
@@ -213,7 +214,7 @@ def test_prompts_do_not_see_each_other(demo: Any) -> None:
     metric = metrics.logit(7)
     whole = attribute(model, corrupted, clean, metric=metric, **QUIET)
     alone = attribute(model, corrupted[1], clean[1], metric=metric, **QUIET)
-    torch.testing.assert_close(whole.values[..., 1], alone.values[..., 0], rtol=1e-4, atol=1e-4)
+    assert_close(whole.values[..., 1], alone.values[..., 0])
     low, high = whole.interval()
     assert bool((low <= whole.mean + 1e-5).all() and (whole.mean <= high + 1e-5).all())
 
@@ -223,7 +224,7 @@ def test_several_metrics_are_those_by_themselves() -> None:
     several = attribute(model, corrupted, clean, metric={"a": score, "b": metrics.logit(4)}, **QUIET)
     assert list(several.axes) == ["metric", "layer", "position"]
     for name, metric in {"a": score, "b": metrics.logit(4)}.items():
-        torch.testing.assert_close(
+        assert_close(
             several.select(metric=name).values, attribute(model, corrupted, clean, metric=metric, **QUIET).values
         )
 
@@ -234,14 +235,14 @@ def test_values_come_from_any_source() -> None:
     _, cache = model.run_with_cache(clean)
     expected = attribute(model, corrupted, clean, **own)
     given = attribute(model, corrupted, source=cache, **own)
-    torch.testing.assert_close(given.values, expected.values)
+    assert_close(given.values, expected.values)
     assert given.clean is None
     mean = {name: value.mean(0, keepdim=True) for name, value in cache.items()}
     pairs = [("mean", mean), ("zero", {name: torch.zeros_like(value) for name, value in cache.items()})]
     for word, same in pairs:
         by_word = attribute(model, corrupted, clean, source=word, **own)
-        torch.testing.assert_close(by_word.values, attribute(model, corrupted, source=same, **own).values)
-        assert not torch.allclose(by_word.values, expected.values, atol=1e-3)
+        assert_close(by_word.values, attribute(model, corrupted, source=same, **own).values)
+        assert_apart(by_word.values, expected.values)
     tensor = torch.randn(model.cfg.d_model)
     exact = attribute(model, corrupted, source=tensor, **own | {"check": True})
     assert exact.agreement["spearman"].item() > 0.3
@@ -262,6 +263,7 @@ def test_scores_that_are_masked_stay_masked(demo: Any) -> None:
 # ---- exact patching beside -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_exact_patching_beside_is_that_of_a_sweep(demo: Any) -> None:
     model, corrupted, clean, metric = demo
     own: dict[str, Any] = {
@@ -271,11 +273,11 @@ def test_exact_patching_beside_is_that_of_a_sweep(demo: Any) -> None:
     }
     exact = patching.sweep(model, corrupted, clean, **own).values
     found = attribute(model, corrupted, clean, check=True, **own)
-    torch.testing.assert_close(found.exact, exact)
+    assert_close(found.exact, exact)
     some, again, others = (attribute(model, corrupted, clean, check=7, seed=seed, **own).exact for seed in (1, 1, 2))
     is_there = ~some.isnan()
     assert is_there[0, ..., 0].sum() == 7
-    torch.testing.assert_close(some[is_there], exact[is_there])
+    assert_close(some[is_there], exact[is_there])
     assert torch.equal(is_there, ~again.isnan())
     assert not torch.equal(is_there, ~others.isnan())
     assert attribute(model, corrupted, clean, check=False, **own).exact is None

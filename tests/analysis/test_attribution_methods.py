@@ -13,6 +13,7 @@ from hooked_lm.analysis.attribution.gradients import gradients
 from hooked_lm.analysis.attribution.integrated import nodes
 from hooked_lm.analysis.attribution.nodes import attribute
 from hooked_lm.patching.prompts import site_of_layer
+from tests.close import GRADIENT, assert_apart, assert_close
 from tests.families import DECODER_CASES
 from tests.families._models import hooked, prompt
 from tests.models.toys import ids, toy
@@ -64,7 +65,7 @@ def test_steps_in_one_pass_or_one_by_one_are_the_same() -> None:
         at_once = attribute(model, corrupted, clean, **own)
         one_by_one = attribute(model, corrupted, clean, batch_size=220_000, **own)
         assert dict(one_by_one.cost)["backwards"] >= 3 * dict(at_once.cost)["backwards"]
-        torch.testing.assert_close(one_by_one.values, at_once.values, rtol=1e-4, atol=1e-5)
+        assert_close(one_by_one.values, at_once.values)
 
 
 def test_inputs_of_any_source_move() -> None:
@@ -72,7 +73,7 @@ def test_inputs_of_any_source_move() -> None:
     own = {"metric": score, "method": "ig-inputs", "positions": None, "layers": [0], "steps": 24, **QUIET}
     _, cache = model.run_with_cache(clean, names_filter=["hook_embed", "blocks.0.hook_resid_pre"])
     given = attribute(model, corrupted, source=cache, **own)
-    torch.testing.assert_close(given.values, attribute(model, corrupted, clean, **own).values)
+    assert_close(given.values, attribute(model, corrupted, clean, **own).values)
     with pytest.raises(KeyError, match="hook_embed"):
         attribute(
             model, corrupted, source={name: value for name, value in cache.items() if name != "hook_embed"}, **own
@@ -90,7 +91,7 @@ def test_nodes_integrate_polynomials() -> None:
     for steps in (1, 2, 5):
         at, weights = nodes(steps)
         for power in range(2 * steps):
-            assert abs(float((weights * at**power).sum()) - 1 / (power + 1)) < 1e-12
+            assert_close((weights * at**power).sum(), 1 / (power + 1))
         assert abs(float((weights * at ** (2 * steps)).sum()) - 1 / (2 * steps + 1)) > 1e-6
 
 
@@ -142,8 +143,8 @@ def test_a_saturated_head_is_seen_by_its_pattern_only(site: str) -> None:
     mended = attribute(model, torch.tensor(corrupted), torch.tensor(clean), check=True, method="atp*", **own)
     exact = (plain.exact - plain.corrupted).abs().max()
     assert exact > 0.5  # a whole turn of the query; a key that is lost leaves three alike
-    assert plain.effects().values.abs().max() < 1e-6
-    torch.testing.assert_close(mended.values, mended.exact, rtol=1e-4, atol=1e-4)  # all behind the pattern is linear
+    assert_close(plain.effects().values, 0.0, scale=exact)
+    assert_close(mended.values, mended.exact)  # all behind the pattern is linear
 
 
 # ---- queries and keys anywhere ---------------------------------------------------------------------------------------
@@ -204,7 +205,7 @@ def assert_queries_and_keys_go_by_their_patterns(model: Any, corrupted: Tensor, 
             found = fix.effects(site, slopes)
             pos, head = (int(torch.randint(n, (), generator=drawn)) for n in found.shape[1:])
             expected = by_pattern(model, corrupted, clean, site, pos, head)
-            torch.testing.assert_close(found[:, pos, head], expected, rtol=1e-3, atol=1e-5)
+            assert_close(found[:, pos, head], expected, depth=GRADIENT)
             largest = max(largest, float(expected.abs().max()))
     assert largest > 1e-3
 
@@ -230,7 +231,7 @@ def test_one_key_exchanged_is_a_softmax_with_one_score_exchanged(size: float) ->
         changed = old.clone()
         changed[..., key] = new[..., key]
         expected = ((changed.softmax(-1) - old.softmax(-1)) * slopes).sum(-1)
-        torch.testing.assert_close(found[..., key], expected, rtol=1e-5, atol=1e-8)
+        assert_close(found[..., key], expected)
     assert found.abs().max() > 0.1
 
 
@@ -256,10 +257,10 @@ def test_paths_that_cancel_in_the_gradient_alone() -> None:
         attribute(model, torch.tensor([[A]]), torch.tensor([[B]]), method=m, **own) for m in ("gradient", "atp*")
     )
     exact = float(plain.exact - plain.corrupted)
-    assert exact == pytest.approx(1.0)
-    assert float(plain.effects().values) == pytest.approx(0.0, abs=1e-6)
+    assert_close(exact, 1.0)
+    assert_close(float(plain.effects().values), 0.0)
     # 2 without either of the layers, 0 without the first: over 3 layers, of which a node's own never counts
-    assert float(mended.effects().values) == pytest.approx(2.0)
+    assert_close(float(mended.effects().values), 2.0)
 
 
 def test_dropping_keeps_the_sign_of_the_gradient_and_the_sizes_of_its_parts() -> None:
@@ -284,5 +285,5 @@ def test_dropping_keeps_the_sign_of_the_gradient_and_the_sizes_of_its_parts() ->
                     effect = apart.gradients[site] * (new[site] - apart.values[site])
                     sizes[i, at] += effect.flatten(2).sum(-1).abs().T
     expected = plain.sign() * sizes / (n_layers - 1)
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
-    assert not torch.allclose(found, plain, rtol=1e-2)
+    assert_close(found, expected)
+    assert_apart(found, plain)

@@ -15,6 +15,8 @@ from hooked_lm.analysis.circuits.masks import HardConcrete
 from hooked_lm.analysis.circuits.paths import on_paths
 from hooked_lm.analysis.circuits.top import largest
 from hooked_lm.demo.experiment import prompt_pairs
+from tests.close import assert_close
+from tests.core import thinned
 from tests.patching.naive import unchecked
 
 PLANTED = [
@@ -89,7 +91,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("method", WAYS)
+@pytest.mark.parametrize("method", thinned(WAYS, keep=["pruning"]))
 def test_what_was_planted_is_found(method: str) -> None:
     model = planted()
     with unchecked():
@@ -97,7 +99,7 @@ def test_what_was_planted_is_found(method: str) -> None:
     assert edges_of(circuit) == set(PLANTED)
     assert circuit.about["method"] == method
     found = evaluate(model, [circuit], CORRUPTED, CLEAN, metric=METRIC)
-    assert found.faithfulness.item() == pytest.approx(1, abs=1e-4)
+    assert_close(found.faithfulness.item(), 1)
 
 
 @pytest.mark.parametrize("method", ["acdc", "pruning"])
@@ -120,8 +122,8 @@ def test_other_circuits_of_that_size_are_not_faithful() -> None:
     for left_out in PLANTED:
         circuits[f"without {left_out}"] = Circuit.of(graph, [edge for edge in PLANTED if edge != left_out])
     found = evaluate(model, circuits, CORRUPTED, CLEAN, metric=METRIC)
-    assert found.faithfulness[0] == pytest.approx(1, abs=1e-4)
-    assert found.completeness[0] == pytest.approx(0, abs=1e-4)
+    assert_close(found.faithfulness[0], 1)
+    assert_close(found.completeness[0], 0)
     assert found.faithfulness[1:6].abs().max() < 0.1
     assert (found.faithfulness[6:] - 1).abs().min() > 0.1
     assert (found.faithfulness[6:] - 1).abs().max() > 0.9
@@ -146,6 +148,7 @@ def one_by_one(model: HookedTransformer, threshold: float, metric: Any) -> Tenso
     return kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("metric", "threshold"), [(None, 0.005), (None, 0.02), (METRIC, 0.02), (METRIC, 0.1)])
 def test_acdc_is_trying_one_by_one(metric: Any, threshold: float) -> None:
     config = {"n_layers": 2, "d_model": 12, "n_heads": 4, "n_key_value_heads": 2, "d_mlp": 16, "n_ctx": 8}
@@ -176,6 +179,7 @@ def test_acdc_refuses_what_it_cannot_tell_apart() -> None:
 # ---- pruning and masks -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_pruning_leaves_nested_circuits() -> None:
     found = prune(planted(), CORRUPTED, CLEAN, n_edges=20, metric=METRIC, share=0.3, steps=2)
     assert 0 < found.n_edges <= 20
@@ -193,7 +197,7 @@ def test_hard_concrete_gates_are_open_as_often_as_they_say() -> None:
     assert ((gates >= 0) & (gates <= 1)).all()
     often = (gates > 0).float().mean(0)
     for i, alpha in enumerate(log_alpha):
-        assert float(HardConcrete(alpha[None]).n_open()) == pytest.approx(float(often[i]), abs=0.03)
+        assert abs(float(HardConcrete(alpha[None]).n_open()) - float(often[i])) < 0.03, "four deviations of 5,000 draws"
     assert (gates == 0).any()
     assert (gates == 1).any()
     assert HardConcrete(torch.tensor([-9.0, 9.0])).plain().tolist() == [0, 1]
@@ -253,7 +257,7 @@ def test_effects_that_were_measured_make_circuits() -> None:
     found = attribute_edges(model, CORRUPTED, CLEAN, metric=METRIC, direction="noise", check=True)
     circuit = discover(model, CORRUPTED, CLEAN, method=found, n_edges=6)
     assert edges_of(circuit) == set(PLANTED)
-    assert circuit.about["agreement"]["pearson"] == pytest.approx(found.agreement["pearson"].item())
+    assert_close(circuit.about["agreement"]["pearson"], found.agreement["pearson"].item())
     part = found.select(writer=["a2.h0", "m1"], reader=["logits", "a2.h0<v>"])
     scores = discover(model, CORRUPTED, CLEAN, method=part, threshold=0.01).scores
     assert scores[circuit.graph.edge("m1", "a2.h0<v>")] == circuit.scores[circuit.graph.edge("m1", "a2.h0<v>")]
@@ -330,6 +334,7 @@ def test_a_metric_without_a_gradient_trains_no_masks() -> None:
         train_masks(planted(), CORRUPTED, CLEAN, metric=rounded, n_edges=6, steps=2)
 
 
+@pytest.mark.slow
 def test_edges_without_any_effect_are_none_to_keep() -> None:
     model = planted()
     for method in ("eap", "exact"):

@@ -15,6 +15,7 @@ from hooked_lm.analysis.attribution.edge_patching import patch_edges
 from hooked_lm.analysis.attribution.graph import INPUT, LOGITS, Graph
 from hooked_lm.analysis.circuits import Circuit, Runner, evaluate, minimality
 from hooked_lm.analysis.circuits.paths import feeds, on_paths
+from tests.close import assert_apart, assert_close, assert_near
 from tests.families import DECODER_CASES
 from tests.families._models import hooked
 
@@ -69,7 +70,7 @@ def by_hand(model: HookedTransformer, gates: Tensor, ablation: str = "resample")
 
 
 def assert_same(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert_close(found, expected)
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
@@ -83,7 +84,7 @@ def test_readers_read_what_their_gates_say(kind: str) -> None:
     gates[1] = gates[1] < 0.8
     found = runner.values(gates)
     assert_same(found, torch.stack([by_hand(model, row) for row in gates]))
-    assert (found[0] - found[1]).abs().max() > 1e-3
+    assert_apart(found[0], found[1])
 
 
 @pytest.mark.parametrize("ablation", ["mean", "zero"])
@@ -147,7 +148,7 @@ def test_gradients_of_gates_are_those_of_finite_differences() -> None:
         moved[0, writer, reader] += step
         moved[1, writer, reader] -= step
         up, down = runner.with_graph(moved).detach().mean(1)
-        torch.testing.assert_close(found[writer, reader], (up - down) / (2 * step), rtol=1e-5, atol=1e-8)
+        assert_near(found[writer, reader], (up - down) / (2 * step), 1e-5, because="a difference quotient, not a slope")
         assert found[writer, reader] != 0
 
 
@@ -173,7 +174,7 @@ def test_the_default_metric_is_the_divergence_from_the_model() -> None:
     with torch.no_grad():
         expected = metrics.kl_divergence(model(clean))(model(corrupted))
     assert_same(runner.empty(), expected.float())
-    assert runner.full.abs().max() < 1e-6
+    assert_close(runner.full, 0.0, scale=1.0)
 
 
 def test_what_cannot_be_run_is_refused() -> None:
@@ -317,7 +318,7 @@ def test_circuits_are_compared() -> None:
     found = one.compare(other)
     assert found.edges["both"] == [(INPUT, "m1"), ("m1", LOGITS)]
     assert (len(found.edges["one"]), found.edges["other"]) == (3, [("a1.h0", LOGITS)])
-    assert found.jaccard == pytest.approx(2 / 6)
+    assert_close(found.jaccard, 2 / 6)
     assert found.nodes == {"both": [INPUT, "m1", LOGITS], "one": ["a0.h1"], "other": []}
     table = found.to_dataframe()
     assert table.groupby(["kind", "where"]).size().to_dict() == {
@@ -366,7 +367,7 @@ def test_curves_run_from_nothing_to_all(tmp_path: Path) -> None:
     assert found.n_edges[1] <= 10
     assert_same(found.faithfulness[[0, 3]], torch.tensor([0.0, 1.0]))
     x, y = found.shares, found.faithfulness
-    assert found.area == pytest.approx(float(((x[1:] - x[:-1]) * (y[1:] + y[:-1]) / 2).sum()), abs=1e-6)
+    assert_close(found.area, float(((x[1:] - x[:-1]) * (y[1:] + y[:-1]) / 2).sum()))
     [_, curve, complement] = found.plot().data
     assert (curve.name, complement.name) == ("faithfulness", "completeness")
     assert curve.x == tuple(found.n_edges)

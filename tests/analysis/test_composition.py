@@ -9,6 +9,7 @@ from torch import Tensor
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis.reading.composition import CompositionScores, composition_scores
 from hooked_lm.models.config import HookedTransformerConfig
+from tests.close import assert_close, assert_near
 from tests.families import DECODER_CASES
 from tests.families._models import hooked
 
@@ -43,10 +44,10 @@ def test_scores_are_those_of_the_products(family: str, kind: str) -> None:
                     left, right = dense(one, head, "OV"), dense(two, reader, "OV" if kind == "V" else "QK")
                     right = right.T if kind == "K" else right
                     expected[layer, head, later, reader] = (left @ right).norm() / (left.norm() * right.norm())
-    torch.testing.assert_close(scores.mean, expected, atol=1e-5, rtol=1e-4, equal_nan=True)
+    assert_close(scores.mean, expected)
     if family != "bamba":  # which that one cannot stack
         there = ~expected.isnan()
-        torch.testing.assert_close(scores.mean[there], model.all_composition_scores(kind)[there], atol=1e-5, rtol=1e-4)
+        assert_close(scores.mean[there], model.all_composition_scores(kind)[there])
 
 
 def random_heads(n_layers: int, seed: int) -> HookedTransformer:
@@ -92,8 +93,8 @@ def test_the_baseline_is_that_of_dense_random_products() -> None:
     for _ in range(200):
         a, b, c, d = (torch.randn(48, 8, generator=generator) for _ in range(4))
         found.append((a @ b.T @ c @ d.T).norm() / ((a @ b.T).norm() * (c @ d.T).norm()))
-    assert float(scores.chance[0, 0, 1, 0, 0]) == pytest.approx(float(torch.stack(found).mean()), abs=0.003)
-    assert float(scores.spread[0, 0, 1, 0, 0]) == pytest.approx(float(torch.stack(found).std()), rel=0.2)
+    assert_near(scores.chance[0, 0, 1, 0, 0], torch.stack(found).mean(), 0.02, because="means of 200 other draws")
+    assert_near(scores.spread[0, 0, 1, 0, 0], torch.stack(found).std(), 0.2, because="deviations of 200 other draws")
 
 
 def test_seeds_tables_and_files(tmp_path: Any) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis.reading.direct import direct_logit_attribution, source_attribution
 from hooked_lm.components.norm import norm_of
+from tests.close import assert_apart, assert_close
 from tests.families import DECODER_CASES
 from tests.families._models import hooked, prompt
 
@@ -55,11 +56,11 @@ def test_components_sum_to_the_logits(family: str, by: str):
         logits = before_the_cap(model, tokens, pos)
         found = direct_logit_attribution(model, tokens, ANSWERS, WRONG, by=by, pos=pos, layers=layers)
         difference = logits[rows, ANSWERS] - logits[rows, WRONG]
-        torch.testing.assert_close(found.values.sum(0), difference, atol=1e-4, rtol=1e-4)
+        assert_close(found.values.sum(0), difference)
         rest = [i for i in range(len(found.values)) if i != found.values.abs().amax(1).argmax()]
-        assert (found.values[rest].sum(0) - difference).abs().max() > 0.02  # a part less, and the sum is wrong
+        assert_apart(found.values[rest].sum(0), difference)  # a part less, and the sum is wrong
         alone = direct_logit_attribution(model, tokens, 3, by=by, pos=pos, layers=layers)
-        torch.testing.assert_close(alone.values.sum(0), logits[:, 3], atol=1e-4, rtol=1e-4)
+        assert_close(alone.values.sum(0), logits[:, 3])
 
 
 def test_a_component_is_what_it_wrote_read_by_the_final_norm(model: HookedTransformer):
@@ -78,12 +79,12 @@ def test_a_component_is_what_it_wrote_read_by_the_final_norm(model: HookedTransf
     neurons = direct_logit_attribution(model, FRANCE, " Paris", " Rome", by="neuron", layers=[2])
     for layer, head in ((0, 0), (3, 7)):
         written = cache["z", layer][0, -1, head] @ model.W_O[layer, head]
-        assert heads.select(component=f"L{layer}H{head}").mean.item() == pytest.approx(read(written), abs=1e-4)
+        assert_close(heads.select(component=f"L{layer}H{head}").mean.item(), read(written))
     for neuron in (0, 100):
         written = cache["post", 2][0, -1, neuron] * model.blocks[2].mlp.W_out[neuron]
-        assert neurons.select(component=f"L2N{neuron}").mean.item() == pytest.approx(read(written), abs=1e-4)
+        assert_close(neurons.select(component=f"L2N{neuron}").mean.item(), read(written))
     mlp = read(cache["mlp_out", 1][0, -1])
-    assert heads.select(component="1_mlp_out").mean.item() == pytest.approx(mlp, abs=1e-4)
+    assert_close(heads.select(component="1_mlp_out").mean.item(), mlp)
 
 
 def test_with_a_soft_cap_it_is_the_logit_before_it():
@@ -94,7 +95,7 @@ def test_with_a_soft_cap_it_is_the_logit_before_it():
         logits = model(tokens)[:, -1]
     rows = torch.arange(3)
     assert "before the soft cap" in found.about["of"]
-    assert (found.values.sum(0) - (logits[rows, ANSWERS] - logits[rows, WRONG])).abs().max() > 1e-3
+    assert_apart(found.values.sum(0), logits[rows, ANSWERS] - logits[rows, WRONG], times=10)
     assert "cap" not in direct_logit_attribution(hooked(FIRST["gpt2"]), tokens, 3).about["of"]
 
 
@@ -106,9 +107,7 @@ def test_sources_sum_to_heads(family: str):
     for layer in range(model.cfg.n_layers):
         for head in range(model.cfg.n_heads):
             part = sources.select(layer=layer, head=head).values
-            torch.testing.assert_close(
-                part.sum(0), heads.select(component=f"L{layer}H{head}").values, atol=1e-4, rtol=1e-4
-            )
+            assert_close(part.sum(0), heads.select(component=f"L{layer}H{head}").values)
             assert part[5:].abs().max() == 0.0  # nothing comes from later positions
             assert part.abs().max() > 0
 

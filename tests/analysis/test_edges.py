@@ -20,6 +20,7 @@ from hooked_lm.analysis.attribution.graph import Graph, Node
 from hooked_lm.components.norm import LayerNorm, norm_of
 from hooked_lm.demo.experiment import prompt_pairs
 from hooked_lm.hooks import HookedRootModule
+from tests.close import GRADIENT, assert_apart, assert_close, assert_near
 from tests.families import DECODER_CASES
 from tests.families._models import hooked
 from tests.patching.naive import unchecked
@@ -82,7 +83,7 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
     assert torch.equal(found.isnan(), expected.isnan())
     size = expected.nan_to_num().abs().max().item()
     assert size > 1e-3, "something is told"
-    torch.testing.assert_close(found, expected.float(), rtol=1e-3, atol=1e-5 * size, equal_nan=True)
+    assert_close(found, expected.float(), depth=GRADIENT)
 
 
 def scores(model: HookedTransformer, runs: tuple[Tensor, Tensor], **options: Any) -> Tensor:
@@ -158,7 +159,7 @@ def test_scores_are_finite_differences():
         u, v = graph.edge(writer, reader)
         ends = [told(model, corrupted, graph.readers[v], by * changes[u]) for by in (step, -step)]
         expected = (ends[0] - ends[1]) / (2 * step)
-        torch.testing.assert_close(found[u, v], expected.float(), rtol=1e-3, atol=1e-6)
+        assert_close(found[u, v], expected.float())
         assert expected.abs().max() > 1e-4
 
 
@@ -181,7 +182,7 @@ def test_frozen_norms_are_those_of_a_model_whose_norms_are_linear(family: str):
     changes = written(model, clean) - written(model, corrupted)
     frozen = scores(model, runs, freeze_norms=True)
     assert_same(frozen, gated(with_held_norms(model, corrupted), corrupted, changes))
-    assert not torch.allclose(frozen, scores(model, runs), rtol=0.1, equal_nan=True), "the divisors matter"
+    assert_apart(frozen, scores(model, runs), msg="the divisors matter")
 
 
 def test_edges_into_the_logits_sum_to_the_gradient_of_the_whole_stream():
@@ -194,7 +195,7 @@ def test_edges_into_the_logits_sum_to_the_gradient_of_the_whole_stream():
     (gradient,) = torch.autograd.grad(last_logits(logits).sum(), stream)
     expected = ((streams[1] - streams[0]) * gradient).sum((1, 2))
     found = scores(model, runs, freeze_norms=True)[:, -1]
-    torch.testing.assert_close(found.sum(0), expected.float(), rtol=1e-4, atol=1e-5)
+    assert_close(found.sum(0), expected.float())
 
 
 def test_integrated_gradients_average_the_runs_between():
@@ -214,9 +215,13 @@ def test_integrated_gradients_average_the_runs_between():
         own = [i for i, node in enumerate(graph.writers) if node.rank == rank]
         by_activations[own] = between(added(graph.writers[own[0]]), changes[own].sum(0))[own]
     assert_same(scores(model, runs, method="eap-ig-activations", steps=steps), by_activations)
-    assert not torch.allclose(by_inputs, by_activations, rtol=0.1, equal_nan=True)
+    assert_apart(by_inputs, by_activations)
 
 
+STEPS = "an integral by sixteen steps"
+
+
+@pytest.mark.slow
 def test_integrated_gradients_are_complete():
     """The edges of a rank sum to what changes when all of them write what they wrote in the other run (Sundararajan et al.
     2017, arXiv:1703.01365): of the input, to the other run."""
@@ -226,14 +231,14 @@ def test_integrated_gradients_are_complete():
     found = {m: scores(model, runs, method=m, steps=16).nansum(1) for m in METHODS}
     with torch.no_grad(), unchecked():
         before, after = last_logits(model(corrupted)), last_logits(model(clean))
-        torch.testing.assert_close(found["eap-ig-inputs"][0], (after - before).float(), rtol=0.01, atol=0.01)
+        assert_near(found["eap-ig-inputs"][0], after - before, 0.01, because=STEPS)
         for rank in dict.fromkeys(node.rank for node in graph.writers):
             own = [i for i, node in enumerate(graph.writers) if node.rank == rank]
             site, change = added(graph.writers[own[0]]), changes[own].sum(0)
             moved = model.run_with_hooks(corrupted, fwd_hooks=[(site, lambda value, hook, by=change: value + by)])
             expected = (last_logits(moved) - before).float()
-            torch.testing.assert_close(found["eap-ig-activations"][own].sum(0), expected, rtol=0.01, atol=0.01)
-    assert not torch.allclose(found["eap"][0], (after - before).float(), rtol=0.1), "one step is not enough"
+            assert_near(found["eap-ig-activations"][own].sum(0), expected, 0.01, because=STEPS)
+    assert_apart(found["eap"][0], (after - before).float(), msg="one step is not enough")
 
 
 def added(writer: Node) -> str:
@@ -255,24 +260,24 @@ def test_sources_and_directions(source: str, direction: str):
         result = attribute_edges(model, *runs, check=3, **options)
         exact = patch_edges(model, *runs, progress=False, **options)
     with torch.no_grad():
-        torch.testing.assert_close(result.corrupted, last_logits(model(corrupted)).float())
-        torch.testing.assert_close(result.clean, last_logits(model(clean)).float())
+        assert_close(result.corrupted, last_logits(model(corrupted)).float())
+        assert_close(result.clean, last_logits(model(clean)).float())
     there = ~result.exact.isnan()
     assert int(there.any(-1).sum()) == 3
-    torch.testing.assert_close(result.exact[there], exact.values[there])
-    torch.testing.assert_close(result.unchanged, exact.unchanged)
+    assert_close(result.exact[there], exact.values[there])
+    assert_close(result.unchanged, exact.unchanged)
 
 
 def test_prompts_are_scored_by_themselves_and_memory_changes_nothing():
     model = model_of("llama")
     runs = corrupted, clean = prompts_of(model, 3)
     together = scores(model, runs)
-    torch.testing.assert_close(scores(model, runs, batch_size=1), together, equal_nan=True)
+    assert_close(scores(model, runs, batch_size=1), together)
     for i in range(3):
         alone = scores(model, (corrupted[i : i + 1], clean[i : i + 1]))
-        torch.testing.assert_close(alone[..., 0], together[..., i], rtol=1e-4, atol=1e-6, equal_nan=True)
+        assert_close(alone[..., 0], together[..., i])
     mean = attribute_edges(model, *runs, metric=lambda logits: last_logits(logits).mean(), check=False)
-    torch.testing.assert_close(mean.effects().values[..., 0], together.mean(-1), rtol=1e-4, atol=1e-6, equal_nan=True)
+    assert_close(mean.effects().values[..., 0], together.mean(-1))
 
 
 # ---- exact patching --------------------------------------------------------------------------------------------------
@@ -292,7 +297,7 @@ def test_exact_patching_is_a_loop_of_forward_passes(family: str):
     for writer, reader in edges:
         u, v = graph.edge(writer, reader)
         expected = told(model, corrupted, graph.readers[v], changes[u])
-        torch.testing.assert_close(result.values[u, v], expected.float(), rtol=1e-4, atol=1e-5)
+        assert_close(result.values[u, v], expected.float())
         changed.append((expected - result.corrupted).abs().max())
     assert torch.stack(changed).median() > 1e-4
 
@@ -319,11 +324,9 @@ def test_all_edges_into_the_logits_together_are_the_clean_run():
     runs = prompts_of(model)
     result = patch_edges(model, *runs, metric=lambda logits: logits[:, -1, 3], progress=False)
     total = result.effects().select(reader="logits").values.sum(0)
-    torch.testing.assert_close(total, result.clean - result.corrupted, rtol=1e-4, atol=1e-5)
+    assert_close(total, result.clean - result.corrupted)
     estimated = attribute_edges(model, *runs, metric=lambda logits: logits[:, -1, 3], check=False)
-    torch.testing.assert_close(
-        estimated.select(reader="logits").values, result.select(reader="logits").values, rtol=1e-4, atol=1e-5
-    )
+    assert_close(estimated.select(reader="logits").values, result.select(reader="logits").values)
 
 
 def toy(**more: Any) -> HookedTransformer:
@@ -363,6 +366,7 @@ def estimates(task):
 BOUNDS = {"eap": (0.85, 0.9), "eap-ig-inputs": (0.65, 0.98), "eap-ig-activations": (0.75, 0.98)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_agreement_on_the_bundled_model(estimates, exact, method: str):
     both = estimates[method].effects().mean.flatten(), exact.effects().mean.flatten()
@@ -405,6 +409,7 @@ def test_small_changes_are_estimated_to_the_point():
     assert "agrees with exact patching of" in repr(found)
 
 
+@pytest.mark.slow
 def test_what_is_affordable_is_checked(task):
     model, runs, metric = task
     with unchecked():
@@ -423,7 +428,7 @@ def test_results_can_be_saved(task, tmp_path):
     found = attribute_edges(model, *runs, metric=metric, check=5)
     found.save(tmp_path / "edges")
     again = type(found).load(tmp_path / "edges")
-    torch.testing.assert_close(again.values, found.values, equal_nan=True)
+    assert_close(again.values, found.values)
     assert again.method == "eap"
     assert list(found.top(3).columns)[:2] == ["writer", "reader"]
 
@@ -522,7 +527,7 @@ def test_hooks_are_refused_where_edges_are_exchanged_and_kept_elsewhere(site: st
     plain = attribute_edges(model, *runs, metric=last_logits, check=False)
     with model.hooks(fwd_hooks=[("blocks.1.attn.hook_z", lambda value, hook: 0.5 * value)]), torch.no_grad():
         changed = attribute_edges(model, *runs, metric=last_logits, check=False)
-        torch.testing.assert_close(changed.corrupted, last_logits(model(runs[0])).float())
+        assert_close(changed.corrupted, last_logits(model(runs[0])).float())
     assert (changed.values - plain.values).abs().nan_to_num().max() > 1e-4
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm.analysis.attribution.estimate import Attribution, agreement
+from tests.close import assert_close, assert_equal
 
 NAN = torch.nan
 
@@ -28,20 +29,20 @@ def test_agreement_by_hand() -> None:
     exact = torch.tensor([1.0, 2.0, -3.0, 1000.0])
     found = agreement(torch.tensor([1.0, -2.0, 5.0, 6.0]), exact)
     assert found["cells"] == 4
-    assert found["spearman"] == pytest.approx(0.2)  # 1 - 6 * (0 + 4 + 4 + 0) / 60, from the ranks 2 1 3 4 and 2 3 1 4
+    assert_close(found["spearman"], 0.2)  # 1 - 6 * (0 + 4 + 4 + 0) / 60, from the ranks 2 1 3 4 and 2 3 1 4
     assert found["sign"] == 1.0, "only the largest is above a hundredth of the largest"
-    assert agreement(exact, exact) == pytest.approx({"cells": 4, "spearman": 1, "pearson": 1, "sign": 1})
-    assert agreement(-exact, exact)["spearman"] == pytest.approx(-1)
+    assert_close(agreement(exact, exact), {"cells": 4, "spearman": 1, "pearson": 1, "sign": 1})
+    assert_close(agreement(-exact, exact)["spearman"], -1)
 
 
 def test_ties_share_a_rank_and_no_variation_is_nan() -> None:
-    assert agreement(torch.tensor([1.0, 1.0, 2.0]), torch.tensor([1.0, 1.0, 5.0]))["spearman"] == pytest.approx(1)
+    assert_close(agreement(torch.tensor([1.0, 1.0, 2.0]), torch.tensor([1.0, 1.0, 5.0]))["spearman"], 1)
     assert math.isnan(agreement(torch.ones(3), draw(3))["spearman"])
 
 
 def test_the_order_of_rounding_errors_counts_for_nothing() -> None:
     exact = torch.tensor([3e-7, -2e-7, 1e-7, 0.0, 1.0, 2.0])
-    assert agreement(torch.tensor([-1e-7, 2e-7, 0.0, 3e-7, 1.0, 2.0]), exact)["spearman"] == pytest.approx(1)
+    assert_close(agreement(torch.tensor([-1e-7, 2e-7, 0.0, 3e-7, 1.0, 2.0]), exact)["spearman"], 1)
     assert agreement(torch.tensor([-1e-2, 2e-2, 0.0, 3e-2, 1.0, 2.0]), exact)["spearman"] < 0.99
 
 
@@ -53,7 +54,7 @@ def test_the_agreement_of_each_metric_and_site_over_the_cells_that_were_measured
     assert found.exact is not None
     start = found.corrupted[1].mean()
     here = [(of[1, 0].mean(-1) - start)[[0, 2]] for of in (found.values, found.exact)]
-    assert table["pearson"][2] == pytest.approx(agreement(*here)["pearson"])
+    assert_close(table["pearson"][2], agreement(*here)["pearson"])
 
 
 def test_exact_values_go_with_the_estimates() -> None:
@@ -65,10 +66,10 @@ def test_exact_values_go_with_the_estimates() -> None:
     effects, scaled = found.effects(), found.normalized()
     assert effects.exact is not None
     assert scaled.exact is not None
-    torch.testing.assert_close(effects.exact[0], found.exact[0] - found.corrupted[0], equal_nan=True)
+    assert_close(effects.exact[0], found.exact[0] - found.corrupted[0])
     low, high = found.corrupted[1].mean(), found.clean[1].mean()  # type: ignore[index]
-    torch.testing.assert_close(scaled.exact[1], (found.exact[1] - low) / (high - low), equal_nan=True)
-    torch.testing.assert_close(effects.agreement["spearman"].tolist(), found.agreement["spearman"].tolist())
+    assert_close(scaled.exact[1], (found.exact[1] - low) / (high - low))
+    assert_close(effects.agreement["spearman"].tolist(), found.agreement["spearman"].tolist())
 
 
 def test_at_a_glance() -> None:
@@ -81,7 +82,7 @@ def test_files_keep_both(tmp_path: Path) -> None:
     found.save(tmp_path / "a.safetensors")
     again = Attribution.load(tmp_path / "a.safetensors")
     assert again.exact is not None
-    torch.testing.assert_close(again.exact, found.exact, equal_nan=True, rtol=0, atol=0)
+    assert_equal(again.exact, found.exact)
     assert (again.method, again.about, dict(again.axes)) == (found.method, found.about, dict(found.axes))
 
 

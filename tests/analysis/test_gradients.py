@@ -1,5 +1,6 @@
 """Gradients at sites, against finite differences; and that nothing of the model is touched."""
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 from hooked_lm import HookedEncoder, HookedEncoderConfig, HookedTransformer, HookedTransformerConfig
 from hooked_lm.analysis import metrics
 from hooked_lm.analysis.attribution.gradients import Tape, gradients, weights_apart
+from tests.close import assert_close, assert_near
 from tests.families import DECODER_CASES
 from tests.families._models import hooked
 
@@ -31,10 +33,10 @@ def squares(logits: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2", "gptj", "mixtral"])
 def test_finite_differences(family: str) -> None:
-    model = hooked(CASES[family]).to(torch.float64)
+    model = copy.deepcopy(hooked(CASES[family])).to(torch.float64)
     tokens = tokens_of(model)
     found = gradients(model, tokens, SITES, squares)
-    torch.testing.assert_close(found.scores, squares(model(tokens)).detach())
+    assert_close(found.scores, squares(model(tokens)).detach())
     for site in SITES:
         direction = torch.randn(
             found.values[site].shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64
@@ -46,9 +48,9 @@ def test_finite_differences(family: str) -> None:
             for s in (1, -1)
         ]
         slope = ((ends[0] - ends[1]) / 2e-5).detach()
-        torch.testing.assert_close((found.gradients[site] * direction).flatten(1).sum(1), slope, rtol=1e-5, atol=1e-7)
+        along = (found.gradients[site] * direction).flatten(1).sum(1)
+        assert_near(along, slope, 1e-5, because="a difference quotient, not a slope")
         assert slope.abs().max() > 1e-4
-    model.to(torch.float32)
 
 
 def test_rows_are_those_of_their_own_prompt() -> None:
@@ -57,7 +59,7 @@ def test_rows_are_those_of_their_own_prompt() -> None:
     both = gradients(model, tokens, [site], squares).gradients[site]
     for row in (0, 1):
         alone = gradients(model, tokens[row : row + 1], [site], squares).gradients[site]
-        torch.testing.assert_close(both[row : row + 1], alone)
+        assert_close(both[row : row + 1], alone)
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -9,6 +9,7 @@ from torch import Tensor
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.hooks import HookedRootModule
+from tests.close import assert_apart, is_close
 from tests.families import DECODER_CASES, Case
 from tests.families._models import hooked
 from tests.patching.naive import unchecked
@@ -41,9 +42,9 @@ def test_every_family_has_a_graph_or_a_reason(case: Case):
             Graph.of(model)
         return
     parts, stream = parts_and_stream(model)
-    is_sum = torch.allclose(parts.sum(0), stream, rtol=1e-4, atol=1e-4)
+    is_sum = is_close(parts.sum(0), stream)
     assert is_sum == (case.family not in SCALED)
-    assert not torch.allclose(parts[1:].sum(0), stream, rtol=1e-2), "every writer counts"
+    assert_apart(parts[1:].sum(0), stream, msg="every writer counts")
     graph = Graph.of(model)
     places = {name: i for i, name in enumerate(model.all_points())}
     for node in (*graph.writers, *graph.readers):

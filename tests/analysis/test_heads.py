@@ -24,6 +24,7 @@ from hooked_lm.analysis.reading.heads import (
 )
 from hooked_lm.models.config import HookedTransformerConfig
 from hooked_lm.results import Scores
+from tests.close import assert_close
 from tests.families import DECODER_CASES, Case
 from tests.families._models import hooked, prompt
 
@@ -90,9 +91,9 @@ def test_heads_that_are_known_score_one_and_uniform_ones_what_chance_gives(toy: 
     }
     assert found == expected
     for place in expected:
-        assert float(scores.select(kind=place[0], layer=place[1], head=place[2]).mean) == pytest.approx(1, abs=1e-4)
+        assert_close(float(scores.select(kind=place[0], layer=place[1], head=place[2]).mean), 1)
     uniform = scores.above_chance().select(layer=1, head=[1, 2]).mean
-    assert uniform.abs().max() < 1e-6
+    assert_close(uniform, 0.0, scale=1.0)
     others = [s for s in expected if s[1:] != (0, 1)]
     for kind, layer, head in others:  # such a head is not of another kind
         rest = scores.select(layer=layer, head=head).mean[[k != kind for k in scores.axes["kind"]]]
@@ -131,7 +132,7 @@ def test_induction_on_random_tokens_is_the_mean_over_queries(demo: HookedTransfo
         targets = torch.zeros(17, 17, dtype=torch.bool)
         for place in range(1, 9):
             targets[place + 8, place + 1] = True
-        torch.testing.assert_close(scores.values[..., i], by_hand(demo, row, targets), atol=1e-5, rtol=0)
+        assert_close(scores.values[..., i], by_hand(demo, row, targets))
     assert scores.mean[1, 0] > 0.7 > scores.mean[1, 1]
 
 
@@ -151,7 +152,7 @@ def test_scores_and_statistics_of_families_against_their_patterns(family: str) -
         for kind in (previous_token, duplicate_token, induction):
             found = scores.select(kind=kind.__name__.replace("_", " ")).values[..., i]
             expected = by_hand(model, row, kind(row))
-            torch.testing.assert_close(found, expected, atol=1e-5, rtol=0, equal_nan=True)
+            assert_close(found, expected)
         for layer in (layer for layer, has in enumerate(has_attention) if has):
             pattern = cache["pattern", layer][i, :, 1:]
             part = statistics.select(layer=layer).values[..., i]
@@ -159,7 +160,7 @@ def test_scores_and_statistics_of_families_against_their_patterns(family: str) -
             away = torch.arange(1, len(row))[:, None] - torch.arange(len(row))
             entropy = -(left * left.clamp(min=1e-30).log()).sum(-1).mean(-1)
             expected = torch.stack([entropy, (left * away).sum(-1).mean(-1), pattern[..., 0].mean(-1)])
-            torch.testing.assert_close(part, expected, atol=1e-4, rtol=0)
+            assert_close(part, expected)
 
 
 def test_uniform_attention_within_a_window_scores_what_chance_gives() -> None:
@@ -169,10 +170,10 @@ def test_uniform_attention_within_a_window_scores_what_chance_gives() -> None:
             block.attn.W_Q.zero_()
             block.attn.b_Q.zero_()
     scores = head_scores(model, n_prompts=2, length=5)
-    assert scores.above_chance().values.abs().max() < 1e-6
+    assert_close(scores.above_chance().values, 0.0, scale=1.0)
     previous = scores.select(kind="previous token", head=0).mean
-    assert previous[1] == pytest.approx((1 / 2 + 8 / 3) / 9, abs=1e-5)  # a window of three
-    assert previous[0] == pytest.approx(sum(1 / n for n in range(2, 11)) / 9, abs=1e-5)
+    assert_close(previous[1], (1 / 2 + 8 / 3) / 9)  # a window of three
+    assert_close(previous[0], sum(1 / n for n in range(2, 11)) / 9)
     assert (scores.select(kind="induction", layer=1).values == 0).all()  # too far back to be seen
 
 
@@ -185,8 +186,8 @@ def test_statistics_of_uniform_and_of_pointed_attention(toy: HookedTransformer) 
         sum(q / 2 for q in queries),
         sum(1 / (q + 1) for q in queries),
     ]
-    torch.testing.assert_close(uniform, torch.tensor(expected) / len(queries))
-    torch.testing.assert_close(found.select(layer=0, head=0).mean, torch.tensor([0.0, 1.0, 0.1]), atol=1e-5, rtol=1e-5)
+    assert_close(uniform, torch.tensor(expected) / len(queries))
+    assert_close(found.select(layer=0, head=0).mean, torch.tensor([0.0, 1.0, 0.1]))
     assert list(found.to_dataframe().columns) == ["statistic", "layer", "head", "mean", "low", "high"]
 
 
@@ -227,20 +228,20 @@ def test_padding_is_left_out_and_lengths_may_differ(demo: HookedTransformer, mon
     alone = [head_scores(demo, text) for text in texts]
     together = head_scores(demo, texts)
     for i, scores in enumerate(alone):
-        torch.testing.assert_close(together.values[..., i], scores.values[..., 0], atol=1e-6, rtol=0)
+        assert_close(together.values[..., i], scores.values[..., 0])
         assert torch.equal(together.chance[..., i], scores.chance[..., 0])
     for side in ("right", "left"):
         monkeypatch.setattr(demo.cfg, "default_padding_side", side)
         padded = demo.to_tokens(texts)
         assert int(padded[1, {"right": -1, "left": 0}[side]]) == 0 != int(padded[0, -1])
         assert [row.tolist() for row in rows_of(demo, padded)] == [demo.to_tokens(text)[0].tolist() for text in texts]
-        torch.testing.assert_close(head_scores(demo, padded).values, together.values, atol=1e-6, rtol=0)
+        assert_close(head_scores(demo, padded).values, together.values)
 
 
 def test_small_batches_give_the_same(demo: HookedTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = head_scores(demo, n_prompts=5, length=6)
     monkeypatch.setattr(heads, "NUMBERS", 1)
-    torch.testing.assert_close(head_scores(demo, n_prompts=5, length=6).values, expected.values, atol=1e-6, rtol=0)
+    assert_close(head_scores(demo, n_prompts=5, length=6).values, expected.values)
 
 
 class Sizes(TorchDispatchMode):
@@ -344,15 +345,15 @@ def test_detect_head_finds_the_heads_of_the_toy(toy: HookedTransformer) -> None:
     previous = detect_head(toy, ROW, "previous_token_head")
     assert previous.shape == (2, 3)
     assert int(previous.argmax()) == 0
-    assert previous[0, 0] == pytest.approx(10 / 11, abs=1e-4)  # the first query sees only itself
-    assert detect_head(toy, ROW, "previous_token_head", exclude_current_token=True)[0, 0] == pytest.approx(1, abs=1e-4)
+    assert_close(previous[0, 0], 10 / 11)  # the first query sees only itself
+    assert_close(detect_head(toy, ROW, "previous_token_head", exclude_current_token=True)[0, 0], 1)
     repeats = torch.cat([ROW[:1], ROW[1:6], ROW[6:]])
     assert int(detect_head(toy, repeats, "duplicate_token_head").argmax()) == 1
     assert int(detect_head(toy, repeats, "induction_head").argmax()) == 3
     own = previous_token(ROW).float()
     own[0, 0] = 1  # exactly what the head does
-    assert detect_head(toy, ROW, own, error_measure="abs")[0, 0] == pytest.approx(1, abs=1e-4)
-    assert detect_head(toy, ROW, own)[0, 0] == pytest.approx(1, abs=1e-4)
+    assert_close(detect_head(toy, ROW, own, error_measure="abs")[0, 0], 1)
+    assert_close(detect_head(toy, ROW, own)[0, 0], 1)
 
 
 @pytest.mark.parametrize("measure", ["mul", "abs"])
@@ -378,7 +379,7 @@ def test_detect_head_against_the_patterns(demo: HookedTransformer, measure: str,
                     total, hit = total + float(pattern[q, k]), hit + float(pattern[q, k]) * target
                     difference += abs(float(pattern[q, k]) - target)
             scores.append(hit / total if measure == "mul" else 1 - difference / len(row))
-        assert found[layer, head] == pytest.approx(sum(scores) / 2, abs=1e-5)
+        assert_close(found[layer, head], sum(scores) / 2)
     asked = torch.zeros(4, 8, dtype=torch.bool)
     asked[0, 2] = asked[0, 6] = asked[1, 7] = True
     assert (found[~asked] == -1).all()
@@ -392,7 +393,7 @@ def test_detect_head_from_a_cache(demo: HookedTransformer, monkeypatch: pytest.M
     _, without_batch = demo.run_with_cache(REPEATED, remove_batch_dim=True)
     monkeypatch.setattr(head_detector, "see_patterns", lambda *args: pytest.fail("it ran the model"))
     for given in (cache, without_batch):
-        torch.testing.assert_close(detect_head(demo, REPEATED, "duplicate_token_head", cache=given), expected)
+        assert_close(detect_head(demo, REPEATED, "duplicate_token_head", cache=given), expected)
     with pytest.raises(ValueError, match=r"the cache is of 1 prompts of \d+ tokens"):
         detect_head(demo, [REPEATED, REPEATED], "induction_head", cache=cache)
 

@@ -13,6 +13,7 @@ from hooked_lm.analysis.reading.lens import Lens, logit_lens
 from hooked_lm.analysis.reading.tuned_lens import TunedLens, train_tuned_lens
 from hooked_lm.components.norm import norm_of
 from hooked_lm.demo.experiment import prompt_pairs
+from tests.close import assert_close, assert_near, is_close
 from tests.families import DECODER_CASES
 from tests.families._models import hooked, prompt
 
@@ -48,10 +49,10 @@ def test_the_last_layer_says_what_the_model_says(family: str):
     last = logits.transpose(0, 1)
     best = last.topk(3, -1)
     assert torch.equal(found.tokens[-1], best.indices)
-    torch.testing.assert_close(found.logits[-1], best.values, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(found.log_probs[-1], last.log_softmax(-1).gather(-1, best.indices), atol=1e-4, rtol=1e-4)
+    assert_close(found.logits[-1], best.values)
+    assert_close(found.log_probs[-1], last.log_softmax(-1).gather(-1, best.indices))
     own = found.answers.select(metric="logit", layer=model.cfg.n_layers - 1).values  # answer, position, prompt
-    torch.testing.assert_close(own[1], torch.stack([last[:, 0, 4], last[:, 1, 6]], -1), atol=1e-4, rtol=1e-4)
+    assert_close(own[1], torch.stack([last[:, 0, 4], last[:, 1, 6]], -1))
     kl = found.scores.select(metric="kl").values
     assert kl[-1].abs().max() < 1e-4 < kl[0].min()  # and before it says something else
 
@@ -71,10 +72,10 @@ def test_every_number_is_that_of_the_formula(model: HookedTransformer):
                 kl, entropy = (p.exp() * (p - q)).sum(), -(q.exp() * q).sum()
                 rank = (said[row, pos] > said[row, pos, answer[row]]).sum().float()
                 numbers = torch.stack([entropy, kl])
-                torch.testing.assert_close(found.scores.values[:, i, j, row], numbers.detach(), atol=1e-4, rtol=1e-4)
+                assert_close(found.scores.values[:, i, j, row], numbers.detach())
                 of_answer = found.answers.values[:, 0, i, j, row]
                 expected = [said[row, pos, answer[row]], q[answer[row]].exp(), q[answer[row]], rank]
-                torch.testing.assert_close(of_answer, torch.stack(expected).detach(), atol=1e-4, rtol=1e-4)
+                assert_close(of_answer, torch.stack(expected).detach())
                 assert torch.equal(found.tokens[i, j, row], q.topk(5).indices)
 
 
@@ -85,10 +86,10 @@ def test_a_cache_and_small_pieces_give_the_same(model: HookedTransformer, monkey
     monkeypatch.setattr(lens_module, "MOST_NUMBERS", 5 * model.cfg.d_vocab)
     pieces = logit_lens(model, cache, answers=[" Paris", " Madrid"])
     for part in ("tokens", "logits"):
-        torch.testing.assert_close(getattr(pieces, part), getattr(whole, part))
-    torch.testing.assert_close(pieces.answers.values, whole.answers.values, atol=1e-4, rtol=1e-4)
+        assert_close(getattr(pieces, part), getattr(whole, part))
+    assert_close(pieces.answers.values, whole.answers.values)
     one = logit_lens(model, model.run_with_cache(PROMPTS[0], remove_batch_dim=True)[1])
-    torch.testing.assert_close(one.logits[:, :, 0], whole.logits[:, :, 0], atol=1e-4, rtol=1e-4)
+    assert_close(one.logits[:, :, 0], whole.logits[:, :, 0])
 
 
 def test_memory_does_not_grow_with_the_prompt(model: HookedTransformer, monkeypatch: pytest.MonkeyPatch):
@@ -107,7 +108,7 @@ def test_tables_figures_files(model: HookedTransformer, tmp_path: Path):
     assert len(table) == 4 * 2 * 2 * 2
     last = table[(table["layer"] == 3) & (table["rank"] == 0)]
     assert last["token"].tolist()[-2:] == [" Paris", " Madrid"]
-    torch.testing.assert_close(torch.tensor(table["probability"]), torch.tensor(table["log_probability"]).exp())
+    assert_close(torch.tensor(table["probability"]), torch.tensor(table["log_probability"]).exp())
     figure = found.plot(prompt=1).data[0]
     assert figure.text[0][1] == "·Madrid"  # the last layer is at the top
     found.save(tmp_path / "lens.safetensors")
@@ -204,11 +205,11 @@ def test_a_planted_map_is_found():
     model, M = linear_model(generator)
     tokens = torch.randint(24, (40, 8), generator=generator)
     stream = model.run_with_cache(tokens)[1]
-    torch.testing.assert_close(stream["resid_post", 1], stream["resid_post", 0] @ (torch.eye(4) + M))
+    assert_close(stream["resid_post", 1], stream["resid_post", 0] @ (torch.eye(4) + M))
     lens = train_tuned_lens(model, tokens, steps=200, learning_rate=0.05, batch_size=20)
     before, after = lens.held_out.select(layer=0).mean
     assert after < 1e-4 < 1e-2 < before
-    torch.testing.assert_close(lens.A[0], M, atol=0.03, rtol=0.0)
+    assert_near(lens.A[0], M, 0.1, because="it is trained, not solved for")
     assert lens.b[0].abs().max() < 0.03
     assert (M.abs().max() > 0.3).item()  # zeros would not do
 
@@ -224,7 +225,7 @@ def test_padding_of_texts_is_left_out(model: HookedTransformer):
     held = alone.held_out.select(run="before").values
     each = [logit_lens(model, text).scores.select(metric="kl").values[..., 0].mean(1) for text in ("When Mary and",
             "The capital of France is")]  # fmt: skip
-    assert min((held[:, 0] - one).abs().max() for one in each) < 1e-4
+    assert any(is_close(held[:, 0], one) for one in each)
 
 
 def test_a_lens_file_holds_everything(tuned: TunedLens, tmp_path: Path):

@@ -11,6 +11,7 @@ from torch import Tensor
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis.reading.max_activating import MaxActivating, max_activating_examples
 from hooked_lm.demo.experiment import prompt_pairs
+from tests.close import assert_close
 
 TEXTS = [
     "The capital of France is Paris",
@@ -54,15 +55,15 @@ def test_they_are_those_of_a_sort(model: HookedTransformer, tokens: Tensor, what
     with torch.no_grad():
         values = measured(model.run_with_cache(tokens)[1])
     best = values.flatten().sort(descending=largest, stable=True)
-    torch.testing.assert_close(found.values, best.values[:25], atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(values[found.texts, found.positions], found.values, atol=1e-4, rtol=1e-4)
+    assert_close(found.values, best.values[:25])
+    assert_close(values[found.texts, found.positions], found.values)
     assert len({*zip(found.texts.tolist(), found.positions.tolist(), strict=True)}) == 25
     for i, (row, pos) in enumerate(zip(found.texts.tolist(), found.positions.tolist(), strict=True)):
         for place in range(7):
             at = pos + place - 3
             if 0 <= at < 11:
                 assert found.tokens[i, place] == tokens[row, at]
-                assert found.activations[i, place] == pytest.approx(float(values[row, at]), abs=1e-3)
+                assert_close(found.activations[i, place], float(values[row, at]), scale=values)
             else:
                 assert found.tokens[i, place] == -1
                 assert found.activations[i, place].isnan()
@@ -101,15 +102,13 @@ def test_texts_of_any_length_and_iterators_are_read_alike(model: HookedTransform
         max_activating_examples(model, pieces(), **options),
         max_activating_examples(model, tuple(TEXTS), **options),
     ):
-        torch.testing.assert_close(found.values, whole.values, atol=1e-4, rtol=1e-4)
+        assert_close(found.values, whole.values)
         assert torch.equal(found.tokens, whole.tokens)
     rows = [model.to_tokens(text)[0] for text in TEXTS]
     assert whole.about["positions"] == sum(map(len, rows))  # no padding among them
     assert all(pos < len(rows[row]) for row, pos in zip(whole.texts.tolist(), whole.positions.tolist(), strict=True))
     alone = [model.run_with_cache(text)[1]["post", 1][0, :, 3] for text in TEXTS]
-    torch.testing.assert_close(
-        whole.values, torch.cat(alone).detach().sort(descending=True).values[:30], atol=1e-4, rtol=1e-4
-    )
+    assert_close(whole.values, torch.cat(alone).detach().sort(descending=True).values[:30])
     short = (whole.texts == 2).nonzero().flatten()
     assert bool((whole.tokens[short] >= 0).sum(1).le(2).all())  # a short text has no padding around it
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis import metrics
 from hooked_lm.analysis.metrics import kl_divergence, log_probability, logit, logit_difference, loss, probability, rank
+from tests.close import assert_apart, assert_close
 
 BATCH, POS, VOCAB = 3, 5, 11
 
@@ -78,7 +79,7 @@ def test_metrics_of_tokens(name: str, tokens: str, places: str):
     make, formula = FORMULAS[name]
     (given, ids), (pos, at) = TOKENS[tokens], PLACES[places]
     found = make(given, pos=pos)(logits())
-    torch.testing.assert_close(found, formula(logits(), ids, at), rtol=1e-12, atol=1e-12)
+    assert_close(found, formula(logits(), ids, at))
     assert found.shape == (BATCH,)
 
 
@@ -89,7 +90,7 @@ def test_logit_difference(answers: str, wrong: str, places: str):
     (right, right_ids), (other, other_ids), (pos, at) = TOKENS[answers], TOKENS[wrong], PLACES[places]
     mean = by_hand(lambda row, ids: row[ids].mean())
     expected = mean(logits(), right_ids, at) - mean(logits(), other_ids, at)
-    torch.testing.assert_close(logit_difference(right, other, pos)(logits()), expected, rtol=1e-12, atol=1e-12)
+    assert_close(logit_difference(right, other, pos)(logits()), expected)
 
 
 @pytest.mark.parametrize("places", PLACES)
@@ -98,9 +99,9 @@ def test_kl_divergence(places: str):
     rows = [torch.stack([kl_by_hand(REFERENCE[b, p], logits()[b, p]) for p in at[b]]).mean() for b in range(BATCH)]
     for reference in (REFERENCE, REFERENCE.log_softmax(-1)):
         found = kl_divergence(reference, pos)(logits())
-        torch.testing.assert_close(found, torch.stack(rows), rtol=1e-12, atol=1e-12)
+        assert_close(found, torch.stack(rows))
     backwards = kl_divergence(logits(), pos)(REFERENCE)
-    assert not torch.allclose(found, backwards, rtol=1e-3), "the direction matters"
+    assert_apart(found, backwards, msg="the direction matters")
 
 
 def kl_by_hand(reference: Tensor, run: Tensor) -> Tensor:
@@ -118,12 +119,12 @@ def test_kl_divergence_from_a_reference_at_one_position(places: str):
 def test_kl_divergence_from_itself_is_zero_and_ruled_out_tokens_count_for_nothing():
     reference = logits()
     reference[..., 3] = -torch.inf
-    assert kl_divergence(reference)(reference).abs().max() < 1e-12
+    assert_close(kl_divergence(reference)(reference), 0.0, scale=1.0)
     without = [i for i in range(VOCAB) if i != 3]
     expected = kl_by_hand(reference[0, -1, without], REFERENCE[0, -1, without]) + torch.log(
         1 / (1 - REFERENCE[0, -1].softmax(0)[3])
     )
-    torch.testing.assert_close(kl_divergence(reference)(REFERENCE)[0], expected)
+    assert_close(kl_divergence(reference)(REFERENCE)[0], expected)
     assert kl_divergence(REFERENCE)(reference)[0] == torch.inf
 
 
@@ -132,7 +133,7 @@ def test_loss():
     expected = torch.stack(
         [-sum(log_p[b, p, TEXT[b, p + 1]] for p in range(POS - 1)) / (POS - 1) for b in range(BATCH)]
     )
-    torch.testing.assert_close(loss(TEXT)(logits()), expected, rtol=1e-12, atol=1e-12)
+    assert_close(loss(TEXT)(logits()), expected)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -143,17 +144,17 @@ def test_loss_without_padding(side: str):
     mask[1, real] = 1
     found = loss(TEXT, mask)(logits())
     alone = loss(TEXT[1:2, real])(logits()[1:2, real])
-    torch.testing.assert_close(found[1:2], alone, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found[[0, 2]], loss(TEXT)(logits())[[0, 2]], rtol=1e-12, atol=1e-12)
+    assert_close(found[1:2], alone)
+    assert_close(found[[0, 2]], loss(TEXT)(logits())[[0, 2]])
 
 
 def test_loss_is_that_of_the_model():
     model = HookedTransformer.from_pretrained("demo")
     tokens = model.to_tokens(["The capital of France is Paris", "The capital of Italy is Rome"])
     found = loss(tokens)(model(tokens))
-    torch.testing.assert_close(found.mean(), model(tokens, return_type="loss"))
+    assert_close(found.mean(), model(tokens, return_type="loss"))
     text = [model(row[None], return_type="loss") for row in tokens]
-    torch.testing.assert_close(found, torch.stack(text))
+    assert_close(found, torch.stack(text))
 
 
 def test_ties_have_the_rank_of_the_first_and_nan_has_none():
@@ -189,13 +190,13 @@ def test_narrow_logits_are_widened_before_anything_is_computed(name: str, dtype:
     found = EVERY[name](narrow)
     expected = EVERY[name](narrow.double())
     assert found.dtype in (torch.float32, torch.float64)
-    torch.testing.assert_close(found.double(), expected.double(), rtol=1e-5, atol=1e-5)
+    assert_close(found, expected, dtype=torch.float32)
 
 
 def test_a_reference_in_bf16_is_widened():
     narrow = REFERENCE.bfloat16()
     found = kl_divergence(narrow)(logits().float())
-    torch.testing.assert_close(found, kl_divergence(narrow.double())(logits()).float(), rtol=1e-5, atol=1e-5)
+    assert_close(found, kl_divergence(narrow.double())(logits()).float())
 
 
 def test_no_gradient_goes_into_a_reference():

@@ -12,6 +12,7 @@ from hooked_lm.analysis.reading import neurons
 from hooked_lm.analysis.reading.neurons import copying_scores, head_top_tokens, neuron_top_tokens, seen_through, written
 from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of
 from hooked_lm.models.config import HookedTransformerConfig
+from tests.close import GRADIENT, assert_close
 from tests.families import DECODER_CASES
 from tests.families._models import hooked
 
@@ -70,9 +71,9 @@ def test_neurons_against_dense_products(family: str) -> None:
     assert ("W_gate" in expected) == (family in ("llama", "gemma2"))
     for (neuron, weight, sign), rows in table.groupby(["neuron", "weight", "sign"]):
         values = expected[weight][neuron].sort(descending=sign == "+")
-        torch.testing.assert_close(torch.tensor(rows["value"].tolist()), values.values[:k], atol=1e-4, rtol=1e-4)
+        assert_close(torch.tensor(rows["value"].tolist()), values.values[:k])
         for token, value in zip(rows["token"], rows["value"], strict=True):
-            assert float(expected[weight][neuron, token]) == pytest.approx(value, abs=1e-4)
+            assert_close(float(expected[weight][neuron, token]), value)
         assert rows["rank"].tolist() == list(range(k))
 
 
@@ -88,12 +89,12 @@ def test_heads_against_dense_circuits(family: str) -> None:
         circuit = into @ attn.W_V[kv_head] @ attn.W_O[head] @ out  # [d_vocab, d_vocab]
         table = head_top_tokens(model, layer, head, k)
         best = circuit.flatten().sort(descending=True).values[:k]
-        torch.testing.assert_close(torch.tensor(table["value"].tolist()), best, atol=1e-4, rtol=1e-4)
+        assert_close(torch.tensor(table["value"].tolist()), best)
         for _, row in table.iterrows():
-            assert float(circuit[int(row["source"]), int(row["token"])]) == pytest.approx(row["value"], abs=1e-4)
+            assert_close(float(circuit[int(row["source"]), int(row["token"])]), row["value"])
         eigenvalues = torch.linalg.eigvals(circuit.double())
         expected = float(eigenvalues.sum().real / eigenvalues.abs().sum())
-        assert float(copying.mean[layer, head]) == pytest.approx(expected, abs=2e-3)
+        assert_close(copying.mean[layer, head], expected, depth=GRADIENT)
 
 
 def test_a_head_that_copies_and_one_that_does_the_opposite() -> None:
@@ -106,7 +107,7 @@ def test_a_head_that_copies_and_one_that_does_the_opposite() -> None:
         model.unembed.W_U.copy_(torch.eye(9))
         model.blocks[0].attn.W_V.copy_(torch.eye(9).expand(3, -1, -1))
         model.blocks[0].attn.W_O.copy_(torch.stack([2 * torch.eye(9), -torch.eye(9), turned]))
-    torch.testing.assert_close(copying_scores(model).mean, torch.tensor([[1.0, -1.0, 0.0]]), atol=1e-5, rtol=0)
+    assert_close(copying_scores(model).mean, torch.tensor([[1.0, -1.0, 0.0]]))
     pairs = head_top_tokens(model, 0, 2, k=9)
     assert {(row.source, row.token) for row in pairs.itertuples()} == {(i, (i + 1) % 9) for i in range(9)}
     chosen = head_top_tokens(model, 0, 2, k=1, sources=[4, 8])
@@ -122,8 +123,8 @@ def test_norms_are_applied_as_they_run() -> None:
             x, reader = torch.randn(4, 6, generator=generator), torch.randn(3, 6, generator=generator)
             centred = x - x.mean(-1, keepdim=True) if isinstance(norm, LayerNorm) else x
             divisor = (centred.square().mean(-1, keepdim=True) + norm.cfg.eps).sqrt()
-            torch.testing.assert_close(written(norm, x), norm(x) * divisor)
-            torch.testing.assert_close(x @ seen_through(norm, reader).T, (norm(x) * divisor) @ reader.T)
+            assert_close(written(norm, x), norm(x) * divisor)
+            assert_close(x @ seen_through(norm, reader).T, (norm(x) * divisor) @ reader.T)
 
 
 def test_small_parts_give_the_same(demo: HookedTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +135,7 @@ def test_small_parts_give_the_same(demo: HookedTransformer, monkeypatch: pytest.
     monkeypatch.setattr(neurons, "NUMBERS", 1506 * 100)
     for table, again in zip(whole, read(), strict=True):
         assert table.drop(columns="value").equals(again.drop(columns="value"))
-        torch.testing.assert_close(torch.tensor(table["value"].tolist()), torch.tensor(again["value"].tolist()))
+        assert_close(torch.tensor(table["value"].tolist()), torch.tensor(again["value"].tolist()))
 
 
 @torch.no_grad()
@@ -163,9 +164,7 @@ def test_names_of_tokens_and_scales(demo: HookedTransformer) -> None:
     assert hybrid == [not hasattr(block, "attn") for block in model_of("bamba").blocks]
     gemma = model_of("gemma2")  # whose embedding has a scale
     assert gemma.embed.cfg.scale != 1
-    torch.testing.assert_close(
-        neurons.embeddings(gemma)[3], F.embedding(torch.tensor(3), gemma.W_E) * gemma.embed.cfg.scale
-    )
+    assert_close(neurons.embeddings(gemma)[3], F.embedding(torch.tensor(3), gemma.W_E) * gemma.embed.cfg.scale)
 
 
 def test_bad_input(demo: HookedTransformer) -> None:

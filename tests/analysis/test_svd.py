@@ -10,6 +10,7 @@ from hooked_lm import HookedTransformer
 from hooked_lm.analysis.reading.svd_interpreter import SVDInterpreter
 from hooked_lm.components.norm import norm_of
 from hooked_lm.models.config import HookedTransformerConfig
+from tests.close import assert_close, assert_near
 from tests.families import DECODER_CASES
 from tests.families._models import hooked
 
@@ -26,7 +27,7 @@ def model_of(family: str) -> Any:
 def same_up_to_sign(found: Tensor, expected: Tensor) -> None:
     """[d_vocab, vector] each."""
     signs = (found * expected).sum(0).sign()
-    torch.testing.assert_close(found * signs, expected, atol=2e-3, rtol=1e-3)
+    assert_near(found * signs, expected, 1e-3, because="vectors are as exact as their values are far apart")
 
 
 @torch.no_grad()
@@ -78,13 +79,11 @@ def test_singular_vectors_are_those_of_the_matrix(family: str, vector_type: str)
     assert found.shape == (model.cfg.d_vocab, 1, 4)
     same_up_to_sign(found[:, 0], unembedded(model, Vh[:4].float()))
     table = interpreter.top_tokens(vector_type, layer, num_vectors=4, head_index=head, k=3)
-    torch.testing.assert_close(
-        torch.tensor(table["singular value"].unique().tolist()), S[:4].float(), atol=1e-4, rtol=1e-4
-    )
+    assert_close(torch.tensor(table["singular value"].unique().tolist()), S[:4].float())
     for (vector, sign), rows in table.groupby(["vector", "sign"]):
         best = found[:, 0, vector].sort(descending=sign == "+")
         assert rows["token"].tolist() == best.indices[:3].tolist()
-        torch.testing.assert_close(torch.tensor(rows["value"].tolist()), best.values[:3])
+        assert_close(torch.tensor(rows["value"].tolist()), best.values[:3])
 
 
 def test_of_a_folded_model_it_is_the_plain_product(demo: HookedTransformer) -> None:
@@ -111,7 +110,7 @@ def test_a_planted_direction_is_found(demo: HookedTransformer) -> None:
         with torch.no_grad():
             weight.copy_(before)
     assert " Mary" in table["token"].tolist()
-    assert table["singular value"][0] == pytest.approx(100, rel=0.05)
+    assert_near(table["singular value"][0], 100, 0.05, because="what was there before is added to it")
 
 
 def test_bad_input(demo: HookedTransformer) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hooked_lm import HookedTransformer
 from hooked_lm.demo.experiment import prompt_pairs
+from tests.close import assert_apart, assert_close
 
 Found = dict[str, Any]
 
@@ -50,15 +51,15 @@ def test_its_graph_is_that_of_the_model(found: Found) -> None:
     writers = [1 + layer * (n_heads + 1) for layer in range(n_layers + 1)]  # before each layer, and in the end
     expected = sum(3 * n_heads * n + n + n_heads for n in writers[:-1]) + writers[-1]
     assert len(found["model"].edges) == expected
-    torch.testing.assert_close(found["model"](found["tokens"])[:, -1], found["clean"], rtol=1e-4, atol=1e-4)
+    assert_close(found["model"](found["tokens"])[:, -1], found["clean"])
 
 
 def test_no_edge_and_all_edges(found: Found) -> None:
     n_edges = len(found["model"].edges)
     said = circuits(found, found["scores"], [0, n_edges])
-    torch.testing.assert_close(said[n_edges], found["clean"], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(said[0], found["corrupted"], rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(found["clean"], found["corrupted"], atol=1)
+    assert_close(said[n_edges], found["clean"])
+    assert_close(said[0], found["corrupted"])
+    assert_apart(found["clean"], found["corrupted"])
 
 
 def test_the_edges_of_the_highest_scores_carry_the_answer(found: Found) -> None:
@@ -75,5 +76,5 @@ def test_both_of_its_ways_to_a_score_agree(found: Found) -> None:
     other = edge_attribution_patching_prune_scores(found["model"], found["loader"], None)
     assert other.keys() == found["scores"].keys()
     for name, score in found["scores"].items():
-        torch.testing.assert_close(other[name], score, rtol=1e-3, atol=1e-4)
+        assert_close(other[name], score)
     assert max(score.abs().max() for score in other.values()) > 1

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, models
 from torch import Tensor
 
 from hooked_lm.compat.bridge import TransformerBridge
+from tests.close import assert_apart, assert_close
 
 THEIRS = Path(__file__).parents[2] / ".venv-clients" / "transformer-lens-3.9.0"
 TOKENS = [[1, 2, 3, 4, 5, 6], [7, 3, 9, 9, 2, 1]]
@@ -132,19 +133,19 @@ def test_every_shared_name_means_the_same_value(name: str, tmp_path: Path) -> No
     ours: Any = TransformerBridge.boot_transformers(str(tmp_path), device="cpu")
     with torch.no_grad():
         logits, cache = ours.run_with_cache(torch.tensor(TOKENS), names_filter="*")
-    torch.testing.assert_close(logits, theirs.pop("logits"), rtol=0, atol=1e-4)
+    assert_close(logits, theirs.pop("logits"))
     compared, without = 0, set()
     for site, expected in theirs.items():
         other = ELSEWHERE.get(name, {}).get(site_of(site))
         if other is not None:
-            assert not torch.allclose(cache[site].reshape(expected.shape), expected, atol=1e-2), site
+            assert_apart(cache[site].reshape(expected.shape), expected, msg=site)
         known = site if other is None else site.replace(site_of(site), other)
         if known not in cache:
             without.add(site_of(site))
             continue
         found = cache[known]
         expected = in_our_shape(site, expected, found)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, msg=lambda m, s=site: f"{s}: {m}")
+        assert_close(found, expected, msg=site)
         compared += 1
     assert without <= WITHOUT, without - WITHOUT
     assert compared > 30, compared

@@ -15,6 +15,7 @@ from circuitsvis.topk_tokens import topk_tokens
 from torch import Tensor
 
 from hooked_lm import ActivationCache, HookedTransformer
+from tests.close import assert_apart, assert_close
 
 TEXT = "When Mary and John went to the store, John gave a drink to Mary"
 OTHER = "The next day, Anna slept late because"
@@ -41,7 +42,7 @@ def drawn(page: Any) -> tuple[str, dict[str, Any]]:
 
 
 def same(found: Any, expected: Tensor) -> None:
-    torch.testing.assert_close(torch.tensor(found), expected, rtol=0, atol=1e-6)
+    assert_close(torch.tensor(found), expected)
 
 
 def test_attention_of_all_heads(run: Run) -> None:
@@ -50,7 +51,7 @@ def test_attention_of_all_heads(run: Run) -> None:
     assert name == "AttentionHeads"
     assert given["tokens"] == words
     same(given["attention"], cache["pattern", 1])
-    assert not torch.allclose(torch.tensor(given["attention"]), cache["pattern", 2], atol=0.1)
+    assert_apart(torch.tensor(given["attention"]), cache["pattern", 2])
     assert given["attentionHeadNames"][7] == "1.7"
 
 
@@ -81,7 +82,7 @@ def test_how_well_a_text_is_predicted(run: Run) -> None:
     _, given = drawn(visualize_model_performance(tokens, words, logits))
     assert given["labels"] == ["logits", "log_probs", "probs"]
     assert given["tokens"] == words[1:]
-    torch.testing.assert_close(torch.tensor(given["values"])[:, 1], -loss, rtol=1e-4, atol=1e-4)
+    assert_close(torch.tensor(given["values"])[:, 1], -loss)
 
 
 def test_log_probabilities_of_tokens(run: Run) -> None:
@@ -91,7 +92,7 @@ def test_log_probabilities_of_tokens(run: Run) -> None:
     loss = model(tokens, return_type="loss", loss_per_token=True)[0].detach()
     assert name == "TokenLogProbs"
     assert given["prompt"] == words
-    torch.testing.assert_close(torch.tensor(given["correctTokenLogProb"]), -loss, rtol=1e-4, atol=1e-4)
+    assert_close(torch.tensor(given["correctTokenLogProb"]), -loss)
     top = logits[:-1].topk(4).indices
     assert given["topKTokens"] == [[model.to_string(token) for token in row] for row in top]
     ranks = (logits[:-1] > logits[:-1].gather(1, tokens[0, 1:, None])).sum(1)

@@ -15,6 +15,8 @@ import transformer_lens
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.close import assert_apart, assert_close, is_close
+
 ORIGINAL = Path(sys.prefix) / "transformer-lens-3.9.0"
 TOKENS = torch.randint(30, (3, 12), generator=torch.Generator().manual_seed(3))
 SIZES = {"n_layers": 2, "d_model": 16, "n_ctx": 20, "n_heads": 4, "d_head": 4, "d_vocab": 30, "d_mlp": 64}
@@ -67,9 +69,9 @@ def theirs(saved: Path) -> dict[str, Tensor]:
 def test_the_logits_are_theirs(saved: Path, theirs: dict[str, Tensor], name: str) -> None:
     model = LOAD(saved / name, device="cpu")
     assert "hooked_lm" in type(model).__module__
-    torch.testing.assert_close(model(TOKENS), theirs[f"{name}.as_is"], atol=1e-5, rtol=1e-5)
+    assert_close(model(TOKENS), theirs[f"{name}.as_is"])
     other = LOAD(saved / name, device="cpu", checkpoint_index=0)(TOKENS)
-    assert (other - theirs[f"{name}.as_is"]).abs().max() > 0.1
+    assert_apart(other, theirs[f"{name}.as_is"])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -79,14 +81,14 @@ def test_the_folded_models_predict_the_same(saved: Path, theirs: dict[str, Tenso
     assert "fold_ln" in model.cfg.processed
     folded = theirs[f"{name}.folded"].log_softmax(-1)
     expected = theirs[f"{name}.as_is"].log_softmax(-1)
-    torch.testing.assert_close(model(TOKENS).log_softmax(-1), expected, atol=1e-4, rtol=1e-4)
-    assert torch.allclose(folded, expected, atol=1e-4) == (name != "final_rms")
+    assert_close(model(TOKENS).log_softmax(-1), expected)
+    assert is_close(folded, expected) == (name != "final_rms")
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case["repository"].startswith("NeelNanda/")])
 def test_checkpoints_are_theirs(saved: Path, theirs: dict[str, Tensor], name: str) -> None:
     model = LOAD(saved / name, device="cpu", checkpoint_value=200)
-    torch.testing.assert_close(model(TOKENS), theirs[f"{name}.step"], atol=1e-5, rtol=1e-5)
+    assert_close(model(TOKENS), theirs[f"{name}.step"])
     assert (model.cfg.checkpoint_index, model.cfg.checkpoint_label_type) == (1, "step")
 
 

@@ -20,6 +20,7 @@ from transformer_lens import ActivationCache, HookedTransformerConfig, patching
 from hooked_lm import HookedTransformer
 from tests.clients import sae_lens_run
 from tests.clients.saes import WIDTH, made, spliced
+from tests.close import GRADIENT, assert_apart, assert_close
 from tests.families import DECODER_CASES, reference
 
 TEXTS = ["The capital of France is Paris", "When Mary and John went to the store, John gave"]
@@ -43,7 +44,6 @@ SITES: dict[str, dict[str, Any]] = {
 RESID, HEADS, OUT = "blocks.1.hook_resid_pre", "blocks.2.attn.hook_z", "blocks.1.hook_mlp_out"
 POST = f"{RESID}.hook_sae_acts_post"
 OWN = ["input", "acts_pre", "acts_post", "recons", "output"]
-no_error = {"rtol": 0, "atol": 2e-5}
 
 
 @pytest.fixture(scope="module")
@@ -82,20 +82,20 @@ def test_at_every_kind_of_site(model: Any, plain: HookedTransformer, tokens: Ten
         sae = made(site, **options)
         expected = plain.run_with_hooks(tokens, fwd_hooks=[spliced(sae)])
         found = model.run_with_saes(tokens, saes=sae)
-        torch.testing.assert_close(found, expected, **no_error)
-        assert not torch.allclose(found, before, atol=0.1), site
+        assert_close(found, expected)
+        assert_apart(found, before, msg=site)
         with_error = model.run_with_saes(tokens, saes=sae, use_error_term=True)
-        torch.testing.assert_close(with_error, before, **no_error)
+        assert_close(with_error, before)
         logits, cache = model.run_with_cache_with_saes(tokens, saes=[sae], use_error_term=True)
         value = plain.run_with_cache(tokens, names_filter=site)[1][site]
         assert [name for name in cache if name.startswith(f"{site}.")] == [
             *(f"{site}.hook_sae_{name}" for name in [*OWN[:4], "error", "output"])
         ]
         features = sae.encode(value)
-        torch.testing.assert_close(cache[f"{site}.hook_sae_acts_post"], features, rtol=1e-5, atol=1e-5)
+        assert_close(cache[f"{site}.hook_sae_acts_post"], features)
         error = value - sae.decode(features)
-        torch.testing.assert_close(cache[f"{site}.hook_sae_error"], error, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(logits, before, **no_error)
+        assert_close(cache[f"{site}.hook_sae_error"], error)
+        assert_close(logits, before)
         assert torch.equal(model(tokens), before), site
     assert model.acts_to_saes == {}
     assert model.verify().ok
@@ -117,13 +117,13 @@ def test_edits_of_features(model: Any, plain: HookedTransformer, tokens: Tensor,
 
     expected = plain.run_with_hooks(tokens, fwd_hooks=[(RESID, by_hand)])
     found = model.run_with_hooks_with_saes(tokens, saes=sae, fwd_hooks=[(POST, stronger)])
-    torch.testing.assert_close(found, expected, **no_error)
+    assert_close(found, expected)
     with model.saes(saes=[sae], use_error_term=True):
         kept = model.run_with_hooks(tokens, fwd_hooks=[(POST, stronger)])
-        torch.testing.assert_close(model(tokens), plain(tokens), **no_error)
+        assert_close(model(tokens), plain(tokens))
     expected = plain.run_with_hooks(tokens, fwd_hooks=[(RESID, lambda v, hook: by_hand(v, hook) + v - sae(v))])
-    torch.testing.assert_close(kept, expected, **no_error)
-    assert not torch.allclose(kept, plain(tokens), atol=1e-2)
+    assert_close(kept, expected)
+    assert_apart(kept, plain(tokens))
     assert torch.equal(model(tokens), plain(tokens))
 
 
@@ -134,26 +134,26 @@ def test_several_at_once_and_one_inside_another(model: Any, plain: HookedTransfo
     def expected(*saes: Any) -> Tensor:
         return plain.run_with_hooks(tokens, fwd_hooks=[spliced(sae) for sae in saes])
 
-    torch.testing.assert_close(model.run_with_saes(tokens, saes=[first, second, third]), expected(first, second, third))
+    assert_close(model.run_with_saes(tokens, saes=[first, second, third]), expected(first, second, third))
     model.add_sae(first)
-    torch.testing.assert_close(model(tokens), expected(first))
+    assert_close(model(tokens), expected(first))
     with model.saes([second]):
-        torch.testing.assert_close(model(tokens), expected(first, second))
+        assert_close(model(tokens), expected(first, second))
         with model.saes([other]):
-            torch.testing.assert_close(model(tokens), expected(other, second))
+            assert_close(model(tokens), expected(other, second))
         assert model.acts_to_saes[RESID] is first
         with pytest.raises(IndexError), model.saes([other]):
             model(tokens, start_at_layer=9)
         assert model.acts_to_saes[RESID] is first
-        torch.testing.assert_close(model(tokens), expected(first, second))
+        assert_close(model(tokens), expected(first, second))
     assert model.acts_to_saes == {RESID: first}
-    torch.testing.assert_close(model(tokens), expected(first))
+    assert_close(model(tokens), expected(first))
     model.add_sae(third)
     model.reset_saes(RESID)
-    torch.testing.assert_close(model(tokens), expected(third))
+    assert_close(model(tokens), expected(third))
     model.reset_saes()
     assert torch.equal(model(tokens), plain(tokens))
-    assert not torch.allclose(expected(first), expected(other), atol=1e-2)
+    assert_apart(expected(first), expected(other))
 
 
 @pytest.mark.parametrize("read", ["blocks.1.mlp.hook_in", "blocks.1.ln2.hook_normalized"])
@@ -162,11 +162,11 @@ def test_transcoders(model: Any, plain: HookedTransformer, tokens: Tensor, archi
     sae = made(read, architecture=architecture, out=OUT, apply_b_dec_to_input=False)
     _, cache = plain.run_with_cache(tokens, names_filter=[read, OUT])
     expected = plain.run_with_hooks(tokens, fwd_hooks=[(OUT, lambda value, hook: sae(cache[read]))])
-    torch.testing.assert_close(model.run_with_saes(tokens, saes=sae), expected, **no_error)
-    assert not torch.allclose(expected, plain(tokens), atol=0.1)
+    assert_close(model.run_with_saes(tokens, saes=sae), expected)
+    assert_apart(expected, plain(tokens))
     logits, seen = model.run_with_cache_with_saes(tokens, saes=sae, use_error_term=True)
-    torch.testing.assert_close(logits, plain(tokens), **no_error)
-    torch.testing.assert_close(seen[f"{OUT}.hook_sae_error"], cache[OUT] - sae(cache[read]), rtol=1e-5, atol=1e-5)
+    assert_close(logits, plain(tokens))
+    assert_close(seen[f"{OUT}.hook_sae_error"], cache[OUT] - sae(cache[read]))
     assert torch.equal(model(tokens), plain(tokens))
     assert not model.hook_dict[read].has_hooks()
 
@@ -177,9 +177,9 @@ def test_transcoders_with_a_skip_lose_it(model: Any, plain: HookedTransformer, t
     sae = made(read, architecture="skip_transcoder", out=OUT, apply_b_dec_to_input=False)
     _, cache = plain.run_with_cache(tokens, names_filter=[read])
     around = cache[read] @ sae.W_skip.T
-    torch.testing.assert_close(sae(cache[read]), sae.decode(sae.encode(cache[read])) + around)
+    assert_close(sae(cache[read]), sae.decode(sae.encode(cache[read])) + around)
     expected = plain.run_with_hooks(tokens, fwd_hooks=[(OUT, lambda value, hook: sae(cache[read]) - around)])
-    torch.testing.assert_close(model.run_with_saes(tokens, saes=sae), expected, rtol=0, atol=1e-4)
+    assert_close(model.run_with_saes(tokens, saes=sae), expected)
     assert around.abs().max() > 0.1
 
 
@@ -192,8 +192,8 @@ def test_tokens_that_are_left_out(model: Any, plain: HookedTransformer) -> None:
     expected = plain.run_with_hooks(TEXTS[0], fwd_hooks=[(RESID, but_first)])
     for chosen in (True, [bos]):
         found = model.run_with_saes(TEXTS[0], saes=sae, exclude_special_tokens=chosen)
-        torch.testing.assert_close(found, expected, **no_error)
-    assert not torch.allclose(model.run_with_saes(TEXTS[0], saes=sae), expected, atol=1e-2)
+        assert_close(found, expected)
+    assert_apart(model.run_with_saes(TEXTS[0], saes=sae), expected)
 
 
 # ---- gradients -------------------------------------------------------------------------------------------------------
@@ -214,15 +214,15 @@ def test_gradients_of_features(model: Any, plain: HookedTransformer, tokens: Ten
         hook = (POST, lambda gradient, hook: seen.update(hooked=gradient))
         model.run_with_hooks(tokens, return_type="loss", bwd_hooks=[hook]).backward()
         _, both = model.run_with_cache(tokens, return_type="loss", incl_bwd=True)
-    torch.testing.assert_close(seen["hooked"], expected)
-    torch.testing.assert_close(both[f"{POST}_grad"], expected)
+    assert_close(seen["hooked"], expected)
+    assert_close(both[f"{POST}_grad"], expected, depth=GRADIENT)
     assert expected.abs().max() > 1e-4
     embed = cache["hook_embed"].clone().requires_grad_()
     hooks = [("hook_embed", lambda value, hook: embed), (RESID, lambda v, hook: sae(v) + (v - sae(v)).detach())]
     (expected,) = torch.autograd.grad(plain.run_with_hooks(tokens, return_type="loss", fwd_hooks=hooks), embed)
-    torch.testing.assert_close(both["hook_embed_grad"], expected)
+    assert_close(both["hook_embed_grad"], expected, depth=GRADIENT)
     whole = plain.run_with_cache(tokens, return_type="loss", incl_bwd=True)[1]["hook_embed_grad"]
-    assert not torch.allclose(whole, expected, rtol=1e-2, atol=1e-6)
+    assert_apart(whole, expected)
 
 
 # ---- caches, generation and sweeps under an attached dictionary ------------------------------------------------------
@@ -243,7 +243,7 @@ def test_parts_of_a_cache(model: Any, tokens: Tensor) -> None:
         tokens[:1], saes=resid, names_filter=[POST], stop_at_layer=2, remove_batch_dim=True, return_cache_object=False
     )
     assert list(stopped) == [POST]
-    torch.testing.assert_close(stopped[POST], whole[POST][0])
+    assert_close(stopped[POST], whole[POST][0])
 
 
 @pytest.mark.parametrize("error", [False, True])
@@ -280,11 +280,11 @@ def test_sweeps_under_it_and_afterwards(model: Any, plain: HookedTransformer) ->
     free = {name: sweep(plain, corrupted, clean, name) for name in names}
     with model.saes(sae), plain.hooks([spliced(sae)]):
         found, expected = (sweep(m, corrupted, clean, names[0]) for m in (model, plain))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(expected, free[names[0]], atol=1e-2)
+    assert_close(found, expected)
+    assert_apart(expected, free[names[0]])
     model.run_with_saes(clean, saes=[made(RESID), made("blocks.2.attn.hook_result")])
     for name in names:
-        torch.testing.assert_close(sweep(model, corrupted, clean, name), free[name], rtol=1e-4, atol=1e-4)
+        assert_close(sweep(model, corrupted, clean, name), free[name])
 
 
 def test_the_model_is_as_before(model: Any, plain: HookedTransformer, tokens: Tensor) -> None:
@@ -351,8 +351,8 @@ def test_against_transformers(case: Any) -> None:
         with torch.no_grad():
             expected = theirs(tokens).logits
         handle.remove()
-        torch.testing.assert_close(model.run_with_saes(tokens, saes=sae), expected, rtol=1e-4, atol=1e-4)
-        assert not torch.allclose(theirs(tokens).logits, expected, atol=1e-2)
+        assert_close(model.run_with_saes(tokens, saes=sae), expected)
+        assert_apart(theirs(tokens).logits, expected)
 
 
 def test_made_from_a_config_or_a_directory(tmp_path: Path) -> None:
@@ -364,8 +364,8 @@ def test_made_from_a_config_or_a_directory(tmp_path: Path) -> None:
     assert torch.equal(model(tokens), plain(tokens))
     sae = made("blocks.1.hook_resid_pre", 16)
     expected = plain.run_with_hooks(tokens, fwd_hooks=[spliced(sae)])
-    torch.testing.assert_close(model.run_with_saes(tokens, saes=sae), expected)
-    assert not torch.allclose(expected, plain(tokens), atol=1e-3)
+    assert_close(model.run_with_saes(tokens, saes=sae), expected)
+    assert_apart(expected, plain(tokens))
     attn_only = HookedSAETransformer(HookedTransformerConfig(**{**cfg.to_dict(), "attn_only": True}))
     assert attn_only.run_with_saes(tokens, saes=sae).shape == (1, 6, 20)
     unprocessed = HookedTransformer.from_pretrained_no_processing("demo")
@@ -375,7 +375,7 @@ def test_made_from_a_config_or_a_directory(tmp_path: Path) -> None:
     assert torch.equal(read(text), unprocessed(text))
     sae = made(RESID)
     expected = unprocessed.run_with_hooks(text, fwd_hooks=[spliced(sae)])
-    torch.testing.assert_close(read.run_with_saes(text, saes=sae), expected)
+    assert_close(read.run_with_saes(text, saes=sae), expected)
     assert sae.W_dec.shape == (WIDTH, 128)
 
 
@@ -407,8 +407,7 @@ def test_beside_the_original(tmp_path: Path) -> None:
     for name, value in found.items():
         if name.endswith(ONE_OF_THREE):
             continue
-        torch.testing.assert_close(
-            value, theirs[name], rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        assert_close(value, theirs[name], msg=name)
     changed = [f"{kind} error=False" for kind in ("standard", "topk", "heads", "transcoder")]
-    assert all(not torch.allclose(found[name], found["plain"], atol=1e-2) for name in changed)
+    for name in changed:
+        assert_apart(found[name], found["plain"], name)

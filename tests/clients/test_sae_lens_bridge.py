@@ -11,6 +11,7 @@ from sae_lens.registry import get_sae_class
 from torch import Tensor
 
 from hooked_lm.compat.bridge import TransformerBridge
+from tests.close import assert_apart, assert_close
 
 TEXT = "When Mary and John went to the store, John gave"
 
@@ -67,16 +68,16 @@ def test_a_dictionary_in_the_place_of_a_site(booted: Any, site: str) -> None:
 
     expected = bridge.run_with_hooks(tokens, fwd_hooks=[(site, by_hand)])
     found = bridge.run_with_saes(tokens, saes=[sae])
-    torch.testing.assert_close(found, expected)
-    assert not torch.allclose(found, plain, atol=1e-3)
+    assert_close(found, expected)
+    assert_apart(found, plain)
     kept = bridge.run_with_saes(tokens, saes=sae, use_error_term=True)
-    torch.testing.assert_close(kept, plain, rtol=0, atol=1e-4)
-    torch.testing.assert_close(bridge(tokens), plain)  # nothing stays behind
+    assert_close(kept, plain)
+    assert_close(bridge(tokens), plain)  # nothing stays behind
 
     logits, features = bridge.run_with_cache_with_saes(tokens, saes=[sae])
-    torch.testing.assert_close(logits, expected)
+    assert_close(logits, expected)
     acts = bridge.get_sae_hook_name(sae)
-    torch.testing.assert_close(features[acts], sae.encode(cache[site]))
+    assert_close(features[acts], sae.encode(cache[site]))
     only = bridge.run_with_cache_with_saes(tokens, saes=[sae], names_filter=acts)[1]
     assert list(only) == [acts]
 
@@ -92,8 +93,8 @@ def test_hooks_on_features(booted: Any) -> None:
     name = bridge.get_sae_hook_name(sae)
     found = bridge.run_with_hooks_with_saes(tokens, saes=[sae], fwd_hooks=[(name, off)])
     expected = bridge.run_with_hooks(tokens, fwd_hooks=[(site, lambda value, hook: sae.b_dec.expand_as(value))])
-    torch.testing.assert_close(found, expected)
-    assert not torch.allclose(found, bridge.run_with_saes(tokens, saes=[sae]), atol=1e-3)
+    assert_close(found, expected)
+    assert_apart(found, bridge.run_with_saes(tokens, saes=[sae]))
 
 
 def test_attached_until_reset(booted: Any) -> None:
@@ -102,10 +103,10 @@ def test_attached_until_reset(booted: Any) -> None:
     sae = dictionary(bridge.cfg.d_model, "blocks.1.hook_out")
     bridge.add_sae(sae)
     assert list(bridge.acts_to_saes) == ["blocks.1.hook_out"]
-    torch.testing.assert_close(bridge(tokens), bridge.run_with_saes(tokens, saes=[sae]))
-    assert not torch.allclose(bridge(tokens), plain, atol=1e-3)
+    assert_close(bridge(tokens), bridge.run_with_saes(tokens, saes=[sae]))
+    assert_apart(bridge(tokens), plain)
     bridge.reset_saes()
-    torch.testing.assert_close(bridge(tokens), plain)
+    assert_close(bridge(tokens), plain)
     _, cache = bridge.run_with_cache(tokens)
     assert "blocks.1.hook_out" in cache
     assert not [name for name in bridge.hook_dict if "sae" in name]
@@ -118,6 +119,6 @@ def test_a_transcoder(booted: Any) -> None:
     given = sae(cache["blocks.1.mlp.hook_in"])
     expected = bridge.run_with_hooks(tokens, fwd_hooks=[("blocks.1.hook_mlp_out", lambda value, hook: given)])
     found = bridge.run_with_saes(tokens, saes=[sae])
-    torch.testing.assert_close(found, expected)
-    assert not torch.allclose(found, plain, atol=1e-3)
-    torch.testing.assert_close(bridge(tokens), plain)
+    assert_close(found, expected)
+    assert_apart(found, plain)
+    assert_close(bridge(tokens), plain)

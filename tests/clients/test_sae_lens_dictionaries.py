@@ -25,6 +25,7 @@ from hooked_lm.interventions.dictionaries import (
     run_with_features,
     save_saelens,
 )
+from tests.close import assert_apart, assert_close
 
 SITE, OUT = "blocks.1.mlp.hook_in", "blocks.1.hook_mlp_out"
 WIDTH, K = 192, 8
@@ -85,13 +86,13 @@ def test_their_objects_work_in_our_hooks(model: HookedTransformer, tokens: Tenso
     watch = Features(sae=sae)  # at the site that its metadata names
     logits, features = run_with_features(model, tokens, [watch])
     assert torch.equal(logits, plain)
-    torch.testing.assert_close(features[SITE], sae.encode(cache[SITE]))
+    assert_close(features[SITE], sae.encode(cache[SITE]))
     kept = model.run_with_hooks(tokens, fwd_hooks=[Dictionary(sae=sae)])
-    torch.testing.assert_close(kept, plain, rtol=0, atol=2e-5)
+    assert_close(kept, plain)
     alone = model.run_with_hooks(tokens, fwd_hooks=[Dictionary(sae=sae, error="drop")])
     by_hand = model.run_with_hooks(tokens, fwd_hooks=[(SITE, lambda value, hook: sae(value))])
-    torch.testing.assert_close(alone, by_hand, rtol=0, atol=2e-5)
-    assert not torch.allclose(alone, plain, atol=1e-2)
+    assert_close(alone, by_hand)
+    assert_apart(alone, plain)
 
 
 @pytest.mark.parametrize("error", ["keep", "drop"])
@@ -110,8 +111,8 @@ def test_an_edit_of_their_features(model: HookedTransformer, tokens: Tensor, nor
 
     edited = model.run_with_hooks(tokens, fwd_hooks=[Dictionary(sae=sae, edit=stronger, error=error)])
     expected = model.run_with_hooks(tokens, fwd_hooks=[(SITE, by_hand)])
-    torch.testing.assert_close(edited, expected, rtol=0, atol=5e-5)
-    assert not torch.allclose(edited, model(tokens), atol=1e-2)
+    assert_close(edited, expected)
+    assert_apart(edited, model(tokens))
 
 
 def test_their_objects_put_heads_side_by_side(model: HookedTransformer, tokens: Tensor) -> None:
@@ -120,10 +121,10 @@ def test_their_objects_put_heads_side_by_side(model: HookedTransformer, tokens: 
     site = "blocks.1.attn.hook_z"
     plain = model(tokens)
     kept = model.run_with_hooks(tokens, fwd_hooks=[Dictionary(site, sae=sae)])
-    torch.testing.assert_close(kept, plain, rtol=0, atol=2e-5)
+    assert_close(kept, plain)
     dropped = model.run_with_hooks(tokens, fwd_hooks=[Dictionary(site, sae=sae, error="drop")])
     by_hand = model.run_with_hooks(tokens, fwd_hooks=[(site, lambda value, hook: sae(value))])
-    torch.testing.assert_close(dropped, by_hand, rtol=0, atol=2e-5)
+    assert_close(dropped, by_hand)
 
 
 @pytest.mark.parametrize("options", TRANSCODERS, ids=label)
@@ -132,7 +133,7 @@ def test_their_transcoders_work_in_our_hooks(model: HookedTransformer, tokens: T
     _, cache = model.run_with_cache(tokens, names_filter=SITE)
     replaced = model.run_with_hooks(tokens, fwd_hooks=[Transcode([SITE, OUT], sae=sae, error="drop")])
     by_hand = model.run_with_hooks(tokens, fwd_hooks=[(OUT, lambda value, hook: sae(cache[SITE]))])
-    torch.testing.assert_close(replaced, by_hand, rtol=0, atol=2e-5)
+    assert_close(replaced, by_hand)
 
 
 @pytest.mark.parametrize("options", [*PLAIN, *TRANSCODERS], ids=label)
@@ -141,10 +142,9 @@ def test_their_files_are_read(model: HookedTransformer, options: dict[str, Any],
     sae.save_model(tmp_path)
     ours = load_saelens(tmp_path)
     x = torch.randn(3, 5, 128, generator=torch.Generator().manual_seed(1))
-    normed = "normalize_activations" in options  # theirs remembers the norm between encode and decode, ours carries it
     expected, found = dense(sae.encode(x)), ours.encode(x)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(ours.decode(found), sae.decode(sae.encode(x)), rtol=1e-5, atol=1e-4 if normed else 1e-5)
+    assert_close(found, expected)
+    assert_close(ours.decode(found), sae.decode(sae.encode(x)))
 
 
 def test_their_batch_topk_is_read_after_training(tmp_path: Path) -> None:
@@ -156,12 +156,12 @@ def test_their_batch_topk_is_read_after_training(tmp_path: Path) -> None:
     their = TheirSAE.load_from_disk(tmp_path)
     ours = load_saelens(tmp_path)
     x = torch.randn(20, 128, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(ours.encode(x), their.encode(x), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(ours.decode(ours.encode(x)), their.decode(their.encode(x)), rtol=1e-5, atol=1e-5)
+    assert_close(ours.encode(x), their.encode(x))
+    assert_close(ours.decode(ours.encode(x)), their.decode(their.encode(x)))
     assert type(their) is get_sae_class("jumprelu")[0]
     sae.save_model(tmp_path / "training")
     ours = load_saelens(tmp_path / "training").eval()
-    torch.testing.assert_close(ours.encode(x), their.encode(x), rtol=1e-5, atol=1e-5)
+    assert_close(ours.encode(x), their.encode(x))
 
 
 @pytest.mark.parametrize(
@@ -186,6 +186,6 @@ def test_our_files_are_read_by_them(cfg: Any, tmp_path: Path) -> None:
     save_saelens(sae.eval(), tmp_path)
     their = TheirSAE.load_from_disk(tmp_path)
     x = torch.randn(3, 5, 128, generator=generator)
-    torch.testing.assert_close(dense(their.encode(x)), sae.encode(x), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(their.decode(their.encode(x)), sae.decode(sae.encode(x)), rtol=1e-5, atol=1e-5)
+    assert_close(dense(their.encode(x)), sae.encode(x))
+    assert_close(their.decode(their.encode(x)), sae.decode(sae.encode(x)))
     assert their.cfg.metadata.hook_name == SITE

@@ -34,6 +34,7 @@ from hooked_lm import HookedTransformer
 from hooked_lm.demo import corpus
 from hooked_lm.interventions.dictionaries import evaluate_dictionary
 from tests.clients.saes import made
+from tests.close import assert_apart, assert_close
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:{theirs}:UserWarning:sae_lens.*")
@@ -95,12 +96,12 @@ def test_models_are_loaded(model: Any, rows: Tensor, tmp_path: Path) -> None:
     for hook_names in (None, [name]):
         wrapped: Any = load_model("AutoModelForCausalLM", str(tmp_path), device="cpu", hook_names=hook_names)
         logits, cache = wrapped.run_with_cache(rows[:2], names_filter=[name])
-        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(cache[name], values(ours, rows[:2], SITE), rtol=1e-4, atol=1e-4)
+        assert_close(logits, expected)
+        assert_close(cache[name], values(ours, rows[:2], SITE))
         found = wrapped.run_with_hooks(rows[:2], fwd_hooks=[(name, lambda value, hook: 0 * value)])
         without = ours.run_with_hooks(rows[:2], fwd_hooks=[(SITE, lambda value, hook: 0 * value)])
-        torch.testing.assert_close(found, without, rtol=1e-4, atol=1e-4)
-        assert not torch.allclose(without, expected, atol=0.1)
+        assert_close(found, without)
+        assert_apart(without, expected)
 
 
 def store_of(model: Any, data: Dataset, site: str = SITE, d_in: int = 128, **options: Any) -> Any:
@@ -138,7 +139,7 @@ def test_activations(model: Any, rows: Tensor) -> None:
     assert 1e-4 < ((low - expected).norm() / expected.norm()).item() < 0.05
     store.autocast_lm, store.exclude_special_tokens = False, torch.tensor([BOS])
     kept = expected[tokens != BOS]
-    torch.testing.assert_close(store.get_filtered_llm_batch(), kept)
+    assert_close(store.get_filtered_llm_batch(), kept)
     assert len(kept) < tokens.numel()
 
 
@@ -152,10 +153,10 @@ def test_batches_for_training_and_their_norm(model: Any, rows: Tensor) -> None:
     seen = torch.cat([next(store) for _ in range(2)])
     distance = torch.cdist(seen, expected, compute_mode="donot_use_mm_for_euclid_dist")
     assert distance.min(1).values.max() < 1e-4
-    assert not torch.allclose(seen, expected[: len(seen)], atol=1e-2)
+    assert_apart(seen, expected[: len(seen)])
     scaler = ActivationScaler()
     scaler.estimate_scaling_factor(128, iter([expected[:100], expected[100:150]]), 2)
-    assert scaler.scaling_factor == pytest.approx(128**0.5 / expected[:150].norm(dim=-1).mean().item(), rel=1e-5)
+    assert_close(scaler.scaling_factor, 128**0.5 / expected[:150].norm(dim=-1).mean().item())
 
 
 def test_several_sites_in_one_run(model: Any, rows: Tensor) -> None:
@@ -234,10 +235,10 @@ def test_figures_of_heads_without_special_tokens(model: Any, rows: Tensor, head:
         return each[kept[:, :-1]].mean().item()
 
     found = figures(sae, model, held, without=True)["model_performance_preservation"]
-    assert found["ce_loss_without_sae"] == pytest.approx(loss(), rel=1e-5)
-    assert found["ce_loss_with_sae"] == pytest.approx(loss(lambda part: sae.decode(sae.encode(part))), rel=1e-4)
+    assert_close(found["ce_loss_without_sae"], loss())
+    assert_close(found["ce_loss_with_sae"], loss(lambda part: sae.decode(sae.encode(part))))
     everywhere = torch.ones_like(kept)
-    assert found["ce_loss_with_ablation"] == pytest.approx(loss(torch.zeros_like, everywhere), rel=1e-4)
+    assert_close(found["ce_loss_with_ablation"], loss(torch.zeros_like, everywhere))
     assert len({round(value, 3) for value in found.values()}) == 4
 
 
@@ -263,16 +264,16 @@ def test_training(model: Any, rows: Tensor, kind: str, tmp_path: Path) -> None:
         ("L0", found["sparsity"]["l0"]),
         ("explained variance", quality["explained_variance"]),
     ]:
-        assert ours.select(figure=name).mean.item() == pytest.approx(figure, rel=1e-4), name
+        assert_close(ours.select(figure=name).mean.item(), figure, msg=name)
     read = SAE.load_from_disk(tmp_path / "sae")
     attached: Any = HookedSAETransformer.from_pretrained_no_processing("demo")
     loss = attached.run_with_saes(held, saes=read, return_type="loss").item()
-    assert loss == pytest.approx(performance["ce_loss_with_sae"], rel=1e-4)
+    assert_close(loss, performance["ce_loss_with_sae"])
     with torch.no_grad():
         logits, spliced = (m.log_softmax(-1) for m in (model(held), attached.run_with_saes(held, saes=read)))
     divergence = (logits.exp() * (logits - spliced)).sum(-1).mean().item()
-    assert found["model_behavior_preservation"]["kl_div_with_sae"] == pytest.approx(divergence, rel=1e-3, abs=1e-6)
-    assert attached(held, return_type="loss").item() == pytest.approx(performance["ce_loss_without_sae"], rel=1e-4)
+    assert_close(found["model_behavior_preservation"]["kl_div_with_sae"], divergence)
+    assert_close(attached(held, return_type="loss").item(), performance["ce_loss_without_sae"])
     assert list((tmp_path / "checkpoints").glob("*/*/sae_weights.safetensors"))
 
 
@@ -330,8 +331,8 @@ def test_cached_activations(model: Any, rows: Tensor, tmp_path: Path) -> None:
     expected = values(model, rows[:n], SITE)
     found = kept.with_format("torch")
     assert torch.equal(torch.tensor(kept["token_ids"][:]), rows[:n])
-    torch.testing.assert_close(torch.stack(list(found[SITE])), expected)
-    assert not torch.allclose(expected[0], expected[1], atol=1e-2)
+    assert_close(torch.stack(list(found[SITE])), expected)
+    assert_apart(expected[0], expected[1])
     training = config(
         KINDS["topk"], tmp_path, use_cached_activations=True, cached_activations_path=path, n_eval_batches=1
     )
@@ -378,6 +379,6 @@ def test_sets_of_tokens(model: Any) -> None:
             order = projections[feature].argsort(descending=True).tolist()
             hits = torch.tensor([token in ids for token in order])
             apart = (hits.cumsum(0) / hits.sum() - (~hits).cumsum(0) / (~hits).sum()).abs().max().item()
-            assert table.loc[name, feature] == pytest.approx(apart, abs=1e-5)
+            assert_close(table.loc[name, feature], apart)
     assert table.to_numpy().std() > 1e-3
     assert "colors" in tsea.get_test_gene_sets(model)

@@ -19,6 +19,7 @@ from hooked_lm import HookedTransformer, HookedTransformerConfig
 from hooked_lm.compat.state_dicts import for_transformer_lens
 from hooked_lm.models.encoder import HookedEncoder
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
+from tests.close import assert_apart, assert_close
 
 ORIGINAL = Path(sys.prefix) / "transformer-lens-3.9.0"
 TOKENS = torch.randint(30, (3, 12), generator=torch.Generator().manual_seed(3))
@@ -120,13 +121,13 @@ def model_of(name: str, fields: dict[str, Any]) -> Any:
 def test_their_weights_in_our_model(theirs: Path, name: str) -> None:
     fields, weights, expected = loaded(theirs, name)
     model = model_of(name, fields)
-    assert (logits_of(model) - expected).abs().max() > 0.01  # before
+    assert_apart(logits_of(model), expected)  # before
     model.load_state_dict(weights)
-    torch.testing.assert_close(logits_of(model), expected, rtol=0, atol=1e-5)
+    assert_close(logits_of(model), expected)
     if name in PROCESSED:
         processed = model_of(name, fields)
         processed.load_and_process_state_dict(weights, **EXACT)
-        torch.testing.assert_close(logits_of(processed), expected, rtol=0, atol=1e-5)
+        assert_close(logits_of(processed), expected)
         assert processed.cfg.processed == ()
 
 
@@ -145,7 +146,7 @@ def test_folding_their_weights_leaves_the_predictions(theirs: Path, name: str, f
             model.load_and_process_state_dict(weights, **{**EXACT, flag: True})
         return
     model.load_and_process_state_dict(weights, **{**EXACT, flag: True})
-    torch.testing.assert_close(logits_of(model).log_softmax(-1), expected.log_softmax(-1), rtol=0, atol=1e-5)
+    assert_close(logits_of(model).log_softmax(-1), expected.log_softmax(-1))
 
 
 def given_back(tmp_path: Path, models: dict[str, Any]) -> dict[str, tuple[list[str], Tensor]]:
@@ -197,9 +198,7 @@ def test_our_weights_in_their_model(tmp_path: Path) -> None:
     models |= from_huggingface() | {"demo": HookedTransformer.from_pretrained("demo")}
     for name, (misfits, logits) in given_back(tmp_path, models).items():
         assert misfits == [], name
-        torch.testing.assert_close(
-            logits, logits_of(models[name]), rtol=1e-5, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}"
-        )
+        assert_close(logits, logits_of(models[name]), msg=name)
 
 
 @pytest.mark.parametrize(

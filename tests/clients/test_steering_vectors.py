@@ -23,6 +23,7 @@ from torch import Tensor
 
 from hooked_lm import HookedTransformer
 from hooked_lm.interventions import steering_vectors
+from tests.close import assert_apart, assert_close
 from tests.families import DECODER_CASES, Case
 from tests.families._models import hooked, prompt
 
@@ -78,8 +79,8 @@ def test_a_vector_is_trained_from_pairs(
     assert list(vector.layer_activations) == list(range(model.cfg.n_layers))
     for layer, found in vector.layer_activations.items():
         up, down = sides[SITES[layer_type], layer]
-        torch.testing.assert_close(found, (up - down).mean(0), rtol=1e-4, atol=1e-5)
-        assert not torch.allclose(found, (up - down)[0], atol=1e-2)
+        assert_close(found, (up - down).mean(0))
+        assert_apart(found, (up - down)[0])
 
 
 @pytest.mark.filterwarnings("ignore:Creating a tensor from a list of numpy:UserWarning:steering_vectors.aggregators")
@@ -88,7 +89,7 @@ def test_the_other_ways_to_a_direction(model: HookedTransformer, sides: dict[tup
     pca = train_steering_vector(model, model.tokenizer, PAIRS, layers=[1], aggregator=pca_aggregator())
     _, _, axes = torch.linalg.svd(up - down)
     found = pca.layer_activations[1]
-    torch.testing.assert_close(found.abs(), axes[0].abs(), rtol=1e-3, atol=1e-4)
+    assert_close(found.abs(), axes[0].abs())
     probe = train_steering_vector(model, model.tokenizer, PAIRS, layers=[1], aggregator=logistic_aggregator())
     assert ((up - down) @ probe.layer_activations[1] > 0).float().mean() > 0.9
 
@@ -100,7 +101,7 @@ def test_a_position_of_a_sample_is_read_there(model: HookedTransformer) -> None:
     _, ups = model.run_with_cache(ids(model, up))
     _, downs = model.run_with_cache(ids(model, down))
     expected = ups["resid_post", 2][0, 1] - downs["resid_post", 2][0, 0]
-    torch.testing.assert_close(vector.layer_activations[2], expected, rtol=1e-4, atol=1e-5)
+    assert_close(vector.layer_activations[2], expected)
 
 
 @pytest.mark.parametrize("method", ["mean", "pca"])
@@ -115,7 +116,7 @@ def test_ours_finds_the_same_direction(model: HookedTransformer, method: str) ->
     ours = steering_vectors(model, up, down, method=method)
     for layer in ours.layers:
         found, expected = ours.direction(layer, unit=True), theirs[layer] / theirs[layer].norm()
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        assert_close(found, expected)
 
 
 @pytest.mark.parametrize("operator", [None, addition_operator, ablation_operator, ablation_then_addition_operator])
@@ -137,9 +138,9 @@ def test_it_is_applied(model: HookedTransformer, operator: Any, first: int) -> N
     with vector.apply(model, multiplier=2.0, operator=operator and operator(), min_token_index=first):
         steered = model(tokens)
     expected = model.run_with_hooks(tokens, fwd_hooks=[("blocks.1.hook_resid_post", by_hand)])
-    torch.testing.assert_close(steered, expected, rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(steered, plain, atol=0.1)
-    torch.testing.assert_close(model(tokens), plain)
+    assert_close(steered, expected)
+    assert_apart(steered, plain)
+    assert_close(model(tokens), plain)
 
 
 def test_a_mask_of_tokens(model: HookedTransformer) -> None:
@@ -152,7 +153,7 @@ def test_a_mask_of_tokens(model: HookedTransformer) -> None:
     handle.remove()
     _, plain = model.run_with_cache(tokens)
     expected = mask[:, None] * vector.layer_activations[1]
-    torch.testing.assert_close((cache["resid_pre", 2] - plain["resid_pre", 2])[0], expected, rtol=1e-4, atol=1e-4)
+    assert_close((cache["resid_pre", 2] - plain["resid_pre", 2])[0], expected)
     assert torch.equal(cache["resid_pre", 1], plain["resid_pre", 1])
 
 
@@ -178,8 +179,8 @@ def test_a_vector_of_ours_in_their_class(model: HookedTransformer) -> None:
     expected = model.run_with_hooks(tokens, fwd_hooks=ours.hooks(-1.5, layers="each"))
     with theirs.apply(model, multiplier=-1.5):
         found = model(tokens)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(found, model(tokens), atol=0.1)
+    assert_close(found, expected)
+    assert_apart(found, model(tokens))
 
 
 def of_family(name: str) -> Case:
@@ -201,7 +202,7 @@ def test_activations_are_recorded(family: str) -> None:
             model(input_ids=tokens)
         assert list(found) == list(range(model.cfg.n_layers))
         for layer, [value] in found.items():
-            torch.testing.assert_close(value, cache[SITES[kind], layer], rtol=1e-4, atol=1e-4)
+            assert_close(value, cache[SITES[kind], layer])
 
 
 def test_norms_need_to_be_named() -> None:
@@ -214,7 +215,7 @@ def test_norms_need_to_be_named() -> None:
     with record_activations(model, "input_layernorm", {"input_layernorm": "blocks.{num}.ln1"}) as found:
         _, cache = model.run_with_cache(tokens)
     norm = model.blocks[1].ln1
-    torch.testing.assert_close(found[1][0], cache["normalized", 1, "ln1"] * norm.w + norm.b, rtol=1e-4, atol=1e-5)
+    assert_close(found[1][0], cache["normalized", 1, "ln1"] * norm.w + norm.b)
 
 
 def test_in_a_cache_of_a_steered_run_values_are_those_that_the_run_had(model: HookedTransformer) -> None:
@@ -224,4 +225,4 @@ def test_in_a_cache_of_a_steered_run_values_are_those_that_the_run_had(model: Ho
     _, plain = model.run_with_cache(tokens)
     with vector.apply(model):
         _, cache = model.run_with_cache(tokens)
-    torch.testing.assert_close(cache["resid_pre", 2], plain["resid_pre", 2] + 0.5, rtol=1e-4, atol=1e-5)
+    assert_close(cache["resid_pre", 2], plain["resid_pre", 2] + 0.5)

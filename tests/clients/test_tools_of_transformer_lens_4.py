@@ -17,6 +17,7 @@ from torch import Tensor
 from hooked_lm import HookedTransformer, patching
 from hooked_lm.analysis.reading import head_detector
 from hooked_lm.analysis.reading.svd_interpreter import SVDInterpreter
+from tests.close import assert_close, assert_near
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -47,8 +48,8 @@ def ours() -> dict[str, tuple[HookedTransformer, Tensor, Tensor]]:
 Models = dict[str, tuple[HookedTransformer, Tensor, Tensor]]
 
 
-def same(found: Any, expected: Any, atol: float = 1e-5) -> None:
-    torch.testing.assert_close(torch.as_tensor(found), expected, rtol=1e-4, atol=atol)
+def same(found: Any, expected: Any) -> None:
+    assert_close(torch.as_tensor(found), expected)
 
 
 @pytest.mark.parametrize("family", asked.FAMILIES)
@@ -92,7 +93,7 @@ def test_their_cache_reads_ours(theirs: dict[str, Any], ours: Models, family: st
     assert found.pop("labels") == expected.pop("labels")
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        same(found[name], value, atol=1e-4)
+        same(found[name], value)
         assert value.std() > 1e-3, name
 
 
@@ -101,7 +102,7 @@ def test_singular_vectors(theirs: dict[str, Any], which: str) -> None:
     """Of a product of weights and of an MLP's; directions are known up to their sign."""
     found = theirs["demo"]["singular"][which].detach()
     expected = SVDInterpreter(asked.demo()).get_singular_vectors(which, 1, num_vectors=3, head_index=1).detach()
-    same(found.abs(), expected.abs(), atol=1e-3)
+    same(found.abs(), expected.abs())
     assert expected.std() > 0.05
 
 
@@ -109,19 +110,19 @@ def test_heads_are_detected(theirs: dict[str, Any]) -> None:
     model = asked.demo()
     for (pattern, *given), found in theirs["demo"]["heads"].items():
         expected = head_detector.detect_head(model, asked.TEXT, pattern, **asked.options(given))
-        same(found, expected, atol=2e-3)  # one of the measures is rounded to three places
+        assert_near(found, expected, 2e-3, because="one of the measures is rounded to three places")
     assert theirs["demo"]["heads"][("previous_token_head",)].max() > 0.5
 
 
 def test_evaluations(theirs: dict[str, Any]) -> None:
     model, found = asked.demo(), theirs["demo"]["evals"]
     losses = [model(batch["tokens"], return_type="loss").item() for batch in asked.batches(model)]
-    assert found["evaluate_on_dataset"] == pytest.approx(sum(losses) / len(losses), rel=1e-4)
+    assert_close(found["evaluate_on_dataset"], sum(losses) / len(losses))
     differences = []
     for sample in found["dataset"]:
         prompt = sample["prompt"][: len(sample["prompt"]) - len(sample["IO"])]
         logits = model(prompt[None])[0, -1]
         differences.append((logits[sample["IO"][0]] - logits[sample["S"][0]]).item())
     assert len(differences) == 20
-    assert found["ioi_eval"]["Logit Difference"] == pytest.approx(sum(differences) / 20, rel=1e-4)
+    assert_close(found["ioi_eval"]["Logit Difference"], sum(differences) / 20)
     assert found["ioi_eval"]["Accuracy"] == sum(value > 0 for value in differences) / 20 > 0.8

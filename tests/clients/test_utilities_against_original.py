@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.clients import utilities_calls
+from tests.close import is_close
 
 ROOT = Path(__file__).parents[2]
 ORIGINAL = ROOT / ".venv-clients" / "transformer-lens-3.9.0"
@@ -43,7 +44,7 @@ def differing(found: Any, expected: Any, place: str = "") -> list[str]:
         pairs = enumerate(zip(found, expected, strict=True))
         return [line for i, (one, other) in pairs for line in differing(one, other, f"{place}/{i}")]
     if isinstance(expected, float) and isinstance(found, float):
-        return [] if found == pytest.approx(expected, rel=1e-4, abs=1e-4) else [f"{place}: {found} and {expected}"]
+        return [] if is_close(found, expected) else [f"{place}: {found} and {expected}"]
     return [] if found == expected and type(found) is type(expected) else [f"{place}: {found!r} and {expected!r}"]
 
 

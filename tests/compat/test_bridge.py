@@ -13,6 +13,7 @@ from hooked_lm.compat.bridge import TransformerBridge, TransformerBridgeConfig
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.encoder import HookedEncoder
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
+from tests.close import assert_apart, assert_close
 from tests.families import CASES, reference
 
 TEXT = "When Mary and John went to the store, John gave"
@@ -48,7 +49,7 @@ def test_the_weights_are_as_they_are_until_they_are_folded(bridge: TransformerBr
     assert torch.equal(bridge(TEXT), plain(TEXT))
     bridge.enable_compatibility_mode()
     assert torch.equal(bridge(TEXT), folded(TEXT))
-    assert not torch.allclose(bridge(TEXT), plain(TEXT), atol=1e-3)  # the logits are centred
+    assert_apart(bridge(TEXT), plain(TEXT))  # the logits are centred
     _, cache = bridge.run_with_cache(TEXT)
     _, expected = folded.run_with_cache(TEXT)
     assert list(cache) == list(expected)
@@ -84,7 +85,7 @@ def test_a_hook_at_an_alias_changes_the_run(bridge: TransformerBridge) -> None:
 
     changed = bridge.run_with_hooks(TEXT, fwd_hooks=[("blocks.0.mlp.out.hook_in", nothing)])
     assert torch.equal(changed, bridge.run_with_hooks(TEXT, fwd_hooks=[("blocks.0.mlp.hook_post", nothing)]))
-    assert not torch.allclose(changed, bridge(TEXT), atol=1e-2)
+    assert_apart(changed, bridge(TEXT))
 
 
 def test_parts(bridge: TransformerBridge) -> None:
@@ -113,7 +114,7 @@ def test_the_original_model(bridge: TransformerBridge) -> None:
     tokens = bridge.to_tokens(TEXT)
     theirs = bridge.original_model
     with torch.no_grad():
-        torch.testing.assert_close(theirs(tokens).logits, bridge(tokens), rtol=1e-4, atol=1e-4)
+        assert_close(theirs(tokens).logits, bridge(tokens))
     with pytest.raises(NotImplementedError, match="original_model"):
         bridge.hf_generate(TEXT)
     assert bridge.generate(tokens, max_new_tokens=2, do_sample=False, verbose=False).shape[1] == tokens.shape[1] + 2
@@ -154,7 +155,7 @@ def test_new_models() -> None:
     again = TransformerBridge.boot_native(TransformerBridgeConfig(**NATIVE, seed=3), dtype=torch.float64)
     assert type(bridge) is TransformerBridge
     assert again.W_E.dtype == torch.float64
-    torch.testing.assert_close(bridge.W_Q.double(), again.W_Q)
+    assert_close(bridge.W_Q, again.W_Q, dtype=torch.float32)
     _, cache = bridge.run_with_cache(torch.tensor([[1, 2, 3]]))
     assert cache["blocks.1.hook_out"].shape == (1, 3, 16)
     with pytest.raises(ValueError, match="architecture='GPT2LMHeadModel'"):

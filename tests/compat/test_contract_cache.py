@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hooked_lm import ActivationCache, FactoredMatrix, HookedTransformer, patching
 from hooked_lm.utils import Slice
+from tests.close import assert_close, assert_near
 from tests.models.toys import ids, padded, toy
 
 TOKENS = ids(batch=2, n_pos=6)
@@ -51,7 +52,7 @@ def test_pos_slice_cuts_the_axis_of_positions(kind: str, pos_slice: Any, index: 
         expected = value[:, :, index] if model.hook_dict[name].dims[2:3] == ("query_pos",) else value[:, index]
         if _is_int(pos_slice):
             expected = expected.squeeze(2 if model.hook_dict[name].dims[2:3] == ("query_pos",) else 1)
-        torch.testing.assert_close(cut[name], expected)
+        assert_close(cut[name], expected)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_filters(model: HookedTransformer, names_filter: Any, expected: list[str
     logits, cache = model.run_with_cache(TOKENS, names_filter=names_filter, return_cache_object=as_object)
     assert list(cache) == expected
     assert isinstance(cache, ActivationCache if as_object else dict)
-    torch.testing.assert_close(logits, model(TOKENS))
+    assert_close(logits, model(TOKENS))
 
 
 def test_a_batch_of_one_without_its_axis(model: HookedTransformer) -> None:
@@ -77,9 +78,9 @@ def test_a_batch_of_one_without_its_axis(model: HookedTransformer) -> None:
     _, with_batch = model.run_with_cache(TOKENS[:1])
     assert not cache.has_batch_dim
     assert all(torch.equal(value, with_batch[name][0]) for name, value in cache.items())
-    torch.testing.assert_close(cache.accumulated_resid(), with_batch.accumulated_resid()[:, 0])
-    torch.testing.assert_close(cache.logit_attrs(cache.decompose_resid(), tokens=3),
-                               with_batch.logit_attrs(with_batch.decompose_resid(), tokens=3)[:, 0])  # fmt: skip
+    assert_close(cache.accumulated_resid(), with_batch.accumulated_resid()[:, 0])
+    expected = with_batch.logit_attrs(with_batch.decompose_resid(), tokens=3)[:, 0]
+    assert_close(cache.logit_attrs(cache.decompose_resid(), tokens=3), expected)
     with pytest.raises(ValueError, match="batch"):
         model.run_with_cache(TOKENS, remove_batch_dim=True)
 
@@ -97,7 +98,9 @@ def test_gradients_in_a_cache(model: HookedTransformer) -> None:
 
         losses.append(model.run_with_hooks(TOKENS, return_type="loss", fwd_hooks=[("resid_pre1", move)]))
     slope = (cache["blocks.1.hook_resid_pre_grad"] * direction).sum()
-    torch.testing.assert_close(slope, (losses[0] - losses[1]) / (2 * step), rtol=0.02, atol=1e-3)
+    assert_near(
+        slope, (losses[0] - losses[1]) / (2 * step), 0.02, because="a difference quotient in float32, not a slope"
+    )
 
 
 def test_what_was_kept_stays(model: HookedTransformer) -> None:
@@ -108,8 +111,8 @@ def test_what_was_kept_stays(model: HookedTransformer) -> None:
     with model.hooks(fwd_hooks=[edit]):
         model(TOKENS)
     model.reset_hooks()
-    torch.testing.assert_close(cache["resid_pre", 1], before)
-    torch.testing.assert_close(kept["blocks.1.hook_resid_pre"], before)
+    assert_close(cache["resid_pre", 1], before)
+    assert_close(kept["blocks.1.hook_resid_pre"], before)
 
 
 # ---- methods of caches -----------------------------------------------------------------------------------------------
@@ -128,7 +131,7 @@ def test_the_stream_so_far(
     assert len(stack) == len(labels) == len(expected)
     if not apply_ln:
         cut = torch.stack(expected)[:, :, index]
-        torch.testing.assert_close(stack, cut[:, :, 0] if isinstance(pos_slice, int) or _is_int(pos_slice) else cut)
+        assert_close(stack, cut[:, :, 0] if isinstance(pos_slice, int) or _is_int(pos_slice) else cut)
 
 
 def _is_int(pos_slice: Any) -> bool:
@@ -144,10 +147,10 @@ def test_the_parts_of_the_stream(cache: ActivationCache, mode: str, layer: int |
     parts = {"all": ["attn_out", "mlp_out"], "mlp": ["mlp_out"], "attn": ["attn_out"]}[mode]
     expected = [cache["embed"], cache["pos_embed"]] if incl_embeds else []
     expected += [cache[part, i] for i in range(n) for part in parts]
-    torch.testing.assert_close(stack, torch.stack(expected))
+    assert_close(stack, torch.stack(expected))
     assert labels[:2] == ["embed", "pos_embed"] or not incl_embeds
     if mode == "all" and incl_embeds:
-        torch.testing.assert_close(stack.sum(0), cache["resid_post", n - 1])
+        assert_close(stack.sum(0), cache["resid_post", n - 1])
 
 
 @pytest.mark.parametrize("as_tokens", [lambda: 3, lambda: torch.tensor([3, 7]), lambda: TOKENS])
@@ -160,20 +163,20 @@ def test_attributions_of_logits(model: HookedTransformer, cache: ActivationCache
     rows = columns if columns is not None else (tokens if tokens.ndim == 2 else tokens[:, None].expand(2, 6))
     direction = model.W_U.T[rows] - model.W_U.T[5]
     expected = ((normalized * model.ln_final.w) * direction).sum(-1)
-    torch.testing.assert_close(attributions.sum(0), expected, atol=1e-4, rtol=1e-4)
+    assert_close(attributions.sum(0), expected)
 
 
 def test_heads_neurons_and_everything(model: HookedTransformer, cache: ActivationCache) -> None:
     heads = cache.stack_head_results(layer=-1, incl_remainder=True)
-    torch.testing.assert_close(heads.sum(0), cache["resid_post", 2])
+    assert_close(heads.sum(0), cache["resid_post", 2])
     full, labels = cache.get_full_resid_decomposition(expand_neurons=True, return_labels=True)
-    torch.testing.assert_close(full.sum(0), cache["resid_post", 2], atol=1e-4, rtol=1e-4)
+    assert_close(full.sum(0), cache["resid_post", 2])
     assert len(labels) == len(full)
     onto = model.W_U[:, 3]
     projected = cache.get_full_resid_decomposition(expand_neurons=False, project_output_onto=onto)
-    torch.testing.assert_close(projected.sum(0), cache["resid_post", 2] @ onto, atol=1e-4, rtol=1e-4)
+    assert_close(projected.sum(0), cache["resid_post", 2] @ onto)
     some = cache.get_neuron_results(1, neuron_slice=[0, 5], pos_slice=-1)
-    torch.testing.assert_close(some, cache["post", 1][:, -1, [0, 5], None] * model.W_out[1][[0, 5]])
+    assert_close(some, cache["post", 1][:, -1, [0, 5], None] * model.W_out[1][[0, 5]])
     assert torch.equal(cache.stack_activation("scale", sublayer_type="ln1")[2], cache["scale", 2, "ln1"])
 
 
@@ -206,9 +209,9 @@ def test_every_operation_of_a_factored_matrix(model: HookedTransformer) -> None:
         (OV.collapse_l().mT @ OV.collapse_l(), dense.mT @ dense), (OV.collapse_r() @ OV.collapse_r().mT, dense @ dense.mT),
         (OV.BA, model.W_O @ model.W_V),
     ]:  # fmt: skip
-        torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+        assert_close(found, expected)
     eigenvalues = OV[0, 0].eigenvalues
-    torch.testing.assert_close(eigenvalues.sum().real, dense[0, 0].trace(), atol=1e-3, rtol=1e-3)
+    assert_close(eigenvalues.sum().real, dense[0, 0].trace())
     A, B = OV.pair
     assert isinstance(OV, FactoredMatrix)
     assert torch.equal(A, OV.A)
@@ -248,7 +251,7 @@ def test_unequal_texts(demo: HookedTransformer, side: str, prepend_bos: bool | N
     n = alone.shape[1]
     row = logits[1, -n:] if side == "left" else logits[1, :n]
     assert logits.shape[:2] == tokens.shape
-    torch.testing.assert_close(row, alone[0], atol=1e-4, rtol=1e-4)
+    assert_close(row, alone[0])
 
 
 # ---- generation and losses -------------------------------------------------------------------------------------------
@@ -270,7 +273,7 @@ def test_generation_returns_what_is_asked(demo: HookedTransformer, given: Any, r
     elif return_type == "tokens":
         assert torch.equal(out[:1, -3:], expected[:, -3:])
     else:
-        torch.testing.assert_close(out[:1, -3:], demo.embed(expected)[:, -3:])
+        assert_close(out[:1, -3:], demo.embed(expected)[:, -3:])
 
 
 def test_rows_that_ended_are_filled(demo: HookedTransformer) -> None:
@@ -288,10 +291,10 @@ def test_losses_are_cross_entropies(model: HookedTransformer) -> None:
     logits, loss = model(rows, return_type="both", attention_mask=mask)
     each = torch.nn.functional.cross_entropy(logits[:, :-1].mT, rows[:, 1:], reduction="none")
     real = mask[:, 1:].bool()
-    torch.testing.assert_close(loss, each[real].mean())
+    assert_close(loss, each[real].mean())
     per_token = model(rows, return_type="loss", loss_per_token=True, attention_mask=mask)
-    torch.testing.assert_close(per_token[real], each[real])
-    torch.testing.assert_close(model.loss_fn(logits, rows, per_token=True), each)
+    assert_close(per_token[real], each[real])
+    assert_close(model.loss_fn(logits, rows, per_token=True), each)
     assert model(rows, return_type=None) is None
 
 
@@ -321,7 +324,7 @@ def test_patching_with_a_setter_and_cells_of_ones_own(model: HookedTransformer, 
             act[..., neuron] = cache[hook.name][..., neuron]
 
         expected = metric(model.run_with_hooks(corrupted, fwd_hooks=[(f"blocks.{layer}.mlp.hook_post", patch)]))
-        torch.testing.assert_close(value, expected, atol=1e-4, rtol=1e-4)
+        assert_close(value, expected)
     grid, index_df = patching.generic_activation_patch(
         model, corrupted, cache, metric, patching.layer_pos_patch_setter, "resid_pre",
         index_axis_names=["layer", "pos"], return_index_df=True,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm import HookedTransformer, HookPoint, patching
+from tests.close import assert_apart, assert_close
 from tests.models.toys import ids, toy
 
 TOKENS = ids(batch=2, n_pos=6)
@@ -57,14 +58,14 @@ def test_a_part_is_replaced(path: str) -> None:
     model = replaced(path)
     logits, cache = model.run_with_cache(TOKENS)
     if path != "blocks.0.attn.hook_pattern":  # there it does nothing
-        assert not torch.allclose(logits, toy()(TOKENS), atol=1e-3)
+        assert_apart(logits, toy()(TOKENS))
     mine = f"{path}.hook_mine"
     if isinstance(PLACES[path], Mine):
         assert cache[mine].shape == (2, 6, 32)
         zeroed = model.run_with_hooks(TOKENS, fwd_hooks=[(mine, lambda value, hook: 0 * value)])
         assert mine in model.hook_dict
-        assert not torch.allclose(zeroed, logits, atol=1e-3)
-    torch.testing.assert_close(cache["resid_post", -1], model(TOKENS, stop_at_layer=3))
+        assert_apart(zeroed, logits)
+    assert_close(cache["resid_post", -1], model(TOKENS, stop_at_layer=3))
     model.requires_grad_(True)
     model(TOKENS, return_type="loss").backward()
     assert all(p.grad is not None for p in model.get_submodule(path).parameters())
@@ -75,7 +76,7 @@ def test_what_was_replaced_is_left_alone_by_folding(path: str) -> None:
     model = replaced(path)
     before, own = model(TOKENS).log_softmax(-1), copy.deepcopy(model.get_submodule(path).state_dict())
     model.process_weights_()
-    torch.testing.assert_close(model(TOKENS).log_softmax(-1), before, atol=1e-4, rtol=0)
+    assert_close(model(TOKENS).log_softmax(-1), before)
     assert all(torch.equal(value, own[name]) for name, value in model.get_submodule(path).state_dict().items())
     assert "fold_ln" in model.cfg.processed
     centred = path in ("blocks.1.mlp", "blocks.1.attn", "unembed")  # elsewhere it might be seen
@@ -116,12 +117,7 @@ def test_sweeps_are_those_of_a_loop(path: str) -> None:
             site = f"blocks.{layer}.hook_resid_pre"
             if site not in model.all_points():
                 continue
-            torch.testing.assert_close(
-                found[layer, pos],
-                metric(model.run_with_hooks(TOKENS[1:], fwd_hooks=[(site, patch)])),
-                atol=1e-4,
-                rtol=0,
-            )
+            assert_close(found[layer, pos], metric(model.run_with_hooks(TOKENS[1:], fwd_hooks=[(site, patch)])))
 
 
 def test_a_hook_point_put_in_the_place_of_another() -> None:
@@ -132,7 +128,7 @@ def test_a_hook_point_put_in_the_place_of_another() -> None:
     model.setup()
     logits, cache = model.run_with_cache(TOKENS)
     assert model.blocks[0].attn.hook_z.name == "blocks.0.attn.hook_z"
-    torch.testing.assert_close(logits, expected)
+    assert_close(logits, expected)
     assert cache["z", 0].shape == (2, 6, 4, 8)
     assert list(model.mod_dict) == [name for name, _ in model.named_modules() if name]
 
@@ -158,13 +154,13 @@ class Counting(HookedTransformer):
 def test_a_subclass() -> None:
     model = Counting(toy().cfg)
     logits, cache = model.run_with_cache(TOKENS)
-    torch.testing.assert_close(cache["hook_after"], logits)
+    assert_close(cache["hook_after"], logits)
     plain = HookedTransformer(toy().cfg)
-    torch.testing.assert_close(logits, 2 * plain(TOKENS))
+    assert_close(logits, 2 * plain(TOKENS))
     zeroed = model.run_with_hooks(TOKENS, fwd_hooks=[("hook_after", lambda value, hook: 0 * value)])
     assert not zeroed.any()
     swapped = model.run_with_hooks(TOKENS, fwd_hooks=[("hook_before", lambda value, hook: value.flip(1))])
-    torch.testing.assert_close(swapped, model(TOKENS.flip(1)))
+    assert_close(swapped, model(TOKENS.flip(1)))
     _, some = model.run_with_cache(TOKENS, names_filter="hook_after")
     assert list(some) == ["hook_after"]
     _, early = model.run_with_cache(
@@ -181,7 +177,7 @@ def test_a_subclass_is_loaded_copied_and_folded() -> None:
     assert type(model) is Counting
     again = copy.deepcopy(model)
     assert again.hook_dict["hook_after"] is again.hook_after is not model.hook_after
-    torch.testing.assert_close(again(TOKENS), model(TOKENS))
+    assert_close(again(TOKENS), model(TOKENS))
 
 
 # ---- places, precisions, modes ---------------------------------------------------------------------------------------
@@ -252,10 +248,10 @@ def test_gradient_modes() -> None:
         zeroed = model.run_with_hooks(
             TOKENS, fwd_hooks=[("blocks.2.hook_resid_post", lambda value, hook: value.mul_(0))]
         )
-        torch.testing.assert_close(zeroed, zeroed[:1, :1].expand_as(zeroed))
+        assert_close(zeroed, zeroed[:1, :1].expand_as(zeroed))
         model.generate(TOKENS, **GREEDY)
         assert cache.stack_head_results(incl_remainder=True).shape == (13, 2, 6, 32)
-    torch.testing.assert_close(logits, model(TOKENS).detach())
+    assert_close(logits, model(TOKENS).detach())
 
 
 # ---- copies and weights ----------------------------------------------------------------------------------------------
@@ -275,11 +271,11 @@ def test_copies_have_weights_and_hooks_of_their_own(duplicate: Callable[[Any], A
     model.add_hook("blocks.0.hook_resid_post", scaled)
     again = duplicate(model)
     expected = model(TOKENS)
-    torch.testing.assert_close(again(TOKENS), expected)
+    assert_close(again(TOKENS), expected)
     again.blocks[0].attn.W_Q.data.zero_()
     again.reset_hooks()
-    assert not torch.allclose(again(TOKENS), expected)
-    torch.testing.assert_close(model(TOKENS), expected)
+    assert_apart(again(TOKENS), expected)
+    assert_close(model(TOKENS), expected)
     assert again.cfg.to_dict().keys() == model.cfg.to_dict().keys()
 
 
@@ -300,7 +296,7 @@ def test_edits_in_place_take_effect(kind: str, name: str) -> None:
     ):
         before = model(TOKENS)
         edit()
-        assert not torch.allclose(model(TOKENS), before, atol=1e-4)
+        assert_apart(model(TOKENS), before)
     if kind == "standard":
         assert torch.equal(getattr(model, name)[1], weight)
 
@@ -330,7 +326,7 @@ def test_training_some_parts() -> None:
         loss.backward()
         optimizer.step()
     assert loss < first
-    assert not torch.allclose(model(TOKENS), before)
+    assert_apart(model(TOKENS), before)
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, weights[name])}
     assert changed <= {*trained}
     assert "blocks.1.attn.W_V" in changed

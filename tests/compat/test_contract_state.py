@@ -13,6 +13,7 @@ from hooked_lm.compat.state_dicts import for_transformer_lens
 from hooked_lm.components.rotary import LinearScaling, YarnScaling
 from hooked_lm.models.encoder import HookedEncoder
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
+from tests.close import assert_close, assert_near
 from tests.models.toys import ids, toy
 
 TOKENS = ids(batch=2, n_pos=6)
@@ -82,9 +83,9 @@ def test_a_bias_behind_the_product_of_a_gated_mlp(how: str) -> None:
     _, cache = model.run_with_cache(TOKENS)
     for layer in range(2):
         expected = theirs(layer, cache["normalized", layer, "ln2"])
-        torch.testing.assert_close(cache["mlp_out", layer], expected, atol=1e-5, rtol=1e-5)
+        assert_close(cache["mlp_out", layer], expected)
     again = load(HookedTransformer(fields), source.state_dict(), how)
-    torch.testing.assert_close(again(TOKENS), source(TOKENS))  # ours mean what they say
+    assert_close(again(TOKENS), source(TOKENS))  # ours mean what they say
 
 
 @pytest.mark.parametrize("how", LOADERS)
@@ -127,7 +128,7 @@ def test_an_encoder_and_an_encoder_decoder() -> None:
     weights |= {f"{side}.{layer}.attn.b_Q": torch.zeros(4, 8) for side in ("encoder", "decoder") for layer in range(2)}
     again = HookedEncoderDecoder(HookedTransformerConfig.from_dict(fields))
     again.load_state_dict(weights)
-    torch.testing.assert_close(again(TOKENS, TOKENS[:, :3]), t5(TOKENS, TOKENS[:, :3]))
+    assert_close(again(TOKENS, TOKENS[:, :3]), t5(TOKENS, TOKENS[:, :3]))
     weights["encoder.0.attn.b_Q"] = torch.ones(4, 8)
     with pytest.raises(RuntimeError, match="b_Q"):
         again.load_state_dict(weights)
@@ -160,7 +161,7 @@ def test_positions_divided_by_a_factor(local: bool) -> None:
     slow, plain = (HookedTransformer({**ROTARY, "seed": 1, "rotary_scaling_factor": factor}) for factor in (2.0, 1.0))
     _, there = slow.run_with_cache(torch.tensor([[7] * 9]))
     _, here = plain.run_with_cache(torch.tensor([[7] * 9]))
-    torch.testing.assert_close(there["rot_q", 0][:, ::2], here["rot_q", 0][:, :5])
+    assert_close(there["rot_q", 0][:, ::2], here["rot_q", 0][:, :5])
 
 
 def test_the_fields_of_yarn() -> None:
@@ -184,7 +185,7 @@ def test_the_range_of_new_weights_depends_on_the_mode(init_mode: str) -> None:
     W_in = HookedTransformer(cfg).blocks[0].mlp.W_in
     deviations = {"gpt2": 0.8 / 32**0.5, "xavier_normal": (2 / 160) ** 0.5, "kaiming_uniform": (2 / 32) ** 0.5,
                   "muP": 1 / 32**0.5}  # fmt: skip
-    torch.testing.assert_close(W_in.std(), torch.tensor(deviations[init_mode]), rtol=0.05, atol=0)
+    assert_near(W_in.std(), deviations[init_mode], 0.05, because="a deviation of 4,096 draws")
 
 
 def test_whole_numbers_are_numbers() -> None:
@@ -211,7 +212,7 @@ def test_what_is_given_away_comes_back(kind: str, processed: bool) -> None:
     again = HookedTransformer(HookedTransformerConfig.from_dict(fields))
     again.load_and_process_state_dict(weights, fold_ln=False, center_writing_weights=False, center_unembed=False,
                                       fold_value_biases=False)  # fmt: skip
-    torch.testing.assert_close(again(TOKENS), model(TOKENS), atol=1e-4, rtol=1e-4)
+    assert_close(again(TOKENS), model(TOKENS))
     assert {"blocks.0.attn.b_Q", "unembed.b_U"} <= {name.replace("._", ".") for name in weights}
     assert ("blocks.0.attn._W_K" in weights) == (kind in ("rotary", "post_norm"))
     weights["embed.W_E"].zero_()

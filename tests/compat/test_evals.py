@@ -13,6 +13,7 @@ from torch import Tensor
 from hooked_lm import HookedTransformer
 from hooked_lm.compat import evals, ioi, mmlu
 from hooked_lm.demo import corpus
+from tests.close import assert_close
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ class Vocabulary:
 def test_the_loss_on_one_text(model: HookedTransformer) -> None:
     tokens = model.to_tokens(evals.PLAIN_TEXT)
     assert tokens.shape[1] == model.cfg.n_ctx  # cut
-    torch.testing.assert_close(evals.sanity_check(model).double(), by_hand(model, tokens), rtol=1e-5, atol=0)
+    assert_close(evals.sanity_check(model), by_hand(model, tokens), dtype=torch.float32)
     assert not evals.sanity_check(model).requires_grad
 
 
@@ -71,7 +72,7 @@ def test_the_loss_on_one_text(model: HookedTransformer) -> None:
 
 def test_a_model_that_copies_has_no_loss() -> None:
     copier = Copier(distance=20)
-    assert evals.induction_loss(copier, subseq_len=20) < 1e-6
+    assert_close(evals.induction_loss(copier, subseq_len=20), 0.0, scale=1.0)
     assert evals.induction_loss(Copier(distance=19), subseq_len=20) > 40  # copies the wrong ones
     [tokens] = copier.seen
     assert tokens.shape == (4, 40)
@@ -84,7 +85,7 @@ def test_a_model_that_copies_has_no_loss() -> None:
 def test_a_model_that_knows_nothing_has_the_log_of_the_vocabulary() -> None:
     uniform = Copier(distance=1000)
     uniform.forward = lambda tokens, return_type: torch.zeros(*tokens.shape, 30)  # type: ignore[method-assign]
-    assert evals.induction_loss(uniform, subseq_len=20).item() == pytest.approx(math.log(30))
+    assert_close(evals.induction_loss(uniform, subseq_len=20).item(), math.log(30))
 
 
 def test_the_same_seed_the_same_tokens() -> None:
@@ -170,8 +171,8 @@ def test_the_mean_over_so_many_batches(model: HookedTransformer) -> None:
     generator = torch.Generator().manual_seed(0)
     batches = [{"tokens": torch.randint(1000, (2, 8), generator=generator)} for _ in range(5)]
     losses = [by_hand(model, batch["tokens"]).item() for batch in batches]
-    assert evals.evaluate_on_dataset(model, batches, truncate=3) == pytest.approx(sum(losses[:3]) / 3, rel=1e-5)
-    assert evals.evaluate_on_dataset(model, iter(batches), device="cpu") == pytest.approx(sum(losses) / 5, rel=1e-5)
+    assert_close(evals.evaluate_on_dataset(model, batches, truncate=3), sum(losses[:3]) / 3)
+    assert_close(evals.evaluate_on_dataset(model, iter(batches), device="cpu"), sum(losses) / 5)
     with pytest.raises(ValueError, match="no batch"):
         evals.evaluate_on_dataset(model, [])
 
@@ -182,10 +183,10 @@ def test_every_set(model: HookedTransformer, monkeypatch: pytest.MonkeyPatch) ->
     assert list(found) == ["wiki_loss", "owt_loss", "pile_loss", "code_loss"]
     batches = list(evals.make_wiki_data_loader(model.tokenizer, 2, max_length=model.cfg.n_ctx))[:2]
     expected = sum(by_hand(model, batch["tokens"]).item() for batch in batches) / 2
-    assert found["wiki_loss"] == pytest.approx(expected, rel=1e-5)
+    assert_close(found["wiki_loss"], expected)
     monkeypatch.setattr(evals, "DATASET_NAMES", ["mine"])
     monkeypatch.setattr(evals, "DATASET_LOADERS", [lambda **options: batches])
-    assert evals.evaluate(model) == {"mine_loss": pytest.approx(expected, rel=1e-5)}
+    assert_close(evals.evaluate(model), {"mine_loss": expected})
 
 
 # ---- indirect objects ----------------------------------------------------------------------------------------------
@@ -264,16 +265,16 @@ def test_who_receives_it(model: HookedTransformer) -> None:
     assert len({len(item["prompt"]) for item in (sentences[i] for i in range(21))}) > 1
     for batch_size in (1, 8):
         found = ioi.ioi_eval(model, sentences, batch_size=batch_size)
-        assert found["Logit Difference"] == pytest.approx(sum(expected) / 21, rel=1e-3)
+        assert_close(found["Logit Difference"], sum(expected) / 21)
         assert found["Accuracy"] == sum(difference > 0 for difference in expected) / 21
     assert found["Accuracy"] > 0.8
     left = HookedTransformer.from_pretrained("demo", default_padding_side="left")
-    assert ioi.ioi_eval(left, sentences)["Logit Difference"] == pytest.approx(sum(expected) / 21, rel=1e-3)
+    assert_close(ioi.ioi_eval(left, sentences)["Logit Difference"], sum(expected) / 21)
     exchanged = [
         {"prompt": item["prompt"], "IO": item["S"], "S": item["IO"]} for item in (sentences[i] for i in range(21))
     ]
     wrong = ioi.ioi_eval(model, exchanged)
-    assert wrong["Logit Difference"] == pytest.approx(-sum(expected) / 21, rel=1e-3)
+    assert_close(wrong["Logit Difference"], -sum(expected) / 21)
     assert wrong["Accuracy"] < 0.2
 
 
@@ -297,7 +298,7 @@ def test_names_of_several_tokens() -> None:
 
     item = {"prompt": torch.tensor([0, 1, 2, 3, 4, 5]), "IO": torch.tensor([3, 4, 5]), "S": torch.tensor([3, 7])}
     found = ioi.ioi_eval(Fixed(), [item])
-    assert found["Logit Difference"] == pytest.approx((logits[0, 3, 4] - logits[0, 3, 7]).item())
+    assert_close(found["Logit Difference"], (logits[0, 3, 4] - logits[0, 3, 7]).item())
     with pytest.raises(ValueError, match="tells these names apart"):
         ioi.ioi_eval(Fixed(), [item | {"S": torch.tensor([3, 4])}])
 

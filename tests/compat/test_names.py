@@ -19,6 +19,7 @@ from hooked_lm.compat.processing import ProcessWeights
 from hooked_lm.hub.flat_weights import from_early_solu, from_mingpt
 from hooked_lm.models.encoder import HookedEncoder
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
+from tests.close import assert_apart, assert_close, is_close
 from tests.families import DECODER_CASES
 from tests.families._models import hooked, reference
 
@@ -175,7 +176,7 @@ def test_a_subclass_is_an_ordinary_class() -> None:
     before = model.run_with_cache(TOKENS)[1]["mlp_out", 1]
     model.blocks[1].mlp = mine
     model.setup()
-    torch.testing.assert_close(model.run_with_cache(TOKENS)[1]["mlp_out", 1], 2 * before)
+    assert_close(model.run_with_cache(TOKENS)[1]["mlp_out", 1], 2 * before)
 
 
 def test_a_subclass_has_the_layout_of_its_base() -> None:
@@ -200,7 +201,7 @@ def test_an_mlp_of_ones_own() -> None:
     mine = Mine(dict(SIZES, act_fn="solu_ln"))
     x = stream()
     pre = mine.W(x)
-    torch.testing.assert_close(mine(x), F.layer_norm(pre * pre.softmax(-1), (20,))[..., :16])
+    assert_close(mine(x), F.layer_norm(pre * pre.softmax(-1), (20,))[..., :16])
     assert isinstance(mine, parts.CanBeUsedAsMLP)
     with pytest.raises(ValueError, match="needs d_mlp"):
         Mine(dict(SIZES, attn_only=True, d_mlp=None, act_fn=None))
@@ -239,13 +240,13 @@ def test_parts_are_built_with_the_weights_that_they_have_everywhere(cfg: Any) ->
 def test_what_they_compute() -> None:
     x = stream()
     ln, mlp, gated = (randomized(getattr(parts, name)(SIZES)) for name in ("LayerNorm", "MLP", "GatedMLP"))
-    torch.testing.assert_close(ln(x), F.layer_norm(x, (16,), ln.w, ln.b))
-    torch.testing.assert_close(mlp(x), F.gelu(x @ mlp.W_in + mlp.b_in) @ mlp.W_out + mlp.b_out)
+    assert_close(ln(x), F.layer_norm(x, (16,), ln.w, ln.b))
+    assert_close(mlp(x), F.gelu(x @ mlp.W_in + mlp.b_in) @ mlp.W_out + mlp.b_out)
     product = F.gelu(x @ gated.W_gate + gated.b_gate) * (x @ gated.W_in + gated.b_in)
-    torch.testing.assert_close(gated(x), product @ gated.W_out + gated.b_out)
+    assert_close(gated(x), product @ gated.W_out + gated.b_out)
     unembed, embed = randomized(parts.Unembed(SIZES)), randomized(parts.Embed(SIZES))
-    torch.testing.assert_close(unembed(x), x @ unembed.W_U + unembed.b_U)
-    torch.testing.assert_close(embed(TOKENS), embed.W_E[TOKENS])
+    assert_close(unembed(x), x @ unembed.W_U + unembed.b_U)
+    assert_close(embed(TOKENS), embed.W_E[TOKENS])
 
 
 @pytest.mark.parametrize(
@@ -263,22 +264,20 @@ def test_attention(attn_type: str, cfg: dict[str, Any]) -> None:
     distance = torch.arange(6)[:, None] - torch.arange(6)
     seen = (distance >= 0) & (distance < (2 if attn_type == "local" else 6))
     z = torch.einsum("bnqk,bknh->bqnh", scores.masked_fill(~seen, -torch.inf).softmax(-1), v)
-    torch.testing.assert_close(
-        attn(x, x, x), torch.einsum("bqnh,nhm->bqm", z, attn.W_O) + attn.b_O, atol=1e-4, rtol=1e-4
-    )
+    assert_close(attn(x, x, x), torch.einsum("bqnh,nhm->bqm", z, attn.W_O) + attn.b_O)
     with pytest.raises(ValueError, match="'global' or 'local'"):
         kind(cfg, "nearby")
 
 
 def test_positions_are_counted_for_tokens() -> None:
     pos_embed = randomized(parts.PosEmbed(SIZES))
-    torch.testing.assert_close(pos_embed(TOKENS), pos_embed.W_pos[:8].expand(2, 8, 16))
-    torch.testing.assert_close(pos_embed(TOKENS[:, :1], past_kv_pos_offset=5), pos_embed.W_pos[5:6].expand(2, 1, 16))
+    assert_close(pos_embed(TOKENS), pos_embed.W_pos[:8].expand(2, 8, 16))
+    assert_close(pos_embed(TOKENS[:, :1], past_kv_pos_offset=5), pos_embed.W_pos[5:6].expand(2, 1, 16))
     mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 1]])
     padded = pos_embed(TOKENS, attention_mask=mask)
-    torch.testing.assert_close(padded[0], torch.cat([torch.zeros(2, 16), pos_embed.W_pos[:6]]))
-    torch.testing.assert_close(padded[1], pos_embed.W_pos[:8])
-    torch.testing.assert_close(pos_embed(TOKENS[:, 7:], 7, mask)[:, 0], pos_embed.W_pos[[5, 7]])
+    assert_close(padded[0], torch.cat([torch.zeros(2, 16), pos_embed.W_pos[:6]]))
+    assert_close(padded[1], pos_embed.W_pos[:8])
+    assert_close(pos_embed(TOKENS[:, 7:], 7, mask)[:, 0], pos_embed.W_pos[[5, 7]])
 
 
 @pytest.mark.parametrize(
@@ -304,7 +303,7 @@ def test_a_model_put_together_from_parts_is_the_model(fields: dict[str, Any]) ->
 
     model, lesson = randomized(HookedTransformer(cfg)), Lesson()
     lesson.load_state_dict(model.state_dict())
-    torch.testing.assert_close(lesson(TOKENS), model(TOKENS), atol=1e-4, rtol=1e-4)
+    assert_close(lesson(TOKENS), model(TOKENS))
 
 
 def test_parts_of_encoders() -> None:
@@ -313,9 +312,9 @@ def test_parts_of_encoders() -> None:
     embed.load_state_dict(model.embed.state_dict())
     block.load_state_dict(model.blocks[0].state_dict())
     _, cache = model.run_with_cache(TOKENS)
-    torch.testing.assert_close(block(embed(TOKENS)), cache["blocks.0.hook_normalized_resid_post"])
+    assert_close(block(embed(TOKENS)), cache["blocks.0.hook_normalized_resid_post"])
     sentences = embed(TOKENS, torch.ones_like(TOKENS))
-    assert not torch.allclose(sentences, embed(TOKENS)), "types of tokens do nothing"
+    assert_apart(sentences, embed(TOKENS), msg="types of tokens do nothing")
 
 
 def test_parts_of_encoder_decoders() -> None:
@@ -327,7 +326,7 @@ def test_parts_of_encoder_decoders() -> None:
     attn, x = parts.T5Attention(T5, has_relative_attention_bias=True, is_decoder=True), stream()
     randomized(attn)
     ahead = torch.cat([x[:, :3], x[:, 3:] + 1], 1)
-    torch.testing.assert_close(attn(x, x, x)[:, :3], attn(ahead, ahead, ahead)[:, :3])
+    assert_close(attn(x, x, x)[:, :3], attn(ahead, ahead, ahead)[:, :3])
     assert "T5Attention" in kinds(attn)
 
 
@@ -411,12 +410,12 @@ def test_a_config_and_weights_make_the_model() -> None:
     model = HookedTransformer(cfg)
     model.load_and_process_state_dict(weights)
     tokens = TOKENS
-    torch.testing.assert_close(model(tokens), HookedTransformer.from_pretrained("demo")(tokens), atol=1e-4, rtol=1e-4)
+    assert_close(model(tokens), HookedTransformer.from_pretrained("demo")(tokens))
     folded = loading.get_pretrained_model_config("demo", fold_ln=True, device="cpu")
     assert (folded.normalization_type, folded.device) == ("LNPre", "cpu")
     empty = HookedTransformer(folded)
     empty.load_state_dict(model.state_dict())
-    torch.testing.assert_close(empty(tokens), model(tokens))
+    assert_close(empty(tokens), model(tokens))
     assert loading.get_pretrained_state_dict("demo", cfg, dtype=torch.float16)["embed.W_E"].dtype == torch.float16
 
 
@@ -446,10 +445,10 @@ def test_weights_in_public_names_make_the_model_again(family: str, tmp_path: Pat
     model = HookedTransformer(cfg)
     model.load_and_process_state_dict(weights, **UNFOLDED)
     tokens = TOKENS.clamp(max=cfg.d_vocab - 1)
-    torch.testing.assert_close(model(tokens), ours(tokens), atol=1e-4, rtol=1e-4)
+    assert_close(model(tokens), ours(tokens))
     processed = ProcessWeights.process_weights(weights, cfg)
     model.load_and_process_state_dict(processed, **UNFOLDED)
-    torch.testing.assert_close(model(tokens).log_softmax(-1), ours(tokens).log_softmax(-1), atol=1e-3, rtol=1e-3)
+    assert_close(model(tokens).log_softmax(-1), ours(tokens).log_softmax(-1))
 
 
 def test_what_public_weights_mean() -> None:
@@ -457,9 +456,9 @@ def test_what_public_weights_mean() -> None:
     case = CASES["gemma2"][0]
     theirs, ours = reference(case), hooked(case)
     weights = loading.convert_hf_weights(theirs, SimpleNamespace(n_key_value_heads=2, n_layers=1, n_ctx=40))
-    torch.testing.assert_close(weights["ln_final.w"], theirs.model.norm.weight + 1)
+    assert_close(weights["ln_final.w"], theirs.model.norm.weight + 1)
     width = ours.cfg.d_model
-    torch.testing.assert_close(weights["embed.W_E"], theirs.model.embed_tokens.weight * width**0.5)
+    assert_close(weights["embed.W_E"], theirs.model.embed_tokens.weight * width**0.5)
     assert weights["unembed.W_U"].data_ptr() == theirs.lm_head.weight.data_ptr(), "a copy was made"
     assert {name for name in weights if name.startswith("blocks.0.attn.") and not name.endswith(".w")} == {
         f"blocks.0.attn.{name}" for name in ("W_Q", "_W_K", "_W_V", "W_O", "b_Q", "_b_K", "_b_V", "b_O")
@@ -490,11 +489,11 @@ def test_each_rewrite_of_a_dictionary(name: str, changed: set[str]) -> None:
     after = getattr(ProcessWeights, name)(before, cfg)
     assert after.keys() == before.keys()
     assert all(value.equal(model.state_dict()[key]) for key, value in before.items()), "the dictionary was edited"
-    different = {key for key in before if not torch.allclose(after[key], before[key])}
+    different = {key for key in before if not is_close(after[key], before[key])}
     assert {key for key in changed if not any(key in found for found in different)} == set()
     again = HookedTransformer(cfg)
     again.load_state_dict(after)
-    torch.testing.assert_close(again(TOKENS).log_softmax(-1), model(TOKENS).log_softmax(-1), atol=2e-3, rtol=1e-3)
+    assert_close(again(TOKENS).log_softmax(-1), model(TOKENS).log_softmax(-1))
 
 
 def test_folding_by_formula() -> None:
@@ -502,9 +501,9 @@ def test_folding_by_formula() -> None:
     before = randomized(HookedTransformer(cfg)).state_dict()
     after = ProcessWeights.fold_layer_norm(before, cfg)
     w, b, W = before["blocks.0.ln2.w"], before["blocks.0.ln2.b"], before["blocks.0.mlp.W_in"]
-    torch.testing.assert_close(after["blocks.0.mlp.b_in"], before["blocks.0.mlp.b_in"] + b @ W)
+    assert_close(after["blocks.0.mlp.b_in"], before["blocks.0.mlp.b_in"] + b @ W)
     folded = W * w[:, None]
-    torch.testing.assert_close(after["blocks.0.mlp.W_in"], folded - folded.mean(0))
+    assert_close(after["blocks.0.mlp.W_in"], folded - folded.mean(0))
     assert after["blocks.0.ln2.w"].equal(torch.ones(16))
     assert not after["blocks.0.ln2.b"].any()
     with pytest.raises(ValueError, match="folded whole"):
@@ -512,4 +511,4 @@ def test_folding_by_formula() -> None:
     rms = replace(cfg, normalization_type="RMS", tree=None)
     weights = randomized(HookedTransformer(rms)).state_dict()
     without = ProcessWeights.fold_layer_norm(weights, rms, fold_biases=False, center_weights=False)
-    torch.testing.assert_close(without["unembed.W_U"], weights["unembed.W_U"] * weights["ln_final.w"][:, None])
+    assert_close(without["unembed.W_U"], weights["unembed.W_U"] * weights["ln_final.w"][:, None])

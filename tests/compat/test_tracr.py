@@ -6,6 +6,7 @@ import torch
 
 from hooked_lm import HookedTransformer
 from hooked_lm.compat import tracr
+from tests.close import assert_close
 from tests.compat.compiled import LABELS, compiled, stream
 
 
@@ -18,7 +19,7 @@ def test_the_same_logits(causal: bool) -> None:
     left = stream(theirs, tokens)
     expected = np.stack([left[:, LABELS.index("out:y")], left[:, LABELS.index("out:x")]], 1)
     logits = ours(torch.tensor([tokens]))[0].detach().numpy()
-    np.testing.assert_allclose(logits, expected, atol=1e-4)
+    assert_close(logits, expected)
     assert np.abs(expected - stream(compiled(not causal), tokens)[:, [6, 5]]).max() > 0.1
 
 

@@ -28,6 +28,7 @@ from hooked_lm.compat import (
     tensors,
     tokenizers,
 )
+from tests.close import assert_apart, assert_close, assert_near, is_close
 
 DEMO = Path(compat.__file__).parents[1] / "demo" / "model"
 
@@ -65,8 +66,8 @@ def test_shapes_of_matrices() -> None:
 def test_running_sums_from_either_end() -> None:
     x = torch.randn(3, 5, dtype=torch.double)
     for i in range(5):
-        torch.testing.assert_close(tensors.get_cumsum_along_dim(x, 1)[:, i], x[:, : i + 1].sum(1))
-        torch.testing.assert_close(tensors.get_cumsum_along_dim(x, -1, reverse=True)[:, i], x[:, i:].sum(1))
+        assert_close(tensors.get_cumsum_along_dim(x, 1)[:, i], x[:, : i + 1].sum(1))
+        assert_close(tensors.get_cumsum_along_dim(x, -1, reverse=True)[:, i], x[:, i:].sum(1))
 
 
 def test_a_prefix_ends_at_a_dot() -> None:
@@ -77,7 +78,7 @@ def test_a_prefix_ends_at_a_dot() -> None:
 
 def test_a_corner_of_a_product() -> None:
     matrix = FactoredMatrix(torch.randn(4, 5, 2), torch.randn(4, 2, 6))
-    torch.testing.assert_close(tensors.get_matrix_corner(matrix, 3), (matrix.A @ matrix.B)[:3, :3, :3])
+    assert_close(tensors.get_matrix_corner(matrix, 3), (matrix.A @ matrix.B)[:3, :3, :3])
 
 
 def test_the_order_of_rows_and_columns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,8 +106,8 @@ def test_logits_as_a_table(model: HookedTransformer) -> None:
     assert len(table) == len(logits)
     assert table["probability"].is_monotonic_decreasing
     found = torch.tensor(table["probability"].to_numpy(copy=True), dtype=torch.float)
-    torch.testing.assert_close(found, probs[table["token_index"].tolist()])
-    torch.testing.assert_close(found.log(), torch.tensor(table["log_prob"].to_numpy(copy=True)).float())
+    assert_close(found, probs[table["token_index"].tolist()])
+    assert_close(found.log(), torch.tensor(table["log_prob"].to_numpy(copy=True)).float())
     short = tensors.logits_to_df(logits, top_k=3)
     assert list(short.columns) == ["token_index", "logit", "log_prob", "probability"]
     assert short["probability"].tolist() == table["probability"].tolist()[:3]  # of the whole vocabulary
@@ -175,10 +176,13 @@ def test_deviations(fill: Any, options: dict[str, Any], std: float) -> None:
     found = fill(weight, **options, generator=torch.Generator().manual_seed(0))
     assert found is weight
     assert torch.equal(torch.get_rng_state(), state)
-    assert weight.std().item() == pytest.approx(std, rel=0.02)
+    assert_near(weight.std(), std, 0.02, because="a deviation of 60,000 draws")
     assert abs(weight.mean().item()) < std / 50
     largest = weight.abs().max().item() / std
-    assert largest == pytest.approx(3**0.5, rel=0.01) if "uniform" in fill.__name__ else largest > 3
+    if "uniform" in fill.__name__:
+        assert_near(largest, 3**0.5, 0.01, because="the largest of 60,000 draws")
+    else:
+        assert largest > 3
     fill(weight, **options)
     assert not torch.equal(torch.get_rng_state(), state)  # torch's own generator, unless another is given
 
@@ -195,8 +199,8 @@ def test_activations_have_their_familiar_names() -> None:
     theirs = {"solu", "solu_ln", "gelu_new", "gelu_fast", "silu", "relu", "gelu", "gelu_pytorch_tanh", "xielu", "relu2"}
     assert theirs <= activations.SUPPORTED_ACTIVATIONS.keys()
     x = torch.randn(2, 3, 4)
-    torch.testing.assert_close(activations.SUPPORTED_ACTIVATIONS["relu2"](x), x.clamp(min=0) ** 2)
-    torch.testing.assert_close(activations.gelu_pytorch_tanh(x), F.gelu(x, approximate="tanh"))
+    assert_close(activations.SUPPORTED_ACTIVATIONS["relu2"](x), x.clamp(min=0) ** 2)
+    assert_close(activations.gelu_pytorch_tanh(x), F.gelu(x, approximate="tanh"))
 
 
 @pytest.mark.parametrize("numbers", [(0.8, 0.8, 0.5), (1.5, 0.9, 0.2)])
@@ -205,9 +209,9 @@ def test_xielu(numbers: tuple[float, float, float]) -> None:
     x = torch.linspace(-3, 3, 61, dtype=torch.double)
     expected = torch.where(x > 0, a_p * x**2 + beta * x, a_n * (x.clamp(max=-1e-6).exp() - 1 - x) + beta * x)
     module = activations.XIELU(a_p, a_n, beta).double()
-    torch.testing.assert_close(module(x), expected, rtol=0, atol=1e-6)
+    assert_close(module(x), expected, dtype=torch.float32)  # its numbers are made in it
     assert [name for name, _ in module.named_parameters()] == ["alpha_p", "alpha_n"]
-    same = torch.allclose(activations.xielu(x), expected, atol=1e-6)
+    same = is_close(activations.xielu(x).float(), expected.float())  # its numbers are in float32
     assert same == (numbers == (0.8, 0.8, 0.5))
 
 
@@ -221,7 +225,7 @@ def test_no_bound(cap: float | None) -> None:
 def test_a_bound() -> None:
     x = torch.tensor([-1e4, 0.01, 1e4])
     assert activations.softcap_enabled(30.0)
-    torch.testing.assert_close(activations.apply_softcap(x, 30.0), torch.tensor([-30.0, 0.01, 30.0]))
+    assert_close(activations.apply_softcap(x, 30.0), torch.tensor([-30.0, 0.01, 30.0]))
 
 
 # ---- linear maps ---------------------------------------------------------------------------------------------------
@@ -229,19 +233,19 @@ def test_a_bound() -> None:
 
 def test_linear_maps_of_mlps() -> None:
     x, weight, bias = torch.randn(2, 3, 4), torch.randn(4, 5), torch.randn(5)
-    torch.testing.assert_close(linear.batch_addmm(bias, weight, x), x @ weight + bias)
-    torch.testing.assert_close(linear.vanilla_addmm(bias, x[0], weight), x[0] @ weight + bias)
+    assert_close(linear.batch_addmm(bias, weight, x), x @ weight + bias)
+    assert_close(linear.vanilla_addmm(bias, x[0], weight), x[0] @ weight + bias)
     turned = x.transpose(0, 1)  # no view of it is flat
-    torch.testing.assert_close(linear.batch_addmm(bias, weight, turned), turned @ weight + bias)
+    assert_close(linear.batch_addmm(bias, weight, turned), turned @ weight + bias)
 
 
 def test_linear_maps_of_heads() -> None:
     x, weight, bias = torch.randn(2, 3, 4), torch.randn(6, 4, 5), torch.randn(6, 5)
     each = torch.stack([x @ weight[head] + bias[head] for head in range(6)], 2)
-    torch.testing.assert_close(linear.simple_attn_linear(x, weight, bias), each)
+    assert_close(linear.simple_attn_linear(x, weight, bias), each)
     split = torch.randn(2, 3, 6, 4)
     each = torch.stack([split[:, :, head] @ weight[head] + bias[head] for head in range(6)], 2)
-    torch.testing.assert_close(linear.complex_attn_linear(split, weight, bias), each)
+    assert_close(linear.complex_attn_linear(split, weight, bias), each)
 
 
 def test_clamping_makes_new_tensors() -> None:
@@ -266,7 +270,7 @@ def test_a_parameter_gets_its_values_back(model: HookedTransformer) -> None:
     plain = model(tokens)
     with modules.temporarily_swap_parameter(weight, torch.zeros_like(own)) as swapped:
         assert swapped is weight
-        assert not torch.allclose(model(tokens), plain)
+        assert_apart(model(tokens), plain)
     with pytest.raises(KeyError), modules.temporarily_swap_parameter(weight, own + 1):
         raise KeyError
     assert torch.equal(model.blocks[1].attn.W_O, own)

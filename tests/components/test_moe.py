@@ -125,7 +125,7 @@ def test_bf16_is_near_fp64(cfg: MoE.Config) -> None:
     expected = dense(copy_in(root, torch.float64), x.double(), share)
     found = root(x)
     assert found.dtype == torch.bfloat16
-    assert (found.double() - expected).abs().max() < 0.05 * expected.abs().max()
+    assert_close(found, expected, dtype=torch.bfloat16)
 
 
 def copy_in(root: Root, dtype: torch.dtype) -> MoE:

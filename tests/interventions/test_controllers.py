@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.testing import assert_close
 
 from hooked_lm.hooks import wrap
 from hooked_lm.interventions.base import HookObject
@@ -20,6 +19,7 @@ from hooked_lm.interventions.patch import (
     PatchResidual,
     ResampleAblate,
 )
+from tests.close import GRADIENT, assert_apart, assert_close, assert_near
 from tests.interventions.tables import (
     BATCH,
     DECODER,
@@ -43,11 +43,11 @@ def assert_does(model: Any, inputs: tuple[Any, ...], clean: Any, hook: HookObjec
     expected = by_hand(clean[site].clone()).expand(clean[site].shape)
     with model.hooks([hook]):
         changed, cache = model.run_with_cache(*inputs)
-    assert_close(cache[site], expected, rtol=1e-5, atol=1e-5)
+    assert_close(cache[site], expected)
     reference = model.run_with_hooks(*inputs, fwd_hooks=[(site, lambda value, hook: expected.clone())])
-    assert_close(changed, reference, rtol=1e-4, atol=1e-4)
+    assert_close(changed, reference)
     last = list(clean)[-1]
-    assert (cache[last] - clean[last]).abs().max() > 1e-3, "the control: the change matters"
+    assert_apart(cache[last], clean[last], msg="the control: the change matters")
     names = list(clean)
     assert all(torch.equal(cache[name], clean[name]) for name in names[: names.index(site)])
 
@@ -95,7 +95,7 @@ def test_patching_the_stream_everywhere_gives_the_other_run():
         PatchResidual.from_run(model, OTHERS[0]),
     ):
         assert_close(model.run_with_hooks(tokens, fwd_hooks=[hook]), expected)
-    assert (model(tokens) - expected).abs().max() > 0.1
+    assert_apart(model(tokens), expected)
     model = of_family("t5")
     sources, target = (TOKENS, TOKENS.flip(0)), TOKENS + 1
     hook = Patch.from_run(model, (sources[1], target), "encoder_final_ln.hook_normalized")
@@ -113,9 +113,9 @@ def test_a_whole_run_held_still():
         return model.run_with_hooks(tokens, fwd_hooks=[*hooks, ("hook_embed", lambda value, hook: embed)])
 
     both, one, other, none = (run(x, hooks) for x in (rest.sum(0), *rest, 0 * rest[0]))
-    assert_close(both - other, one - none, rtol=1e-4, atol=1e-4)
+    assert_close(both - other, one - none)
     both, one, other, none = (run(x, []) for x in (rest.sum(0), *rest, 0 * rest[0]))
-    assert ((both - other) - (one - none)).abs().max() > 0.1
+    assert_apart(both - other, one - none)
     plain = model(tokens)
     assert_close(model.run_with_hooks(tokens, fwd_hooks=hooks), plain)
 
@@ -160,7 +160,7 @@ def test_noise_is_the_same_in_every_run_and_as_large_as_said():
         return cache["hook_embed"] - clean["hook_embed"]
 
     first = noise(std=0.5)
-    assert_close(first.std(), torch.tensor(0.5), rtol=0.05, atol=0)
+    assert_near(first.std(), 0.5, 0.05, because="a deviation of some thousand draws")
     assert first.mean().abs() < 0.02
     assert torch.equal(first, noise(std=0.5))
     others = [noise(std=0.5, seed=1), first.roll(1, 0), first.roll(1, 1)]  # another seed, row, position
@@ -171,7 +171,7 @@ def test_noise_is_the_same_in_every_run_and_as_large_as_said():
     assert not some.any()
     embed = model.run_with_cache(tokens)[1]["hook_embed"]
     ratio = noise(multiple=3).std(-1) / embed.std(-1)
-    assert_close(ratio.mean(), torch.tensor(3.0), rtol=0.05, atol=0)
+    assert_near(ratio.mean(), 3.0, 0.05, because="a deviation of some thousand draws")
     assert torch.equal(before, torch.random.get_rng_state())
     _, clean = model.run_with_cache(tokens)
     with (
@@ -244,7 +244,7 @@ def test_gradients_that_are_known(hook: HookObject, gradient: float):
     net.run_with_hooks(x, fwd_hooks=[hook]).sum().backward()
     found, x.grad = x.grad, None
     net(x).sum().backward()
-    assert_close(torch.zeros_like(x) if found is None else found, gradient * x.grad)
+    assert_close(torch.zeros_like(x) if found is None else found, gradient * x.grad, depth=GRADIENT)
     assert x.grad.abs().min() > 1e-3
 
 
@@ -253,4 +253,4 @@ def test_a_gradient_reaches_the_direction():
     net.run_with_hooks(
         numbers(2, 3, 3).double(), fwd_hooks=[AddDirection("1", vector=vector, coefficient=2)]
     ).sum().backward()
-    assert_close(vector.grad, 2 * 6 * net.module[2].weight.sum(0))
+    assert_close(vector.grad, 2 * 6 * net.module[2].weight.sum(0), depth=GRADIENT)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.testing import assert_close
 
 from hooked_lm.hooks import wrap
 from hooked_lm.interventions.base import HookObject, load, save
@@ -22,6 +21,7 @@ from hooked_lm.interventions.patch import (
     PatchHead,
     ResampleAblate,
 )
+from tests.close import assert_close
 from tests.interventions.tables import (
     BATCH,
     DECODER,

@@ -14,6 +14,7 @@ from hooked_lm.hooks import HookedRootModule, wrap
 from hooked_lm.interventions.base import HookObject
 from hooked_lm.interventions.detectors import InputTokens, NanGradientGuard, NanGuard, Output, Record
 from hooked_lm.interventions.store import Store
+from tests.close import assert_close
 from tests.families import DECODER_CASES, ENCODER_CASES, ENCODER_DECODER_CASES
 from tests.families._models import hooked
 
@@ -174,8 +175,8 @@ def test_cached_generation_shows_each_token_once(demo: Any) -> None:
         tokens = demo.generate(torch.tensor([[9, 8, 7]]), 4, do_sample=False, verbose=False, stop_at_eos=False)
     assert [value.shape[1] for value in record.values["blocks.2.hook_resid_post"]] == [3, 1, 1, 1]
     logits, cache = demo.run_with_cache(tokens[:, :-1], names_filter=["unembed.hook_out", ("resid_post", 2)])
-    assert torch.allclose(record.joined(axis="pos"), cache["resid_post", 2], atol=1e-4)
-    assert torch.allclose(output.joined(axis="pos"), logits, atol=1e-4)
+    assert_close(record.joined(axis="pos"), cache["resid_post", 2])
+    assert_close(output.joined(axis="pos"), logits)
 
 
 def test_the_record_of_a_gradient_run_holds_no_graph(demo: Any) -> None:
@@ -246,7 +247,7 @@ def test_outputs_and_inputs_of_every_class(kind: str) -> None:
     for batch in batches:
         logits = model.run_with_hooks(*batch, fwd_hooks=[output, last, *inputs])
     factor = model.cfg.d_model**-0.5 if kind == "encoder-decoder" else 1.0  # T5 makes its logits smaller
-    assert torch.allclose(output.values["unembed.hook_out"][-1] * factor, logits, atol=1e-5)
+    assert_close(output.values["unembed.hook_out"][-1] * factor, logits)
     assert last.values["unembed.hook_in"][-1].shape == (*logits.shape[:2], model.cfg.d_model)
     for i, seen in enumerate(inputs):
         assert [ids.tolist() for ids in seen.ids] == [batch[i].tolist() for batch in batches]

@@ -22,6 +22,7 @@ from hooked_lm.interventions.dictionaries import (
     Transcoder,
     run_with_features,
 )  # fmt: skip
+from tests.close import assert_apart, assert_close, assert_near
 from tests.families import DECODER_CASES, ENCODER_CASES
 from tests.families._models import hooked, prompt
 
@@ -82,9 +83,9 @@ def test_each_kind_computes_its_formula(cfg: SAE.Config) -> None:
     sae, x = filled(cfg), torch.randn(2, 3, D)
     features = sae.encode(x)
     assert 0.02 < (features > 0).float().mean() < 0.9  # something is on, and something off
-    torch.testing.assert_close(features[1, 2], by_hand(sae, x[1, 2]), atol=1e-4, rtol=1e-4)
+    assert_close(features[1, 2], by_hand(sae, x[1, 2]))
     made = sum(f * row for f, row in zip(features[1, 2], sae.W_dec, strict=True)) + sae.b_dec
-    torch.testing.assert_close(sae(x)[1, 2], made, atol=1e-4, rtol=1e-4)
+    assert_close(sae(x)[1, 2], made)
 
 
 def test_batch_topk_shares_k_among_the_rows_of_a_batch_in_training() -> None:
@@ -103,8 +104,8 @@ def test_features_in_other_units_mean_the_same(cfg: SAE.Config) -> None:
     sae, same, x = filled(cfg), filled(cfg), torch.randn(50, D)
     factors = torch.full((WIDTH,), 3.0)
     same.scale_features_(factors)
-    torch.testing.assert_close(same.encode(x), sae.encode(x) * factors, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(same(x), sae(x), atol=1e-4, rtol=1e-4)
+    assert_close(same.encode(x), sae.encode(x) * factors)
+    assert_close(same(x), sae(x))
 
 
 def test_the_gradient_of_a_threshold_is_the_rectangle_around_it() -> None:
@@ -114,9 +115,9 @@ def test_the_gradient_of_a_threshold_is_the_rectangle_around_it() -> None:
     x = torch.tensor([[0.55, 0.45]])  # the third feature is far from its threshold
     hidden = sae.hidden(x)
     [penalty] = torch.autograd.grad(sae.penalty(hidden, sae.activate(hidden)), sae.threshold)
-    torch.testing.assert_close(penalty, torch.tensor([-5.0, -5.0, 0.0]))
+    assert_close(penalty, torch.tensor([-5.0, -5.0, 0.0]))
     [value] = torch.autograd.grad(sae.encode(x).sum(), sae.threshold)
-    torch.testing.assert_close(value, torch.tensor([-2.5, -2.5, 0.0]))
+    assert_close(value, torch.tensor([-2.5, -2.5, 0.0]))
 
 
 def test_bad_sizes_are_refused() -> None:
@@ -136,9 +137,9 @@ def test_with_its_error_a_dictionary_changes_nothing(model: HookedTransformer, c
     plain = model(TEXTS)
     for error in ("keep", "detach"):
         logits = model.run_with_hooks(TEXTS, fwd_hooks=[Dictionary(SITE, sae=filled(cfg), error=error)])
-        torch.testing.assert_close(logits, plain, atol=1e-4, rtol=1e-5)
+        assert_close(logits, plain)
     lost = model.run_with_hooks(TEXTS, fwd_hooks=[Dictionary(SITE, sae=filled(cfg), error="drop")])
-    assert (lost - plain).abs().max() > 0.1
+    assert_apart(lost, plain)
 
 
 def test_without_its_error_the_site_holds_the_reconstruction(model: HookedTransformer, sae: SAE) -> None:
@@ -167,11 +168,11 @@ def test_an_edit_of_one_feature_moves_the_value_along_its_direction_alone(model:
     seen: list[Tensor] = []
     with model.hooks([dictionary, (SITE, lambda value, hook: seen.append(value))]):
         logits = model(TEXTS)
-    torch.testing.assert_close(logits, model.run_with_hooks(TEXTS, fwd_hooks=[(SITE, by_hand)]), atol=1e-4, rtol=1e-5)
-    torch.testing.assert_close(seen[0], by_hand(cache[SITE], HookPoint()), atol=1e-5, rtol=1e-5)
+    assert_close(logits, model.run_with_hooks(TEXTS, fwd_hooks=[(SITE, by_hand)]))
+    assert_close(seen[0], by_hand(cache[SITE], HookPoint()))
     assert torch.equal(dictionary.features, before)  # of before the edit
     returned = Dictionary(SITE, sae=sae, edit=lambda features: features * 1)
-    torch.testing.assert_close(model.run_with_hooks(TEXTS, fwd_hooks=[returned]), model(TEXTS), atol=1e-4, rtol=1e-5)
+    assert_close(model.run_with_hooks(TEXTS, fwd_hooks=[returned]), model(TEXTS))
 
 
 def test_watching_changes_nothing_and_can_be_switched_off(model: HookedTransformer, sae: SAE) -> None:
@@ -205,10 +206,10 @@ def test_gradients_reach_the_features(model: HookedTransformer, sae: SAE) -> Non
     )
     [without] = torch.autograd.grad(plain, early)
     kept, of_features = gradients("keep")
-    torch.testing.assert_close(kept, without, atol=1e-5, rtol=1e-3)
+    assert_close(kept, without)
     detached, same = gradients("detach")
-    torch.testing.assert_close(same, of_features, atol=1e-6, rtol=1e-4)
-    assert not torch.allclose(detached, without, atol=1e-3)
+    assert_close(same, of_features)
+    assert_apart(detached, without)
     position, number = 2, int(of_features[0, 2].abs().argmax())
 
     def moved(by: float) -> Tensor:
@@ -219,7 +220,7 @@ def test_gradients_reach_the_features(model: HookedTransformer, sae: SAE) -> Non
 
     with torch.no_grad():
         slope = (moved(0.02) - moved(-0.02)) / 0.04
-    torch.testing.assert_close(of_features[0, position, number].double(), slope, rtol=2e-2, atol=1e-3)
+    assert_near(of_features[0, position, number], slope, 0.02, because="a difference quotient, not a slope")
     with torch.no_grad():
         model.run_with_hooks(TEXTS, fwd_hooks=[Dictionary(SITE, sae=sae)])
     assert all(weight.grad is None for weight in model.parameters())
@@ -251,7 +252,7 @@ def test_rows_of_a_batch_and_steps_of_a_generation_are_as_alone(model: HookedTra
         assert dictionary.features.shape == (1, 1, WIDTH)  # of the last step
         assert torch.equal(cached, model.generate(tokens, use_past_kv_cache=False, **options))
         together = model(model.to_tokens(TEXTS[:1]).repeat(2, 1))
-        torch.testing.assert_close(together[:1], model(TEXTS[0]), atol=1e-4, rtol=1e-5)
+        assert_close(together[:1], model(TEXTS[0]))
     assert not torch.equal(cached, model.generate(tokens, **options))
 
 
@@ -265,7 +266,7 @@ def test_a_transcoder_stands_for_an_mlp(model: HookedTransformer) -> None:
     assert torch.equal(logits, expected)
     assert torch.equal(features[reads], transcoder.encode(cache[reads]))
     kept = Transcode([reads, writes], sae=transcoder)
-    torch.testing.assert_close(model.run_with_hooks(TEXTS, fwd_hooks=[kept]), model(TEXTS), atol=1e-4, rtol=1e-5)
+    assert_close(model.run_with_hooks(TEXTS, fwd_hooks=[kept]), model(TEXTS))
 
     def fails(value: Tensor, hook: HookPoint) -> None:
         raise RuntimeError("broken off")
@@ -287,10 +288,10 @@ def test_other_models(family: str) -> None:
     _, cache = model.run_with_cache(tokens, names_filter=site)
     sae = filled(JumpReLU.Config(cache[site].shape[-1], 40, threshold=0.1))
     kept, _ = run_with_features(model, tokens, [Dictionary(site, sae=sae)])
-    torch.testing.assert_close(kept, model(tokens), atol=1e-4, rtol=1e-4)
+    assert_close(kept, model(tokens))
     expected = model.run_with_hooks(tokens, fwd_hooks=[(site, lambda value, hook: sae(value))])
     assert torch.equal(run_with_features(model, tokens, [Dictionary(site, sae=sae, error="drop")])[0], expected)
-    assert not torch.allclose(expected, model(tokens), atol=1e-3)
+    assert_apart(expected, model(tokens))
 
 
 def test_a_module_that_nobody_rewrote() -> None:
@@ -311,7 +312,7 @@ def test_any_object_with_encode_and_decode(model: HookedTransformer) -> None:
             return features[..., :D] - features[..., D:]
 
     logits, features = run_with_features(model, TEXTS, [Dictionary(SITE, sae=Halves(), error="drop")])
-    torch.testing.assert_close(logits, model(TEXTS), atol=1e-4, rtol=1e-5)
+    assert_close(logits, model(TEXTS))
     assert features[SITE].shape[-1] == 2 * D
 
 
@@ -361,7 +362,7 @@ def test_an_object_that_remembers_from_encode_to_decode(model: HookedTransformer
 
     site = "blocks.1.hook_mlp_out"
     edited = model.run_with_hooks(TEXTS, fwd_hooks=[Dictionary(site, sae=Remembering(sae), edit=stronger, error=error)])
-    torch.testing.assert_close(edited, model.run_with_hooks(TEXTS, fwd_hooks=[(site, by_hand)]), rtol=0, atol=1e-4)
+    assert_close(edited, model.run_with_hooks(TEXTS, fwd_hooks=[(site, by_hand)]))
 
 
 def test_half_precision_goes_in_and_comes_out(sae: SAE) -> None:
@@ -369,7 +370,7 @@ def test_half_precision_goes_in_and_comes_out(sae: SAE) -> None:
     point = HookPoint("batch", "pos", "d_model")
     point.name = "here"
     dictionary = Dictionary("here", sae=sae)
-    torch.testing.assert_close(dictionary(value, point), value, atol=2e-2, rtol=2e-2)
+    assert_close(dictionary(value, point), value)
     assert dictionary.features.dtype == torch.float32
 
 

@@ -24,6 +24,7 @@ from hooked_lm.interventions.dictionaries import (
     save,
     save_saelens,
 )  # fmt: skip
+from tests.close import assert_close
 
 D, WIDTH, K = 6, 10, 3
 CONFIGS = [
@@ -117,8 +118,8 @@ def test_saelens_standard_of_before_its_version_six(tmp_path: Path) -> None:
     sae = load(folder)
     assert sae.cfg.hook_point == "blocks.3.hook_resid_pre"
     features = ((x - w["b_dec"]) @ w["W_enc"] + w["b_enc"]).relu()
-    torch.testing.assert_close(sae.encode(x), features)
-    torch.testing.assert_close(sae(x), features @ w["W_dec"] + w["b_dec"])
+    assert_close(sae.encode(x), features)
+    assert_close(sae(x), features @ w["W_dec"] + w["b_dec"])
 
 
 def test_saelens_topk(tmp_path: Path) -> None:
@@ -126,18 +127,18 @@ def test_saelens_topk(tmp_path: Path) -> None:
     named = {"metadata": {"hook_name": "blocks.1.attn.hook_z"}}
     sae = load_saelens(saelens(tmp_path, w, architecture="topk", k=K, apply_b_dec_to_input=False, **named))
     assert (sae.kind, sae.cfg.k, sae.cfg.hook_point) == ("topk", K, "blocks.1.attn.hook_z")
-    torch.testing.assert_close(sae.encode(x), top(x @ w["W_enc"] + w["b_enc"], K))
+    assert_close(sae.encode(x), top(x @ w["W_enc"] + w["b_enc"], K))
     old = saelens(
         tmp_path / "old", w, activation_fn_str="topk", activation_fn_kwargs={"k": K}, apply_b_dec_to_input=False
     )
-    torch.testing.assert_close(load_saelens(old).encode(x), sae.encode(x))
+    assert_close(load_saelens(old).encode(x), sae.encode(x))
     scaled = saelens(
         tmp_path / "scaled", w, architecture="topk", k=K, apply_b_dec_to_input=False, rescale_acts_by_decoder_norm=True
     )
     norms = w["W_dec"].norm(dim=1)
     features = top((x @ w["W_enc"] + w["b_enc"]) * norms, K)
-    torch.testing.assert_close(load_saelens(scaled).encode(x), features)
-    torch.testing.assert_close(load_saelens(scaled)(x), features / norms @ w["W_dec"] + w["b_dec"])
+    assert_close(load_saelens(scaled).encode(x), features)
+    assert_close(load_saelens(scaled)(x), features / norms @ w["W_dec"] + w["b_dec"])
 
 
 def test_saelens_jumprelu_and_batchtopk(tmp_path: Path) -> None:
@@ -145,11 +146,11 @@ def test_saelens_jumprelu_and_batchtopk(tmp_path: Path) -> None:
     w["threshold"] = w["threshold"].abs()
     sae = load_saelens(saelens(tmp_path / "a", w, architecture="jumprelu", apply_b_dec_to_input=False))
     hidden = x @ w["W_enc"] + w["b_enc"]
-    torch.testing.assert_close(sae.encode(x), hidden * (hidden > w["threshold"]))
+    assert_close(sae.encode(x), hidden * (hidden > w["threshold"]))
     del w["threshold"]
     w["topk_threshold"] = torch.tensor(0.7, dtype=torch.float64)
     sae = load_saelens(saelens(tmp_path / "b", w, architecture="batchtopk", k=2.5, apply_b_dec_to_input=False))
-    torch.testing.assert_close(sae.encode(x), hidden * (hidden > 0.7))
+    assert_close(sae.encode(x), hidden * (hidden > 0.7))
 
 
 def test_saelens_gated(tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_saelens_gated(tmp_path: Path) -> None:
     sae = load_saelens(saelens(tmp_path, w, architecture="gated"))
     read = (x - w["b_dec"]) @ w["W_enc"]
     features = (read + w["b_gate"] > 0) * (x - w["b_dec"]).matmul(w["W_enc"] * w["r_mag"].exp()).add(w["b_mag"]).relu()
-    torch.testing.assert_close(sae.encode(x), features)
+    assert_close(sae.encode(x), features)
     assert (features > 0).any()
 
 
@@ -166,7 +167,7 @@ def test_saelens_transcoder(tmp_path: Path) -> None:
     sites = {"metadata": {"hook_name": "blocks.0.ln2.hook_normalized"}, "hook_name_out": "blocks.0.hook_mlp_out"}
     sae = load_saelens(saelens(tmp_path, w, architecture="transcoder", d_out=4, **sites))
     assert (sae.cfg.hook_point, sae.cfg.hook_point_out) == ("blocks.0.ln2.hook_normalized", "blocks.0.hook_mlp_out")
-    torch.testing.assert_close(sae(x), (x @ w["W_enc"] + w["b_enc"]).relu() @ w["W_dec"] + w["b_dec"])
+    assert_close(sae(x), (x @ w["W_enc"] + w["b_enc"]).relu() @ w["W_dec"] + w["b_dec"])
 
 
 def test_saelens_normalizations(tmp_path: Path) -> None:
@@ -181,15 +182,15 @@ def test_saelens_normalizations(tmp_path: Path) -> None:
     sae = load_saelens(saelens(tmp_path / "a", w, normalize_activations="layer_norm"))
     mean, deviation = x.mean(1, keepdim=True), x.std(1, keepdim=True)
     features = core((x - mean) / (deviation + 1e-5))
-    torch.testing.assert_close(sae.encode(x), features)
-    torch.testing.assert_close(sae(x), out(features) * deviation + mean)
+    assert_close(sae.encode(x), features)
+    assert_close(sae(x), out(features) * deviation + mean)
     sae = load_saelens(saelens(tmp_path / "b", w, normalize_activations="constant_norm_rescale"))
     factor = D**0.5 / x.norm(dim=1, keepdim=True)
-    torch.testing.assert_close(sae(x), out(core(x * factor)) / factor)
+    assert_close(sae(x), out(core(x * factor)) / factor)
     with pytest.raises(ValueError, match=r"features \[3\] cannot be scaled back"):
         sae.decode(features[:3])
     folder = saelens(tmp_path / "c", w, normalize_activations="expected_average_only_in")
-    torch.testing.assert_close(load_saelens(folder, 0.3)(x), out(core(0.3 * x)) / 0.3, atol=1e-4, rtol=1e-4)
+    assert_close(load_saelens(folder, 0.3)(x), out(core(0.3 * x)) / 0.3)
     with pytest.raises(ValueError, match="give scaling_factor="):
         load_saelens(folder)
 
@@ -254,12 +255,12 @@ def test_dictionary_learning_standard(tmp_path: Path) -> None:
         load(learned(tmp_path, w, "AutoEncoder")),
         load_dictionary_learning(learned(tmp_path / "b", w, None) / "ae.pt"),
     ):
-        torch.testing.assert_close(sae.encode(x), features)
-        torch.testing.assert_close(sae(x), features @ w["decoder.weight"].T + w["bias"])
+        assert_close(sae.encode(x), features)
+        assert_close(sae(x), features @ w["decoder.weight"].T + w["bias"])
     w = {**linear(), "decoder.bias": numbers(D)}
     features = (x @ w["encoder.weight"].T + w["encoder.bias"]).relu()
     sae = load(learned(tmp_path, w, "AutoEncoderNew"))
-    torch.testing.assert_close(sae(x), features @ w["decoder.weight"].T + w["decoder.bias"])
+    assert_close(sae(x), features @ w["decoder.weight"].T + w["decoder.bias"])
 
 
 def test_dictionary_learning_topk(tmp_path: Path) -> None:
@@ -267,10 +268,10 @@ def test_dictionary_learning_topk(tmp_path: Path) -> None:
     x = numbers(5, D)
     hidden = (x - w["b_dec"]) @ w["encoder.weight"].T + w["encoder.bias"]
     sae = load(learned(tmp_path, w, "AutoEncoderTopK", k=K))
-    torch.testing.assert_close(sae.encode(x), top(hidden, K))
+    assert_close(sae.encode(x), top(hidden, K))
     sae = load(learned(tmp_path, w, "BatchTopKSAE", k=K))
-    torch.testing.assert_close(sae.encode(x), hidden * (hidden > 0.5))
-    torch.testing.assert_close(sae(x), sae.encode(x) @ w["decoder.weight"].T + w["b_dec"])
+    assert_close(sae.encode(x), hidden * (hidden > 0.5))
+    assert_close(sae(x), sae.encode(x) @ w["decoder.weight"].T + w["b_dec"])
     with pytest.raises(ValueError, match="AutoEncoderTopK or a BatchTopKSAE, whose tensors are alike"):
         load_dictionary_learning(learned(tmp_path / "b", w, None))
     assert load_dictionary_learning(tmp_path / "b", "BatchTopKSAE").kind == "batchtopk"
@@ -284,15 +285,13 @@ def test_dictionary_learning_gated_and_jumprelu(tmp_path: Path) -> None:
     read = (x - w["decoder_bias"]) @ w["encoder.weight"].T
     features = (read + w["gate_bias"] > 0) * (w["r_mag"].exp() * read + w["mag_bias"]).relu() * norms
     sae = load(learned(tmp_path, w, "GatedAutoEncoder"))
-    torch.testing.assert_close(sae.encode(x), features, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(
-        sae(x), (features / norms) @ w["decoder.weight"].T + w["decoder_bias"], atol=1e-4, rtol=1e-4
-    )
+    assert_close(sae.encode(x), features)
+    assert_close(sae(x), (features / norms) @ w["decoder.weight"].T + w["decoder_bias"])
     w = {**weights("b_enc"), "threshold": numbers(WIDTH).abs()}
     hidden = x @ w["W_enc"] + w["b_enc"]
     sae = load(learned(tmp_path, w, "JumpReluAutoEncoder"))
     features = hidden * (hidden > w["threshold"]) * w["W_dec"].norm(dim=1)
-    torch.testing.assert_close(sae.encode(x), features, atol=1e-4, rtol=1e-4)
+    assert_close(sae.encode(x), features)
 
 
 class Runs:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.testing import assert_close
 
 from hooked_lm.interventions import base
 from hooked_lm.interventions.dictionaries import (
@@ -23,6 +22,7 @@ from hooked_lm.interventions.dictionaries import (
     Transcoder,
     run_with_features,
 )
+from tests.close import assert_apart, assert_close
 from tests.interventions.tables import KINDS, D, numbers
 from tests.models.toys import ids, toy
 
@@ -63,11 +63,11 @@ def test_every_class_of_model(kind: str) -> None:
         dictionary = Dictionary(site, sae=sae, **how)
         found = model.run_with_hooks(*inputs, fwd_hooks=[dictionary])
         expected = model.run_with_hooks(*inputs, fwd_hooks=[(site, lambda value, hook, f=by_hand: f(value))])
-        assert_close(found, expected, rtol=1e-4, atol=1e-4)
-        assert (found - plain).abs().max() > 1e-3, "the control: it matters"
+        assert_close(found, expected)
+        assert_apart(found, plain, msg="the control: it matters")
         if "edit" in how:
-            assert_close(found[[0, 2]], plain[[0, 2]], rtol=1e-4, atol=1e-4)  # rows are apart
-    assert_close(model.run_with_hooks(*inputs, fwd_hooks=[Dictionary(site, sae=sae)]), plain, rtol=1e-4, atol=1e-4)
+            assert_close(found[[0, 2]], plain[[0, 2]])  # rows are apart
+    assert_close(model.run_with_hooks(*inputs, fwd_hooks=[Dictionary(site, sae=sae)]), plain)
     with dictionary.disabled():
         assert torch.equal(model.run_with_hooks(*inputs, fwd_hooks=[dictionary]), plain)
     assert not any(point.is_listening for point in model.hook_points())
@@ -84,10 +84,10 @@ def test_a_transcoder_in_every_class_of_model(kind: str) -> None:
     splice = Transcode([reads, writes], sae=transcoder, error="drop")
     found = model.run_with_hooks(*inputs, fwd_hooks=[splice])
     by_hand = (writes, lambda value, hook: transcoder(clean[reads]))
-    assert_close(found, model.run_with_hooks(*inputs, fwd_hooks=[by_hand]), rtol=1e-4, atol=1e-4)
-    assert (found - plain).abs().max() > 1e-3, "the control: it matters"
+    assert_close(found, model.run_with_hooks(*inputs, fwd_hooks=[by_hand]))
+    assert_apart(found, plain, msg="the control: it matters")
     kept = Transcode([reads, writes], sae=transcoder)
-    assert_close(model.run_with_hooks(*inputs, fwd_hooks=[kept]), plain, rtol=1e-4, atol=1e-4)
+    assert_close(model.run_with_hooks(*inputs, fwd_hooks=[kept]), plain)
     assert torch.equal(model(*inputs), plain)
     assert not any(point.is_listening for point in model.hook_points())
 
@@ -109,10 +109,10 @@ def test_generation_with_a_cache_is_generation_without(kind: str) -> None:
             text = model.generate(tokens, 4, use_past_kv_cache=use_past_kv_cache, **options)
         found.append((text, torch.stack(seen), hook.by_site))  # type: ignore[attr-defined]
     assert torch.equal(found[0][0], found[1][0])
-    assert_close(found[0][1], found[1][1], rtol=1e-4, atol=1e-4)
+    assert_close(found[0][1], found[1][1])
     for site, features in found[0][2].items():
         assert features.shape[1] == 1  # of the last step, which shows one token
-        assert_close(features, found[1][2][site][:, -1:], rtol=1e-4, atol=1e-4)
+        assert_close(features, found[1][2][site][:, -1:])
     if kind != "watched":
         assert not torch.equal(found[0][0], model.generate(tokens, 4, **options))
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.testing import assert_close
 
 from hooked_lm.hooks import wrap
 from hooked_lm.interventions.base import HookObject
@@ -24,6 +23,7 @@ from hooked_lm.interventions.patch import (
     PatchResidual,
     ResampleAblate,
 )
+from tests.close import GRADIENT, LAYER, assert_apart, assert_close, assert_near
 from tests.interventions.tables import KINDS, POS, VECTOR, D, numbers
 from tests.models.toys import ids, padded, toy
 
@@ -64,7 +64,7 @@ def test_values_of_another_run_stand_at_all_default_sites(kind: str):
             return theirs[hook.name].clone()
 
         assert torch.equal(found, model.run_with_hooks(*inputs, fwd_hooks=[(sites, by_hand)]))
-        assert (found - plain).abs().max() > 1e-4, f"the control: {hook} matters"
+        assert_apart(found, plain, msg=f"the control: {hook} matters")
     assert torch.equal(model(*inputs), plain)
 
 
@@ -78,7 +78,7 @@ def test_two_rows_change_places_and_noise_stays_where_it_is_asked_for(kind: str)
         found, cache = model.run_with_cache(*two)
     assert torch.equal(cache[site], clean[site].flip(0))
     swapped = (site, lambda value, hook: value.flip(0))
-    assert_close(found, model.run_with_hooks(*two, fwd_hooks=[swapped]), rtol=1e-4, atol=1e-4)
+    assert_close(found, model.run_with_hooks(*two, fwd_hooks=[swapped]))
 
     _, clean = model.run_with_cache(*inputs)
     noise = []
@@ -87,7 +87,7 @@ def test_two_rows_change_places_and_noise_stays_where_it_is_asked_for(kind: str)
             noise.append(model.run_with_cache(*inputs)[1][site] - clean[site])
     assert torch.equal(noise[0], noise[1])
     there = noise[0][[0, 2]][:, [1, POS - 1]]
-    assert_close(there.std(), torch.tensor(0.5), rtol=0.2, atol=0)
+    assert_near(there.std(), 0.5, 0.2, because="a deviation of few draws")
     assert abs(float((there * noise[2][[0, 2]][:, [1, POS - 1]]).mean())) < 0.1  # another seed
     noise[0][torch.tensor([0, 2])[:, None], [1, POS - 1]] = 0
     assert not noise[0].any()
@@ -156,8 +156,8 @@ def test_gradients_are_recorded_scaled_clipped_and_guarded(kind: str):
     ]
     for hook, expected in cases:
         found, carried = run(*([] if hook is None else [hook]))
-        assert_close(found, expected, rtol=1e-4, atol=1e-5)
-        assert_close(carried, back(expected), rtol=1e-3, atol=1e-4)
+        assert_close(found, expected)
+        assert_close(carried, back(expected))
     assert all((expected - gradient).abs().max() > 1e-3 for _, expected in cases[1:4]), "the control: they matter"
     assert not any(point.is_listening for point in model.hook_points())
 
@@ -166,8 +166,8 @@ def test_gradients_are_recorded_scaled_clipped_and_guarded(kind: str):
         model(*inputs).square().sum().backward()
     model.zero_grad()
     table = report.to_dataframe().set_index("site")
-    assert table["rms"][site] == pytest.approx(gradient.square().mean().sqrt().item(), rel=1e-4)
-    assert table["rms"][early] == pytest.approx(back(gradient).square().mean().sqrt().item(), rel=1e-4)
+    assert_close(table["rms"][site], gradient.square().mean().sqrt().item(), depth=GRADIENT)
+    assert_close(table["rms"][early], back(gradient).square().mean().sqrt().item(), depth=GRADIENT)
     with pytest.raises(ValueError, match=f"the gradient at '{site}' is NaN at"), model.hooks([NanGradientGuard(site)]):
         (model(*inputs) * torch.nan).sum().backward()
     model.zero_grad()
@@ -191,7 +191,8 @@ def test_long_gradients_of_any_precision_are_clipped(dtype: torch.dtype):
     with net.hooks([ClipGradient("0", max_norm=1.0)]):
         y = net(x)
     y.backward(torch.stack([torch.full((10_000,), large), torch.zeros(10_000)]).to(dtype))
-    assert_close(x.grad.float(), torch.stack([torch.full((10_000,), 0.01), torch.zeros(10_000)]), rtol=1e-2, atol=1e-6)
+    expected = torch.stack([torch.full((10_000,), 0.01), torch.zeros(10_000)])
+    assert_close(x.grad, expected, depth=LAYER, dtype=dtype)
 
 
 # ---- batches ---------------------------------------------------------------------------------------------------------
@@ -226,9 +227,9 @@ def test_a_row_of_a_batch_is_as_it_is_alone(hook: HookObject):
     even = model.run_with_hooks(ids(3, 4), fwd_hooks=[hook])
     for i, row in enumerate(rows):
         alone = model.run_with_hooks(row[None], fwd_hooks=[hook])
-        assert_close(together[i, : len(row)], alone[0], rtol=1e-4, atol=1e-4)
-        assert (alone - model(row[None])).abs().max() > 1e-3, "the control: it matters"
-        assert_close(even[i], model.run_with_hooks(ids(3, 4)[i : i + 1], fwd_hooks=[hook])[0], rtol=1e-4, atol=1e-4)
+        assert_close(together[i, : len(row)], alone[0])
+        assert_apart(alone, model(row[None]), msg="the control: it matters")
+        assert_close(even[i], model.run_with_hooks(ids(3, 4)[i : i + 1], fwd_hooks=[hook])[0])
 
 
 @torch.no_grad()
@@ -241,7 +242,7 @@ def test_the_end_of_a_padded_row_is_said_row_by_row():
     found = model.run_with_hooks(tokens, attention_mask=mask, fwd_hooks=hooks)
     for i, row in enumerate(rows):
         alone = model.run_with_hooks(row[None], fwd_hooks=[AddDirection(SITE, vector=VECTOR, positions="last_prompt")])
-        assert_close(found[i, : len(row)], alone[0], rtol=1e-4, atol=1e-4)
+        assert_close(found[i, : len(row)], alone[0])
 
 
 # ---- modules that are called several times ---------------------------------------------------------------------------

@@ -3,11 +3,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.testing import assert_close
 
 from hooked_lm.hooks import wrap
 from hooked_lm.interventions.controllers import Scale
 from hooked_lm.interventions.gradients import ClipGradient, RecordGradient, ScaleGradient
+from tests.close import GRADIENT, assert_apart, assert_close
 from tests.families import ENCODER_DECODER_CASES
 from tests.families._models import hooked
 from tests.models.toys import ids, toy
@@ -54,10 +54,10 @@ def test_recorded_gradients_are_those_of_autograd():
         upstream(model, x, record)
     upstream(model, 2 * x, record)
     assert [one.shape for one in record.values["0"]] == [middle.shape] * 2
-    assert_close(record.values["0"][0], middle.grad)
+    assert_close(record.values["0"][0], middle.grad, depth=GRADIENT)
     assert not torch.equal(record.values["0"][0], record.values["0"][1])
     record.values["0"][0].zero_()  # a copy: nobody else sees this
-    assert_close(upstream(model, x)[0], back(model, middle.grad, x))
+    assert_close(upstream(model, x)[0], back(model, middle.grad, x), depth=GRADIENT)
     record.clear()
     with record.disabled():
         upstream(model, x, record)
@@ -80,7 +80,7 @@ def test_the_gradient_alone_is_scaled():
         found, same_value = upstream(model, x, hook)
         assert torch.equal(value, same_value)
         assert_close(found, back(model, at(model, x, "0") * factors, x))
-        assert not torch.allclose(found, plain)
+        assert_apart(found, plain)
     assert torch.equal(upstream(model, x)[0], plain)
 
 
@@ -88,7 +88,7 @@ def test_clipping_by_value_and_by_length():
     model, x = net(), numbers(BATCH, POS, 3) * torch.tensor([0.05, 2.0])[:, None, None]
     gradient = at(model, x, "0")
     found, _ = upstream(model, x, ClipGradient("0", max_value=0.1))
-    assert_close(found, back(model, gradient.clip(-0.1, 0.1), x))
+    assert_close(found, back(model, gradient.clip(-0.1, 0.1), x), depth=GRADIENT)
 
     lengths = gradient.flatten(1).norm(dim=1)
     limit = float(lengths.mean())
@@ -99,7 +99,7 @@ def test_clipping_by_value_and_by_length():
     assert_close(clipped.flatten(1).norm(dim=1), lengths.clamp(max=limit))
     short, long = lengths.argmin(), lengths.argmax()
     assert torch.equal(clipped[short], gradient[short])  # bit for bit
-    assert_close(clipped[long], gradient[long] * (limit / lengths[long]))
+    assert_close(clipped[long], gradient[long] * (limit / lengths[long]), depth=GRADIENT)
     assert_close(found, back(model, clipped, x))
 
     one, _ = upstream(model, x[long : long + 1], ClipGradient("0", max_norm=limit))
@@ -126,7 +126,7 @@ def test_values_and_gradients_share_a_site():
     loss = model.module[2](torch.tanh(0.5 * model.module[0](by_hand))).square().sum()
     loss.backward()
     assert_close(value, loss.detach())
-    assert_close(found, 4 * by_hand.grad)
+    assert_close(found, 4 * by_hand.grad, depth=GRADIENT)
 
 
 def test_heads_of_a_decoder_and_either_list():
@@ -167,6 +167,6 @@ def test_an_encoder_decoder():
     ):
         with model.hooks([("hook_embed", leaf), hook]):
             model(tokens, tokens + 1).square().sum().backward()
-    assert_close(embeds[1].grad, 0.25 * embeds[0].grad)
+    assert_close(embeds[1].grad, 0.25 * embeds[0].grad, depth=GRADIENT)
     assert embeds[0].grad.any()
     model.zero_grad()

@@ -12,6 +12,7 @@ from hooked_lm import HookedTransformer
 from hooked_lm.hooks import wrap
 from hooked_lm.interventions.statistics import Statistics, summary_of
 from hooked_lm.interventions.store import Store
+from tests.close import assert_close, assert_near
 from tests.interventions.held import held_bytes
 from tests.interventions.test_detectors import KINDS, one
 
@@ -43,10 +44,10 @@ def test_statistics_of_batches_are_those_of_all_data(kind: str) -> None:
         values.append(cache[site].flatten(0, 1).double())
     data, seen = torch.cat(values), found[site]
     assert seen.count == len(data)
-    assert torch.allclose(seen.mean, data.mean(0), rtol=1e-12, atol=1e-12)
-    assert torch.allclose(seen.variance, data.var(0, correction=0), rtol=1e-10, atol=1e-12)
+    assert_close(seen.mean, data.mean(0))
+    assert_close(seen.variance, data.var(0, correction=0))
     assert seen.covariance is not None
-    assert torch.allclose(seen.covariance, torch.cov(data.T, correction=0), rtol=1e-9, atol=1e-12)
+    assert_close(seen.covariance, torch.cov(data.T, correction=0))
     assert seen.minimum.equal(data.amin(0))
     assert seen.maximum.equal(data.amax(0))
     assert seen.histogram is not None
@@ -63,10 +64,11 @@ def test_variance_of_one_around_a_million(covariance: bool) -> None:
     data = (1e6 + torch.randn(200, 64, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).float()
     seen = shown(Statistics("0", covariance=covariance), *data)["0"]
     exact = data.double().flatten(0, 1)
-    assert torch.allclose(seen.variance, exact.var(0, correction=0), rtol=1e-9 if covariance else 1e-6)
-    assert torch.allclose(seen.mean, exact.mean(0), rtol=1e-13)
+    expected = exact.var(0, correction=0)
+    assert_near(seen.variance, expected, 1e-9 if covariance else 1e-6, because="squares of a million are subtracted")
+    assert_close(seen.mean, exact.mean(0))
     if seen.covariance is not None:
-        assert torch.allclose(seen.covariance, torch.cov(exact.T, correction=0), rtol=1e-6)
+        assert_close(seen.covariance, torch.cov(exact.T, correction=0))
     flat = data.flatten(0, 1)  # what the sum of squares would say in the dtype of the data: nothing
     naive = (flat.square().mean(0) - flat.mean(0).square()).double()
     assert (naive - 1).abs().min() > 0.5
@@ -78,8 +80,8 @@ def test_every_dtype_and_an_outlier(dtype: torch.dtype) -> None:
     data[0, 1] = 1e4  # such as a BOS leaves
     data = data.to(dtype)
     seen, exact = shown(Statistics("0"), *data.split(77))["0"], data.double()
-    assert torch.allclose(seen.mean, exact.mean(0), rtol=1e-5, atol=1e-6)
-    assert torch.allclose(seen.variance, exact.var(0, correction=0), rtol=1e-6)
+    assert_close(seen.mean, exact.mean(0))
+    assert_close(seen.variance, exact.var(0, correction=0))
     assert seen.minimum.equal(exact.amin(0)) and seen.maximum.equal(exact.amax(0))  # noqa: PT018
 
 
@@ -90,7 +92,7 @@ def test_axes_that_are_features(n_axes: int) -> None:
     flat = data.double().flatten(0, 3 - n_axes) if n_axes < 4 else data
     assert seen.count == len(flat)
     assert seen.mean.shape == data.shape[4 - n_axes :]
-    assert torch.allclose(seen.std, flat.std(0, correction=0))
+    assert_close(seen.std, flat.std(0, correction=0))
 
 
 def test_edges_belong_to_bins_as_in_numpy() -> None:
@@ -104,11 +106,11 @@ def test_the_order_and_size_of_batches_change_nothing() -> None:
     one_by_one, at_once, reverse = (Statistics("0") for _ in range(3))
     shown(one_by_one, *data.split(1)), shown(at_once, data), shown(reverse, *data.split(7)[::-1])
     for other in (one_by_one, reverse):
-        assert torch.allclose(other["0"].variance, at_once["0"].variance, rtol=1e-6)
+        assert_close(other["0"].variance, at_once["0"].variance)
     left, right = shown(Statistics("0"), data[:9]), shown(Statistics("0"), data[9:])
     left.merge(right)
     assert left["0"].count == 31
-    assert torch.allclose(left["0"].variance, at_once["0"].variance, rtol=1e-6)
+    assert_close(left["0"].variance, at_once["0"].variance)
     assert left["0"].minimum.equal(at_once["0"].minimum)
     with pytest.raises(ValueError, match="n_axes is 1 here and 2 there"):
         left.merge(Statistics("0", n_axes=2))
@@ -143,7 +145,7 @@ def test_padding_is_left_out(demo: Any) -> None:
     site = "blocks.1.hook_resid_post"
     real = torch.cat([demo.run_with_cache(row[None])[1][site][0] for row in (tokens[0], tokens[1, :2])])
     assert (found[site].count, unmasked[site].count) == (6, 8)
-    assert torch.allclose(found[site].mean, real.double().mean(0), atol=1e-5)
+    assert_close(found[site].mean, real.double().mean(0), dtype=torch.float32)
     wrapped = Statistics("0")
     wrapped.batch(tokens, mask)
     with pytest.raises(ValueError, match=r"is \[1, 4, 8\], and the token ids are \[2, 4\]: run from the tokens on"):
@@ -163,7 +165,7 @@ def test_generation_counts_each_token_once(demo: Any, cached: bool) -> None:
     rows = [tokens[:1, 1:-1], tokens[1:, :-1]]
     data = torch.cat([demo.run_with_cache(row)[1][site][0] for row in rows]).double()
     assert found[site].count == len(data) == 11
-    assert torch.allclose(found[site].variance, data.var(0, correction=0), rtol=1e-3, atol=1e-4)
+    assert_close(found[site].variance, data.var(0, correction=0))
 
 
 def test_results_and_files(demo: Any, tmp_path: Path) -> None:
@@ -172,7 +174,7 @@ def test_results_and_files(demo: Any, tmp_path: Path) -> None:
     scores = found.scores()
     assert list(scores.axes) == ["site", "statistic", "feature"]
     last = scores.select(site="blocks.1.hook_resid_post", statistic="std").mean
-    assert torch.allclose(last, found["blocks.1.hook_resid_post"].std.float())
+    assert_close(last, found["blocks.1.hook_resid_post"].std.float())
     found.write()
     found.to_file(tmp_path / "file")
     (run,) = Store(tmp_path / "store")

@@ -15,6 +15,7 @@ from hooked_lm.hooks import wrap
 from hooked_lm.interventions.contrast import METHODS, METRICS, Sides, Split, rank_heads
 from hooked_lm.interventions.steering import SteeringVectors, steering_vectors, sweep_steering
 from hooked_lm.results.scores import Scores
+from tests.close import assert_apart, assert_close, assert_near
 from tests.families import DECODER_CASES, ENCODER_CASES, ENCODER_DECODER_CASES
 from tests.families._models import hooked, prompt
 
@@ -86,14 +87,16 @@ def test_a_planted_direction_is_found(method: str) -> None:
     for layer in found.layers:
         ours = found.directions[layer]
         assert torch.cosine_similarity(ours, direction, dim=0) > 0.95
-        assert ours @ direction == pytest.approx(3.0, abs=0.3)  # as long as the sides are apart
+        assert_near(
+            ours @ direction, 3.0, 0.1, because="as long as the sides are apart, but for the noise of the pairs"
+        )
     accuracy, auc, d_prime = found.separation.select(of=method, layer=1).mean
     assert accuracy > 0.95
     assert auc > 0.99
-    assert d_prime == pytest.approx(6, abs=2)
+    assert_near(d_prime, 6, 1 / 3, because="an estimate from few pairs")
     assert 0.6 < found.separation.select(of="random", metric="auc", layer=1).mean < 0.9  # their signs are fitted, too
     back = steering_vectors(model, *reversed(planted_pairs()), method=method)
-    torch.testing.assert_close(back.directions[0], -found.directions[0], atol=1e-5, rtol=1e-4)
+    assert_close(back.directions[0], -found.directions[0])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -132,17 +135,17 @@ def test_mean_directions_and_their_separation_by_hand(position: Any, sides: Any)
     order = torch.randperm(12, generator=torch.Generator().manual_seed(5))
     held, train = order[:4].sort().values, order[4:].sort().values
     direction = up[train].mean(0) - down[train].mean(0)
-    torch.testing.assert_close(found.directions[2], direction, atol=2e-5, rtol=1e-4)
+    assert_close(found.directions[2], direction)
     threshold = ((up[train] @ direction).mean() + (down[train] @ direction).mean()) / 2
     high, low = up[held] @ direction, down[held] @ direction
     accuracy = ((high > threshold).float().mean() + (low < threshold).float().mean()) / 2
     auc = sum(float(one > other) for one in high for other in low) / 16
     scores = found.separation.select(layer=2, of="mean")
     assert scores.n_prompts == 4
-    torch.testing.assert_close(scores.mean[:2], torch.tensor([accuracy, auc]))
+    assert_close(scores.mean[:2], torch.tensor([accuracy, auc]))
     deviation = ((high.var(correction=0) + low.var(correction=0)) / 2).sqrt()
-    torch.testing.assert_close(scores.mean[2], (high - low).mean() / deviation, rtol=1e-3, atol=1e-3)
-    assert found.midpoints[2] == pytest.approx(float(threshold / direction.square().sum()), rel=1e-3, abs=1e-5)
+    assert_close(scores.mean[2], (high - low).mean() / deviation)
+    assert_close(found.midpoints[2], float(threshold / direction.square().sum()))
 
 
 def test_what_the_split_is_and_that_nobody_else_draws() -> None:
@@ -219,14 +222,14 @@ def test_a_steered_run_is_that_of_a_hand_written_hook_and_nothing_else_changes()
     _, plain = model.run_with_cache(tokens, names_filter=sites)
     with model.hooks(vectors().hooks(1.5, layers=2)):
         steered, cache = model.run_with_cache(tokens, names_filter=sites)
-    torch.testing.assert_close(steered, model.run_with_hooks(tokens, fwd_hooks=[(("resid_post", 2), add)]))
+    assert_close(steered, model.run_with_hooks(tokens, fwd_hooks=[(("resid_post", 2), add)]))
     assert torch.equal(cache[sites[0]], plain[sites[0]])
     assert not torch.equal(cache[sites[2]], plain[sites[2]])
-    torch.testing.assert_close(cache[sites[1]], plain[sites[1]] + 1.5 * direction)
+    assert_close(cache[sites[1]], plain[sites[1]] + 1.5 * direction)
     with model.hooks([*vectors().hooks(1.5, layers=2), *vectors().hooks(-1.5, layers=2)]):
-        torch.testing.assert_close(model(tokens), model(tokens), atol=0, rtol=0)
-        assert (model(tokens) - steered).abs().max() > 1
-    torch.testing.assert_close(model(tokens), model.run_with_hooks(tokens, fwd_hooks=[]))
+        assert torch.equal(model(tokens), model(tokens))
+        assert_apart(model(tokens), steered)
+    assert_close(model(tokens), model.run_with_hooks(tokens, fwd_hooks=[]))
 
 
 def test_signs_units_and_layers() -> None:
@@ -239,8 +242,8 @@ def test_signs_units_and_layers() -> None:
     assert found[2] - found[0] > 3
     [raw], [unit] = vectors().hooks(2.0, layers=3), vectors().hooks(2.0, layers=3, unit=True)
     assert (raw.hook_point, raw.layer) == ("resid_post", 3)
-    assert unit.vector.norm() == pytest.approx(1)
-    torch.testing.assert_close(unit.vector * vectors().directions[3].norm(), raw.vector)
+    assert_close(unit.vector.norm(), 1)
+    assert_close(unit.vector * vectors().directions[3].norm(), raw.vector)
     assert [hook.layer for hook in vectors().hooks(1, layers="each")] == [0, 1, 2, 3]
     assert [hook.layer for hook in vectors().hooks(1)] == [vectors().best_layer()]
 
@@ -257,7 +260,7 @@ def test_a_coefficient_is_a_distance_along_the_direction(family: str) -> None:
         moved = found.project(model, tokens, layers=layer)
     expected = torch.zeros(tokens.shape[1])
     expected[[1, -1]] = -2.5
-    torch.testing.assert_close(moved.mean[0] - plain.mean[0], expected, atol=1e-4, rtol=1e-4)
+    assert_close(moved.mean[0] - plain.mean[0], expected)
 
 
 def test_projections_of_the_sides_are_half_a_direction_from_the_middle() -> None:
@@ -266,11 +269,11 @@ def test_projections_of_the_sides_are_half_a_direction_from_the_middle() -> None
     for sign, side in ((0.5, women), (-0.5, men)):
         found = vectors().project(demo(), [side[int(i)] for i in split.train], batch_size=5)
         assert found.axes["position"][-1] == -1
-        torch.testing.assert_close(found.mean[:, -1], torch.full((4,), sign), atol=1e-4, rtol=1e-4)
+        assert_close(found.mean[:, -1], torch.full((4,), sign))
     alone = vectors().project(demo(), "Mary")
     n = len(alone.axes["position"])
     among = vectors().project(demo(), [*PROMPTS, "Mary"]).values[..., 3]
-    torch.testing.assert_close(among[:, -n:], alone.values[..., 0], atol=1e-5, rtol=1e-4)
+    assert_close(among[:, -n:], alone.values[..., 0])
     assert among[:, :-n].isnan().all()
     assert alone.axes["position"][-1].endswith("Mary")
 
@@ -322,7 +325,7 @@ def test_steered_generation_is_that_of_whole_runs(family: str, positions: str) -
     for use_cache in (True, False):
         found = generated(model, tokens, hooks, use_cache)
         assert torch.equal(found[0], expected[0])
-        torch.testing.assert_close(found[1], expected[1], atol=1e-4, rtol=1e-4)
+        assert_close(found[1], expected[1])
     plain = generated(model, tokens, [], True)[1]
     assert (plain - expected[1])[:, -1].abs().max() > 1e-3, "steering that is seen nowhere proves nothing"
 
@@ -336,14 +339,14 @@ def test_rows_of_a_padded_batch_are_steered_as_they_are_alone(positions: str) ->
             alone, own = generated(demo(), text, hooks, use_cache)
             n = alone.shape[1]
             assert torch.equal(tokens[row, -n:], alone[0])
-            torch.testing.assert_close(stream[row, -n:], own[0], atol=2e-4, rtol=1e-4)
+            assert_close(stream[row, -n:], own[0])
 
 
 def test_texts_padded_on_the_left_are_steered_at_their_ends() -> None:
     with demo().hooks(vectors().hooks(-1.3, layers=1, positions="last_prompt")):
         together = demo()(PROMPTS, padding_side="left")[:, -1]
         alone = torch.cat([demo()(text)[:, -1] for text in PROMPTS])
-    torch.testing.assert_close(together, alone, atol=2e-4, rtol=1e-4)
+    assert_close(together, alone)
     assert (together - demo()(PROMPTS, padding_side="left")[:, -1]).abs().amax(1).min() > 0.1
 
 
@@ -364,10 +367,10 @@ def test_a_sweep_is_a_run_for_each_cell(positions: str) -> None:
             with demo().hooks(vectors().hooks(coefficient, layers=layer, positions=positions)):
                 expected = torch.cat([she(demo()(text)) for text in prompts]).detach()
             found = sweep.select(layer=layer, coefficient=label)
-            torch.testing.assert_close(found.select(metric="she").values, expected, atol=2e-4, rtol=1e-4)
-            torch.testing.assert_close(found.select(metric="he").values, -expected, atol=2e-4, rtol=1e-4)
+            assert_close(found.select(metric="she").values, expected)
+            assert_close(found.select(metric="he").values, -expected)
     unsteered = torch.cat([she(demo()(text)) for text in prompts]).detach()
-    torch.testing.assert_close(sweep.select(metric="she").corrupted, unsteered, atol=2e-4, rtol=1e-4)
+    assert_close(sweep.select(metric="she").corrupted, unsteered)
 
 
 def test_heads_are_ranked_by_what_they_say() -> None:
@@ -383,7 +386,7 @@ def test_heads_are_ranked_by_what_they_say() -> None:
     direction = (up - down)[split.train].mean(0)
     auc = sum(float(a @ direction > b @ direction) for a in up[split.held] for b in down[split.held]) / 36
     assert auc > 0.9
-    assert ranking.select(layer=1, head=3).mean == pytest.approx(auc)
+    assert_close(ranking.select(layer=1, head=3).mean, auc)
     assert ranking.axes == {"layer": (0, 1, 2, 3), "head": (*range(8), "mlp")}
 
     def silence(value: Tensor, hook: Any) -> Tensor:
@@ -420,14 +423,14 @@ def test_an_encoder_is_steered_too() -> None:
         value[:, 0] += 3 * found.directions[0]
         return value
 
-    torch.testing.assert_close(steered, model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_resid_post", add)]))
-    assert (steered - model(tokens)).abs().max() > 1e-3
+    assert_close(steered, model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_resid_post", add)]))
+    assert_apart(steered, model(tokens))
     assert rank_heads(model, tokens, tokens.flip(0)).select(metric="auc").mean.shape[0] == model.cfg.n_layers
     options: dict[str, Any] = {"coefficients": [3], "layers": [0], "positions": "last_prompt", "progress": False}
     with pytest.warns(UserWarning, match="whole forward pass"):
         sweep = sweep_steering(model, found, tokens, lambda logits: logits[:, 0, 3], **options)
     with model.hooks(found.hooks(3.0, layers=0, positions="last_prompt")):
-        torch.testing.assert_close(sweep.values[0, 0], model(tokens)[:, 0, 3].detach(), atol=1e-5, rtol=1e-4)
+        assert_close(sweep.values[0, 0], model(tokens)[:, 0, 3].detach())
 
 
 def test_models_that_do_not_read_one_text_are_refused() -> None:
@@ -461,14 +464,12 @@ def test_tables_and_figures() -> None:
     table = vectors().to_dataframe()
     assert list(table["layer"]) == [0, 1, 2, 3]
     assert table["random_auc"].between(0, 1).all()
-    assert table["norm"][2] == pytest.approx(vectors().directions[2].norm().item())
+    assert_close(table["norm"][2], vectors().directions[2].norm().item())
     best = table.sort_values(["accuracy", "auc"], ascending=False, kind="stable")["layer"].iloc[0]
     assert vectors().best_layer() == best
     assert f"best {best}" in repr(vectors())
     figure = vectors().plot("auc")
-    torch.testing.assert_close(
-        torch.tensor(figure.data[0].z[0], dtype=torch.float32)[0], torch.tensor(table["auc"][0]).float()
-    )
+    assert_close(torch.tensor(figure.data[0].z[0], dtype=torch.float32)[0], torch.tensor(table["auc"][0]).float())
 
 
 def changed(name: str, value: Any) -> dict[str, Any]:

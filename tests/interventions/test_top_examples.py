@@ -13,6 +13,7 @@ from hooked_lm.interventions import top_examples
 from hooked_lm.interventions.dictionaries import SAE
 from hooked_lm.interventions.store import Store
 from hooked_lm.interventions.top_examples import Examples, TopExamples
+from tests.close import assert_close, assert_equal
 from tests.interventions.held import held_bytes
 from tests.interventions.test_detectors import KINDS, one
 from tests.interventions.test_statistics import SPARE, shown
@@ -90,7 +91,7 @@ def test_neurons_heads_directions_and_features_of_dictionaries(demo: Any, what: 
     real[:, 0] = False
     sign = 1 if largest else -1
     expected, texts, positions = sorted_by_hand(sign * numbers.flatten(2), real, 6)
-    assert torch.allclose(found.values.view(-1, 6), sign * expected, atol=1e-5)
+    assert_close(found.values.view(-1, 6), sign * expected)
     for name, wanted in (("texts", texts), ("positions", positions)):
         same = getattr(found, name).view(-1, 6) == wanted
         assert same.float().mean() > 0.99  # a product of other shapes may round two that are nearly equal the other way
@@ -99,7 +100,7 @@ def test_neurons_heads_directions_and_features_of_dictionaries(demo: Any, what: 
     for i, (text, position) in enumerate(zip(found.texts[feature], found.positions[feature], strict=True)):
         for j, at in enumerate(range(int(position) - 2, int(position) + 3)):
             if 0 <= at < 9:
-                assert around[i, j] == pytest.approx(float(numbers[(text, at, *feature)]), abs=1e-4)
+                assert_close(around[i, j], float(numbers[(text, at, *feature)]))
                 assert found.tokens[feature][i, j] == data[text, at]
             else:
                 assert around[i, j].isnan()
@@ -108,7 +109,7 @@ def test_neurons_heads_directions_and_features_of_dictionaries(demo: Any, what: 
         assert all(
             getattr(same, name).equal(getattr(found[feature], name)) for name in ("texts", "positions", "tokens")
         )
-        assert torch.allclose(same.activations, around, atol=1e-5, equal_nan=True)
+        assert_close(same.activations, around)
 
 
 @pytest.mark.parametrize("rivals", [1, 5, 64])
@@ -157,7 +158,7 @@ def test_half_precision_is_measured_in_full() -> None:
         found = shown(top, value).examples()
         expected, texts, _ = sorted_by_hand(exact, torch.ones(4, 5).bool(), 4)
         assert found.values.dtype == torch.float32
-        assert torch.allclose(found.values.double(), expected, atol=1e-5)
+        assert_close(found.values, expected, dtype=torch.float32)
         assert found.texts.equal(texts)
 
 
@@ -212,7 +213,7 @@ def test_top_examples_of_generation(demo: Any, cached: bool) -> None:
     cache = demo.run_with_cache(tokens, attention_mask=real.long(), names_filter=site)[1]
     values, texts, positions = sorted_by_hand(cache[site], real, 4)
     found = top.examples()
-    assert torch.allclose(found.values, values, atol=1e-4)
+    assert_close(found.values, values)
     assert found.texts.equal(texts)
     assert found.positions.equal(positions)
     assert found.tokens[..., 1].equal(tokens[texts, positions])
@@ -234,7 +235,7 @@ def test_files_of_examples(demo: Any, tmp_path: Path, activations: bool) -> None
     for again in (Examples.load(tmp_path / "file"), Examples(**batch.load())):
         assert len(again.tensors()) == 4 + activations
         for name, value in found.tensors().items():
-            assert torch.allclose(again.tensors()[name], value, rtol=0, atol=0, equal_nan=True)
+            assert_equal(again.tensors()[name], value)
     assert repr(found) == "Examples(8 x 16, the 2 strongest)"
     snippet = found[3, 4].to_dataframe(demo.to_string).snippet[0]
     assert "[" in snippet

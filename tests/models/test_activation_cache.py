@@ -15,6 +15,7 @@ from hooked_lm.hooks import Slice
 from hooked_lm.models.activation_cache import ActivationCache
 from hooked_lm.models.config import HookedTransformerConfig
 from hooked_lm.models.decoder import HookedTransformer
+from tests.close import assert_close
 from tests.models import toys
 from tests.models.structures import D_MODEL, D_VOCAB, NORMS, SEEDS, random_model, random_tokens, random_tree
 
@@ -46,10 +47,6 @@ def post_norm_model() -> HookedTransformer:
 def cached(model: HookedTransformer, **kwargs: object) -> tuple[Tensor, ActivationCache]:
     with torch.no_grad():
         return model.run_with_cache(random_tokens(), **kwargs)
-
-
-def close(got: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +151,7 @@ def test_what_was_filtered_away_is_named(model: HookedTransformer) -> None:
 def test_heads_need_nothing_but_z(model: HookedTransformer) -> None:
     _, full = cached(model)
     _, cache = cached(model, names_filter="blocks.*.attn.hook_z")
-    close(cache.stack_head_results(), full.stack_head_results())  # the fused kernel, and the steps
+    assert_close(cache.stack_head_results(), full.stack_head_results())  # the fused kernel, and the steps
 
 
 # ---- the stream is the sum of its parts ----------------------------------------------------------------
@@ -168,12 +165,12 @@ def test_parts_sum_to_the_stream(structure: int) -> None:
     n_layers = model.cfg.n_layers
     for layer in range(n_layers + 1):
         stream = cache["resid_post", layer - 1] if layer else cache["resid_pre", 0]
-        close(cache.decompose_resid(layer).sum(0), stream)
-        close(cache.accumulated_resid(layer)[-1], stream)
-        close(cache.get_full_resid_decomposition(layer).sum(0), stream)
-        close(cache.get_full_resid_decomposition(layer, expand_neurons=False).sum(0), stream)
-        close(cache.stack_head_results(layer, incl_remainder=True).sum(0), stream)
-        close(cache.stack_neuron_results(layer, incl_remainder=True).sum(0), stream)
+        assert_close(cache.decompose_resid(layer).sum(0), stream)
+        assert_close(cache.accumulated_resid(layer)[-1], stream)
+        assert_close(cache.get_full_resid_decomposition(layer).sum(0), stream)
+        assert_close(cache.get_full_resid_decomposition(layer, expand_neurons=False).sum(0), stream)
+        assert_close(cache.stack_head_results(layer, incl_remainder=True).sum(0), stream)
+        assert_close(cache.stack_neuron_results(layer, incl_remainder=True).sum(0), stream)
 
 
 @SOME
@@ -184,13 +181,13 @@ def test_parts_sum_to_what_mlps_read(structure: int) -> None:
     for layer, block in enumerate(model.blocks):
         if isinstance(block, MLPPart):
             stream = cache["resid_mid" if isinstance(block, PreNormBlock) else "resid_pre", layer]
-            close(cache.decompose_resid(layer, mlp_input=True).sum(0), stream)
-            close(cache.accumulated_resid(layer, mlp_input=True)[-1], stream)
-            close(cache.get_full_resid_decomposition(layer, mlp_input=True).sum(0), stream)
+            assert_close(cache.decompose_resid(layer, mlp_input=True).sum(0), stream)
+            assert_close(cache.accumulated_resid(layer, mlp_input=True)[-1], stream)
+            assert_close(cache.get_full_resid_decomposition(layer, mlp_input=True).sum(0), stream)
             stack = cache.decompose_resid(layer, mlp_input=True, apply_ln=True)
             has_norm = getattr(block.cfg, block.mlp_norm) is not None
             seen = cache["normalized", layer, block.mlp_norm] if has_norm else stream
-            close(stack.sum(0), seen)
+            assert_close(stack.sum(0), seen)
 
 
 @SOME
@@ -206,7 +203,7 @@ def test_each_sublayer_is_the_sum_of_its_parts(structure: int) -> None:
         new = torch.stack([part for label, part in parts[1].items() if label not in parts[0]]).sum(0)
         written = cache["attn_out", layer]
         written = written + cache["mlp_out", layer] if isinstance(block, MLPPart) else written
-        close(new + bias, written)
+        assert_close(new + bias, written)
 
 
 @SOME
@@ -217,18 +214,18 @@ def test_normalised_parts_sum_to_the_normalised_stream(structure: int) -> None:
     final = isinstance(norm_of(model, "ln_final"), (LayerNorm, RMSNorm))
     seen = cache["normalized"] if final else cache["resid_post", -1]
     directions = torch.randn(D_MODEL, 2)
-    close(cache.decompose_resid(apply_ln=True).sum(0), seen)
-    close(cache.stack_head_results(incl_remainder=True, apply_ln=True).sum(0), seen)
-    close(cache.stack_neuron_results(-1, incl_remainder=True, apply_ln=True).sum(0), seen)
-    close(cache.get_full_resid_decomposition(apply_ln=True).sum(0), seen)
+    assert_close(cache.decompose_resid(apply_ln=True).sum(0), seen)
+    assert_close(cache.stack_head_results(incl_remainder=True, apply_ln=True).sum(0), seen)
+    assert_close(cache.stack_neuron_results(-1, incl_remainder=True, apply_ln=True).sum(0), seen)
+    assert_close(cache.get_full_resid_decomposition(apply_ln=True).sum(0), seen)
     for onto in (directions, directions[:, 0]):
         for expand in (True, False):
             stack = cache.get_full_resid_decomposition(apply_ln=True, expand_neurons=expand, project_output_onto=onto)
-            close(stack.sum(0), seen @ onto)
+            assert_close(stack.sum(0), seen @ onto)
             unprojected = cache.get_full_resid_decomposition(apply_ln=True, expand_neurons=expand)
-            close(stack, unprojected @ onto)
+            assert_close(stack, unprojected @ onto)
         stack = cache.stack_neuron_results(-1, incl_remainder=True, project_output_onto=onto)
-        close(stack.sum(0), cache["resid_post", -1] @ onto)
+        assert_close(stack.sum(0), cache["resid_post", -1] @ onto)
 
 
 @SOME
@@ -243,8 +240,8 @@ def test_logit_attributions_sum_to_the_logits(structure: int) -> None:
     expected = logits - model.unembed.cfg.scale * constant
     expected, other = (expected.gather(-1, ids[..., None])[..., 0] for ids in (tokens, others))
     for stack in (cache.decompose_resid(), cache.get_full_resid_decomposition()):
-        close(cache.logit_attrs(stack, tokens).sum(0), expected)
-        close(cache.logit_attrs(stack, tokens, others).sum(0), expected - other)
+        assert_close(cache.logit_attrs(stack, tokens).sum(0), expected)
+        assert_close(cache.logit_attrs(stack, tokens, others).sum(0), expected - other)
 
 
 def test_the_logits_of_a_folded_model(model: HookedTransformer) -> None:
@@ -252,7 +249,7 @@ def test_the_logits_of_a_folded_model(model: HookedTransformer) -> None:
     model.process_weights_()
     logits, cache = cached(model)
     attributed = cache.logit_attrs(cache.decompose_resid(), 4, incorrect_tokens=9)
-    close(attributed.sum(0) + model.b_U[4] - model.b_U[9], logits[..., 4] - logits[..., 9])
+    assert_close(attributed.sum(0) + model.b_U[4] - model.b_U[9], logits[..., 4] - logits[..., 9])
 
 
 # ---- shapes, slices, labels ----------------------------------------------------------------------------
@@ -289,10 +286,10 @@ def test_positions(cache: ActivationCache, part: object) -> None:
     ):
         for apply_ln in (False, True):
             whole = read(apply_ln=apply_ln)
-            close(read(pos_slice=part, apply_ln=apply_ln), chosen.apply(whole, 2))
-    close(cache.get_neuron_results(-1, (1, 3), part), chosen.apply(cache.get_neuron_results(2)[..., 1:3, :], 1))
+            assert_close(read(pos_slice=part, apply_ln=apply_ln), chosen.apply(whole, 2))
+    assert_close(cache.get_neuron_results(-1, (1, 3), part), chosen.apply(cache.get_neuron_results(2)[..., 1:3, :], 1))
     attributed = cache.logit_attrs(cache.decompose_resid(pos_slice=part), 3, pos_slice=part)
-    close(attributed, chosen.apply(cache.logit_attrs(cache.decompose_resid(), 3), 2))
+    assert_close(attributed, chosen.apply(cache.logit_attrs(cache.decompose_resid(), 3), 2))
 
 
 def test_without_a_batch(model: HookedTransformer) -> None:
@@ -301,34 +298,34 @@ def test_without_a_batch(model: HookedTransformer) -> None:
         _, cache = model.run_with_cache(random_tokens(1), remove_batch_dim=True)
     for read in ("accumulated_resid", "decompose_resid", "stack_head_results", "get_full_resid_decomposition"):
         for kwargs in ({}, {"apply_ln": True}, {"pos_slice": -1, "apply_ln": True}):
-            close(getattr(cache, read)(**kwargs), getattr(batched, read)(**kwargs)[:, 0])
+            assert_close(getattr(cache, read)(**kwargs), getattr(batched, read)(**kwargs)[:, 0])
     stack = cache.decompose_resid()
-    close(
+    assert_close(
         cache.logit_attrs(stack, random_tokens(1)[0], has_batch_dim=False).sum(0),
         batched.logit_attrs(batched.decompose_resid(), random_tokens(1)).sum(0)[0],
     )
-    close(batched.remove_batch_dim()["z", 0], cache["z", 0])
+    assert_close(batched.remove_batch_dim()["z", 0], cache["z", 0])
 
 
 def test_batches(cache: ActivationCache) -> None:
     stack = cache.decompose_resid()
     whole = cache.logit_attrs(stack, 3)
-    close(cache.logit_attrs(stack, 3, batch_slice=1), whole[:, 1])
-    close(cache.logit_attrs(stack, 3, batch_slice=(0, 1)), whole[:, :1])
-    close(cache.logit_attrs(stack[:, 1], 3, batch_slice=1, has_batch_dim=False), whole[:, 1])
+    assert_close(cache.logit_attrs(stack, 3, batch_slice=1), whole[:, 1])
+    assert_close(cache.logit_attrs(stack, 3, batch_slice=(0, 1)), whole[:, :1])
+    assert_close(cache.logit_attrs(stack[:, 1], 3, batch_slice=1, has_batch_dim=False), whole[:, 1])
     one = cache.apply_slice_to_batch_dim(1)
     assert not one.has_batch_dim
-    close(one.apply_ln_to_stack(one.decompose_resid()), cache.apply_ln_to_stack(stack)[:, 1])
+    assert_close(one.apply_ln_to_stack(one.decompose_resid()), cache.apply_ln_to_stack(stack)[:, 1])
     two = cache.apply_slice_to_batch_dim([1, 0])
-    close(two.stack_head_results(), cache.stack_head_results()[:, [1, 0]])
+    assert_close(two.stack_head_results(), cache.stack_head_results()[:, [1, 0]])
 
 
 def test_tokens_of_a_batch(cache: ActivationCache) -> None:
     stack = cache.decompose_resid()
     tokens = torch.tensor([3, 8])
     expected = torch.stack([cache.logit_attrs(stack, t)[:, i] for i, t in enumerate((3, 8))], 1)
-    close(cache.logit_attrs(stack, tokens), expected)
-    close(cache.logit_attrs(stack[:, :, -1], tokens, pos_slice=-1), expected[:, :, -1])
+    assert_close(cache.logit_attrs(stack, tokens), expected)
+    assert_close(cache.logit_attrs(stack[:, :, -1], tokens, pos_slice=-1), expected[:, :, -1])
     with pytest.raises(ValueError, match="same shape"):
         cache.logit_attrs(stack, tokens, incorrect_tokens=3)
     with pytest.raises(ValueError, match="do not fit"):
@@ -338,10 +335,10 @@ def test_tokens_of_a_batch(cache: ActivationCache) -> None:
 def test_a_logit_lens(model: HookedTransformer) -> None:
     logits, cache = cached(model)
     lens = model.unembed(cache.accumulated_resid(apply_ln=True)[-1])
-    close(lens, logits)
+    assert_close(lens, logits)
     fresh = cache.apply_ln_to_stack(cache["resid_pre", 1][None], recompute_ln=True)[0]
-    close(fresh, model.ln_final(cache["resid_pre", 1]))
-    close(cache.accumulated_resid(1, apply_ln=True)[-1], cache["normalized", 1, "ln1"])
+    assert_close(fresh, model.ln_final(cache["resid_pre", 1]))
+    assert_close(cache.accumulated_resid(1, apply_ln=True)[-1], cache["normalized", 1, "ln1"])
 
 
 def test_stacked_activations(cache: ActivationCache) -> None:
@@ -353,10 +350,10 @@ def test_stacked_activations(cache: ActivationCache) -> None:
 def test_neurons_one_and_many(cache: ActivationCache) -> None:
     one, all_of_them = cache.get_neuron_results(1, neuron_slice=2), cache.get_neuron_results(1)
     assert all_of_them.shape == (2, 6, 5, D_MODEL)
-    close(one, all_of_them[:, :, 2])
-    close(cache.stack_neuron_results(2, neuron_slice=2)[1], one)
+    assert_close(one, all_of_them[:, :, 2])
+    assert_close(cache.stack_neuron_results(2, neuron_slice=2)[1], one)
     direction = torch.randn(D_MODEL)
-    close(cache.get_neuron_results(1, project_output_onto=direction), all_of_them @ direction)
+    assert_close(cache.get_neuron_results(1, project_output_onto=direction), all_of_them @ direction)
 
 
 # ---- structures ----------------------------------------------------------------------------------------
@@ -369,9 +366,9 @@ def test_results_are_what_the_model_computes() -> None:
     assert "blocks.0.attn.hook_result" not in cache
     cache.compute_head_results()
     for layer in range(3):
-        close(cache["result", layer], live["result", layer])
+        assert_close(cache["result", layer], live["result", layer])
     cache.compute_head_results()
-    close(cache["result", 2], live["result", 2])
+    assert_close(cache["result", 2], live["result", 2])
 
 
 def test_heads_behind_a_norm() -> None:
@@ -382,7 +379,7 @@ def test_heads_behind_a_norm() -> None:
     result, norm = cache["result", 0][:, :, 1], model.blocks[0].ln1_post
     centred = result - result.mean(-1, keepdim=True)
     expected = 0.5 * centred / cache["scale", 0, "ln1_post"] * norm.w
-    close(cache.stack_head_results(1)[1], expected.detach())
+    assert_close(cache.stack_head_results(1)[1], expected.detach())
 
 
 def test_neurons_behind_a_norm() -> None:
@@ -390,7 +387,7 @@ def test_neurons_behind_a_norm() -> None:
     _, cache = cached(model)
     post, norm = cache["post", 1][:, :, 3, None], model.blocks[1].ln2_post
     expected = 0.5 * post * model.blocks[1].mlp.W_out[3] / cache["scale", 1, "ln2_post"] * (1 + norm.w)
-    close(cache.get_neuron_results(1)[:, :, 3], expected.detach())
+    assert_close(cache.get_neuron_results(1)[:, :, 3], expected.detach())
 
 
 def test_attention_only() -> None:
@@ -409,7 +406,7 @@ def test_attention_only() -> None:
 
 def test_the_embeddings_alone(cache: ActivationCache) -> None:
     assert cache.stack_head_results(0).shape == (0, 2, 6, D_MODEL)
-    close(cache.stack_head_results(0, incl_remainder=True)[0], cache["resid_pre", 0])
+    assert_close(cache.stack_head_results(0, incl_remainder=True)[0], cache["resid_pre", 0])
     assert cache.get_full_resid_decomposition(0, return_labels=True)[1] == ["embed", "pos_embed", "bias"]
 
 
@@ -451,7 +448,7 @@ def test_moving_selecting_saving(cache: ActivationCache, model: HookedTransforme
     assert len(part) == 3
     part.save(tmp_path / "z.safetensors")
     loaded = ActivationCache.load(tmp_path / "z.safetensors", model)
-    close(loaded.stack_head_results(), cache.stack_head_results())
+    assert_close(loaded.stack_head_results(), cache.stack_head_results())
     half = ActivationCache(dict(cache.cache_dict), model).to("cpu", torch.float16)
     assert half.stack_head_results().dtype == torch.float16
 
@@ -481,7 +478,7 @@ def test_tokens_may_be_strings() -> None:
     _, cache = model.run_with_cache(toys.ids(2, 5))
     stack = cache.decompose_resid(pos_slice=-1)
     for strings, tokens in ((["w3", "w7"], torch.tensor([3, 7])), (["w3"], 3), ("w3", 3)):
-        close(model.tokens_to_residual_directions(strings), model.W_U.T[tokens])
-        close(cache.logit_attrs(stack, strings, pos_slice=-1), cache.logit_attrs(stack, tokens, pos_slice=-1))
+        assert_close(model.tokens_to_residual_directions(strings), model.W_U.T[tokens])
+        assert_close(cache.logit_attrs(stack, strings, pos_slice=-1), cache.logit_attrs(stack, tokens, pos_slice=-1))
     with pytest.raises(ValueError, match="'w3 w4' is not a single token"):
         model.tokens_to_residual_directions(["w3", "w3 w4"])

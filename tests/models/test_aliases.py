@@ -11,6 +11,7 @@ from torch import Tensor
 from hooked_lm import HookedTransformer
 from hooked_lm.interventions import Scale
 from hooked_lm.patching import sweep
+from tests.close import assert_apart, assert_close
 from tests.families import CASES
 from tests.families._models import hooked, prompt
 
@@ -73,7 +74,7 @@ def test_gradients(model: HookedTransformer, tokens: Tensor) -> None:
 
 def test_hooks(model: HookedTransformer, tokens: Tensor) -> None:
     expected, plain = doubled(model, NAME)(tokens), model(tokens)
-    assert not torch.allclose(expected, plain, atol=1e-3)
+    assert_apart(expected, plain)
     assert torch.equal(doubled(model, ALIAS)(tokens), expected)
     assert torch.equal(doubled(model, ("attn.q.hook_out", 1))(tokens), expected)
     model.add_hook(ALIAS, double)
@@ -84,7 +85,7 @@ def test_hooks(model: HookedTransformer, tokens: Tensor) -> None:
     hook_id = model.register((ALIAS, double))
     assert torch.equal(model(tokens), expected)
     model.unregister(hook_id)
-    torch.testing.assert_close(model.run_with_hooks(tokens, fwd_hooks=[Scale(ALIAS, factor=2)]), expected)
+    assert_close(model.run_with_hooks(tokens, fwd_hooks=[Scale(ALIAS, factor=2)]), expected)
     assert torch.equal(doubled(model, GLOB)(tokens), doubled(model, NAMES)(tokens))
 
 
@@ -138,7 +139,7 @@ def test_what_aliases_mean(name: str) -> None:
         added = cache["blocks.0.attn.hook_out"]
         by_heads = cache["blocks.0.attn.hook_result"].sum(2) if "blocks.0.attn.hook_result" in cache else added
         bias = model.blocks[0].attn.b_O
-        torch.testing.assert_close(by_heads + (0 if bias is None else bias), added, rtol=1e-4, atol=1e-5)
+        assert_close(by_heads + (0 if bias is None else bias), added)
     else:  # what attention gives stands behind a norm or a factor here
         assert name in ("gemma2", "granite", "olmo2", "mamba")
     assert ("blocks.0.ln1_post.hook_out" in cache) == (name in ("gemma2", "olmo2"))
@@ -150,11 +151,9 @@ def test_what_aliases_mean_in_bert() -> None:
     _, cache = model.run_with_cache(prompt(case), names_filter="*")
     assert torch.equal(cache["blocks.0.hook_out"], cache["blocks.1.hook_in"])
     stream = cache["blocks.0.hook_in"] + cache["blocks.0.attn.o.hook_out"]
-    torch.testing.assert_close(stream, cache["blocks.0.ln1.hook_in"])
-    torch.testing.assert_close(cache["blocks.0.ln1.hook_out"], cache["blocks.0.attn.hook_out"])
-    torch.testing.assert_close(
-        cache["blocks.0.ln1.hook_out"] + cache["blocks.0.mlp.out.hook_out"], cache["blocks.0.ln2.hook_in"]
-    )
+    assert_close(stream, cache["blocks.0.ln1.hook_in"])
+    assert_close(cache["blocks.0.ln1.hook_out"], cache["blocks.0.attn.hook_out"])
+    assert_close(cache["blocks.0.ln1.hook_out"] + cache["blocks.0.mlp.out.hook_out"], cache["blocks.0.ln2.hook_in"])
 
 
 def test_what_aliases_mean_in_t5() -> None:
@@ -167,7 +166,7 @@ def test_what_aliases_mean_in_t5() -> None:
     assert cache["decoder_blocks.0.self_attn.q.hook_out"] is cache["decoder.0.attn.hook_q"]
     assert cache["decoder_blocks.0.cross_attn.q.hook_out"] is cache["decoder.0.cross_attn.hook_q"]
     assert cache["decoder_blocks.0.hook_resid_mid2"] is cache["decoder.0.hook_resid_mid_cross"]
-    torch.testing.assert_close(
+    assert_close(
         cache["decoder_blocks.0.ln2.hook_in"] + cache["decoder_blocks.0.cross_attn.hook_out"],
         cache["decoder_blocks.0.ln3.hook_in"],
     )

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig
+from tests.close import assert_close
 from tests.models.toys import BOTH_WAYS, D_VOCAB, KINDS, ids, toy, words
 
 SIZES: dict[str, Any] = {
@@ -23,7 +24,7 @@ def test_sizes_that_follow_from_others() -> None:
     assert (cfg.d_head, cfg.d_mlp, cfg.d_vocab_out, cfg.attn_scale) == (8, 128, D_VOCAB, 8**0.5)
     assert HookedTransformerConfig(**SIZES, d_head=16).n_heads == 2
     assert cfg.n_params == 2 * (4 * 32 * 32 + 2 * 32 * 128)
-    assert cfg.initializer_range == pytest.approx(0.8 / 32**0.5)
+    assert_close(cfg.initializer_range, 0.8 / 32**0.5)
     assert HookedTransformerConfig(**{**SIZES, "dtype": "bfloat16"}, n_heads=4).dtype == torch.bfloat16
     assert HookedTransformerConfig(**SIZES, n_heads=4, positional_embedding_type="rotary").rotary_dim == 8
 
@@ -129,4 +130,4 @@ def test_experts_by_flat_names() -> None:
     assert {name: getattr(again, name) for name in fields} == fields
     _, cache = HookedTransformer(cfg).run_with_cache(torch.tensor([[1, 2, 3]]))
     assert cache["blocks.0.mlp.hook_expert_indices"].shape == (1, 3, 2)
-    torch.testing.assert_close(cache["blocks.1.mlp.hook_expert_weights"].sum(-1), torch.ones(1, 3))
+    assert_close(cache["blocks.1.mlp.hook_expert_weights"].sum(-1), torch.ones(1, 3))

@@ -34,6 +34,7 @@ from hooked_lm import (
 from hooked_lm.components.heads import Pooler
 from hooked_lm.components.stored_rotary import StoredRotary
 from hooked_lm.models.encoder_text import texts_of
+from tests.close import GRADIENT, assert_apart, assert_close
 from tests.families import ENCODER_CASES, Case, reference
 from tests.families._models import hooked
 
@@ -146,7 +147,7 @@ def test_text_and_its_ids_give_the_same(model: HookedEncoder):
     tokens, types, mask = model.to_tokens(texts)
     assert torch.equal(model(texts), model(tokens, token_type_ids=types, one_zero_attention_mask=mask))
     assert torch.equal(model(tokens[1], token_type_ids=types[1]), model(texts[1]))
-    assert (model(tokens) - model(texts)).abs().max() > 1e-2, "types and mask matter"
+    assert_apart(model(tokens), model(texts), msg="types and mask matter")
 
 
 @torch.no_grad()
@@ -155,8 +156,8 @@ def test_padding_on_the_left(model: HookedEncoder):
     left.cfg.default_padding_side = "left"
     texts = ["the cat sat home", "dog"]
     assert left.to_tokens(texts)[2].tolist() == [[1] * 6, [0, 0, 0, 1, 1, 1]]
-    torch.testing.assert_close(left(texts)[1, -3:], model("dog")[0])
-    torch.testing.assert_close(left(texts, return_type="pooled")[1], model("dog", return_type="pooled")[0])
+    assert_close(left(texts)[1, -3:], model("dog")[0])
+    assert_close(left(texts, return_type="pooled")[1], model("dog", return_type="pooled")[0])
 
 
 @torch.no_grad()
@@ -274,8 +275,8 @@ def test_next_sentences(model: HookedEncoder):
     assert asked(("the cat", "sat"), return_type="predictions") == sure
     assert len(asked([("the cat", "sat"), ("dog", "ran")], return_type="predictions")) == 2
     cached, cache = asked.run_with_cache(["the cat", "sat"])
-    torch.testing.assert_close(cached, logits)
-    torch.testing.assert_close(cache["nsp_head.hook_nsp_out"], logits)
+    assert_close(cached, logits)
+    assert_close(cache["nsp_head.hook_nsp_out"], logits)
     tokens, types, _ = asked.to_tokens(["the cat", "sat"])
     assert torch.equal(asked(tokens, token_type_ids=types), logits)
     with pytest.raises(ValueError, match="two texts"):
@@ -312,7 +313,7 @@ def test_contacts_are_those_of_transformers():
     tokens = torch.tensor([[0, 5, 6, 7, 8, 9, 2], [0, 9, 8, 7, 2, 1, 1]])
     mask = (tokens != 1).long()
     expected = copy.deepcopy(reference(case)).predict_contacts(tokens, mask)
-    torch.testing.assert_close(hooked(case).predict_contacts(tokens, mask), expected, rtol=1e-4, atol=1e-5)
+    assert_close(hooked(case).predict_contacts(tokens, mask), expected)
     with pytest.raises(ValueError, match="contact_head"):
         hooked(by_name("bert-bare")).predict_contacts(tokens)
 
@@ -337,9 +338,9 @@ def test_the_stream_is_taken_apart_where_it_is_a_sum(model: HookedEncoder):
     _, cache = modern.run_with_cache(tokens, names_filter="*")
     stack, labels = cache.decompose_resid(return_labels=True)
     assert labels[:3] == ["embed", "0_attn_out", "0_mlp_out"]
-    torch.testing.assert_close(stack.sum(0), cache["resid_post", -1], rtol=1e-4, atol=1e-5)
+    assert_close(stack.sum(0), cache["resid_post", -1])
     heads = cache.stack_head_results(incl_remainder=True)
-    torch.testing.assert_close(heads.sum(0), cache["resid_post", -1], rtol=1e-4, atol=1e-5)
+    assert_close(heads.sum(0), cache["resid_post", -1])
     with pytest.raises(ValueError, match="mlm_head, which is not linear"):
         cache.remove_batch_dim().logit_attrs(stack, tokens)
     _, cache = model.run_with_cache("the cat", names_filter="*")
@@ -355,7 +356,7 @@ def test_an_edit_of_attention_changes_the_logits(model: HookedEncoder):
 
     clean = model("the cat")
     off = model.run_with_hooks("the cat", fwd_hooks=[(("z", 0), first_head_off)])
-    assert (off - clean).abs().max() > 1e-3
+    assert_apart(off, clean)
     assert torch.equal(model("the cat"), clean)
 
 
@@ -387,6 +388,7 @@ def test_views_of_the_weights(model: HookedEncoder):
 
 COMPILE = """
 import torch
+from tests.close import assert_close
 from tests.families import ENCODER_CASES
 from tests.families._models import hooked
 names = ("bert-pretraining", "albert-masked-narrow", "mpnet-bare", "modernbert-masked", "esm-masked-token-dropout")
@@ -396,14 +398,15 @@ for case in ENCODER_CASES:
     model, tokens = hooked(case), torch.tensor([[5, 6, 7, 32], [9, 8, 5, 6]])
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
     compiled = torch.compile(model, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(tokens), model(tokens))
+    assert_close(compiled(tokens), model(tokens))
     found, expected = compiled(tokens, attention_mask=mask), model(tokens, attention_mask=mask)
-    torch.testing.assert_close(found[mask.bool()], expected[mask.bool()])
+    assert_close(found[mask.bool()], expected[mask.bool()])
     torch.compiler.reset()
 print("compiled")
 """
 
 
+@pytest.mark.slow
 def test_compilation_in_one_graph():
     """In a process of its own: the checks of annotations, which only tests have, are nothing that compiles."""
     root = Path(__file__).parents[2]
@@ -433,7 +436,7 @@ def test_a_site_that_lies_is_noticed(model: HookedEncoder):
     assert model.verify().ok
     other = copy.deepcopy(model)
     other.pooler.__class__ = LyingPooler
-    torch.testing.assert_close(other("the cat", "pooled"), model("the cat", "pooled"))
+    assert_close(other("the cat", "pooled"), model("the cat", "pooled"))
     failed = other.verify().failed
     assert "pooler: act(x W + b), normed == pooler_out" in failed
     other = copy.deepcopy(model)
@@ -448,7 +451,7 @@ def test_foreign_heads(model: HookedEncoder):
     other.nsp_head = None
     other.setup()
     assert other.verify().ok, str(other.verify())
-    torch.testing.assert_close(other("the cat"), other.unembed(other.mlm_head(model("the cat", "embeddings"))))
+    assert_close(other("the cat"), other.unembed(other.mlm_head(model("the cat", "embeddings"))))
 
 
 def test_flags_of_a_bare_cache(model: HookedEncoder):
@@ -523,7 +526,7 @@ def test_layers_that_share_weights_have_hook_points_of_their_own():
     before = model(tokens)
     model.blocks[1].attn.W_Q = torch.nn.Parameter(model.blocks[1].attn.W_Q * 2)
     assert model.blocks[0].attn.W_Q is model.blocks[1].attn.W_Q
-    assert (model(tokens) - before).abs().max() > 1e-3
+    assert_apart(model(tokens), before)
     half = model.to(torch.bfloat16)
     assert half.blocks[0].mlp.W_in is half.blocks[2].mlp.W_in
     assert half.blocks[0].mlp.W_in.dtype == torch.bfloat16
@@ -550,7 +553,7 @@ def test_layers_with_and_without_sharing_learn_as_one():
             }
             module._parameters = copies
     apart(torch.tensor([[5, 6, 7]])).sum().backward()
-    torch.testing.assert_close(whole, sum(block.attn.W_V.grad for block in apart.blocks), rtol=1e-4, atol=1e-5)
+    assert_close(whole, sum(block.attn.W_V.grad for block in apart.blocks), depth=GRADIENT)
 
 
 # ---- loading ---------------------------------------------------------------------------------------------------------
@@ -642,8 +645,8 @@ def test_rounded_frequencies_are_kept(tmp_path: Path):
     assert isinstance(model.rotary, StoredRotary)
     assert torch.equal(model.rotary.frequencies, rounded)
     tokens = torch.tensor([[5, 6, 7, 8]])
-    assert (model(tokens) - hooked(case)(tokens)).abs().max() > 1e-4
-    torch.testing.assert_close(model.to_hf()(tokens).logits, model(tokens), rtol=1e-4, atol=1e-5)
+    assert_apart(model(tokens), hooked(case)(tokens))
+    assert_close(model.to_hf()(tokens).logits, model(tokens))
     assert model.to(torch.bfloat16).rotary.frequencies.dtype == torch.float32
     rough = HookedEncoder.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert torch.equal(rough.rotary.frequencies, rounded)
@@ -675,12 +678,12 @@ def test_a_trained_bert_embeds_sentences_as_in_transformers(minilm: Path):
     assert torch.equal(mask, batch["attention_mask"])
     real = mask.bool()
     embeddings, cache = model.run_with_cache(SENTENCES, return_type="embeddings")
-    torch.testing.assert_close(embeddings[real], expected.last_hidden_state[real], rtol=1e-4, atol=2e-5)
-    torch.testing.assert_close(model(SENTENCES)[real], expected.last_hidden_state[real], rtol=1e-4, atol=2e-5)
-    torch.testing.assert_close(model(SENTENCES, "pooled"), expected.pooler_output, rtol=1e-4, atol=2e-5)
+    assert_close(embeddings[real], expected.last_hidden_state[real])
+    assert_close(model(SENTENCES)[real], expected.last_hidden_state[real])
+    assert_close(model(SENTENCES, "pooled"), expected.pooler_output)
     assert cache["pattern", 5].shape == (3, 12, tokens.shape[1], tokens.shape[1])
     pair = their_tokenizer(*SENTENCES[:2], return_tensors="pt")
-    torch.testing.assert_close(model(tuple(SENTENCES[:2])), theirs(**pair).last_hidden_state, rtol=1e-4, atol=2e-5)
+    assert_close(model(tuple(SENTENCES[:2])), theirs(**pair).last_hidden_state)
 
 
 @torch.no_grad()
@@ -693,7 +696,7 @@ def test_a_trained_bert_tells_what_is_alike(minilm: Path):
         _, _, mask = model.to_tokens(SENTENCES)
         means = (model(SENTENCES) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
         found[side] = torch.nn.functional.normalize(means, dim=-1)
-    torch.testing.assert_close(found["left"], found["right"], rtol=1e-4, atol=1e-5)
+    assert_close(found["left"], found["right"])
     alike = found["right"] @ found["right"].T
     assert alike[0, 1] > 0.3
     assert alike[0, 2] < 0.1
@@ -709,7 +712,7 @@ def test_a_trained_bert_goes_back_as_it_came(minilm: Path, tmp_path: Path):
     assert all(torch.equal(written[name], given[name]) for name in given)
     batch = AutoTokenizer.from_pretrained(tmp_path)(SENTENCES[0], return_tensors="pt")
     found = BertModel.from_pretrained(tmp_path).eval()(**batch).last_hidden_state
-    torch.testing.assert_close(found, model(SENTENCES[0]), rtol=1e-4, atol=2e-5)
+    assert_close(found, model(SENTENCES[0]))
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of
 from hooked_lm.models import fold
 from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
 from hooked_lm.models.decoder import HookedTransformer
+from tests.close import LAYER, assert_close
 from tests.models.structures import (
     D_MODEL,
     LAYER_NORMS,
@@ -80,7 +81,7 @@ def test_log_probs_stay(structure: int, seed: int) -> None:
     model = random_model(tree, seed)
     before = log_probs(model)
     fold.process_weights(model, refactor_factored_attn_matrices=can_refactor(tree))
-    torch.testing.assert_close(log_probs(model), before, atol=1e-4, rtol=0)
+    assert_close(log_probs(model), before)
 
 
 @SOME
@@ -92,7 +93,7 @@ def test_logits_stay_but_for_centering_them(structure: int, name: str) -> None:
     model = random_model(tree)
     before = logits(model)
     REWRITES[name](model)
-    torch.testing.assert_close(logits(model), before, atol=1e-4, rtol=0)
+    assert_close(logits(model), before)
 
 
 @SOME
@@ -102,7 +103,7 @@ def test_exact_in_double_precision(structure: int) -> None:
     model = random_model(tree, dtype=torch.float64)
     before = log_probs(model)
     fold.process_weights(model, refactor_factored_attn_matrices=True)
-    torch.testing.assert_close(log_probs(model), before, atol=1e-10, rtol=0)
+    assert_close(log_probs(model), before)
 
 
 @SOME
@@ -115,7 +116,7 @@ def test_any_order_will_do(structure: int, order: list[str]) -> None:
     for name in order:
         if name != "refactor_factored_attn_matrices" or can_refactor(tree):
             REWRITES[name](model)
-    torch.testing.assert_close(log_probs(model), before, atol=1e-4, rtol=0)
+    assert_close(log_probs(model), before)
 
 
 def test_low_precision_is_rounded_once() -> None:
@@ -125,7 +126,7 @@ def test_low_precision_is_rounded_once() -> None:
     fold.process_weights(reference)
     for name, weight in exact.named_parameters():
         assert weight.dtype == torch.bfloat16
-        torch.testing.assert_close(weight.double(), reference.state_dict()[name], atol=2e-3, rtol=2**-8)
+        assert_close(weight, reference.state_dict()[name], depth=LAYER, dtype=torch.bfloat16)
 
 
 # ---- what folded weights are like ----------------------------------------------------------------------
@@ -160,12 +161,14 @@ def test_centred_weights_have_mean_zero(structure: int) -> None:
         over_d_model += [block.attn.W_O, block.attn.b_O]
         over_d_model += [block.mlp.W_out, block.mlp.b_out] if isinstance(block, MLPPart) else []
     for weight in filter(lambda w: w is not None, over_d_model):
-        assert weight.mean(-1).abs().max() < 1e-6
+        assert_close(weight.mean(-1), 0.0, scale=weight)
     unclipped = [block.attn for block in model.blocks if block.attn.cfg.clip is None]
     readers = [attn.W_Q for attn in unclipped if not tree.shortformer] + [model.unembed.W_U]
-    assert all(weight.mean(-2).abs().max() < 1e-6 for weight in readers)
-    assert model.unembed.W_U.mean(-1).abs().max() < 1e-6
-    assert model.unembed.b_U is None or model.unembed.b_U.mean().abs() < 1e-6
+    for weight in readers:
+        assert_close(weight.mean(-2), 0.0, scale=weight)
+    assert_close(model.unembed.W_U.mean(-1), 0.0, scale=model.unembed.W_U)
+    if model.unembed.b_U is not None:
+        assert_close(model.unembed.b_U.mean(), 0.0, scale=model.unembed.b_U)
     linear = [block.attn for block in model.blocks if block.attn.is_linear_in_values]
     assert all(attn.b_V is None or not attn.b_V.any() for attn in linear)
 
@@ -183,14 +186,14 @@ def test_refactoring_keeps_products_and_makes_rotations(structure: int) -> None:
             kv = head // (cfg.n_heads // cfg.n_kv)
             values = [block.attn.W_V[kv] @ block.attn.W_O[head] for block in (new, old)]
             scores = [block.attn.W_Q[head] @ block.attn.W_K[kv].T for block in (new, old)]
-            torch.testing.assert_close(*values, atol=1e-5, rtol=0)
-            torch.testing.assert_close(*scores, atol=1e-5, rtol=0)
+            assert_close(*values)
+            assert_close(*scores)
         grouped = new.attn.W_O.unflatten(0, (cfg.n_kv, -1)).transpose(1, 2).flatten(2)
         identity = torch.eye(cfg.d_head).expand(cfg.n_kv, -1, -1)
-        torch.testing.assert_close(grouped @ grouped.mT, identity, atol=1e-5, rtol=0)
+        assert_close(grouped @ grouped.mT, identity)
         values = new.attn.W_V.mT @ new.attn.W_V
         off_diagonal = values - torch.diag_embed(values.diagonal(dim1=1, dim2=2))
-        assert off_diagonal.abs().max() < 1e-5
+        assert_close(off_diagonal, 0.0, scale=values)
         assert new.attn.b_V is None or not new.attn.b_V.any()
 
 
@@ -313,6 +316,7 @@ def test_parameters_stay_the_same_objects_and_trainable() -> None:
 # ---- dictionaries --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @SOME
 @given(SEEDS)
 def test_a_dictionary_is_loaded_and_processed(structure: int) -> None:
@@ -321,9 +325,9 @@ def test_a_dictionary_is_loaded_and_processed(structure: int) -> None:
     target.process_weights_()
     target.load_and_process_state_dict(source.state_dict(), False, False, False, False)
     assert target.cfg.processed == ()
-    torch.testing.assert_close(logits(target), logits(source), atol=1e-4, rtol=0)
+    assert_close(logits(target), logits(source))
     target.load_and_process_state_dict(source.state_dict())
-    torch.testing.assert_close(log_probs(target), log_probs(source), atol=1e-4, rtol=0)
+    assert_close(log_probs(target), log_probs(source))
 
 
 def test_norms_that_come_back_have_the_models_dtype() -> None:
@@ -343,7 +347,7 @@ def test_absent_norm_weights_are_identities(kind: str) -> None:
     target.load_and_process_state_dict(weights, False, False, False, False)
     stream = torch.randn(1, 2, D_MODEL)
     bare = replace(block.ln1, weight=False, **({"bias": False} if kind == "LN" else {})).build()
-    torch.testing.assert_close(target.blocks[0].ln1(stream), bare(stream))
+    assert_close(target.blocks[0].ln1(stream), bare(stream))
 
 
 def test_a_dictionary_saved_elsewhere() -> None:

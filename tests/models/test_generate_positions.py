@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm.hooks import HookPoint
+from tests.close import assert_close
 from tests.models.toys import ids, padded, toy, words
 
 QUIET: dict[str, Any] = {"verbose": False, "stop_at_eos": False, "do_sample": False}
@@ -59,7 +60,7 @@ def test_positions_are_those_of_the_position_embedding() -> None:
         assert positions is not None
         positions = positions.expand(value.shape[:2])
         expected = model.pos_embed.W_pos[positions.clamp(min=0)]
-        torch.testing.assert_close(value[positions >= 0], expected[positions >= 0])
+        assert_close(value[positions >= 0], expected[positions >= 0])
         checked.append(hook.step)
 
     for cached in (True, False):

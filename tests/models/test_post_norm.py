@@ -9,6 +9,7 @@ from hooked_lm.components.block import PostNormBlock
 from hooked_lm.models.activation_cache import ActivationCache
 from hooked_lm.models.config import HookedTransformerConfig
 from hooked_lm.models.decoder import HookedTransformer
+from tests.close import assert_close
 from tests.models.structures import D_MODEL, D_VOCAB, random_model, random_tokens
 
 SIZES = {"n_layers": 2, "d_model": D_MODEL, "n_ctx": 8, "n_heads": 3, "d_vocab": D_VOCAB, "d_mlp": 5}
@@ -33,7 +34,7 @@ def test_the_stream_of_every_layer(model: HookedTransformer, run: tuple[torch.Te
     assert labels == ["0_pre", "1_pre", "final_post"]
     assert torch.equal(stack[1], cache["normalized_resid_post", 0])
     assert torch.equal(stack[1], cache["resid_pre", 1])
-    torch.testing.assert_close(model.unembed(cache.accumulated_resid(apply_ln=True)[-1]), logits)
+    assert_close(model.unembed(cache.accumulated_resid(apply_ln=True)[-1]), logits)
 
 
 def test_the_stream_within_layers(run: tuple[torch.Tensor, ActivationCache]):
@@ -63,13 +64,13 @@ def test_the_stream_is_no_sum(run: tuple[torch.Tensor, ActivationCache], take_ap
 
 def test_before_the_first_block_there_is_a_sum(run: tuple[torch.Tensor, ActivationCache]):
     _, cache = run
-    torch.testing.assert_close(cache.decompose_resid(layer=0).sum(0), cache["resid_pre", 0])
+    assert_close(cache.decompose_resid(layer=0).sum(0), cache["resid_pre", 0])
 
 
 def test_what_one_layer_writes_is_told(model: HookedTransformer, run: tuple[torch.Tensor, ActivationCache]):
     _, cache = run
     neurons = cache.get_neuron_results(1)
-    torch.testing.assert_close(neurons.sum(-2) + model.blocks[1].mlp.b_out.detach(), cache["mlp_out", 1])
+    assert_close(neurons.sum(-2) + model.blocks[1].mlp.b_out.detach(), cache["mlp_out", 1])
 
 
 def test_there_is_no_constant_sum_of_biases(model: HookedTransformer):
@@ -82,5 +83,5 @@ def test_runs_can_start_and_stop_between_blocks(model: HookedTransformer, run: t
     logits, cache = run
     with torch.no_grad():
         resid = model(random_tokens(), stop_at_layer=1)
-        torch.testing.assert_close(resid, cache["resid_pre", 1])
-        torch.testing.assert_close(model(resid, start_at_layer=1), logits)
+        assert_close(resid, cache["resid_pre", 1])
+        assert_close(model(resid, start_at_layer=1), logits)

@@ -17,6 +17,7 @@ from hooked_lm.components.block import (
     SharedNormBlock,
 )
 from hooked_lm.models.verify import Check, Verification, verify
+from tests.close import assert_close
 from tests.models.structures import SEEDS, Kinds, random_model, random_tokens, random_tree
 
 FLAT = {"n_layers": 2, "d_model": 16, "n_heads": 4, "n_ctx": 12, "d_vocab": 11, "seed": 0}
@@ -79,7 +80,7 @@ def test_a_cache_changes_nothing_in_any_structure(structure: int):
     kinds = Kinds(blocks=(AttentionOnlyBlock, PreNormBlock, ParallelBlock, SharedNormBlock, PostNormBlock))
     model, tokens = random_model(random_tree(structure, kinds), dtype=torch.float64), random_tokens()
     logits, _ = model.run_with_cache(tokens, names_filter="*")
-    torch.testing.assert_close(logits, model(tokens), atol=1e-5, rtol=0)
+    assert_close(logits, model(tokens))
 
 
 @pytest.mark.parametrize("kind", ["plain", "gated grouped rotary RMS", "post-norms and soft caps", "attention only"])

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from hooked_lm.models.config import HookedTransformerConfig
 from hooked_lm.models.decoder import HookedTransformer
+from tests.close import assert_close
 from tests.models.structures import D_HEAD, D_MODEL, D_VOCAB, N_CTX, random_model, random_tokens
 
 LAYERS, HEADS, KV_HEADS, D_MLP = 3, 4, 2, 5
@@ -17,10 +17,6 @@ def flat_model(**changes: object) -> HookedTransformer:
     sizes = {"n_layers": LAYERS, "d_model": D_MODEL, "d_head": D_HEAD, "n_heads": HEADS, "n_ctx": N_CTX}
     sizes |= {"d_vocab": D_VOCAB, "d_mlp": D_MLP, "act_fn": "gelu", "device": "cpu"}
     return random_model(HookedTransformerConfig(**{**sizes, **changes}).tree)
-
-
-def close(got: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +106,8 @@ def test_an_edit_of_a_block_shows(grouped: HookedTransformer) -> None:
 def test_circuits_of_each_head(grouped: HookedTransformer) -> None:
     for layer in range(LAYERS):
         for head in range(HEADS):
-            close(grouped.QK[layer, head].AB, grouped.W_Q[layer, head] @ grouped.W_K[layer, head].T)
-            close(grouped.OV[layer, head].AB, grouped.W_V[layer, head] @ grouped.W_O[layer, head])
+            assert_close(grouped.QK[layer, head].AB, grouped.W_Q[layer, head] @ grouped.W_K[layer, head].T)
+            assert_close(grouped.OV[layer, head].AB, grouped.W_V[layer, head] @ grouped.W_O[layer, head])
 
 
 def test_head_labels(grouped: HookedTransformer) -> None:
@@ -141,18 +137,18 @@ def test_accumulated_biases_are_the_stream_of_a_silent_model(layer: int) -> None
     model = silent(flat_model())
     _, cache = model.run_with_cache(random_tokens())
     stream = cache["resid_post", layer - 1] if layer else cache["resid_pre", 0]
-    close(model.accumulated_bias(layer).expand_as(stream), stream)
+    assert_close(model.accumulated_bias(layer).expand_as(stream), stream)
     if layer < LAYERS:
         middle = cache["resid_mid", layer]
-        close(model.accumulated_bias(layer, mlp_input=True).expand_as(middle), middle)
+        assert_close(model.accumulated_bias(layer, mlp_input=True).expand_as(middle), middle)
 
 
 def test_accumulated_biases_of_attention_alone() -> None:
     model = flat_model()
-    close(model.accumulated_bias(2, include_mlp_biases=False), model.b_O[:2].sum(0))
+    assert_close(model.accumulated_bias(2, include_mlp_biases=False), model.b_O[:2].sum(0))
     attention_only = silent(flat_model(attn_only=True, act_fn=None))
     _, cache = attention_only.run_with_cache(random_tokens())
-    close(attention_only.accumulated_bias(LAYERS), cache["resid_post", -1][0, 0])
+    assert_close(attention_only.accumulated_bias(LAYERS), cache["resid_post", -1][0, 0])
 
 
 def test_accumulated_biases_out_of_range(grouped: HookedTransformer) -> None:
@@ -174,7 +170,7 @@ def test_composition_scores_against_dense_products(grouped: HookedTransformer, m
             attends = grouped.W_Q[j, b] @ grouped.W_K[j, b].T
             reads = {"Q": attends, "K": attends.T, "V": grouped.W_V[j, b] @ grouped.W_O[j, b]}[mode]
             expected = (writes @ reads).norm() / (writes.norm() * reads.norm()) if i < j else torch.zeros(())
-            close(scores[i, a, j, b], expected)
+            assert_close(scores[i, a, j, b], expected)
 
 
 def test_composition_of_nothing_else(grouped: HookedTransformer) -> None:

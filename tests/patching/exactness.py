@@ -118,7 +118,7 @@ def compared(case: Case, seed: int = 0, thorough: bool = True, dtype: torch.dtyp
             index = part[place]
             differences[index] = max(differences[index], far(scores[0], metric(expected[index])))
     for cell, logits, difference in zip(wanted, expected, differences, strict=True):
-        scale = max(1.0, logits.abs().max().item())
+        scale = logits.abs().max().item()
         kind = kind_of(cell[0].site) if len(cell) == 1 else MIXED
         found.setdefault(kind, Found()).add(difference / scale, far(logits, plain) / scale)
     return found

@@ -11,7 +11,7 @@ from hooked_lm import HookedTransformer
 from hooked_lm.components.norm import norm_of
 from hooked_lm.patching import SweepInterrupted, ablate
 from hooked_lm.patching.ablation import SITES, _donors
-from tests.close import assert_close
+from tests.close import assert_apart, assert_close
 from tests.models.toys import toy, words
 from tests.patching.small import (
     built,
@@ -97,7 +97,7 @@ def test_a_cell_is_a_forward_pass_with_that_part_silenced(kind: str, what: str):
             model, tokens, what, metric=score, method=method, dataset=dataset, progress=False, **choices(what)
         )
         close(found.values, by_hand(model, tokens, what, values))
-        torch.testing.assert_close(found.corrupted, score(model(tokens)))
+        assert_close(found.corrupted, score(model(tokens)))
         assert found.clean is None
         assert list(found.axes) == ["layer", "head", "neuron", "position"][:1] + (
             [what[:-1]] if what in ("heads", "neurons", "positions") else []
@@ -114,7 +114,7 @@ def test_all_heads_of_a_layer_together_leave_the_output_bias():
     for layer in range(model.cfg.n_layers):
         biased = model.blocks[layer].attn.b_O.expand(*tokens.shape, -1)
         expected = run(model, tokens, (f"blocks.{layer}.hook_attn_out", setting(..., biased)))
-        torch.testing.assert_close(found.values[layer], expected)
+        assert_close(found.values[layer], expected)
 
 
 @pytest.mark.parametrize("kind", ["standard", "parallel", "hybrid", "mixture"])
@@ -132,7 +132,7 @@ def test_a_prompt_of_one_token_resampled_at_the_start_is_the_other_prompt():
     found = ablate(
         model, tokens, "positions", method="resample", metric=lambda x: x[:, 0, 3], layers=[0], progress=False
     )
-    torch.testing.assert_close(found.values[0, 0], model(tokens)[:, 0, 3].flip(0))
+    assert_close(found.values[0, 0], model(tokens)[:, 0, 3].flip(0))
 
 
 def test_texts_and_several_metrics():
@@ -144,7 +144,7 @@ def test_texts_and_several_metrics():
     rows = [model.to_tokens(text)[0] for text in dataset]
     tokens = model.to_tokens(prompts)
     alone = ablate(model, tokens, "mlps", metric=two["four"], method="mean", dataset=rows, progress=False)
-    torch.testing.assert_close(found.select(metric="four").values, alone.values)
+    assert_close(found.select(metric="four").values, alone.values)
 
 
 def test_parts_that_a_layer_lacks_are_nan():
@@ -167,7 +167,7 @@ def test_a_seed_repeats_and_leaves_the_global_generator_alone():
             return ablate(model, tokens, "mlps", metric=score, method="resample", seed=seed, progress=False).values
 
     assert torch.equal(values(0), values(0))
-    assert not torch.allclose(values(0), values(1))
+    assert_apart(values(0), values(1))
 
 
 @pytest.mark.parametrize("batch", [2, 3, 7])

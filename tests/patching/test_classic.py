@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig, patching
+from tests.close import assert_close
 
 BATCH, POS, LAYERS, HEADS, KV_HEADS = 2, 4, 2, 4, 2
 
@@ -50,11 +51,6 @@ SWEEPS: dict[str, tuple[str, Callable[..., tuple], tuple[str, ...]]] = {
         ("layer", "head", "pos", "pos"),
     ),
 }
-
-
-def close(found: Tensor, expected: Tensor) -> None:
-    """The same but for rounding: sweeps put cells together in other ways."""
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def build(**flat: object) -> HookedTransformer:
@@ -114,7 +110,7 @@ def test_a_sweep_is_the_loop_written_by_hand(kind: str, name: str):
     result = getattr(patching, f"get_act_patch_{name}")(model, corrupted, cache, metric)
     expected = by_hand(model, corrupted, cache, site, part, *axes)
     assert result.shape == expected.shape
-    close(result, expected)
+    assert_close(result, expected)
     assert result.std() > 1e-3, "nothing was patched"
 
 
@@ -137,7 +133,7 @@ def test_a_clean_stream_brings_the_clean_metric_back():
     cache = clean_run(model, clean)
     last = lambda logits: logits[:, -1, 3].mean()  # noqa: E731
     result = patching.get_act_patch_resid_pre(model, corrupted, cache, last)
-    torch.testing.assert_close(result, last(model(clean)).expand(LAYERS, 1).detach())
+    assert_close(result, last(model(clean)).expand(LAYERS, 1).detach())
 
 
 @pytest.mark.parametrize("kind", ["plain", "grouped"])
@@ -148,7 +144,7 @@ def test_all_heads_in_one_tensor(kind: str):
     assert every.shape == (5, LAYERS, HEADS)
     for i, name in enumerate(("out", "q", "k", "v", "pattern")):
         alone = getattr(patching, f"get_act_patch_attn_head_{name}_all_pos")(model, corrupted, cache, metric)
-        close(every[i, :, : alone.shape[-1]], alone)
+        assert_close(every[i, :, : alone.shape[-1]], alone)
         assert every[i, :, alone.shape[-1] :].isnan().all()
     assert not every[[0, 1, 4]].isnan().any()
 
@@ -160,9 +156,9 @@ def test_all_heads_by_position_in_one_tensor():
     assert every.shape == (5, LAYERS, POS, HEADS)
     for i, name in enumerate(("out", "q", "k", "v")):
         alone = getattr(patching, f"get_act_patch_attn_head_{name}_by_pos")(model, corrupted, cache, metric)
-        close(every[i, ..., : alone.shape[-1]], alone)
+        assert_close(every[i, ..., : alone.shape[-1]], alone)
     pattern = patching.get_act_patch_attn_head_pattern_by_pos(model, corrupted, cache, metric)
-    close(every[4], pattern.transpose(1, 2))
+    assert_close(every[4], pattern.transpose(1, 2))
 
 
 def test_all_of_a_block_in_one_tensor():
@@ -171,7 +167,7 @@ def test_all_of_a_block_in_one_tensor():
     every = patching.get_act_patch_block_every(model, corrupted, cache, metric)
     parts = ("resid_pre", "attn_out", "mlp_out")
     alone = [getattr(patching, f"get_act_patch_{part}")(model, corrupted, cache, metric) for part in parts]
-    close(every, torch.stack(alone))
+    assert_close(every, torch.stack(alone))
 
 
 # ---- the general sweep -----------------------------------------------------------------------------------------------
@@ -195,7 +191,7 @@ def test_a_setter_of_ones_own_is_given_copies():
     assert torch.equal(first, sweep())
     hook = lambda value, hook: silence(value.clone(), [1, 2], value)  # noqa: E731
     expected = metric(model.run_with_hooks(corrupted, fwd_hooks=[("blocks.1.attn.hook_z", hook)]))
-    torch.testing.assert_close(first[1, 2], expected.detach())
+    assert_close(first[1, 2], expected.detach())
 
 
 def test_chosen_cells_come_back_in_their_order():
@@ -206,7 +202,7 @@ def test_chosen_cells_come_back_in_their_order():
     assert torch.equal(grid.flatten(), torch.tensor([grid[layer, pos] for layer, pos in table.to_numpy()]))
     chosen = pd.DataFrame({"layer": [1, 0, -1], "pos": [2, -1, 0]})
     some = patching.get_act_patch_resid_pre(model, corrupted, cache, metric, index_df=chosen)
-    close(some, torch.stack([grid[1, 2], grid[0, -1], grid[-1, 0]]))
+    assert_close(some, torch.stack([grid[1, 2], grid[0, -1], grid[-1, 0]]))
 
 
 def test_hooks_left_on_the_model_act_once():
@@ -219,7 +215,7 @@ def test_hooks_left_on_the_model_act_once():
         with pytest.warns(UserWarning, match="a hook is open at 'blocks.0.hook_resid_pre': 8 cells run as whole"):
             result = patching.get_act_patch_attn_out(model, corrupted, cache, metric)
         expected = by_hand(model, corrupted, cache, site, part, *axes)
-    close(result, expected)
+    assert_close(result, expected)
 
 
 def test_no_gradients_are_computed():

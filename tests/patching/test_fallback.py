@@ -14,11 +14,11 @@ from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.encoder import HookedEncoder
 from hooked_lm.patching import Edit, Experiment, Rewrite
 from hooked_lm.patching.places import places
+from tests.close import assert_close
 from tests.models.toys import BOTH_WAYS, D_VOCAB, ids, toy, words
 from tests.patching.exactness import Spy, far
 from tests.patching.naive import Change, naive
 
-EXACT = 1e-5
 POS = 6
 
 
@@ -49,7 +49,7 @@ def check(
     for index, cell in enumerate(cells):
         expected = naive(model, tokens, cell, base)
         largest = max(largest, far(expected, plain))
-        assert far(seen[index], expected) <= EXACT * max(1.0, expected.abs().max().item()), cell
+        assert_close(seen[index], expected, msg=str(cell))
     assert largest > 0.01, "nothing was exchanged"
     if why is None:
         assert experiment.obstacle is None
@@ -219,7 +219,7 @@ def test_hooks_that_come_or_go_after_the_base_run(scopes: tuple) -> None:
     with scopes[1](model) if scopes[1] is opened else nullcontext(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for index, _ in experiment.run(cells, progress=False):
-            assert far(spy.seen, naive(model, tokens, cells[index])) < EXACT
+            assert_close(spy.seen, naive(model, tokens, cells[index]))
 
 
 # ---- functions of a whole value --------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hooked_lm import HookedTransformer
 from hooked_lm.patching import SweepInterrupted, attention_knockout
+from tests.close import assert_apart, assert_close
 from tests.models.toys import toy, words
 from tests.patching.small import (
     built,
@@ -72,7 +73,7 @@ def test_a_cell_is_a_forward_pass_with_these_scores_at_minus_infinity(kind: str)
         found = attention_knockout(model, tokens, EDGES, metric=score, window=window, progress=False)
         assert dict(found.axes) == {"edge": tuple(EDGES), "layer": tuple(range(model.cfg.n_layers))}
         close(found.values, by_hand(model, tokens, window, [slice(None)])[:, :, 0])
-        torch.testing.assert_close(found.corrupted, score(model(tokens)))
+        assert_close(found.corrupted, score(model(tokens)))
         assert found.clean is None
     found = attention_knockout(model, tokens, EDGES, metric=score, heads="each", progress=False)
     assert list(found.axes) == ["edge", "layer", "head"]
@@ -95,14 +96,15 @@ def test_without_all_earlier_tokens_a_token_looks_at_itself(kind: str):
     itself[..., 5, 5] = 1.0
     last = (slice(None), slice(None), 5)
     expected = run(model, ids(), ("blocks.1.attn.hook_pattern", setting(last, itself)))
-    torch.testing.assert_close(found.values[0, 0], expected)
+    assert_close(found.values[0, 0], expected)
     assert (found.values[0, 0] - found.corrupted).abs().min() > 1e-4
 
 
 def test_what_nobody_reads_on_is_worth_nothing():
     """A token that the metric does not read is cut off in the last layer."""
-    found = knockout(built("rotary"), {"unread": (0, 3)}).effects()
-    assert found.values[:, -1].abs().max() < 1e-5
+    result = knockout(built("rotary"), {"unread": (0, 3)})
+    found = result.effects()
+    assert_close(found.values[:, -1], 0.0, scale=result.corrupted)
     assert found.values[:, 0].abs().max() > 1e-3
 
 
@@ -111,10 +113,10 @@ def test_all_layers_together_and_some_heads():
     sites = [f"blocks.{layer}.attn.hook_attn_scores" for layer in range(3)]
     found = knockout(model, {"edge": (1, -1)}, layers=None)
     assert list(found.axes) == ["edge"]
-    torch.testing.assert_close(found.values[0], run(model, tokens, *((site, cut([1], [5])) for site in sites)))
+    assert_close(found.values[0], run(model, tokens, *((site, cut([1], [5])) for site in sites)))
     found = knockout(model, {"edge": (1, -1)}, layers=None, heads=[2, 0])
     assert found.axes["head"] == (2, 0)
-    torch.testing.assert_close(found.values[0, 1], run(model, tokens, *((site, cut([1], [5], 0)) for site in sites)))
+    assert_close(found.values[0, 1], run(model, tokens, *((site, cut([1], [5], 0)) for site in sites)))
 
 
 def test_windows_without_scores_are_nan():
@@ -137,7 +139,7 @@ def test_where_all_look_both_ways_an_edge_may_go_back():
         found = knockout(model, {"back": (5, 1)})
     for layer in range(3):
         expected = run(model, ids(), (f"blocks.{layer}.attn.hook_attn_scores", cut([5], [1])))
-        torch.testing.assert_close(found.values[0, layer], expected)
+        assert_close(found.values[0, layer], expected)
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------
@@ -180,8 +182,8 @@ def test_keys_outside_of_a_window_may_all_be_cut_elsewhere():
     """A local layer sees three tokens; the rest are cut in the global one alone."""
     model, tokens = built("windowed"), ids()
     found = knockout(model, {"far": ([0, 1], 5)})
-    torch.testing.assert_close(found.values[0, [0, 2]], found.corrupted.expand(2, -1))
-    assert (found.values[0, 1] - found.corrupted).abs().max() > 1e-4
+    assert_close(found.values[0, [0, 2]], found.corrupted.expand(2, -1))
+    assert_apart(found.values[0, 1], found.corrupted)
     assert tokens.shape == (2, 6)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig, patching
+from tests.close import assert_apart, assert_close
 
 LAYERS, HEADS = 4, 4
 ROTARY = {"positional_embedding_type": "rotary"}
@@ -97,13 +98,13 @@ def test_paths_from_heads_are_the_runs_by_hand(kind: str, freeze: str):
     assert list(result.axes) == ["layer", "head"]
     for layer, head in product(range(LAYERS), range(HEADS)):
         expected = by_hand(model, (layer, head), RECEIVERS, freeze)
-        torch.testing.assert_close(result.values[layer, head], expected, rtol=1e-5, atol=1e-5)
+        assert_close(result.values[layer, head], expected)
     changed = (result.mean - result.corrupted.mean()).abs()
     assert changed[:2].min() > 1e-4, "every early head is heard"
-    assert changed[3].max() < 1e-5, "nobody hears the last layer"
+    assert_close(changed[3], 0.0, scale=result.corrupted, msg="nobody hears the last layer")
     if freeze == "attention":
         held = patching.path_patch(model, corrupted, clean, RECEIVERS, metric=metric, freeze="all")
-        assert not torch.allclose(held.values, result.values, atol=1e-3), "MLPs pass something on"
+        assert_apart(held.values, result.values, msg="MLPs pass something on")
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -115,9 +116,9 @@ def test_paths_from_and_to_mlps(kind: str):
     assert dict(result.axes) == {"sender": ("0.mlp", "1.2", "1.mlp")}
     for index, sender in enumerate(senders):
         expected = by_hand(model, sender, receivers, "attention")
-        torch.testing.assert_close(result.values[index], expected, rtol=1e-5, atol=1e-5)
+        assert_close(result.values[index], expected)
     everyone = patching.path_patch(model, corrupted, clean, receivers, "mlps", metric=metric)
-    torch.testing.assert_close(everyone.values[[0, 1]], result.values[[0, 2]])
+    assert_close(everyone.values[[0, 1]], result.values[[0, 2]])
 
 
 @pytest.mark.parametrize("freeze", ["attention", "all"])
@@ -126,7 +127,7 @@ def test_direct_effects_on_logits(freeze: str):
     result = patching.path_patch(model, corrupted, clean, "logits", metric=metric, freeze=freeze)
     for layer, head in product(range(LAYERS), range(HEADS)):
         expected = by_hand(model, (layer, head), None, freeze)
-        torch.testing.assert_close(result.values[layer, head], expected, rtol=1e-5, atol=1e-5)
+        assert_close(result.values[layer, head], expected)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -139,7 +140,7 @@ def test_all_pairs_of_heads(kind: str):
         for layer, head, to_layer, to_head in [(0, 1, 2, 1), (1, 2, 3, 0), (2, 3, 3, 1), (0, 0, 1, 0)]:
             receiver = (to_layer, to_head * (HEADS // n_to), name)
             expected = by_hand(model, (layer, head), [receiver], "all")
-            torch.testing.assert_close(result.values[i, layer, head, to_layer, to_head], expected, rtol=1e-5, atol=1e-5)
+            assert_close(result.values[i, layer, head, to_layer, to_head], expected)
         for layer, to_layer in product(range(LAYERS), range(LAYERS)):
             there = ~result.mean[i, layer, :, to_layer].isnan()
             assert bool(there[:, :n_to].all()) is (to_layer > layer)
@@ -151,7 +152,7 @@ def test_a_model_with_an_open_hook_takes_whole_forwards():
     expected = patching.path_patch(model, corrupted, clean, RECEIVERS, [(0, 1)], metric=metric)
     with model.hooks([("hook_embed", lambda value, hook: None)]), pytest.warns(UserWarning, match="a hook is open"):
         result = patching.path_patch(model, corrupted, clean, RECEIVERS, [(0, 1)], metric=metric)
-    torch.testing.assert_close(result.values, expected.values, rtol=1e-5, atol=1e-5)
+    assert_close(result.values, expected.values)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from torch import Tensor
 from hooked_lm.patching.result import SweepResult
 from hooked_lm.results import bootstrap as module
 from hooked_lm.results.bootstrap import bootstrap
+from tests.close import assert_close, assert_near
 
 METRICS, LAYERS, POSITIONS, PROMPTS = (
     ["difference", "probability"],
@@ -77,8 +78,8 @@ def test_the_interval_of_many_prompts_is_that_of_the_normal_distribution():
     values = draw(50, 2000)
     low, high = bootstrap(values, 0.95, n_resamples=4000)
     error = values.std(1) / 2000**0.5
-    torch.testing.assert_close(low, values.mean(1) - 1.96 * error, rtol=0, atol=0.1 * float(error.max()))
-    torch.testing.assert_close(high, values.mean(1) + 1.96 * error, rtol=0, atol=0.1 * float(error.max()))
+    assert_near((values.mean(1) - low) / error, torch.full((50,), 1.96), 0.05, because="quantiles of 4,000 draws")
+    assert_near((high - values.mean(1)) / error, torch.full((50,), 1.96), 0.05, because="quantiles of 4,000 draws")
 
 
 def test_the_interval_is_that_of_means_of_redrawn_prompts():
@@ -90,7 +91,7 @@ def test_the_interval_is_that_of_means_of_redrawn_prompts():
     student = 1.943180 * values.double().std(1) / 7**0.5  # Student's quantile for six degrees of freedom, from a table
     mean = values.double().mean(1)
     expected = torch.stack([redrawn[0].minimum(mean - student), redrawn[1].maximum(mean + student)]).float()
-    torch.testing.assert_close(torch.stack([low, high]), expected)
+    assert_close(torch.stack([low, high]), expected)
 
 
 def test_intervals_are_the_same_in_pieces_and_leave_the_global_generator_alone(monkeypatch: pytest.MonkeyPatch):
@@ -100,7 +101,7 @@ def test_intervals_are_the_same_in_pieces_and_leave_the_global_generator_alone(m
     monkeypatch.setattr(module, "NUMBERS", 6000)  # a thousand resamples of six prompts: still drawn at once
     pieces = bootstrap(values)
     for one, other in zip(whole, pieces, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+        assert_close(one, other)
     skewed = draw(20, 60).exp()
     assert not torch.equal(bootstrap(skewed, seed=1)[1], bootstrap(skewed)[1])
 
@@ -168,13 +169,13 @@ def test_normalized_lies_between_the_mean_baselines_of_each_metric():
     for metric in range(2):
         corrupted, clean = plain.corrupted[metric].mean(), plain.clean[metric].mean()
         expected = (plain.values[metric] - corrupted) / (clean - corrupted)
-        torch.testing.assert_close(found.values[metric], expected)
-    torch.testing.assert_close(found.corrupted.mean(-1), torch.zeros(2), atol=1e-6, rtol=0)
-    torch.testing.assert_close(found.clean.mean(-1), torch.ones(2))
-    torch.testing.assert_close(found.normalized().values, found.values)
+        assert_close(found.values[metric], expected)
+    assert_close(found.corrupted.mean(-1), torch.zeros(2))
+    assert_close(found.clean.mean(-1), torch.ones(2))
+    assert_close(found.normalized().values, found.values)
     one = result(metrics=False)
     expected = (one.values - one.corrupted.mean()) / (one.clean.mean() - one.corrupted.mean())
-    torch.testing.assert_close(one.normalized().values, expected)
+    assert_close(one.normalized().values, expected)
 
 
 def test_there_is_no_scale_without_two_ends():
@@ -242,11 +243,11 @@ def test_tables_hold_every_number():
     cell = table[(table.metric == "probability") & (table.layer == 2) & (table.position == "1 When")]
     low, high = plain.interval()
     expected = [plain.mean[1, 2, 1], low[1, 2, 1], high[1, 2, 1]]
-    assert cell[["mean", "low", "high"]].to_numpy()[0].tolist() == pytest.approx([float(number) for number in expected])
+    assert_close(cell[["mean", "low", "high"]].to_numpy()[0].tolist(), [float(number) for number in expected])
     long = plain.to_dataframe(per_prompt=True)
     assert len(long) == plain.values.numel()
     means = long.groupby(["metric", "layer", "position"], sort=False)["value"].mean()
-    assert means.to_numpy() == pytest.approx(plain.mean.flatten().numpy(), abs=1e-6)
+    assert_close(means.to_numpy(), plain.mean.flatten().numpy())
     assert long[long.prompt == 3]["value"].tolist() == plain.values[..., 3].flatten().tolist()
     wide = plain.to_dataframe(level=0.5)
     assert (wide.high - wide.low < table.high - table.low).all()
@@ -254,7 +255,7 @@ def test_tables_hold_every_number():
 
 def test_the_table_of_one_cell():
     cell = result().select(metric="difference", layer=1, position="3 When")
-    assert cell.to_dataframe().to_numpy()[0, 0] == pytest.approx(float(cell.mean))
+    assert_close(cell.to_dataframe().to_numpy()[0, 0], float(cell.mean))
     assert len(cell.to_dataframe(per_prompt=True)) == PROMPTS
     assert cell.top().shape == (1, 4)
     assert cell.plot().data[0].z.shape == (1, 1)
@@ -274,10 +275,10 @@ def test_top_is_by_the_size_of_the_effect():
         ["probability", 1, "1 When"],
     ]
     assert len(found) == 4
-    assert found.effect.to_numpy()[:3] == pytest.approx([-9, 1, 0.5], abs=1e-6)
-    assert found.value[0] == pytest.approx(float(values[0, 2, 1].mean()))
+    assert_close(found.effect.to_numpy()[:3], [-9, 1, 0.5])
+    assert_close(found.value[0], float(values[0, 2, 1].mean()))
     # every prompt changes by 9, so nothing is uncertain about it; the second differs from prompt to prompt
-    assert found[["low", "high"]].to_numpy()[0] == pytest.approx([-9, -9], abs=1e-5)
+    assert_close(found[["low", "high"]].to_numpy()[0], [-9, -9])
     assert found.low[1] < 0.3 < 1 < 1.7 < found.high[1]
     assert len(SweepResult(values[0], {"layer": LAYERS, "position": POSITIONS}, plain.corrupted[0]).top(100)) == 12
 
@@ -356,7 +357,7 @@ def test_a_result_keeps_its_own_numbers():
     values = draw(3, 2)
     found = SweepResult(values, {"layer": LAYERS}, torch.zeros(2))
     values += 1
-    assert torch.allclose(found.values, values - 1)
+    assert_close(found.values, values - 1)
 
 
 def test_tensors_are_kept_in_fp32_without_gradients():

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig, patching
+from tests.close import assert_apart, assert_close
 from tests.patching.naive import naive
 
 POS, FIRST = 6, 3
@@ -36,8 +37,8 @@ def test_what_nothing_changes_costs_nothing(arguments: dict):
     apart = patching.sweep(model, corrupted, metric=metric, source=cells, **arguments)
     assert cost < 0.75 * apart.cost["layer_rows"]
     if "heads" not in arguments:
-        torch.testing.assert_close(alike.values[:, :FIRST], alike.corrupted.expand(3, FIRST, -1))
-        assert not torch.allclose(alike.values[:, FIRST], alike.corrupted.expand(3, -1), atol=1e-4)
+        assert_close(alike.values[:, :FIRST], alike.corrupted.expand(3, FIRST, -1))
+        assert_apart(alike.values[:, FIRST], alike.corrupted.expand(3, -1))
 
 
 def test_also_several_edits_in_a_cell():
@@ -53,6 +54,6 @@ def test_also_several_edits_in_a_cell():
     found = dict(experiment.run(cells, progress=False))
     for index, cell in enumerate(cells):
         expected = metric(naive(model, corrupted, cell))
-        torch.testing.assert_close(found[index][0], expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found[3], experiment.scores)
-    assert not torch.allclose(found[1], experiment.scores, atol=1e-3)
+        assert_close(found[index][0], expected)
+    assert_close(found[3], experiment.scores)
+    assert_apart(found[1], experiment.scores)

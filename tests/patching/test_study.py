@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig, patching
+from tests.close import assert_close
 
 LAYERS, POS = 3, 4
 
@@ -43,12 +44,12 @@ def stops_after(monkeypatch: pytest.MonkeyPatch, n_cells: int) -> None:
 def test_both_directions_know_both_runs(direction: str):
     model, (corrupted, clean) = build(), prompts()
     result = patching.sweep(model, corrupted, clean, metric=metric, direction=direction)
-    torch.testing.assert_close(result.corrupted, metric(model(corrupted)).detach())
-    torch.testing.assert_close(result.clean, metric(model(clean)).detach())
+    assert_close(result.corrupted, metric(model(corrupted)).detach())
+    assert_close(result.clean, metric(model(clean)).detach())
     # the last position of the last stream decides everything: the cell has the value of the other run
     everything = patching.sweep(model, corrupted, clean, metric=metric, direction=direction, positions=None)
     other = result.clean if direction == "denoise" else result.corrupted
-    torch.testing.assert_close(everything.values, other.expand(LAYERS, -1), rtol=1e-4, atol=1e-4)
+    assert_close(everything.values, other.expand(LAYERS, -1))
     assert result.effects().unchanged.abs().max() == 0
 
 
@@ -66,10 +67,10 @@ def test_an_interrupted_sweep_keeps_what_it_has_and_goes_on(tmp_path: Path, monk
     part = interrupted.value.result
     done = ~part.mean.isnan()
     assert int(done.sum()) == 5
-    torch.testing.assert_close(part.values[done], whole.values[done])
-    torch.testing.assert_close(patching.SweepResult.load(file).values, part.values, equal_nan=True)
+    assert_close(part.values[done], whole.values[done])
+    assert_close(patching.SweepResult.load(file).values, part.values)
     rest = patching.sweep(model, corrupted, clean, metric=metric, checkpoint=file)
-    torch.testing.assert_close(rest.values, whole.values)
+    assert_close(rest.values, whole.values)
     assert rest.cost["layer_rows"] < whole.cost["layer_rows"]
     again = patching.sweep(model, corrupted, clean, metric=metric, checkpoint=file)
     assert again.cost["layer_rows"] == 0
@@ -101,7 +102,7 @@ def test_several_metrics_from_one_sweep():
     result = patching.sweep(model, corrupted, clean, metric=several)
     assert list(result.axes) == ["metric", "layer", "position"]
     alone = patching.sweep(model, corrupted, clean, metric=metric)
-    torch.testing.assert_close(result.values[0], alone.values)
+    assert_close(result.values[0], alone.values)
     assert result.values[1].shape == alone.values.shape
 
 

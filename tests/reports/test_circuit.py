@@ -12,6 +12,7 @@ from hooked_lm.cli import app
 from hooked_lm.demo import experiment
 from hooked_lm.patching.prompts import tokens_of
 from hooked_lm.reports import circuit
+from tests.close import assert_close
 
 CLEAN = "When Mary and John went to the store, John gave a drink to"
 CORRUPTED = "When Mary and John went to the store, Mary gave a drink to"
@@ -52,7 +53,7 @@ def test_estimates_are_checked_and_make_the_circuit(
     assert study.agreement["spearman"] > 0.7
     prompts = tokens_of(model, list(task.corrupted)), tokens_of(model, list(task.clean))
     again = evaluate(model, study.circuit, *prompts, metric=task.metric(model), ablation="mean")
-    assert again.faithfulness.item() == pytest.approx(study.chosen.faithfulness.item(), abs=1e-4)
+    assert_close(again.faithfulness.item(), study.chosen.faithfulness.item())
     page = circuit.write_report(study, tmp_path / "report.html").read_text(encoding="utf-8")
     assert "agreement with exact patching" in page
     assert study.facts["faithfulness"] in page

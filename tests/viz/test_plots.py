@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hooked_lm.viz import attention_patterns, bars, heatmap, token_label, visible
+from tests.close import assert_close
 
 TOKENS = [" Mary", " Mary", "<b>", "\n"]
 
@@ -72,8 +73,8 @@ def test_bars_reach_from_the_lowest_to_the_highest_value():
     values, low, high = torch.tensor([0.5, -0.2]), torch.tensor([0.25, -0.3]), torch.tensor([1.0, 0.1])
     figure = bars(values, [" a", "<b>"], (low, high), title="T", x_title="X", y_title="Y")
     [trace] = figure.data
-    torch.testing.assert_close(torch.from_numpy(trace.y - trace.error_y.arrayminus), low)
-    torch.testing.assert_close(torch.from_numpy(trace.y + trace.error_y.array), high)
+    assert_close(torch.from_numpy(trace.y - trace.error_y.arrayminus), low)
+    assert_close(torch.from_numpy(trace.y + trace.error_y.array), high)
     assert (figure.layout.xaxis.ticktext, figure.layout.xaxis.tickvals) == (("·a", "&lt;b&gt;"), (0, 1))
     assert (figure.layout.xaxis.title.text, figure.layout.yaxis.title.text) == ("X", "Y")
     assert trace.marker.color[0] != trace.marker.color[1]  # up and down

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import hooked_lm
 from hooked_lm import hub
+from tests import close
 
 HOME = Path(sys.prefix) / "transformer-lens-3.9.0"
 sys.path.insert(0, str(HOME))
@@ -228,6 +229,13 @@ def distance(ours: Any, theirs: Any) -> float:
     return float("inf") if largest != largest else largest
 
 
-def assert_close(ours: Any, theirs: Any, what: Any = "", enough: float = 1e-4) -> None:
-    """Equal, up to what is enough for numbers of order one."""
-    assert (found := distance(ours, theirs)) <= enough, f"{what}: they differ by {found:.2g}"
+def assert_close(ours: Any, theirs: Any, what: Any = "", depth: float = close.MODEL) -> None:
+    """Equal but for rounding; tuples part by part, and what is no tensor exactly."""
+    if isinstance(ours, tuple):
+        assert len(ours) == len(theirs), what
+        for one, other in zip(ours, theirs, strict=True):
+            assert_close(one, other, what, depth)
+    elif isinstance(ours, Tensor):
+        close.assert_close(ours, theirs, depth, msg=str(what))
+    else:
+        assert ours == theirs, what

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import hooked_lm
 from hooked_lm import hub
+from tests.close import is_close
 
 CAUSAL = [name for name in [*DECODERS, *TOYS] if name != "qwen2"]  # which is llama here, but for biases
 ATTN_ONLY = [name for name in TOYS if name != "toy-solu"]
@@ -100,7 +101,11 @@ def outcome(ours: Any, theirs: Any) -> str:
         return "both refuse" if isinstance(theirs, Exception) else "ours refuses"
     if isinstance(theirs, Exception):
         return "theirs fails"
-    return "same" if distance(ours, theirs) <= 1e-4 else "differ"
+    try:
+        assert_close(ours, theirs)
+    except AssertionError:
+        return "differ"
+    return "same"
 
 
 def named(name: str, method: str, options: dict[str, Any]) -> tuple[str, ...]:
@@ -292,7 +297,7 @@ def test_rows_of_a_cache(part: Any):
 
 
 def sums_to(stack: Tensor, stream: Tensor) -> bool:
-    return distance(stack.sum(0), stream) <= 1e-4
+    return is_close(stack.sum(0), stream)
 
 
 def test_components_behind_a_norm():

@@ -160,7 +160,7 @@ def test_head_detector_with_a_pattern_and_a_cache():
         options = {"exclude_bos": True, "exclude_current_token": False, "error_measure": "mul"}
         found.append(detector.compute_head_attention_similarity_score(store["pattern", 0][3], pattern, **options))
     assert_close(found[0], found[2])
-    assert abs(float(found[1]) - float(found[3])) < 1e-5
+    assert_close(float(found[1]), float(found[3]))
 
 
 def singular_vectors(models: tuple[Any, Any], kind: str) -> tuple[Tensor, Tensor]:

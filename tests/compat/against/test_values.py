@@ -11,6 +11,8 @@ import torch
 from originals import DECODERS, NAMES, TOYS, Pair, assert_close, distance, pair
 from torch import Tensor
 
+from tests.close import GRADIENT, is_close
+
 # Sites of a cache without a filter. Theirs alone: ours has them when they are named.
 UNEMBED = {"unembed.hook_in", "unembed.hook_out"}
 EXPERTS = {f"mlp.experts.{e}.hook_{name}" for e in range(4) for name in ("gate", "pre", "post")}
@@ -197,8 +199,7 @@ def test_gradients_in_a_cache(name: str):
         names = common(ours, theirs, lambda site: site.removesuffix("_grad") in OTHER_ORDER.get(name, ()))
         for site in names:
             if not site.removesuffix("_grad").endswith(ROUTING) and not site.endswith(skipped):
-                size = max(1.0, theirs[site][theirs[site].isfinite()].abs().max().item())
-                assert_close(ours[site], theirs[site], site, 1e-4 * size)
+                assert_close(ours[site], theirs[site], site, GRADIENT)
         assert sum(site.endswith("_grad") for site in names) >= 20
 
 
@@ -214,7 +215,7 @@ def test_the_gradient_at_the_first_norm_is_all_of_it(name: str):
     gradients(both.theirs, both.inputs)
     assert len(parts) == 3
     assert distance(ours, theirs) > 0.01
-    assert_close(ours, sum(parts), enough=1e-4 * max(1.0, ours.abs().max().item()))
+    assert_close(ours, sum(parts), depth=GRADIENT)
 
 
 # ---- hooks -----------------------------------------------------------------------------------------------------------
@@ -399,5 +400,5 @@ def test_one_weight_that_differs_is_seen(name: str):
     with torch.no_grad():
         changed.ours.blocks[1].attn.W_V[0, 0, 0] += 0.05
     _, ours, _, theirs = run(changed)
-    apart = [site for site in theirs if site in set(ours) and distance(ours[site], theirs[site]) > 1e-4]
+    apart = [site for site in theirs if site in set(ours) and not is_close(ours[site], theirs[site])]
     assert apart[:1] == ["blocks.1.attn.hook_v"]

@@ -22,6 +22,7 @@ from torch import Tensor
 
 import hooked_lm
 from hooked_lm import hub
+from tests.close import GRADIENT
 
 CAUSAL = [*DECODERS, *TOYS]
 ATTN_ONLY = [name for name in TOYS if name != "toy-solu"]
@@ -263,7 +264,7 @@ def test_factors_made_even(name: str):
             assert not value.any(), f"{key} is missing"
             continue
         is_free = key.rpartition(".")[2] in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K")
-        assert_close(own[key].abs() if is_free else own[key], value.abs() if is_free else value, key, enough=1e-3)
+        assert_close(own[key].abs() if is_free else own[key], value.abs() if is_free else value, key, GRADIENT)
     for circuit in ("QK", "OV"):
         assert_close(getattr(ours, circuit).AB, getattr(theirs, circuit).AB, circuit)
     with torch.no_grad():

@@ -1,0 +1,64 @@
+"""Rules that the suite itself keeps."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.core import CORE, thinned
+from tests.families import CASES
+
+TESTS = Path(__file__).parent
+COMPARISONS = re.compile(
+    r"testing\.assert_close|\ballclose\(|\bisclose\(|assert_allclose|\bapprox\(|\b[ar]tol\b|torch\.testing import"
+)
+EXEMPT = {"close.py": "compares for all others", "test_suite.py": "names what is not used"}
+
+
+def comparisons_of_their_own(folder: Path) -> list[str]:
+    lines = (
+        (file, i, line)
+        for file in sorted(folder.rglob("*.py"))
+        for i, line in enumerate(file.read_text().splitlines(), 1)
+    )
+    return [
+        f"{file.relative_to(folder)}:{i}"
+        for file, i, line in lines
+        if COMPARISONS.search(line) and file.name not in EXEMPT
+    ]
+
+
+def test_numbers_are_compared_in_one_way() -> None:
+    """Tolerances that are tuned test by test hold on the processor that they were tuned on: see tests/close.py."""
+    assert comparisons_of_their_own(TESTS) == [], "use tests.close: assert_close, assert_near, assert_apart"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.testing.assert_close(a, b)",
+        "assert torch.allclose(a, b, atol=1e-4)",
+        "from torch.testing import assert_close",
+        "assert a == pytest.approx(b, rel=1e-3)",
+        "np.testing.assert_allclose(a, b)",
+        "same(a, b, rtol=1e-3)",
+    ],
+)
+def test_another_way_is_reported(tmp_path: Path, line: str) -> None:
+    (tmp_path / "test_a.py").write_text(f"from tests.close import assert_close\n\nassert_close(a, b)\n{line}\n")
+    assert comparisons_of_their_own(tmp_path) == ["test_a.py:4"]
+
+
+def test_families_that_stand_for_all_are_in_the_table() -> None:
+    assert set(CORE) <= {case.family for case in CASES}
+
+
+def test_rows_that_do_not_stand_for_others_are_slow() -> None:
+    first, second, third = thinned(["a", "b", "c"], keep=["b"])
+    assert second == "b"
+    assert [(row.values, [mark.name for mark in row.marks]) for row in (first, third)] == [
+        (("a",), ["slow"]),
+        (("c",), ["slow"]),
+    ]
+    with pytest.raises(AssertionError, match="nothing would be left"):
+        thinned(["a"], keep=["b"])
