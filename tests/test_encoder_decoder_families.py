@@ -215,7 +215,7 @@ def test_every_site_is_alive(case: Case):
 
     dead = [
         name
-        for name in model.hook_dict
+        for name in model.all_points()
         if distance(model.run_with_hooks(*inputs, fwd_hooks=[(name, edit)]), clean) < 1e-4
     ]
     routed = {name for name, point in model.all_points().items() if point.dims[0] == "routed"}
