@@ -147,8 +147,7 @@ class Shown(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in FREE:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
+            return super().__torch_function__(func, types, args, kwargs or {})
         if func is Tensor.__getitem__ and isinstance(args[0], Shown):
             index = _index(args[1], args[0].shape)
             if index is not None:

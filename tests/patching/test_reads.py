@@ -189,11 +189,11 @@ def where_the_first_points(logits: Tensor) -> Tensor:
 
 
 def more_if_it_rose(logits: Tensor) -> Tensor:
-    return logits[:, -1, 3] + (logits[:, 1, 2] if logits[0, -1, 3] > -1.5 else 0)
+    return logits[:, -1, 3] + (logits[:, 1, 2] if logits[0, -1, 3] > -0.6 else 0)
 
 
 def all_if_it_rose(logits: Tensor) -> Tensor:
-    return logits[:, -1, 3] if logits[0, -1, 3] < -1.5 else logits.logsumexp((1, 2))
+    return logits[:, -1, 3] if logits[0, -1, 3] < -0.6 else logits.logsumexp((1, 2))
 
 
 def whatever_happens(logits: Tensor) -> Tensor:
