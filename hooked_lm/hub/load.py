@@ -16,7 +16,7 @@ from hooked_lm.hub.flat import find_flat, flat_model
 from hooked_lm.hub.kinds import Kind, Model, Tree, kind_of
 from hooked_lm.hub.options import checkpoint_step, one_device, real_dtype, with_limits
 from hooked_lm.hub.plausible import check_kinds, check_layers, check_values
-from hooked_lm.hub.source import Source, find, find_tokenizer, has_tokenizer, in_present_names, spelled
+from hooked_lm.hub.source import Source, find, find_tokenizer, has_tokenizer, in_present_names, local_folder, spelled
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.fold import process_weights
 from hooked_lm.weights import Row, expand, load, slots
@@ -165,10 +165,11 @@ def facts(
     source: Source, step: int | None, index: int | None, prepend_bos: bool | None, padding_side: str | None
 ) -> dict[str, Any]:
     """What a model's config says beside its tree; what is not known is left to the defaults."""
+    folder = local_folder(source.name) if source.folder is not None else None
     facts = {
         "model_name": source.name.rpartition("/")[2],
         "original_architecture": next(iter(source.architectures()), source.config.model_type),
-        "tokenizer_name": source.name if source.folder is None or has_tokenizer(source.folder) else None,
+        "tokenizer_name": source.name if folder is None or has_tokenizer(folder) else None,
         "from_checkpoint": step is not None,
         "checkpoint_index": index,
         "checkpoint_value": step,

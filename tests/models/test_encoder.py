@@ -624,7 +624,8 @@ def test_what_is_not_supported_is_refused():
 def test_the_longest_text_may_be_another():
     """Where positions are not learned; where they are, it may be shorter."""
     turning, learned = reference(by_name("esm-masked-rotary")), reference(by_name("bert-bare"))
-    assert HookedEncoder.from_pretrained("tiny", hf_model=turning, n_ctx=200).cfg.n_ctx == 200
+    with pytest.warns(UserWarning, match="n_ctx=200: the checkpoint has n_ctx"):
+        assert HookedEncoder.from_pretrained("tiny", hf_model=turning, n_ctx=200).cfg.n_ctx == 200
     with pytest.raises(ValueError, match="7 tokens, more than the model's n_ctx of 6"):
         HookedEncoder.from_pretrained("tiny", hf_model=learned, n_ctx=6)(torch.ones(1, 7, dtype=torch.long))
     with pytest.raises(ValueError, match="embeddings for 40 positions"):
