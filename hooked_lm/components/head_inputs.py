@@ -44,6 +44,9 @@ class HeadInputs(nn.Module):
             shared = self.read(resid) if shared is None else shared
             keys = context.telling(shared) if self.makes_keys else shared
             return context.asking(shared), keys, keys
+        at_sites = self.norm_shows_copies(context)
+        if shared is None and not at_sites:
+            shared = self.read(resid)
         n_heads, n_kv = self._head_counts()
         queries = keys = resid
         if self._copies("per_head", self.hook_attn_in, context):
@@ -57,9 +60,6 @@ class HeadInputs(nn.Module):
             apart["k"] = self.hook_k_input(_repeated(context.telling(keys), n_kv))
         if self.makes_keys and self._apart("v", context):
             apart["v"] = self.hook_v_input(_repeated(context.telling(keys), n_kv))
-        at_sites = self.norm_shows_copies(context)
-        if shared is None and not at_sites:
-            shared = self.read(resid)
         made = [] if shared is None else [(resid, shared)]
 
         def normalized(letter: str, x: Tensor) -> Tensor:
