@@ -148,9 +148,13 @@ class HookedRootModule(nn.Module):
             point = ModulePoint.at_input(module, f"{name}.input")
             inside = [m for m in module.modules() if isinstance(m, HookPoint)]
             point.grows = not inside or any(m.grows for m in inside)
-            with scope.writing:
-                self._input_points = {name: point, **self._input_points}
+            self._keep_input(name, point)
         return self._input_points[name]
+
+    @scope.exclusive
+    def _keep_input(self, name: str, point: HookPoint) -> None:
+        # of two threads that make one, the first keeps its own
+        self._input_points = {name: point, **self._input_points}
 
     def in_bare_cache(self, point: HookPoint) -> bool:
         """Whether a cache without a filter keeps this point."""
@@ -350,26 +354,29 @@ class HookedRootModule(nn.Module):
         """
         plan = self.plan_hooks([hook], "fwd", None, is_permanent=True)
         hook_id = next(_ids)
-        with scope.writing:
-            try:
-                self._registered = {**self._registered, hook_id: (hook, [handle for _, handle in plan])}
-                install_all(plan)
-            except BaseException:
-                self._registered = {i: entry for i, entry in self._registered.items() if i != hook_id}
-                raise
+        self._register(hook_id, hook, plan)
         return hook_id
 
+    @scope.exclusive
+    def _register(self, hook_id: int, hook: Any, plan: list[tuple[HookPoint, Hook]]) -> None:
+        try:
+            self._registered = {**self._registered, hook_id: (hook, [handle for _, handle in plan])}
+            install_all(plan)
+        except BaseException:
+            self._registered = {i: entry for i, entry in self._registered.items() if i != hook_id}
+            raise
+
+    @scope.exclusive
     def unregister(self, hook_id: int) -> None:
         """Remove what was registered under this id; raises KeyError with the ids that there are."""
-        with scope.writing:
-            known = self.registered()
-            if hook_id not in known:
-                raise UnknownSite(
-                    f"no hook is registered under {hook_id!r}; the ids are {', '.join(map(str, known)) or 'none'}"
-                )
-            for handle in self._registered[hook_id][1]:
-                handle.remove()
-            self._registered = {i: entry for i, entry in self._registered.items() if i != hook_id}
+        known = self.registered()
+        if hook_id not in known:
+            raise UnknownSite(
+                f"no hook is registered under {hook_id!r}; the ids are {', '.join(map(str, known)) or 'none'}"
+            )
+        for handle in self._registered[hook_id][1]:
+            handle.remove()
+        self._registered = {i: entry for i, entry in self._registered.items() if i != hook_id}
 
     def registered(self) -> dict[int, Any]:
         """The registered hooks as they were given, by id and in order; several on one site are all here."""
@@ -404,8 +411,11 @@ class HookedRootModule(nn.Module):
         """Remove the hooks seen from here: of one direction, of one level, permanent ones only when asked."""
         for point in self.hook_points():
             point.remove_hooks(direction, including_permanent, level)
-        with scope.writing:
-            self._registered = {i: entry for i, entry in self._registered.items() if _are_active(entry[1])}
+        self._forget_removed()
+
+    @scope.exclusive
+    def _forget_removed(self) -> None:
+        self._registered = {i: entry for i, entry in self._registered.items() if _are_active(entry[1])}
 
     def clear_contexts(self) -> None:
         """Empty the `ctx` of every point."""

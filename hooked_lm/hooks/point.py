@@ -171,11 +171,14 @@ class HookPoint(nn.Identity):
         for call in calls.forward:
             outer = [owner for owner in owners if not (isinstance(owner, Frame) and owner.is_inside(call))]
             hooks = tuple(hook for owner in outer for hook in self._hooks.get(owner, ()))
-            with scope.writing:
-                seen = checkpoint.seen_in(call)
-                seen.points[point] = None
-                if self._hooks.setdefault(seen, hooks) != hooks:
-                    seen.changed.add(point)
+            self._keep_for(call, point, hooks)
+
+    @scope.exclusive
+    def _keep_for(self, call: object, point: "HookPoint", hooks: tuple[Hook, ...]) -> None:
+        seen = checkpoint.seen_in(call)
+        seen.points[point] = None
+        if self._hooks.setdefault(seen, hooks) != hooks:
+            seen.changed.add(point)
 
     @property
     def is_listening(self) -> bool:
@@ -293,10 +296,10 @@ class HookPoint(nn.Identity):
         """Whether this handle is active here for good: added by hand and not removed since."""
         return hook in self._hooks.get(None, ())
 
+    @scope.exclusive
     def install(self, hook: Hook, frame: Frame | None) -> None:
         """Activate a handle for the length of a frame, or for good (None)."""
-        with scope.writing:
-            self._hooks[frame] = (*self._hooks.get(frame, ()), hook)
+        self._hooks[frame] = (*self._hooks.get(frame, ()), hook)
 
     def uninstall(self, owner: Owner) -> None:
         """Remove whatever a frame put here, or was kept here for a recomputation."""
@@ -326,14 +329,14 @@ class HookPoint(nn.Identity):
 
         self._keep(stays, [None, *scope.current()])
 
+    @scope.exclusive
     def _keep(self, stays: Callable[[Hook], bool], owners: Sequence[Owner]) -> None:
-        with scope.writing:
-            for owner in owners:
-                kept = tuple(hook for hook in self._hooks.get(owner, ()) if stays(hook))
-                if kept:
-                    self._hooks[owner] = kept
-                else:
-                    self._hooks.pop(owner, None)
+        for owner in owners:
+            kept = tuple(hook for hook in self._hooks.get(owner, ()) if stays(hook))
+            if kept:
+                self._hooks[owner] = kept
+            else:
+                self._hooks.pop(owner, None)
 
     def has_hooks(self, dir: str = "both", including_permanent: bool = True, level: int | None = None) -> bool:
         """Whether a hook of that direction (and level) is active here."""

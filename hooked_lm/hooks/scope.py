@@ -16,13 +16,31 @@ import weakref
 from collections.abc import Callable, Generator
 from contextlib import ContextDecorator
 from contextvars import ContextVar
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from hooked_lm.hooks import checkpoint
 
 # Held by whoever changes the hooks of a point, never by who reads them. The collector may close a scope at any moment, also in
 # the midst of such a change: hence reentrant.
-writing = threading.RLock()
+_writing = threading.RLock()
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def exclusive(change: Callable[P, R]) -> Callable[P, R]:
+    """The same function, which no two threads run at once: for changes of hooks.
+
+    An interrupt that came between the end of the change and the release of the lock would block all other threads for good.
+    Python lets none in there, as both stand in one line and the release is no Python code.
+    """
+
+    @wraps(change)
+    def alone(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _writing: return change(*args, **kwargs)  # fmt: skip # noqa: E701
+
+    return alone
 
 
 class Frame:
@@ -92,11 +110,14 @@ _count = itertools.count(1)
 def runner() -> int:
     """A number of the running thread or asyncio task."""
     loop = asyncio._get_running_loop()
-    who = threading.current_thread() if loop is None else asyncio.current_task(loop) or loop
-    with writing:
-        if who not in _numbers:
-            _numbers[who] = next(_count)
-        return _numbers[who]
+    return _number(threading.current_thread() if loop is None else asyncio.current_task(loop) or loop)
+
+
+@exclusive
+def _number(who: object) -> int:
+    if who not in _numbers:
+        _numbers[who] = next(_count)
+    return _numbers[who]
 
 
 def _is_of_pool(thread: threading.Thread) -> bool:

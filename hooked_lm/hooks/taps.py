@@ -83,18 +83,18 @@ class ModulePoint(HookPoint):
         super()._keep(stays, owners)
         self._follow()
 
+    @scope.exclusive
     def _follow(self) -> None:
         module = self._owner[0]
-        with scope.writing:
-            there = module._forward_pre_hooks if self.is_input else module._forward_hooks
-            mine = [key for key, tap in there.items() if isinstance(tap, _Tap) and tap.args[0] is self]
-            if self._hooks and not mine and self.is_input:
-                module.register_forward_pre_hook(_Tap(_at_inputs, self), with_kwargs=True)
-            elif self._hooks and not mine:
-                module.register_forward_hook(_Tap(_at_output, self))
-            for key in () if self._hooks else mine:
-                there.pop(key, None)
-                module._forward_pre_hooks_with_kwargs.pop(key, None)
+        there = module._forward_pre_hooks if self.is_input else module._forward_hooks
+        mine = [key for key, tap in there.items() if isinstance(tap, _Tap) and tap.args[0] is self]
+        if self._hooks and not mine and self.is_input:
+            module.register_forward_pre_hook(_Tap(_at_inputs, self), with_kwargs=True)
+        elif self._hooks and not mine:
+            module.register_forward_hook(_Tap(_at_output, self))
+        for key in () if self._hooks else mine:
+            there.pop(key, None)
+            module._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
 # ---- what PyTorch calls ----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from types import FrameType
 from typing import Any
 
@@ -159,3 +160,24 @@ def test_a_point_with_a_forward_of_its_own() -> None:
         assert torch.equal(model(some_input()), some_input())
 
     at_every_line(lambda: model.run_with_hooks(some_input(), fwd_hooks=[("hook", nothing)]), check)
+
+
+def test_an_interrupt_never_blocks_other_threads() -> None:
+    """A lock that stays held would stop every other thread that adds a hook, for good."""
+    model = net()
+
+    def others_can_add() -> None:
+        thread = Thread(target=lambda: model.add_hook("hook_left", nothing), daemon=True)
+        thread.start()
+        thread.join(30)
+        assert not thread.is_alive(), "the lock is still held"
+        model.reset_hooks(including_permanent=True)
+
+    def change() -> None:
+        model.add_hook("hook_left", nothing)
+        model.unregister(model.register(("hook_right", nothing)))
+        with model.hooks([("hook_left", nothing)]):
+            pass
+        model.reset_hooks()
+
+    assert at_every_line(change, others_can_add, step=3) > 50
