@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks import HookPoint, scope
 from tests.hooks.nets import SITES, Net, assert_no_hook_left, net, some_input
 
 
@@ -284,6 +284,7 @@ def test_real_ctrl_c_at_any_moment() -> None:
                 hits += 1
             assert_no_hook_left(model)
             assert model.context_level == 0
+            assert not scope._writing._is_owned(), "other threads would wait for ever"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
