@@ -63,6 +63,12 @@ class Hook:
         """The handle itself: `point.fwd_hooks[0].hook.remove()` is how tools take a hook away."""
         return self
 
+    def __getattr__(self, name: str) -> str:
+        """`__name__` says which function this is: tools look there for those of their own."""
+        if name == "__name__":  # made when it is asked for, as the `repr` of a model's method is that of the model too
+            return repr(self.user_hook)
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
     def hooks_dict_ref(self) -> dict[int, "Hook"]:
         """The hooks at the same point by `id`; `hook.id in hook.hooks_dict_ref()` while it is there, as in PyTorch."""
         return self.point.hooks_by_id()
@@ -288,9 +294,9 @@ class HookPoint(nn.Identity):
         return Hook(hook, self, dir, is_permanent, level, prepend, alias_names, when)
 
     def hooks_by_id(self) -> dict[int, Hook]:
-        """All hooks at this point, of whatever thread or scope, but those that only a recomputation sees."""
-        kept = [hooks for owner, hooks in list(self._hooks.items()) if not isinstance(owner, Seen)]
-        return {hook.id: hook for hooks in kept for hook in hooks}
+        """All hooks at this point, of whatever thread or scope, in order, but those that only a recomputation sees."""
+        kept = [hook for owner, hooks in list(self._hooks.items()) if not isinstance(owner, Seen) for hook in hooks]
+        return {hook.id: hook for hook in sorted(kept, key=lambda hook: hook.order)}
 
     def holds(self, hook: Hook) -> bool:
         """Whether this handle is active here for good: added by hand and not removed since."""

@@ -128,6 +128,8 @@ class SettledConfig:
         if name in SLOTS or not hasattr(self, "_given"):  # while it is made
             return object.__setattr__(self, name, value)
         value = normalized(type(self), name, value)
+        if name == "n_ctx" and self._of_model and isinstance(value, int) and 0 < value <= self.tree.n_ctx:
+            return object.__setattr__(self, name, value)  # for a while: prompts are held to it, and the positions stay
         is_of_tree = name == "tree" or (name in flat_fields(type(self)) and name not in FREE)
         if is_of_tree and self._of_model and name not in self.READ_AT_EVERY_RUN:
             if value is getattr(self, name) or value == getattr(self, name):

@@ -38,6 +38,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 READ_AND_WRITTEN = {
     "stream": ("hook_resid_mid", "hook_mlp_out"),
+    "mlp": ("mlp.hook_in", "mlp.hook_out"),
     "norm": ("ln2.hook_normalized", "hook_mlp_out"),
 }
 KINDS = [

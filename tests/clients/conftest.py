@@ -10,7 +10,9 @@ sys.path.append(str(Path(__file__).parent))  # programs import each other as the
 
 # Programs that tests run with the original on the path.
 collect_ignore = [
+    "acdc_run.py",
     "circuit_tracer_run.py",
+    "circuitkit_run.py",
     "converters.py",
     "flat_originals.py",
     "fold_of_the_original.py",

@@ -1,5 +1,6 @@
 """Several functions at one point: what each is shown, and what an edit in place reaches."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,3 +65,17 @@ def test_an_answer_is_not_edited_by_the_next_function() -> None:
         with net.hooks(fwd_hooks=[("hook_x", lambda value, hook, answer=answer: answer), ("hook_x", zero)]):
             assert torch.equal(net(torch.ones(2, 3)), torch.zeros(2, 3))
         assert torch.equal(stored, torch.full((2, 3), 5.0))
+
+
+def test_a_handle_says_which_function_it_holds() -> None:
+    """Tools look for their own functions by name, partial ones too, among those of a point."""
+    net = Net()
+
+    def mine(value: Tensor, hook: HookPoint, factor: float = 1.0) -> None:
+        pass
+
+    net.add_hook("hook_x", zero)
+    net.add_hook("hook_x", partial(mine, factor=2.0), prepend=True)
+    names = [handle.__name__ for handle in net.hook_dict["hook_x"].fwd_hooks[0].hooks_dict_ref().values()]
+    assert ["mine" in names[0], "zero" in names[1]] == [True, True]
+    assert type(net.hook_dict["hook_x"].fwd_hooks[0]).__name__ == "Hook"

@@ -1,0 +1,63 @@
+"""CircuitKIT: edge and node attribution, circuits of edges, and the experiment of automatic circuit discovery, as published."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from tests.clients import circuitkit_run
+from tests.clients.circuitkit_run import MODELS, circuitkit, everything, made
+from tests.close import GRADIENT, assert_close
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, Tensor], Any]]:
+    """The same calls of the same program on TransformerLens itself."""
+    original, out = Path(sys.prefix) / "transformer-lens-3.9.0", tmp_path_factory.mktemp("theirs")
+    program = circuitkit_run.__file__
+    subprocess.run([sys.executable, program, str(original), str(out)], check=True, capture_output=True)
+    found = {}
+    for name in MODELS:
+        with safe_open(out / f"{name}.safetensors", "pt") as file:
+            keys = file.keys()
+            found[name] = {key: file.get_tensor(key) for key in keys}, json.loads(file.metadata()["said"])
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:transformer-lens 3.9.0 is installed")
+@pytest.mark.filterwarnings("ignore:Finished iterating", "ignore:We shall overwrite the ref_ds")  # the search says so
+@pytest.mark.parametrize("name", MODELS)
+def test_as_with_the_original(name: str, theirs: dict[str, tuple[dict[str, Tensor], Any]]) -> None:
+    """Scores of every method, circuits and what they say, each step of the search and the edges that it leaves."""
+    found, said = everything(name)
+    expected, expected_said = theirs[name]
+    assert found.keys() == expected.keys()
+    for key, value in found.items():
+        assert_close(value, expected[key], depth=GRADIENT, msg=lambda text, key=key: f"{key}: {text}")
+    assert said == expected_said
+    assert found["edges EAP sum"].abs().max() > 0.01
+    if name == "gpt2":
+        assert 0 < len(said["left {}"]) < 1000
+        assert found["experiment {}"][-1, 0] > 0
+
+
+@pytest.mark.filterwarnings("ignore:transformer-lens 3.9.0 is installed")
+def test_a_length_for_a_while() -> None:
+    """It sets `cfg.n_ctx` of a model that is built, tokenizes, and sets it back."""
+    circuitkit()
+    from circuitkit.backends.eap.eap_utils import tokenize_plus
+
+    model = made("gpt2")
+    tokens, mask, lengths, n_pos = tokenize_plus(model, ["w5 w9 w12 w7", "w8 w3"], max_length=3)
+    assert n_pos == 3
+    assert torch.equal(tokens, torch.tensor([[1, 5, 9], [1, 8, 3]]))
+    assert torch.equal(lengths, torch.tensor([3, 3]))
+    assert mask.all()
+    assert model.cfg.n_ctx == 24
+    assert model(torch.zeros(1, 24, dtype=torch.long)).shape == (1, 24, 60)
