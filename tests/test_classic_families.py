@@ -241,7 +241,7 @@ def test_a_wrong_tree_is_noticed(wrong: str):
     model = HookedTransformer(cfg)
     model.load_state_dict({n: w for n, w in right.state_dict().items() if n in model.state_dict()})
     expected = logits_of(case(name), prompt(case(name)))
-    assert_apart(model(prompt(case(name))), expected)
+    assert_apart(model(prompt(case(name))), expected, times=10)  # one of them rounds biases to half precision
 
 
 def trade_heads(model: HookedTransformer, name: str) -> None:

@@ -1,8 +1,9 @@
 """Named hook points in any PyTorch network: read, replace and differentiate what passes. Needs torch only."""
 
 from hooked_lm.hooks.cache import Cache
+from hooked_lm.hooks.hook import Hook, HookFunction
 from hooked_lm.hooks.module import HookedRootModule, NamesFilter
-from hooked_lm.hooks.point import Hook, HookFunction, HookPoint, is_listening
+from hooked_lm.hooks.point import HookPoint, is_listening
 from hooked_lm.hooks.select import UnknownSite, site_glob
 from hooked_lm.hooks.slice import Slice, SliceInput
 from hooked_lm.hooks.wrap import WrappedModule, wrap

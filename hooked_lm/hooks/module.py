@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from hooked_lm.hooks import scope
 from hooked_lm.hooks.cache import Cache, Recorder
 from hooked_lm.hooks.entry import Entry, add_options, companions_of, read_entry
-from hooked_lm.hooks.point import Hook, HookPoint, directions_of, install_all, unnamed
+from hooked_lm.hooks.hook import Hook
+from hooked_lm.hooks.point import HookPoint, directions_of, install_all, unnamed
 from hooked_lm.hooks.scope import Scope
 from hooked_lm.hooks.select import PointDict, Site, UnknownSite, select
 from hooked_lm.hooks.stand_in import Known, give_name, settle
@@ -144,16 +145,11 @@ class HookedRootModule(nn.Module):
 
     def _input(self, name: str) -> HookPoint:
         if name not in self._input_points:
-            module = self.mod_dict[name]
-            point = ModulePoint.at_input(module, f"{name}.input")
-            inside = [m for m in module.modules() if isinstance(m, HookPoint)]
-            point.grows = not inside or any(m.grows for m in inside)
-            self._keep_input(name, point)
+            self._keep_input(name, ModulePoint.at_input(self.mod_dict[name], f"{name}.input"))
         return self._input_points[name]
 
     @scope.exclusive
     def _keep_input(self, name: str, point: HookPoint) -> None:
-        # of two threads that make one, the first keeps its own
         self._input_points = {name: point, **self._input_points}
 
     def in_bare_cache(self, point: HookPoint) -> bool:
@@ -371,16 +367,15 @@ class HookedRootModule(nn.Module):
         """Remove what was registered under this id; raises KeyError with the ids that there are."""
         known = self.registered()
         if hook_id not in known:
-            raise UnknownSite(
-                f"no hook is registered under {hook_id!r}; the ids are {', '.join(map(str, known)) or 'none'}"
-            )
+            ids = ", ".join(map(str, known)) or "none"
+            raise UnknownSite(f"no hook is registered under {hook_id!r}; the ids are {ids}")
         for handle in self._registered[hook_id][1]:
             handle.remove()
         self._registered = {i: entry for i, entry in self._registered.items() if i != hook_id}
 
     def registered(self) -> dict[int, Any]:
         """The registered hooks as they were given, by id and in order; several on one site are all here."""
-        return {hook_id: given for hook_id, (given, handles) in self._registered.items() if _are_active(handles)}
+        return {i: given for i, (given, handles) in self._registered.items() if any(h.is_active for h in handles)}
 
     def check_hooks_to_add(
         self,
@@ -415,7 +410,7 @@ class HookedRootModule(nn.Module):
 
     @scope.exclusive
     def _forget_removed(self) -> None:
-        self._registered = {i: entry for i, entry in self._registered.items() if _are_active(entry[1])}
+        self._registered = {i: self._registered[i] for i in self.registered()}
 
     def clear_contexts(self) -> None:
         """Empty the `ctx` of every point."""
@@ -453,8 +448,3 @@ class HookedRootModule(nn.Module):
     def is_caching(self) -> bool:
         """Whether a recorder is active here."""
         return any(hook.records for hooks in self.list_hooks().values() for hook in hooks)
-
-
-def _are_active(handles: list[Hook]) -> bool:
-    """Whether one of them is still at its point, which a reset of permanent hooks has emptied otherwise."""
-    return any(handle.point.holds(handle) for handle in handles)

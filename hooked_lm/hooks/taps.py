@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from hooked_lm.hooks import checkpoint, scope
-from hooked_lm.hooks.point import Hook, HookPoint
+from hooked_lm.hooks.hook import Hook
+from hooked_lm.hooks.point import HookPoint
 from hooked_lm.hooks.scope import Frame, Owner
 from hooked_lm.hooks.select import UnknownSite
 
@@ -39,8 +40,10 @@ class ModulePoint(HookPoint):
 
     @classmethod
     def at_input(cls, module: nn.Module, name: str, path: tuple[Key, ...] = ()) -> "ModulePoint":
-        """A point at the inputs of a module."""
-        return cls(module, True, name, path)
+        """A point at the inputs of a module; they grow in generation unless all points inside say that theirs do not."""
+        point, inside = cls(module, True, name, path), [m for m in module.modules() if isinstance(m, HookPoint)]
+        point.grows = not inside or any(m.grows for m in inside)
+        return point
 
     @classmethod
     def at_output(cls, module: nn.Module, name: str, path: tuple[Key, ...] = ()) -> "ModulePoint":

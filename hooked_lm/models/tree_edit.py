@@ -15,7 +15,7 @@ def edited(tree: Any, old: Any, new: Any) -> Any:
 
     >>> from hooked_lm.components.norm import RMSNorm
     >>> edited(RMSNorm.Config(8, offset=1.0), RMSNorm.Config(8), RMSNorm.Config(8, eps=0.1))
-    RMSNorm.Config(d_model=8, eps=0.1, weight=True, offset=1.0)
+    RMSNorm.Config(d_model=8, eps=0.1, weight=True, offset=1.0, ...)
     """
     return _edited(_with_scales(tree), old, new, "")
 
