@@ -100,7 +100,7 @@ def test_neurons_heads_directions_and_features_of_dictionaries(demo: Any, what: 
     for i, (text, position) in enumerate(zip(found.texts[feature], found.positions[feature], strict=True)):
         for j, at in enumerate(range(int(position) - 2, int(position) + 3)):
             if 0 <= at < 9:
-                assert_close(around[i, j], float(numbers[(text, at, *feature)]))
+                assert_close(around[i, j], numbers[(text, at, *feature)], scale=numbers[(..., *feature)])
                 assert found.tokens[feature][i, j] == data[text, at]
             else:
                 assert around[i, j].isnan()
