@@ -149,7 +149,7 @@ class HookedRootModule(nn.Module):
         return self._input_points[name]
 
     @scope.exclusive
-    def _keep_input(self, name: str, point: HookPoint) -> None:
+    def _keep_input(self, name: str, point: ModulePoint) -> None:
         self._input_points = {name: point, **self._input_points}
 
     def in_bare_cache(self, point: HookPoint) -> bool:
