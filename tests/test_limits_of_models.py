@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import (
     BertConfig,
     BertForQuestionAnswering,
@@ -57,10 +58,20 @@ def test_several_labels() -> None:
     assert model(IDS, return_type="predictions") == ["LABEL_0", "LABEL_2"]
 
 
-def test_sweeps_run_on_one_stack_of_layers() -> None:
+def test_what_is_made_for_one_stack_refuses_two_and_names_what_takes_them() -> None:
     model = HookedEncoderDecoder.from_pretrained("tiny", hf_model=reference(first("t5")))
-    with pytest.raises(TypeError, match="one stack of layers, and this model has two"):
-        patching.sweep(model, IDS, IDS, metric=lambda logits: logits.mean(), sites="encoder.mlp_out")
+
+    def metric(logits: Tensor) -> Tensor:
+        return logits[:, -1, 4]
+
+    with pytest.raises(TypeError, match=r"ablate is made for one stack of layers.*patching.sweep.*decoder_input="):
+        patching.ablate(model, IDS, metric=metric)
+    with pytest.warns(UserWarning, match="not a causal decoder: 5 cells run as whole forward passes"):
+        found = patching.sweep(
+            model, IDS, IDS + 1, metric=metric, sites="encoder.resid_pre", layers=[0], decoder_input=IDS, progress=False
+        )
+    changed = torch.stack([torch.where(torch.arange(5) == pos, IDS + 1, IDS)[0] for pos in range(5)])
+    assert_close(found.values.flatten(), metric(model(changed, IDS.expand(5, -1))))  # the stream at first is the tokens
 
 
 def test_latent_attention_says_which_weights_it_has() -> None:
