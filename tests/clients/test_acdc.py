@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.clients import acdc_run
 from tests.clients.acdc_run import CLEAN, MODELS, everything, made
-from tests.close import GRADIENT, assert_close
+from tests.close import GRADIENT, assert_apart, assert_close
 
 Said = dict[str, Any]
 
@@ -54,7 +54,7 @@ def test_values_are_those_of_the_original(name: str, ours: Any, theirs: Any) -> 
     losses = found[f"{name}: losses"]
     assert losses.max() > 0.1
     assert 0 < len(ours[1][f"{name}: open"]) < len(losses)
-    assert not torch.allclose(found[f"{name}: cut"], found[f"{name}: copy"], atol=1e-3)
+    assert_apart(found[f"{name}: cut"], found[f"{name}: copy"])
 
 
 def test_names_order_and_choices_are_those_of_the_original(ours: Any, theirs: Any) -> None:
