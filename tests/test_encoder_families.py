@@ -90,12 +90,18 @@ def test_attention_is_uneven(case: Case):
 
 def test_gradients(case: Case):
     """For every weight, under the name that transformers gives it: our gradients are exported as if they were weights."""
-    tokens, other, model = prompt(case), theirs(case), copy.deepcopy(hooked(case))
+    tokens, model = prompt(case), copy.deepcopy(hooked(case))
     inputs = types(case, tokens)
-    expected = of_transformers(other, tokens, **inputs)
-    weighed_sum(expected).backward()
+
+    def other(dtype: torch.dtype) -> tuple[Any, Outputs]:
+        hf_model = theirs(case, dtype)
+        outputs = of_transformers(hf_model, tokens, **inputs)
+        weighed_sum(outputs).backward()
+        return hf_model, outputs
+
+    other_model, expected = other(torch.float32)
     weighed_sum(ours(model, tokens, expected, **inputs)).backward()
-    assert_same_gradients_of(model, other)
+    assert_same_gradients_of(model, other_model, lambda: other(torch.float64)[0])
 
 
 def weighed_sum(outputs: Outputs) -> Tensor:

@@ -124,7 +124,8 @@ def test_a_family_that_misreads_a_field_is_noticed(
     def is_noticed(case: Case) -> bool:
         try:
             compare(case)
-        except AssertionError:
+        except AssertionError as error:
+            assert "are not close" in str(error), "something other than the numbers was wrong"
             return True
         return False
 
