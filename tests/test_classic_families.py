@@ -240,7 +240,9 @@ def test_a_wrong_tree_is_noticed(wrong: str):
     cfg = HookedTransformerConfig.from_tree(alter(right.cfg.tree), init_weights=False, device="cpu")
     model = HookedTransformer(cfg)
     model.load_state_dict({n: w for n, w in right.state_dict().items() if n in model.state_dict()})
-    tokens = prompt(case(name), length=40)  # as many as there are positions: at a distance rounding of linear biases shows
+    tokens = prompt(
+        case(name), length=40
+    )  # as many as there are positions: at a distance rounding of linear biases shows
     assert_apart(model(tokens), logits_of(case(name), tokens))
 
 

@@ -15,6 +15,8 @@ T = TypeVar("T")
 class Reading:
     """One pass over the last `n_new` columns of a text of which `real` [batch, pos] says what is no padding.
 
+    All passes of one generation have the same object `text`, by which two generations that take turns are told apart.
+
     >>> import torch
     >>> real = torch.tensor([[False, True, True], [True, True, True]])
     >>> Reading(step=1, real=real, n_new=2).positions
@@ -22,8 +24,8 @@ class Reading:
             [1, 2]])
     """
 
-    def __init__(self, step: int, real: Tensor, n_new: int) -> None:
-        self.step, self.real, self.n_new = step, real, n_new
+    def __init__(self, step: int, real: Tensor, n_new: int, text: object = None) -> None:
+        self.step, self.real, self.n_new, self.text = step, real, n_new, text
 
     @cached_property
     def positions(self) -> Tensor:

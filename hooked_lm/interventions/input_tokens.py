@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks.reading import current
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.collector import Collector
 from hooked_lm.interventions.per_thread import PerThread
@@ -30,10 +32,12 @@ class Texts:
 
 @dataclass
 class _Reading:
-    """What a thread reads: the tokens of its last call, and whether `batch` has said those of the next."""
+    """What a thread reads: the tokens of its last call, whether `batch` has said those of the next, and the tokens so far of
+    each generation that is under way."""
 
     latest: Texts | None = None
     is_said: bool = False
+    generated: WeakKeyDictionary[Any, Texts] = field(default_factory=WeakKeyDictionary)
 
 
 @dataclass(eq=False, repr=False)
@@ -100,26 +104,26 @@ class InputTokens(Collector):
         self._reading.value.is_said = True
 
     def see(self, value: Any, hook: HookPoint) -> None:
-        reading, before = self._reading.value, self.latest
+        reading, before, generation = self._reading.value, self.latest, current()
         was_said, reading.is_said = reading.is_said, False
-        if hook.step and self.latest is not None:
-            self._go_on(value, hook)
+        if generation is not None and generation.text in reading.generated:
+            self._go_on(value, hook, reading.generated[generation.text])
         elif not was_said:
             self._begin(value, self._not_padding(value) if hook.positions is None else hook.positions >= 0)
         elif before is None or value.shape != before.ids.shape or bool((value.cpu() != before.ids).any()):
             said = None if before is None else list(before.ids.shape)
             got = f"{list(value.shape)}, and batch() was told of others {said}"
             raise ValueError(f"'{hook.name}' reads ids {got}: say what the run reads, or nothing")
+        if generation is not None and reading.latest is not None:
+            reading.generated[generation.text] = reading.latest
 
     def _begin(self, tokens: Tensor, mask: Tensor) -> None:
         ids, real = self._add(tokens, mask)
         self._reading.value.latest = Texts(ids, real, self.n_texts, ids.shape[1])
         self.n_texts += len(ids)
 
-    def _go_on(self, tokens: Tensor, hook: HookPoint) -> None:
+    def _go_on(self, tokens: Tensor, hook: HookPoint, before: Texts) -> None:
         """A step of generation: with the key/value cache it reads what is new, without it everything again."""
-        before = self.latest
-        assert before is not None
         real = torch.ones_like(tokens) if hook.positions is None else hook.positions.expand(tokens.shape) >= 0
         ids, mask = self._add(tokens, real)
         if ids.shape[1] > before.ids.shape[1]:

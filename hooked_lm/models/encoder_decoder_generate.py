@@ -134,7 +134,7 @@ def _reader(model: Any, source: Tensor, mask: Tensor | None, use_cache: bool) ->
     def read(tokens: Tensor) -> Tensor:
         keep = None if is_listening(*points) else 1
         new = tokens if cache is None else tokens[:, cache.length :]
-        show(Reading(next(steps), torch.ones_like(tokens, dtype=torch.bool), new.shape[1]))
+        show(Reading(next(steps), torch.ones_like(tokens, dtype=torch.bool), new.shape[1], read))
         if cache is None or cache.source is None:
             logits = model(source, new, attention_mask=mask, past_kv_cache=cache, logits_to_keep=keep)
         else:

@@ -224,7 +224,7 @@ class _Reader:
             "past_kv_cache": cache,
             "logits_to_keep": None if is_listening(*points) else 1,
         }
-        show(Reading(next(self.steps), sequence.real, n_new))
+        show(Reading(next(self.steps), sequence.real, n_new, sequence))
         if n_new <= sequence.tokens.shape[1]:
             logits = model(sequence.tokens[:, -n_new:], **options)
         else:

@@ -97,6 +97,21 @@ def test_generation_counts_each_token_once(cached: bool) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("cached", [True, False])
+def test_generations_that_take_turns_keep_their_tokens_apart(cached: bool) -> None:
+    model, prompts, top = toy("rotary"), ids(2, 4), TopExamples(SITE, k=14)
+    options = {"max_tokens_per_yield": 1, "return_type": "tokens", "use_past_kv_cache": cached, **SPARE}
+    streams = [model.generate_stream(prompt[None], 4, **options) for prompt in prompts]
+    with model.hooks([top]):
+        pieces = [torch.cat(stream, 1) for stream in zip(*zip(*streams, strict=True), strict=True)]
+    read = [tokens[0, :7] for tokens in pieces]  # the last token was never read
+    found = top.examples()
+    assert found.texts.sort(-1).values.eq(torch.tensor([0] * 7 + [1] * 7)).all()
+    for text, position, tokens in zip(found.texts[0], found.positions[0], found.tokens[0], strict=True):
+        assert tokens[10] == read[text][position]
+
+
+@torch.no_grad()
 def test_tokens_of_an_earlier_run_are_not_taken_for_those_of_this_one() -> None:
     model, tokens, top = toy("rotary"), ids(2, 5), TopExamples(SITE)
     model.run_with_hooks(tokens, fwd_hooks=[top])
