@@ -125,8 +125,7 @@ def test_a_family_that_misreads_a_field_is_noticed(
         try:
             compare(case)
         except AssertionError as error:
-            assert "are not close" in str(error), "something other than the numbers was wrong"
-            return True
+            return "are not close" in str(error)  # the numbers, and nothing else
         return False
 
     hooked.cache_clear()
