@@ -41,11 +41,12 @@ native :=
 avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 default := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2
 
+# Four threads may have two cores: they must not spin while they wait for each other.
 test-processors: $(addprefix test-on-,$(PROCESSORS))  ## the whole test suite as other processors compute, in random orders
 
 test-on-%: $(READY)
 	TEST_THREADS=1 $($*) $(PY) -m pytest -n 2 --dist loadgroup --shuffle 1
-	TEST_THREADS=2 $($*) $(PY) -m pytest -n 2 --dist loadgroup --shuffle 2
+	TEST_THREADS=2 OMP_WAIT_POLICY=PASSIVE $($*) $(PY) -m pytest -n 2 --dist loadgroup --shuffle 2
 
 clients: $(CLIENTS)/.ready  ## run tools from PyPI that were written for HookedTransformer, and compare with the original
 	$(CLIENTS)/bin/python -m pytest -n 2 --dist loadgroup tests/clients

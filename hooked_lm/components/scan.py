@@ -60,7 +60,8 @@ def shown_states(point: HookPoint, decay: Tensor, update: Steps, start: Tensor |
 
     The point sees the states of the run without the edit, once. A number that it changes is the state at that
     position; the others are those of the recurrence. So is the gradient at the point: it counts what later positions
-    make of a state.
+    make of a state. In generation with a cache each step is such a run of its own: it sees states that follow from the
+    edits of the steps before.
     """
     states = linear_scan(decay, update, start)
     if not is_listening(point):

@@ -68,7 +68,8 @@ class Experiment:
     def _run_base(self, keep: Sequence[str]) -> None:
         self.base: BaseRun | None = None
         edits = [change for change in self.base_changes if isinstance(change, Edit)]
-        if self.obstacle is None and all(map(self._is_kept_by_a_base_run, self.base_changes)):
+        is_kept = all(map(self._is_kept_by_a_base_run, self.base_changes))
+        if self.obstacle is None and is_kept and not sees_changed_states(self.base_changes, self.base_changes):
             assert isinstance(self.model, HookedTransformer)
             self.base = BaseRun(self.model, self.tokens, self.places, edits, keep)
             logits = self.base.logits
@@ -210,7 +211,7 @@ class Experiment:
         the base run was changed there, every position of the cell differs from it."""
         if not all(isinstance(change, Edit) and change.site in self.places for change in cell):
             return False
-        if norm_and_copies([*cell, *self.base_changes]):
+        if norm_and_copies([*cell, *self.base_changes]) or sees_changed_states(self.base_changes, cell):
             return False
         layers = {self.places[change.site].layer for change in cell if self.places[change.site].on_demand}
         base = [self.places[change.site] for change in self.base_changes if change.site in self.places]
@@ -219,6 +220,8 @@ class Experiment:
     def _why_not(self, cells: Sequence[Cell]) -> str:
         if self.obstacle is not None:
             return self.obstacle
+        if any(sees_changed_states(self.base_changes, [*cell, *self.base_changes]) for cell in cells):
+            return "a function of states comes after a change of the same states in the base run"
         odd = next((change for change in (*cells[0], *self.base_changes) if not self._is_known([change])), None)
         if isinstance(odd, Edit):
             return f"nothing is known of what a change at '{odd.site}' reaches"
@@ -343,6 +346,23 @@ def norm_and_copies(changes: Sequence[Change]) -> bool:
         if site or copies:
             blocks[copies].add(block.rpartition(".hook_")[0] if copies else block)
     return not blocks[True].isdisjoint(blocks[False])
+
+
+def sees_changed_states(base: Sequence[Change], changes: Sequence[Change]) -> bool:
+    """Whether a function of a mixer's states comes after a change of these states in the base run.
+
+    In a forward pass it is given the states of the run without that change. A base run goes position by position, and
+    gives it the states that follow from the change.
+    """
+    states = [change for change in _edits(base) if change.site.endswith(".mixer.hook_state") and change.positions != ()]
+    functions = [
+        change for change in _edits(changes) if not isinstance(change.value, Tensor) and change.positions != ()
+    ]
+    return any(
+        before.site == after.site and min(before.positions or [0]) < max(after.positions or [sys.maxsize])
+        for before in states
+        for after in functions
+    )
 
 
 def _edits(cell: Sequence[Change]) -> list[Edit]:

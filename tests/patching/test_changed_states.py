@@ -1,0 +1,67 @@
+"""A function of states after a change of the same states in the base run: whole forward passes, and what a loop gives."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+from hooked_lm.patching.edits import Edit
+from hooked_lm.patching.engine import Experiment
+from tests.close import assert_close
+from tests.families import DECODER_CASES, Case
+from tests.families._models import hooked, prompt
+from tests.patching.naive import naive
+
+CASES = [
+    next(case for case in DECODER_CASES if case.family == family) for family in ("mamba", "mamba2", "recurrent_gemma")
+]
+REASON = "a function of states comes after a change of the same states in the base run: "
+
+
+def halved(*positions: int) -> tuple[str, tuple[int, ...]]:
+    return "halved", positions
+
+
+def zero(*positions: int) -> tuple[str, tuple[int, ...]]:
+    return "zero", positions
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    ("base", "cell", "falls_back"),
+    [
+        ([halved(1, 2)], [], False),  # the base run alone is a whole forward pass: no cell is
+        ([halved(1, 2)], [zero(6)], True),
+        ([halved(2)], [halved(4)], True),
+        ([zero(2)], [halved(4)], True),
+        ([zero(2), halved(4)], [zero(6)], True),
+        ([halved(4)], [halved(2)], False),
+        ([halved(4)], [zero(2)], False),
+        ([halved(4)], [zero(5)], False),
+        ([zero(2)], [zero(4)], False),
+        ([], [halved(1, 2, 5)], False),
+        ([], [zero(2), halved(4)], False),
+    ],
+)
+def test_a_function_is_given_the_states_of_the_run_without_the_change(
+    case: Case, base: list, cell: list, falls_back: bool
+) -> None:
+    model, tokens = copy.deepcopy(hooked(case)).double(), prompt(case, batch=2)
+    site = next(name for name in model.all_points() if name.endswith("mixer.hook_state"))
+
+    def edits(changes: list) -> list[Edit]:
+        values = {"zero": torch.zeros(1, 1), "halved": lambda x: 0.5 * x}
+        return [Edit(site, values[kind], positions) for kind, positions in changes]
+
+    def metric(logits: Tensor) -> Tensor:
+        return logits[:, -1, 3] - logits[:, -1, 4]
+
+    experiment = Experiment(model, tokens, [metric], base=edits(base))
+    assert_close(experiment.scores[0], metric(naive(model, tokens, [], edits(base))), dtype=torch.float32)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        [(_, scores)] = experiment.run([edits(cell)], progress=False) if cell else [(0, experiment.scores)]
+    assert [str(warning.message).startswith(REASON) for warning in seen] == [True] * falls_back
+    assert_close(scores[0], metric(naive(model, tokens, edits(cell), edits(base))), dtype=torch.float32)
