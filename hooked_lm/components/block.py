@@ -51,6 +51,11 @@ class AttentionPart(HeadInputs):
     cfg: Config
     layer: int
 
+    @property
+    def normalization_type(self) -> str | None:
+        """The kind of its first norm, as in a flat config: "LN", "LNPre", "RMS", "RMSPre"; None for no norm of ours."""
+        return getattr(self.ln1, "normalization_type", None)
+
     def make_attention(self, cfg: Config) -> None:
         self.ln1 = build_norm(cfg.ln1)
         per_head, per_kv_head = ("batch", "pos", "head", "d_model"), ("batch", "pos", "kv_head", "d_model")

@@ -197,6 +197,21 @@ class MoE(nn.Module):
             out = out + (shared * self.hook_shared_gate(self.shared_gate(x)) if self.cfg.shared_gate else shared)
         return self.hook_out(out)
 
+    @property
+    def num_experts(self) -> int:
+        """How many experts there are."""
+        return self.cfg.n_experts
+
+    @property
+    def experts_per_token(self) -> int:
+        """To how many of them a token goes."""
+        return self.cfg.top_k
+
+    @property
+    def d_mlp(self) -> int:
+        """How many neurons an expert has."""
+        return self.cfg.expert.d_mlp
+
     def route(self, x: Stream) -> tuple[Weights, Indices]:
         """Which experts each token goes to, and with which weights, at their sites."""
         weights, indices = self.choice(self.hook_router_logits(self.router_logits(x)))

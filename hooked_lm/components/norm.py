@@ -35,6 +35,7 @@ class _Known(nn.Module):
 
     cfg: Any
     manner = Manner()
+    kind = ""  # "LN" or "RMS"
 
     @property
     def eps(self) -> float:
@@ -46,6 +47,11 @@ class _Known(nn.Module):
         """How wide the vectors are that it normalises."""
         return self.cfg.d_model
 
+    @property
+    def normalization_type(self) -> str:
+        """Its public name: "LN" or "RMS", "LNPre" or "RMSPre" without a weight."""
+        return self.kind if self.cfg.weight else self.kind + "Pre"
+
 
 class LayerNorm(_Known):
     """`(x - mean) / scale * (offset + w) + b`, where scale is the root of the variance plus eps; the offset is mostly 0.
@@ -53,6 +59,8 @@ class LayerNorm(_Known):
     A norm whose weights were folded into the next layer ("LNPre") has neither `w` nor `b`. With `n_heads` they are
     [head, d_model]: each head has its own.
     """
+
+    kind = "LN"
 
     @dataclass(frozen=True)
     class Config:
@@ -143,6 +151,8 @@ class RMSNorm(_Known):
     With `n_heads` the weight is [head, d_model]: each head has its own. `joint` then takes one scale over all heads
     together.
     """
+
+    kind = "RMS"
 
     @dataclass(frozen=True)
     class Config:

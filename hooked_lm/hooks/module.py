@@ -28,12 +28,11 @@ _ids = itertools.count(1)
 class HookedRootModule(nn.Module):
     """Any network with HookPoints in it; call `setup()` at the end of `__init__`.
 
-    Hooks are `(site, fn)` pairs, or callable objects that carry their own `hook_point` (and perhaps `layer`,
-    a `direction`, "fwd" or "bwd" for the gradient, and `when`: "pre" runs before all the "post" hooks of a
-    point). A site is a name, a glob ("blocks.*.attn.hook_z"), a predicate on names, or a list of these. With
-    "pre" it may also name modules ("blocks.*.mlp"): then the hook is shown their first input. Hooks opened with
-    `hooks(...)` are seen in this thread or task only and are gone when the block ends, whatever happens in it;
-    those of `register` stay until `unregister`.
+    Hooks are `(site, fn)` pairs, or callable objects that carry their own `hook_point` (and perhaps `layer`, a `direction`,
+    "fwd" or "bwd" for the gradient, and `when`: "pre" runs before all the "post" hooks of a point). A site is a name, a glob
+    ("blocks.*.attn.hook_z"), a predicate on names, or a list of these. With "pre" it may also name modules ("blocks.*.mlp"):
+    then the hook is shown their first input. Hooks opened with `hooks(...)` are seen in this thread or task only and are gone
+    when the block ends, whatever happens in it; those of `register` stay until `unregister`.
 
     >>> import torch
     >>> class Net(HookedRootModule):
@@ -47,8 +46,7 @@ class HookedRootModule(nn.Module):
     tensor([[4., 4.]])
     """
 
-    # What there is before `setup()`, and for classes that bring a `hook_dict` of their own and call no `__init__` of ours.
-    # Replaced by others, never changed in place.
+    # Before `setup()`, and of classes with a `hook_dict` of their own that call no `__init__` of ours; never changed in place.
     mod_dict: Mapping[str, nn.Module] = MappingProxyType({})
     aliases: Mapping[str, str] = MappingProxyType({})
     _known: Mapping[str, Known] = MappingProxyType({})
@@ -119,8 +117,11 @@ class HookedRootModule(nn.Module):
             return NameTree(points, {name: " ".join(point.dims) for name, point in points.items()})
         if isinstance(site, str) and site in points:
             return [site]
-        bare = {name for name, point in points.items() if self.in_bare_cache(point)}
-        return select(site, points, self.aliases, self.site_name, bare)
+        return select(site, points, self.aliases, self.site_name, self.asked_first(points))
+
+    def asked_first(self, points: Mapping[str, HookPoint]) -> list[set[str]]:
+        """Groups of names about which a predicate is asked before the others: those of a bare run."""
+        return [{name for name, point in points.items() if self.in_bare_cache(point)}]
 
     def points(self, site: Site) -> list[HookPoint]:
         """The points that a site means, as `names` gives them."""
@@ -168,8 +169,7 @@ class HookedRootModule(nn.Module):
         """Open a scope in which these hooks are active.
 
         Backward hooks are placed during the forward pass, so they fire in a `backward()` called later too.
-        With `reset_hooks_end=False` the hooks stay on the model, for everybody, until `reset_hooks`.
-        `clear_contexts` empties every point's `ctx` at the end.
+        With `reset_hooks_end=False` the hooks stay, for everybody, until `reset_hooks`. `clear_contexts` empties every `ctx`.
         """
         return Scope(self, fwd_hooks, bwd_hooks, not reset_hooks_end, clear_contexts)
 

@@ -68,19 +68,19 @@ def select(
     names: Mapping[str, object],
     aliases: Mapping[str, str],
     shorthand: Callable[[Any], str],
-    bare: Collection[str] = (),
+    first: Sequence[Collection[str]] = (),
 ) -> list[str]:
     """The names that a site means, in the order of `names`.
 
-    A predicate is asked about the `bare` names first, and only if it selects none of them about all. Aliases answer only where
-    no name does. `shorthand` turns a short name or tuple into a full name. Raises
+    A predicate selects from the `first` group of names in which it selects any, and from the other names if there is no such
+    group. Aliases answer only where no name does. `shorthand` turns a short name or tuple into a full name. Raises
     UnknownSite for a name or glob that nothing answers to; a predicate or an empty list that selects nothing
     warns.
 
     >>> select("*.mlp", {"0.attn": 1, "0.mlp": 2}, {}, str)
     ['0.mlp']
     """
-    found = _find(site, names, aliases, shorthand, bare)
+    found = _find(site, names, aliases, shorthand, first)
     if not found:
         warnings.warn(f"the filter {site!r} selects none of {len(names)} hook points", stacklevel=4)
     return [name for name in names if name in found]
@@ -91,7 +91,7 @@ def _find(
     names: Mapping[str, object],
     aliases: Mapping[str, str],
     shorthand: Callable[[Any], str],
-    bare: Collection[str],
+    first: Sequence[Collection[str]],
 ) -> set[str]:
     if is_shorthand(site):
         return {_exact(shorthand(site), names, aliases, shorthand)}
@@ -103,10 +103,11 @@ def _find(
     if isinstance(site, str):
         return {_exact(site, names, aliases, shorthand)}
     if callable(site):
-        return set(filter(site, bare)) or _matching(site, [name for name in names if name not in bare], aliases)
+        found = next(filter(None, ({*filter(site, group)} for group in first)), set())
+        return found or _matching(site, [name for name in names if not any(name in group for group in first)], aliases)
     if not isinstance(site, Iterable):
         raise TypeError(f"a site is a name, glob, list or predicate, got {site!r}")
-    return {name for part in site for name in _find(part, names, aliases, shorthand, bare)}
+    return {name for part in site for name in _find(part, names, aliases, shorthand, first)}
 
 
 def _exact(site: str, names: Mapping[str, object], aliases: Mapping[str, str], shorthand: Callable[[Any], str]) -> str:

@@ -25,6 +25,8 @@ ON_DEMAND_FLAGS = {
     "hook_result": "use_attn_result",
     "hook_mlp_in": "use_hook_mlp_in",
 }
+# In every cache of TransformerLens: a predicate on names means these rather than sites that are ours alone.
+UNEMBED = {"unembed.hook_in", "unembed.hook_out"}
 
 
 def tokenizer_for(cfg: Any, tokenizer: Any) -> Any:
@@ -89,6 +91,10 @@ class PlacedModel:
         """Whether a cache without a filter keeps this point: all but those on demand, unless a flag asks for them."""
         flag = ON_DEMAND_FLAGS.get((point.name or "").rpartition(".")[2])
         return not point.on_demand or (flag is not None and getattr(self.cfg, flag))
+
+    def asked_first(self, points: Mapping[str, HookPoint]) -> list[set[str]]:
+        """Groups of names about which a predicate is asked before the others."""
+        return [*super().asked_first(points), UNEMBED & points.keys()]  # type: ignore[misc]
 
     def follow_manner(self) -> None:
         """Tell the parts what the flags of `cfg` say now, if it is something new. Raises ValueError for an unknown value."""

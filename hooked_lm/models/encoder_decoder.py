@@ -92,8 +92,9 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
         self.hook_tokens = HookPoint("batch", "pos", on_demand=True)
         self.embed = tree.embed.build()
         self.hook_embed = HookPoint("batch", "pos", "d_model")
-        self.pos_embed = None if side.pos_embed is None else side.pos_embed.build()
-        self.hook_pos_embed = None if side.pos_embed is None else HookPoint("batch", "pos", "d_model")
+        if side.pos_embed is not None:
+            self.pos_embed = side.pos_embed.build()
+            self.hook_pos_embed = HookPoint("batch", "pos", "d_model")
         add_norm(self, "encoder_embed_ln", side.ln_embed)
         self.encoder_rel_pos_bias = None if side.rel_pos_bias is None else side.rel_pos_bias.build()
         self.encoder = _blocks(side.blocks)
@@ -106,8 +107,9 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
         self.hook_decoder_tokens = HookPoint("batch", "pos", on_demand=True)
         self.decoder_embed = None if tree.decoder_embed is None else tree.decoder_embed.build()
         self.hook_decoder_embed = HookPoint("batch", "pos", "d_model")
-        self.decoder_pos_embed = None if side.pos_embed is None else side.pos_embed.build()
-        self.hook_decoder_pos_embed = None if side.pos_embed is None else HookPoint("batch", "pos", "d_model")
+        if side.pos_embed is not None:
+            self.decoder_pos_embed = side.pos_embed.build()
+            self.hook_decoder_pos_embed = HookPoint("batch", "pos", "d_model")
         add_norm(self, "decoder_embed_ln", side.ln_embed)
         self.decoder_rel_pos_bias = None if side.rel_pos_bias is None else side.rel_pos_bias.build()
         self.decoder = _blocks(side.blocks)
@@ -185,14 +187,22 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
         self.follow_manner()
         context = StackContext(tokens.shape[0], tokens.shape[1], tokens.device, real_positions(mask, tokens))
         resid = self.hook_embed(self.embed(self.hook_tokens(tokens)))
-        resid = norm_of(self, "encoder_embed_ln")(
-            _with_positions(resid, tokens, self.pos_embed, self.hook_pos_embed, context)
-        )
+        resid = norm_of(self, "encoder_embed_ln")(self._with_positions("pos_embed", resid, tokens, context))
         context.score_bias = _score_bias(self.encoder_rel_pos_bias, context, resid)
         for block in self.encoder:
             resid = block(resid, context)
         out = self.hook_encoder_out(norm_of(self, "encoder_final_ln")(resid))
         return Source(out, context.real, keeps=cache is not None and not cache.frozen)
+
+    def _with_positions(self, name: str, embed: Stream, tokens: Tensor, context: StackContext) -> Stream:
+        """The sum of token and position embedding, where the model has a module of this name for positions."""
+        if name not in self._modules:
+            return embed
+        added = getattr(self, name)(tokens, context.n_past, context.real).to(embed.dtype)
+        point = getattr(self, f"hook_{name}")
+        if is_listening(point):
+            added = point(added.expand_as(embed).contiguous())
+        return embed + added
 
     def _check_cache(self, cache: EncoderDecoderCache) -> None:
         """Raises ValueError for a cache that is not for this decoder."""
@@ -216,7 +226,7 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
         context = StackContext(tokens.shape[0], tokens.shape[1], tokens.device, real, cache, source)
         embed = self.decoder_embed or self.embed
         resid = self.hook_decoder_embed(embed(self.hook_decoder_tokens(tokens)))
-        resid = _with_positions(resid, tokens, self.decoder_pos_embed, self.hook_decoder_pos_embed, context)
+        resid = self._with_positions("decoder_pos_embed", resid, tokens, context)
         resid = norm_of(self, "decoder_embed_ln")(resid)
         context.score_bias = _score_bias(self.decoder_rel_pos_bias, context, resid)
         with nullcontext() if cache is None else cache.reading(source, context.real):
@@ -270,18 +280,6 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
 
 def _blocks(configs: Sequence[SideBlockConfig]) -> nn.ModuleList:
     return nn.ModuleList(block.build(layer) for layer, block in enumerate(configs))
-
-
-def _with_positions(
-    embed: Stream, tokens: Tensor, pos_embed: nn.Module | None, point: HookPoint | None, context: StackContext
-) -> Stream:
-    """The sum of token and position embedding."""
-    if pos_embed is None or point is None:
-        return embed
-    added = pos_embed(tokens, context.n_past, context.real).to(embed.dtype)
-    if is_listening(point):
-        added = point(added.expand_as(embed).contiguous())
-    return embed + added
 
 
 def _score_bias(bias: RelativeBias | None, context: StackContext, resid: Stream) -> Tensor | None:

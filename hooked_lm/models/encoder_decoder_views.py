@@ -46,7 +46,7 @@ class EncoderDecoderViews(WeightViews):
     @property
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
         """The position embedding of the encoder; AttributeError where the checkpoint holds none."""
-        if self.pos_embed is None or not hasattr(self.pos_embed, "W_pos"):
+        if not hasattr(self, "pos_embed") or not hasattr(self.pos_embed, "W_pos"):
             raise NoView("W_pos: the positions of this model are not learned")
         return self.pos_embed.table()
 

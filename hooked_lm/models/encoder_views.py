@@ -1,7 +1,5 @@
 """The weights of an encoder stacked by layer, and those of its embeddings and heads."""
 
-from typing import Any
-
 from jaxtyping import Float
 from torch import Tensor
 
@@ -12,11 +10,11 @@ class EncoderViews(WeightViews):
     """`model.W_Q` and its like, as in `WeightViews`; `W_E`, `W_pos` and `W_token_type` are as wide as the embedding."""
 
     @property
-    def pos_embed(self) -> Any:
-        """The position embedding."""
+    def W_pos(self) -> Float[Tensor, "n_ctx d_embed"]:
+        """The position embedding; AttributeError where positions are not learned."""
         if self.embed.pos_embed is None:
             raise NoView("the positions of this model are not learned, so it has no W_pos")
-        return self.embed.pos_embed
+        return self.embed.pos_embed.table()
 
     @property
     def W_token_type(self) -> Float[Tensor, "type d_embed"]:

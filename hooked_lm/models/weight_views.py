@@ -33,16 +33,18 @@ class WeightViews:
     blocks: Any  # a ModuleList of blocks
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """As for any module, but a block's norms come before its sublayers, as in the public interface."""
+        """As for any module, but a block's norms come before its sublayers and its router at the end, as in the public
+        interface."""
         named = list(super().named_parameters(*args, **kwargs))  # type: ignore[misc]
         first: dict[str, int] = {}  # where the parameters of a block begin
 
-        def place(i: int) -> tuple[int, bool]:
+        def place(i: int) -> tuple[int, int]:
             block, _, rest = named[i][0].rpartition("blocks.")[2].partition(".")
-            is_norm = rest.split(".")[0] in ("ln1", "ln1_post", "ln2", "ln2_post")
             if not block.isdigit() or isinstance(self.blocks[int(block)], PostNormBlock):  # its norms follow
-                return i, False
-            return first.setdefault(block, i), not is_norm
+                return i, 0
+            part = rest.split(".")[0]
+            is_router = rest in ("mlp.W_router", "mlp.b_router")
+            return first.setdefault(block, i), 0 if part in ("ln1", "ln1_post", "ln2", "ln2_post") else 1 + is_router
 
         yield from [named[i] for _, i in sorted((place(i), i) for i in range(len(named)))]
 

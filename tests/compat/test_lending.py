@@ -129,3 +129,15 @@ def test_nothing_else_of_the_package_knows_of_it() -> None:
         "import sys, hooked_lm.cli; print([name for name in sys.modules if 'compat' in name and 'hooked_lm' in name])",
     )
     assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.slow
+def test_what_is_recorded_changes_no_bit() -> None:
+    """In a program for HookedTransformer: plain, cached and hooked runs of models like GPT-2, Llama and Gemma 2, also with sites
+    that flags switch on."""
+    done = run("-m", "hooked_lm.compat", str(Path(__file__).with_name("recorded.py")))
+    kinds = [line.split() for line in done.stdout.splitlines()]
+    assert [kind for kind, *_ in kinds] == ["gpt2", "llama", "gemma2"], done.stderr
+    for _, *n_runs in kinds:
+        bare, flagged = map(int, n_runs)
+        assert 80 < bare < flagged
