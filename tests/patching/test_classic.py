@@ -132,8 +132,8 @@ def test_a_clean_stream_brings_the_clean_metric_back():
     model, (clean, corrupted) = build(), prompts(n_pos=1)
     cache = clean_run(model, clean)
     last = lambda logits: logits[:, -1, 3].mean()  # noqa: E731
-    result = patching.get_act_patch_resid_pre(model, corrupted, cache, last)
-    assert_close(result, last(model(clean)).expand(LAYERS, 1).detach())
+    result, logits = patching.get_act_patch_resid_pre(model, corrupted, cache, last), model(clean).detach()
+    assert_close(result, last(logits).expand(LAYERS, 1), scale=logits)
 
 
 @pytest.mark.parametrize("kind", ["plain", "grouped"])
