@@ -6,7 +6,6 @@ Tests are ordered by case, and a worker of pytest-xdist takes whole cases, so th
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,14 +114,19 @@ def test_attention_is_uneven_and_the_source_matters(case: Case):
 def test_gradients(case: Case):
     """For every weight, under the name that transformers gives it: our gradients are exported as if they were weights."""
 
-    def other(dtype: torch.dtype) -> Any:
+    source, target = drawn(case)
+
+    def of_transformers(dtype: torch.dtype) -> Any:
         model = theirs(case, dtype)
         backpropagate(model(source, decoder_input_ids=target).logits)
         return model
 
-    (source, target), ours = drawn(case), copy.deepcopy(hooked(case))
-    backpropagate(ours(source, target))
-    assert_same_gradients_of(ours, other(torch.float32), partial(other, torch.float64))
+    def ours(dtype: torch.dtype) -> Any:
+        model = copy.deepcopy(hooked(case)).to(dtype)
+        backpropagate(model(source, target))
+        return model
+
+    assert_same_gradients_of(ours, of_transformers)
 
 
 @torch.no_grad()

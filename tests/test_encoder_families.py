@@ -90,18 +90,23 @@ def test_attention_is_uneven(case: Case):
 
 def test_gradients(case: Case):
     """For every weight, under the name that transformers gives it: our gradients are exported as if they were weights."""
-    tokens, model = prompt(case), copy.deepcopy(hooked(case))
+    tokens = prompt(case)
     inputs = types(case, tokens)
 
-    def other(dtype: torch.dtype) -> tuple[Any, Outputs]:
-        hf_model = theirs(case, dtype)
-        outputs = of_transformers(hf_model, tokens, **inputs)
-        weighed_sum(outputs).backward()
-        return hf_model, outputs
+    def outputs(model: Any) -> Outputs:
+        return of_transformers(model, tokens, **inputs)
 
-    other_model, expected = other(torch.float32)
-    weighed_sum(ours(model, tokens, expected, **inputs)).backward()
-    assert_same_gradients_of(model, other_model, lambda: other(torch.float64)[0])
+    def other(dtype: torch.dtype) -> Any:
+        model = theirs(case, dtype)
+        weighed_sum(outputs(model)).backward()
+        return model
+
+    def hooked_model(dtype: torch.dtype) -> Any:
+        model = copy.deepcopy(hooked(case)).to(dtype)
+        weighed_sum(ours(model, tokens, outputs(theirs(case, dtype)), **inputs)).backward()
+        return model
+
+    assert_same_gradients_of(hooked_model, other)
 
 
 def weighed_sum(outputs: Outputs) -> Tensor:
