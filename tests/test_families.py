@@ -99,7 +99,7 @@ def test_gradients(case: Case):
 def test_bf16_is_as_near_the_truth_as_transformers(case: Case):
     """In a mixture of experts rounding sends some tokens to other experts, and which is chance.
 
-    There the median token counts, and those far off may not be many more than in transformers.
+    There the median token counts, and those far off are no more than in transformers, within four standard errors.
     """
     ours, routed = copy.deepcopy(hooked(case)), any(p.dims[0] == "routed" for p in hooked(case).all_points().values())
     tokens = prompt(case, batch=32)  # errors have long tails: a few tokens must not decide
@@ -109,7 +109,8 @@ def test_bf16_is_as_near_the_truth_as_transformers(case: Case):
     if routed:
         assert found.median().sqrt() <= 1.2 * theirs.median().sqrt()
         far_off = 16 * theirs.median()
-        assert (found > far_off).double().mean() <= (theirs > far_off).double().mean() + 0.03
+        more = ((found > far_off).double() - (theirs > far_off).double()).mean(-1)  # of each prompt
+        assert more.mean() <= 4 * more.std() / len(more) ** 0.5
     else:
         assert found.mean().sqrt() <= 1.2 * theirs.mean().sqrt()
 
