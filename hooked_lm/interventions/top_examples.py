@@ -8,20 +8,16 @@ from typing import Any
 
 import pandas as pd
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.components.norm import wide
 from hooked_lm.hooks import HookPoint
-from hooked_lm.interventions.input_tokens import Texts
+from hooked_lm.interventions.best_places import BestPlaces, NewTokens
 from hooked_lm.interventions.streaming import Streaming
 from hooked_lm.results import stored
 
 __all__ = ["Examples", "TopExamples"]
-
-AT_ONCE = 1 << 19  # entries that are looked at at a time
-RIVALS = 64  # of a feature that are ranked at a time
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -81,142 +77,8 @@ class Examples:
         return f"Examples({' x '.join(map(str, features)) or 'one feature'}, the {k} strongest)"
 
 
-class _Best:
-    """The best places so far of all features of a site, and what is written there.
-
-    `values` [feature, rank] are sorted. What belongs to them stands in `kept`, [feature * slot, ...]: there nothing moves, and
-    what is new takes the slot of what goes. `slots` [feature, rank] says which it is.
-    """
-
-    def __init__(
-        self, features: tuple[int, ...], k: int, context: int, largest: bool, has_activations: bool, like: Tensor
-    ) -> None:
-        self.features, self.context, self.largest, size = features, context, largest, prod(features)
-        dtype, width = torch.promote_types(like.dtype, torch.float32), 2 * context + 1
-        self.values = torch.full((size, k), -torch.inf, dtype=dtype, device=like.device)
-        self.slots = torch.arange(k, dtype=torch.int32, device=like.device).repeat(size, 1)
-        self.kept = {name: self.slots.new_full((size * k,), -1) for name in ("texts", "positions")}
-        self.kept["tokens"] = self.slots.new_full((size * k, width), -1)
-        if has_activations:
-            self.kept["activations"] = self.values.new_full((size * k, width), torch.nan)
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [self.values, self.slots, *self.kept.values()]
-
-    def add(self, values: Shaped[Tensor, "batch new feature"], texts: Texts, skip: int) -> bool:
-        """Look at the new tokens of a batch; False if a value is NaN, and then nothing is changed."""
-        batch = _Batch(values, texts, self.context)
-        counted = (batch.real & (batch.real.cumsum(1) > skip))[:, -values.shape[1] :]
-        flat, places = values.flatten(0, 1), counted.flatten().nonzero().flatten()
-        parts = places.split(_at_once(flat.shape[1]))
-        has_nan = len(flat) and bool(flat.sum().isnan())  # at a place that counts, in padding, or of infinities
-        if has_nan and any(bool(flat.index_select(0, part).isnan().any()) for part in parts):
-            return False
-        for part in parts if len(places) else ():
-            start, stop = int(part[0]), int(part[-1]) + 1
-            some = flat[start:stop] if stop - start == len(part) else flat.index_select(0, part)
-            self._compare(some if self.largest else -some, part, batch)
-        return True
-
-    def _compare(self, values: Shaped[Tensor, "place feature"], places: Int[Tensor, " place"], batch: "_Batch") -> None:
-        """Take in what is more than the least that is kept; where that is much, half of the places after the other."""
-        least = self.values[:, -1]
-        which = (values.amax(0) > least).nonzero().flatten()  # few, once some batches were seen
-        if not len(which):
-            return
-        has_all, k = 4 * len(which) > 3 * len(least), self.values.shape[1]
-        which = torch.arange(len(least), device=which.device) if has_all else which
-        some, bar = (values, least) if has_all else (values.index_select(1, which), least[which])
-        is_more = some > bar
-        if len(places) > RIVALS and int(is_more.count_nonzero()) > RIVALS * len(which) // 2:
-            # Candidates first: what is below the k largest of these places cannot stay.
-            is_more &= some >= some.topk(min(k, len(places)), 0, sorted=False).values.amin(0)
-        found = is_more.flatten().nonzero().flatten()
-        place, feature = found // len(which), found % len(which)
-        n_new = feature.bincount(minlength=len(which))
-        if len(places) > RIVALS and int(n_new.max()) > RIVALS:
-            return self._compare_halves(values, places, batch)
-        feature, order = feature.sort(stable=True)  # the new ones of each feature in the order of the data
-        place = place[order]
-        first = n_new.cumsum(0) - n_new
-        rivals = self.values.new_full((len(which), int(n_new.max())), -torch.inf)
-        nth = torch.arange(len(found), device=found.device) - first[feature]
-        rivals[feature, nth] = some[place, feature].to(rivals.dtype)
-        self._replace(which, rivals, first, places[place], batch)
-
-    def _compare_halves(
-        self, values: Shaped[Tensor, "place feature"], places: Int[Tensor, " place"], batch: "_Batch"
-    ) -> None:
-        for half in zip(values.tensor_split(2), places.tensor_split(2), strict=True):
-            self._compare(*half, batch)
-
-    def _replace(
-        self,
-        which: Int[Tensor, " some"],
-        rivals: Float[Tensor, "some rival"],
-        first: Int[Tensor, " some"],
-        places: Int[Tensor, " found"],
-        batch: "_Batch",
-    ) -> None:
-        """Rank old and new numbers; those of each feature are at the places from its `first` on."""
-        k, old = self.values.shape[1], self.slots[which]
-        # Of equal numbers the old ones are before the new, and these in the order of the data.
-        best, order = torch.cat([self.values[which], rivals], 1).sort(dim=1, descending=True, stable=True)
-        order, is_new = order[:, :k], order[:, :k] >= k
-        slots = old.gather(1, torch.where(is_new, k - is_new.cumsum(1), order))
-        self.values[which], self.slots[which] = best[:, :k], slots
-        new = is_new.flatten().nonzero().flatten()
-        to, chosen = (
-            (each + start[:, None]).flatten()[new] for each, start in ((slots, which * k), (order, first - k))
-        )
-        for at, some in zip(
-            *(each.split(_at_once(2 * self.context + 1)) for each in (to, places[chosen])), strict=True
-        ):
-            for name, found in batch.at(some, at // k, "activations" in self.kept).items():
-                self.kept[name].index_copy_(0, at, found.to(self.kept[name].dtype))
-
-    def examples(self) -> Examples:
-        """What is kept, the best first."""
-        size, k = self.values.shape
-        at = (self.slots + k * torch.arange(size, device=self.slots.device)[:, None]).view(*self.features, k)
-        texts, positions, tokens, *activations = (kept[at].cpu() for kept in self.kept.values())
-        values = (self.values if self.largest else -self.values).view(at.shape).cpu().masked_fill(texts < 0, torch.nan)
-        return Examples(values, texts.long(), positions.long(), tokens.long(), *activations)
-
-
-def _at_once(width: int) -> int:
-    return max(1, AT_ONCE // max(1, width))
-
-
-class _Batch:
-    """The values of new tokens, and around each of them the ids of the text, -1 where it has none."""
-
-    def __init__(self, values: Shaped[Tensor, "batch new feature"], texts: Texts, context: int) -> None:
-        self.values, self.first, self.start = values, texts.first, texts.ids.shape[1] - values.shape[1]
-        self.real, width = texts.mask.to(values.device), 2 * context + 1
-        ids = texts.ids.to(values.device, torch.int32).masked_fill(~self.real, -1)
-        self.tokens = F.pad(ids, (context, context), value=-1).unfold(1, width, 1)[:, self.start :]
-        self.around = torch.arange(-context, context + 1, device=values.device)
-
-    def at(
-        self, places: Int[Tensor, " some"], feature: Int[Tensor, " some"], has_activations: bool
-    ) -> dict[str, Tensor]:
-        """What is written at and around places, which are numbered through the new tokens, and how strong a feature is there."""
-        n_new = self.values.shape[1]
-        row, new = places // n_new, places % n_new
-        tokens = self.tokens[row, new]
-        found = {"texts": row + self.first, "positions": new + self.start, "tokens": tokens}
-        if has_activations:
-            around = new[:, None] + self.around
-            near = around.clamp(0, n_new - 1)
-            values = self.values[row[:, None], near, feature[:, None]]
-            found["activations"] = values.where((around == near) & (tokens >= 0), torch.nan)
-        return found
-
-
 @dataclass(eq=False, repr=False)
-class TopExamples(Streaming[_Best]):
+class TopExamples(Streaming[BestPlaces]):
     """For each feature of its sites the `k` places of a data set where it is largest, in one pass, in memory of fixed size.
 
     Features are what is measured at each position:
@@ -241,7 +103,8 @@ class TopExamples(Streaming[_Best]):
         activations: whether the numbers of the feature around each place are kept, too; in generation those of the same step.
         tokens: the site of the ids; "hook_decoder_tokens" for the decoder of an encoder-decoder.
 
-    While a batch is looked at, at most 16 MiB and four times what is held come for a moment, beside what `measure` makes.
+    As many candidates as are kept wait in a queue, which is ranked when it is full and before anything is read; `n_bytes` counts
+    it. While a batch is looked at, at most 16 MiB and twice what is held come for a moment, beside what `measure` makes.
 
     Raises ValueError for sites that are not [batch, pos, ...], ids that are not known or of another shape, directions of
     another width, values that are NaN.
@@ -284,8 +147,9 @@ class TopExamples(Streaming[_Best]):
             found = self._measured(value.detach()[:, -texts.n_new :], name)
         features = tuple(found.shape[2:])
         settings = self.k, self.context, self.largest, self.activations
-        best = self._state(name, features, lambda: _Best(features, *settings, found))
-        if not best.add(found.reshape(*found.shape[:2], -1), texts, self.skip):
+        best = self._state(name, features, lambda: BestPlaces(features, *settings, found))
+        values = found.reshape(*found.shape[:2], prod(features))
+        if not best.add(NewTokens(values, texts, self.context, self.skip)):
             raise ValueError(f"'{name}' is NaN at some position of the texts from {texts.first} on")
 
     def _measured(self, value: Tensor, name: str) -> Tensor:
@@ -314,7 +178,8 @@ class TopExamples(Streaming[_Best]):
             site = self.sites[0]
         if site is None or site not in self._states:
             raise KeyError(f"say which site: there are {', '.join(self.sites) or 'none yet'}, got {site!r}")
-        return self._states[site].examples()
+        with self._lock:
+            return Examples(**self._states[site].found())
 
     def write(self) -> None:
         """Write what was found by now at each site into the store. Raises ValueError without one."""

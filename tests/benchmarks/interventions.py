@@ -93,7 +93,7 @@ def memory_figures() -> list[Figure]:
     for at_peak in (Statistics("x"), TopExamples("x")):
         at_peak.batch(torch.randint(0, 50257, (32, 512), generator=draw))
         used = peak_bytes(partial(at_peak.see, value, point))
-        times, more = (5, 16) if isinstance(at_peak, TopExamples) else (1, 8)
+        times, more = (3, 16) if isinstance(at_peak, TopExamples) else (1, 8)
         what = f"{type(at_peak).__name__} at its peak, in a batch of {value.nbytes // mib} MiB"
         figures.append(_memory(what, used, f"{times} n_bytes + {more} MiB", times * at_peak.n_bytes + more * mib))
     return figures

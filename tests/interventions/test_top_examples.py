@@ -1,15 +1,22 @@
 """Top examples against a sort of the whole data set."""
 
+import copy
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as limits
+from hypothesis import strategies as st
 from torch import Tensor
 
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis.reading.max_activating import max_activating_examples
-from hooked_lm.interventions import top_examples
+from hooked_lm.interventions import best_places
 from hooked_lm.interventions.dictionaries import SAE
 from hooked_lm.interventions.store import Store
 from hooked_lm.interventions.top_examples import Examples, TopExamples
@@ -112,10 +119,11 @@ def test_neurons_heads_directions_and_features_of_dictionaries(demo: Any, what: 
         assert_close(same.activations, around)
 
 
-@pytest.mark.parametrize("rivals", [1, 5, 64])
+@pytest.mark.parametrize(("group", "at_once"), [(1, 1), (4, 60), (16, 1 << 19)])
 @pytest.mark.parametrize("k", [1, 3, 20, 200])
-def test_any_order_of_any_batches(k: int, rivals: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(top_examples, "RIVALS", rivals)
+def test_any_order_of_any_batches(k: int, group: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(best_places, "GROUP", group)
+    monkeypatch.setattr(best_places, "AT_ONCE", at_once)
     draw = torch.Generator().manual_seed(k)
     data = torch.stack([
         torch.arange(120.0).view(20, 6),  # each more than all before
@@ -144,6 +152,133 @@ def test_any_order_of_any_batches(k: int, rivals: int, monkeypatch: pytest.Monke
     for tensor in (found.values[:, n:], found.activations[:, n:]):
         assert tensor.isnan().all()
     assert (found.texts[:, n:] == -1).all()
+
+
+def ranked_by_hand(batches: list[tuple[Tensor, Tensor, Tensor]], top: TopExamples) -> list[list[tuple[Any, ...]]]:
+    """For each feature value, text, position, tokens and activations of the best places: all of them, sorted by Python."""
+    found: list[list[tuple[Any, ...]]] = [[] for _ in range(batches[0][0].shape[2])]
+    n_texts = 0
+    for values, ids, mask in batches:
+        for row, real in enumerate(mask.tolist()):
+            there = [position for position, is_real in enumerate(real) if is_real]
+            for position in there[top.skip :]:
+                near = range(position - top.context, position + top.context + 1)
+                tokens = [int(ids[row, i]) if i in there else -1 for i in near]
+                for feature, places in enumerate(found):
+                    around = [float(values[row, i, feature]) if i in there else None for i in near]
+                    value = float(values[row, position, feature])
+                    places.append((value, n_texts + row, position, tokens, around))
+        n_texts += len(ids)
+    sign, unseen = (-1, -torch.inf) if top.largest else (1, torch.inf)
+    return [
+        sorted((place for place in places if place[0] != unseen), key=lambda place: sign * place[0])[: top.k]
+        for places in found
+    ]
+
+
+def as_lists(found: Examples) -> list[list[tuple[Any, ...]]]:
+    """Examples as `ranked_by_hand` writes them."""
+    places = []
+    for feature in range(len(found.values)):
+        columns = [value[feature].tolist() for value in found.tensors().values()]
+        rows = [row for row in zip(*columns, strict=True) if row[1] >= 0]
+        places.append([(*row[:4], [None if x != x else x for x in (row[4] if len(row) > 4 else [])]) for row in rows])
+    return places
+
+
+WHOLE = {"seed": (0, 10**6), "k": (1, 7), "context": (0, 2), "skip": (0, 2), "features": (1, 5), "levels": (-7, 50)}
+
+
+@pytest.mark.slow
+@limits(deadline=None)
+@given(st.data())
+def test_any_split_of_a_data_set_gives_what_a_sort_of_all_of_it_gives(data: st.DataObject) -> None:
+    """With ties, infinities, padding, the first tokens skipped, in either direction, read at any time, in pieces of any size."""
+    whole = {name: data.draw(st.integers(*ends), name) for name, ends in WHOLE.items()}
+    flags = {name: data.draw(st.booleans(), name) for name in ("largest", "activations", "padded", "infinite")}
+    chosen = {name: whole[name] for name in ("k", "context", "skip")}
+    top = TopExamples("0", **chosen, largest=flags["largest"], activations=flags["activations"])
+    draw, batches = torch.Generator().manual_seed(whole["seed"]), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(best_places, "GROUP", data.draw(st.sampled_from([1, 2, 16]), "group"))
+        patch.setattr(best_places, "AT_ONCE", data.draw(st.sampled_from([1, 40, 1 << 19]), "at once"))
+        for n_rows, n_pos in data.draw(
+            st.lists(st.tuples(st.integers(1, 12), st.integers(1, 9)), min_size=1), "shapes"
+        ):
+            values = torch.randint(-whole["levels"], 9, (n_rows, n_pos, whole["features"]), generator=draw).float()
+            if flags["infinite"]:
+                values = torch.where(values.abs() == 4, values * torch.inf, values)
+            ids = torch.randint(0, 99, (n_rows, n_pos), generator=draw)
+            mask = torch.rand(n_rows, n_pos, generator=draw) > 0.3 * flags["padded"] - 1e-9
+            batches.append((values, ids, mask))
+            top.batch(ids, mask)
+            shown(top, values)
+            if data.draw(st.booleans(), "read"):
+                top.examples()
+        expected = ranked_by_hand(batches, top)
+        found = as_lists(top.examples())
+    assert found == [[(*place[:4], place[4] if top.activations else []) for place in places] for places in expected]
+
+
+def half_seen(k: int = 20) -> tuple[TopExamples, Callable[[TopExamples], Examples]]:
+    """One with candidates in its queue, and a function that shows it the rest of the data and reads it."""
+    draw = torch.Generator().manual_seed(0)
+    parts = [torch.randn(8, 4, 5, generator=draw) for _ in range(4)]
+
+    def show(top: TopExamples, parts: list[Tensor]) -> TopExamples:
+        for part in parts:
+            top.batch(torch.arange(32).view(8, 4))
+            shown(top, part)
+        return top
+
+    top = show(TopExamples("0", k=k, context=1, activations=True), parts[:2])
+    assert top._states["0"].n_queued.any()
+    return top, lambda top: show(top, parts[2:]).examples()
+
+
+def assert_same(found: Examples, expected: Examples) -> None:
+    for name, value in expected.tensors().items():
+        assert_equal(found.tensors()[name], value)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda top: pickle.loads(pickle.dumps(top))])
+def test_candidates_in_the_queue_go_with_a_copy(copied: Callable[[TopExamples], TopExamples]) -> None:
+    top, rest = half_seen()
+    again = copied(top)
+    assert_same(again.examples(), top.examples())
+    assert_same(rest(again), rest(top))
+
+
+def test_what_was_seen_in_inference_mode_is_read_and_added_to_outside() -> None:
+    with torch.inference_mode():
+        top, rest = half_seen()
+    assert_same(rest(top), rest(half_seen()[0]))
+
+
+def test_examples_are_read_while_another_thread_runs() -> None:
+    top, rest = half_seen(k=1)
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(lambda: [rest(top) for _ in range(20)])
+        while not running.done():
+            found = top.examples()
+            assert found.values.equal(found.activations[..., 1])  # type: ignore[index]
+    again, rest = half_seen(k=1)
+    assert_same(top.examples(), [rest(again) for _ in range(20)][-1])
+
+
+def test_a_nan_changes_nothing() -> None:
+    top, _ = half_seen()
+    before = top.examples()
+    values = torch.full((8, 4, 5), 9.0)
+    values[7, 3, 4] = torch.nan
+    top.batch(torch.arange(32).view(8, 4))
+    with pytest.raises(ValueError, match="is NaN at some position"):
+        shown(top, values)
+    assert_same(top.examples(), before)
+    mask = torch.ones(8, 4)
+    mask[7, 3] = 0
+    top.batch(torch.arange(32).view(8, 4), mask)
+    assert shown(top, values).examples().values[:, 0].tolist() == [9.0] * 5  # NaN in padding is not looked at
 
 
 def test_half_precision_is_measured_in_full() -> None:
@@ -196,7 +331,7 @@ def test_memory_of_top_examples_is_what_is_declared(activations: bool) -> None:
     for n in (1, 50, 200):
         top.batch(torch.arange(n * 3).view(n, 3))
         shown(top, torch.randn(n, 3, 6, generator=draw))
-        assert top.n_bytes == 6 * 4 * (4 + 8 + 4 + 5 * 4 + 5 * 4 * activations)
+        assert top.n_bytes == 6 * 4 * 2 * (4 + 8 + 4 + 5 * 4 + 5 * 4 * activations) + 6 * 4  # as many wait in the queue
         assert top.inputs.n_bytes == n * 3 * (8 + 1)
         assert held_bytes(top) == top.n_bytes + top.inputs.n_bytes
     assert len(top.inputs.ids) == 1
