@@ -349,7 +349,7 @@ def test_a_threshold_is_a_size(threshold: float) -> None:
 
 
 def test_options_do_not_speak_against_the_ablation() -> None:
-    with pytest.raises(TypeError, match="multiple values for keyword argument 'source'"):
+    with pytest.raises(TypeError, match="source follow from ablation='resample', and are no options"):
         discover(planted(), CORRUPTED, CLEAN, metric=METRIC, method="eap", n_edges=6, source="mean")
 
 

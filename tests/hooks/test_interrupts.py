@@ -14,6 +14,7 @@ import torch
 import hooked_lm.hooks
 from hooked_lm.hooks import HookedRootModule, HookPoint, taps, wrap
 from tests.hooks.nets import Net, assert_no_hook_left, net, some_input
+from tests.interrupting import in_a_generator
 
 FOLDER = str(Path(hooked_lm.hooks.__file__).parent)
 
@@ -34,7 +35,7 @@ def interrupted_at(n: int, action: Callable[[], Any]) -> bool:
     gc.disable()  # an interrupt inside a callback of the collector would be swallowed
     sys.settrace(lambda frame, event, arg: at_line if frame.f_code.co_filename.startswith(FOLDER) else None)
     try:
-        action()
+        in_a_generator(action)
     except KeyboardInterrupt:
         return True
     finally:
@@ -51,6 +52,7 @@ def at_every_line(action: Callable[[], Any], check: Callable[[], None], step: in
         check()
         n += step
     check()
+    assert sys.exc_info() == (None, None, None), "an exception is still being handled"
     return n // step
 
 

@@ -15,6 +15,7 @@ from hooked_lm.models import encoder_decoder_generate
 from hooked_lm.models import generate as decoder_generate
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from hooked_lm.models.sampling import sample_logits
+from tests.interrupting import in_a_generator
 from tests.models.toys import D_VOCAB, ids, toy
 
 QUIET: dict[str, Any] = {"verbose": False, "stop_at_eos": False}
@@ -47,7 +48,7 @@ def traced(run: Callable[[], object], interrupt_at: int | None = None) -> list[t
     before = sys.gettrace()
     try:
         sys.settrace(trace)
-        run()
+        in_a_generator(run)
     except KeyboardInterrupt:
         assert interrupt_at is not None
     finally:

@@ -14,6 +14,7 @@ from hooked_lm.analysis import attribute
 from hooked_lm.hooks import scope
 from hooked_lm.patching import SweepResult
 from hooked_lm.patching.study import CheckpointWarning
+from tests.interrupting import in_a_generator
 from tests.models.toys import BOTH_WAYS, toy
 from tests.patching.naive import unchecked
 
@@ -46,7 +47,7 @@ class Interrupts:
         before = sys.gettrace()
         sys.settrace(self)
         try:
-            run()
+            in_a_generator(run)
         except KeyboardInterrupt as error:
             return error
         finally:

@@ -136,6 +136,8 @@ def _effects(
         "direction": "noise",
         "batch_size": batch_size,
     }
+    if given := common.keys() & options.keys():
+        raise TypeError(f"{', '.join(sorted(given))} follow from ablation={ablation!r}, and are no options of discover")
     if method == "exact":
         return patch_edges(model, corrupted, clean, **common, **{"progress": False, **options})
     return edges.attribute_edges(model, corrupted, clean, method=method, **common, **{"check": CHECKED, **options})
