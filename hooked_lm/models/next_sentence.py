@@ -42,8 +42,12 @@ class BertNextSentencePrediction:
         token_type_ids: Int[Tensor, "*batch pos"] | None = None,
         one_zero_attention_mask: Tensor | None = None,
     ) -> Any:
-        """ "logits" [batch, 2], "predictions" in words (a string for one pair, else a list), or None."""
-        logits = self.model(_as_pairs(input), _checked(return_type), token_type_ids, one_zero_attention_mask)
+        """ "logits" [batch, 2], "predictions" in words (a string for one pair, else a list), or None.
+
+        Ids come with `token_type_ids`, which say where the second text begins; ValueError without, if the model has types.
+        """
+        pairs = self._pairs(input, token_type_ids)
+        logits = self.model(pairs, _checked(return_type), token_type_ids, one_zero_attention_mask)
         return self._finished(logits, return_type)
 
     forward = __call__
@@ -63,9 +67,17 @@ class BertNextSentencePrediction:
         **kwargs: Any,
     ) -> tuple[Any, Any]:
         """The same, and what the run left at the encoder's sites."""
-        inputs = (_as_pairs(input), _checked(return_type), token_type_ids, one_zero_attention_mask)
+        pairs = self._pairs(input, token_type_ids)
+        inputs = (pairs, _checked(return_type), token_type_ids, one_zero_attention_mask)
         logits, cache = self.model.run_with_cache(*inputs, **kwargs)
         return self._finished(logits, return_type), cache
+
+    def _pairs(self, input: Pairs, token_type_ids: Tensor | None) -> Any:
+        if isinstance(input, Tensor) and token_type_ids is None and self.model.embed.token_type_embed is not None:
+            raise ValueError(
+                "ids of two texts need token_type_ids, 0 for the first and 1 for the second; or give the texts"
+            )
+        return _as_pairs(input)
 
     def _finished(self, logits: Float[Tensor, "batch 2"] | None, return_type: str | None) -> Any:
         if return_type != "predictions" or logits is None:

@@ -1,11 +1,11 @@
 """A program for HookedTransformer: which sites are recorded changes no bit of the logits. Run by `test_lending.py`."""
 
 import warnings
+from typing import Any
 
-warnings.simplefilter("error")
-import torch  # noqa: E402
-import transformers  # noqa: E402
-from transformer_lens import HookedTransformer  # noqa: E402
+import torch
+import transformers
+from torch import Tensor
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 ENDS = {"bos_token_id": 1, "eos_token_id": 2}
@@ -24,7 +24,7 @@ MODELS = {
 FLAGS = ("use_attn_result", "use_split_qkv_input", "use_hook_mlp_in")
 
 
-def same(model, tokens):
+def same(model: Any, tokens: Tensor) -> int:
     """Compares the logits of a plain run with those of runs in which sites are recorded or hooked; returns how many."""
     plain, n_runs = model(tokens), 0
     filters = [None, lambda name: True, "blocks.1.attn.hook_pattern", lambda name: name.endswith("hook_scale")]
@@ -42,18 +42,26 @@ def same(model, tokens):
     return n_runs
 
 
-torch.set_num_threads(1)
-torch.manual_seed(0)
-tokens = torch.randint(3, 61, (2, 11))
-for kind, sizes in MODELS.items():
-    config = transformers.AutoConfig.for_model(kind, **sizes, **ENDS)
-    hf_model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    model = HookedTransformer.from_pretrained("tiny", hf_model=hf_model)
-    assert model.cfg.fused_attention == "never"
-    with torch.no_grad():
-        found = [same(model, tokens)]
-        for flag in FLAGS:
-            getattr(model, f"set_{flag}")(True)
-        found.append(same(model, tokens))
-    same(model, tokens)  # with gradients
-    print(kind, *found)
+def main() -> None:
+    from transformer_lens import HookedTransformer
+
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    tokens = torch.randint(3, 61, (2, 11))
+    for kind, sizes in MODELS.items():
+        config = transformers.AutoConfig.for_model(kind, **sizes, **ENDS)
+        hf_model = transformers.AutoModelForCausalLM.from_config(config).eval()
+        model = HookedTransformer.from_pretrained("tiny", hf_model=hf_model)
+        assert model.cfg.fused_attention == "never"
+        with torch.no_grad():
+            found = [same(model, tokens)]
+            for flag in FLAGS:
+                getattr(model, f"set_{flag}")(True)
+            found.append(same(model, tokens))
+        same(model, tokens)  # with gradients
+        print(kind, *found)
+
+
+if __name__ == "__main__":
+    main()

@@ -232,3 +232,16 @@ def test_predictions_of_an_encoder(text: Any) -> None:
         found.append(model(text, return_type="predictions"))
     assert found[0] == found[1]
     assert "w" in str(found[0])
+
+
+def test_ids_of_two_sentences_say_where_the_second_begins() -> None:
+    pair, found = originals.pair("bert"), []
+    tokens, types = pair.inputs[0][:1], torch.arange(9)[None] // 5
+    for model, library in zip(pair.both, (originals.hooked_lm, originals.transformer_lens), strict=True):
+        asked = library.BertNextSentencePrediction(model)
+        with pytest.raises(ValueError, match="token_type_ids"):
+            asked(tokens)
+        with torch.no_grad():
+            found.append(asked(tokens, token_type_ids=types))
+    assert_close(*found)
+    assert_apart(found[0], found[0].flip(-1))
