@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hooked_lm import hub
+from hooked_lm.components.mixer_block import MixerPart
 from tests.close import GRADIENT, is_close, tolerance
 from tests.families._case import Case, reference
 
@@ -100,7 +101,8 @@ def assert_same_logits(case: Case) -> None:
 
 def backpropagate(logits: Tensor) -> None:
     """Of a random weighing of the logits, the same for both models."""
-    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2)) / logits[..., 0].numel()
+    generator = torch.Generator().manual_seed(2)
+    weights = torch.randn(logits.shape, generator=generator, dtype=torch.float32) / logits[..., 0].numel()
     (logits * weights).sum().backward()
 
 
@@ -110,12 +112,15 @@ def gradients_of(model: Any) -> dict[str, Tensor]:
     return {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in learned.items()}
 
 
-def assert_same_gradients_of(ours: Callable[[torch.dtype], Any], theirs: Callable[[torch.dtype], Any]) -> None:
+def assert_same_gradients_of(
+    ours: Callable[[torch.dtype], Any], theirs: Callable[[torch.dtype], Any], depth: float = GRADIENT
+) -> None:
     """For every weight, under the name that transformers gives it: our gradients are exported as if they were weights.
 
     Both give a model of this dtype after the same backward pass. Some gradients are sums that cancel, as that of a key's bias
     does entirely, so what is rounded has the size of the terms: at least a hundredth of the largest gradient. Where
-    single precision is not enough for that, double precision has to be, within the same bounds.
+    single precision is not enough for that, double precision has to be, within the same bounds: transformers computes some
+    steps in single precision all the same.
     """
     apart = {}
     for dtype in (torch.float32, torch.float64):
@@ -124,7 +129,7 @@ def assert_same_gradients_of(ours: Callable[[torch.dtype], Any], theirs: Callabl
         apart = {
             name: distance(found[name], gradient)
             for name, gradient in expected.items()
-            if distance(found[name], gradient) > tolerance(found[name], gradient, GRADIENT, terms, torch.float32)
+            if distance(found[name], gradient) > tolerance(found[name], gradient, depth, terms, torch.float32)
         }
         if not apart:
             return
@@ -156,7 +161,13 @@ def assert_same_gradients(case: Case) -> None:
         backpropagate(model(tokens))
         return model
 
-    assert_same_gradients_of(ours, theirs)
+    assert_same_gradients_of(ours, theirs, GRADIENT * recurrence(case))
+
+
+def recurrence(case: Case) -> float:
+    """How many times the rounding of a layer a state carries from position to position: errors of both signs partly cancel."""
+    has_state = any(isinstance(block, MixerPart) for block in hooked(case).blocks)
+    return case.n_prompt**0.5 if has_state else 1.0
 
 
 def save_shuffled(weights: dict[str, Tensor], checkpoint: Path, folder: Path) -> None:
