@@ -28,8 +28,10 @@ def init_weights(model: nn.Module, cfg: Any) -> None:
         if weight.device not in generators:
             seeded = None if cfg.seed is None else torch.Generator(weight.device).manual_seed(cfg.seed)
             generators[weight.device] = seeded
-        with torch.no_grad():
-            fill(name, weight, cfg.initializer_range, generators[weight.device])
+        with torch.no_grad():  # in the order of its axes, whatever its layout in memory
+            drawn = torch.empty_like(weight, memory_format=torch.contiguous_format)
+            fill(name, drawn, cfg.initializer_range, generators[weight.device])
+            weight.copy_(drawn)
 
 
 def _fan_in(name: str, weight: Tensor) -> int:

@@ -206,6 +206,52 @@ def test_a_point_says_its_name_and_whether_it_has_hooks() -> None:
         assert repr(type(point)()) == "HookPoint()"
 
 
+# ---- new weights -----------------------------------------------------------------------------------------------------
+
+NEW: dict[str, dict[str, Any]] = {
+    "LN": {"normalization_type": "LN", "act_fn": "gelu"},
+    "bare": {"normalization_type": None, "act_fn": "relu", "d_mlp": 40, "d_vocab_out": 9},
+    "no MLPs": {"normalization_type": "LNPre", "attn_only": True, "positional_embedding_type": "shortformer"},
+    "grouped": {
+        "normalization_type": "RMS",
+        "act_fn": "silu",
+        "gated_mlp": True,
+        "n_key_value_heads": 2,
+        "positional_embedding_type": "rotary",
+    },
+}
+MODES = ["gpt2", "xavier_uniform", "xavier_normal", "kaiming_uniform", "kaiming_normal", "muP"]
+# There the widths of an axis of heads are left out of W_O's, and an unembedding is taken for an embedding.
+OTHER_SCALE = {"gpt2": (), "muP": ("W_O", "W_U")}
+
+
+def new(library: Any, fields: dict[str, Any]) -> tuple[Any, Tensor]:
+    """A model, and what torch's generator gives after it."""
+    torch.manual_seed(5)
+    sizes = {"n_layers": 2, "n_heads": 4, "d_model": 32, "d_head": 8, "d_vocab": 12, "n_ctx": 5, "device": "cpu"}
+    return library.HookedTransformer({**sizes, **fields}), torch.rand(3)
+
+
+@pytest.mark.parametrize("seed", [None, 999])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", NEW)
+def test_new_weights_are_the_same_numbers(kind: str, mode: str, seed: int | None) -> None:
+    """Of one seed, the config's or torch's, so that what was trained from it is trained again."""
+    fields = {**NEW[kind], "init_mode": mode, "seed": seed}
+    (ours, then), (theirs, then_there) = (new(lib, fields) for lib in (originals.hooked_lm, originals.transformer_lens))
+    there = {name.replace("._", "."): weight for name, weight in theirs.named_parameters()}
+    for name, weight in ours.named_parameters():
+        if name.endswith("b_gate"):  # theirs has none
+            assert not weight.any()
+            continue
+        if not name.endswith(OTHER_SCALE.get(mode, ("W_O",))):
+            assert_close(weight, there[name], 1, msg=name)
+        if mode == "gpt2":
+            assert torch.equal(weight, there[name]), name
+    if seed is None:
+        assert torch.equal(then, then_there)
+
+
 # ---- words for masked tokens -----------------------------------------------------------------------------------------
 
 
