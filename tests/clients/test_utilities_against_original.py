@@ -33,7 +33,7 @@ def ours() -> dict[str, Any]:
 
 
 def differing(found: Any, expected: Any, place: str = "") -> list[str]:
-    """Where two answers are not equal, numbers to 1e-4."""
+    """Where two answers are not equal, numbers of order one up to rounding."""
     if isinstance(expected, dict) and isinstance(found, dict):
         if list(found) != list(expected):
             return [f"{place}: {list(found)} and {list(expected)}"]
@@ -44,7 +44,7 @@ def differing(found: Any, expected: Any, place: str = "") -> list[str]:
         pairs = enumerate(zip(found, expected, strict=True))
         return [line for i, (one, other) in pairs for line in differing(one, other, f"{place}/{i}")]
     if isinstance(expected, float) and isinstance(found, float):
-        return [] if is_close(found, expected) else [f"{place}: {found} and {expected}"]
+        return [] if is_close(found, expected, scale=1.0) else [f"{place}: {found} and {expected}"]
     return [] if found == expected and type(found) is type(expected) else [f"{place}: {found!r} and {expected!r}"]
 
 

@@ -230,13 +230,13 @@ def distance(ours: Any, theirs: Any) -> float:
     return float("inf") if largest != largest else largest
 
 
-def assert_close(ours: Any, theirs: Any, what: Any = "", depth: float = close.MODEL) -> None:
-    """Equal but for rounding; tuples part by part, and what is no tensor exactly."""
+def assert_close(ours: Any, theirs: Any, what: Any = "", depth: float = close.MODEL, scale: Any = None) -> None:
+    """Equal but for rounding; tuples part by part, and what is no tensor exactly. `scale` is the size of terms that cancel."""
     if isinstance(ours, tuple):
         assert len(ours) == len(theirs), what
         for one, other in zip(ours, theirs, strict=True):
-            assert_close(one, other, what, depth)
+            assert_close(one, other, what, depth, scale)
     elif isinstance(ours, Tensor):
-        close.assert_close(ours, theirs, depth, msg=str(what))
+        close.assert_close(ours, theirs, depth, scale, msg=str(what))
     else:
         assert ours == theirs, what
