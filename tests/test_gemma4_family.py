@@ -12,9 +12,9 @@ from transformers import CONFIG_MAPPING
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig, hub
 from hooked_lm.components.attention import Attention
-from hooked_lm.components.borrowing_attention import BorrowingAttention
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.rotary import ProportionalScaling
+from hooked_lm.components.shared_kv_attention import BorrowingAttention
 from hooked_lm.families import gemma4_text
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.models.tree import DecoderConfig

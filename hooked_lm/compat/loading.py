@@ -13,11 +13,11 @@ from hooked_lm.components.embed import PosEmbed
 from hooked_lm.components.norm import LayerNorm, RMSNorm
 from hooked_lm.families import family
 from hooked_lm.families._short_names import CHECKPOINTS, SHORT_NAMES
-from hooked_lm.hub.flat import find_flat
-from hooked_lm.hub.kinds import Kind, kind_of
 from hooked_lm.hub.load import facts, fill, from_pretrained_no_processing, read_tree
+from hooked_lm.hub.model_classes import Kind, kind_of
 from hooked_lm.hub.options import checkpoint_step, one_device, published_steps, real_dtype, with_limits
 from hooked_lm.hub.source import Source, find, in_present_names
+from hooked_lm.hub.tl_checkpoint import find_flat
 from hooked_lm.models.config import HookedTransformerConfig
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.encoder_decoder_config import EncoderDecoderConfig

@@ -10,7 +10,7 @@ from torch import Tensor
 from hooked_lm.components.norm import LayerNorm, RMSNorm
 from hooked_lm.models import fold
 from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.models.elsewhere import TABLES
+from hooked_lm.models.foreign_state_dict import TABLES
 from hooked_lm.models.state import load_state
 
 State = dict[str, Tensor]

@@ -7,7 +7,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.attention import Attention
-from hooked_lm.components.borrowing_attention import BorrowingAttention
 from hooked_lm.components.context import Context
 from hooked_lm.components.disentangled_attention import DisentangledAttention
 from hooked_lm.components.head_inputs import HeadInputs
@@ -29,6 +28,7 @@ from hooked_lm.components.mlp import MLPConfig, on_demand
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of
 from hooked_lm.components.public_call import public_block
+from hooked_lm.components.shared_kv_attention import BorrowingAttention
 from hooked_lm.hooks import HookPoint, is_listening
 
 AttentionConfig = Attention.Config | LatentAttention.Config | BorrowingAttention.Config | DisentangledAttention.Config

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from hooked_lm.components.attention import Attention
-from hooked_lm.components.borrowing_attention import BorrowingAttention
 from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.normed_moe import NormedMoE
 from hooked_lm.components.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
 from hooked_lm.components.router import SoftmaxRouter
+from hooked_lm.components.shared_kv_attention import BorrowingAttention
 from hooked_lm.families import _llama_like as llama_like
 from hooked_lm.families import _moe as moe
 from hooked_lm.families._llama_like import PREFIX

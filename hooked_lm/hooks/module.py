@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from hooked_lm.hooks import scope
 from hooked_lm.hooks.cache import Cache, Recorder
-from hooked_lm.hooks.entry import Entry, add_options, companions_of, read_entry
 from hooked_lm.hooks.hook import Hook
+from hooked_lm.hooks.hook_spec import Entry, add_options, companions_of, read_entry
+from hooked_lm.hooks.module_points import ModulePoint
+from hooked_lm.hooks.name_tree import NameTree
 from hooked_lm.hooks.point import HookPoint, directions_of, install_all, unnamed
+from hooked_lm.hooks.replaced_points import Known, give_name, settle
 from hooked_lm.hooks.scope import Scope
 from hooked_lm.hooks.select import PointDict, Site, UnknownSite, select
-from hooked_lm.hooks.stand_in import Known, give_name, settle
-from hooked_lm.hooks.taps import ModulePoint
-from hooked_lm.hooks.tree import NameTree
 from hooked_lm.hooks.values import backward_from
 
 NamesFilter = Site | None

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hooked_lm.hooks import checkpoint, reading, scope
+from hooked_lm.hooks import checkpoint, generation_step, scope
 from hooked_lm.hooks.checkpoint import Calls, Seen
-from hooked_lm.hooks.entry import add_options
 from hooked_lm.hooks.hook import Hook, HookFunction
+from hooked_lm.hooks.hook_spec import add_options
 from hooked_lm.hooks.scope import Frame, Owner
 from hooked_lm.hooks.values import can_have_gradient, shown_to
 
@@ -291,7 +291,7 @@ class HookPoint(nn.Identity):
     @property
     def step(self) -> int | None:
         """In generation, how many new tokens there were before this pass: 0 while the prompt is read. None elsewhere."""
-        now = reading.current()
+        now = generation_step.current()
         return None if now is None else now.step
 
     @property
@@ -303,7 +303,7 @@ class HookPoint(nn.Identity):
         outside of generation, where the value's own axis counts the tokens, at sites that have no axis of positions, and
         at those of a source that does not grow.
         """
-        now = reading.current()
+        now = generation_step.current()
         has_positions = self.grows and (not self.dims or "pos" in self.dims or "query_pos" in self.dims)
         return now.positions if now is not None and has_positions else None
 

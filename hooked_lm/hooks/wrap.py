@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import nn
 
-from hooked_lm.hooks.entry import read_entry
+from hooked_lm.hooks.hook_spec import read_entry
 from hooked_lm.hooks.module import HookedRootModule, HookList, NamesFilter
+from hooked_lm.hooks.module_points import ModulePoint, calls_so_far, parsed, spelled
+from hooked_lm.hooks.name_tree import NameTree
 from hooked_lm.hooks.point import HookPoint
 from hooked_lm.hooks.select import Site, UnknownSite, select
-from hooked_lm.hooks.taps import ModulePoint, calls_so_far, parsed, spelled
-from hooked_lm.hooks.tree import NameTree
 
 
 class WrappedModule(HookedRootModule):

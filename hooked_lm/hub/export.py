@@ -13,8 +13,8 @@ from uuid import uuid4
 import torch
 
 from hooked_lm.families import family
-from hooked_lm.hub.kinds import Model
 from hooked_lm.hub.load import concrete_rows, read_config
+from hooked_lm.hub.model_classes import Model
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.encoder import HookedEncoder
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder

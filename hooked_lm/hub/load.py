@@ -12,11 +12,11 @@ from torch import Tensor
 from hooked_lm.components.attend import Attend
 from hooked_lm.families import family
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.hub.flat import find_flat, flat_model
-from hooked_lm.hub.kinds import Kind, Model, Tree, kind_of
+from hooked_lm.hub.model_classes import Kind, Model, Tree, kind_of
 from hooked_lm.hub.options import checkpoint_step, one_device, real_dtype, with_limits
 from hooked_lm.hub.plausible import check_kinds, check_layers, check_values
 from hooked_lm.hub.source import Source, find, find_tokenizer, has_tokenizer, in_present_names, local_folder, spelled
+from hooked_lm.hub.tl_checkpoint import find_flat, flat_model
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.fold import process_weights
 from hooked_lm.weights import Row, expand, load, slots
@@ -53,7 +53,7 @@ def from_pretrained(
 
     On a CPU and in the checkpoint's own dtype the weights are views of the mapped file: nothing is copied before it
     is changed. Folding and other dtypes pay for what they change. Checkpoints that have a config in flat names, as
-    TransformerLens's own, are read too; see `hooked_lm.hub.flat`.
+    TransformerLens's own, are read too; see `hooked_lm.hub.tl_checkpoint`.
 
     >>> from hooked_lm import hub
     >>> model = hub.from_pretrained("demo")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hooked_lm.components.embed import PosEmbed
 from hooked_lm.families._short_names import CHECKPOINTS
-from hooked_lm.hub.kinds import Tree
+from hooked_lm.hub.model_classes import Tree
 from hooked_lm.hub.source import hub_id
 from hooked_lm.models.encoder_config import EncoderConfig
 from hooked_lm.models.encoder_decoder_config import EncoderDecoderConfig

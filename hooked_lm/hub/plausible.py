@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hooked_lm.hub.kinds import Tree
+from hooked_lm.hub.model_classes import Tree
 from hooked_lm.weights.rows import Row, placeholders
 
 MOST = 2**31 - 1

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hooked_lm.engine.prompts import site_of_layer
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.encoder import HookedEncoder
-from hooked_lm.patching.prompts import site_of_layer
 from hooked_lm.results.scores import Scores, origin
 
 Prompts = str | Sequence[str] | Sequence[tuple[str, str]] | Int[Tensor, "..."]

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from hooked_lm.hooks import HookPoint
-from hooked_lm.hooks.reading import current
+from hooked_lm.hooks.generation_step import current
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.collector import Collector
 from hooked_lm.interventions.per_thread import PerThread

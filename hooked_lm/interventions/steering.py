@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hooked_lm.engine.edit import Change, Edit
+from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.interventions import contrast
 from hooked_lm.interventions.contrast import METRICS, STREAM, Position, Prompts, Sides
 from hooked_lm.interventions.controllers import AddDirection
 from hooked_lm.interventions.part import Positions
-from hooked_lm.patching.edits import Change, Edit
-from hooked_lm.patching.result import SweepResult
-from hooked_lm.patching.study import Metrics, Study
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Label, Scores, origin
 

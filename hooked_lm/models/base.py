@@ -10,7 +10,7 @@ from torch import Tensor
 from hooked_lm.components.manner import FUSED, Manner, follow
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.aliases import same_value
-from hooked_lm.models.elsewhere import in_our_names
+from hooked_lm.models.foreign_state_dict import in_our_names
 from hooked_lm.models.init import init_weights
 from hooked_lm.models.settled import SettledConfig
 

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from hooked_lm.components.source import EncoderDecoderCache
 from hooked_lm.hooks import HookPoint, is_listening
-from hooked_lm.hooks.reading import Reading, generating, show
+from hooked_lm.hooks.generation_step import Reading, generating, show
 from hooked_lm.models.checks import first_bidirectional
 from hooked_lm.models.encoder_decoder_text import DecoderInput, real_positions
 from hooked_lm.models.sampling import check_sampling, next_tokens, sample_logits

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import HookPoint, NamesFilter, is_listening
-from hooked_lm.hooks.reading import Reading, generating, show
+from hooked_lm.hooks.generation_step import Reading, generating, show
 from hooked_lm.models.checks import first_bidirectional, real_of
 from hooked_lm.models.sampling import check_sampling, next_tokens, sample_logits
 from hooked_lm.models.tokens import checked_ids

@@ -15,7 +15,7 @@ from hooked_lm.components.known_attributes import order_parameters
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of
-from hooked_lm.models.elsewhere import TABLES, in_our_names
+from hooked_lm.models.foreign_state_dict import TABLES, in_our_names
 
 # A config has one flag for all the biases of a group: flag -> bias and weight of each.
 BIASES = {

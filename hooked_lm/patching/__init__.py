@@ -1,5 +1,9 @@
 """Causal experiments: what changes in what a model says when values inside it are exchanged."""
 
+from hooked_lm.engine.edit import Edit, Rewrite
+from hooked_lm.engine.experiment import Experiment
+from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.study import Study, SweepInterrupted
 from hooked_lm.patching.ablation import ablate
 from hooked_lm.patching.classic import (
     Sweep,
@@ -24,11 +28,8 @@ from hooked_lm.patching.classic import (
     get_act_patch_resid_pre,
     make_df_from_ranges,
 )
-from hooked_lm.patching.edits import Edit, Rewrite
-from hooked_lm.patching.engine import Experiment
 from hooked_lm.patching.knockout import attention_knockout
 from hooked_lm.patching.paths import head_to_head, path_patch
-from hooked_lm.patching.result import SweepResult
 from hooked_lm.patching.setters import (
     PATCH_SETTERS,
     layer_head_dest_src_pos_pattern_patch_setter,
@@ -38,7 +39,6 @@ from hooked_lm.patching.setters import (
     layer_pos_head_vector_patch_setter,
     layer_pos_patch_setter,
 )
-from hooked_lm.patching.study import Study, SweepInterrupted
 from hooked_lm.patching.sweeps import sweep
 from hooked_lm.patching.tracing import causal_trace
 

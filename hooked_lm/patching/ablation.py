@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from hooked_lm.engine.both_stacks import refuse_two_stacks
+from hooked_lm.engine.edit import Change
+from hooked_lm.engine.plan import Plan
+from hooked_lm.engine.prompts import Prompts, Which, check_has_mean, chosen, site_of_layer, tokens_of, values_of
+from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.study import Metrics, Study
+from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.patching.both_stacks import refuse_two_stacks
-from hooked_lm.patching.edits import Change
-from hooked_lm.patching.plan import Plan
-from hooked_lm.patching.prompts import Prompts, Which, check_has_mean, chosen, site_of_layer, tokens_of, values_of
-from hooked_lm.patching.result import SweepResult
-from hooked_lm.patching.study import Metrics, Study
-from hooked_lm.patching.undisturbed import undisturbed
 
 Dataset = str | Sequence[str] | Sequence[Int[Tensor, "_"]] | Int[Tensor, "_ _"]
 

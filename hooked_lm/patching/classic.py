@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hooked_lm.engine.experiment import Metric
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.patching.engine import Metric
 from hooked_lm.patching.grids import Grid, run_grids, table
 from hooked_lm.patching.setters import (
     PATCH_SETTERS,

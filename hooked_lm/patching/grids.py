@@ -9,13 +9,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from hooked_lm.engine.both_stacks import refuse_two_stacks
+from hooked_lm.engine.edit import Cell
+from hooked_lm.engine.experiment import Experiment, Metric
+from hooked_lm.engine.prompts import check_source, site_of_layer
+from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule, UnknownSite, site_glob
-from hooked_lm.patching.both_stacks import refuse_two_stacks
-from hooked_lm.patching.edits import Cell
-from hooked_lm.patching.engine import Experiment, Metric
-from hooked_lm.patching.prompts import check_source, site_of_layer
 from hooked_lm.patching.setters import PATCH_SETTERS, Index, PatchSetter, change
-from hooked_lm.patching.undisturbed import undisturbed
 
 
 @dataclass(frozen=True)

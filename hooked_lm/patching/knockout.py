@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from hooked_lm.engine.both_stacks import refuse_two_stacks
+from hooked_lm.engine.edit import Edit
+from hooked_lm.engine.prompts import Prompts, Which, chosen, site_of_layer, tokens_of
+from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.study import Metrics, Study
+from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule, UnknownSite
 from hooked_lm.hooks.indices import Indices, plain_indices
-from hooked_lm.patching.both_stacks import refuse_two_stacks
-from hooked_lm.patching.edits import Edit
-from hooked_lm.patching.prompts import Prompts, Which, chosen, site_of_layer, tokens_of
-from hooked_lm.patching.result import SweepResult
-from hooked_lm.patching.study import Metrics, Study
-from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.patching.windows import windows_of
 from hooked_lm.results import Label
 

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hooked_lm.engine.both_stacks import refuse_two_stacks
+from hooked_lm.engine.edit import Cell, Edit
+from hooked_lm.engine.experiment import Experiment
+from hooked_lm.engine.prompts import Prompts, aligned, site_of_layer, tokens_of, values_of
+from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.study import Metrics, Study, SweepInterrupted
+from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.patching.both_stacks import refuse_two_stacks
-from hooked_lm.patching.edits import Cell, Edit
-from hooked_lm.patching.engine import Experiment
-from hooked_lm.patching.prompts import Prompts, aligned, site_of_layer, tokens_of, values_of
-from hooked_lm.patching.result import SweepResult
-from hooked_lm.patching.study import Metrics, Study, SweepInterrupted
-from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.results import Label
 
 Sender = tuple[int, int | str]  # (layer, head), or (layer, "mlp")

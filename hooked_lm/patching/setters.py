@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hooked_lm.patching.edits import Change, Edit, Rest, Rewrite
+from hooked_lm.engine.edit import Change, Edit, Rest, Rewrite
 
 Index = Sequence[int]
 PatchSetter = Callable[[Tensor, Index, Tensor], Tensor]

@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
+from hooked_lm.engine.both_stacks import Target, joined
+from hooked_lm.engine.plan import Plan
+from hooked_lm.engine.prompts import Prompts, Source, Which, aligned, tokens_of
+from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.study import Metrics
+from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
-from hooked_lm.patching.both_stacks import Target, joined
-from hooked_lm.patching.plan import Plan
-from hooked_lm.patching.prompts import Prompts, Source, Which, aligned, tokens_of
-from hooked_lm.patching.result import SweepResult
-from hooked_lm.patching.study import Metrics
-from hooked_lm.patching.undisturbed import undisturbed
 
 
 @undisturbed

@@ -10,15 +10,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hooked_lm.engine.both_stacks import refuse_two_stacks
+from hooked_lm.engine.edit import Edit, repeated
+from hooked_lm.engine.experiment import Experiment, Metric
+from hooked_lm.engine.metric_trace import EVERYTHING, ReadMore, Reads, value_of
+from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, site_of_layer, tokens_of, values_of
+from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.study import Metrics, Study, named
+from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.patching.both_stacks import refuse_two_stacks
-from hooked_lm.patching.edits import Edit, repeated
-from hooked_lm.patching.engine import Experiment, Metric
-from hooked_lm.patching.prompts import Prompts, Which, chosen, position_labels, site_of_layer, tokens_of, values_of
-from hooked_lm.patching.reads import EVERYTHING, ReadMore, Reads, value_of
-from hooked_lm.patching.result import SweepResult
-from hooked_lm.patching.study import Metrics, Study, named
-from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.patching.windows import windows_of
 from hooked_lm.results import Label
 

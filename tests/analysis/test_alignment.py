@@ -14,7 +14,7 @@ from hooked_lm.analysis.alignment.interchange import Location, interchange, inte
 from hooked_lm.analysis.alignment.search import sweep_alignments, train_alignment
 from hooked_lm.demo.experiment import prompt_pairs
 from tests.close import assert_apart, assert_close
-from tests.patching.small import built, global_generator_untouched, ids, no_hook_is_left, score
+from tests.engine.small import built, global_generator_untouched, ids, no_hook_is_left, score
 
 N, WIDTH, SIZE = 5, 16, 2  # answers; the stream; directions of the variable
 QUERY, FIRST_ANSWER = N * N, N * N + 1

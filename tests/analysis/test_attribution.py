@@ -13,12 +13,12 @@ from hooked_lm.analysis import metrics
 from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.nodes import METHODS, attribute, attribute_nodes
 from hooked_lm.demo import experiment
-from hooked_lm.patching.prompts import site_of_layer
+from hooked_lm.engine.prompts import site_of_layer
 from tests.close import GRADIENT, assert_apart, assert_close
+from tests.engine.small import built
 from tests.families import DECODER_CASES
 from tests.families._models import hooked, prompt
 from tests.models.toys import ids, toy
-from tests.patching.small import built
 
 FAMILIES = ["gpt2-tied", "llama-grouped", "gemma2-grouped", "gptj-half-rotary", "gpt_neox-parallel", "mixtral-grouped"]
 QUIET: dict[str, Any] = {"check": False, "progress": False}

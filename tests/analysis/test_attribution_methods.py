@@ -12,7 +12,7 @@ from hooked_lm.analysis.attribution.atp import one_key_exchanged
 from hooked_lm.analysis.attribution.gradients import gradients
 from hooked_lm.analysis.attribution.integrated import nodes
 from hooked_lm.analysis.attribution.nodes import attribute
-from hooked_lm.patching.prompts import site_of_layer
+from hooked_lm.engine.prompts import site_of_layer
 from tests.close import GRADIENT, assert_apart, assert_close
 from tests.families import DECODER_CASES
 from tests.families._models import hooked, prompt
@@ -190,7 +190,7 @@ def assert_queries_and_keys_go_by_their_patterns(model: Any, corrupted: Tensor, 
         PatternFix,
     )  # what is tested is inside it, before gradients are dropped
     from hooked_lm.analysis.attribution.estimating import Run, Sums, seen
-    from hooked_lm.patching.plan import Plan
+    from hooked_lm.engine.plan import Plan
 
     drawn, largest = torch.Generator().manual_seed(0), 0.0
     for kind in ("q", "k"):

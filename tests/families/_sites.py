@@ -8,7 +8,6 @@ from typing import Any
 
 from hooked_lm.components.attention import Attention
 from hooked_lm.components.block import AttentionOnlyBlock, ParallelBlock, PostNormBlock, PreNormBlock, SharedNormBlock
-from hooked_lm.components.borrowing_attention import BorrowingAttention
 from hooked_lm.components.cross_attention import CrossAttention
 from hooked_lm.components.cross_block import PostNormCrossBlock, PreNormCrossBlock
 from hooked_lm.components.latent_attention import LatentAttention
@@ -22,6 +21,7 @@ from hooked_lm.components.normed_moe import NormedMoE
 from hooked_lm.components.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
 from hooked_lm.components.relative_bias import RelativeBias
 from hooked_lm.components.rg_lru import RGLRU
+from hooked_lm.components.shared_kv_attention import BorrowingAttention
 from hooked_lm.models.encoder_decoder_config import EncoderDecoderConfig
 from hooked_lm.models.tree import DecoderConfig
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hooked_lm.hooks import reading, scope
+from hooked_lm.hooks import generation_step, scope
 from hooked_lm.interventions import NanGuard
 from hooked_lm.models import encoder_decoder_generate
 from hooked_lm.models import generate as decoder_generate
@@ -20,7 +20,7 @@ from tests.models.toys import D_VOCAB, ids, toy
 
 QUIET: dict[str, Any] = {"verbose": False, "stop_at_eos": False}
 SITE = "blocks.0.hook_resid_post"
-FILES = {module.__file__ for module in (decoder_generate, encoder_decoder_generate, reading)}
+FILES = {module.__file__ for module in (decoder_generate, encoder_decoder_generate, generation_step)}
 
 
 def pair() -> HookedEncoderDecoder:
@@ -85,7 +85,7 @@ def test_an_interrupt_at_any_line_leaves_no_trace(kind: str, grad_mode: bool) ->
     with torch.set_grad_enabled(grad_mode):
         for n in sorted({*first.values(), *last.values()}):
             assert len(traced(lambda: run(model), n)) == n
-            left = (torch.is_grad_enabled(), reading.current(), scope.current(), [*listeners(model)])
+            left = (torch.is_grad_enabled(), generation_step.current(), scope.current(), [*listeners(model)])
             assert left == (grad_mode, None, (), []), f"interrupted at {lines[n - 1]}, line event {n}"
 
 
@@ -100,7 +100,7 @@ def test_an_interrupt_between_pieces_finds_the_callers_grad_mode() -> None:
         with torch.set_grad_enabled(mode):
             next(stream)
             assert torch.is_grad_enabled() == mode
-            assert reading.current() is None
+            assert generation_step.current() is None
 
 
 def test_an_abandoned_stream_leaves_no_trace() -> None:
@@ -112,7 +112,7 @@ def test_an_abandoned_stream_leaves_no_trace() -> None:
             stream.close()
         del stream
         assert torch.is_grad_enabled()
-        assert reading.current() is None
+        assert generation_step.current() is None
 
 
 def test_a_generation_inside_another_ones_hook_gives_the_reading_back() -> None:

@@ -12,8 +12,7 @@ from hooked_lm.components.norm import norm_of
 from hooked_lm.patching import SweepInterrupted, ablate
 from hooked_lm.patching.ablation import SITES, _donors
 from tests.close import assert_apart, assert_close
-from tests.models.toys import toy, words
-from tests.patching.small import (
+from tests.engine.small import (
     built,
     cached,
     close,
@@ -26,6 +25,7 @@ from tests.patching.small import (
     setting,
     stopping_after,
 )
+from tests.models.toys import toy, words
 
 KINDS = ["standard", "rotary", "parallel", "post_norm", "attn_only", "hybrid", "mixture"]
 N_HEADS, SOME_NEURONS, SOME_POSITIONS = 4, [0, 7, 3], [1, -1]

@@ -16,8 +16,8 @@ from hooked_lm import patching
 from hooked_lm.analysis import attribute
 from hooked_lm.patching import Edit
 from tests.close import assert_close
+from tests.engine.naive import naive
 from tests.models.toys import ids, toy
-from tests.patching.naive import naive
 
 MODEL, CORRUPTED, CLEAN = toy(n_layers=2), ids(2, 4), ids(2, 4, seed=1)
 

@@ -9,8 +9,7 @@ from torch import Tensor
 from hooked_lm import HookedTransformer
 from hooked_lm.patching import SweepInterrupted, attention_knockout
 from tests.close import assert_apart, assert_close
-from tests.models.toys import toy, words
-from tests.patching.small import (
+from tests.engine.small import (
     built,
     close,
     ids,
@@ -21,6 +20,7 @@ from tests.patching.small import (
     setting,
     stopping_after,
 )
+from tests.models.toys import toy, words
 
 KINDS = [
     "standard",

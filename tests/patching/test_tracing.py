@@ -12,8 +12,7 @@ from hooked_lm.analysis import metrics
 from hooked_lm.patching import SweepInterrupted, causal_trace
 from hooked_lm.patching.tracing import subject_tokens
 from tests.close import assert_apart, assert_close
-from tests.models.toys import toy, words
-from tests.patching.small import (
+from tests.engine.small import (
     built,
     cached,
     close,
@@ -25,6 +24,7 @@ from tests.patching.small import (
     setting,
     stopping_after,
 )
+from tests.models.toys import toy, words
 
 N_SAMPLES, SUBJECT = 2, [1, 2]
 KINDS = ["standard", "rotary", "parallel", "post_norm", "shortformer", "hybrid", "mixture"]

@@ -10,7 +10,7 @@ from hooked_lm.analysis import Attribution
 from hooked_lm.analysis.circuits import Circuit, evaluate
 from hooked_lm.cli import app
 from hooked_lm.demo import experiment
-from hooked_lm.patching.prompts import tokens_of
+from hooked_lm.engine.prompts import tokens_of
 from hooked_lm.reports import circuit
 from tests.close import assert_close
 

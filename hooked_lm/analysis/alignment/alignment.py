@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import orthogonal
 
 from hooked_lm.analysis.alignment.interchange import Hooks, Location, Positions, Vectors, hooks_of, rewrite_of
-from hooked_lm.patching.edits import Rewrite
+from hooked_lm.engine.edit import Rewrite
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores
 

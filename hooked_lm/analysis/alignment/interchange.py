@@ -10,12 +10,12 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.gradients import logits_for
 from hooked_lm.analysis.metrics import Where
+from hooked_lm.engine.edit import Rewrite
+from hooked_lm.engine.metric_trace import reads_of
+from hooked_lm.engine.prompts import Prompts, tokens_of, values_of
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.indices import counted
 from hooked_lm.hooks.select import Site
-from hooked_lm.patching.edits import Rewrite
-from hooked_lm.patching.prompts import Prompts, tokens_of, values_of
-from hooked_lm.patching.reads import reads_of
 from hooked_lm.results.scores import Scores, origin
 
 Vectors = Float[Tensor, "batch n width"]

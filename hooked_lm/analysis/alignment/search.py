@@ -13,10 +13,10 @@ from tqdm.auto import tqdm
 from hooked_lm.analysis.alignment.alignment import EXCHANGED, Alignment, BoundlessAlignment
 from hooked_lm.analysis.alignment.interchange import Location, Positions, Question, Rows, Vectors, check_run, hook_of
 from hooked_lm.analysis.attribution.gradients import check_grad_mode, weights_apart
+from hooked_lm.engine.prompts import Prompts, chosen, position_labels, site_of_layer, tokens_of, values_of
+from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.select import Site
-from hooked_lm.patching.prompts import Prompts, chosen, position_labels, site_of_layer, tokens_of, values_of
-from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.results.scores import Label, Scores, origin
 
 

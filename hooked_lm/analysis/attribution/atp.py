@@ -16,10 +16,10 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.estimating import Effects, Estimates, Run
 from hooked_lm.components.attend import Attend
+from hooked_lm.engine.prompts import site_of_layer
+from hooked_lm.engine.site_info import lender, mixing
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.patching.places import lender, mixing
-from hooked_lm.patching.prompts import site_of_layer
 
 OUTPUTS = ("attn_out", "mlp_out", "mixer_out")  # what a layer adds to the stream
 SCORES, PATTERN, MIXED = "attn_scores", "pattern", "z"

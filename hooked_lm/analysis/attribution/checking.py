@@ -4,11 +4,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hooked_lm.engine.cost import token_cost
+from hooked_lm.engine.plan import Plan
+from hooked_lm.engine.prompts import Source
+from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.patching.plan import Plan
-from hooked_lm.patching.prompts import Source
-from hooked_lm.patching.spent import token_cost
-from hooked_lm.patching.study import Metrics, Study
 
 Check = bool | int | None  # True: all cells; a number: so many; False: none; None: what can be afforded
 AFFORDABLE = 2e11  # floating-point operations

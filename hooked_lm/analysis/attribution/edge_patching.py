@@ -8,13 +8,13 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.graph import LOGITS, Graph, Node
 from hooked_lm.analysis.attribution.written import Writers, check_sum
+from hooked_lm.engine.edit import Cell, Edit
+from hooked_lm.engine.prompts import Prompts, aligned, tokens_of, values_of
+from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.study import Metrics, Study, SweepInterrupted
+from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.patching.edits import Cell, Edit
-from hooked_lm.patching.prompts import Prompts, aligned, tokens_of, values_of
-from hooked_lm.patching.result import SweepResult
-from hooked_lm.patching.study import Metrics, Study, SweepInterrupted
-from hooked_lm.patching.undisturbed import undisturbed
 
 Edges = Sequence[tuple[str, str]]
 SOURCES = ("clean", "mean", "zero")

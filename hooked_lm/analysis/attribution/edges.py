@@ -24,13 +24,13 @@ from hooked_lm.analysis.attribution.gradients import (
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.attribution.written import Writers, check_sum
 from hooked_lm.components.norm import wide
+from hooked_lm.engine.cost import token_cost
+from hooked_lm.engine.metric_trace import reads_of
+from hooked_lm.engine.prompts import Prompts
+from hooked_lm.engine.study import Metrics
+from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.patching.prompts import Prompts
-from hooked_lm.patching.reads import reads_of
-from hooked_lm.patching.spent import token_cost
-from hooked_lm.patching.study import Metrics
-from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.results.scores import origin
 
 METHODS = ("eap", "eap-ig-inputs", "eap-ig-activations")

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.patching.result import SweepResult
+from hooked_lm.engine.result import SweepResult
 
 ROUNDING = 1e-5  # of the largest effect; smaller ones are none
 

@@ -10,10 +10,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.analysis.attribution.gradients import Hooks, Keep, Metric, Tape, logits_for
+from hooked_lm.engine.edit import Edit, by_position
+from hooked_lm.engine.metric_trace import EVERYTHING, Logits, ReadMore, Reads, reads_of, value_of
+from hooked_lm.engine.plan import FEATURES, Plan
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.patching.edits import Edit, by_position
-from hooked_lm.patching.plan import FEATURES, Plan
-from hooked_lm.patching.reads import EVERYTHING, Logits, ReadMore, Reads, reads_of, value_of
 
 Effects = Float[Tensor, "batch pos_or_1 feature_or_1"]
 

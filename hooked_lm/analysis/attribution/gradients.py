@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hooked_lm.components.norm import norm_of
+from hooked_lm.engine.base_run import logits_of
+from hooked_lm.engine.metric_trace import Logits, Shown, reads_of
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.patching.base import logits_of
-from hooked_lm.patching.reads import Logits, Shown, reads_of
 
 Metric = Callable[[Tensor], Any]
 Hooks = Sequence[tuple[str, Callable[..., Any]]]

@@ -15,17 +15,17 @@ from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.estimating import Collected, Cost, Estimates, Part, Run, Sums, joined, seen
 from hooked_lm.analysis.attribution.gradients import check_grad_mode
 from hooked_lm.analysis.attribution.integrated import embeddings, ig_activations, ig_inputs
+from hooked_lm.engine.both_stacks import SIDES, Target, refuse_two_stacks, stack_of
+from hooked_lm.engine.budget import Budget, token_bytes
+from hooked_lm.engine.metric_trace import Logits, reads_of
+from hooked_lm.engine.plan import FEATURES, Plan
+from hooked_lm.engine.prompts import Prompts, Source, Which, site_of_layer
+from hooked_lm.engine.study import Metrics, named
+from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
-from hooked_lm.patching.both_stacks import SIDES, Target, refuse_two_stacks, stack_of
-from hooked_lm.patching.budget import Budget, token_bytes
-from hooked_lm.patching.plan import FEATURES, Plan
-from hooked_lm.patching.prompts import Prompts, Source, Which, site_of_layer
-from hooked_lm.patching.reads import Logits, reads_of
-from hooked_lm.patching.study import Metrics, named
 from hooked_lm.patching.sweeps import both_runs
-from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.results.scores import METRIC, Label, origin
 
 NODES = ("resid_pre", "attn_out", "mlp_out", "z", "post")

@@ -17,9 +17,9 @@ from hooked_lm.analysis.attribution.gradients import Metric
 from hooked_lm.analysis.circuits.circuit import Circuit
 from hooked_lm.analysis.circuits.paths import feeds
 from hooked_lm.analysis.circuits.run import Runner
+from hooked_lm.engine.prompts import Prompts
+from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.patching.prompts import Prompts
-from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.results.scores import origin
 
 AT_ONCE = 64  # edges tried together, at most

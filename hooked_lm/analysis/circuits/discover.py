@@ -18,10 +18,10 @@ from hooked_lm.analysis.circuits.masks import train_masks
 from hooked_lm.analysis.circuits.prune import check_size, prune
 from hooked_lm.analysis.circuits.run import ABLATIONS, Runner
 from hooked_lm.analysis.circuits.top import at_least, largest
+from hooked_lm.engine.prompts import Prompts
+from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.patching.prompts import Prompts
-from hooked_lm.patching.result import SweepResult
-from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.results.scores import origin
 
 SOURCES = {

@@ -15,10 +15,10 @@ from hooked_lm.analysis.circuits.circuit import Circuit
 from hooked_lm.analysis.circuits.discover import scores_of
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.analysis.circuits.top import largest
+from hooked_lm.engine.prompts import Prompts
+from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.patching.prompts import Prompts
-from hooked_lm.patching.result import SweepResult
-from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.results.scores import Scores, origin
 
 if TYPE_CHECKING:

@@ -22,12 +22,12 @@ from hooked_lm.analysis.attribution.edge_patching import check_unhooked
 from hooked_lm.analysis.attribution.gradients import Metric, weights_apart
 from hooked_lm.analysis.attribution.graph import Graph, Node
 from hooked_lm.components.norm import norm_of
+from hooked_lm.engine.base_run import logits_of
+from hooked_lm.engine.budget import Budget, token_bytes
+from hooked_lm.engine.metric_trace import Reads, reads_of
+from hooked_lm.engine.prompts import Prompts, aligned, tokens_of
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.patching.base import logits_of
-from hooked_lm.patching.budget import Budget, token_bytes
-from hooked_lm.patching.prompts import Prompts, aligned, tokens_of
-from hooked_lm.patching.reads import Reads, reads_of
 
 ABLATIONS = ("resample", "mean", "zero")
 Gates = Float[Tensor, "row writer reader"]

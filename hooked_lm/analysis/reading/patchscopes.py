@@ -12,8 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.analysis.reading.lens import spelled
+from hooked_lm.engine.prompts import Prompts, Which, chosen, tokens_of, values_of
 from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.patching.prompts import Prompts, Which, chosen, tokens_of, values_of
 from hooked_lm.results import stored
 from hooked_lm.results.scores import origin
 

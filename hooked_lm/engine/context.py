@@ -9,8 +9,8 @@ from torch import Tensor
 from hooked_lm.components.context import Angles, Context, KeysValues
 from hooked_lm.components.kv_cache import KeyValueCache, StateCacheEntry
 from hooked_lm.components.rotary import Rotary
-from hooked_lm.patching.edits import Interval, repeated
-from hooked_lm.patching.packing import Packing, Run, Steps, cut, pack
+from hooked_lm.engine.edit import Interval, repeated
+from hooked_lm.engine.ragged_batch import Packing, Run, Steps, cut, pack
 
 Mix = Callable[[Tensor, Tensor, Tensor, Context], Tensor]
 Mixer = Callable[[Tensor, Context, int], Tensor]

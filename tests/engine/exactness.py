@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hooked_lm.engine.experiment import norm_and_copies
+from hooked_lm.engine.site_info import places
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.patching import Edit, Experiment
-from hooked_lm.patching.engine import norm_and_copies
-from hooked_lm.patching.places import places
+from tests.engine.naive import naive, unchecked
 from tests.families import Case
 from tests.families._models import hooked
-from tests.patching.naive import naive, unchecked
 
 MIXED = "several sites"
 Cell = list[Edit]

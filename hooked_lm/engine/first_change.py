@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from hooked_lm.patching.base import BaseRun
-from hooked_lm.patching.edits import NONE, Edit
-from hooked_lm.patching.places import Place
+from hooked_lm.engine.base_run import BaseRun
+from hooked_lm.engine.edit import NONE, Edit
+from hooked_lm.engine.site_info import Place
 
 
 class FirstChange:

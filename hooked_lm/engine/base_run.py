@@ -10,12 +10,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.components.norm import norm_of
+from hooked_lm.engine.context import BaseContext
+from hooked_lm.engine.cost import TokenCost, token_cost
+from hooked_lm.engine.edit import Edit
+from hooked_lm.engine.metric_trace import Logits, Reads
+from hooked_lm.engine.site_info import Place, Stage
 from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.patching.edits import Edit
-from hooked_lm.patching.packed import BaseContext
-from hooked_lm.patching.places import Place, Stage
-from hooked_lm.patching.reads import Logits, Reads
-from hooked_lm.patching.spent import TokenCost, token_cost
 
 
 class BaseRun:

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from hooked_lm.patching.both_stacks import SourceAndTarget, stack_of, tokens_at
-from hooked_lm.patching.edits import Change, Edit, Rest
-from hooked_lm.patching.prompts import Which, chosen, position_labels, site_of_layer, values_of
-from hooked_lm.patching.study import Study
+from hooked_lm.engine.both_stacks import SourceAndTarget, stack_of, tokens_at
+from hooked_lm.engine.edit import Change, Edit, Rest
+from hooked_lm.engine.prompts import Which, chosen, position_labels, site_of_layer, values_of
+from hooked_lm.engine.study import Study
 from hooked_lm.results import Label
 
 FEATURES = {"head": ("head", "kv_head", "ssm_head"), "neuron": ("d_mlp", "d_inner")}

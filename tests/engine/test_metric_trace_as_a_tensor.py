@@ -10,11 +10,11 @@ from torch import Tensor
 
 from hooked_lm import analysis, patching
 from hooked_lm.analysis.circuits.run import Runner
+from hooked_lm.engine.metric_trace import reads_of
 from hooked_lm.patching import Edit, Experiment
-from hooked_lm.patching.reads import reads_of
 from tests.close import GRADIENT, assert_close
+from tests.engine.naive import naive
 from tests.models.toys import toy
-from tests.patching.naive import naive
 
 BATCH, POS, VOCAB = 2, 5, 11
 MODEL = toy(d_vocab=VOCAB)

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hooked_lm.patching.result import SweepResult
+from hooked_lm.engine.result import SweepResult
 from hooked_lm.results import bootstrap as module
 from hooked_lm.results.bootstrap import bootstrap
 from tests.close import assert_close, assert_near

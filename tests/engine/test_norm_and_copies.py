@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from hooked_lm.patching.edits import Edit
-from hooked_lm.patching.engine import Experiment
+from hooked_lm.engine.edit import Edit
+from hooked_lm.engine.experiment import Experiment
 from tests.close import assert_close
+from tests.engine.naive import naive
 from tests.models.toys import ids, toy
-from tests.patching.naive import naive
 
 INPUTS = ("hook_attn_in", "hook_q_input", "hook_k_input", "hook_v_input")
 

@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerFast
 
 from hooked_lm import HookedEncoder, HookedTransformer, HookedTransformerConfig, hub
 from hooked_lm.compat import loading
-from hooked_lm.hub.flat import find_flat
-from hooked_lm.hub.flat_weights import from_early_solu
+from hooked_lm.hub.tl_checkpoint import find_flat
+from hooked_lm.hub.tl_weights import from_early_solu
 from tests.close import assert_apart, assert_close
 
 TOKENS = torch.arange(22).view(2, 11)

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from hooked_lm.patching.edits import Edit
-from hooked_lm.patching.engine import Experiment
+from hooked_lm.engine.edit import Edit
+from hooked_lm.engine.experiment import Experiment
 from tests.close import assert_close
+from tests.engine.naive import naive
 from tests.families import DECODER_CASES, Case
 from tests.families._models import hooked, prompt
-from tests.patching.naive import naive
 
 CASES = [
     next(case for case in DECODER_CASES if case.family == family) for family in ("mamba", "mamba2", "recurrent_gemma")

@@ -18,18 +18,18 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from hooked_lm.components.attend import Attend
+from hooked_lm.engine.base_run import BaseRun
+from hooked_lm.engine.both_stacks import SourceAndTarget, refuse_two_stacks, tokens_at
+from hooked_lm.engine.budget import Budget, batches
+from hooked_lm.engine.cost import Spent
+from hooked_lm.engine.edit import Cell, Change, Edit
+from hooked_lm.engine.first_change import FirstChange
+from hooked_lm.engine.full_forward import whole_forwards
+from hooked_lm.engine.metric_trace import EVERYTHING, Logits, ReadMore, Reads, reads_of, values_of
+from hooked_lm.engine.schedule import Pass, Planner
+from hooked_lm.engine.site_info import Place, Stage, places
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.patching.base import BaseRun
-from hooked_lm.patching.both_stacks import SourceAndTarget, refuse_two_stacks, tokens_at
-from hooked_lm.patching.budget import Budget, batches
-from hooked_lm.patching.edits import Cell, Change, Edit
-from hooked_lm.patching.first_change import FirstChange
-from hooked_lm.patching.forwards import whole_forwards
-from hooked_lm.patching.places import Place, Stage, places
-from hooked_lm.patching.reads import EVERYTHING, Logits, ReadMore, Reads, reads_of, values_of
-from hooked_lm.patching.spent import Spent
-from hooked_lm.patching.staircase import Pass, Planner
 
 Metric = Callable[[Tensor], Any]
 Scores = Float[Tensor, "metric prompt"]  # a metric of all prompts together has one column

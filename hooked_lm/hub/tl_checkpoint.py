@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.hub.flat_weights import in_public_names
-from hooked_lm.hub.kinds import kind_of
+from hooked_lm.hub.model_classes import kind_of
 from hooked_lm.hub.options import real_dtype, with_limits
 from hooked_lm.hub.plausible import check_values
 from hooked_lm.hub.source import (
@@ -30,6 +29,7 @@ from hooked_lm.hub.source import (
     repository,
     spelled,
 )
+from hooked_lm.hub.tl_weights import in_public_names
 from hooked_lm.models.config import ELSEWHERE, DecoderConfig, HookedTransformerConfig
 from hooked_lm.models.state import load_state
 from hooked_lm.weights import open_checkpoint

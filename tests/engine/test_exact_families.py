@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from hooked_lm.engine.site_info import places
 from hooked_lm.patching import Edit, Experiment, Rewrite
-from hooked_lm.patching.places import places
 from tests.close import GRADIENT, MODEL, assert_close, tolerance
+from tests.engine.exactness import MIXED, Spy, compared, far, kind_of, prompts
+from tests.engine.naive import naive
 from tests.families import DECODER_CASES, Case
 from tests.families._models import hooked
-from tests.patching.exactness import MIXED, Spy, compared, far, kind_of, prompts
-from tests.patching.naive import naive
 
 EXACT = tolerance(1.0, 1.0)  # of the largest of the logits
 ROUNDING = 1e-6  # of scores in single precision

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from hooked_lm import HookedTransformer, patching
 from hooked_lm.analysis import metrics
+from hooked_lm.engine.fingerprint import Digest, Unknown
+from hooked_lm.engine.study import Study
 from hooked_lm.patching import Edit
-from hooked_lm.patching.fingerprint import Digest, Unknown
-from hooked_lm.patching.study import Study
 from tests.models.toys import toy
 
 VOCAB, POS = 11, 4

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hooked_lm.patching.base import BaseRun
-from hooked_lm.patching.reads import Reads
-from hooked_lm.patching.staircase import Route
+from hooked_lm.engine.base_run import BaseRun
+from hooked_lm.engine.metric_trace import Reads
+from hooked_lm.engine.schedule import Route
 
 ENOUGH = 2048  # tokens in a pass: more make the products of a CPU no faster
 ENOUGH_ON_GPU = 32768

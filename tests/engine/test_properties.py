@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hooked_lm.engine.budget import Budget
+from hooked_lm.engine.site_info import Place, places
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.patching import Edit, Experiment
-from hooked_lm.patching.budget import Budget
-from hooked_lm.patching.places import Place, places
 from tests.close import GRADIENT, assert_close, tolerance
+from tests.engine.exactness import Spy, far
+from tests.engine.naive import naive, unchecked
 from tests.families import DECODER_CASES
 from tests.families._models import hooked
 from tests.models.structures import D_VOCAB, Kinds, random_model, random_tree
-from tests.patching.exactness import Spy, far
-from tests.patching.naive import naive, unchecked
 
 Metric = Callable[[Tensor], Tensor]
 SEEDS = st.integers(0, 2**32)

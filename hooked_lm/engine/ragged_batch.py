@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from hooked_lm.patching.edits import NONE, Interval
+from hooked_lm.engine.edit import NONE, Interval
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm import HookedTransformer
+from hooked_lm.engine.site_info import places
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.encoder import HookedEncoder
 from hooked_lm.patching import Edit, Experiment, Rewrite
-from hooked_lm.patching.places import places
 from tests.close import assert_close
+from tests.engine.exactness import Spy, far
+from tests.engine.naive import Change, naive
 from tests.models.toys import BOTH_WAYS, D_VOCAB, ids, toy, words
-from tests.patching.exactness import Spy, far
-from tests.patching.naive import Change, naive
 
 POS = 6
 

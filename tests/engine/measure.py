@@ -1,13 +1,13 @@
 """Print how far the engine is from one forward pass for every cell: a line for each family, a column for each kind of site.
 
-python -m tests.patching.measure [model_type ...]     (without names: all)
+python -m tests.engine.measure [model_type ...]     (without names: all)
 """
 
 import re
 import sys
 
+from tests.engine.exactness import MIXED, compared
 from tests.families import DECODER_CASES
-from tests.patching.exactness import MIXED, compared
 
 # A column and the sites in it, without their layer; the first that matches.
 COLUMNS = {

@@ -13,13 +13,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from hooked_lm.engine.edit import Cell
+from hooked_lm.engine.experiment import Experiment, Metric, outside
+from hooked_lm.engine.fingerprint import fingerprint
+from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.files import writable
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.patching.edits import Cell
-from hooked_lm.patching.engine import Experiment, Metric, outside
-from hooked_lm.patching.fingerprint import fingerprint
-from hooked_lm.patching.result import SweepResult
-from hooked_lm.patching.undisturbed import undisturbed
 from hooked_lm.results import Label
 from hooked_lm.results.scores import origin
 

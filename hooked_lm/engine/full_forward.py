@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
+from hooked_lm.engine.edit import Cell, Change, write_all
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.patching.edits import Cell, Change, write_all
 
 Keep = dict[str, Any]  # site -> what passed there
 

@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from hooked_lm import patching
+from hooked_lm import engine, patching
 from hooked_lm.analysis import attribute
+from hooked_lm.engine.study import CheckpointWarning
 from hooked_lm.hooks import scope
 from hooked_lm.patching import SweepResult
-from hooked_lm.patching.study import CheckpointWarning
+from tests.engine.naive import unchecked
 from tests.interrupting import in_a_generator
 from tests.models.toys import BOTH_WAYS, toy
-from tests.patching.naive import unchecked
 
 VOCAB, POS, LAYERS = 11, 4, 2
 CORRUPTED, CLEAN = torch.randint(VOCAB, (2, 2, POS), generator=torch.Generator().manual_seed(1))
-FOLDER = str(Path(patching.__file__).parent)
+FOLDERS = tuple(str(Path(package.__file__).parent) for package in (engine, patching))
 
 
 def metric(logits: Tensor) -> Tensor:
@@ -28,13 +28,13 @@ def metric(logits: Tensor) -> Tensor:
 
 
 class Interrupts:
-    """Raises KeyboardInterrupt at the n-th line that runs in the folder of sweeps."""
+    """Raises KeyboardInterrupt at the n-th line that runs in the folders of sweeps."""
 
     def __init__(self, at: int) -> None:
         self.at, self.lines = at, 0
 
     def __call__(self, frame: Any, event: str, arg: Any) -> Any:
-        return self.line if frame.f_code.co_filename.startswith(FOLDER) else None
+        return self.line if frame.f_code.co_filename.startswith(FOLDERS) else None
 
     def line(self, frame: Any, event: str, arg: Any) -> Any:
         if event == "line":
@@ -129,7 +129,7 @@ def test_a_checkpoint_that_cannot_be_written_is_refused_before_the_run(tmp_path:
 @pytest.mark.parametrize("every", [0.0, 1e9], ids=["at every cell", "at the end"])
 def test_a_write_that_fails_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: float) -> None:
     model, run = RUNS["a sweep"]
-    monkeypatch.setattr("hooked_lm.patching.study.SAVE_EVERY", every)
+    monkeypatch.setattr("hooked_lm.engine.study.SAVE_EVERY", every)
     expected = run(model)
 
     def full(self: SweepResult, path: Path) -> None:

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.norm import norm_of
-from hooked_lm.patching.base import BaseRun
-from hooked_lm.patching.edits import NONE, Edit, Interval, overlap, repeated, union
-from hooked_lm.patching.packed import PackedContext
-from hooked_lm.patching.packing import Packing, Run, Steps, pack
-from hooked_lm.patching.places import REACHES_LATER, Place, Stage, lender
-from hooked_lm.patching.spent import Spent
+from hooked_lm.engine.base_run import BaseRun
+from hooked_lm.engine.context import PackedContext
+from hooked_lm.engine.cost import Spent
+from hooked_lm.engine.edit import NONE, Edit, Interval, overlap, repeated, union
+from hooked_lm.engine.ragged_batch import Packing, Run, Steps, pack
+from hooked_lm.engine.site_info import REACHES_LATER, Place, Stage, lender
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from torch import nn
 
 from hooked_lm.components.attend import Attend
 from hooked_lm.components.moe import MoE
-from hooked_lm.patching.packed import PackedContext
-from hooked_lm.patching.places import mixing
+from hooked_lm.engine.context import PackedContext
+from hooked_lm.engine.site_info import mixing
 
 
 @dataclass(frozen=True)

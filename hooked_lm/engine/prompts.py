@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from hooked_lm.engine.both_stacks import tokens_at
+from hooked_lm.engine.edit import dense
 from hooked_lm.hooks import UnknownSite
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
-from hooked_lm.patching.both_stacks import tokens_at
-from hooked_lm.patching.edits import dense
 from hooked_lm.results import Label
 
 Prompts = str | Sequence[str] | Int[Tensor, "..."]  # ids [batch, pos] or [pos]; lengths are compared in words

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hooked_lm.engine.edit import Cell, Change, Edit
 from hooked_lm.hooks import HookedRootModule, HookPoint
-from hooked_lm.patching.edits import Cell, Change, Edit
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, range, type(...), torch.dtype, torch.device, torch.Size)
 WRAPPERS = ("jaxtyping", "beartype")  # packages whose wrappers check annotations, and change nothing else

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig, patching
 from tests.close import assert_apart, assert_close
-from tests.patching.naive import naive
+from tests.engine.naive import naive
 
 POS, FIRST = 6, 3
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hooked_lm import HookedTransformer
+from hooked_lm.engine.metric_trace import EVERYTHING, ReadMore, Reads, places_of, reads_of, served
 from hooked_lm.patching import Edit, Experiment
-from hooked_lm.patching.reads import EVERYTHING, ReadMore, Reads, places_of, reads_of, served
 from tests.close import assert_close
+from tests.engine.naive import naive
 from tests.models.toys import toy
-from tests.patching.naive import naive
 
 BATCH, POS, VOCAB = 2, 5, 11
 ROWS = torch.arange(BATCH)

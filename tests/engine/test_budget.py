@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig
+from hooked_lm.engine.edit import Cell
 from hooked_lm.patching import Edit, Experiment, Rewrite
-from hooked_lm.patching.edits import Cell
 from tests.models.toys import ids, toy
 
 BUDGET = 64 << 20
@@ -71,7 +71,7 @@ def growth(name: str) -> int:
 @pytest.mark.parametrize("name", SWEEPS)
 def test_a_sweep_keeps_to_its_budget(name: str) -> None:
     code = f"import torch; torch.set_num_threads(1); from {__name__} import growth; print(growth({name!r}))"
-    command = [sys.executable, "-c", code.replace(__name__, "tests.patching.test_budget")]
+    command = [sys.executable, "-c", code.replace(__name__, "tests.engine.test_budget")]
     at_once = {
         **os.environ,
         "MALLOC_MMAP_THRESHOLD_": "65536",
