@@ -14,7 +14,7 @@ from hooked_lm import HookedTransformer, HookedTransformerConfig, hub
 from hooked_lm.components.attention import Attention
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.rotary import ProportionalScaling
-from hooked_lm.components.shared_kv_attention import BorrowingAttention
+from hooked_lm.components.shared_kv_attention import SharedKVAttention
 from hooked_lm.families import gemma4_text
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.models.tree import DecoderConfig
@@ -38,7 +38,7 @@ def first_layer_lends(tree: DecoderConfig) -> DecoderConfig:
     """The borrowing local layer reads the first local layer, not the last before it."""
     blocks = list(tree.blocks)
     blocks[0] = replace(blocks[0], attn=replace(blocks[0].attn, lends=True))
-    blocks[3] = replace(blocks[3], attn=replace(blocks[3].attn, lender=0))
+    blocks[3] = replace(blocks[3], attn=replace(blocks[3].attn, kv_source_layer=0))
     return replace(tree, blocks=tuple(blocks))
 
 
@@ -59,11 +59,11 @@ WRONG_TREES = {
     "scaled scores": ("everything", every_attention(Attention.Config, lambda _: {"scale": None})),
     "scaled scores of borrowed keys": (
         "everything",
-        every_attention(BorrowingAttention.Config, lambda _: {"scale": None}),
+        every_attention(SharedKVAttention.Config, lambda _: {"scale": None}),
     ),
     "no window over borrowed keys": (
         "everything",
-        every_attention(BorrowingAttention.Config, lambda _: {"window": None}),
+        every_attention(SharedKVAttention.Config, lambda _: {"window": None}),
     ),
     "all pairs turn": ("everything", every_attention(Attention.Config, all_pairs_turn)),
     "few features turn": ("biased-per-layer", every_attention(Attention.Config, few_features_turn)),
@@ -136,9 +136,9 @@ def test_wrong_weights_are_noticed(name: str, damage: Callable[[HookedTransforme
 def test_what_is_borrowed_is_what_the_lender_made() -> None:
     model = hooked(EVERYTHING)
     _, cache = model.run_with_cache(prompt(EVERYTHING))
-    for borrower, lender in ((3, 2), (4, 1)):
-        assert torch.equal(cache["rot_k", borrower], cache["rot_k", lender])
-        assert torch.equal(cache["v", borrower], cache["v", lender])
+    for borrower, kv_source_layer in ((3, 2), (4, 1)):
+        assert torch.equal(cache["rot_k", borrower], cache["rot_k", kv_source_layer])
+        assert torch.equal(cache["v", borrower], cache["v", kv_source_layer])
 
 
 @torch.no_grad()

@@ -39,7 +39,7 @@ class Attend(KnownAttributes):
     """
 
     makes_keys = True  # whether keys and values are made of what this reads
-    lender: int | None = None  # the layer whose keys and values this reads instead
+    kv_source_layer: int | None = None  # the layer whose keys and values this reads instead
     # what belongs to keys and values alone: their sites, and the weights that make them
     of_keys: tuple[str, ...] = ("hook_k", "hook_v", "hook_rot_k", "k_norm", "v_norm", "W_K", "W_V")
 
@@ -79,7 +79,7 @@ class Attend(KnownAttributes):
         """Mixed values, at their site."""
         in_steps = self.soft_cap is not None or self.sinks is not None or not self.manner.fused
         in_steps = in_steps or is_listening(self.hook_attn_scores, self.hook_pattern)
-        return self.hook_z(context.meet(layer, self.mix_in_steps if in_steps else self.mix_fused, q, k, v))
+        return self.hook_z(context.attend_rows(layer, self.mix_in_steps if in_steps else self.mix_fused, q, k, v))
 
     def mix_fused(self, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
         """Mixed values by the fused kernel."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hooked_lm.components.attend import KEY, QUERY, Attend, PerHead, Stream, project, projection
 from hooked_lm.components.context import Context
 from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, below, normed, plus
-from hooked_lm.components.norm import NormConfig, add_norm, build_norm, norm_of, plain_norm
+from hooked_lm.components.norm import NormConfig, add_norm, build_norm, norm_of, norm_unhooked
 from hooked_lm.components.position_bias import PositionBias
 from hooked_lm.components.public_call import public_attention
 from hooked_lm.components.rotary import Rotary
@@ -136,9 +136,9 @@ class Attention(Attend):
             k = self.hook_rot_k(self.cfg.rotary.rotate(k, context.key_angles(self.cfg.rotary)))
         if self.cfg.qk_norm is not None and self.cfg.rotary_first:
             q, k = self.q_norm(q), self.k_norm(k)
-        k, v = context.remember(layer, k, v)
+        k, v = context.update_kv(layer, k, v)
         if self.cfg.lends:
-            context.lend(layer, k, v)
+            context.keep_kv(layer, k, v)
         return self.output(self.mix(q, k, v, context, layer))
 
     @property
@@ -174,7 +174,7 @@ class Attention(Attend):
                 x = read_value() if name == "v" and read_value is not None else read()
                 made = plus(torch.einsum("bpm,nmh->bpnh", x, W), b)
                 made = made if self.cfg.clip is None else made.clamp(-self.cfg.clip, self.cfg.clip)
-                return plain_norm(norm_of(self, "v_norm"), made) if name == "v" else made, at(f"hook_{name}")
+                return norm_unhooked(norm_of(self, "v_norm"), made) if name == "v" else made, at(f"hook_{name}")
 
             yield f"ln1.normalized * w + b -> {name}", projected
         if self.cfg.rotary is not None:

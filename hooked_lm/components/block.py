@@ -24,14 +24,14 @@ from hooked_lm.components.identities import (
     readers_of,
 )
 from hooked_lm.components.latent_attention import LatentAttention
-from hooked_lm.components.mlp import MLPConfig, on_demand
+from hooked_lm.components.mlp import MLPConfig, hook_if_listening
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of
 from hooked_lm.components.public_call import public_block
-from hooked_lm.components.shared_kv_attention import BorrowingAttention
+from hooked_lm.components.shared_kv_attention import SharedKVAttention
 from hooked_lm.hooks import HookPoint, is_listening
 
-AttentionConfig = Attention.Config | LatentAttention.Config | BorrowingAttention.Config | DisentangledAttention.Config
+AttentionConfig = Attention.Config | LatentAttention.Config | SharedKVAttention.Config | DisentangledAttention.Config
 Stream = Float[Tensor, "batch pos d_model"]
 Left = Float[Tensor, "batch left d_model"]  # mostly all of the stream's tokens; see Context.asking
 
@@ -76,8 +76,8 @@ class AttentionPart(HeadInputs):
         context = context or Context(resid.shape[1], resid.device)
         query, key, value = self.attn_inputs(resid, shared, context)
         if context.pos_embed is not None:
-            query = _plus(query, context.asking(context.pos_embed))
-            key = _plus(key, context.telling(context.pos_embed)) if self.makes_keys else key
+            query = _plus(query, context.query_rows(context.pos_embed))
+            key = _plus(key, context.key_rows(context.pos_embed)) if self.makes_keys else key
         out = norm_of(self, "ln1_post")(self.attn(query, key, value, context, self.layer))
         return self.hook_attn_out(_scaled(out, self.cfg.residual_scale))
 
@@ -134,7 +134,7 @@ class MLPPart(nn.Module):
 
     def mlp_out(self, resid: Stream) -> Stream:
         """What the MLP adds to the stream."""
-        return self.mlp_written(self.ln2(on_demand(self.hook_mlp_in, resid)))
+        return self.mlp_written(self.ln2(hook_if_listening(self.hook_mlp_in, resid)))
 
     def mlp_written(self, normalized: Stream) -> Stream:
         """What the MLP adds to the stream when it reads this."""
@@ -271,7 +271,7 @@ class PostNormBlock(AttentionPart, MLPPart):
         resid = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(leaving(resid, context) + self.attn_out(resid, context, resid))
         resid = self.hook_normalized_resid_mid(self.ln1(resid))
-        resid = self.hook_resid_post(resid + self.mlp_written(on_demand(self.hook_mlp_in, resid)))
+        resid = self.hook_resid_post(resid + self.mlp_written(hook_if_listening(self.hook_mlp_in, resid)))
         return self.hook_normalized_resid_post(self.ln2(resid))
 
     def read(
@@ -383,7 +383,7 @@ BlockConfig = AttentionOnlyBlock.Config | PreNormBlock.Config | PostNormBlock.Co
 
 def leaving(x: Stream, context: Context | None) -> Left:
     """Of the tokens that come to a block those that leave it; without a context, all."""
-    return x if context is None else context.asking(x)
+    return x if context is None else context.query_rows(x)
 
 
 def sum_of(at: Sites, parts: list[str], whole: str) -> Pair:

@@ -43,7 +43,7 @@ class Context:
         self.pos_embed: Float[Tensor, "batch pos d_model"] | None = None
         self.key_positions = self._key_positions()
         self.positions: Int[Tensor, "batch pos"] = self.key_positions[:, self.n_past :]
-        self._lent: dict[int, KeysValues] = {}
+        self._shared_kv: dict[int, KeysValues] = {}
         self.per_layer: Float[Tensor, "batch pos layer d_per_layer"] | None = None
         self._shared: dict[Hashable, object] = {}
 
@@ -65,27 +65,27 @@ class Context:
     # ---- who meets whom ----------------------------------------------------------------------------------------------
     # All new tokens ask and tell here, row by row. A run of a few tokens of many rows says otherwise by a class of its own.
 
-    def asking(self, x: Tokens) -> Some:
+    def query_rows(self, x: Tokens) -> Some:
         """Of a layer's tokens those that look at others, and leave the layer."""
         return x
 
-    def telling(self, x: Tokens) -> Some:
+    def key_rows(self, x: Tokens) -> Some:
         """Of a layer's tokens those that others look at."""
         return x
 
-    def remember(self, layer: int, keys: Tensor, values: Tensor) -> KeysValues:
+    def update_kv(self, layer: int, keys: Tensor, values: Tensor) -> KeysValues:
         """All keys and values of a layer: those of earlier tokens, from the cache, and these."""
         return (keys, values) if self.cache is None else self.cache[layer].append(keys, values)
 
-    def lend(self, layer: int, keys: Tensor, values: Tensor) -> None:
+    def keep_kv(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Leave a layer's keys and values for later layers."""
-        self._lent[layer] = keys, values
+        self._shared_kv[layer] = keys, values
 
-    def borrow(self, lender: int) -> KeysValues | None:
+    def kv_of(self, kv_source_layer: int) -> KeysValues | None:
         """What a layer left; None if it did not run."""
-        return self._lent.get(lender)
+        return self._shared_kv.get(kv_source_layer)
 
-    def meet(
+    def attend_rows(
         self,
         layer: int,
         mix: Callable[[Tensor, Tensor, Tensor, "Context"], Tensor],
@@ -96,7 +96,7 @@ class Context:
         """What `mix` makes of the queries and the keys and values of their rows."""
         return mix(queries, keys, values, self)
 
-    def follow(self, layer: int, mixer: Callable[[Tensor, "Context", int], Tensor], stream: Tokens) -> Tokens:
+    def scan(self, layer: int, mixer: Callable[[Tensor, "Context", int], Tensor], stream: Tokens) -> Tokens:
         """What a mixer with a state makes of the tokens, each row from the state that its earlier tokens left."""
         return mixer(stream, self, layer)
 

@@ -12,7 +12,7 @@ from hooked_lm.components.activations import Activation, activation
 from hooked_lm.components.block import PostNormBlock
 from hooked_lm.components.context import Context
 from hooked_lm.components.identities import Identity, Read, Sites, below, norm_identity, normed
-from hooked_lm.components.mlp import on_demand
+from hooked_lm.components.mlp import hook_if_listening
 from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm
 from hooked_lm.components.public_call import public_block
 from hooked_lm.hooks import HookPoint
@@ -58,7 +58,7 @@ class ConvPostNormBlock(PostNormBlock):
         resid = source = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(resid + self.attn_out(resid, context, resid))
         resid = self.hook_normalized_resid_mid(self.ln1(resid))
-        resid = self.ln2(self.hook_resid_post(resid + self.mlp_written(on_demand(self.hook_mlp_in, resid))))
+        resid = self.ln2(self.hook_resid_post(resid + self.mlp_written(hook_if_listening(self.hook_mlp_in, resid))))
         pre = self.hook_conv_pre(self.convolved(source, context))
         resid = self.hook_resid_conv(resid + self.hook_conv_out(self.conv_act(pre)))
         return self.hook_normalized_resid_post(self.ln3(resid))

@@ -20,7 +20,7 @@ from hooked_lm.components.identities import (
     normed,
     readers_of,
 )
-from hooked_lm.components.mlp import MLPConfig, on_demand
+from hooked_lm.components.mlp import MLPConfig, hook_if_listening
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm
 from hooked_lm.components.source import StackContext
@@ -108,9 +108,9 @@ class PreNormCrossBlock(CrossPart):
     def forward(self, resid: Stream, context: StackContext) -> Stream:
         resid = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(resid + self.attn_out(resid, context))
-        cross_out = self.cross_written(self.ln2(on_demand(self.hook_cross_attn_in, resid)), context)
+        cross_out = self.cross_written(self.ln2(hook_if_listening(self.hook_cross_attn_in, resid)), context)
         resid = self.hook_resid_mid_cross(resid + cross_out)
-        return self.hook_resid_post(resid + self.mlp_written(self.ln3(on_demand(self.hook_mlp_in, resid))))
+        return self.hook_resid_post(resid + self.mlp_written(self.ln3(hook_if_listening(self.hook_mlp_in, resid))))
 
     def identities(self, at: Sites, read_source: Read | None = None) -> Iterator[Identity]:
         """What must hold between the sites of a run in which `read_source()` came from the encoder."""
@@ -173,10 +173,10 @@ class PostNormCrossBlock(CrossPart):
         resid = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(resid + self.attn_out(resid, context, resid))
         resid = self.hook_normalized_resid_mid(self.ln1(resid))
-        cross_out = self.cross_written(on_demand(self.hook_cross_attn_in, resid), context)
+        cross_out = self.cross_written(hook_if_listening(self.hook_cross_attn_in, resid), context)
         resid = self.hook_resid_mid_cross(resid + cross_out)
         resid = self.hook_normalized_resid_mid_cross(self.ln2(resid))
-        resid = self.hook_resid_post(resid + self.mlp_written(on_demand(self.hook_mlp_in, resid)))
+        resid = self.hook_resid_post(resid + self.mlp_written(hook_if_listening(self.hook_mlp_in, resid)))
         return self.hook_normalized_resid_post(self.ln3(resid))
 
     def read(

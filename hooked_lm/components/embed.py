@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from hooked_lm.components.mlp import on_demand
+from hooked_lm.components.mlp import hook_if_listening
 from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, norm_of
 from hooked_lm.hooks import HookPoint
 
@@ -245,7 +245,7 @@ class Unembed(nn.Module):
         self.W_U = nn.Parameter(torch.empty(self.cfg.d_vocab, self.cfg.d_model).T)
 
     def forward(self, residual: Stream) -> Logits:
-        return self.finished(self.hook_out(self.product(on_demand(self.hook_in, residual))))
+        return self.finished(self.hook_out(self.product(hook_if_listening(self.hook_in, residual))))
 
     def plain(self, x: Stream) -> Logits:
         """The same value, past the hook points."""

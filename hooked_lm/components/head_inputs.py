@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.context import Context
 from hooked_lm.components.manner import Manner
-from hooked_lm.components.norm import plain_norm
+from hooked_lm.components.norm import norm_unhooked
 from hooked_lm.hooks import HookPoint, is_listening
 
 Stream = Float[Tensor, "batch pos d_model"]
@@ -42,8 +42,8 @@ class HeadInputs(nn.Module):
             or any(self._apart(letter, context) for letter in "qkv")
         ):
             shared = self.read(resid) if shared is None else shared
-            keys = context.telling(shared) if self.makes_keys else shared
-            return context.asking(shared), keys, keys
+            keys = context.key_rows(shared) if self.makes_keys else shared
+            return context.query_rows(shared), keys, keys
         at_sites = self.norm_shows_copies(context)
         if shared is None and not at_sites:
             shared = self.read(resid)
@@ -55,11 +55,11 @@ class HeadInputs(nn.Module):
             keys = queries if n_kv == n_heads else queries.unflatten(2, (n_kv, -1)).mean(3)
         apart = {}  # what each reads a copy of its own of, before the norm
         if self._apart("q", context):
-            apart["q"] = self.hook_q_input(_repeated(context.asking(queries), n_heads))
+            apart["q"] = self.hook_q_input(_repeated(context.query_rows(queries), n_heads))
         if self.makes_keys and self._apart("k", context):
-            apart["k"] = self.hook_k_input(_repeated(context.telling(keys), n_kv))
+            apart["k"] = self.hook_k_input(_repeated(context.key_rows(keys), n_kv))
         if self.makes_keys and self._apart("v", context):
-            apart["v"] = self.hook_v_input(_repeated(context.telling(keys), n_kv))
+            apart["v"] = self.hook_v_input(_repeated(context.key_rows(keys), n_kv))
         made = [] if shared is None else [(resid, shared)]
 
         def normalized(letter: str, x: Tensor) -> Tensor:
@@ -69,7 +69,9 @@ class HeadInputs(nn.Module):
             if not any(stream is x for stream, _ in made):
                 made.append((x, self.read(x, at_sites)))
             of_all = next(value for stream, value in made if stream is x)
-            return context.asking(of_all) if letter == "q" else context.telling(of_all) if self.makes_keys else of_all
+            return (
+                context.query_rows(of_all) if letter == "q" else context.key_rows(of_all) if self.makes_keys else of_all
+            )
 
         return normalized("q", queries), normalized("k", keys), normalized("v", keys)
 
@@ -106,7 +108,7 @@ class HeadInputs(nn.Module):
         self, copies: Float[Tensor, "batch pos *head d_model"], at_sites: bool = True
     ) -> Float[Tensor, "batch pos *head d_model"]:
         """The stream, or copies of it, as attention reads them; perhaps past the sites of the norm."""
-        return self.ln1(copies) if at_sites else plain_norm(self.ln1, copies)
+        return self.ln1(copies) if at_sites else norm_unhooked(self.ln1, copies)
 
 
 def _repeated(x: Tensor, n: int) -> Tensor:

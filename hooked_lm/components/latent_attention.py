@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hooked_lm.components.attend import QUERY, Attend, PerHead, Stream, project, projection
 from hooked_lm.components.context import Context
 from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, below, norm_identity, normed, plus
-from hooked_lm.components.norm import RMSNorm, plain_norm
+from hooked_lm.components.norm import RMSNorm, norm_unhooked
 from hooked_lm.components.public_call import public_attention
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.hooks import HookPoint, is_listening
@@ -127,7 +127,7 @@ class LatentAttention(Attend):
             k = self.keys(key_input, latent, angles)
         v = self.hook_v(project(latent if value_input is key_input else self.unseen(value_input), self.W_UV, None))
         q = self.hook_rot_q(self.turned(q, context.query_angles(self.cfg.rotary)))
-        k, v = context.remember(layer, self.hook_rot_k(k), v)
+        k, v = context.update_kv(layer, self.hook_rot_k(k), v)
         return self.output(self.mix(q, k, v, context, layer))
 
     def latent(self, x: Float[Tensor, "batch pos *head d_model"]) -> Latent:
@@ -136,7 +136,7 @@ class LatentAttention(Attend):
 
     def unseen(self, x: Float[Tensor, "batch pos *head d_model"]) -> Latent:
         """The same for values that read another stream than keys do, past the sites, which are those of the keys."""
-        return plain_norm(self.kv_norm, F.linear(x, self.W_DKV.T, self.b_DKV))
+        return norm_unhooked(self.kv_norm, F.linear(x, self.W_DKV.T, self.b_DKV))
 
     def queries(self, x: Float[Tensor, "batch pos *head d_model"]) -> PerHead:
         """Before they turn."""
@@ -221,5 +221,5 @@ def _normalised(down: Latent, point: nn.Module, norm: nn.Module) -> Latent:
         return norm(point(down))
     mean = down.mean(2)
     shown = point(mean)
-    edited_behind = norm(shown) - plain_norm(norm, shown)
-    return plain_norm(norm, down + (shown - mean)[:, :, None]) + edited_behind[:, :, None]
+    edited_behind = norm(shown) - norm_unhooked(norm, shown)
+    return norm_unhooked(norm, down + (shown - mean)[:, :, None]) + edited_behind[:, :, None]

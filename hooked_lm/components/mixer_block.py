@@ -23,7 +23,7 @@ from hooked_lm.components.identities import (
 )
 from hooked_lm.components.mamba import Mamba
 from hooked_lm.components.mamba2 import Mamba2
-from hooked_lm.components.mlp import on_demand
+from hooked_lm.components.mlp import hook_if_listening
 from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of, wide
 from hooked_lm.components.rg_lru import RGLRU
 from hooked_lm.hooks import HookPoint
@@ -57,8 +57,8 @@ class MixerPart(nn.Module):
     def mixer_out(self, resid: Stream, context: Context | None) -> Left:
         """What the mixer adds to the stream. It reads the stream in the precision of its weights."""
         context = context or Context(resid.shape[1], resid.device)
-        normalized = self.ln1(on_demand(self.hook_mixer_in, resid)).to(self.reading_dtype(resid))
-        out = norm_of(self, "ln1_post")(context.asking(context.follow(self.layer, self.mixer, normalized)))
+        normalized = self.ln1(hook_if_listening(self.hook_mixer_in, resid)).to(self.reading_dtype(resid))
+        out = norm_of(self, "ln1_post")(context.query_rows(context.scan(self.layer, self.mixer, normalized)))
         return self.hook_mixer_out(out if self.cfg.residual_scale == 1.0 else out * self.cfg.residual_scale)
 
     def reading_dtype(self, resid: Stream) -> torch.dtype:

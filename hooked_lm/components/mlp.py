@@ -18,7 +18,7 @@ HIDDEN = ("batch", "pos", "d_mlp")
 Stream = Float[Tensor, "*batch d_model"]  # the tokens of an expert have no batch and pos
 
 
-def on_demand(point: nn.Module, x: Tensor) -> Tensor:
+def hook_if_listening(point: nn.Module, x: Tensor) -> Tensor:
     """The value at a point that shows a private copy of a tensor which others use too; free if nobody listens."""
     return point(x.clone()) if is_listening(point) else x
 
@@ -29,7 +29,7 @@ def entered(module: Any, x: Tensor) -> Tensor:
     Where a tool has put a point of its own there, before a `forward` of its own on this instance, that has shown it already.
     """
     shown = "forward" in module.__dict__ and not getattr(module.hook_in, "on_demand", False)
-    return x if shown else on_demand(module.hook_in, x)
+    return x if shown else hook_if_listening(module.hook_in, x)
 
 
 def multiplied(x: Float[Tensor, "*shape"], y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

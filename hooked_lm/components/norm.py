@@ -236,6 +236,6 @@ def norm_of(module: nn.Module, name: str) -> nn.Module:
     return NO_NORM if norm is None else norm
 
 
-def plain_norm(norm: nn.Module, x: Tensor) -> Tensor:
+def norm_unhooked(norm: nn.Module, x: Tensor) -> Tensor:
     """A norm's value past its hook points, for the extra copies of a stream; a foreign module is simply called."""
     return norm.plain(x) if isinstance(norm, (LayerNorm, RMSNorm)) else norm(x)

@@ -12,7 +12,7 @@ from hooked_lm.components.activations import activation
 from hooked_lm.components.context import Context
 from hooked_lm.components.convolution import CausalConvolution
 from hooked_lm.components.identities import Identity, Read, Reader, Sites, plus
-from hooked_lm.components.mlp import on_demand
+from hooked_lm.components.mlp import hook_if_listening
 from hooked_lm.components.norm import RESIDUAL, wide
 from hooked_lm.components.scan import shown_states, step_by_step
 from hooked_lm.hooks import HookPoint
@@ -88,7 +88,7 @@ class RGLRU(nn.Module):
 
     def forward(self, stream: Stream, context: Context | None = None, layer: int = 0) -> Stream:
         """`layer` says which entry of the context's cache is this layer's."""
-        stream = on_demand(self.hook_in, stream)
+        stream = hook_if_listening(self.hook_in, stream)
         context = context or Context(stream.shape[1], stream.device)
         real, entry = context.new_real(), None if context.cache is None else context.cache.state(layer)
         window, state = (None, None) if entry is None else entry.past(stream.shape[0])

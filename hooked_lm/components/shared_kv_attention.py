@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hooked_lm.components.attend import QUERY, Attend, PerHead, Stream, project, projection
 from hooked_lm.components.context import Context, KeysValues
 from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, below, normed, plus
-from hooked_lm.components.mlp import on_demand
+from hooked_lm.components.mlp import hook_if_listening
 from hooked_lm.components.norm import NormConfig, add_norm, norm_of
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.hooks import HookPoint
@@ -19,7 +19,7 @@ from hooked_lm.hooks import HookPoint
 LENT = ("batch", "key_pos", "kv_head", "d_head")
 
 
-class BorrowingAttention(Attend):
+class SharedKVAttention(Attend):
     """`z = softmax(q k^T * scale + mask) v` with the keys, as they were turned, and the values of layer `lender`.
 
     `hook_rot_k` and `hook_v` show what is borrowed, past tokens included. An edit of them is seen by this layer alone.
@@ -32,7 +32,7 @@ class BorrowingAttention(Attend):
         d_model: int
         n_heads: int
         d_head: int
-        lender: int
+        kv_source_layer: int
         rotary: Rotary
         n_key_value_heads: int | None = None
         scale: float | None = None  # of the scores; None: d_head ** -0.5
@@ -51,13 +51,13 @@ class BorrowingAttention(Attend):
         def n_kv(self) -> int:
             return self.n_key_value_heads or self.n_heads
 
-        def build(self) -> "BorrowingAttention":
-            return BorrowingAttention(self)
+        def build(self) -> "SharedKVAttention":
+            return SharedKVAttention(self)
 
     def __init__(self, cfg: Config) -> None:
         super().__init__()
         self.cfg = cfg
-        self.n_kv, self.ungrouped, self.lender = cfg.n_kv, False, cfg.lender
+        self.n_kv, self.ungrouped, self.kv_source_layer = cfg.n_kv, False, cfg.kv_source_layer
         self.W_Q = projection(cfg.n_heads, cfg.d_model, cfg.d_head)
         self.b_Q = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) if cfg.qkv_bias else None
         self.hook_q = HookPoint(*QUERY)
@@ -85,7 +85,9 @@ class BorrowingAttention(Attend):
         context = context or Context(query_input.shape[1], query_input.device)
         q = self.queries(query_input, context)
         k, v = self.borrowed(context, layer)
-        return self.output(self.mix(q, on_demand(self.hook_rot_k, k), on_demand(self.hook_v, v), context, layer))
+        return self.output(
+            self.mix(q, hook_if_listening(self.hook_rot_k, k), hook_if_listening(self.hook_v, v), context, layer)
+        )
 
     def queries(self, x: Float[Tensor, "batch pos *head d_model"], context: Context) -> PerHead:
         """Normalised and turned."""
@@ -94,7 +96,7 @@ class BorrowingAttention(Attend):
 
     def borrowed(self, context: Context, layer: int) -> KeysValues:
         """Keys and values of the lender; ValueError if it did not run."""
-        borrowed = context.borrow(self.cfg.lender)
+        borrowed = context.kv_of(self.cfg.kv_source_layer)
         if borrowed is None:
             raise ValueError(
                 f"layer {layer} attends to the keys and values of layer {self.cfg.lender}, which is no part of this run; "

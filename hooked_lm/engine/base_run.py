@@ -13,8 +13,8 @@ from hooked_lm.components.norm import norm_of
 from hooked_lm.engine.context import BaseContext
 from hooked_lm.engine.cost import TokenCost, token_cost
 from hooked_lm.engine.edit import Edit
-from hooked_lm.engine.metric_trace import Logits, Reads
-from hooked_lm.engine.site_info import Place, Stage
+from hooked_lm.engine.metric_trace import Logits, TracedAccess
+from hooked_lm.engine.site_info import SiteInfo, TokenScope
 from hooked_lm.models.decoder import HookedTransformer
 
 
@@ -28,7 +28,7 @@ class BaseRun:
         self,
         model: HookedTransformer,
         tokens: Int[Tensor, "batch pos"],
-        places: Mapping[str, Place],
+        places: Mapping[str, SiteInfo],
         edits: Sequence[Edit],
         keep: Sequence[str] = (),
     ) -> None:
@@ -50,9 +50,9 @@ class BaseRun:
     def _keep(self, value: Tensor, hook: Any) -> None:
         self.kept[hook.name] = value.clone()  # what follows may go on in its memory
 
-    def _hook(self, edit: Edit, place: Place | None) -> Any:
+    def _hook(self, edit: Edit, place: SiteInfo | None) -> Any:
         def write(value: Tensor, hook: Any) -> None:
-            start = self.context.start if place is not None and place.stage is Stage.FOLLOWING else 0
+            start = self.context.start if place is not None and place.stage is TokenScope.STATE else 0
             edit.write(value, hook.dims, start, self.n_pos)
 
         return write
@@ -80,7 +80,7 @@ class BaseRun:
 def logits_of(model: HookedTransformer, normalized: Float[Tensor, "batch pos d_model"]) -> Logits:
     """The logits that a model makes of its normalised stream, past the hook points; computed where they are read."""
 
-    def some(reads: Reads) -> Float[Tensor, "batch some_pos some_token"]:
+    def some(reads: TracedAccess) -> Float[Tensor, "batch some_pos some_token"]:
         rows = normalized if reads.positions is None else normalized[:, list(reads.positions)]
         if reads.tokens is None:
             return model.cap_logits(model.unembed.plain(rows))

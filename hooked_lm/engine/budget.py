@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.engine.base_run import BaseRun
-from hooked_lm.engine.metric_trace import Reads
-from hooked_lm.engine.schedule import Route
+from hooked_lm.engine.metric_trace import TracedAccess
+from hooked_lm.engine.schedule import CellSchedule
 
 ENOUGH = 2048  # tokens in a pass: more make the products of a CPU no faster
 ENOUGH_ON_GPU = 32768
@@ -41,7 +41,9 @@ class Budget:
         return max(1, min(self.n_tokens // n_tokens, self.n_bytes // (n_tokens * width)))
 
 
-def batches(routes: Sequence[Route], budget: Budget, base: BaseRun, reads: Reads) -> list[list[Route]]:
+def batches(
+    routes: Sequence[CellSchedule], budget: Budget, base: BaseRun, reads: TracedAccess
+) -> list[list[CellSchedule]]:
     """Routes in passes that fit; those that join in the same layer together, and none with sites that others do not ask for.
 
     Raises ValueError if a budget that was asked for is too small for one of them.
@@ -52,12 +54,12 @@ def batches(routes: Sequence[Route], budget: Budget, base: BaseRun, reads: Reads
     seen = 16 * base.model.cfg.n_heads * base.n_pos if shows_scores else 0  # scores, in four steps
     d_vocab = base.logits.shape[-1] if reads.tokens is None else len(reads.tokens)
     available = budget.n_bytes - (base.n_bytes if budget.is_asked else 0)
-    passes: list[list[Route]] = []
-    some: list[Route] = []
+    passes: list[list[CellSchedule]] = []
+    some: list[CellSchedule] = []
     size = tokens = 0
-    for route in sorted(routes, key=lambda route: (sorted(route.on_demand), route.first, route.steps[0].asking)):
+    for route in sorted(routes, key=lambda route: (sorted(route.on_demand), route.first, route.steps[0].query_rows)):
         own = route.n_tokens * base.n_prompts
-        start, stop = route.steps[-1].asking
+        start, stop = route.steps[-1].query_rows
         n_bytes = own * (width + seen) + looked_at + base.n_prompts * 4 * d_vocab * (stop - start)
         full = size + n_bytes > available or tokens + own > budget.n_tokens
         if n_bytes > available and budget.is_asked:

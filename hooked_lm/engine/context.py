@@ -10,7 +10,7 @@ from hooked_lm.components.context import Angles, Context, KeysValues
 from hooked_lm.components.kv_cache import KeyValueCache, StateCacheEntry
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.engine.edit import Interval, repeated
-from hooked_lm.engine.ragged_batch import Packing, Run, Steps, cut, pack
+from hooked_lm.engine.ragged_batch import LayerSpans, Packing, Run, cut, pack
 
 Mix = Callable[[Tensor, Tensor, Tensor, Context], Tensor]
 Mixer = Callable[[Tensor, Context, int], Tensor]
@@ -28,11 +28,11 @@ class BaseContext(Context):
         self.states: dict[int, list[StateCacheEntry]] = {}
         self.start = 0  # the position with which the tokens in sight begin
 
-    def meet(self, layer: int, mix: Mix, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend_rows(self, layer: int, mix: Mix, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         self.keys_values[layer] = keys, values
-        return super().meet(layer, mix, queries, keys, values)
+        return super().attend_rows(layer, mix, queries, keys, values)
 
-    def follow(self, layer: int, mixer: Mixer, stream: Tensor) -> Tensor:
+    def scan(self, layer: int, mixer: Mixer, stream: Tensor) -> Tensor:
         """Position by position, as in generation: so the state before each of them is known."""
         cache, outputs = KeyValueCache(1), []
         entry = cache.state(0)
@@ -84,8 +84,8 @@ class PackedContext(Context):
         self.runs = runs
         n_cells = [len(run.cells) for run in runs]
         self.read = Packing(self.n_prompts, n_cells, [run.steps.reading for run in runs])
-        self.told = Packing(self.n_prompts, n_cells, [run.steps.telling for run in runs])
-        self.asked = Packing(self.n_prompts, n_cells, [run.steps.asking for run in runs])
+        self.told = Packing(self.n_prompts, n_cells, [run.steps.key_rows for run in runs])
+        self.asked = Packing(self.n_prompts, n_cells, [run.steps.query_rows for run in runs])
         self._angles: dict[tuple[Rotary, bool], Angles] = {}
         self.pos_embed = None if self.base.pos_embed is None else self._of_base(self.base.pos_embed, self.read)
 
@@ -97,10 +97,10 @@ class PackedContext(Context):
 
     # ---- which tokens ------------------------------------------------------------------------------------------------
 
-    def asking(self, x: Tensor) -> Tensor:
+    def query_rows(self, x: Tensor) -> Tensor:
         return self._some(x, self.asked)
 
-    def telling(self, x: Tensor) -> Tensor:
+    def key_rows(self, x: Tensor) -> Tensor:
         return self._some(x, self.told)
 
     def _some(self, x: Tensor, wanted: Packing) -> Tensor:
@@ -130,7 +130,7 @@ class PackedContext(Context):
 
     # ---- row by row --------------------------------------------------------------------------------------------------
 
-    def meet(self, layer: int, mix: Mix, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend_rows(self, layer: int, mix: Mix, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         base_keys, base_values = self.base.keys_values[layer]
         mixed = queries.new_empty(*queries.shape[:3], base_values.shape[-1])
         for run, steps in self._in_turn():
@@ -138,9 +138,9 @@ class PackedContext(Context):
             if not rows.shape[1]:
                 continue
             own = self.told.part(keys, run), self.told.part(values, run)
-            k = self._whole(base_keys, own[0], steps.telling)
-            v = self._whole(base_values, own[1], steps.telling)
-            self.asked.part(mixed, run).copy_(mix(rows, k, v, self._window(steps.asking)))
+            k = self._whole(base_keys, own[0], steps.key_rows)
+            v = self._whole(base_values, own[1], steps.key_rows)
+            self.asked.part(mixed, run).copy_(mix(rows, k, v, self._window(steps.query_rows)))
             self.attention_flops += 2 * rows.shape[:3].numel() * k.shape[1] * (k.shape[-1] + v.shape[-1])
         return mixed
 
@@ -158,12 +158,12 @@ class PackedContext(Context):
                 whole[:, :, others] = base[:, others]
         return whole.flatten(0, 1)
 
-    def borrow(self, lender: int) -> KeysValues | None:
+    def kv_of(self, kv_source_layer: int) -> KeysValues | None:
         """What the rows made of their own for a layer; nothing, if they all joined behind it."""
-        keys, values = self.base.keys_values[lender]
-        return super().borrow(lender) or (keys[:1, :0], values[:1, :0])
+        keys, values = self.base.keys_values[kv_source_layer]
+        return super().kv_of(kv_source_layer) or (keys[:1, :0], values[:1, :0])
 
-    def follow(self, layer: int, mixer: Mixer, stream: Tensor) -> Tensor:
+    def scan(self, layer: int, mixer: Mixer, stream: Tensor) -> Tensor:
         followed = []
         for run, steps in self._in_turn():
             rows, before = self.read.part(stream, run), self.base.states[layer][steps.reading[0]]
@@ -171,7 +171,7 @@ class PackedContext(Context):
             followed.append(mixer(rows, context, 0))
         return pack(followed)
 
-    def _in_turn(self) -> Iterator[tuple[int, Steps]]:
+    def _in_turn(self) -> Iterator[tuple[int, LayerSpans]]:
         """The runs, each while its rows are in sight."""
         for run, cells in enumerate(self.runs):
             with self._in_sight(run):

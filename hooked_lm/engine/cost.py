@@ -44,7 +44,7 @@ def token_cost(block: nn.Module) -> TokenCost:
 
 
 @dataclass
-class Spent:
+class Cost:
     """Whole forward passes, tokens times layers, and floating-point operations (multiplications and additions)."""
 
     forwards: int = 0
@@ -58,7 +58,7 @@ class Spent:
         both = zip((context.read, context.told, context.asked), (cost.mixer, cost.keys, cost.rest), strict=True)
         self.flops += sum(tokens.n_tokens * each for tokens, each in both)
 
-    def add(self, other: "Spent") -> None:
+    def add(self, other: "Cost") -> None:
         """What another part has spent."""
         self.forwards += other.forwards
         self.layer_rows += other.layer_rows

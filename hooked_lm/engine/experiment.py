@@ -21,13 +21,13 @@ from hooked_lm.components.attend import Attend
 from hooked_lm.engine.base_run import BaseRun
 from hooked_lm.engine.both_stacks import SourceAndTarget, refuse_two_stacks, tokens_at
 from hooked_lm.engine.budget import Budget, batches
-from hooked_lm.engine.cost import Spent
+from hooked_lm.engine.cost import Cost
 from hooked_lm.engine.edit import Cell, Change, Edit
 from hooked_lm.engine.first_change import FirstChange
 from hooked_lm.engine.full_forward import whole_forwards
-from hooked_lm.engine.metric_trace import EVERYTHING, Logits, ReadMore, Reads, reads_of, values_of
-from hooked_lm.engine.schedule import Pass, Planner
-from hooked_lm.engine.site_info import Place, Stage, places
+from hooked_lm.engine.metric_trace import EVERYTHING, Logits, TracedAccess, UntracedAccess, reads_of, values_of
+from hooked_lm.engine.schedule import BatchedPass, Planner
+from hooked_lm.engine.site_info import SiteInfo, TokenScope, places
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.decoder import HookedTransformer
 
@@ -59,8 +59,8 @@ class Experiment:
         self.tokens = tokens.to(next(model.parameters()).device)
         self.base_changes = self._checked_cell(base)
         self.budget = Budget.of(batch_size, self.tokens.device)
-        self.spent = Spent()
-        self.places: Mapping[str, Place] = places(model) if isinstance(model, HookedTransformer) else {}
+        self.cost = Cost()
+        self.places: Mapping[str, SiteInfo] = places(model) if isinstance(model, HookedTransformer) else {}
         with torch.no_grad():
             self.obstacle = obstacle(model, self.places, self.tokens)
             self._run_base([site for site in compare if site in self.places and self.places[site].is_plain])
@@ -76,7 +76,7 @@ class Experiment:
         else:
             [(_, whole)] = whole_forwards(self.model, self.tokens, [()], self.base_changes, 1)
             logits = Logits.of(whole)
-        self.spent.forwards += 1
+        self.cost.forwards += 1
         self.shape = logits.shape
         self.reads, values = reads_of(self.metrics, logits)
         self.scores = self._checked(values)
@@ -112,16 +112,16 @@ class Experiment:
         if self.base is None or not known or not all(map(self._is_known, cells)):
             return self._captured_by_whole_forwards(cells, sites)
         base = BaseRun(self.base.model, self.tokens, self.places, self.base.edits, sites)
-        self.spent.forwards += 1
+        self.cost.forwards += 1
         edits = [_edits(cell) for cell in cells]
         planner = Planner(base, self.places, EVERYTHING.interval(base.n_pos))
         routes = [route for route in (planner.route(i, own) for i, own in enumerate(edits)) if route.steps]
         found: list[dict[str, Tensor]] = [{} for _ in cells]
         for batch in batches(routes, self.budget, base, self.reads):
-            this = Pass(base, self.places, edits, batch)
+            this = BatchedPass(base, self.places, edits, batch)
             for cell, values in this.capture().items():
                 found[cell] = values
-            self.spent.add(this.spent)
+            self.cost.add(this.cost)
         return base.kept, found
 
     def _captured_by_whole_forwards(
@@ -131,7 +131,7 @@ class Experiment:
         for cell in [(), *cells]:
             kept: dict[str, Any] = dict.fromkeys(sites)
             list(whole_forwards(self.model, self.tokens, [cell], self.base_changes, 1, kept))
-            self.spent.forwards += 1
+            self.cost.forwards += 1
             found.append(kept)
         return found[0], found[1:]
 
@@ -162,7 +162,7 @@ class Experiment:
         try:
             yield from self._run(cells, title, progress)
         finally:
-            self.spent.seconds += time.perf_counter() - started
+            self.cost.seconds += time.perf_counter() - started
 
     def _run(self, cells: Sequence[Cell], title: str, progress: bool) -> Iterator[tuple[int, Scores]]:
         usable = self.base is not None and self.obstacle is None
@@ -181,7 +181,9 @@ class Experiment:
                 for cell, scores in self._staircase(cells, known, self.reads, title, progress):
                     done.add(cell)
                     yield cell, scores
-            except ReadMore:  # a metric that reads what it did not read of the base run: now it is given everything
+            except (
+                UntracedAccess
+            ):  # a metric that reads what it did not read of the base run: now it is given everything
                 left = [cell for cell in known if cell not in done]
                 yield from self._staircase(cells, left, EVERYTHING, title, progress)
         yield from self._whole(cells, others, title, progress)
@@ -215,7 +217,7 @@ class Experiment:
             return False
         layers = {self.places[change.site].layer for change in cell if self.places[change.site].on_demand}
         base = [self.places[change.site] for change in self.base_changes if change.site in self.places]
-        return layers.isdisjoint(place.layer for place in base if place.stage is Stage.READING)
+        return layers.isdisjoint(place.layer for place in base if place.stage is TokenScope.BEFORE_MIXING)
 
     def _why_not(self, cells: Sequence[Cell]) -> str:
         if self.obstacle is not None:
@@ -230,7 +232,7 @@ class Experiment:
         return "nothing is known of what a function of a whole value changes"
 
     def _staircase(
-        self, cells: Sequence[Cell], known: Sequence[int], reads: Reads, title: str, progress: bool
+        self, cells: Sequence[Cell], known: Sequence[int], reads: TracedAccess, title: str, progress: bool
     ) -> Iterator[tuple[int, Scores]]:
         assert self.base is not None, "a staircase stands on a base run"
         first_change = FirstChange(self.base, self.places)
@@ -249,15 +251,15 @@ class Experiment:
         alive = [route for route in routes if route.steps]
         with _bar(title, sum(route.layer_rows for route in alive) * base.n_prompts, progress) as bar:
             for batch in batches(alive, self.budget, base, reads):
-                this = Pass(base, self.places, edits, batch)
+                this = BatchedPass(base, self.places, edits, batch)
                 for cell, (start, stop), logits in this.run(tokens):
                     whole = self._filled(base_logits, logits, start, stop, reads, tokens is None)
                     yield cell, self._scores(whole, reads)
                 del logits, whole  # before the next pass makes its own
-                self.spent.add(this.spent)
+                self.cost.add(this.cost)
                 bar.update(sum(route.layer_rows for route in batch) * base.n_prompts)
 
-    def _scores(self, logits: Float[Tensor, "batch some_pos some_token"], reads: Reads) -> Scores:
+    def _scores(self, logits: Float[Tensor, "batch some_pos some_token"], reads: TracedAccess) -> Scores:
         """What the metrics make of a cell; each of them may write into what it is given."""
         return self._checked(values_of(self.metrics, logits, reads, self.shape), self.scores.shape[1])
 
@@ -266,7 +268,7 @@ class Experiment:
         return any(edit.site.startswith("unembed.") for cell in (*edits, _edits(self.base_changes)) for edit in cell)
 
     def _filled(
-        self, base: Tensor, own: Tensor, start: int, stop: int, reads: Reads, all_tokens: bool
+        self, base: Tensor, own: Tensor, start: int, stop: int, reads: TracedAccess, all_tokens: bool
     ) -> Float[Tensor, "batch some_pos some_token"]:
         """The logits that are read: those of the base run, but for the positions that differ."""
         positions = range(base.shape[1]) if reads.positions is None else reads.positions
@@ -290,7 +292,7 @@ class Experiment:
         n_cells = self.budget.cells_of_whole_forwards(self.model, shape) if together else 1
         with _bar(title, len(chosen), progress and bool(chosen)) as bar:
             for i, logits in whole_forwards(self.model, self.tokens, chosen, self.base_changes, n_cells):
-                self.spent.forwards += 1
+                self.cost.forwards += 1
                 bar.update()
                 yield others[i], self._scores(logits, EVERYTHING)
 
@@ -307,7 +309,7 @@ class Experiment:
         return all(point.dims[:1] == ("batch",) for point in self.model.points(site))
 
 
-def obstacle(model: HookedRootModule, known: Mapping[str, Place], tokens: Tensor) -> str | None:
+def obstacle(model: HookedRootModule, known: Mapping[str, SiteInfo], tokens: Tensor) -> str | None:
     """Why nothing can be said of what changes reach in this model as it stands; None if it can."""
     if not isinstance(model, HookedTransformer):
         return f"a {type(model).__name__} is not a causal decoder"

@@ -6,13 +6,13 @@ from torch import Tensor
 
 from hooked_lm.engine.base_run import BaseRun
 from hooked_lm.engine.edit import NONE, Edit
-from hooked_lm.engine.site_info import Place
+from hooked_lm.engine.site_info import SiteInfo
 
 
 class FirstChange:
     """Finds the first position at which a cell differs from the base run. A causal model is the base run before it."""
 
-    def __init__(self, base: BaseRun, places: Mapping[str, Place]) -> None:
+    def __init__(self, base: BaseRun, places: Mapping[str, SiteInfo]) -> None:
         self.base, self.places = base, places
         self._known: dict[tuple[str, int], int] = {}
 

@@ -16,12 +16,12 @@ Metric = Callable[[Tensor], Any]
 ALL = slice(None)
 
 
-class ReadMore(BaseException):
+class UntracedAccess(BaseException):
     """A metric asks for logits that it did not ask for in the base run."""
 
 
 @dataclass(frozen=True)
-class Reads:
+class TracedAccess:
     """The positions and tokens whose logits are read, in order; None: all."""
 
     positions: tuple[int, ...] | None = None
@@ -32,7 +32,7 @@ class Reads:
         return (0, n_pos) if self.positions is None else (self.positions[0], self.positions[-1] + 1)
 
 
-EVERYTHING = Reads()
+EVERYTHING = TracedAccess()
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Logits:
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
-    some: Callable[[Reads], Tensor]
+    some: Callable[[TracedAccess], Tensor]
 
     @classmethod
     def of(cls, logits: Float[Tensor, "..."]) -> "Logits":
@@ -50,13 +50,15 @@ class Logits:
         return cls(logits.shape, logits.dtype, logits.device, lambda reads: taken(logits, reads).clone())
 
 
-def taken(logits: Float[Tensor, "..."], reads: Reads) -> Float[Tensor, "..."]:
+def taken(logits: Float[Tensor, "..."], reads: TracedAccess) -> Float[Tensor, "..."]:
     """The logits that are read."""
     some = logits if reads.positions is None else logits[:, list(reads.positions)]
     return some if reads.tokens is None else some[:, :, list(reads.tokens)]
 
 
-def reads_of(metrics: Sequence[Metric], logits: Tensor | Logits, known: Reads | None = None) -> tuple[Reads, list[Any]]:
+def reads_of(
+    metrics: Sequence[Metric], logits: Tensor | Logits, known: TracedAccess | None = None
+) -> tuple[TracedAccess, list[Any]]:
     """What these metrics read of the logits, and what they make of them; `known` is what they are taken to read, until they ask
     for more."""
     source = Logits.of(logits) if isinstance(logits, Tensor) else logits
@@ -65,42 +67,44 @@ def reads_of(metrics: Sequence[Metric], logits: Tensor | Logits, known: Reads | 
     pieces.clear()
     try:
         return reads, values_of(metrics, some, reads, source.shape)
-    except ReadMore:
+    except UntracedAccess:
         if reads == EVERYTHING:
             raise
         return EVERYTHING, values_of(metrics, source.some(EVERYTHING), EVERYTHING, source.shape)
 
 
-def values_of(metrics: Sequence[Metric], logits: Float[Tensor, "..."], reads: Reads, shape: torch.Size) -> list[Any]:
+def values_of(
+    metrics: Sequence[Metric], logits: Float[Tensor, "..."], reads: TracedAccess, shape: torch.Size
+) -> list[Any]:
     """What metrics make of logits of which these are there; each of them may write into what it is given. Raises ReadMore where
     one of them asks for others."""
     copies = (logits.clone() if left else logits for left in reversed(range(len(metrics))))
     return [value_of(metric, copy, reads, shape) for metric, copy in zip(metrics, copies, strict=True)]
 
 
-def value_of(metric: Metric, logits: Float[Tensor, "..."], reads: Reads, shape: torch.Size) -> Any:
+def value_of(metric: Metric, logits: Float[Tensor, "..."], reads: TracedAccess, shape: torch.Size) -> Any:
     """What one metric makes of logits of which these are there, also of a tensor that it writes into."""
     given = served(logits, reads, shape)
     value = metric(given)
     if isinstance(given, Shown) and given.is_short:  # the metric has caught what said so
-        raise ReadMore
+        raise UntracedAccess
     return value
 
 
-def served(logits: Float[Tensor, "..."], reads: Reads, shape: torch.Size) -> Float[Tensor, "..."]:
+def served(logits: Float[Tensor, "..."], reads: TracedAccess, shape: torch.Size) -> Float[Tensor, "..."]:
     """Logits of a given shape of which only some are there; taking others out raises ReadMore."""
     if reads == EVERYTHING:
         return logits
     return Shown.over(shape, logits, lambda index: _indexed(logits, index, reads, shape))
 
 
-def _traced(metrics: Sequence[Metric], source: Logits) -> tuple[Reads, dict[Reads, Tensor]]:
+def _traced(metrics: Sequence[Metric], source: Logits) -> tuple[TracedAccess, dict[TracedAccess, Tensor]]:
     """What these metrics read; everything, if they read nothing, or do anything but take out of the logits. And the logits that
     were computed to find out."""
-    indices, pieces = list[Index](), dict[Reads, Tensor]()
+    indices, pieces = list[Index](), dict[TracedAccess, Tensor]()
 
     def take(index: Index) -> Tensor:
-        reads = Reads(*(places_of(index[axis], source.shape[axis]) for axis in (1, 2)))
+        reads = TracedAccess(*(places_of(index[axis], source.shape[axis]) for axis in (1, 2)))
         if reads not in pieces:
             pieces[reads] = source.some(reads)
         indices.append(index)
@@ -110,18 +114,21 @@ def _traced(metrics: Sequence[Metric], source: Logits) -> tuple[Reads, dict[Read
         shown = Shown.over(source.shape, source, take)
         try:
             metric(shown)
-        except (ReadMore, Exception):  # it may be that the pieces are not parts of one tensor: they are in the next run
+        except (
+            UntracedAccess,
+            Exception,
+        ):  # it may be that the pieces are not parts of one tensor: they are in the next run
             shown.is_short = True
         if shown.is_short:
             return EVERYTHING, pieces
     return _reads(indices, source.shape), pieces
 
 
-def _reads(indices: Sequence[Index], shape: torch.Size) -> Reads:
+def _reads(indices: Sequence[Index], shape: torch.Size) -> TracedAccess:
     """What these indices take together; everything, if they take nothing."""
     axes = [[places_of(index[axis], shape[axis]) for index in indices] for axis in (1, 2)]
     found = [None if None in axis else tuple(sorted({i for some in axis for i in some or ()})) for axis in axes]
-    return EVERYTHING if () in found else Reads(*found)
+    return EVERYTHING if () in found else TracedAccess(*found)
 
 
 # What may be asked of logits without reading them.
@@ -153,7 +160,7 @@ class Shown(Tensor):
             if index is not None:
                 try:
                     return args[0]._take(index)
-                except (ReadMore, IndexError):
+                except (UntracedAccess, IndexError):
                     pass
         raise cls._too_few(args, kwargs)
 
@@ -162,14 +169,14 @@ class Shown(Tensor):
         raise cls._too_few(args, kwargs)
 
     @classmethod
-    def _too_few(cls, *given: Any) -> ReadMore:
+    def _too_few(cls, *given: Any) -> UntracedAccess:
         for shown in tree_leaves(given):
             if isinstance(shown, Shown):
                 shown.is_short = True
-        return ReadMore()
+        return UntracedAccess()
 
 
-def _indexed(compact: Tensor, index: Index, reads: Reads, shape: torch.Size) -> Tensor:
+def _indexed(compact: Tensor, index: Index, reads: TracedAccess, shape: torch.Size) -> Tensor:
     """What an index takes of logits of which these are there; raises ReadMore if not all of it is."""
     first, pos, token = index
     return compact[first, _translated(pos, reads.positions, shape[1]), _translated(token, reads.tokens, shape[2])]
@@ -228,12 +235,12 @@ def _translated(item: Any, there: tuple[int, ...] | None, size: int) -> Any:
         return item
     wanted = places_of(item, size)
     if wanted is None or not set(wanted) <= set(there):
-        raise ReadMore
+        raise UntracedAccess
     slots = {place: slot for slot, place in enumerate(there)}
     if isinstance(item, slice):
         first = slots[wanted[0]] if wanted else 0
         if [slots[place] for place in wanted] != list(range(first, first + len(wanted))):
-            raise ReadMore  # others stand between them
+            raise UntracedAccess  # others stand between them
         return slice(first, first + len(wanted))
     if isinstance(item, int):
         return slots[item % size]

@@ -15,14 +15,14 @@ from hooked_lm.engine.edit import NONE, Interval
 
 
 @dataclass(frozen=True)
-class Steps:
+class LayerSpans:
     """Which positions of a cell take part in one layer: those that came from the layer below, those that the layer reads,
     those that tell (have keys and values of their own) and those that ask (and leave the layer)."""
 
     came: Interval = NONE
     reading: Interval = NONE
-    telling: Interval = NONE
-    asking: Interval = NONE
+    key_rows: Interval = NONE
+    query_rows: Interval = NONE
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Run:
     """Cells that stand side by side and take the same steps in a layer."""
 
     cells: Sequence[int]
-    steps: Steps
+    steps: LayerSpans
 
 
 class Packing:

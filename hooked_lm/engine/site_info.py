@@ -13,29 +13,29 @@ from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import HookedTransformer
 
 
-class Stage(Enum):
+class TokenScope(Enum):
     """A stage of a block, by the tokens that are in sight at its sites."""
 
-    READING = "before tokens meet: all tokens that the block reads"
-    TELLING = "on the way to keys and values: the tokens that others look at"
-    ASKING = "on the way to queries, or behind the meeting: the tokens that leave"
-    MEETING = "scores and patterns, row by row"
-    FOLLOWING = "inside a mixer with a state, row by row"
+    BEFORE_MIXING = "before tokens meet: all tokens that the block reads"
+    KEYS_AND_VALUES = "on the way to keys and values: the tokens that others look at"
+    QUERIES_AND_AFTER = "on the way to queries, or behind the meeting: the tokens that leave"
+    SCORES = "scores and patterns, row by row"
+    STATE = "inside a mixer with a state, row by row"
 
 
 REACHES_LATER = {
-    Stage.READING,
-    Stage.TELLING,
-    Stage.FOLLOWING,
+    TokenScope.BEFORE_MIXING,
+    TokenScope.KEYS_AND_VALUES,
+    TokenScope.STATE,
 }  # a change there is seen by later tokens of the same layer
 
 
 @dataclass(frozen=True)
-class Place:
+class SiteInfo:
     """The layer of a site (the number of layers: behind the last one) and its stage."""
 
     layer: int
-    stage: Stage
+    stage: TokenScope
     dims: tuple[str, ...]
     ends_sublayer: bool = False  # shows all that the mixing of tokens adds to the stream
     on_demand: bool = False  # a layer computes otherwise where somebody listens
@@ -43,20 +43,22 @@ class Place:
     @property
     def is_plain(self) -> bool:
         """Whether a run may be watched there at no cost, all positions at once."""
-        return not self.on_demand and self.stage not in (Stage.MEETING, Stage.FOLLOWING)
+        return not self.on_demand and self.stage not in (TokenScope.SCORES, TokenScope.STATE)
 
 
-def places(model: HookedTransformer) -> dict[str, Place]:
+def places(model: HookedTransformer) -> dict[str, SiteInfo]:
     """The place of every site that has one."""
-    found: dict[str, Place] = {}
+    found: dict[str, SiteInfo] = {}
     n_layers = len(model.blocks)
     names = {id(point): name for name, point in model.all_points().items()}
     for layer, block in enumerate(model.blocks):
         for point, stage in _stages(block):
-            found[names[id(point)]] = Place(layer, stage, point.dims, point is _added(block), point.on_demand)
+            found[names[id(point)]] = SiteInfo(layer, stage, point.dims, point is _added(block), point.on_demand)
     for module in (norm_of(model, "ln_final"), model.unembed):
         for point in _points(module):
-            found[names[id(point)]] = Place(n_layers, Stage.ASKING, point.dims, on_demand=point.on_demand)
+            found[names[id(point)]] = SiteInfo(
+                n_layers, TokenScope.QUERIES_AND_AFTER, point.dims, on_demand=point.on_demand
+            )
     return {name: place for name, place in found.items() if _is_known(place)}
 
 
@@ -67,10 +69,10 @@ def mixing(block: nn.Module) -> nn.Module | None:
     return block.mixer if isinstance(block, MixerPart) else None
 
 
-def lender(block: nn.Module) -> int | None:
+def kv_source_layer(block: nn.Module) -> int | None:
     """The layer whose keys and values the block looks at; None: its own."""
     module = mixing(block)
-    return module.lender if isinstance(module, Attend) else None
+    return module.kv_source_layer if isinstance(module, Attend) else None
 
 
 def _added(block: nn.Module) -> nn.Module | None:
@@ -79,41 +81,43 @@ def _added(block: nn.Module) -> nn.Module | None:
     return block.hook_mixer_out if isinstance(block, MixerPart) else None
 
 
-def _is_known(place: Place) -> bool:
-    return place.dims[:2] == ("batch", "pos") or place.stage is Stage.MEETING
+def _is_known(place: SiteInfo) -> bool:
+    return place.dims[:2] == ("batch", "pos") or place.stage is TokenScope.SCORES
 
 
 def _points(module: nn.Module) -> list[HookPoint]:
     return [point for point in module.modules() if isinstance(point, HookPoint)]
 
 
-def _stages(block: nn.Module) -> list[tuple[HookPoint, Stage]]:
+def _stages(block: nn.Module) -> list[tuple[HookPoint, TokenScope]]:
     """The points of a block in the order of computation, each with its stage."""
     module = mixing(block)
     if module is None:
         return []
     inside = {id(point): stage for point, stage in _mixing_stages(module)}
     if isinstance(block, AttentionPart):
-        inside[id(block.hook_q_input)] = Stage.ASKING
+        inside[id(block.hook_q_input)] = TokenScope.QUERIES_AND_AFTER
         if block.makes_keys:
-            inside |= dict.fromkeys((id(block.hook_k_input), id(block.hook_v_input)), Stage.TELLING)
+            inside |= dict.fromkeys((id(block.hook_k_input), id(block.hook_v_input)), TokenScope.KEYS_AND_VALUES)
     own = {id(point) for point in _points(module)}
     stages, have_met = [], False
     for point in _points(block):
         have_met = have_met or id(point) in own
-        stages.append((point, inside.get(id(point), Stage.ASKING if have_met else Stage.READING)))
+        stages.append(
+            (point, inside.get(id(point), TokenScope.QUERIES_AND_AFTER if have_met else TokenScope.BEFORE_MIXING))
+        )
     return stages
 
 
-def _mixing_stages(module: nn.Module) -> list[tuple[HookPoint, Stage]]:
+def _mixing_stages(module: nn.Module) -> list[tuple[HookPoint, TokenScope]]:
     points = [(name, point) for name, point in module.named_modules() if isinstance(point, HookPoint)]
     if not isinstance(module, Attend):
-        return [(point, Stage.FOLLOWING) for _, point in points]
+        return [(point, TokenScope.STATE) for _, point in points]
     of_scores = {id(module.hook_attn_scores), id(module.hook_pattern)}
 
-    def stage(name: str, point: HookPoint) -> Stage:
+    def stage(name: str, point: HookPoint) -> TokenScope:
         if id(point) in of_scores:
-            return Stage.MEETING
-        return Stage.TELLING if name.split(".")[0] in module.of_keys else Stage.ASKING
+            return TokenScope.SCORES
+        return TokenScope.KEYS_AND_VALUES if name.split(".")[0] in module.of_keys else TokenScope.QUERIES_AND_AFTER
 
     return [(point, stage(name, point)) for name, point in points]

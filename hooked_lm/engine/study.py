@@ -174,7 +174,7 @@ class _Run:
 
         base = shaped(self.experiment.scores)
         clean = None if self.other is None else shaped(self.other)
-        cost = asdict(self.experiment.spent)
+        cost = asdict(self.experiment.cost)
         about: dict[str, Any] = {"cost": cost, "base": self.study.changes, "fingerprint": self.fingerprint}
         about["about"] = origin(self.experiment.model)
         if self.study.changes == "clean":

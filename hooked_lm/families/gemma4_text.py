@@ -11,7 +11,7 @@ from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.normed_moe import NormedMoE
 from hooked_lm.components.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
 from hooked_lm.components.router import SoftmaxRouter
-from hooked_lm.components.shared_kv_attention import BorrowingAttention
+from hooked_lm.components.shared_kv_attention import SharedKVAttention
 from hooked_lm.families import _llama_like as llama_like
 from hooked_lm.families import _moe as moe
 from hooked_lm.families._llama_like import PREFIX
@@ -32,8 +32,8 @@ def config(hf: HFConfig) -> DecoderConfig:
         raise ValueError("use_bidirectional_attention='all' is not supported for gemma4_text; None and 'vision' are")
     norm, d_layer = llama_like.rms_norm(hf), hf.hidden_size_per_layer_input
     kinds, n_own = hf.layer_types[: hf.num_hidden_layers], hf.num_hidden_layers - hf.num_kv_shared_layers
-    lenders = {kind: layer for layer, kind in enumerate(kinds[:n_own])}  # the last of each kind
-    if unlent := set(kinds) - set(lenders):
+    kv_source_layers = {kind: layer for layer, kind in enumerate(kinds[:n_own])}  # the last of each kind
+    if unlent := set(kinds) - set(kv_source_layers):
         raise ValueError(f"num_kv_shared_layers={hf.num_kv_shared_layers} leaves no layer to borrow from for {unlent}")
     block = PerLayerBlock.Config(
         attn=_attention(hf, 0, lends=False),
@@ -46,11 +46,11 @@ def config(hf: HFConfig) -> DecoderConfig:
         per_layer_post=norm if d_layer else None,
     )
     own = [
-        replace(block, attn=_attention(hf, layer, lends=n_own < len(kinds) and layer in lenders.values()))
+        replace(block, attn=_attention(hf, layer, lends=n_own < len(kinds) and layer in kv_source_layers.values()))
         for layer in range(n_own)
     ]
     borrowing = [
-        replace(block, attn=_borrowing(hf, layer, lenders[kinds[layer]]), mlp=_mlp(hf, is_own=False))
+        replace(block, attn=_borrowing(hf, layer, kv_source_layers[kinds[layer]]), mlp=_mlp(hf, is_own=False))
         for layer in range(n_own, len(kinds))
     ]
     cap = hf.final_logit_softcapping
@@ -86,8 +86,8 @@ def _attention(hf: HFConfig, layer: int, lends: bool) -> Attention.Config:
     return Attention.Config(**options, v_norm=v_norm, values_from_keys=from_keys, lends=lends)
 
 
-def _borrowing(hf: HFConfig, layer: int, lender: int) -> BorrowingAttention.Config:
-    return BorrowingAttention.Config(**_options(hf, layer), lender=lender)
+def _borrowing(hf: HFConfig, layer: int, kv_source_layer: int) -> SharedKVAttention.Config:
+    return SharedKVAttention.Config(**_options(hf, layer), kv_source_layer=kv_source_layer)
 
 
 def _mlp(hf: HFConfig, is_own: bool) -> GatedMLP.Config | NormedMoE.Config:

@@ -19,7 +19,7 @@ from hooked_lm.components.block import AttentionPart, MLPPart, PostNormBlock, Pr
 from hooked_lm.components.embed import Unembed
 from hooked_lm.components.mixer_block import MixerMLPBlock, MixerPart
 from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import norm_of, plain_norm
+from hooked_lm.components.norm import norm_of, norm_unhooked
 from hooked_lm.components.per_layer import PerLayerBlock
 from hooked_lm.hooks import Slice, SliceInput
 from hooked_lm.models.fixed_norm import FixedNorm, norm_gain
@@ -203,7 +203,7 @@ def apply_ln_to_stack(
     if has_batch_dim:
         residual_stack = rows.apply(residual_stack, 1)
     if recompute_ln:
-        fresh = plain_norm(_reading_norm(model, layer, mlp_input)[1], residual_stack)
+        fresh = norm_unhooked(_reading_norm(model, layer, mlp_input)[1], residual_stack)
         return fresh if residual_stack.requires_grad else fresh.detach()
     norm = reader(model, cache, layer, mlp_input, pos)
     if norm.scale is not None and cache.has_batch_dim:
@@ -268,7 +268,7 @@ def head_results(model: Any, cache: Cache, layer: int, pos_slice: Part = None) -
         return pos.apply(cache[name], -3)
     z = pos.apply(cache[f"blocks.{layer}.attn.hook_z"], -3)
     attn = model.blocks[layer].attn
-    return torch.einsum("...nh,nhm->...nm", plain_norm(norm_of(attn, "z_norm"), z).detach(), attn.W_O.detach().to(z))
+    return torch.einsum("...nh,nhm->...nm", norm_unhooked(norm_of(attn, "z_norm"), z).detach(), attn.W_O.detach().to(z))
 
 
 def stack_head_results(

@@ -13,7 +13,7 @@ from torch import Tensor
 from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.edit import Edit, repeated
 from hooked_lm.engine.experiment import Experiment, Metric
-from hooked_lm.engine.metric_trace import EVERYTHING, ReadMore, Reads, value_of
+from hooked_lm.engine.metric_trace import EVERYTHING, TracedAccess, UntracedAccess, value_of
 from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, site_of_layer, tokens_of, values_of
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, Study, named
@@ -163,7 +163,7 @@ def _noised(
 class OfSamples:
     """A metric of prompts, for rows that repeat them sample by sample."""
 
-    def __init__(self, metric: Metric, n_samples: int, shape: torch.Size, reads: Reads) -> None:
+    def __init__(self, metric: Metric, n_samples: int, shape: torch.Size, reads: TracedAccess) -> None:
         self.metric, self.n_samples, self.shape, self.reads = metric, n_samples, shape, reads
         self.__name__ = getattr(metric, "__name__", type(metric).__name__)
 
@@ -171,7 +171,7 @@ class OfSamples:
         try:
             samples = logits[self._index()].unflatten(0, (self.n_samples, self.shape[0]))
             values = [torch.as_tensor(value_of(self.metric, part, self.reads, self.shape)) for part in samples]
-        except ReadMore:
+        except UntracedAccess:
             if self.reads == EVERYTHING:
                 raise
             self.reads = EVERYTHING  # it reads something else than it read of the clean run

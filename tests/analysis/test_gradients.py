@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hooked_lm import HookedEncoder, HookedEncoderConfig, HookedTransformer, HookedTransformerConfig
 from hooked_lm.analysis import metrics
-from hooked_lm.analysis.attribution.gradients import Tape, gradients, weights_apart
+from hooked_lm.analysis.attribution.gradients import Tape, freeze_weights, gradients
 from tests.close import assert_close, assert_near
 from tests.families import DECODER_CASES
 from tests.families._models import hooked
@@ -141,7 +141,7 @@ def test_sites_that_do_not_do() -> None:
 
 def test_weights_apart_by_itself() -> None:
     model = small()
-    with weights_apart(model):
+    with freeze_weights(model):
         assert not (2 * model.blocks[0].attn.W_Q).requires_grad
         assert (2 * model.embed.W_E).requires_grad
         assert model.blocks[0].attn.W_Q.requires_grad
@@ -151,7 +151,7 @@ def test_weights_apart_by_itself() -> None:
 def test_weights_have_graphs_again_behind_the_last_of_several_blocks() -> None:
     model = torch.nn.Linear(2, 2)
     model.bias.requires_grad_(False)
-    first, second = weights_apart(model), weights_apart(model)
+    first, second = freeze_weights(model), freeze_weights(model)
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)

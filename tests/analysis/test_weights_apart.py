@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer, analysis
-from hooked_lm.analysis.attribution.gradients import Tape, weights_apart
+from hooked_lm.analysis.attribution.gradients import Tape, freeze_weights
 from hooked_lm.analysis.circuits.run import Runner
 from tests.close import GRADIENT, assert_close
 from tests.models.toys import ids, toy
@@ -41,7 +41,7 @@ def test_another_thread_keeps_its_gradients() -> None:
         return list(torch.autograd.grad(model(CLEAN).logsumexp(-1).mean(), list(model.parameters()), allow_unused=True))
 
     expected = step()
-    with weights_apart(model):
+    with freeze_weights(model):
         assert all(weight.requires_grad for weight in model.parameters())
         meanwhile = in_a_thread(step)
         here = model(CLEAN)

@@ -132,7 +132,7 @@ def run(
     experiment = Experiment(model, tokens, metrics, compare=sites)
     assert experiment.obstacle is None
     yield from experiment.run(wanted, progress=False)
-    assert experiment.spent.forwards == 1
+    assert experiment.cost.forwards == 1
 
 
 def far(one: Tensor | None, other: Tensor) -> float:

@@ -14,7 +14,7 @@ def flops(model: HookedTransformer, n_pos: int, site: str, pos: int) -> tuple[in
     experiment = Experiment(model, tokens, [lambda logits: logits[:, -1, 5]])
     value = model.run_with_cache(tokens.flip(1))[1][site]
     list(experiment.run([[Edit(site, value, (pos,))]], progress=False))
-    return experiment.spent.layer_rows, experiment.spent.flops
+    return experiment.cost.layer_rows, experiment.cost.flops
 
 
 def test_a_decoder() -> None:

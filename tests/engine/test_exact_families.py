@@ -105,7 +105,7 @@ class Unknown:
                 assert_close(spy.seen, expected)
                 assert far(expected, naive(self.model, self.tokens, base)) > MATTERS
         assert len(caught) == (n_whole > 0)
-        assert experiment.spent.forwards == 1 + n_whole
+        assert experiment.cost.forwards == 1 + n_whole
         assert all(f"{n_whole} cells run as whole forward passes" in str(warning.message) for warning in caught)
 
 

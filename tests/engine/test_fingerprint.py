@@ -47,7 +47,7 @@ def by_another(logits: Tensor) -> Tensor:
     return global_answer(logits)
 
 
-class Reads:
+class TracedAccess:
     def __init__(self, token: int) -> None:
         self.token = token
 
@@ -87,9 +87,9 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a lambda's code": (one_of(lambda x: x[:, -1, 3]), one_of(lambda x: x[:, -1, 4])),
     "a default": (one_of(lambda x, t=3: x[:, -1, t]), one_of(lambda x, t=4: x[:, -1, t])),
     "a partial": (one_of(functools.partial(of_token, token=3)), one_of(functools.partial(of_token, token=4))),
-    "an object": (one_of(Reads(3)), one_of(Reads(4))),
-    "a bound method": (one_of(Reads(3).doubled), one_of(Reads(4).doubled)),
-    "another method": (one_of(Reads(3).__call__), one_of(Reads(3).doubled)),
+    "an object": (one_of(TracedAccess(3)), one_of(TracedAccess(4))),
+    "a bound method": (one_of(TracedAccess(3).doubled), one_of(TracedAccess(4).doubled)),
+    "another method": (one_of(TracedAccess(3).__call__), one_of(TracedAccess(3).doubled)),
     "a metric of ours": (one_of(metrics.logit(3)), one_of(metrics.logit(4))),
     "a reference": (one_of(metrics.kl_divergence(ones(1.0).expand(2, -1, -1)[..., :VOCAB])),
                     one_of(metrics.kl_divergence(ones(2.0).expand(2, -1, -1)[..., :VOCAB]))),
@@ -178,7 +178,7 @@ def test_the_same_digest_again() -> None:
     assert Digest().of(one) == before == Digest().of(model())
     for make in (
         lambda: metrics.loss(CLEAN),
-        lambda: Reads(3),
+        lambda: TracedAccess(3),
         lambda: Probe(1.0),
         lambda: {"a": [1, {2}, (3.0, "b")]},
     ):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hooked_lm import HookedTransformer
-from hooked_lm.engine.metric_trace import EVERYTHING, ReadMore, Reads, places_of, reads_of, served
+from hooked_lm.engine.metric_trace import EVERYTHING, TracedAccess, UntracedAccess, places_of, reads_of, served
 from hooked_lm.patching import Edit, Experiment
 from tests.close import assert_close
 from tests.engine.naive import naive
@@ -78,7 +78,7 @@ def some_logits(seed: int = 0) -> Tensor:
     return torch.randn(BATCH, POS, VOCAB, generator=torch.Generator().manual_seed(seed))
 
 
-def compact(logits: Tensor, reads: Reads) -> Tensor:
+def compact(logits: Tensor, reads: TracedAccess) -> Tensor:
     """What there is of logits when these are read."""
     some = logits if reads.positions is None else logits[:, list(reads.positions)]
     return some if reads.tokens is None else some[:, :, list(reads.tokens)]
@@ -88,7 +88,7 @@ def compact(logits: Tensor, reads: Reads) -> Tensor:
 def test_what_is_read_is_found_and_enough(name: str) -> None:
     metric, positions, tokens = READ[name]
     reads, [value] = reads_of([metric], some_logits())
-    assert reads == Reads(positions, tokens)
+    assert reads == TracedAccess(positions, tokens)
     other = some_logits(1)
     for logits, expected in ((some_logits(), value), (other, metric(other))):
         found = metric(served(compact(logits, reads), reads, logits.shape))
@@ -97,7 +97,7 @@ def test_what_is_read_is_found_and_enough(name: str) -> None:
 
 def test_several_metrics_read_what_each_of_them_reads() -> None:
     reads, _ = reads_of([READ["one logit"][0], READ["slices"][0]], some_logits())
-    assert reads == Reads((1, 2, 4), (2, 3, 4))
+    assert reads == TracedAccess((1, 2, 4), (2, 3, 4))
     assert reads_of([READ["one logit"][0], READ["the whole"][0]], some_logits())[0] == EVERYTHING
 
 
@@ -123,9 +123,9 @@ def test_several_metrics_read_what_each_of_them_reads() -> None:
     ],
 )
 def test_what_is_not_there_is_asked_for(asks: Callable[[Tensor], Any]) -> None:
-    reads = Reads((1, 4), (3, 5))
+    reads = TracedAccess((1, 4), (3, 5))
     there = served(compact(some_logits(), reads), reads, some_logits().shape)
-    with pytest.raises(ReadMore):
+    with pytest.raises(UntracedAccess):
         asks(there)
     assert torch.equal(there[:, -1, 3], some_logits()[:, -1, 3])
     assert "(2, 5, 11)" in repr(there)
@@ -304,7 +304,7 @@ def test_metrics_that_are_no_number_of_a_cell(sweep: Sweep, later: Callable[[Ten
     assert sweep.is_sound()
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, ReadMore])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, UntracedAccess])
 @pytest.mark.parametrize("reads_all", [False, True])
 def test_an_interrupted_sweep_leaves_nothing(sweep: Sweep, error: type[BaseException], reads_all: bool) -> None:
     calls: list[int] = []

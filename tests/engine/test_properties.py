@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hooked_lm.engine.budget import Budget
-from hooked_lm.engine.site_info import Place, places
+from hooked_lm.engine.site_info import SiteInfo, places
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.patching import Edit, Experiment
 from tests.close import GRADIENT, assert_close, tolerance
@@ -39,7 +39,7 @@ class World:
     model: HookedTransformer
     tokens: Tensor
     cache: dict[str, Tensor]
-    known: dict[str, Place]
+    known: dict[str, SiteInfo]
     pick: random.Random
 
     @property

@@ -21,7 +21,7 @@ from hooked_lm.components.normed_moe import NormedMoE
 from hooked_lm.components.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
 from hooked_lm.components.relative_bias import RelativeBias
 from hooked_lm.components.rg_lru import RGLRU
-from hooked_lm.components.shared_kv_attention import BorrowingAttention
+from hooked_lm.components.shared_kv_attention import SharedKVAttention
 from hooked_lm.models.encoder_decoder_config import EncoderDecoderConfig
 from hooked_lm.models.tree import DecoderConfig
 
@@ -65,7 +65,7 @@ def _(cfg: Attention.Config) -> Sites:
 
 
 @sites_of.register
-def _(cfg: BorrowingAttention.Config) -> Sites:
+def _(cfg: SharedKVAttention.Config) -> Sites:
     lent = "batch key_pos kv_head d_head"
     sites = {"hook_q": QUERY, "hook_rot_q": QUERY, "hook_rot_k": lent, "hook_v": lent, "hook_z": QUERY}
     sites |= dict.fromkeys(("hook_attn_scores", "hook_pattern"), "batch head query_pos key_pos")
@@ -162,7 +162,7 @@ def attention_half(cfg: AttentionOnlyBlock.Config) -> Sites:
     """The stream around attention, its copies per head, and what attention adds."""
     sites = dict.fromkeys(("hook_resid_pre", "hook_resid_post", "hook_attn_out"), STREAM)
     sites |= dict.fromkeys(("hook_attn_in", "hook_q_input"), "batch pos head d_model")
-    if not isinstance(cfg.attn, BorrowingAttention.Config):
+    if not isinstance(cfg.attn, SharedKVAttention.Config):
         sites |= dict.fromkeys(("hook_k_input", "hook_v_input"), "batch pos kv_head d_model")
     sites |= below("ln1", norm(cfg.ln1)) | below("ln1_post", norm(cfg.ln1_post))
     return sites | below("attn", sites_of(cfg.attn))
@@ -269,7 +269,7 @@ def _(cfg: Attention.Config) -> dict[str, int]:
 
 
 @sizes_of.register
-def _(cfg: BorrowingAttention.Config) -> dict[str, int]:
+def _(cfg: SharedKVAttention.Config) -> dict[str, int]:
     return {"head": cfg.n_heads, "kv_head": cfg.n_kv, "d_head": cfg.d_head}
 
 

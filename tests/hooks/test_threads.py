@@ -88,11 +88,11 @@ def test_asking_what_is_registered_changes_nothing(hasty: None) -> None:
         while not stop.is_set():
             model.registered()
 
-    asking = threading.Thread(target=ask)
-    asking.start()
+    query_rows = threading.Thread(target=ask)
+    query_rows.start()
     ids = in_threads(4, lambda i: [model.register(("hook_in", nothing)) for _ in range(150)])
     stop.set()
-    asking.join()
+    query_rows.join()
     assert set(model.registered()) == {hook_id for some in ids for hook_id in some}
     for some in ids:
         for hook_id in some:

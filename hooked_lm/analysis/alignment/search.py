@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 from hooked_lm.analysis.alignment.alignment import EXCHANGED, Alignment, BoundlessAlignment
 from hooked_lm.analysis.alignment.interchange import Location, Positions, Question, Rows, Vectors, check_run, hook_of
-from hooked_lm.analysis.attribution.gradients import check_grad_mode, weights_apart
+from hooked_lm.analysis.attribution.gradients import check_grad_mode, freeze_weights
 from hooked_lm.engine.prompts import Prompts, chosen, position_labels, site_of_layer, tokens_of, values_of
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
@@ -204,7 +204,7 @@ def _train(alignment: Alignment, pairs: Pairs, rows: Rows, schedule: Schedule) -
     slower = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.05, schedule.steps)
     history: dict[str, list[float]] = {"loss": []}
     steps = tqdm(range(schedule.steps), desc=f"aligning {pairs.location.site}", disable=not schedule.progress)
-    with torch.enable_grad(), weights_apart(pairs.model, begins=()):
+    with torch.enable_grad(), freeze_weights(pairs.model, begins=()):
         for step, batch in zip(steps, schedule.batches(rows), strict=False):
             alignment.anneal(step / schedule.steps)
             loss = pairs.some(batch).loss(alignment)

@@ -17,7 +17,7 @@ from torch import Tensor
 from hooked_lm.analysis.attribution.estimating import Effects, Estimates, Run
 from hooked_lm.components.attend import Attend
 from hooked_lm.engine.prompts import site_of_layer
-from hooked_lm.engine.site_info import lender, mixing
+from hooked_lm.engine.site_info import kv_source_layer, mixing
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import HookedTransformer
 
@@ -205,5 +205,5 @@ def _readers(model: HookedRootModule, sites: Sequence[str]) -> dict[str, list[in
         if query in sites:
             found[str(query)] = [layer]
         if key in sites:
-            found[str(key)] = [layer, *(i for i, other in enumerate(model.blocks) if lender(other) == layer)]
+            found[str(key)] = [layer, *(i for i, other in enumerate(model.blocks) if kv_source_layer(other) == layer)]
     return found

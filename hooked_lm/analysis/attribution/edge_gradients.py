@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hooked_lm.analysis.attribution.graph import Graph, Node
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import LayerNorm, RMSNorm, plain_norm, root_mean_square, wide
+from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_unhooked, root_mean_square, wide
 from hooked_lm.models.decoder import HookedTransformer
 
 Stream = Float[Tensor, "batch pos d_model"]
@@ -77,11 +77,11 @@ class InputGradients:
         return _pulled_back(lambda x: made(read(x)), copies, gradient).movedim(2, 0)
 
     def _read(self, norm: nn.Module) -> Read:
-        return held(norm) if self.freeze_norms else lambda x: plain_norm(norm, x)
+        return held(norm) if self.freeze_norms else lambda x: norm_unhooked(norm, x)
 
     def _projection(self, block: Any, layer: int, letter: str, stream: Stream) -> Read:
         """From the normalised copies of the heads to their queries, keys or values, with which the run of attention ends."""
-        shared = plain_norm(block.ln1, stream)
+        shared = norm_unhooked(block.ln1, stream)
         shift = self.context.pos_embed
         point = getattr(block.attn, f"hook_{letter}")
 

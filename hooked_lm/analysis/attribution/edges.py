@@ -18,8 +18,8 @@ from hooked_lm.analysis.attribution.gradients import (
     Metric,
     Tape,
     check_grad_mode,
+    freeze_weights,
     logits_for,
-    weights_apart,
 )
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.attribution.written import Writers, check_sum
@@ -105,7 +105,7 @@ def attribute_edges(
     model = decoder(model)
     first, other = runs_of(model, corrupted, clean, source, direction)
     edges = _Edges(model, metric, first, other, source, freeze_norms, _bytes(batch_size))
-    with weights_apart(model):
+    with freeze_weights(model):
         scores = edges.scores(method, steps)
     settings = {"source": source, "direction": direction, "freeze_norms": freeze_norms}
     settings |= {"steps": steps} if method != "eap" else {}

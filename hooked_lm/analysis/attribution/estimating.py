@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.gradients import Hooks, Keep, Metric, Tape, logits_for
 from hooked_lm.engine.edit import Edit, by_position
-from hooked_lm.engine.metric_trace import EVERYTHING, Logits, ReadMore, Reads, reads_of, value_of
+from hooked_lm.engine.metric_trace import EVERYTHING, Logits, TracedAccess, UntracedAccess, reads_of, value_of
 from hooked_lm.engine.plan import FEATURES, Plan
 from hooked_lm.hooks import HookedRootModule
 
@@ -242,7 +242,7 @@ class Part:
             own = logits[_index(self.reads, logits.device)].unflatten(0, (copies, rows.stop - rows.start))
             try:
                 scores = [self._of(copy, rows) for copy in own.unbind()]
-            except ReadMore:
+            except UntracedAccess:
                 if self.reads == EVERYTHING:
                     raise
                 self.reads, self.base = EVERYTHING, self.source.some(EVERYTHING).detach()
@@ -258,7 +258,7 @@ class Part:
         return scores[rows] if len(scores) == self.shape[0] else scores
 
 
-def _index(reads: Reads, device: torch.device) -> tuple[Any, ...]:
+def _index(reads: TracedAccess, device: torch.device) -> tuple[Any, ...]:
     """The index that takes these logits out."""
     positions = None if reads.positions is None else torch.tensor(reads.positions, device=device)
     tokens = None if reads.tokens is None else torch.tensor(reads.tokens, device=device)

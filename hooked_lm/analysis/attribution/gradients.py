@@ -87,7 +87,7 @@ class Tape:
     ) -> None:
         keep = Keep()
         self.live = keep.live
-        with torch.enable_grad(), weights_apart(model), model.hooks(fwd_hooks=[*hooks, *((s, keep) for s in sites)]):
+        with torch.enable_grad(), freeze_weights(model), model.hooks(fwd_hooks=[*hooks, *((s, keep) for s in sites)]):
             self.scores = self._scored(metric, logits_for(model, tokens))
         self.sites = list(sites)
         if missing := [site for site in sites if site not in self.live]:
@@ -149,7 +149,7 @@ def logits_for(model: HookedRootModule, tokens: Int[Tensor, "batch pos"]) -> Ten
 
 
 @contextmanager
-def weights_apart(model: nn.Module, begins: Container[str] = EMBEDDINGS) -> Iterator[None]:
+def freeze_weights(model: nn.Module, begins: Container[str] = EMBEDDINGS) -> Iterator[None]:
     """Inside, what this thread computes with weights of the model has no graph back to them, but to those of the modules with
     which a graph begins: the embeddings.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.graph import Graph, Node
 from hooked_lm.components.attend import Attend
-from hooked_lm.components.norm import norm_of, plain_norm
+from hooked_lm.components.norm import norm_of, norm_unhooked
 from hooked_lm.models.decoder import HookedTransformer
 
 Stream = Float[Tensor, "batch pos d_model"]
@@ -57,7 +57,7 @@ class Writers:
 
     def kept(self, value: Kept) -> Kept:
         """What is kept of the value at the site."""
-        return value if self.attn is None else plain_norm(norm_of(self.attn, "z_norm"), value)
+        return value if self.attn is None else norm_unhooked(norm_of(self.attn, "z_norm"), value)
 
     def parts(self, kept: Kept) -> Parts:
         """What each of them writes."""

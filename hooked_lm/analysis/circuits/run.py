@@ -19,12 +19,12 @@ from torch import Tensor
 
 from hooked_lm.analysis import metrics
 from hooked_lm.analysis.attribution.edge_patching import check_unhooked
-from hooked_lm.analysis.attribution.gradients import Metric, weights_apart
+from hooked_lm.analysis.attribution.gradients import Metric, freeze_weights
 from hooked_lm.analysis.attribution.graph import Graph, Node
 from hooked_lm.components.norm import norm_of
 from hooked_lm.engine.base_run import logits_of
 from hooked_lm.engine.budget import Budget, token_bytes
-from hooked_lm.engine.metric_trace import Reads, reads_of
+from hooked_lm.engine.metric_trace import TracedAccess, reads_of
 from hooked_lm.engine.prompts import Prompts, aligned, tokens_of
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.decoder import HookedTransformer
@@ -113,7 +113,7 @@ class Runner:
         self.differences = torch.cat([self.ablated[place.site] - plain[place.site] for place in self.writers])
         self.is_kl = metric is None
         self.metric = metric if metric is not None else _kl_to(model, end)
-        self.reads: Reads | None = None  # of the full model; everything, once a circuit's metric asks for more
+        self.reads: TracedAccess | None = None  # of the full model; everything, once a circuit's metric asks for more
         self.full: Float[Tensor, " prompt"] = self._scores(end, 1)[0].float().cpu()
         if bool(self.full.isnan().any()):
             raise ValueError("the metric of the full model is NaN: no circuit can be compared with it")
@@ -158,7 +158,7 @@ class Runner:
     def with_graph(self, gates: Gates) -> Float[Tensor, "row prompt"]:
         """The same in one pass, with autograd's graph back to the gates. No weight is part of it. Raises ValueError for a
         metric without a gradient."""
-        with torch.enable_grad(), weights_apart(self.model):
+        with torch.enable_grad(), freeze_weights(self.model):
             scores = self._pass(self._checked(gates))
         if gates.requires_grad and not scores.requires_grad:
             raise ValueError("the metric has no gradient: it must be computed from the logits by differentiable steps")

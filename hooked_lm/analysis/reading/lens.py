@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.components.embed import Unembed
-from hooked_lm.components.norm import norm_of, plain_norm, wide
+from hooked_lm.components.norm import norm_of, norm_unhooked, wide
 from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, tokens_of
 from hooked_lm.models.activation_cache import ActivationCache
 from hooked_lm.models.decoder import HookedTransformer
@@ -205,7 +205,7 @@ def decode(model: HookedTransformer, stream: Float[Tensor, "row d_model"]) -> Fl
     >>> bool((decode(model, cache["resid_post", -1][0]) - logits[0]).abs().max() < 1e-3)
     True
     """
-    normalized = plain_norm(norm_of(model, "ln_final"), stream[None]).to(model.embed.W_E.dtype)
+    normalized = norm_unhooked(norm_of(model, "ln_final"), stream[None]).to(model.embed.W_E.dtype)
     unembed = model.unembed.plain if isinstance(model.unembed, Unembed) else model.unembed
     return wide(model.cap_logits(unembed(normalized))[0])
 

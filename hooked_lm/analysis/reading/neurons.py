@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hooked_lm.analysis.reading.heads import check_model, head_counts
 from hooked_lm.components.block import AttentionPart, MLPPart, PostNormBlock
 from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of, plain_norm
+from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of, norm_unhooked
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.names import checked_index
@@ -206,7 +206,7 @@ def embeddings(model: HookedTransformer) -> Float[Tensor, "d_vocab d_model"]:
     embed = model.embed
     table = embed.table().float()
     table = table if embed.cfg.scale == 1.0 else table * embed.cfg.scale
-    return plain_norm(norm_of(embed, "ln"), table)
+    return norm_unhooked(norm_of(embed, "ln"), table)
 
 
 def norm_before(block: Any, part: str) -> nn.Module:

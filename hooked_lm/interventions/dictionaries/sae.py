@@ -136,7 +136,7 @@ class SAE(nn.Module):
         self.W_dec.div_(self.W_dec.norm(dim=1, keepdim=True).clamp_min(1e-8))
 
     @torch.no_grad()
-    def begin_anew(
+    def resample(
         self,
         which: Bool[Tensor, " d_sae"],
         readers: Float[Tensor, "d_in some"],
@@ -291,8 +291,8 @@ class JumpReLU(SAE):
         self.threshold.clamp_(min=0)
 
     @torch.no_grad()
-    def begin_anew(self, which: Tensor, readers: Tensor, directions: Tensor, biases: Tensor) -> None:
-        super().begin_anew(which, readers, directions, biases)
+    def resample(self, which: Tensor, readers: Tensor, directions: Tensor, biases: Tensor) -> None:
+        super().resample(which, readers, directions, biases)
         self.threshold[which] = self.cfg.threshold
 
     def per_feature(self) -> list[nn.Parameter]:
@@ -338,7 +338,7 @@ class Gated(SAE):
         return (hidden.relu() * self.W_dec.detach().norm(dim=1)).sum(-1).mean()
 
     @torch.no_grad()
-    def begin_anew(self, which: Tensor, readers: Tensor, directions: Tensor, biases: Tensor) -> None:
+    def resample(self, which: Tensor, readers: Tensor, directions: Tensor, biases: Tensor) -> None:
         self.W_enc[:, which], self.W_dec[which], self.r_mag[which] = readers, directions, 0.0
         self.b_gate[which], self.b_mag[which] = biases, biases
 

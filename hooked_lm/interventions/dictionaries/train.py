@@ -286,7 +286,7 @@ class _Training:
         apart = (x - x.mean(0))[rows]
         readers = apart * sizes / apart.pow(2).sum(-1, keepdim=True).clamp_min(1e-12)  # of its own vector, the size
         middle = x.mean(0) - self.sae.b_dec if self.sae.cfg.subtract_b_dec else x.mean(0)
-        self.sae.begin_anew(which, readers.T, missing[rows] / sizes, -readers @ middle)
+        self.sae.resample(which, readers.T, missing[rows] / sizes, -readers @ middle)
         self.unseen_for[which] = 0
         for weight, state in self.optimizer.state.items():
             for average in (state["exp_avg"], state["exp_avg_sq"]) if weight is not self.sae.b_dec else ():
