@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig, patching
-from tests.benchmarks.floor import Size, gemm_rate, staircase_flops
+from tests.benchmarks.floor import Size, gemm_rate, incremental_flops
 from tests.benchmarks.peers import spread
 from tests.benchmarks.sweeps import PARTS, Side, Task, metric
 from tests.close import assert_close
@@ -36,21 +36,21 @@ def test_floor_of_every_cell_by_hand() -> None:
 
 def test_floor_of_sweeps_by_hand() -> None:
     every = sum(sum(cells.values()) for cells in (RESID_PRE, ATTN_OUT, MLP_OUT))
-    assert staircase_flops(TINY, "resid_pre", 1, 2) == 496
-    assert staircase_flops(TINY, "block_every", 1, 2) == every == 856
-    assert staircase_flops(TINY, "attn_head_out_all_pos", 1, 2) == 184
-    assert staircase_flops(TINY, "resid_pre", 8, 2) == 8 * 496
+    assert incremental_flops(TINY, "resid_pre", 1, 2) == 496
+    assert incremental_flops(TINY, "block_every", 1, 2) == every == 856
+    assert incremental_flops(TINY, "attn_head_out_all_pos", 1, 2) == 184
+    assert incremental_flops(TINY, "resid_pre", 8, 2) == 8 * 496
     alike = sum(cost for (_, pos), cost in RESID_PRE.items() if pos == 1)
-    assert staircase_flops(TINY, "resid_pre", 1, 2, n_alike=1) == alike
-    assert staircase_flops(TINY, "attn_head_out_all_pos", 1, 2, n_alike=1) == (8 + 24) + (16 + 56) + (8 + 24)
+    assert incremental_flops(TINY, "resid_pre", 1, 2, n_alike=1) == alike
+    assert incremental_flops(TINY, "attn_head_out_all_pos", 1, 2, n_alike=1) == (8 + 24) + (16 + 56) + (8 + 24)
 
 
 def test_floor_counts_groups_heads_and_gates() -> None:
     grouped = Size(n_layers=1, d_model=4, n_heads=4, n_key_value_heads=2, d_head=3, d_mlp=5, gated=True)
     keys_values = 2 * (2 * 4 * 6)
     rest = 2 * 4 * 12 + 2 * 12 * 4 + 3 * (2 * 4 * 5) + 2 * (2 * 12)
-    assert staircase_flops(grouped, "resid_pre", 1, 1) == keys_values + rest
-    assert staircase_flops(grouped, "attn_head_out_all_pos", 1, 1) == 4 * (2 * 3 * 4 + 3 * (2 * 4 * 5))
+    assert incremental_flops(grouped, "resid_pre", 1, 1) == keys_values + rest
+    assert incremental_flops(grouped, "attn_head_out_all_pos", 1, 1) == 4 * (2 * 3 * 4 + 3 * (2 * 4 * 5))
 
 
 def test_gemm_rate_is_a_rate() -> None:

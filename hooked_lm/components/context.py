@@ -1,4 +1,4 @@
-"""Context: what all layers of one forward pass share. Positions, masks and rotary angles are made once a run."""
+"""Context: what all layers of one forward pass share. Positions, masks and rotary angles are computed once per pass."""
 
 from collections.abc import Callable, Hashable
 from typing import TypeVar
@@ -48,7 +48,7 @@ class Context:
         self._shared: dict[Hashable, object] = {}
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` gives, made once a run and shared by all who ask under this key."""
+        """The result of `make`, computed once per pass for each key."""
         if key not in self._shared:
             self._shared[key] = make()
         return self._shared[key]  # type: ignore[return-value]
@@ -62,15 +62,15 @@ class Context:
         """Which of the new tokens are real; None if all are."""
         return None if self.real is None else self.real[:, self.n_past :]
 
-    # ---- who meets whom ----------------------------------------------------------------------------------------------
-    # All new tokens ask and tell here, row by row. A run of a few tokens of many rows says otherwise by a class of its own.
+    # ---- query and key rows ------------------------------------------------------------------------------------------
+    # Here all new tokens are query rows and key rows. Subclasses select some, for batches that compute a few tokens of each row.
 
     def query_rows(self, x: Tokens) -> Some:
-        """Of a layer's tokens those that look at others, and leave the layer."""
+        """The query rows of a layer's tokens: those that attend to others, and leave the layer."""
         return x
 
     def key_rows(self, x: Tokens) -> Some:
-        """Of a layer's tokens those that others look at."""
+        """The key rows of a layer's tokens: those that others attend to."""
         return x
 
     def update_kv(self, layer: int, keys: Tensor, values: Tensor) -> KeysValues:
@@ -78,11 +78,11 @@ class Context:
         return (keys, values) if self.cache is None else self.cache[layer].append(keys, values)
 
     def keep_kv(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Leave a layer's keys and values for later layers."""
+        """Keeps the keys and values of a layer for later layers."""
         self._shared_kv[layer] = keys, values
 
     def kv_of(self, kv_source_layer: int) -> KeysValues | None:
-        """What a layer left; None if it did not run."""
+        """The keys and values that a layer kept; None if it did not run."""
         return self._shared_kv.get(kv_source_layer)
 
     def attend_rows(
@@ -93,23 +93,23 @@ class Context:
         keys: Float[Tensor, "batch key_pos kv_head d_head"],
         values: Float[Tensor, "batch key_pos kv_head d_value"],
     ) -> Float[Tensor, "batch pos head d_value"]:
-        """What `mix` makes of the queries and the keys and values of their rows."""
+        """The result of `mix` for the queries, keys and values of each row."""
         return mix(queries, keys, values, self)
 
     def scan(self, layer: int, mixer: Callable[[Tensor, "Context", int], Tensor], stream: Tokens) -> Tokens:
-        """What a mixer with a state makes of the tokens, each row from the state that its earlier tokens left."""
+        """The result of a mixer with a state, each row starting from the state after its earlier tokens."""
         return mixer(stream, self, layer)
 
     def given(self, layer: int) -> Float[Tensor, "batch pos d_per_layer"] | None:
-        """What a layer is given besides the stream, for the tokens that leave it; None if there is nothing."""
+        """The per-layer input of a layer besides the stream, for its query rows; None if there is none."""
         return None if self.per_layer is None else self.per_layer[:, :, layer]
 
     def query_angles(self, rotary: Rotary) -> Angles:
-        """The angles of the tokens that ask, shared by the layers of one rotary embedding."""
+        """The angles of the query rows, shared by the layers of one rotary embedding."""
         return self.once(rotary, lambda: rotary.angles(self.positions, self.n_key))
 
     def key_angles(self, rotary: Rotary) -> Angles:
-        """The angles of the tokens that tell."""
+        """The angles of the key rows."""
         return self.query_angles(rotary)
 
     # ---- masks -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The base run of a sweep: what all of its rows have in common, computed once."""
+"""The base run of a sweep, computed once and shared by all of its cells."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -19,9 +19,9 @@ from hooked_lm.models.decoder import HookedTransformer
 
 
 class BaseRun:
-    """A decoder's run over some prompts, kept as the stream before each block and what later tokens look at.
+    """A decoder's run over some prompts: the stream before each block, keys, values and states.
 
-    With `edits` it is a run in which these values were exchanged already, such as a prompt with noise on its embeddings.
+    With `edits` it is a run in which these values are already changed, such as a prompt with noise on its embeddings.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class BaseRun:
     ) -> None:
         self.model, self.tokens, self.edits = model, tokens, edits
         self.n_prompts, self.n_pos = tokens.shape
-        self.kept: dict[str, Tensor] = {}  # what passed these sites
+        self.kept: dict[str, Tensor] = {}  # the values at these sites
         hooks = [(edit.site, self._hook(edit, places.get(edit.site))) for edit in edits]
         with model.hooks(fwd_hooks=[*hooks, *((site, self._keep) for site in keep)]):
             resid, _, context = model.embedded(tokens)
@@ -48,7 +48,7 @@ class BaseRun:
             self._logits = model.cap_logits(model.unembed(self.normalized)) if is_edited else None
 
     def _keep(self, value: Tensor, hook: Any) -> None:
-        self.kept[hook.name] = value.clone()  # what follows may go on in its memory
+        self.kept[hook.name] = value.clone()  # the model may go on to write into its memory
 
     def _hook(self, edit: Edit, place: SiteInfo | None) -> Any:
         def write(value: Tensor, hook: Any) -> None:
@@ -59,17 +59,17 @@ class BaseRun:
 
     @cached_property
     def costs(self) -> list[TokenCost]:
-        """What a token costs in each layer."""
+        """The cost of a token in each layer."""
         return [token_cost(block) for block in self.model.blocks]
 
     @property
     def logits(self) -> Logits:
-        """Computed where they are read."""
+        """The logits, computed where they are read."""
         return Logits.of(self._logits) if self._logits is not None else logits_of(self.model, self.normalized)
 
     @property
     def n_bytes(self) -> int:
-        """The memory of what is kept."""
+        """The memory of everything that is kept."""
         of_context = [*chain(*self.context.keys_values.values())]
         for states in self.context.states.values():
             of_context += [part for entry in states for part in (entry.window, entry.state) if part is not None]
@@ -78,7 +78,7 @@ class BaseRun:
 
 
 def logits_of(model: HookedTransformer, normalized: Float[Tensor, "batch pos d_model"]) -> Logits:
-    """The logits that a model makes of its normalised stream, past the hook points; computed where they are read."""
+    """The logits of a normalised stream, without the hook points; computed where they are read."""
 
     def some(reads: TracedAccess) -> Float[Tensor, "batch some_pos some_token"]:
         rows = normalized if reads.positions is None else normalized[:, list(reads.positions)]

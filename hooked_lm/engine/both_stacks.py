@@ -40,7 +40,7 @@ class SourceAndTarget(HookedEncoderDecoder):
 def joined(
     model: HookedEncoderDecoder, source: Tensor, other: Tensor | None, target: Target
 ) -> tuple[SourceAndTarget, Tensor, Tensor | None]:
-    """The view of a model, and the rows of two runs, or of one: sources [batch, pos] with the target behind them.
+    """The view of a model, and the rows of two runs, or of one: sources [batch, pos] followed by the target.
 
     The target is ids or texts that go on (without an end token), one for all prompts or one for each, the same in both runs;
     None: the start token. Raises ValueError for targets of different lengths, or of another number than there are prompts.

@@ -42,7 +42,7 @@ class Budget:
 
 
 def batches(
-    routes: Sequence[CellSchedule], budget: Budget, base: BaseRun, reads: TracedAccess
+    schedules: Sequence[CellSchedule], budget: Budget, base: BaseRun, reads: TracedAccess
 ) -> list[list[CellSchedule]]:
     """Routes in passes that fit; those that join in the same layer together, and none with sites that others do not ask for.
 
@@ -50,16 +50,18 @@ def batches(
     """
     width = max(token_bytes(block) for block in base.model.blocks)
     looked_at = max((both_bytes(both) for both in base.context.keys_values.values()), default=0)
-    shows_scores = any(route.shows_scores for route in routes)
+    shows_scores = any(schedule.shows_scores for schedule in schedules)
     seen = 16 * base.model.cfg.n_heads * base.n_pos if shows_scores else 0  # scores, in four steps
     d_vocab = base.logits.shape[-1] if reads.tokens is None else len(reads.tokens)
     available = budget.n_bytes - (base.n_bytes if budget.is_asked else 0)
     passes: list[list[CellSchedule]] = []
     some: list[CellSchedule] = []
     size = tokens = 0
-    for route in sorted(routes, key=lambda route: (sorted(route.on_demand), route.first, route.steps[0].query_rows)):
-        own = route.n_tokens * base.n_prompts
-        start, stop = route.steps[-1].query_rows
+    for schedule in sorted(
+        schedules, key=lambda schedule: (sorted(schedule.on_demand), schedule.first, schedule.steps[0].query_rows)
+    ):
+        own = schedule.n_tokens * base.n_prompts
+        start, stop = schedule.steps[-1].query_rows
         n_bytes = own * (width + seen) + looked_at + base.n_prompts * 4 * d_vocab * (stop - start)
         full = size + n_bytes > available or tokens + own > budget.n_tokens
         if n_bytes > available and budget.is_asked:
@@ -67,10 +69,10 @@ def batches(
                 f"batch_size={budget.n_bytes:,} bytes is too little: the base run takes {base.n_bytes:,}, "
                 f"and one cell of {base.n_prompts} prompts about {n_bytes:,}"
             )
-        if some and (full or route.on_demand != some[0].on_demand):
+        if some and (full or schedule.on_demand != some[0].on_demand):
             passes.append(some)
             some, size, tokens = [], 0, 0
-        some.append(route)
+        some.append(schedule)
         size, tokens = size + n_bytes, tokens + own
     return [*passes, some] if some else passes
 

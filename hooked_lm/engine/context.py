@@ -1,4 +1,4 @@
-"""The contexts of a base run, which keeps what later rows need of it, and of the rows that differ from it."""
+"""The contexts of a base run, which keeps keys, values and states for later, and of the rows that differ from it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,21 +19,21 @@ Mixer = Callable[[Tensor, Context, int], Tensor]
 class BaseContext(Context):
     """The context of a base run: it keeps keys and values of all layers, and the states of mixers before every position."""
 
-    norms_see_copies = False  # a hook at a norm and one at a copy may be of different cells
+    norms_see_copies = False  # a hook at a norm and one at a copy may belong to different cells
 
     def __init__(self, context: Context) -> None:
         super().__init__(context.n_pos, context.device)
         self.pos_embed, self.per_layer = context.pos_embed, context.per_layer
         self.keys_values: dict[int, KeysValues] = {}
         self.states: dict[int, list[StateCacheEntry]] = {}
-        self.start = 0  # the position with which the tokens in sight begin
+        self.start = 0  # the first position of the value that hooks are given
 
     def attend_rows(self, layer: int, mix: Mix, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         self.keys_values[layer] = keys, values
         return super().attend_rows(layer, mix, queries, keys, values)
 
     def scan(self, layer: int, mixer: Mixer, stream: Tensor) -> Tensor:
-        """Position by position, as in generation: so the state before each of them is known."""
+        """Runs the mixer position by position, as in generation, and keeps the state before each position."""
         cache, outputs = KeyValueCache(1), []
         entry = cache.state(0)
         self.states[layer] = []
@@ -67,7 +67,7 @@ class RowContext(Context):
 
 
 class PackedContext(Context):
-    """The context of packed tokens: what a row does not have it takes from the base run."""
+    """The context of a ragged batch: positions that a row does not compute are those of the base run."""
 
     norms_see_copies = False
 
@@ -75,22 +75,22 @@ class PackedContext(Context):
         super().__init__(base.n_pos, base.device)
         self.base, self.n_prompts = base, n_prompts
         self.runs: Sequence[Run] = ()
-        self.current: int | None = None  # the run whose rows are in sight, where tokens meet
+        self.current: int | None = None  # in attention and mixers, the run whose rows are computed
         self.attention_flops = 0
         self._windows: dict[Interval, RowContext] = {}
 
     def enter(self, runs: Sequence[Run]) -> None:
-        """Begin a layer in which these runs take part."""
+        """Starts a layer with these runs."""
         self.runs = runs
         n_cells = [len(run.cells) for run in runs]
-        self.read = Packing(self.n_prompts, n_cells, [run.steps.reading for run in runs])
-        self.told = Packing(self.n_prompts, n_cells, [run.steps.key_rows for run in runs])
-        self.asked = Packing(self.n_prompts, n_cells, [run.steps.query_rows for run in runs])
+        self.read_packing = Packing(self.n_prompts, n_cells, [run.steps.reading for run in runs])
+        self.key_packing = Packing(self.n_prompts, n_cells, [run.steps.key_rows for run in runs])
+        self.query_packing = Packing(self.n_prompts, n_cells, [run.steps.query_rows for run in runs])
         self._angles: dict[tuple[Rotary, bool], Angles] = {}
-        self.pos_embed = None if self.base.pos_embed is None else self._of_base(self.base.pos_embed, self.read)
+        self.pos_embed = None if self.base.pos_embed is None else self._of_base(self.base.pos_embed, self.read_packing)
 
     def _of_base(self, value: Tensor, packing: Packing) -> Tensor:
-        """What the base run has [batch, pos, ...], for packed tokens."""
+        """A value [batch, pos, ...] of the base run, for the tokens of a batch."""
         value = value.expand(self.n_prompts, *value.shape[1:])
         both = zip(packing.n_cells, packing.intervals, strict=True)
         return pack([repeated(value[:, start:stop], n) for n, (start, stop) in both])
@@ -98,27 +98,27 @@ class PackedContext(Context):
     # ---- which tokens ------------------------------------------------------------------------------------------------
 
     def query_rows(self, x: Tensor) -> Tensor:
-        return self._some(x, self.asked)
+        return self._some(x, self.query_packing)
 
     def key_rows(self, x: Tensor) -> Tensor:
-        return self._some(x, self.told)
+        return self._some(x, self.key_packing)
 
     def _some(self, x: Tensor, wanted: Packing) -> Tensor:
-        """Of the tokens that the layer reads those of another packing."""
-        if wanted.intervals == self.read.intervals:
+        """Selects from the tokens that the layer reads those of another packing."""
+        if wanted.intervals == self.read_packing.intervals:
             return x
-        each = zip(self.read.parts(x), self.read.intervals, wanted.intervals, strict=True)
+        each = zip(self.read_packing.parts(x), self.read_packing.intervals, wanted.intervals, strict=True)
         return pack([cut(part, own, some) for part, own, some in each])
 
     def given(self, layer: int) -> Tensor | None:
         given = self.base.given(layer)
-        return None if given is None else self._of_base(given, self.asked)
+        return None if given is None else self._of_base(given, self.query_packing)
 
     def query_angles(self, rotary: Rotary) -> Angles:
-        return self._turned(rotary, self.asked, True)
+        return self._turned(rotary, self.query_packing, True)
 
     def key_angles(self, rotary: Rotary) -> Angles:
-        return self._turned(rotary, self.told, False)
+        return self._turned(rotary, self.key_packing, False)
 
     def _turned(self, rotary: Rotary, packing: Packing, of_queries: bool) -> Angles:
         key = rotary, of_queries
@@ -134,18 +134,18 @@ class PackedContext(Context):
         base_keys, base_values = self.base.keys_values[layer]
         mixed = queries.new_empty(*queries.shape[:3], base_values.shape[-1])
         for run, steps in self._in_turn():
-            rows = self.asked.part(queries, run)
+            rows = self.query_packing.part(queries, run)
             if not rows.shape[1]:
                 continue
-            own = self.told.part(keys, run), self.told.part(values, run)
+            own = self.key_packing.part(keys, run), self.key_packing.part(values, run)
             k = self._whole(base_keys, own[0], steps.key_rows)
             v = self._whole(base_values, own[1], steps.key_rows)
-            self.asked.part(mixed, run).copy_(mix(rows, k, v, self._window(steps.query_rows)))
+            self.query_packing.part(mixed, run).copy_(mix(rows, k, v, self._window(steps.query_rows)))
             self.attention_flops += 2 * rows.shape[:3].numel() * k.shape[1] * (k.shape[-1] + v.shape[-1])
         return mixed
 
     def _whole(self, base: Tensor, own: Tensor, interval: Interval) -> Tensor:
-        """Keys or values of all positions: those of the base run, but for the rows' own."""
+        """Keys or values of all positions: those of the rows where they differ, else those of the base run."""
         n_cells, (start, stop) = own.shape[0] // self.n_prompts, interval
         if start == stop:
             return repeated(base, n_cells)
@@ -159,20 +159,20 @@ class PackedContext(Context):
         return whole.flatten(0, 1)
 
     def kv_of(self, kv_source_layer: int) -> KeysValues | None:
-        """What the rows made of their own for a layer; nothing, if they all joined behind it."""
+        """The keys and values of the rows in a layer; no positions, if all rows joined after it."""
         keys, values = self.base.keys_values[kv_source_layer]
         return super().kv_of(kv_source_layer) or (keys[:1, :0], values[:1, :0])
 
     def scan(self, layer: int, mixer: Mixer, stream: Tensor) -> Tensor:
         followed = []
         for run, steps in self._in_turn():
-            rows, before = self.read.part(stream, run), self.base.states[layer][steps.reading[0]]
+            rows, before = self.read_packing.part(stream, run), self.base.states[layer][steps.reading[0]]
             context = Context(rows.shape[1], self.device, None, _after(before, len(self.runs[run].cells)))
             followed.append(mixer(rows, context, 0))
         return pack(followed)
 
     def _in_turn(self) -> Iterator[tuple[int, LayerSpans]]:
-        """The runs, each while its rows are in sight."""
+        """Yields the runs, each marked as the current one."""
         for run, cells in enumerate(self.runs):
             with self._in_sight(run):
                 yield run, cells.steps
@@ -192,7 +192,7 @@ class PackedContext(Context):
 
 
 def _after(before: StateCacheEntry, n_cells: int) -> KeyValueCache:
-    """A cache of one layer, for the rows of cells that all begin with this state."""
+    """A cache of one layer for the rows of cells that start from this state."""
     cache, entry = KeyValueCache(0), StateCacheEntry()
     entry.frozen, entry.length = True, before.length
     if before.window is not None and before.state is not None:

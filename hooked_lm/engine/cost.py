@@ -1,4 +1,4 @@
-"""What a sweep has spent, counted as it goes."""
+"""The cost of a sweep, counted as it runs."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class TokenCost:
 
 
 def token_cost(block: nn.Module) -> TokenCost:
-    """What a token costs in a block. Of experts only those that it is sent to count."""
+    """The cost of a token in a block. Of experts only those that the token is routed to count."""
     mixer = keys = rest = 0
     module, of_keys, of_mixer = mixing(block), set(), set()
     if isinstance(module, Attend):
@@ -53,13 +53,17 @@ class Cost:
     seconds: float = 0.0
 
     def count(self, cost: TokenCost, context: PackedContext) -> None:
-        """The tokens of one layer."""
-        self.layer_rows += context.read.n_tokens
-        both = zip((context.read, context.told, context.asked), (cost.mixer, cost.keys, cost.rest), strict=True)
+        """Adds the tokens of one layer."""
+        self.layer_rows += context.read_packing.n_tokens
+        both = zip(
+            (context.read_packing, context.key_packing, context.query_packing),
+            (cost.mixer, cost.keys, cost.rest),
+            strict=True,
+        )
         self.flops += sum(tokens.n_tokens * each for tokens, each in both)
 
     def add(self, other: "Cost") -> None:
-        """What another part has spent."""
+        """Adds the cost of another part."""
         self.forwards += other.forwards
         self.layer_rows += other.layer_rows
         self.flops += other.flops

@@ -9,7 +9,7 @@ from torch import Tensor
 
 Interval = tuple[int, int]  # positions from the first to before the second
 NONE: Interval = (0, 0)
-Rest = tuple[Any, ...]  # indices of the axes behind batch and position
+Rest = tuple[Any, ...]  # indices of the axes after batch and position
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +18,7 @@ class Edit:
 
     `value` has the axes of the site [batch, pos, ...] and takes over where the edit is, axes of length 1 for all; or it is a
     function of what is there, [batch, pos, ...] with the axes that an index leaves, that treats each position by itself.
-    `positions` says where, None: everywhere; `rest` indexes the axes behind the position, e.g. `(head,)`. At scores and patterns
+    `positions` says where, None: everywhere; `rest` indexes the axes after the position, e.g. `(head,)`. At scores and patterns
     [batch, head, query_pos, key_pos] the position is that of the query, and `rest` goes on with head and key.
     """
 
@@ -28,7 +28,7 @@ class Edit:
     rest: Rest = ()
 
     def span(self, n_pos: int) -> Interval:
-        """From the first position to behind the last."""
+        """From the first position to after the last."""
         if self.positions is None:
             return 0, n_pos
         return (min(self.positions), max(self.positions) + 1) if self.positions else NONE
@@ -39,7 +39,7 @@ class Edit:
             return False
         return self.rest == () and (self.positions is None or set(self.positions) >= set(range(*interval)))
 
-    def behind(self, first: int, n_pos: int) -> "Edit":
+    def starting_at(self, first: int, n_pos: int) -> "Edit":
         """The same from a position on."""
         positions = range(n_pos) if self.positions is None else self.positions
         return self if not first else replace(self, positions=tuple(pos for pos in positions if pos >= first))

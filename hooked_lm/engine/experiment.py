@@ -1,6 +1,6 @@
 """The one place that runs interventions: thousands of small changes of one base run, and what metrics make of each.
 
-Where it is known what a change can reach, the runs share one pass through the layers (see `staircase`); everywhere else each cell
+Where it is known what a change can reach, the runs share one pass through the layers (see `schedule`); everywhere else each cell
 is a whole forward pass, several in a batch. Both give what a loop of one forward pass a cell would give.
 """
 
@@ -115,9 +115,11 @@ class Experiment:
         self.cost.forwards += 1
         edits = [_edits(cell) for cell in cells]
         planner = Planner(base, self.places, EVERYTHING.interval(base.n_pos))
-        routes = [route for route in (planner.route(i, own) for i, own in enumerate(edits)) if route.steps]
+        schedules = [
+            schedule for schedule in (planner.schedule(i, own) for i, own in enumerate(edits)) if schedule.steps
+        ]
         found: list[dict[str, Tensor]] = [{} for _ in cells]
-        for batch in batches(routes, self.budget, base, self.reads):
+        for batch in batches(schedules, self.budget, base, self.reads):
             this = BatchedPass(base, self.places, edits, batch)
             for cell, values in this.capture().items():
                 found[cell] = values
@@ -178,14 +180,14 @@ class Experiment:
         done: set[int] = set()
         if known:
             try:
-                for cell, scores in self._staircase(cells, known, self.reads, title, progress):
+                for cell, scores in self._incrementally(cells, known, self.reads, title, progress):
                     done.add(cell)
                     yield cell, scores
             except (
                 UntracedAccess
             ):  # a metric that reads what it did not read of the base run: now it is given everything
                 left = [cell for cell in known if cell not in done]
-                yield from self._staircase(cells, left, EVERYTHING, title, progress)
+                yield from self._incrementally(cells, left, EVERYTHING, title, progress)
         yield from self._whole(cells, others, title, progress)
 
     def _is_kept_by_a_base_run(self, change: Change) -> bool:
@@ -231,25 +233,25 @@ class Experiment:
             return "a norm is changed together with copies of the stream that pass it"
         return "nothing is known of what a function of a whole value changes"
 
-    def _staircase(
+    def _incrementally(
         self, cells: Sequence[Cell], known: Sequence[int], reads: TracedAccess, title: str, progress: bool
     ) -> Iterator[tuple[int, Scores]]:
-        assert self.base is not None, "a staircase stands on a base run"
+        assert self.base is not None, "cells share the values of a base run"
         first_change = FirstChange(self.base, self.places)
-        base, edits = self.base, [first_change.behind(_edits(cell)) for cell in cells]
+        base, edits = self.base, [first_change.trimmed(_edits(cell)) for cell in cells]
         planner = Planner(base, self.places, reads.interval(base.n_pos))
-        routes = [planner.route(cell, edits[cell]) for cell in known]
-        for route in routes:
-            if not route.steps:
-                yield route.cell, self.scores
+        schedules = [planner.schedule(cell, edits[cell]) for cell in known]
+        for schedule in schedules:
+            if not schedule.steps:
+                yield schedule.cell, self.scores
         tokens = (
             None
             if reads.tokens is None or self._edits_logits(edits)
             else torch.tensor(reads.tokens, device=base.tokens.device)
         )
         base_logits = self.base_logits if reads == self.reads else base.logits.some(reads)
-        alive = [route for route in routes if route.steps]
-        with _bar(title, sum(route.layer_rows for route in alive) * base.n_prompts, progress) as bar:
+        alive = [schedule for schedule in schedules if schedule.steps]
+        with _bar(title, sum(schedule.layer_rows for schedule in alive) * base.n_prompts, progress) as bar:
             for batch in batches(alive, self.budget, base, reads):
                 this = BatchedPass(base, self.places, edits, batch)
                 for cell, (start, stop), logits in this.run(tokens):
@@ -257,7 +259,7 @@ class Experiment:
                     yield cell, self._scores(whole, reads)
                 del logits, whole  # before the next pass makes its own
                 self.cost.add(this.cost)
-                bar.update(sum(route.layer_rows for route in batch) * base.n_prompts)
+                bar.update(sum(schedule.layer_rows for schedule in batch) * base.n_prompts)
 
     def _scores(self, logits: Float[Tensor, "batch some_pos some_token"], reads: TracedAccess) -> Scores:
         """What the metrics make of a cell; each of them may write into what it is given."""
@@ -329,7 +331,7 @@ def obstacle(model: HookedRootModule, known: Mapping[str, SiteInfo], tokens: Ten
 
 
 def _is_ours(module: nn.Module) -> bool:
-    """Whether a module treats each token by itself, or is one of those in which tokens meet as we know."""
+    """Whether a module treats each token by itself, or is one of those whose mixing of tokens is known."""
     kind = type(module)
     known = kind.__module__.startswith("hooked_lm.") or kind in (nn.Identity, nn.ModuleList, nn.ParameterList)
     return known and "forward" not in vars(module) and (isinstance(module, HookPoint) or not _has_torch_hooks(module))

@@ -22,7 +22,7 @@ WRAPPERS = ("jaxtyping", "beartype")  # packages whose wrappers check annotation
 
 
 class Unknown(TypeError):
-    """Something that cannot be told from another of its kind."""
+    """Something that cannot be distinguished from another of its kind."""
 
 
 class Digest:
@@ -168,8 +168,8 @@ def fingerprint(
 ) -> str:
     """The digest of a study: its model, the tokens of its runs, its metrics by name, its cells by place, and what else is said.
 
-    A metric that cannot be told from another one counts by its name; raises ValueError where it has none, and for hooks and
-    changes that cannot be told from others.
+    A metric that cannot be distinguished from others counts by its name. Raises ValueError if it has none, and for hooks and
+    changes that cannot be distinguished.
     """
     digest = Digest()
     parts = [*map(digest.of, (version("hooked-lm"), str(torch.__version__), about, list(runs)))]
@@ -180,7 +180,7 @@ def fingerprint(
         except Unknown as error:
             if not name:
                 raise ValueError(
-                    f"a sweep with a checkpoint has to tell its metric from others, and this one holds {error}, which has no "
+                    f"a sweep with a checkpoint must identify its metric, and this one holds {error}, which has no "
                     "fixed contents: name the metric, metric={'a name for it': metric}, and it counts by its name"
                 ) from None
     try:
@@ -189,7 +189,7 @@ def fingerprint(
             parts += [digest.of(tuple(place)), *(digest.of(part) for change in cell for part in _said(change))]
     except Unknown as error:
         raise ValueError(
-            f"a sweep with a checkpoint has to tell hooks and changes from others, and one of these holds {error}, which "
+            f"a sweep with a checkpoint must identify hooks and changes, and one of these holds {error}, which "
             "has no fixed contents: run it without a checkpoint"
         ) from None
     return _hashed(*parts).hex()
@@ -227,7 +227,7 @@ def _root(module: str | None) -> str:
 
 
 def _is_installed(module: str | None) -> bool:
-    """Whether what a module defines is told by its name: that of Python, of this package, and of others that were installed."""
+    """Whether a module is part of Python, of this package or of another installed one, so that names identify its contents."""
     root = _root(module)
     if root in sys.stdlib_module_names or root in ("builtins", "hooked_lm"):
         return True

@@ -1,4 +1,4 @@
-"""Where a cell begins to differ: prompts that begin alike leave nothing to compute there."""
+"""The first position at which a cell differs from the base run: before it there is nothing to compute."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,22 +10,22 @@ from hooked_lm.engine.site_info import SiteInfo
 
 
 class FirstChange:
-    """Finds the first position at which a cell differs from the base run. A causal model is the base run before it."""
+    """Finds the first position at which a cell differs from the base run. Before it a causal model gives the base run."""
 
     def __init__(self, base: BaseRun, places: Mapping[str, SiteInfo]) -> None:
         self.base, self.places = base, places
         self._known: dict[tuple[str, int], int] = {}
 
-    def behind(self, edits: Sequence[Edit]) -> list[Edit]:
-        """The edits of a cell from there on; those of which nothing is left are left out, unless a layer computes otherwise
-        for their sake."""
+    def trimmed(self, edits: Sequence[Edit]) -> list[Edit]:
+        """The edits of a cell from its first change on. Edits without positions are dropped, unless they make a layer compute
+        in another way."""
         n_pos = self.base.n_pos
         first = min((self.of(edit) for edit in edits), default=n_pos)
-        later = [edit.behind(first, n_pos) for edit in edits]
+        later = [edit.starting_at(first, n_pos) for edit in edits]
         return [edit for edit in later if edit.span(n_pos) != NONE or self.places[edit.site].on_demand]
 
     def of(self, edit: Edit) -> int:
-        """The first position that an edit changes in the base run; the first that it may change, where that is not kept."""
+        """The first position that an edit changes in the base run, or may change, if the base run did not keep the site."""
         start, stop = edit.span(self.base.n_pos)
         if edit.site not in self.base.kept or not isinstance(edit.value, Tensor):
             return start

@@ -1,4 +1,4 @@
-"""Whole forward passes, several cells in one batch: for experiments in which nothing is known of what a change reaches."""
+"""Whole forward passes, several cells in one batch: for experiments where it is not known what a change affects."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -8,13 +8,13 @@ from torch import Tensor
 from hooked_lm.engine.edit import Cell, Change, write_all
 from hooked_lm.hooks import HookedRootModule
 
-Keep = dict[str, Any]  # site -> what passed there
+Keep = dict[str, Any]  # site -> its value
 
 
 def whole_forwards(
     model: HookedRootModule, tokens: Tensor, cells: Sequence[Cell], base: Cell, n_cells: int, keep: Keep | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Each cell's index and output [batch, ...], `n_cells` of them in one pass; what passes the sites of `keep` goes there."""
+    """Yields each cell's index and output [batch, ...], `n_cells` cells in one pass. `keep` receives the values at its sites."""
     n_prompts = tokens.shape[0]
     for start in range(0, len(cells), n_cells):
         batch = [[*base, *cell] for cell in cells[start : start + n_cells]]
@@ -34,7 +34,7 @@ def _keeper(keep: Keep) -> Callable[..., None]:
 
 
 def _writer(site: str, batch: Sequence[Sequence[Change]], n_prompts: int) -> Callable[..., Tensor]:
-    """The hook of one site: each cell's changes in its own rows."""
+    """The hook of one site, which makes each cell's changes in its rows."""
     changes = [[change for change in cell if change.site == site] for cell in batch]
 
     def write(value: Tensor, hook: Any) -> Tensor:

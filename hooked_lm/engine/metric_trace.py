@@ -28,7 +28,7 @@ class TracedAccess:
     tokens: tuple[int, ...] | None = None
 
     def interval(self, n_pos: int) -> tuple[int, int]:
-        """From the first position that is read to behind the last."""
+        """From the first position that is read to after the last."""
         return (0, n_pos) if self.positions is None else (self.positions[0], self.positions[-1] + 1)
 
 

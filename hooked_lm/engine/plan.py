@@ -97,7 +97,7 @@ class Plan:
         return stacks[self.names[0]][1]
 
     def _tokens(self, tokens: Tensor, apart: bool) -> Tensor:
-        """The tokens at the positions of the sites; raises ValueError if these are told apart and are of two kinds."""
+        """The tokens at the positions of the sites; raises ValueError if labels distinguish them and they are of two kinds."""
         found = {site: tokens_at(self.model, tokens, site) for site in self.sites}
         first, *others = found.values()
         if apart and any(other.shape != first.shape or not bool((other == first).all()) for other in others):
@@ -130,7 +130,7 @@ class Plan:
         raise ValueError(f"'{site}' [{', '.join(dims)}] has no {self.feature}s")
 
     def _rest(self, site: str, feature: int) -> Rest:
-        """The index of a head or neuron behind batch and position."""
+        """The index of a head or neuron after batch and position."""
         dims = list(self.model.hook_dict[site].dims)
         axis = dims[self._axis(site)]
         if "query_pos" in dims:

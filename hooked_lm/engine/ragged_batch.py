@@ -1,7 +1,7 @@
-"""Packing: the tokens of many rows side by side, [1, token, ...], though each row has only some positions of its prompt.
+"""A ragged batch: rows with different positions of their prompts, concatenated into [1, token, ...].
 
-What treats each token by itself (norms, projections, MLPs, experts) then works on all of them in one product. The order is cell
-by cell, in a cell prompt by prompt, in a prompt position by position.
+Norms, projections, MLPs and experts, which treat each token by itself, process all rows in one product. Rows are ordered by cell,
+then by prompt.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,8 +16,12 @@ from hooked_lm.engine.edit import NONE, Interval
 
 @dataclass(frozen=True)
 class LayerSpans:
-    """Which positions of a cell take part in one layer: those that came from the layer below, those that the layer reads,
-    those that tell (have keys and values of their own) and those that ask (and leave the layer)."""
+    """The positions of a cell that one layer computes, as intervals.
+
+    came: positions whose stream differs from the base run when it enters the layer. reading: all positions that the layer reads.
+    key_rows: positions whose keys and values differ from those of the base run. query_rows: positions with queries, which are
+    those that leave the layer.
+    """
 
     came: Interval = NONE
     reading: Interval = NONE
@@ -27,14 +31,14 @@ class LayerSpans:
 
 @dataclass(frozen=True)
 class Run:
-    """Cells that stand side by side and take the same steps in a layer."""
+    """Neighbouring cells with the same spans in a layer."""
 
     cells: Sequence[int]
     steps: LayerSpans
 
 
 class Packing:
-    """Where each run's tokens stand: `n_prompts` rows for each of its cells, with the positions of an interval."""
+    """The place of each run's tokens in the batch: `n_prompts` rows for each of its cells, with the positions of an interval."""
 
     def __init__(self, n_prompts: int, n_cells: Sequence[int], intervals: Sequence[Interval]) -> None:
         self.n_prompts, self.n_cells, self.intervals = n_prompts, n_cells, intervals
@@ -66,13 +70,13 @@ class Packing:
 
 
 def pack(parts: Sequence[Tensor]) -> Tensor:
-    """Rows [row, pos, ...] of runs, side by side."""
+    """Concatenates the rows [row, pos, ...] of several runs."""
     flat = [part.flatten(0, 1) for part in parts]
     return (flat[0] if len(flat) == 1 else torch.cat(flat))[None]
 
 
 def cut(part: Tensor, own: Interval, wanted: Interval) -> Tensor:
-    """Of rows with the positions of `own` those of `wanted`, which lie inside."""
+    """Returns the positions `wanted` of rows that have the positions `own`, which contain them."""
     if own == wanted:
         return part
     if wanted[0] == wanted[1]:

@@ -26,7 +26,7 @@ class SweepResult(Scores):
         clean: that of the clean run, or None.
         cost: what the sweep has spent (forwards, layer_rows, flops, seconds), or None.
         base: which of the two runs was changed, "corrupted" or "clean".
-        fingerprint: tells the sweeps apart that may go on from one file; empty for parts and rescaled results.
+        fingerprint: identifies the sweeps that may resume from one file; empty for parts and rescaled results.
         about: how the numbers came about: the model, versions, seeds.
 
     Raises ValueError for shapes that do not go together.

@@ -1,9 +1,9 @@
-"""Staircase batching: many runs that differ from a base run in few places, in one pass through the layers.
+"""Incremental batching: many runs that differ from a base run in few places, in one pass through the layers.
 
-A row joins the batch in the first layer in which it differs, with the stream of the base run. As a model is causal, only the
-positions from the first one touched are computed; keys, values and states of the earlier ones are those of the base run.
-What was exchanged behind the meeting of tokens (what attention or an MLP adds, say) changes one token only, until the
-next layer's attention sees it. In the last layer only what the metric reads is computed.
+A row joins the batch at the first layer that it changes, with the stream of the base run. The model is causal, so only the
+positions from the first change on are computed; keys, values and states of earlier positions are those of the base run.
+An edit after attention (of what attention or an MLP adds to the stream) changes one token only, until the next layer attends to
+it. In the last layer only the positions that the metric reads are computed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,43 +25,43 @@ from hooked_lm.engine.site_info import REACHES_LATER, SiteInfo, TokenScope, kv_s
 
 @dataclass(frozen=True)
 class CellSchedule:
-    """How a cell goes through the layers: the first one in which it differs, and its steps from there on.
+    """What a cell computes: the first layer in which it differs from the base run, and its spans in this and the later layers.
 
-    The last steps are those behind the blocks. A cell without any never differs where the metric reads.
+    The last spans are those after the blocks. A cell without spans does not differ where the metric reads.
     """
 
     cell: int
     first: int
     steps: tuple[LayerSpans, ...]
-    on_demand: frozenset[str] = frozenset()  # its sites at which the model computes otherwise when somebody listens
-    shows_scores: bool = False  # they are made one by one then, in all rows of a pass
+    on_demand: frozenset[str] = frozenset()  # its sites that make the model compute in another way
+    shows_scores: bool = False  # then all rows of a pass compute explicit scores
 
     def at(self, layer: int) -> LayerSpans:
-        """The steps in a layer that it has reached."""
+        """The spans in a layer from the first one on."""
         return self.steps[layer - self.first]
 
     @property
     def n_tokens(self) -> int:
-        """The most positions that it has in one layer."""
+        """The largest number of positions in one layer."""
         return max((steps.reading[1] - steps.reading[0] for steps in self.steps), default=0)
 
     @property
     def layer_rows(self) -> int:
-        """The positions of all layers together."""
+        """The number of positions in all layers together."""
         return sum(steps.reading[1] - steps.reading[0] for steps in self.steps)
 
 
 class Planner:
-    """Plans routes: what each cell has to compute, so that nothing else is."""
+    """Makes the schedules of cells, so that no pass computes more than they need."""
 
     def __init__(self, base: BaseRun, places: Mapping[str, SiteInfo], reads: Interval) -> None:
         self.places, self.n_pos, self.reads = places, base.n_pos, reads
         self.kv_source_layers = [kv_source_layer(block) for block in base.model.blocks]
         self.n_layers = len(self.kv_source_layers)
-        self._onward: dict[tuple[int, Interval], LayerSpans] = {}  # of layers in which nothing is exchanged
+        self._onward: dict[tuple[int, Interval], LayerSpans] = {}  # of layers without an edit
 
-    def route(self, cell: int, edits: Sequence[Edit]) -> CellSchedule:
-        """The way of one cell; ends early if nothing of it reaches the positions that are read."""
+    def schedule(self, cell: int, edits: Sequence[Edit]) -> CellSchedule:
+        """The schedule of one cell; without spans if no edit affects the positions that the metric reads."""
         at_layer: dict[int, list[Edit]] = {}
         on_demand = frozenset(edit.site for edit in edits if self.places[edit.site].on_demand)
         for edit in edits:
@@ -71,9 +71,9 @@ class Planner:
         came = NONE
         for layer in range(first, self.n_layers + 1):
             now = self._next(layer, came, at_layer.get(layer, ()), first, steps)
-            if now.query_rows == NONE:  # nothing differs behind this layer; an edit further on begins anew
+            if now.query_rows == NONE:  # nothing differs after this layer; a later edit starts again
                 later = [edit for edit in edits if self.places[edit.site].layer > layer]
-                return self.route(cell, later) if later and layer < self.n_layers else CellSchedule(cell, layer, ())
+                return self.schedule(cell, later) if later and layer < self.n_layers else CellSchedule(cell, layer, ())
             steps.append(now)
             came = now.query_rows
         shows_scores = any(self.places[edit.site].stage is TokenScope.SCORES for edit in edits)
@@ -82,7 +82,7 @@ class Planner:
     def _next(
         self, layer: int, came: Interval, edits: Sequence[Edit], first: int, before: Sequence[LayerSpans]
     ) -> LayerSpans:
-        """The steps in a layer; those of many cells are the same."""
+        """The spans in a layer; many cells have the same."""
         if edits or (layer < self.n_layers and self.kv_source_layers[layer] is not None):
             return self._steps(layer, came, edits, first, before)
         if (layer, came) not in self._onward:
@@ -92,7 +92,7 @@ class Planner:
     def _steps(
         self, layer: int, came: Interval, edits: Sequence[Edit], first: int, before: Sequence[LayerSpans]
     ) -> LayerSpans:
-        """What is computed in a layer, from what came and what is exchanged there."""
+        """The spans in a layer, from those of the layer below and the edits here."""
         if layer == self.n_layers:
             touched = overlap(union(came, *(edit.span(self.n_pos) for edit in edits)), self.reads)
             return LayerSpans(overlap(came, touched), touched, NONE, touched)
@@ -100,10 +100,10 @@ class Planner:
         for edit in edits:
             spans[self.places[edit.site].stage in REACHES_LATER].append(edit.span(self.n_pos))
         key_rows, query_rows = union(came, *spans[True]), union(came, *spans[True], *spans[False])
-        own, borrowed = key_rows, self.kv_source_layers[layer]
-        if borrowed is not None:
-            own, key_rows = NONE, before[borrowed - first].key_rows if borrowed >= first else NONE
-        # where all that was mixed is exchanged for something else, nobody sees what the tokens told
+        own, source = key_rows, self.kv_source_layers[layer]
+        if source is not None:
+            own, key_rows = NONE, before[source - first].key_rows if source >= first else NONE
+        # an edit that replaces the whole output of attention hides the changed keys and values
         later = (key_rows[0], self.n_pos)
         is_replaced = any(self.places[edit.site].ends_sublayer and edit.covers(later) for edit in edits)
         if key_rows != NONE and not is_replaced:
@@ -114,28 +114,30 @@ class Planner:
 
 
 class BatchedPass:
-    """One pass through the layers, for routes that reach its end."""
+    """One pass through the layers, for schedules that have spans."""
 
     def __init__(
         self,
         base: BaseRun,
         places: Mapping[str, SiteInfo],
         cells: Sequence[Sequence[Edit]],
-        routes: Sequence[CellSchedule],
+        schedules: Sequence[CellSchedule],
     ) -> None:
         self.base, self.places = base, places
-        # neighbours take the same steps in most layers: they are one run then
-        self.routes = sorted(routes, key=lambda route: (route.steps[0].query_rows, route.first, route.cell))
+        # neighbours have the same spans in most layers, and are one run there
+        self.schedules = sorted(
+            schedules, key=lambda schedule: (schedule.steps[0].query_rows, schedule.first, schedule.cell)
+        )
         self.context = PackedContext(base.context, base.n_prompts)
         self.by_site: dict[str, list[tuple[int, Edit]]] = {}
-        for index, route in enumerate(self.routes):
-            for edit in (*base.edits, *cells[route.cell]):
-                if edit.site in places and places[edit.site].layer >= route.first:
+        for index, schedule in enumerate(self.schedules):
+            for edit in (*base.edits, *cells[schedule.cell]):
+                if edit.site in places and places[edit.site].layer >= schedule.first:
                     self.by_site.setdefault(edit.site, []).append((index, edit))
         self.cost = Cost()
 
     def run(self, tokens: Tensor | None) -> Iterator[tuple[int, Interval, Tensor]]:
-        """Of each cell the positions that are read, and their logits [batch, pos, token]; of all tokens, or of these."""
+        """Yields each cell, the positions that the metric reads, and their logits [batch, pos, token], of `tokens` or of all."""
         model = self.base.model
         with model.hooks(fwd_hooks=[(site, self._write) for site in self.by_site]):
             packed = self._entered(len(model.blocks), self._through(len(model.blocks)))
@@ -143,13 +145,13 @@ class BatchedPass:
             logits = model.unembed(normalized) if tokens is None else model.unembed.some(normalized, tokens)
             logits = model.cap_logits(logits)
             self.cost.flops += 2 * logits.numel() * normalized.shape[-1]
-        for run, rows in zip(self.context.runs, self.context.asked.parts(logits), strict=True):
+        for run, rows in zip(self.context.runs, self.context.query_packing.parts(logits), strict=True):
             for index, of_cell in zip(run.cells, rows.unflatten(0, (-1, self.base.n_prompts)), strict=True):
-                yield self.routes[index].cell, run.steps.query_rows, of_cell
+                yield self.schedules[index].cell, run.steps.query_rows, of_cell
 
     def capture(self) -> dict[int, dict[str, Tensor]]:
-        """What passes the sites that the base run kept, [batch, pos, ...], of each cell that has joined there."""
-        self.captured: dict[int, dict[str, Tensor]] = {route.cell: {} for route in self.routes}
+        """The values [batch, pos, ...] of each cell at the sites that the base run kept, for cells that have joined by then."""
+        self.captured: dict[int, dict[str, Tensor]] = {schedule.cell: {} for schedule in self.schedules}
         sites = list(self.base.kept)
         stop = 1 + max(self.places[site].layer for site in sites)
         hooks = [(site, self._write) for site in self.by_site] + [(site, self._keep) for site in sites]
@@ -160,16 +162,16 @@ class BatchedPass:
     def _through(self, stop: int) -> Tensor | None:
         """The stream before a layer, packed."""
         packed: Tensor | None = None
-        for layer in range(min(route.first for route in self.routes), stop):
+        for layer in range(min(schedule.first for schedule in self.schedules), stop):
             packed = self.base.model.blocks[layer](self._entered(layer, packed), self.context)
             self.cost.count(self.base.costs[layer], self.context)
         self.cost.flops += self.context.attention_flops
         return packed
 
     def _entered(self, layer: int, packed: Tensor | None) -> Tensor:
-        """The tokens that the layer reads: what came from the one below, and the stream of the base run."""
-        there = [index for index, route in enumerate(self.routes) if route.first <= layer]
-        grouped = groupby(there, key=lambda index: self.routes[index].at(layer))
+        """The rows that a layer reads: the output of the layer below, completed from the stream of the base run."""
+        there = [index for index, schedule in enumerate(self.schedules) if schedule.first <= layer]
+        grouped = groupby(there, key=lambda index: self.schedules[index].at(layer))
         self.context.enter([Run(list(cells), steps) for steps, cells in grouped])
         self.where = {
             index: (run, place) for run, r in enumerate(self.context.runs) for place, index in enumerate(r.cells)
@@ -185,30 +187,29 @@ class BatchedPass:
             own = packed[0, used : used + rows * length].view(rows, length, packed.shape[-1])
             used += rows * length
             if came != (start, stop):
-                before, behind = base[:, start : came[0]], base[:, came[1] : stop]
-                own = torch.cat([repeated(before, n), own, repeated(behind, n)], 1)
+                before, after = base[:, start : came[0]], base[:, came[1] : stop]
+                own = torch.cat([repeated(before, n), own, repeated(after, n)], 1)
             parts.append(own)
         return pack(parts)
 
     def _write(self, value: Tensor, hook: Any) -> None:
-        """Make the changes of all cells at a site."""
+        """Makes the edits of all cells at a site."""
         place = self.places[hook.name]
         for index, edit in self.by_site[hook.name]:
             if (found := self._rows(place, index, value)) is not None:
                 edit.write(found[0], place.dims, found[1], self.base.n_pos)
 
     def _keep(self, value: Tensor, hook: Any) -> None:
-        """Keep what each cell has at a site."""
+        """Keeps the value of each cell at a site."""
         place = self.places[hook.name]
         for index in self.where:
             if (found := self._rows(place, index, value)) is not None:
                 whole, (rows, start) = self.base.kept[hook.name].clone(), found
                 whole[:, start : start + rows.shape[1]] = rows
-                self.captured[self.routes[index].cell][hook.name] = whole
+                self.captured[self.schedules[index].cell][hook.name] = whole
 
     def _rows(self, place: SiteInfo, index: int, value: Tensor) -> tuple[Tensor, int] | None:
-        """Of a value at a site the rows of a cell, a view, and the position with which they begin; None if they are not in
-        sight."""
+        """The rows of a cell in the value at a site, as a view, and their first position; None if this call has none of them."""
         run, cell = self.where[index]
         if self.context.current not in (None, run):
             return None
@@ -220,13 +221,14 @@ class BatchedPass:
         return rows[cell * self.base.n_prompts : (cell + 1) * self.base.n_prompts], interval[0]
 
     def _packing(self, stage: TokenScope) -> Packing:
-        return {TokenScope.BEFORE_MIXING: self.context.read, TokenScope.KEYS_AND_VALUES: self.context.told}.get(
-            stage, self.context.asked
-        )
+        return {
+            TokenScope.BEFORE_MIXING: self.context.read_packing,
+            TokenScope.KEYS_AND_VALUES: self.context.key_packing,
+        }.get(stage, self.context.query_packing)
 
 
 PART_OF = {
     TokenScope.BEFORE_MIXING: "reading",
-    TokenScope.KEYS_AND_VALUES: "telling",
-    TokenScope.QUERIES_AND_AFTER: "asking",
+    TokenScope.KEYS_AND_VALUES: "key_rows",
+    TokenScope.QUERIES_AND_AFTER: "query_rows",
 }

@@ -1,4 +1,4 @@
-"""Where a site stands in a decoder: what of a row a change there can reach. Sites without a known place are left out."""
+"""The layer of each site of a decoder, and which positions of a row an edit there can affect. Other sites are left out."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -14,31 +14,31 @@ from hooked_lm.models.decoder import HookedTransformer
 
 
 class TokenScope(Enum):
-    """A stage of a block, by the tokens that are in sight at its sites."""
+    """Which tokens the values at a site belong to."""
 
-    BEFORE_MIXING = "before tokens meet: all tokens that the block reads"
-    KEYS_AND_VALUES = "on the way to keys and values: the tokens that others look at"
-    QUERIES_AND_AFTER = "on the way to queries, or behind the meeting: the tokens that leave"
-    SCORES = "scores and patterns, row by row"
-    STATE = "inside a mixer with a state, row by row"
+    BEFORE_MIXING = "before attention: all tokens that the block reads"
+    KEYS_AND_VALUES = "between the stream and keys or values: the tokens that others attend to"
+    QUERIES_AND_AFTER = "between the stream and queries, or after attention: the tokens that leave the block"
+    SCORES = "scores and patterns, cell by cell"
+    STATE = "inside a mixer with a state, cell by cell"
 
 
 REACHES_LATER = {
     TokenScope.BEFORE_MIXING,
     TokenScope.KEYS_AND_VALUES,
     TokenScope.STATE,
-}  # a change there is seen by later tokens of the same layer
+}  # an edit there affects later tokens in the same layer
 
 
 @dataclass(frozen=True)
 class SiteInfo:
-    """The layer of a site (the number of layers: behind the last one) and its stage."""
+    """The layer of a site (the number of layers, for sites after the last block) and the tokens that it shows."""
 
     layer: int
     stage: TokenScope
     dims: tuple[str, ...]
-    ends_sublayer: bool = False  # shows all that the mixing of tokens adds to the stream
-    on_demand: bool = False  # a layer computes otherwise where somebody listens
+    ends_sublayer: bool = False  # its value is all that attention or the mixer adds to the stream
+    on_demand: bool = False  # the layer computes in another way if something listens there
 
     @property
     def is_plain(self) -> bool:
@@ -63,7 +63,7 @@ def places(model: HookedTransformer) -> dict[str, SiteInfo]:
 
 
 def mixing(block: nn.Module) -> nn.Module | None:
-    """The module of a block in which tokens meet; None for a foreign block."""
+    """The module of a block that mixes tokens; None for a foreign block."""
     if isinstance(block, AttentionPart) and isinstance(block.attn, Attend):
         return block.attn
     return block.mixer if isinstance(block, MixerPart) else None

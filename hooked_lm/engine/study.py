@@ -69,8 +69,8 @@ class Study:
 
         With a `checkpoint` what was measured is written to that file every half minute and when the sweep ends, and a
         file of the same sweep is gone on from: the same model, tokens, values, metrics and changes (see `fingerprint`). Raises
-        before anything runs: ValueError for a study without cells, for a file of another sweep, and for a metric that cannot
-        be told from others and has no name; OSError for a file that cannot be written. Where writing fails later, a warning
+        before anything runs: ValueError for a study without cells, for a file of another sweep, and for a metric without a
+        name that nothing else identifies; OSError for a file that cannot be written. Where writing fails later, a warning
         says so and the result is returned. SweepInterrupted, a KeyboardInterrupt with the partial result, when it is
         interrupted.
         """

@@ -1,4 +1,4 @@
-"""What a function leaves as it found it, wherever it is interrupted: gradients on or off, torch's modes, and open hooks."""
+"""A decorator that restores the grad mode, torch's modes and the open hooks, wherever a function is interrupted."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -13,7 +13,7 @@ R = TypeVar("R")
 
 
 def undisturbed(function: Callable[P, R]) -> Callable[P, R]:
-    """The same function, behind which gradients are on or off as before, and no mode of torch and no hook is open that it opened.
+    """The same function, which leaves the grad mode as it was, and no mode of torch and no hook open that it opened.
 
     Blocks of `with` see to that; but an interrupt may come between two of their steps. Here it is remembered once, outside.
     """

@@ -79,7 +79,7 @@ class Size:
         return n_read * (self.head_out + self.mlp) + self.through(layer + 1, first, n_pos)
 
 
-def staircase_flops(size: Size, sweep: str, n_prompts: int, n_pos: int, n_alike: int = 0) -> int:
+def incremental_flops(size: Size, sweep: str, n_prompts: int, n_pos: int, n_alike: int = 0) -> int:
     """The FLOPs of all cells of a sweep: "resid_pre", "block_every" [3 layer pos] or "attn_head_out_all_pos" [layer head].
 
     Where both prompts begin with the same `n_alike` tokens, nothing differs there.

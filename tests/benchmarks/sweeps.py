@@ -27,7 +27,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from hooked_lm import HookedTransformer, hub, patching
-from tests.benchmarks.floor import Size, gemm_rate, staircase_flops
+from tests.benchmarks.floor import Size, gemm_rate, incremental_flops
 from tests.benchmarks.peers import ROOT, THREADS, Peer, spread
 from tests.benchmarks.timing import Figure, seconds
 
@@ -171,7 +171,7 @@ class Task:
 
     @property
     def flops(self) -> int:
-        return staircase_flops(size_of(self.model), self.sweep, self.n_prompts, self.n_pos, self.n_alike)
+        return incremental_flops(size_of(self.model), self.sweep, self.n_prompts, self.n_pos, self.n_alike)
 
     def ours(self) -> Tensor:
         """The table, [part layer position_or_head]."""
