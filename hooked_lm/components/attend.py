@@ -68,7 +68,7 @@ class Attend(KnownAttributes):
         self.hook_result = HookPoint("batch", "pos", "head", "d_model", on_demand=True)
         order_parameters(self)
 
-    def settle(self) -> None:
+    def make_contiguous(self) -> None:
         """Give the weights of heads that are not one matrix in memory (those of a file may lie between others) one of their
         own: every run would have to copy them into one."""
         for name, weight in self.named_parameters(recurse=False):
@@ -182,11 +182,11 @@ class Attend(KnownAttributes):
     def _read_by_output(self, at: Sites) -> Tensor:
         return normed(norm_of(self, "z_norm"), lambda name: at(f"z_norm.{name}"), lambda: at("hook_z"))
 
-    def rebuilt(self, at: Sites) -> Tensor:
+    def output_from_sites(self, at: Sites) -> Tensor:
         """The output, from what each head gives."""
         return plus(at("hook_result").sum(2), self.b_O)
 
-    def writers(self) -> list[Tensor]:
+    def output_weights(self) -> list[Tensor]:
         """The weights that write the output."""
         return [self.W_O] if self.b_O is None else [self.W_O, self.b_O]
 

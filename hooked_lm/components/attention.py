@@ -211,7 +211,7 @@ class Attention(Attend):
         normed = cfg.v_norm is not None or cfg.z_norm is not None
         return not normed and not cfg.values_from_keys and cfg.clip is None and self.sinks is None
 
-    def readers(self) -> list[Reader]:
+    def input_weights(self) -> list[Reader]:
         """The weights that read the stream."""
         made_apart = "QK" if self.cfg.values_from_keys else "QKV"
         return [] if self.cfg.clip is not None else [(self, f"W_{x}", f"b_{x}") for x in made_apart]

@@ -104,7 +104,9 @@ class AttentionPart(HeadInputs):
         yield (
             "sum of results + b_O, normed and scaled == attn_out",
             lambda: (
-                added(self.attn.rebuilt(below(at, "attn")), norm_of(self, "ln1_post"), self.cfg.residual_scale),
+                added(
+                    self.attn.output_from_sites(below(at, "attn")), norm_of(self, "ln1_post"), self.cfg.residual_scale
+                ),
                 at("hook_attn_out"),
             ),
         )
@@ -166,7 +168,7 @@ class MLPPart(nn.Module):
         yield (
             "post -> mlp_out, normed and scaled",
             lambda: (
-                added(self.mlp.rebuilt(below(at, "mlp")), norm_of(self, "ln2_post"), self.cfg.residual_scale),
+                added(self.mlp.output_from_sites(below(at, "mlp")), norm_of(self, "ln2_post"), self.cfg.residual_scale),
                 at("hook_mlp_out"),
             ),
         )

@@ -94,6 +94,6 @@ class CrossAttention(Attend):
 
         return products
 
-    def readers(self) -> list[Reader]:
+    def input_weights(self) -> list[Reader]:
         """The weight that reads the stream."""
         return [(self, "W_Q", "b_Q")]

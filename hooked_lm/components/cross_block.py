@@ -77,11 +77,17 @@ class CrossPart(AttentionPart):
                 yield f"cross attention: {name}", pair
             yield (
                 "cross attention: sum of results + b_O == cross_attn_out",
-                lambda: (self.scaled(self.cross_attn.rebuilt(below(at, "cross_attn"))), at("hook_cross_attn_out")),
+                lambda: (
+                    self.scaled(self.cross_attn.output_from_sites(below(at, "cross_attn"))),
+                    at("hook_cross_attn_out"),
+                ),
             )
         if isinstance(self.mlp, Sublayer):
             yield from self.mlp.identities(below(at, "mlp"), read_mlp)
-            yield "post -> mlp_out", lambda: (self.scaled(self.mlp.rebuilt(below(at, "mlp"))), at("hook_mlp_out"))
+            yield (
+                "post -> mlp_out",
+                lambda: (self.scaled(self.mlp.output_from_sites(below(at, "mlp"))), at("hook_mlp_out")),
+            )
 
 
 class PreNormCrossBlock(CrossPart):

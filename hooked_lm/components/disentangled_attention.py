@@ -217,6 +217,6 @@ class DisentangledAttention(Attend):
 
         return products
 
-    def readers(self) -> list[Reader]:
+    def input_weights(self) -> list[Reader]:
         """The weights that read the stream."""
         return [(self, f"W_{x}", f"b_{x}") for x in "QKV"]

@@ -50,7 +50,7 @@ class Embed(nn.Module):
         """The vectors of all tokens, before scale and norm."""
         return self.W_E
 
-    def writers(self) -> list[Tensor]:
+    def output_weights(self) -> list[Tensor]:
         """The weights and biases whose last axis is that of the stream; none where a norm stands behind them."""
         return [self.W_E] if self.cfg.norm is None else []
 
@@ -83,7 +83,7 @@ class FactoredEmbed(Embed):
         """The vectors of all tokens, before scale and norm: a product that is made for each call."""
         return F.linear(self.W_E, self.W_proj.T, self.b_proj)
 
-    def writers(self) -> list[Tensor]:
+    def output_weights(self) -> list[Tensor]:
         """The weights and biases whose last axis is that of the stream; none where a norm stands behind them."""
         if self.cfg.norm is not None:
             return []
@@ -141,7 +141,7 @@ class PosEmbed(Positions):
         """The vectors of all positions."""
         return self.W_pos[self.cfg.offset :]
 
-    def writers(self) -> list[Tensor]:
+    def output_weights(self) -> list[Tensor]:
         """The weights whose last axis is that of the stream."""
         return [self.W_pos]
 
@@ -190,7 +190,7 @@ class SinusoidalEmbed(Positions):
         turn = (positions + self.cfg.offset)[..., None].float() * frequencies
         return torch.cat([turn.sin(), turn.cos()], -1)
 
-    def writers(self) -> list[Tensor]:
+    def output_weights(self) -> list[Tensor]:
         """There are no weights."""
         return []
 

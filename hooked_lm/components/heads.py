@@ -62,7 +62,7 @@ class MLMHead(nn.Module):
         yield "act(pre) == post", lambda: (self.act_fn(at("hook_pre")), at("hook_post"))
         yield from norm_identity("ln", norm_of(self, "ln"), below(at, "ln"), lambda: at("hook_post"))
 
-    def rebuilt(self, at: Sites) -> Tensor:
+    def output_from_sites(self, at: Sites) -> Tensor:
         """The output, from the last sites."""
         return normed(norm_of(self, "ln"), below(at, "ln"), lambda: at("hook_post"))
 
@@ -203,7 +203,7 @@ class TokenClassifier(nn.Module):
             yield from ((f"transform: {name}", pair) for name, pair in transform.identities(sites, read))
 
             def last() -> Tensor:
-                return transform.rebuilt(sites)
+                return transform.output_from_sites(sites)
 
         yield "x W + b == out", lambda: (last() @ self.W + self.b, at("hook_out"))
 

@@ -26,19 +26,19 @@ class Sublayer(Protocol):
     def identities(self, at: Sites, *read: Read) -> Iterator[Identity]:
         """What must hold between the sites of a run in which `read()` came in."""
 
-    def rebuilt(self, at: Sites) -> Tensor:
+    def output_from_sites(self, at: Sites) -> Tensor:
         """The output, from the last sites."""
 
-    def readers(self) -> list[Reader]:
+    def input_weights(self) -> list[Reader]:
         """The weights [..., in, out] that read the input; none if a norm in front cannot be folded into them."""
 
-    def writers(self) -> list[Tensor]:
+    def output_weights(self) -> list[Tensor]:
         """The weights and biases [..., d_model] that write the output."""
 
 
 def readers_of(*modules: nn.Module) -> list[Reader]:
     """The weights that read what these modules share; none if a norm in front cannot be folded into all of them."""
-    found = [module.readers() if isinstance(module, Sublayer) else [] for module in modules]
+    found = [module.input_weights() if isinstance(module, Sublayer) else [] for module in modules]
     return [reader for of_module in found for reader in of_module] if all(found) else []
 
 

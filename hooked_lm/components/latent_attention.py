@@ -208,7 +208,7 @@ class LatentAttention(Attend):
         d = self.cfg.d_nope
         return lambda: (at(f"hook_{name}")[..., :d], at(f"hook_rot_{name}")[..., :d])
 
-    def readers(self) -> list[Reader]:
+    def input_weights(self) -> list[Reader]:
         """The weights that read the stream."""
         names = ["DKV", "KR"] + ([] if self.cfg.d_q_latent is None else ["DQ"])
         down: list[Reader] = [(self, f"W_{x}", f"b_{x}") for x in names]

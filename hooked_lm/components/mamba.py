@@ -160,15 +160,15 @@ class Mamba(nn.Module):
         yield "conv -> C", lambda: (at("hook_conv") @ self.W_C, at("hook_C"))
         yield "the recurrence of conv, dt, B, C == y", by_steps
 
-    def rebuilt(self, at: Sites) -> Stream:
+    def output_from_sites(self, at: Sites) -> Stream:
         """The output, made of the sites last before it."""
         return self.output(at("hook_y"), at("hook_gate"))
 
-    def readers(self) -> list[Reader]:
+    def input_weights(self) -> list[Reader]:
         """What reads the stream linearly."""
         return [(self, "W_x", "b_x"), (self, "W_gate", "b_gate")]
 
-    def writers(self) -> list[Tensor]:
+    def output_weights(self) -> list[Tensor]:
         """What writes the output."""
         return [self.W_out] if self.b_out is None else [self.W_out, self.b_out]
 

@@ -230,16 +230,16 @@ class Mamba2(nn.Module):
             "mixer.norm", self.norm, below(at, "norm"), lambda: self.gated(at("hook_y"), at("hook_gate"))
         )
 
-    def rebuilt(self, at: Sites) -> Stream:
+    def output_from_sites(self, at: Sites) -> Stream:
         """The output, made of the sites last before it."""
         normed = self.norm.apply_weights(at("norm.hook_normalized")).flatten(2)
         return plus(normed.to(self.W_out.dtype) @ self.W_out, self.b_out)
 
-    def readers(self) -> list[Reader]:
+    def input_weights(self) -> list[Reader]:
         """What reads the stream linearly."""
         return [(self, f"W_{name}", f"b_{name}") for name in ("gate", "x", "B", "C", "dt")]
 
-    def writers(self) -> list[Tensor]:
+    def output_weights(self) -> list[Tensor]:
         """What writes the output."""
         return [self.W_out] if self.b_out is None else [self.W_out, self.b_out]
 

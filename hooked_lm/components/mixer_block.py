@@ -80,7 +80,11 @@ class MixerPart(nn.Module):
             yield (
                 "y -> mixer_out, normed and scaled",
                 lambda: (
-                    added(self.mixer.rebuilt(below(at, "mixer")), norm_of(self, "ln1_post"), self.cfg.residual_scale),
+                    added(
+                        self.mixer.output_from_sites(below(at, "mixer")),
+                        norm_of(self, "ln1_post"),
+                        self.cfg.residual_scale,
+                    ),
                     at("hook_mixer_out"),
                 ),
             )

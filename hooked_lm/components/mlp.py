@@ -99,15 +99,15 @@ class MLP(nn.Module):
                 ),
             )
 
-    def rebuilt(self, at: Sites) -> Tensor:
+    def output_from_sites(self, at: Sites) -> Tensor:
         """The output, from what `W_out` reads."""
         return plus(at("hook_post") @ self.W_out, self.b_out)
 
-    def readers(self) -> list[Reader]:
+    def input_weights(self) -> list[Reader]:
         """The weights that read the stream."""
         return [(self, "W_in", "b_in")]
 
-    def writers(self) -> list[Tensor]:
+    def output_weights(self) -> list[Tensor]:
         """The weights that write the output."""
         return [self.W_out] if self.b_out is None else [self.W_out, self.b_out]
 
@@ -189,15 +189,15 @@ class GatedMLP(nn.Module):
                 ),
             )
 
-    def rebuilt(self, at: Sites) -> Tensor:
+    def output_from_sites(self, at: Sites) -> Tensor:
         """The output, from what `W_out` reads."""
         return plus(at("hook_post") @ self.W_out, self.b_out)
 
-    def readers(self) -> list[Reader]:
+    def input_weights(self) -> list[Reader]:
         """The weights that read the stream."""
         return [(self, "W_in", "b_in"), (self, "W_gate", "b_gate")]
 
-    def writers(self) -> list[Tensor]:
+    def output_weights(self) -> list[Tensor]:
         """The weights that write the output."""
         return [self.W_out] if self.b_out is None else [self.W_out, self.b_out]
 

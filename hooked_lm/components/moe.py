@@ -95,15 +95,15 @@ class ClampedGatedMLP(nn.Module):
             lambda: (self.product(at("hook_pre"), at("hook_pre_linear")), at("hook_post")),
         )
 
-    def rebuilt(self, at: Sites) -> Tensor:
+    def output_from_sites(self, at: Sites) -> Tensor:
         """The output, from what `W_out` reads."""
         return plus(at("hook_post") @ self.W_out, self.b_out)
 
-    def readers(self) -> list[Reader]:
+    def input_weights(self) -> list[Reader]:
         """The weight that reads the stream."""
         return [(self, "W_gate_in", "b_gate_in")]
 
-    def writers(self) -> list[Tensor]:
+    def output_weights(self) -> list[Tensor]:
         """The weights that write the output."""
         return [self.W_out] if self.b_out is None else [self.W_out, self.b_out]
 
@@ -304,11 +304,11 @@ class MoE(nn.Module):
     def _positions(e: int, at: Sites) -> Int[Tensor, "routed 2"]:
         return at(f"experts.{e}.hook_routed_positions").long()
 
-    def rebuilt(self, at: Sites) -> Tensor:
+    def output_from_sites(self, at: Sites) -> Tensor:
         """The output, from what the `W_out` of the experts read."""
         out = self.rebuilt_mix(at)
         if self.shared is not None:
-            shared = self.shared.rebuilt(below(at, "shared"))
+            shared = self.shared.output_from_sites(below(at, "shared"))
             out = out + (shared * at("hook_shared_gate") if self.cfg.shared_gate else shared)
         return out
 
@@ -318,21 +318,21 @@ class MoE(nn.Module):
         out = weights.new_zeros(*weights.shape[:2], self.cfg.d_model)
         experts: list[Any] = list(self.experts)
         for e, expert in enumerate(experts):
-            made = expert.rebuilt(below(at, f"experts.{e}")) * weights[indices == e][:, None]
+            made = expert.output_from_sites(below(at, f"experts.{e}")) * weights[indices == e][:, None]
             out.index_put_(self._positions(e, at).unbind(-1), made.to(out.dtype), accumulate=True)
         return out
 
-    def readers(self) -> list[Reader]:
+    def input_weights(self) -> list[Reader]:
         """The weights that read the stream."""
         parts: list[Any] = [*self.experts, *([] if self.shared is None else [self.shared])]
         own = [(self, "W_router", "b_router")]
         own += [(self, "W_shared_gate", "b_shared_gate")] if self.cfg.shared_gate else []
-        return own + [reader for part in parts for reader in part.readers()]
+        return own + [reader for part in parts for reader in part.input_weights()]
 
-    def writers(self) -> list[Tensor]:
+    def output_weights(self) -> list[Tensor]:
         """The weights that write the output."""
         parts: list[Any] = [*self.experts, *([] if self.shared is None else [self.shared])]
-        return [weight for part in parts for weight in part.writers()]
+        return [weight for part in parts for weight in part.output_weights()]
 
     def constant_bias(self) -> Float[Tensor, " d_model"] | None:
         """What the biases add to every token alike; ValueError where that depends on its way."""

@@ -79,16 +79,16 @@ class NormedMoE(MoE):
             lambda: through("ln_shared"),
         )
 
-    def rebuilt(self, at: Sites) -> Tensor:
+    def output_from_sites(self, at: Sites) -> Tensor:
         """The output, from what the `W_out` of the MLP and the experts read."""
         assert self.shared is not None
-        shared = added(self.shared.rebuilt(below(at, "shared")), self.ln_shared_post, 1.0)
+        shared = added(self.shared.output_from_sites(below(at, "shared")), self.ln_shared_post, 1.0)
         return shared + added(self.rebuilt_mix(at), self.ln_experts_post, 1.0)
 
-    def readers(self) -> list[Reader]:
+    def input_weights(self) -> list[Reader]:
         """None: norms stand between the stream and all weights."""
         return []
 
-    def writers(self) -> list[Tensor]:
+    def output_weights(self) -> list[Tensor]:
         """None: norms stand between all weights and the output."""
         return []

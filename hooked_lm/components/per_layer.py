@@ -108,15 +108,15 @@ class PerLayerGate(nn.Module):
         yield "resid_mid + mlp_out -> per_layer.pre", lambda: (read() @ self.W_gate, at("hook_pre"))
         yield "act(pre) * given == per_layer.post", lambda: (self.act(at("hook_pre")) * given(), at("hook_post"))
 
-    def rebuilt(self, at: Sites) -> Tensor:
+    def output_from_sites(self, at: Sites) -> Tensor:
         """The output, from what `W_out` reads."""
         return at("hook_post") @ self.W_out
 
-    def readers(self) -> list[Reader]:
+    def input_weights(self) -> list[Reader]:
         """The weight that reads the stream."""
         return [(self, "W_gate", "")]
 
-    def writers(self) -> list[Tensor]:
+    def output_weights(self) -> list[Tensor]:
         """The weight that writes the output."""
         return [self.W_out]
 
@@ -189,7 +189,7 @@ class PerLayerBlock(PreNormBlock):
         yield (
             "per_layer.post -> per_layer_out, normed",
             lambda: (
-                added(self.per_layer.rebuilt(given), norm_of(self, "per_layer_post"), 1.0),
+                added(self.per_layer.output_from_sites(given), norm_of(self, "per_layer_post"), 1.0),
                 at("hook_per_layer_out"),
             ),
         )

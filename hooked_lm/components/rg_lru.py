@@ -146,14 +146,14 @@ class RGLRU(nn.Module):
         yield "r -> a", lambda: (self.decay(at("hook_r")), at("hook_a"))
         yield "the recurrence of conv, i, a == y", by_steps
 
-    def rebuilt(self, at: Sites) -> Stream:
+    def output_from_sites(self, at: Sites) -> Stream:
         """The output, made of the sites last before it."""
         return self.output(at("hook_y"), at("hook_gate"))
 
-    def readers(self) -> list[Reader]:
+    def input_weights(self) -> list[Reader]:
         """What reads the stream linearly."""
         return [(self, "W_x", "b_x"), (self, "W_gate", "b_gate")]
 
-    def writers(self) -> list[Tensor]:
+    def output_weights(self) -> list[Tensor]:
         """What writes the output."""
         return [self.W_out] if self.b_out is None else [self.W_out, self.b_out]

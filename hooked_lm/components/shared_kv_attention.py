@@ -132,6 +132,6 @@ class SharedKVAttention(Attend):
         """Whether what all values share arrives in the output as it is, through `W_O`."""
         return True
 
-    def readers(self) -> list[Reader]:
+    def input_weights(self) -> list[Reader]:
         """The weight that reads the stream."""
         return [(self, "W_Q", "b_Q")]

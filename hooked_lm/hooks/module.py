@@ -15,7 +15,7 @@ from hooked_lm.hooks.hook_spec import Entry, add_options, companions_of, read_en
 from hooked_lm.hooks.module_points import ModulePoint
 from hooked_lm.hooks.name_tree import NameTree
 from hooked_lm.hooks.point import HookPoint, directions_of, install_all, unnamed
-from hooked_lm.hooks.replaced_points import Known, give_name, settle
+from hooked_lm.hooks.replaced_points import Known, give_name, inherit_metadata
 from hooked_lm.hooks.scope import Scope
 from hooked_lm.hooks.select import PointDict, Site, UnknownSite, select
 from hooked_lm.hooks.values import backward_from
@@ -62,7 +62,7 @@ class HookedRootModule(nn.Module):
         A point without dims in the place of another, or of a module that stood there for a while, is given those of the first.
         """
         modules = dict(self.named_modules())
-        self._known = settle(modules, self._known, self.all_points())
+        self._known = inherit_metadata(modules, self._known, self.all_points())
         self.mod_dict = {name: module for name, module in modules.items() if name}
         self._points = {name: module for name, module in self.mod_dict.items() if isinstance(module, HookPoint)}
         self.aliases = self.find_aliases(self._points)

@@ -33,7 +33,9 @@ def give_name(module: nn.Module, name: str) -> None:
         module.__dict__["name"] = Name(name)
 
 
-def settle(modules: Mapping[str, nn.Module], before: Mapping[str, Known], points: Container[str]) -> dict[str, Known]:
+def inherit_metadata(
+    modules: Mapping[str, nn.Module], before: Mapping[str, Known], points: Container[str]
+) -> dict[str, Known]:
     """Tell points that came without dims what is known of their places; returns what is known from now on.
 
     `points` are the names at which points stood until now. Where one went straight into the place of another, it says itself

@@ -245,7 +245,7 @@ def fill(
     )
     for module_of_ours in model.modules():
         if isinstance(module_of_ours, Attend):
-            module_of_ours.settle()
+            module_of_ours.make_contiguous()
     stranded = [name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta]
     if stranded:
         raise ValueError(f"the checkpoint gives no values for {', '.join(stranded)} of {type(model).__name__}")

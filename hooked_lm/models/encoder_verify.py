@@ -84,7 +84,7 @@ def _head_identities(model: Any, at: Sites, stream: Read, output: Tensor) -> Ite
             if model.mlm_head is None:
                 return unembedded(stream()), output
             if isinstance(model.mlm_head, MLMHead):
-                return unembedded(model.mlm_head.rebuilt(below(at, "mlm_head"))), output
+                return unembedded(model.mlm_head.output_from_sites(below(at, "mlm_head"))), output
             return unembedded(model.mlm_head(stream())), output
 
         yield "unembed(mlm_head) == logits", logits

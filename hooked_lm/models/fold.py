@@ -98,9 +98,9 @@ def center_writing_weights(model: Any) -> bool:
         )
         return False
     model.untie()
-    _center(*model.embed.writers())
+    _center(*model.embed.output_weights())
     if model.cfg.tree.pos_embed is not None and not model.cfg.tree.shortformer:
-        _center(*model.pos_embed.writers())
+        _center(*model.pos_embed.output_weights())
     for block in blocks:
         if isinstance(norm_of(block, "ln1_post"), nn.Identity):
             _center(*_writers(block.mixer if isinstance(block, MixerPart) else block.attn))
@@ -300,7 +300,7 @@ def _replaced_points(model: nn.Module) -> list[str]:
 
 
 def _writers(module: nn.Module) -> list[Tensor]:
-    return module.writers() if isinstance(module, Sublayer) else []
+    return module.output_weights() if isinstance(module, Sublayer) else []
 
 
 def _center(*weights: Tensor | None) -> None:

@@ -35,7 +35,7 @@ def test_a_normalised_embedding():
     rows = 2 * embed.W_E[TOKENS]
     expected = torch.nn.functional.layer_norm(rows, (D_MODEL,), embed.ln.w, embed.ln.b, 0.1)
     assert_close(embed(TOKENS), expected)
-    assert embed.writers() == []
+    assert embed.output_weights() == []
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -46,7 +46,7 @@ def test_a_factored_embedding(bias: bool):
         expected = expected + embed.b_proj
     assert_close(embed(TOKENS), 3 * expected)
     assert_close(embed.table()[TOKENS], expected)
-    assert len(embed.writers()) == 1 + bias
+    assert len(embed.output_weights()) == 1 + bias
 
 
 def test_positions_are_counted_behind_the_offset():

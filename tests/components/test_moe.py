@@ -375,7 +375,7 @@ def test_identities_hold_and_the_output_is_rebuilt(cfg: MoE.Config) -> None:
         left, right = pair()
         assert_close(left, right, msg=name)
     assert len(names) == len(set(names)) >= 5
-    assert_close(root.mlp.rebuilt(at), out)
+    assert_close(root.mlp.output_from_sites(at), out)
 
 
 def test_identities_notice_what_is_wrong() -> None:
@@ -388,7 +388,7 @@ def test_identities_notice_what_is_wrong() -> None:
             return value.flip(-1) if name == wrong else value
 
         pairs = {name: pair() for name, pair in root.mlp.identities(at, lambda: x)}
-        pairs["rebuilt"] = root.mlp.rebuilt(at), root(x)
+        pairs["rebuilt"] = root.mlp.output_from_sites(at), root(x)
         return {name for name, (a, b) in pairs.items() if not is_close(a, b.to(a.dtype))}
 
     busy = cache["mlp.hook_expert_indices"][0, 0, 0].item()
@@ -404,11 +404,11 @@ def test_readers_and_writers(cfg: MoE.Config) -> None:
     root, x = Root(cfg), tokens()
     expected, gain = root(x), torch.rand(D_MODEL) + 0.5
     with torch.no_grad():
-        for module, weight, bias in root.mlp.readers():
+        for module, weight, bias in root.mlp.input_weights():
             getattr(module, weight).mul_(gain[:, None])
             assert getattr(module, bias) is None or getattr(module, bias).shape == getattr(module, weight).shape[1:]
         assert_close(root(x / gain), expected)
-        for weight in root.mlp.writers():
+        for weight in root.mlp.output_weights():
             assert weight.shape[-1] == D_MODEL
             weight.zero_()
         assert not root(x).any()

@@ -71,7 +71,7 @@ def test_rewrites_keep_the_predictions(kind: str, norm: str, block: Any) -> None
     assert (mlp.b_router is not None) == (norm == "LN" or mlp.cfg.router_bias), "norms leave biases behind"
     if norm == "LN":
         assert "center_writing_weights" in model.cfg.processed
-        for weight in mlp.writers():
+        for weight in mlp.output_weights():
             assert_close(weight.mean(-1), 0.0, scale=weight)
         assert not hasattr(model.blocks[1].ln2, "w")
     assert model.verify(random_tokens()).ok, str(model.verify(random_tokens()))
