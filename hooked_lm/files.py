@@ -37,7 +37,7 @@ def writable(path: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A name to write to, whose file takes the place of `path` behind the block; what stood there stays if the block fails.
+    """A name to write to, whose file takes the place of `path` after the block; what stood there stays if the block fails.
 
     A link stays a link, and what it points to is replaced. Raises OSError as `writable`.
 

@@ -179,7 +179,7 @@ def _rows(texts: Sequence[str], tokenizer: Any, max_length: int, bos: bool) -> I
     width, ids = max_length - bos, []
     for text in tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"] if texts else []:
         ids += [*text, tokenizer.eos_token_id]
-    ids = ids[:-1]  # it stands between texts
+    ids = ids[:-1]  # it is between texts
     if 0 < len(ids) < width:
         pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         ids += [pad] * (width - len(ids))

@@ -134,7 +134,7 @@ def ioi_eval(
     batches: Any = DataLoader(dataset, batch_size=batch_size, collate_fn=list)
     for items in tqdm(batches, desc="sentences", leave=False):
         prompts = [item["prompt"] for item in items]
-        tokens = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True)  # behind all that is read
+        tokens = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True)  # after all that is read
         logits = model(tokens.to(model.cfg.device), return_type="logits")
         for row, item in zip(logits, items, strict=True):
             at = _first_difference(item["IO"], item["S"])

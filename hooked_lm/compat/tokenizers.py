@@ -27,6 +27,6 @@ def get_tokenizer_with_bos(tokenizer: Any) -> Any:
 
 
 def get_input_with_manually_prepended_bos(bos_token: str | None, input: str | list[str]) -> str | list[str]:
-    """The text, or each of the texts, behind a BOS; unchanged if there is none."""
+    """The text, or each of the texts, after a BOS; unchanged if there is none."""
     bos = bos_token or ""
     return bos + input if isinstance(input, str) else [bos + text for text in input]

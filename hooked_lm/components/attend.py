@@ -141,7 +141,7 @@ class Attend(KnownAttributes):
         return torch.cat([wide(scores), sinks], -1).softmax(-1)[..., :-1]
 
     def output(self, z: Mixed) -> Stream:
-        """From mixed values back into the stream; the sum over heads is taken apart only if somebody listens."""
+        """From mixed values back into the stream; the sum over heads is taken apart only if something listens."""
         z = norm_of(self, "z_norm")(z)
         if is_listening(self.hook_result) or (self.manner.results and not self.manner.fused):
             result = self.hook_result(torch.einsum("bpnh,nhm->bpnm", z, self.W_O))

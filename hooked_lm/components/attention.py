@@ -29,7 +29,7 @@ class Attention(Attend):
 
     @dataclass(frozen=True)
     class Config:
-        """`qk_norm` normalises queries and keys before rotary, or behind it with `rotary_first`; `clip` bounds what the
+        """`qk_norm` normalises queries and keys before rotary, or after it with `rotary_first`; `clip` bounds what the
         projections give. Values may be normalised too, and with `values_from_keys` be made by the weights of keys; what
         passes `hook_v` is what is mixed. A layer that `lends` leaves its keys and values for later ones."""
 
@@ -115,8 +115,8 @@ class Attention(Attend):
     def forward(
         self,
         query_input: Float[Tensor, "batch pos *head d_model"],
-        key_input: Float[Tensor, "batch told *key_head d_model"] | None = None,
-        value_input: Float[Tensor, "batch told *value_head d_model"] | None = None,
+        key_input: Float[Tensor, "batch key_row *key_head d_model"] | None = None,
+        value_input: Float[Tensor, "batch key_row *value_head d_model"] | None = None,
         context: Context | None = None,
         layer: int = 0,
     ) -> Stream:

@@ -200,7 +200,7 @@ class AttentionOnlyBlock(AttentionPart):
         yield from self.attn_identities(at, shift)
 
     def norm_readers(self) -> list[tuple[str, list[Reader]]]:
-        """Each norm that stands between the stream and weights, with the weights that read it."""
+        """Each norm that is between the stream and weights, with the weights that read it."""
         return [("ln1", readers_of(self.attn))]
 
 
@@ -237,15 +237,15 @@ class PreNormBlock(AttentionPart, MLPPart):
         yield from self.mlp_identities(at, "hook_resid_mid")
 
     def norm_readers(self) -> list[tuple[str, list[Reader]]]:
-        """Each norm that stands between the stream and weights, with the weights that read it."""
+        """Each norm that is between the stream and weights, with the weights that read it."""
         return [("ln1", readers_of(self.attn)), ("ln2", readers_of(self.mlp))]
 
 
 class PostNormBlock(AttentionPart, MLPPart):
-    """`ln1(resid + attn(resid))`, then `ln2(that + mlp(that))`: the norms stand in the stream (Vaswani et al. 2017).
+    """`ln1(resid + attn(resid))`, then `ln2(that + mlp(that))`: the norms are in the stream (Vaswani et al. 2017).
 
     `hook_resid_mid` and `hook_resid_post` are the sums before these norms; `hook_normalized_resid_mid` and
-    `hook_normalized_resid_post` are the stream behind them, which the MLP and the next block read.
+    `hook_normalized_resid_post` are the stream after them, which the MLP and the next block read.
     """
 
     @dataclass(frozen=True)
@@ -350,7 +350,7 @@ class ParallelBlock(AttentionPart, MLPPart):
         yield from self.mlp_identities(at, "hook_resid_pre")
 
     def norm_readers(self) -> list[tuple[str, list[Reader]]]:
-        """Each norm that stands between the stream and weights, with the weights that read it."""
+        """Each norm that is between the stream and weights, with the weights that read it."""
         return [("ln1", readers_of(self.attn)), ("ln2", readers_of(self.mlp))]
 
 

@@ -24,7 +24,7 @@ class ConvPostNormBlock(PostNormBlock):
     """`ln3(block(resid) + act(conv(resid)))`: what a post-norm block leaves, and what neighbours of its input give.
 
     `W_conv` is [offset, d_model, d_model] (with groups, [offset, d_model / groups, d_model]). `hook_resid_conv` is the sum
-    before `ln3`, `hook_normalized_resid_post` the stream behind it.
+    before `ln3`, `hook_normalized_resid_post` the stream after it.
     """
 
     @dataclass(frozen=True)

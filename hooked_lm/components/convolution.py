@@ -47,7 +47,7 @@ class CausalConvolution(nn.Module):
         if real is None:
             seen = torch.cat([window, x], 1)
             return self._convolve(seen), seen[:, n_pos:]
-        order = (~real).long().argsort(dim=1, stable=True)  # the real tokens side by side, padding behind them
+        order = (~real).long().argsort(dim=1, stable=True)  # the real tokens side by side, padding after them
         seen = torch.cat([window, x.take_along_dim(order[..., None], 1)], 1)
         last = real.sum(1, keepdim=True) + torch.arange(n_taps, device=x.device)
         convolved = self._convolve(seen).take_along_dim(order.argsort(1)[..., None], 1)

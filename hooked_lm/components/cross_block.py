@@ -136,7 +136,7 @@ class PreNormCrossBlock(CrossPart):
         yield from self.written_identities(at, reads["ln2"], reads["ln3"], read_source)
 
     def norm_readers(self) -> list[tuple[str, list[Reader]]]:
-        """Each norm that stands between the stream and weights, with the weights that read it."""
+        """Each norm that is between the stream and weights, with the weights that read it."""
         return [("ln1", readers_of(self.attn)), ("ln2", readers_of(self.cross_attn)), ("ln3", readers_of(self.mlp))]
 
 
@@ -144,7 +144,7 @@ class PostNormCrossBlock(CrossPart):
     """`x = ln1(resid + attn(resid))`, then `y = ln2(x + cross_attn(x, source))`, then `ln3(y + mlp(y))`.
 
     The norms stand in the stream (Vaswani et al. 2017). `hook_resid_mid`, `hook_resid_mid_cross` and `hook_resid_post`
-    are the sums before them; `hook_normalized_` and these names are the stream behind.
+    are the sums before them; `hook_normalized_` and these names are the stream after them.
     """
 
     @dataclass(frozen=True)
@@ -222,7 +222,7 @@ CrossBlockConfig = PreNormCrossBlock.Config | PostNormCrossBlock.Config
 
 
 def _sums(at: Sites, before_attn: str, before_cross: str, before_mlp: str) -> Iterator[Identity]:
-    """That what a sublayer adds, and the stream before it, are the stream behind it."""
+    """That what a sublayer adds, and the stream before it, are the stream after it."""
     for before, out, after in (
         (before_attn, "attn_out", "resid_mid"),
         (before_cross, "cross_attn_out", "resid_mid_cross"),

@@ -116,7 +116,7 @@ class EncoderEmbed(nn.Module):
 
 
 class ProjectedEncoderEmbed(EncoderEmbed):
-    """The same, narrower than the stream: `W_proj` [d_embed, d_model] behind the norm leads into it (Lan et al. 2019,
+    """The same, narrower than the stream: `W_proj` [d_embed, d_model] after the norm leads into it (Lan et al. 2019,
     arXiv:1909.11942)."""
 
     @dataclass(frozen=True)

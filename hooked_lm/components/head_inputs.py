@@ -13,8 +13,8 @@ from hooked_lm.hooks import HookPoint, is_listening
 Stream = Float[Tensor, "batch pos d_model"]
 Inputs = tuple[
     Float[Tensor, "batch left *head d_model"],
-    Float[Tensor, "batch told *key_head d_model"],
-    Float[Tensor, "batch told *value_head d_model"],
+    Float[Tensor, "batch key_row *key_head d_model"],
+    Float[Tensor, "batch key_row *value_head d_model"],
 ]
 
 
@@ -32,7 +32,7 @@ class HeadInputs(nn.Module):
     manner = Manner()
 
     def attn_inputs(self, resid: Stream, shared: Stream | None, context: Context) -> Inputs:
-        """The normalised stream for queries, keys and values; where somebody listens, one copy of it per head.
+        """The normalised stream for queries, keys and values; where something listens, one copy of it per head.
 
         Copies pass `ln1` with its sites, which then have an axis of heads, if a hook there does more than record, or a flag
         asks for the copies. Else the sites show the stream, once, and copies are normalised past them.
@@ -81,7 +81,7 @@ class HeadInputs(nn.Module):
         return point is not None and self._copies("split", point, context)
 
     def _copies(self, flag: str, point: nn.Module, context: Context) -> bool:
-        """Whether copies pass this point: somebody listens there, or its flag is set, and somebody listens at the norm."""
+        """Whether copies pass this point: something listens there, or its flag is set, and something listens at the norm."""
         if is_listening(point):
             return True
         if not getattr(self.manner, flag) or not context.norms_see_copies:
@@ -99,7 +99,7 @@ class HeadInputs(nn.Module):
         return [getattr(self.ln1, name) for name in ("hook_scale", "hook_normalized") if hasattr(self.ln1, name)]
 
     def _head_counts(self) -> tuple[int, int]:
-        """Heads of queries, and of keys; a module of somebody else's has as many as what stood there."""
+        """Heads of queries, and of keys; a foreign module has as many as what stood there."""
         if hasattr(self.attn, "n_kv"):
             return self.attn.cfg.n_heads, self.attn.n_kv
         return self.cfg.attn.n_heads, self.cfg.attn.n_kv

@@ -21,7 +21,7 @@ Reader = tuple[nn.Module, str, str]  # a module, and the names of its weight and
 
 @runtime_checkable
 class Sublayer(Protocol):
-    """What stands between a norm and the stream and can speak for itself; a module of somebody else's cannot."""
+    """What is between a norm and the stream and can speak for itself; a foreign module cannot."""
 
     def identities(self, at: Sites, *read: Read) -> Iterator[Identity]:
         """What must hold between the sites of a run in which `read()` came in."""

@@ -109,8 +109,8 @@ class LatentAttention(Attend):
     def forward(
         self,
         query_input: Float[Tensor, "batch pos *head d_model"],
-        key_input: Float[Tensor, "batch told *key_head d_model"] | None = None,
-        value_input: Float[Tensor, "batch told *value_head d_model"] | None = None,
+        key_input: Float[Tensor, "batch key_row *key_head d_model"] | None = None,
+        value_input: Float[Tensor, "batch key_row *value_head d_model"] | None = None,
         context: Context | None = None,
         layer: int = 0,
     ) -> Stream:

@@ -20,7 +20,7 @@ from hooked_lm.hooks import HookPoint, is_listening
 
 INNER = ("batch", "pos", "d_inner")
 STATE = ("batch", "pos", "d_state")
-SEGMENT = 256  # positions whose states are in memory at once, unless somebody listens to the states
+SEGMENT = 256  # positions whose states are in memory at once, unless something listens to the states
 
 Stream = Float[Tensor, "batch pos d_model"]
 Inner = Float[Tensor, "batch pos d_inner"]
@@ -46,7 +46,7 @@ class Mamba(nn.Module):
         d_state: int
         dt_rank: int
         conv_width: int = 4
-        act_fn: str = "silu"  # behind the convolution
+        act_fn: str = "silu"  # after the convolution
         bias: bool = False
         conv_bias: bool = True
 

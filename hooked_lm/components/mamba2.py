@@ -54,11 +54,11 @@ class Mamba2(nn.Module):
         d_state: int
         n_groups: int = 1
         conv_width: int = 4
-        act_fn: str = "silu"  # behind the convolution
+        act_fn: str = "silu"  # after the convolution
         bias: bool = False
         conv_bias: bool = True
         dt_limit: tuple[float, float] = (0.0, float("inf"))
-        eps: float = 1e-5  # of the norm behind the gate
+        eps: float = 1e-5  # of the norm after the gate
 
         @property
         def d_inner(self) -> int:
@@ -137,7 +137,7 @@ class Mamba2(nn.Module):
     def convolved(
         self, x: Inner, stream: Stream, window: Tensor | None = None, real: Tensor | None = None
     ) -> tuple[Inner, PerGroup, PerGroup, Tensor]:
-        """What the state space reads, B and C, all three behind the convolution and its activation; and the window."""
+        """What the state space reads, B and C, all three after the convolution and its activation; and the window."""
         B, C = F.linear(stream, self.W_B.T, self.b_B), F.linear(stream, self.W_C.T, self.b_C)
         sizes, groups = [x.shape[-1], B.shape[-1], C.shape[-1]], (self.cfg.n_groups, -1)
         together, window = self.conv(torch.cat([x, B, C], -1), window, real)

@@ -4,14 +4,14 @@ from typing import NamedTuple
 
 from torch import nn
 
-FUSED = ("auto", "never")  # whether fused kernels run: while nobody listens inside, or not at all
+FUSED = ("auto", "never")  # whether fused kernels run: while nothing listens inside, or not at all
 
 
 class Manner(NamedTuple):
     """What the flags of a model's config ask of all its parts.
 
-    Fused kernels run while nobody listens to the sites inside; with `fused` off they never run, so that the bits of a result do
-    not depend on who listens. The others say that sites on demand are passed in every run in which somebody listens near them
+    Fused kernels run while nothing listens to the sites inside; with `fused` off they never run, so that the bits of a result do
+    not depend on who listens. The others say that sites on demand are passed in every run in which something listens near them
     (without fused kernels: in every run).
     """
 

@@ -119,7 +119,7 @@ class MixerBlock(MixerPart):
         yield from self.mixer_identities(at)
 
     def norm_readers(self) -> list[tuple[str, list[Reader]]]:
-        """Each norm that stands between the stream and weights, with the weights that read it."""
+        """Each norm that is between the stream and weights, with the weights that read it."""
         return [("ln1", readers_of(self.mixer))]
 
 
@@ -155,5 +155,5 @@ class MixerMLPBlock(MixerPart, MLPPart):
         yield from self.mlp_identities(at, "hook_resid_mid")
 
     def norm_readers(self) -> list[tuple[str, list[Reader]]]:
-        """Each norm that stands between the stream and weights, with the weights that read it."""
+        """Each norm that is between the stream and weights, with the weights that read it."""
         return [("ln1", readers_of(self.mixer)), ("ln2", readers_of(self.mlp))]

@@ -19,7 +19,7 @@ Stream = Float[Tensor, "*batch d_model"]  # the tokens of an expert have no batc
 
 
 def hook_if_listening(point: nn.Module, x: Tensor) -> Tensor:
-    """The value at a point that shows a private copy of a tensor which others use too; free if nobody listens."""
+    """The value at a point that shows a private copy of a tensor which others use too; free if nothing listens."""
     return point(x.clone()) if is_listening(point) else x
 
 
@@ -116,7 +116,7 @@ class GatedMLP(nn.Module):
     """`(act(x W_gate + b_gate) * (x W_in + b_in)) W_out + b_out`.
 
     `hook_pre` is the gate before the activation, `hook_pre_linear` the other branch, `hook_post` their product. With a
-    `mid_norm` the product is normalised before `W_out`: `hook_mid` stands before that norm, `hook_post` behind it.
+    `mid_norm` the product is normalised before `W_out`: `hook_mid` stands before that norm, `hook_post` after it.
     """
 
     @dataclass(frozen=True)

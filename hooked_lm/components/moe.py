@@ -115,7 +115,7 @@ class ExpertPoint(HookPoint):
     """A site of an expert.
 
     Those of a mixture share `hooked`, where each goes that is given a hook: hundreds of experts without tokens need not be
-    asked in every run whether somebody listens.
+    asked in every run whether something listens.
     """
 
     def __init__(self, *dims: str, hooked: set["ExpertPoint"]) -> None:
@@ -363,7 +363,7 @@ def _expert(cfg: ExpertConfig, hooked: set[ExpertPoint]) -> nn.Module:
     points = {name: part for name, part in expert.named_children() if isinstance(part, HookPoint)}
     for name in points:
         delattr(expert, name)
-    expert.hook_routed_positions = ExpertPoint("routed", "2", hooked=hooked)  # the first: hooks behind may need it
+    expert.hook_routed_positions = ExpertPoint("routed", "2", hooked=hooked)  # the first: later hooks may need it
     for name, point in points.items():
         setattr(expert, name, ExpertPoint("routed", point.dims[-1], hooked=hooked))
     return expert

@@ -111,7 +111,7 @@ class LayerNorm(_Known):
         return self.w if self.cfg.offset == 0.0 else wide(self.w) + self.cfg.offset
 
     def shift(self) -> Float[Tensor, "*heads d_model"] | None:
-        """What is added behind the gain; None for a folded norm."""
+        """What is added after the gain; None for a folded norm."""
         return self.b if self.cfg.bias else None
 
     def apply_weights(self, normalized: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:

@@ -1,4 +1,4 @@
-"""Experts beside an MLP, each behind norms of its own (Gemma 4, Google DeepMind 2026)."""
+"""Experts beside an MLP, each after norms of its own (Gemma 4, Google DeepMind 2026)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -86,9 +86,9 @@ class NormedMoE(MoE):
         return shared + added(self.rebuilt_mix(at), self.ln_experts_post, 1.0)
 
     def input_weights(self) -> list[Reader]:
-        """None: norms stand between the stream and all weights."""
+        """None: norms are between the stream and all weights."""
         return []
 
     def output_weights(self) -> list[Tensor]:
-        """None: norms stand between all weights and the output."""
+        """None: norms are between all weights and the output."""
         return []

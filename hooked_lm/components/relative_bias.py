@@ -19,7 +19,7 @@ class RelativeBias(nn.Module):
     """`W_rel[bucket of (key - query)]` for each head; `W_rel` is [bucket, head].
 
     Short distances have a bucket of their own; longer ones share buckets that widen geometrically up to `max_distance`,
-    where the last begins. If `bidirectional`, half of the buckets are for keys behind the query; otherwise keys behind
+    where the last begins. If `bidirectional`, half of the buckets are for keys after the query; otherwise keys after
     it have that of distance 0. The site `hook_bias` shows what is added to the scores of every layer that shares it.
     """
 

@@ -1,6 +1,6 @@
 """How a mixture of experts chooses: from one logit per expert to the chosen experts and their weights.
 
-Everything here is a value: a router is a frozen description, called with the logits. The weights behind the logits belong
+Everything here is a value: a router is a frozen description, called with the logits. The weights that give the logits belong
 to the `MoE`. Where several experts are equally good, `topk` decides.
 """
 

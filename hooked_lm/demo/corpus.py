@@ -1,4 +1,4 @@
-"""The text generator behind the demonstration model.
+"""The text generator for the demonstration model.
 
 Nine small tasks, each with continuations that are right and others that are wrong, are written as templates
 filled in from word lists. The same templates make the training text and the evaluation items: every filled-in

@@ -240,7 +240,7 @@ def _translated(item: Any, there: tuple[int, ...] | None, size: int) -> Any:
     if isinstance(item, slice):
         first = slots[wanted[0]] if wanted else 0
         if [slots[place] for place in wanted] != list(range(first, first + len(wanted))):
-            raise UntracedAccess  # others stand between them
+            raise UntracedAccess  # others are between them
         return slice(first, first + len(wanted))
     if isinstance(item, int):
         return slots[item % size]

@@ -80,7 +80,7 @@ class Names:
     `mlm`, `mlm_norm` and `decoder` are linear layer, norm and unembedding of the head for masked tokens. The unembedding's
     bias is `bias` if it is tied to the embedding, else `untied_bias`; the other is then a copy of it, or nobody reads it. A
     classifier of texts reads the base model's pooler, or it has a
-    layer `text_dense` of its own, and `text_out` behind that.
+    layer `text_dense` of its own, and `text_out` after that.
     """
 
     mlm: str = "lm_head.dense"

@@ -106,7 +106,7 @@ def norm_rows(tree: DecoderConfig) -> list[Row]:
 
 
 def post_norm_rows(tree: DecoderConfig) -> list[Row]:
-    """The two norms of a block that has them behind attention and behind the MLP."""
+    """The two norms of a block that has them after attention and after the MLP."""
     return [
         Row("model.layers.{l}.post_attention_layernorm.weight", "blocks.{l}.ln1_post.w"),
         Row("model.layers.{l}.post_feedforward_layernorm.weight", "blocks.{l}.ln2_post.w"),
@@ -114,7 +114,7 @@ def post_norm_rows(tree: DecoderConfig) -> list[Row]:
 
 
 def four_norm_rows(tree: DecoderConfig) -> list[Row]:
-    """The four norms of a block that has them before and behind both sublayers."""
+    """The four norms of a block that has them before and after both sublayers."""
     return [
         Row("model.layers.{l}.input_layernorm.weight", "blocks.{l}.ln1.w"),
         Row("model.layers.{l}.pre_feedforward_layernorm.weight", "blocks.{l}.ln2.w"),

@@ -1,4 +1,4 @@
-"""What OLMo 2 and its successors share: norms behind the sublayers, queries and keys normalised over all heads at once."""
+"""What OLMo 2 and its successors share: norms after the sublayers, queries and keys normalised over all heads at once."""
 
 from typing import Any
 

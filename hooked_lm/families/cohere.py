@@ -1,4 +1,4 @@
-"""Command R (Cohere 2024, docs.cohere.com/docs/command-r): attention and MLP side by side behind one norm, pairs of
+"""Command R (Cohere 2024, docs.cohere.com/docs/command-r): attention and MLP side by side after one norm, pairs of
 adjacent features turned, scaled logits; in the larger ones each head has norms of its own."""
 
 from typing import Any

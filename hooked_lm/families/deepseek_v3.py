@@ -10,7 +10,7 @@ from hooked_lm.models.tree import DecoderConfig
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
-# The layer behind the last one predicts further tokens ahead; it takes no part in the next token's logits.
+# The layer after the last one predicts further tokens ahead; it takes no part in the next token's logits.
 IGNORED = (*llama_like.IGNORED, "model.layers.61.*")
 NO_EFFECT = (*deepseek.NO_EFFECT, "num_mtp_layers", "num_nextn_predict_layers")
 

@@ -1,4 +1,4 @@
-"""EXAONE 4.0 (LG AI Research 2025, arXiv:2507.11407): norms behind the sublayers; where most layers are local, those that
+"""EXAONE 4.0 (LG AI Research 2025, arXiv:2507.11407): norms after the sublayers; where most layers are local, those that
 see everything know no positions."""
 
 from dataclasses import replace

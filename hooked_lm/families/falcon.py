@@ -1,5 +1,5 @@
 """Falcon (Almazrouei et al. 2023, arXiv:2311.16867): keys and values for all heads, some or one; sublayers side by side
-behind two norms or one, or in sequence; rotary positions or linear biases."""
+after two norms or one, or in sequence; rotary positions or linear biases."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""GLM-4 of 2025 (Z.ai, GLM-4-0414): GLM with a second norm behind attention and behind the MLP."""
+"""GLM-4 of 2025 (Z.ai, GLM-4-0414): GLM with a second norm after attention and after the MLP."""
 
 from dataclasses import replace
 

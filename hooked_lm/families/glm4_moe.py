@@ -13,7 +13,7 @@ from hooked_lm.models.tree import DecoderConfig
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
-# The layers behind the last one predict further tokens ahead; they take no part in the next token's logits.
+# The layers after the last one predict further tokens ahead; they take no part in the next token's logits.
 PREPENDS_BOS = False
 IGNORED = (*llama_like.IGNORED, "model.layers.46.*", "model.layers.92.*")
 NO_EFFECT = (*moe.NO_EFFECT, "num_mtp_layers", "num_nextn_predict_layers", "partial_rotary_factor")

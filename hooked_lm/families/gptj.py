@@ -1,4 +1,4 @@
-"""GPT-J (Wang and Komatsuzaki 2021, GPT-J-6B): attention and MLP side by side behind one norm, rotary in adjacent pairs."""
+"""GPT-J (Wang and Komatsuzaki 2021, GPT-J-6B): attention and MLP side by side after one norm, rotary in adjacent pairs."""
 
 from hooked_lm.components.attention import Attention
 from hooked_lm.components.block import SharedNormBlock

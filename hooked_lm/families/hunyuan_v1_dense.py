@@ -1,5 +1,5 @@
 """Hunyuan's dense models (Tencent 2025, huggingface.co/tencent/Hunyuan-7B-Pretrain): queries and keys are normalised
-behind rotary, whose base is stretched once and for all."""
+after rotary, whose base is stretched once and for all."""
 
 from dataclasses import replace
 

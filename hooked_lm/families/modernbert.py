@@ -60,7 +60,7 @@ def config(hf: HFConfig) -> EncoderConfig:
 
 
 def heads(hf: HFConfig, norm: LayerNorm.Config) -> dict[str, Any]:
-    """The head that a checkpoint has: one layer, and behind it the unembedding or a classifier."""
+    """The head that a checkpoint has: one layer, and after it the unembedding or a classifier."""
     d_model, act_fn, tied, bias = norm.d_model, hf.classifier_activation, hf.tie_word_embeddings, hf.decoder_bias
     if not hf.holds("head.dense.weight"):
         return {}

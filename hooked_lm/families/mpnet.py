@@ -12,7 +12,7 @@ from hooked_lm.weights import Row
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]
 
 PREFIX = "mpnet."
-PAD = 1  # positions are counted from behind it, whatever pad_token_id says
+PAD = 1  # positions are counted from after it, whatever pad_token_id says
 N_BUCKETS = 32  # that are in use, whatever relative_attention_num_buckets says
 
 

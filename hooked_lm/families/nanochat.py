@@ -1,4 +1,4 @@
-"""nanochat (Karpathy 2025, github.com/karpathy/nanochat): norms without weights, one of them behind the embedding; queries
+"""nanochat (Karpathy 2025, github.com/karpathy/nanochat): norms without weights, one of them after the embedding; queries
 and keys turned the other way round and then normalised; squared ReLU, and a soft cap on the logits."""
 
 from dataclasses import replace

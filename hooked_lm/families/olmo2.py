@@ -1,4 +1,4 @@
-"""OLMo 2 (OLMo Team 2024, arXiv:2501.00656): norms behind the sublayers; queries and keys are normalised over all heads
+"""OLMo 2 (OLMo Team 2024, arXiv:2501.00656): norms after the sublayers; queries and keys are normalised over all heads
 together."""
 
 from typing import Any

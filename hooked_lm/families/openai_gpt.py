@@ -1,4 +1,4 @@
-"""GPT (Radford et al. 2018, Improving Language Understanding by Generative Pre-Training): the norms stand in the stream."""
+"""GPT (Radford et al. 2018, Improving Language Understanding by Generative Pre-Training): the norms are in the stream."""
 
 from hooked_lm.components.attention import Attention
 from hooked_lm.components.block import PostNormBlock

@@ -1,4 +1,4 @@
-"""Phi-1, 1.5 and 2 (Gunasekar et al. 2023, arXiv:2306.11644): attention and MLP side by side behind one norm, part of each
+"""Phi-1, 1.5 and 2 (Gunasekar et al. 2023, arXiv:2306.11644): attention and MLP side by side after one norm, part of each
 head rotary, biases everywhere."""
 
 from hooked_lm.components.block import SharedNormBlock

@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al. 2019, arXiv:1907.11692): BERT with positions counted from behind the pad token's."""
+"""RoBERTa (Liu et al. 2019, arXiv:1907.11692): BERT with positions counted from after the pad token's."""
 
 from hooked_lm.families import _bert_like as bert_like
 from hooked_lm.families._bert_like import IGNORED, NO_EFFECT, RENAMED, ROBERTA

@@ -1,5 +1,5 @@
 """StableLM 2 and StableLM 3B (Bellagente et al. 2024, arXiv:2402.17834): layer norms, part of each head rotary; the larger
-ones compute attention and MLP side by side behind one norm, and each head has a norm of its own."""
+ones compute attention and MLP side by side after one norm, and each head has a norm of its own."""
 
 from hooked_lm.components.block import PreNormBlock, SharedNormBlock
 from hooked_lm.components.norm import HeadLayerNorm, LayerNorm

@@ -15,7 +15,7 @@ T = TypeVar("T")
 class Reading:
     """One pass over the last `n_new` columns of a text of which `real` [batch, pos] says what is no padding.
 
-    All passes of one generation have the same object `text`, by which two generations that take turns are told apart.
+    All passes of one generation have the same object `text`, by which two generations that take turns are distinguished.
 
     >>> import torch
     >>> real = torch.tensor([[False, True, True], [True, True, True]])

@@ -1,6 +1,6 @@
 """HookPoint: an identity module with a name, where hooks read, replace and differentiate what passes.
 
-A point that nobody listens to costs one check. The hooks of a point are kept by the frame that put them there
+A point that nothing listens to costs one check. The hooks of a point are kept by the frame that put them there
 (see scope.py); the hooks of `add_hook` belong to the module itself and are seen by everybody.
 """
 

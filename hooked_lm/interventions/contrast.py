@@ -1,4 +1,4 @@
-"""Two sides of prompts, told apart by a direction: what they leave at a site, the direction, how well it separates them."""
+"""Two sides of prompts, distinguished by a direction: what they leave at a site, the direction, how well it separates them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -123,7 +123,7 @@ def read(
         rows = slice(start, start + batch_size)
         args, options, real = tokenized(model, prompts[rows])
         taker = _Taker(take, real, rows, kept)
-        # a run for a cache stops behind the last layer that is listened to
+        # a run for a cache stops after the last layer that is listened to
         with model.hooks([(site, taker) for site in sites]):
             model.run_with_cache(*args, return_type=None, names_filter=list(sites[:1]), **options)
     return kept

@@ -162,7 +162,7 @@ class InputTokens(Collector):
     def texts_of(self, value: Tensor, site: str) -> "Texts":
         """The texts that a value [batch, pos, ...] was computed on, each call once.
 
-        Raises ValueError if they are not known, as in a run that begins behind the embedding.
+        Raises ValueError if they are not known, as in a run that begins after the embedding.
         """
         now = self.latest
         if now is not None and site in now.sites:

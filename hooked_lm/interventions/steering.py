@@ -114,7 +114,7 @@ class SteeringVectors:
             coefficient: 1 moves as far as the two sides are apart, negative ones the other way.
             layers: a layer, some, or "each"; None: the best one.
             positions: "all"; "prompt", what is given to `generate`; "last_prompt", its last token; "generated", what comes
-                behind it; or numbers, negative ones from the end of the prompt. A run outside of `generate` is all prompt, and
+                after it; or numbers, negative ones from the end of the prompt. A run outside of `generate` is all prompt, and
                 padding counts: give it texts of one length, or pad them on the left.
             unit: whether the coefficient counts in units of the activations instead of lengths of the direction.
 

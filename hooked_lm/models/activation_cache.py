@@ -34,7 +34,7 @@ class ActivationCache(Cache):
     `return_labels` returns (stack, labels) instead of the stack.
 
     Stacks are [component, batch, pos, d_model], or without the axes that the cache or the slice do not have.
-    Components sum to the stream, also where norms stand behind the sublayers. A value that a method needs and that was
+    Components sum to the stream, also where norms stand after the sublayers. A value that a method needs and that was
     not cached raises KeyError with the filter that keeps it, a layer that does not exist IndexError.
 
     >>> from hooked_lm import HookedTransformer
@@ -232,7 +232,7 @@ class ActivationCache(Cache):
     def compute_head_results(self) -> None:
         """Put `hook_result` of all layers into the cache, computed from `hook_z` where it is missing.
 
-        It is what a head gives before any norm behind attention: [batch, pos, head, d_model].
+        It is what a head gives before any norm after attention: [batch, pos, head, d_model].
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")

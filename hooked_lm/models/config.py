@@ -34,7 +34,7 @@ class HookedTransformerConfig(SettledConfig):
     d_vocab=1000, act_fn="gelu")`. On a loaded model the same names answer for its tree, the first block speaking for
     all where blocks differ. The flags `use_attn_result`, `use_split_qkv_input`, `use_attn_in`, `use_hook_mlp_in` and
     `use_hook_tokens` say whether a cache without a filter holds those sites. With `fused_attention` "never" attention and
-    norms are computed in steps even if nobody listens: the bits of a result do not depend on what is recorded.
+    norms are computed in steps even if nothing listens: the bits of a result do not depend on what is recorded.
     `attn_scale` is what scores are divided
     by; a soft cap of -1 is none. With `num_experts` the MLPs are mixtures of experts, `experts_per_token` of them for
     each token; `rotary_base_local` is the base of local layers, and positions of the others are divided by

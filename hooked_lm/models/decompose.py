@@ -3,7 +3,7 @@
 Functions over a model and the cache of one of its runs; the methods of `ActivationCache` of the same names call
 them and say what the arguments mean. A stack has its components on the first axis; the functions that label them
 return (stack, labels). Components are what arrives in the stream: what a head or neuron gives, taken through the norm
-behind its sublayer with the divisor of the run, times the residual multiplier. Together they sum to the stream. Where
+after its sublayer with the divisor of the run, times the residual multiplier. Together they sum to the stream. Where
 a norm stands in the stream itself they do not, and what would take the stream apart raises ValueError.
 Weights are used without their gradients, on the device and in the dtype of the cache.
 """
@@ -260,7 +260,7 @@ def _aligned(directions: Tensor, lead: torch.Size) -> Tensor:
 
 
 def head_results(model: Any, cache: Cache, layer: int, pos_slice: Part = None) -> Float[Tensor, "*lead head d_model"]:
-    """What each head of a layer gives, before any norm behind attention: `z W_O`, if it was not cached."""
+    """What each head of a layer gives, before any norm after attention: `z W_O`, if it was not cached."""
     if not isinstance(model.blocks[layer], AttentionPart):
         raise ValueError(f"there is no attention at layer {layer}, so it has no heads")
     pos, name = _slice(pos_slice), f"blocks.{layer}.attn.hook_result"
@@ -435,7 +435,7 @@ def get_full_resid_decomposition(
 def biases(
     model: Any, cache: Cache, layer: int, mlp_input: bool, include_mlp_biases: bool, pos: Slice, like: Vectors
 ) -> Vectors:
-    """The output biases of sublayers, and those of the norms behind them, as they arrived in the stream."""
+    """The output biases of sublayers, and those of the norms after them, as they arrived in the stream."""
     total = torch.zeros_like(like)
     for i in range(_attention_bound(model, layer, mlp_input)):
         block = model.blocks[i]

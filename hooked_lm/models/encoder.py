@@ -112,7 +112,7 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
             input: a text, a pair of texts as a tuple, a list of these, or ids. Ids without a mask are all real.
             return_type: "logits" of the main head: [batch, pos, d_vocab] of a masked language model, [batch, class] of a
                 classifier of texts, [batch, pos, class] of one of tokens, else those of the next sentence head;
-                "predictions", what these say in words; "embeddings", the stream behind the last norm [batch, pos,
+                "predictions", what these say in words; "embeddings", the stream after the last norm [batch, pos,
                 d_model]; "pooled" [batch, d_model]; "nsp" [batch, 2], the logits of the next sentence head; None. The
                 default, "output", means logits, and embeddings where there is no head that gives any.
             token_type_ids: which of two texts a token is of, [batch, pos]; of ids, all 0 unless given.
@@ -133,7 +133,7 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
     def encoder_output(
         self, tokens: Ids, token_type_ids: Types | None = None, one_zero_attention_mask: Mask | None = None
     ) -> Stream:
-        """The stream behind the last norm, [batch, pos, d_model]: what the heads read."""
+        """The stream after the last norm, [batch, pos, d_model]: what the heads read."""
         return self._encoded(*self._inputs(tokens, token_type_ids, one_zero_attention_mask))[0]
 
     def _encoded(self, tokens: Tensor, types: Tensor | None, mask: Tensor | None) -> tuple[Stream, RelativeContext]:

@@ -24,7 +24,7 @@ SideBlockConfig = PreNormBlock.Config | PostNormBlock.Config | CrossBlockConfig
 
 @dataclass(frozen=True)
 class StackConfig:
-    """The layers of an encoder, or of a decoder beside one, and what stands before and behind them.
+    """The layers of an encoder, or of a decoder beside one, and what stands before and after them.
 
     `ln_embed` normalises the sum of token and position embedding. `rel_pos_bias` is a bias on the scores that the layers
     share; layers with biases of their own have them in their attention.

@@ -61,8 +61,8 @@ def generate(
         return_type: "str", "tokens", or "input": what was given. Text is without special tokens.
         verbose: show a progress bar.
         decoder_input: what the target begins with, in unpadded rows; the model's start token if None.
-        forced_bos_token_id: the first token behind the start token (the target's language in many-to-many translation); the
-            model's, if it has one, if None. It is not forced behind a `decoder_input`.
+        forced_bos_token_id: the first token after the start token (the target's language in many-to-many translation); the
+            model's, if it has one, if None. It is not forced after a `decoder_input`.
         suppress_tokens: what is never taken; the model's if None.
         seed: a number, or a generator, to draw from; torch's global generator if None.
 

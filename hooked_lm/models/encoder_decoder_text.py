@@ -62,7 +62,7 @@ class SourceAndTargetText:
     def to_decoder_tokens(self, input: str | Sequence[str], end: bool = True) -> Padded:
         """Ids of texts for the decoder: what its input begins with, the text, and what ends it.
 
-        The end is the tokenizer's end token, if that is what it puts behind texts; `end=False` leaves it out of a target
+        The end is the tokenizer's end token, if that is what it puts after texts; `end=False` leaves it out of a target
         that is to go on.
         """
         texts, tokenizer = checked_texts(input), self.tokens.need_tokenizer()
@@ -76,7 +76,7 @@ class SourceAndTargetText:
         return tokens.to(self.device), mask.to(self.device)
 
     def _ends_texts(self) -> bool:
-        """Whether the tokenizer puts an end token behind a text."""
+        """Whether the tokenizer puts an end token after a text."""
         return self.tokenizer.eos_token_id in ids_of(self.tokenizer, [""], specials=True)[0]
 
     def to_string(self, tokens: Any) -> str | list[str]:

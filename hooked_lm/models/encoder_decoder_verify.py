@@ -66,7 +66,7 @@ def _side_identities(model: Any, side: str, at: Sites, *source: Read) -> Iterato
 
 
 def _left_by(model: Any, side: str, at: Sites) -> Tensor:
-    """What the layers of a side leave, behind the final norm."""
+    """What the layers of a side leave, after the final norm."""
     name, blocks = f"{side}_final_ln", getattr(model, side)
     last = last_site(side, blocks[-1], len(blocks) - 1)
     return normed(norm_of(model, name), below(at, name), lambda: at(last))

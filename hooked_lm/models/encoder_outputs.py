@@ -1,4 +1,4 @@
-"""What an encoder returns: its heads, run if they are asked for or somebody listens to them."""
+"""What an encoder returns: its heads, run if they are asked for or something listens to them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -154,7 +154,7 @@ def real_tokens(mask: Tensor | None, tokens: Int[Tensor, "batch pos"]) -> Bool[T
 
 
 def listening(*modules: nn.Module | None) -> bool:
-    """Whether somebody listens to a point of these modules, of which some are absent."""
+    """Whether something listens to a point of these modules, of which some are absent."""
     points = [m for module in modules if module is not None for m in module.modules() if isinstance(m, HookPoint)]
     return is_listening(*points)
 

@@ -1,4 +1,4 @@
-"""Norms with the divisor they had in a run. So held, a norm is a linear map, and a sum can be taken apart behind it."""
+"""Norms with the divisor they had in a run. So held, a norm is a linear map, and a sum can be taken apart after it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -45,7 +45,7 @@ class FixedNorm:
         return x if self.factor == 1.0 else x * self.factor
 
     def divided(self, x: Float[Tensor, "*lead n"], extra_axes: int = 0) -> Float[Tensor, "*lead n"]:
-        """The part that is not; `extra_axes` stand between the positions and the last axis of `x`."""
+        """The part that is not; `extra_axes` are between the positions and the last axis of `x`."""
         if self.scale is None:
             return x
         scale = self.scale.reshape(*self.scale.shape[:-1], *[1] * extra_axes, 1)

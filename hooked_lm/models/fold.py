@@ -56,7 +56,7 @@ def fold_ln(model: Any) -> bool:
 
     `(x w + b) W + c` becomes `x (w W) + (b W + c)`. What follows a LayerNorm reads vectors of mean zero, so `w W`
     also loses its mean over the axis it reads. The norms keep neither weight nor bias ("LNPre", "RMSPre"); biases
-    are made where there were none, and a tied unembedding gets a `W_U` of its own. Norms behind a sublayer, and those
+    are made where there were none, and a tied unembedding gets a `W_U` of its own. Norms after a sublayer, and those
     of queries and keys, stay: nothing linear follows them alone. So does `ln1` of a shortformer model, whose position
     embeddings join between norm and weights.
     """
@@ -84,7 +84,7 @@ def center_writing_weights(model: Any) -> bool:
 
     `W <- W - mean(W)` over the last axis of `W_E`, `W_pos`, `W_O`, `b_O`, `W_out` and `b_out`: no LayerNorm sees that
     mean. So it is right only if each reader of the stream is a LayerNorm; with an RMSNorm anywhere, or no norm,
-    nothing is done. A sublayer with a norm behind it does not write its own output, and keeps its weights.
+    nothing is done. A sublayer with a norm after it does not write its own output, and keeps its weights.
     """
     blocks = list(model.blocks)
     norms = [[getattr(block, name) for name, _ in _norm_readers(block)] for block in blocks]

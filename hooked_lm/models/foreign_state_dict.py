@@ -28,7 +28,7 @@ def in_our_names(model: Any, state_dict: Mapping[str, Tensor]) -> dict[str, Tens
 
     Tables (masks, rotary angles) are passed over, and so are biases of zeros that the model does not have, and the
     position embedding that others keep in alibi models without reading it. A gated MLP that has `b_in` and no `b_gate`
-    adds it behind the product: there it is a part of the output, and goes into `b_out`.
+    adds it after the product: there it is a part of the output, and goes into `b_out`.
     """
     given = dict(_renamed(name, value) for name, value in state_dict.items() if not name.endswith(TABLES))
     for name in [name for name in given if name.endswith(".mlp.W_gate")]:

@@ -256,7 +256,7 @@ class SettledConfig:
 def remembers(cls: type[Config]) -> type[Config]:
     """A dataclass whose configs remember which fields were set; `dataclasses.replace` hands that on.
 
-    What `replace` was given stands before `origin`, what it copied behind. What was copied counts as set where it was set
+    What `replace` was given stands before `origin`, what it copied after. What was copied counts as set where it was set
     in the origin, or differs from it.
     """
     init = cls.__init__

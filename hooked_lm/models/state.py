@@ -160,7 +160,7 @@ def sync_config(model: Any) -> None:
 
 
 def _is_ours(module: Any) -> bool:
-    """Whether it says what it is made of; a module of somebody else's in its place does not, and the config stays."""
+    """Whether it says what it is made of; a foreign module in its place does not, and the config stays."""
     return hasattr(getattr(module, "cfg", None), "build")
 
 

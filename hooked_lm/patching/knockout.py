@@ -50,7 +50,7 @@ def attention_knockout(
         metric: from logits [batch, pos, d_vocab] to one number for each prompt [batch], or to one for all; or several by name.
             See `hooked_lm.analysis.metrics`.
         window: in how many layers an edge is cut, centred on each layer; an even window has one more before the layer than
-            behind it, and at the ends of the model windows are cut off.
+            after it, and at the ends of the model windows are cut off.
         layers: "each" gives the grid an axis, a list an axis of these, None cuts in all layers together.
         heads: None cuts in all heads together, "each" or a list give an axis.
         batch_size, progress, checkpoint: as in `sweep`.

@@ -44,13 +44,13 @@ def path_patch(
     For each sender there are two runs. In the first its output is that of the clean run, and what lies between it and the
     receivers is held at the corrupted run: the outputs of attention, or of attention and MLPs. So the receivers read the
     sender's change directly, or through MLPs. In the second these inputs are put into the corrupted run, and everything
-    behind the receivers follows.
+    after the receivers follows.
 
     Args:
         corrupted, clean: texts or ids [batch, pos], as many prompts and tokens each.
         receivers: (layer, head, "q" | "k" | "v"), (layer, head) for all three, or (layer, "mlp"); all together receive.
             Keys and values of a grouped-query model are those of the head's key/value head. Or "logits": there is one
-            run, in which everything behind the sender is held, and the logits hear it.
+            run, in which everything after the sender is held, and the logits hear it.
         senders: "heads" (all that stand before the last receiver), "mlps", or a list of (layer, head) and (layer, "mlp").
         freeze: "attention" lets MLPs pass the change on, "all" holds them too.
         metric, batch_size, progress, checkpoint: as for `sweep`.

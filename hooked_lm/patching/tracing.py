@@ -60,7 +60,7 @@ def causal_trace(
         noise: the standard deviation of the noise, in units of that of the numbers of `hook_embed` at all subject tokens.
         n_samples, seed: how many draws, by a generator of its own: the first draws are the same whatever their number.
         window: how many layers are restored together, centred on each layer; an even window has one more before the layer than
-            behind it, and at the ends of the model windows are cut off. The paper restores the stream with 1, attention and
+            after it, and at the ends of the model windows are cut off. The paper restores the stream with 1, attention and
             MLPs with 10.
         sites: short names; of several the grid has an axis. None: "resid_post", "attn_out", "mixer_out", "mlp_out", as far as
             the model has them.

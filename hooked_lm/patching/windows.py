@@ -6,7 +6,7 @@ from collections.abc import Sequence
 def windows_of(layers: Sequence[int] | None, window: int, n_layers: int) -> list[range]:
     """The window around each of these layers; None: one of all layers. Raises ValueError for one without layers.
 
-    An even window has one more layer before its own than behind it. At the ends of the model windows are cut off.
+    An even window has one more layer before its own than after it. At the ends of the model windows are cut off.
 
     >>> [list(window) for window in windows_of([0, 5], 3, 12)], list(windows_of([5], 4, 12)[0])
     ([[0, 1], [4, 5, 6]], [3, 4, 5, 6])

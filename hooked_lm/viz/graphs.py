@@ -163,7 +163,7 @@ def _style(figure: go.Figure, title: str, n_levels: int) -> None:
 
 
 def _band(level: int) -> dict[str, Any]:
-    """A faint stripe behind every other level."""
+    """A faint stripe after every other level."""
     ends = {"x0": 0, "x1": 1, "y0": level - 0.5, "y1": level + 0.5}
     return {
         "type": "rect",

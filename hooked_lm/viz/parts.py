@@ -64,7 +64,7 @@ def part_html(part: object, figure_id: str) -> str:
 
 
 def text_html(text: str) -> str:
-    """Text, escaped; what stands between backticks is set as code.
+    """Text, escaped; what is between backticks is set as code.
 
     >>> text_html("`a < b` & more")
     '<code>a &lt; b</code> &amp; more'

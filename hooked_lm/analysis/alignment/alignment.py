@@ -31,7 +31,7 @@ Own = TypeVar("Own", bound="Alignment")
 class Alignment(nn.Module):
     """A subspace of the vectors at a location, as an intervention: base + R R^T (source - base).
 
-    R, `directions` [width, size], has orthonormal columns, whatever an optimiser does to the parameters behind it. Only these
+    R, `directions` [width, size], has orthonormal columns, whatever an optimiser does to the parameters after it. Only these
     `size` directions are kept, as Householder reflections: the rest of a rotation [width, width] would change nothing, and cost
     `width / size` times as much. The same subspace is exchanged at each position of the location. `train_alignment` makes one.
 

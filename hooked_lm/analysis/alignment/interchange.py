@@ -92,7 +92,7 @@ class Location:
         return replace(self, positions=own, source_positions=others)
 
     def read(self, value: Float[Tensor, "batch pos ..."]) -> Vectors:
-        """The vectors here, of the value of the site in a run; heads one behind the other if no head is chosen."""
+        """The vectors here, of the value of the site in a run; heads one after the other if no head is chosen."""
         return value[self._index(value, self.positions)].flatten(2)
 
     def read_source(self, value: Float[Tensor, "batch pos ..."]) -> Vectors:

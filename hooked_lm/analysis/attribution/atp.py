@@ -85,7 +85,7 @@ class Drop:
         def hook(value: Tensor, hook: Any) -> Tensor:
             if value.requires_grad:
                 value.register_hook(lambda gradient: torch.zeros_like(gradient) if layer == self.layer else gradient)
-            return value.view_as(value)  # what is watched is behind the stop, wherever autograd looks first
+            return value.view_as(value)  # what is watched is after the stop, wherever autograd looks first
 
         return hook
 

@@ -23,14 +23,14 @@ Read = Callable[[Tensor], Tensor]
 class Readers:
     """The readers of one site: the queries, keys or values of a layer, or an MLP, a mixer, the unembedding.
 
-    `seen` is where a backward pass is asked for a gradient: of heads behind the projection, where it is small. From there
+    `seen` is where a backward pass is asked for a gradient: of heads after the projection, where it is small. From there
     `InputGradients` takes it on to what they read.
     """
 
     nodes: tuple[Node, ...]
     first: int  # the place of the first of them among all readers
     seen: str
-    is_behind_norm: bool = False  # whether the first norm of the layer stands between what they read and `seen`
+    is_behind_norm: bool = False  # whether the first norm of the layer is between what they read and `seen`
 
     @classmethod
     def of(cls, model: HookedTransformer, graph: Graph) -> "list[Readers]":
@@ -55,7 +55,7 @@ class Readers:
 class InputGradients:
     """From the gradients of a backward pass to those at what a layer's readers read.
 
-    The norm that stands between is differentiated as it is, or with its divisor held. Nothing is known of the kind of attention:
+    The norm that is between is differentiated as it is, or with its divisor held. Nothing is known of the kind of attention:
     its part before the scores runs once more, for the queries of all heads, then for the keys, then for the values.
     """
 

@@ -36,7 +36,7 @@ def patch_edges(
     """The effect of every edge of a model's graph, each exchanged alone.
 
     One reader's input changes by what one writer wrote differently in the other run. All else that it reads is as in the
-    changed run, and everything behind it follows (path patching of single edges: Goldowsky-Dill et al. 2023,
+    changed run, and everything after it follows (path patching of single edges: Goldowsky-Dill et al. 2023,
     arXiv:2304.05969). It is what `attribute_edges` estimates.
 
     Args:

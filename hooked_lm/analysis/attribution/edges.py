@@ -164,9 +164,7 @@ class _Edges:
     def scores(self, method: str, steps: int) -> EdgeScores:
         """The scores of all edges; NaN where there is none."""
         base = self._differentiated(self.readers) if method == "eap" else self._watched(self.tokens)
-        theirs = (
-            None if self.other is None else self._watched(self.other)
-        )  # behind the backward pass: its graph is gone
+        theirs = None if self.other is None else self._watched(self.other)  # after the backward pass: its graph is gone
         check_sum(self.writers, base.kept, base.last)
         self.unchanged, self.baseline = base.scores, None if theirs is None else theirs.scores
         self.changes = changes_of(self.writers, base.kept, None if theirs is None else theirs.kept, self.source)
@@ -327,6 +325,6 @@ def _drawn(model: HookedTransformer, graph: Graph, n_tokens: int, check: Check, 
     """The edges to measure exactly."""
     of_token = sum(cost.keys + cost.rest for cost in map(token_cost, model.blocks))
     edges = list(graph.named(graph.is_edge))
-    n = n_checked(check, len(edges), n_tokens * of_token / 2)  # half of the layers lie behind an edge
+    n = n_checked(check, len(edges), n_tokens * of_token / 2)  # half of the layers lie after an edge
     drawn = torch.randperm(len(edges), generator=torch.Generator().manual_seed(seed))[:n]
     return [edges[i] for i in sorted(drawn.tolist())]

@@ -60,7 +60,7 @@ class Attribution(SweepResult):
         return pd.DataFrame(rows)
 
     def to_dataframe(self, per_prompt: bool = False, level: float = 0.95) -> pd.DataFrame:
-        """As that of a SweepResult, and behind it what exact patching found, `exact`, where it was run; NaN for other cells."""
+        """As that of a SweepResult, and after it what exact patching found, `exact`, where it was run; NaN for other cells."""
         table = super().to_dataframe(per_prompt, level)
         if self.exact is None:
             return table

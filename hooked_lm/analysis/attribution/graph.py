@@ -47,7 +47,7 @@ class Graph:
 
     Writers are the embeddings ("input"), attention heads ("a2.h1"), MLPs ("m3") and mixers with a state ("s2"). Readers are
     the queries, keys and values of heads ("a2.h1<q>"; keys and values of a grouped-query model by key/value head), MLPs, mixers,
-    and the unembedding ("logits"). Where heads do not add up in the stream, as a norm stands behind attention, the whole
+    and the unembedding ("logits"). Where heads do not add up in the stream, as a norm stands after attention, the whole
     of it ("a2") is one writer.
 
     >>> from hooked_lm import HookedTransformer
@@ -79,7 +79,7 @@ class Graph:
 
     @cached_property
     def is_edge(self) -> Bool[Tensor, "writer reader"]:
-        """Whether the reader comes behind the writer."""
+        """Whether the reader comes after the writer."""
         written = torch.tensor([node.rank for node in self.writers])
         read = torch.tensor([node.rank for node in self.readers])
         return written[:, None] < read
@@ -101,7 +101,7 @@ class Graph:
         return _found(self._places[1], name, "reader")
 
     def edge(self, writer: str, reader: str) -> tuple[int, int]:
-        """The indices of both; raises KeyError for names that are none, ValueError if the reader does not come behind."""
+        """The indices of both; raises KeyError for names that are none, ValueError if the reader does not come later."""
         place = self.writer(writer), self.reader(reader)
         if not self.is_edge[place]:
             raise ValueError(f"there is no edge from {writer!r} to {reader!r}: it does not come behind it")

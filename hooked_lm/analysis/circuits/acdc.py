@@ -96,7 +96,7 @@ class Search:
             self.kept[place], self.changes[place] = False, 0.0
 
     def _is_heard(self, reader: int) -> bool:
-        """Whether anybody reads what it becomes; those who come behind were all tried."""
+        """Whether anybody reads what it becomes; those who come after were all tried."""
         fed = self.inside[reader]
         return not bool(fed.any()) or bool(self.kept[fed].any())
 

@@ -78,7 +78,7 @@ class Circuit:
 
     @property
     def nodes(self) -> list[str]:
-        """The writers on a path from input to logits, in order of computation, and "logits" behind them; empty if no path is
+        """The writers on a path from input to logits, in order of computation, and "logits" after them; empty if no path is
         left."""
         return nodes_of(self.graph, self._on_paths)
 

@@ -59,6 +59,6 @@ def on_paths(graph: Graph, edges: Bool[Tensor, "writer reader"]) -> Bool[Tensor,
 
 
 def nodes_of(graph: Graph, edges: Bool[Tensor, "writer reader"]) -> list[str]:
-    """The writers of these edges, in order of computation, and "logits" behind them; empty if there is none."""
+    """The writers of these edges, in order of computation, and "logits" after them; empty if there is none."""
     found = [graph.writers[i].name for i in edges.any(1).nonzero()[:, 0].tolist()]
     return [*found, LOGITS] if found else []

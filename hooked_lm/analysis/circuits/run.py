@@ -4,7 +4,7 @@ An edge that is left carries what its writer writes in this run, one that is not
 
     the stream + sum over writers of (1 - gate) * (ablated - written),
 
-and what it makes of that is written into the stream for all that come behind. Rows of a batch are circuits. What stands before
+and what it makes of that is written into the stream for all that come after. Rows of a batch are circuits. What stands before
 the first layer with a closed gate is the plain run's, computed once.
 """
 
@@ -215,7 +215,7 @@ class Runner:
         return any(site.replace("hook_q_input", "hook_k_input") not in sites for site in queries)
 
     def _scores(self, end: Float[Tensor, "batch pos d_model"], n_rows: int) -> Float[Tensor, "row prompt"]:
-        """The metric of each row, from the stream behind the last block."""
+        """The metric of each row, from the stream after the last block."""
         normalized = norm_of(self.model, "ln_final")(end).to(self.model.embed.W_E.dtype)
         points = (module for module in self.model.unembed.modules() if isinstance(module, HookPoint))
         shown = is_listening(*points)
@@ -295,7 +295,7 @@ Written = dict[str, Float[Tensor, "node prompt pos d_model"]]
 def _run_whole(
     model: HookedTransformer, tokens: Tensor, writers: Sequence[Place]
 ) -> tuple[Written, list[Tensor], Tensor]:
-    """What is written at these places, the stream before each block, and that behind the last."""
+    """What is written at these places, the stream before each block, and that after the last."""
     written: Written = {}
     streams: list[Tensor] = []
     by_site = {place.site: place for place in writers}

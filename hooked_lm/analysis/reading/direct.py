@@ -166,7 +166,7 @@ class _Run:
         return [*(f"L{layer}N{neuron}" for neuron in range(len(values) - 1)), f"{layer}_mlp_bias"], values
 
     def directions(self) -> tuple[Float[Tensor, "d_model direction"], Int[Tensor, " prompt"]]:
-        """The directions that logits read behind the final norm's division, and which one each prompt reads."""
+        """The directions that logits read after the final norm's division, and which one each prompt reads."""
         columns = [self.ids] if self.others is None else [self.ids, self.others]
         pairs, of_prompt = torch.stack(columns, 1).unique(dim=0, return_inverse=True)
         W_U, scale = self.model.W_U.detach(), self.model.unembed.cfg.scale
@@ -245,7 +245,7 @@ def _one_each(model: HookedTransformer, tokens: Tokens, batch: int, name: str) -
 
 
 def _norms(model: HookedTransformer) -> list[str]:
-    """The sites with the divisors of the norms that stand behind sublayers, and of the final one."""
+    """The sites with the divisors of the norms that stand after sublayers, and of the final one."""
     ends = ("ln1_post.hook_scale", "ln2_post.hook_scale", "ln_final.hook_scale")
     return [name for name in model.all_points() if name.endswith(ends)]
 

@@ -178,7 +178,7 @@ def head_weights(block: Any, head: int) -> tuple[Float[Tensor, "d_model d_head"]
 
 
 def written(norm: nn.Module, directions: Directions) -> Directions:
-    """Directions as they are behind a norm, but for its divisor."""
+    """Directions as they are after a norm, but for its divisor."""
     if not isinstance(norm, (LayerNorm, RMSNorm)):
         return directions.float()
     directions = directions.float()
@@ -188,7 +188,7 @@ def written(norm: nn.Module, directions: Directions) -> Directions:
 
 
 def seen_through(norm: nn.Module, directions: Directions) -> Directions:
-    """Directions of the stream to which those behind a norm respond, but for its divisor."""
+    """Directions of the stream to which those after a norm respond, but for its divisor."""
     if not isinstance(norm, (LayerNorm, RMSNorm)):
         return directions.float()
     gain = norm.gain()

@@ -33,7 +33,7 @@ class SVDInterpreter:
     - "w_in", and "w_gate" of a gated MLP: what the neurons of a layer read, the right singular vectors of its transpose.
     - "w_out": what the neurons write, the right singular vectors of `W_out`.
 
-    The weights of norms before and behind these matrices, and of the final norm, count where they are not folded. A singular
+    The weights of norms before and after these matrices, and of the final norm, count where they are not folded. A singular
     vector may as well stand with the other sign: see both ends of it.
 
     >>> from hooked_lm import HookedTransformer

@@ -51,7 +51,7 @@ class CanBeUsedAsMLP(nn.Module, metaclass=PublicName):
         return x
 
     def select_activation_function(self) -> None:
-        """Give it the `act_fn` of its config; with a norm behind that, `hook_mid` and `ln` too."""
+        """Give it the `act_fn` of its config; with a norm after that, `hook_mid` and `ln` too."""
         names = flat(self.cfg, num_experts=None, experts_per_token=None, gated_mlp=False)
         _, config = mlp_of(vars(names) | {"tree": None})
         self.act_fn = config.build().act_fn

@@ -383,7 +383,7 @@ def build(described: dict[str, Any], seed: int = 0) -> SAE:
 
 @contextmanager
 def mode(module: nn.Module, training: bool) -> Iterator[None]:
-    """Inside, a module is in training mode or is not; behind, it is as it was."""
+    """Inside, a module is in training mode or is not; afterwards it is as it was."""
     before = module.training
     module.train(training)
     try:

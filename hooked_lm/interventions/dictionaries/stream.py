@@ -145,7 +145,7 @@ def side_by_side(model: HookedRootModule, site: str, value: Tensor) -> Tensor:
 def batches(
     stream: Stream, size: int, seed: int, fill: int = 0, start: int = 0
 ) -> Iterator[tuple[Pair, tuple[int, int]]]:
-    """Shuffled batches without an end, from a place in the stream on; with each, the place behind it."""
+    """Shuffled batches without an end, from a place in the stream on; with each, the place after it."""
     while True:
         read, written = stream.fill(fill)
         if len(read) < size:
