@@ -76,8 +76,8 @@ def reads_of(
 def values_of(
     metrics: Sequence[Metric], logits: Float[Tensor, "..."], reads: TracedAccess, shape: torch.Size
 ) -> list[Any]:
-    """What metrics make of logits of which these are there; each of them may write into what it is given. Raises ReadMore where
-    one of them asks for others."""
+    """The values of metrics on logits of which only those of `reads` exist; each metric may write into its copy. Raises
+    UntracedAccess if one reads others."""
     copies = (logits.clone() if left else logits for left in reversed(range(len(metrics))))
     return [value_of(metric, copy, reads, shape) for metric, copy in zip(metrics, copies, strict=True)]
 
@@ -92,7 +92,7 @@ def value_of(metric: Metric, logits: Float[Tensor, "..."], reads: TracedAccess, 
 
 
 def served(logits: Float[Tensor, "..."], reads: TracedAccess, shape: torch.Size) -> Float[Tensor, "..."]:
-    """Logits of a given shape of which only some are there; taking others out raises ReadMore."""
+    """Logits of a given shape of which only some are there; taking others out raises UntracedAccess."""
     if reads == EVERYTHING:
         return logits
     return Shown.over(shape, logits, lambda index: _indexed(logits, index, reads, shape))
@@ -137,7 +137,7 @@ FREE |= {Tensor.is_floating_point, Tensor.size, Tensor.dim, Tensor.__len__, Tens
 
 
 class Shown(Tensor):
-    """Logits that can be asked for their shape, and indexed; for anything else they are too few: `is_short`, and ReadMore."""
+    """Logits with a shape that can be indexed; anything else needs more of them: `is_short` is set, and UntracedAccess raised."""
 
     is_short: bool
     _take: Callable[[Index], Tensor]
@@ -177,7 +177,7 @@ class Shown(Tensor):
 
 
 def _indexed(compact: Tensor, index: Index, reads: TracedAccess, shape: torch.Size) -> Tensor:
-    """What an index takes of logits of which these are there; raises ReadMore if not all of it is."""
+    """What an index takes of logits of which these are there; raises UntracedAccess if not all of it is."""
     first, pos, token = index
     return compact[first, _translated(pos, reads.positions, shape[1]), _translated(token, reads.tokens, shape[2])]
 
