@@ -20,9 +20,9 @@ LENT = ("batch", "key_pos", "kv_head", "d_head")
 
 
 class SharedKVAttention(Attend):
-    """`z = softmax(q k^T * scale + mask) v` with the keys, as they were turned, and the values of layer `lender`.
+    """`z = softmax(q k^T * scale + mask) v` with the keys, as they were turned, and the values of layer `kv_source_layer`.
 
-    `hook_rot_k` and `hook_v` show what is borrowed, past tokens included. An edit of them is seen by this layer alone.
+    `hook_rot_k` and `hook_v` show that layer's keys and values, past tokens included. An edit of them affects this layer only.
     """
 
     makes_keys = False
@@ -84,7 +84,7 @@ class SharedKVAttention(Attend):
         """The normalised stream, or one copy of it per head; nothing is made of the inputs for keys and values."""
         context = context or Context(query_input.shape[1], query_input.device)
         q = self.queries(query_input, context)
-        k, v = self.borrowed(context, layer)
+        k, v = self.source_kv(context, layer)
         return self.output(
             self.mix(q, hook_if_listening(self.hook_rot_k, k), hook_if_listening(self.hook_v, v), context, layer)
         )
@@ -94,15 +94,16 @@ class SharedKVAttention(Attend):
         q = norm_of(self, "q_norm")(self.hook_q(project(x, self.W_Q, self.b_Q)))
         return self.hook_rot_q(self.cfg.rotary.rotate(q, context.query_angles(self.cfg.rotary)))
 
-    def borrowed(self, context: Context, layer: int) -> KeysValues:
-        """Keys and values of the lender; ValueError if it did not run."""
-        borrowed = context.kv_of(self.cfg.kv_source_layer)
-        if borrowed is None:
+    def source_kv(self, context: Context, layer: int) -> KeysValues:
+        """The keys and values of the source layer; ValueError if it did not run."""
+        source = self.cfg.kv_source_layer
+        keys_values = context.kv_of(source)
+        if keys_values is None:
             raise ValueError(
-                f"layer {layer} attends to the keys and values of layer {self.cfg.lender}, which is no part of this run; "
-                f"start at layer {self.cfg.lender} or before"
+                f"layer {layer} attends to the keys and values of layer {source}, which is no part of this run; "
+                f"start at layer {source} or before"
             )
-        return borrowed
+        return keys_values
 
     # ---- what holds between the sites ------------------------------------------------------------------------------
 
