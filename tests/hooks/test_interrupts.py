@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import hooked_lm.hooks
-from hooked_lm.hooks import HookedRootModule, HookPoint, taps, wrap
+from hooked_lm.hooks import HookedRootModule, HookPoint, module_points, wrap
 from tests.hooks.nets import Net, assert_no_hook_left, net, some_input
 from tests.interrupting import in_a_generator
 
@@ -92,7 +92,7 @@ def test_scopes_end(name: str) -> None:
         assert_no_hook_left(model)
         assert model.context_level == 0
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-        assert taps.calls_so_far.get() is None
+        assert module_points.calls_so_far.get() is None
 
     assert at_every_line(lambda: SCOPES[name](model), check, step=1 if name == "with" else 7) > 50
 
@@ -135,7 +135,7 @@ def test_a_module_that_is_wrapped() -> None:
 
     def check() -> None:
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
-        assert taps.calls_so_far.get() is None
+        assert module_points.calls_so_far.get() is None
         assert torch.equal(wrapped.run_with_hooks(x, fwd_hooks=hooks), expected), "once, not twice"
 
     assert at_every_line(lambda: wrapped.run_with_hooks(x, fwd_hooks=hooks), check, step=2) > 50
