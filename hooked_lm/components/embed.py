@@ -51,7 +51,7 @@ class Embed(nn.Module):
         return self.W_E
 
     def output_weights(self) -> list[Tensor]:
-        """The weights and biases whose last axis is that of the stream; none where a norm stands after them."""
+        """The weights and biases whose last axis is that of the stream; none where a norm follows them."""
         return [self.W_E] if self.cfg.norm is None else []
 
 
@@ -84,7 +84,7 @@ class FactoredEmbed(Embed):
         return F.linear(self.W_E, self.W_proj.T, self.b_proj)
 
     def output_weights(self) -> list[Tensor]:
-        """The weights and biases whose last axis is that of the stream; none where a norm stands after them."""
+        """The weights and biases whose last axis is that of the stream; none where a norm follows them."""
         if self.cfg.norm is not None:
             return []
         return [self.W_proj] if self.b_proj is None else [self.W_proj, self.b_proj]
@@ -112,7 +112,7 @@ class Positions(nn.Module):
         return self.at(counted).masked_fill(~real[:, here, None], 0.0)
 
     def at(self, positions: Int[Tensor, "batch pos"]) -> Stream:
-        """The vectors of these positions."""
+        """The vectors of these positions. Each kind has its own; no ABC, as the shim's classes have another metaclass."""
         raise NotImplementedError
 
 

@@ -40,7 +40,7 @@ def multiplied(x: Float[Tensor, "*shape"], y: Float[Tensor, "*shape"]) -> Float[
 class MLP(nn.Module):
     """`act(x W_in + b_in) W_out + b_out`; `W_in` is [d_model, d_mlp], `W_out` [d_mlp, d_model].
 
-    With a `mid_norm` the activation is normalised before `W_out` (SoLU models): `hook_mid` stands before that norm.
+    With a `mid_norm` the activation is normalised before `W_out` (SoLU models): `hook_mid` is before that norm.
     `act_fn` names a function, or is the config of a module with weights of its own.
     """
 
@@ -116,7 +116,7 @@ class GatedMLP(nn.Module):
     """`(act(x W_gate + b_gate) * (x W_in + b_in)) W_out + b_out`.
 
     `hook_pre` is the gate before the activation, `hook_pre_linear` the other branch, `hook_post` their product. With a
-    `mid_norm` the product is normalised before `W_out`: `hook_mid` stands before that norm, `hook_post` after it.
+    `mid_norm` the product is normalised before `W_out`: `hook_mid` is before that norm, `hook_post` after it.
     """
 
     @dataclass(frozen=True)

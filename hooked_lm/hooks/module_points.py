@@ -27,7 +27,7 @@ class _Tap(partial[Any]):
 
 
 class ModulePoint(HookPoint):
-    """A point at what a module is given or gives, through a hook of PyTorch that stands there while something listens.
+    """A point at what a module is given or gives, through a hook of PyTorch that is there while something listens.
 
     A module may be given, and give, more than a tensor. With no `path` the first tensor is shown: of a tuple, a list, a
     dict, a dataclass; of the inputs, the positional before those given by name. A path of keys leads to another one.

@@ -34,7 +34,7 @@ class ActivationCache(Cache):
     `return_labels` returns (stack, labels) instead of the stack.
 
     Stacks are [component, batch, pos, d_model], or without the axes that the cache or the slice do not have.
-    Components sum to the stream, also where norms stand after the sublayers. A value that a method needs and that was
+    Components sum to the stream, also where norms follow the sublayers. A value that a method needs and that was
     not cached raises KeyError with the filter that keeps it, a layer that does not exist IndexError.
 
     >>> from hooked_lm import HookedTransformer

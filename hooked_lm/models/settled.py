@@ -6,6 +6,7 @@ to it (`tree_edit`). What the new tree then says in flat names must be what was 
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
@@ -83,7 +84,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
 SLOTS = ("_given", "_base", "_of_model")
 
 
-class SettledConfig:
+class SettledConfig(ABC):
     """The memory of a config: the fields that were set, the tree that it was made from, whether a model was built of it."""
 
     __slots__ = SLOTS
@@ -103,16 +104,16 @@ class SettledConfig:
     # ---- what each class says ----------------------------------------------------------------------------------------
 
     @staticmethod
+    @abstractmethod
     def build(c: Any) -> Any:
         """The tree of flat names; None where they are not enough for one yet."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def names_of(tree: Any) -> dict[str, Any]:
         """What the flat names say of a tree."""
-        raise NotImplementedError
 
-    @staticmethod
+    @staticmethod  # noqa: B027 (optional: some flat names need no check)
     def check(c: Any) -> None:
         """Raises ValueError for flat names that mean nothing."""
 

@@ -120,7 +120,7 @@ def assert_same_gradients_of(
     Both give a model of this dtype after the same backward pass. Some gradients are sums that cancel, as that of a key's bias
     does entirely, so what is rounded has the size of the terms: at least a hundredth of the largest gradient. Where
     single precision is not enough for that, double precision has to be, within the same bounds: transformers computes some
-    steps in single precision all the same.
+    steps in single precision even then.
     """
     apart = {}
     for dtype in (torch.float32, torch.float64):

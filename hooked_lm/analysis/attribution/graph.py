@@ -47,7 +47,7 @@ class Graph:
 
     Writers are the embeddings ("input"), attention heads ("a2.h1"), MLPs ("m3") and mixers with a state ("s2"). Readers are
     the queries, keys and values of heads ("a2.h1<q>"; keys and values of a grouped-query model by key/value head), MLPs, mixers,
-    and the unembedding ("logits"). Where heads do not add up in the stream, as a norm stands after attention, the whole
+    and the unembedding ("logits"). Where heads do not add up in the stream, as a norm follows attention, the whole
     of it ("a2") is one writer.
 
     >>> from hooked_lm import HookedTransformer

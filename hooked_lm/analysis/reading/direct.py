@@ -245,7 +245,7 @@ def _one_each(model: HookedTransformer, tokens: Tokens, batch: int, name: str) -
 
 
 def _norms(model: HookedTransformer) -> list[str]:
-    """The sites with the divisors of the norms that stand after sublayers, and of the final one."""
+    """The sites with the divisors of the norms that follow sublayers, and of the final one."""
     ends = ("ln1_post.hook_scale", "ln2_post.hook_scale", "ln_final.hook_scale")
     return [name for name in model.all_points() if name.endswith(ends)]
 

@@ -1,4 +1,4 @@
-"""What stands before the layers and after them, under its public names."""
+"""The parts before the layers and after them, under its public names."""
 
 from typing import Any
 
