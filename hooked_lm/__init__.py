@@ -14,27 +14,27 @@ if TYPE_CHECKING:
     from hooked_lm.hooks import HookedRootModule as HookedRootModule
     from hooked_lm.hooks import HookPoint as HookPoint
     from hooked_lm.hooks import wrap as wrap
-    from hooked_lm.models.activation_cache import ActivationCache as ActivationCache
-    from hooked_lm.models.config import HookedTransformerConfig as HookedTransformerConfig
+    from hooked_lm.models.caches.decoder import ActivationCache as ActivationCache
+    from hooked_lm.models.config.decoder import HookedTransformerConfig as HookedTransformerConfig
+    from hooked_lm.models.config.encoder import HookedEncoderConfig as HookedEncoderConfig
+    from hooked_lm.models.config.encoder_decoder import HookedEncoderDecoderConfig as HookedEncoderDecoderConfig
     from hooked_lm.models.decoder import HookedTransformer as HookedTransformer
     from hooked_lm.models.encoder import HookedEncoder as HookedEncoder
-    from hooked_lm.models.encoder_config import HookedEncoderConfig as HookedEncoderConfig
     from hooked_lm.models.encoder_decoder import HookedEncoderDecoder as HookedEncoderDecoder
-    from hooked_lm.models.encoder_decoder_config import HookedEncoderDecoderConfig as HookedEncoderDecoderConfig
     from hooked_lm.models.next_sentence import BertNextSentencePrediction as BertNextSentencePrediction
 
 _HOMES = {
-    "ActivationCache": "hooked_lm.models.activation_cache",
+    "ActivationCache": "hooked_lm.models.caches.decoder",
     "BertNextSentencePrediction": "hooked_lm.models.next_sentence",
     "FactoredMatrix": "hooked_lm.factored_matrix",
     "HookPoint": "hooked_lm.hooks",
     "HookedEncoder": "hooked_lm.models.encoder",
-    "HookedEncoderConfig": "hooked_lm.models.encoder_config",
+    "HookedEncoderConfig": "hooked_lm.models.config.encoder",
     "HookedEncoderDecoder": "hooked_lm.models.encoder_decoder",
-    "HookedEncoderDecoderConfig": "hooked_lm.models.encoder_decoder_config",
+    "HookedEncoderDecoderConfig": "hooked_lm.models.config.encoder_decoder",
     "HookedRootModule": "hooked_lm.hooks",
     "HookedTransformer": "hooked_lm.models.decoder",
-    "HookedTransformerConfig": "hooked_lm.models.config",
+    "HookedTransformerConfig": "hooked_lm.models.config.decoder",
     "wrap": "hooked_lm.hooks",
 }
 _MODULES = ("analysis", "hub", "interventions", "patching", "utils")

@@ -14,10 +14,10 @@ from torch import Tensor
 from hooked_lm.components.activations import gelu_tanh, solu
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.hooks import Slice, SliceInput
+from hooked_lm.models.generation.sampling import sample_logits
 from hooked_lm.models.loss import lm_accuracy, lm_cross_entropy_loss
 from hooked_lm.models.names import get_act_name
-from hooked_lm.models.sampling import sample_logits
-from hooked_lm.models.tokens import Tokens
+from hooked_lm.models.text.tokens import Tokens
 
 __all__ = [
     "USE_DEFAULT_VALUE", "LocallyOverridenDefaults", "Slice", "SliceInput", "composition_scores", "gelu_fast",

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer, hub
-from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import ParallelBlock, PreNormBlock
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.attention.position_bias import Alibi
+from hooked_lm.components.blocks.block import ParallelBlock, PreNormBlock
 from hooked_lm.components.embed import FactoredUnembed, FairseqSinusoidalEmbed, PosEmbed, SinusoidalEmbed, Unembed
-from hooked_lm.components.position_bias import Alibi
-from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
+from hooked_lm.models.config.decoder import DecoderConfig, HookedTransformerConfig
 from tests.close import assert_apart, assert_close
 from tests.families import DECODER_CASES
 from tests.families._case import Case, reference

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from hooked_lm import hub
+from hooked_lm.components.attention.position_bias import SharedBias
+from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.moe import MoE
-from hooked_lm.components.position_bias import SharedBias
-from hooked_lm.components.relative_bias import RelativeBias
 from hooked_lm.families import model_class
+from hooked_lm.models.config.encoder_decoder import EncoderDecoderConfig, HookedEncoderDecoderConfig, StackConfig
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
-from hooked_lm.models.encoder_decoder_config import EncoderDecoderConfig, HookedEncoderDecoderConfig, StackConfig
 from tests.close import assert_close
 from tests.families import ENCODER_DECODER_CASES, Case, reference
 from tests.families._models import (

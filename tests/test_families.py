@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, GenerationConfig
 
 from hooked_lm import HookedTransformer, hub
-from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import ParallelBlock
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.blocks.block import ParallelBlock
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import HeadLayerNorm
@@ -27,7 +27,7 @@ from hooked_lm.components.router import SoftmaxRouter
 from hooked_lm.families import family, model_class, supported
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.hub.load import read_config
-from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
+from hooked_lm.models.config.decoder import DecoderConfig, HookedTransformerConfig
 from tests.close import assert_apart, assert_close
 from tests.families import CASES, DECODER_CASES, REFUSED, Case, reference
 from tests.families._models import (

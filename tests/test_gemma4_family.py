@@ -11,13 +11,13 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig, hub
-from hooked_lm.components.attention import Attention
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.attention.shared_kv import SharedKVAttention
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.rotary import ProportionalScaling
-from hooked_lm.components.shared_kv_attention import SharedKVAttention
 from hooked_lm.families import gemma4_text
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from tests.close import assert_close
 from tests.families import dense_a, reference
 from tests.families._models import distance, hooked, logits_of, prompt

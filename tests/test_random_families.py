@@ -10,7 +10,7 @@ import pytest
 
 from hooked_lm.families import family, supported
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from tests.core import CORE
 from tests.families import DECODER_CASES
 from tests.families._draw import drawn

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from hooked_lm.models import defaults
+from hooked_lm.models.config import defaults
 
 __all__ = ["LENT", "NAME", "install", "uninstall"]
 

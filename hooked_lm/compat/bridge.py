@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from hooked_lm import hub
 from hooked_lm.hooks import HookPoint
-from hooked_lm.models.config import HookedTransformerConfig
+from hooked_lm.models.config.decoder import HookedTransformerConfig
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.encoder import HookedEncoder
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
-from hooked_lm.models.fold import process_weights
+from hooked_lm.models.weights.fold import process_weights
 
 SUBLAYERS = ("attn", "mixer", "mlp")
 # Fields of their config that mean nothing here, and the values that may be given.
@@ -164,14 +164,14 @@ class TransformerBridge(HookedTransformer):
     ) -> None:
         """Fold the weights as `HookedTransformer.from_pretrained` does, or leave them as they are; names are there already.
 
-        `rewrites` are the arguments of `hooked_lm.models.fold.process_weights`, such as `fold_ln=False`.
+        `rewrites` are the arguments of `hooked_lm.models.weights.fold.process_weights`, such as `fold_ln=False`.
         """
         if not no_processing:
             self.process_weights(**rewrites)
         self.compatibility_mode = True
 
     def process_weights(self, verbose: bool = False, **rewrites: bool) -> None:
-        """Rewrite the weights in place; see `hooked_lm.models.fold.process_weights`."""
+        """Rewrite the weights in place; see `hooked_lm.models.weights.fold.process_weights`."""
         process_weights(self, **rewrites)
 
     def tl_parameters(self) -> dict[str, Tensor]:

@@ -18,11 +18,11 @@ from hooked_lm.hub.model_classes import Kind, kind_of
 from hooked_lm.hub.options import checkpoint_step, one_device, published_steps, real_dtype, with_limits
 from hooked_lm.hub.source import Source, find, in_present_names
 from hooked_lm.hub.tl_checkpoint import find_flat
-from hooked_lm.models.config import HookedTransformerConfig
+from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.encoder_decoder import EncoderDecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.models.encoder_decoder_config import EncoderDecoderConfig
-from hooked_lm.models.fold import process_weights
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.weights.fold import process_weights
 
 # Ids of the hub that are still known by what they were before organisations had names.
 BARE = ("openai-community/", "distilbert/")

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.norm import LayerNorm, RMSNorm
-from hooked_lm.models import fold
 from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.models.foreign_state_dict import TABLES
-from hooked_lm.models.state import load_state
+from hooked_lm.models.weights import fold
+from hooked_lm.models.weights.foreign_state_dict import TABLES
+from hooked_lm.models.weights.state import load_state
 
 State = dict[str, Tensor]
 
@@ -41,7 +41,7 @@ def rewritten(state_dict: State, cfg: Any, rewrite: Callable[[Any], None]) -> St
 
 
 class ProcessWeights:
-    """Rewrites that leave a model's predictions as they are; see the function of each name in `hooked_lm.models.fold`.
+    """Rewrites that leave a model's predictions as they are; see the function of each name in `hooked_lm.models.weights.fold`.
 
     A dictionary means what it does in a model of the config; biases that are made on the way come with it. Raises
     ValueError where `load_and_process_state_dict` does.

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.components.block import SharedNormBlock
+from hooked_lm.components.blocks.block import SharedNormBlock
 from hooked_lm.components.embed import PosEmbed
 from hooked_lm.components.norm import LayerNorm, RMSNorm
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
-from hooked_lm.models.foreign_state_dict import TABLES
-from hooked_lm.models.state import BIASES, load_state
+from hooked_lm.models.weights.foreign_state_dict import TABLES
+from hooked_lm.models.weights.state import BIASES, load_state
 
 TOLERANCE = 1e-3  # of the largest logit
 OURS_ALONE = {

@@ -5,9 +5,9 @@ from enum import Enum
 
 from torch import nn
 
-from hooked_lm.components.attend import Attend
-from hooked_lm.components.block import AttentionPart
-from hooked_lm.components.mixer_block import MixerPart
+from hooked_lm.components.attention.attend import Attend
+from hooked_lm.components.blocks.block import AttentionPart
+from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.norm import norm_of
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import HookedTransformer

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import PostNormBlock, PreNormBlock
-from hooked_lm.components.cross_attention import CrossAttention
-from hooked_lm.components.cross_block import PostNormCrossBlock, PreNormCrossBlock
+from hooked_lm.components.attention.cross import CrossAttention
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.blocks.block import PostNormBlock, PreNormBlock
+from hooked_lm.components.blocks.cross import PostNormCrossBlock, PreNormCrossBlock
 from hooked_lm.components.embed import Embed, PosEmbedConfig, Unembed
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norm import LayerNorm
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families._seq2seq import GENERATION
-from hooked_lm.models.encoder_decoder_config import EncoderDecoderConfig, SideBlockConfig, StackConfig
+from hooked_lm.models.config.encoder_decoder import EncoderDecoderConfig, SideBlockConfig, StackConfig
 from hooked_lm.weights import Row
 
 PREFIX = "model."

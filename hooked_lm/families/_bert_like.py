@@ -6,8 +6,8 @@ Which heads there are is told by the weights: their names are all that configs o
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import PostNormBlock
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.blocks.block import PostNormBlock
 from hooked_lm.components.embed import Embed, PosEmbed, Unembed
 from hooked_lm.components.encoder_embed import EncoderEmbed, ProjectedEncoderEmbed, TokenTypeEmbed
 from hooked_lm.components.heads import Classifier, MLMHead, NSPHead, Pooler, SpanClassifier, TokenClassifier
@@ -15,7 +15,7 @@ from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norm import LayerNorm
 from hooked_lm.families import _classic as classic
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.encoder_config import EncoderConfig
+from hooked_lm.models.config.encoder import EncoderConfig
 from hooked_lm.weights import Row
 
 IGNORED = ("*position_ids",)

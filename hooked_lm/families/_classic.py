@@ -1,7 +1,7 @@
 """Rows that families with layer norms and plain MLPs share, whatever their names."""
 
-from hooked_lm.components.block import AttentionPart
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.components.blocks.block import AttentionPart
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 

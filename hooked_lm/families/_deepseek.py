@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
-from hooked_lm.components.block import PreNormBlock
-from hooked_lm.components.latent_attention import LatentAttention
+from hooked_lm.components.attention.latent import LatentAttention
+from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.rotary import YarnScaling
 from hooked_lm.components.router import Router
 from hooked_lm.families import _llama_like as llama_like
 from hooked_lm.families import _moe as moe
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families._rotary import rotary
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 # `head_dim` and `qk_head_dim` follow from the sizes of the two parts of a head.

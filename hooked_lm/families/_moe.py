@@ -4,15 +4,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import MLPPart, PreNormBlock
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.blocks.block import MLPPart, PreNormBlock
 from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import NormConfig
 from hooked_lm.components.router import Router
 from hooked_lm.families import _llama_like as llama_like
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 # They matter in training only: the loss that balances the experts' loads.

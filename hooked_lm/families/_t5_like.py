@@ -7,18 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import PreNormBlock
-from hooked_lm.components.cross_attention import CrossAttention
-from hooked_lm.components.cross_block import PreNormCrossBlock
+from hooked_lm.components.attention.cross import CrossAttention
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.attention.position_bias import SharedBias
+from hooked_lm.components.attention.relative_bias import RelativeBias
+from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.blocks.cross import PreNormCrossBlock
 from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.mlp import MLP, GatedMLP, MLPConfig
 from hooked_lm.components.norm import RMSNorm
-from hooked_lm.components.position_bias import SharedBias
-from hooked_lm.components.relative_bias import RelativeBias
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families._seq2seq import GENERATION
-from hooked_lm.models.encoder_decoder_config import EncoderDecoderConfig, StackConfig
+from hooked_lm.models.config.encoder_decoder import EncoderDecoderConfig, StackConfig
 from hooked_lm.weights import Row
 
 PREFIX = ""

@@ -1,13 +1,13 @@
 """Apertus (Swiss AI Initiative 2025, arXiv:2509.14233): a trained activation, and queries and keys normalised head by head."""
 
 from hooked_lm.components.activations import XIELU
-from hooked_lm.components.block import PreNormBlock
+from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.families import _llama_like as llama_like
 from hooked_lm.families._llama_like import IGNORED, PREFIX
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]

@@ -1,13 +1,13 @@
 """Arcee's AFM (Arcee AI 2025, arcee.ai/blog/announcing-the-arcee-foundation-model-family): LLaMA with a squared ReLU
 instead of a gate."""
 
-from hooked_lm.components.block import PreNormBlock
+from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.mlp import MLP
 from hooked_lm.families import _llama_like as llama_like
 from hooked_lm.families._llama_like import IGNORED, PREFIX
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families.nemotron import rows
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 
 __all__ = ["IGNORED", "PREFIX", "config", "rows"]
 

@@ -1,13 +1,13 @@
 """Bamba (IBM, Princeton, CMU and UIUC 2024): Mamba-2 layers, attention in some of them, and a gated MLP in each."""
 
-from hooked_lm.components.block import PreNormBlock
-from hooked_lm.components.mamba2 import Mamba2
-from hooked_lm.components.mixer_block import MixerMLPBlock
+from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.blocks.mixer import MixerMLPBlock
+from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.families import _llama_like as llama_like
 from hooked_lm.families._llama_like import IGNORED, PREFIX
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families.mamba2 import mixer_rows
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]

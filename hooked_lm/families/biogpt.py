@@ -1,13 +1,13 @@
 """BioGPT (Luo et al. 2022, arXiv:2210.10341): GPT-2 as fairseq builds it, with scaled embeddings."""
 
-from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import PreNormBlock
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.embed import Embed, PosEmbed, Unembed
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norm import LayerNorm
 from hooked_lm.families import _classic as classic
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 PREFIX = "biogpt."

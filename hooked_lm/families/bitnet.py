@@ -3,13 +3,13 @@
 The full-precision weights, as the models are when no `quantization_config` says otherwise: nothing is rounded.
 """
 
-from hooked_lm.components.block import PreNormBlock
+from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.families import _llama_like as llama_like
 from hooked_lm.families._llama_like import IGNORED, PREFIX
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "PREFIX", "config", "rows"]

@@ -3,7 +3,7 @@
 from hooked_lm.families import gptj
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families.gptj import NO_EFFECT, PREFIX
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]

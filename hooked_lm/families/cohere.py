@@ -3,13 +3,13 @@ adjacent features turned, scaled logits; in the larger ones each head has norms 
 
 from typing import Any
 
-from hooked_lm.components.block import SharedNormBlock
+from hooked_lm.components.blocks.block import SharedNormBlock
 from hooked_lm.components.norm import LayerNorm
 from hooked_lm.families import _llama_like as llama_like
 from hooked_lm.families._llama_like import IGNORED, PREFIX, rows
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families._rotary import rotary
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "block", "config", "rows"]
 

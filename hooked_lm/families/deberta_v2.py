@@ -3,16 +3,16 @@
 from dataclasses import replace
 from typing import Any
 
-from hooked_lm.components.block import PostNormBlock
-from hooked_lm.components.conv_block import ConvPostNormBlock
-from hooked_lm.components.disentangled_attention import DisentangledAttention, RelativeEmbed
+from hooked_lm.components.attention.disentangled import DisentangledAttention, RelativeEmbed
+from hooked_lm.components.blocks.block import PostNormBlock
+from hooked_lm.components.blocks.conv import ConvPostNormBlock
 from hooked_lm.components.embed import Embed, PosEmbed
 from hooked_lm.components.encoder_embed import EncoderEmbed, TokenTypeEmbed
 from hooked_lm.families import _bert_like as bert_like
 from hooked_lm.families import _classic as classic
 from hooked_lm.families._bert_like import RENAMED, Names
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.encoder_config import EncoderConfig
+from hooked_lm.models.config.encoder import EncoderConfig
 from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "MODEL_TYPE", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]

@@ -1,7 +1,7 @@
 """DistilBERT (Sanh et al. 2019, arXiv:1910.01108): BERT with half the layers, without token types."""
 
-from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import PostNormBlock
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.blocks.block import PostNormBlock
 from hooked_lm.components.embed import Embed, PosEmbed
 from hooked_lm.components.encoder_embed import EncoderEmbed
 from hooked_lm.components.mlp import MLP
@@ -10,7 +10,7 @@ from hooked_lm.families import _bert_like as bert_like
 from hooked_lm.families import _classic as classic
 from hooked_lm.families._bert_like import IGNORED, RENAMED, Names
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.encoder_config import EncoderConfig
+from hooked_lm.models.config.encoder import EncoderConfig
 from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]

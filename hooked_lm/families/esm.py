@@ -3,7 +3,7 @@ language models of proteins, with norms before the sublayers."""
 
 from typing import Any
 
-from hooked_lm.components.block import PreNormBlock
+from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.embed import Embed, PosEmbed
 from hooked_lm.components.encoder_embed import EncoderEmbed, MaskScaledEncoderEmbed
 from hooked_lm.components.heads import ContactHead
@@ -14,7 +14,7 @@ from hooked_lm.families import _bert_like as bert_like
 from hooked_lm.families import _classic as classic
 from hooked_lm.families._bert_like import IGNORED, Names
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.encoder_config import EncoderConfig
+from hooked_lm.models.config.encoder import EncoderConfig
 from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]

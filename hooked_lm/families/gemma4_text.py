@@ -5,19 +5,19 @@ each layer may have an embedding of its own."""
 from dataclasses import replace
 from typing import Any
 
-from hooked_lm.components.attention import Attention
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.attention.shared_kv import SharedKVAttention
+from hooked_lm.components.blocks.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
 from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.normed_moe import NormedMoE
-from hooked_lm.components.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
 from hooked_lm.components.router import SoftmaxRouter
-from hooked_lm.components.shared_kv_attention import SharedKVAttention
 from hooked_lm.families import _llama_like as llama_like
 from hooked_lm.families import _moe as moe
 from hooked_lm.families._llama_like import PREFIX
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families._rotary import n_ctx, rotary
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]

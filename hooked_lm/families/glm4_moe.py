@@ -9,7 +9,7 @@ from hooked_lm.families import _moe as moe
 from hooked_lm.families._llama_like import PREFIX
 from hooked_lm.families._moe import rows
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 

@@ -1,14 +1,14 @@
 """GPT-BigCode, the architecture of SantaCoder and StarCoder (Ben Allal et al. 2023, arXiv:2301.03988; Li et al. 2023,
 arXiv:2305.06161): GPT-2 in which all heads may share one key and one value."""
 
-from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import PreNormBlock
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.embed import Embed, PosEmbed, Unembed
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norm import LayerNorm
 from hooked_lm.families import _classic as classic
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 PREFIX = "transformer."

@@ -1,14 +1,14 @@
 """GPT-J (Wang and Komatsuzaki 2021, GPT-J-6B): attention and MLP side by side after one norm, rotary in adjacent pairs."""
 
-from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import SharedNormBlock
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.blocks.block import SharedNormBlock
 from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norm import LayerNorm
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.families import _classic as classic
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 PREFIX = "transformer."

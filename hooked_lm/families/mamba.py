@@ -1,11 +1,11 @@
 """Mamba (Gu and Dao 2023, arXiv:2312.00752): nothing but selective state spaces, one in each block."""
 
+from hooked_lm.components.blocks.mixer import MixerBlock
 from hooked_lm.components.embed import Embed, Unembed
-from hooked_lm.components.mamba import Mamba
-from hooked_lm.components.mixer_block import MixerBlock
 from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 PREFIX = "backbone."

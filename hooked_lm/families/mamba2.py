@@ -1,12 +1,12 @@
 """Mamba-2 (Dao and Gu 2024, arXiv:2405.21060): state spaces with heads, one in each block."""
 
+from hooked_lm.components.blocks.mixer import MixerBlock
 from hooked_lm.components.embed import Embed, Unembed
-from hooked_lm.components.mamba2 import Mamba2
-from hooked_lm.components.mixer_block import MixerBlock
 from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families.mamba import N_CTX, check_norm, outer_rows
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 PREFIX = "backbone."

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import PreNormBlock
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.encoder_embed import EncoderEmbed
 from hooked_lm.components.heads import Classifier, MLMHead, Pooler, SpanClassifier, TokenClassifier
@@ -13,7 +13,7 @@ from hooked_lm.families import _bert_like as bert_like
 from hooked_lm.families import _classic as classic
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families._rotary import n_ctx, rotary
-from hooked_lm.models.encoder_config import EncoderConfig
+from hooked_lm.models.config.encoder import EncoderConfig
 from hooked_lm.weights import Row
 
 PREFIX = "model."

@@ -1,12 +1,12 @@
 """MPNet (Song et al. 2020, arXiv:2004.09297): learned positions and, beside them, a bias on the scores for each distance."""
 
-from hooked_lm.components.position_bias import SharedBias
-from hooked_lm.components.relative_bias import RelativeBias
+from hooked_lm.components.attention.position_bias import SharedBias
+from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.families import _bert_like as bert_like
 from hooked_lm.families import _classic as classic
 from hooked_lm.families._bert_like import IGNORED, NO_EFFECT, RENAMED, ROBERTA
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.encoder_config import EncoderConfig
+from hooked_lm.models.config.encoder import EncoderConfig
 from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]

@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import PreNormBlock
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.attention.position_bias import Alibi
+from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norm import LayerNorm
-from hooked_lm.components.position_bias import Alibi
 from hooked_lm.families import _classic as classic
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 PREFIX = "transformer."

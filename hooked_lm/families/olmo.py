@@ -1,11 +1,11 @@
 """OLMo (Groeneveld et al. 2024, arXiv:2402.00838): layer norms without weights, bounded queries, keys and values."""
 
-from hooked_lm.components.block import PreNormBlock
+from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.norm import LayerNorm
 from hooked_lm.families import _llama_like as llama_like
 from hooked_lm.families._llama_like import IGNORED, PREFIX, rows
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 
 __all__ = ["IGNORED", "PREFIX", "config", "rows"]
 

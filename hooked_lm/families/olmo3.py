@@ -8,7 +8,7 @@ from hooked_lm.families._llama_like import IGNORED, PREFIX
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families._rotary import n_ctx, rotary
 from hooked_lm.families.olmo2 import rows
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 
 __all__ = ["IGNORED", "PREFIX", "config", "rows"]
 

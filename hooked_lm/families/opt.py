@@ -1,14 +1,14 @@
 """OPT (Zhang et al. 2022, arXiv:2205.01068). The norms stand before sublayers or, in one size, in the stream; that size
 has embeddings narrower than the stream."""
 
-from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import PostNormBlock, PreNormBlock
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.blocks.block import PostNormBlock, PreNormBlock
 from hooked_lm.components.embed import Embed, FactoredEmbed, FactoredUnembed, PosEmbed, Unembed
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norm import LayerNorm
 from hooked_lm.families import _classic as classic
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 PREFIX = "model."

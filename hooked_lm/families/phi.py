@@ -1,14 +1,14 @@
 """Phi-1, 1.5 and 2 (Gunasekar et al. 2023, arXiv:2306.11644): attention and MLP side by side after one norm, part of each
 head rotary, biases everywhere."""
 
-from hooked_lm.components.block import SharedNormBlock
+from hooked_lm.components.blocks.block import SharedNormBlock
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norm import LayerNorm
 from hooked_lm.families import _classic as classic
 from hooked_lm.families import _llama_like as llama_like
 from hooked_lm.families._llama_like import IGNORED, PREFIX
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]

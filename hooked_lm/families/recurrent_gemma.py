@@ -2,17 +2,17 @@
 
 import torch
 
-from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import PreNormBlock
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.blocks.mixer import MixerMLPBlock
 from hooked_lm.components.embed import Embed, Unembed
-from hooked_lm.components.mixer_block import MixerMLPBlock
 from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.norm import RMSNorm
-from hooked_lm.components.rg_lru import RGLRU
 from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.ssm.rg_lru import RGLRU
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families.mamba import N_CTX
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 PREFIX = "model."

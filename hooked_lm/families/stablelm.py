@@ -1,12 +1,12 @@
 """StableLM 2 and StableLM 3B (Bellagente et al. 2024, arXiv:2402.17834): layer norms, part of each head rotary; the larger
 ones compute attention and MLP side by side after one norm, and each head has a norm of its own."""
 
-from hooked_lm.components.block import PreNormBlock, SharedNormBlock
+from hooked_lm.components.blocks.block import PreNormBlock, SharedNormBlock
 from hooked_lm.components.norm import HeadLayerNorm, LayerNorm
 from hooked_lm.families import _llama_like as llama_like
 from hooked_lm.families._llama_like import IGNORED, PREFIX
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]

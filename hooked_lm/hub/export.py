@@ -15,10 +15,10 @@ import torch
 from hooked_lm.families import family
 from hooked_lm.hub.load import concrete_rows, read_config
 from hooked_lm.hub.model_classes import Model
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.encoder import HookedEncoder
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
-from hooked_lm.models.tree import DecoderConfig
 from hooked_lm.weights import plan_export, slots, write_safetensors
 from hooked_lm.weights.rows import unprefixed
 from hooked_lm.weights.write import Planned

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.components.attend import Attend
+from hooked_lm.components.attention.attend import Attend
 from hooked_lm.families import family
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.hub.model_classes import Kind, Model, Tree, kind_of
@@ -18,7 +18,7 @@ from hooked_lm.hub.plausible import check_kinds, check_layers, check_values
 from hooked_lm.hub.source import Source, find, find_tokenizer, has_tokenizer, in_present_names, local_folder, spelled
 from hooked_lm.hub.tl_checkpoint import find_flat, flat_model
 from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.models.fold import process_weights
+from hooked_lm.models.weights.fold import process_weights
 from hooked_lm.weights import Row, expand, load, slots
 
 
@@ -64,7 +64,7 @@ def from_pretrained(
         model_name: a hub id, a local directory, a short name such as "gpt2-small", or "demo". A Path, and a string such as
             "./demo", is always a directory.
         fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases: rewrites of
-            a decoder's weights that leave the predictions as they are; see `hooked_lm.models.fold`.
+            a decoder's weights that leave the predictions as they are; see `hooked_lm.models.weights.fold`.
         checkpoint_index, checkpoint_value: the n-th, or the one at that step, of a training run's published
             checkpoints (Pythia, Stanford CRFM's GPT-2, and those in a folder `checkpoints` of flat ones).
         hf_model: a transformers or PEFT model whose weights to take instead; it is left as it is.

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
+from hooked_lm.models.config.decoder import DecoderConfig, HookedTransformerConfig
+from hooked_lm.models.config.encoder import EncoderConfig, HookedEncoderConfig
+from hooked_lm.models.config.encoder_decoder import EncoderDecoderConfig, HookedEncoderDecoderConfig
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.encoder import HookedEncoder
-from hooked_lm.models.encoder_config import EncoderConfig, HookedEncoderConfig
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
-from hooked_lm.models.encoder_decoder_config import EncoderDecoderConfig, HookedEncoderDecoderConfig
 
 Model = HookedTransformer | HookedEncoder | HookedEncoderDecoder
 Tree = DecoderConfig | EncoderConfig | EncoderDecoderConfig

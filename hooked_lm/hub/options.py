@@ -13,9 +13,9 @@ from hooked_lm.components.embed import PosEmbed
 from hooked_lm.families._short_names import CHECKPOINTS
 from hooked_lm.hub.model_classes import Tree
 from hooked_lm.hub.source import hub_id
-from hooked_lm.models.encoder_config import EncoderConfig
-from hooked_lm.models.encoder_decoder_config import EncoderDecoderConfig
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.models.config.encoder import EncoderConfig
+from hooked_lm.models.config.encoder_decoder import EncoderDecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 
 
 def one_device(device: Any, device_map: Any, n_devices: int, move_to_device: bool) -> torch.device:

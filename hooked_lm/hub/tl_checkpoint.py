@@ -30,8 +30,8 @@ from hooked_lm.hub.source import (
     spelled,
 )
 from hooked_lm.hub.tl_weights import in_public_names
-from hooked_lm.models.config import ELSEWHERE, DecoderConfig, HookedTransformerConfig
-from hooked_lm.models.state import load_state
+from hooked_lm.models.config.decoder import ELSEWHERE, DecoderConfig, HookedTransformerConfig
+from hooked_lm.models.weights.state import load_state
 from hooked_lm.weights import open_checkpoint
 
 NEEDED = ("n_layers", "d_model", "n_ctx", "d_vocab", "normalization_type")

@@ -10,9 +10,9 @@ from torch import Tensor
 from hooked_lm.components.manner import FUSED, Manner, follow
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.aliases import same_value
-from hooked_lm.models.foreign_state_dict import in_our_names
-from hooked_lm.models.init import init_weights
-from hooked_lm.models.settled import SettledConfig
+from hooked_lm.models.config.settled import SettledConfig
+from hooked_lm.models.weights.foreign_state_dict import in_our_names
+from hooked_lm.models.weights.init import init_weights
 
 Placed = TypeVar("Placed", bound="PlacedModel")
 

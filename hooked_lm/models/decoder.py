@@ -11,17 +11,16 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from hooked_lm.components.block import AttentionPart
+from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.components.context import Context
 from hooked_lm.components.embed import Unembed, soft_capped
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.norm import add_norm, norm_of
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, NamesFilter, is_listening
 from hooked_lm.hooks.select import Site
-from hooked_lm.models import generate as generation
-from hooked_lm.models.activation_cache import ActivationCache
 from hooked_lm.models.aliases import aliases
 from hooked_lm.models.base import PlacedModel, tokenizer_for
+from hooked_lm.models.caches.decoder import ActivationCache
 from hooked_lm.models.checks import (
     check_cacheable,
     check_layers,
@@ -31,15 +30,16 @@ from hooked_lm.models.checks import (
     one_input,
     real_of,
 )
-from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
-from hooked_lm.models.fold import FoldMethods
+from hooked_lm.models.config.decoder import DecoderConfig, HookedTransformerConfig
+from hooked_lm.models.generation import decoder as generation
 from hooked_lm.models.loss import lm_cross_entropy_loss
 from hooked_lm.models.names import site_name
-from hooked_lm.models.state import sync_config
-from hooked_lm.models.text import TextMethods
-from hooked_lm.models.tokens import checked_ids
-from hooked_lm.models.verify import Verification, verify
-from hooked_lm.models.weight_views import WeightViews
+from hooked_lm.models.text.decoder import TextMethods
+from hooked_lm.models.text.tokens import checked_ids
+from hooked_lm.models.verification.decoder import Verification, verify
+from hooked_lm.models.weights.decoder_views import WeightViews
+from hooked_lm.models.weights.fold import FoldMethods
+from hooked_lm.models.weights.state import sync_config
 
 Mask = Int[Tensor, "batch key_pos"] | Bool[Tensor, "batch key_pos"]
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"]
@@ -440,5 +440,5 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, PlacedModel, Hook
         return self.to_tokens(text, prepend_bos, padding_side) if tokenize else text
 
     def verify(self, tokens: Int[Tensor, "batch pos"] | None = None) -> Verification:
-        """Check the identities between this model's sites; see `hooked_lm.models.verify`."""
+        """Check the identities between this model's sites; see `hooked_lm.models.verification.decoder`."""
         return verify(self, tokens)

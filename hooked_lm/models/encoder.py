@@ -9,23 +9,23 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from hooked_lm.components.disentangled_attention import RelativeContext
+from hooked_lm.components.attention.disentangled import RelativeContext
 from hooked_lm.components.embed import TiedUnembed
 from hooked_lm.components.norm import add_norm, norm_of
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint
 from hooked_lm.models.aliases import aliases
 from hooked_lm.models.base import PlacedModel, tokenizer_for
+from hooked_lm.models.caches.encoder import EncoderActivations
 from hooked_lm.models.checks import check_length, is_ids
-from hooked_lm.models.config import HookedTransformerConfig
-from hooked_lm.models.encoder_cache import EncoderActivations
-from hooked_lm.models.encoder_config import EncoderConfig, HookedEncoderConfig
+from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.encoder import EncoderConfig, HookedEncoderConfig
 from hooked_lm.models.encoder_outputs import EncoderOutputs, check_return_type, real_tokens
-from hooked_lm.models.encoder_text import EncoderText, Text
-from hooked_lm.models.encoder_verify import verify
-from hooked_lm.models.encoder_views import EncoderViews
 from hooked_lm.models.names import site_name
-from hooked_lm.models.tokens import checked_ids
-from hooked_lm.models.verify import Verification
+from hooked_lm.models.text.encoder import EncoderText, Text
+from hooked_lm.models.text.tokens import checked_ids
+from hooked_lm.models.verification.decoder import Verification
+from hooked_lm.models.verification.encoder import verify
+from hooked_lm.models.weights.encoder_views import EncoderViews
 
 Ids = Int[Tensor, "*batch pos"]
 Types = Int[Tensor, "*rows type_pos"]  # as the ids are, which is checked
@@ -181,7 +181,7 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
         return types.to(self.device, torch.long)
 
     def verify(self, tokens: Int[Tensor, "batch pos"] | None = None) -> Verification:
-        """Check the identities between this model's sites; see `hooked_lm.models.encoder_verify`."""
+        """Check the identities between this model's sites; see `hooked_lm.models.verification.encoder`."""
         return verify(self, tokens)
 
     # ---- sites -------------------------------------------------------------------------------------------------------

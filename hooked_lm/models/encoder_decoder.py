@@ -10,29 +10,29 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.embed import TiedUnembed, soft_capped
 from hooked_lm.components.norm import add_norm, norm_of
-from hooked_lm.components.relative_bias import RelativeBias
 from hooked_lm.components.source import EncoderDecoderCache, Source, StackContext
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.aliases import side_aliases
 from hooked_lm.models.base import PlacedModel, tokenizer_for
+from hooked_lm.models.caches.encoder_decoder import EncoderDecoderActivations, site_name
 from hooked_lm.models.checks import check_cacheable, check_length, check_options
-from hooked_lm.models.config import HookedTransformerConfig
-from hooked_lm.models.decoder import Output
-from hooked_lm.models.encoder_decoder_cache import EncoderDecoderActivations, site_name
-from hooked_lm.models.encoder_decoder_config import (
+from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.encoder_decoder import (
     EncoderDecoderConfig,
     HookedEncoderDecoderConfig,
     SideBlockConfig,
     StackConfig,
 )
-from hooked_lm.models.encoder_decoder_generate import generate
-from hooked_lm.models.encoder_decoder_text import DecoderInput, SourceAndTargetText, real_positions
-from hooked_lm.models.encoder_decoder_verify import verify
-from hooked_lm.models.encoder_decoder_views import EncoderDecoderViews
+from hooked_lm.models.decoder import Output
+from hooked_lm.models.generation.encoder_decoder import generate
 from hooked_lm.models.loss import lm_cross_entropy_loss
-from hooked_lm.models.verify import Verification
+from hooked_lm.models.text.encoder_decoder import DecoderInput, SourceAndTargetText, real_positions
+from hooked_lm.models.verification.decoder import Verification
+from hooked_lm.models.verification.encoder_decoder import verify
+from hooked_lm.models.weights.encoder_decoder_views import EncoderDecoderViews
 
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"]
 Stream = Float[Tensor, "batch pos d_model"]
@@ -241,7 +241,7 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
         tokens: Int[Tensor, "batch pos"] | None = None,
         decoder_tokens: Int[Tensor, "batch target_pos"] | None = None,
     ) -> Verification:
-        """Check the identities between this model's sites; see `hooked_lm.models.encoder_decoder_verify`."""
+        """Check the identities between this model's sites; see `hooked_lm.models.verification.encoder_decoder`."""
         return verify(self, tokens, decoder_tokens)
 
     # ---- sites -------------------------------------------------------------------------------------------------------

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hooked_lm.components.attention import Attention
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.attention.position_bias import Alibi
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of
-from hooked_lm.components.position_bias import Alibi
 from hooked_lm.hooks import HookPoint
 from tests.close import assert_apart, assert_close
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hooked_lm.components.convolution import CausalConvolution
+from hooked_lm.components.ssm.convolution import CausalConvolution
 from tests.close import assert_close
 
 

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from hooked_lm.components.attention import Attention
-from hooked_lm.components.cross_attention import CrossAttention
-from hooked_lm.components.cross_block import PostNormCrossBlock, PreNormCrossBlock
+from hooked_lm.components.attention.cross import CrossAttention
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.attention.position_bias import SharedBias
+from hooked_lm.components.attention.relative_bias import RelativeBias
+from hooked_lm.components.blocks.cross import PostNormCrossBlock, PreNormCrossBlock
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norm import LayerNorm
-from hooked_lm.components.position_bias import SharedBias
-from hooked_lm.components.relative_bias import RelativeBias
 from hooked_lm.components.source import EncoderDecoderCache, Source, StackContext
 from hooked_lm.hooks.cache import Recorder
 from tests.close import assert_close

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hooked_lm.components.mamba import Mamba, first_dt_bias
+from hooked_lm.components.ssm.mamba import Mamba, first_dt_bias
 from tests.close import assert_close
 from tests.components import mixers
 
@@ -52,7 +52,7 @@ def test_it_is_the_recurrence(model: mixers.Rooted, n_pos: int) -> None:
 def test_segments_join(model: mixers.Rooted, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = mixers.some(1, 50, 6)
     whole = model(stream)
-    monkeypatch.setattr("hooked_lm.components.mamba.SEGMENT", 16)
+    monkeypatch.setattr("hooked_lm.components.ssm.mamba.SEGMENT", 16)
     assert_close(model(stream), whole)
 
 

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hooked_lm.components.mamba2 import Mamba2, decays
+from hooked_lm.components.ssm.mamba2 import Mamba2, decays
 from tests.close import assert_close
 from tests.components import mixers
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hooked_lm.components.activations import ACTIVATIONS, XIELU, activation
-from hooked_lm.components.attention import Attention
+from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.embed import Embed, Unembed, soft_capped
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.norm import HeadLayerNorm, LayerNorm, RMSNorm

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hooked_lm.components.rg_lru import RGLRU
+from hooked_lm.components.ssm.rg_lru import RGLRU
 from tests.close import assert_close
 from tests.components import mixers
 

@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hooked_lm.components.scan import linear_scan, step_by_step
+from hooked_lm.components.ssm.scan import linear_scan, step_by_step
 from tests.close import assert_close
 
 

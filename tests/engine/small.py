@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer
-from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import PreNormBlock
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock
 from hooked_lm.components.embed import Embed, Unembed
-from hooked_lm.components.mamba import Mamba
-from hooked_lm.components.mixer_block import MixerBlock, MixerMLPBlock
 from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import LayerNorm
-from hooked_lm.components.rg_lru import RGLRU
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.components.router import SoftmaxRouter
-from hooked_lm.models.config import DecoderConfig
+from hooked_lm.components.ssm.mamba import Mamba
+from hooked_lm.components.ssm.rg_lru import RGLRU
+from hooked_lm.models.config.decoder import DecoderConfig
 from hooked_lm.patching import Study
 from tests.close import assert_close
 from tests.models.structures import D_MODEL, D_VOCAB, N_CTX, random_model

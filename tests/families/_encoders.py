@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.components.conv_block import ConvPostNormBlock
-from hooked_lm.components.disentangled_attention import DisentangledAttention
+from hooked_lm.components.attention.disentangled import DisentangledAttention
+from hooked_lm.components.blocks.conv import ConvPostNormBlock
 from hooked_lm.components.encoder_embed import EncoderEmbed
 from hooked_lm.components.heads import MLMHead
-from hooked_lm.models.encoder_config import EncoderConfig
+from hooked_lm.models.config.encoder import EncoderConfig
 from tests.families._case import Case, reference
 from tests.families._models import hooked
 from tests.families._sites import KEY, QUERY, STREAM, Sites, below, norm, sites_of, sizes_of

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hooked_lm import hub
-from hooked_lm.components.mixer_block import MixerPart
+from hooked_lm.components.blocks.mixer import MixerPart
 from tests.close import GRADIENT, is_close, tolerance
 from tests.families._case import Case, reference
 

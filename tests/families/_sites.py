@@ -6,24 +6,30 @@ The tests hold a model to this list, so it is written from what is promised to u
 from functools import singledispatch
 from typing import Any
 
-from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import AttentionOnlyBlock, ParallelBlock, PostNormBlock, PreNormBlock, SharedNormBlock
-from hooked_lm.components.cross_attention import CrossAttention
-from hooked_lm.components.cross_block import PostNormCrossBlock, PreNormCrossBlock
-from hooked_lm.components.latent_attention import LatentAttention
-from hooked_lm.components.mamba import Mamba
-from hooked_lm.components.mamba2 import Mamba2
-from hooked_lm.components.mixer_block import MixerBlock, MixerMLPBlock
+from hooked_lm.components.attention.cross import CrossAttention
+from hooked_lm.components.attention.latent import LatentAttention
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.attention.relative_bias import RelativeBias
+from hooked_lm.components.attention.shared_kv import SharedKVAttention
+from hooked_lm.components.blocks.block import (
+    AttentionOnlyBlock,
+    ParallelBlock,
+    PostNormBlock,
+    PreNormBlock,
+    SharedNormBlock,
+)
+from hooked_lm.components.blocks.cross import PostNormCrossBlock, PreNormCrossBlock
+from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock
+from hooked_lm.components.blocks.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import ClampedGatedMLP, MoE
 from hooked_lm.components.norm import LayerNorm, RMSNorm
 from hooked_lm.components.normed_moe import NormedMoE
-from hooked_lm.components.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
-from hooked_lm.components.relative_bias import RelativeBias
-from hooked_lm.components.rg_lru import RGLRU
-from hooked_lm.components.shared_kv_attention import SharedKVAttention
-from hooked_lm.models.encoder_decoder_config import EncoderDecoderConfig
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.components.ssm.mamba import Mamba
+from hooked_lm.components.ssm.mamba2 import Mamba2
+from hooked_lm.components.ssm.rg_lru import RGLRU
+from hooked_lm.models.config.encoder_decoder import EncoderDecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 
 Sites = dict[str, str]  # name -> words for its axes
 

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from hooked_lm.components.block import MLPPart, ParallelBlock, PreNormBlock
+from hooked_lm.components.blocks.block import MLPPart, ParallelBlock, PreNormBlock
 from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of
 from hooked_lm.hooks import Slice
-from hooked_lm.models.activation_cache import ActivationCache
-from hooked_lm.models.config import HookedTransformerConfig
+from hooked_lm.models.caches.decoder import ActivationCache
+from hooked_lm.models.config.decoder import HookedTransformerConfig
 from hooked_lm.models.decoder import HookedTransformer
 from tests.close import assert_close
 from tests.models import toys

@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hooked_lm import HookedEncoder, HookedEncoderDecoder, HookedTransformer, HookedTransformerConfig
-from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import AttentionOnlyBlock, ParallelBlock, PreNormBlock
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.attention.position_bias import Alibi
+from hooked_lm.components.blocks.block import AttentionOnlyBlock, ParallelBlock, PreNormBlock
 from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import LayerNorm, RMSNorm
-from hooked_lm.components.position_bias import Alibi
 from hooked_lm.components.rotary import Llama3Scaling, YarnScaling
-from hooked_lm.models.encoder_config import HookedEncoderConfig
-from hooked_lm.models.encoder_decoder_config import HookedEncoderDecoderConfig
-from hooked_lm.models.settled import DERIVED, FREE
+from hooked_lm.models.config.encoder import HookedEncoderConfig
+from hooked_lm.models.config.encoder_decoder import HookedEncoderDecoderConfig
+from hooked_lm.models.config.settled import DERIVED, FREE
 from tests.close import assert_close, is_close
 
 SIZES: dict[str, Any] = {"n_layers": 2, "d_model": 16, "n_heads": 4, "n_ctx": 8, "d_vocab": 11, "act_fn": "gelu"}

@@ -33,7 +33,7 @@ from hooked_lm import (
 )
 from hooked_lm.components.heads import Pooler
 from hooked_lm.components.stored_rotary import StoredRotary
-from hooked_lm.models.encoder_text import texts_of
+from hooked_lm.models.text.encoder import texts_of
 from tests.close import GRADIENT, assert_apart, assert_close
 from tests.families import ENCODER_CASES, Case, reference
 from tests.families._models import hooked

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hooked_lm import HookedTransformer
-from hooked_lm.models.sampling import sample_logits
+from hooked_lm.models.generation.sampling import sample_logits
 from tests.close import assert_close, assert_near
 from tests.models.toys import D_VOCAB, KINDS, N_CTX, N_LAYERS, ids, padded, toy, words
 

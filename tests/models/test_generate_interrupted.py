@@ -11,10 +11,10 @@ from torch import Tensor
 
 from hooked_lm.hooks import generation_step, scope
 from hooked_lm.interventions import NanGuard
-from hooked_lm.models import encoder_decoder_generate
-from hooked_lm.models import generate as decoder_generate
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
-from hooked_lm.models.sampling import sample_logits
+from hooked_lm.models.generation import decoder as decoder_generate
+from hooked_lm.models.generation import encoder_decoder as encoder_decoder_generate
+from hooked_lm.models.generation.sampling import sample_logits
 from tests.interrupting import in_a_generator
 from tests.models.toys import D_VOCAB, ids, toy
 

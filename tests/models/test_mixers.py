@@ -7,20 +7,20 @@ import pytest
 import torch
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig
-from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import PreNormBlock
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock
 from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.kv_cache import KeyValueCache
-from hooked_lm.components.mamba import Mamba
-from hooked_lm.components.mamba2 import Mamba2
-from hooked_lm.components.mixer_block import MixerBlock, MixerMLPBlock
 from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.norm import LayerNorm, norm_of
-from hooked_lm.components.rg_lru import RGLRU
 from hooked_lm.components.rotary import Rotary
-from hooked_lm.models.decompose import head_results
-from hooked_lm.models.fold import process_weights, refactor_factored_attn_matrices
-from hooked_lm.models.tree import DecoderConfig
+from hooked_lm.components.ssm.mamba import Mamba
+from hooked_lm.components.ssm.mamba2 import Mamba2
+from hooked_lm.components.ssm.rg_lru import RGLRU
+from hooked_lm.models.caches.decompose import head_results
+from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.models.weights.fold import process_weights, refactor_factored_attn_matrices
 from tests.close import GRADIENT, assert_close
 from tests.models.toys import padded
 

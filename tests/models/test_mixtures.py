@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from hooked_lm.components.attention import Attention
-from hooked_lm.components.block import ParallelBlock, PreNormBlock
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.blocks.block import ParallelBlock, PreNormBlock
 from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import ClampedGatedMLP, MoE
 from hooked_lm.components.norm import LayerNorm, RMSNorm
 from hooked_lm.components.router import GroupedSigmoidRouter, SoftmaxRouter, TopKRouter
 from hooked_lm.hooks import HookPoint
-from hooked_lm.models.config import DecoderConfig, HookedTransformerConfig
+from hooked_lm.models.config.decoder import DecoderConfig, HookedTransformerConfig
 from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.models.fold import process_weights
+from hooked_lm.models.weights.fold import process_weights
 from tests.close import assert_close
 from tests.models.structures import D_MODEL, D_VOCAB, N_CTX, random_model, random_tokens
 

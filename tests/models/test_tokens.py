@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from hooked_lm.models.tokens import Tokens, checked_texts, own_prefix, prepends_bos
+from hooked_lm.models.text.tokens import Tokens, checked_texts, own_prefix, prepends_bos
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 CORPUS = ["the cat sat on the mat", "when Mary and John went to the store", "a dog"] * 5

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from torch import nn
 
 from hooked_lm import HookedTransformer
-from hooked_lm.components.block import (
+from hooked_lm.components.blocks.block import (
     AttentionOnlyBlock,
     ParallelBlock,
     PostNormBlock,
     PreNormBlock,
     SharedNormBlock,
 )
-from hooked_lm.models.verify import Check, Verification, verify
+from hooked_lm.models.verification.decoder import Check, Verification, verify
 from tests.close import assert_close
 from tests.models.structures import SEEDS, Kinds, random_model, random_tokens, random_tree
 

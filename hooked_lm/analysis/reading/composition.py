@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.analysis.reading.heads import ChanceScores, check_model
-from hooked_lm.components.block import AttentionPart
+from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.results.scores import Scores, origin

@@ -7,15 +7,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooked_lm.components.block import AttentionPart, MLPPart
+from hooked_lm.components.blocks.block import AttentionPart, MLPPart
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import LayerNorm, norm_of
 from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, tokens_of
 from hooked_lm.hooks import Slice
-from hooked_lm.models import decompose
-from hooked_lm.models.activation_cache import ActivationCache
+from hooked_lm.models.caches import decompose
+from hooked_lm.models.caches.decoder import ActivationCache
 from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.models.fixed_norm import norm_gain
+from hooked_lm.models.weights.fixed_norm import norm_gain
 from hooked_lm.results.scores import Label, Scores, origin
 
 __all__ = ["direct_logit_attribution", "source_attribution"]

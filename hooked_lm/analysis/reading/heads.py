@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hooked_lm.components.block import AttentionPart
+from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.results.scores import Label, Scores, origin
 

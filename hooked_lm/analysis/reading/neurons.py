@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.analysis.reading.heads import check_model, head_counts
-from hooked_lm.components.block import AttentionPart, MLPPart, PostNormBlock
+from hooked_lm.components.blocks.block import AttentionPart, MLPPart, PostNormBlock
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of, norm_unhooked
 from hooked_lm.factored_matrix import FactoredMatrix

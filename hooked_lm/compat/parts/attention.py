@@ -3,12 +3,12 @@
 from typing import Any
 
 from hooked_lm.compat.parts.name import Flat, Part, Plan, PublicName, block_of, flat
-from hooked_lm.components.attend import Attend
-from hooked_lm.components.attention import Attention as OurAttention
-from hooked_lm.components.cross_attention import CrossAttention
-from hooked_lm.components.position_bias import SharedBias
-from hooked_lm.components.relative_bias import RelativeBias
-from hooked_lm.models.encoder_decoder_config import HookedEncoderDecoderConfig
+from hooked_lm.components.attention.attend import Attend
+from hooked_lm.components.attention.cross import CrossAttention
+from hooked_lm.components.attention.multihead import Attention as OurAttention
+from hooked_lm.components.attention.position_bias import SharedBias
+from hooked_lm.components.attention.relative_bias import RelativeBias
+from hooked_lm.models.config.encoder_decoder import HookedEncoderDecoderConfig
 
 
 def attention_of(cfg: Flat, attn_type: str, layer_id: int | None, **changes: Any) -> Plan:

@@ -4,10 +4,16 @@ from typing import Any
 
 from hooked_lm.compat.parts.attention import has_relative_bias
 from hooked_lm.compat.parts.name import Flat, Part, Plan, PublicName, block_of, encoder_tree
-from hooked_lm.components.block import AttentionOnlyBlock, AttentionPart, ParallelBlock, PostNormBlock, PreNormBlock
-from hooked_lm.components.cross_block import CrossPart, PreNormCrossBlock
-from hooked_lm.components.mixer_block import MixerPart
-from hooked_lm.models.encoder_decoder_config import HookedEncoderDecoderConfig
+from hooked_lm.components.blocks.block import (
+    AttentionOnlyBlock,
+    AttentionPart,
+    ParallelBlock,
+    PostNormBlock,
+    PreNormBlock,
+)
+from hooked_lm.components.blocks.cross import CrossPart, PreNormCrossBlock
+from hooked_lm.components.blocks.mixer import MixerPart
+from hooked_lm.models.config.encoder_decoder import HookedEncoderDecoderConfig
 
 BLOCKS = {
     kind.Config: kind for kind in (AttentionOnlyBlock, PreNormBlock, ParallelBlock, PreNormCrossBlock, PostNormBlock)

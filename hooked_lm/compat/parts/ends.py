@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hooked_lm.compat.parts.name import Flat, Part, Plan, PublicName, encoder_tree, flat
 from hooked_lm.components import embed, encoder_embed, heads, norm
-from hooked_lm.models.flat import build_tree
+from hooked_lm.models.config.flat import build_tree
 
 Stream = Float[Tensor, "batch pos d_model"]
 

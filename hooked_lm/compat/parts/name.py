@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from hooked_lm.models.config import HookedTransformerConfig
-from hooked_lm.models.encoder_config import HookedEncoderConfig
-from hooked_lm.models.flat import build_tree
+from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.encoder import HookedEncoderConfig
+from hooked_lm.models.config.flat import build_tree
 
 Flat = HookedTransformerConfig | dict[str, Any]
 Plan = tuple[Any, ...]  # a class of ours, and what it is built from

@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from hooked_lm.models import defaults
+from hooked_lm.models.config import defaults
 from transformer_lens import (
     components,
     evals,

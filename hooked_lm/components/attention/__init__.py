@@ -1,0 +1,1 @@
+"""Attention: the layers, the kernel they share, and position biases."""

@@ -1,0 +1,99 @@
+"""Attention whose keys and values come from an encoder's output (Vaswani et al. 2017, arXiv:1706.03762)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hooked_lm.components.attention.attend import QUERY, Attend, Stream, project, projection
+from hooked_lm.components.context import KeysValues
+from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, plus
+from hooked_lm.components.source import Source, StackContext
+from hooked_lm.hooks import HookPoint
+
+SOURCE_KEY = ("batch", "key_pos", "kv_head", "d_head")
+
+
+class CrossAttention(Attend):
+    """`z = softmax(q k^T * scale + mask) v` with queries of the stream, and keys and values of the source.
+
+    `W_Q`, `W_K` and `W_V` are [head, d_model, d_head], `W_O` [head, d_head, d_model]; a bias may be None. `hook_k` and
+    `hook_v` are [batch, key_pos, kv_head, d_head], over the positions of the source.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        d_model: int
+        n_heads: int
+        d_head: int
+        scale: float | None = None  # of the scores; None: d_head ** -0.5
+        qkv_bias: bool = False
+        out_bias: bool = False
+
+        @property
+        def n_kv(self) -> int:
+            return self.n_heads
+
+        def build(self) -> "CrossAttention":
+            return CrossAttention(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.W_Q = projection(cfg.n_heads, cfg.d_model, cfg.d_head)
+        self.W_K = projection(cfg.n_heads, cfg.d_model, cfg.d_head)
+        self.W_V = projection(cfg.n_heads, cfg.d_model, cfg.d_head)
+        self.b_Q = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) if cfg.qkv_bias else None
+        self.b_K = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) if cfg.qkv_bias else None
+        self.b_V = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) if cfg.qkv_bias else None
+        self.q_norm = self.k_norm = None  # as the public interface says it
+        self.hook_q, self.hook_k, self.hook_v = HookPoint(*QUERY), HookPoint(*SOURCE_KEY), HookPoint(*SOURCE_KEY)
+        self.make_mixing(
+            cfg.n_heads,
+            cfg.d_head,
+            cfg.d_model,
+            scale=cfg.d_head**-0.5 if cfg.scale is None else cfg.scale,
+            out_bias=cfg.out_bias,
+            causal=False,
+        )
+
+    def forward(self, query_input: Stream, context: StackContext, layer: int = 0) -> Stream:
+        """`query_input` is the normalised stream; the context has the source, and `layer` its place there."""
+        assert context.source is not None, "cross attention without an encoder's output"
+        source = context.source
+        q = self.hook_q(project(query_input, self.W_Q, self.b_Q))
+        k, v = source.keys_values(layer, lambda: self.keys_values(source))
+        return self.output(self.mix(q, k, v, context.over_source))
+
+    def keys_values(self, source: Source) -> KeysValues:
+        """Keys and values of the source, at their sites."""
+        k = self.hook_k(project(source.resid, self.W_K, self.b_K))
+        return k, self.hook_v(project(source.resid, self.W_V, self.b_V))
+
+    # ---- what holds between the sites ------------------------------------------------------------------------------
+
+    def identities(self, at: Sites, read: Read, read_source: Read | None = None) -> Iterator[Identity]:
+        """What must hold between the sites of a run in which `read()` came in, and `read_source()` from the encoder."""
+        sources = {"q": read, "k": read_source or read, "v": read_source or read}
+        weights = {"q": (self.W_Q, self.b_Q), "k": (self.W_K, self.b_K), "v": (self.W_V, self.b_V)}
+        for name, (W, b) in weights.items():
+
+            def projected(name: str = name, W: Tensor = W, b: Tensor | None = b) -> tuple[Tensor, Tensor]:
+                return plus(torch.einsum("bpm,nmh->bpnh", sources[name](), W), b), at(f"hook_{name}")
+
+            yield f"what cross attention reads -> {name}", projected
+        yield "q k^T * scale == attn_scores, where a key is real", self._products(at)
+        yield from self.mixing_identities(at)
+
+    def _products(self, at: Sites) -> Pair:
+        def products() -> tuple[Tensor, Tensor]:
+            found = at("hook_attn_scores")
+            made = torch.einsum("bqnh,bknh->bnqk", at("hook_q"), at("hook_k")) * self.scale
+            return made[found.isfinite()], found[found.isfinite()]
+
+        return products
+
+    def input_weights(self) -> list[Reader]:
+        """The weight that reads the stream."""
+        return [(self, "W_Q", "b_Q")]

@@ -1,0 +1,138 @@
+"""Attention to the keys and values of an earlier layer (Brandon et al. 2024, arXiv:2405.12981): only queries are made."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hooked_lm.components.attention.attend import QUERY, Attend, PerHead, Stream, project, projection
+from hooked_lm.components.context import Context, KeysValues
+from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, below, normed, plus
+from hooked_lm.components.mlp import hook_if_listening
+from hooked_lm.components.norm import NormConfig, add_norm, norm_of
+from hooked_lm.components.rotary import Rotary
+from hooked_lm.hooks import HookPoint
+
+LENT = ("batch", "key_pos", "kv_head", "d_head")
+
+
+class SharedKVAttention(Attend):
+    """`z = softmax(q k^T * scale + mask) v` with the keys, as they were turned, and the values of layer `kv_source_layer`.
+
+    `hook_rot_k` and `hook_v` show that layer's keys and values, past tokens included. An edit of them affects this layer only.
+    """
+
+    makes_keys = False
+
+    @dataclass(frozen=True)
+    class Config:
+        d_model: int
+        n_heads: int
+        d_head: int
+        kv_source_layer: int
+        rotary: Rotary
+        n_key_value_heads: int | None = None
+        scale: float | None = None  # of the scores; None: d_head ** -0.5
+        qkv_bias: bool = False
+        out_bias: bool = False
+        qk_norm: NormConfig | None = None
+        window: int | None = None  # how many positions back a query sees, itself included
+        causal: bool = True
+        # what the flat names of a model ask every attention for
+        soft_cap: ClassVar[None] = None
+        position_bias: ClassVar[None] = None
+        sinks: ClassVar[bool] = False
+        clip: ClassVar[None] = None
+
+        @property
+        def n_kv(self) -> int:
+            return self.n_key_value_heads or self.n_heads
+
+        def build(self) -> "SharedKVAttention":
+            return SharedKVAttention(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.n_kv, self.ungrouped, self.kv_source_layer = cfg.n_kv, False, cfg.kv_source_layer
+        self.W_Q = projection(cfg.n_heads, cfg.d_model, cfg.d_head)
+        self.b_Q = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) if cfg.qkv_bias else None
+        self.hook_q = HookPoint(*QUERY)
+        add_norm(self, "q_norm", cfg.qk_norm, QUERY)
+        self.hook_rot_q, self.hook_rot_k, self.hook_v = HookPoint(*QUERY), HookPoint(*LENT), HookPoint(*LENT)
+        self.make_mixing(
+            cfg.n_heads,
+            cfg.d_head,
+            cfg.d_model,
+            scale=cfg.d_head**-0.5 if cfg.scale is None else cfg.scale,
+            out_bias=cfg.out_bias,
+            causal=cfg.causal,
+            window=cfg.window,
+        )
+
+    def forward(
+        self,
+        query_input: Float[Tensor, "batch pos *head d_model"],
+        key_input: Float[Tensor, "batch key_row *key_head d_model"] | None = None,
+        value_input: Float[Tensor, "batch key_row *value_head d_model"] | None = None,
+        context: Context | None = None,
+        layer: int = 0,
+    ) -> Stream:
+        """The normalised stream, or one copy of it per head; nothing is made of the inputs for keys and values."""
+        context = context or Context(query_input.shape[1], query_input.device)
+        q = self.queries(query_input, context)
+        k, v = self.source_kv(context, layer)
+        return self.output(
+            self.mix(q, hook_if_listening(self.hook_rot_k, k), hook_if_listening(self.hook_v, v), context, layer)
+        )
+
+    def queries(self, x: Float[Tensor, "batch pos *head d_model"], context: Context) -> PerHead:
+        """Normalised and turned."""
+        q = norm_of(self, "q_norm")(self.hook_q(project(x, self.W_Q, self.b_Q)))
+        return self.hook_rot_q(self.cfg.rotary.rotate(q, context.query_angles(self.cfg.rotary)))
+
+    def source_kv(self, context: Context, layer: int) -> KeysValues:
+        """The keys and values of the source layer; ValueError if it did not run."""
+        source = self.cfg.kv_source_layer
+        keys_values = context.kv_of(source)
+        if keys_values is None:
+            raise ValueError(
+                f"layer {layer} attends to the keys and values of layer {source}, which is no part of this run; "
+                f"start at layer {source} or before"
+            )
+        return keys_values
+
+    # ---- what holds between the sites ------------------------------------------------------------------------------
+
+    def identities(self, at: Sites, read: Read, read_value: Read | None = None) -> Iterator[Identity]:
+        """What must hold between the sites of a run in which `read()` came in."""
+        yield (
+            "ln1.normalized * w + b -> q",
+            lambda: (plus(torch.einsum("bpm,nmh->bpnh", read(), self.W_Q), self.b_Q), at("hook_q")),
+        )
+        yield "rotary(q) keeps lengths", self._lengths(at)
+        yield from self.mixing_identities(at)
+
+    def _lengths(self, at: Sites) -> Pair:
+        """Rotary turns a vector: up to the temperature of its scaling, its length stays."""
+
+        def lengths() -> tuple[Tensor, Tensor]:
+            q = normed(norm_of(self, "q_norm"), below(at, "q_norm"), lambda: at("hook_q"))
+            rotary = self.cfg.rotary
+            temperature = rotary.angles(torch.zeros(1, 1, dtype=torch.long), q.shape[1])[0].max()
+            turned = q[..., : rotary.dim].norm(dim=-1) * temperature.to(q)
+            return turned, at("hook_rot_q")[..., : rotary.dim].norm(dim=-1)
+
+        return lengths
+
+    @property
+    def is_linear_in_values(self) -> bool:
+        """Whether what all values share arrives in the output as it is, through `W_O`."""
+        return True
+
+    def input_weights(self) -> list[Reader]:
+        """The weight that reads the stream."""
+        return [(self, "W_Q", "b_Q")]

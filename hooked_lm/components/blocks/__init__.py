@@ -1,0 +1,1 @@
+"""Blocks: how attention, MLPs and mixers read the residual stream and write to it."""

@@ -1,0 +1,401 @@
+"""Blocks: how attention and MLP stand on the residual stream. A difference of structure is a different class."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hooked_lm.components.attention.disentangled import DisentangledAttention
+from hooked_lm.components.attention.head_inputs import HeadInputs
+from hooked_lm.components.attention.latent import LatentAttention
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.attention.shared_kv import SharedKVAttention
+from hooked_lm.components.context import Context
+from hooked_lm.components.identities import (
+    Identity,
+    Pair,
+    Read,
+    Reader,
+    Sites,
+    Sublayer,
+    added,
+    below,
+    norm_identity,
+    normed,
+    readers_of,
+)
+from hooked_lm.components.mlp import MLPConfig, hook_if_listening
+from hooked_lm.components.moe import MoE
+from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of
+from hooked_lm.components.public_call import public_block
+from hooked_lm.hooks import HookPoint, is_listening
+
+AttentionConfig = Attention.Config | LatentAttention.Config | SharedKVAttention.Config | DisentangledAttention.Config
+Stream = Float[Tensor, "batch pos d_model"]
+Left = Float[Tensor, "batch left d_model"]  # mostly all of the stream's tokens; see Context.asking
+
+
+class AttentionPart(HeadInputs):
+    """The half of a block that reads and writes the stream through attention."""
+
+    @dataclass(frozen=True)
+    class Config:
+        """A norm that is None is none; `ln1_post` normalises what is added, and `residual_scale` multiplies it."""
+
+        attn: AttentionConfig
+        ln1: NormConfig | None = None
+        ln1_post: NormConfig | None = None
+        residual_scale: float = 1.0
+
+    cfg: Config
+    layer: int
+
+    @property
+    def normalization_type(self) -> str | None:
+        """The kind of its first norm, as in a flat config: "LN", "LNPre", "RMS", "RMSPre"; None for no norm of ours."""
+        return getattr(self.ln1, "normalization_type", None)
+
+    def make_attention(self, cfg: Config) -> None:
+        self.ln1 = build_norm(cfg.ln1)
+        per_head, per_kv_head = ("batch", "pos", "head", "d_model"), ("batch", "pos", "kv_head", "d_model")
+        self.hook_attn_in = HookPoint(*per_head, on_demand=True)
+        self.hook_q_input = HookPoint(*per_head, on_demand=True)
+        attn = cfg.attn.build()
+        attn.layer_id = self.layer
+        self.makes_keys = attn.makes_keys
+        if self.makes_keys:
+            self.hook_k_input = HookPoint(*per_kv_head, on_demand=True)
+            self.hook_v_input = HookPoint(*per_kv_head, on_demand=True)
+        self.attn = attn
+        add_norm(self, "ln1_post", cfg.ln1_post)
+        self.hook_attn_out = HookPoint(*RESIDUAL)
+
+    def attn_out(self, resid: Stream, context: Context | None, shared: Stream | None = None) -> Left:
+        """What attention adds to the stream; `shared` is the normalised stream if it was made already."""
+        context = context or Context(resid.shape[1], resid.device)
+        query, key, value = self.attn_inputs(resid, shared, context)
+        if context.pos_embed is not None:
+            query = _plus(query, context.query_rows(context.pos_embed))
+            key = _plus(key, context.key_rows(context.pos_embed)) if self.makes_keys else key
+        out = norm_of(self, "ln1_post")(self.attn(query, key, value, context, self.layer))
+        return self.hook_attn_out(_scaled(out, self.cfg.residual_scale))
+
+    def attn_identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
+        """What must hold from the stream before attention to what attention adds.
+
+        `shift()` is what queries and keys read besides (the position embedding of a shortformer model).
+        """
+
+        def resid() -> Tensor:
+            return at("hook_resid_pre")
+
+        def read() -> Tensor:
+            return normed(self.ln1, below(at, "ln1"), resid)
+
+        yield from norm_identity("ln1", self.ln1, below(at, "ln1"), resid)
+        both = read if shift is None else lambda: read() + shift()
+        if isinstance(self.attn, Sublayer):
+            yield from self.attn.identities(below(at, "attn"), both, read)
+            yield from self.attn_out_identity(at)
+
+    def attn_out_identity(self, at: Sites) -> Iterator[Identity]:
+        """What attention gives, on its way into the stream."""
+        yield (
+            "sum of results + b_O, normed and scaled == attn_out",
+            lambda: (
+                added(
+                    self.attn.output_from_sites(below(at, "attn")), norm_of(self, "ln1_post"), self.cfg.residual_scale
+                ),
+                at("hook_attn_out"),
+            ),
+        )
+
+
+class MLPPart(nn.Module):
+    """The half of a block that reads and writes the stream through an MLP."""
+
+    @dataclass(frozen=True)
+    class Config:
+        """The same for the MLP."""
+
+        mlp: MLPConfig | MoE.Config = field(kw_only=True)
+        ln2: NormConfig | None = None
+        ln2_post: NormConfig | None = None
+        residual_scale: float = 1.0
+
+    cfg: Config
+    mlp_norm = "ln2"  # the norm that the MLP reads the stream through
+
+    def make_mlp(self, cfg: Config) -> None:
+        self.hook_mlp_in = HookPoint(*RESIDUAL, on_demand=True)
+        self.ln2 = build_norm(cfg.ln2)
+        self.mlp = cfg.mlp.build()
+        add_norm(self, "ln2_post", cfg.ln2_post)
+        self.hook_mlp_out = HookPoint(*RESIDUAL)
+
+    def mlp_out(self, resid: Stream) -> Stream:
+        """What the MLP adds to the stream."""
+        return self.mlp_written(self.ln2(hook_if_listening(self.hook_mlp_in, resid)))
+
+    def mlp_written(self, normalized: Stream) -> Stream:
+        """What the MLP adds to the stream when it reads this."""
+        out = norm_of(self, "ln2_post")(self.mlp(normalized))
+        return self.hook_mlp_out(_scaled(out, self.cfg.residual_scale))
+
+    def apply_mlp(self, normalized_resid: Stream) -> Stream:
+        """The same, under its public name."""
+        return self.mlp_written(normalized_resid)
+
+    def mlp_identities(self, at: Sites, stream: str) -> Iterator[Identity]:
+        """What must hold from the stream before the MLP, at this site, to what the MLP adds."""
+        norm, norm_at = getattr(self, self.mlp_norm), below(at, self.mlp_norm)
+
+        def resid() -> Tensor:
+            return at(stream)
+
+        def read() -> Tensor:
+            return normed(norm, norm_at, resid)
+
+        if self.mlp_norm == "ln2":
+            yield from norm_identity("ln2", norm, norm_at, resid)
+        if isinstance(self.mlp, Sublayer):
+            yield from self.mlp.identities(below(at, "mlp"), read)
+            yield from self.mlp_out_identity(at)
+
+    def mlp_out_identity(self, at: Sites) -> Iterator[Identity]:
+        """What the MLP gives, on its way into the stream."""
+        yield (
+            "post -> mlp_out, normed and scaled",
+            lambda: (
+                added(self.mlp.output_from_sites(below(at, "mlp")), norm_of(self, "ln2_post"), self.cfg.residual_scale),
+                at("hook_mlp_out"),
+            ),
+        )
+
+
+class AttentionOnlyBlock(AttentionPart):
+    """`resid + attn(ln1(resid))`."""
+
+    @dataclass(frozen=True)
+    class Config(AttentionPart.Config):
+        def build(self, layer: int) -> "AttentionOnlyBlock":
+            return AttentionOnlyBlock(self, layer)
+
+    def __init__(self, cfg: Config, layer: int) -> None:
+        super().__init__()
+        self.cfg, self.layer = cfg, layer
+        self.hook_resid_pre = HookPoint(*RESIDUAL)
+        self.make_attention(cfg)
+        self.hook_resid_post = HookPoint(*RESIDUAL)
+
+    @public_block
+    def forward(self, resid: Stream, context: Context | None = None) -> Left:
+        resid = self.hook_resid_pre(resid)
+        return self.hook_resid_post(leaving(resid, context) + self.attn_out(resid, context))
+
+    def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
+        """What must hold between the sites of a run."""
+        yield "resid_pre + attn_out == resid_post", sum_of(at, ["hook_resid_pre", "hook_attn_out"], "hook_resid_post")
+        yield from self.attn_identities(at, shift)
+
+    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
+        """Each norm that is between the stream and weights, with the weights that read it."""
+        return [("ln1", readers_of(self.attn))]
+
+
+class PreNormBlock(AttentionPart, MLPPart):
+    """`resid + attn(ln1(resid))`, then `resid + mlp(ln2(resid))`."""
+
+    @dataclass(frozen=True)
+    class Config(MLPPart.Config, AttentionPart.Config):
+        def build(self, layer: int) -> "PreNormBlock":
+            return PreNormBlock(self, layer)
+
+    cfg: Config
+
+    def __init__(self, cfg: Config, layer: int) -> None:
+        super().__init__()
+        self.cfg, self.layer = cfg, layer
+        self.hook_resid_pre = HookPoint(*RESIDUAL)
+        self.make_attention(cfg)
+        self.hook_resid_mid = HookPoint(*RESIDUAL)
+        self.make_mlp(cfg)
+        self.hook_resid_post = HookPoint(*RESIDUAL)
+
+    @public_block
+    def forward(self, resid: Stream, context: Context | None = None) -> Left:
+        resid = self.hook_resid_pre(resid)
+        resid = self.hook_resid_mid(leaving(resid, context) + self.attn_out(resid, context))
+        return self.hook_resid_post(resid + self.mlp_out(resid))
+
+    def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
+        """What must hold between the sites of a run."""
+        yield "resid_pre + attn_out == resid_mid", sum_of(at, ["hook_resid_pre", "hook_attn_out"], "hook_resid_mid")
+        yield "resid_mid + mlp_out == resid_post", sum_of(at, ["hook_resid_mid", "hook_mlp_out"], "hook_resid_post")
+        yield from self.attn_identities(at, shift)
+        yield from self.mlp_identities(at, "hook_resid_mid")
+
+    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
+        """Each norm that is between the stream and weights, with the weights that read it."""
+        return [("ln1", readers_of(self.attn)), ("ln2", readers_of(self.mlp))]
+
+
+class PostNormBlock(AttentionPart, MLPPart):
+    """`ln1(resid + attn(resid))`, then `ln2(that + mlp(that))`: the norms are in the stream (Vaswani et al. 2017).
+
+    `hook_resid_mid` and `hook_resid_post` are the sums before these norms; `hook_normalized_resid_mid` and
+    `hook_normalized_resid_post` are the stream after them, which the MLP and the next block read.
+    """
+
+    @dataclass(frozen=True)
+    class Config(MLPPart.Config, AttentionPart.Config):
+        def build(self, layer: int) -> "PostNormBlock":
+            return PostNormBlock(self, layer)
+
+    cfg: Config
+
+    def __init__(self, cfg: Config, layer: int) -> None:
+        super().__init__()
+        self.cfg, self.layer = cfg, layer
+        self.hook_resid_pre = HookPoint(*RESIDUAL)
+        self.make_attention(cfg)
+        self.hook_resid_mid = HookPoint(*RESIDUAL)
+        self._modules["ln1"] = self._modules.pop("ln1")  # again: sites are listed in the order of computation
+        self.hook_normalized_resid_mid = HookPoint(*RESIDUAL)
+        self.make_mlp(cfg)
+        self.hook_resid_post = HookPoint(*RESIDUAL)
+        self._modules["ln2"] = self._modules.pop("ln2")
+        self.hook_normalized_resid_post = HookPoint(*RESIDUAL)
+
+    @public_block
+    def forward(self, resid: Stream, context: Context | None = None) -> Left:
+        resid = self.hook_resid_pre(resid)
+        resid = self.hook_resid_mid(leaving(resid, context) + self.attn_out(resid, context, resid))
+        resid = self.hook_normalized_resid_mid(self.ln1(resid))
+        resid = self.hook_resid_post(resid + self.mlp_written(hook_if_listening(self.hook_mlp_in, resid)))
+        return self.hook_normalized_resid_post(self.ln2(resid))
+
+    def read(
+        self, copies: Float[Tensor, "batch pos *head d_model"], at_sites: bool = True
+    ) -> Float[Tensor, "batch pos *head d_model"]:
+        """Copies of the stream as attention reads them: as they are."""
+        return copies
+
+    def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
+        """What must hold between the sites of a run."""
+        yield "resid_pre + attn_out == resid_mid", sum_of(at, ["hook_resid_pre", "hook_attn_out"], "hook_resid_mid")
+        yield (
+            "normalized_resid_mid + mlp_out == resid_post",
+            sum_of(at, ["hook_normalized_resid_mid", "hook_mlp_out"], "hook_resid_post"),
+        )
+        for norm, name, site in ((self.ln1, "ln1", "resid_mid"), (self.ln2, "ln2", "resid_post")):
+
+            def summed(site: str = site) -> Tensor:
+                return at(f"hook_{site}")
+
+            def stands_in_stream(norm: nn.Module = norm, name: str = name, site: str = site) -> tuple[Tensor, Tensor]:
+                return normed(norm, below(at, name), lambda: at(f"hook_{site}")), at(f"hook_normalized_{site}")
+
+            yield from norm_identity(name, norm, below(at, name), summed)
+            yield f"{name}({site}) == normalized_{site}", stands_in_stream
+        if isinstance(self.attn, Sublayer):
+
+            def read() -> Tensor:
+                return at("hook_resid_pre")
+
+            both = read if shift is None else lambda: read() + shift()
+            yield from self.attn.identities(below(at, "attn"), both, read)
+            yield from self.attn_out_identity(at)
+        if isinstance(self.mlp, Sublayer):
+            yield from self.mlp.identities(below(at, "mlp"), lambda: at("hook_normalized_resid_mid"))
+            yield from self.mlp_out_identity(at)
+
+    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
+        """None: what a norm gives is the stream itself."""
+        return []
+
+
+class ParallelBlock(AttentionPart, MLPPart):
+    """`resid + attn(ln1(resid)) + mlp(ln2(resid))`: both read the same stream (GPT-J, Wang and Komatsuzaki 2021)."""
+
+    @dataclass(frozen=True)
+    class Config(MLPPart.Config, AttentionPart.Config):
+        def build(self, layer: int) -> "ParallelBlock":
+            return ParallelBlock(self, layer)
+
+    cfg: Config
+
+    def __init__(self, cfg: Config, layer: int) -> None:
+        super().__init__()
+        self.cfg, self.layer = cfg, layer
+        self.hook_resid_pre = HookPoint(*RESIDUAL)
+        self.make_attention(cfg)
+        self.make_mlp(cfg)
+        self.hook_resid_post = HookPoint(*RESIDUAL)
+
+    @public_block
+    def forward(self, resid: Stream, context: Context | None = None) -> Left:
+        resid = self.hook_resid_pre(resid)
+        left = leaving(resid, context)
+        return self.hook_resid_post(left + self.attn_out(resid, context) + self.mlp_out(left))
+
+    def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
+        """What must hold between the sites of a run."""
+        yield (
+            "resid_pre + attn_out + mlp_out == resid_post",
+            sum_of(at, ["hook_resid_pre", "hook_attn_out", "hook_mlp_out"], "hook_resid_post"),
+        )
+        yield from self.attn_identities(at, shift)
+        yield from self.mlp_identities(at, "hook_resid_pre")
+
+    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
+        """Each norm that is between the stream and weights, with the weights that read it."""
+        return [("ln1", readers_of(self.attn)), ("ln2", readers_of(self.mlp))]
+
+
+class SharedNormBlock(ParallelBlock):
+    """`resid + attn(x) + mlp(x)` with `x = ln1(resid)`: a parallel block with one norm for both."""
+
+    @dataclass(frozen=True)
+    class Config(ParallelBlock.Config):
+        def build(self, layer: int) -> "SharedNormBlock":
+            return SharedNormBlock(self, layer)
+
+    cfg: Config
+    mlp_norm = "ln1"
+
+    @public_block
+    def forward(self, resid: Stream, context: Context | None = None) -> Left:
+        resid = self.hook_resid_pre(resid)
+        shared = self.ln1(resid)
+        attn_out = self.attn_out(resid, context, shared)
+        left, shared = leaving(resid, context), leaving(shared, context)
+        if is_listening(self.hook_mlp_in):
+            shared = self.read(self.hook_mlp_in(left.clone()), self.norm_shows_copies(context))
+        return self.hook_resid_post(left + attn_out + self.mlp_written(shared))
+
+    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
+        """The one norm, with the weights of both that read it."""
+        return [("ln1", readers_of(self.attn, self.mlp))]
+
+
+BlockConfig = AttentionOnlyBlock.Config | PreNormBlock.Config | PostNormBlock.Config | ParallelBlock.Config
+
+
+def leaving(x: Stream, context: Context | None) -> Left:
+    """Of the tokens that come to a block those that leave it; without a context, all."""
+    return x if context is None else context.query_rows(x)
+
+
+def sum_of(at: Sites, parts: list[str], whole: str) -> Pair:
+    """That sites add up to another."""
+    return lambda: (sum((at(part) for part in parts[1:]), at(parts[0])), at(whole))
+
+
+def _scaled(x: Stream, scale: float) -> Stream:
+    return x if scale == 1.0 else x * scale
+
+
+def _plus(x: Tensor, pos_embed: Stream) -> Tensor:
+    return x + (pos_embed[:, :, None] if x.ndim == 4 else pos_embed)

@@ -1,0 +1,91 @@
+"""A post-norm block with a convolution beside its sublayers (DeBERTa-v2, He et al. 2020, arXiv:2006.03654)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hooked_lm.components.activations import Activation, activation
+from hooked_lm.components.blocks.block import PostNormBlock
+from hooked_lm.components.context import Context
+from hooked_lm.components.identities import Identity, Read, Sites, below, norm_identity, normed
+from hooked_lm.components.mlp import hook_if_listening
+from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm
+from hooked_lm.components.public_call import public_block
+from hooked_lm.hooks import HookPoint
+
+Stream = Float[Tensor, "batch pos d_model"]
+
+
+class ConvPostNormBlock(PostNormBlock):
+    """`ln3(block(resid) + act(conv(resid)))`: what a post-norm block leaves, and what neighbours of its input give.
+
+    `W_conv` is [offset, d_model, d_model] (with groups, [offset, d_model / groups, d_model]). `hook_resid_conv` is the sum
+    before `ln3`, `hook_normalized_resid_post` the stream after it.
+    """
+
+    @dataclass(frozen=True)
+    class Config(PostNormBlock.Config):
+        ln3: NormConfig = field(kw_only=True)
+        n_offsets: int = 3  # how many neighbours are read, itself included
+        n_groups: int = 1
+        conv_act_fn: Activation = "tanh"
+
+        def build(self, layer: int) -> "ConvPostNormBlock":
+            return ConvPostNormBlock(self, layer)
+
+    cfg: Config
+
+    def __init__(self, cfg: Config, layer: int) -> None:
+        super().__init__(cfg, layer)
+        d_model = cfg.ln3.d_model
+        self.W_conv = nn.Parameter(torch.empty(d_model, d_model // cfg.n_groups, cfg.n_offsets).permute(2, 1, 0))
+        self.b_conv = nn.Parameter(torch.zeros(d_model))
+        self.hook_conv_pre = HookPoint(*RESIDUAL)
+        self.conv_act = activation(cfg.conv_act_fn)
+        self.hook_conv_out = HookPoint(*RESIDUAL)
+        self.hook_resid_conv = HookPoint(*RESIDUAL)
+        self.ln3 = build_norm(cfg.ln3)
+        self._modules["hook_normalized_resid_post"] = self._modules.pop(
+            "hook_normalized_resid_post"
+        )  # the last of them
+
+    @public_block
+    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
+        resid = source = self.hook_resid_pre(resid)
+        resid = self.hook_resid_mid(resid + self.attn_out(resid, context, resid))
+        resid = self.hook_normalized_resid_mid(self.ln1(resid))
+        resid = self.ln2(self.hook_resid_post(resid + self.mlp_written(hook_if_listening(self.hook_mlp_in, resid))))
+        pre = self.hook_conv_pre(self.convolved(source, context))
+        resid = self.hook_resid_conv(resid + self.hook_conv_out(self.conv_act(pre)))
+        return self.hook_normalized_resid_post(self.ln3(resid))
+
+    def convolved(self, x: Stream, context: Context | None = None) -> Stream:
+        """The convolution; padding is as good as nothing."""
+        if context is not None and context.real is not None:
+            x = x * context.real[..., None]
+        weight, padding = self.W_conv.permute(2, 1, 0), (self.cfg.n_offsets - 1) // 2
+        return F.conv1d(x.mT, weight, self.b_conv, padding=padding, groups=self.cfg.n_groups).mT
+
+    def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
+        """What must hold between the sites of a run."""
+        for name, pair in super().identities(at, shift):
+            if not name.endswith("== normalized_resid_post"):
+                yield name, pair
+
+        def summed() -> tuple[Tensor, Tensor]:
+            left = normed(self.ln2, below(at, "ln2"), lambda: at("hook_resid_post"))
+            return left + at("hook_conv_out"), at("hook_resid_conv")
+
+        def stands_in_stream() -> tuple[Tensor, Tensor]:
+            made = normed(self.ln3, below(at, "ln3"), lambda: at("hook_resid_conv"))
+            return made, at("hook_normalized_resid_post")
+
+        yield "conv(resid_pre) == conv_pre", lambda: (self.convolved(at("hook_resid_pre")), at("hook_conv_pre"))
+        yield "act(conv_pre) == conv_out", lambda: (self.conv_act(at("hook_conv_pre")), at("hook_conv_out"))
+        yield "ln2(resid_post) + conv_out == resid_conv", summed
+        yield from norm_identity("ln3", self.ln3, below(at, "ln3"), lambda: at("hook_resid_conv"))
+        yield "ln3(resid_conv) == normalized_resid_post", stands_in_stream

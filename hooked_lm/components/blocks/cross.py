@@ -1,0 +1,235 @@
+"""The blocks of a decoder beside an encoder: self-attention, then cross attention, then the MLP."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hooked_lm.components.attention.cross import CrossAttention
+from hooked_lm.components.blocks.block import AttentionPart
+from hooked_lm.components.identities import (
+    Identity,
+    Pair,
+    Read,
+    Reader,
+    Sites,
+    Sublayer,
+    below,
+    norm_identity,
+    normed,
+    readers_of,
+)
+from hooked_lm.components.mlp import MLPConfig, hook_if_listening
+from hooked_lm.components.moe import MoE
+from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm
+from hooked_lm.components.source import StackContext
+from hooked_lm.hooks import HookPoint
+
+Stream = Float[Tensor, "batch pos d_model"]
+
+
+class CrossPart(AttentionPart):
+    """The three sublayers, and what each adds to the stream."""
+
+    @dataclass(frozen=True)
+    class Config(AttentionPart.Config):
+        """A norm that is None is none: `ln1` is that of self-attention, `ln2` of cross attention, `ln3` of the MLP."""
+
+        cross_attn: CrossAttention.Config = field(kw_only=True)
+        mlp: MLPConfig | MoE.Config = field(kw_only=True)
+        ln2: NormConfig | None = None
+        ln3: NormConfig | None = None
+
+    cfg: Config
+
+    def make_cross_attention(self, cfg: Config) -> None:
+        self.hook_cross_attn_in = HookPoint(*RESIDUAL, on_demand=True)
+        self.ln2 = build_norm(cfg.ln2)
+        self.cross_attn = cfg.cross_attn.build()
+        self.cross_attn.layer_id = self.layer
+        self.hook_cross_attn_out = HookPoint(*RESIDUAL)
+
+    def make_mlp(self, cfg: Config) -> None:
+        self.hook_mlp_in = HookPoint(*RESIDUAL, on_demand=True)
+        self.ln3 = build_norm(cfg.ln3)
+        self.mlp = cfg.mlp.build()
+        self.hook_mlp_out = HookPoint(*RESIDUAL)
+
+    def cross_written(self, normalized: Stream, context: StackContext) -> Stream:
+        """What cross attention adds to the stream when its queries read this."""
+        return self.hook_cross_attn_out(self.scaled(self.cross_attn(normalized, context, self.layer)))
+
+    def mlp_written(self, normalized: Stream) -> Stream:
+        """What the MLP adds to the stream when it reads this."""
+        return self.hook_mlp_out(self.scaled(self.mlp(normalized)))
+
+    def scaled(self, out: Stream) -> Stream:
+        """What a sublayer gives, as it is added to the stream."""
+        return out if self.cfg.residual_scale == 1.0 else out * self.cfg.residual_scale
+
+    def written_identities(
+        self, at: Sites, read_cross: Read, read_mlp: Read, read_source: Read | None
+    ) -> Iterator[Identity]:
+        """What must hold inside cross attention and MLP, and from there to what they add."""
+        if isinstance(self.cross_attn, CrossAttention):
+            for name, pair in self.cross_attn.identities(below(at, "cross_attn"), read_cross, read_source):
+                yield f"cross attention: {name}", pair
+            yield (
+                "cross attention: sum of results + b_O == cross_attn_out",
+                lambda: (
+                    self.scaled(self.cross_attn.output_from_sites(below(at, "cross_attn"))),
+                    at("hook_cross_attn_out"),
+                ),
+            )
+        if isinstance(self.mlp, Sublayer):
+            yield from self.mlp.identities(below(at, "mlp"), read_mlp)
+            yield (
+                "post -> mlp_out",
+                lambda: (self.scaled(self.mlp.output_from_sites(below(at, "mlp"))), at("hook_mlp_out")),
+            )
+
+
+class PreNormCrossBlock(CrossPart):
+    """`resid + attn(ln1(resid))`, then `resid + cross_attn(ln2(resid), source)`, then `resid + mlp(ln3(resid))`."""
+
+    @dataclass(frozen=True)
+    class Config(CrossPart.Config):
+        def build(self, layer: int) -> "PreNormCrossBlock":
+            return PreNormCrossBlock(self, layer)
+
+    cfg: Config
+
+    def __init__(self, cfg: Config, layer: int) -> None:
+        super().__init__()
+        self.cfg, self.layer = cfg, layer
+        self.hook_resid_pre = HookPoint(*RESIDUAL)
+        self.make_attention(cfg)
+        self.hook_resid_mid = HookPoint(*RESIDUAL)
+        self.make_cross_attention(cfg)
+        self.hook_resid_mid_cross = HookPoint(*RESIDUAL)
+        self.make_mlp(cfg)
+        self.hook_resid_post = HookPoint(*RESIDUAL)
+
+    def forward(self, resid: Stream, context: StackContext) -> Stream:
+        resid = self.hook_resid_pre(resid)
+        resid = self.hook_resid_mid(resid + self.attn_out(resid, context))
+        cross_out = self.cross_written(self.ln2(hook_if_listening(self.hook_cross_attn_in, resid)), context)
+        resid = self.hook_resid_mid_cross(resid + cross_out)
+        return self.hook_resid_post(resid + self.mlp_written(self.ln3(hook_if_listening(self.hook_mlp_in, resid))))
+
+    def identities(self, at: Sites, read_source: Read | None = None) -> Iterator[Identity]:
+        """What must hold between the sites of a run in which `read_source()` came from the encoder."""
+        yield from _sums(at, "resid_pre", "resid_mid", "resid_mid_cross")
+        yield from self.attn_identities(at)
+        reads = {}
+        for name, site in (("ln2", "hook_resid_mid"), ("ln3", "hook_resid_mid_cross")):
+
+            def resid(site: str = site) -> Tensor:
+                return at(site)
+
+            def read(name: str = name, resid: Read = resid) -> Tensor:
+                return normed(getattr(self, name), below(at, name), resid)
+
+            reads[name] = read
+            yield from norm_identity(name, getattr(self, name), below(at, name), resid)
+        yield from self.written_identities(at, reads["ln2"], reads["ln3"], read_source)
+
+    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
+        """Each norm that is between the stream and weights, with the weights that read it."""
+        return [("ln1", readers_of(self.attn)), ("ln2", readers_of(self.cross_attn)), ("ln3", readers_of(self.mlp))]
+
+
+class PostNormCrossBlock(CrossPart):
+    """`x = ln1(resid + attn(resid))`, then `y = ln2(x + cross_attn(x, source))`, then `ln3(y + mlp(y))`.
+
+    The norms stand in the stream (Vaswani et al. 2017). `hook_resid_mid`, `hook_resid_mid_cross` and `hook_resid_post`
+    are the sums before them; `hook_normalized_` and these names are the stream after them.
+    """
+
+    @dataclass(frozen=True)
+    class Config(CrossPart.Config):
+        def build(self, layer: int) -> "PostNormCrossBlock":
+            return PostNormCrossBlock(self, layer)
+
+    cfg: Config
+
+    def __init__(self, cfg: Config, layer: int) -> None:
+        super().__init__()
+        self.cfg, self.layer = cfg, layer
+        self.hook_resid_pre = HookPoint(*RESIDUAL)
+        self.make_attention(cfg)
+        self.hook_resid_mid = HookPoint(*RESIDUAL)
+        self._move_to_the_end("ln1")
+        self.hook_normalized_resid_mid = HookPoint(*RESIDUAL)
+        self.make_cross_attention(cfg)
+        self.hook_resid_mid_cross = HookPoint(*RESIDUAL)
+        self._move_to_the_end("ln2")
+        self.hook_normalized_resid_mid_cross = HookPoint(*RESIDUAL)
+        self.make_mlp(cfg)
+        self.hook_resid_post = HookPoint(*RESIDUAL)
+        self._move_to_the_end("ln3")
+        self.hook_normalized_resid_post = HookPoint(*RESIDUAL)
+
+    def _move_to_the_end(self, norm: str) -> None:
+        """Sites are listed in the order of computation."""
+        self._modules[norm] = self._modules.pop(norm)
+
+    def forward(self, resid: Stream, context: StackContext) -> Stream:
+        resid = self.hook_resid_pre(resid)
+        resid = self.hook_resid_mid(resid + self.attn_out(resid, context, resid))
+        resid = self.hook_normalized_resid_mid(self.ln1(resid))
+        cross_out = self.cross_written(hook_if_listening(self.hook_cross_attn_in, resid), context)
+        resid = self.hook_resid_mid_cross(resid + cross_out)
+        resid = self.hook_normalized_resid_mid_cross(self.ln2(resid))
+        resid = self.hook_resid_post(resid + self.mlp_written(hook_if_listening(self.hook_mlp_in, resid)))
+        return self.hook_normalized_resid_post(self.ln3(resid))
+
+    def read(
+        self, copies: Float[Tensor, "batch pos *head d_model"], at_sites: bool = True
+    ) -> Float[Tensor, "batch pos *head d_model"]:
+        """Copies of the stream as attention reads them: as they are."""
+        return copies
+
+    def identities(self, at: Sites, read_source: Read | None = None) -> Iterator[Identity]:
+        """What must hold between the sites of a run in which `read_source()` came from the encoder."""
+        yield from _sums(at, "resid_pre", "normalized_resid_mid", "normalized_resid_mid_cross")
+        for name, site in (("ln1", "resid_mid"), ("ln2", "resid_mid_cross"), ("ln3", "resid_post")):
+            norm = getattr(self, name)
+
+            def resid(site: str = site) -> Tensor:
+                return at(f"hook_{site}")
+
+            def in_stream(
+                norm: nn.Module = norm, name: str = name, site: str = site, resid: Read = resid
+            ) -> tuple[Tensor, Tensor]:
+                return normed(norm, below(at, name), resid), at(f"hook_normalized_{site}")
+
+            yield from norm_identity(name, norm, below(at, name), resid)
+            yield f"{name}({site}) == normalized_{site}", in_stream
+        if isinstance(self.attn, Sublayer):
+            yield from self.attn.identities(below(at, "attn"), lambda: at("hook_resid_pre"))
+            yield from self.attn_out_identity(at)
+        read_cross, read_mlp = "hook_normalized_resid_mid", "hook_normalized_resid_mid_cross"
+        yield from self.written_identities(at, lambda: at(read_cross), lambda: at(read_mlp), read_source)
+
+    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
+        """None: what a norm gives is the stream itself."""
+        return []
+
+
+CrossBlockConfig = PreNormCrossBlock.Config | PostNormCrossBlock.Config
+
+
+def _sums(at: Sites, before_attn: str, before_cross: str, before_mlp: str) -> Iterator[Identity]:
+    """That what a sublayer adds, and the stream before it, are the stream after it."""
+    for before, out, after in (
+        (before_attn, "attn_out", "resid_mid"),
+        (before_cross, "cross_attn_out", "resid_mid_cross"),
+        (before_mlp, "mlp_out", "resid_post"),
+    ):
+        yield f"{before} + {out} == {after}", _sum(at, before, out, after)
+
+
+def _sum(at: Sites, before: str, out: str, after: str) -> Pair:
+    return lambda: (at(f"hook_{before}") + at(f"hook_{out}"), at(f"hook_{after}"))

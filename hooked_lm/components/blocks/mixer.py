@@ -1,0 +1,159 @@
+"""Blocks whose tokens are mixed by a state space instead of attention."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hooked_lm.components.blocks.block import Left, MLPPart, leaving, sum_of
+from hooked_lm.components.context import Context
+from hooked_lm.components.identities import (
+    Identity,
+    Read,
+    Reader,
+    Sites,
+    Sublayer,
+    added,
+    below,
+    norm_identity,
+    normed,
+    readers_of,
+)
+from hooked_lm.components.mlp import hook_if_listening
+from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of, wide
+from hooked_lm.components.ssm.mamba import Mamba
+from hooked_lm.components.ssm.mamba2 import Mamba2
+from hooked_lm.components.ssm.rg_lru import RGLRU
+from hooked_lm.hooks import HookPoint
+
+Stream = Float[Tensor, "batch pos d_model"]
+MixerConfig = Mamba.Config | Mamba2.Config | RGLRU.Config
+
+
+class MixerPart(nn.Module):
+    """The half of a block that reads and writes the stream through a mixer: what attention is elsewhere."""
+
+    @dataclass(frozen=True)
+    class Config:
+        """A norm that is None is none; `residual_scale` multiplies what is added."""
+
+        mixer: MixerConfig
+        ln1: NormConfig | None = None
+        ln1_post: NormConfig | None = None
+        residual_scale: float = 1.0
+
+    cfg: Config
+    layer: int
+
+    def make_mixer(self, cfg: Config) -> None:
+        self.hook_mixer_in = HookPoint(*RESIDUAL, on_demand=True)
+        self.ln1 = build_norm(cfg.ln1)
+        self.mixer = cfg.mixer.build()
+        add_norm(self, "ln1_post", cfg.ln1_post)
+        self.hook_mixer_out = HookPoint(*RESIDUAL)
+
+    def mixer_out(self, resid: Stream, context: Context | None) -> Left:
+        """What the mixer adds to the stream. It reads the stream in the precision of its weights."""
+        context = context or Context(resid.shape[1], resid.device)
+        normalized = self.ln1(hook_if_listening(self.hook_mixer_in, resid)).to(self.reading_dtype(resid))
+        out = norm_of(self, "ln1_post")(context.query_rows(context.scan(self.layer, self.mixer, normalized)))
+        return self.hook_mixer_out(out if self.cfg.residual_scale == 1.0 else out * self.cfg.residual_scale)
+
+    def reading_dtype(self, resid: Stream) -> torch.dtype:
+        """The precision of the mixer's weights; that of the stream, for a module without any."""
+        return next(self.mixer.parameters(), resid).dtype
+
+    def mixer_identities(self, at: Sites) -> Iterator[Identity]:
+        """What must hold from the stream before the mixer to what the mixer adds."""
+
+        def resid() -> Tensor:
+            return at("hook_resid_pre")
+
+        def read() -> Tensor:
+            return normed(self.ln1, below(at, "ln1"), resid).to(self.reading_dtype(resid()))
+
+        yield from norm_identity("ln1", self.ln1, below(at, "ln1"), resid)
+        if isinstance(self.mixer, Sublayer):
+            yield from self.mixer.identities(below(at, "mixer"), read)
+            yield (
+                "y -> mixer_out, normed and scaled",
+                lambda: (
+                    added(
+                        self.mixer.output_from_sites(below(at, "mixer")),
+                        norm_of(self, "ln1_post"),
+                        self.cfg.residual_scale,
+                    ),
+                    at("hook_mixer_out"),
+                ),
+            )
+
+
+class MixerBlock(MixerPart):
+    """`resid + mixer(ln1(resid))`: a layer of a pure state-space model. With `wide_stream` the sum is in fp32 or better."""
+
+    @dataclass(frozen=True)
+    class Config(MixerPart.Config):
+        wide_stream: bool = False
+
+        def build(self, layer: int) -> "MixerBlock":
+            return MixerBlock(self, layer)
+
+    cfg: Config
+
+    def __init__(self, cfg: Config, layer: int) -> None:
+        super().__init__()
+        self.cfg, self.layer = cfg, layer
+        self.hook_resid_pre = HookPoint(*RESIDUAL)
+        self.make_mixer(cfg)
+        self.hook_resid_post = HookPoint(*RESIDUAL)
+
+    def forward(self, resid: Stream, context: Context | None = None) -> Left:
+        resid = self.hook_resid_pre(wide(resid) if self.cfg.wide_stream else resid)
+        return self.hook_resid_post(leaving(resid, context) + self.mixer_out(resid, context))
+
+    def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
+        """What must hold between the sites of a run."""
+        yield "resid_pre + mixer_out == resid_post", sum_of(at, ["hook_resid_pre", "hook_mixer_out"], "hook_resid_post")
+        yield from self.mixer_identities(at)
+
+    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
+        """Each norm that is between the stream and weights, with the weights that read it."""
+        return [("ln1", readers_of(self.mixer))]
+
+
+class MixerMLPBlock(MixerPart, MLPPart):
+    """`resid + mixer(ln1(resid))`, then `resid + mlp(ln2(resid))`: a state-space layer of a hybrid."""
+
+    @dataclass(frozen=True)
+    class Config(MLPPart.Config, MixerPart.Config):
+        def build(self, layer: int) -> "MixerMLPBlock":
+            return MixerMLPBlock(self, layer)
+
+    cfg: Config
+
+    def __init__(self, cfg: Config, layer: int) -> None:
+        super().__init__()
+        self.cfg, self.layer = cfg, layer
+        self.hook_resid_pre = HookPoint(*RESIDUAL)
+        self.make_mixer(cfg)
+        self.hook_resid_mid = HookPoint(*RESIDUAL)
+        self.make_mlp(cfg)
+        self.hook_resid_post = HookPoint(*RESIDUAL)
+
+    def forward(self, resid: Stream, context: Context | None = None) -> Left:
+        resid = self.hook_resid_pre(resid)
+        resid = self.hook_resid_mid(leaving(resid, context) + self.mixer_out(resid, context))
+        return self.hook_resid_post(resid + self.mlp_out(resid))
+
+    def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
+        """What must hold between the sites of a run."""
+        yield "resid_pre + mixer_out == resid_mid", sum_of(at, ["hook_resid_pre", "hook_mixer_out"], "hook_resid_mid")
+        yield "resid_mid + mlp_out == resid_post", sum_of(at, ["hook_resid_mid", "hook_mlp_out"], "hook_resid_post")
+        yield from self.mixer_identities(at)
+        yield from self.mlp_identities(at, "hook_resid_mid")
+
+    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
+        """Each norm that is between the stream and weights, with the weights that read it."""
+        return [("ln1", readers_of(self.mixer)), ("ln2", readers_of(self.mlp))]

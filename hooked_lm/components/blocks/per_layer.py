@@ -1,0 +1,199 @@
+"""Per-layer embeddings (Gemma 3n and Gemma 4, Google DeepMind 2025 and 2026): each layer is given a small vector of its own
+for every token, and decides by a gate what of it enters the stream."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hooked_lm.components.activations import Activation, activation
+from hooked_lm.components.blocks.block import Left, PreNormBlock, Stream, leaving, sum_of
+from hooked_lm.components.context import Context
+from hooked_lm.components.identities import Identity, Read, Reader, Sites, added, below, norm_identity, normed
+from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of
+from hooked_lm.components.public_call import public_block
+from hooked_lm.hooks import HookPoint
+
+GIVEN = ("batch", "pos", "d_per_layer")
+ALL_GIVEN = ("batch", "pos", "layer", "d_per_layer")
+
+Given = Float[Tensor, "batch pos d_per_layer"]
+AllGiven = Float[Tensor, "batch pos layer d_per_layer"]
+
+
+class PerLayerEmbed(nn.Module):
+    """`(norm(x W_proj * d_model ** -0.5) + sqrt(d_per_layer) * W_E[token]) / sqrt(2)`, for all layers at once.
+
+    x is the embedding of the tokens as it enters the stream; `W_E` is [d_vocab, layer, d_per_layer], `W_proj`
+    [d_model, layer, d_per_layer].
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        d_vocab: int
+        d_model: int
+        n_layers: int
+        d_per_layer: int
+        norm: NormConfig
+
+        def build(self) -> "PerLayerEmbed":
+            return PerLayerEmbed(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.W_E = nn.Parameter(torch.empty(cfg.d_vocab, cfg.n_layers, cfg.d_per_layer))
+        self.W_proj = nn.Parameter(torch.empty(cfg.n_layers, cfg.d_per_layer, cfg.d_model).permute(2, 0, 1))
+        self.norm = build_norm(cfg.norm, ALL_GIVEN)
+        self.hook_out = HookPoint(*ALL_GIVEN)
+
+    def forward(self, tokens: Int[Tensor, "batch pos"], embed: Stream) -> AllGiven:
+        return self.hook_out((self.norm(self.projected(embed)) + self.rows(tokens)) * 2**-0.5)
+
+    def projected(self, embed: Stream) -> AllGiven:
+        """What the embedding in the stream says of each layer's vector, before the norm."""
+        projected = F.linear(embed, self.W_proj.flatten(1).T) * self.cfg.d_model**-0.5
+        return projected.unflatten(-1, (self.cfg.n_layers, self.cfg.d_per_layer))
+
+    def rows(self, tokens: Int[Tensor, "batch pos"]) -> AllGiven:
+        """What the tokens say of it."""
+        rows = F.embedding(tokens, self.W_E.flatten(1))
+        # the scale is rounded to the weights' precision, as the models were trained
+        rows = rows * torch.tensor(self.cfg.d_per_layer**0.5).to(rows)
+        return rows.unflatten(-1, (self.cfg.n_layers, self.cfg.d_per_layer))
+
+    def identities(self, at: Sites, embed: Read, tokens: Int[Tensor, "batch pos"]) -> Iterator[Identity]:
+        """What must hold between the sites of a run over these tokens, in which `embed()` entered the stream."""
+        norm_at = below(at, "norm")
+
+        def projected() -> Tensor:
+            return self.projected(embed())
+
+        yield from norm_identity("per_layer.norm", self.norm, norm_at, projected)
+        yield (
+            "(normalized * w + W_E[token]) / sqrt(2) == per_layer.out",
+            lambda: ((normed(self.norm, norm_at, projected) + self.rows(tokens)) * 2**-0.5, at("hook_out")),
+        )
+
+
+class PerLayerGate(nn.Module):
+    """`(act(x W_gate) * given) W_out`: what a layer lets into the stream of the vector that it is given."""
+
+    @dataclass(frozen=True)
+    class Config:
+        d_model: int
+        d_per_layer: int
+        act_fn: Activation
+
+        def build(self) -> "PerLayerGate":
+            return PerLayerGate(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.act = activation(cfg.act_fn)
+        self.W_gate = nn.Parameter(torch.empty(cfg.d_model, cfg.d_per_layer))
+        self.W_out = nn.Parameter(torch.empty(cfg.d_per_layer, cfg.d_model))
+        self.hook_pre, self.hook_post = HookPoint(*GIVEN), HookPoint(*GIVEN)
+
+    def forward(self, x: Stream, given: Given) -> Stream:
+        gate = self.act(self.hook_pre(F.linear(x, self.W_gate.T)))
+        return F.linear(self.hook_post(gate * given), self.W_out.T)
+
+    def identities(self, at: Sites, read: Read, given: Read) -> Iterator[Identity]:
+        """What must hold between the sites of a run in which `read()` and `given()` came in."""
+        yield "resid_mid + mlp_out -> per_layer.pre", lambda: (read() @ self.W_gate, at("hook_pre"))
+        yield "act(pre) * given == per_layer.post", lambda: (self.act(at("hook_pre")) * given(), at("hook_post"))
+
+    def output_from_sites(self, at: Sites) -> Tensor:
+        """The output, from what `W_out` reads."""
+        return at("hook_post") @ self.W_out
+
+    def input_weights(self) -> list[Reader]:
+        """The weight that reads the stream."""
+        return [(self, "W_gate", "")]
+
+    def output_weights(self) -> list[Tensor]:
+        """The weight that writes the output."""
+        return [self.W_out]
+
+
+class PerLayerBlock(PreNormBlock):
+    """A pre-norm block, then `resid + norm(gate(resid, given))`, and at the end all of the stream times `scale`.
+
+    `hook_per_layer_in` shows what the layer is given, `hook_per_layer_out` what it adds of it. `hook_resid_post` is the
+    scaled stream; what sublayers add is not scaled yet.
+    """
+
+    @dataclass(frozen=True)
+    class Config(PreNormBlock.Config):
+        """Without a gate nothing is given."""
+
+        per_layer: PerLayerGate.Config | None = None
+        per_layer_post: NormConfig | None = None
+
+        def build(self, layer: int) -> "PerLayerBlock":
+            return PerLayerBlock(self, layer)
+
+    cfg: Config
+
+    def __init__(self, cfg: Config, layer: int) -> None:
+        super().__init__(cfg, layer)
+        self.scale = nn.Buffer(torch.ones(1))
+        if cfg.per_layer is not None:
+            self.hook_per_layer_in = HookPoint(*GIVEN)
+            self.per_layer = cfg.per_layer.build()
+            add_norm(self, "per_layer_post", cfg.per_layer_post)
+            self.hook_per_layer_out = HookPoint(*RESIDUAL)
+        self._modules["hook_resid_post"] = self._modules.pop("hook_resid_post")  # sites in the order of computation
+
+    @public_block
+    def forward(self, resid: Stream, context: Context | None = None) -> Left:
+        resid = self.hook_resid_pre(resid)
+        resid = self.hook_resid_mid(leaving(resid, context) + self.attn_out(resid, context))
+        resid = resid + self.mlp_out(resid)
+        if self.cfg.per_layer is not None:
+            resid = resid + self.per_layer_out(resid, context)
+        return self.hook_resid_post(resid * self.scale)
+
+    def per_layer_out(self, resid: Stream, context: Context | None) -> Stream:
+        """What the layer adds of the vector that it is given; ValueError if there is none."""
+        given = None if context is None else context.given(self.layer)
+        if given is None:
+            raise ValueError(
+                f"layer {self.layer} needs the embedding of the tokens for this layer: give tokens=... beside the stream"
+            )
+        out = self.per_layer(resid, self.hook_per_layer_in(given))
+        return self.hook_per_layer_out(norm_of(self, "per_layer_post")(out))
+
+    def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
+        """What must hold between the sites of a run."""
+        yield "resid_pre + attn_out == resid_mid", sum_of(at, ["hook_resid_pre", "hook_attn_out"], "hook_resid_mid")
+        yield from self.attn_identities(at, shift)
+        yield from self.mlp_identities(at, "hook_resid_mid")
+
+        def before_gate() -> Tensor:
+            return at("hook_resid_mid") + at("hook_mlp_out")
+
+        if self.cfg.per_layer is None:
+            yield (
+                "(resid_mid + mlp_out) * scale == resid_post",
+                lambda: (before_gate() * self.scale, at("hook_resid_post")),
+            )
+            return
+        given = below(at, "per_layer")
+        yield from self.per_layer.identities(given, before_gate, lambda: at("hook_per_layer_in"))
+        yield (
+            "per_layer.post -> per_layer_out, normed",
+            lambda: (
+                added(self.per_layer.output_from_sites(given), norm_of(self, "per_layer_post"), 1.0),
+                at("hook_per_layer_out"),
+            ),
+        )
+        yield (
+            "(resid_mid + mlp_out + per_layer_out) * scale == resid_post",
+            lambda: ((before_gate() + at("hook_per_layer_out")) * self.scale, at("hook_resid_post")),
+        )

@@ -1,0 +1,178 @@
+"""The selective state space of Mamba (Gu and Dao 2023, arXiv:2312.00752): each channel keeps a few numbers, and what it
+reads says how much of them to keep."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hooked_lm.components.activations import activation
+from hooked_lm.components.context import Context
+from hooked_lm.components.identities import Identity, Read, Reader, Sites, plus
+from hooked_lm.components.mlp import hook_if_listening
+from hooked_lm.components.norm import RESIDUAL, wide
+from hooked_lm.components.ssm.convolution import CausalConvolution
+from hooked_lm.components.ssm.scan import shown_states, step_by_step
+from hooked_lm.hooks import HookPoint, is_listening
+
+INNER = ("batch", "pos", "d_inner")
+STATE = ("batch", "pos", "d_state")
+SEGMENT = 256  # positions whose states are in memory at once, unless something listens to the states
+
+Stream = Float[Tensor, "batch pos d_model"]
+Inner = Float[Tensor, "batch pos d_inner"]
+
+
+class Mamba(nn.Module):
+    """`h[pos] = exp(dt A) h[pos - 1] + dt B u` and `y = C h + D u`, gated: `(y * silu(gate)) W_out`.
+
+    `u = act(conv(x W_x))` is what the state space reads, `dt`, `B` and `C` are made of it, and `A = -exp(A_log)`.
+    `W_x` and `W_gate` are [d_model, d_inner], `W_dt_down` [d_inner, dt_rank], `W_dt_up` [dt_rank, d_inner], `W_B` and
+    `W_C` [d_inner, d_state], `W_out` [d_inner, d_model]; `A_log` is [d_inner, d_state], `D` and `dt_bias` [d_inner].
+
+    Sites: `hook_x` before the convolution, `hook_conv` (u) after it and its activation, `hook_gate` before its silu,
+    `hook_dt` after the softplus, `hook_B`, `hook_C`; on demand `hook_state`, the state after every position, whose
+    edits change what follows (see `scan.shown_states`); `hook_y` before the gate. `hook_dt`, `hook_state` and `hook_y`
+    are in at least fp32, as the recurrence is.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        d_model: int
+        d_inner: int
+        d_state: int
+        dt_rank: int
+        conv_width: int = 4
+        act_fn: str = "silu"  # after the convolution
+        bias: bool = False
+        conv_bias: bool = True
+
+        @property
+        def n_weights(self) -> int:
+            """The entries of its matrices."""
+            return self.d_inner * (3 * self.d_model + 2 * self.dt_rank + 2 * self.d_state)
+
+        def build(self) -> "Mamba":
+            return Mamba(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.act = activation(cfg.act_fn)
+        self.W_x = nn.Parameter(torch.empty(cfg.d_inner, cfg.d_model).T)
+        self.W_gate = nn.Parameter(torch.empty(cfg.d_inner, cfg.d_model).T)
+        self.b_x = nn.Parameter(torch.zeros(cfg.d_inner)) if cfg.bias else None
+        self.b_gate = nn.Parameter(torch.zeros(cfg.d_inner)) if cfg.bias else None
+        self.conv = CausalConvolution.Config(cfg.d_inner, cfg.conv_width, cfg.conv_bias).build()
+        self.W_dt_down = nn.Parameter(torch.empty(cfg.dt_rank, cfg.d_inner).T)
+        self.W_dt_up = nn.Parameter(torch.empty(cfg.d_inner, cfg.dt_rank).T)
+        self.dt_bias = nn.Parameter(first_dt_bias(cfg.d_inner))
+        self.W_B = nn.Parameter(torch.empty(cfg.d_state, cfg.d_inner).T)
+        self.W_C = nn.Parameter(torch.empty(cfg.d_state, cfg.d_inner).T)
+        self.A_log = nn.Parameter(torch.arange(1.0, cfg.d_state + 1).log().repeat(cfg.d_inner, 1))
+        self.D = nn.Parameter(torch.ones(cfg.d_inner))
+        self.W_out = nn.Parameter(torch.empty(cfg.d_model, cfg.d_inner).T)
+        self.b_out = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
+
+        self.hook_in = HookPoint(*RESIDUAL, on_demand=True)
+        self.hook_x, self.hook_gate = HookPoint(*INNER), HookPoint(*INNER)
+        self.hook_conv = HookPoint(*INNER)
+        self.hook_dt = HookPoint(*INNER)
+        self.hook_B, self.hook_C = HookPoint(*STATE), HookPoint(*STATE)
+        self.hook_state = HookPoint(*INNER, "d_state", on_demand=True)
+        self.hook_y = HookPoint(*INNER)
+        self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
+
+    def forward(self, stream: Stream, context: Context | None = None, layer: int = 0) -> Stream:
+        """`layer` says which entry of the context's cache is this layer's."""
+        stream = hook_if_listening(self.hook_in, stream)
+        context = context or Context(stream.shape[1], stream.device)
+        real, entry = context.new_real(), None if context.cache is None else context.cache.state(layer)
+        window, state = (None, None) if entry is None else entry.past(stream.shape[0])
+
+        x = self.hook_x(F.linear(stream, self.W_x.T, self.b_x))
+        gate = self.hook_gate(F.linear(stream, self.W_gate.T, self.b_gate))
+        convolved, window = self.conv(x, window, real)
+        u = self.hook_conv(self.act(convolved).to(x.dtype))
+        dt = self.hook_dt(self.step_size(u))
+        B, C = self.hook_B(F.linear(u, self.W_B.T)), self.hook_C(F.linear(u, self.W_C.T))
+
+        kept_dt = dt if real is None else dt.masked_fill(~real[..., None], 0.0)  # padding leaves the state as it is
+        y, state = self.recur(wide(u), kept_dt, wide(B), wide(C), state)
+        if entry is not None:
+            entry.keep(window, state, context.n_pos)
+        return self.hook_out(self.output(self.hook_y(y), gate))
+
+    def step_size(self, u: Inner) -> Inner:
+        """How far the state moves at each position, in at least fp32."""
+        low = F.linear(F.linear(u, self.W_dt_down.T), self.W_dt_up.T)
+        return F.softplus(wide(low) + wide(self.dt_bias))
+
+    def recur(
+        self,
+        u: Inner,
+        dt: Inner,
+        B: Float[Tensor, "batch pos d_state"],
+        C: Float[Tensor, "batch pos d_state"],
+        state: Float[Tensor, "batch d_inner d_state"] | None,
+    ) -> tuple[Inner, Float[Tensor, "batch d_inner d_state"]]:
+        """What is read off the states, and the last one; segment by segment, so that few states are there at a time."""
+        length = u.shape[1] if is_listening(self.hook_state) else SEGMENT
+        outputs = []
+        for start in range(0, u.shape[1], length):
+            part = slice(start, start + length)
+            decay, update = self.discretized(u[:, part], dt[:, part], B[:, part])
+            states = shown_states(self.hook_state, decay, update, state)
+            outputs.append((states @ C[:, part, :, None])[..., 0])
+            state = states[:, -1]
+        assert state is not None  # there is a position at least
+        return torch.cat(outputs, 1) + wide(self.D) * u, state
+
+    def discretized(
+        self, u: Inner, dt: Inner, B: Float[Tensor, "batch pos d_state"]
+    ) -> tuple[Float[Tensor, "batch pos d_inner d_state"], Float[Tensor, "batch pos d_inner d_state"]]:
+        """What each position keeps of the state, and what it adds."""
+        A = -wide(self.A_log).exp()
+        return (dt[..., None] * A).exp(), (dt * u)[..., None] * B[:, :, None]
+
+    def output(self, y: Inner, gate: Inner) -> Stream:
+        """From what was read off the states back into the stream."""
+        return F.linear((y * F.silu(wide(gate))).to(gate.dtype), self.W_out.T, self.b_out)
+
+    # ---- the sublayer protocol ---------------------------------------------------------------------------------------
+
+    def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
+        """What must hold between the sites of a run without padding or a cache."""
+
+        def by_steps() -> tuple[Tensor, Tensor]:
+            u, dt, B, C = (wide(at(f"hook_{name}")) for name in ("conv", "dt", "B", "C"))
+            states = step_by_step(*self.discretized(u, dt, B))
+            return torch.einsum("bpds,bps->bpd", states, C) + wide(self.D) * u, at("hook_y")
+
+        yield "stream -> x", lambda: (plus(read() @ self.W_x, self.b_x), at("hook_x"))
+        yield "stream -> gate", lambda: (plus(read() @ self.W_gate, self.b_gate), at("hook_gate"))
+        yield "act(conv(x)) == conv", lambda: (self.act(self.conv(at("hook_x"))[0]), at("hook_conv"))
+        yield "conv -> dt", lambda: (self.step_size(at("hook_conv")), at("hook_dt"))
+        yield "conv -> B", lambda: (at("hook_conv") @ self.W_B, at("hook_B"))
+        yield "conv -> C", lambda: (at("hook_conv") @ self.W_C, at("hook_C"))
+        yield "the recurrence of conv, dt, B, C == y", by_steps
+
+    def output_from_sites(self, at: Sites) -> Stream:
+        """The output, made of the sites last before it."""
+        return self.output(at("hook_y"), at("hook_gate"))
+
+    def input_weights(self) -> list[Reader]:
+        """What reads the stream linearly."""
+        return [(self, "W_x", "b_x"), (self, "W_gate", "b_gate")]
+
+    def output_weights(self) -> list[Tensor]:
+        """What writes the output."""
+        return [self.W_out] if self.b_out is None else [self.W_out, self.b_out]
+
+
+def first_dt_bias(n: int) -> Float[Tensor, " n"]:
+    """For a new model: step sizes from 0.001 to 0.1, evenly in their logarithms, as they are before the softplus."""
+    return torch.linspace(-3.0, -1.0, n).mul(torch.tensor(10.0).log()).exp().expm1().log()

@@ -1,0 +1,1 @@
+"""The activation caches of each kind of model, and the decomposition of the residual stream."""

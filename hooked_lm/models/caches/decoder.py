@@ -1,0 +1,351 @@
+"""ActivationCache: the cache of a HookedTransformer's run, and what can be read off it."""
+
+from operator import index
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hooked_lm.components.blocks.block import AttentionPart
+from hooked_lm.hooks import Cache, Slice, SliceInput, UnknownSite, site_glob
+from hooked_lm.hooks.select import nearest
+from hooked_lm.models.caches import decompose
+
+Part = Slice | SliceInput
+Stack = Float[Tensor, "component *lead d_model"]
+Projected = Float[Tensor, "component *lead"]
+
+
+def _with_labels(stack_and_labels: tuple[Tensor, list[str]], return_labels: bool) -> Any:
+    return stack_and_labels if return_labels else stack_and_labels[0]
+
+
+class ActivationCache(Cache):
+    """Name -> tensor of one run, with short names: `cache["z", 5]`, `cache["resid_post", -1]`, `cache["k6"]`.
+
+    The methods take the residual stream apart. In all of them
+
+    `layer` counts blocks: what stands in the stream before that block, from 0; None and -1 mean after all blocks.
+    `mlp_input` goes on to what the MLP of that block reads.
+    `pos_slice` takes some positions: an int (the axis goes), a (start, stop) tuple, a list, or a `Slice`.
+    `apply_ln` shows the components as the norm at `layer` showed them to its readers: centred if it is a LayerNorm, and
+    divided by the scale of the run, without the norm's weight and bias ("linearised" with the divisor held fixed).
+    `return_labels` returns (stack, labels) instead of the stack.
+
+    Stacks are [component, batch, pos, d_model], or without the axes that the cache or the slice do not have.
+    Components sum to the stream, also where norms follow the sublayers. A value that a method needs and that was
+    not cached raises KeyError with the filter that keeps it, a layer that does not exist IndexError.
+
+    >>> from hooked_lm import HookedTransformer
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> logits, cache = model.run_with_cache("The capital of France is")
+    >>> stack, labels = cache.decompose_resid(return_labels=True)
+    >>> bool((stack.sum(0) - cache["resid_post", -1]).abs().max() < 1e-3), labels[0]
+    (True, 'embed')
+    """
+
+    def __init__(self, cache_dict: dict[str, Tensor], model: Any, has_batch_dim: bool = True) -> None:
+        super().__init__(cache_dict, has_batch_dim)
+        self.model = model
+
+    def _with(self, cache_dict: dict[str, Tensor], has_batch_dim: bool | None = None) -> "ActivationCache":
+        has_batch_dim = self.has_batch_dim if has_batch_dim is None else has_batch_dim
+        return ActivationCache(cache_dict, self.model, has_batch_dim)
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None, *, move_model: bool = False
+    ) -> "ActivationCache":
+        """Move everything, in place, to a device and a dtype; with `move_model` the model goes to the device too."""
+        super().to(device, dtype)
+        if move_model:
+            self.model.to(device)
+        return self
+
+    def dims_of(self, site: str) -> tuple[str, ...]:
+        """The names of the axes at a site, batch included; empty for what the model has no such site for."""
+        points = self.model.hook_dict
+        return points[site].dims if site in points else ()
+
+    def full_name(self, key: Any) -> str:
+        """The name that a short one, a tuple or another library's name means; "_grad" may follow any of them."""
+        first, *rest = key if isinstance(key, tuple) else (key,)
+        if not isinstance(first, str):
+            raise TypeError(f"a cache is read by name or by (name, layer[, sublayer]), got {key!r}")
+        bare = first.removesuffix("_grad")
+        if rest and rest[0] is not None:
+            rest[0] = index(rest[0])  # numpy's and torch's integers too
+        aliases = self.model.aliases
+        name = self.model.site_name((bare, *rest) if rest else aliases.get(bare, bare))
+        name, ending = aliases.get(name, name), first[len(bare) :]
+        if name + ending not in self.cache_dict and (same := self.model.same_value(name) + ending) in self.cache_dict:
+            return same
+        return name + ending
+
+    def _missing(self, name: str) -> KeyError:
+        """The error that says which filter keeps a site, for all layers, or that the model has no such site."""
+        site = name.removesuffix("_grad")
+        if site not in self.model.hook_dict:
+            near = ", ".join(map(repr, nearest(site, self.model.all_points())))
+            return UnknownSite(f"'{name}' is not in this cache, and the model has no such site; did you mean {near}?")
+        how = f"names_filter='{site_glob(site)}'" + (", incl_bwd=True" if name != site else "")
+        why = " (it is computed on demand only)" if self.model.hook_dict[site].on_demand else ""
+        return UnknownSite(f"'{name}' is not in this cache{why}; run_with_cache(..., {how}) keeps it")
+
+    # ---- the stream ----------------------------------------------------------------------------------------
+
+    def accumulated_resid(
+        self,
+        layer: int | None = None,
+        incl_mid: bool = False,
+        apply_ln: bool = False,
+        pos_slice: Part = None,
+        mlp_input: bool = False,
+        return_labels: bool = False,
+    ) -> Stack | tuple[Stack, list[str]]:
+        """The stream before each block up to a layer: the input of a logit lens.
+
+        `incl_mid` adds the stream between attention and MLP of the blocks before; KeyError where a block has no such
+        place. Labels are "0_pre", "0_mid", ..., "final_post". With `apply_ln` up to the end, the final norm is applied
+        to each stream afresh, with its weight and bias.
+
+        >>> from hooked_lm import HookedTransformer
+        >>> model = HookedTransformer.from_pretrained("demo")
+        >>> logits, cache = model.run_with_cache("The capital of France is")
+        >>> lens = model.unembed(cache.accumulated_resid(apply_ln=True)[:, 0])
+        >>> bool((lens[-1] - logits[0]).abs().max() < 1e-3)
+        True
+        """
+        found = decompose.accumulated_resid(self.model, self, layer, incl_mid, apply_ln, pos_slice, mlp_input)
+        return _with_labels(found, return_labels)
+
+    def decompose_resid(
+        self,
+        layer: int | None = None,
+        mlp_input: bool = False,
+        mode: str = "all",
+        apply_ln: bool = False,
+        pos_slice: Part = None,
+        incl_embeds: bool = True,
+        return_labels: bool = False,
+    ) -> Stack | tuple[Stack, list[str]]:
+        """What the embeddings and each sublayer added to the stream up to a layer; it sums to the stream there.
+
+        `mode` "attn" (with mixers) or "mlp" keeps only these sublayers. Labels are "embed", "pos_embed", "0_attn_out" (or
+        "0_mixer_out"), "0_mlp_out".
+
+        >>> from hooked_lm import HookedTransformer
+        >>> model = HookedTransformer.from_pretrained("demo")
+        >>> logits, cache = model.run_with_cache("The capital of France is")
+        >>> cache.decompose_resid(mode="attn", incl_embeds=False).shape[0] == model.cfg.n_layers
+        True
+        """
+        found = decompose.decompose_resid(self.model, self, layer, mlp_input, mode, apply_ln, pos_slice, incl_embeds)
+        return _with_labels(found, return_labels)
+
+    def apply_ln_to_stack(
+        self,
+        residual_stack: Stack,
+        layer: int | None = None,
+        mlp_input: bool = False,
+        pos_slice: Part = None,
+        batch_slice: Part = None,
+        has_batch_dim: bool = True,
+        recompute_ln: bool = False,
+    ) -> Float[Tensor, "component *rest d_model"]:
+        """Components of the stream as the norm at a layer showed them to its readers; see `apply_ln` above.
+
+        The stack is given at the positions of `pos_slice` already, and with the whole batch. `has_batch_dim` says
+        whether it has a batch axis. With `recompute_ln` each component is normalised afresh, by a scale of its own,
+        and the norm's weight and bias are applied. The components of a stream sum to the norm's `hook_normalized`.
+
+        >>> from hooked_lm import HookedTransformer
+        >>> model = HookedTransformer.from_pretrained("demo")
+        >>> logits, cache = model.run_with_cache("The capital of France is")
+        >>> stack = cache.apply_ln_to_stack(cache.decompose_resid())
+        >>> bool((stack.sum(0) - cache["normalized"]).abs().max() < 1e-3)
+        True
+        """
+        return decompose.apply_ln_to_stack(
+            self.model,
+            self,
+            residual_stack,
+            layer,
+            mlp_input,
+            pos_slice,
+            batch_slice,
+            has_batch_dim,
+            recompute_ln,
+        )
+
+    def logit_attrs(
+        self,
+        residual_stack: Stack,
+        tokens: Any,
+        incorrect_tokens: Any = None,
+        pos_slice: Part = None,
+        batch_slice: Part = None,
+        has_batch_dim: bool = True,
+    ) -> Float[Tensor, "component *rest"]:
+        """What each component adds to the logit of a token, or to its difference to that of another: [component, ...].
+
+        `tokens` and `incorrect_tokens` (of the same shape, else ValueError) are a string or an id, or strings or ids
+        [batch], or ids [batch, pos]. The final norm is linearised as in `apply_ln_to_stack`, and its weight is applied.
+        So over all components of a stream the sum is the logit before any soft cap, less what no component carries:
+        `b_U` of the token and, if it is not folded, the norm's bias times the token's direction.
+
+        >>> from hooked_lm import HookedTransformer
+        >>> model = HookedTransformer.from_pretrained("demo")
+        >>> logits, cache = model.run_with_cache("The capital of France is")
+        >>> parts = cache.logit_attrs(cache.decompose_resid(), 7, incorrect_tokens=8).sum(0)
+        >>> bias = model.b_U[7] - model.b_U[8]
+        >>> bool((parts + bias - (logits[..., 7] - logits[..., 8])).abs().max() < 1e-3)
+        True
+        """
+        return decompose.logit_attrs(
+            self.model,
+            self,
+            residual_stack,
+            tokens,
+            incorrect_tokens,
+            pos_slice,
+            batch_slice,
+            has_batch_dim,
+        )
+
+    def stack_activation(
+        self, activation_name: str, layer: int | None = -1, sublayer_type: str | None = None
+    ) -> Float[Tensor, "layer ..."]:
+        """One activation of each block before a layer, [layer, ...].
+
+        >>> from hooked_lm import HookedTransformer
+        >>> model = HookedTransformer.from_pretrained("demo")
+        >>> logits, cache = model.run_with_cache("The capital of France is")
+        >>> cache.stack_activation("pattern").shape[:3] == (model.cfg.n_layers, 1, model.cfg.n_heads)
+        True
+        """
+        bound = decompose.layer_bound(self.model, layer)
+        return torch.stack([self[activation_name, i, sublayer_type] for i in range(bound)])
+
+    # ---- heads ---------------------------------------------------------------------------------------------
+
+    def compute_head_results(self) -> None:
+        """Put `hook_result` of all layers into the cache, computed from `hook_z` where it is missing.
+
+        It is what a head gives before any norm after attention: [batch, pos, head, d_model].
+
+        >>> from hooked_lm import HookedTransformer
+        >>> model = HookedTransformer.from_pretrained("demo")
+        >>> logits, cache = model.run_with_cache("The capital of France is")
+        >>> cache.compute_head_results()
+        >>> cache["result", 0].shape == (1, logits.shape[1], model.cfg.n_heads, model.cfg.d_model)
+        True
+        """
+        for i, block in enumerate(self.model.blocks):
+            if isinstance(block, AttentionPart):
+                self.cache_dict[f"blocks.{i}.attn.hook_result"] = decompose.head_results(self.model, self, i)
+
+    def stack_head_results(
+        self,
+        layer: int | None = -1,
+        return_labels: bool = False,
+        incl_remainder: bool = False,
+        pos_slice: Part = None,
+        apply_ln: bool = False,
+    ) -> Stack | tuple[Stack, list[str]]:
+        """What each head before a layer added to the stream, and with `incl_remainder` the rest of the stream.
+
+        Computed from `hook_z` where `hook_result` was not cached. Labels are "L0H0", ..., "remainder".
+
+        >>> from hooked_lm import HookedTransformer
+        >>> model = HookedTransformer.from_pretrained("demo")
+        >>> logits, cache = model.run_with_cache("The capital of France is")
+        >>> stack, labels = cache.stack_head_results(return_labels=True, pos_slice=-1)
+        >>> labels == model.all_head_labels() and stack.shape == (len(labels), 1, model.cfg.d_model)
+        True
+        """
+        found = decompose.stack_head_results(self.model, self, layer, incl_remainder, pos_slice, apply_ln)
+        return _with_labels(found, return_labels)
+
+    # ---- neurons -------------------------------------------------------------------------------------------
+
+    def get_neuron_results(
+        self,
+        layer: int,
+        neuron_slice: Part = None,
+        pos_slice: Part = None,
+        project_output_onto: Tensor | None = None,
+    ) -> Float[Tensor, "..."]:
+        """What each neuron of a layer added to the stream, [batch, pos, neuron, d_model].
+
+        With `project_output_onto` [d_model, n] the last axis holds the products with these directions, and with
+        [d_model] there is no such axis; the larger tensor is never made.
+
+        >>> from hooked_lm import HookedTransformer
+        >>> model = HookedTransformer.from_pretrained("demo")
+        >>> logits, cache = model.run_with_cache("The capital of France is")
+        >>> cache.get_neuron_results(0, neuron_slice=(0, 5), pos_slice=-1).shape == (1, 5, model.cfg.d_model)
+        True
+        """
+        return decompose.get_neuron_results(self.model, self, layer, neuron_slice, pos_slice, project_output_onto)
+
+    def stack_neuron_results(
+        self,
+        layer: int | None,
+        pos_slice: Part = None,
+        neuron_slice: Part = None,
+        return_labels: bool = False,
+        incl_remainder: bool = False,
+        apply_ln: bool = False,
+        project_output_onto: Tensor | None = None,
+    ) -> Projected | tuple[Projected, list[str]]:
+        """What each neuron before a layer added to the stream, and with `incl_remainder` the rest of the stream.
+
+        This is d_mlp times the size of the stream for every layer: take few positions or neurons, or
+        `project_output_onto` directions as in `get_neuron_results`. Labels are "L0N0", ..., "remainder".
+
+        >>> from hooked_lm import HookedTransformer
+        >>> model = HookedTransformer.from_pretrained("demo")
+        >>> logits, cache = model.run_with_cache("The capital of France is")
+        >>> cache.stack_neuron_results(1, pos_slice=-1, neuron_slice=[3, 8], return_labels=True)[1]
+        ['L0N3', 'L0N8']
+        """
+        found = decompose.stack_neuron_results(
+            self.model, self, layer, pos_slice, neuron_slice, incl_remainder, apply_ln, project_output_onto
+        )
+        return _with_labels(found, return_labels)
+
+    def get_full_resid_decomposition(
+        self,
+        layer: int | None = None,
+        mlp_input: bool = False,
+        expand_neurons: bool = True,
+        apply_ln: bool = False,
+        pos_slice: Part = None,
+        return_labels: bool = False,
+        project_output_onto: Tensor | None = None,
+    ) -> Projected | tuple[Projected, list[str]]:
+        """Every head, neuron (or MLP), embedding and the biases: parts that sum to the stream at a layer.
+
+        With `project_output_onto` [d_model, n] or [d_model] the parts are products with these directions, as in
+        `get_neuron_results`, after the norm if `apply_ln`. Labels: heads, neurons ("L0N0") or MLPs ("0_mlp_out"),
+        "embed", "pos_embed", "bias".
+
+        >>> from hooked_lm import HookedTransformer
+        >>> model = HookedTransformer.from_pretrained("demo")
+        >>> logits, cache = model.run_with_cache("The capital of France is")
+        >>> stack, labels = cache.get_full_resid_decomposition(pos_slice=-1, return_labels=True)
+        >>> bool((stack.sum(0) - cache["resid_post", -1][:, -1]).abs().max() < 1e-3), labels[-1]
+        (True, 'bias')
+        """
+        found = decompose.get_full_resid_decomposition(
+            self.model,
+            self,
+            layer,
+            mlp_input,
+            expand_neurons,
+            apply_ln,
+            pos_slice,
+            project_output_onto,
+        )
+        return _with_labels(found, return_labels)

@@ -1,0 +1,75 @@
+"""A change of flat names, carried over to a tree that flat names do not tell in full."""
+
+import math
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from hooked_lm.components.attention.multihead import Attention
+
+
+def edited(tree: Any, old: Any, new: Any) -> Any:
+    """`tree` with what differs between `old` and `new`, the trees of its flat names before and after a change.
+
+    What the change does not touch stays as it is in `tree`: biases, offsets, kinds of blocks that have no flat name.
+    Raises ValueError, with the place, where the change touches something that differs from what its flat names say.
+
+    >>> from hooked_lm.components.norm import RMSNorm
+    >>> edited(RMSNorm.Config(8, offset=1.0), RMSNorm.Config(8), RMSNorm.Config(8, eps=0.1))
+    RMSNorm.Config(d_model=8, eps=0.1, weight=True, offset=1.0, ...)
+    """
+    return _edited(_with_scales(tree), old, new, "")
+
+
+def _edited(actual: Any, old: Any, new: Any, place: str) -> Any:
+    if _same(old, new) or (actual is None and old is not None and new is not None):  # nothing there to change
+        return actual
+    if _same(actual, old):
+        return new
+    if isinstance(actual, tuple) and isinstance(old, tuple) and isinstance(new, tuple):
+        return _edited_layers(actual, old, new, place)
+    if type(actual) is type(old) and is_dataclass(actual) and is_dataclass(new) and not isinstance(new, type):
+        parts = {field.name: getattr(new, field.name) for field in fields(new)}
+        for name in parts.keys() & {field.name for field in fields(old)}:
+            parts[name] = _edited(getattr(actual, name), getattr(old, name), parts[name], f"{place}.{name}")
+        return type(new)(**parts)
+    raise ValueError(f"the tree has {actual!r} at {place.lstrip('.')}, where its flat names say {old!r}")
+
+
+def _edited_layers(actual: tuple[Any, ...], old: tuple[Any, ...], new: tuple[Any, ...], place: str) -> tuple[Any, ...]:
+    """Layer by layer; further layers are like the others if these are all alike."""
+    beyond = len(new) - len(old)
+    if beyond > 0 and any(layers.count(layers[0]) != len(layers) for layers in (actual, old) if layers):
+        raise ValueError(
+            f"the tree's {len(old)} layers differ from each other, so no flat name says what more would be"
+        )
+    if beyond > 0 and not old:
+        return new
+    actual, old = actual + actual[:1] * beyond, old + old[:1] * beyond
+    whole = zip(actual, old, new, strict=False)  # fewer layers are the first of them
+    return tuple(_edited(*parts, f"{place}.{layer}") for layer, parts in enumerate(whole))
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equal, floats up to the rounding of a reciprocal."""
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-9)
+    if type(a) is not type(b):
+        return bool(a == b)
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if is_dataclass(a):
+        return all(_same(getattr(a, field.name), getattr(b, field.name)) for field in fields(a))
+    return bool(a == b)
+
+
+def _with_scales(part: Any) -> Any:
+    """A tree in which every attention states its scale."""
+    if isinstance(part, tuple):
+        return tuple(_with_scales(each) for each in part)
+    if isinstance(part, Attention.Config) and part.scale is None:
+        return replace(part, scale=part.d_head**-0.5)
+    if not is_dataclass(part) or isinstance(part, type):
+        return part
+    return replace(
+        part, **{field.name: _with_scales(getattr(part, field.name)) for field in fields(part) if field.init}
+    )

@@ -1,0 +1,1 @@
+"""Generation: sampling, and the loops of decoders and of encoder-decoders."""

@@ -1,0 +1,1 @@
+"""Text and tokens: tokenizers, padding, and the methods for text of each kind of model."""

@@ -1,0 +1,130 @@
+"""A model's side of text: its tokenizer, and the verbs that turn text into its tokens and back."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.models.checks import is_ids
+from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.text.tokens import Tokens, prepends_bos
+
+
+class TextMethods:
+    """`to_tokens`, `to_str_tokens` and their like; each delegates to `Tokens` with the model's defaults."""
+
+    cfg: HookedTransformerConfig
+    tokenizer: Any = None
+    device: torch.device
+    _tokens: tuple[tuple[Any, ...], Tokens] | None = None  # as it was made last, and what it was made of
+
+    @property
+    def tokens(self) -> Tokens:
+        """The tokenizer with the defaults that the config holds at this moment."""
+        cfg = self.cfg
+        made_of = (self.tokenizer, cfg.default_prepend_bos, cfg.default_padding_side, cfg.n_ctx, cfg.d_vocab)
+        if self._tokens is None or self._tokens[0] != made_of:
+            *defaults, n_ctx, d_vocab = made_of
+            self._tokens = made_of, Tokens(*defaults, n_ctx=n_ctx, d_vocab=d_vocab)
+        return self._tokens[1]
+
+    def set_tokenizer(self, tokenizer: Any, default_padding_side: str | None = None) -> None:
+        """Give the model a tokenizer; it is used as it is and never changed."""
+        self.tokenizer = tokenizer
+        if default_padding_side is not None:
+            self.cfg.default_padding_side = default_padding_side
+        if tokenizer is None:
+            return
+        self.cfg.tokenizer_prepends_bos = prepends_bos(tokenizer)
+        self.cfg.tokenizer_name = self.cfg.tokenizer_name or getattr(tokenizer, "name_or_path", None)
+        if self.cfg.d_vocab == -1:
+            self.cfg.d_vocab = len(tokenizer)
+
+    def to_tokens(
+        self,
+        input: str | Sequence[str],
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        move_to_device: bool = True,
+        truncate: bool = True,
+    ) -> Int[Tensor, "batch pos"]:
+        """Token ids of text, [batch, pos], padded to the longest; a BOS in front unless `prepend_bos` is False.
+
+        >>> from hooked_lm import HookedTransformer
+        >>> model = HookedTransformer.from_pretrained("demo")
+        >>> model.to_tokens("Mary went home").shape[0]
+        1
+        """
+        device = self.device if move_to_device else None
+        return self.tokens.to_tokens(input, prepend_bos, padding_side, truncate, device)
+
+    def to_string(self, tokens: Any) -> str | list[str]:
+        """Text of token ids: a string of one sequence, a list of strings of a batch."""
+        return self.tokens.to_string(tokens)
+
+    def to_str_tokens(
+        self, input: Any, prepend_bos: bool | None = None, padding_side: str | None = None
+    ) -> list[str] | list[list[str]]:
+        """The tokens of text or ids, each as a string; for a list of strings, a list per string."""
+        return self.tokens.to_str_tokens(input, prepend_bos, padding_side)
+
+    def to_single_token(self, string: str) -> int:
+        """The id of a string that is one token; ValueError, with its tokens, if it is several."""
+        return self.tokens.to_single_token(string)
+
+    def to_single_str_token(self, int_token: int) -> str:
+        """The string of one token id."""
+        return self.tokens.to_single_str_token(int_token)
+
+    def get_token_position(
+        self,
+        single_token: str | int,
+        input: Any,
+        mode: str = "first",
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+    ) -> int:
+        """Where a token stands in text or ids: its "first" or "last" position; ValueError if it is not there."""
+        return self.tokens.get_token_position(single_token, input, mode, prepend_bos, padding_side)
+
+    def tokens_to_residual_directions(self, tokens: Any) -> Float[Tensor, "*tokens d_model"]:
+        """The direction of the stream that raises a token's logit: its column of `W_U`.
+
+        `tokens` is a string or an id of a single token (giving [d_model]), a list of such strings, or ids of any shape.
+        """
+        ids = self.tokens.single_token_ids(tokens, self.device)
+        directions = self.W_U.T[ids]  # type: ignore[attr-defined]
+        return directions[0] if ids.ndim and ids.numel() == 1 else directions
+
+    def _tokens_and_mask(
+        self,
+        input: Any,
+        prepend_bos: bool | None,
+        padding_side: str | None,
+        attention_mask: Tensor | None,
+        cache: KeyValueCache | None = None,
+    ) -> tuple[Int[Tensor, "batch pos"], Tensor | None]:
+        """Ids of any input, and which of them are real; a mask that the caller gives wins.
+
+        Ids without a mask count as padded only where that changes what real tokens see: on the left, and with a cache on
+        either side, as later tokens follow. In what follows on cached tokens no BOS is expected.
+        """
+        if isinstance(input, Tensor):
+            if not is_ids(input):
+                raise ValueError(
+                    f"token ids are integers [batch, pos] or [pos], got {input.dtype} of shape {tuple(input.shape)}; "
+                    "a residual stream goes with start_at_layer"
+                )
+            tokens = (input if input.ndim == 2 else input[None]).to(self.device, torch.long)
+            side = padding_side or self.cfg.default_padding_side
+            matters = side == "left" or cache is not None
+            if attention_mask is None and self.tokenizer is not None and matters:
+                follows = cache is not None and cache.length > 0
+                with_bos = False if follows and prepend_bos is None else prepend_bos
+                attention_mask = self.tokens.attention_mask(tokens, with_bos, side)
+            return tokens, attention_mask
+        tokens, mask = self.tokens.encode(input, prepend_bos, padding_side, truncate=False)
+        return tokens.to(self.device), mask.to(self.device) if attention_mask is None else attention_mask

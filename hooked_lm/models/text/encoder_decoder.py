@@ -1,0 +1,177 @@
+"""An encoder-decoder's side of text: what goes into the encoder, what begins the decoder's input, and back to text."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from hooked_lm.models.checks import is_ids, real_of
+from hooked_lm.models.config.encoder_decoder import HookedEncoderDecoderConfig
+from hooked_lm.models.text.tokens import Tokens, checked_ids, checked_texts, ids_of
+
+Padded = tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]
+DecoderInput = str | Sequence[str] | Int[Tensor, "*rows target_pos"]
+
+
+class SourceAndTargetText:
+    """`to_tokens` and its like, for a model with a tokenizer; a tokenizer is used as it is and never changed."""
+
+    cfg: HookedEncoderDecoderConfig
+    tokenizer: Any = None
+    device: torch.device
+
+    def set_tokenizer(self, tokenizer: Any) -> None:
+        """Give the model a tokenizer."""
+        self.tokenizer = tokenizer
+        if tokenizer is None:
+            return
+        self.cfg.tokenizer_name = self.cfg.tokenizer_name or getattr(tokenizer, "name_or_path", None)
+        if self.cfg.d_vocab == -1:
+            self.cfg.d_vocab = len(tokenizer)
+
+    @property
+    def tokens(self) -> Tokens:
+        """The tokenizer, without anything put before a text."""
+        return Tokens(self.tokenizer, False, "right", n_ctx=self.cfg.n_ctx, d_vocab=self.cfg.d_vocab)
+
+    @property
+    def decoder_tokens(self) -> Tokens:
+        """The same for the decoder, whose vocabulary may be another."""
+        return Tokens(self.tokenizer, False, "right", n_ctx=self.cfg.n_ctx, d_vocab=self.cfg.d_vocab_out)
+
+    def to_tokens(self, input: str | Sequence[str], move_to_device: bool = True, truncate: bool = True) -> Padded:
+        """Ids [batch, pos] of texts for the encoder and which are real, padded on the right.
+
+        The tokenizer's own special tokens are there: a last one that ends every text stays when a text is cut.
+        """
+        rows = ids_of(self.tokens.need_tokenizer(), checked_texts(input), specials=True)
+        if truncate:
+            rows = [self._cut(row) for row in rows]
+        tokens, mask = self._padded(rows)
+        return (tokens.to(self.device), mask.to(self.device)) if move_to_device else (tokens, mask)
+
+    def _cut(self, row: list[int]) -> list[int]:
+        n_ctx = self.cfg.n_ctx
+        if len(row) <= n_ctx:
+            return row
+        end = row[-1:] if row[-1] in self.end_ids() else []
+        return row[: n_ctx - len(end)] + end
+
+    def to_decoder_tokens(self, input: str | Sequence[str], end: bool = True) -> Padded:
+        """Ids of texts for the decoder: what its input begins with, the text, and what ends it.
+
+        The end is the tokenizer's end token, if that is what it puts after texts; `end=False` leaves it out of a target
+        that is to go on.
+        """
+        texts, tokenizer = checked_texts(input), self.tokens.need_tokenizer()
+        if getattr(tokenizer, "backend_tokenizer", None) is None:  # it may have another vocabulary for targets
+            rows = tokenizer(text_target=texts, add_special_tokens=False, verbose=False)["input_ids"]
+        else:
+            rows = ids_of(tokenizer, texts, specials=False)
+        forced = [] if self.cfg.forced_bos_token_id is None else [self.cfg.forced_bos_token_id]
+        last = [self.tokenizer.eos_token_id] if end and self._ends_texts() else []
+        tokens, mask = self._padded([[self.start_id(), *forced, *row, *last] for row in rows])
+        return tokens.to(self.device), mask.to(self.device)
+
+    def _ends_texts(self) -> bool:
+        """Whether the tokenizer puts an end token after a text."""
+        return self.tokenizer.eos_token_id in ids_of(self.tokenizer, [""], specials=True)[0]
+
+    def to_string(self, tokens: Any) -> str | list[str]:
+        """Text of token ids: a string of one sequence, a list of strings of a batch."""
+        return self.tokens.to_string(tokens)
+
+    def to_str_tokens(self, input: Any) -> list[str] | list[list[str]]:
+        """The tokens of text, with the tokenizer's special ones, or of ids, each as a string."""
+        if isinstance(input, Tensor):
+            return self.tokens.to_str_tokens(input)
+        rows = ids_of(self.tokens.need_tokenizer(), checked_texts(input), specials=True)
+        strings = [self.tokens.to_str_tokens(torch.tensor(row)) for row in rows]
+        return strings[0] if isinstance(input, str) else strings  # type: ignore[return-value]
+
+    def to_single_token(self, string: str) -> int:
+        """The id of a string that is one token; ValueError, with its tokens, if it is several."""
+        return self.tokens.to_single_token(string)
+
+    def to_single_str_token(self, int_token: int) -> str:
+        """The string of one token id."""
+        return self.tokens.to_single_str_token(int_token)
+
+    def start_id(self) -> int:
+        """What the decoder's input begins with."""
+        if self.cfg.decoder_start_token_id is None:
+            raise ValueError(
+                "it is not known which token the decoder begins with: give decoder_input=..., or set "
+                "model.cfg.decoder_start_token_id (that of T5 is its pad token)"
+            )
+        return self.cfg.decoder_start_token_id
+
+    def end_ids(self) -> list[int]:
+        """The tokens that end a text; none if they are not known."""
+        known = (self.cfg.eos_token_id, getattr(self.tokenizer, "eos_token_id", None))
+        end = next((token for token in known if token is not None), [])
+        return [end] if isinstance(end, int) else list(end)
+
+    def pad_id(self) -> int:
+        """The id that fills short rows; what it is does not matter, as it is masked."""
+        known = (self.cfg.pad_token_id, getattr(self.tokenizer, "pad_token_id", None), *self.end_ids(), 0)
+        return next(
+            token for token in known if token is not None and token < min(self.cfg.d_vocab, self.cfg.d_vocab_out)
+        )
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> Padded:
+        """Rows as one tensor, padded on the right, and which ids are real."""
+        longest = max(len(row) for row in rows)
+        if longest == 0:
+            raise ValueError("a text becomes zero tokens, and a model needs at least one")
+        tokens, mask = (
+            torch.full((len(rows), longest), self.pad_id()),
+            torch.zeros(len(rows), longest, dtype=torch.long),
+        )
+        for i, row in enumerate(rows):
+            tokens[i, : len(row)], mask[i, : len(row)] = torch.tensor(row, dtype=torch.long), 1
+        return tokens, mask
+
+    def _source_tokens(self, input: Any, mask: Tensor | None) -> tuple[Int[Tensor, "batch pos"], Tensor | None]:
+        """Ids for the encoder, and which are real; a mask that the caller gives wins."""
+        if isinstance(input, Tensor):
+            return self._checked(input, self.tokens), mask
+        tokens, own = self.to_tokens(input, truncate=False)
+        return tokens, own if mask is None else mask
+
+    def _target_tokens(
+        self, input: DecoderInput | None, mask: Tensor | None, batch: int, end: bool = True
+    ) -> tuple[Int[Tensor, "batch pos"], Tensor | None]:
+        """Ids for the decoder, and which are real; the start token of each row if nothing is given. Text gets an `end`."""
+        if input is None:
+            return torch.full((batch, 1), self.start_id(), device=self.device), mask
+        if isinstance(input, Tensor):
+            return self._checked(input, self.decoder_tokens), mask
+        tokens, own = self.to_decoder_tokens(input, end)
+        return tokens, own if mask is None else mask
+
+    def _checked(self, tokens: Tensor, of: Tokens) -> Int[Tensor, "batch pos"]:
+        if not is_ids(tokens):
+            raise ValueError(f"token ids are integers [batch, pos] or [pos], got {tokens.dtype} {tuple(tokens.shape)}")
+        tokens = (tokens if tokens.ndim == 2 else tokens[None]).to(self.device, torch.long)
+        return checked_ids(tokens, of.d_vocab)
+
+
+def real_positions(
+    mask: Tensor | None, new: Int[Tensor, "batch pos"], n_past: int = 0
+) -> Bool[Tensor, "batch key_pos"] | None:
+    """Which positions are real, of the new ones or also of `n_past` before them; None if all are."""
+    if mask is None:
+        return None
+    batch, n_pos = new.shape
+    if mask.ndim != 2 or mask.shape[0] != batch or mask.shape[1] not in (n_pos, n_past + n_pos):
+        raise ValueError(f"an attention mask is {tuple(mask.shape)}; expected {(batch, n_pos)}, as the token ids are")
+    real = real_of(mask).to(new.device)
+    if not torch.compiler.is_compiling():
+        if not real.any(1).all():
+            raise ValueError(f"row {int(real.any(1).int().argmin())} is nothing but padding")
+        if bool(real.all()):
+            return None
+    return real

@@ -1,0 +1,1 @@
+"""The identities between sites, checked on a run of each kind of model."""

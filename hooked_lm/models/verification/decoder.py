@@ -1,0 +1,209 @@
+"""Do the sites of a model mean what they promise? Right logits do not prove right hooks; these identities do."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from hooked_lm.components.blocks.block import PostNormBlock
+from hooked_lm.components.identities import Identity, Pair, Sites, below, norm_identity, normed
+from hooked_lm.components.norm import norm_of
+from hooked_lm.hooks import HookPoint
+
+Errors = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One identity: its largest error in each layer (or one number for the model), and what is allowed."""
+
+    name: str
+    errors: tuple[float, ...]
+    tolerance: float
+
+    @property
+    def largest(self) -> float:
+        return max(self.errors, default=0.0, key=lambda error: float("inf") if error != error else error)
+
+    @property
+    def ok(self) -> bool:
+        return all(error <= self.tolerance for error in self.errors)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """A table of checks; `ok` says whether all of them hold, `str` prints it."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok for check in self.checks)
+
+    @property
+    def failed(self) -> list[str]:
+        """The names of the checks that do not hold."""
+        return [check.name for check in self.checks if not check.ok]
+
+    def __getitem__(self, name: str) -> Check:
+        return next(check for check in self.checks if check.name == name)
+
+    def __str__(self) -> str:
+        width = max(len(check.name) for check in self.checks)
+        lines = [
+            f"{check.name:<{width}}  {check.largest:9.2e}  "
+            + ("ok" if check.ok else f"FAILED: more than {check.tolerance:.0e}{_where(check)}")
+            for check in self.checks
+        ]
+        return "\n".join(lines)
+
+
+def _where(check: Check) -> str:
+    layers = [str(layer) for layer, error in enumerate(check.errors) if not error <= check.tolerance]
+    return f" in layers {', '.join(layers)}" if len(check.errors) > 1 else ""
+
+
+@torch.no_grad()
+def verify(model: Any, tokens: Int[Tensor, "batch pos"] | None = None) -> Verification:
+    """Check the identities between a HookedTransformer's sites on one run, over random tokens unless given.
+
+    Errors are relative to the largest value compared, where that is above one; 1e-5 is allowed in fp32, and four
+    units of rounding in lower precision. Nothing is raised for an identity that does not hold.
+
+    >>> from hooked_lm import HookedTransformer, HookedTransformerConfig
+    >>> from hooked_lm.models.verification.decoder import verify
+    >>> cfg = HookedTransformerConfig(n_layers=2, d_model=16, n_heads=2, n_ctx=8, d_vocab=10, act_fn="relu")
+    >>> verify(HookedTransformer(cfg)).ok
+    True
+    """
+    tokens = (drawn_tokens(model.cfg) if tokens is None else tokens).to(model.device)
+
+    def identities(at: Sites, logits: Tensor) -> Iterator[Identity]:
+        for layer, block in enumerate(model.blocks):
+            yield from _block_identities(model, block, layer, at)
+        yield from _per_layer_identities(model, at, tokens)
+        yield from _output_identities(model, at, logits)
+
+    return checked(model, (tokens,), identities)
+
+
+def drawn_tokens(cfg: Any, d_vocab: int | None = None, most: int = 12, seed: int = 0) -> Int[Tensor, "2 pos"]:
+    """Random token ids for a check, the same every time."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(d_vocab or cfg.d_vocab, (2, min(most, cfg.n_ctx)), generator=generator)
+
+
+def checked(
+    model: Any, inputs: tuple[Tensor, ...], identities: Callable[[Sites, Tensor], Iterator[Identity]]
+) -> Verification:
+    """The identities between what passes the sites and what comes out, on one run; and that each site fires once.
+
+    A second run with the sites on demand, those apart that identities read, must give the same.
+    """
+    with without_copies(model):
+        return _checked(model, inputs, identities)
+
+
+@contextmanager
+def without_copies(model: Any) -> Iterator[None]:
+    """Within a `with` block the stream is not copied per head for a flag's sake: sites of norms are those of the stream."""
+    own, model.cfg = model.cfg, copy(model.cfg)
+    model.cfg.use_attn_in = model.cfg.use_split_qkv_input = False
+    try:
+        yield
+    finally:
+        model.cfg = own
+
+
+def _checked(
+    model: Any, inputs: tuple[Tensor, ...], identities: Callable[[Sites, Tensor], Iterator[Identity]]
+) -> Verification:
+    points = model.all_points()
+    plain = [name for name, point in points.items() if not point.on_demand or _is_read(name, point)]
+    output, sites, fired = run_recorded(model, inputs, plain)
+    again, _, fired_then = run_recorded(model, inputs, [name for name in points if name not in plain])
+    errors: Errors = {"output == output with sites on demand": [error_of(lambda: (again, output))]}
+    for name, pair in identities(sites.__getitem__, output):
+        errors.setdefault(name, []).append(error_of(pair))
+    tolerance = max(1e-5, 4 * torch.finfo(output.dtype).eps)
+    wrong = sum((fired + fired_then)[name] != 1 for name in points)
+    checks = [Check(name, tuple(found), tolerance) for name, found in errors.items()]
+    return Verification((Check("sites that do not fire once", (float(wrong),), 0.0), *checks))
+
+
+def _is_read(name: str, point: HookPoint) -> bool:
+    """Of the sites on demand, those that identities read."""
+    return name.endswith("hook_result") or "routed" in point.dims
+
+
+def run_recorded(
+    model: Any, inputs: tuple[Tensor, ...], names: list[str]
+) -> tuple[Tensor, dict[str, Tensor], Counter[str]]:
+    """Logits, what passed at these sites, and how often."""
+    fired: Counter[str] = Counter()
+    sites: dict[str, Tensor] = {}
+
+    def record(value: Tensor, hook: HookPoint) -> None:
+        fired[hook.name or ""] += 1
+        sites[hook.name or ""] = value.clone()
+
+    logits = model.run_with_hooks(*inputs, fwd_hooks=[(names, record)])
+    return logits, sites, fired
+
+
+def error_of(pair: Pair) -> float:
+    """How far two tensors are apart; infinite where a site is missing or the shapes do not go together."""
+    try:
+        left, right = pair()
+        difference = (left.float() - right.float()).abs().max()
+        return float(difference / right.float().abs().max().clamp(min=1.0))
+    except (KeyError, RuntimeError, AttributeError):
+        return float("inf")
+
+
+def _block_identities(model: Any, block: Any, layer: int, at: Sites) -> Iterator[Identity]:
+    """What a block says of itself, and that the next one reads what it leaves."""
+    shift = (lambda: at("hook_pos_embed")) if model.cfg.tree.shortformer else None
+    yield from block.identities(below(at, f"blocks.{layer}"), shift)
+    if layer + 1 < len(model.blocks):
+        left, then = last_site(block, layer), f"blocks.{layer + 1}.hook_resid_pre"
+        yield "resid_post == next resid_pre", lambda: (at(left), at(then))
+
+
+def _per_layer_identities(model: Any, at: Sites, tokens: Int[Tensor, "batch pos"]) -> Iterator[Identity]:
+    """What the layers are given besides the stream, where they are."""
+    if model.cfg.tree.per_layer is None:
+        return
+    yield from model.per_layer.identities(below(at, "per_layer"), lambda: at("hook_embed"), tokens)
+    for layer in range(len(model.blocks)):
+
+        def given(layer: int = layer) -> tuple[Tensor, Tensor]:
+            return at("per_layer.hook_out")[:, :, layer], at(f"blocks.{layer}.hook_per_layer_in")
+
+        yield "per_layer.out == per_layer_in of each layer", given
+
+
+def last_site(block: nn.Module, layer: int) -> str:
+    """Where the stream that a block leaves is seen."""
+    return f"blocks.{layer}.hook_" + ("normalized_" if isinstance(block, PostNormBlock) else "") + "resid_post"
+
+
+def _output_identities(model: Any, at: Sites, logits: Tensor) -> Iterator[Identity]:
+    final, unembed = norm_of(model, "ln_final"), model.unembed
+    last = last_site(model.blocks[-1], len(model.blocks) - 1)
+
+    def resid() -> Tensor:
+        return at(last)
+
+    def predicted() -> tuple[Tensor, Tensor]:
+        normalized = normed(final, below(at, "ln_final"), resid).to(logits.dtype)  # the stream may be wider
+        return model.cap_logits(unembed.plain(normalized)), logits
+
+    yield from norm_identity("ln_final", final, below(at, "ln_final"), resid)
+    yield "unembed(ln_final(resid_post)) == logits", predicted

@@ -1,0 +1,1 @@
+"""Weights of whole models: stacked views, folding, initialisation, state dicts."""

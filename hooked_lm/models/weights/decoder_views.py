@@ -1,0 +1,260 @@
+"""The weights of a decoder stacked by layer, and what is read off them."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hooked_lm.components.blocks.block import AttentionPart, MLPPart, ParallelBlock, PostNormBlock
+from hooked_lm.components.blocks.mixer import MixerPart
+from hooked_lm.components.moe import MoE
+from hooked_lm.components.norm import Norm, norm_of
+from hooked_lm.factored_matrix import FactoredMatrix
+from hooked_lm.models.names import checked_index
+
+
+class NoView(AttributeError, ValueError):
+    """A weight that this model does not have in every layer, or not in one shape; so `hasattr` says no."""
+
+
+class WeightViews:
+    """`model.W_Q` and its like: [layer, head, ...]. They are copies: to edit a weight, edit it in its block.
+
+    An absent bias reads as zeros. Keys and values of grouped-query models are repeated, one for each query head. What cannot
+    be stacked raises NoView, an AttributeError that says why.
+    """
+
+    cfg: Any
+    embed: Any
+    pos_embed: Any
+    unembed: Any
+    blocks: Any  # a ModuleList of blocks
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """As for any module, but a block's norms come before its sublayers and its router at the end, as in the public
+        interface."""
+        named = list(super().named_parameters(*args, **kwargs))  # type: ignore[misc]
+        first: dict[str, int] = {}  # where the parameters of a block begin
+
+        def place(i: int) -> tuple[int, int]:
+            block, _, rest = named[i][0].rpartition("blocks.")[2].partition(".")
+            if not block.isdigit() or isinstance(self.blocks[int(block)], PostNormBlock):  # its norms follow
+                return i, 0
+            part = rest.split(".")[0]
+            is_router = rest in ("mlp.W_router", "mlp.b_router")
+            return first.setdefault(block, i), 0 if part in ("ln1", "ln1_post", "ln2", "ln2_post") else 1 + is_router
+
+        yield from [named[i] for _, i in sorted((place(i), i) for i in range(len(named)))]
+
+    def __getattr__(self, name: str) -> Any:
+        view = getattr(type(self), name, None)
+        if isinstance(view, property) and view.fget is not None:
+            return view.fget(self)  # it has raised AttributeError, which Python would replace by one without a reason
+        return super().__getattr__(name)  # type: ignore[misc]
+
+    def _stack(self, read: Callable[[Any], Tensor]) -> Tensor:
+        return torch.stack([read(block) for block in self.blocks])
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return self.embed.W_E.new_zeros(shape)
+
+    def _per_query_head(self, weight: Tensor) -> Tensor:
+        return weight.repeat_interleave(self.cfg.n_heads // weight.shape[0], 0)
+
+    def _attention_weight(self, name: str, read: Callable[[Any], Tensor]) -> Tensor:
+        if without := [i for i, block in enumerate(self.blocks) if not isinstance(block, AttentionPart)]:
+            raise NoView(f"this model has no attention in blocks {without}, so {name} cannot be stacked by layer")
+        weight = name.replace("b_", "W_")
+        shapes = [tuple(w.shape) if (w := getattr(b.attn, weight, None)) is not None else None for b in self.blocks]
+        if set(shapes) == {None}:
+            has = ", ".join(n for n, _ in self.blocks[0].attn.named_parameters(recurse=False) if n.startswith("W_"))
+            raise NoView(f"the attention of this model has no {weight} (it has {has}), so {name} cannot be stacked")
+        if len(set(shapes)) > 1:
+            raise NoView(f"{weight} differs in shape from layer to layer, so {name} cannot be stacked: {shapes}")
+        return self._stack(lambda block: read(block.attn))
+
+    def _mlp_weight(self, name: str) -> Tensor:
+        if without := [i for i, block in enumerate(self.blocks) if not isinstance(block, MLPPart)]:
+            raise NoView(f"this model has no MLPs in blocks {without}, so {name} cannot be stacked by layer")
+        if sparse := [i for i, block in enumerate(self.blocks) if isinstance(block.mlp, MoE)]:
+            raise NoView(
+                f"the MLPs of blocks {sparse} are mixtures of experts, so {name} cannot be stacked by layer; "
+                f"an expert has its own: model.blocks[{sparse[0]}].mlp.experts[0].{name}"
+            )
+
+        def read(block: Any) -> Tensor:
+            weight = getattr(block.mlp, name)
+            if weight is None:  # a bias, as long as the last axis of its weight
+                return self._zeros(getattr(block.mlp, name.replace("b_", "W_")).shape[-1])
+            return weight
+
+        return self._stack(read)
+
+    def _head_bias(self, name: str) -> Tensor:
+        def read(attn: Any) -> Tensor:
+            bias = getattr(attn, name)
+            if bias is None:
+                return self._zeros(self.cfg.n_heads, self.cfg.d_head)
+            return self._per_query_head(bias)
+
+        return self._attention_weight(name, read)
+
+    @property
+    def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
+        """The embedding."""
+        return self.embed.table()
+
+    @property
+    def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
+        """The position embedding; AttributeError where positions are not learned."""
+        return self.pos_embed.table()
+
+    @property
+    def W_E_pos(self) -> Float[Tensor, "d_vocab_and_n_ctx d_model"]:
+        """Embedding and position embedding, one above the other."""
+        return torch.cat([self.W_E, self.W_pos])
+
+    @property
+    def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
+        """The unembedding."""
+        return self.unembed.W_U
+
+    @property
+    def b_U(self) -> Float[Tensor, " d_vocab"]:
+        """The unembedding's bias."""
+        return self._zeros(self.cfg.d_vocab_out) if self.unembed.b_U is None else self.unembed.b_U
+
+    @property
+    def W_Q(self) -> Float[Tensor, "layer head d_model d_head"]:
+        """Query weights."""
+        return self._attention_weight("W_Q", lambda attn: attn.W_Q)
+
+    @property
+    def W_K(self) -> Float[Tensor, "layer head d_model d_head"]:
+        """Key weights."""
+        return self._attention_weight("W_K", lambda attn: self._per_query_head(attn.W_K))
+
+    @property
+    def W_V(self) -> Float[Tensor, "layer head d_model d_head"]:
+        """Value weights."""
+        return self._attention_weight("W_V", lambda attn: self._per_query_head(attn.W_V))
+
+    @property
+    def W_O(self) -> Float[Tensor, "layer head d_head d_model"]:
+        """Output weights."""
+        return self._attention_weight("W_O", lambda attn: attn.W_O)
+
+    @property
+    def b_Q(self) -> Float[Tensor, "layer head d_head"]:
+        """Query biases."""
+        return self._head_bias("b_Q")
+
+    @property
+    def b_K(self) -> Float[Tensor, "layer head d_head"]:
+        """Key biases."""
+        return self._head_bias("b_K")
+
+    @property
+    def b_V(self) -> Float[Tensor, "layer head d_head"]:
+        """Value biases."""
+        return self._head_bias("b_V")
+
+    @property
+    def b_O(self) -> Float[Tensor, "layer d_model"]:
+        """Output biases of attention."""
+        zeros = self._zeros(self.cfg.d_model)
+        return self._attention_weight("b_O", lambda attn: zeros if attn.b_O is None else attn.b_O)
+
+    @property
+    def W_in(self) -> Float[Tensor, "layer d_model d_mlp"]:
+        """Input weights of the MLPs."""
+        return self._mlp_weight("W_in")
+
+    @property
+    def W_gate(self) -> Float[Tensor, "layer d_model d_mlp"] | None:
+        """Gate weights of the MLPs; None where they are not gated."""
+        return self._mlp_weight("W_gate") if self.cfg.gated_mlp else None
+
+    @property
+    def W_out(self) -> Float[Tensor, "layer d_mlp d_model"]:
+        """Output weights of the MLPs."""
+        return self._mlp_weight("W_out")
+
+    @property
+    def b_in(self) -> Float[Tensor, "layer d_mlp"]:
+        """Input biases of the MLPs."""
+        return self._mlp_weight("b_in")
+
+    @property
+    def b_out(self) -> Float[Tensor, "layer d_model"]:
+        """Output biases of the MLPs."""
+        return self._mlp_weight("b_out")
+
+    @property
+    def QK(self) -> FactoredMatrix:
+        """`W_Q W_K^T` of every head, [layer, head, d_model, d_model]: which source a destination looks for."""
+        return FactoredMatrix(self.W_Q, self.W_K.transpose(-2, -1))
+
+    @property
+    def OV(self) -> FactoredMatrix:
+        """`W_V W_O` of every head, [layer, head, d_model, d_model]: what a source writes where it is attended to."""
+        return FactoredMatrix(self.W_V, self.W_O)
+
+    @property
+    def n_params_total(self) -> int:
+        """All parameters, embeddings and biases included."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def all_head_labels(self) -> list[str]:
+        """ "L0H0", "L0H1", ... in the order of `W_Q`; layers without attention have none."""
+        layers = [layer for layer, block in enumerate(self.blocks) if isinstance(block, AttentionPart)]
+        return [f"L{layer}H{head}" for layer in layers for head in range(self.cfg.n_heads)]
+
+    def accumulated_bias(
+        self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True
+    ) -> Float[Tensor, " d_model"]:
+        """The sum of the output biases that are in the stream at the input of `layer` (n_layers: at the end).
+
+        `mlp_input` stops at the input of that layer's MLP instead; `include_mlp_biases=False` counts attention and mixers only.
+        Raises ValueError for a model that normalises what its biases are added to: there is no constant sum then.
+        """
+        n_layers = self.cfg.n_layers
+        layer = n_layers if layer == n_layers and not mlp_input else checked_index(layer, n_layers, "layer")
+        total = self._zeros(self.cfg.d_model)
+        for i, block in enumerate(self.blocks[: layer + mlp_input]):
+            if isinstance(block, PostNormBlock):
+                raise ValueError(f"block {i} normalises the stream itself, so it holds no constant sum of biases")
+            if i < layer or not isinstance(block, ParallelBlock):
+                bias = block.mixer.b_out if isinstance(block, MixerPart) else block.attn.b_O
+                total = total + _constant(i, block, bias, norm_of(block, "ln1_post"))
+            if include_mlp_biases and i < layer and isinstance(block, MLPPart):
+                bias = block.mlp.constant_bias() if isinstance(block.mlp, MoE) else block.mlp.b_out
+                total = total + _constant(i, block, bias, norm_of(block, "ln2_post"))
+        return total
+
+    def all_composition_scores(self, mode: str) -> Float[Tensor, "layer head layer head"]:
+        """How much of what the first head writes the second reads through its queries ("Q"), keys ("K") or values ("V").
+
+        `|OV1 M2| / (|OV1| |M2|)` in Frobenius norms (Elhage et al. 2021, A Mathematical Framework for Transformer
+        Circuits); zero unless the second head's layer is later.
+        """
+        readers = {"Q": lambda: self.QK, "K": lambda: self.QK.T, "V": lambda: self.OV}
+        if mode not in readers:
+            raise ValueError(f"mode must be 'Q', 'K' or 'V', got {mode!r}")
+        left, right = self.OV, readers[mode]()
+        # what a rotation makes d_head wide has the same norm, and all pairs are then one product
+        products = torch.einsum("abhm,cdmk->abcdhk", left.collapse_l(), right.collapse_r())
+        scores = products.norm(dim=(-2, -1)) / (left.norm()[:, :, None, None] * right.norm())
+        layers = torch.arange(self.cfg.n_layers, device=scores.device)
+        return scores * (layers[:, None, None, None] < layers[None, None, :, None])
+
+
+def _constant(layer: int, block: Any, bias: Tensor | None, post_norm: Any) -> Tensor | float:
+    """What a sublayer's bias adds to the stream in every run."""
+    if isinstance(post_norm, Norm) and (bias is not None or getattr(post_norm, "b", None) is not None):
+        raise ValueError(
+            f"block {layer} normalises what it adds, so what its biases add depends on the run; cache.decompose_resid shows it"
+        )
+    return 0.0 if bias is None else block.cfg.residual_scale * bias

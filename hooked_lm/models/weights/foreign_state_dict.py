@@ -1,0 +1,80 @@
+"""Dictionaries of weights that other libraries wrote, in our names."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hooked_lm.components.blocks.block import SharedNormBlock
+
+# What is saved beside the weights.
+TABLES = (".mask", ".IGNORE", ".rotary_sin", ".rotary_cos", ".alibi")
+
+# Patterns of names, ours, and whether the matrix is the other way round there.
+NAMES = [
+    (re.compile(r"\._([Wb]_[KV])$"), r".\1", False),  # grouped keys and values
+    (re.compile(r"(\.experts\.\d+\.W_(?:in|out|gate))\.weight$"), r"\1", True),
+    (re.compile(r"(\.experts\.\d+)\.W_(in|out|gate)\.bias$"), r"\1.b_\2", False),
+    (re.compile(r"\.mlp\.W_gate\.weight$"), ".mlp.W_router", True),
+    (re.compile(r"\.mlp\.W_gate\.bias$"), ".mlp.b_router", False),
+    (re.compile(r"^(encoder|decoder)\.0\.attn\.rel_pos_bias\.weight$"), r"\1_rel_pos_bias.W_rel", False),
+]
+
+
+def in_our_names(model: Any, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A dictionary that may have been saved elsewhere, in the names and meanings of this model.
+
+    Tables (masks, rotary angles) are passed over, and so are biases of zeros that the model does not have, and the
+    position embedding that others keep in alibi models without reading it. A gated MLP that has `b_in` and no `b_gate`
+    adds it after the product: there it is a part of the output, and goes into `b_out`.
+    """
+    given = dict(_renamed(name, value) for name, value in state_dict.items() if not name.endswith(TABLES))
+    for name in [name for name in given if name.endswith(".mlp.W_gate")]:
+        _bias_into_output(given, name.removesuffix("W_gate"))
+    own = model.state_dict()
+    for name in [name for name in own if name.endswith("_gate_in") and name not in given]:
+        _interleave(given, name.removesuffix("gate_in"))
+    _share_norms(model, given)
+    if model.cfg.positional_embedding_type == "alibi":
+        given.pop("pos_embed.W_pos", None)
+    for name in given.keys() & own.keys():
+        as_many = given[name].numel() == own[name].numel()
+        if as_many and (own[name].numel() == 1 or "_norm." in name):  # a number, or heads, with or without an axis
+            given[name] = given[name].reshape(own[name].shape)
+    return {name: value for name, value in given.items() if name in own or not _is_zero_bias(name, value)}
+
+
+def _share_norms(model: Any, given: dict[str, Tensor]) -> None:
+    """Leave out the second of two equal norms where a block has one for both."""
+    for prefix, block in model.named_modules():
+        for leaf in "wb" if isinstance(block, SharedNormBlock) else "":
+            first, second = given.get(f"{prefix}.ln1.{leaf}"), given.get(f"{prefix}.ln2.{leaf}")
+            if first is not None and second is not None and torch.equal(first, second):
+                del given[f"{prefix}.ln2.{leaf}"]
+
+
+def _renamed(name: str, value: Tensor) -> tuple[str, Tensor]:
+    for pattern, ours, is_turned in NAMES:
+        if pattern.search(name):
+            return pattern.sub(ours, name), value.T if is_turned else value
+    return name, value
+
+
+def _bias_into_output(given: dict[str, Tensor], mlp: str) -> None:
+    b_in, b_out = given.get(mlp + "b_in"), given.get(mlp + "b_out")
+    if b_in is None or b_out is None or mlp + "b_gate" in given:
+        return
+    given[mlp + "b_out"] = b_out + b_in @ given[mlp + "W_out"]
+    given[mlp + "b_in"], given[mlp + "b_gate"] = torch.zeros_like(b_in), torch.zeros_like(b_in)
+
+
+def _interleave(given: dict[str, Tensor], leaf: str) -> None:
+    """Gate and linear branch into the even and the odd outputs of one weight, where a model keeps them so."""
+    if leaf + "gate" in given and leaf + "in" in given:
+        given[leaf + "gate_in"] = torch.stack([given.pop(leaf + "gate"), given.pop(leaf + "in")], -1).flatten(-2)
+
+
+def _is_zero_bias(name: str, value: Tensor) -> bool:
+    return name.rpartition(".")[2].startswith("b_") and not value.any()
