@@ -89,7 +89,7 @@ def case_of(item: pytest.Item) -> Any:
 
 collect_ignore = [
     "tests/benchmarks/peer_sweeps.py",  # it runs with another project's Python
-    "hooked_lm/compat/lent",  # a package under another name
+    "hooked_lm/compat/shim",  # a package under another name
 ]
 if find_spec("sae_lens") is None:  # in the clients' environment alone: `make clients`
     collect_ignore += ["tests/clients", "tests/compat/against"]

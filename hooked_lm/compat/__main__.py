@@ -1,17 +1,17 @@
-"""`python -m hooked_lm.compat [--shadow] script.py args...` or `... -m module args...`: a program under the lent name."""
+"""`python -m hooked_lm.compat [--shadow] script.py args...` or `... -m module args...`: runs a program with the shim."""
 
 import os
 import runpy
 import sys
 from pathlib import Path
 
-from hooked_lm.compat import LENT, install
+from hooked_lm.compat import SHIM, install
 
 USAGE = "usage: python -m hooked_lm.compat [--shadow] (script.py | -m module) [args ...]"
 
 
 def main(arguments: list[str]) -> None:
-    """Run a script or a module as Python would, with `transformer_lens` lent to it and to the processes that it starts."""
+    """Run a script or a module as Python would, with the shim of `transformer_lens`, which processes that it starts find too."""
     shadow = arguments[:1] == ["--shadow"]
     arguments = arguments[shadow:]
     as_module = arguments[:1] == ["-m"]
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> None:
     if not as_module:
         sys.path[0] = str(Path(arguments[0]).resolve().parent)
     install(shadow=shadow)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(LENT), os.environ.get("PYTHONPATH")]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SHIM), os.environ.get("PYTHONPATH")]))
     sys.argv = arguments
     if as_module:
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""Clients from PyPI run in an environment of their own, under the lent name: `make clients`."""
+"""Clients from PyPI run in an environment of their own; the shim is their `transformer_lens` (`make clients`)."""
 
 import sys
 from pathlib import Path

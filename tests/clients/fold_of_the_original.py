@@ -1,6 +1,6 @@
 """How far folding moves the log probabilities of small models with norms that have weights: prints a dict as JSON.
 
-Run with the original on the path, or with the lent name: both have the same interface.
+Run with the original on the path, or with the shim: both have the same interface.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Every public name of TransformerLens 3.9 is lent, or stands here with the reason why not: read off its sources."""
+"""Every public name of TransformerLens 3.9, read from its sources, is in the shim or listed here with the reason why not."""
 
 import ast
 import importlib
@@ -88,17 +88,17 @@ def public_names(file: Path) -> set[str]:
 
 
 def missing(name: str, file: Path) -> set[str]:
-    lent = importlib.import_module(f"transformer_lens.{name}".rstrip("."))
-    return {public for public in public_names(file) if not hasattr(lent, public)}
+    shim = importlib.import_module(f"transformer_lens.{name}".rstrip("."))
+    return {public for public in public_names(file) if not hasattr(shim, public)}
 
 
 @pytest.mark.parametrize(("name", "file"), list(modules()), ids=[name or "transformer_lens" for name, _ in modules()])
-def test_every_name_is_lent(name: str, file: Path) -> None:
+def test_every_name_is_shim(name: str, file: Path) -> None:
     assert missing(name, file) <= NAMES_LEFT_OUT.keys()
 
 
 def test_the_lists_are_true() -> None:
-    """What is said to be left out is there in the original, and is not lent."""
+    """What is listed as left out exists in the original, and not in the shim."""
     assert len(list(modules())) > 70
     left = set().union(*(missing(name, file) for name, file in modules()))
     assert left == NAMES_LEFT_OUT.keys()

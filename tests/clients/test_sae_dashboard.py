@@ -19,7 +19,7 @@ Folders = tuple[Path, Path]
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    """What the same program writes with the lent name, and with TransformerLens itself.
+    """What the same program writes with the shim, and with TransformerLens itself.
 
     Each in a process of its own: it draws examples from generators of the process, as the checks of shapes do here.
     """

@@ -127,8 +127,8 @@ def test_folding_into_square_weights() -> None:
     there = moved_by_folding(ORIGINAL.parent)
     for case, largest in there.items():
         assert (largest > 0.1) == ("16" in case), case
-    lent = Path(compat.__file__).parent / "lent"
+    shim = Path(compat.__file__).parent / "shim"
     package = Path(compat.__file__).parents[2]
-    here = moved_by_folding(Path(f"{lent}{os.pathsep}{package}"))
+    here = moved_by_folding(Path(f"{shim}{os.pathsep}{package}"))
     assert here.keys() == there.keys()
     assert max(here.values()) < 1e-4

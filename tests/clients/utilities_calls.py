@@ -180,7 +180,7 @@ def programs() -> Answers:
 
     model = compiled()
     cfg = tracr.make_tracr_transformer_bridge_config(model)
-    if "lent" in str(transformer_lens.__file__):
+    if "shim" in str(transformer_lens.__file__):
         made = transformer_lens.HookedTransformer(cfg)
     else:
         made = transformer_lens.model_bridge.TransformerBridge.boot_native(cfg)
@@ -215,7 +215,7 @@ def evaluations(model: Any) -> Answers:
     items = [data[i] for i in range(9)]
     fixed = [{"prompt": ids(9)[: 7 + i], "IO": ids(9)[6 + i : 7 + i], "S": torch.tensor([5])} for i in (0, 1, 2)]
     once = ids(3, 20)
-    if "lent" in str(evals.__file__):  # ours draws places among the ordinary tokens
+    if "shim" in str(evals.__file__):  # ours draws places among the ordinary tokens
         ordinary = [token for token in range(len(model.tokenizer)) if token not in model.tokenizer.all_special_ids]
         once = torch.tensor([[ordinary.index(token) for token in row] for row in once.tolist()])
     with fixed_tokens(once):

@@ -28,7 +28,7 @@ def bridge() -> TransformerBridge:
 
 
 @pytest.fixture
-def lent() -> Iterator[None]:
+def shim() -> Iterator[None]:
     compat.install()
     yield
     compat.uninstall()
@@ -164,12 +164,12 @@ def test_new_models() -> None:
         TransformerBridgeConfig(**NATIVE, is_multimodal=True)
 
 
-@pytest.mark.usefixtures("lent")
+@pytest.mark.usefixtures("shim")
 def test_the_lent_name() -> None:
     from transformer_lens import TransformerBridge as top  # type: ignore[import-not-found]
     from transformer_lens.config import TransformerBridgeConfig as config  # type: ignore[import-not-found]
-    from transformer_lens.model_bridge import TransformerBridge as lent  # type: ignore[import-not-found]
+    from transformer_lens.model_bridge import TransformerBridge as shim  # type: ignore[import-not-found]
     from transformer_lens.model_bridge.bridge import TransformerBridge as deep  # type: ignore[import-not-found]
 
-    assert top is lent is deep is TransformerBridge
+    assert top is shim is deep is TransformerBridge
     assert config is TransformerBridgeConfig

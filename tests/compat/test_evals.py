@@ -1,4 +1,4 @@
-"""The quick checks of the lent interface, each against losses computed by hand."""
+"""The quick evaluations of the shim, each against losses computed by hand."""
 
 import math
 import sys

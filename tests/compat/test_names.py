@@ -54,7 +54,7 @@ def stream(n_pos: int = 6) -> Tensor:
 
 
 @pytest.fixture
-def lent() -> Iterator[Any]:
+def shim() -> Iterator[Any]:
     compat.install()
     yield importlib.import_module
     compat.uninstall()
@@ -87,23 +87,23 @@ IMPORTS = {
 
 
 @pytest.mark.parametrize("module", IMPORTS)
-def test_names_that_programs_import(lent: Any, module: str) -> None:
-    found = lent(f"transformer_lens.{module}".rstrip("."))
+def test_names_that_programs_import(shim: Any, module: str) -> None:
+    found = shim(f"transformer_lens.{module}".rstrip("."))
     assert not [name for name in IMPORTS[module].split() if not hasattr(found, name)]
 
 
-def test_they_are_our_classes(lent: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    tl = lent("transformer_lens")
+def test_they_are_our_classes(shim: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    tl = shim("transformer_lens")
     assert tl.EasyTransformer is tl.HookedTransformer is HookedTransformer
     assert tl.EasyTransformerConfig is tl.HookedTransformerConfig is HookedTransformerConfig
     assert tl.loading.get_official_model_name("pythia-70m") == "EleutherAI/pythia-70m"
     assert tl.components.MLP is parts.MLP
-    lent("transformer_lens.head_detector").get_supported_heads()
+    shim("transformer_lens.head_detector").get_supported_heads()
     assert "induction_head" in capsys.readouterr().out
 
 
-def test_a_conversion_has_a_name_for_each_family_and_is_one_function(lent: Any) -> None:
-    conversions = lent("transformer_lens.pretrained.weight_conversions")
+def test_a_conversion_has_a_name_for_each_family_and_is_one_function(shim: Any) -> None:
+    conversions = shim("transformer_lens.pretrained.weight_conversions")
     found = {name: value for name, value in vars(conversions).items() if name.startswith("convert_")}
     assert found.pop("convert_mingpt_weights") is from_mingpt  # these are of no transformers models
     assert found.pop("convert_neel_solu_old_weights") is from_early_solu

@@ -1,4 +1,4 @@
-"""Training under the lent interface: a model gets better, and each option does what it says."""
+"""Training with the trainer of the shim: a model gets better, and each option does what it says."""
 
 import sys
 from pathlib import Path

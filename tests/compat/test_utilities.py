@@ -1,4 +1,4 @@
-"""The small helpers of the lent interface, each against a computation of its own."""
+"""The small helpers of the shim, each against a computation of its own."""
 
 import json
 import os
@@ -34,7 +34,7 @@ DEMO = Path(compat.__file__).parents[1] / "demo" / "model"
 
 
 @pytest.fixture
-def lent() -> Iterator[None]:
+def shim() -> Iterator[None]:
     compat.install()
     yield
     compat.uninstall()
@@ -612,10 +612,10 @@ def test_kinds_of_configs_and_checkpoints(config: dict[str, Any], kind: str, tmp
     assert [which for which, answer in answers.items() if answer] == [kind for kind in [kind] if kind in answers]
 
 
-# ---- the lent names ------------------------------------------------------------------------------------------------
+# ---- the names of the shim ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("lent")
+@pytest.mark.usefixtures("shim")
 def test_the_lent_modules_hold_them() -> None:
     import transformer_lens.evals
     import transformer_lens.train

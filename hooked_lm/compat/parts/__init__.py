@@ -1,4 +1,4 @@
-"""The parts of a model under the public names that are lent; see `name`."""
+"""The parts of a model under the class names of `transformer_lens`; see `name`."""
 
 from hooked_lm.compat.parts.attention import AbstractAttention, Attention, GroupedQueryAttention, T5Attention
 from hooked_lm.compat.parts.blocks import BertBlock, T5Block, TransformerBlock

@@ -1,4 +1,4 @@
-"""The name is lent, never taken: in processes of their own, since what a process has imported stays."""
+"""The shim is put on the import path, and never hides an installed package: tested in processes of their own, as imports stay."""
 
 import subprocess
 import sys
