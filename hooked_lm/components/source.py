@@ -1,7 +1,6 @@
 """What cross attention reads, and what the layers of an encoder or a decoder beside one share besides."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -89,11 +88,3 @@ class EncoderDecoderCache(KeyValueCache):
     def init_cache(cls, cfg: Any, device: Any = None, batch_size: int = 1) -> "EncoderDecoderCache":
         """An empty cache for a model's config; device and batch size follow what is read."""
         return cls(cfg.n_decoder_layers)
-
-    @contextmanager
-    def reading(self, source: Source, mask: Tensor | None) -> Iterator[None]:
-        """A run of the decoder over this source; if it fails, nothing was appended."""
-        with self.appending(mask):
-            yield
-        if not self.frozen:
-            self.source = source

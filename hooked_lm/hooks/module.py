@@ -15,6 +15,7 @@ from hooked_lm.hooks.hook_spec import Entry, add_options, companions_of, read_en
 from hooked_lm.hooks.module_points import ModulePoint
 from hooked_lm.hooks.name_tree import NameTree
 from hooked_lm.hooks.point import HookPoint, directions_of, install_all, unnamed
+from hooked_lm.hooks.properties import Properties
 from hooked_lm.hooks.replaced_points import Known, give_name, inherit_metadata
 from hooked_lm.hooks.scope import Scope
 from hooked_lm.hooks.select import PointDict, Site, UnknownSite, select
@@ -25,7 +26,7 @@ HookList = Sequence[Any]
 _ids = itertools.count(1)
 
 
-class HookedRootModule(nn.Module):
+class HookedRootModule(Properties):
     """Any network with HookPoints in it; call `setup()` at the end of `__init__`.
 
     Hooks are `(site, fn)` pairs, or callable objects that carry their own `hook_point` (and perhaps `layer`, a `direction`,
@@ -81,9 +82,8 @@ class HookedRootModule(nn.Module):
     def hook_dict(self) -> MutableMapping[str, HookPoint]:
         """The hook points by name, in order of computation.
 
-        Iterating shows those of a bare run, so that a loop which adds hooks switches on no site that is computed on demand;
-        `hook_dict[name]` and `name in hook_dict` know these too, and so does `all_points`.
-        """
+        Iteration shows those of a bare run, so that a loop which adds hooks does not enable sites on demand. Lookup by name
+        and `all_points` know these too."""
         return PointDict(self.__dict__.setdefault("_points", {}), self.aliases, self.in_bare_cache)
 
     @hook_dict.setter

@@ -2,19 +2,22 @@
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from copy import copy
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
+from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.components.manner import FUSED, Manner, follow
-from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.aliases import same_value
 from hooked_lm.models.config.settled import SettledConfig
+from hooked_lm.models.stack import Stack, follow_flags
 from hooked_lm.models.weights.foreign_state_dict import in_our_names
 from hooked_lm.models.weights.init import init_weights
 
-Placed = TypeVar("Placed", bound="PlacedModel")
+Model = TypeVar("Model", bound="BaseModel")
 
 ON_DEMAND_FLAGS = {
     "hook_tokens": "use_hook_tokens",
@@ -43,17 +46,44 @@ def tokenizer_for(cfg: Any, tokenizer: Any) -> Any:
     except (ValueError, OSError) as error:
         if cfg.d_vocab == -1:
             raise ValueError(f"d_vocab is missing, and the tokenizer that says it was not found: {error}") from error
-        warnings.warn(f"the model has no tokenizer: {error}; give one with set_tokenizer", stacklevel=3)
+        warnings.warn(f"the model has no tokenizer: {error}; give one with set_tokenizer", stacklevel=4)
         return None
 
 
-class PlacedModel:
-    """Moving a model, filling it with random weights, and writing it back; mixed in before `HookedRootModule`."""
+class BaseModel(HookedRootModule):
+    """Building a model, moving it, filling it with random weights, and writing it back."""
 
+    stacks: ClassVar[tuple[Stack, ...]]
     cfg: Any
     embed: Any
-    manner: Manner | None = None  # what the parts were told last
+    set_tokenizer: Any
+    flags: tuple[Any, ...] | None = None  # of the config, as the parts were told last
     hf_config: dict[str, Any] | None = None  # of the checkpoint that it was loaded from
+
+    # ---- building ----------------------------------------------------------------------------------------------------
+
+    def _set_config(self, cfg: Any, tokenizer: Any, default_padding_side: str | None = None) -> None:
+        """Take a copy of a config, as the caller may build other models from it, and the tokenizer."""
+        self.cfg = copy(cfg)
+        if default_padding_side is not None:
+            self.cfg.default_padding_side = default_padding_side
+        self.set_tokenizer(tokenizer_for(self.cfg, tokenizer))
+        self.cfg.check_tree()
+
+    def _initial_device(self, move_to_device: bool) -> torch.device:
+        """Where the parts are made."""
+        return torch.device(self.cfg.device) if move_to_device else torch.get_default_device()
+
+    def _finish(self) -> None:
+        """Bring the parts into the config's dtype, fill them, and find the hook points."""
+        if self.embed.W_E.dtype != self.cfg.dtype:
+            super().to(self.cfg.dtype)
+        if self.cfg.init_weights:
+            self.init_weights()
+        self.cfg.seal()
+        self.setup()
+
+    # ---- device ------------------------------------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:
@@ -61,25 +91,25 @@ class PlacedModel:
         embed = self.__dict__.get("_modules", {}).get("embed")
         return torch.device(self.cfg.device) if embed is None else embed.W_E.device
 
-    def to(self: Placed, *args: Any, print_details: bool = True, **kwargs: Any) -> Placed:
+    def to(self: Model, *args: Any, print_details: bool = True, **kwargs: Any) -> Model:
         """Move the model, as `nn.Module.to` does; `cfg.device` and `cfg.dtype` follow, as with `half` and its like."""
-        return super().to(*args, **kwargs)  # type: ignore[misc]
+        return super().to(*args, **kwargs)
 
-    def _apply(self: Placed, *args: Any, **kwargs: Any) -> Placed:
+    def _apply(self: Model, *args: Any, **kwargs: Any) -> Model:
         """What `to`, `half`, `float` and all other moves of PyTorch end in."""
-        super()._apply(*args, **kwargs)  # type: ignore[misc]
+        super()._apply(*args, **kwargs)
         self.cfg.device, self.cfg.dtype = str(self.device), self.embed.W_E.dtype
         return self
 
-    def cuda(self: Placed, device: Any = None) -> Placed:
+    def cuda(self: Model, device: Any = None) -> Model:
         """Move the model to a CUDA device."""
         return self.to("cuda" if device is None else torch.device("cuda", device))
 
-    def cpu(self: Placed) -> Placed:
+    def cpu(self: Model) -> Model:
         """Move the model to the CPU."""
         return self.to("cpu")
 
-    def mps(self: Placed) -> Placed:
+    def mps(self: Model) -> Model:
         """Move the model to an Apple GPU."""
         return self.to("mps")
 
@@ -94,48 +124,49 @@ class PlacedModel:
 
     def asked_first(self, points: Mapping[str, HookPoint]) -> list[set[str]]:
         """Groups of names about which a predicate is asked before the others."""
-        return [*super().asked_first(points), UNEMBED & points.keys()]  # type: ignore[misc]
+        return [*super().asked_first(points), UNEMBED & points.keys()]
 
-    def follow_manner(self) -> None:
-        """Tell the parts what the flags of `cfg` say now, if it is something new. Raises ValueError for an unknown value."""
-        cfg = self.cfg
+    def apply_flags(self) -> None:
+        """Tell the parts what the flags of `cfg` say now. Raises ValueError for an unknown value."""
+        cfg, ungrouped = self.cfg, self.cfg.ungroup_grouped_query_attention
         if cfg.fused_attention not in FUSED:
             raise ValueError(f"cfg.fused_attention must be one of {FUSED}, got {cfg.fused_attention!r}")
-        flags = (cfg.use_attn_in, cfg.use_split_qkv_input, cfg.use_attn_result)
-        manner = Manner(cfg.fused_attention == "auto", *flags, min(cfg.n_ctx, Manner().n_tabulated))
-        if manner != self.manner:
-            follow(self, manner)  # type: ignore[arg-type]
-            self.manner = manner
+        copies = (cfg.use_attn_in, cfg.use_split_qkv_input, cfg.use_attn_result)
+        follow(self, Manner(cfg.fused_attention == "auto", *copies, min(cfg.n_ctx, Manner().n_tabulated)))
+        for stack in self.stacks:
+            for block in stack.blocks_of(self):
+                if isinstance(block, AttentionPart) and getattr(block.attn, "ungrouped", ungrouped) != ungrouped:
+                    block.attn.ungrouped = ungrouped
 
     def setup(self) -> None:
         """Find the hook points, also in parts that were replaced since."""
-        super().setup()  # type: ignore[misc]
-        self.manner = None  # the parts may be others
+        super().setup()
+        self.flags = None  # the parts may be others
         if hasattr(self, "cfg"):
-            self.follow_manner()
+            follow_flags(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy of a model: its config is that of a model too."""
-        super().__setstate__(state)  # type: ignore[misc]
+        super().__setstate__(state)
         if isinstance(self.cfg, SettledConfig):
             self.cfg.seal()
 
     def same_value(self, site: str) -> str:
         """The site of a bare cache that shows the same value as one on demand, such as `mlp.hook_out`; or itself."""
-        points = self.all_points()  # type: ignore[attr-defined]
+        points = self.all_points()
         if site not in points or self.in_bare_cache(points[site]):
             return site
-        block = self.get_submodule(".".join(site.split(".")[:2]))  # type: ignore[attr-defined]
+        block = self.get_submodule(".".join(site.split(".")[:2]))
         scale = getattr(getattr(block, "cfg", None), "residual_scale", 1.0)
         return same_value(site, points, is_scaled=scale != 1.0)
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
         """As for any module; the names and tables of other libraries are understood, see `in_our_names`."""
-        return super().load_state_dict(in_our_names(self, state_dict), *args, **kwargs)  # type: ignore[misc]
+        return super().load_state_dict(in_our_names(self, state_dict), *args, **kwargs)
 
     def init_weights(self) -> None:
         """Fill the weights with random numbers as `cfg.init_mode` says, from `cfg.seed` if there is one."""
-        init_weights(self, self.cfg)  # type: ignore[arg-type]
+        init_weights(self, self.cfg)
 
     def to_hf(self) -> Any:
         """This model as a transformers model, bit for bit; see `hooked_lm.hub.to_hf`."""

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from hooked_lm.components.kv_cache import KeyValueCache
 
+RETURN_TYPES = ("logits", "loss", "both", None)
+
 
 def one_input(input: Any, input_ids: Tensor | None) -> Any:
     """What a model is given, by either name. Raises TypeError for nothing, and for both."""
@@ -19,7 +21,7 @@ def one_input(input: Any, input_ids: Tensor | None) -> Any:
 
 def check_options(return_type: str | None, logits_to_keep: int | None) -> None:
     """Raises ValueError for options that mean nothing."""
-    if return_type not in ("logits", "loss", "both", None):
+    if return_type not in RETURN_TYPES:
         raise ValueError(f"return_type must be 'logits', 'loss', 'both' or None, got {return_type!r}")
     if logits_to_keep is not None and logits_to_keep < 1:
         raise ValueError(f"logits_to_keep is a number of positions, at least 1, got {logits_to_keep}")
@@ -86,3 +88,19 @@ def check_length(new: Tensor, n_past: int, n_ctx: int) -> None:
         raise ValueError(
             f"the prompt has {n_past + new.shape[1]} tokens{with_past}, more than the model's n_ctx of {n_ctx}"
         )
+
+
+def check_rows(real: Tensor | None) -> None:
+    """Raises ValueError for a row without a real token; not inside `torch.compile`."""
+    if real is not None and not torch.compiler.is_compiling() and not real.any(1).all():
+        raise ValueError(f"row {int(real.any(1).int().argmin())} is nothing but padding")
+
+
+def unknown_id(tokens: Tensor, d_vocab: int) -> ValueError:
+    """The error for the first id that is not in -d_vocab .. d_vocab - 1."""
+    place = ((tokens < -d_vocab) | (tokens >= d_vocab)).nonzero()[0].tolist()
+    where = f" at {place} of the tokens {list(tokens.shape)}" if place else ""
+    return ValueError(
+        f"token id {tokens[tuple(place)].item()}{where} is out of range: d_vocab is {d_vocab}, so ids are 0 to "
+        f"{d_vocab - 1}, or {-d_vocab} to -1 from the end"
+    )

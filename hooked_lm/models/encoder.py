@@ -2,27 +2,25 @@
 
 import os
 from collections.abc import Collection, Mapping
-from copy import copy
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.attention.disentangled import RelativeContext
 from hooked_lm.components.embed import TiedUnembed
-from hooked_lm.components.norm import add_norm, norm_of
-from hooked_lm.hooks import Cache, HookedRootModule, HookPoint
+from hooked_lm.hooks import Cache, HookPoint
 from hooked_lm.models.aliases import aliases
-from hooked_lm.models.base import PlacedModel, tokenizer_for
+from hooked_lm.models.base import BaseModel
 from hooked_lm.models.caches.encoder import EncoderActivations
-from hooked_lm.models.checks import check_length, is_ids
+from hooked_lm.models.checks import check_length, check_rows, is_ids
 from hooked_lm.models.config.decoder import HookedTransformerConfig
 from hooked_lm.models.config.encoder import EncoderConfig, HookedEncoderConfig
-from hooked_lm.models.encoder_outputs import EncoderOutputs, check_return_type, real_tokens
+from hooked_lm.models.encoder_outputs import EncoderOutputs, check_return_type
 from hooked_lm.models.names import site_name
+from hooked_lm.models.stack import Stack, Stream, checked_ids, follow_flags
 from hooked_lm.models.text.encoder import EncoderText, Text
-from hooked_lm.models.text.tokens import checked_ids
 from hooked_lm.models.verification.decoder import Verification
 from hooked_lm.models.verification.encoder import verify
 from hooked_lm.models.weights.encoder_views import EncoderViews
@@ -30,10 +28,9 @@ from hooked_lm.models.weights.encoder_views import EncoderViews
 Ids = Int[Tensor, "*batch pos"]
 Types = Int[Tensor, "*rows type_pos"]  # as the ids are, which is checked
 Mask = Int[Tensor, "*masks mask_pos"] | Bool[Tensor, "*masks mask_pos"]
-Stream = Float[Tensor, "batch pos d_model"]
 
 
-class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, HookedRootModule):
+class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, BaseModel):
     """An encoder (BERT and its kin) in which every intermediate value has a name.
 
     `HookedEncoder.from_pretrained(name)` loads a checkpoint; `HookedEncoder(cfg)` builds a new BERT from a
@@ -49,6 +46,9 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
     (torch.Size([1, 3, 10]), torch.Size([1, 2, 3, 3]), torch.Size([1, 16]))
     """
 
+    stack = Stack(score_bias="rel_pos_bias")
+    stacks = (stack,)
+
     def __init__(
         self,
         cfg: HookedTransformerConfig | dict[str, Any],
@@ -57,30 +57,19 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
         default_padding_side: str | None = None,
     ) -> None:
         super().__init__()
-        self.cfg = copy(HookedEncoderConfig.unwrap(cfg))  # the caller's may build others
-        if default_padding_side is not None:
-            self.cfg.default_padding_side = default_padding_side
-        self.set_tokenizer(tokenizer_for(self.cfg, tokenizer))
-        self.cfg.check_tree()
-        tree = self.tree
-        with torch.device(self.cfg.device if move_to_device else torch.get_default_device()):
+        self._set_config(HookedEncoderConfig.unwrap(cfg), tokenizer, default_padding_side)
+        with self._initial_device(move_to_device):
+            tree = self.tree
             self.hook_tokens = HookPoint("batch", "pos", on_demand=True)
             self.embed = tree.embed.build()
             self.hook_full_embed = HookPoint("batch", "pos", "d_model")
-            self.rel_pos_bias = None if tree.rel_pos_bias is None else tree.rel_pos_bias.build()
             self.rel_embed = None if tree.rel_embed is None else tree.rel_embed.build()
             self.rotary = None if tree.rotary is None else tree.rotary.build()
-            self.blocks = nn.ModuleList(block.build(layer) for layer, block in enumerate(tree.blocks))
-            add_norm(self, "ln_final", tree.ln_final)
+            self.stack.build_blocks(self, tree.blocks, tree.ln_final, tree.rel_pos_bias)
             self._make_heads(tree)
         if tree.shares is not None:
             share_weights(self.blocks, tree.shares)
-        if self.embed.W_E.dtype != self.cfg.dtype:
-            super().to(self.cfg.dtype)
-        if self.cfg.init_weights:
-            self.init_weights()
-        self.cfg.seal()
-        self.setup()
+        self._finish()
 
     def _make_heads(self, tree: EncoderConfig) -> None:
         self.mlm_head = None if tree.mlm_head is None else tree.mlm_head.build()
@@ -137,19 +126,17 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
         return self._encoded(*self._inputs(tokens, token_type_ids, one_zero_attention_mask))[0]
 
     def _encoded(self, tokens: Tensor, types: Tensor | None, mask: Tensor | None) -> tuple[Stream, RelativeContext]:
-        self.follow_manner()
-        context = RelativeContext(tokens.shape[0], tokens.shape[1], tokens.device, real_tokens(mask, tokens))
+        follow_flags(self)
+        real = self.stack.real(self, mask, tokens)
+        check_rows(real)
+        context = RelativeContext(tokens.shape[0], tokens.shape[1], tokens.device, real)
         resid = self.hook_full_embed(self.embed(self.hook_tokens(tokens), types, context))
-        if self.rel_pos_bias is not None:
-            context.score_bias = self.rel_pos_bias.bias(context, resid.dtype)
         if self.rel_embed is not None:
             context.table = self.rel_embed()
             context.rows = self.rel_embed.rows(tokens.shape[1], tokens.device)
         if self.rotary is not None:
             self.rotary.put_into(context)
-        for block in self.blocks:
-            resid = block(resid, context)
-        return norm_of(self, "ln_final")(resid), context
+        return self.stack.normalized(self, self.stack.run(self, resid, context)), context
 
     def _inputs(
         self, input: Any, types: Tensor | None, mask: Tensor | None
@@ -169,6 +156,7 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, PlacedModel, Hook
                 types = own_types
         check_length(tokens, 0, self.cfg.n_ctx)
         tokens = checked_ids(tokens, self.cfg.d_vocab)
+        mask = mask if mask is None or mask.ndim == 2 else mask[None]
         return tokens, None if types is None else self._checked_types(types, tokens), mask
 
     def _checked_types(self, types: Tensor, tokens: Tensor) -> Tensor:

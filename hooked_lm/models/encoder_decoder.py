@@ -2,45 +2,39 @@
 
 import os
 from collections.abc import Collection, Sequence
-from contextlib import nullcontext
-from copy import copy
 from typing import Any
 
-import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from jaxtyping import Bool, Int
+from torch import Tensor
 
-from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.embed import TiedUnembed, soft_capped
-from hooked_lm.components.norm import add_norm, norm_of
 from hooked_lm.components.source import EncoderDecoderCache, Source, StackContext
-from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, is_listening
+from hooked_lm.hooks import Cache, HookPoint, is_listening
 from hooked_lm.models.aliases import side_aliases
-from hooked_lm.models.base import PlacedModel, tokenizer_for
+from hooked_lm.models.base import BaseModel
 from hooked_lm.models.caches.encoder_decoder import EncoderDecoderActivations, site_name
-from hooked_lm.models.checks import check_cacheable, check_length, check_options
+from hooked_lm.models.checks import check_length, check_options, check_rows
 from hooked_lm.models.config.decoder import HookedTransformerConfig
 from hooked_lm.models.config.encoder_decoder import (
     EncoderDecoderConfig,
     HookedEncoderDecoderConfig,
-    SideBlockConfig,
     StackConfig,
 )
 from hooked_lm.models.decoder import Output
 from hooked_lm.models.generation.encoder_decoder import generate
 from hooked_lm.models.loss import lm_cross_entropy_loss
-from hooked_lm.models.text.encoder_decoder import DecoderInput, SourceAndTargetText, real_positions
+from hooked_lm.models.stack import Stack, Stream, follow_flags
+from hooked_lm.models.text.encoder_decoder import DecoderInput, SourceAndTargetText
 from hooked_lm.models.verification.decoder import Verification
 from hooked_lm.models.verification.encoder_decoder import verify
 from hooked_lm.models.weights.encoder_decoder_views import EncoderDecoderViews
 
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"]
-Stream = Float[Tensor, "batch pos d_model"]
 Mask = Int[Tensor, "rows pos"] | Bool[Tensor, "rows pos"]
 TargetMask = Int[Tensor, "rows all_pos"] | Bool[Tensor, "rows all_pos"]
 
 
-class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel, HookedRootModule):
+class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, BaseModel):
     """An encoder-decoder transformer in which every intermediate value has a name.
 
     `HookedEncoderDecoder.from_pretrained(name)` loads a checkpoint (T5, BART, Marian ...); `HookedEncoderDecoder(cfg)`
@@ -57,6 +51,11 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
     """
 
     cfg: HookedEncoderDecoderConfig
+    encoder_stack = Stack("encoder", "encoder_final_ln", "pos_embed", "encoder_embed_ln", "encoder_rel_pos_bias")
+    decoder_stack = Stack(
+        "decoder", "decoder_final_ln", "decoder_pos_embed", "decoder_embed_ln", "decoder_rel_pos_bias"
+    )
+    stacks = (encoder_stack, decoder_stack)
 
     def __init__(
         self,
@@ -71,34 +70,22 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
                 f"an encoder-decoder is built from a HookedEncoderDecoderConfig, not a {type(flat).__name__} with "
                 f"positional_embedding_type {flat.positional_embedding_type!r}"
             )
-        self.cfg = copy(flat)  # the caller's may build others
-        self.set_tokenizer(tokenizer_for(self.cfg, tokenizer))
-        self.cfg.check_tree()
-        with torch.device(self.cfg.device if move_to_device else torch.get_default_device()):
+        self._set_config(flat, tokenizer)
+        with self._initial_device(move_to_device):
             self._make_encoder(self.tree, self.tree.encoder)
             self._make_decoder(self.tree, self.tree.decoder)
             self.unembed = self.tree.unembed.build(self.decoder_embed or self.embed)
             self.spare_embed = None if self.tree.spare_embed is None else self.tree.spare_embed.build()
         if isinstance(self.unembed, TiedUnembed) and self.decoder_embed is not None:
             self.unembed.tied_to = "decoder_embed.W_E"
-        if self.embed.W_E.dtype != self.cfg.dtype:
-            super().to(self.cfg.dtype)
-        if self.cfg.init_weights:
-            self.init_weights()
-        self.cfg.seal()
-        self.setup()
+        self._finish()
 
     def _make_encoder(self, tree: EncoderDecoderConfig, side: StackConfig) -> None:
         self.hook_tokens = HookPoint("batch", "pos", on_demand=True)
         self.embed = tree.embed.build()
         self.hook_embed = HookPoint("batch", "pos", "d_model")
-        if side.pos_embed is not None:
-            self.pos_embed = side.pos_embed.build()
-            self.hook_pos_embed = HookPoint("batch", "pos", "d_model")
-        add_norm(self, "encoder_embed_ln", side.ln_embed)
-        self.encoder_rel_pos_bias = None if side.rel_pos_bias is None else side.rel_pos_bias.build()
-        self.encoder = _blocks(side.blocks)
-        add_norm(self, "encoder_final_ln", side.ln_final)
+        self.encoder_stack.build_positions(self, side.pos_embed, side.ln_embed)
+        self.encoder_stack.build_blocks(self, side.blocks, side.ln_final, side.rel_pos_bias)
         self.hook_encoder_out = HookPoint("batch", "pos", "d_model")
         for point in (module for module in self.modules() if isinstance(module, HookPoint)):
             point.grows = False
@@ -107,13 +94,8 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
         self.hook_decoder_tokens = HookPoint("batch", "pos", on_demand=True)
         self.decoder_embed = None if tree.decoder_embed is None else tree.decoder_embed.build()
         self.hook_decoder_embed = HookPoint("batch", "pos", "d_model")
-        if side.pos_embed is not None:
-            self.decoder_pos_embed = side.pos_embed.build()
-            self.hook_decoder_pos_embed = HookPoint("batch", "pos", "d_model")
-        add_norm(self, "decoder_embed_ln", side.ln_embed)
-        self.decoder_rel_pos_bias = None if side.rel_pos_bias is None else side.rel_pos_bias.build()
-        self.decoder = _blocks(side.blocks)
-        add_norm(self, "decoder_final_ln", side.ln_final)
+        self.decoder_stack.build_positions(self, side.pos_embed, side.ln_embed)
+        self.decoder_stack.build_blocks(self, side.blocks, side.ln_final, side.rel_pos_bias)
 
     # ---- forward -----------------------------------------------------------------------------------------------------
 
@@ -184,25 +166,14 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
             raise ValueError("there is no input for the encoder, and no cache that holds its output")
         tokens, mask = self._source_tokens(input, mask)
         check_length(tokens, 0, self.cfg.n_ctx)
-        self.follow_manner()
-        context = StackContext(tokens.shape[0], tokens.shape[1], tokens.device, real_positions(mask, tokens))
-        resid = self.hook_embed(self.embed(self.hook_tokens(tokens)))
-        resid = norm_of(self, "encoder_embed_ln")(self._with_positions("pos_embed", resid, tokens, context))
-        context.score_bias = _score_bias(self.encoder_rel_pos_bias, context, resid)
-        for block in self.encoder:
-            resid = block(resid, context)
-        out = self.hook_encoder_out(norm_of(self, "encoder_final_ln")(resid))
-        return Source(out, context.real, keeps=cache is not None and not cache.frozen)
-
-    def _with_positions(self, name: str, embed: Stream, tokens: Tensor, context: StackContext) -> Stream:
-        """The sum of token and position embedding, where the model has a module of this name for positions."""
-        if name not in self._modules:
-            return embed
-        added = getattr(self, name)(tokens, context.n_past, context.real).to(embed.dtype)
-        point = getattr(self, f"hook_{name}")
-        if is_listening(point):
-            added = point(added.expand_as(embed).contiguous())
-        return embed + added
+        follow_flags(self)
+        real = self.encoder_stack.real(self, mask, tokens)
+        check_rows(real)
+        context = StackContext(tokens.shape[0], tokens.shape[1], tokens.device, real)
+        embed = self.hook_embed(self.embed(self.hook_tokens(tokens)))
+        resid = self.encoder_stack.embedded(self, embed, tokens, context)
+        resid = self.encoder_stack.normalized(self, self.encoder_stack.run(self, resid, context))
+        return Source(self.hook_encoder_out(resid), real, keeps=cache is not None and not cache.frozen)
 
     def _check_cache(self, cache: EncoderDecoderCache) -> None:
         """Raises ValueError for a cache that is not for this decoder."""
@@ -211,7 +182,6 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
                 f"past_kv_cache is an EncoderDecoderCache for {len(self.decoder)} layers, got a {type(cache).__name__} for "
                 f"{len(cache)}"
             )
-        check_cacheable(self.decoder)
 
     def _decoded(
         self, tokens: Tensor, mask: Tensor | None, source: Source, cache: EncoderDecoderCache | None
@@ -219,20 +189,16 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
         """The stream that the unembedding reads."""
         n_past = 0 if cache is None else cache.length
         check_length(tokens, n_past, self.cfg.n_ctx)
-        real = real_positions(mask, tokens, n_past)
-        if cache is not None:
-            real = cache.full_mask(real, *tokens.shape)
-        self.follow_manner()
+        follow_flags(self)
+        real = self.decoder_stack.real(self, mask, tokens, cache)
+        check_rows(real)
         context = StackContext(tokens.shape[0], tokens.shape[1], tokens.device, real, cache, source)
-        embed = self.decoder_embed or self.embed
-        resid = self.hook_decoder_embed(embed(self.hook_decoder_tokens(tokens)))
-        resid = self._with_positions("decoder_pos_embed", resid, tokens, context)
-        resid = norm_of(self, "decoder_embed_ln")(resid)
-        context.score_bias = _score_bias(self.decoder_rel_pos_bias, context, resid)
-        with nullcontext() if cache is None else cache.reading(source, context.real):
-            for block in self.decoder:
-                resid = block(resid, context)
-        return norm_of(self, "decoder_final_ln")(resid), context
+        embed = self.hook_decoder_embed((self.decoder_embed or self.embed)(self.hook_decoder_tokens(tokens)))
+        resid = self.decoder_stack.embedded(self, embed, tokens, context)
+        resid = self.decoder_stack.run(self, resid, context)
+        if cache is not None and not cache.frozen:
+            cache.source = source
+        return self.decoder_stack.normalized(self, resid), context
 
     generate = generate
 
@@ -276,11 +242,3 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, PlacedModel
         return hub.from_pretrained_no_processing(model_name, cls=cls, **kwargs)
 
     from_pretrained_no_processing = from_pretrained
-
-
-def _blocks(configs: Sequence[SideBlockConfig]) -> nn.ModuleList:
-    return nn.ModuleList(block.build(layer) for layer, block in enumerate(configs))
-
-
-def _score_bias(bias: RelativeBias | None, context: StackContext, resid: Stream) -> Tensor | None:
-    return None if bias is None else bias.bias(context, resid.dtype)

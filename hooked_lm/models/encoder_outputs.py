@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from hooked_lm.components.embed import soft_capped
 from hooked_lm.components.heads import SpanClassifier
 from hooked_lm.hooks import HookPoint, is_listening
-from hooked_lm.models.checks import real_of
 
 RETURN_TYPES = ("logits", "predictions", "embeddings", "pooled", "nsp", None)
 SEQUENTIAL = ("The sentences are sequential", "The sentences are NOT sequential")
@@ -41,6 +40,7 @@ def check_return_type(model: Any, return_type: str | None) -> None:
 class EncoderOutputs:
     """The heads of a HookedEncoder, and what they give."""
 
+    stack: Any
     tree: Any
     mlm_head: Any
     unembed: Any
@@ -130,27 +130,12 @@ class EncoderOutputs:
         tokens, types, mask = self._inputs(input, None, attention_mask)
         given = {"return_type": None, "token_type_ids": types, "attention_mask": mask}
         _, cache = self.run_with_cache(tokens, names_filter="blocks.*.attn.hook_pattern", **given)
-        return self.contact_head(torch.cat(list(cache.values()), 1), tokens, real_tokens(mask, tokens))
+        return self.contact_head(torch.cat(list(cache.values()), 1), tokens, self.stack.real(self, mask, tokens))
 
     def label(self, index: int) -> str:
         """The name of a class, from the checkpoint's config."""
         labels = (self.hf_config or {}).get("id2label") or {}
         return str(labels.get(index, labels.get(str(index), index)))
-
-
-def real_tokens(mask: Tensor | None, tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"] | None:
-    """Which tokens are real; None if all are, which lets the fused kernel run free."""
-    if mask is None:
-        return None
-    mask = mask if mask.ndim == 2 else mask[None]
-    if mask.shape != tokens.shape:
-        raise ValueError(f"the attention mask is {tuple(mask.shape)}; expected {tuple(tokens.shape)}, as the ids are")
-    real = real_of(mask).to(tokens.device)
-    if torch.compiler.is_compiling():
-        return real
-    if not real.any(1).all():
-        raise ValueError(f"row {int(real.any(1).int().argmin())} is nothing but padding")
-    return None if bool(real.all()) else real
 
 
 def listening(*modules: nn.Module | None) -> bool:

@@ -15,7 +15,7 @@ from hooked_lm.components.blocks.cross import PostNormCrossBlock, PreNormCrossBl
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norm import LayerNorm
-from hooked_lm.components.source import EncoderDecoderCache, Source, StackContext
+from hooked_lm.components.source import Source, StackContext
 from hooked_lm.hooks.cache import Recorder
 from tests.close import assert_close
 
@@ -140,16 +140,6 @@ def test_a_source_that_keeps_makes_keys_and_values_once():
     attn.W_K.zero_()
     assert torch.equal(attn(drawn(2, 1, D), context, 5), first)
     assert not torch.equal(attn(drawn(2, 1, D), context, 6), first), "another layer"
-
-
-def test_a_cache_keeps_the_source_of_a_run_that_succeeds():
-    cache, source = EncoderDecoderCache(1), Source(drawn(1, 6, D))
-    with pytest.raises(RuntimeError, match="on purpose"), cache.reading(source, None):
-        raise RuntimeError("on purpose")
-    assert cache.source is None
-    with cache.reading(source, None):
-        pass
-    assert cache.source is source
 
 
 # ---- blocks ----------------------------------------------------------------------------------------------------------

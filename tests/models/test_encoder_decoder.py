@@ -21,7 +21,6 @@ from hooked_lm.hooks import HookPoint, UnknownSite
 from hooked_lm.models.config.decoder import HookedTransformerConfig
 from hooked_lm.models.config.encoder_decoder import HookedEncoderDecoderConfig
 from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
-from hooked_lm.models.text.encoder_decoder import real_positions
 from tests.close import assert_apart, assert_close
 
 SIZES: dict[str, Any] = {"n_layers": 2, "n_decoder_layers": 3, "d_model": 16, "n_heads": 2, "n_ctx": 24, "d_vocab": 20}
@@ -108,10 +107,14 @@ def test_ids_are_integers(model: HookedEncoderDecoder):
             model._checked(wrong, model.tokens)
 
 
-def test_masks_are_as_long_as_the_ids():
-    with pytest.raises(ValueError, match=r"expected \(2, 5\)"):
-        real_positions(torch.ones(2, 4, dtype=torch.long), SOURCE)
-    assert real_positions(torch.ones(2, 7, dtype=torch.long), SOURCE, n_past=2) is None
+@torch.no_grad()
+def test_masks_are_as_long_as_the_ids(model: HookedEncoderDecoder):
+    with pytest.raises(ValueError, match=r"is \(2, 3\); expected \(2, 4\)"):
+        model(SOURCE, TARGET, decoder_attention_mask=torch.ones(2, 3, dtype=torch.long))
+    cache = EncoderDecoderCache(3)
+    model(SOURCE, TARGET[:, :3], past_kv_cache=cache)
+    whole = model(None, TARGET[:, 3:], decoder_attention_mask=torch.ones(2, 4, dtype=torch.long), past_kv_cache=cache)
+    assert_close(whole, model(SOURCE, TARGET)[:, 3:])
 
 
 def test_a_start_token_must_be_known():

@@ -14,9 +14,9 @@ from tqdm import tqdm
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import HookPoint, NamesFilter, is_listening
 from hooked_lm.hooks.generation_step import Reading, generating, show
-from hooked_lm.models.checks import first_bidirectional, real_of
+from hooked_lm.models.checks import check_length, check_stream, first_bidirectional, real_of
 from hooked_lm.models.generation.sampling import check_sampling, next_tokens, sample_logits
-from hooked_lm.models.text.tokens import checked_ids
+from hooked_lm.models.stack import checked_ids
 
 Output = str | list[str] | Tensor
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"]
@@ -286,7 +286,9 @@ def _prompt(
     """Any input as a sequence with its padding, as little as there may be, on the left."""
     tokens: Tensor
     if isinstance(input, Tensor) and input.is_floating_point():
-        embeds = model._checked_stream(input).to(model.device)
+        check_stream(input, model.cfg.d_model)
+        check_length(input, 0, model.cfg.n_ctx)
+        embeds = input.to(model.device)
         tokens, shape = torch.empty(len(embeds), 0, dtype=torch.long, device=model.device), embeds.shape[:2]
     else:
         given = attention_mask

@@ -15,7 +15,7 @@ from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.hooks.generation_step import Reading, generating, show
 from hooked_lm.models.checks import first_bidirectional
 from hooked_lm.models.generation.sampling import check_sampling, next_tokens, sample_logits
-from hooked_lm.models.text.encoder_decoder import DecoderInput, real_positions
+from hooked_lm.models.text.encoder_decoder import DecoderInput
 
 Choose = Callable[..., Tensor]
 
@@ -77,7 +77,7 @@ def generate(
         input, attention_mask if one_zero_attention_mask is None else one_zero_attention_mask
     )
     target, target_mask = model._target_tokens(decoder_input, None, len(source), end=False)
-    if len(target) != len(source) or real_positions(target_mask, target) is not None:
+    if len(target) != len(source) or (target_mask is not None and not target_mask.bool().all()):
         raise ValueError("decoder_input must have as many rows as the source, of equal length")
     room = model.cfg.n_ctx - target.shape[1]
     if not 0 <= max_new_tokens <= room:

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from hooked_lm.models.checks import is_ids, real_of
+from hooked_lm.models.checks import is_ids
 from hooked_lm.models.config.encoder_decoder import HookedEncoderDecoderConfig
-from hooked_lm.models.text.tokens import Tokens, checked_ids, checked_texts, ids_of
+from hooked_lm.models.stack import checked_ids
+from hooked_lm.models.text.tokens import Tokens, checked_texts, ids_of
 
 Padded = tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]
 DecoderInput = str | Sequence[str] | Int[Tensor, "*rows target_pos"]
@@ -157,21 +158,3 @@ class SourceAndTargetText:
             raise ValueError(f"token ids are integers [batch, pos] or [pos], got {tokens.dtype} {tuple(tokens.shape)}")
         tokens = (tokens if tokens.ndim == 2 else tokens[None]).to(self.device, torch.long)
         return checked_ids(tokens, of.d_vocab)
-
-
-def real_positions(
-    mask: Tensor | None, new: Int[Tensor, "batch pos"], n_past: int = 0
-) -> Bool[Tensor, "batch key_pos"] | None:
-    """Which positions are real, of the new ones or also of `n_past` before them; None if all are."""
-    if mask is None:
-        return None
-    batch, n_pos = new.shape
-    if mask.ndim != 2 or mask.shape[0] != batch or mask.shape[1] not in (n_pos, n_past + n_pos):
-        raise ValueError(f"an attention mask is {tuple(mask.shape)}; expected {(batch, n_pos)}, as the token ids are")
-    real = real_of(mask).to(new.device)
-    if not torch.compiler.is_compiling():
-        if not real.any(1).all():
-            raise ValueError(f"row {int(real.any(1).int().argmin())} is nothing but padding")
-        if bool(real.all()):
-            return None
-    return real

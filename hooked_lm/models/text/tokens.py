@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hooked_lm.models.loss import from_the_end
+from hooked_lm.models.stack import checked_ids
 
 
 def own_prefix(tokenizer: Any) -> list[int]:
@@ -320,27 +320,6 @@ class Tokens:
                 "tokenizer=... when it is made, or model.set_tokenizer(...), or work with token ids"
             )
         return self.tokenizer
-
-
-def checked_ids(tokens: Tensor, d_vocab: int) -> Tensor:
-    """Token ids of which the negative ones counted from the end of the vocabulary.
-
-    ValueError naming the first that is not in -d_vocab .. d_vocab - 1, and where it stands. One reduction and one transfer
-    of two numbers. Inside `torch.compile` the check is left out, as it would break the graph.
-    """
-    if tokens.is_floating_point() or tokens.dtype == torch.bool:
-        raise TypeError(f"token ids are integers, got a tensor of {tokens.dtype}")
-    if torch.compiler.is_compiling() or tokens.numel() == 0:
-        return from_the_end(tokens, d_vocab)
-    low, high = torch.stack(tokens.aminmax()).tolist()
-    if -d_vocab <= low and high < d_vocab:
-        return from_the_end(tokens, d_vocab) if low < 0 else tokens
-    place = ((tokens < -d_vocab) | (tokens >= d_vocab)).nonzero()[0].tolist()
-    where = f" at {place} of the tokens {list(tokens.shape)}" if place else ""
-    raise ValueError(
-        f"token id {tokens[tuple(place)].item()}{where} is out of range: d_vocab is {d_vocab}, so ids are 0 to "
-        f"{d_vocab - 1}, or {-d_vocab} to -1 from the end"
-    )
 
 
 def ids_of(tokenizer: Any, texts: list[str], specials: bool) -> list[list[int]]:

@@ -31,6 +31,7 @@ class WeightViews:
     pos_embed: Any
     unembed: Any
     blocks: Any  # a ModuleList of blocks
+    parameters: Any
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """As for any module, but a block's norms come before its sublayers and its router at the end, as in the public
@@ -47,12 +48,6 @@ class WeightViews:
             return first.setdefault(block, i), 0 if part in ("ln1", "ln1_post", "ln2", "ln2_post") else 1 + is_router
 
         yield from [named[i] for _, i in sorted((place(i), i) for i in range(len(named)))]
-
-    def __getattr__(self, name: str) -> Any:
-        view = getattr(type(self), name, None)
-        if isinstance(view, property) and view.fget is not None:
-            return view.fget(self)  # it has raised AttributeError, which Python would replace by one without a reason
-        return super().__getattr__(name)  # type: ignore[misc]
 
     def _stack(self, read: Callable[[Any], Tensor]) -> Tensor:
         return torch.stack([read(block) for block in self.blocks])

@@ -1,0 +1,18 @@
+"""Properties of modules that say why they have no value."""
+
+from typing import Any
+
+from torch import nn
+
+
+class Properties(nn.Module):
+    """A module in which an AttributeError raised inside a property keeps its message.
+
+    Python asks `__getattr__` after such an error, and that of `nn.Module` raises another one, without the reason.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(type(self), name, None)
+        if isinstance(value, property) and value.fget is not None:
+            return value.fget(self)
+        return super().__getattr__(name)

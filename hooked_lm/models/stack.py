@@ -1,0 +1,143 @@
+"""Stack: blocks on one residual stream, run from one layer to another with the positions and masks that they share."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from hooked_lm.components.context import Context
+from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.components.norm import NormConfig, add_norm, norm_of
+from hooked_lm.hooks import HookPoint, is_listening
+from hooked_lm.models.checks import check_cacheable, check_layers, real_of, unknown_id
+from hooked_lm.models.loss import from_the_end
+
+Stream = Float[Tensor, "batch pos d_model"]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One stack of blocks in a model, and the names that its parts have there.
+
+    Positions are added to the embeddings (`pos_embed`), the sum may be normalised (`ln_embed`), the `blocks` run, with a bias
+    on their attention scores that they may share (`score_bias`), and what they leave is normalised (`ln_final`). All parts but
+    the blocks may be absent. A decoder or an encoder has one stack, an encoder-decoder two.
+    """
+
+    blocks: str = "blocks"
+    ln_final: str = "ln_final"
+    pos_embed: str = "pos_embed"
+    ln_embed: str | None = None
+    score_bias: str | None = None
+
+    # ---- building ----------------------------------------------------------------------------------------------------
+
+    def build_positions(self, model: nn.Module, pos_embed: Any, ln_embed: NormConfig | None = None) -> None:
+        """Give a model what is added to its embeddings, from configs; None leaves a part out."""
+        if pos_embed is not None:
+            setattr(model, self.pos_embed, pos_embed.build())
+            setattr(model, f"hook_{self.pos_embed}", HookPoint("batch", "pos", "d_model"))
+        if self.ln_embed is not None:
+            add_norm(model, self.ln_embed, ln_embed)
+
+    def build_blocks(
+        self, model: nn.Module, blocks: Sequence[Any], ln_final: NormConfig | None, score_bias: Any = None
+    ) -> None:
+        """Give a model the blocks of these configs, their shared bias and the norm after them."""
+        if self.score_bias is not None:
+            setattr(model, self.score_bias, None if score_bias is None else score_bias.build())
+        setattr(model, self.blocks, nn.ModuleList(block.build(layer) for layer, block in enumerate(blocks)))
+        add_norm(model, self.ln_final, ln_final)
+
+    # ---- running -----------------------------------------------------------------------------------------------------
+
+    def blocks_of(self, model: nn.Module) -> nn.ModuleList:
+        """The blocks of this stack in a model."""
+        return getattr(model, self.blocks)
+
+    def positions(self, model: nn.Module, embed: Stream, tokens: Tensor | None, context: Context) -> Stream | None:
+        """The vectors of the tokens' positions, after their hook point; None where a model adds none."""
+        if self.pos_embed not in model._modules:
+            return None
+        tokens = embed.new_zeros(embed.shape[:2], dtype=torch.long) if tokens is None else tokens
+        positions = getattr(model, self.pos_embed)(tokens, context.n_past, context.real).to(embed.dtype)
+        point = getattr(model, f"hook_{self.pos_embed}")
+        return point(positions.expand_as(embed).contiguous()) if is_listening(point) else positions
+
+    def embedded(self, model: nn.Module, embed: Stream, tokens: Tensor | None, context: Context) -> Stream:
+        """The stream before the first block: embeddings and positions, normalised where the model has a norm there."""
+        positions = self.positions(model, embed, tokens, context)
+        resid = embed if positions is None else embed + positions
+        return resid if self.ln_embed is None else norm_of(model, self.ln_embed)(resid)
+
+    def run(
+        self, model: nn.Module, resid: Stream, context: Context, start: int | None = None, stop: int | None = None
+    ) -> Stream:
+        """The stream after the blocks `start` to `stop`, bounds of a slice. A run that fails leaves the cache as it was."""
+        blocks, cache = self.blocks_of(model), context.cache
+        if start is not None or stop is not None or cache is not None:
+            check_layers(start, stop, len(blocks), cache)
+        if self.score_bias is not None and (shared := getattr(model, self.score_bias)) is not None:
+            context.score_bias = shared.bias(context, resid.dtype)  # type: ignore[attr-defined]
+        with nullcontext() if cache is None else cache.appending(context.real):
+            for block in list(blocks)[start:stop]:
+                resid = block(resid, context)
+        return resid
+
+    def normalized(self, model: nn.Module, resid: Stream) -> Stream:
+        """The stream after the final norm."""
+        return norm_of(model, self.ln_final)(resid)
+
+    def real(
+        self, model: nn.Module, mask: Tensor | None, new: Tensor, cache: KeyValueCache | None = None
+    ) -> Bool[Tensor, "batch key_pos"] | None:
+        """Which of the cached and the new tokens are real; None if all are, so that fused attention needs no mask.
+
+        The mask is that of the new tokens or of all. Raises ValueError for another shape, and for a cache where keys and
+        values of earlier tokens change with later ones.
+        """
+        (batch, n_pos), n_past = new.shape[:2], 0 if cache is None else cache.length
+        if mask is None and cache is None:
+            return None
+        if mask is not None and mask.shape not in ((batch, n_pos), (batch, n_past + n_pos)):
+            raise ValueError(
+                f"the attention mask is {tuple(mask.shape)}; expected {(batch, n_pos)}, for the new tokens"
+                + (f", or {(batch, n_past + n_pos)} with the cached ones" if n_past else "")
+            )
+        real = None if mask is None else real_of(mask).to(new.device)
+        if cache is not None:
+            check_cacheable(self.blocks_of(model))
+            real = cache.full_mask(real, batch, n_pos)
+        if real is not None and not torch.compiler.is_compiling() and bool(real.all()):
+            return None
+        return real
+
+
+def checked_ids(tokens: Tensor, d_vocab: int) -> Tensor:
+    """Token ids, of which negative ones counted from the end of the vocabulary.
+
+    Raises ValueError naming the first that is not in -d_vocab .. d_vocab - 1. One reduction and one transfer of two numbers.
+    Inside `torch.compile` nothing is checked, as that would break the graph.
+    """
+    if tokens.is_floating_point() or tokens.dtype == torch.bool:
+        raise TypeError(f"token ids are integers, got a tensor of {tokens.dtype}")
+    if torch.compiler.is_compiling() or tokens.numel() == 0:
+        return from_the_end(tokens, d_vocab)
+    low, high = torch.stack(tokens.aminmax()).tolist()
+    if -d_vocab <= low and high < d_vocab:
+        return from_the_end(tokens, d_vocab) if low < 0 else tokens
+    raise unknown_id(tokens, d_vocab)
+
+
+def follow_flags(model: Any) -> None:
+    """Tell the parts of a model what the flags of its config say, if one changed since the last run."""
+    cfg = model.cfg
+    copies = cfg.use_attn_in, cfg.use_split_qkv_input, cfg.use_attn_result
+    flags = (cfg.fused_attention, *copies, cfg.n_ctx, cfg.ungroup_grouped_query_attention)
+    if flags != model.flags:
+        model.apply_flags()
+        model.flags = flags
