@@ -1,9 +1,9 @@
-"""From prompts to a circuit, on the bundled model: who receives the drink?
+"""From prompts to a circuit: the indirect-object task on the bundled model.
 
     python demos/circuit.py [report.html]
 
-Nodes and edges are attributed by every method and compared with exact patching, the edges that the task needs are found,
-measured and drawn. It takes about a minute.
+Every method attributes nodes and edges and is compared with exact patching. Then the edges that the task needs are found,
+evaluated and drawn. It takes about a minute.
 """
 
 import sys
@@ -22,7 +22,7 @@ EDGES = ("eap", "eap-ig-inputs", "eap-ig-activations")
 
 
 def main(report: str = "hooked_lm_circuit.html") -> None:
-    """Run everything, print what comes out, write the report."""
+    """Runs everything, prints the results, writes the report."""
     model = HookedTransformer.from_pretrained("demo")
     pairs = experiment.prompt_pairs(8)
     task = circuit.Task(
@@ -38,7 +38,7 @@ def main(report: str = "hooked_lm_circuit.html") -> None:
 
 
 def agreement(model: HookedTransformer, task: circuit.Task) -> pd.DataFrame:
-    """Each method's agreement with exact patching, and the seconds that it takes by itself."""
+    """Each method's agreement with exact patching, and its time in seconds without the exact patching."""
     prompts = {"corrupted": list(task.corrupted), "clean": list(task.clean), "metric": task.metric(model)}
     heads = {"sites": ["z", "q", "k"], "positions": None, "heads": "each", "progress": False}
     rows = []

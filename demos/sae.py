@@ -1,10 +1,10 @@
-"""Harvest, train, name and steer, on the bundled model: a sparse dictionary of what the second block's MLP writes.
+"""Train a sparse autoencoder on the output of the second MLP of the bundled model, inspect its features, steer with one.
 
     python demos/sae.py [dictionary.safetensors]
 
-A TopK autoencoder is trained on texts of the demonstration's generator and measured on others, its features are shown by the
-texts in which they are strongest, and the one that speaks most for "she" is made stronger while the model writes. It takes
-about a minute on one core.
+A TopK autoencoder is trained on generated texts and evaluated on others. The strongest features are shown with the texts that
+activate them most. The feature with the largest attribution to "she" is then increased during generation. It takes about a
+minute on one core.
 """
 
 import sys
@@ -21,7 +21,7 @@ N_TEXTS, N_NAMED = 6000, 5
 
 
 def main(path: str = "dictionary.safetensors") -> None:
-    """Run everything, print what comes out, write the dictionary."""
+    """Runs everything, prints the results, writes the dictionary."""
     model = HookedTransformer.from_pretrained("demo")
     rng = Random(0)
     texts = [training_text(rng) for _ in range(N_TEXTS)]
@@ -46,7 +46,7 @@ def main(path: str = "dictionary.safetensors") -> None:
 
 
 def most_attributed(model: HookedTransformer, sae: SAE, prompt: str, right: str, wrong: str) -> int:
-    """The feature that does most for one next token against another: gradient times feature."""
+    """The feature with the largest attribution (gradient times feature) to the logit difference of two next tokens."""
     dictionary = Dictionary(SITE, sae=sae)
     logits = model.run_with_hooks(prompt, fwd_hooks=[dictionary])[0, -1]
     difference = logits[model.to_single_token(right)] - logits[model.to_single_token(wrong)]
@@ -56,7 +56,7 @@ def most_attributed(model: HookedTransformer, sae: SAE, prompt: str, right: str,
 
 @torch.no_grad()
 def steer(model: HookedTransformer, sae: SAE, prompt: str, feature: int, amount: float) -> tuple[str, float]:
-    """What the model writes with a feature made stronger everywhere, and how it then sees she against he."""
+    """The generated text with a feature increased at every position, and the logit difference of she and he."""
 
     def stronger(features: torch.Tensor) -> None:
         features[:, :, feature] += amount
@@ -70,7 +70,7 @@ def steer(model: HookedTransformer, sae: SAE, prompt: str, feature: int, amount:
 
 @torch.no_grad()
 def features_by_strength(model: HookedTransformer, sae: SAE, texts: list[str]) -> list[int]:
-    """Features that fire in one position of fifty or fewer, the strongest first."""
+    """The features that are active at less than 2% of positions, the strongest first."""
     watch = Features(SITE, sae=sae)
     found = torch.cat([run_with_features(model, text, [watch])[1][SITE][0, 1:] for text in texts])
     is_rare = (found > 0).float().mean(0) < 0.02
@@ -81,7 +81,7 @@ def features_by_strength(model: HookedTransformer, sae: SAE, texts: list[str]) -
 def top_texts(
     model: HookedTransformer, sae: SAE, texts: list[str], feature: int, k: int = 3
 ) -> list[tuple[float, str]]:
-    """The texts in which a feature is strongest, with the token in brackets."""
+    """The texts with the largest values of a feature, and the values; the token of the maximum is in brackets."""
     found = []
     for text in texts:
         _, features = run_with_features(model, text, [Features(SITE, sae=sae)])

@@ -1,8 +1,8 @@
-"""Steering, on the bundled model: pairs of prompts in; a ranking of layers and heads, a sweep and a steered text out.
+"""Steering on the bundled model: steering vectors from pairs of prompts, a ranking of layers and heads, and steered texts.
 
     python demos/steering.py
 
-The two sides are sentences about women and about men. It takes a few seconds.
+The pairs are sentences about women and about men. It takes a few seconds.
 """
 
 from hooked_lm import HookedTransformer
@@ -13,7 +13,7 @@ from hooked_lm.interventions.steering import steering_vectors, sweep_steering
 
 
 def main() -> None:
-    """Find the direction, see how well it separates, push along it."""
+    """Computes the directions, measures how well they separate the pairs, and steers with them."""
     model = HookedTransformer.from_pretrained("demo")
     women, men = ([f"{name} was tired, so" for name in names] for names in (corpus.FEMALE_NAMES, corpus.MALE_NAMES))
     vectors = steering_vectors(model, women, men)

@@ -2,9 +2,9 @@
 
     python demos/train_demo_model.py --out hooked_lm/demo/model --steps 5000 --seed 0
 
-A four-layer GPT-2 learns the texts of `hooked_lm.demo.corpus`, and to continue random token sequences that
-repeat. The tokenizer, the model, a training log and a model card with measured accuracies are written to
-`--out`. With `--evaluate` nothing is trained: the model in `--out` is measured and its card written again.
+A four-layer GPT-2 is trained on the texts of `hooked_lm.demo.corpus` and on repeated random token sequences.
+The tokenizer, the model, a training log and a model card with measured accuracies are written to `--out`.
+With `--evaluate` nothing is trained: the model in `--out` is evaluated and its card is written again.
 """
 
 import argparse
@@ -38,7 +38,7 @@ it knows the sentences of its generator (`hooked_lm/demo/corpus.py`) and nothing
 
 - {config.n_layer} layers, {config.n_head} heads, width {config.n_embd}, context {config.n_positions}:
   {parameters:,} parameters, {size:.2f} MB on disk in Hugging Face format (float32).
-- Its own byte-level BPE tokenizer of {vocabulary} tokens. Names, cities, countries, days, months, pronouns
+- Byte-level BPE tokenizer of {vocabulary} tokens. Names, cities, countries, days, months, pronouns
   and two-digit years are single tokens; a year such as " 1732" is the two tokens " 17" and "32".
 - Trained from seed {training[seed]} for {training[steps]:,} steps of 2,048 tokens with AdamW, in
   {training[minutes]} minutes on one CPU thread, by `demos/train_demo_model.py`, which also wrote this card.
@@ -48,26 +48,26 @@ Every training window begins with `<|endoftext|>`, and so should every prompt. T
 ## Data
 
 Half of the training windows are texts of the generator, separated by spaces or newlines. The other half are
-random token sequences said over and over, whose first copy is not trained on.
+repeated random token sequences, whose first copy is not trained on.
 
-One combination in {share} is held out by a fixed hash, and the model is measured on those only:
+A fixed hash holds out one combination in {share}. The model is evaluated on these only:
 
 {held_out}
 
-## Measured
+## Evaluation
 
 On {items} held-out items for each task (drawn with seed {seed}; small tasks repeat items, hence the column of
-distinct prompts). The model reads `<|endoftext|>` and the prompt alone. Accuracy is that of the most likely
-token out of the whole vocabulary; for `greater_than` the most likely token must be a greater year, and greater
+distinct prompts). The input is `<|endoftext|>` and the prompt. Accuracy is that of the most likely token of
+the whole vocabulary; for `greater_than` the most likely token must be a greater year, and greater
 years must hold more than half of the probability. The logit difference is to a foil, such as the other name.
 
 | task | accuracy | mean logit difference | distinct prompts | example |
 | --- | ---: | ---: | ---: | --- |
 {tasks}
 
-On 50 sequences of random tokens said twice: the accuracy on the second copy (its first token aside, which
-nothing announces), and the heads (`layer.head`) with the highest mean attention from the second copy to the
-token after the previous occurrence (induction), and from everywhere to the previous token.
+On 50 sequences of random tokens, each repeated once: the accuracy on the second copy (without its first
+token, which is unpredictable), and the heads (`layer.head`) with the highest mean attention from the second copy to the
+token after the previous occurrence (induction), and from all positions to the previous token.
 
 | sequence length | accuracy | best induction head | best previous-token head |
 | ---: | ---: | --- | --- |
@@ -78,7 +78,7 @@ token after the previous occurrence (induction), and from everywhere to the prev
 def train_tokenizer(rng: random.Random) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer until each word and two-digit year of the corpus is one token."""
     tokenizer = Tokenizer(models.BPE())
-    # Without the first split, BPE would be free to cut " 1732" as " 1" + "73" + "2".
+    # Without the first split, BPE could split " 1732" into " 1" + "73" + "2".
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(" ?[0-9]{1,2}"), behavior="isolated"),
@@ -89,7 +89,7 @@ def train_tokenizer(rng: random.Random) -> PreTrainedTokenizerFast:
     words = [*corpus.NAMES, *corpus.CITIES, *corpus.CAPITALS, *corpus.WORDS, *corpus.DAYS, *corpus.MONTHS]
     texts = [corpus.training_text(rng) for _ in range(20_000)] + [f" {word}" for word in words] + corpus.YEARS
     trainer = trainers.BpeTrainer(
-        vocab_size=4096,  # More than the corpus can use up, so that all its words are merged.
+        vocab_size=4096,  # More than the corpus needs, so that all its words are merged.
         special_tokens=[BOS],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
@@ -130,7 +130,7 @@ def text_window(rng: random.Random, tokenizer: PreTrainedTokenizerFast, length: 
 
 
 def repeated_window(rng: random.Random, tokenizer: PreTrainedTokenizerFast, length: int) -> tuple[list[int], int]:
-    """BOS, a random prefix and a random sequence said over and over; also the first predictable position."""
+    """BOS, a random prefix and a repeated random sequence; and the first predictable position."""
     period = rng.randint(5, (length - 4) // 2)
     prefix = rng.randint(0, min(10, length - 2 * period - 2))
     tokens = [tokenizer.bos_token_id, *random_tokens(rng, tokenizer, prefix)]
@@ -140,8 +140,8 @@ def repeated_window(rng: random.Random, tokenizer: PreTrainedTokenizerFast, leng
 
 
 def random_tokens(rng: random.Random, tokenizer: PreTrainedTokenizerFast, n: int) -> list[int]:
-    """Tokens drawn uniformly, with replacement, from the whole vocabulary but the special token."""
-    # The special token is the first, so that the others are a range.
+    """Tokens drawn uniformly, with replacement, from the vocabulary without the special token."""
+    # The special token is the first, so the others are a range.
     return rng.choices(range(tokenizer.bos_token_id + 1, len(tokenizer)), k=n)
 
 
@@ -160,7 +160,7 @@ def batch(rng: random.Random, tokenizer: PreTrainedTokenizerFast, windows: int, 
 
 
 def shape(progress: float) -> tuple[int, int]:
-    """The windows and length of a batch: attention is learnt sooner where there is less to attend to."""
+    """The number and length of windows in a batch; short windows come first, because they teach attention sooner."""
     return SHORT if progress < 0.2 else MIDDLE if progress < 0.5 else LONG
 
 
@@ -171,7 +171,7 @@ def learning_rate(step: int, steps: int) -> float:
 
 
 def train(steps: int, seed: int, out: Path) -> None:
-    """Train tokenizer and model, and save both with the training log."""
+    """Trains tokenizer and model, and saves both with the training log."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
     tokenizer = train_tokenizer(rng)
@@ -211,10 +211,10 @@ def train(steps: int, seed: int, out: Path) -> None:
 
 @torch.no_grad()
 def last_logits(model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, prompts: list[str]) -> torch.Tensor:
-    """The next-token logits after each prompt, read alone after BOS: [prompt, vocabulary]."""
+    """The next-token logits after each prompt, each run separately after BOS: [prompt, vocabulary]."""
     rows = [[tokenizer.bos_token_id, *tokenizer.encode(prompt)] for prompt in prompts]
     ends = [len(row) - 1 for row in rows]
-    # Attention is causal, so padding on the right changes nothing to its left.
+    # Attention is causal, so padding on the right does not affect the prompt.
     tokens = torch.tensor([row + [tokenizer.eos_token_id] * (max(ends) + 1 - len(row)) for row in rows])
     return model(tokens).logits[range(len(rows)), ends]
 
@@ -227,7 +227,7 @@ def evaluate_task(
 ) -> dict:
     """Accuracy of the most likely next token on held-out items, and the mean logit difference to the foil.
 
-    For `greater_than` an item counts when the most likely token is a greater year and greater years hold more
+    For `greater_than` an item is correct if the most likely token is a greater year and greater years have more
     than half of the probability.
     """
     rng = random.Random(seed)
@@ -255,11 +255,11 @@ def evaluate_task(
 def evaluate_repeats(
     model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, period: int, seed: int
 ) -> tuple[float, torch.Tensor, torch.Tensor]:
-    """Read BOS and random token sequences said twice.
+    """Accuracy and head scores on random token sequences that are repeated once after BOS.
 
-    Returns the accuracy on the second copy (its first token aside, which nothing announces), and two scores of
+    Returns the accuracy on the second copy (without its first token, which is unpredictable), and two scores of
     each head, [layer, head]: the mean attention from the second copy to the token after the previous occurrence
-    (induction), and from everywhere to the previous token.
+    (induction), and from all positions to the previous token.
     """
     rng = random.Random(seed)
     sequences = [random_tokens(rng, tokenizer, period) for _ in range(50)]
@@ -274,7 +274,7 @@ def evaluate_repeats(
 
 
 def write_card(out: Path) -> None:
-    """Measure the model in `out` and write its model card."""
+    """Evaluates the model in `out` and writes its model card."""
     tokenizer = AutoTokenizer.from_pretrained(out)
     model = GPT2LMHeadModel.from_pretrained(out, attn_implementation="eager").eval()
     training = json.loads((out / "training.json").read_text())
@@ -317,9 +317,9 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, default=Path("hooked_lm/demo/model"))
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--evaluate", action="store_true", help="only measure the model and write its card")
+    parser.add_argument("--evaluate", action="store_true", help="only evaluate the model and write its card")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # The order of a sum, and so the result, depends on the number of threads.
+    torch.set_num_threads(1)  # The order of a sum depends on the number of threads, and the result on the order.
     if not arguments.evaluate:
         train(arguments.steps, arguments.seed, arguments.out)
     write_card(arguments.out)

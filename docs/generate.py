@@ -1,5 +1,7 @@
-"""Write docs/sites.md and docs/models.md: the hook points and the families, read off models. Run by `make docs`; tests keep
-both fresh. How near the families' logits are to those of transformers is measured by `python -m tests.families.measure`.
+"""Writes docs/sites.md and docs/models.md: the hook points and the families, collected from models.
+
+`make docs` runs it, and tests check that both pages are up to date. `python -m tests.families.measure` measures the differences between
+the families' logits and those of transformers.
 """
 
 import json
@@ -42,49 +44,49 @@ MEANING = {
     "hook_attn_out": "exactly what attention adds to the stream",
     "hook_resid_mid": "the stream between attention and MLP; absent in parallel and attention-only blocks",
     "hook_mlp_in": "the stream before the MLP's norm",
-    "hook_in": "what the module receives",
+    "hook_in": "the module's input",
     "hook_pre": "before the activation; of a gated MLP, the gate's",
     "hook_pre_linear": "the other branch of a gated MLP",
-    "hook_post": "what is read next: the activation; of a gated MLP, the product",
-    "hook_out": "what the module gives; at the unembedding, the logits before any scale and soft cap",
+    "hook_post": "after the activation; of a gated MLP, the product of both branches",
+    "hook_out": "the module's output; at the unembedding, the logits before any scale and soft cap",
     "hook_mlp_out": "exactly what the MLP adds to the stream",
     "hook_resid_post": "the stream after the block",
     "hook_normalized_resid_mid": "post-norm blocks: the sum at `hook_resid_mid`, normalised, which the MLP reads",
     "hook_normalized_resid_post": "post-norm blocks: the sum at `hook_resid_post`, normalised, which the next block reads",
-    "hook_mid": "the activation before the norm inside the MLP; `hook_post` is behind it",
-    "hook_router_logits": "what the router gives for each expert",
-    "hook_expert_indices": "the experts that are chosen, the first choice first",
-    "hook_expert_weights": "how much each of the chosen experts counts",
-    "hook_routed_positions": "row and position of the tokens that went to this expert, in the order of its other sites",
-    "hook_shared_gate": "how much the expert that reads every token counts",
-    "hook_q_latent": "what queries are made of, before its norm",
-    "hook_kv_latent": "what keys and values are made of, before its norm",
+    "hook_mid": "the activation before the norm inside the MLP; `hook_post` is after it",
+    "hook_router_logits": "the router's logit for each expert",
+    "hook_expert_indices": "the chosen experts, the first choice first",
+    "hook_expert_weights": "the weights of the chosen experts",
+    "hook_routed_positions": "row and position of the tokens routed to this expert, in the order of its other sites",
+    "hook_shared_gate": "the weight of the shared expert, which reads every token",
+    "hook_q_latent": "the latent from which queries are projected, before its norm",
+    "hook_kv_latent": "the latent from which keys and values are projected, before its norm",
     "hook_mixer_in": "the stream before the mixer's norm",
     "hook_mixer_out": "exactly what the mixer adds to the stream",
-    "hook_x": "what the convolution over positions reads",
-    "hook_conv": "what the recurrence reads: behind the convolution and its activation",
-    "hook_gate": "what the output is multiplied by, before its activation",
-    "hook_dt": "the step sizes, behind the softplus",
+    "hook_x": "the input of the convolution over positions",
+    "hook_conv": "the input of the recurrence: after the convolution and its activation",
+    "hook_gate": "the gate of the output, before its activation",
+    "hook_dt": "the step sizes, after the softplus",
     "hook_B": "how the input enters the state",
     "hook_C": "how the state is read",
     "hook_r": "the gate of the decay",
     "hook_i": "the gate of the input",
-    "hook_a": "how much of the state is kept",
-    "hook_state": "the state after each position; an edit changes what follows",
-    "hook_y": "what is read off the state, before the gate",
-    "hook_per_layer_in": "the vector that this layer is given besides the stream",
-    "hook_per_layer_out": "what the layer adds of it to the stream",
-    "hook_bias": "what is added to the scores for the distance of query and key; in T5 all layers share it",
-    "hook_c2p": "the part of the scores from what the query says and how far the key is",
-    "hook_p2c": "the part of the scores from how far the query is and what the key says",
+    "hook_a": "the decay: the share of the state that is kept",
+    "hook_state": "the state after each position; an edit changes all later states",
+    "hook_y": "the output read from the state, before the gate",
+    "hook_per_layer_in": "the per-layer embedding, the layer's second input besides the stream",
+    "hook_per_layer_out": "what the layer adds to the stream from its per-layer embedding",
+    "hook_bias": "the position bias, added to the scores for the distance of query and key; in T5 all layers share it",
+    "hook_c2p": "content-to-position scores: the query's content and the key's relative position",
+    "hook_p2c": "position-to-content scores: the query's relative position and the key's content",
     "hook_conv_pre": "the convolution beside the first block, before its activation",
     "hook_conv_out": "exactly what that convolution adds to the stream",
-    "hook_resid_conv": "the stream with it, before its norm",
+    "hook_resid_conv": "the stream plus `hook_conv_out`, before its norm",
     "hook_token_type_embed": "what the embedding of the segment (first or second text) adds",
-    "hook_full_embed": "the sum of the embeddings, normalised: what the first block reads",
-    "hook_pooler_out": "the first position's vector, through the pooler: what the heads for whole texts read",
+    "hook_full_embed": "the normalised sum of the embeddings: the input of the first block",
+    "hook_pooler_out": "the pooler's output at the first position: the input of the heads for whole texts",
     "hook_nsp_out": "the logits of next-sentence prediction",
-    "hook_encoder_out": "what the decoder's cross-attention reads, in every layer",
+    "hook_encoder_out": "the encoder's output, which the decoder's cross-attention reads in every layer",
     "hook_decoder_tokens": "token ids of the decoder",
     "hook_decoder_embed": "what the decoder's token embedding adds to its stream",
     "hook_decoder_pos_embed": "what the decoder's position embedding adds to its stream",
@@ -96,10 +98,10 @@ MEANING = {
 
 HEAD = """# Sites
 
-Every hook point of a plain decoder, in order of computation; `{i}` is a layer. Sites *on demand* are not in a cache without a
-filter; a name, list or glob in a filter or a hook computes them. A predicate does so only if it matches nothing else, and a loop
-over `model.hook_dict` leaves them out, unless their flag is set. Words for axes: `kv_head` is `head` unless heads share keys and
-values; `query_pos` and `key_pos` are `pos`.
+Every hook point of a common decoder, in order of computation; `{i}` is a layer. Sites *on demand* are not in a cache without a
+filter. Name them in a filter or a hook (a name, list or glob) to compute them. A predicate selects them only if it matches no other site,
+and a loop over `model.hook_dict` omits them unless their flag is set. Axes: `kv_head` equals `head` unless heads share keys and values;
+`query_pos` and `key_pos` are positions.
 
 Short names: `cache["z", 5]`, `cache["resid_post", -1]`, `cache["scale", 4, "ln1"]`, `cache["k6"]`.
 
@@ -118,7 +120,7 @@ def models() -> list[HookedTransformer]:
 
 
 def rows() -> list[str]:
-    """A table row per site: the modern model's, with what only the classic one has put where it belongs."""
+    """One table row per site: those of the modern model, after those that only the classic one has."""
     classic, modern = (model.all_points() for model in models())
     points = {**{name: classic[name] for name in ("hook_tokens", "hook_embed", "hook_pos_embed")}, **modern}
     lines = []
@@ -147,14 +149,14 @@ def sites_of_families(class_name: str) -> dict[str, dict[str, Any]]:
 
 
 def listing(class_name: str, known: set[str]) -> list[str]:
-    """A table row per site of a class of models that is not known yet; the names are then known."""
+    """One table row per site of a class of models that is not in `known`; adds the names to `known`."""
     lines = []
     for name, entry in sites_of_families(class_name).items():
         leaf, families = name.rpartition(".")[2], sorted(entry["families"])
         if re.sub(r"^(encoder|decoder)\.", "blocks.", name) in known:
             continue
         if leaf not in MEANING:
-            raise KeyError(f"docs/generate.py does not say what {name!r} means")
+            raise KeyError(f"docs/generate.py has no meaning for {name!r}: add it to MEANING")
         known.add(name)
         shape = " or ".join(entry["shapes"]) + (", on demand" if entry["on demand"] else "")
         who = ", ".join(families[:4]) + (f" and {len(families) - 4} more" if len(families) > 4 else "")
@@ -166,20 +168,20 @@ OTHER_HEADS = {
     "HookedTransformer": """
 ## Sites that only some families have
 
-`{e}` is an expert. `routed` stands for the tokens that went to it.
+`{e}` is an expert. `routed` is the axis of the tokens routed to it.
 
 """,
     "HookedEncoder": """
 ## Encoders
 
-A `HookedEncoder` has the sites of a decoder's blocks, and besides:
+A `HookedEncoder` has the sites of a decoder's blocks, and these:
 
 """,
     "HookedEncoderDecoder": """
 ## Encoder-decoders
 
 The blocks of a `HookedEncoderDecoder` are `encoder.{i}` and `decoder.{i}`. They have the sites of a decoder's `blocks.{i}`,
-and besides:
+and these:
 
 """,
 }
@@ -187,7 +189,7 @@ COLUMNS = "| site | shape | meaning | families |\n|---|---|---|---|\n"
 
 
 def page() -> str:
-    """The page of sites as it should be."""
+    """The content of docs/sites.md."""
     known = {any_layer(name) for model in models() for name in model.all_points()}
     text = HEAD + "\n".join(rows()) + "\n"
     for class_name, head in OTHER_HEADS.items():
@@ -198,9 +200,10 @@ def page() -> str:
 
 MODELS_HEAD = """# Models
 
-The architectures whose checkpoints load, by the `model_type` of their `config.json`: the class they become, what they are
-built from, the sites that some of them have besides those of [the page of sites](sites.md), those that none of them has,
-and the largest difference of fp32 logits of order one from those of transformers, over some tiny random configs.
+The architectures whose checkpoints load, by the `model_type` in `config.json`: the class of the model, its components, the
+sites that it has besides those of [Sites](sites.md) (in at least one tested config), the sites that it lacks (in all tested
+configs), and the largest difference of its logits from those of transformers (fp32, logits of order one, over the tested tiny
+random configs).
 
 `hooked-lm models` prints the first two columns; `hooked-lm verify PATH_OR_NAME` compares a checkpoint with transformers.
 
@@ -212,7 +215,7 @@ OPTIONAL = ("hook_pos_embed", "hook_rot_", "hook_pre_linear", "q_norm.", "k_norm
 
 
 def parts(cfg: Any) -> Iterator[str]:
-    """The classes of the components that a config tree describes, from the outside in."""
+    """Yields the names of the component classes in a config tree, outermost first."""
     if isinstance(cfg, (tuple, list)):
         for item in cfg:
             yield from parts(item)
@@ -225,7 +228,7 @@ def parts(cfg: Any) -> Iterator[str]:
 
 
 def listed(names: list[str]) -> str:
-    """Names of sites for a cell of a table; those below one part stand together."""
+    """Names of sites for a table cell, grouped by module."""
     below: dict[str, list[str]] = {}
     for name in names:
         part, _, leaf = name.removeprefix("blocks.{i}.").rpartition(".")
@@ -237,7 +240,7 @@ def listed(names: list[str]) -> str:
 
 
 def family_row(name: str, parity: dict[str, Any], standard: list[str]) -> str:
-    """The row of a family; `standard` are the usual sites of its class."""
+    """The table row of a family; `standard` are the usual sites of its class."""
     trees, sites = [], dict[str, None]()
     for case in CASES:
         if case.family == name:
@@ -256,7 +259,7 @@ def family_row(name: str, parity: dict[str, Any], standard: list[str]) -> str:
 
 
 def standard_sites(class_name: str) -> list[str]:
-    """The usual sites of a class: for decoders those of the page, for others those that all its families have."""
+    """The usual sites of a class: for decoders those at the top of docs/sites.md, for others those that all families have."""
     if class_name == "HookedTransformer":
         return list(dict.fromkeys(any_layer(site) for model in models() for site in model.all_points()))
     families, found = {name for name in supported() if model_class(name) == class_name}, sites_of_families(class_name)
@@ -264,7 +267,7 @@ def standard_sites(class_name: str) -> list[str]:
 
 
 def models_page() -> str:
-    """The page of models as it should be."""
+    """The content of docs/models.md."""
     parity = json.loads(Path(__file__).with_name("parity.json").read_text())
     standard = {name: standard_sites(name) for name in {model_class(name) for name in supported()}}
     lines = [family_row(name, parity, standard[model_class(name)]) for name in supported()]
