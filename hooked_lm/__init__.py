@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hooked_lm.hooks import HookedRootModule as HookedRootModule
     from hooked_lm.hooks import HookPoint as HookPoint
     from hooked_lm.hooks import wrap as wrap
-    from hooked_lm.models.caches.decoder import ActivationCache as ActivationCache
+    from hooked_lm.models.caches.activation_cache import ActivationCache as ActivationCache
     from hooked_lm.models.config.decoder import HookedTransformerConfig as HookedTransformerConfig
     from hooked_lm.models.config.encoder import HookedEncoderConfig as HookedEncoderConfig
     from hooked_lm.models.config.encoder_decoder import HookedEncoderDecoderConfig as HookedEncoderDecoderConfig
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hooked_lm.models.next_sentence import BertNextSentencePrediction as BertNextSentencePrediction
 
 _HOMES = {
-    "ActivationCache": "hooked_lm.models.caches.decoder",
+    "ActivationCache": "hooked_lm.models.caches.activation_cache",
     "BertNextSentencePrediction": "hooked_lm.models.next_sentence",
     "FactoredMatrix": "hooked_lm.factored_matrix",
     "HookPoint": "hooked_lm.hooks",

@@ -11,7 +11,7 @@ from hooked_lm.hub.load import from_pretrained_no_processing
 from hooked_lm.hub.source import find
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.encoder import HookedEncoder
-from hooked_lm.models.verification.decoder import Check, Verification
+from hooked_lm.models.verification.verify import Check, Verification
 
 # what transformers calls that which a return type gives
 HEADS = {

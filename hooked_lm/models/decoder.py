@@ -13,18 +13,18 @@ from hooked_lm.components.context import Context
 from hooked_lm.components.embed import Unembed, soft_capped
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import Cache, HookPoint, is_listening
-from hooked_lm.models.caches.decoder import ActivationCache
+from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.checks import RETURN_TYPES, check_length, check_options, check_stream, one_input
 from hooked_lm.models.config.decoder import DecoderConfig, HookedTransformerConfig
 from hooked_lm.models.decoder_sites import DecoderSites
 from hooked_lm.models.generation import decoder as generation
 from hooked_lm.models.loss import lm_cross_entropy_loss
 from hooked_lm.models.stack import Stack, Stream, checked_ids, follow_flags
-from hooked_lm.models.text.decoder import TextMethods
-from hooked_lm.models.verification.decoder import Verification, verify
-from hooked_lm.models.weights.decoder_views import WeightViews
+from hooked_lm.models.text.methods import TextMethods
+from hooked_lm.models.verification.verify import Verification, verify
 from hooked_lm.models.weights.fold import FoldMethods
 from hooked_lm.models.weights.state import sync_config
+from hooked_lm.models.weights.views import WeightViews
 
 Mask = Int[Tensor, "batch key_pos"] | Bool[Tensor, "batch key_pos"]
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"]
@@ -325,5 +325,5 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, DecoderSites):
         return self.to_tokens(text, prepend_bos, padding_side) if tokenize else text
 
     def verify(self, tokens: Int[Tensor, "batch pos"] | None = None) -> Verification:
-        """Check the identities between this model's sites; see `hooked_lm.models.verification.decoder`."""
+        """Check the identities between this model's sites; see `hooked_lm.models.verification.verify`."""
         return verify(self, tokens)

@@ -21,8 +21,8 @@ from hooked_lm.models.encoder_outputs import EncoderOutputs, check_return_type
 from hooked_lm.models.names import site_name
 from hooked_lm.models.stack import Stack, Stream, checked_ids, follow_flags
 from hooked_lm.models.text.encoder import EncoderText, Text
-from hooked_lm.models.verification.decoder import Verification
 from hooked_lm.models.verification.encoder import verify
+from hooked_lm.models.verification.verify import Verification
 from hooked_lm.models.weights.encoder_views import EncoderViews
 
 Ids = Int[Tensor, "*batch pos"]

@@ -25,8 +25,8 @@ from hooked_lm.models.generation.encoder_decoder import generate
 from hooked_lm.models.loss import lm_cross_entropy_loss
 from hooked_lm.models.stack import Stack, Stream, follow_flags
 from hooked_lm.models.text.encoder_decoder import DecoderInput, SourceAndTargetText
-from hooked_lm.models.verification.decoder import Verification
 from hooked_lm.models.verification.encoder_decoder import verify
+from hooked_lm.models.verification.verify import Verification
 from hooked_lm.models.weights.encoder_decoder_views import EncoderDecoderViews
 
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"]

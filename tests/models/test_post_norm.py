@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hooked_lm.components.blocks.block import PostNormBlock
-from hooked_lm.models.caches.decoder import ActivationCache
+from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.config.decoder import HookedTransformerConfig
 from hooked_lm.models.decoder import HookedTransformer
 from tests.close import assert_close

@@ -13,7 +13,7 @@ from hooked_lm.components.norm import LayerNorm, norm_of
 from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, tokens_of
 from hooked_lm.hooks import Slice
 from hooked_lm.models.caches import decompose
-from hooked_lm.models.caches.decoder import ActivationCache
+from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.weights.fixed_norm import norm_gain
 from hooked_lm.results.scores import Label, Scores, origin

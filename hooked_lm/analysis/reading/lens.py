@@ -14,9 +14,9 @@ from torch import Tensor
 from hooked_lm.components.embed import Unembed
 from hooked_lm.components.norm import norm_of, norm_unhooked, wide
 from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, tokens_of
-from hooked_lm.models.caches.decoder import ActivationCache
+from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.models.verification.decoder import last_site
+from hooked_lm.models.verification.verify import last_site
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Label, Scores, origin
 

@@ -14,7 +14,7 @@ from hooked_lm.analysis.attribution.gradients import check_grad_mode
 from hooked_lm.analysis.reading.lens import decode
 from hooked_lm.engine.prompts import Which, chosen
 from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.models.verification.decoder import last_site
+from hooked_lm.models.verification.verify import last_site
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores, origin
 

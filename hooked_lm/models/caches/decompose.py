@@ -23,7 +23,7 @@ from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import norm_of, norm_unhooked
 from hooked_lm.hooks import Slice, SliceInput
 from hooked_lm.models.names import checked_index
-from hooked_lm.models.verification.decoder import last_site
+from hooked_lm.models.verification.verify import last_site
 from hooked_lm.models.weights.fixed_norm import FixedNorm, norm_gain
 
 Cache = Mapping[Any, Tensor]

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hooked_lm.models.caches.decoder import ActivationCache
+from hooked_lm.models.caches.activation_cache import ActivationCache
 
 
 class EncoderActivations(ActivationCache):

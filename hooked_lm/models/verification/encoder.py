@@ -12,14 +12,14 @@ from hooked_lm.components.encoder_embed import EncoderEmbed
 from hooked_lm.components.heads import Classifier, MLMHead, NSPHead, Pooler, TokenClassifier
 from hooked_lm.components.identities import Identity, Pair, Read, Sites, below, norm_identity, normed
 from hooked_lm.components.norm import norm_of
-from hooked_lm.models.verification.decoder import Verification, checked, drawn_tokens, last_site
+from hooked_lm.models.verification.verify import Verification, checked, drawn_tokens, last_site
 
 
 @torch.no_grad()
 def verify(model: Any, tokens: Int[Tensor, "batch pos"] | None = None) -> Verification:
     """Check the identities between the sites of an encoder on one run, over random tokens unless given.
 
-    Errors and tolerances are those of `hooked_lm.models.verification.decoder`. Heads run too, where there are any.
+    Errors and tolerances are those of `hooked_lm.models.verification.verify`. Heads run too, where there are any.
     """
     tokens = (drawn_tokens(model.cfg) if tokens is None else tokens).to(model.device)
     return checked(model, (tokens,), lambda at, output: _identities(model, at, output))

@@ -12,7 +12,7 @@ from hooked_lm.components.blocks.cross import PostNormCrossBlock
 from hooked_lm.components.embed import soft_capped
 from hooked_lm.components.identities import Identity, Pair, Read, Sites, below, norm_identity, normed
 from hooked_lm.components.norm import norm_of
-from hooked_lm.models.verification.decoder import Verification, checked, drawn_tokens
+from hooked_lm.models.verification.verify import Verification, checked, drawn_tokens
 
 
 @torch.no_grad()
@@ -23,7 +23,7 @@ def verify(
 ) -> Verification:
     """Check the identities between the sites of both sides on one run, over random tokens unless given.
 
-    Errors and tolerances are those of `hooked_lm.models.verification.decoder`; an identity of layers names its side.
+    Errors and tolerances are those of `hooked_lm.models.verification.verify`; an identity of layers names its side.
     """
     cfg = model.cfg
     tokens = drawn_tokens(cfg) if tokens is None else tokens

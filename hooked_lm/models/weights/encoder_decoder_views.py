@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.components.moe import MoE
-from hooked_lm.models.weights.decoder_views import NoView, WeightViews
+from hooked_lm.models.weights.views import NoView, WeightViews
 
 
 class EncoderDecoderViews(WeightViews):

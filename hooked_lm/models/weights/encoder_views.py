@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.models.weights.decoder_views import NoView, WeightViews
+from hooked_lm.models.weights.views import NoView, WeightViews
 
 
 class EncoderViews(WeightViews):

@@ -19,7 +19,7 @@ from hooked_lm.components.kv_cache import KeyValueCache as HookedTransformerKeyV
 from hooked_lm.components.kv_cache import KeyValueCache as TransformerLensKeyValueCache
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.hooks import HookedRootModule, HookPoint
-from hooked_lm.models.caches.decoder import ActivationCache
+from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.config.decoder import HookedTransformerConfig
 from hooked_lm.models.decoder import HookedTransformer, Output
 from transformer_lens import loading_from_pretrained as loading

@@ -9,6 +9,6 @@ from hooked_lm.analysis.reading.head_detector import (
     get_previous_token_head_detection_pattern,
 )
 from hooked_lm.compat.types import ErrorMeasure, HeadName, LayerHeadTuple, LayerToHead, get_supported_heads
-from hooked_lm.models.caches.decoder import ActivationCache
+from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.decoder import HookedTransformer
 from transformer_lens.utils import is_lower_triangular, is_square

@@ -16,7 +16,7 @@ from hooked_lm.components.blocks.block import (
     PreNormBlock,
     SharedNormBlock,
 )
-from hooked_lm.models.verification.decoder import Check, Verification, verify
+from hooked_lm.models.verification.verify import Check, Verification, verify
 from tests.close import assert_close
 from tests.models.structures import SEEDS, Kinds, random_model, random_tokens, random_tree
 

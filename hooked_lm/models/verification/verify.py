@@ -77,7 +77,7 @@ def verify(model: Any, tokens: Int[Tensor, "batch pos"] | None = None) -> Verifi
     units of rounding in lower precision. Nothing is raised for an identity that does not hold.
 
     >>> from hooked_lm import HookedTransformer, HookedTransformerConfig
-    >>> from hooked_lm.models.verification.decoder import verify
+    >>> from hooked_lm.models.verification.verify import verify
     >>> cfg = HookedTransformerConfig(n_layers=2, d_model=16, n_heads=2, n_ctx=8, d_vocab=10, act_fn="relu")
     >>> verify(HookedTransformer(cfg)).ok
     True

@@ -12,7 +12,7 @@ from torch import Tensor
 from hooked_lm.components.blocks.block import MLPPart, ParallelBlock, PreNormBlock
 from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of
 from hooked_lm.hooks import Slice
-from hooked_lm.models.caches.decoder import ActivationCache
+from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.config.decoder import HookedTransformerConfig
 from hooked_lm.models.decoder import HookedTransformer
 from tests.close import assert_close
