@@ -12,7 +12,6 @@ from hooked_lm.components.rotary import Rotary
 
 T = TypeVar("T")
 Tokens = Float[Tensor, "batch pos *features"]
-Some = Float[Tensor, "batch some_pos *features"]
 Angles = tuple[Float[Tensor, "batch pos 1 width"], Float[Tensor, "batch pos 1 width"]]  # see Rotary.angles
 KeysValues = tuple[Float[Tensor, "batch key_pos kv_head d_head"], Float[Tensor, "batch key_pos kv_head d_value"]]
 
@@ -62,16 +61,7 @@ class Context:
         """Which of the new tokens are real; None if all are."""
         return None if self.real is None else self.real[:, self.n_past :]
 
-    # ---- query and key rows ------------------------------------------------------------------------------------------
-    # Here all new tokens are query rows and key rows. Subclasses select some, for batches that compute a few tokens of each row.
-
-    def query_rows(self, x: Tokens) -> Some:
-        """The query rows of a layer's tokens: those that attend to others, and leave the layer."""
-        return x
-
-    def key_rows(self, x: Tokens) -> Some:
-        """The key rows of a layer's tokens: those that others attend to."""
-        return x
+    # ---- tokens that meet --------------------------------------------------------------------------------------------
 
     def update_kv(self, layer: int, keys: Tensor, values: Tensor) -> KeysValues:
         """All keys and values of a layer: those of earlier tokens, from the cache, and these."""
@@ -101,15 +91,15 @@ class Context:
         return mixer(stream, self, layer)
 
     def given(self, layer: int) -> Float[Tensor, "batch pos d_per_layer"] | None:
-        """The per-layer input of a layer besides the stream, for its query rows; None if there is none."""
+        """The per-layer input of a layer besides the stream; None if there is none."""
         return None if self.per_layer is None else self.per_layer[:, :, layer]
 
     def query_angles(self, rotary: Rotary) -> Angles:
-        """The angles of the query rows, shared by the layers of one rotary embedding."""
+        """The angles of the queries, shared by the layers of one rotary embedding."""
         return self.once(rotary, lambda: rotary.angles(self.positions, self.n_key))
 
     def key_angles(self, rotary: Rotary) -> Angles:
-        """The angles of the key rows."""
+        """The angles of the keys that are made here."""
         return self.query_angles(rotary)
 
     # ---- masks -------------------------------------------------------------------------------------------------------

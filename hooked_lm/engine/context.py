@@ -10,7 +10,7 @@ from hooked_lm.components.context import Angles, Context, KeysValues
 from hooked_lm.components.kv_cache import KeyValueCache, StateCacheEntry
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.engine.edit import Interval, repeated
-from hooked_lm.engine.ragged_batch import LayerSpans, Packing, Run, cut, pack
+from hooked_lm.engine.ragged_batch import LayerSpans, Packing, Run, pack
 
 Mix = Callable[[Tensor, Tensor, Tensor, Context], Tensor]
 Mixer = Callable[[Tensor, Context, int], Tensor]
@@ -67,7 +67,11 @@ class RowContext(Context):
 
 
 class PackedContext(Context):
-    """The context of a ragged batch: positions that a row does not compute are those of the base run."""
+    """The context of a ragged batch: positions that a row does not compute are those of the base run.
+
+    A layer may read some tokens, the key rows, only for their keys and values or for the state after them. They go first, by
+    themselves (`makes_keys_only`); the block then runs on the query rows, and meets these keys and states as if they were cached.
+    """
 
     norms_see_copies = False
 
@@ -75,6 +79,7 @@ class PackedContext(Context):
         super().__init__(base.n_pos, base.device)
         self.base, self.n_prompts = base, n_prompts
         self.runs: Sequence[Run] = ()
+        self.makes_keys_only = False
         self.current: int | None = None  # in attention and mixers, the run whose rows are computed
         self.attention_flops = 0
         self._windows: dict[Interval, RowContext] = {}
@@ -83,63 +88,74 @@ class PackedContext(Context):
         """Starts a layer with these runs."""
         self.runs = runs
         n_cells = [len(run.cells) for run in runs]
-        self.read_packing = Packing(self.n_prompts, n_cells, [run.steps.reading for run in runs])
         self.key_packing = Packing(self.n_prompts, n_cells, [run.steps.key_rows for run in runs])
         self.query_packing = Packing(self.n_prompts, n_cells, [run.steps.query_rows for run in runs])
-        self._angles: dict[tuple[Rotary, bool], Angles] = {}
-        self.pos_embed = None if self.base.pos_embed is None else self._of_base(self.base.pos_embed, self.read_packing)
+        self._all_keys = Packing(self.n_prompts, n_cells, [run.steps.keys for run in runs])
+        self._early_kv: KeysValues | None = None  # of the key rows
+        self._early_states: dict[int, KeyValueCache] = {}
+        self._show(self.query_packing)
 
-    def _of_base(self, value: Tensor, packing: Packing) -> Tensor:
-        """A value [batch, pos, ...] of the base run, for the tokens of a batch."""
+    @contextmanager
+    def keys_only(self) -> Iterator[None]:
+        """Within a `with` block, the tokens of the batch are the key rows of the layer."""
+        self.makes_keys_only = True
+        self._show(self.key_packing)
+        try:
+            yield
+        finally:
+            self.makes_keys_only = False
+            self._show(self.query_packing)
+
+    def _show(self, packing: Packing) -> None:
+        self.packing = packing
+        self._angles: dict[Rotary, Angles] = {}
+        self.pos_embed = None if self.base.pos_embed is None else self._of_base(self.base.pos_embed)
+
+    def _of_base(self, value: Tensor) -> Tensor:
+        """A value [batch, pos, ...] of the base run, for the tokens of the batch."""
         value = value.expand(self.n_prompts, *value.shape[1:])
-        both = zip(packing.n_cells, packing.intervals, strict=True)
+        both = zip(self.packing.n_cells, self.packing.intervals, strict=True)
         return pack([repeated(value[:, start:stop], n) for n, (start, stop) in both])
-
-    # ---- which tokens ------------------------------------------------------------------------------------------------
-
-    def query_rows(self, x: Tensor) -> Tensor:
-        return self._some(x, self.query_packing)
-
-    def key_rows(self, x: Tensor) -> Tensor:
-        return self._some(x, self.key_packing)
-
-    def _some(self, x: Tensor, wanted: Packing) -> Tensor:
-        """Selects from the tokens that the layer reads those of another packing."""
-        if wanted.intervals == self.read_packing.intervals:
-            return x
-        each = zip(self.read_packing.parts(x), self.read_packing.intervals, wanted.intervals, strict=True)
-        return pack([cut(part, own, some) for part, own, some in each])
 
     def given(self, layer: int) -> Tensor | None:
         given = self.base.given(layer)
-        return None if given is None else self._of_base(given, self.query_packing)
+        return None if given is None else self._of_base(given)
 
     def query_angles(self, rotary: Rotary) -> Angles:
-        return self._turned(rotary, self.query_packing, True)
+        cos, sin = self.key_angles(rotary)
+        return (cos[:, :0], sin[:, :0]) if self.makes_keys_only else (cos, sin)
 
     def key_angles(self, rotary: Rotary) -> Angles:
-        return self._turned(rotary, self.key_packing, False)
-
-    def _turned(self, rotary: Rotary, packing: Packing, of_queries: bool) -> Angles:
-        key = rotary, of_queries
-        if key not in self._angles:
-            positions = packing.positions.to(self.device)
+        if rotary not in self._angles:
+            positions = self.packing.positions.to(self.device)
             cos, sin = self.base.query_angles(rotary)
-            self._angles[key] = cos[:, positions], sin[:, positions]
-        return self._angles[key]
+            self._angles[rotary] = cos[:, positions], sin[:, positions]
+        return self._angles[rotary]
 
     # ---- row by row --------------------------------------------------------------------------------------------------
+
+    def update_kv(self, layer: int, keys: Tensor, values: Tensor) -> KeysValues:
+        if self.makes_keys_only:
+            self._early_kv = keys, values
+        elif self._early_kv is not None:
+            early_keys, early_values = self._early_kv
+            return self._after_early(early_keys, keys), self._after_early(early_values, values)
+        return keys, values
+
+    def _after_early(self, early: Tensor, x: Tensor) -> Tensor:
+        """Keys or values of the key rows and of the query rows, one after the other in each row."""
+        both = zip(self.key_packing.parts(early), self.query_packing.parts(x), strict=True)
+        return pack([torch.cat(parts, 1) for parts in both])
 
     def attend_rows(self, layer: int, mix: Mix, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         base_keys, base_values = self.base.keys_values[layer]
         mixed = queries.new_empty(*queries.shape[:3], base_values.shape[-1])
+        if self.makes_keys_only:
+            return mixed
         for run, steps in self._in_turn():
             rows = self.query_packing.part(queries, run)
-            if not rows.shape[1]:
-                continue
-            own = self.key_packing.part(keys, run), self.key_packing.part(values, run)
-            k = self._whole(base_keys, own[0], steps.key_rows)
-            v = self._whole(base_values, own[1], steps.key_rows)
+            k = self._whole(base_keys, self._all_keys.part(keys, run), steps.keys)
+            v = self._whole(base_values, self._all_keys.part(values, run), steps.keys)
             self.query_packing.part(mixed, run).copy_(mix(rows, k, v, self._window(steps.query_rows)))
             self.attention_flops += 2 * rows.shape[:3].numel() * k.shape[1] * (k.shape[-1] + v.shape[-1])
         return mixed
@@ -165,10 +181,14 @@ class PackedContext(Context):
 
     def scan(self, layer: int, mixer: Mixer, stream: Tensor) -> Tensor:
         followed = []
-        for run, steps in self._in_turn():
-            rows, before = self.read_packing.part(stream, run), self.base.states[layer][steps.reading[0]]
-            context = Context(rows.shape[1], self.device, None, _after(before, len(self.runs[run].cells)))
-            followed.append(mixer(rows, context, 0))
+        for run, _ in self._in_turn():
+            rows, (start, stop) = self.packing.part(stream, run), self.packing.intervals[run]
+            if start == stop:
+                continue
+            cache = self._early_states.get(run) or _after(self.base.states[layer][start], len(self.runs[run].cells))
+            followed.append(mixer(rows, Context(stop - start, self.device, None, cache), 0))
+            if self.makes_keys_only:
+                self._early_states[run] = cache
         return pack(followed)
 
     def _in_turn(self) -> Iterator[tuple[int, LayerSpans]]:
@@ -194,7 +214,7 @@ class PackedContext(Context):
 def _after(before: StateCacheEntry, n_cells: int) -> KeyValueCache:
     """A cache of one layer for the rows of cells that start from this state."""
     cache, entry = KeyValueCache(0), StateCacheEntry()
-    entry.frozen, entry.length = True, before.length
+    entry.length = before.length
     if before.window is not None and before.state is not None:
         entry.window, entry.state = repeated(before.window, n_cells), repeated(before.state, n_cells)
     cache.entries = [entry]

@@ -54,13 +54,9 @@ class Cost:
 
     def count(self, cost: TokenCost, context: PackedContext) -> None:
         """Adds the tokens of one layer."""
-        self.layer_rows += context.read_packing.n_tokens
-        both = zip(
-            (context.read_packing, context.key_packing, context.query_packing),
-            (cost.mixer, cost.keys, cost.rest),
-            strict=True,
-        )
-        self.flops += sum(tokens.n_tokens * each for tokens, each in both)
+        n_tokens = context.key_packing.n_tokens + context.query_packing.n_tokens
+        self.layer_rows += n_tokens
+        self.flops += n_tokens * (cost.mixer + cost.keys) + context.query_packing.n_tokens * cost.rest
 
     def add(self, other: "Cost") -> None:
         """Adds the cost of another part."""

@@ -11,22 +11,27 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from hooked_lm.engine.edit import NONE, Interval
+from hooked_lm.engine.edit import NONE, Interval, union
 
 
 @dataclass(frozen=True)
 class LayerSpans:
     """The positions of a cell that one layer computes, as intervals.
 
-    came: positions whose stream differs from the base run when it enters the layer. reading: all positions that the layer reads.
-    key_rows: positions whose keys and values differ from those of the base run. query_rows: positions with queries, which are
-    those that leave the layer.
+    came: positions whose stream differs from the base run when it enters the layer. query_rows: positions that pass the whole
+    layer. key_rows: positions before these that it reads only for their keys and values, or for the state of a mixer after them.
+    keys: positions with keys and values that are not those of the base run: of both, or of the layer whose keys it shares.
     """
 
     came: Interval = NONE
-    reading: Interval = NONE
     key_rows: Interval = NONE
     query_rows: Interval = NONE
+    keys: Interval = NONE
+
+    @property
+    def rows(self) -> Interval:
+        """All positions that the layer reads."""
+        return union(self.key_rows, self.query_rows)
 
 
 @dataclass(frozen=True)
@@ -73,12 +78,3 @@ def pack(parts: Sequence[Tensor]) -> Tensor:
     """Concatenates the rows [row, pos, ...] of several runs."""
     flat = [part.flatten(0, 1) for part in parts]
     return (flat[0] if len(flat) == 1 else torch.cat(flat))[None]
-
-
-def cut(part: Tensor, own: Interval, wanted: Interval) -> Tensor:
-    """Returns the positions `wanted` of rows that have the positions `own`, which contain them."""
-    if own == wanted:
-        return part
-    if wanted[0] == wanted[1]:
-        return part[:, :0]
-    return part[:, wanted[0] - own[0] : wanted[1] - own[0]]

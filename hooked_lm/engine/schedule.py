@@ -12,8 +12,10 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from hooked_lm.components.blocks.block import AttentionPart
+from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.norm import norm_of
 from hooked_lm.engine.base_run import BaseRun
 from hooked_lm.engine.context import PackedContext
@@ -43,12 +45,12 @@ class CellSchedule:
     @property
     def n_tokens(self) -> int:
         """The largest number of positions in one layer."""
-        return max((steps.reading[1] - steps.reading[0] for steps in self.steps), default=0)
+        return max((steps.rows[1] - steps.rows[0] for steps in self.steps), default=0)
 
     @property
     def layer_rows(self) -> int:
         """The number of positions in all layers together."""
-        return sum(steps.reading[1] - steps.reading[0] for steps in self.steps)
+        return sum(steps.rows[1] - steps.rows[0] for steps in self.steps)
 
 
 class Planner:
@@ -95,22 +97,25 @@ class Planner:
         """The spans in a layer, from those of the layer below and the edits here."""
         if layer == self.n_layers:
             touched = overlap(union(came, *(edit.span(self.n_pos) for edit in edits)), self.reads)
-            return LayerSpans(overlap(came, touched), touched, NONE, touched)
+            return LayerSpans(overlap(came, touched), NONE, touched)
         spans: dict[bool, list[Interval]] = {True: [], False: []}
         for edit in edits:
             spans[self.places[edit.site].stage in REACHES_LATER].append(edit.span(self.n_pos))
-        key_rows, query_rows = union(came, *spans[True]), union(came, *spans[True], *spans[False])
-        own, source = key_rows, self.kv_source_layers[layer]
-        if source is not None:
-            own, key_rows = NONE, before[source - first].key_rows if source >= first else NONE
+        changed, query_rows = union(came, *spans[True]), union(came, *spans[True], *spans[False])
+        source = self.kv_source_layers[layer]
+        shared = NONE if source is None or source < first else before[source - first].keys
+        seen = changed if source is None else shared  # by later positions
         # an edit that replaces the whole output of attention hides the changed keys and values
-        later = (key_rows[0], self.n_pos)
+        later = (seen[0], self.n_pos)
         is_replaced = any(self.places[edit.site].ends_sublayer and edit.covers(later) for edit in edits)
-        if key_rows != NONE and not is_replaced:
+        if seen != NONE and not is_replaced:
             query_rows = union(query_rows, later)
+        key_rows = NONE
         if layer == self.n_layers - 1:
             query_rows = overlap(query_rows, self.reads)
-        return LayerSpans(came, union(came, own, query_rows), key_rows, query_rows)
+            if source is None and changed != NONE and changed[0] < query_rows[0]:
+                key_rows = changed[0], query_rows[0]
+        return LayerSpans(came, key_rows, query_rows, union(key_rows, query_rows) if source is None else shared)
 
 
 class BatchedPass:
@@ -163,10 +168,22 @@ class BatchedPass:
         """The stream before a layer, packed."""
         packed: Tensor | None = None
         for layer in range(min(schedule.first for schedule in self.schedules), stop):
-            packed = self.base.model.blocks[layer](self._entered(layer, packed), self.context)
+            block, packed = self.base.model.blocks[layer], self._entered(layer, packed)
+            if self.context.key_packing.n_tokens:
+                early, packed = self._split(packed)
+                with self.context.keys_only():
+                    make_keys(block, early, self.context)
+            packed = block(packed, self.context)
             self.cost.count(self.base.costs[layer], self.context)
         self.cost.flops += self.context.attention_flops
         return packed
+
+    def _split(self, packed: Tensor) -> tuple[Tensor, Tensor]:
+        """The key rows and the query rows of what a layer reads."""
+        both = self.context.key_packing.lengths, self.context.query_packing.lengths
+        reading = Packing(self.base.n_prompts, self.context.packing.n_cells, [run.steps.rows for run in self.context.runs])
+        each = [part.split(sizes, 1) for part, *sizes in zip(reading.parts(packed), *both, strict=True)]
+        return pack([early for early, _ in each]), pack([late for _, late in each])
 
     def _entered(self, layer: int, packed: Tensor | None) -> Tensor:
         """The rows that a layer reads: the output of the layer below, completed from the stream of the base run."""
@@ -178,7 +195,7 @@ class BatchedPass:
         }
         base, used, parts = self.base.streams[layer], 0, []
         for run in self.context.runs:
-            (start, stop), came, n = run.steps.reading, run.steps.came, len(run.cells)
+            (start, stop), came, n = run.steps.rows, run.steps.came, len(run.cells)
             if came == NONE:
                 parts.append(repeated(base[:, start:stop], n))
                 continue
@@ -187,7 +204,8 @@ class BatchedPass:
             own = packed[0, used : used + rows * length].view(rows, length, packed.shape[-1])
             used += rows * length
             if came != (start, stop):
-                before, after = base[:, start : came[0]], base[:, came[1] : stop]
+                before, after = base[:, start : min(came[0], stop)], base[:, max(came[1], start) : stop]
+                own = own[:, max(start - came[0], 0) : max(stop - came[0], 0)]
                 own = torch.cat([repeated(before, n), own, repeated(after, n)], 1)
             parts.append(own)
         return pack(parts)
@@ -213,22 +231,19 @@ class BatchedPass:
         run, cell = self.where[index]
         if self.context.current not in (None, run):
             return None
-        steps = self.context.runs[run].steps
-        if place.stage in (TokenScope.SCORES, TokenScope.STATE):
-            rows, interval = value, steps.query_rows if place.stage is TokenScope.SCORES else steps.reading
-        else:
-            rows, interval = self._packing(place.stage).part(value, run), getattr(steps, PART_OF[place.stage])
-        return rows[cell * self.base.n_prompts : (cell + 1) * self.base.n_prompts], interval[0]
-
-    def _packing(self, stage: TokenScope) -> Packing:
-        return {
-            TokenScope.BEFORE_MIXING: self.context.read_packing,
-            TokenScope.KEYS_AND_VALUES: self.context.key_packing,
-        }.get(stage, self.context.query_packing)
+        if self.context.makes_keys_only and place.stage not in REACHES_LATER:
+            return None
+        by_run = place.stage in (TokenScope.SCORES, TokenScope.STATE)
+        rows = value if by_run else self.context.packing.part(value, run)
+        return rows[cell * self.base.n_prompts : (cell + 1) * self.base.n_prompts], self.context.packing.intervals[run][0]
 
 
-PART_OF = {
-    TokenScope.BEFORE_MIXING: "reading",
-    TokenScope.KEYS_AND_VALUES: "key_rows",
-    TokenScope.QUERIES_AND_AFTER: "query_rows",
-}
+def make_keys(block: nn.Module, resid: Tensor, context: PackedContext) -> None:
+    """Runs a block for the keys and values of some tokens, or for the state of a mixer after them, and no further."""
+    resid = block.hook_resid_pre(resid)
+    if isinstance(block, MixerPart):
+        block.mixer_out(resid, context)
+    else:
+        assert isinstance(block, AttentionPart), "the tokens of a layer meet in attention or in a mixer"
+        queries, keys, values = block.attn_inputs(resid, None, context)
+        block.attn(queries[:, :0], keys, values, context, block.layer)

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.attention.disentangled import DisentangledAttention
-from hooked_lm.components.attention.head_inputs import HeadInputs
+from hooked_lm.components.attention.head_inputs import Inputs, head_inputs, norm_shows_copies
 from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
@@ -25,18 +25,18 @@ from hooked_lm.components.identities import (
     normed,
     readers_of,
 )
+from hooked_lm.components.manner import Manner
 from hooked_lm.components.mlp import MLPConfig, hook_if_listening
 from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of
+from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of, norm_unhooked
 from hooked_lm.components.public_call import public_block
 from hooked_lm.hooks import HookPoint, is_listening
 
 AttentionConfig = Attention.Config | LatentAttention.Config | SharedKVAttention.Config | DisentangledAttention.Config
 Stream = Float[Tensor, "batch pos d_model"]
-Left = Float[Tensor, "batch left d_model"]  # mostly all of the stream's tokens; see Context.asking
 
 
-class AttentionPart(HeadInputs):
+class AttentionPart(nn.Module):
     """The half of a block that reads and writes the stream through attention."""
 
     @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class AttentionPart(HeadInputs):
 
     cfg: Config
     layer: int
+    manner = Manner()
 
     @property
     def normalization_type(self) -> str | None:
@@ -71,15 +72,33 @@ class AttentionPart(HeadInputs):
         add_norm(self, "ln1_post", cfg.ln1_post)
         self.hook_attn_out = HookPoint(*RESIDUAL)
 
-    def attn_out(self, resid: Stream, context: Context | None, shared: Stream | None = None) -> Left:
+    def attn_out(self, resid: Stream, context: Context | None, shared: Stream | None = None) -> Stream:
         """What attention adds to the stream; `shared` is the normalised stream if it was made already."""
         context = context or Context(resid.shape[1], resid.device)
-        query, key, value = self.attn_inputs(resid, shared, context)
-        if context.pos_embed is not None:
-            query = _plus(query, context.query_rows(context.pos_embed))
-            key = _plus(key, context.key_rows(context.pos_embed)) if self.makes_keys else key
-        out = norm_of(self, "ln1_post")(self.attn(query, key, value, context, self.layer))
+        inputs = self.attn_inputs(resid, shared, context)
+        out = norm_of(self, "ln1_post")(self.attn(*inputs, context, self.layer))
         return self.hook_attn_out(_scaled(out, self.cfg.residual_scale))
+
+    def attn_inputs(self, resid: Stream, shared: Stream | None, context: Context) -> Inputs:
+        """What queries, keys and values read: the normalised stream, or a copy of it for each head where something listens."""
+        if self.manner.per_head or self.manner.split or is_listening(*self._input_points):
+            query, key, value = head_inputs(self, resid, shared, context)
+        else:
+            query = key = value = self.read(resid) if shared is None else shared
+        if context.pos_embed is None:
+            return query, key, value
+        return _plus(query, context.pos_embed), _plus(key, context.pos_embed), value
+
+    @property
+    def _input_points(self) -> list[nn.Module]:
+        names = ("hook_attn_in", "hook_q_input", "hook_k_input", "hook_v_input")
+        return [self._modules[name] for name in names if name in self._modules]  # type: ignore[misc]
+
+    def read(
+        self, copies: Float[Tensor, "batch pos *head d_model"], at_sites: bool = True
+    ) -> Float[Tensor, "batch pos *head d_model"]:
+        """The stream, or copies of it, as attention reads them; without the sites of the norm unless `at_sites`."""
+        return self.ln1(copies) if at_sites else norm_unhooked(self.ln1, copies)
 
     def attn_identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
         """What must hold from the stream before attention to what attention adds.
@@ -190,9 +209,9 @@ class AttentionOnlyBlock(AttentionPart):
         self.hook_resid_post = HookPoint(*RESIDUAL)
 
     @public_block
-    def forward(self, resid: Stream, context: Context | None = None) -> Left:
+    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
-        return self.hook_resid_post(leaving(resid, context) + self.attn_out(resid, context))
+        return self.hook_resid_post(resid + self.attn_out(resid, context))
 
     def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
         """What must hold between the sites of a run."""
@@ -224,9 +243,9 @@ class PreNormBlock(AttentionPart, MLPPart):
         self.hook_resid_post = HookPoint(*RESIDUAL)
 
     @public_block
-    def forward(self, resid: Stream, context: Context | None = None) -> Left:
+    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
-        resid = self.hook_resid_mid(leaving(resid, context) + self.attn_out(resid, context))
+        resid = self.hook_resid_mid(resid + self.attn_out(resid, context))
         return self.hook_resid_post(resid + self.mlp_out(resid))
 
     def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
@@ -269,9 +288,9 @@ class PostNormBlock(AttentionPart, MLPPart):
         self.hook_normalized_resid_post = HookPoint(*RESIDUAL)
 
     @public_block
-    def forward(self, resid: Stream, context: Context | None = None) -> Left:
+    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
-        resid = self.hook_resid_mid(leaving(resid, context) + self.attn_out(resid, context, resid))
+        resid = self.hook_resid_mid(resid + self.attn_out(resid, context, resid))
         resid = self.hook_normalized_resid_mid(self.ln1(resid))
         resid = self.hook_resid_post(resid + self.mlp_written(hook_if_listening(self.hook_mlp_in, resid)))
         return self.hook_normalized_resid_post(self.ln2(resid))
@@ -335,10 +354,9 @@ class ParallelBlock(AttentionPart, MLPPart):
         self.hook_resid_post = HookPoint(*RESIDUAL)
 
     @public_block
-    def forward(self, resid: Stream, context: Context | None = None) -> Left:
+    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
-        left = leaving(resid, context)
-        return self.hook_resid_post(left + self.attn_out(resid, context) + self.mlp_out(left))
+        return self.hook_resid_post(resid + self.attn_out(resid, context) + self.mlp_out(resid))
 
     def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
         """What must hold between the sites of a run."""
@@ -366,14 +384,13 @@ class SharedNormBlock(ParallelBlock):
     mlp_norm = "ln1"
 
     @public_block
-    def forward(self, resid: Stream, context: Context | None = None) -> Left:
+    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
         shared = self.ln1(resid)
         attn_out = self.attn_out(resid, context, shared)
-        left, shared = leaving(resid, context), leaving(shared, context)
         if is_listening(self.hook_mlp_in):
-            shared = self.read(self.hook_mlp_in(left.clone()), self.norm_shows_copies(context))
-        return self.hook_resid_post(left + attn_out + self.mlp_written(shared))
+            shared = self.read(self.hook_mlp_in(resid.clone()), norm_shows_copies(self, context))
+        return self.hook_resid_post(resid + attn_out + self.mlp_written(shared))
 
     def norm_readers(self) -> list[tuple[str, list[Reader]]]:
         """The one norm, with the weights of both that read it."""
@@ -381,11 +398,6 @@ class SharedNormBlock(ParallelBlock):
 
 
 BlockConfig = AttentionOnlyBlock.Config | PreNormBlock.Config | PostNormBlock.Config | ParallelBlock.Config
-
-
-def leaving(x: Stream, context: Context | None) -> Left:
-    """Of the tokens that come to a block those that leave it; without a context, all."""
-    return x if context is None else context.query_rows(x)
 
 
 def sum_of(at: Sites, parts: list[str], whole: str) -> Pair:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.blocks.block import Left, MLPPart, leaving, sum_of
+from hooked_lm.components.blocks.block import MLPPart, sum_of
 from hooked_lm.components.context import Context
 from hooked_lm.components.identities import (
     Identity,
@@ -54,11 +54,11 @@ class MixerPart(nn.Module):
         add_norm(self, "ln1_post", cfg.ln1_post)
         self.hook_mixer_out = HookPoint(*RESIDUAL)
 
-    def mixer_out(self, resid: Stream, context: Context | None) -> Left:
+    def mixer_out(self, resid: Stream, context: Context | None) -> Stream:
         """What the mixer adds to the stream. It reads the stream in the precision of its weights."""
         context = context or Context(resid.shape[1], resid.device)
         normalized = self.ln1(hook_if_listening(self.hook_mixer_in, resid)).to(self.reading_dtype(resid))
-        out = norm_of(self, "ln1_post")(context.query_rows(context.scan(self.layer, self.mixer, normalized)))
+        out = norm_of(self, "ln1_post")(context.scan(self.layer, self.mixer, normalized))
         return self.hook_mixer_out(out if self.cfg.residual_scale == 1.0 else out * self.cfg.residual_scale)
 
     def reading_dtype(self, resid: Stream) -> torch.dtype:
@@ -109,9 +109,9 @@ class MixerBlock(MixerPart):
         self.make_mixer(cfg)
         self.hook_resid_post = HookPoint(*RESIDUAL)
 
-    def forward(self, resid: Stream, context: Context | None = None) -> Left:
+    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(wide(resid) if self.cfg.wide_stream else resid)
-        return self.hook_resid_post(leaving(resid, context) + self.mixer_out(resid, context))
+        return self.hook_resid_post(resid + self.mixer_out(resid, context))
 
     def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
         """What must hold between the sites of a run."""
@@ -142,9 +142,9 @@ class MixerMLPBlock(MixerPart, MLPPart):
         self.make_mlp(cfg)
         self.hook_resid_post = HookPoint(*RESIDUAL)
 
-    def forward(self, resid: Stream, context: Context | None = None) -> Left:
+    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
-        resid = self.hook_resid_mid(leaving(resid, context) + self.mixer_out(resid, context))
+        resid = self.hook_resid_mid(resid + self.mixer_out(resid, context))
         return self.hook_resid_post(resid + self.mlp_out(resid))
 
     def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.activations import Activation, activation
-from hooked_lm.components.blocks.block import Left, PreNormBlock, Stream, leaving, sum_of
+from hooked_lm.components.blocks.block import PreNormBlock, Stream, sum_of
 from hooked_lm.components.context import Context
 from hooked_lm.components.identities import Identity, Read, Reader, Sites, added, below, norm_identity, normed
 from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of
@@ -151,9 +151,9 @@ class PerLayerBlock(PreNormBlock):
         self._modules["hook_resid_post"] = self._modules.pop("hook_resid_post")  # sites in the order of computation
 
     @public_block
-    def forward(self, resid: Stream, context: Context | None = None) -> Left:
+    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
-        resid = self.hook_resid_mid(leaving(resid, context) + self.attn_out(resid, context))
+        resid = self.hook_resid_mid(resid + self.attn_out(resid, context))
         resid = resid + self.mlp_out(resid)
         if self.cfg.per_layer is not None:
             resid = resid + self.per_layer_out(resid, context)
