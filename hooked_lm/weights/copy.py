@@ -135,7 +135,7 @@ def load(
         alias = theirs.data_ptr() in lent
         for row in group:
             slot = targets[row.ours]
-            view = row.read(theirs, slot.tensor.shape)
+            view = row.to_ours(theirs, slot.tensor.shape)
             kind = slot.tensor.dtype if row.ours in own_dtype else dtype
             filled[row.ours] = slot.like(_move(view, kind, device, copy or alias))
         if any(filled[row.ours].untyped_storage()._cdata == theirs.untyped_storage()._cdata for row in group):
@@ -237,8 +237,8 @@ def _plan_load(
     ]
     fitting = set()  # one layer answers for all of the same kinds and shapes
     for source, group in groups:
-        shapes = _shape(tensors, source), [targets[row.ours].tensor.shape for row in group]
-        if (alike := repr((shapes, [row.kind for row in group]))) not in fitting:
+        shapes = _shape(tensors, source), tuple(targets[row.ours].tensor.shape for row in group)
+        if (alike := (shapes, tuple(row.rearrangement(len(shapes[0])) for row in group))) not in fitting:
             unfit = _unfit_shapes(_place(tensors, source), *shapes, group)
             problems += unfit
             fitting |= set() if unfit else {alike}
@@ -284,8 +284,8 @@ def _planned(theirs: str, group: Sequence[Row], targets: Mapping[str, Slot]) -> 
         raise ValueError(f"the parts of {theirs!r} have different dtypes: {parts}")
 
     def make() -> Tensor:
-        if len(group) == 1 and not group[0].taken_dims():
-            return group[0].unread(ours[0])
+        if len(group) == 1 and not group[0].partial_dims:
+            return group[0].to_theirs(ours[0])
         whole = ours[0].new_empty(shape)
         for row, tensor in zip(group, ours, strict=True):
             row.write(tensor, whole)

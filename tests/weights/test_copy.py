@@ -181,7 +181,7 @@ def transposed(theirs):
 BAD = {
     "extra": (lambda t: t.update({"t.h.0.extra": torch.ones(1)}), "no row for the tensor 't.h.0.extra'"),
     "missing": (lambda t: t.pop("t.h.1.qkv"), "no tensor 't.h.1.qkv' for 'blocks.1.W_Q'"),
-    "short": (fused_too_short, r"'t.h.1.qkv' expected \[6, 36\], got \[6, 35\]"),
+    "short": (fused_too_short, r"Row 't.h.1.qkv' -> .* expected \[6, 36\], got \[6, 35\]"),
     "transposed": (transposed, r"expected \[10, 6\], got \[6, 10\]"),
 }
 
@@ -201,7 +201,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(case):
 class Breaks(Row):
     """A row that fits, and fails when it is read."""
 
-    def read(self, theirs, shape=None):
+    def to_ours(self, theirs, shape=None):
         raise OSError("the disk is gone")
 
 

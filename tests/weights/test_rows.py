@@ -1,5 +1,7 @@
 """Rows: what a pattern does to a tensor, its inverse, and what a wrong row says."""
 
+import re
+from itertools import pairwise
 from math import prod
 
 import einops
@@ -7,7 +9,9 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from hooked_lm.weights import export, load
 from hooked_lm.weights.rows import Row, check_coverage, expand, unprefixed
 
 
@@ -53,7 +57,7 @@ def their_tensor(left, sizes):
 
 def row_of(left, right, sizes, cut, labels):
     axes = {**sizes, cut: labels} if cut else sizes
-    return expand([Row("w", f"our.{{{cut}}}" if cut else "our", f"{left} -> {right}", **axes)])
+    return expand([Row("w", f"our_{{{cut}}}" if cut else "our", f"{left} -> {right}", **axes)])
 
 
 @given(journeys())
@@ -77,7 +81,7 @@ def test_reading_is_einops_on_the_part(journey):
             expected = part.reshape([1] * len(right.split()))
         else:
             expected = einops.rearrange(part, f"{' '.join(left_axes)} -> {right}", **extents)
-        assert torch.equal(row.read(theirs), expected)
+        assert torch.equal(row.to_ours(theirs), expected)
 
 
 @given(journeys(), st.randoms())
@@ -85,7 +89,7 @@ def test_reading_is_einops_on_the_part(journey):
 def test_writing_all_parts_in_any_order_gives_their_tensor_back(journey, random):
     theirs, _, _ = their_tensor(journey[0], journey[2])
     rows = row_of(*journey)
-    parts = [row.read(theirs).clone() for row in rows]
+    parts = [row.to_ours(theirs).clone() for row in rows]
     check_coverage(rows, [part.shape for part in parts], theirs.shape)
     back = torch.full_like(theirs, -1)
     for row, part in random.sample(list(zip(rows, parts, strict=True)), len(rows)):
@@ -93,7 +97,7 @@ def test_writing_all_parts_in_any_order_gives_their_tensor_back(journey, random)
         row.write(part, back)
     assert torch.equal(back, theirs)
     if journey[3] is None:
-        assert torch.equal(rows[0].unread(parts[0]), theirs)
+        assert torch.equal(rows[0].to_theirs(parts[0]), theirs)
 
 
 @given(journeys(), st.data())
@@ -102,7 +106,7 @@ def test_a_part_left_out_or_taken_twice_is_noticed(journey, data):
     rows = row_of(*journey)
     assume(journey[3] is not None)
     theirs, _, _ = their_tensor(journey[0], journey[2])
-    shapes = [row.read(theirs).shape for row in rows]
+    shapes = [row.to_ours(theirs).shape for row in rows]
     chosen = data.draw(st.integers(0, len(rows) - 1))
     with pytest.raises(ValueError, match="another row takes too"):
         check_coverage([*rows, rows[chosen]], [*shapes, shapes[chosen]], theirs.shape)
@@ -112,13 +116,57 @@ def test_a_part_left_out_or_taken_twice_is_noticed(journey, data):
             check_coverage(rows, shapes, theirs.shape)
 
 
+def our_parts(right, sizes, cut, labels):
+    """For each row the groups of its parameter, and the size in it of each axis."""
+    groups = [group.strip("()").split() for group in re.findall(r"\([^)]*\)|\S+", right)]
+    groups = [[axis for axis in group if axis != "1"] for group in groups]
+    lengths = [None] if cut is None else labels.values() if isinstance(labels, dict) else [1] * len(labels)
+    return [(groups, sizes if length is None else {**sizes, cut: length}) for length in lengths]
+
+
+def is_mergeable(group, extents, strides):
+    """Whether the axes of a dimension are adjacent in memory; where an axis of one element lies does not matter."""
+    axes = [axis for axis in group if extents[axis] > 1]
+    return all(strides[a] == strides[b] * extents[b] for a, b in pairwise(axes))
+
+
+@given(journeys())
+@settings(deadline=None, max_examples=200)
+def test_load_then_export_is_the_identity_and_loading_copies_only_what_cannot_be_a_view(journey):
+    left, right, sizes, cut, labels = journey
+    theirs, names, flat = their_tensor(left, sizes)
+    theirs, strides = theirs.double(), dict(zip(names, flat.stride(), strict=True))
+    rows, parts = row_of(*journey), our_parts(right, sizes, cut, labels)
+    model = nn.Module()
+    for row, (groups, extents) in zip(rows, parts, strict=True):
+        shape = [prod(extents[axis] for axis in group) for group in groups]
+        model.register_parameter(row.ours, nn.Parameter(torch.empty(shape, device="meta")))
+    load(model, {"w": theirs}, rows)
+    for row, (groups, extents) in zip(rows, parts, strict=True):
+        parameter = model.get_parameter(row.ours)
+        shares_memory = parameter.untyped_storage().data_ptr() == theirs.untyped_storage().data_ptr()
+        assert shares_memory == all(is_mergeable(group, extents, strides) for group in groups)
+    back = export(model, rows)["w"]
+    assert torch.equal(back, theirs)
+    if cut is None and shares_memory:
+        assert back.data_ptr() == theirs.data_ptr()
+
+
+def test_another_way_back_is_not_the_identity_and_merging_distant_axes_copies():
+    theirs, model = torch.arange(72.0).view(12, 6), nn.Linear(4, 18, bias=False)
+    load(model, {"w": theirs}, [Row("w", "weight", "(n h) m -> (n m) h", n=3)])
+    assert model.weight.untyped_storage().data_ptr() != theirs.untyped_storage().data_ptr()
+    assert torch.equal(export(model, [Row("w", "weight", "(n h) m -> (n m) h", n=3)])["w"], theirs)
+    assert not torch.equal(export(model, [Row("w", "weight", "(h n) m -> (n m) h", n=3)])["w"], theirs)
+
+
 def test_a_wrong_permutation_gives_another_tensor():
     square = torch.arange(16 * 16.0).view(16, 16)
-    right = Row("w", "W", "(n h) m -> n m h", n=4).read(square)
-    heads_inside = Row("w", "W", "(h n) m -> n m h", n=4).read(square)
+    right = Row("w", "W", "(n h) m -> n m h", n=4).to_ours(square)
+    heads_inside = Row("w", "W", "(h n) m -> n m h", n=4).to_ours(square)
     fused = torch.arange(6 * 12.0).view(6, 12)
-    gpt2 = Row("w", "W", "m (qkv n h) -> n m h", take={"qkv": 0}, qkv=3, n=2).read(fused)
-    neox = Row("w", "W", "m (n qkv h) -> n m h", take={"qkv": 0}, qkv=3, n=2).read(fused)
+    gpt2 = Row("w", "W", "m (qkv n h) -> n m h", take={"qkv": 0}, qkv=3, n=2).to_ours(fused)
+    neox = Row("w", "W", "m (n qkv h) -> n m h", take={"qkv": 0}, qkv=3, n=2).to_ours(fused)
     assert right.shape == heads_inside.shape
     assert not torch.equal(right, heads_inside)
     assert gpt2.shape == neox.shape
@@ -139,14 +187,14 @@ def test_a_wrong_permutation_gives_another_tensor():
 )
 def test_the_usual_weights_are_views(pattern, shape, axes):
     theirs = torch.randn(shape)
-    ours = Row("w", "W", pattern, **axes).read(theirs)
+    ours = Row("w", "W", pattern, **axes).to_ours(theirs)
     ours.fill_(7.0)
     assert (theirs == 7.0).sum() == ours.numel()
     assert 0 <= ours.data_ptr() - theirs.data_ptr() < theirs.nbytes
 
 
 def test_a_query_weight_goes_into_the_gemm_without_a_copy():
-    W_Q = Row("q", "W_Q", "(n h) m -> n m h").read(torch.randn(12, 6), (3, 6, 4))
+    W_Q = Row("q", "W_Q", "(n h) m -> n m h").to_ours(torch.randn(12, 6), (3, 6, 4))
     assert W_Q.shape == (3, 6, 4)
     assert W_Q.transpose(1, 2).flatten(0, 1).data_ptr() == W_Q.data_ptr()
 
@@ -188,16 +236,17 @@ def test_unprefixed_strips_both_of_their_names():
     [
         ({"pattern": "n h m"}, "one '->'"),
         ({"pattern": "a -> b -> c"}, "one '->'"),
-        ({"pattern": "(n h m -> n m h"}, "not closed"),
-        ({"pattern": "n n -> n"}, "stands twice"),
-        ({"pattern": "n ) -> n"}, r"unexpected '\)'"),
-        ({"pattern": "... -> ..."}, r"unexpected '...'"),
-        ({"pattern": "n 3 -> n 3"}, "unexpected '3'"),
+        ({"pattern": "(n h m -> n m h"}, "Imbalanced parentheses"),
+        ({"pattern": "n n -> n"}, "duplicate dimension"),
+        ({"pattern": "n ) -> n"}, "Brackets are not balanced"),
+        ({"pattern": "... -> ..."}, r"not numbers or '\.\.\.'"),
+        ({"pattern": "n 3 -> n 3"}, r"axes are names, 1, or \(names\)"),
         ({"pattern": "n m -> n m k"}, "'k' stands on the right side only"),
         ({"pattern": "n m -> n"}, "'m' stands on the left side only"),
         ({"pattern": "n m -> n", "take": {"k": 0}}, "take names 'k'"),
         ({"pattern": "n m -> n m", "take": {"m": 0}}, "keeps it"),
-        ({"pattern": "n m -> n m", "take": {"m": slice(0, 4, 2)}}, "step"),
+        ({"pattern": "n m -> n m", "take": {"m": slice(2, None)}}, "a start, a stop"),
+        ({"pattern": "n m -> n m", "take": {"m": slice(0, 4, 2)}}, "no step"),
         ({"pattern": "n m -> n m", "k": 3}, "'k' is neither an axis"),
         ({"pattern": "n m -> m", "n": "QKV", "take": {"n": 0}}, "has labels"),
         ({"ours": "W_{x}"}, "placeholder 'x'"),
@@ -211,17 +260,17 @@ def test_a_bad_row_says_so_when_it_is_written(arguments, message):
 def test_a_shape_that_does_not_fit_names_everything():
     row = Row("q_proj.weight", "attn.W_Q", "(n h) m -> n m h", h=4)
     with pytest.raises(ValueError, match="the shapes do not fit") as caught:
-        row.read(torch.zeros(13, 6), (3, 6, 4))
+        row.to_ours(torch.zeros(13, 6), (3, 6, 4))
     for word in ("q_proj.weight", "attn.W_Q", "(n h) m -> n m h", "[12, 6]", "[13, 6]", "[3, 6, 4]"):
         assert word in str(caught.value)
     with pytest.raises(ValueError, match=r"expected \[n\*h, m\], got \[12\]"):
-        row.read(torch.zeros(12))
+        row.to_ours(torch.zeros(12))
     with pytest.raises(ValueError, match=r"expected \[2, 3\], got \[3, 2\]"):
-        Row("w", "W").read(torch.zeros(3, 2), (2, 3))
-    with pytest.raises(ValueError, match="size of 'h', 'n' is not determined"):
-        Row("w", "W", "(n h) -> n h").read(torch.zeros(12))
+        Row("w", "W").to_ours(torch.zeros(3, 2), (2, 3))
+    with pytest.raises(ValueError, match="the size of 'h', 'n' does not follow"):
+        Row("w", "W", "(n h) -> n h").to_ours(torch.zeros(12))
     with pytest.raises(ValueError, match="outside the 3 of the axis"):
-        Row("w", "W", "(x h) -> x h", x=3, take={"x": slice(2, 4)}).read(torch.zeros(12))
+        Row("w", "W", "(x h) -> x h", x=3, take={"x": slice(2, 4)}).to_ours(torch.zeros(12))
     with pytest.raises(ValueError, match="does not follow"):
         Row("w", "W", "(x h) -> h", take={"x": 0}).their_shape((4,))
     with pytest.raises(ValueError, match="do not fit"):
