@@ -4,7 +4,7 @@
 in either direction, `open_checkpoint` maps a checkpoint's files. Works on any `nn.Module`.
 """
 
-from hooked_lm.weights.copy import compact, compact_model, export, load, plan_export, slots
+from hooked_lm.weights.loading import compact, compact_model, export, load, plan_export, slots
 from hooked_lm.weights.rows import Row, expand, unprefixed
 from hooked_lm.weights.shards import Checkpoint, open_checkpoint
 from hooked_lm.weights.write import write_safetensors

@@ -112,7 +112,7 @@ def load(
             then as it was.
 
     >>> import torch
-    >>> from hooked_lm.weights.copy import export, load
+    >>> from hooked_lm.weights.loading import export, load
     >>> from hooked_lm.weights.rows import Row
     >>> model = torch.nn.Linear(3, 2, bias=False, device="meta")
     >>> rows = [Row("w", "weight", "m h -> h m")]
@@ -190,7 +190,7 @@ def compact(tensor: Tensor) -> Tensor:
     weights.
 
     >>> import torch
-    >>> from hooked_lm.weights.copy import compact
+    >>> from hooked_lm.weights.loading import compact
     >>> part = torch.zeros(4, 30)[:, 10:20].transpose(0, 1)
     >>> compact(part).untyped_storage().nbytes(), compact(part).stride()
     (160, (1, 10))
