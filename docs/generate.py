@@ -1,7 +1,7 @@
 """Writes docs/sites.md and docs/models.md: the hook points and the families, collected from models.
 
-`make docs` runs it, and tests check that both pages are up to date. `python -m tests.families.measure` measures the differences between
-the families' logits and those of transformers.
+`make docs` runs it, and tests check that both pages are up to date. `python -m tests.families.measure` measures the differences
+between the families' logits and those of transformers.
 """
 
 import json
@@ -14,10 +14,10 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))  # for the table of architectures in tests/
 
+from hooked_lm import HookedTransformer
 from hooked_lm.families import model_class, supported
 from hooked_lm.models.base import ON_DEMAND_FLAGS
 from hooked_lm.models.config.decoder import HookedTransformerConfig
-from hooked_lm.models.decoder import HookedTransformer
 from tests.families import CASES
 from tests.families._models import hooked
 
@@ -99,9 +99,9 @@ MEANING = {
 HEAD = """# Sites
 
 Every hook point of a common decoder, in order of computation; `{i}` is a layer. Sites *on demand* are not in a cache without a
-filter. Name them in a filter or a hook (a name, list or glob) to compute them. A predicate selects them only if it matches no other site,
-and a loop over `model.hook_dict` omits them unless their flag is set. Axes: `kv_head` equals `head` unless heads share keys and values;
-`query_pos` and `key_pos` are positions.
+filter. Name them in a filter or a hook (a name, list or glob) to compute them. A predicate selects them only if it matches no other
+site, and a loop over `model.hook_dict` omits them unless their flag is set. Axes: `kv_head` equals `head` unless heads share keys
+and values; `query_pos` and `key_pos` are positions.
 
 Short names: `cache["z", 5]`, `cache["resid_post", -1]`, `cache["scale", 4, "ln1"]`, `cache["k6"]`.
 

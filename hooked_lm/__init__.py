@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from hooked_lm.models.config.decoder import HookedTransformerConfig as HookedTransformerConfig
     from hooked_lm.models.config.encoder import HookedEncoderConfig as HookedEncoderConfig
     from hooked_lm.models.config.encoder_decoder import HookedEncoderDecoderConfig as HookedEncoderDecoderConfig
-    from hooked_lm.models.decoder import HookedTransformer as HookedTransformer
-    from hooked_lm.models.encoder import HookedEncoder as HookedEncoder
-    from hooked_lm.models.encoder_decoder import HookedEncoderDecoder as HookedEncoderDecoder
     from hooked_lm.models.next_sentence import BertNextSentencePrediction as BertNextSentencePrediction
+    from hooked_lm.pretrained import HookedEncoder as HookedEncoder
+    from hooked_lm.pretrained import HookedEncoderDecoder as HookedEncoderDecoder
+    from hooked_lm.pretrained import HookedTransformer as HookedTransformer
 
 _HOMES = {
     "ActivationCache": "hooked_lm.models.caches.activation_cache",
     "BertNextSentencePrediction": "hooked_lm.models.next_sentence",
     "FactoredMatrix": "hooked_lm.factored_matrix",
     "HookPoint": "hooked_lm.hooks",
-    "HookedEncoder": "hooked_lm.models.encoder",
+    "HookedEncoder": "hooked_lm.pretrained",
     "HookedEncoderConfig": "hooked_lm.models.config.encoder",
-    "HookedEncoderDecoder": "hooked_lm.models.encoder_decoder",
+    "HookedEncoderDecoder": "hooked_lm.pretrained",
     "HookedEncoderDecoderConfig": "hooked_lm.models.config.encoder_decoder",
     "HookedRootModule": "hooked_lm.hooks",
-    "HookedTransformer": "hooked_lm.models.decoder",
+    "HookedTransformer": "hooked_lm.pretrained",
     "HookedTransformerConfig": "hooked_lm.models.config.decoder",
     "wrap": "hooked_lm.hooks",
 }
-_MODULES = ("analysis", "hub", "interventions", "patching", "utils")
+_MODULES = ("analysis", "hub", "interventions", "patching", "pretrained", "utils")
 
 __version__ = version("hooked-lm")
 __all__ = [*_HOMES, *_MODULES, "__version__"]

@@ -13,7 +13,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from hooked_lm.demo.experiment import Pair, Result
-    from hooked_lm.models.decoder import HookedTransformer
+    from hooked_lm.pretrained import HookedTransformer
 
 app = typer.Typer(
     help="Transformer language models in which every intermediate value has a name.",
@@ -70,7 +70,7 @@ def demo(
     start = time.perf_counter()
 
     from hooked_lm.demo import experiment
-    from hooked_lm.models.decoder import HookedTransformer
+    from hooked_lm.pretrained import HookedTransformer
 
     pairs = experiment.prompt_pairs(prompts)
     model = HookedTransformer.from_pretrained("demo")
@@ -145,7 +145,7 @@ def circuit(
 
     for path in (output, *([] if save is None else [save])):
         check_writable(path)
-    from hooked_lm.models.decoder import HookedTransformer
+    from hooked_lm.pretrained import HookedTransformer
     from hooked_lm.reports import circuit as report
 
     task = report.Task(clean, corrupted, *report.answers_of(answers))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hooked_lm import HookedTransformer, hub
+from hooked_lm import HookedTransformer, pretrained
 from tests.families import CASES, reference
 
 # The fields of some families: layers, heads, width, epsilon.
@@ -52,7 +52,7 @@ def test_values_that_no_model_has(
 ) -> None:
     field = FAMILIES[name][which]
     with pytest.raises(ValueError, match=re.escape(f"{field}={value!r}"[:20])) as caught:
-        hub.from_pretrained(damaged(checkpoints[name], tmp_path / "bad", **{field: value}))
+        pretrained.from_pretrained(damaged(checkpoints[name], tmp_path / "bad", **{field: value}))
     assert "must be" in str(caught.value)
 
 
@@ -65,20 +65,20 @@ def test_more_layers_than_the_file_has(name: str, checkpoints: dict[str, Path], 
     if name == "llama-grouped":
         fields |= {"layer_types": None}
     with pytest.raises(ValueError, match=f"9000 layers .* holds tensors of {n_held}"):
-        hub.from_pretrained(damaged(checkpoints[name], tmp_path / "bad", **fields))
+        pretrained.from_pretrained(damaged(checkpoints[name], tmp_path / "bad", **fields))
 
 
 def test_encoder_decoders_and_options(checkpoints: dict[str, Path]) -> None:
     with pytest.raises(ValueError, match=r"n_layer=0 .*must be"):
-        hub.from_pretrained(checkpoints["gpt2-tied"], n_layer=0)
+        pretrained.from_pretrained(checkpoints["gpt2-tied"], n_layer=0)
     with pytest.raises(ValueError, match="rope_theta=nan"):
-        hub.from_pretrained(checkpoints["llama-grouped"], rope_theta=float("nan"))
+        pretrained.from_pretrained(checkpoints["llama-grouped"], rope_theta=float("nan"))
 
 
 def test_sizes_whose_product_no_memory_has(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     wide = {"n_embd": 2**30, "n_head": 2**15, "vocab_size": 2**31 - 1, "n_inner": 2**31 - 1}
     with pytest.raises(ValueError, match=r"d_model=1073741824|expected"):
-        hub.from_pretrained(damaged(checkpoints["gpt2-tied"], tmp_path / "bad", **wide))
+        pretrained.from_pretrained(damaged(checkpoints["gpt2-tied"], tmp_path / "bad", **wide))
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors.index.json", "generation_config.json"])
@@ -88,7 +88,7 @@ def test_deeply_nested_json(file: str, checkpoints: dict[str, Path], tmp_path: P
         (folder / "model.safetensors").unlink()
     (folder / file).write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
     with pytest.raises(ValueError, match=file):
-        hub.from_pretrained(folder)
+        pretrained.from_pretrained(folder)
 
 
 @pytest.mark.parametrize("n_bytes", [0, 4, 8, 40])
@@ -98,7 +98,7 @@ def test_truncated_headers(n_bytes: int, checkpoints: dict[str, Path], tmp_path:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").write_bytes(whole[:n_bytes])
     with pytest.raises(ValueError, match="truncated or not a safetensors file"):
-        hub.from_pretrained(folder)
+        pretrained.from_pretrained(folder)
 
 
 def test_a_config_in_flat_names(tmp_path: Path) -> None:
@@ -109,13 +109,13 @@ def test_a_config_in_flat_names(tmp_path: Path) -> None:
         fields = {**sizes, "normalization_type": "LN", field: value}
         (tmp_path / "config.json").write_text(json.dumps(fields))
         with pytest.raises(ValueError, match=f"{field}={value!r}"):
-            hub.from_pretrained(tmp_path)
+            pretrained.from_pretrained(tmp_path)
 
 
 def test_a_good_checkpoint_loads_after_all(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     """The control of the tests above."""
     for name, folder in checkpoints.items():
-        model = hub.from_pretrained(damaged(folder, tmp_path / name))
+        model = pretrained.from_pretrained(damaged(folder, tmp_path / name))
         assert model(torch.tensor([[1, 2, 3]])).isfinite().all()
     tensors = load_file(checkpoints["gpt2-tied"] / "model.safetensors")
     save_file(tensors, tmp_path / "copy.safetensors")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hooked_lm import HookedTransformer, hub
+from hooked_lm import HookedTransformer, pretrained
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.position_bias import Alibi
 from hooked_lm.components.blocks.block import ParallelBlock, PreNormBlock
@@ -49,7 +49,7 @@ def test_a_config_that_is_not_understood_is_refused(name: str, field: str, value
     theirs = copy.deepcopy(reference(case(name)))
     setattr(theirs.config, field, value)
     with pytest.raises(ValueError, match=message):
-        hub.from_pretrained_no_processing("tiny", hf_model=theirs)
+        pretrained.from_pretrained_no_processing("tiny", hf_model=theirs)
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,14 @@ def test_a_config_within_a_config_is_read_as_closely(field: str, value: Any):
     theirs = copy.deepcopy(reference(case("mpt-tied")))
     setattr(theirs.config.attn_config, field, value)
     with pytest.raises(ValueError, match=f"attn_config that are not supported: {field}={value}"):
-        hub.from_pretrained_no_processing("tiny", hf_model=theirs)
+        pretrained.from_pretrained_no_processing("tiny", hf_model=theirs)
 
 
 @pytest.mark.parametrize("name", ["xglm-tied", "bloom-tied"])
 @torch.no_grad()
 def test_positions_without_a_table_have_no_end(name: str):
     """Where positions are a formula a longer prompt is only a matter of the limit."""
-    longer = hub.from_pretrained_no_processing("tiny", hf_model=reference(case(name)), n_ctx=60)
+    longer = pretrained.from_pretrained_no_processing("tiny", hf_model=reference(case(name)), n_ctx=60)
     tokens = prompt(case(name), length=60)
     assert_close(longer(tokens), logits_of(case(name), tokens))
 
@@ -91,7 +91,7 @@ def test_linear_biases_of_long_prompts_in_half_precision(name: str, limit: dict[
 
 def test_a_table_of_positions_has_an_end():
     with pytest.raises(ValueError, match="embeddings for 40 positions"):
-        hub.from_pretrained_no_processing("tiny", hf_model=reference(case("opt-tied")), n_ctx=41)
+        pretrained.from_pretrained_no_processing("tiny", hf_model=reference(case("opt-tied")), n_ctx=41)
 
 
 @pytest.mark.parametrize("name", ["opt-post-norm-projected", "opt-projected-untied"])
@@ -116,7 +116,7 @@ def test_weights_of_a_factored_model_are_shown_as_one(name: str):
 def test_a_factored_model_takes_weights_that_were_multiplied(name: str):
     """Those of a model that was processed, saved, and comes back."""
     tree, tokens = hooked(case(name)).cfg.tree, prompt(case(name))
-    processed = hub.from_pretrained("tiny", hf_model=reference(case(name)))
+    processed = pretrained.from_pretrained("tiny", hf_model=reference(case(name)))
     model = HookedTransformer(HookedTransformerConfig.from_tree(tree, device="cpu"))
     model.load_and_process_state_dict(processed.state_dict(), False, False, False, False)
     assert_close(model(tokens), processed(tokens))
@@ -158,7 +158,7 @@ def test_local_layers_are_told_from_global_ones():
 @torch.no_grad()
 def test_fewer_layers_give_the_stream_of_all(name: str):
     _, cache = hooked(case(name)).run_with_cache(prompt(case(name)))
-    one = hub.from_pretrained_no_processing("tiny", hf_model=reference(case(name)), first_n_layers=1)
+    one = pretrained.from_pretrained_no_processing("tiny", hf_model=reference(case(name)), first_n_layers=1)
     assert_close(one(prompt(case(name)), stop_at_layer=1), cache["resid_pre", 1])
 
 

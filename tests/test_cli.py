@@ -16,9 +16,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner, Result
 
 import hooked_lm
-from hooked_lm import HookedTransformer, HookedTransformerConfig, families, hub
+from hooked_lm import HookedTransformer, HookedTransformerConfig, families, hub, pretrained
 from hooked_lm.cli import app
 from hooked_lm.demo import corpus, experiment
+from hooked_lm.models.decoder import Decoder
 from tests.close import assert_close, assert_near
 
 FIGURES = re.compile(r'Plotly\.newPlot\(\s*"(figure-[^"]+)",\s*(\[.*?\]),\s*\{"', re.DOTALL)
@@ -238,7 +239,7 @@ def test_a_model_that_cannot_tell_is_refused():
 def test_bad_input_is_refused_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str], message: str
 ):
-    monkeypatch.setattr(hub, "from_pretrained", lambda *args, **kwargs: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(pretrained, "from_pretrained", lambda *args, **kwargs: pytest.fail("a model was loaded"))
     shown = call("demo", *(argument.format(tmp=tmp_path) for argument in arguments))
     assert shown.exit_code == 2
     assert shown.output.startswith("error: ")
@@ -275,15 +276,13 @@ def test_verify_a_checkpoint(checkpoint: Path):
 
 
 def test_verify_finds_a_mismatch(checkpoint: Path, monkeypatch: pytest.MonkeyPatch):
-    load = hub.from_pretrained_no_processing
-
-    def badly(*args: object, **kwargs: object) -> HookedTransformer:
-        model = load(*args, **kwargs)
+    def badly(*args: object, **kwargs: object) -> Decoder:
+        model = hub.load(*args, **kwargs)
         with torch.no_grad():
             model.blocks[0].mlp.b_out[0] += 10
         return model
 
-    monkeypatch.setattr("hooked_lm.hub.compare.from_pretrained_no_processing", badly)
+    monkeypatch.setattr("hooked_lm.hub.compare.load", badly)
     shown = call("verify", checkpoint)
     assert shown.exit_code == 1
     assert re.search(r"logits as in transformers.*FAILED", shown.output)

@@ -15,13 +15,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from hooked_lm import hub
+from hooked_lm import HookedEncoderDecoder, hub, pretrained
 from hooked_lm.components.attention.position_bias import SharedBias
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.moe import MoE
 from hooked_lm.families import model_class
 from hooked_lm.models.config.encoder_decoder import EncoderDecoderConfig, HookedEncoderDecoderConfig, StackConfig
-from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from tests.close import assert_close
 from tests.families import ENCODER_DECODER_CASES, Case, reference
 from tests.families._models import (
@@ -151,10 +150,10 @@ def test_tensors_may_come_in_any_order(case: Case, checkpoint: Path, weights: di
 
 
 def test_export_is_exact(case: Case, checkpoint: Path, weights: dict[str, Tensor], tmp_path: Path):
-    model = hub.from_pretrained_no_processing(checkpoint)
+    model = pretrained.from_pretrained_no_processing(checkpoint)
     model.save_pretrained(tmp_path)
     assert_same_tensors(load_file(tmp_path / "model.safetensors"), weights)
-    again = hub.from_pretrained_no_processing(tmp_path)
+    again = pretrained.from_pretrained_no_processing(tmp_path)
     assert_same_tensors(dict(again.named_parameters()), dict(model.named_parameters()))
 
 
@@ -336,7 +335,7 @@ def test_a_checkpoint_is_verified_against_transformers(name: str, tmp_path: Path
 
 
 def test_special_tokens_are_known(case: Case, checkpoint: Path):
-    cfg = hub.from_pretrained(checkpoint).cfg
+    cfg = pretrained.from_pretrained(checkpoint).cfg
     for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id"):
         assert getattr(cfg, name) == case.fields[name]
 
@@ -605,7 +604,7 @@ def test_notes_of_old_configs_are_no_obstacle(family: str):
     from transformers import CONFIG_MAPPING
 
     from hooked_lm.families import family as module_of
-    from hooked_lm.hub.load import read_config
+    from hooked_lm.hub.hf_checkpoint import read_config
 
     config = CONFIG_MAPPING[family].from_dict({**CONFIG_MAPPING[family]().to_dict(), **OLD_NOTES[family]})
     tree = read_config(module_of(family), config)

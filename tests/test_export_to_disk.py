@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import PretrainedConfig
 
-from hooked_lm import HookedTransformer, hub
+from hooked_lm import HookedTransformer, pretrained
 from hooked_lm.weights import open_checkpoint, write, write_safetensors
 from hooked_lm.weights.write import DTYPES, Planned
 from tests.models.toys import words
 
-load = hub.from_pretrained_no_processing
+load = pretrained.from_pretrained_no_processing
 
 
 @pytest.fixture
@@ -128,9 +128,9 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
 
 PEAK = """
 import resource, sys, torch
-from hooked_lm import hub
-hub.from_pretrained_no_processing("demo").save_pretrained(sys.argv[2] + "-demo")  # imports
-model = hub.from_pretrained_no_processing(sys.argv[1], dtype="auto")
+from hooked_lm import pretrained
+pretrained.from_pretrained_no_processing("demo").save_pretrained(sys.argv[2] + "-demo")  # imports
+model = pretrained.from_pretrained_no_processing(sys.argv[1], dtype="auto")
 for weight in model.parameters():
     weight.sum()  # pages of the map that count as the model's
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, GenerationConfig
 
-from hooked_lm import HookedTransformer, hub
+from hooked_lm import HookedTransformer, pretrained
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import ParallelBlock
 from hooked_lm.components.kv_cache import KeyValueCache
@@ -26,7 +26,7 @@ from hooked_lm.components.norm import HeadLayerNorm
 from hooked_lm.components.router import SoftmaxRouter
 from hooked_lm.families import family, model_class, supported
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.hub.load import read_config
+from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.models.config.decoder import DecoderConfig, HookedTransformerConfig
 from tests.close import assert_apart, assert_close
 from tests.families import CASES, DECODER_CASES, REFUSED, Case, reference
@@ -120,15 +120,15 @@ def test_bf16_is_as_near_the_truth_as_transformers(case: Case):
 
 def test_tensors_may_come_in_any_order(case: Case, checkpoint: Path, weights: dict[str, Tensor], tmp_path: Path):
     save_shuffled(weights, checkpoint, tmp_path)
-    model = hub.from_pretrained_no_processing(tmp_path)
+    model = pretrained.from_pretrained_no_processing(tmp_path)
     assert_same_tensors(dict(model.named_parameters()), dict(hooked(case).named_parameters()))
 
 
 def test_export_is_exact(case: Case, checkpoint: Path, weights: dict[str, Tensor], tmp_path: Path):
-    model = hub.from_pretrained_no_processing(checkpoint)
+    model = pretrained.from_pretrained_no_processing(checkpoint)
     model.save_pretrained(tmp_path)
     assert_same_tensors(load_file(tmp_path / "model.safetensors"), weights)
-    again = hub.from_pretrained_no_processing(tmp_path)
+    again = pretrained.from_pretrained_no_processing(tmp_path)
     assert_same_tensors(dict(again.named_parameters()), dict(model.named_parameters()))
 
 
@@ -147,7 +147,7 @@ def test_what_decides_between_experts_keeps_its_precision(tmp_path: Path):
         if hasattr(module, "e_score_correction_bias"):
             module.e_score_correction_bias = torch.nn.Buffer(torch.rand(8) + 6)
     theirs.save_pretrained(tmp_path)
-    model = hub.from_pretrained_no_processing(tmp_path, dtype="auto")
+    model = pretrained.from_pretrained_no_processing(tmp_path, dtype="auto")
     mlp = model.blocks[1].mlp
     assert mlp.W_router.dtype == mlp.experts[0].W_in.dtype == torch.bfloat16
     assert mlp.b_choice.dtype == torch.float32
@@ -172,14 +172,14 @@ def test_a_field_that_nobody_reads_is_refused(first: Case):
     theirs = copy.deepcopy(reference(first))
     theirs.config.field_of_tomorrow = 4
     with pytest.raises(ValueError, match="field_of_tomorrow=4"):
-        hub.from_pretrained_no_processing("tiny", hf_model=theirs)
+        pretrained.from_pretrained_no_processing("tiny", hf_model=theirs)
 
 
 def test_a_bitnet_that_rounds_is_refused():
     theirs = copy.deepcopy(reference(by_name("bitnet-grouped")))
     theirs.config.quantization_config = {"quant_method": "bitnet", "quantization_mode": "online"}
     with pytest.raises(ValueError, match=r"rounds its weights and activations .*'online'"):
-        hub.from_pretrained_no_processing("tiny", hf_model=theirs)
+        pretrained.from_pretrained_no_processing("tiny", hf_model=theirs)
 
 
 # ---- sites -----------------------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def test_greedy_tokens_with_a_cache(case: Case):
 
 @torch.no_grad()
 def test_folding_keeps_the_predictions(case: Case):
-    folded = hub.from_pretrained("tiny", hf_model=reference(case))
+    folded = pretrained.from_pretrained("tiny", hf_model=reference(case))
     tokens = prompt(case)
     assert folded.cfg.processed
     found, expected = folded(tokens).log_softmax(-1), hooked(case)(tokens).log_softmax(-1)

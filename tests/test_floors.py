@@ -24,6 +24,7 @@ FLOORS = {
     "interventions": 4,
     "patching": 4,
     "hub": 4,
+    "pretrained": 5,
     "analysis": 5,
     "harvest": 5,
     "viz": 5,
@@ -33,11 +34,10 @@ FLOORS = {
     "cli": 7,
     "__init__": 8,
 }
-LOADING = {"families", "hub"}
+LOADING = {"families", "hub", "pretrained"}
 STUDYING = {"results", "utils", "engine", "patching", "analysis", "interventions", "harvest", "viz"}
-# Imports that the floors forbid and that are right all the same, if made inside a function: `from_pretrained` and `plot` are
-# where users look for them.
-INSIDE_A_FUNCTION = {("models", "hub"), ("results", "viz"), ("analysis", "viz"), ("interventions", "viz")}
+# Imports that the floors forbid and that are right all the same, if made inside a function: `plot` is where users look for it.
+INSIDE_A_FUNCTION = {("results", "viz"), ("analysis", "viz"), ("interventions", "viz")}
 MAY_IMPORT_TRANSFORMERS = {"hub", "demo"}
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 450, 60
@@ -147,7 +147,7 @@ LEGAL = {
     "__init__.py": "from hooked_lm.models.decoder import HookedTransformer\nfrom .hub import from_pretrained",
     "hooks/__init__.py": "from .point import HookPoint",
     "hooks/point.py": "import torch",
-    "models/decoder.py": "from hooked_lm.hooks import HookPoint\ndef load():\n    from hooked_lm import hub",
+    "models/decoder.py": "from hooked_lm.hooks import HookPoint",
     "hub.py": "import transformers\nfrom .models import decoder",
     "viz/heatmap.py": "import plotly",
     "cli.py": "from hooked_lm import hub\nfrom hooked_lm.viz import heatmap",
@@ -170,6 +170,11 @@ def test_a_legal_tree_is_left_in_peace(tmp_path: Path) -> None:
             "weights (floor 2) imports models (floor 2)",
         ),
         ("models/decoder.py", "from hooked_lm import hub", "models (floor 2) imports hub (floor 4)"),
+        (
+            "models/decoder.py",
+            "def load():\n    from hooked_lm import hub",
+            "models (floor 2) imports hub (floor 4)",
+        ),
         (
             "models/fold.py",
             "def f():\n    import hooked_lm.viz.heatmap",

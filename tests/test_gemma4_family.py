@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 
-from hooked_lm import HookedTransformer, HookedTransformerConfig, hub
+from hooked_lm import HookedTransformer, HookedTransformerConfig, pretrained
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
 from hooked_lm.components.kv_cache import KeyValueCache
@@ -228,7 +228,7 @@ def test_a_state_dict_comes_back() -> None:
 
 
 def test_the_first_layers_alone() -> None:
-    short = hub.from_pretrained_no_processing("tiny", hf_model=reference(EVERYTHING), first_n_layers=3)
+    short = pretrained.from_pretrained_no_processing("tiny", hf_model=reference(EVERYTHING), first_n_layers=3)
     tokens = prompt(EVERYTHING)
     with torch.no_grad():
         _, cache = hooked(EVERYTHING).run_with_cache(tokens)

@@ -15,13 +15,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from hooked_lm import HookedTransformer, HookedTransformerConfig, hub
+from hooked_lm import HookedTransformer, HookedTransformerConfig, hub, pretrained
 from tests.close import assert_apart, assert_close, is_close
 from tests.families import CASES, reference
 
 GPT2, LLAMA = (next(c for c in CASES if str(c) == name) for name in ("gpt2-tied", "llama-grouped"))
 TOKENS = torch.arange(14).view(2, 7)
-load = hub.from_pretrained_no_processing
+load = pretrained.from_pretrained_no_processing
 
 
 @pytest.fixture

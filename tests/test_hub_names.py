@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from hooked_lm import HookedTransformer, hub
+from hooked_lm import HookedTransformer, pretrained
 from tests.families import CASES, reference
 
 GPT2 = next(case for case in CASES if str(case) == "gpt2-tied")
-load = hub.from_pretrained_no_processing
+load = pretrained.from_pretrained_no_processing
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from hooked_lm import HookedEncoder, HookedEncoderDecoder, HookedTransformer, hub, patching
+from hooked_lm import HookedEncoder, HookedEncoderDecoder, HookedTransformer, patching, pretrained
 from tests.close import assert_close
 from tests.families import CASES, Case, reference
 
@@ -30,13 +30,13 @@ def first(family: str) -> Case:
     ["gpt2", "gpt_neo", "mamba", "mamba2", "qwen3", "gemma2", "smollm3", "deepseek_v3", "bamba", "recurrent_gemma"],
 )
 def test_a_model_of_fewer_layers_goes_back(family: str) -> None:
-    model = hub.from_pretrained_no_processing("tiny", hf_model=reference(first(family)), first_n_layers=1)
+    model = pretrained.from_pretrained_no_processing("tiny", hf_model=reference(first(family)), first_n_layers=1)
     with torch.no_grad():
         assert_close(model.to_hf()(IDS, use_cache=False).logits, model(IDS))
 
 
 def test_a_config_that_cannot_say_fewer_layers() -> None:
-    model = hub.from_pretrained_no_processing("tiny", hf_model=reference(first("gemma4_text")), first_n_layers=2)
+    model = pretrained.from_pretrained_no_processing("tiny", hf_model=reference(first("gemma4_text")), first_n_layers=2)
     with pytest.raises(ValueError, match="cannot say that there are 2 layers"):
         model.to_hf()
 
@@ -75,13 +75,13 @@ def test_what_is_made_for_one_stack_refuses_two_and_names_what_takes_them() -> N
 
 
 def test_latent_attention_says_which_weights_it_has() -> None:
-    model = hub.from_pretrained_no_processing("tiny", hf_model=reference(first("deepseek_v3")))
+    model = pretrained.from_pretrained_no_processing("tiny", hf_model=reference(first("deepseek_v3")))
     with pytest.raises(ValueError, match=r"no W_K \(it has .*W_UK"):
         _ = model.W_K
 
 
 def test_an_expert_that_there_is_not() -> None:
-    model = hub.from_pretrained_no_processing("tiny", hf_model=reference(first("mixtral")))
+    model = pretrained.from_pretrained_no_processing("tiny", hf_model=reference(first("mixtral")))
     for wrong in (-1, 99):
         hook = ("blocks.0.mlp.hook_expert_indices", lambda value, hook, wrong=wrong: torch.full_like(value, wrong))
         with pytest.raises(ValueError, match="hook_expert_indices go from 0 to"):
@@ -104,6 +104,6 @@ def test_the_checkpoint_says_what_ends_a_text() -> None:
 def test_projections_are_one_product_without_a_copy(family: str, tmp_path: Path) -> None:
     """However a file keeps the weights of heads among others."""
     reference(first(family)).save_pretrained(tmp_path)
-    for block in hub.from_pretrained_no_processing(tmp_path).blocks:
+    for block in pretrained.from_pretrained_no_processing(tmp_path).blocks:
         for weight in (block.attn.W_Q, block.attn.W_K, block.attn.W_V):
             assert weight.transpose(1, 2).flatten(0, 1).data_ptr() == weight.data_ptr()

@@ -14,9 +14,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from hooked_lm import HookedEncoder, HookedTransformer, HookedTransformerConfig, hub
+from hooked_lm import HookedEncoder, HookedTransformer, HookedTransformerConfig, hub, pretrained
 from hooked_lm.compat import loading
-from hooked_lm.hub.tl_checkpoint import find_flat
+from hooked_lm.hub.options import Options
+from hooked_lm.hub.tl_checkpoint import find_tl
 from hooked_lm.hub.tl_weights import from_early_solu
 from tests.close import assert_apart, assert_close
 
@@ -40,7 +41,7 @@ OF_THE_TRAINING = {
     "n_params": 5,
     "device": "cuda:7",
 }
-load = hub.from_pretrained_no_processing
+load = pretrained.from_pretrained_no_processing
 
 
 def toy(seed: int = 0, **names: Any) -> HookedTransformer:
@@ -203,7 +204,7 @@ def test_a_mingpt(tmp_path: Path):
     model = load(tmp_path)
     assert model.cfg.original_architecture == "mingpt"
     assert_close(model(TOKENS), theirs(TOKENS))
-    whole = hub.from_pretrained(tmp_path)(TOKENS)
+    whole = pretrained.from_pretrained(tmp_path)(TOKENS)
     assert_close(whole.log_softmax(-1), theirs(TOKENS).log_softmax(-1))
 
 
@@ -462,11 +463,11 @@ def test_weights_that_do_not_fit(gelu: Path):
 
 def test_what_is_of_this_kind(gelu: Path, tmp_path: Path):
     """A config that names a model type is a transformers one; one without sizes in flat names is none at all."""
-    assert find_flat(gelu, None, True, {}) is not None
-    assert find_flat("demo", None, True, {}) is None
-    assert find_flat(tmp_path / "nowhere", None, True, {}) is None
+    assert find_tl(Options(str(gelu))) is not None
+    assert find_tl(Options("demo")) is None
+    assert find_tl(Options(str(tmp_path / "nowhere"))) is None
     set_config(gelu, model_type="rwkv")
-    assert find_flat(gelu, None, True, {}) is None
+    assert find_tl(Options(str(gelu))) is None
     with pytest.raises(ValueError, match="'rwkv' is not supported"):
         load(gelu)
 
@@ -487,7 +488,7 @@ def test_transformers_knows_no_such_model(gelu: Path):
         hub.verify(gelu)
     with pytest.raises(ValueError, match="belongs to no HF architecture"):
         load(gelu).to_hf()
-    assert hub.from_pretrained(gelu).verify(TOKENS).ok
+    assert pretrained.from_pretrained(gelu).verify(TOKENS).ok
 
 
 def test_weights_alone(run: Path):

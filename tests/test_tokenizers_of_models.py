@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from hooked_lm import HookedEncoder, HookedEncoderDecoder, HookedTransformer, HookedTransformerConfig, hub
+from hooked_lm import HookedEncoder, HookedEncoderDecoder, HookedTransformer, HookedTransformerConfig, pretrained
 from hooked_lm.families import family, supported
 from tests.families import CASES, reference
 from tests.models.toys import D_VOCAB, words
@@ -86,11 +86,11 @@ def test_bos_of_a_loaded_model(case: Any, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "model")
     words().save_pretrained(tmp_path / "model")
     begins = not str(case).startswith("gpt_neox")
-    loaded = hub.from_pretrained(tmp_path / "model")
+    loaded = pretrained.from_pretrained(tmp_path / "model")
     assert loaded.cfg.default_prepend_bos is begins
     assert loaded.to_tokens("w7").tolist() == ([[0, 7]] if begins else [[7]])
     assert loaded.to_tokens("w7", prepend_bos=not begins).tolist() == ([[7]] if begins else [[0, 7]])
-    assert hub.from_pretrained(tmp_path / "model", default_prepend_bos=True).to_tokens("w7").tolist() == [[0, 7]]
+    assert pretrained.from_pretrained(tmp_path / "model", default_prepend_bos=True).to_tokens("w7").tolist() == [[0, 7]]
 
 
 def test_more_positions_than_the_checkpoint(tmp_path: Path) -> None:
@@ -98,8 +98,8 @@ def test_more_positions_than_the_checkpoint(tmp_path: Path) -> None:
     llama.save_pretrained(tmp_path / "llama")
     trained = llama.config.max_position_embeddings
     with pytest.warns(UserWarning, match=f"n_ctx={trained + 5}: the checkpoint has n_ctx {trained}"):
-        longer = hub.from_pretrained(tmp_path / "llama", n_ctx=trained + 5)
+        longer = pretrained.from_pretrained(tmp_path / "llama", n_ctx=trained + 5)
     assert longer(torch.ones(1, trained + 5).long()).isfinite().all()
-    assert hub.from_pretrained(tmp_path / "llama", n_ctx=trained - 1).cfg.n_ctx == trained - 1
+    assert pretrained.from_pretrained(tmp_path / "llama", n_ctx=trained - 1).cfg.n_ctx == trained - 1
     with pytest.raises(ValueError, match="embeddings for"):
-        hub.from_pretrained("demo", n_ctx=100_000)
+        pretrained.from_pretrained("demo", n_ctx=100_000)

@@ -6,13 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hooked_lm import hub
+from hooked_lm import pretrained
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.config.decoder import HookedTransformerConfig
-from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.models.encoder import HookedEncoder
-from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from hooked_lm.models.weights.fold import process_weights
+from hooked_lm.pretrained import HookedEncoder, HookedEncoderDecoder, HookedTransformer
 
 SUBLAYERS = ("attn", "mixer", "mlp")
 # Fields of their config that mean nothing here, and the values that may be given.
@@ -100,7 +98,7 @@ class TransformerBridge(HookedTransformer):
         checkpoint_index: int | None = None,
         checkpoint_value: int | None = None,
     ) -> "TransformerBridge | HookedEncoder | HookedEncoderDecoder":
-        """A model with a checkpoint's weights as they are; see `hooked_lm.hub.from_pretrained`.
+        """A model with a checkpoint's weights as they are; see `hooked_lm.pretrained.from_pretrained`.
 
         ValueError for what is not done here: a model without weights, code from a checkpoint, another transformers class,
         several devices.
@@ -114,7 +112,7 @@ class TransformerBridge(HookedTransformer):
         if any(refused.values()):
             asked = ", ".join(name for name, given in refused.items() if given)
             raise ValueError(f"boot_transformers does not support {asked} here: leave it out")
-        model = hub.from_pretrained_no_processing(
+        model = pretrained.from_pretrained_no_processing(
             model_name,
             hf_model=hf_model,
             device=device,

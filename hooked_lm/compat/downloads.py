@@ -9,7 +9,7 @@ import torch
 from huggingface_hub import constants, hf_hub_download
 
 from hooked_lm.compat.attributes import select_compatible_kwargs
-from hooked_lm.hub.source import hub_id
+from hooked_lm.hub.names import hub_id
 
 __all__ = [
     "CACHE_DIR", "clear_huggingface_cache", "download_file_from_hf", "get_rotary_pct_from_config", "keep_single_column",

@@ -11,18 +11,17 @@ from torch import Tensor, nn
 from hooked_lm.compat.state_dicts import their_weights
 from hooked_lm.components.embed import PosEmbed
 from hooked_lm.components.norm import LayerNorm, RMSNorm
-from hooked_lm.families import family
-from hooked_lm.families._short_names import CHECKPOINTS, SHORT_NAMES
-from hooked_lm.hub.load import facts, fill, from_pretrained_no_processing, read_tree
-from hooked_lm.hub.model_classes import Kind, kind_of
-from hooked_lm.hub.options import checkpoint_step, one_device, published_steps, real_dtype, with_limits
-from hooked_lm.hub.source import Source, find, in_present_names
-from hooked_lm.hub.tl_checkpoint import find_flat
+from hooked_lm.hub.hf_checkpoint import HFCheckpoint, find_hf
+from hooked_lm.hub.hf_load import fill
+from hooked_lm.hub.names import published_steps, spelled
+from hooked_lm.hub.options import Options, one_device
+from hooked_lm.hub.short_names import CHECKPOINTS, SHORT_NAMES
+from hooked_lm.hub.tl_checkpoint import find_tl
 from hooked_lm.models.config.decoder import HookedTransformerConfig
 from hooked_lm.models.config.encoder_decoder import EncoderDecoderConfig
 from hooked_lm.models.config.tree import DecoderConfig
-from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.weights.fold import process_weights
+from hooked_lm.pretrained import HookedTransformer, class_of, from_pretrained_no_processing
 
 # Ids of the hub that are still known by what they were before organisations had names.
 BARE = ("openai-community/", "distilbert/")
@@ -100,8 +99,10 @@ def get_official_model_name(model_name: str) -> str:
 def get_checkpoint_labels(model_name: str, **kwargs: Any) -> tuple[list[int], str]:
     """The steps of a training run that were published, and "step", or its counts of tokens, and "token"; ValueError if none
     are known."""
-    flat = find_flat(model_name, kwargs.pop("revision", None), kwargs.pop("local_files_only", False), kwargs)
-    if flat is not None and (steps := flat.steps()):
+    revision, local_files_only = kwargs.pop("revision", None), kwargs.pop("local_files_only", False)
+    options = Options(spelled(model_name), revision=revision, local_files_only=local_files_only, hf_kwargs=kwargs)
+    checkpoint = find_tl(options)
+    if checkpoint is not None and (steps := checkpoint.steps()):
         return [step.value for step in steps], steps[0].label_type
     return list(published_steps(model_name)[1]), "step"
 
@@ -133,40 +134,35 @@ def get_pretrained_model_config(
     >>> cfg.n_layers, cfg.d_model, cfg.normalization_type
     (4, 128, 'LN')
     """
-    revision, local_files_only = kwargs.pop("revision", None), kwargs.pop("local_files_only", False)
-    if (flat := find_flat(model_name, revision, local_files_only, kwargs)) is not None:
-        at = flat.step(checkpoint_index, checkpoint_value)
-        on = one_device(device, None, n_devices, move_to_device=True)
-        flat_cfg = flat.config(at, dtype, on, first_n_layers, n_ctx, default_prepend_bos)
+    options = Options(
+        spelled(model_name),
+        revision=kwargs.pop("revision", None),
+        local_files_only=kwargs.pop("local_files_only", False),
+        checkpoint_index=checkpoint_index,
+        checkpoint_value=checkpoint_value,
+        hf_kwargs=kwargs,
+        device=one_device(device, n_devices=n_devices),
+        dtype=dtype,
+        first_n_layers=first_n_layers,
+        n_ctx=n_ctx,
+        default_prepend_bos=default_prepend_bos,
+    )
+    if (checkpoint := find_tl(options)) is not None:
+        flat_cfg = checkpoint.flat_config({}, checkpoint.step())
         return _folded(flat_cfg) if fold_ln else flat_cfg
     if hf_cfg is not None and "vocab_size" in hf_cfg:
-        kwargs["vocab_size"] = hf_cfg["vocab_size"]
-    step, revision = checkpoint_step(model_name, checkpoint_index, checkpoint_value, revision)
-    source = find(model_name, None, revision, local_files_only, kwargs, weights=False)
-    kind, tree = _read(source, _tensors_at_hand(source))
-    cfg: HookedTransformerConfig = kind.config.from_tree(
-        with_limits(_plain(tree), first_n_layers, n_ctx),
-        dtype=real_dtype(dtype, {}),
-        device=str(one_device(device, None, n_devices, move_to_device=True)),
-        init_weights=False,
-        **facts(source, step, checkpoint_index, default_prepend_bos, None),
-        **source.generation_facts(field.name for field in fields(kind.config)),
-    )
-    return _folded(cfg) if fold_ln and kind.model is HookedTransformer else cfg
+        options = replace(options, hf_kwargs={**kwargs, "vocab_size": hf_cfg["vocab_size"]})
+    return _hf_config(find_hf(options, weights=False), fold_ln)
 
 
-def _tensors_at_hand(source: Source) -> Mapping[str, Tensor]:
-    """The weights, as far as they are here already."""
-    assert source.folder is not None
-    here = any(source.folder.glob("*.safetensors*")) or any(source.folder.glob("pytorch_model*"))
-    return source.tensors(mmap=True) if here else {}
-
-
-def _read(source: Source, tensors: Mapping[str, Tensor]) -> tuple[Kind, Any]:
-    """The class that a checkpoint becomes, and its tree."""
-    module = family(source.config.model_type)
-    tree = read_tree(module, source, in_present_names(tensors, getattr(module, "RENAMED", {})))
-    return kind_of(tree, None, source.name), tree
+def _hf_config(checkpoint: HFCheckpoint, fold_ln: bool) -> HookedTransformerConfig:
+    """The flat config of a checkpoint in the format of transformers, of whose weights only the names are read, if at all."""
+    assert checkpoint.folder is not None
+    here = any(checkpoint.folder.glob("*.safetensors*")) or any(checkpoint.folder.glob("pytorch_model*"))
+    tree = checkpoint.tree(checkpoint.tensors() if here else {})
+    model_class = class_of(tree)
+    cfg = checkpoint.flat_config(model_class.config_class, _plain(tree), {}, checkpoint.options.device)
+    return _folded(cfg) if fold_ln and model_class is HookedTransformer else cfg
 
 
 def _plain(part: Any) -> Any:
@@ -260,13 +256,13 @@ def convert_hf_weights(hf_model: Any, cfg: Any) -> dict[str, Tensor]:
     `cfg` is the flat config of the model that they are for: if it has `n_key_value_heads`, keys and values are called `_W_K`
     and `_W_V`. Layers beyond `cfg.n_layers`, and positions beyond `cfg.n_ctx`, are left out.
     """
-    source = find(hf_model.config.name_or_path, hf_model, None, True, {})
-    module = family(source.config.model_type)
-    tensors = in_present_names(source.tensors(mmap=True), getattr(module, "RENAMED", {}))
-    tree = read_tree(module, source, tensors)
-    kind = kind_of(tree, None, source.name)
-    model = kind.model(kind.config.from_tree(tree, dtype=hf_model.dtype, device="meta", init_weights=False))
-    fill(model, tensors, module, tree, hf_model.device, copy=False)
+    checkpoint = find_hf(Options(hf_model.config.name_or_path, hf_model=hf_model))
+    tensors = checkpoint.tensors()
+    tree = checkpoint.tree(tensors)
+    model_class = class_of(tree)
+    flat_cfg = model_class.config_class.from_tree(tree, dtype=hf_model.dtype, device="meta", init_weights=False)
+    model = model_class(flat_cfg)
+    fill(model, tensors, checkpoint.family, tree, hf_model.device, copy=False)
     return _public(model, cfg)
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.norm import LayerNorm, RMSNorm
-from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.weights import fold
 from hooked_lm.models.weights.foreign_state_dict import TABLES
 from hooked_lm.models.weights.state import load_state
+from hooked_lm.pretrained import HookedTransformer
 
 State = dict[str, Tensor]
 

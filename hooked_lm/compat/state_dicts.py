@@ -9,10 +9,9 @@ from torch import Tensor
 from hooked_lm.components.blocks.block import SharedNormBlock
 from hooked_lm.components.embed import PosEmbed
 from hooked_lm.components.norm import LayerNorm, RMSNorm
-from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from hooked_lm.models.weights.foreign_state_dict import TABLES
 from hooked_lm.models.weights.state import BIASES, load_state
+from hooked_lm.pretrained import HookedEncoderDecoder, HookedTransformer
 
 TOLERANCE = 1e-3  # of the largest logit
 OURS_ALONE = {

@@ -22,7 +22,7 @@ from hooked_lm import patching, viz
 from hooked_lm.analysis import metrics
 from hooked_lm.demo import corpus
 from hooked_lm.engine.prompts import tokens_of
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.pretrained import HookedTransformer
 
 TEMPLATE = corpus.INDIRECT_OBJECT_TEMPLATES[0]
 SETTING = {"place": "store", "object": "a drink", "gave": "gave"}

@@ -15,7 +15,7 @@ from hooked_lm.engine.cost import TokenCost, token_cost
 from hooked_lm.engine.edit import Edit
 from hooked_lm.engine.metric_trace import Logits, TracedAccess
 from hooked_lm.engine.site_info import SiteInfo, TokenScope
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 
 
 class BaseRun:
@@ -26,7 +26,7 @@ class BaseRun:
 
     def __init__(
         self,
-        model: HookedTransformer,
+        model: Decoder,
         tokens: Int[Tensor, "batch pos"],
         places: Mapping[str, SiteInfo],
         edits: Sequence[Edit],
@@ -77,7 +77,7 @@ class BaseRun:
         return sum(tensor.numel() * tensor.element_size() for tensor in kept)
 
 
-def logits_of(model: HookedTransformer, normalized: Float[Tensor, "batch pos d_model"]) -> Logits:
+def logits_of(model: Decoder, normalized: Float[Tensor, "batch pos d_model"]) -> Logits:
     """The logits of a normalised stream, without the hook points; computed where they are read."""
 
     def some(reads: TracedAccess) -> Float[Tensor, "batch some_pos some_token"]:

@@ -11,16 +11,16 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.hooks import HookedRootModule, scope
-from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
+from hooked_lm.models.encoder_decoder import EncoderDecoder
 
 Target = str | Sequence[str] | Int[Tensor, "..."] | None
 SIDES = ("encoder", "decoder")
 
 
-class SourceAndTarget(HookedEncoderDecoder):
+class SourceAndTarget(EncoderDecoder):
     """A view of an encoder-decoder, of the same modules and points, whose input is a source and a target side by side."""
 
-    whole: ClassVar[HookedEncoderDecoder]
+    whole: ClassVar[EncoderDecoder]
     n_source: ClassVar[int]
 
     def forward(self, input: Int[Tensor, "batch pos"], **settings: Any) -> Any:  # type: ignore[override]
@@ -38,7 +38,7 @@ class SourceAndTarget(HookedEncoderDecoder):
 
 
 def joined(
-    model: HookedEncoderDecoder, source: Tensor, other: Tensor | None, target: Target
+    model: EncoderDecoder, source: Tensor, other: Tensor | None, target: Target
 ) -> tuple[SourceAndTarget, Tensor, Tensor | None]:
     """The view of a model, and the rows of two runs, or of one: sources [batch, pos] followed by the target.
 
@@ -47,7 +47,7 @@ def joined(
     """
     batch, n_source = source.shape
     kind = type(model)
-    kinds = (SourceAndTarget,) if kind is HookedEncoderDecoder else (SourceAndTarget, kind)
+    kinds = (SourceAndTarget,) if kind is EncoderDecoder else (SourceAndTarget, kind)
     made = {"whole": model, "n_source": n_source, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     view: Any = object.__new__(type(kind.__name__, kinds, made))
     object.__setattr__(view, "__dict__", model.__dict__)  # whatever becomes of the one becomes of the other
@@ -57,7 +57,7 @@ def joined(
     return view, both[0], both[1]
 
 
-def _rows(model: HookedEncoderDecoder, target: Target, batch: int) -> Int[Tensor, "batch target_pos"]:
+def _rows(model: EncoderDecoder, target: Target, batch: int) -> Int[Tensor, "batch target_pos"]:
     """The target of each prompt."""
     if target is None:
         return torch.full((batch, 1), model.start_id())
@@ -76,7 +76,7 @@ def _rows(model: HookedEncoderDecoder, target: Target, batch: int) -> Int[Tensor
 
 def refuse_two_stacks(model: HookedRootModule, what: str) -> None:
     """Raises TypeError for an encoder-decoder, of which `what` makes no sense or is not known."""
-    if isinstance(model, HookedEncoderDecoder):
+    if isinstance(model, EncoderDecoder):
         raise TypeError(
             f"{what} is made for one stack of layers, and a HookedEncoderDecoder has two; patching.sweep, analysis.attribute and "
             "analysis.attribute_nodes take it, with decoder_input=... and sites such as 'encoder.resid_pre' and "
@@ -86,7 +86,7 @@ def refuse_two_stacks(model: HookedRootModule, what: str) -> None:
 
 def stack_of(model: Any, name: str) -> tuple[str, int]:
     """The stack to which a site with this short name belongs ("" where there is but one), and how many layers that has."""
-    if not isinstance(model, HookedEncoderDecoder):
+    if not isinstance(model, EncoderDecoder):
         return "", model.cfg.n_layers
     side = name.partition(".")[0]
     if side not in SIDES:

@@ -29,7 +29,7 @@ from hooked_lm.engine.metric_trace import EVERYTHING, Logits, TracedAccess, Untr
 from hooked_lm.engine.schedule import BatchedPass, Planner
 from hooked_lm.engine.site_info import SiteInfo, TokenScope, places
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 
 Metric = Callable[[Tensor], Any]
 Scores = Float[Tensor, "metric prompt"]  # a metric of all prompts together has one column
@@ -60,7 +60,7 @@ class Experiment:
         self.base_changes = self._checked_cell(base)
         self.budget = Budget.of(batch_size, self.tokens.device)
         self.cost = Cost()
-        self.places: Mapping[str, SiteInfo] = places(model) if isinstance(model, HookedTransformer) else {}
+        self.places: Mapping[str, SiteInfo] = places(model) if isinstance(model, Decoder) else {}
         with torch.no_grad():
             self.obstacle = obstacle(model, self.places, self.tokens)
             self._run_base([site for site in compare if site in self.places and self.places[site].is_plain])
@@ -70,7 +70,7 @@ class Experiment:
         edits = [change for change in self.base_changes if isinstance(change, Edit)]
         is_kept = all(map(self._is_kept_by_a_base_run, self.base_changes))
         if self.obstacle is None and is_kept and not sees_changed_states(self.base_changes, self.base_changes):
-            assert isinstance(self.model, HookedTransformer)
+            assert isinstance(self.model, Decoder)
             self.base = BaseRun(self.model, self.tokens, self.places, edits, keep)
             logits = self.base.logits
         else:
@@ -313,9 +313,9 @@ class Experiment:
 
 def obstacle(model: HookedRootModule, known: Mapping[str, SiteInfo], tokens: Tensor) -> str | None:
     """Why nothing can be said of what changes reach in this model as it stands; None if it can."""
-    if not isinstance(model, HookedTransformer):
+    if not isinstance(model, Decoder):
         return f"a {type(model).__name__} is not a causal decoder"
-    if type(model).forward is not HookedTransformer.forward:
+    if type(model).forward is not Decoder.forward:
         return f"{type(model).__name__} has a forward pass of its own"
     listening = next((point.name for point in model.hook_points() if is_listening(point)), None)
     if listening is not None:

@@ -10,7 +10,7 @@ from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.norm import norm_of
 from hooked_lm.hooks import HookPoint
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 
 
 class TokenScope(Enum):
@@ -46,7 +46,7 @@ class SiteInfo:
         return not self.on_demand and self.stage not in (TokenScope.SCORES, TokenScope.STATE)
 
 
-def places(model: HookedTransformer) -> dict[str, SiteInfo]:
+def places(model: Decoder) -> dict[str, SiteInfo]:
     """The place of every site that has one."""
     found: dict[str, SiteInfo] = {}
     n_layers = len(model.blocks)

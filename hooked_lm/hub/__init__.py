@@ -1,22 +1,15 @@
 """Models from checkpoints, and checkpoints from models. The only importer of transformers, and only when called.
 
-A hub id becomes a directory first; everything after that reads the directory. The family of a checkpoint is found by
-its `model_type` and by nothing else, so a fine-tuned model loads under whatever name it has.
+`load` reads a checkpoint in the format of transformers or of TransformerLens, `save_pretrained` and `to_hf` write one.
+A checkpoint's family is found by its `model_type` and by nothing else, so a fine-tuned model loads under whatever name it
+has. `hooked_lm.pretrained` has the classes that users load.
 """
 
 from hooked_lm.families import supported
 from hooked_lm.hub.compare import verify
 from hooked_lm.hub.export import save_pretrained, to_hf
-from hooked_lm.hub.load import from_pretrained, from_pretrained_no_processing
-from hooked_lm.hub.source import named_tokenizer, short_names
+from hooked_lm.hub.files import named_tokenizer
+from hooked_lm.hub.load import load
+from hooked_lm.hub.names import short_names
 
-__all__ = [
-    "from_pretrained",
-    "from_pretrained_no_processing",
-    "named_tokenizer",
-    "save_pretrained",
-    "short_names",
-    "supported",
-    "to_hf",
-    "verify",
-]
+__all__ = ["load", "named_tokenizer", "save_pretrained", "short_names", "supported", "to_hf", "verify"]

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.hub.load import from_pretrained_no_processing
-from hooked_lm.hub.source import find
-from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.models.encoder import HookedEncoder
+from hooked_lm.hub.hf_checkpoint import find_hf
+from hooked_lm.hub.load import load
+from hooked_lm.hub.names import spelled
+from hooked_lm.hub.options import Options, one_device
+from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.encoder import Encoder
 from hooked_lm.models.verification.verify import Check, Verification
 
 # what transformers calls that which a return type gives
@@ -39,18 +41,18 @@ def verify(
     every head gives. Numbers may differ by 1e-4 of the largest (four units of rounding in low precision). A greedy token
     counts as wrong where another one was likelier by more than that.
     """
-    options: dict[str, Any] = {"revision": revision, "local_files_only": local_files_only}
-    model = from_pretrained_no_processing(model_name, dtype=dtype, device=device, **options)
-    source = find(model_name, None, revision, local_files_only, {})
-    hf_class = _transformers_class(model, source.config)
-    theirs = hf_class.from_pretrained(source.folder, dtype=model.cfg.dtype, local_files_only=True)
+    where: dict[str, Any] = {"revision": revision, "local_files_only": local_files_only}
+    options = Options(spelled(model_name), dtype=dtype, device=one_device(device), **where)
+    model, checkpoint = load(options).eval(), find_hf(options)
+    hf_class = _transformers_class(model, checkpoint.config)
+    theirs = hf_class.from_pretrained(checkpoint.folder, dtype=model.cfg.dtype, local_files_only=True)
     theirs = theirs.to(model.device).eval()
     length = min(16, model.cfg.n_ctx - 1)
     tokens = torch.randint(model.cfg.d_vocab, (2, length), generator=torch.Generator().manual_seed(0)).to(model.device)
-    if not isinstance(model, HookedTransformer):
-        tokens = _without_padding(tokens, source.config)
+    if not isinstance(model, Decoder):
+        tokens = _without_padding(tokens, checkpoint.config)
     tolerance = max(1e-4, 4 * torch.finfo(model.cfg.dtype).eps)
-    if isinstance(model, HookedEncoder):
+    if isinstance(model, Encoder):
         pairs = _encoder_pairs(model, theirs, tokens)
         checks = [Check(f"{name} as in transformers", (_error(*pair),), tolerance) for name, pair in pairs]
     else:
@@ -62,9 +64,9 @@ def _transformers_class(model: Any, config: Any) -> Any:
     """The class that transformers would load for this kind of model."""
     import transformers
 
-    if isinstance(model, HookedTransformer):
+    if isinstance(model, Decoder):
         return transformers.AutoModelForCausalLM._model_mapping[type(config)]
-    if not isinstance(model, HookedEncoder):
+    if not isinstance(model, Encoder):
         return transformers.AutoModelForSeq2SeqLM._model_mapping[type(config)]
     if config.architectures:
         return getattr(transformers, config.architectures[0])
@@ -83,7 +85,7 @@ def _error(ours: Tensor, theirs: Tensor) -> float:
     return ((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1.0)).item()
 
 
-def _encoder_pairs(model: HookedEncoder, theirs: Any, tokens: Tensor) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+def _encoder_pairs(model: Encoder, theirs: Any, tokens: Tensor) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
     """What an encoder gives, here and there, as far as the transformers class gives it."""
     found = theirs(tokens)
     for name, return_type in HEADS.items():
@@ -97,7 +99,7 @@ def _logits_and_greedy(model: Any, theirs: Any, tokens: Tensor, n_tokens: int, t
     """Of a model that continues its input, or answers it."""
     from transformers import GenerationConfig
 
-    is_decoder = isinstance(model, HookedTransformer)
+    is_decoder = isinstance(model, Decoder)
     options = {} if is_decoder else {"decoder_start_token_id": model.start_id(), "forced_bos_token_id": None}
     theirs.generation_config = GenerationConfig(pad_token_id=0, **options)
     inputs = {} if is_decoder else {"decoder_input_ids": tokens % model.cfg.d_vocab_out}  # sides may have their own

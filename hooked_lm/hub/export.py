@@ -13,12 +13,13 @@ from uuid import uuid4
 import torch
 
 from hooked_lm.families import family
-from hooked_lm.hub.load import concrete_rows, read_config
+from hooked_lm.hub.hf_checkpoint import read_config
+from hooked_lm.hub.hf_load import concrete_rows
 from hooked_lm.hub.model_classes import Model
 from hooked_lm.models.config.tree import DecoderConfig
-from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.models.encoder import HookedEncoder
-from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
+from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.encoder import Encoder
+from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.weights import plan_export, slots, write_safetensors
 from hooked_lm.weights.rows import unprefixed
 from hooked_lm.weights.write import Planned
@@ -114,18 +115,18 @@ def exported(model: Model) -> tuple[Any, dict[str, Planned]]:
     config = CONFIG_MAPPING[model.hf_config["model_type"]].from_dict(copy.deepcopy(model.hf_config))
     config.dtype, module, tree = model.cfg.dtype, family(config.model_type), model.cfg.tree
     assert tree is not None
-    if isinstance(model, HookedTransformer):
+    if isinstance(model, Decoder):
         tree = _as_it_is_now(model, config)
-    elif isinstance(model, HookedEncoderDecoder):  # with its unembedding, whatever the checkpoint called itself
+    elif isinstance(model, EncoderDecoder):  # with its unembedding, whatever the checkpoint called itself
         config.architectures = [AutoModelForSeq2SeqLM._model_mapping[type(config)].__name__]
     parameters = slots(model)
     rows = [row for row in concrete_rows(module, tree, range(len(model.blocks))) if row.ours in parameters]
-    if isinstance(model, HookedEncoder) and _is_bare(model, config):
+    if isinstance(model, Encoder) and _is_bare(model, config):
         rows = unprefixed(rows, module.PREFIX)
     return config, plan_export(model, rows)
 
 
-def _is_bare(model: HookedEncoder, config: Any) -> bool:
+def _is_bare(model: Encoder, config: Any) -> bool:
     """Whether an encoder belongs to a class without heads, in whose files names have no prefix.
 
     A config that names no class gets the one that fits the heads.
@@ -155,7 +156,7 @@ def _cut(config: Any, n_layers: int) -> None:
         ) from error
 
 
-def _as_it_is_now(model: HookedTransformer, config: Any) -> DecoderConfig:
+def _as_it_is_now(model: Decoder, config: Any) -> DecoderConfig:
     """The tree of a decoder that may have lost layers or its tie; the HF config is made to say the same."""
     from transformers import AutoModelForCausalLM
 

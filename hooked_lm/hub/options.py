@@ -1,24 +1,64 @@
-"""What the options of `from_pretrained` mean; what cannot be honoured is refused."""
+"""What a caller asks of a checkpoint; what cannot be honoured is refused."""
 
-import fnmatch
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hooked_lm.components.embed import PosEmbed
-from hooked_lm.families._short_names import CHECKPOINTS
-from hooked_lm.hub.model_classes import Tree
-from hooked_lm.hub.source import hub_id
 from hooked_lm.models.config.encoder import EncoderConfig
 from hooked_lm.models.config.encoder_decoder import EncoderDecoderConfig
 from hooked_lm.models.config.tree import DecoderConfig
 
+Tree = DecoderConfig | EncoderConfig | EncoderDecoderConfig
+DOWNLOAD_OPTIONS = ("token", "cache_dir", "force_download")
 
-def one_device(device: Any, device_map: Any, n_devices: int, move_to_device: bool) -> torch.device:
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of `from_pretrained` that say which checkpoint is meant and how to load it.
+
+    `model_name` is spelled as `hub.names.spelled` does; `hf_kwargs` are download options and fields of the config to
+    override. Raises ValueError for `trust_remote_code`.
+    """
+
+    model_name: str
+    hf_model: Any = None
+    checkpoint_index: int | None = None
+    checkpoint_value: int | None = None
+    revision: str | None = None
+    local_files_only: bool = False
+    hf_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: Any = None
+    device: torch.device | str = "cpu"
+    dtype: torch.dtype | str = torch.float32
+    first_n_layers: int | None = None
+    n_ctx: int | None = None
+    default_prepend_bos: bool | None = None
+    default_padding_side: str | None = None
+    mmap: bool = True
+
+    def __post_init__(self) -> None:
+        if self.hf_kwargs.get("trust_remote_code"):
+            raise ValueError("trust_remote_code=True is refused: code from a checkpoint is never run")
+
+    @property
+    def download(self) -> dict[str, Any]:
+        """The options of `hf_kwargs` that are for the hub."""
+        return {name: self.hf_kwargs[name] for name in DOWNLOAD_OPTIONS if name in self.hf_kwargs}
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The fields of the config to override."""
+        beside = (*DOWNLOAD_OPTIONS, "trust_remote_code")
+        return {name: value for name, value in self.hf_kwargs.items() if name not in beside}
+
+
+def one_device(device: Any, device_map: Any = None, n_devices: int = 1, move_to_device: bool = True) -> torch.device:
+    """The device that is meant; the first GPU if none is named and there is one."""
     if n_devices != 1:
         raise ValueError(f"n_devices={n_devices}: a model lives on one device; leave n_devices out")
     if isinstance(device_map, Mapping) and len(set(device_map.values())) == 1:
@@ -33,6 +73,7 @@ def one_device(device: Any, device_map: Any, n_devices: int, move_to_device: boo
 
 
 def real_dtype(dtype: torch.dtype | str, tensors: Mapping[str, Tensor]) -> torch.dtype:
+    """The dtype that is meant; "auto" is that of the tensors."""
     if dtype == "auto":
         return next((t.dtype for t in tensors.values() if t.is_floating_point()), torch.float32)
     found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
@@ -41,43 +82,13 @@ def real_dtype(dtype: torch.dtype | str, tensors: Mapping[str, Tensor]) -> torch
     return found
 
 
-def published_steps(model_name: str) -> tuple[str, tuple[int, ...]]:
-    """The name of the revision of a step, and the steps that were saved; ValueError if none are known."""
-    for glob, run in CHECKPOINTS.items():
-        if fnmatch.fnmatchcase(hub_id(model_name), glob):
-            return run
-    raise ValueError(
-        f"no checkpoints of {model_name!r} are known; known are those of {', '.join(CHECKPOINTS)}. "
-        "revision= names any revision of a repository"
-    )
-
-
-def checkpoint_step(
-    model_name: str, index: int | None, value: int | None, revision: str | None
-) -> tuple[int | None, str | None]:
-    """The training step that `checkpoint_index` or `checkpoint_value` means, and the revision that holds it."""
-    if index is None and value is None:
-        return None, revision
-    if (index is not None) + (value is not None) + (revision is not None) > 1:
-        raise ValueError("give one of checkpoint_index, checkpoint_value and revision, not two of them")
-    pattern, steps = published_steps(model_name)
-    if index is not None:
-        if not -len(steps) <= index < len(steps):
-            raise IndexError(f"checkpoint_index {index} is out of range: there are {len(steps)}")
-        value = steps[index]
-    assert value is not None
-    if value not in steps:
-        near = sorted(steps, key=lambda step: abs(step - value))[:2]
-        raise ValueError(f"no checkpoint at step {value}; the nearest are {near}")
-    return value, pattern.format(value)
-
-
 def _is_rotary(block: Any) -> bool:
     return getattr(getattr(block, "attn", None), "rotary", None) is not None
 
 
-def with_limits(tree: Tree, first_n_layers: int | None, n_ctx: int | None) -> Tree:
-    """A tree of fewer layers (a decoder's), or for prompts of another length."""
+def with_limits(tree: Tree, options: Options) -> Tree:
+    """The tree with the `first_n_layers` only (a decoder's), and for prompts of length `n_ctx`."""
+    first_n_layers, n_ctx = options.first_n_layers, options.n_ctx
     if first_n_layers is not None:
         if not isinstance(tree, DecoderConfig):
             raise ValueError("first_n_layers is for decoders only")

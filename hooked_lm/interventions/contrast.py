@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.engine.prompts import site_of_layer
-from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.models.encoder import HookedEncoder
+from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.encoder import Encoder
 from hooked_lm.results.scores import Scores, origin
 
 Prompts = str | Sequence[str] | Sequence[tuple[str, str]] | Int[Tensor, "..."]
@@ -31,7 +31,7 @@ PENALTY = 0.01  # of the squared weights of the logistic probe, in inputs of mea
 
 def check_model(model: Any) -> None:
     """Raises TypeError for a model that does not read one text and has no layers by name."""
-    if not isinstance(model, (HookedTransformer, HookedEncoder)):
+    if not isinstance(model, (Decoder, Encoder)):
         raise TypeError(
             f"prompts are read by a HookedTransformer or a HookedEncoder, got {type(model).__name__}: a model of two texts "
             "or of no text has no one position to look at; give AddDirection a direction of your own"
@@ -61,7 +61,7 @@ def pairs(positive: Prompts, negative: Prompts) -> tuple[Sequence[Any] | Tensor,
 
 def tokenized(model: Any, prompts: Any) -> tuple[tuple[Any, ...], dict[str, Any], Real]:
     """What to call the model with, and which tokens are real."""
-    if isinstance(model, HookedEncoder):
+    if isinstance(model, Encoder):
         tokens, types, mask = model._inputs(prompts, None, None)
         args, options = (tokens,), {"token_type_ids": types, "attention_mask": mask}
     else:

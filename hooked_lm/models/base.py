@@ -1,6 +1,5 @@
-"""What models of every class share: where their weights are, what a bare cache keeps, the way to and from checkpoints."""
+"""What models of every class share: where their weights are, and what a bare cache keeps."""
 
-import warnings
 from collections.abc import Mapping
 from copy import copy
 from typing import Any, ClassVar, TypeVar
@@ -32,26 +31,8 @@ ON_DEMAND_FLAGS = {
 UNEMBED = {"unembed.hook_in", "unembed.hook_out"}
 
 
-def tokenizer_for(cfg: Any, tokenizer: Any) -> Any:
-    """The tokenizer that was given, else the one that a config names, if it names one.
-
-    Where that cannot be had, a model whose vocabulary is known goes without, and a warning says so; else ValueError.
-    """
-    if tokenizer is not None or not cfg.tokenizer_name:
-        return tokenizer
-    from hooked_lm import hub
-
-    try:
-        return hub.named_tokenizer(cfg.tokenizer_name)
-    except (ValueError, OSError) as error:
-        if cfg.d_vocab == -1:
-            raise ValueError(f"d_vocab is missing, and the tokenizer that says it was not found: {error}") from error
-        warnings.warn(f"the model has no tokenizer: {error}; give one with set_tokenizer", stacklevel=4)
-        return None
-
-
 class BaseModel(HookedRootModule):
-    """Building a model, moving it, filling it with random weights, and writing it back."""
+    """Building a model, moving it and filling it with random weights."""
 
     stacks: ClassVar[tuple[Stack, ...]]
     cfg: Any
@@ -67,8 +48,12 @@ class BaseModel(HookedRootModule):
         self.cfg = copy(cfg)
         if default_padding_side is not None:
             self.cfg.default_padding_side = default_padding_side
-        self.set_tokenizer(tokenizer_for(self.cfg, tokenizer))
+        self.set_tokenizer(self.find_tokenizer(tokenizer))
         self.cfg.check_tree()
+
+    def find_tokenizer(self, tokenizer: Any) -> Any:
+        """The tokenizer that was given; the classes in `pretrained` look for the one that the config names if none was."""
+        return tokenizer
 
     def _initial_device(self, move_to_device: bool) -> torch.device:
         """Where the parts are made."""
@@ -167,15 +152,3 @@ class BaseModel(HookedRootModule):
     def init_weights(self) -> None:
         """Fill the weights with random numbers as `cfg.init_mode` says, from `cfg.seed` if there is one."""
         init_weights(self, self.cfg)
-
-    def to_hf(self) -> Any:
-        """This model as a transformers model, bit for bit; see `hooked_lm.hub.to_hf`."""
-        from hooked_lm import hub
-
-        return hub.to_hf(self)  # type: ignore[arg-type]
-
-    def save_pretrained(self, path: Any) -> None:
-        """Write this model to a directory in HF format; see `hooked_lm.hub.save_pretrained`."""
-        from hooked_lm import hub
-
-        hub.save_pretrained(self, path)  # type: ignore[arg-type]

@@ -1,6 +1,5 @@
-"""HookedTransformer: a decoder-only language model, tokens in, logits out, a hook point at every step between."""
+"""A decoder-only language model: tokens in, logits out, a hook point at every step between."""
 
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -37,21 +36,19 @@ class Output(NamedTuple):
     loss: Float[Tensor, "*batch_pos"]
 
 
-class HookedTransformer(TextMethods, WeightViews, FoldMethods, DecoderSites):
-    """A decoder-only transformer in which every intermediate value has a name.
+class Decoder(TextMethods, WeightViews, FoldMethods, DecoderSites):
+    """A decoder-only transformer in which every intermediate value has a name, built from a config.
 
-    `HookedTransformer.from_pretrained(name)` loads a checkpoint; `HookedTransformer(cfg)` builds a new model from a
-    `HookedTransformerConfig` (or a dict of its flat names).
+    `hooked_lm.HookedTransformer` is this class with the ways to and from checkpoints.
 
-    >>> from hooked_lm import HookedTransformer
-    >>> model = HookedTransformer.from_pretrained("demo")
-    >>> logits, cache = model.run_with_cache("The capital of France is")
-    >>> cache["pattern", 0].shape == (1, model.cfg.n_heads, logits.shape[1], logits.shape[1])
-    True
+    >>> import torch
+    >>> from hooked_lm.models.decoder import Decoder
+    >>> model = Decoder(dict(n_layers=1, d_model=16, n_heads=2, n_ctx=8, d_vocab=10, act_fn="gelu"))
+    >>> model(torch.tensor([[5, 3, 1]])).shape
+    torch.Size([1, 3, 10])
     """
 
-    dataset: Any = None  # texts like those of its training, once `load_sample_training_dataset` was called
-
+    config_class = HookedTransformerConfig
     stack = Stack()
     stacks = (stack,)
 
@@ -281,48 +278,6 @@ class HookedTransformer(TextMethods, WeightViews, FoldMethods, DecoderSites):
             self.unembed = own
             sync_config(self)
             self.setup()
-
-    # ---- loading -----------------------------------------------------------------------------------------------------
-
-    @classmethod
-    def from_pretrained(cls, model_name: str | os.PathLike[str], *args: Any, **kwargs: Any) -> "HookedTransformer":
-        """A model from a hub id, a local directory, a familiar short name, or "demo"; see `hooked_lm.hub`."""
-        from hooked_lm import hub
-
-        return hub.from_pretrained(model_name, *args, cls=cls, **kwargs)
-
-    @classmethod
-    def from_pretrained_no_processing(
-        cls, model_name: str | os.PathLike[str], *args: Any, **kwargs: Any
-    ) -> "HookedTransformer":
-        """The same with the weights exactly as they are in the checkpoint."""
-        from hooked_lm import hub
-
-        return hub.from_pretrained_no_processing(model_name, *args, cls=cls, **kwargs)
-
-    def load_sample_training_dataset(self, **kwargs: Any) -> Any:
-        """Some 10,000 texts like those that the model was trained on, kept in `dataset`; see `hooked_lm.hub.datasets`.
-
-        Raises ValueError for an architecture whose training data have no such sample.
-        """
-        from hooked_lm.hub import datasets
-
-        known = datasets.TRAINED_ON
-        if self.cfg.original_architecture not in known:
-            raise ValueError(
-                f"no sample is known of what a {self.cfg.original_architecture} was trained on, only for {', '.join(known)}; "
-                "set model.dataset to texts of your own"
-            )
-        self.dataset = datasets.get_dataset(known[self.cfg.original_architecture], **kwargs)
-        return self.dataset
-
-    def sample_datapoint(
-        self, tokenize: bool = False, prepend_bos: bool | None = None, padding_side: str | None = None
-    ) -> str | Int[Tensor, "1 pos"]:
-        """One text of `dataset`, drawn at random with torch's generator, or its tokens; loads the dataset if there is none."""
-        texts = self.dataset if self.dataset is not None else self.load_sample_training_dataset()
-        text = texts[int(torch.randint(len(texts), ()))]["text"]
-        return self.to_tokens(text, prepend_bos, padding_side) if tokenize else text
 
     def verify(self, tokens: Int[Tensor, "batch pos"] | None = None) -> Verification:
         """Check the identities between this model's sites; see `hooked_lm.models.verification.verify`."""

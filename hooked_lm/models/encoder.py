@@ -1,6 +1,5 @@
-"""HookedEncoder: an encoder that sees its whole text at once, with the heads that its checkpoint has."""
+"""An encoder that sees its whole text at once, with the heads that its checkpoint has."""
 
-import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -30,22 +29,20 @@ Types = Int[Tensor, "*rows type_pos"]  # as the ids are, which is checked
 Mask = Int[Tensor, "*masks mask_pos"] | Bool[Tensor, "*masks mask_pos"]
 
 
-class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, BaseModel):
-    """An encoder (BERT and its kin) in which every intermediate value has a name.
+class Encoder(EncoderText, EncoderViews, EncoderOutputs, BaseModel):
+    """An encoder (BERT and its kin) in which every intermediate value has a name, built from a config.
 
-    `HookedEncoder.from_pretrained(name)` loads a checkpoint; `HookedEncoder(cfg)` builds a new BERT from a
-    `HookedEncoderConfig` (or a dict of its flat names). Its heads are those that the checkpoint has; one that there is not
-    is None: `mlm_head` with `unembed`, `pooler`, `nsp_head`, `classifier`, `token_classifier`,
-    `contact_head`.
+    A head that there is not is None: `mlm_head` with `unembed`, `pooler`, `nsp_head`, `classifier`, `token_classifier`,
+    `contact_head`. `hooked_lm.HookedEncoder` is this class with the ways to and from checkpoints.
 
     >>> import torch
-    >>> from hooked_lm.models.encoder import HookedEncoder
-    >>> model = HookedEncoder(dict(n_layers=2, d_model=16, n_heads=2, n_ctx=32, d_vocab=10, act_fn="gelu"))
-    >>> logits, cache = model.run_with_cache(torch.tensor([[5, 3, 1]]))
-    >>> logits.shape, cache["pattern", 1].shape, cache["pooler.hook_pooler_out"].shape
-    (torch.Size([1, 3, 10]), torch.Size([1, 2, 3, 3]), torch.Size([1, 16]))
+    >>> from hooked_lm.models.encoder import Encoder
+    >>> model = Encoder(dict(n_layers=2, d_model=16, n_heads=2, n_ctx=32, d_vocab=10, act_fn="gelu"))
+    >>> model(torch.tensor([[5, 3, 1]])).shape
+    torch.Size([1, 3, 10])
     """
 
+    config_class = HookedEncoderConfig
     stack = Stack(score_bias="rel_pos_bias")
     stacks = (stack,)
 
@@ -202,17 +199,6 @@ class HookedEncoder(EncoderText, EncoderViews, EncoderOutputs, BaseModel):
         """What the model is made of."""
         assert self.cfg.tree is not None  # checked when it was built
         return self.cfg.tree
-
-    # ---- loading -----------------------------------------------------------------------------------------------------
-
-    @classmethod
-    def from_pretrained(cls, model_name: str | os.PathLike[str], **kwargs: Any) -> "HookedEncoder":
-        """A model from a hub id or a local directory, with the weights as they are; see `hooked_lm.hub`."""
-        from hooked_lm import hub
-
-        return hub.from_pretrained_no_processing(model_name, cls=cls, **kwargs)
-
-    from_pretrained_no_processing = from_pretrained
 
 
 def share_weights(blocks: nn.ModuleList, shares: tuple[tuple[int, int], ...]) -> None:

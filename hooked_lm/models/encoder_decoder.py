@@ -1,6 +1,5 @@
-"""HookedEncoderDecoder: an encoder and a decoder that reads its output; source and target in, logits out."""
+"""An encoder and a decoder that reads its output; source and target in, logits out."""
 
-import os
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -34,22 +33,21 @@ Mask = Int[Tensor, "rows pos"] | Bool[Tensor, "rows pos"]
 TargetMask = Int[Tensor, "rows all_pos"] | Bool[Tensor, "rows all_pos"]
 
 
-class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, BaseModel):
-    """An encoder-decoder transformer in which every intermediate value has a name.
+class EncoderDecoder(SourceAndTargetText, EncoderDecoderViews, BaseModel):
+    """An encoder-decoder transformer in which every intermediate value has a name, built from a config.
 
-    `HookedEncoderDecoder.from_pretrained(name)` loads a checkpoint (T5, BART, Marian ...); `HookedEncoderDecoder(cfg)`
-    builds a new T5 from a `HookedEncoderDecoderConfig` (or a dict of its flat names). Sites are `encoder.{i}...` and
-    `decoder.{i}...`; `hook_encoder_out` is what the decoder's cross attention reads.
+    Sites are `encoder.{i}...` and `decoder.{i}...`; `hook_encoder_out` is what the decoder's cross-attention reads.
+    `hooked_lm.HookedEncoderDecoder` is this class with the ways to and from checkpoints.
 
     >>> import torch
-    >>> from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
+    >>> from hooked_lm.models.encoder_decoder import EncoderDecoder
     >>> cfg = dict(n_layers=2, d_model=16, n_heads=2, n_ctx=32, d_vocab=10, act_fn="relu", decoder_start_token_id=0)
-    >>> model = HookedEncoderDecoder(cfg)
-    >>> logits, cache = model.run_with_cache(torch.tensor([[5, 3, 1]]), torch.tensor([[0, 7]]))
-    >>> logits.shape, cache["decoder.1.cross_attn.hook_pattern"].shape
-    (torch.Size([1, 2, 10]), torch.Size([1, 2, 2, 3]))
+    >>> model = EncoderDecoder(cfg)
+    >>> model(torch.tensor([[5, 3, 1]]), torch.tensor([[0, 7]])).shape
+    torch.Size([1, 2, 10])
     """
 
+    config_class = HookedEncoderDecoderConfig
     cfg: HookedEncoderDecoderConfig
     encoder_stack = Stack("encoder", "encoder_final_ln", "pos_embed", "encoder_embed_ln", "encoder_rel_pos_bias")
     decoder_stack = Stack(
@@ -231,14 +229,3 @@ class HookedEncoderDecoder(SourceAndTargetText, EncoderDecoderViews, BaseModel):
         """What the model is made of."""
         assert self.cfg.tree is not None  # made with the config
         return self.cfg.tree
-
-    # ---- loading -----------------------------------------------------------------------------------------------------
-
-    @classmethod
-    def from_pretrained(cls, model_name: str | os.PathLike[str], **kwargs: Any) -> "HookedEncoderDecoder":
-        """A model from a hub id or a local directory, with the weights as they are; see `hooked_lm.hub`."""
-        from hooked_lm import hub
-
-        return hub.from_pretrained_no_processing(model_name, cls=cls, **kwargs)
-
-    from_pretrained_no_processing = from_pretrained

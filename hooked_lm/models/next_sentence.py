@@ -6,7 +6,7 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooked_lm.models.encoder import HookedEncoder
+from hooked_lm.models.encoder import Encoder
 from hooked_lm.models.encoder_outputs import SEQUENTIAL
 
 Pairs = tuple[str, str] | Sequence[str] | Sequence[tuple[str, str]] | Int[Tensor, "*batch pos"]
@@ -27,7 +27,7 @@ class BertNextSentencePrediction:
     torch.Size([1, 2])
     """
 
-    def __init__(self, model: HookedEncoder) -> None:
+    def __init__(self, model: Encoder) -> None:
         if model.nsp_head is None:
             raise ValueError(
                 "this encoder has no next sentence head; checkpoints of BertForPreTraining and "

@@ -13,7 +13,7 @@ from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
+from hooked_lm.models.encoder_decoder import EncoderDecoder
 
 
 @undisturbed
@@ -98,7 +98,7 @@ def both_runs(
     else:
         other = tokens_of(model, clean, "clean")
         aligned(first, other)
-    if isinstance(model, HookedEncoderDecoder):
+    if isinstance(model, EncoderDecoder):
         model, first, other = joined(model, first, other, decoder_input)
     elif decoder_input is not None:
         raise ValueError(f"decoder_input is for encoder-decoders, and this is a {type(model).__name__}")

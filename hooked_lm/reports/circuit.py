@@ -20,7 +20,7 @@ from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.discover import SOURCES
 from hooked_lm.engine.prompts import aligned, tokens_of
 from hooked_lm.engine.result import SweepResult
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.pretrained import HookedTransformer
 
 SHOWN_EDGES, SHOWN_NODES = 20, 12
 SHARE = 0.05  # of the edges, where nobody says how many

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hooked_lm import hub
+from hooked_lm import pretrained
 from hooked_lm.families import supported
 from tests.benchmarks.timing import Figure, seconds
 from tests.families import CASES, Case
@@ -91,7 +91,7 @@ def models(case: Case) -> tuple[Any, nn.Module]:
     theirs = getattr(transformers, case.auto).from_config(config).eval()
     with tempfile.TemporaryDirectory() as directory:
         theirs.save_pretrained(directory)
-        return hub.from_pretrained_no_processing(directory, mmap=False), theirs
+        return pretrained.from_pretrained_no_processing(directory, mmap=False), theirs
 
 
 def ways(theirs: nn.Module) -> dict[str, Callable[[], None]]:

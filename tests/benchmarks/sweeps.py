@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from hooked_lm import HookedTransformer, hub, patching
+from hooked_lm import HookedTransformer, patching, pretrained
 from tests.benchmarks.floor import Size, gemm_rate, incremental_flops
 from tests.benchmarks.peers import ROOT, THREADS, Peer, spread
 from tests.benchmarks.timing import Figure, seconds
@@ -74,7 +74,7 @@ BUDGET = 256 << 20  # bytes that a sweep may hold besides the model
 MEMORY_PROBE = """
 import ctypes, json, sys
 import torch
-from hooked_lm import HookedTransformer, hub, patching
+from hooked_lm import HookedTransformer, patching, pretrained
 
 directory, budget, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(threads)
@@ -93,7 +93,7 @@ def sweep(model, n_pos):
     patching.sweep(model, corrupted, clean, metric=metric, batch_size=budget, progress=False)
 
 sweep(HookedTransformer.from_pretrained("demo"), 8)
-model = hub.from_pretrained_no_processing(directory, mmap=False)
+model = pretrained.from_pretrained_no_processing(directory, mmap=False)
 ctypes.CDLL(None).malloc_trim(0)  # what loading freed is not to be used again unseen
 before = status("VmRSS:")
 open("/proc/self/clear_refs", "w").write("5")  # forgets the peak so far
@@ -119,7 +119,7 @@ def checkpoint(kind: str, directory: Path, tiny: bool) -> HookedTransformer:
             sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2}
         theirs = LlamaForCausalLM(LlamaConfig(max_position_embeddings=128, **sizes))
     theirs.save_pretrained(directory)
-    ours = hub.from_pretrained_no_processing(directory, mmap=False)
+    ours = pretrained.from_pretrained_no_processing(directory, mmap=False)
     torch.save({name: weight.contiguous() for name, weight in ours.state_dict().items()}, directory / "flat.pt")
     (directory / "flat.json").write_text(json.dumps({name: getattr(ours.cfg, name) for name in FLAT}))
     return ours

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from hooked_lm import HookedTransformer, hub
+from hooked_lm import HookedTransformer, pretrained
 
 TEXT = "When Mary and John went to the store, John gave a drink to Mary"
 TEMPLATE = "When [A] and [B] went to the store, [B] gave a drink to [A]"
@@ -60,7 +60,7 @@ def models() -> dict[str, tuple[HookedTransformer, Tensor, Tensor]]:
         theirs = AutoModelForCausalLM.from_config(cfg).eval()
         for weight in theirs.parameters():
             weight.data += 0.2 * torch.randn_like(weight)
-        model = hub.from_pretrained_no_processing("tiny", hf_model=theirs)
+        model = pretrained.from_pretrained_no_processing("tiny", hf_model=theirs)
         ids = torch.randint(3, model.cfg.d_vocab, (2, 2, 5), generator=torch.Generator().manual_seed(0))
         found[family] = (model, ids[0], ids[1])
     return found

@@ -15,10 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hooked_lm import HookedTransformer, HookedTransformerConfig
+from hooked_lm import HookedEncoder, HookedEncoderDecoder, HookedTransformer, HookedTransformerConfig
 from hooked_lm.compat.state_dicts import for_transformer_lens
-from hooked_lm.models.encoder import HookedEncoder
-from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from tests.close import assert_apart, assert_close
 
 ORIGINAL = Path(sys.prefix) / "transformer-lens-3.9.0"

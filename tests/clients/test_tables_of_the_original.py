@@ -11,8 +11,8 @@ from typing import Any
 from hooked_lm import compat
 from hooked_lm.compat import loading
 from hooked_lm.families import family, supported
-from hooked_lm.families._short_names import SHORT_NAMES
-from hooked_lm.hub.load import prepends_bos
+from hooked_lm.hub.hf_checkpoint import prepends_bos
+from hooked_lm.hub.short_names import SHORT_NAMES
 
 ORIGINAL = Path(sys.prefix) / "transformer-lens-3.9.0" / "transformer_lens"
 ADAPTERS = ORIGINAL / "model_bridge" / "supported_architectures"

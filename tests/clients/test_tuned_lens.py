@@ -13,7 +13,7 @@ from tuned_lens.nn import LogitLens, TunedLens, Unembed
 from tuned_lens.nn.lenses import TunedLensConfig
 from tuned_lens.plotting import PredictionTrajectory
 
-from hooked_lm import HookedTransformer, hub
+from hooked_lm import HookedTransformer, pretrained
 from hooked_lm.analysis import logit_lens
 from tests.close import assert_apart, assert_close, assert_near
 from tests.families import DECODER_CASES, Case, reference
@@ -57,7 +57,7 @@ def test_unembedding_as_with_the_model_of_transformers(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_folded_model_unembeds_to_the_same_probabilities(family: str) -> None:
     case = of_family(family)
-    folded = with_bias(hub.from_pretrained("tiny", hf_model=reference(case)))
+    folded = with_bias(pretrained.from_pretrained("tiny", hf_model=reference(case)))
     x = stream(case)
     centered = x - x.mean(-1, keepdim=True) if folded.cfg.normalization_type == "LNPre" else x
     found, expected = LogitLens.from_model(folded)(centered, 0), LogitLens.from_model(reference(case))(x, 0)

@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hooked_lm import HookedTransformer, compat
+from hooked_lm import HookedEncoder, HookedEncoderDecoder, HookedTransformer, compat
 from hooked_lm.compat.bridge import TransformerBridge, TransformerBridgeConfig
 from hooked_lm.hooks import HookPoint
-from hooked_lm.models.encoder import HookedEncoder
-from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from tests.close import assert_apart, assert_close
 from tests.families import CASES, reference
 

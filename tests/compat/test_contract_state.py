@@ -8,11 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hooked_lm import HookedTransformer, HookedTransformerConfig
+from hooked_lm import HookedEncoder, HookedEncoderDecoder, HookedTransformer, HookedTransformerConfig
 from hooked_lm.compat.state_dicts import for_transformer_lens
 from hooked_lm.components.rotary import LinearScaling, YarnScaling
-from hooked_lm.models.encoder import HookedEncoder
-from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from tests.close import assert_close, assert_near
 from tests.models.toys import ids, toy
 

@@ -52,7 +52,7 @@ def test_a_program_finds_our_classes_under_the_lent_name(tmp_path: Path) -> None
     )
     (tmp_path / "beside.py").write_text("")
     done = run("-m", "hooked_lm.compat", str(script), "--steps", "3", cwd=tmp_path)
-    assert done.stdout.strip() == "hooked_lm.models.decoder", done.stderr
+    assert done.stdout.strip() == "hooked_lm.pretrained", done.stderr
 
 
 def test_a_module_runs_too(tmp_path: Path) -> None:

@@ -13,12 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hooked_lm import HookedTransformer, HookedTransformerConfig, compat
+from hooked_lm import HookedEncoder, HookedEncoderDecoder, HookedTransformer, HookedTransformerConfig, compat
 from hooked_lm.compat import loading, parts
 from hooked_lm.compat.processing import ProcessWeights
 from hooked_lm.hub.tl_weights import from_early_solu, from_mingpt
-from hooked_lm.models.encoder import HookedEncoder
-from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from tests.close import assert_apart, assert_close, is_close
 from tests.families import DECODER_CASES
 from tests.families._models import hooked, reference

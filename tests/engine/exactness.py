@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hooked_lm import HookedTransformer
 from hooked_lm.engine.experiment import norm_and_copies
 from hooked_lm.engine.site_info import places
-from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.patching import Edit, Experiment
 from tests.engine.naive import naive, unchecked
 from tests.families import Case

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hooked_lm import HookedTransformer
+from hooked_lm import HookedEncoder, HookedTransformer
 from hooked_lm.engine.site_info import places
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.models.encoder import HookedEncoder
 from hooked_lm.patching import Edit, Experiment, Rewrite
 from tests.close import assert_close
 from tests.engine.exactness import Spy, far

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hooked_lm import HookedTransformer
 from hooked_lm.engine.budget import Budget
 from hooked_lm.engine.site_info import SiteInfo, places
-from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.patching import Edit, Experiment
 from tests.close import GRADIENT, assert_close, tolerance
 from tests.engine.exactness import Spy, far

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hooked_lm import hub
+from hooked_lm import pretrained
 from hooked_lm.components.blocks.mixer import MixerPart
 from tests.close import GRADIENT, is_close, tolerance
 from tests.families._case import Case, reference
@@ -27,7 +27,7 @@ MODERATE = (0.2, 10.0)  # their deviation: a comparison of logits near zero, or 
 @lru_cache(maxsize=4)
 def hooked(case: Case) -> Any:
     """The case's model as we load it; whoever wants to change it takes a copy."""
-    return hub.from_pretrained_no_processing("tiny", hf_model=reference(case))
+    return pretrained.from_pretrained_no_processing("tiny", hf_model=reference(case))
 
 
 def prompt(case: Case, batch: int = 3, length: int | None = None) -> Tensor:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from hooked_lm import HookedEncoderDecoder
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, wrap
-from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from tests.models.test_mixtures import built, random_tokens
 
 EXPERT = "blocks.1.mlp.experts.*"

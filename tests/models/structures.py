@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from hooked_lm import HookedTransformer
 from hooked_lm.components.activations import XIELU
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.position_bias import Alibi
@@ -23,7 +24,6 @@ from hooked_lm.components.mlp import MLP, GatedMLP, MLPConfig
 from hooked_lm.components.norm import LayerNorm, NormConfig, RMSNorm
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.models.config.decoder import DecoderConfig, HookedTransformerConfig
-from hooked_lm.models.decoder import HookedTransformer
 
 D_MODEL, D_HEAD, D_MLP, D_VOCAB, N_CTX = 12, 4, 10, 20, 8
 

@@ -30,9 +30,11 @@ from hooked_lm import (
     HookedTransformer,
     HookedTransformerConfig,
     hub,
+    pretrained,
 )
 from hooked_lm.components.heads import Pooler
 from hooked_lm.components.stored_rotary import StoredRotary
+from hooked_lm.models.encoder import Encoder
 from hooked_lm.models.text.encoder import texts_of
 from tests.close import GRADIENT, assert_apart, assert_close
 from tests.families import ENCODER_CASES, Case, reference
@@ -563,7 +565,7 @@ def test_the_classes_say_which_is_right(tmp_path: Path):
     reference(by_name("bert-masked")).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"is no HookedTransformer: load it with HookedEncoder\.from_pretrained"):
         HookedTransformer.from_pretrained(tmp_path)
-    assert isinstance(hub.from_pretrained(tmp_path), HookedEncoder)
+    assert isinstance(pretrained.from_pretrained(tmp_path), HookedEncoder)
     with pytest.raises(ValueError, match=r"is no HookedEncoder: load it with HookedTransformer\.from_pretrained"):
         HookedEncoder.from_pretrained("demo")
 
@@ -596,14 +598,14 @@ def test_names_of_the_first_checkpoints(tmp_path: Path):
 def test_the_hub_notices_a_difference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     reference(by_name("bert-pretraining")).save_pretrained(tmp_path)
 
-    def badly(*args: Any, **kwargs: Any) -> HookedEncoder:
-        model = hub.from_pretrained_no_processing(*args, **kwargs)
+    def badly(*args: Any, **kwargs: Any) -> Encoder:
+        model = hub.load(*args, **kwargs)
         with torch.no_grad():
             model.nsp_head.b.add_(0.1)
         return model
 
     assert hub.verify(tmp_path).ok
-    monkeypatch.setattr("hooked_lm.hub.compare.from_pretrained_no_processing", badly)
+    monkeypatch.setattr("hooked_lm.hub.compare.load", badly)
     assert hub.verify(tmp_path).failed == ["nsp as in transformers"]
 
 

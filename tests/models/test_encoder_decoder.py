@@ -16,11 +16,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
+from hooked_lm import HookedEncoderDecoder
 from hooked_lm.components.source import EncoderDecoderCache
 from hooked_lm.hooks import HookPoint, UnknownSite
 from hooked_lm.models.config.decoder import HookedTransformerConfig
 from hooked_lm.models.config.encoder_decoder import HookedEncoderDecoderConfig
-from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from tests.close import assert_apart, assert_close
 
 SIZES: dict[str, Any] = {"n_layers": 2, "n_decoder_layers": 3, "d_model": 16, "n_heads": 2, "n_ctx": 24, "d_vocab": 20}
@@ -518,7 +518,7 @@ def test_a_decoders_config_is_refused():
 COMPILE = """
 import torch
 from tests.close import assert_close
-from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
+from hooked_lm import HookedEncoderDecoder
 model = HookedEncoderDecoder(dict(n_layers=1, d_model=8, n_heads=2, n_ctx=9, d_vocab=7, act_fn="relu", seed=0))
 compiled = torch.compile(model, fullgraph=True, backend="eager")
 for mask in (None, torch.tensor([[1, 1, 0], [1, 1, 1]])):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hooked_lm import HookedTransformer
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import ParallelBlock, PreNormBlock
 from hooked_lm.components.embed import Embed, Unembed
@@ -17,7 +18,6 @@ from hooked_lm.components.norm import LayerNorm, RMSNorm
 from hooked_lm.components.router import GroupedSigmoidRouter, SoftmaxRouter, TopKRouter
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.config.decoder import DecoderConfig, HookedTransformerConfig
-from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.weights.fold import process_weights
 from tests.close import assert_close
 from tests.models.structures import D_MODEL, D_VOCAB, N_CTX, random_model, random_tokens

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from hooked_lm import HookedTransformer
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.aliases import aliases
 from hooked_lm.models.config.decoder import HookedTransformerConfig
-from hooked_lm.models.decoder import HookedTransformer
 from hooked_lm.models.names import checked_index, get_act_name, site_name
 
 

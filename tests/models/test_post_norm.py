@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from hooked_lm import HookedTransformer
 from hooked_lm.components.blocks.block import PostNormBlock
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.config.decoder import HookedTransformerConfig
-from hooked_lm.models.decoder import HookedTransformer
 from tests.close import assert_close
 from tests.models.structures import D_MODEL, D_VOCAB, random_model, random_tokens
 

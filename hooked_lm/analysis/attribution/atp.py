@@ -19,7 +19,7 @@ from hooked_lm.components.attention.attend import Attend
 from hooked_lm.engine.prompts import site_of_layer
 from hooked_lm.engine.site_info import kv_source_layer, mixing
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 
 OUTPUTS = ("attn_out", "mlp_out", "mixer_out")  # what a layer adds to the stream
 SCORES, PATTERN, MIXED = "attn_scores", "pattern", "z"
@@ -194,7 +194,7 @@ def _kind(site: str) -> str:
 
 def _readers(model: HookedRootModule, sites: Sequence[str]) -> dict[str, list[int]]:
     """The layers whose patterns each of these queries and keys makes."""
-    if not isinstance(model, HookedTransformer):
+    if not isinstance(model, Decoder):
         return {}
     found: dict[str, list[int]] = {}
     for layer, block in enumerate(model.blocks):

@@ -8,7 +8,7 @@ from hooked_lm.engine.cost import token_cost
 from hooked_lm.engine.plan import Plan
 from hooked_lm.engine.prompts import Source
 from hooked_lm.engine.study import Metrics, Study
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 
 Check = bool | int | None  # True: all cells; a number: so many; False: none; None: what can be afforded
 AFFORDABLE = 2e11  # floating-point operations
@@ -71,6 +71,6 @@ def exact_values(
 
 def _token_flops(model: torch.nn.Module) -> float:
     """What a token costs in one forward pass, about."""
-    if isinstance(model, HookedTransformer):
+    if isinstance(model, Decoder):
         return float(sum(cost.keys + cost.rest for cost in map(token_cost, model.blocks)))
     return 2.0 * sum(weight.numel() for weight in model.parameters() if weight.ndim >= 2)

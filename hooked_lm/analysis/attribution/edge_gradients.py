@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hooked_lm.analysis.attribution.graph import Graph, Node
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_unhooked, root_mean_square, wide
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 
 Stream = Float[Tensor, "batch pos d_model"]
 Gradients = Float[Tensor, "reader batch pos d_model"]
@@ -33,7 +33,7 @@ class Readers:
     is_behind_norm: bool = False  # whether the first norm of the layer is between what they read and `seen`
 
     @classmethod
-    def of(cls, model: HookedTransformer, graph: Graph) -> "list[Readers]":
+    def of(cls, model: Decoder, graph: Graph) -> "list[Readers]":
         """All readers of a graph, site by site."""
         found: list[Readers] = []
         for site, group in groupby(graph.readers, key=lambda node: node.site):
@@ -59,7 +59,7 @@ class InputGradients:
     its part before the scores runs once more, for the queries of all heads, then for the keys, then for the values.
     """
 
-    def __init__(self, model: HookedTransformer, context: Context, freeze_norms: bool) -> None:
+    def __init__(self, model: Decoder, context: Context, freeze_norms: bool) -> None:
         self.model, self.context, self.freeze_norms = model, context, freeze_norms
 
     def at(self, readers: Readers, gradient: Tensor, stream: Stream | None) -> Gradients:
@@ -137,7 +137,7 @@ def held(norm: nn.Module) -> Read:
     return read
 
 
-def frozen_norms(model: HookedTransformer) -> Iterator[tuple[str, Callable[..., Tensor]]]:
+def frozen_norms(model: Decoder) -> Iterator[tuple[str, Callable[..., Tensor]]]:
     """Hooks that hold the divisor of each norm through which the stream is read."""
     for name in model.all_points():
         head, _, tail = name.rpartition(".")

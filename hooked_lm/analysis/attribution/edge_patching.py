@@ -14,7 +14,7 @@ from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, Study, SweepInterrupted
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 
 Edges = Sequence[tuple[str, str]]
 SOURCES = ("clean", "mean", "zero")
@@ -82,14 +82,14 @@ def patch_edges(
     return _joined(parts)
 
 
-def decoder(model: HookedRootModule) -> HookedTransformer:
+def decoder(model: HookedRootModule) -> Decoder:
     """The model, if it is one that has edges; raises TypeError for another."""
-    if not isinstance(model, HookedTransformer):
+    if not isinstance(model, Decoder):
         raise TypeError(f"edges are those of a HookedTransformer, got a {type(model).__name__}")
     return model
 
 
-def check_unhooked(model: HookedTransformer, graph: Graph) -> None:
+def check_unhooked(model: Decoder, graph: Graph) -> None:
     """Raises ValueError for a hook that is open where readers read, or on the norm before attention.
 
     There edges are exchanged: an open hook's change would be lost, or the heads, each with a norm of its own, would pass it by.
@@ -102,7 +102,7 @@ def check_unhooked(model: HookedTransformer, graph: Graph) -> None:
 
 
 def runs_of(
-    model: HookedTransformer, corrupted: Prompts, clean: Prompts | None, source: str, direction: str
+    model: Decoder, corrupted: Prompts, clean: Prompts | None, source: str, direction: str
 ) -> tuple[Tensor, Tensor | None]:
     """The tokens of the run that is changed, and of the other one; raises for what does not go together."""
     if direction not in ("denoise", "noise"):
@@ -145,9 +145,7 @@ def changes_of(
 class _Edges:
     """What every writer says differently, and what the readers read otherwise."""
 
-    def __init__(
-        self, model: HookedTransformer, graph: Graph, tokens: Tensor, other: Tensor | None, source: str
-    ) -> None:
+    def __init__(self, model: Decoder, graph: Graph, tokens: Tensor, other: Tensor | None, source: str) -> None:
         self.graph, self.writers = graph, Writers.of(model, graph)
         self.streams = {node.site: _stream(model, node) for node in graph.readers}
         sites = [some.site for some in self.writers]
@@ -188,7 +186,7 @@ class _Edges:
         return Edit(reader.site, new[stream][:, :, None], positions, (reader.head,))
 
 
-def _stream(model: HookedTransformer, reader: Node) -> str:
+def _stream(model: Decoder, reader: Node) -> str:
     """The site of the stream that a reader reads."""
     if reader.name == LOGITS:
         return reader.site

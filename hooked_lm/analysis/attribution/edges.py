@@ -30,7 +30,7 @@ from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.study import Metrics
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import origin
 
 METHODS = ("eap", "eap-ig-inputs", "eap-ig-activations")
@@ -141,7 +141,7 @@ class _Edges:
 
     def __init__(
         self,
-        model: HookedTransformer,
+        model: Decoder,
         metric: Metric,
         tokens: Int[Tensor, "batch pos"],
         other: Int[Tensor, "batch pos"] | None,
@@ -321,7 +321,7 @@ def _bytes(batch_size: int | str) -> int:
     return batch_size
 
 
-def _drawn(model: HookedTransformer, graph: Graph, n_tokens: int, check: Check, seed: int) -> list[tuple[str, str]]:
+def _drawn(model: Decoder, graph: Graph, n_tokens: int, check: Check, seed: int) -> list[tuple[str, str]]:
     """The edges to measure exactly."""
     of_token = sum(cost.keys + cost.rest for cost in map(token_cost, model.blocks))
     edges = list(graph.named(graph.is_edge))

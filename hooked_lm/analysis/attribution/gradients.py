@@ -14,7 +14,7 @@ from hooked_lm.components.norm import norm_of
 from hooked_lm.engine.base_run import logits_of
 from hooked_lm.engine.metric_trace import Logits, Shown, reads_of
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 
 Metric = Callable[[Tensor], Any]
 Hooks = Sequence[tuple[str, Callable[..., Any]]]
@@ -141,7 +141,7 @@ def check_grad_mode(what: str) -> None:
 
 def logits_for(model: HookedRootModule, tokens: Int[Tensor, "batch pos"]) -> Tensor | Logits:
     """The logits of a run; of a decoder only what is read of them is computed."""
-    if not isinstance(model, HookedTransformer) or type(model).forward is not HookedTransformer.forward:
+    if not isinstance(model, Decoder) or type(model).forward is not Decoder.forward:
         return model(tokens)
     normalized = norm_of(model, "ln_final")(model(tokens, stop_at_layer=len(model.blocks))).to(model.embed.W_E.dtype)
     points = (module for module in model.unembed.modules() if isinstance(module, HookPoint))

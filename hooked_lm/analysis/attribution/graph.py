@@ -15,7 +15,7 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from hooked_lm.components.norm import norm_of
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 
 INPUT, LOGITS = "input", "logits"
 
@@ -62,10 +62,10 @@ class Graph:
     readers: tuple[Node, ...]
 
     @classmethod
-    def of(cls, model: HookedTransformer) -> "Graph":
+    def of(cls, model: Decoder) -> "Graph":
         """The graph of a decoder; raises TypeError for another model, and ValueError if its stream is not a sum of what was
         written."""
-        if not isinstance(model, HookedTransformer):
+        if not isinstance(model, Decoder):
             raise TypeError(f"graphs are made of a HookedTransformer, got a {type(model).__name__}")
         last = len(model.blocks) - 1
         writers = [Node(INPUT, "blocks.0.hook_resid_pre", 0, -1)]
@@ -124,7 +124,7 @@ class Graph:
 class _Layer:
     """What a block has to write and to read."""
 
-    def __init__(self, model: HookedTransformer, block: nn.Module, layer: int) -> None:
+    def __init__(self, model: Decoder, block: nn.Module, layer: int) -> None:
         self.block: Any = block
         self.model, self.layer = model, layer
         self.sites = {name.removeprefix(f"blocks.{layer}.") for name in model.all_points()}

@@ -23,8 +23,8 @@ from hooked_lm.engine.prompts import Prompts, Source, Which, site_of_layer
 from hooked_lm.engine.study import Metrics, named
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.models.decoder import HookedTransformer
-from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
+from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.patching.sweeps import both_runs
 from hooked_lm.results.scores import METRIC, Label, origin
 
@@ -155,7 +155,7 @@ def attribute_nodes(
     if isinstance(sites, str) or not sites:
         raise ValueError(f"sites must be a list of short names, got {sites!r}")
     job = Job(model, corrupted, clean, metric, source, direction, method, steps, batch_size, decoder_input)
-    if isinstance(model, HookedEncoderDecoder) and tuple(sites) == NODES:
+    if isinstance(model, EncoderDecoder) and tuple(sites) == NODES:
         sites = [f"{side}.{name}" for side in SIDES for name in NODES]
     plans = [Plan(job.model, job.tokens, [name], **{f"{_feature(model, name)}s": "each"}) for name in sites]
     return dict(zip(sites, job.carry_out(plans, check, seed, progress), strict=True))
@@ -277,7 +277,7 @@ class Job:
     def _token_bytes(self, sites: Sequence[str]) -> int:
         """What a token takes in a pass with a graph, about."""
         model = self.model
-        if not isinstance(model, HookedTransformer):
+        if not isinstance(model, Decoder):
             return token_bytes(model)
         shows_scores = self.method.in_steps or any("key_pos" in model.hook_dict[site].dims for site in sites)
         seen_keys = 16 * model.cfg.n_layers * model.cfg.n_heads * self.tokens.shape[1] if shows_scores else 0

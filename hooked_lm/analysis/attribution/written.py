@@ -11,7 +11,7 @@ from torch import Tensor
 from hooked_lm.analysis.attribution.graph import Graph, Node
 from hooked_lm.components.attention.attend import Attend
 from hooked_lm.components.norm import norm_of, norm_unhooked
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 
 Stream = Float[Tensor, "batch pos d_model"]
 Parts = Float[Tensor, "writer batch pos d_model"]
@@ -33,7 +33,7 @@ class Writers:
     attn: Attend | None = None
 
     @classmethod
-    def of(cls, model: HookedTransformer, graph: Graph) -> "list[Writers]":
+    def of(cls, model: Decoder, graph: Graph) -> "list[Writers]":
         """All writers of a graph, rank by rank."""
         found: list[Writers] = []
         for _, group in groupby(graph.writers, key=lambda node: node.rank):

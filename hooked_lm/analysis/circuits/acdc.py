@@ -19,7 +19,7 @@ from hooked_lm.analysis.circuits.paths import feeds
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.undisturbed import undisturbed
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import origin
 
 AT_ONCE = 64  # edges tried together, at most
@@ -28,7 +28,7 @@ Place = tuple[int, int]  # writer, reader
 
 @undisturbed
 def acdc(
-    model: HookedTransformer,
+    model: Decoder,
     corrupted: Prompts,
     clean: Prompts,
     *,

@@ -21,7 +21,7 @@ from hooked_lm.analysis.circuits.top import at_least, largest
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.undisturbed import undisturbed
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import origin
 
 SOURCES = {
@@ -40,7 +40,7 @@ METHODS = (*edges.METHODS, "exact", *SEARCHES)
 
 @undisturbed
 def discover(
-    model: HookedTransformer,
+    model: Decoder,
     corrupted: Prompts,
     clean: Prompts,
     *,
@@ -120,7 +120,7 @@ def _check_limits(method: str | SweepResult, n_edges: int | None, threshold: flo
 
 
 def _effects(
-    model: HookedTransformer,
+    model: Decoder,
     corrupted: Prompts,
     clean: Prompts,
     metric: Metric,
@@ -143,9 +143,7 @@ def _effects(
     return edges.attribute_edges(model, corrupted, clean, method=method, **common, **{"check": CHECKED, **options})
 
 
-def _best(
-    model: HookedTransformer, found: SweepResult, method: str, limits: Mapping[str, Any], about: dict[str, Any]
-) -> Circuit:
+def _best(model: Decoder, found: SweepResult, method: str, limits: Mapping[str, Any], about: dict[str, Any]) -> Circuit:
     """The circuit of the edges with the largest effects."""
     graph = Graph.of(model)
     scores = scores_of(graph, found)

@@ -18,7 +18,7 @@ from hooked_lm.analysis.circuits.top import largest
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.undisturbed import undisturbed
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import Scores, origin
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Evaluation(Scores):
 
 @undisturbed
 def evaluate(
-    model: HookedTransformer,
+    model: Decoder,
     circuits: Given,
     corrupted: Prompts,
     clean: Prompts,
@@ -193,7 +193,7 @@ def evaluate(
 
 @undisturbed
 def minimality(
-    model: HookedTransformer,
+    model: Decoder,
     circuit: Circuit,
     corrupted: Prompts,
     clean: Prompts,

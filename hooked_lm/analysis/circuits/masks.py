@@ -18,7 +18,7 @@ from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.analysis.circuits.top import largest
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.undisturbed import undisturbed
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import origin
 
 TEMPERATURE, LOW, HIGH = 2 / 3, -0.1, 1.1  # of Louizos et al.: gates are stretched to (LOW, HIGH), and cut to [0, 1]
@@ -47,7 +47,7 @@ class HardConcrete:
 
 @undisturbed
 def train_masks(
-    model: HookedTransformer,
+    model: Decoder,
     corrupted: Prompts,
     clean: Prompts,
     *,

@@ -10,13 +10,13 @@ from hooked_lm.analysis.circuits.paths import on_paths
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.undisturbed import undisturbed
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import origin
 
 
 @undisturbed
 def prune(
-    model: HookedTransformer,
+    model: Decoder,
     corrupted: Prompts,
     clean: Prompts,
     *,

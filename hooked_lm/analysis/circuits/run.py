@@ -27,7 +27,7 @@ from hooked_lm.engine.budget import Budget, token_bytes
 from hooked_lm.engine.metric_trace import TracedAccess, reads_of
 from hooked_lm.engine.prompts import Prompts, aligned, tokens_of
 from hooked_lm.hooks import HookPoint, is_listening
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 
 ABLATIONS = ("resample", "mean", "zero")
 Gates = Float[Tensor, "row writer reader"]
@@ -88,7 +88,7 @@ class Runner:
     @torch.no_grad()
     def __init__(
         self,
-        model: HookedTransformer,
+        model: Decoder,
         corrupted: Prompts,
         clean: Prompts,
         metric: Metric | None = None,
@@ -292,9 +292,7 @@ class _Recording:
 Written = dict[str, Float[Tensor, "node prompt pos d_model"]]
 
 
-def _run_whole(
-    model: HookedTransformer, tokens: Tensor, writers: Sequence[Place]
-) -> tuple[Written, list[Tensor], Tensor]:
+def _run_whole(model: Decoder, tokens: Tensor, writers: Sequence[Place]) -> tuple[Written, list[Tensor], Tensor]:
     """What is written at these places, the stream before each block, and that after the last."""
     written: Written = {}
     streams: list[Tensor] = []
@@ -337,7 +335,7 @@ def _check_sum(plain: Written, other: Written, difference: Tensor, end: Tensor) 
         )
 
 
-def _kl_to(model: HookedTransformer, end: Float[Tensor, "batch pos d_model"]) -> Metric:
+def _kl_to(model: Decoder, end: Float[Tensor, "batch pos d_model"]) -> Metric:
     """KL(model || run) at the last position."""
     last = model.cap_logits(model.unembed(norm_of(model, "ln_final")(end[:, -1:]).to(model.embed.W_E.dtype)))
     return metrics.kl_divergence(last[:, 0])

@@ -10,7 +10,7 @@ from torch import Tensor
 from hooked_lm.analysis.reading.heads import ChanceScores, check_model
 from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.factored_matrix import FactoredMatrix
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import Scores, origin
 
 KINDS = ("Q", "K", "V")
@@ -32,9 +32,7 @@ class CompositionScores(ChanceScores):
         return Scores(self.above_chance().values / self.spread, self.axes, about=self.about)
 
 
-def composition_scores(
-    model: HookedTransformer, kind: str = "Q", *, n_random: int = 50, seed: int = 0
-) -> CompositionScores:
+def composition_scores(model: Decoder, kind: str = "Q", *, n_random: int = 50, seed: int = 0) -> CompositionScores:
     """How much of what each head writes each head of a later layer reads through its queries, keys or values.
 
     `|OV1 M2| / (|OV1| |M2|)` in Frobenius norms, between 0 and 1, where M2 is `W_Q W_K^T` of the later head for "Q", its
@@ -90,7 +88,7 @@ def composition_scores(
     return CompositionScores(values[..., None], axes, **by_chance, about=about)
 
 
-def _attentions(model: HookedTransformer) -> dict[int, Any]:
+def _attentions(model: Decoder) -> dict[int, Any]:
     """The attention of each layer that makes queries, keys and values by weights of its own."""
     found = {
         layer: block.attn

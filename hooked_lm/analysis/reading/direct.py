@@ -14,7 +14,7 @@ from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, to
 from hooked_lm.hooks import Slice
 from hooked_lm.models.caches import decompose
 from hooked_lm.models.caches.activation_cache import ActivationCache
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.weights.fixed_norm import norm_gain
 from hooked_lm.results.scores import Label, Scores, origin
 
@@ -27,7 +27,7 @@ Parts = list[Part]
 
 @torch.no_grad()
 def direct_logit_attribution(
-    model: HookedTransformer,
+    model: Decoder,
     prompts: Prompts,
     answers: Tokens,
     wrong: Tokens | None = None,
@@ -86,7 +86,7 @@ def direct_logit_attribution(
 
 @torch.no_grad()
 def source_attribution(
-    model: HookedTransformer,
+    model: Decoder,
     prompts: Prompts,
     answers: Tokens,
     wrong: Tokens | None = None,
@@ -130,7 +130,7 @@ class _Run:
 
     def __init__(
         self,
-        model: HookedTransformer,
+        model: Decoder,
         tokens: Int[Tensor, "prompt pos"],
         ids: Int[Tensor, " prompt"],
         others: Int[Tensor, " prompt"] | None,
@@ -207,7 +207,7 @@ class _Run:
         return [name for name, _ in parts], torch.stack(values) if values else model.W_U.new_empty(0, len(self.ids))
 
 
-def _apart(model: HookedTransformer, by: str, layers: Which) -> set[int]:
+def _apart(model: Decoder, by: str, layers: Which) -> set[int]:
     """The layers that are taken apart."""
     if by == "layer":
         return set()
@@ -223,7 +223,7 @@ def _apart(model: HookedTransformer, by: str, layers: Which) -> set[int]:
 
 
 def _checked(
-    model: HookedTransformer, prompts: Prompts, answers: Tokens, wrong: Tokens | None, pos: int
+    model: Decoder, prompts: Prompts, answers: Tokens, wrong: Tokens | None, pos: int
 ) -> tuple[Int[Tensor, "prompt n_pos"], Int[Tensor, " prompt"], Int[Tensor, " prompt"] | None, int]:
     """Prompts and tokens as ids, and the position counted from the start."""
     if not len(prompts):
@@ -236,7 +236,7 @@ def _checked(
     return tokens, ids, others, pos % tokens.shape[1]
 
 
-def _one_each(model: HookedTransformer, tokens: Tokens, batch: int, name: str) -> Int[Tensor, " prompt"]:
+def _one_each(model: Decoder, tokens: Tokens, batch: int, name: str) -> Int[Tensor, " prompt"]:
     """One id for each prompt."""
     ids = model.tokens.single_token_ids(tokens, model.device).reshape(-1)
     if len(ids) not in (1, batch):
@@ -244,13 +244,13 @@ def _one_each(model: HookedTransformer, tokens: Tokens, batch: int, name: str) -
     return ids.expand(batch)
 
 
-def _norms(model: HookedTransformer) -> list[str]:
+def _norms(model: Decoder) -> list[str]:
     """The sites with the divisors of the norms that follow sublayers, and of the final one."""
     ends = ("ln1_post.hook_scale", "ln2_post.hook_scale", "ln_final.hook_scale")
     return [name for name in model.all_points() if name.endswith(ends)]
 
 
-def _sites(model: HookedTransformer, by: str, apart: set[int]) -> list[str]:
+def _sites(model: Decoder, by: str, apart: set[int]) -> list[str]:
     """What a decomposition reads."""
     names = ("hook_embed", "hook_pos_embed", "hook_attn_out", "hook_mixer_out", "hook_mlp_out")
     sites = [name for name in model.all_points() if name.endswith(names)]
@@ -267,7 +267,7 @@ def _of_z(name: str) -> bool:
     return name.endswith("attn.hook_z") or ".z_norm." in name
 
 
-def _about(model: HookedTransformer, wrong: Tokens | None, pos: int) -> dict[str, Any]:
+def _about(model: Decoder, wrong: Tokens | None, pos: int) -> dict[str, Any]:
     of = "logit" if wrong is None else "logit difference"
     cap = getattr(model.unembed.cfg, "soft_cap", None)
     return origin(model, of=of if cap is None else f"{of} before the soft cap of {cap:g}", position=pos)

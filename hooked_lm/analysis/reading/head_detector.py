@@ -19,7 +19,7 @@ from hooked_lm.analysis.reading.heads import (
     rows_of,
     see_patterns,
 )
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 
 Detection = Float[Tensor, "query_pos key_pos"]
 Tokens = Int[Tensor, "*one pos"]  # [1, pos] or [pos]
@@ -71,7 +71,7 @@ BUILDERS = dict(
 
 
 def detect_head(
-    model: HookedTransformer,
+    model: Decoder,
     seq: str | Sequence[str] | Tensor,
     detection_pattern: str | Detection,
     heads: Heads | None = None,
@@ -194,7 +194,7 @@ def _checked_pattern(pattern: Tensor, n_pos: int) -> Detection:
     return pattern.float()
 
 
-def _wanted(model: HookedTransformer, heads: Heads | None) -> Bool[Tensor, "layer head"]:
+def _wanted(model: Decoder, heads: Heads | None) -> Bool[Tensor, "layer head"]:
     """Which heads are asked for."""
     counts = head_counts(model)
     wanted = torch.zeros(len(counts), max(counts), dtype=torch.bool)

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.components.blocks.block import AttentionPart
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import Label, Scores, origin
 
 Row = Int[Tensor, " pos"]  # the ids of one prompt, without padding
@@ -75,7 +75,7 @@ class ChanceScores(Scores):
 
 
 def head_scores(
-    model: HookedTransformer,
+    model: Decoder,
     prompts: Any = None,
     *,
     kinds: Sequence[str] | Mapping[str, Kind] = tuple(KINDS),
@@ -162,7 +162,7 @@ def _targets(row: Row, prompt: int, kinds: Mapping[str, Kind]) -> Bool[Tensor, "
 
 
 def _attention_to(
-    model: HookedTransformer, rows: Rows, targets: list[Bool[Tensor, "kind _ _"]]
+    model: Decoder, rows: Rows, targets: list[Bool[Tensor, "kind _ _"]]
 ) -> Float[Tensor, "kind layer head prompt"]:
     """The share of attention that goes to the targets, of each layer and head."""
     shares = [torch.full((len(targets[0]), n, len(rows)), torch.nan) for n in head_counts(model)]
@@ -202,7 +202,7 @@ def _visible(attn: Any, n_pos: int) -> Bool[Tensor, "pos pos"]:
 # ---- attention on the whole ----------------------------------------------------------------------------------------
 
 
-def attention_statistics(model: HookedTransformer, prompts: Any) -> Scores:
+def attention_statistics(model: Decoder, prompts: Any) -> Scores:
     """What the attention of each head is like: the mean over the queries of a prompt, the first excepted, that sees only itself.
 
     - "entropy" in nats: 0 for a head that looks at one token, log n for one that looks at n alike.
@@ -243,7 +243,7 @@ def attention_statistics(model: HookedTransformer, prompts: Any) -> Scores:
 
 
 def repeated_random_tokens(
-    model: HookedTransformer, n_prompts: int = 16, length: int = 40, seed: int = 0
+    model: Decoder, n_prompts: int = 16, length: int = 40, seed: int = 0
 ) -> Int[Tensor, "prompt pos"]:
     """Random tokens, said twice: a BOS if the model's prompts begin with one, `length` different tokens, the same again.
 
@@ -270,7 +270,7 @@ def repeated_random_tokens(
     return torch.stack([torch.cat([torch.tensor(bos, dtype=torch.long), row, row]) for row in once])
 
 
-def _shuffled(model: HookedTransformer, rows: Rows, seed: int) -> Rows:
+def _shuffled(model: Decoder, rows: Rows, seed: int) -> Rows:
     """The tokens of each prompt in random order; the special tokens it begins with stay."""
     generator = torch.Generator().manual_seed(seed)
     special = set() if model.tokenizer is None else set(model.tokenizer.all_special_ids)
@@ -282,7 +282,7 @@ def _shuffled(model: HookedTransformer, rows: Rows, seed: int) -> Rows:
     return found
 
 
-def rows_of(model: HookedTransformer, prompts: Any) -> Rows:
+def rows_of(model: Decoder, prompts: Any) -> Rows:
     """The ids of each prompt, of texts or of ids [batch, pos] or [pos], without padding."""
     if isinstance(prompts, Tensor):
         if prompts.ndim not in (1, 2) or prompts.is_floating_point() or not len(prompts):
@@ -307,23 +307,23 @@ def rows_of(model: HookedTransformer, prompts: Any) -> Rows:
 
 def check_model(model: Any) -> None:
     """Raises TypeError for what is no decoder, and ValueError for one without attention."""
-    if not isinstance(model, HookedTransformer):
+    if not isinstance(model, Decoder):
         raise TypeError(f"heads are read of a HookedTransformer, got a {type(model).__name__}")
     if not any(head_counts(model)):
         raise ValueError("this model has no attention: there are no heads to read")
 
 
-def head_counts(model: HookedTransformer) -> list[int]:
+def head_counts(model: Decoder) -> list[int]:
     """How many heads each layer has; 0 where there is no attention."""
     return [block.attn.cfg.n_heads if isinstance(block, AttentionPart) else 0 for block in model.blocks]
 
 
-def _layers_and_heads(model: HookedTransformer) -> dict[str, range]:
+def _layers_and_heads(model: Decoder) -> dict[str, range]:
     return {"layer": range(len(model.blocks)), "head": range(max(head_counts(model)))}
 
 
 def _of_layers(
-    model: HookedTransformer, of_layer: Callable[[int], Float[Tensor, "of _ prompt"]]
+    model: Decoder, of_layer: Callable[[int], Float[Tensor, "of _ prompt"]]
 ) -> Float[Tensor, "of layer head prompt"]:
     """What layers have, side by side; NaN for heads that a layer lacks."""
     counts = head_counts(model)
@@ -348,7 +348,7 @@ class _Look:
         self.see(self.layer, self.prompts, pattern.float())
 
 
-def see_patterns(model: HookedTransformer, rows: Rows, see: See, layers: Sequence[int] | None = None) -> None:
+def see_patterns(model: Decoder, rows: Rows, see: See, layers: Sequence[int] | None = None) -> None:
     """Run prompts of any lengths and show the patterns of each layer, as it is reached, to `see(layer, prompts, pattern)`.
 
     Prompts of one length run together, so there is no padding; as many as keep a layer's patterns small.

@@ -15,7 +15,7 @@ from hooked_lm.components.embed import Unembed
 from hooked_lm.components.norm import norm_of, norm_unhooked, wide
 from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, tokens_of
 from hooked_lm.models.caches.activation_cache import ActivationCache
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.verification.verify import last_site
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Label, Scores, origin
@@ -131,7 +131,7 @@ class Lens:
 
 @torch.no_grad()
 def logit_lens(
-    model: HookedTransformer,
+    model: Decoder,
     prompts: Prompts | ActivationCache,
     *,
     site: str = "resid_post",
@@ -196,7 +196,7 @@ def logit_lens(
     return _result(model, tensors, axes, about, answers)
 
 
-def decode(model: HookedTransformer, stream: Float[Tensor, "row d_model"]) -> Float[Tensor, "row d_vocab"]:
+def decode(model: Decoder, stream: Float[Tensor, "row d_model"]) -> Float[Tensor, "row d_vocab"]:
     """The logits that the model's end makes of vectors of its stream, past the hook points, in fp32 at least.
 
     >>> from hooked_lm import HookedTransformer
@@ -211,7 +211,7 @@ def decode(model: HookedTransformer, stream: Float[Tensor, "row d_model"]) -> Fl
 
 
 def _run(
-    model: HookedTransformer, prompts: Prompts | ActivationCache, sites: Sequence[str]
+    model: Decoder, prompts: Prompts | ActivationCache, sites: Sequence[str]
 ) -> tuple[dict[str, Tensor], list[Label]]:
     """The streams at these sites, [batch, pos, d_model], and the labels of their positions."""
     for name in sites:
@@ -227,7 +227,7 @@ def _run(
     return {name: cache[name] for name in sites}, position_labels(model, tokens)
 
 
-def _answers(model: HookedTransformer, answers: Tokens, batch: int) -> Int[Tensor, "batch answer"]:
+def _answers(model: Decoder, answers: Tokens, batch: int) -> Int[Tensor, "batch answer"]:
     """The ids that are asked for in each prompt."""
     if isinstance(answers, Tensor) and answers.ndim:
         if answers.ndim > 2 or len(answers) != batch:
@@ -287,7 +287,7 @@ def _gathered(parts: list[Tensor], n_layers: int, batch: int, n_pos: int) -> Ten
 
 
 def _result(
-    model: HookedTransformer,
+    model: Decoder,
     tensors: dict[str, Tensor],
     axes: Mapping[str, Sequence[Label]],
     about: dict[str, Any],
@@ -304,7 +304,7 @@ def _result(
     return Lens(**tensors, scores=scores, answers=of_answers, words=words)
 
 
-def _labels(model: HookedTransformer, answers: Tokens, n: int) -> list[Label]:
+def _labels(model: Decoder, answers: Tokens, n: int) -> list[Label]:
     if isinstance(answers, Tensor) and answers.ndim:
         return [f"answer {i}" for i in range(n)]
     several = answers if isinstance(answers, Sequence) and not isinstance(answers, str) else [answers]
@@ -313,7 +313,7 @@ def _labels(model: HookedTransformer, answers: Tokens, n: int) -> list[Label]:
     return [words[token] for token in ids]
 
 
-def spelled(model: HookedTransformer, tokens: Tensor) -> dict[int, str]:
+def spelled(model: Decoder, tokens: Tensor) -> dict[int, str]:
     """How ids are written; without a tokenizer as numbers."""
     ids = tokens.unique().tolist()
     if getattr(model, "tokenizer", None) is None:

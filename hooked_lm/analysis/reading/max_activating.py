@@ -14,7 +14,7 @@ from torch import Tensor
 from hooked_lm.analysis.reading.lens import spelled
 from hooked_lm.components.norm import wide
 from hooked_lm.interventions.top_examples import Examples, TopExamples
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 from hooked_lm.results import stored
 from hooked_lm.results.scores import origin
 
@@ -111,7 +111,7 @@ class MaxActivating:
 
 @torch.no_grad()
 def max_activating_examples(
-    model: HookedTransformer,
+    model: Decoder,
     data: Data,
     *,
     site: Site,
@@ -174,7 +174,7 @@ class _Measure:
 
     def __init__(
         self,
-        model: HookedTransformer,
+        model: Decoder,
         site: Site,
         direction: Tensor | None,
         neuron: int | None,
@@ -220,7 +220,7 @@ def _index(index: int, size: int, what: str, site: str) -> int:
 
 
 def _batches(
-    model: HookedTransformer, data: Data, size: int
+    model: Decoder, data: Data, size: int
 ) -> Iterator[tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"]]]:
     """Ids on the CPU, and which are no padding, of data in any form."""
     if isinstance(data, str):

@@ -19,7 +19,7 @@ from hooked_lm.components.blocks.block import AttentionPart, MLPPart, PostNormBl
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of, norm_unhooked
 from hooked_lm.factored_matrix import FactoredMatrix
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.names import checked_index
 from hooked_lm.results.scores import Scores, origin
 
@@ -31,7 +31,7 @@ NUMBERS = 1 << 24  # that are held at once, about
 
 
 @torch.no_grad()
-def neuron_top_tokens(model: HookedTransformer, layer: int, neurons: int | Sequence[int], k: int = 10) -> pd.DataFrame:
+def neuron_top_tokens(model: Decoder, layer: int, neurons: int | Sequence[int], k: int = 10) -> pd.DataFrame:
     """The tokens that neurons raise and lower most, and those whose embedding excites and inhibits them most.
 
     A row for each neuron, weight, sign and rank. `weight` is "W_out" for the tokens that the neuron's output raises ("+") or
@@ -63,7 +63,7 @@ def neuron_top_tokens(model: HookedTransformer, layer: int, neurons: int | Seque
     return pd.DataFrame(rows)
 
 
-def _ends(model: HookedTransformer, values: Float[Tensor, " d_vocab"], k: int, **labels: Any) -> list[dict[str, Any]]:
+def _ends(model: Decoder, values: Float[Tensor, " d_vocab"], k: int, **labels: Any) -> list[dict[str, Any]]:
     """The largest numbers and the smallest, with their tokens."""
     rows = []
     for sign, best in (("+", values.topk(k)), ("-", values.topk(k, largest=False))):
@@ -80,7 +80,7 @@ def _ends(model: HookedTransformer, values: Float[Tensor, " d_vocab"], k: int, *
 
 @torch.no_grad()
 def head_top_tokens(
-    model: HookedTransformer, layer: int, head: int, k: int = 10, sources: Sequence[str | int] | None = None
+    model: Decoder, layer: int, head: int, k: int = 10, sources: Sequence[str | int] | None = None
 ) -> pd.DataFrame:
     """The largest pairs of a head's OV circuit: a source token, and the token whose logit it raises where it is attended to.
 
@@ -124,7 +124,7 @@ def head_top_tokens(
 
 
 def _circuit(
-    model: HookedTransformer, layer: int, head: int
+    model: Decoder, layer: int, head: int
 ) -> Callable[[Sequence[int]], Iterator[Float[Tensor, "source d_vocab"]]]:
     """What some sources raise, where a head attends to them; a few sources at a time."""
     reading, writing = head_weights(model.blocks[layer], head)
@@ -134,7 +134,7 @@ def _circuit(
 
 
 @torch.no_grad()
-def copying_scores(model: HookedTransformer) -> Scores:
+def copying_scores(model: Decoder) -> Scores:
     """How far each head raises the tokens that it attends to: 1 if its OV circuit copies, -1 if it does the opposite.
 
     The sum of the eigenvalues of `embedding W_V W_O unembedding` over the sum of their sizes (Elhage et al. 2021, "A Mathematical
@@ -196,12 +196,12 @@ def seen_through(norm: nn.Module, directions: Directions) -> Directions:
     return directions - directions.mean(-1, keepdim=True) if isinstance(norm, LayerNorm) else directions
 
 
-def to_logits(model: HookedTransformer, directions: Directions) -> Float[Tensor, "*some d_vocab"]:
+def to_logits(model: Decoder, directions: Directions) -> Float[Tensor, "*some d_vocab"]:
     """How much directions of the stream raise each token's logit, but for the final norm's divisor."""
     return written(norm_of(model, "ln_final"), directions) @ model.unembed.W_U.float()
 
 
-def embeddings(model: HookedTransformer) -> Float[Tensor, "d_vocab d_model"]:
+def embeddings(model: Decoder) -> Float[Tensor, "d_vocab d_model"]:
     """What each token puts into the stream."""
     embed = model.embed
     table = embed.table().float()
@@ -216,7 +216,7 @@ def norm_before(block: Any, part: str) -> nn.Module:
     return getattr(block, "ln1" if part == "attn" else block.mlp_norm)
 
 
-def attention_of(model: HookedTransformer, layer: int) -> tuple[int, Any]:
+def attention_of(model: Decoder, layer: int) -> tuple[int, Any]:
     """A layer and its attention; raises ValueError if it has none that reads and writes by `W_V` and `W_O`."""
     check_model(model)
     layer = checked_index(layer, len(model.blocks), "layer")
@@ -229,7 +229,7 @@ def _reads_and_writes(block: Any) -> bool:
     return isinstance(block, AttentionPart) and {"W_V", "W_O"} <= {name for name, _ in block.attn.named_parameters()}
 
 
-def mlp_of(model: HookedTransformer, layer: int) -> tuple[int, Any]:
+def mlp_of(model: Decoder, layer: int) -> tuple[int, Any]:
     """A layer and its MLP; raises ValueError if it has none, or many."""
     layer = checked_index(layer, len(model.blocks), "layer")
     block = model.blocks[layer]
@@ -240,14 +240,14 @@ def mlp_of(model: HookedTransformer, layer: int) -> tuple[int, Any]:
     return layer, block.mlp
 
 
-def token_strings(model: HookedTransformer, ids: Int[Tensor, " token"]) -> list[str] | list[int]:
+def token_strings(model: Decoder, ids: Int[Tensor, " token"]) -> list[str] | list[int]:
     """Tokens as text; ids if the model has no tokenizer."""
     if model.tokenizer is None:
         return ids.tolist()
     return [model.to_single_str_token(token) for token in ids.tolist()]
 
 
-def _token_id(model: HookedTransformer, token: str | int) -> int:
+def _token_id(model: Decoder, token: str | int) -> int:
     return model.to_single_token(token) if isinstance(token, str) else checked_index(token, model.cfg.d_vocab, "token")
 
 

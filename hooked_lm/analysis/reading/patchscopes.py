@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hooked_lm.analysis.reading.lens import spelled
 from hooked_lm.engine.prompts import Prompts, Which, chosen, tokens_of, values_of
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 from hooked_lm.results import stored
 from hooked_lm.results.scores import origin
 
@@ -103,7 +103,7 @@ class Patchscope:
 
 @torch.no_grad()
 def patchscope(
-    model: HookedTransformer,
+    model: Decoder,
     source_prompt: Prompts,
     target_prompt: Prompts = IDENTITY_PROMPT,
     *,
@@ -113,7 +113,7 @@ def patchscope(
     target_layers: Which = None,
     max_new_tokens: int = 5,
     site: str = "resid_post",
-    target_model: HookedTransformer | None = None,
+    target_model: Decoder | None = None,
     mapping: Mapping | None = None,
 ) -> Patchscope:
     """Decode hidden states with the model's own words (Ghandeharioun et al. 2024, arXiv:2401.06102).
@@ -175,14 +175,14 @@ def patchscope(
     )  # fmt: skip
 
 
-def _all_or_some(layers: Which, model: HookedTransformer, what: str) -> list[int]:
+def _all_or_some(layers: Which, model: Decoder, what: str) -> list[int]:
     which = chosen(layers, model.cfg.n_layers, what)
     if which is None:
         raise ValueError(f"{what}s must be 'each' or some")
     return which
 
 
-def _one(model: HookedTransformer, prompt: Prompts, position: int, name: str) -> tuple[Int[Tensor, "1 pos"], int]:
+def _one(model: Decoder, prompt: Prompts, position: int, name: str) -> tuple[Int[Tensor, "1 pos"], int]:
     """The ids of one prompt, and a position of it counted from the start."""
     tokens = tokens_of(model, prompt, f"the {name} prompt").to(model.device)
     if len(tokens) != 1:
@@ -194,7 +194,7 @@ def _one(model: HookedTransformer, prompt: Prompts, position: int, name: str) ->
 
 
 def _mapped(
-    states: Float[Tensor, "layer d_source"], mapping: Mapping | None, reader: HookedTransformer
+    states: Float[Tensor, "layer d_source"], mapping: Mapping | None, reader: Decoder
 ) -> Float[Tensor, "layer d_target"]:
     """States as the target model can read them."""
     wanted = (len(states), reader.cfg.d_model)
@@ -206,7 +206,7 @@ def _mapped(
 
 
 def _continued(
-    model: HookedTransformer,
+    model: Decoder,
     target: Int[Tensor, "1 pos"],
     position: int,
     cells: Sequence[tuple[Tensor | None, str]],
@@ -243,7 +243,7 @@ class _PutOnce:
         return value
 
 
-def _texts(model: HookedTransformer, tokens: Int[Tensor, "source target new"]) -> list[list[str | None]]:
+def _texts(model: Decoder, tokens: Int[Tensor, "source target new"]) -> list[list[str | None]]:
     if getattr(model, "tokenizer", None) is None:
         return [[None] * tokens.shape[1] for _ in tokens]
     return [[str(model.to_string(new)) for new in row] for row in tokens]

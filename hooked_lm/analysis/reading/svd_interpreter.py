@@ -20,7 +20,7 @@ from hooked_lm.analysis.reading.neurons import (
 )
 from hooked_lm.components.norm import norm_of
 from hooked_lm.factored_matrix import FactoredMatrix
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.names import checked_index
 
 VECTOR_TYPES = ("OV", "w_in", "w_gate", "w_out")
@@ -42,7 +42,7 @@ class SVDInterpreter:
     torch.Size([1506, 1, 5])
     """
 
-    def __init__(self, model: HookedTransformer) -> None:
+    def __init__(self, model: Decoder) -> None:
         self.model, self.cfg = model, model.cfg
 
     @torch.no_grad()

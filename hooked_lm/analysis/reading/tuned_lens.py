@@ -13,7 +13,7 @@ from tqdm import tqdm
 from hooked_lm.analysis.attribution.gradients import check_grad_mode
 from hooked_lm.analysis.reading.lens import decode
 from hooked_lm.engine.prompts import Which, chosen
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.verification.verify import last_site
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores, origin
@@ -49,7 +49,7 @@ class TunedLens:
     held_out: Scores
 
     @classmethod
-    def identity(cls, model: HookedTransformer, layers: Which = "each", site: str = "resid_post") -> "TunedLens":
+    def identity(cls, model: Decoder, layers: Which = "each", site: str = "resid_post") -> "TunedLens":
         """The lens before training: one that changes nothing."""
         which = chosen(layers, model.cfg.n_layers, "layer") or []
         d_model, unknown = model.cfg.d_model, torch.full((2, len(which), 1), float("nan"))
@@ -118,7 +118,7 @@ def translated(
 
 
 def train_tuned_lens(
-    model: HookedTransformer,
+    model: Decoder,
     texts: Texts,
     *,
     steps: int = 250,
@@ -194,7 +194,7 @@ def _check(steps: int, learning_rate: float, batch_size: int, held_out: float) -
         raise ValueError(f"held_out is a share of the prompts, above 0 and below 1, got {held_out}")
 
 
-def _tokens(model: HookedTransformer, texts: Texts) -> tuple[Int[Tensor, "prompt pos"], Bool[Tensor, "prompt pos"]]:
+def _tokens(model: Decoder, texts: Texts) -> tuple[Int[Tensor, "prompt pos"], Bool[Tensor, "prompt pos"]]:
     """The ids of all prompts, and which of them are no padding."""
     if isinstance(texts, str):
         raise TypeError("a lens is trained on several texts, in a list, got one string")
@@ -220,7 +220,7 @@ def _batches(order: Tensor, size: int, steps: int, generator: torch.Generator) -
 
 
 def divergence(
-    model: HookedTransformer, own: Float[Tensor, "row d_vocab"], stream: Float[Tensor, "row d_model"]
+    model: Decoder, own: Float[Tensor, "row d_vocab"], stream: Float[Tensor, "row d_model"]
 ) -> Float[Tensor, " row"]:
     """KL(own || what the model's end says of a stream) of each row, in nats; `own` are log probabilities."""
     said = decode(model, stream).log_softmax(-1)
@@ -230,7 +230,7 @@ def divergence(
 class _Training:
     """Translators that are being trained, and how far off they are."""
 
-    def __init__(self, model: HookedTransformer, site: str, layers: Sequence[int]) -> None:
+    def __init__(self, model: Decoder, site: str, layers: Sequence[int]) -> None:
         self.model, self.layers = model, layers
         self.sites = [model.names((site, layer))[0] for layer in layers]
         self.last = last_site(model.blocks[-1], model.cfg.n_layers - 1)

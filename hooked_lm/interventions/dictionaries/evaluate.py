@@ -10,7 +10,7 @@ from torch import Tensor
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.interventions.dictionaries.hook import Dictionary, Transcode, decoded, encoded
 from hooked_lm.interventions.dictionaries.stream import Activations, Data
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import Scores, origin
 
 ABLATIONS = ("mean", "zero")
@@ -56,7 +56,7 @@ def evaluate_dictionary(
     rows = [range(start, min(start + batch_size, len(data))) for start in range(0, len(data), batch_size)]
     with torch.no_grad():
         figures, mean = _of_vectors(stream, sae, rows)
-        if isinstance(model, HookedTransformer):
+        if isinstance(model, Decoder):
             figures |= _of_runs(model, stream, sae, rows, mean)
     about = origin(model, sites=stream.sites, prompts=len(data), skip=skip)
     return Scores(torch.tensor(list(figures.values()))[:, None], {"figure": list(figures)}, about=about)
@@ -96,9 +96,7 @@ def _of_vectors(
     return {"explained variance": explained, "L0": n_active / n, "dead": 1 - ever.float().mean().item()}, mean
 
 
-def _of_runs(
-    model: HookedTransformer, stream: Activations, sae: Any, rows: Sequence[range], mean: Tensor
-) -> dict[str, float]:
+def _of_runs(model: Decoder, stream: Activations, sae: Any, rows: Sequence[range], mean: Tensor) -> dict[str, float]:
     """The cross entropies of runs with something in the site's place."""
     target = stream.sites[-1]
     if len(stream.sites) == 2:
@@ -137,7 +135,7 @@ def _of_runs(
 
 
 def _cross_entropy(
-    model: HookedTransformer, stream: Activations, rows: Sequence[range], hooks: Sequence[tuple[str, Any]]
+    model: Decoder, stream: Activations, rows: Sequence[range], hooks: Sequence[tuple[str, Any]]
 ) -> float:
     """The mean cross entropy of next tokens, in nats."""
     total, n = 0.0, 0

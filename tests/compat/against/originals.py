@@ -19,7 +19,7 @@ import transformers
 from torch import Tensor, nn
 
 import hooked_lm
-from hooked_lm import hub
+from hooked_lm import pretrained
 from tests import close
 
 HOME = Path(sys.prefix) / "transformer-lens-3.9.0"
@@ -194,7 +194,7 @@ def pair(name: str) -> Pair:
         ours = hooked_lm.HookedTransformer(TOYS[name])
         ours.load_state_dict(theirs.state_dict())
         return Pair(name, ours, theirs, (tokens,))
-    ours = hub.from_pretrained_no_processing("tiny", hf_model=copy.deepcopy(hf_model(name)))
+    ours = pretrained.from_pretrained_no_processing("tiny", hf_model=copy.deepcopy(hf_model(name)))
     ours.cfg.tokenizer_name = None  # there is none of this name
     targets = torch.randint(3, 61, (2, 7), generator=torch.Generator().manual_seed(2))
     return Pair(name, ours, original(name), (tokens, targets) if name == "t5" else (tokens,))

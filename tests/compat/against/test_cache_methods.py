@@ -12,7 +12,7 @@ from originals import DECODERS, NOT_FOLDED, TOYS, assert_close, distance, hf_mod
 from torch import Tensor
 
 import hooked_lm
-from hooked_lm import hub
+from hooked_lm import pretrained
 from tests.close import is_close
 
 CAUSAL = [name for name in [*DECODERS, *TOYS] if name != "qwen2"]  # which is llama here, but for biases
@@ -176,7 +176,7 @@ def folded_caches(name: str) -> tuple[Any, Any]:
             state = {key: value.clone() for key, value in pair(name).theirs.state_dict().items()}
             model.load_and_process_state_dict(state, **{**NOT_FOLDED, "fold_ln": True})
     else:
-        ours = hub.from_pretrained_no_processing("tiny", hf_model=hf_model(name), fold_ln=True)
+        ours = pretrained.from_pretrained_no_processing("tiny", hf_model=hf_model(name), fold_ln=True)
         models = [ours, original(name, fold_ln=True)]
     with torch.no_grad():
         ours, theirs = (model.run_with_cache(*pair(name).inputs)[1] for model in models)

@@ -10,7 +10,7 @@ from originals import TOYS, assert_close, demo, distance, hf_model, original, pa
 from torch import Tensor
 
 import hooked_lm
-from hooked_lm import hub
+from hooked_lm import pretrained
 from hooked_lm.analysis.reading import head_detector
 from hooked_lm.analysis.reading.svd_interpreter import SVDInterpreter
 
@@ -191,14 +191,14 @@ def test_singular_vectors(kind: str):
     both models compute the same. Ours are those of the folded model."""
     weights = dict.fromkeys(("fold_ln", "center_writing_weights"), True)
     folded = (
-        hub.from_pretrained_no_processing("tiny", hf_model=hf_model("gpt2"), **weights),
+        pretrained.from_pretrained_no_processing("tiny", hf_model=hf_model("gpt2"), **weights),
         original("gpt2", **weights),
     )
     expected, theirs = singular_vectors(folded, kind)
     assert_close(expected, theirs)
     centred = dict.fromkeys(("center_writing_weights",), True)
     unfolded = (
-        hub.from_pretrained_no_processing("tiny", hf_model=hf_model("gpt2"), **centred),
+        pretrained.from_pretrained_no_processing("tiny", hf_model=hf_model("gpt2"), **centred),
         original("gpt2", **centred),
     )
     ours, theirs = singular_vectors(unfolded, kind)

@@ -21,7 +21,7 @@ from originals import (
 from torch import Tensor
 
 import hooked_lm
-from hooked_lm import hub
+from hooked_lm import pretrained
 from tests.close import GRADIENT
 
 CAUSAL = [*DECODERS, *TOYS]
@@ -187,7 +187,7 @@ BUFFERS = (".mask", ".IGNORE", ".rotary_sin", ".rotary_cos", ".alibi")
 def folded(name: str, option: str) -> tuple[Any, Any]:
     """Ours and theirs with one option on, and nothing else."""
     if name not in TOYS:
-        return hub.from_pretrained_no_processing("tiny", hf_model=hf_model(name), **{option: True}), original(
+        return pretrained.from_pretrained_no_processing("tiny", hf_model=hf_model(name), **{option: True}), original(
             name, **{option: True}
         )
     state = {key: value.clone() for key, value in pair(name).theirs.state_dict().items()}
@@ -278,7 +278,7 @@ def test_rotary_queries_and_keys_are_not_refactored(name: str):
     with pytest.raises(AssertionError):
         original(name, refactor_factored_attn_matrices=True)
     with pytest.raises(ValueError, match="this model turns"):
-        hub.from_pretrained_no_processing("tiny", hf_model=hf_model(name), refactor_factored_attn_matrices=True)
+        pretrained.from_pretrained_no_processing("tiny", hf_model=hf_model(name), refactor_factored_attn_matrices=True)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
@@ -286,7 +286,7 @@ def test_all_of_it(name: str):
     """As `from_pretrained` folds by default; and what Hugging Face's model predicts."""
     options = dict.fromkeys(SIMPLE, True) | ({"center_unembed": False} if name == "gemma2" else {})
     both, theirs = pair(name), original(name, **options)
-    ours = hub.from_pretrained("tiny", hf_model=hf_model(name))
+    ours = pretrained.from_pretrained("tiny", hf_model=hf_model(name))
     with torch.no_grad():
         found, expected = ours(*both.inputs), theirs(*both.inputs)
         reference = F.log_softmax(hf_model(name)(*both.inputs).logits, -1)

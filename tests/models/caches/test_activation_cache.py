@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
+from hooked_lm import HookedTransformer
 from hooked_lm.components.blocks.block import MLPPart, ParallelBlock, PreNormBlock
 from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of
 from hooked_lm.hooks import Slice
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.config.decoder import HookedTransformerConfig
-from hooked_lm.models.decoder import HookedTransformer
 from tests.close import assert_close
 from tests.models import toys
 from tests.models.structures import D_MODEL, D_VOCAB, NORMS, SEEDS, random_model, random_tokens, random_tree

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from hooked_lm import HookedEncoderDecoder
 from hooked_lm.hooks import generation_step, scope
 from hooked_lm.interventions import NanGuard
-from hooked_lm.models.encoder_decoder import HookedEncoderDecoder
 from hooked_lm.models.generation import decoder as decoder_generate
 from hooked_lm.models.generation import encoder_decoder as encoder_decoder_generate
 from hooked_lm.models.generation.sampling import sample_logits

@@ -1,5 +1,5 @@
 """Whether one sentence follows another."""
 
 from hooked_lm.models.caches.activation_cache import ActivationCache
-from hooked_lm.models.encoder import HookedEncoder
 from hooked_lm.models.next_sentence import BertNextSentencePrediction
+from hooked_lm.pretrained import HookedEncoder

@@ -10,5 +10,5 @@ from hooked_lm.analysis.reading.head_detector import (
 )
 from hooked_lm.compat.types import ErrorMeasure, HeadName, LayerHeadTuple, LayerToHead, get_supported_heads
 from hooked_lm.models.caches.activation_cache import ActivationCache
-from hooked_lm.models.decoder import HookedTransformer
+from hooked_lm.pretrained import HookedTransformer
 from transformer_lens.utils import is_lower_triangular, is_square

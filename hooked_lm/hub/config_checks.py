@@ -1,13 +1,11 @@
 """What is checked of a checkpoint's config before anything is made from it: errors name the field and its value."""
 
-import json
 import math
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hooked_lm.hub.model_classes import Tree
+from hooked_lm.hub.options import Tree
 from hooked_lm.weights.rows import Row, placeholders
 
 MOST = 2**31 - 1
@@ -30,19 +28,6 @@ SIZES = MODULES | frozenset(
         *("encoder_ffn_dim", "decoder_ffn_dim", "n_positions", "max_position_embeddings"),
     )
 )
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The fields of a `config.json`; ValueError for a file that holds no such thing."""
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except RecursionError as error:
-        raise ValueError(f"{file} is not a model's config: it is nested too deeply") from error
-    except ValueError as error:
-        raise ValueError(f"{file} is not a model's config: {error}") from error
-    if not isinstance(fields, dict):
-        raise ValueError(f"{file} is not a model's config: it holds a {type(fields).__name__}")
-    return fields
 
 
 def check_values(config: Mapping[str, Any], name: str) -> None:

@@ -1,0 +1,76 @@
+"""The files of a repository of the hub, and the tokenizer among them."""
+
+import json
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from hooked_lm.hub.names import local_folder, repository, spelled
+from hooked_lm.hub.options import Options
+from hooked_lm.hub.short_names import SHORT_NAMES
+
+TEXT_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The fields of a `config.json`; ValueError for a file that holds no such thing."""
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{file} is not a model's config: it is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"{file} is not a model's config: {error}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{file} is not a model's config: it holds a {type(fields).__name__}")
+    return fields
+
+
+def download(name: str, options: Options, weights: bool = True) -> Path:
+    """The directory in the hub's cache that holds a model's files: safetensors, pickles only where there are none."""
+    from huggingface_hub import snapshot_download
+
+    how = {"revision": options.revision, "local_files_only": options.local_files_only, **options.download}
+    patterns = [*TEXT_FILES, *(["model*.safetensors"] if weights else [])]
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns="*/*", **how))
+        if weights and not list(folder.glob("model*.safetensors")):
+            snapshot_download(name, allow_patterns="pytorch_model*.bin", ignore_patterns="*/*", **how)
+    except (OSError, ValueError) as error:
+        near = get_close_matches(name.lower(), SHORT_NAMES, n=3)
+        hint = f" (short names near it: {', '.join(near)})" if near else ""
+        raise ValueError(f"{name!r} is no directory here, and the hub did not give it{hint}: {error}") from error
+    return folder
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a directory holds a tokenizer."""
+    return any((folder / file).is_file() for file in TOKENIZER_FILES)
+
+
+def tokenizer_in(folder: Path) -> Any:
+    """The tokenizer in a directory; None if there is none."""
+    if not has_tokenizer(folder):
+        return None
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+
+
+def tokenizer_of(options: Options) -> Any:
+    """The tokenizer of a directory, a short name or a hub id, which need not hold a model; None if there is none."""
+    folder = local_folder(options.model_name)
+    if folder is None:
+        try:
+            folder = download(repository(options, TOKENIZER_FILES), options, weights=False)
+        except ValueError:
+            return None
+    return tokenizer_in(folder)
+
+
+def named_tokenizer(name: str) -> Any:
+    """The tokenizer of a directory, a short name or a hub id. Raises ValueError if there is none."""
+    found = tokenizer_of(Options(spelled(name)))
+    if found is None:
+        raise ValueError(f"no directory here is a tokenizer {name!r}, and the hub gave none")
+    return found

@@ -1,0 +1,92 @@
+"""From a checkpoint in the format of transformers to a model."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hooked_lm.components.attention.attend import Attend
+from hooked_lm.hub.hf_checkpoint import HFCheckpoint
+from hooked_lm.hub.model_classes import Model
+from hooked_lm.hub.options import Tree
+from hooked_lm.weights import Row, expand, load, slots
+
+
+def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
+    """The model of a checkpoint, of the class that `class_of` gives for its tree, with the weights as they are."""
+    options, tensors = checkpoint.options, checkpoint.tensors()
+    full = checkpoint.tree(tensors)
+    model_class = class_of(full)
+    cfg = checkpoint.flat_config(model_class.config_class, full, tensors)
+    tokenizer = checkpoint.tokenizer() if options.tokenizer is None else options.tokenizer
+    model = _unfilled(model_class, cfg, tokenizer)
+    fill(model, tensors, checkpoint.family, full, torch.device(options.device), copy=options.hf_model is not None)
+    model.cfg.tokenizer_name = cfg.tokenizer_name
+    model.hf_config = checkpoint.config.to_dict() | {"architectures": checkpoint.architectures()}
+    return model
+
+
+def _unfilled(model_class: Any, cfg: Any, tokenizer: Any) -> Any:
+    """The model of a config, without weights. Raises ValueError for sizes that no tensor can have."""
+    try:
+        return model_class(replace(cfg, tokenizer_name=None) if tokenizer is None else cfg, tokenizer=tokenizer)
+    except (RuntimeError, OverflowError, MemoryError) as error:
+        names = ("d_model", "n_heads", "d_head", "d_mlp", "d_vocab")
+        sizes = ", ".join(f"{name}={getattr(cfg, name)}" for name in names)
+        raise ValueError(f"the config describes weights that cannot be made ({sizes}): {error}") from error
+
+
+def concrete_rows(module: ModuleType, tree: Tree, layers: Iterable[int]) -> list[Row]:
+    """The rows of a family for these layers; rows for the two sides of an encoder-decoder have ranges of their own."""
+    return expand(module.rows(tree), l=list(layers))
+
+
+def fill(
+    model: Model,
+    tensors: Mapping[str, Tensor],
+    module: ModuleType,
+    full: Tree,
+    device: torch.device,
+    copy: bool,
+) -> None:
+    """Put a checkpoint's weights into a model that has none; `full` is the tree of all of the checkpoint's layers."""
+    n_layers, parameters = len(model.blocks), slots(model)
+    rows = concrete_rows(module, full, range(n_layers))
+    beyond = range(n_layers, len(full.blocks))
+    left_out = (
+        {row.theirs for row in concrete_rows(module, full, beyond) if row.ours.startswith("blocks.")}
+        if beyond
+        else set()
+    )
+    tied = [row for row in rows if row.tied is not None and row.ours not in parameters]
+    for row in tied:
+        _check_tied(tensors, row, module.PREFIX)
+    load(
+        model,
+        tensors,
+        [row for row in rows if row.ours in parameters],
+        dtype=model.cfg.dtype,
+        device=device,
+        ignore=[*module.IGNORED, *left_out, *(row.theirs for row in tied)],
+        prefix=module.PREFIX,
+        copy=copy,
+        own_dtype=[name for name, slot in parameters.items() if slot.tensor.dtype != model.cfg.dtype],
+    )
+    for module_of_ours in model.modules():
+        if isinstance(module_of_ours, Attend):
+            module_of_ours.make_contiguous()
+    stranded = [name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta]
+    if stranded:
+        raise ValueError(f"the checkpoint gives no values for {', '.join(stranded)} of {type(model).__name__}")
+    model.cfg.device = str(device)
+
+
+def _check_tied(tensors: Mapping[str, Tensor], row: Row, prefix: str) -> None:
+    """Raises ValueError where a file holds a tied weight too, with other values than the one that it is tied to."""
+    assert row.tied is not None
+    source = row.tied if row.tied in tensors else row.tied.removeprefix(prefix)
+    if row.theirs in tensors and source in tensors and not torch.equal(tensors[row.theirs], tensors[source]):
+        raise ValueError(f"{row.theirs!r} differs from {source!r}, but the config says that they are tied")

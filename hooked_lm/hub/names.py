@@ -1,0 +1,99 @@
+"""What a model's name means: a directory, or a repository of the hub; and which steps of its training were published."""
+
+import fnmatch
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from hooked_lm.hub.options import Options
+from hooked_lm.hub.short_names import CHECKPOINTS, SHORT_NAMES
+
+DEMO = Path(__file__).parents[1] / "demo" / "model"
+
+
+def short_names() -> dict[str, str]:
+    """Short name -> hub id."""
+    return dict(SHORT_NAMES)
+
+
+def hub_id(model_name: str) -> str:
+    """The hub id of a short name; another name is its own."""
+    return SHORT_NAMES.get(model_name.lower(), model_name)
+
+
+def spelled(model_name: str | os.PathLike[str]) -> str:
+    """A name as it was given; a Path is spelled such that it means neither a hub id nor a short name.
+
+    >>> spelled("demo"), spelled(Path("demo"))
+    ('demo', './demo')
+    """
+    name = str(model_name)
+    return os.path.join(os.curdir, name) if isinstance(model_name, os.PathLike) and not _is_path(name) else name
+
+
+def _is_path(name: str) -> bool:
+    """Whether a name is spelled as a path: "./demo", "../demo", "~/demo", "/demo"."""
+    first = re.split(r"[/\\]", name)[0]
+    return os.path.isabs(name) or first in (os.curdir, os.pardir) or first.startswith("~")
+
+
+def local_folder(name: str) -> Path | None:
+    """The directory that a name means; None if it is for the hub.
+
+    A string that is spelled as a path means the directory there, "demo" the bundled model. Another string means
+    a directory of that name if there is one, but a short name ("gpt2") only one that holds a model.
+    """
+    if name == "demo":
+        return DEMO
+    folder = Path(name).expanduser()
+    if _is_path(name):
+        return folder
+    is_meant = name and folder.is_dir() and (name.lower() not in SHORT_NAMES or (folder / "config.json").is_file())
+    return folder if is_meant else None
+
+
+def repository(options: Options, files: Iterable[str]) -> str:
+    """The hub id of a name. One that the local cache holds as it is ("gpt2") goes before its organisation's.
+
+    `files` are globs of which the cache must have one.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    name, known = options.model_name, hub_id(options.model_name)
+    where = {"cache_dir": options.download.get("cache_dir"), "revision": options.revision}
+    for bare in dict.fromkeys((name, known.rpartition("/")[2])) if known != name else ():
+        cached = try_to_load_from_cache(bare, "config.json", **where)
+        if isinstance(cached, str) and any(any(Path(cached).parent.glob(glob)) for glob in files):
+            return bare
+    return known
+
+
+def published_steps(model_name: str) -> tuple[str, tuple[int, ...]]:
+    """The name of the revision of a step, and the steps that were saved; ValueError if none are known."""
+    for glob, run in CHECKPOINTS.items():
+        if fnmatch.fnmatchcase(hub_id(model_name), glob):
+            return run
+    raise ValueError(
+        f"no checkpoints of {model_name!r} are known; known are those of {', '.join(CHECKPOINTS)}. "
+        "revision= names any revision of a repository"
+    )
+
+
+def checkpoint_step(options: Options) -> tuple[int | None, str | None]:
+    """The training step that `checkpoint_index` or `checkpoint_value` means, and the revision that holds it."""
+    index, value = options.checkpoint_index, options.checkpoint_value
+    if index is None and value is None:
+        return None, options.revision
+    if (index is not None) + (value is not None) + (options.revision is not None) > 1:
+        raise ValueError("give one of checkpoint_index, checkpoint_value and revision, not two of them")
+    pattern, steps = published_steps(options.model_name)
+    if index is not None:
+        if not -len(steps) <= index < len(steps):
+            raise IndexError(f"checkpoint_index {index} is out of range: there are {len(steps)}")
+        value = steps[index]
+    assert value is not None
+    if value not in steps:
+        near = sorted(steps, key=lambda step: abs(step - value))[:2]
+        raise ValueError(f"no checkpoint at step {value}; the nearest are {near}")
+    return value, pattern.format(value)

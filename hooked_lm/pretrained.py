@@ -1,0 +1,273 @@
+"""The classes that users load: the models of `hooked_lm.models`, with the ways to and from checkpoints.
+
+`from_pretrained` loads any checkpoint, as the class that it is of. Nothing below imports this module: what studies a model
+takes a `Decoder`, `Encoder` or `EncoderDecoder`, wherever its weights are from.
+"""
+
+import os
+import warnings
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from hooked_lm import hub
+from hooked_lm.hub import datasets
+from hooked_lm.hub.names import spelled
+from hooked_lm.hub.options import Options, Tree, one_device
+from hooked_lm.models.base import BaseModel
+from hooked_lm.models.config.encoder import EncoderConfig
+from hooked_lm.models.config.encoder_decoder import EncoderDecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.encoder import Encoder
+from hooked_lm.models.encoder_decoder import EncoderDecoder
+from hooked_lm.models.weights.fold import process_weights
+
+__all__ = [
+    "HookedEncoder",
+    "HookedEncoderDecoder",
+    "HookedTransformer",
+    "from_pretrained",
+    "from_pretrained_no_processing",
+]
+
+Own = TypeVar("Own", bound="PretrainedModel")
+
+
+class PretrainedModel(BaseModel):
+    """The ways to and from checkpoints that all classes share; mixed in before a class of `models`."""
+
+    @classmethod
+    def from_pretrained(cls: type[Own], model_name: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Own:
+        """A model of this class from a hub id, a local directory, a short name or "demo"; see `pretrained.from_pretrained`."""
+        return from_pretrained(model_name, *args, cls=cls, **kwargs)
+
+    @classmethod
+    def from_pretrained_no_processing(
+        cls: type[Own], model_name: str | os.PathLike[str], *args: Any, **kwargs: Any
+    ) -> Own:
+        """The same with the weights exactly as they are in the checkpoint."""
+        return from_pretrained_no_processing(model_name, *args, cls=cls, **kwargs)
+
+    def to_hf(self) -> Any:
+        """This model as a transformers model, bit for bit; see `hooked_lm.hub.to_hf`."""
+        return hub.to_hf(self)  # type: ignore[arg-type]
+
+    def save_pretrained(self, path: Any) -> None:
+        """Write this model to a directory in HF format; see `hooked_lm.hub.save_pretrained`."""
+        hub.save_pretrained(self, path)  # type: ignore[arg-type]
+
+    def find_tokenizer(self, tokenizer: Any) -> Any:
+        """The tokenizer that was given, else the one that the config names, if it names one.
+
+        If that is not found, a model whose vocabulary is known goes without, and a warning says so; else ValueError.
+        """
+        if tokenizer is not None or not self.cfg.tokenizer_name:
+            return tokenizer
+        try:
+            return hub.named_tokenizer(self.cfg.tokenizer_name)
+        except (ValueError, OSError) as error:
+            if self.cfg.d_vocab == -1:
+                raise ValueError(
+                    f"d_vocab is missing, and the tokenizer that says it was not found: {error}"
+                ) from error
+            warnings.warn(f"the model has no tokenizer: {error}; give one with set_tokenizer", stacklevel=5)
+            return None
+
+
+class HookedTransformer(PretrainedModel, Decoder):
+    """A decoder-only transformer in which every intermediate value has a name.
+
+    `HookedTransformer.from_pretrained(name)` loads a checkpoint; `HookedTransformer(cfg)` builds a new model from a
+    `HookedTransformerConfig` (or a dict of its flat names).
+
+    >>> from hooked_lm import HookedTransformer
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> logits, cache = model.run_with_cache("The capital of France is")
+    >>> cache["pattern", 0].shape == (1, model.cfg.n_heads, logits.shape[1], logits.shape[1])
+    True
+    """
+
+    dataset: Any = None  # texts like those that it was trained on, once `load_sample_training_dataset` was called
+
+    def load_sample_training_dataset(self, **kwargs: Any) -> Any:
+        """Some 10,000 texts like those that the model was trained on, kept in `dataset`; see `hooked_lm.hub.datasets`.
+
+        Raises ValueError for an architecture whose training data have no such sample.
+        """
+        known = datasets.TRAINED_ON
+        if self.cfg.original_architecture not in known:
+            raise ValueError(
+                f"no sample is known of what a {self.cfg.original_architecture} was trained on, only for {', '.join(known)}; "
+                "set model.dataset to texts of your own"
+            )
+        self.dataset = datasets.get_dataset(known[self.cfg.original_architecture], **kwargs)
+        return self.dataset
+
+    def sample_datapoint(
+        self, tokenize: bool = False, prepend_bos: bool | None = None, padding_side: str | None = None
+    ) -> str | Int[Tensor, "1 pos"]:
+        """One text of `dataset`, drawn at random with torch's generator, or its tokens; loads the dataset if there is none."""
+        texts = self.dataset if self.dataset is not None else self.load_sample_training_dataset()
+        text = texts[int(torch.randint(len(texts), ()))]["text"]
+        return self.to_tokens(text, prepend_bos, padding_side) if tokenize else text
+
+
+class HookedEncoder(PretrainedModel, Encoder):
+    """An encoder (BERT and its kin) in which every intermediate value has a name.
+
+    `HookedEncoder.from_pretrained(name)` loads a checkpoint, with the heads that it has; `HookedEncoder(cfg)` builds a new
+    BERT from a `HookedEncoderConfig` (or a dict of its flat names). A head that there is not is None: `mlm_head` with
+    `unembed`, `pooler`, `nsp_head`, `classifier`, `token_classifier`, `contact_head`.
+
+    >>> import torch
+    >>> from hooked_lm import HookedEncoder
+    >>> model = HookedEncoder(dict(n_layers=2, d_model=16, n_heads=2, n_ctx=32, d_vocab=10, act_fn="gelu"))
+    >>> logits, cache = model.run_with_cache(torch.tensor([[5, 3, 1]]))
+    >>> logits.shape, cache["pattern", 1].shape, cache["pooler.hook_pooler_out"].shape
+    (torch.Size([1, 3, 10]), torch.Size([1, 2, 3, 3]), torch.Size([1, 16]))
+    """
+
+
+class HookedEncoderDecoder(PretrainedModel, EncoderDecoder):
+    """An encoder-decoder transformer in which every intermediate value has a name.
+
+    `HookedEncoderDecoder.from_pretrained(name)` loads a checkpoint (T5, BART, Marian ...); `HookedEncoderDecoder(cfg)`
+    builds a new T5 from a `HookedEncoderDecoderConfig` (or a dict of its flat names). Sites are `encoder.{i}...` and
+    `decoder.{i}...`; `hook_encoder_out` is what the decoder's cross-attention reads.
+
+    >>> import torch
+    >>> from hooked_lm import HookedEncoderDecoder
+    >>> cfg = dict(n_layers=2, d_model=16, n_heads=2, n_ctx=32, d_vocab=10, act_fn="relu", decoder_start_token_id=0)
+    >>> model = HookedEncoderDecoder(cfg)
+    >>> logits, cache = model.run_with_cache(torch.tensor([[5, 3, 1]]), torch.tensor([[0, 7]]))
+    >>> logits.shape, cache["decoder.1.cross_attn.hook_pattern"].shape
+    (torch.Size([1, 2, 10]), torch.Size([1, 2, 2, 3]))
+    """
+
+
+CLASSES: dict[type, Any] = {
+    DecoderConfig: HookedTransformer,
+    EncoderConfig: HookedEncoder,
+    EncoderDecoderConfig: HookedEncoderDecoder,
+}
+
+
+def class_of(tree: Tree, cls: type | None = None, model_name: str = "") -> Any:
+    """The class of the model that a tree describes, or the subclass `cls` of it that the caller wants.
+
+    Raises ValueError if `cls` is of another kind.
+    """
+    known = CLASSES[type(tree)]
+    if cls is None or issubclass(cls, known):
+        return cls or known
+    raise ValueError(f"{model_name!r} is no {cls.__name__}: load it with {known.__name__}.from_pretrained")
+
+
+def from_pretrained(
+    model_name: str | os.PathLike[str],
+    fold_ln: bool = True,
+    center_writing_weights: bool = True,
+    center_unembed: bool = True,
+    refactor_factored_attn_matrices: bool = False,
+    checkpoint_index: int | None = None,
+    checkpoint_value: int | None = None,
+    hf_model: Any = None,
+    device: Any = None,
+    n_devices: int = 1,
+    tokenizer: Any = None,
+    move_to_device: bool = True,
+    fold_value_biases: bool = True,
+    default_prepend_bos: bool | None = None,
+    default_padding_side: str | None = None,
+    dtype: torch.dtype | str = torch.float32,
+    first_n_layers: int | None = None,
+    n_ctx: int | None = None,
+    *,
+    cls: type | None = None,
+    device_map: Any = None,
+    revision: str | None = None,
+    local_files_only: bool = False,
+    mmap: bool = True,
+    **hf_kwargs: Any,
+) -> Any:
+    """A model with a checkpoint's weights: a HookedTransformer, HookedEncoder or HookedEncoderDecoder, as it is one.
+
+    On a CPU and in the checkpoint's own dtype the weights are views of the mapped file: nothing is copied before it
+    is changed. Folding and other dtypes pay for what they change. Checkpoints that have a config in flat names, as those of
+    TransformerLens, are read too; see `hooked_lm.hub.tl_checkpoint`.
+
+    >>> from hooked_lm import pretrained
+    >>> model = pretrained.from_pretrained("demo")
+    >>> model.cfg.original_architecture
+    'GPT2LMHeadModel'
+
+    Args:
+        model_name: a hub id, a local directory, a short name such as "gpt2-small", or "demo". A Path, and a string such as
+            "./demo", is always a directory.
+        fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases: rewrites of
+            a decoder's weights that leave the predictions as they are; see `hooked_lm.models.weights.fold`.
+        checkpoint_index, checkpoint_value: the n-th, or the one at that step, of a training run's published
+            checkpoints (Pythia, Stanford CRFM's GPT-2, and those in a folder `checkpoints` of TransformerLens's own).
+        hf_model: a transformers or PEFT model whose weights to take instead; it is left as it is.
+        device, device_map: one device; the first GPU if there is one.
+        default_prepend_bos: whether text begins with BOS unless a call says otherwise; the family's habit if None.
+        tokenizer: instead of the checkpoint's own.
+        move_to_device: False leaves the weights on the CPU.
+        dtype: of the weights; "auto" for the checkpoint's own.
+        first_n_layers: leave out the layers after these.
+        n_ctx: the longest prompt, instead of the checkpoint's.
+        mmap: False copies the weights into memory, so that the files may change or go.
+        cls: the class that the model must be of; ValueError if it is of another.
+        hf_kwargs: fields of the HF config to override, or `token`, `cache_dir`, `force_download`.
+
+    Raises:
+        ValueError: a model type that is not supported, a config field that the family does not read, weights that do not
+            fit, an option that cannot be honoured.
+    """
+    dtype = hf_kwargs.pop("torch_dtype", dtype)
+    options = Options(
+        spelled(model_name),
+        hf_model=hf_model,
+        checkpoint_index=checkpoint_index,
+        checkpoint_value=checkpoint_value,
+        revision=revision,
+        local_files_only=local_files_only,
+        hf_kwargs=hf_kwargs,
+        tokenizer=tokenizer,
+        device=one_device(device, device_map, n_devices, move_to_device),
+        dtype=dtype,
+        first_n_layers=first_n_layers,
+        n_ctx=n_ctx,
+        default_prepend_bos=default_prepend_bos,
+        default_padding_side=default_padding_side,
+        mmap=mmap,
+    )
+    model = hub.load(options, lambda tree: class_of(tree, cls, str(model_name)))
+    if isinstance(model, Decoder):
+        rewrites = (fold_ln, center_writing_weights, center_unembed, fold_value_biases)
+        process_weights(model, *rewrites, refactor_factored_attn_matrices)
+    return model.eval()
+
+
+def from_pretrained_no_processing(
+    model_name: str | os.PathLike[str],
+    fold_ln: bool = False,
+    center_writing_weights: bool = False,
+    center_unembed: bool = False,
+    refactor_factored_attn_matrices: bool = False,
+    fold_value_biases: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """`from_pretrained` with the weights exactly as the checkpoint has them."""
+    return from_pretrained(
+        model_name,
+        fold_ln=fold_ln,
+        center_writing_weights=center_writing_weights,
+        center_unembed=center_unembed,
+        refactor_factored_attn_matrices=refactor_factored_attn_matrices,
+        fold_value_biases=fold_value_biases,
+        **kwargs,
+    )
