@@ -50,10 +50,6 @@ class Embed(nn.Module):
         """The vectors of all tokens, before scale and norm."""
         return self.W_E
 
-    def output_weights(self) -> list[Tensor]:
-        """The weights and biases whose last axis is that of the stream; none where a norm follows them."""
-        return [self.W_E] if self.cfg.norm is None else []
-
 
 class FactoredEmbed(Embed):
     """An embedding narrower than the stream, `W_E` [d_vocab, d_embed], and `W_proj` [d_embed, d_model] into the stream
@@ -82,12 +78,6 @@ class FactoredEmbed(Embed):
     def table(self) -> Float[Tensor, "d_vocab d_model"]:
         """The vectors of all tokens, before scale and norm: a product that is made for each call."""
         return F.linear(self.W_E, self.W_proj.T, self.b_proj)
-
-    def output_weights(self) -> list[Tensor]:
-        """The weights and biases whose last axis is that of the stream; none where a norm follows them."""
-        if self.cfg.norm is not None:
-            return []
-        return [self.W_proj] if self.b_proj is None else [self.W_proj, self.b_proj]
 
 
 class Positions(nn.Module):
@@ -141,10 +131,6 @@ class PosEmbed(Positions):
         """The vectors of all positions."""
         return self.W_pos[self.cfg.offset :]
 
-    def output_weights(self) -> list[Tensor]:
-        """The weights whose last axis is that of the stream."""
-        return [self.W_pos]
-
 
 class FixedPosEmbed(PosEmbed):
     """The same with vectors that are not trained, though checkpoints hold them."""
@@ -189,10 +175,6 @@ class SinusoidalEmbed(Positions):
         frequencies = 10000.0 ** -self.exponents().to(positions.device)
         turn = (positions + self.cfg.offset)[..., None].float() * frequencies
         return torch.cat([turn.sin(), turn.cos()], -1)
-
-    def output_weights(self) -> list[Tensor]:
-        """There are no weights."""
-        return []
 
 
 class FairseqSinusoidalEmbed(SinusoidalEmbed):

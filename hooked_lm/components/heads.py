@@ -4,7 +4,6 @@
 read that; `TokenClassifier` reads each position, `ContactHead` the patterns of attention.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +12,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.activations import Activation, activation
-from hooked_lm.components.identities import Identity, Read, Sites, below, norm_identity, normed, plus
 from hooked_lm.components.norm import NormConfig, add_norm, norm_of
 from hooked_lm.hooks import HookPoint
 
@@ -56,16 +54,6 @@ class MLMHead(nn.Module):
         post = self.hook_post(self.act_fn(self.hook_pre(F.linear(resid, self.W.T, self.b))))
         return norm_of(self, "ln")(post)
 
-    def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
-        """What must hold between the sites of a run in which `read()` came in."""
-        yield "x W + b == pre", lambda: (plus(read() @ self.W, self.b), at("hook_pre"))
-        yield "act(pre) == post", lambda: (self.act_fn(at("hook_pre")), at("hook_post"))
-        yield from norm_identity("ln", norm_of(self, "ln"), below(at, "ln"), lambda: at("hook_post"))
-
-    def output_from_sites(self, at: Sites) -> Tensor:
-        """The output, from the last sites."""
-        return normed(norm_of(self, "ln"), below(at, "ln"), lambda: at("hook_post"))
-
 
 class Pooler(nn.Module):
     """`ln(act(x W + b))` of a text's first token, or with `mean` of the mean over its real tokens."""
@@ -103,15 +91,6 @@ class Pooler(nn.Module):
             )
         return x[:, 0] if real is None else x[torch.arange(len(x), device=x.device), real.long().argmax(1)]
 
-    def identities(self, at: Sites, read: Read, real: Real | None = None) -> Iterator[Identity]:
-        """What must hold between the sites of a run in which `read()` came in."""
-
-        def pooled() -> tuple[Tensor, Tensor]:
-            made = self.act_fn(plus(self.read(read(), real) @ self.W, self.b))
-            return normed(norm_of(self, "ln"), below(at, "ln"), lambda: made), at("hook_pooler_out")
-
-        yield "act(x W + b), normed == pooler_out", pooled
-
 
 class NSPHead(nn.Module):
     """`pooled W + b`: whether the second text follows the first (class 0), or not; `W` is [d_model, class]."""
@@ -134,10 +113,6 @@ class NSPHead(nn.Module):
     def forward(self, resid: Pooled) -> Float[Tensor, "batch class"]:
         return self.hook_nsp_out(F.linear(resid, self.W.T, self.b))
 
-    def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
-        """What must hold between the sites of a run in which `read()` came in."""
-        yield "pooled W + b == nsp_out", lambda: (read() @ self.W + self.b, at("hook_nsp_out"))
-
 
 class Classifier(nn.Module):
     """`pooled W + b`: a score for each class of texts; `W` is [d_model, class]."""
@@ -159,10 +134,6 @@ class Classifier(nn.Module):
 
     def forward(self, pooled: Pooled) -> Float[Tensor, "batch class"]:
         return self.hook_out(F.linear(pooled, self.W.T, self.b))
-
-    def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
-        """What must hold between the sites of a run in which `read()` came in."""
-        yield "pooled W + b == out", lambda: (read() @ self.W + self.b, at("hook_out"))
 
 
 class TokenClassifier(nn.Module):
@@ -194,18 +165,6 @@ class TokenClassifier(nn.Module):
         read = x if self.cfg.transform is None else self.transform(x)
         out = self.hook_out(F.linear(read, self.W.T, self.b))
         return out[..., 0] if self.cfg.single else out
-
-    def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
-        """What must hold between the sites of a run in which `read()` came in."""
-        last = read
-        if self.cfg.transform is not None:
-            sites, transform = below(at, "transform"), self.transform
-            yield from ((f"transform: {name}", pair) for name, pair in transform.identities(sites, read))
-
-            def last() -> Tensor:
-                return transform.output_from_sites(sites)
-
-        yield "x W + b == out", lambda: (last() @ self.W + self.b, at("hook_out"))
 
 
 class SpanClassifier(TokenClassifier):

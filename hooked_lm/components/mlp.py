@@ -1,6 +1,5 @@
 """The multi-layer perceptrons of a block: plain, and gated (Shazeer 2020, arXiv:2002.05202)."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.activations import Activation, activation
-from hooked_lm.components.identities import Identity, Read, Reader, Sites, below, normed, plus
 from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm
 from hooked_lm.hooks import HookPoint, is_listening
 
@@ -84,33 +82,6 @@ class MLP(nn.Module):
         """How many neurons there are."""
         return self.cfg.d_mlp
 
-    def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
-        """What must hold between the sites of a run in which `read()` came in."""
-        yield "ln2.normalized * w + b -> pre", lambda: (plus(read() @ self.W_in, self.b_in), at("hook_pre"))
-        if self.cfg.mid_norm is None:
-            yield "act(pre) == post", lambda: (self.act_fn(at("hook_pre")), at("hook_post"))
-        else:
-            yield "act(pre) == mid", lambda: (self.act_fn(at("hook_pre")), at("hook_mid"))
-            yield (
-                "mid, normed == post",
-                lambda: (
-                    normed(self.ln, below(at, "ln"), lambda: at("hook_mid")),
-                    at("hook_post"),
-                ),
-            )
-
-    def output_from_sites(self, at: Sites) -> Tensor:
-        """The output, from what `W_out` reads."""
-        return plus(at("hook_post") @ self.W_out, self.b_out)
-
-    def input_weights(self) -> list[Reader]:
-        """The weights that read the stream."""
-        return [(self, "W_in", "b_in")]
-
-    def output_weights(self) -> list[Tensor]:
-        """The weights that write the output."""
-        return [self.W_out] if self.b_out is None else [self.W_out, self.b_out]
-
 
 class GatedMLP(nn.Module):
     """`(act(x W_gate + b_gate) * (x W_in + b_in)) W_out + b_out`.
@@ -164,42 +135,6 @@ class GatedMLP(nn.Module):
     def d_mlp(self) -> int:
         """How many neurons there are."""
         return self.cfg.d_mlp
-
-    def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
-        """What must hold between the sites of a run in which `read()` came in."""
-        yield "ln2.normalized * w + b -> pre", lambda: (plus(read() @ self.W_gate, self.b_gate), at("hook_pre"))
-        yield (
-            "ln2.normalized * w + b -> pre_linear",
-            lambda: (
-                plus(read() @ self.W_in, self.b_in),
-                at("hook_pre_linear"),
-            ),
-        )
-        product = "hook_post" if self.cfg.mid_norm is None else "hook_mid"
-        yield (
-            f"act(pre) * pre_linear == {product.removeprefix('hook_')}",
-            lambda: (self.act_fn(at("hook_pre")) * at("hook_pre_linear"), at(product)),
-        )
-        if self.cfg.mid_norm is not None:
-            yield (
-                "mid, normed == post",
-                lambda: (
-                    normed(self.ln, below(at, "ln"), lambda: at("hook_mid")),
-                    at("hook_post"),
-                ),
-            )
-
-    def output_from_sites(self, at: Sites) -> Tensor:
-        """The output, from what `W_out` reads."""
-        return plus(at("hook_post") @ self.W_out, self.b_out)
-
-    def input_weights(self) -> list[Reader]:
-        """The weights that read the stream."""
-        return [(self, "W_in", "b_in"), (self, "W_gate", "b_gate")]
-
-    def output_weights(self) -> list[Tensor]:
-        """The weights that write the output."""
-        return [self.W_out] if self.b_out is None else [self.W_out, self.b_out]
 
 
 MLPConfig = MLP.Config | GatedMLP.Config

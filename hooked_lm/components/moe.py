@@ -3,7 +3,7 @@
 Only the experts that tokens were sent to are computed, each once, for its tokens together.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, below, plus
 from hooked_lm.components.mlp import MLP, GatedMLP, entered, multiplied
 from hooked_lm.components.norm import RESIDUAL, wide
 from hooked_lm.components.router import Router
@@ -81,31 +80,6 @@ class ClampedGatedMLP(nn.Module):
         gate, linear = pre.clamp(max=limit), pre_linear.clamp(-limit, limit)  # tensors of their own
         switch = (self.cfg.alpha * gate).sigmoid_()
         return multiplied(multiplied(gate, switch), linear.add_(1))
-
-    def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
-        """What must hold between the sites of a run in which `read()` came in."""
-
-        def both(part: slice) -> Tensor:
-            return plus(read() @ self.W_gate_in, self.b_gate_in)[..., part]
-
-        yield "ln2.normalized * w + b -> pre", lambda: (both(slice(0, None, 2)), at("hook_pre"))
-        yield "ln2.normalized * w + b -> pre_linear", lambda: (both(slice(1, None, 2)), at("hook_pre_linear"))
-        yield (
-            "act(pre) * pre_linear == post",
-            lambda: (self.product(at("hook_pre"), at("hook_pre_linear")), at("hook_post")),
-        )
-
-    def output_from_sites(self, at: Sites) -> Tensor:
-        """The output, from what `W_out` reads."""
-        return plus(at("hook_post") @ self.W_out, self.b_out)
-
-    def input_weights(self) -> list[Reader]:
-        """The weight that reads the stream."""
-        return [(self, "W_gate_in", "b_gate_in")]
-
-    def output_weights(self) -> list[Tensor]:
-        """The weights that write the output."""
-        return [self.W_out] if self.b_out is None else [self.W_out, self.b_out]
 
 
 ExpertConfig = GatedMLP.Config | MLP.Config | ClampedGatedMLP.Config
@@ -264,76 +238,6 @@ class MoE(nn.Module):
             return []
         return [e for e in self.experts if any(isinstance(p, HookPoint) and p.is_listening for p in e.children())]
 
-    # ---- what holds between the sites ------------------------------------------------------------------------------
-
-    def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
-        """What must hold between the sites of a run in which `read()` came in."""
-        yield from self.identities_of_parts(at, read, read, read)
-
-    def identities_of_parts(self, at: Sites, router: Read, experts: Read, shared: Read) -> Iterator[Identity]:
-        """The same where router, experts and shared expert may read different things."""
-        yield (
-            "ln2.normalized * w + b -> router_logits",
-            lambda: (plus(wide(router()) @ wide(self.W_router), self.b_router), at("hook_router_logits")),
-        )
-        yield (
-            "router(router_logits) == expert_weights",
-            lambda: (self.choice(at("hook_router_logits"))[0], at("hook_expert_weights")),
-        )
-        yield (
-            "router(router_logits) == expert_indices",
-            lambda: (self.choice(at("hook_router_logits"))[1], at("hook_expert_indices")),
-        )
-        of_experts = [dict(self._identities_of(e, at, experts)) for e in range(len(self.experts))]
-        for name in of_experts[0]:
-            yield f"experts: {name}", _together([identities[name] for identities in of_experts])
-        if self.shared is not None:
-            for name, pair in self.shared.identities(below(at, "shared"), shared):
-                yield f"shared: {name}", pair
-        if self.cfg.shared_gate:
-            yield (
-                "sigmoid(ln2.normalized -> gate) == shared_gate",
-                lambda: (self.shared_gate(shared()), at("hook_shared_gate")),
-            )
-
-    def _identities_of(self, e: int, at: Sites, read: Read) -> Iterator[Identity]:
-        expert: Any = self.experts[e]
-        yield from expert.identities(below(at, f"experts.{e}"), lambda: read()[self._positions(e, at).unbind(-1)])
-
-    @staticmethod
-    def _positions(e: int, at: Sites) -> Int[Tensor, "routed 2"]:
-        return at(f"experts.{e}.hook_routed_positions").long()
-
-    def output_from_sites(self, at: Sites) -> Tensor:
-        """The output, from what the `W_out` of the experts read."""
-        out = self.rebuilt_mix(at)
-        if self.shared is not None:
-            shared = self.shared.output_from_sites(below(at, "shared"))
-            out = out + (shared * at("hook_shared_gate") if self.cfg.shared_gate else shared)
-        return out
-
-    def rebuilt_mix(self, at: Sites) -> Tensor:
-        """What the chosen experts make together."""
-        weights, indices = at("hook_expert_weights"), at("hook_expert_indices")
-        out = weights.new_zeros(*weights.shape[:2], self.cfg.d_model)
-        experts: list[Any] = list(self.experts)
-        for e, expert in enumerate(experts):
-            made = expert.output_from_sites(below(at, f"experts.{e}")) * weights[indices == e][:, None]
-            out.index_put_(self._positions(e, at).unbind(-1), made.to(out.dtype), accumulate=True)
-        return out
-
-    def input_weights(self) -> list[Reader]:
-        """The weights that read the stream."""
-        parts: list[Any] = [*self.experts, *([] if self.shared is None else [self.shared])]
-        own = [(self, "W_router", "b_router")]
-        own += [(self, "W_shared_gate", "b_shared_gate")] if self.cfg.shared_gate else []
-        return own + [reader for part in parts for reader in part.input_weights()]
-
-    def output_weights(self) -> list[Tensor]:
-        """The weights that write the output."""
-        parts: list[Any] = [*self.experts, *([] if self.shared is None else [self.shared])]
-        return [weight for part in parts for weight in part.output_weights()]
-
     def constant_bias(self) -> Float[Tensor, " d_model"] | None:
         """What the biases add to every token alike; ValueError where that depends on its way."""
         parts: list[Any] = [*self.experts, *([self.shared] if self.cfg.shared_gate else [])]
@@ -367,16 +271,3 @@ def _expert(cfg: ExpertConfig, hooked: set[ExpertPoint]) -> nn.Module:
     for name, point in points.items():
         setattr(expert, name, ExpertPoint("routed", point.dims[-1], hooked=hooked))
     return expert
-
-
-def _together(pairs: list[Pair]) -> Pair:
-    """One pair out of those of all experts."""
-
-    def flat(tensors: tuple[Tensor, ...]) -> Tensor:
-        return torch.cat([tensor.flatten() for tensor in tensors])
-
-    def pair() -> tuple[Tensor, Tensor]:
-        left, right = zip(*(pair() for pair in pairs), strict=True)
-        return flat(left), flat(right)
-
-    return pair

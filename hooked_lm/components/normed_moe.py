@@ -1,6 +1,5 @@
 """Experts beside an MLP, each after norms of its own (Gemma 4, Google DeepMind 2026)."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -8,7 +7,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.identities import Identity, Read, Reader, Sites, added, below, norm_identity, normed
 from hooked_lm.components.mlp import entered
 from hooked_lm.components.moe import Indices, MoE, Stream, Weights
 from hooked_lm.components.norm import NormConfig, build_norm
@@ -61,34 +59,3 @@ class NormedMoE(MoE):
         """What the router makes of its logits."""
         weights, indices = super().choice(logits)
         return weights * self.expert_scale[indices], indices
-
-    # ---- what holds between the sites ------------------------------------------------------------------------------
-
-    def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
-        """What must hold between the sites of a run in which `read()` came in."""
-
-        def through(name: str) -> Tensor:
-            return normed(getattr(self, name), below(at, name), read)
-
-        for name in ("ln_router", "ln_experts", "ln_shared"):
-            yield from norm_identity(name, getattr(self, name), below(at, name), read)
-        yield from self.identities_of_parts(
-            at,
-            lambda: through("ln_router") * self.cfg.d_model**-0.5,
-            lambda: through("ln_experts"),
-            lambda: through("ln_shared"),
-        )
-
-    def output_from_sites(self, at: Sites) -> Tensor:
-        """The output, from what the `W_out` of the MLP and the experts read."""
-        assert self.shared is not None
-        shared = added(self.shared.output_from_sites(below(at, "shared")), self.ln_shared_post, 1.0)
-        return shared + added(self.rebuilt_mix(at), self.ln_experts_post, 1.0)
-
-    def input_weights(self) -> list[Reader]:
-        """None: norms are between the stream and all weights."""
-        return []
-
-    def output_weights(self) -> list[Tensor]:
-        """None: norms are between all weights and the output."""
-        return []

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.components.blocks.mixer import MixerPart
@@ -181,7 +181,9 @@ class BatchedPass:
     def _split(self, packed: Tensor) -> tuple[Tensor, Tensor]:
         """The key rows and the query rows of what a layer reads."""
         both = self.context.key_packing.lengths, self.context.query_packing.lengths
-        reading = Packing(self.base.n_prompts, self.context.packing.n_cells, [run.steps.rows for run in self.context.runs])
+        reading = Packing(
+            self.base.n_prompts, self.context.packing.n_cells, [run.steps.rows for run in self.context.runs]
+        )
         each = [part.split(sizes, 1) for part, *sizes in zip(reading.parts(packed), *both, strict=True)]
         return pack([early for early, _ in each]), pack([late for _, late in each])
 
@@ -235,10 +237,12 @@ class BatchedPass:
             return None
         by_run = place.stage in (TokenScope.SCORES, TokenScope.STATE)
         rows = value if by_run else self.context.packing.part(value, run)
-        return rows[cell * self.base.n_prompts : (cell + 1) * self.base.n_prompts], self.context.packing.intervals[run][0]
+        return rows[cell * self.base.n_prompts : (cell + 1) * self.base.n_prompts], self.context.packing.intervals[run][
+            0
+        ]
 
 
-def make_keys(block: nn.Module, resid: Tensor, context: PackedContext) -> None:
+def make_keys(block: Any, resid: Tensor, context: PackedContext) -> None:
     """Runs a block for the keys and values of some tokens, or for the state of a mixer after them, and no further."""
     resid = block.hook_resid_pre(resid)
     if isinstance(block, MixerPart):

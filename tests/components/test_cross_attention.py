@@ -16,6 +16,7 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norm import LayerNorm
 from hooked_lm.components.source import Source, StackContext
+from hooked_lm.components.verification import identities, norm_readers
 from hooked_lm.hooks.cache import Recorder
 from tests.close import assert_close
 
@@ -178,7 +179,7 @@ def test_blocks(kind: Any, scale: float):
         block.get_submodule(name).add_hook(Recorder(seen))
     assert_close(block(x, StackContext(2, 5, CPU, source=source)), expected)
     assert list(seen) == names, "sites are listed in the order of computation"
-    for name, pair in block.identities(seen.__getitem__, lambda: source.resid):
+    for name, pair in identities(block, seen.__getitem__, lambda: source.resid):
         assert_close(*pair(), msg=name)
 
 
@@ -187,6 +188,6 @@ def test_which_weights_read_through_which_norm():
     parts = {"attn": Attention.Config(*sizes), "cross_attn": CrossAttention.Config(*sizes), "mlp": MLP.Config(D, 20)}
     norms = {"ln1": norm, "ln2": norm, "ln3": norm}
     pre = PreNormCrossBlock.Config(**parts, **norms).build(0)
-    found = {name: [weight for _, weight, _ in readers] for name, readers in pre.norm_readers()}
+    found = {name: [weight for _, weight, _ in readers] for name, readers in norm_readers(pre)}
     assert found == {"ln1": ["W_Q", "W_K", "W_V"], "ln2": ["W_Q"], "ln3": ["W_in"]}
-    assert PostNormCrossBlock.Config(**parts, **norms).build(0).norm_readers() == []
+    assert norm_readers(PostNormCrossBlock.Config(**parts, **norms).build(0)) == []

@@ -16,6 +16,7 @@ from hooked_lm.components.embed import (
     Unembed,
 )
 from hooked_lm.components.norm import LayerNorm
+from hooked_lm.components.verification import output_weights
 from tests.close import assert_close
 
 TOKENS = torch.tensor([[3, 0, 5], [1, 1, 2]])
@@ -35,7 +36,7 @@ def test_a_normalised_embedding():
     rows = 2 * embed.W_E[TOKENS]
     expected = torch.nn.functional.layer_norm(rows, (D_MODEL,), embed.ln.w, embed.ln.b, 0.1)
     assert_close(embed(TOKENS), expected)
-    assert embed.output_weights() == []
+    assert output_weights(embed) == []
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -46,7 +47,7 @@ def test_a_factored_embedding(bias: bool):
         expected = expected + embed.b_proj
     assert_close(embed(TOKENS), 3 * expected)
     assert_close(embed.table()[TOKENS], expected)
-    assert len(embed.output_weights()) == 1 + bias
+    assert len(output_weights(embed)) == 1 + bias
 
 
 def test_positions_are_counted_behind_the_offset():

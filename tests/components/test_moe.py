@@ -24,6 +24,7 @@ from hooked_lm.components.router import (
     SparseMixerRouter,
     TopKRouter,
 )
+from hooked_lm.components.verification import identities, input_weights, output_from_sites, output_weights
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from tests.close import GRADIENT, assert_close, is_close
 
@@ -370,12 +371,12 @@ def test_identities_hold_and_the_output_is_rebuilt(cfg: MoE.Config) -> None:
         return cache[f"mlp.{name}"]
 
     names = []
-    for name, pair in root.mlp.identities(at, lambda: x):
+    for name, pair in identities(root.mlp, at, lambda: x):
         names.append(name)
         left, right = pair()
         assert_close(left, right, msg=name)
     assert len(names) == len(set(names)) >= 5
-    assert_close(root.mlp.output_from_sites(at), out)
+    assert_close(output_from_sites(root.mlp, at), out)
 
 
 def test_identities_notice_what_is_wrong() -> None:
@@ -387,8 +388,8 @@ def test_identities_notice_what_is_wrong() -> None:
             value = cache[f"mlp.{name}"]
             return value.flip(-1) if name == wrong else value
 
-        pairs = {name: pair() for name, pair in root.mlp.identities(at, lambda: x)}
-        pairs["rebuilt"] = root.mlp.output_from_sites(at), root(x)
+        pairs = {name: pair() for name, pair in identities(root.mlp, at, lambda: x)}
+        pairs["rebuilt"] = output_from_sites(root.mlp, at), root(x)
         return {name for name, (a, b) in pairs.items() if not is_close(a, b.to(a.dtype))}
 
     busy = cache["mlp.hook_expert_indices"][0, 0, 0].item()
@@ -404,11 +405,11 @@ def test_readers_and_writers(cfg: MoE.Config) -> None:
     root, x = Root(cfg), tokens()
     expected, gain = root(x), torch.rand(D_MODEL) + 0.5
     with torch.no_grad():
-        for module, weight, bias in root.mlp.input_weights():
+        for module, weight, bias in input_weights(root.mlp):
             getattr(module, weight).mul_(gain[:, None])
             assert getattr(module, bias) is None or getattr(module, bias).shape == getattr(module, weight).shape[1:]
         assert_close(root(x / gain), expected)
-        for weight in root.mlp.output_weights():
+        for weight in output_weights(root.mlp):
             assert weight.shape[-1] == D_MODEL
             weight.zero_()
         assert not root(x).any()

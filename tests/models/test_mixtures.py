@@ -16,6 +16,7 @@ from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import ClampedGatedMLP, MoE
 from hooked_lm.components.norm import LayerNorm, RMSNorm
 from hooked_lm.components.router import GroupedSigmoidRouter, SoftmaxRouter, TopKRouter
+from hooked_lm.components.verification import output_weights
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.config.decoder import DecoderConfig, HookedTransformerConfig
 from hooked_lm.models.weights.fold import process_weights
@@ -71,7 +72,7 @@ def test_rewrites_keep_the_predictions(kind: str, norm: str, block: Any) -> None
     assert (mlp.b_router is not None) == (norm == "LN" or mlp.cfg.router_bias), "norms leave biases behind"
     if norm == "LN":
         assert "center_writing_weights" in model.cfg.processed
-        for weight in mlp.output_weights():
+        for weight in output_weights(mlp):
             assert_close(weight.mean(-1), 0.0, scale=weight)
         assert not hasattr(model.blocks[1].ln2, "w")
     assert model.verify(random_tokens()).ok, str(model.verify(random_tokens()))

@@ -4,8 +4,6 @@ All kinds of attention end here, however they come by queries and keys. Nobody l
 fused kernel. Somebody does: the same in steps. Grouped heads are never copied out.
 """
 
-from collections.abc import Iterator
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -13,7 +11,6 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention.position_bias import PositionBias
 from hooked_lm.components.context import Context
-from hooked_lm.components.identities import Identity, Read, Sites, normed, plus
 from hooked_lm.components.known_attributes import KnownAttributes, order_parameters
 from hooked_lm.components.norm import NormConfig, add_norm, norm_of, wide
 from hooked_lm.hooks import HookPoint, is_listening
@@ -145,50 +142,8 @@ class Attend(KnownAttributes):
         z = norm_of(self, "z_norm")(z)
         if is_listening(self.hook_result) or (self.manner.results and not self.manner.fused):
             result = self.hook_result(torch.einsum("bpnh,nhm->bpnm", z, self.W_O))
-            return plus(result.sum(2), self.b_O)
+            return result.sum(2) if self.b_O is None else result.sum(2) + self.b_O
         return F.linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
-
-    # ---- what holds between the sites ------------------------------------------------------------------------------
-
-    def mixing_identities(self, at: Sites, queries: Read | None = None, keys: Read | None = None) -> Iterator[Identity]:
-        """The identities from the scores on; with the queries and keys that meet in them, those of the scores too."""
-
-        def scores() -> tuple[Tensor, Tensor]:
-            assert queries is not None, "the scores are not checked without them"
-            assert keys is not None, "the scores are not checked without them"
-            q, k, shown = queries(), keys(), at("hook_attn_scores")
-            k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
-            product = torch.einsum("bqnh,bknh->bnqk", q, k) * self.scale
-            if self.soft_cap is not None:
-                product = self.soft_cap * (product / self.soft_cap).tanh()
-            seen = shown > float("-inf")
-            return product.masked_fill(~seen, 0.0), shown.masked_fill(~seen, 0.0)
-
-        if queries is not None and self.position_bias is None:
-            yield "q k^T * scale, capped == attn_scores", scores
-        yield (
-            "softmax(attn_scores) == pattern",
-            lambda: (self.softmax(at("hook_attn_scores")), at("hook_pattern")),
-        )
-        yield "pattern @ v == z", lambda: (_mixed(at("hook_pattern"), at("hook_v")), at("hook_z"))
-        yield (
-            "z @ W_O == result",
-            lambda: (
-                torch.einsum("bpnh,nhm->bpnm", self._read_by_output(at), self.W_O),
-                at("hook_result"),
-            ),
-        )
-
-    def _read_by_output(self, at: Sites) -> Tensor:
-        return normed(norm_of(self, "z_norm"), lambda name: at(f"z_norm.{name}"), lambda: at("hook_z"))
-
-    def output_from_sites(self, at: Sites) -> Tensor:
-        """The output, from what each head gives."""
-        return plus(at("hook_result").sum(2), self.b_O)
-
-    def output_weights(self) -> list[Tensor]:
-        """The weights that write the output."""
-        return [self.W_O] if self.b_O is None else [self.W_O, self.b_O]
 
 
 def _rows(
@@ -198,13 +153,6 @@ def _rows(
     if mask.shape[:2] == (1, 1):
         return mask[0].expand(n_heads // n_kv, n_pos, -1).reshape(-1, mask.shape[-1])
     return mask.expand(batch, n_heads, n_pos, -1).reshape(batch * n_kv, -1, mask.shape[-1])
-
-
-def _mixed(
-    pattern: Float[Tensor, "batch head query_pos key_pos"], v: Float[Tensor, "batch key_pos kv_head d_value"]
-) -> Float[Tensor, "batch query_pos head d_value"]:
-    v = v.repeat_interleave(pattern.shape[1] // v.shape[2], 2)
-    return torch.einsum("bnqk,bknh->bqnh", pattern, v)
 
 
 def projection(n_heads: int, d_model: int, d_head: int) -> nn.Parameter:
@@ -219,6 +167,7 @@ def project(
 ) -> PerHead:
     """Queries, keys or values of a stream shared by all heads, or of one copy per head."""
     if x.ndim == 4:
-        return plus(torch.einsum("bpnm,nmh->bpnh", x, W), b)
+        projected = torch.einsum("bpnm,nmh->bpnh", x, W)
+        return projected if b is None else projected + b
     weight = W.transpose(1, 2).flatten(0, 1)
     return F.linear(x, weight, None if b is None else b.flatten()).unflatten(-1, (W.shape[0], W.shape[2]))

@@ -1,14 +1,12 @@
 """Attention whose keys and values come from an encoder's output (Vaswani et al. 2017, arXiv:1706.03762)."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hooked_lm.components.attention.attend import QUERY, Attend, Stream, project, projection
 from hooked_lm.components.context import KeysValues
-from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, plus
 from hooked_lm.components.source import Source, StackContext
 from hooked_lm.hooks import HookPoint
 
@@ -70,30 +68,3 @@ class CrossAttention(Attend):
         """Keys and values of the source, at their sites."""
         k = self.hook_k(project(source.resid, self.W_K, self.b_K))
         return k, self.hook_v(project(source.resid, self.W_V, self.b_V))
-
-    # ---- what holds between the sites ------------------------------------------------------------------------------
-
-    def identities(self, at: Sites, read: Read, read_source: Read | None = None) -> Iterator[Identity]:
-        """What must hold between the sites of a run in which `read()` came in, and `read_source()` from the encoder."""
-        sources = {"q": read, "k": read_source or read, "v": read_source or read}
-        weights = {"q": (self.W_Q, self.b_Q), "k": (self.W_K, self.b_K), "v": (self.W_V, self.b_V)}
-        for name, (W, b) in weights.items():
-
-            def projected(name: str = name, W: Tensor = W, b: Tensor | None = b) -> tuple[Tensor, Tensor]:
-                return plus(torch.einsum("bpm,nmh->bpnh", sources[name](), W), b), at(f"hook_{name}")
-
-            yield f"what cross attention reads -> {name}", projected
-        yield "q k^T * scale == attn_scores, where a key is real", self._products(at)
-        yield from self.mixing_identities(at)
-
-    def _products(self, at: Sites) -> Pair:
-        def products() -> tuple[Tensor, Tensor]:
-            found = at("hook_attn_scores")
-            made = torch.einsum("bqnh,bknh->bnqk", at("hook_q"), at("hook_k")) * self.scale
-            return made[found.isfinite()], found[found.isfinite()]
-
-        return products
-
-    def input_weights(self) -> list[Reader]:
-        """The weight that reads the stream."""
-        return [(self, "W_Q", "b_Q")]

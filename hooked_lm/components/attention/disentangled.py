@@ -1,7 +1,6 @@
 """Disentangled attention (He et al. 2020, arXiv:2006.03654): scores of content with content, content with relative
 position, and relative position with content."""
 
-from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass
 from typing import ClassVar
@@ -26,7 +25,6 @@ from hooked_lm.components.attention.attend import (
 )
 from hooked_lm.components.attention.position_bias import SharedBias
 from hooked_lm.components.context import Context
-from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, plus
 from hooked_lm.components.source import StackContext
 from hooked_lm.hooks import HookPoint
 
@@ -192,31 +190,3 @@ class DisentangledAttention(Attend):
         """Weight and bias that make keys or queries of the table."""
         prefix = "" if self.cfg.shared else "pos_"
         return getattr(self, f"W_{prefix}{name}"), getattr(self, f"b_{prefix}{name}")
-
-    # ---- what holds between the sites ------------------------------------------------------------------------------
-
-    def identities(self, at: Sites, read: Read, read_value: Read | None = None) -> Iterator[Identity]:
-        """What must hold between the sites of a run in which `read()` came in."""
-        for name in "qkv":
-
-            def projected(name: str = name) -> tuple[Tensor, Tensor]:
-                W, b = getattr(self, f"W_{name.upper()}"), getattr(self, f"b_{name.upper()}")
-                return plus(torch.einsum("bpm,nmh->bpnh", read(), W), b), at(f"hook_{name}")
-
-            yield f"ln1.normalized * w + b -> {name}", projected
-        yield "q k^T * scale + c2p + p2c == attn_scores, where a key is real", self._products(at)
-        yield from self.mixing_identities(at)
-
-    def _products(self, at: Sites) -> Pair:
-        def products() -> tuple[Tensor, Tensor]:
-            found = at("hook_attn_scores")
-            made = torch.einsum("bqnh,bknh->bnqk", at("hook_q"), at("hook_k")) * self.scale
-            for part in (*("hook_c2p",) * self.cfg.c2p, *("hook_p2c",) * self.cfg.p2c):
-                made = made + at(part)
-            return made[found.isfinite()], found[found.isfinite()]
-
-        return products
-
-    def input_weights(self) -> list[Reader]:
-        """The weights that read the stream."""
-        return [(self, f"W_{x}", f"b_{x}") for x in "QKV"]

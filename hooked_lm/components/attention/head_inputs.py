@@ -23,11 +23,12 @@ def head_inputs(block: Any, resid: Stream, normalized: Stream | None, context: C
     asks for the copies. Otherwise the sites show the stream, once, and copies are normalised without them.
     """
     shown = _shown_points(block, context)
-    at_sites = norm_shows_copies(block, context)
-    if normalized is None and not (shown and at_sites):
-        normalized = block.read(resid)
     if not shown:
-        return normalized, normalized, normalized
+        x = block.read(resid) if normalized is None else normalized
+        return x, x, x
+    at_sites = norm_shows_copies(block, context)
+    if normalized is None and not at_sites:
+        normalized = block.read(resid)
     n_heads, n_kv = _head_counts(block)
     queries = keys = resid
     if "hook_attn_in" in shown:

@@ -3,7 +3,6 @@
 The names are the paper's: D is the way down to a latent, U the way up to the heads, R the part that turns with position.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention.attend import QUERY, Attend, PerHead, Stream, project, projection
 from hooked_lm.components.context import Context
-from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, below, norm_identity, normed, plus
 from hooked_lm.components.norm import RMSNorm, norm_unhooked
 from hooked_lm.components.public_call import public_attention
 from hooked_lm.components.rotary import Rotary
@@ -159,60 +157,6 @@ class LatentAttention(Attend):
         """The same vectors, their last features turned by position."""
         still, turning = x[..., : self.cfg.d_nope], x[..., self.cfg.d_nope :]
         return torch.cat([still, self.cfg.rotary.rotate(turning, angles)], -1)
-
-    # ---- what holds between the sites ------------------------------------------------------------------------------
-
-    def identities(self, at: Sites, read: Read, read_value: Read | None = None) -> Iterator[Identity]:
-        """What must hold between the sites of a run in which `read()` came in."""
-        kv_at = below(at, "kv_norm")
-
-        def latent() -> Tensor:
-            return normed(self.kv_norm, kv_at, lambda: at("hook_kv_latent"))
-
-        def keys() -> tuple[Tensor, Tensor]:
-            return self.keys(read(), latent()), at("hook_k")
-
-        yield from norm_identity("kv_norm", self.kv_norm, kv_at, lambda: at("hook_kv_latent"))
-        yield (
-            "ln1.normalized * w + b -> kv_latent",
-            lambda: (
-                plus(read() @ self.W_DKV, self.b_DKV),
-                at("hook_kv_latent"),
-            ),
-        )
-        yield "latent, turning part -> k", keys
-        yield "latent -> v", lambda: (project(latent(), self.W_UV, None), at("hook_v"))
-        if self.cfg.d_q_latent is None:
-            yield "ln1.normalized * w + b -> q", lambda: (project(read(), self.W_Q, None), at("hook_q"))
-        else:
-            q_at = below(at, "q_norm")
-
-            def queries() -> tuple[Tensor, Tensor]:
-                shown = normed(self.q_norm, q_at, lambda: at("hook_q_latent"))
-                return project(shown, self.W_UQ, None), at("hook_q")
-
-            yield from norm_identity("q_norm", self.q_norm, q_at, lambda: at("hook_q_latent"))
-            yield (
-                "ln1.normalized * w + b -> q_latent",
-                lambda: (
-                    plus(read() @ self.W_DQ, self.b_DQ),
-                    at("hook_q_latent"),
-                ),
-            )
-            yield "latent -> q", queries
-        for name in "qk":
-            yield f"what does not turn in {name} stays", self._still(name, at)
-        yield from self.mixing_identities(at, lambda: at("hook_rot_q"), lambda: at("hook_rot_k"))
-
-    def _still(self, name: str, at: Sites) -> Pair:
-        d = self.cfg.d_nope
-        return lambda: (at(f"hook_{name}")[..., :d], at(f"hook_rot_{name}")[..., :d])
-
-    def input_weights(self) -> list[Reader]:
-        """The weights that read the stream."""
-        names = ["DKV", "KR"] + ([] if self.cfg.d_q_latent is None else ["DQ"])
-        down: list[Reader] = [(self, f"W_{x}", f"b_{x}") for x in names]
-        return [*down, (self, "W_Q", "b_Q")] if self.cfg.d_q_latent is None else down
 
 
 def _normalised(down: Latent, point: nn.Module, norm: nn.Module) -> Latent:

@@ -1,7 +1,6 @@
 """Multi-head and grouped-query attention (Vaswani et al. 2017, arXiv:1706.03762; Ainslie et al. 2023,
 arXiv:2305.13245): how queries, keys and values come from the stream. `attend` has what follows."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +11,7 @@ from torch import Tensor, nn
 from hooked_lm.components.attention.attend import KEY, QUERY, Attend, PerHead, Stream, project, projection
 from hooked_lm.components.attention.position_bias import PositionBias
 from hooked_lm.components.context import Context
-from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, below, normed, plus
-from hooked_lm.components.norm import NormConfig, add_norm, build_norm, norm_of, norm_unhooked
+from hooked_lm.components.norm import NormConfig, add_norm, build_norm, norm_of
 from hooked_lm.components.public_call import public_attention
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.hooks import HookPoint
@@ -162,56 +160,9 @@ class Attention(Attend):
             W, b = W.repeat_interleave(group, 0), None if b is None else b.repeat_interleave(group, 0)
         return self._projected(x, W, b)
 
-    # ---- what holds between the sites ------------------------------------------------------------------------------
-
-    def identities(self, at: Sites, read: Read, read_value: Read | None = None) -> Iterator[Identity]:
-        """What must hold between the sites of a run in which `read()` came in, perhaps another tensor for values."""
-        weights = {"q": (self.W_Q, self.b_Q), "k": (self.W_K, self.b_K), "v": self.value_weights}
-        for name in weights:
-
-            def projected(name: str = name) -> tuple[Tensor, Tensor]:
-                W, b = weights[name]
-                x = read_value() if name == "v" and read_value is not None else read()
-                made = plus(torch.einsum("bpm,nmh->bpnh", x, W), b)
-                made = made if self.cfg.clip is None else made.clamp(-self.cfg.clip, self.cfg.clip)
-                return norm_unhooked(norm_of(self, "v_norm"), made) if name == "v" else made, at(f"hook_{name}")
-
-            yield f"ln1.normalized * w + b -> {name}", projected
-        if self.cfg.rotary is not None:
-            for name in "qk":
-                yield f"rotary({name}) keeps lengths", self._lengths(name, at)
-        yield from self.mixing_identities(at, lambda: self._met("q", at), lambda: self._met("k", at))
-
-    def _met(self, name: str, at: Sites) -> Tensor:
-        """Queries or keys as they meet in the scores."""
-        shown = f"hook_{name}" if self.cfg.rotary is None else f"hook_rot_{name}"
-        if self.cfg.qk_norm is not None and (self.cfg.rotary is None or self.cfg.rotary_first):
-            return normed(getattr(self, f"{name}_norm"), below(at, f"{name}_norm"), lambda: at(shown))
-        return at(shown)
-
-    def _lengths(self, name: str, at: Sites) -> Pair:
-        """Rotary turns a vector: up to the temperature of its scaling, its length stays."""
-
-        def lengths() -> tuple[Tensor, Tensor]:
-            before, after = at(f"hook_{name}"), at(f"hook_rot_{name}")
-            if self.cfg.qk_norm is not None and not self.cfg.rotary_first:
-                before = normed(getattr(self, f"{name}_norm"), below(at, f"{name}_norm"), lambda: before)
-            rotary = self.cfg.rotary
-            assert rotary is not None
-            temperature = rotary.angles(torch.zeros(1, 1, dtype=torch.long), before.shape[1])[0].max()
-            turned = before[..., : rotary.dim].norm(dim=-1) * temperature.to(before)
-            return turned, after[..., : rotary.dim].norm(dim=-1)
-
-        return lengths
-
     @property
     def is_linear_in_values(self) -> bool:
         """Whether what all values share arrives in the output as it is, through `W_O`."""
         cfg = self.cfg
         normed = cfg.v_norm is not None or cfg.z_norm is not None
         return not normed and not cfg.values_from_keys and cfg.clip is None and self.sinks is None
-
-    def input_weights(self) -> list[Reader]:
-        """The weights that read the stream."""
-        made_apart = "QK" if self.cfg.values_from_keys else "QKV"
-        return [] if self.cfg.clip is not None else [(self, f"W_{x}", f"b_{x}") for x in made_apart]

@@ -1,6 +1,5 @@
 """Attention to the keys and values of an earlier layer (Brandon et al. 2024, arXiv:2405.12981): only queries are made."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +9,6 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention.attend import QUERY, Attend, PerHead, Stream, project, projection
 from hooked_lm.components.context import Context, KeysValues
-from hooked_lm.components.identities import Identity, Pair, Read, Reader, Sites, below, normed, plus
 from hooked_lm.components.mlp import hook_if_listening
 from hooked_lm.components.norm import NormConfig, add_norm, norm_of
 from hooked_lm.components.rotary import Rotary
@@ -105,34 +103,7 @@ class SharedKVAttention(Attend):
             )
         return keys_values
 
-    # ---- what holds between the sites ------------------------------------------------------------------------------
-
-    def identities(self, at: Sites, read: Read, read_value: Read | None = None) -> Iterator[Identity]:
-        """What must hold between the sites of a run in which `read()` came in."""
-        yield (
-            "ln1.normalized * w + b -> q",
-            lambda: (plus(torch.einsum("bpm,nmh->bpnh", read(), self.W_Q), self.b_Q), at("hook_q")),
-        )
-        yield "rotary(q) keeps lengths", self._lengths(at)
-        yield from self.mixing_identities(at)
-
-    def _lengths(self, at: Sites) -> Pair:
-        """Rotary turns a vector: up to the temperature of its scaling, its length stays."""
-
-        def lengths() -> tuple[Tensor, Tensor]:
-            q = normed(norm_of(self, "q_norm"), below(at, "q_norm"), lambda: at("hook_q"))
-            rotary = self.cfg.rotary
-            temperature = rotary.angles(torch.zeros(1, 1, dtype=torch.long), q.shape[1])[0].max()
-            turned = q[..., : rotary.dim].norm(dim=-1) * temperature.to(q)
-            return turned, at("hook_rot_q")[..., : rotary.dim].norm(dim=-1)
-
-        return lengths
-
     @property
     def is_linear_in_values(self) -> bool:
         """Whether what all values share arrives in the output as it is, through `W_O`."""
         return True
-
-    def input_weights(self) -> list[Reader]:
-        """The weight that reads the stream."""
-        return [(self, "W_Q", "b_Q")]

@@ -1,6 +1,5 @@
 """Blocks: how attention and MLP stand on the residual stream. A difference of structure is a different class."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from jaxtyping import Float
@@ -12,19 +11,6 @@ from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
 from hooked_lm.components.context import Context
-from hooked_lm.components.identities import (
-    Identity,
-    Pair,
-    Read,
-    Reader,
-    Sites,
-    Sublayer,
-    added,
-    below,
-    norm_identity,
-    normed,
-    readers_of,
-)
 from hooked_lm.components.manner import Manner
 from hooked_lm.components.mlp import MLPConfig, hook_if_listening
 from hooked_lm.components.moe import MoE
@@ -100,36 +86,6 @@ class AttentionPart(nn.Module):
         """The stream, or copies of it, as attention reads them; without the sites of the norm unless `at_sites`."""
         return self.ln1(copies) if at_sites else norm_unhooked(self.ln1, copies)
 
-    def attn_identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
-        """What must hold from the stream before attention to what attention adds.
-
-        `shift()` is what queries and keys read besides (the position embedding of a shortformer model).
-        """
-
-        def resid() -> Tensor:
-            return at("hook_resid_pre")
-
-        def read() -> Tensor:
-            return normed(self.ln1, below(at, "ln1"), resid)
-
-        yield from norm_identity("ln1", self.ln1, below(at, "ln1"), resid)
-        both = read if shift is None else lambda: read() + shift()
-        if isinstance(self.attn, Sublayer):
-            yield from self.attn.identities(below(at, "attn"), both, read)
-            yield from self.attn_out_identity(at)
-
-    def attn_out_identity(self, at: Sites) -> Iterator[Identity]:
-        """What attention gives, on its way into the stream."""
-        yield (
-            "sum of results + b_O, normed and scaled == attn_out",
-            lambda: (
-                added(
-                    self.attn.output_from_sites(below(at, "attn")), norm_of(self, "ln1_post"), self.cfg.residual_scale
-                ),
-                at("hook_attn_out"),
-            ),
-        )
-
 
 class MLPPart(nn.Module):
     """The half of a block that reads and writes the stream through an MLP."""
@@ -166,32 +122,6 @@ class MLPPart(nn.Module):
         """The same, under its public name."""
         return self.mlp_written(normalized_resid)
 
-    def mlp_identities(self, at: Sites, stream: str) -> Iterator[Identity]:
-        """What must hold from the stream before the MLP, at this site, to what the MLP adds."""
-        norm, norm_at = getattr(self, self.mlp_norm), below(at, self.mlp_norm)
-
-        def resid() -> Tensor:
-            return at(stream)
-
-        def read() -> Tensor:
-            return normed(norm, norm_at, resid)
-
-        if self.mlp_norm == "ln2":
-            yield from norm_identity("ln2", norm, norm_at, resid)
-        if isinstance(self.mlp, Sublayer):
-            yield from self.mlp.identities(below(at, "mlp"), read)
-            yield from self.mlp_out_identity(at)
-
-    def mlp_out_identity(self, at: Sites) -> Iterator[Identity]:
-        """What the MLP gives, on its way into the stream."""
-        yield (
-            "post -> mlp_out, normed and scaled",
-            lambda: (
-                added(self.mlp.output_from_sites(below(at, "mlp")), norm_of(self, "ln2_post"), self.cfg.residual_scale),
-                at("hook_mlp_out"),
-            ),
-        )
-
 
 class AttentionOnlyBlock(AttentionPart):
     """`resid + attn(ln1(resid))`."""
@@ -212,15 +142,6 @@ class AttentionOnlyBlock(AttentionPart):
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
         return self.hook_resid_post(resid + self.attn_out(resid, context))
-
-    def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
-        """What must hold between the sites of a run."""
-        yield "resid_pre + attn_out == resid_post", sum_of(at, ["hook_resid_pre", "hook_attn_out"], "hook_resid_post")
-        yield from self.attn_identities(at, shift)
-
-    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
-        """Each norm that is between the stream and weights, with the weights that read it."""
-        return [("ln1", readers_of(self.attn))]
 
 
 class PreNormBlock(AttentionPart, MLPPart):
@@ -247,17 +168,6 @@ class PreNormBlock(AttentionPart, MLPPart):
         resid = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(resid + self.attn_out(resid, context))
         return self.hook_resid_post(resid + self.mlp_out(resid))
-
-    def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
-        """What must hold between the sites of a run."""
-        yield "resid_pre + attn_out == resid_mid", sum_of(at, ["hook_resid_pre", "hook_attn_out"], "hook_resid_mid")
-        yield "resid_mid + mlp_out == resid_post", sum_of(at, ["hook_resid_mid", "hook_mlp_out"], "hook_resid_post")
-        yield from self.attn_identities(at, shift)
-        yield from self.mlp_identities(at, "hook_resid_mid")
-
-    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
-        """Each norm that is between the stream and weights, with the weights that read it."""
-        return [("ln1", readers_of(self.attn)), ("ln2", readers_of(self.mlp))]
 
 
 class PostNormBlock(AttentionPart, MLPPart):
@@ -301,39 +211,6 @@ class PostNormBlock(AttentionPart, MLPPart):
         """Copies of the stream as attention reads them: as they are."""
         return copies
 
-    def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
-        """What must hold between the sites of a run."""
-        yield "resid_pre + attn_out == resid_mid", sum_of(at, ["hook_resid_pre", "hook_attn_out"], "hook_resid_mid")
-        yield (
-            "normalized_resid_mid + mlp_out == resid_post",
-            sum_of(at, ["hook_normalized_resid_mid", "hook_mlp_out"], "hook_resid_post"),
-        )
-        for norm, name, site in ((self.ln1, "ln1", "resid_mid"), (self.ln2, "ln2", "resid_post")):
-
-            def summed(site: str = site) -> Tensor:
-                return at(f"hook_{site}")
-
-            def stands_in_stream(norm: nn.Module = norm, name: str = name, site: str = site) -> tuple[Tensor, Tensor]:
-                return normed(norm, below(at, name), lambda: at(f"hook_{site}")), at(f"hook_normalized_{site}")
-
-            yield from norm_identity(name, norm, below(at, name), summed)
-            yield f"{name}({site}) == normalized_{site}", stands_in_stream
-        if isinstance(self.attn, Sublayer):
-
-            def read() -> Tensor:
-                return at("hook_resid_pre")
-
-            both = read if shift is None else lambda: read() + shift()
-            yield from self.attn.identities(below(at, "attn"), both, read)
-            yield from self.attn_out_identity(at)
-        if isinstance(self.mlp, Sublayer):
-            yield from self.mlp.identities(below(at, "mlp"), lambda: at("hook_normalized_resid_mid"))
-            yield from self.mlp_out_identity(at)
-
-    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
-        """None: what a norm gives is the stream itself."""
-        return []
-
 
 class ParallelBlock(AttentionPart, MLPPart):
     """`resid + attn(ln1(resid)) + mlp(ln2(resid))`: both read the same stream (GPT-J, Wang and Komatsuzaki 2021)."""
@@ -358,19 +235,6 @@ class ParallelBlock(AttentionPart, MLPPart):
         resid = self.hook_resid_pre(resid)
         return self.hook_resid_post(resid + self.attn_out(resid, context) + self.mlp_out(resid))
 
-    def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
-        """What must hold between the sites of a run."""
-        yield (
-            "resid_pre + attn_out + mlp_out == resid_post",
-            sum_of(at, ["hook_resid_pre", "hook_attn_out", "hook_mlp_out"], "hook_resid_post"),
-        )
-        yield from self.attn_identities(at, shift)
-        yield from self.mlp_identities(at, "hook_resid_pre")
-
-    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
-        """Each norm that is between the stream and weights, with the weights that read it."""
-        return [("ln1", readers_of(self.attn)), ("ln2", readers_of(self.mlp))]
-
 
 class SharedNormBlock(ParallelBlock):
     """`resid + attn(x) + mlp(x)` with `x = ln1(resid)`: a parallel block with one norm for both."""
@@ -392,17 +256,8 @@ class SharedNormBlock(ParallelBlock):
             shared = self.read(self.hook_mlp_in(resid.clone()), norm_shows_copies(self, context))
         return self.hook_resid_post(resid + attn_out + self.mlp_written(shared))
 
-    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
-        """The one norm, with the weights of both that read it."""
-        return [("ln1", readers_of(self.attn, self.mlp))]
-
 
 BlockConfig = AttentionOnlyBlock.Config | PreNormBlock.Config | PostNormBlock.Config | ParallelBlock.Config
-
-
-def sum_of(at: Sites, parts: list[str], whole: str) -> Pair:
-    """That sites add up to another."""
-    return lambda: (sum((at(part) for part in parts[1:]), at(parts[0])), at(whole))
 
 
 def _scaled(x: Stream, scale: float) -> Stream:

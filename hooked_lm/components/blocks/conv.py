@@ -1,6 +1,5 @@
 """A post-norm block with a convolution beside its sublayers (DeBERTa-v2, He et al. 2020, arXiv:2006.03654)."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 from hooked_lm.components.activations import Activation, activation
 from hooked_lm.components.blocks.block import PostNormBlock
 from hooked_lm.components.context import Context
-from hooked_lm.components.identities import Identity, Read, Sites, below, norm_identity, normed
 from hooked_lm.components.mlp import hook_if_listening
 from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm
 from hooked_lm.components.public_call import public_block
@@ -69,23 +67,3 @@ class ConvPostNormBlock(PostNormBlock):
             x = x * context.real[..., None]
         weight, padding = self.W_conv.permute(2, 1, 0), (self.cfg.n_offsets - 1) // 2
         return F.conv1d(x.mT, weight, self.b_conv, padding=padding, groups=self.cfg.n_groups).mT
-
-    def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
-        """What must hold between the sites of a run."""
-        for name, pair in super().identities(at, shift):
-            if not name.endswith("== normalized_resid_post"):
-                yield name, pair
-
-        def summed() -> tuple[Tensor, Tensor]:
-            left = normed(self.ln2, below(at, "ln2"), lambda: at("hook_resid_post"))
-            return left + at("hook_conv_out"), at("hook_resid_conv")
-
-        def stands_in_stream() -> tuple[Tensor, Tensor]:
-            made = normed(self.ln3, below(at, "ln3"), lambda: at("hook_resid_conv"))
-            return made, at("hook_normalized_resid_post")
-
-        yield "conv(resid_pre) == conv_pre", lambda: (self.convolved(at("hook_resid_pre")), at("hook_conv_pre"))
-        yield "act(conv_pre) == conv_out", lambda: (self.conv_act(at("hook_conv_pre")), at("hook_conv_out"))
-        yield "ln2(resid_post) + conv_out == resid_conv", summed
-        yield from norm_identity("ln3", self.ln3, below(at, "ln3"), lambda: at("hook_resid_conv"))
-        yield "ln3(resid_conv) == normalized_resid_post", stands_in_stream

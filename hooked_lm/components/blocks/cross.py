@@ -1,25 +1,12 @@
 """The blocks of a decoder beside an encoder: self-attention, then cross attention, then the MLP."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.blocks.block import AttentionPart
-from hooked_lm.components.identities import (
-    Identity,
-    Pair,
-    Read,
-    Reader,
-    Sites,
-    Sublayer,
-    below,
-    norm_identity,
-    normed,
-    readers_of,
-)
 from hooked_lm.components.mlp import MLPConfig, hook_if_listening
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm
@@ -68,27 +55,6 @@ class CrossPart(AttentionPart):
         """What a sublayer gives, as it is added to the stream."""
         return out if self.cfg.residual_scale == 1.0 else out * self.cfg.residual_scale
 
-    def written_identities(
-        self, at: Sites, read_cross: Read, read_mlp: Read, read_source: Read | None
-    ) -> Iterator[Identity]:
-        """What must hold inside cross attention and MLP, and from there to what they add."""
-        if isinstance(self.cross_attn, CrossAttention):
-            for name, pair in self.cross_attn.identities(below(at, "cross_attn"), read_cross, read_source):
-                yield f"cross attention: {name}", pair
-            yield (
-                "cross attention: sum of results + b_O == cross_attn_out",
-                lambda: (
-                    self.scaled(self.cross_attn.output_from_sites(below(at, "cross_attn"))),
-                    at("hook_cross_attn_out"),
-                ),
-            )
-        if isinstance(self.mlp, Sublayer):
-            yield from self.mlp.identities(below(at, "mlp"), read_mlp)
-            yield (
-                "post -> mlp_out",
-                lambda: (self.scaled(self.mlp.output_from_sites(below(at, "mlp"))), at("hook_mlp_out")),
-            )
-
 
 class PreNormCrossBlock(CrossPart):
     """`resid + attn(ln1(resid))`, then `resid + cross_attn(ln2(resid), source)`, then `resid + mlp(ln3(resid))`."""
@@ -117,27 +83,6 @@ class PreNormCrossBlock(CrossPart):
         cross_out = self.cross_written(self.ln2(hook_if_listening(self.hook_cross_attn_in, resid)), context)
         resid = self.hook_resid_mid_cross(resid + cross_out)
         return self.hook_resid_post(resid + self.mlp_written(self.ln3(hook_if_listening(self.hook_mlp_in, resid))))
-
-    def identities(self, at: Sites, read_source: Read | None = None) -> Iterator[Identity]:
-        """What must hold between the sites of a run in which `read_source()` came from the encoder."""
-        yield from _sums(at, "resid_pre", "resid_mid", "resid_mid_cross")
-        yield from self.attn_identities(at)
-        reads = {}
-        for name, site in (("ln2", "hook_resid_mid"), ("ln3", "hook_resid_mid_cross")):
-
-            def resid(site: str = site) -> Tensor:
-                return at(site)
-
-            def read(name: str = name, resid: Read = resid) -> Tensor:
-                return normed(getattr(self, name), below(at, name), resid)
-
-            reads[name] = read
-            yield from norm_identity(name, getattr(self, name), below(at, name), resid)
-        yield from self.written_identities(at, reads["ln2"], reads["ln3"], read_source)
-
-    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
-        """Each norm that is between the stream and weights, with the weights that read it."""
-        return [("ln1", readers_of(self.attn)), ("ln2", readers_of(self.cross_attn)), ("ln3", readers_of(self.mlp))]
 
 
 class PostNormCrossBlock(CrossPart):
@@ -191,45 +136,5 @@ class PostNormCrossBlock(CrossPart):
         """Copies of the stream as attention reads them: as they are."""
         return copies
 
-    def identities(self, at: Sites, read_source: Read | None = None) -> Iterator[Identity]:
-        """What must hold between the sites of a run in which `read_source()` came from the encoder."""
-        yield from _sums(at, "resid_pre", "normalized_resid_mid", "normalized_resid_mid_cross")
-        for name, site in (("ln1", "resid_mid"), ("ln2", "resid_mid_cross"), ("ln3", "resid_post")):
-            norm = getattr(self, name)
-
-            def resid(site: str = site) -> Tensor:
-                return at(f"hook_{site}")
-
-            def in_stream(
-                norm: nn.Module = norm, name: str = name, site: str = site, resid: Read = resid
-            ) -> tuple[Tensor, Tensor]:
-                return normed(norm, below(at, name), resid), at(f"hook_normalized_{site}")
-
-            yield from norm_identity(name, norm, below(at, name), resid)
-            yield f"{name}({site}) == normalized_{site}", in_stream
-        if isinstance(self.attn, Sublayer):
-            yield from self.attn.identities(below(at, "attn"), lambda: at("hook_resid_pre"))
-            yield from self.attn_out_identity(at)
-        read_cross, read_mlp = "hook_normalized_resid_mid", "hook_normalized_resid_mid_cross"
-        yield from self.written_identities(at, lambda: at(read_cross), lambda: at(read_mlp), read_source)
-
-    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
-        """None: what a norm gives is the stream itself."""
-        return []
-
 
 CrossBlockConfig = PreNormCrossBlock.Config | PostNormCrossBlock.Config
-
-
-def _sums(at: Sites, before_attn: str, before_cross: str, before_mlp: str) -> Iterator[Identity]:
-    """That what a sublayer adds, and the stream before it, are the stream after it."""
-    for before, out, after in (
-        (before_attn, "attn_out", "resid_mid"),
-        (before_cross, "cross_attn_out", "resid_mid_cross"),
-        (before_mlp, "mlp_out", "resid_post"),
-    ):
-        yield f"{before} + {out} == {after}", _sum(at, before, out, after)
-
-
-def _sum(at: Sites, before: str, out: str, after: str) -> Pair:
-    return lambda: (at(f"hook_{before}") + at(f"hook_{out}"), at(f"hook_{after}"))

@@ -1,26 +1,13 @@
 """Blocks whose tokens are mixed by a state space instead of attention."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.blocks.block import MLPPart, sum_of
+from hooked_lm.components.blocks.block import MLPPart
 from hooked_lm.components.context import Context
-from hooked_lm.components.identities import (
-    Identity,
-    Read,
-    Reader,
-    Sites,
-    Sublayer,
-    added,
-    below,
-    norm_identity,
-    normed,
-    readers_of,
-)
 from hooked_lm.components.mlp import hook_if_listening
 from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of, wide
 from hooked_lm.components.ssm.mamba import Mamba
@@ -65,30 +52,6 @@ class MixerPart(nn.Module):
         """The precision of the mixer's weights; that of the stream, for a module without any."""
         return next(self.mixer.parameters(), resid).dtype
 
-    def mixer_identities(self, at: Sites) -> Iterator[Identity]:
-        """What must hold from the stream before the mixer to what the mixer adds."""
-
-        def resid() -> Tensor:
-            return at("hook_resid_pre")
-
-        def read() -> Tensor:
-            return normed(self.ln1, below(at, "ln1"), resid).to(self.reading_dtype(resid()))
-
-        yield from norm_identity("ln1", self.ln1, below(at, "ln1"), resid)
-        if isinstance(self.mixer, Sublayer):
-            yield from self.mixer.identities(below(at, "mixer"), read)
-            yield (
-                "y -> mixer_out, normed and scaled",
-                lambda: (
-                    added(
-                        self.mixer.output_from_sites(below(at, "mixer")),
-                        norm_of(self, "ln1_post"),
-                        self.cfg.residual_scale,
-                    ),
-                    at("hook_mixer_out"),
-                ),
-            )
-
 
 class MixerBlock(MixerPart):
     """`resid + mixer(ln1(resid))`: a layer of a pure state-space model. With `wide_stream` the sum is in fp32 or better."""
@@ -112,15 +75,6 @@ class MixerBlock(MixerPart):
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(wide(resid) if self.cfg.wide_stream else resid)
         return self.hook_resid_post(resid + self.mixer_out(resid, context))
-
-    def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
-        """What must hold between the sites of a run."""
-        yield "resid_pre + mixer_out == resid_post", sum_of(at, ["hook_resid_pre", "hook_mixer_out"], "hook_resid_post")
-        yield from self.mixer_identities(at)
-
-    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
-        """Each norm that is between the stream and weights, with the weights that read it."""
-        return [("ln1", readers_of(self.mixer))]
 
 
 class MixerMLPBlock(MixerPart, MLPPart):
@@ -146,14 +100,3 @@ class MixerMLPBlock(MixerPart, MLPPart):
         resid = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(resid + self.mixer_out(resid, context))
         return self.hook_resid_post(resid + self.mlp_out(resid))
-
-    def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
-        """What must hold between the sites of a run."""
-        yield "resid_pre + mixer_out == resid_mid", sum_of(at, ["hook_resid_pre", "hook_mixer_out"], "hook_resid_mid")
-        yield "resid_mid + mlp_out == resid_post", sum_of(at, ["hook_resid_mid", "hook_mlp_out"], "hook_resid_post")
-        yield from self.mixer_identities(at)
-        yield from self.mlp_identities(at, "hook_resid_mid")
-
-    def norm_readers(self) -> list[tuple[str, list[Reader]]]:
-        """Each norm that is between the stream and weights, with the weights that read it."""
-        return [("ln1", readers_of(self.mixer)), ("ln2", readers_of(self.mlp))]

@@ -1,7 +1,6 @@
 """Per-layer embeddings (Gemma 3n and Gemma 4, Google DeepMind 2025 and 2026): each layer is given a small vector of its own
 for every token, and decides by a gate what of it enters the stream."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.activations import Activation, activation
-from hooked_lm.components.blocks.block import PreNormBlock, Stream, sum_of
+from hooked_lm.components.blocks.block import PreNormBlock, Stream
 from hooked_lm.components.context import Context
-from hooked_lm.components.identities import Identity, Read, Reader, Sites, added, below, norm_identity, normed
 from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of
 from hooked_lm.components.public_call import public_block
 from hooked_lm.hooks import HookPoint
@@ -65,19 +63,6 @@ class PerLayerEmbed(nn.Module):
         rows = rows * torch.tensor(self.cfg.d_per_layer**0.5).to(rows)
         return rows.unflatten(-1, (self.cfg.n_layers, self.cfg.d_per_layer))
 
-    def identities(self, at: Sites, embed: Read, tokens: Int[Tensor, "batch pos"]) -> Iterator[Identity]:
-        """What must hold between the sites of a run over these tokens, in which `embed()` entered the stream."""
-        norm_at = below(at, "norm")
-
-        def projected() -> Tensor:
-            return self.projected(embed())
-
-        yield from norm_identity("per_layer.norm", self.norm, norm_at, projected)
-        yield (
-            "(normalized * w + W_E[token]) / sqrt(2) == per_layer.out",
-            lambda: ((normed(self.norm, norm_at, projected) + self.rows(tokens)) * 2**-0.5, at("hook_out")),
-        )
-
 
 class PerLayerGate(nn.Module):
     """`(act(x W_gate) * given) W_out`: what a layer lets into the stream of the vector that it is given."""
@@ -102,23 +87,6 @@ class PerLayerGate(nn.Module):
     def forward(self, x: Stream, given: Given) -> Stream:
         gate = self.act(self.hook_pre(F.linear(x, self.W_gate.T)))
         return F.linear(self.hook_post(gate * given), self.W_out.T)
-
-    def identities(self, at: Sites, read: Read, given: Read) -> Iterator[Identity]:
-        """What must hold between the sites of a run in which `read()` and `given()` came in."""
-        yield "resid_mid + mlp_out -> per_layer.pre", lambda: (read() @ self.W_gate, at("hook_pre"))
-        yield "act(pre) * given == per_layer.post", lambda: (self.act(at("hook_pre")) * given(), at("hook_post"))
-
-    def output_from_sites(self, at: Sites) -> Tensor:
-        """The output, from what `W_out` reads."""
-        return at("hook_post") @ self.W_out
-
-    def input_weights(self) -> list[Reader]:
-        """The weight that reads the stream."""
-        return [(self, "W_gate", "")]
-
-    def output_weights(self) -> list[Tensor]:
-        """The weight that writes the output."""
-        return [self.W_out]
 
 
 class PerLayerBlock(PreNormBlock):
@@ -168,32 +136,3 @@ class PerLayerBlock(PreNormBlock):
             )
         out = self.per_layer(resid, self.hook_per_layer_in(given))
         return self.hook_per_layer_out(norm_of(self, "per_layer_post")(out))
-
-    def identities(self, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
-        """What must hold between the sites of a run."""
-        yield "resid_pre + attn_out == resid_mid", sum_of(at, ["hook_resid_pre", "hook_attn_out"], "hook_resid_mid")
-        yield from self.attn_identities(at, shift)
-        yield from self.mlp_identities(at, "hook_resid_mid")
-
-        def before_gate() -> Tensor:
-            return at("hook_resid_mid") + at("hook_mlp_out")
-
-        if self.cfg.per_layer is None:
-            yield (
-                "(resid_mid + mlp_out) * scale == resid_post",
-                lambda: (before_gate() * self.scale, at("hook_resid_post")),
-            )
-            return
-        given = below(at, "per_layer")
-        yield from self.per_layer.identities(given, before_gate, lambda: at("hook_per_layer_in"))
-        yield (
-            "per_layer.post -> per_layer_out, normed",
-            lambda: (
-                added(self.per_layer.output_from_sites(given), norm_of(self, "per_layer_post"), 1.0),
-                at("hook_per_layer_out"),
-            ),
-        )
-        yield (
-            "(resid_mid + mlp_out + per_layer_out) * scale == resid_post",
-            lambda: ((before_gate() + at("hook_per_layer_out")) * self.scale, at("hook_resid_post")),
-        )

@@ -1,7 +1,6 @@
 """The selective state space of Mamba (Gu and Dao 2023, arXiv:2312.00752): each channel keeps a few numbers, and what it
 reads says how much of them to keep."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,11 +10,10 @@ from torch import Tensor, nn
 
 from hooked_lm.components.activations import activation
 from hooked_lm.components.context import Context
-from hooked_lm.components.identities import Identity, Read, Reader, Sites, plus
 from hooked_lm.components.mlp import hook_if_listening
 from hooked_lm.components.norm import RESIDUAL, wide
 from hooked_lm.components.ssm.convolution import CausalConvolution
-from hooked_lm.components.ssm.scan import shown_states, step_by_step
+from hooked_lm.components.ssm.scan import shown_states
 from hooked_lm.hooks import HookPoint, is_listening
 
 INNER = ("batch", "pos", "d_inner")
@@ -141,36 +139,6 @@ class Mamba(nn.Module):
     def output(self, y: Inner, gate: Inner) -> Stream:
         """From what was read off the states back into the stream."""
         return F.linear((y * F.silu(wide(gate))).to(gate.dtype), self.W_out.T, self.b_out)
-
-    # ---- the sublayer protocol ---------------------------------------------------------------------------------------
-
-    def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
-        """What must hold between the sites of a run without padding or a cache."""
-
-        def by_steps() -> tuple[Tensor, Tensor]:
-            u, dt, B, C = (wide(at(f"hook_{name}")) for name in ("conv", "dt", "B", "C"))
-            states = step_by_step(*self.discretized(u, dt, B))
-            return torch.einsum("bpds,bps->bpd", states, C) + wide(self.D) * u, at("hook_y")
-
-        yield "stream -> x", lambda: (plus(read() @ self.W_x, self.b_x), at("hook_x"))
-        yield "stream -> gate", lambda: (plus(read() @ self.W_gate, self.b_gate), at("hook_gate"))
-        yield "act(conv(x)) == conv", lambda: (self.act(self.conv(at("hook_x"))[0]), at("hook_conv"))
-        yield "conv -> dt", lambda: (self.step_size(at("hook_conv")), at("hook_dt"))
-        yield "conv -> B", lambda: (at("hook_conv") @ self.W_B, at("hook_B"))
-        yield "conv -> C", lambda: (at("hook_conv") @ self.W_C, at("hook_C"))
-        yield "the recurrence of conv, dt, B, C == y", by_steps
-
-    def output_from_sites(self, at: Sites) -> Stream:
-        """The output, made of the sites last before it."""
-        return self.output(at("hook_y"), at("hook_gate"))
-
-    def input_weights(self) -> list[Reader]:
-        """What reads the stream linearly."""
-        return [(self, "W_x", "b_x"), (self, "W_gate", "b_gate")]
-
-    def output_weights(self) -> list[Tensor]:
-        """What writes the output."""
-        return [self.W_out] if self.b_out is None else [self.W_out, self.b_out]
 
 
 def first_dt_bias(n: int) -> Float[Tensor, " n"]:

@@ -1,7 +1,6 @@
 """The state space of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060): one decay a head, so that the recurrence is also a
 masked product of `C` and `B`, a kind of attention."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,12 +10,11 @@ from torch import Tensor, nn
 
 from hooked_lm.components.activations import activation
 from hooked_lm.components.context import Context
-from hooked_lm.components.identities import Identity, Read, Reader, Sites, below, norm_identity, plus
 from hooked_lm.components.mlp import hook_if_listening
 from hooked_lm.components.norm import RESIDUAL, RMSNorm, wide
 from hooked_lm.components.ssm.convolution import CausalConvolution
 from hooked_lm.components.ssm.mamba import first_dt_bias
-from hooked_lm.components.ssm.scan import linear_scan, shown_states, step_by_step
+from hooked_lm.components.ssm.scan import linear_scan, shown_states
 from hooked_lm.hooks import HookPoint, is_listening
 
 INNER = ("batch", "pos", "d_inner")
@@ -204,44 +202,6 @@ class Mamba2(nn.Module):
     def gated(self, y: PerHead, gate: Inner) -> Float[Tensor, "batch pos group d_group"]:
         """What the norm reads."""
         return (y.flatten(2) * F.silu(wide(gate))).unflatten(-1, (self.cfg.n_groups, -1))
-
-    # ---- the sublayer protocol ---------------------------------------------------------------------------------------
-
-    def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
-        """What must hold between the sites of a run without padding or a cache."""
-
-        def conv() -> tuple[Tensor, ...]:
-            return self.convolved(at("hook_x"), read())
-
-        def by_steps() -> tuple[Tensor, Tensor]:
-            u, dt, B, C = (wide(at(f"hook_{name}")) for name in ("conv", "dt", "B", "C"))
-            u = u.unflatten(-1, (self.cfg.n_heads, -1))
-            states = step_by_step(*self.discretized(u, dt, B))
-            return self.read_off(states, C) + wide(self.D)[:, None] * u, at("hook_y")
-
-        yield "stream -> x", lambda: (plus(read() @ self.W_x, self.b_x), at("hook_x"))
-        yield "stream -> gate", lambda: (plus(read() @ self.W_gate, self.b_gate), at("hook_gate"))
-        yield "stream -> dt", lambda: (self.step_size(read()), at("hook_dt"))
-        yield "act(conv(x)) == conv", lambda: (conv()[0], at("hook_conv"))
-        yield "act(conv(stream W_B)) == B", lambda: (conv()[1], at("hook_B"))
-        yield "act(conv(stream W_C)) == C", lambda: (conv()[2], at("hook_C"))
-        yield "the recurrence of conv, dt, B, C == y", by_steps
-        yield from norm_identity(
-            "mixer.norm", self.norm, below(at, "norm"), lambda: self.gated(at("hook_y"), at("hook_gate"))
-        )
-
-    def output_from_sites(self, at: Sites) -> Stream:
-        """The output, made of the sites last before it."""
-        normed = self.norm.apply_weights(at("norm.hook_normalized")).flatten(2)
-        return plus(normed.to(self.W_out.dtype) @ self.W_out, self.b_out)
-
-    def input_weights(self) -> list[Reader]:
-        """What reads the stream linearly."""
-        return [(self, f"W_{name}", f"b_{name}") for name in ("gate", "x", "B", "C", "dt")]
-
-    def output_weights(self) -> list[Tensor]:
-        """What writes the output."""
-        return [self.W_out] if self.b_out is None else [self.W_out, self.b_out]
 
 
 def decays(rates: Float[Tensor, "*batch pos"]) -> Float[Tensor, "*batch pos source_pos"]:

@@ -1,6 +1,5 @@
 """The recurrent block of Griffin (De et al. 2024, arXiv:2402.19427): a real-gated linear recurrent unit beside a gate."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,11 +9,10 @@ from torch import Tensor, nn
 
 from hooked_lm.components.activations import activation
 from hooked_lm.components.context import Context
-from hooked_lm.components.identities import Identity, Read, Reader, Sites, plus
 from hooked_lm.components.mlp import hook_if_listening
 from hooked_lm.components.norm import RESIDUAL, wide
 from hooked_lm.components.ssm.convolution import CausalConvolution
-from hooked_lm.components.ssm.scan import shown_states, step_by_step
+from hooked_lm.components.ssm.scan import shown_states
 from hooked_lm.hooks import HookPoint
 
 INNER = ("batch", "pos", "d_inner")
@@ -127,33 +125,3 @@ class RGLRU(nn.Module):
     def output(self, y: Inner, gate: Inner) -> Stream:
         """From the states back into the stream."""
         return F.linear((y * self.act(wide(gate))).to(gate.dtype), self.W_out.T, self.b_out)
-
-    # ---- the sublayer protocol ---------------------------------------------------------------------------------------
-
-    def identities(self, at: Sites, read: Read) -> Iterator[Identity]:
-        """What must hold between the sites of a run without padding or a cache."""
-
-        def by_steps() -> tuple[Tensor, Tensor]:
-            u, i, a = at("hook_conv"), at("hook_i"), at("hook_a")
-            first = (torch.arange(u.shape[1], device=u.device) == 0)[None, :, None]
-            return step_by_step(*self.discretized(u, i, a, first)), at("hook_y")
-
-        yield "stream -> x", lambda: (plus(read() @ self.W_x, self.b_x), at("hook_x"))
-        yield "stream -> gate", lambda: (plus(read() @ self.W_gate, self.b_gate), at("hook_gate"))
-        yield "conv(x) == conv", lambda: (self.conv(at("hook_x"))[0], at("hook_conv"))
-        yield "conv -> r", lambda: (self.gate(at("hook_conv"), self.W_r, self.b_r), at("hook_r"))
-        yield "conv -> i", lambda: (self.gate(at("hook_conv"), self.W_i, self.b_i), at("hook_i"))
-        yield "r -> a", lambda: (self.decay(at("hook_r")), at("hook_a"))
-        yield "the recurrence of conv, i, a == y", by_steps
-
-    def output_from_sites(self, at: Sites) -> Stream:
-        """The output, made of the sites last before it."""
-        return self.output(at("hook_y"), at("hook_gate"))
-
-    def input_weights(self) -> list[Reader]:
-        """What reads the stream linearly."""
-        return [(self, "W_x", "b_x"), (self, "W_gate", "b_gate")]
-
-    def output_weights(self) -> list[Tensor]:
-        """What writes the output."""
-        return [self.W_out] if self.b_out is None else [self.W_out, self.b_out]

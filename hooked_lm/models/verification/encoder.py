@@ -10,8 +10,10 @@ from torch import Tensor
 from hooked_lm.components.embed import Unembed, soft_capped
 from hooked_lm.components.encoder_embed import EncoderEmbed
 from hooked_lm.components.heads import Classifier, MLMHead, NSPHead, Pooler, TokenClassifier
-from hooked_lm.components.identities import Identity, Pair, Read, Sites, below, norm_identity, normed
 from hooked_lm.components.norm import norm_of
+from hooked_lm.components.verification import identities as component_identities
+from hooked_lm.components.verification import output_from_sites
+from hooked_lm.components.verification.registry import Identity, Pair, Read, Sites, below, norm_identity, normed
 from hooked_lm.models.verification.verify import Verification, checked, drawn_tokens, last_site
 
 
@@ -30,7 +32,7 @@ def _identities(model: Any, at: Sites, output: Tensor) -> Iterator[Identity]:
         yield from _embed_identities(model, at)
     yield "full_embed == resid_pre", lambda: (at("hook_full_embed"), at("blocks.0.hook_resid_pre"))
     for layer, block in enumerate(model.blocks):
-        yield from block.identities(below(at, f"blocks.{layer}"))
+        yield from component_identities(block, below(at, f"blocks.{layer}"))
     for layer, block in enumerate(model.blocks[:-1]):
         left, then = last_site(block, layer), f"blocks.{layer + 1}.hook_resid_pre"
         yield "resid_post == next resid_pre", _same(at, left, then)
@@ -74,7 +76,9 @@ def _head_identities(model: Any, at: Sites, stream: Read, output: Tensor) -> Ite
     for name, kind in kinds.items():
         head, read = getattr(model, name), pooled if name in ("nsp_head", "classifier") else stream
         if isinstance(head, kind):
-            yield from ((f"{name}: {identity}", pair) for identity, pair in head.identities(below(at, name), read))
+            yield from (
+                (f"{name}: {identity}", pair) for identity, pair in component_identities(head, below(at, name), read)
+            )
     if isinstance(model.unembed, Unembed):
 
         def unembedded(x: Tensor) -> Tensor:
@@ -84,7 +88,7 @@ def _head_identities(model: Any, at: Sites, stream: Read, output: Tensor) -> Ite
             if model.mlm_head is None:
                 return unembedded(stream()), output
             if isinstance(model.mlm_head, MLMHead):
-                return unembedded(model.mlm_head.output_from_sites(below(at, "mlm_head"))), output
+                return unembedded(output_from_sites(model.mlm_head, below(at, "mlm_head"))), output
             return unembedded(model.mlm_head(stream())), output
 
         yield "unembed(mlm_head) == logits", logits

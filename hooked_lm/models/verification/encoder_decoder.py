@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from hooked_lm.components.blocks.block import PostNormBlock
 from hooked_lm.components.blocks.cross import PostNormCrossBlock
 from hooked_lm.components.embed import soft_capped
-from hooked_lm.components.identities import Identity, Pair, Read, Sites, below, norm_identity, normed
 from hooked_lm.components.norm import norm_of
+from hooked_lm.components.verification import identities as component_identities
+from hooked_lm.components.verification.registry import Identity, Pair, Read, Sites, below, norm_identity, normed
 from hooked_lm.models.verification.verify import Verification, checked, drawn_tokens
 
 
@@ -56,7 +57,7 @@ def _side_identities(model: Any, side: str, at: Sites, *source: Read) -> Iterato
     """What the blocks of a side say of themselves, that each reads what the one before leaves, and the final norm."""
     blocks = getattr(model, side)
     for layer, block in enumerate(blocks):
-        for name, pair in block.identities(below(at, f"{side}.{layer}"), *source):
+        for name, pair in component_identities(block, below(at, f"{side}.{layer}"), *source):
             yield f"{side}: {name}", pair
     for layer, block in enumerate(blocks[:-1]):
         left, then = last_site(side, block, layer), f"{side}.{layer + 1}.hook_resid_pre"

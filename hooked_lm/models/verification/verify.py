@@ -12,8 +12,9 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from hooked_lm.components.blocks.block import PostNormBlock
-from hooked_lm.components.identities import Identity, Pair, Sites, below, norm_identity, normed
 from hooked_lm.components.norm import norm_of
+from hooked_lm.components.verification import identities as component_identities
+from hooked_lm.components.verification.registry import Identity, Pair, Sites, below, norm_identity, normed
 from hooked_lm.hooks import HookPoint
 
 Errors = dict[str, list[float]]
@@ -170,7 +171,7 @@ def error_of(pair: Pair) -> float:
 def _block_identities(model: Any, block: Any, layer: int, at: Sites) -> Iterator[Identity]:
     """What a block says of itself, and that the next one reads what it leaves."""
     shift = (lambda: at("hook_pos_embed")) if model.cfg.tree.shortformer else None
-    yield from block.identities(below(at, f"blocks.{layer}"), shift)
+    yield from component_identities(block, below(at, f"blocks.{layer}"), shift)
     if layer + 1 < len(model.blocks):
         left, then = last_site(block, layer), f"blocks.{layer + 1}.hook_resid_pre"
         yield "resid_post == next resid_pre", lambda: (at(left), at(then))
@@ -180,7 +181,7 @@ def _per_layer_identities(model: Any, at: Sites, tokens: Int[Tensor, "batch pos"
     """What the layers are given besides the stream, where they are."""
     if model.cfg.tree.per_layer is None:
         return
-    yield from model.per_layer.identities(below(at, "per_layer"), lambda: at("hook_embed"), tokens)
+    yield from component_identities(model.per_layer, below(at, "per_layer"), lambda: at("hook_embed"), tokens)
     for layer in range(len(model.blocks)):
 
         def given(layer: int = layer) -> tuple[Tensor, Tensor]:

@@ -21,9 +21,9 @@ from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import MLPPart
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.embed import Unembed
-from hooked_lm.components.identities import Sublayer
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of, wide
+from hooked_lm.components.verification import is_known, norm_readers, output_weights
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.weights.state import load_state, make_biases, sync_config
@@ -62,7 +62,7 @@ def fold_ln(model: Any) -> bool:
     """
     done = False
     for block in model.blocks:
-        for name, readers in _norm_readers(block):
+        for name, readers in norm_readers(block):
             if readers and not (name == "ln1" and model.cfg.tree.shortformer):
                 done |= _fold_norm(getattr(block, name), readers)
         if isinstance(mlp := getattr(block, "mlp", None), (MLP, GatedMLP)) and mlp.cfg.mid_norm is not None:
@@ -87,7 +87,7 @@ def center_writing_weights(model: Any) -> bool:
     nothing is done. A sublayer with a norm after it does not write its own output, and keeps its weights.
     """
     blocks = list(model.blocks)
-    norms = [[getattr(block, name) for name, _ in _norm_readers(block)] for block in blocks]
+    norms = [[getattr(block, name) for name, _ in norm_readers(block)] for block in blocks]
     readers = [norm_of(model, "ln_final"), *(norm for of_block in norms for norm in of_block)]
     if not all(norms) or not all(isinstance(norm, LayerNorm) for norm in readers):
         logger.info("center_writing_weights: skipped, not everything reads the stream through a LayerNorm")
@@ -98,9 +98,9 @@ def center_writing_weights(model: Any) -> bool:
         )
         return False
     model.untie()
-    _center(*model.embed.output_weights())
+    _center(*output_weights(model.embed))
     if model.cfg.tree.pos_embed is not None and not model.cfg.tree.shortformer:
-        _center(*model.pos_embed.output_weights())
+        _center(*output_weights(model.pos_embed))
     for block in blocks:
         if isinstance(norm_of(block, "ln1_post"), nn.Identity):
             _center(*_writers(block.mixer if isinstance(block, MixerPart) else block.attn))
@@ -288,11 +288,6 @@ def _fold_norm(norm: Any, readers: Iterable[Reader]) -> bool:
     return True
 
 
-def _norm_readers(block: Any) -> list[tuple[str, list[Reader]]]:
-    """Each norm between the stream and weights, with these weights; of somebody else's block nothing is known."""
-    return block.norm_readers() if hasattr(block, "norm_readers") else []
-
-
 def _replaced_points(model: nn.Module) -> list[str]:
     """The places of hook points where somebody put another module."""
     modules = model.named_modules()
@@ -300,7 +295,7 @@ def _replaced_points(model: nn.Module) -> list[str]:
 
 
 def _writers(module: nn.Module) -> list[Tensor]:
-    return module.output_weights() if isinstance(module, Sublayer) else []
+    return output_weights(module) if is_known(module) else []
 
 
 def _center(*weights: Tensor | None) -> None:

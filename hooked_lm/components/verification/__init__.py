@@ -1,0 +1,44 @@
+"""Verification: what must hold between the sites of each component, and which weights read and write the stream.
+
+One file for each mechanism; importing this package registers them all.
+"""
+
+from hooked_lm.components.verification import (
+    attention,
+    blocks,
+    cross_blocks,
+    embed,
+    heads,
+    mlp,
+    moe,
+    other_attention,
+    other_blocks,
+    ssm,
+)
+from hooked_lm.components.verification.registry import (
+    identities,
+    input_weights,
+    is_known,
+    norm_readers,
+    output_from_sites,
+    output_weights,
+)
+
+__all__ = [
+    "attention",
+    "blocks",
+    "cross_blocks",
+    "embed",
+    "heads",
+    "identities",
+    "input_weights",
+    "is_known",
+    "mlp",
+    "moe",
+    "norm_readers",
+    "other_attention",
+    "other_blocks",
+    "output_from_sites",
+    "output_weights",
+    "ssm",
+]

@@ -1,0 +1,194 @@
+"""Attention: identities from the inputs of queries, keys and values to the output of each head."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hooked_lm.components.attention.attend import Attend
+from hooked_lm.components.attention.cross import CrossAttention
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.attention.shared_kv import SharedKVAttention
+from hooked_lm.components.norm import norm_of, norm_unhooked
+from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.verification.registry import (
+    Identity,
+    Pair,
+    Read,
+    Reader,
+    Sites,
+    below,
+    identities,
+    input_weights,
+    normed,
+    output_from_sites,
+    output_weights,
+    plus,
+)
+
+
+def mixing_identities(
+    attn: Attend, at: Sites, queries: Read | None = None, keys: Read | None = None
+) -> Iterator[Identity]:
+    """The identities from the scores on; with the queries and keys that meet in them, those of the scores too."""
+
+    def scores() -> tuple[Tensor, Tensor]:
+        assert queries is not None, "the scores are not checked without them"
+        assert keys is not None, "the scores are not checked without them"
+        q, k, shown = queries(), keys(), at("hook_attn_scores")
+        k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
+        product = torch.einsum("bqnh,bknh->bnqk", q, k) * attn.scale
+        if attn.soft_cap is not None:
+            product = attn.soft_cap * (product / attn.soft_cap).tanh()
+        seen = shown > float("-inf")
+        return product.masked_fill(~seen, 0.0), shown.masked_fill(~seen, 0.0)
+
+    if queries is not None and attn.position_bias is None:
+        yield "q k^T * scale, capped == attn_scores", scores
+    yield (
+        "softmax(attn_scores) == pattern",
+        lambda: (attn.softmax(at("hook_attn_scores")), at("hook_pattern")),
+    )
+    yield "pattern @ v == z", lambda: (_mixed(at("hook_pattern"), at("hook_v")), at("hook_z"))
+    yield (
+        "z @ W_O == result",
+        lambda: (
+            torch.einsum("bpnh,nhm->bpnm", _read_by_output(attn, at), attn.W_O),
+            at("hook_result"),
+        ),
+    )
+
+
+def _read_by_output(attn: Attend, at: Sites) -> Tensor:
+    return normed(norm_of(attn, "z_norm"), lambda name: at(f"z_norm.{name}"), lambda: at("hook_z"))
+
+
+@output_from_sites.register
+def _(attn: Attend, at: Sites) -> Tensor:
+    """The output, from what each head gives."""
+    return plus(at("hook_result").sum(2), attn.b_O)
+
+
+@output_weights.register
+def _(attn: Attend) -> list[Tensor]:
+    """The weights that write the output."""
+    return [attn.W_O] if attn.b_O is None else [attn.W_O, attn.b_O]
+
+
+def _mixed(
+    pattern: Float[Tensor, "batch head query_pos key_pos"], v: Float[Tensor, "batch key_pos kv_head d_value"]
+) -> Float[Tensor, "batch query_pos head d_value"]:
+    v = v.repeat_interleave(pattern.shape[1] // v.shape[2], 2)
+    return torch.einsum("bnqk,bknh->bqnh", pattern, v)
+
+
+@identities.register
+def _(attn: Attention, at: Sites, read: Read, read_value: Read | None = None) -> Iterator[Identity]:
+    """What must hold between the sites of a run in which `read()` came in, perhaps another tensor for values."""
+    weights = {"q": (attn.W_Q, attn.b_Q), "k": (attn.W_K, attn.b_K), "v": attn.value_weights}
+    for name in weights:
+
+        def projected(name: str = name) -> tuple[Tensor, Tensor]:
+            W, b = weights[name]
+            x = read_value() if name == "v" and read_value is not None else read()
+            made = plus(torch.einsum("bpm,nmh->bpnh", x, W), b)
+            made = made if attn.cfg.clip is None else made.clamp(-attn.cfg.clip, attn.cfg.clip)
+            return norm_unhooked(norm_of(attn, "v_norm"), made) if name == "v" else made, at(f"hook_{name}")
+
+        yield f"ln1.normalized * w + b -> {name}", projected
+    if attn.cfg.rotary is not None:
+        for name in "qk":
+            yield f"rotary({name}) keeps lengths", _lengths(attn, name, at)
+    yield from mixing_identities(attn, at, lambda: _scored(attn, "q", at), lambda: _scored(attn, "k", at))
+
+
+def _scored(attn: Attention, name: str, at: Sites) -> Tensor:
+    """Queries or keys as the scores are computed from them."""
+    shown = f"hook_{name}" if attn.cfg.rotary is None else f"hook_rot_{name}"
+    if attn.cfg.qk_norm is not None and (attn.cfg.rotary is None or attn.cfg.rotary_first):
+        return normed(getattr(attn, f"{name}_norm"), below(at, f"{name}_norm"), lambda: at(shown))
+    return at(shown)
+
+
+def _lengths(attn: Attention, name: str, at: Sites) -> Pair:
+    def before() -> Tensor:
+        if attn.cfg.qk_norm is None or attn.cfg.rotary_first:
+            return at(f"hook_{name}")
+        return normed(getattr(attn, f"{name}_norm"), below(at, f"{name}_norm"), lambda: at(f"hook_{name}"))
+
+    assert attn.cfg.rotary is not None, "only a rotary embedding keeps lengths"
+    return same_lengths(attn.cfg.rotary, before, lambda: at(f"hook_rot_{name}"))
+
+
+def same_lengths(rotary: Rotary, before: Read, after: Read) -> Pair:
+    """Rotary turns a vector: up to the temperature of its scaling, its length stays."""
+
+    def lengths() -> tuple[Tensor, Tensor]:
+        x = before()
+        temperature = rotary.angles(torch.zeros(1, 1, dtype=torch.long), x.shape[1])[0].max()
+        turned = x[..., : rotary.dim].norm(dim=-1) * temperature.to(x)
+        return turned, after()[..., : rotary.dim].norm(dim=-1)
+
+    return lengths
+
+
+@input_weights.register
+def _(attn: Attention) -> list[Reader]:
+    """The weights that read the stream."""
+    projections = "QK" if attn.cfg.values_from_keys else "QKV"
+    return [] if attn.cfg.clip is not None else [(attn, f"W_{x}", f"b_{x}") for x in projections]
+
+
+@identities.register
+def _(attn: SharedKVAttention, at: Sites, read: Read, read_value: Read | None = None) -> Iterator[Identity]:
+    """What must hold between the sites of a run in which `read()` came in."""
+    yield (
+        "ln1.normalized * w + b -> q",
+        lambda: (plus(torch.einsum("bpm,nmh->bpnh", read(), attn.W_Q), attn.b_Q), at("hook_q")),
+    )
+
+    def q() -> Tensor:
+        return normed(norm_of(attn, "q_norm"), below(at, "q_norm"), lambda: at("hook_q"))
+
+    yield "rotary(q) keeps lengths", same_lengths(attn.cfg.rotary, q, lambda: at("hook_rot_q"))
+    yield from mixing_identities(attn, at)
+
+
+@input_weights.register
+def _(attn: SharedKVAttention) -> list[Reader]:
+    """The weight that reads the stream."""
+    return [(attn, "W_Q", "b_Q")]
+
+
+@identities.register
+def _(attn: CrossAttention, at: Sites, read: Read, read_source: Read | None = None) -> Iterator[Identity]:
+    """What must hold between the sites of a run in which `read()` came in, and `read_source()` from the encoder."""
+    sources = {"q": read, "k": read_source or read, "v": read_source or read}
+    weights = {"q": (attn.W_Q, attn.b_Q), "k": (attn.W_K, attn.b_K), "v": (attn.W_V, attn.b_V)}
+    for name, (W, b) in weights.items():
+
+        def projected(name: str = name, W: Tensor = W, b: Tensor | None = b) -> tuple[Tensor, Tensor]:
+            return plus(torch.einsum("bpm,nmh->bpnh", sources[name](), W), b), at(f"hook_{name}")
+
+        yield f"what cross attention reads -> {name}", projected
+    yield "q k^T * scale == attn_scores, where a key is real", products(attn.scale, at)
+    yield from mixing_identities(attn, at)
+
+
+def products(scale: float, at: Sites, terms: Sequence[str] = ()) -> Pair:
+    """The products of queries and keys, plus the values of some sites, and the scores that are not masked."""
+
+    def scores() -> tuple[Tensor, Tensor]:
+        found = at("hook_attn_scores")
+        made = torch.einsum("bqnh,bknh->bnqk", at("hook_q"), at("hook_k")) * scale
+        made = sum((at(term) for term in terms), made)
+        return made[found.isfinite()], found[found.isfinite()]
+
+    return scores
+
+
+@input_weights.register
+def _(attn: CrossAttention) -> list[Reader]:
+    """The weight that reads the stream."""
+    return [(attn, "W_Q", "b_Q")]

@@ -1,0 +1,113 @@
+"""MLPs."""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from hooked_lm.components.mlp import MLP, GatedMLP
+from hooked_lm.components.moe import ClampedGatedMLP
+from hooked_lm.components.verification.registry import (
+    Identity,
+    Read,
+    Reader,
+    Sites,
+    below,
+    identities,
+    input_weights,
+    normed,
+    output_from_sites,
+    output_weights,
+    plus,
+)
+
+
+@identities.register
+def _(mlp: MLP, at: Sites, read: Read) -> Iterator[Identity]:
+    """What must hold between the sites of a run in which `read()` came in."""
+    yield "ln2.normalized * w + b -> pre", lambda: (plus(read() @ mlp.W_in, mlp.b_in), at("hook_pre"))
+    if mlp.cfg.mid_norm is None:
+        yield "act(pre) == post", lambda: (mlp.act_fn(at("hook_pre")), at("hook_post"))
+    else:
+        yield "act(pre) == mid", lambda: (mlp.act_fn(at("hook_pre")), at("hook_mid"))
+        yield (
+            "mid, normed == post",
+            lambda: (
+                normed(mlp.ln, below(at, "ln"), lambda: at("hook_mid")),
+                at("hook_post"),
+            ),
+        )
+
+
+@input_weights.register
+def _(mlp: MLP) -> list[Reader]:
+    """The weights that read the stream."""
+    return [(mlp, "W_in", "b_in")]
+
+
+@identities.register
+def _(mlp: GatedMLP, at: Sites, read: Read) -> Iterator[Identity]:
+    """What must hold between the sites of a run in which `read()` came in."""
+    yield "ln2.normalized * w + b -> pre", lambda: (plus(read() @ mlp.W_gate, mlp.b_gate), at("hook_pre"))
+    yield (
+        "ln2.normalized * w + b -> pre_linear",
+        lambda: (
+            plus(read() @ mlp.W_in, mlp.b_in),
+            at("hook_pre_linear"),
+        ),
+    )
+    product = "hook_post" if mlp.cfg.mid_norm is None else "hook_mid"
+    yield (
+        f"act(pre) * pre_linear == {product.removeprefix('hook_')}",
+        lambda: (mlp.act_fn(at("hook_pre")) * at("hook_pre_linear"), at(product)),
+    )
+    if mlp.cfg.mid_norm is not None:
+        yield (
+            "mid, normed == post",
+            lambda: (
+                normed(mlp.ln, below(at, "ln"), lambda: at("hook_mid")),
+                at("hook_post"),
+            ),
+        )
+
+
+@output_from_sites.register(MLP)
+@output_from_sites.register(GatedMLP)
+@output_from_sites.register(ClampedGatedMLP)
+def _(mlp: MLP | GatedMLP | ClampedGatedMLP, at: Sites) -> Tensor:
+    """The output, from what `W_out` reads."""
+    return plus(at("hook_post") @ mlp.W_out, mlp.b_out)
+
+
+@input_weights.register
+def _(mlp: GatedMLP) -> list[Reader]:
+    """The weights that read the stream."""
+    return [(mlp, "W_in", "b_in"), (mlp, "W_gate", "b_gate")]
+
+
+@output_weights.register(MLP)
+@output_weights.register(GatedMLP)
+@output_weights.register(ClampedGatedMLP)
+def _(mlp: MLP | GatedMLP | ClampedGatedMLP) -> list[Tensor]:
+    """The weights that write the output."""
+    return [mlp.W_out] if mlp.b_out is None else [mlp.W_out, mlp.b_out]
+
+
+@identities.register
+def _(mlp: ClampedGatedMLP, at: Sites, read: Read) -> Iterator[Identity]:
+    """What must hold between the sites of a run in which `read()` came in."""
+
+    def both(part: slice) -> Tensor:
+        return plus(read() @ mlp.W_gate_in, mlp.b_gate_in)[..., part]
+
+    yield "ln2.normalized * w + b -> pre", lambda: (both(slice(0, None, 2)), at("hook_pre"))
+    yield "ln2.normalized * w + b -> pre_linear", lambda: (both(slice(1, None, 2)), at("hook_pre_linear"))
+    yield (
+        "act(pre) * pre_linear == post",
+        lambda: (mlp.product(at("hook_pre"), at("hook_pre_linear")), at("hook_post")),
+    )
+
+
+@input_weights.register
+def _(mlp: ClampedGatedMLP) -> list[Reader]:
+    """The weight that reads the stream."""
+    return [(mlp, "W_gate_in", "b_gate_in")]

@@ -1,0 +1,158 @@
+"""Mixtures of experts."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from hooked_lm.components.moe import MoE
+from hooked_lm.components.norm import wide
+from hooked_lm.components.normed_moe import NormedMoE
+from hooked_lm.components.verification.registry import (
+    Identity,
+    Pair,
+    Read,
+    Reader,
+    Sites,
+    added,
+    below,
+    identities,
+    input_weights,
+    norm_identity,
+    normed,
+    output_from_sites,
+    output_weights,
+    plus,
+)
+
+
+@identities.register
+def _(moe: MoE, at: Sites, read: Read) -> Iterator[Identity]:
+    """What must hold between the sites of a run in which `read()` came in."""
+    yield from identities_of_parts(moe, at, read, read, read)
+
+
+def identities_of_parts(moe: MoE, at: Sites, router: Read, experts: Read, shared: Read) -> Iterator[Identity]:
+    """The same where router, experts and shared expert may read different things."""
+    yield (
+        "ln2.normalized * w + b -> router_logits",
+        lambda: (plus(wide(router()) @ wide(moe.W_router), moe.b_router), at("hook_router_logits")),
+    )
+    yield (
+        "router(router_logits) == expert_weights",
+        lambda: (moe.choice(at("hook_router_logits"))[0], at("hook_expert_weights")),
+    )
+    yield (
+        "router(router_logits) == expert_indices",
+        lambda: (moe.choice(at("hook_router_logits"))[1], at("hook_expert_indices")),
+    )
+    of_experts = [dict(_identities_of(moe, e, at, experts)) for e in range(len(moe.experts))]
+    for name in of_experts[0]:
+        yield f"experts: {name}", _together([of_expert[name] for of_expert in of_experts])
+    if moe.shared is not None:
+        for name, pair in identities(moe.shared, below(at, "shared"), shared):
+            yield f"shared: {name}", pair
+    if moe.cfg.shared_gate:
+        yield (
+            "sigmoid(ln2.normalized -> gate) == shared_gate",
+            lambda: (moe.shared_gate(shared()), at("hook_shared_gate")),
+        )
+
+
+def _identities_of(moe: MoE, e: int, at: Sites, read: Read) -> Iterator[Identity]:
+    expert: Any = moe.experts[e]
+    yield from identities(expert, below(at, f"experts.{e}"), lambda: read()[_positions(e, at).unbind(-1)])
+
+
+def _positions(e: int, at: Sites) -> Int[Tensor, "routed 2"]:
+    return at(f"experts.{e}.hook_routed_positions").long()
+
+
+@output_from_sites.register
+def _(moe: MoE, at: Sites) -> Tensor:
+    """The output, from what the `W_out` of the experts read."""
+    out = mix_from_sites(moe, at)
+    if moe.shared is not None:
+        shared = output_from_sites(moe.shared, below(at, "shared"))
+        out = out + (shared * at("hook_shared_gate") if moe.cfg.shared_gate else shared)
+    return out
+
+
+def mix_from_sites(moe: MoE, at: Sites) -> Tensor:
+    """What the chosen experts make together."""
+    weights, indices = at("hook_expert_weights"), at("hook_expert_indices")
+    out = weights.new_zeros(*weights.shape[:2], moe.cfg.d_model)
+    experts: list[Any] = list(moe.experts)
+    for e, expert in enumerate(experts):
+        made = output_from_sites(expert, below(at, f"experts.{e}")) * weights[indices == e][:, None]
+        out.index_put_(_positions(e, at).unbind(-1), made.to(out.dtype), accumulate=True)
+    return out
+
+
+@input_weights.register
+def _(moe: MoE) -> list[Reader]:
+    """The weights that read the stream."""
+    parts: list[Any] = [*moe.experts, *([] if moe.shared is None else [moe.shared])]
+    own = [(moe, "W_router", "b_router")]
+    own += [(moe, "W_shared_gate", "b_shared_gate")] if moe.cfg.shared_gate else []
+    return own + [reader for part in parts for reader in input_weights(part)]
+
+
+@output_weights.register
+def _(moe: MoE) -> list[Tensor]:
+    """The weights that write the output."""
+    parts: list[Any] = [*moe.experts, *([] if moe.shared is None else [moe.shared])]
+    return [weight for part in parts for weight in output_weights(part)]
+
+
+def _together(pairs: list[Pair]) -> Pair:
+    """One pair out of those of all experts."""
+
+    def flat(tensors: tuple[Tensor, ...]) -> Tensor:
+        return torch.cat([tensor.flatten() for tensor in tensors])
+
+    def pair() -> tuple[Tensor, Tensor]:
+        left, right = zip(*(pair() for pair in pairs), strict=True)
+        return flat(left), flat(right)
+
+    return pair
+
+
+@identities.register
+def _(moe: NormedMoE, at: Sites, read: Read) -> Iterator[Identity]:
+    """What must hold between the sites of a run in which `read()` came in."""
+
+    def through(name: str) -> Tensor:
+        return normed(getattr(moe, name), below(at, name), read)
+
+    for name in ("ln_router", "ln_experts", "ln_shared"):
+        yield from norm_identity(name, getattr(moe, name), below(at, name), read)
+    yield from identities_of_parts(
+        moe,
+        at,
+        lambda: through("ln_router") * moe.cfg.d_model**-0.5,
+        lambda: through("ln_experts"),
+        lambda: through("ln_shared"),
+    )
+
+
+@output_from_sites.register
+def _(moe: NormedMoE, at: Sites) -> Tensor:
+    """The output, from what the `W_out` of the MLP and the experts read."""
+    assert moe.shared is not None
+    shared = added(output_from_sites(moe.shared, below(at, "shared")), moe.ln_shared_post, 1.0)
+    return shared + added(mix_from_sites(moe, at), moe.ln_experts_post, 1.0)
+
+
+@input_weights.register
+def _(moe: NormedMoE) -> list[Reader]:
+    """None: norms are between the stream and all weights."""
+    return []
+
+
+@output_weights.register
+def _(moe: NormedMoE) -> list[Tensor]:
+    """None: norms are between all weights and the output."""
+    return []

@@ -1,0 +1,141 @@
+"""Mixers with a state."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from hooked_lm.components.norm import wide
+from hooked_lm.components.ssm.mamba import Mamba
+from hooked_lm.components.ssm.mamba2 import Mamba2
+from hooked_lm.components.ssm.rg_lru import RGLRU
+from hooked_lm.components.ssm.scan import step_by_step
+from hooked_lm.components.verification.registry import (
+    Identity,
+    Read,
+    Reader,
+    Sites,
+    below,
+    identities,
+    input_weights,
+    norm_identity,
+    output_from_sites,
+    output_weights,
+    plus,
+)
+
+
+@identities.register
+def _(mixer: Mamba, at: Sites, read: Read) -> Iterator[Identity]:
+    """What must hold between the sites of a run without padding or a cache."""
+
+    def by_steps() -> tuple[Tensor, Tensor]:
+        u, dt, B, C = (wide(at(f"hook_{name}")) for name in ("conv", "dt", "B", "C"))
+        states = step_by_step(*mixer.discretized(u, dt, B))
+        return torch.einsum("bpds,bps->bpd", states, C) + wide(mixer.D) * u, at("hook_y")
+
+    yield "stream -> x", lambda: (plus(read() @ mixer.W_x, mixer.b_x), at("hook_x"))
+    yield "stream -> gate", lambda: (plus(read() @ mixer.W_gate, mixer.b_gate), at("hook_gate"))
+    yield "act(conv(x)) == conv", lambda: (mixer.act(mixer.conv(at("hook_x"))[0]), at("hook_conv"))
+    yield "conv -> dt", lambda: (mixer.step_size(at("hook_conv")), at("hook_dt"))
+    yield "conv -> B", lambda: (at("hook_conv") @ mixer.W_B, at("hook_B"))
+    yield "conv -> C", lambda: (at("hook_conv") @ mixer.W_C, at("hook_C"))
+    yield "the recurrence of conv, dt, B, C == y", by_steps
+
+
+@output_from_sites.register
+def _(mixer: Mamba, at: Sites) -> Tensor:
+    """The output, made of the sites last before it."""
+    return mixer.output(at("hook_y"), at("hook_gate"))
+
+
+@input_weights.register
+def _(mixer: Mamba) -> list[Reader]:
+    """What reads the stream linearly."""
+    return [(mixer, "W_x", "b_x"), (mixer, "W_gate", "b_gate")]
+
+
+@output_weights.register
+def _(mixer: Mamba) -> list[Tensor]:
+    """What writes the output."""
+    return [mixer.W_out] if mixer.b_out is None else [mixer.W_out, mixer.b_out]
+
+
+@identities.register
+def _(mixer: Mamba2, at: Sites, read: Read) -> Iterator[Identity]:
+    """What must hold between the sites of a run without padding or a cache."""
+
+    def conv() -> tuple[Tensor, ...]:
+        return mixer.convolved(at("hook_x"), read())
+
+    def by_steps() -> tuple[Tensor, Tensor]:
+        u, dt, B, C = (wide(at(f"hook_{name}")) for name in ("conv", "dt", "B", "C"))
+        u = u.unflatten(-1, (mixer.cfg.n_heads, -1))
+        states = step_by_step(*mixer.discretized(u, dt, B))
+        return mixer.read_off(states, C) + wide(mixer.D)[:, None] * u, at("hook_y")
+
+    yield "stream -> x", lambda: (plus(read() @ mixer.W_x, mixer.b_x), at("hook_x"))
+    yield "stream -> gate", lambda: (plus(read() @ mixer.W_gate, mixer.b_gate), at("hook_gate"))
+    yield "stream -> dt", lambda: (mixer.step_size(read()), at("hook_dt"))
+    yield "act(conv(x)) == conv", lambda: (conv()[0], at("hook_conv"))
+    yield "act(conv(stream W_B)) == B", lambda: (conv()[1], at("hook_B"))
+    yield "act(conv(stream W_C)) == C", lambda: (conv()[2], at("hook_C"))
+    yield "the recurrence of conv, dt, B, C == y", by_steps
+    yield from norm_identity(
+        "mixer.norm", mixer.norm, below(at, "norm"), lambda: mixer.gated(at("hook_y"), at("hook_gate"))
+    )
+
+
+@output_from_sites.register
+def _(mixer: Mamba2, at: Sites) -> Tensor:
+    """The output, made of the sites last before it."""
+    normed = mixer.norm.apply_weights(at("norm.hook_normalized")).flatten(2)
+    return plus(normed.to(mixer.W_out.dtype) @ mixer.W_out, mixer.b_out)
+
+
+@input_weights.register
+def _(mixer: Mamba2) -> list[Reader]:
+    """What reads the stream linearly."""
+    return [(mixer, f"W_{name}", f"b_{name}") for name in ("gate", "x", "B", "C", "dt")]
+
+
+@output_weights.register
+def _(mixer: Mamba2) -> list[Tensor]:
+    """What writes the output."""
+    return [mixer.W_out] if mixer.b_out is None else [mixer.W_out, mixer.b_out]
+
+
+@identities.register
+def _(mixer: RGLRU, at: Sites, read: Read) -> Iterator[Identity]:
+    """What must hold between the sites of a run without padding or a cache."""
+
+    def by_steps() -> tuple[Tensor, Tensor]:
+        u, i, a = at("hook_conv"), at("hook_i"), at("hook_a")
+        first = (torch.arange(u.shape[1], device=u.device) == 0)[None, :, None]
+        return step_by_step(*mixer.discretized(u, i, a, first)), at("hook_y")
+
+    yield "stream -> x", lambda: (plus(read() @ mixer.W_x, mixer.b_x), at("hook_x"))
+    yield "stream -> gate", lambda: (plus(read() @ mixer.W_gate, mixer.b_gate), at("hook_gate"))
+    yield "conv(x) == conv", lambda: (mixer.conv(at("hook_x"))[0], at("hook_conv"))
+    yield "conv -> r", lambda: (mixer.gate(at("hook_conv"), mixer.W_r, mixer.b_r), at("hook_r"))
+    yield "conv -> i", lambda: (mixer.gate(at("hook_conv"), mixer.W_i, mixer.b_i), at("hook_i"))
+    yield "r -> a", lambda: (mixer.decay(at("hook_r")), at("hook_a"))
+    yield "the recurrence of conv, i, a == y", by_steps
+
+
+@output_from_sites.register
+def _(mixer: RGLRU, at: Sites) -> Tensor:
+    """The output, made of the sites last before it."""
+    return mixer.output(at("hook_y"), at("hook_gate"))
+
+
+@input_weights.register
+def _(mixer: RGLRU) -> list[Reader]:
+    """What reads the stream linearly."""
+    return [(mixer, "W_x", "b_x"), (mixer, "W_gate", "b_gate")]
+
+
+@output_weights.register
+def _(mixer: RGLRU) -> list[Tensor]:
+    """What writes the output."""
+    return [mixer.W_out] if mixer.b_out is None else [mixer.W_out, mixer.b_out]

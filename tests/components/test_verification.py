@@ -1,0 +1,91 @@
+"""Every component that reads or writes the stream states its identities and its weights."""
+
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+from torch import nn
+
+import hooked_lm.components
+from hooked_lm.components import verification
+from hooked_lm.components.blocks.block import AttentionPart, MLPPart
+from hooked_lm.components.blocks.cross import CrossPart
+from hooked_lm.components.blocks.mixer import MixerPart
+from hooked_lm.components.blocks.per_layer import PerLayerEmbed
+
+# Modules whose identities are those of the component or the model that contains them.
+INSIDE_OTHERS = {
+    "CausalConvolution",
+    "ContactHead",
+    "Embed",
+    "EncoderEmbed",
+    "FactoredEmbed",
+    "FactoredUnembed",
+    "FairseqSinusoidalEmbed",
+    "FixedPosEmbed",
+    "HeadLayerNorm",
+    "LayerNorm",
+    "MaskScaledEncoderEmbed",
+    "PosEmbed",
+    "ProjectedEncoderEmbed",
+    "RMSNorm",
+    "RelativeBias",
+    "RelativeEmbed",
+    "SinusoidalEmbed",
+    "StoredRotary",
+    "TokenTypeEmbed",
+    "Unembed",
+    "XIELU",
+}
+
+
+def components() -> list[type[nn.Module]]:
+    """Every module of `hooked_lm.components` that a config of its own builds."""
+    found = set()
+    for info in pkgutil.walk_packages(hooked_lm.components.__path__, "hooked_lm.components."):
+        module = importlib.import_module(info.name)
+        classes = [value for value in vars(module).values() if inspect.isclass(value) and issubclass(value, nn.Module)]
+        found |= {kind for kind in classes if kind.__module__ == info.name and hasattr(vars(kind).get("Config"), "build")}
+    return sorted(found, key=lambda kind: kind.__name__)
+
+
+def is_stated(function: object, kind: type) -> bool:
+    return function.dispatch(kind) is not function.dispatch(object)  # type: ignore[attr-defined]
+
+
+def test_every_component_has_identities() -> None:
+    without = {kind.__name__ for kind in components() if not is_stated(verification.identities, kind)}
+    assert without == INSIDE_OTHERS
+
+
+def test_every_block_says_which_weights_read_its_norms() -> None:
+    blocks = [kind for kind in components() if issubclass(kind, (AttentionPart, MLPPart, CrossPart, MixerPart))]
+    assert len(blocks) > 8
+    assert [kind for kind in blocks if not is_stated(verification.norm_readers, kind)] == []
+
+
+def test_every_sublayer_states_its_output_and_its_weights() -> None:
+    """A sublayer is what has identities, and is neither a block nor a head."""
+    heads = "hooked_lm.components.heads"
+    blocks = (AttentionPart, MLPPart, MixerPart, PerLayerEmbed)
+    sublayers = [
+        kind
+        for kind in components()
+        if is_stated(verification.identities, kind) and not issubclass(kind, blocks) and kind.__module__ != heads
+    ]
+    assert len(sublayers) >= 14
+    for function in (verification.output_from_sites, verification.input_weights, verification.output_weights):
+        assert [kind for kind in sublayers if not is_stated(function, kind)] == [], function.__name__
+
+
+def test_nothing_is_stated_of_a_foreign_module() -> None:
+    assert not verification.is_known(nn.Linear(2, 2))
+    assert verification.norm_readers(nn.Linear(2, 2)) == []
+    for function in (verification.input_weights, verification.output_weights):
+        with pytest.raises(TypeError, match="Linear"):
+            function(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="Linear"):
+        verification.identities(nn.Linear(2, 2), lambda name: name)
+    with pytest.raises(TypeError, match="Linear"):
+        verification.output_from_sites(nn.Linear(2, 2), lambda name: name)
