@@ -1,5 +1,6 @@
 """Edits: what an experiment changes in a run. A cell of a sweep is a list of them; each cell is one run of all prompts."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,20 +13,33 @@ NONE: Interval = (0, 0)
 Rest = tuple[Any, ...]  # indices of the axes after batch and position
 
 
+class WindowFunction(ABC):
+    """A function of the values at some neighbouring positions of a site. It is told which positions these are, and treats each
+    position by itself."""
+
+    @abstractmethod
+    def __call__(self, value: Tensor, first: int, n_pos: int) -> Tensor:
+        """The new values, out of place. `value` has all axes of the site; it shows the positions from `first` on, of `n_pos`."""
+
+
 @dataclass(frozen=True, eq=False)
 class Edit:
     """New values at some positions of one site.
 
-    `value` has the axes of the site [batch, pos, ...] and takes over where the edit is, axes of length 1 for all; or it is a
-    function of what is there, [batch, pos, ...] with the axes that an index leaves, that treats each position by itself.
-    `positions` says where, None: everywhere; `rest` indexes the axes after the position, e.g. `(head,)`. At scores and patterns
-    [batch, head, query_pos, key_pos] the position is that of the query, and `rest` goes on with head and key.
+    Args:
+        value: a tensor with the axes of the site [batch, pos, ...], which replaces what is there (axes of length 1 broadcast);
+            or a function of what is there, [batch, pos, ...] with the axes that an index leaves, that treats each position by
+            itself; or a `WindowFunction`, which is given all axes.
+        positions: None: all. At scores and patterns [batch, head, query_pos, key_pos] the position is that of the query.
+        rest: indexes the axes after the position, e.g. `(head,)`; at scores and patterns head and key.
+        rows: the rows of the batch; None: all. Of `rows` and `rest` at most one is a list.
     """
 
     site: str
-    value: Tensor | Callable[[Tensor], Tensor]
+    value: Tensor | Callable[[Tensor], Tensor] | WindowFunction
     positions: tuple[int, ...] | None = None
     rest: Rest = ()
+    rows: slice | list[int] | None = None
 
     def span(self, n_pos: int) -> Interval:
         """From the first position to after the last."""
@@ -34,8 +48,8 @@ class Edit:
         return (min(self.positions), max(self.positions) + 1) if self.positions else NONE
 
     def covers(self, interval: Interval) -> bool:
-        """Whether nothing of what was at the site remains at these positions; a function makes its value of it."""
-        if not isinstance(self.value, Tensor):
+        """Whether nothing of what was at the site remains at these positions; a function depends on what was there."""
+        if not isinstance(self.value, Tensor) or self.rows is not None:
             return False
         return self.rest == () and (self.positions is None or set(self.positions) >= set(range(*interval)))
 
@@ -48,11 +62,14 @@ class Edit:
         """Change values in place, at a site with these axes; they begin at position `start` of `n_pos`, and need not reach
         to the end."""
         target = by_position(value, dims)
+        rows: Any = slice(None) if self.rows is None else self.rows
         for first, stop in self._pieces(start, start + target.shape[1]):
-            here = (slice(None), slice(first - start, stop - start), *self.rest)
+            here = (rows, slice(first - start, stop - start), *self.rest)
             if isinstance(self.value, Tensor):
                 source = self.source(target, dims, n_pos)
-                target[here] = source[(slice(None), slice(first, stop), *self.rest)].to(target)
+                target[here] = source[(rows, slice(first, stop), *self.rest)].to(target)
+            elif isinstance(self.value, WindowFunction):
+                target[here] = by_position(self.value(by_site(target[here], dims), first, n_pos), dims)
             else:
                 target[here] = self.value(target[here])
 
@@ -73,7 +90,8 @@ class Edit:
     def _pieces(self, start: int, stop: int) -> Iterator[Interval]:
         """The positions of this edit from `start` to before `stop`, those side by side together."""
         if self.positions is None:
-            yield start, stop
+            if start < stop:
+                yield start, stop
             return
         inside = sorted(pos for pos in set(self.positions) if start <= pos < stop)
         while inside:
@@ -102,6 +120,11 @@ def dense(value: Tensor) -> Tensor:
 def by_position(value: Tensor, dims: tuple[str, ...]) -> Tensor:
     """A view in which the position of a value at a site with these axes comes second."""
     return value.movedim(dims.index("query_pos"), 1) if "query_pos" in dims else value
+
+
+def by_site(value: Tensor, dims: tuple[str, ...]) -> Tensor:
+    """The inverse of `by_position`."""
+    return value.movedim(1, dims.index("query_pos")) if "query_pos" in dims else value
 
 
 def write_all(changes: Sequence[Change], value: Tensor, dims: tuple[str, ...]) -> Tensor:

@@ -197,7 +197,7 @@ def fingerprint(
 
 def _said(change: Change) -> tuple[Any, ...]:
     if isinstance(change, Edit):
-        return change.site, change.positions, change.rest, change.value
+        return change.site, change.positions, change.rest, change.rows, change.value
     return change.site, change.function
 
 

@@ -4,16 +4,18 @@ They go wherever a hook goes: `model.hooks([a, b])`, `run_with_hooks(..., fwd_ho
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from hooked_lm.engine.edit import Change, Rewrite
 from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.per_thread import Lock, PerThread
@@ -198,6 +200,27 @@ class Controller(HookObject):
     @abstractmethod
     def change(self, value: Any, hook: HookPoint) -> Any:
         """The new value of a site."""
+
+    def as_edit(self, point: HookPoint, like: Tensor | None = None) -> Change:
+        """The same change at one site for the engine, as a cell of a sweep holds it.
+
+        An `Edit` if it is known which part of the value changes, and each position depends on that position alone; otherwise a
+        `Rewrite` of the whole value, which needs whole forward passes. `like` is a tensor on the meta device with the shape
+        and dtype of the value in that run; None: not known.
+        """
+        return rewrite(self, point)
+
+
+def rewrite(hook: Callable[..., Any], point: HookPoint) -> Rewrite:
+    """Any hook function at a site as a `Rewrite` of its whole value."""
+    return Rewrite(point.name or "", partial(_rewritten, hook, point))
+
+
+def _rewritten(hook: Callable[..., Any], point: HookPoint, value: Any) -> Any:
+    new = hook(value, hook=point)
+    if isinstance(new, Tensor) and new.shape != value.shape:
+        raise ValueError(f"{hook!r} replaced {tuple(value.shape)} at '{point.name}' by {tuple(new.shape)}")
+    return value if new is None else new
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hooked_lm.hooks import HookPoint
 from hooked_lm.interventions.part import LocalController, Part, PartEditor, check_finite, fitted
+from hooked_lm.interventions.window import constant
 
 Schedule = Sequence[float | int] | Callable[[int, int], float | int] | None
 
@@ -34,6 +35,12 @@ class ZeroAblate(PartEditor):
     def edit(self, value: Tensor, part: Part) -> Tensor:
         return value.masked_fill(torch.ones((), dtype=torch.bool, device=value.device), 0)
 
+    def acts_by_position(self, part: Part) -> bool:
+        return True
+
+    def replacement(self, like: Tensor, part: Part, hook: HookPoint) -> Tensor:
+        return constant(0.0, like.ndim)
+
 
 @dataclass(eq=False, repr=False)
 class SetValue(PartEditor):
@@ -53,6 +60,15 @@ class SetValue(PartEditor):
             return value.masked_fill(everywhere, self.value)
         return torch.where(everywhere, fitted(self.value, value, part, "value"), value)
 
+    def acts_by_position(self, part: Part) -> bool:
+        return not part.has_positions(self.value)
+
+    def replacement(self, like: Tensor, part: Part, hook: HookPoint) -> Tensor | None:
+        if not isinstance(self.value, Tensor):
+            return constant(float(self.value), like.ndim)
+        is_whole = all(axis == part.pos_axis for axis in part.indices)  # then what fits the part fits the site
+        return self.value if is_whole else None
+
 
 @dataclass(eq=False, repr=False)
 class Scale(PartEditor):
@@ -69,6 +85,9 @@ class Scale(PartEditor):
 
     def edit(self, value: Tensor, part: Part) -> Tensor:
         return value * (fitted(self.factor, value, part, "factor") if isinstance(self.factor, Tensor) else self.factor)
+
+    def acts_by_position(self, part: Part) -> bool:
+        return not part.has_positions(self.factor)
 
 
 @dataclass(eq=False, repr=False)
@@ -92,6 +111,9 @@ class Clamp(PartEditor):
 
     def edit(self, value: Tensor, part: Part) -> Tensor:
         return value.clamp(self.min, self.max)
+
+    def acts_by_position(self, part: Part) -> bool:
+        return True
 
 
 @dataclass(eq=False, repr=False)
@@ -130,6 +152,9 @@ class Noise(LocalController):
                 added = self._deviation(value, part) * self._noise(part, hook.name or "").to(value)
                 changed = part.replaced(changed, added.__add__)
         return changed
+
+    def acts_by_position(self, part: Part) -> bool:
+        return True
 
     def _deviation(self, value: Tensor, part: Part) -> Tensor | float:
         if self.multiple is None:
@@ -197,6 +222,9 @@ class AddDirection(PartEditor):
         added = self.coefficient * fitted(self._taken(vector, part), value, part, "vector")
         return value + added * part.by_position(self._factors(part), value)
 
+    def acts_by_position(self, part: Part) -> bool:
+        return True
+
     def _taken(self, vector: Tensor, part: Part) -> Tensor:
         """What of the direction belongs to a part."""
         if vector.ndim > len(part.shape):
@@ -261,6 +289,9 @@ class ProjectOut(PartEditor):
         check_width(self.vectors, part)
         basis = self.basis.to(value)
         return value - (value @ basis.T) @ basis
+
+    def acts_by_position(self, part: Part) -> bool:
+        return True
 
 
 def check_width(vector: Tensor, part: Part) -> None:

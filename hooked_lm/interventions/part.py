@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hooked_lm.engine.edit import Change, Edit
 from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.indices import Indices, counted, indices_in, plain_indices
 from hooked_lm.interventions.base import Controller
+from hooked_lm.interventions.window import Window
 
 Positions = str | Indices
 HEADS = ("head", "kv_head", "ssm_head")
@@ -111,6 +113,24 @@ class Part:
     def pos_axis(self) -> int | None:
         """Where the position stands."""
         return None if self.along is None else self.along.axis
+
+    @property
+    def positions(self) -> tuple[int, ...] | None:
+        """The positions that are taken; None for all of them."""
+        return tuple(self.orders) if self.pos_axis in self.indices else None
+
+    @property
+    def index(self) -> list[slice | list[int]]:
+        """What is taken of each axis but that of the positions."""
+        others = [axis for axis in range(len(self.shape)) if axis != self.pos_axis]
+        return [_compact(self.indices.get(axis)) for axis in others]
+
+    def has_positions(self, given: Any) -> bool:
+        """Whether a tensor that broadcasts to the part, or to the whole value, differs between positions."""
+        if self.pos_axis is None or not isinstance(given, Tensor):
+            return False
+        axis = self.pos_axis - len(self.shape) + given.ndim
+        return axis >= 0 and given.shape[axis] > 1
 
     @property
     def orders(self) -> Mapping[int, int]:
@@ -226,6 +246,41 @@ class LocalController(Controller):
         asked = positions if self.positions is None else self.positions
         return parts_of(value, hook, asked, self.heads, self.features, self.rows, self.rest)
 
+    # ---- as a cell of a sweep ----------------------------------------------------------------------------------------
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = vars(cls)
+        if "acts_by_position" not in own and any(name in own for name in ("__call__", "change", "edit", "made")):
+            cls.acts_by_position = LocalController.acts_by_position  # type: ignore[method-assign]  # another rule: not known
+
+    def acts_by_position(self, part: Part) -> bool:
+        """Whether the new value at each position depends on the value at that position alone. A class that says so is an `Edit`
+        in sweeps, and `change` is then given some positions at a time."""
+        return False
+
+    def replacement(self, like: Tensor, part: Part, hook: HookPoint) -> Tensor | None:
+        """The new values, if they do not depend on what is there, with the axes of the site (length 1: the same for all)."""
+        return None
+
+    def as_edit(self, point: HookPoint, like: Tensor | None = None) -> Change:
+        if like is None:
+            return super().as_edit(point, like)
+        [part] = self.parts(like, point)
+        if part.pos_axis is None or not self.acts_by_position(part):
+            return super().as_edit(point, like)
+        positions, site = part.positions, point.name or ""
+        if part.is_empty:
+            return Edit(site, torch.zeros([1] * like.ndim), ())
+        self.change(like, point)  # raises for settings that do not fit the site
+        new, index = self.replacement(like, part, point), part.index
+        if new is None or sum(isinstance(some, list) for some in index) > 1:
+            return Edit(site, Window(self, site, point.dims, part.pos_axis), positions)
+        rows, *rest = index
+        while rest and rest[-1] == slice(None):
+            rest.pop()
+        return Edit(site, new, positions, tuple(rest), None if rows == slice(None) else rows)
+
 
 @dataclass(eq=False, repr=False)
 class PartEditor(LocalController):
@@ -315,6 +370,14 @@ def _replaced(value: Tensor, chosen: list[tuple[int, Sequence[int]]], change: Ca
     (axis, indices), *others = chosen
     index = _tensor(indices, value)
     return value.index_copy(axis, index, _replaced(value.index_select(axis, index), others, change))
+
+
+def _compact(indices: Sequence[int] | None) -> slice | list[int]:
+    """Indices as a slice where they are a range."""
+    if indices is None:
+        return slice(None)
+    first, n = indices[0] if indices else 0, len(indices)
+    return slice(first, first + n) if list(indices) == list(range(first, first + n)) else list(indices)
 
 
 def _tensor(indices: Sequence[int], like: Tensor) -> Tensor:

@@ -87,6 +87,16 @@ class SourcedController(LocalController):
                 changed = part.replaced(changed, partial(_put, new, part))
         return changed
 
+    def acts_by_position(self, part: Part) -> bool:
+        return True
+
+    def replacement(self, like: Tensor, part: Part, hook: HookPoint) -> Tensor | None:
+        given = self._given(hook)
+        if given is None or self.source_positions is not None or part.pos_axis is None:
+            return None
+        source = self.made(_with_axes(given.to(like.dtype), like, hook), like, hook)
+        return source if source.shape[part.pos_axis] in (1, like.shape[part.pos_axis]) else None
+
     def made(self, source: Tensor, value: Tensor, hook: HookPoint) -> Tensor:
         """What of the source is put in for this value; the source as it is."""
         return source
@@ -228,7 +238,11 @@ class MeanAblate(SourcedController):
             if at is None:
                 raise ValueError(f"over={self.over!r}, and '{hook.name}' has no axis of positions")
             axes.append(at)
-        return source.mean(axes, keepdim=True)
+        axes = [axis for axis in axes if source.shape[axis] > 1]
+        return source.mean(axes, keepdim=True) if axes else source
+
+    def acts_by_position(self, part: Part) -> bool:
+        return self.source is not None or "pos" not in self.over
 
 
 @dataclass(eq=False, repr=False)
@@ -258,6 +272,9 @@ class ResampleAblate(SourcedController):
         donors = torch.empty_like(order)
         donors[order] = order.roll(1)  # one cycle through all rows
         return value[donors.to(value.device)]
+
+    def acts_by_position(self, part: Part) -> bool:
+        return True
 
 
 @dataclass(eq=False, repr=False)
@@ -289,6 +306,9 @@ class FreezeNorm(SourcedController):
     def made(self, source: Tensor, value: Tensor, hook: HookPoint) -> Tensor:
         return source.detach()
 
+    def acts_by_position(self, part: Part) -> bool:
+        return True
+
 
 def _put(new: Tensor, part: Part, old: Tensor) -> Tensor:
     return fitted(new, old, part, "the source")
@@ -312,7 +332,7 @@ def _with_axes(source: Tensor, value: Tensor, hook: HookPoint) -> Tensor:
         raise ValueError(
             f"the source has shape {tuple(source.shape)}, which does not broadcast to {tuple(value.shape)} at '{hook.name}'"
         )
-    return source[(None,) * (value.ndim - source.ndim)]
+    return source[(None,) * (value.ndim - source.ndim)] if source.ndim < value.ndim else source
 
 
 def _has_positions(source: Tensor, hook: HookPoint) -> bool:

@@ -30,6 +30,7 @@ from hooked_lm.patching.classic import (
 )
 from hooked_lm.patching.knockout import attention_knockout
 from hooked_lm.patching.paths import head_to_head, path_patch
+from hooked_lm.patching.run_each import run_each
 from hooked_lm.patching.setters import (
     PATCH_SETTERS,
     layer_head_dest_src_pos_pattern_patch_setter,
@@ -82,5 +83,6 @@ __all__ = [
     "layer_pos_patch_setter",
     "make_df_from_ranges",
     "path_patch",
+    "run_each",
     "sweep",
 ]

@@ -1,0 +1,88 @@
+"""`run_each`: any lists of hooks, each list a run of its own, at the speed of a sweep."""
+
+import os
+from collections.abc import Mapping, Sequence
+
+from jaxtyping import Int
+from torch import Tensor
+
+from hooked_lm.engine.both_stacks import Target
+from hooked_lm.engine.prompts import Prompts
+from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.study import Metrics, Study
+from hooked_lm.engine.undisturbed import undisturbed
+from hooked_lm.hooks import HookedRootModule
+from hooked_lm.interventions.changes import Hooks, changes_of, labels_of
+from hooked_lm.patching.sweeps import both_runs
+from hooked_lm.results import Label
+
+
+@undisturbed
+def run_each(
+    model: HookedRootModule,
+    prompts: Prompts,
+    cells: Sequence[Hooks] | Mapping[str, Hooks],
+    *,
+    metric: Metrics,
+    clean: Prompts | None = None,
+    base: Hooks = (),
+    decoder_input: Target = None,
+    batch_size: int | str = "auto",
+    progress: bool = True,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> SweepResult:
+    """Run the prompts once for each cell, with the hooks of that cell, and measure every run.
+
+    It gives what a loop of `model.run_with_hooks(prompts, fwd_hooks=[*base, *cell])` gives, and is many times faster: the cells
+    share what they have in common. That holds for the controllers of `hooked_lm.interventions` that change each position by
+    itself. Function hooks, controllers of other kinds, padded prompts and models other than decoders run as whole forward
+    passes; a warning says why.
+
+    Args:
+        prompts: texts or ids [batch, pos], of one length.
+        cells: a list of cells, or cells by name. A cell is a hook or a list of hooks: controllers, pairs (site, function), and
+            `Edit`s. The names are the labels of the result; a list gives names such as "ZeroAblate z L5H3".
+        metric: from logits [batch, pos, d_vocab] to one number for each prompt [batch], or to one for all; or several by name.
+            See `hooked_lm.analysis.metrics`.
+        clean: prompts for the baseline `clean` of the result, which `.normalized()` needs; no cell changes them.
+        base: hooks that are part of every run, also of the one without a cell.
+        decoder_input, batch_size, progress, checkpoint: as in `sweep`.
+
+    Returns a SweepResult with the axes (metric) and cell. Its baseline `corrupted` is the run with `base` alone, so `.effects()`
+    is what each cell changes. Raises before the sweep, naming the cell and the hook: KeyError for a site that does not exist,
+    IndexError for an index out of range, ValueError for settings that do not fit the site, TypeError for hooks that change no
+    value (detectors, controllers of gradients).
+
+    >>> from hooked_lm import HookedTransformer, patching
+    >>> from hooked_lm.analysis import metrics
+    >>> from hooked_lm.interventions import Scale, ZeroAblate
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> paris = metrics.log_probability(model.to_single_token(" Paris"))
+    >>> cells = [ZeroAblate("z", 2, heads=[3]), [Scale("mlp_out", 1, factor=0.5), ZeroAblate("attn_out", 3, positions=-1)]]
+    >>> result = patching.run_each(model, "The capital of France is", cells, metric=paris)
+    >>> result.axes["cell"]
+    ('ZeroAblate z L2H3', 'Scale mlp_out L1 + ZeroAblate attn_out L3 pos -1')
+    >>> bool((result.effects().mean != 0).all())
+    True
+    """
+    model, tokens, other = both_runs(model, prompts, clean, "denoise", decoder_input)
+    given = list(cells.values()) if isinstance(cells, Mapping) else list(cells)
+    labels = list(cells) if isinstance(cells, Mapping) else labels_of(model, given)
+    places: dict[tuple[int, ...], Hooks] = {(number,): cell for number, cell in enumerate(given)}
+    study = study_of(model, tokens, {"cell": labels}, places, base, "running cells", labels)
+    return study.carry_out(model, tokens, metric, other, batch_size, progress, checkpoint)
+
+
+def study_of(
+    model: HookedRootModule,
+    tokens: Int[Tensor, "batch pos"],
+    axes: Mapping[str, Sequence[Label]],
+    cells: Mapping[tuple[int, ...], Hooks],
+    base: Hooks = (),
+    title: str = "patching",
+    names: Sequence[str] = (),
+) -> Study:
+    """A grid of cells of hooks as a study; `names` are those of the cells in errors."""
+    labels = names or [", ".join(map(str, place)) for place in cells]
+    first, *others = changes_of(model, tokens, [base, *cells.values()], ["base", *labels])
+    return Study(axes, dict(zip(cells, others, strict=True)), first, title)
