@@ -1,6 +1,6 @@
 """What models of every class share: where their weights are, and what a bare cache keeps."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import copy
 from typing import Any, ClassVar, TypeVar
 
@@ -9,9 +9,11 @@ from torch import Tensor
 
 from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.components.manner import FUSED, Manner, follow
-from hooked_lm.hooks import HookedRootModule, HookPoint
-from hooked_lm.models.aliases import same_value
+from hooked_lm.hooks import Cache, HookedRootModule, HookPoint
+from hooked_lm.models.aliases import aliases, same_value
+from hooked_lm.models.caches.activation_cache import ActivationCache, NamedCache
 from hooked_lm.models.config.settled import SettledConfig
+from hooked_lm.models.names import site_name
 from hooked_lm.models.stack import Stack, follow_flags
 from hooked_lm.models.weights.foreign_state_dict import in_our_names
 from hooked_lm.models.weights.init import init_weights
@@ -35,8 +37,10 @@ class BaseModel(HookedRootModule):
     """Building a model, moving it and filling it with random weights."""
 
     stacks: ClassVar[tuple[Stack, ...]]
+    cache_class: ClassVar[type[NamedCache]] = ActivationCache
     cfg: Any
     embed: Any
+    blocks: Any
     set_tokenizer: Any
     flags: tuple[Any, ...] | None = None  # of the config, as the parts were told last
     hf_config: dict[str, Any] | None = None  # of the checkpoint that it was loaded from
@@ -101,6 +105,21 @@ class BaseModel(HookedRootModule):
     def move_model_modules_to_device(self) -> None:
         """Move the weights to where `cfg.device` says."""
         self.to(self.cfg.device)
+
+    # ---- sites -------------------------------------------------------------------------------------------------------
+
+    def find_aliases(self, names: Collection[str]) -> dict[str, str]:
+        """The names that other libraries have for the sites."""
+        scales = [getattr(getattr(block, "cfg", None), "residual_scale", 1.0) for block in self.blocks]
+        return aliases(names, self.cfg.n_layers, scaled=[i for i, scale in enumerate(scales) if scale != 1.0])
+
+    def site_name(self, site: Any) -> str:
+        """The full name of a site given as "z5" or ("z", 5); negative layers count from the end."""
+        return site_name(site, self.cfg.n_layers)
+
+    def make_cache(self, cache_dict: dict[str, Tensor], has_batch_dim: bool) -> Cache:
+        """What `run_with_cache` returns of this run."""
+        return self.cache_class(cache_dict, self, has_batch_dim)
 
     def in_bare_cache(self, point: HookPoint) -> bool:
         """Whether a cache without a filter keeps this point: all but those on demand, unless a flag asks for them."""

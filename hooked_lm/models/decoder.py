@@ -11,8 +11,7 @@ from torch import Tensor
 from hooked_lm.components.context import Context
 from hooked_lm.components.embed import Unembed, soft_capped
 from hooked_lm.components.kv_cache import KeyValueCache
-from hooked_lm.hooks import Cache, HookPoint, is_listening
-from hooked_lm.models.caches.activation_cache import ActivationCache
+from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.checks import RETURN_TYPES, check_length, check_options, check_stream, one_input
 from hooked_lm.models.config.decoder import DecoderConfig, HookedTransformerConfig
 from hooked_lm.models.decoder_sites import DecoderSites
@@ -259,10 +258,6 @@ class Decoder(TextMethods, WeightViews, FoldMethods, DecoderSites):
 
     generate = generation.generate
     generate_stream = generation.generate_stream
-
-    def make_cache(self, cache_dict: dict[str, Tensor], has_batch_dim: bool) -> Cache:
-        """An ActivationCache of this model."""
-        return ActivationCache(cache_dict, self, has_batch_dim)
 
     # ---- device and weights ------------------------------------------------------------------------------------------
 

@@ -1,31 +1,19 @@
-"""The sites of a decoder: their names, which of them a bare cache keeps, and the run that keeps them."""
+"""Runs of a decoder that keep what passes its sites, and the setters of what a bare cache holds."""
 
-from collections.abc import Collection
 from typing import Any
 
 from hooked_lm.hooks import NamesFilter
 from hooked_lm.hooks.select import Site
-from hooked_lm.models.aliases import aliases
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.config.decoder import HookedTransformerConfig
-from hooked_lm.models.names import site_name
 from hooked_lm.models.stack import follow_flags
 
 
 class DecoderSites(BaseModel):
-    """`run_with_cache`, the names of sites, and the setters of flags, of a decoder."""
+    """`run_with_cache` of a decoder, which stops early where it can, and the setters of its flags."""
 
     cfg: HookedTransformerConfig
     blocks: Any
-
-    def find_aliases(self, names: Collection[str]) -> dict[str, str]:
-        """The names that other libraries have for the sites."""
-        scales = [getattr(getattr(block, "cfg", None), "residual_scale", 1.0) for block in self.blocks]
-        return aliases(names, self.cfg.n_layers, scaled=[i for i, scale in enumerate(scales) if scale != 1.0])
-
-    def site_name(self, site: Any) -> str:
-        """The full name of a site given as "z5" or ("z", 5); negative layers count from the end."""
-        return site_name(site, self.cfg.n_layers)
 
     def run_with_cache(  # type: ignore[override]
         self,

@@ -1,6 +1,6 @@
 """An encoder that sees its whole text at once, with the heads that its checkpoint has."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,27 +9,24 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention.disentangled import RelativeContext
 from hooked_lm.components.embed import TiedUnembed
-from hooked_lm.hooks import Cache, HookPoint
-from hooked_lm.models.aliases import aliases
+from hooked_lm.hooks import HookPoint
 from hooked_lm.models.base import BaseModel
-from hooked_lm.models.caches.encoder import EncoderActivations
 from hooked_lm.models.checks import check_length, check_rows, is_ids
 from hooked_lm.models.config.decoder import HookedTransformerConfig
 from hooked_lm.models.config.encoder import EncoderConfig, HookedEncoderConfig
 from hooked_lm.models.encoder_outputs import EncoderOutputs, check_return_type
-from hooked_lm.models.names import site_name
 from hooked_lm.models.stack import Stack, Stream, checked_ids, follow_flags
 from hooked_lm.models.text.encoder import EncoderText, Text
 from hooked_lm.models.verification.encoder import verify
 from hooked_lm.models.verification.verify import Verification
-from hooked_lm.models.weights.encoder_views import EncoderViews
+from hooked_lm.models.weights.views import EncoderWeightViews
 
 Ids = Int[Tensor, "*batch pos"]
 Types = Int[Tensor, "*rows type_pos"]  # as the ids are, which is checked
 Mask = Int[Tensor, "*masks mask_pos"] | Bool[Tensor, "*masks mask_pos"]
 
 
-class Encoder(EncoderText, EncoderViews, EncoderOutputs, BaseModel):
+class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
     """An encoder (BERT and its kin) in which every intermediate value has a name, built from a config.
 
     A head that there is not is None: `mlm_head` with `unembed`, `pooler`, `nsp_head`, `classifier`, `token_classifier`,
@@ -169,15 +166,7 @@ class Encoder(EncoderText, EncoderViews, EncoderOutputs, BaseModel):
         """Check the identities between this model's sites; see `hooked_lm.models.verification.encoder`."""
         return verify(self, tokens)
 
-    # ---- sites -------------------------------------------------------------------------------------------------------
-
-    def find_aliases(self, names: Collection[str]) -> dict[str, str]:
-        """The names that other libraries have for the sites."""
-        return aliases(names, self.cfg.n_layers)
-
-    def site_name(self, site: Any) -> str:
-        """The full name of a site given as "z5" or ("z", 5); negative layers count from the end."""
-        return site_name(site, self.cfg.n_layers)
+    # ---- weights -----------------------------------------------------------------------------------------------------
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As `nn.Module.load_state_dict`; ValueError where layers that share a weight are given different ones."""
@@ -189,10 +178,6 @@ class Encoder(EncoderText, EncoderViews, EncoderOutputs, BaseModel):
             if name in state_dict and source in state_dict and not torch.equal(state_dict[name], state_dict[source]):
                 raise ValueError(f"'{name}' differs from '{source}', but these layers share their weights")
         return super().load_state_dict(state_dict, *args, **kwargs)
-
-    def make_cache(self, cache_dict: dict[str, Tensor], has_batch_dim: bool) -> Cache:
-        """What `run_with_cache` returns."""
-        return EncoderActivations(cache_dict, self, has_batch_dim)
 
     @property
     def tree(self) -> EncoderConfig:

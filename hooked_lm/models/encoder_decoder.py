@@ -8,10 +8,10 @@ from torch import Tensor
 
 from hooked_lm.components.embed import TiedUnembed, soft_capped
 from hooked_lm.components.source import EncoderDecoderCache, Source, StackContext
-from hooked_lm.hooks import Cache, HookPoint, is_listening
+from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.aliases import side_aliases
 from hooked_lm.models.base import BaseModel
-from hooked_lm.models.caches.encoder_decoder import EncoderDecoderActivations, site_name
+from hooked_lm.models.caches.activation_cache import NamedCache
 from hooked_lm.models.checks import check_length, check_options, check_rows
 from hooked_lm.models.config.decoder import HookedTransformerConfig
 from hooked_lm.models.config.encoder_decoder import (
@@ -22,18 +22,19 @@ from hooked_lm.models.config.encoder_decoder import (
 from hooked_lm.models.decoder import Output
 from hooked_lm.models.generation.encoder_decoder import generate
 from hooked_lm.models.loss import lm_cross_entropy_loss
+from hooked_lm.models.names import side_site_name
 from hooked_lm.models.stack import Stack, Stream, follow_flags
 from hooked_lm.models.text.encoder_decoder import DecoderInput, SourceAndTargetText
 from hooked_lm.models.verification.encoder_decoder import verify
 from hooked_lm.models.verification.verify import Verification
-from hooked_lm.models.weights.encoder_decoder_views import EncoderDecoderViews
+from hooked_lm.models.weights.views import CrossWeightViews
 
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"]
 Mask = Int[Tensor, "rows pos"] | Bool[Tensor, "rows pos"]
 TargetMask = Int[Tensor, "rows all_pos"] | Bool[Tensor, "rows all_pos"]
 
 
-class EncoderDecoder(SourceAndTargetText, EncoderDecoderViews, BaseModel):
+class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
     """An encoder-decoder transformer in which every intermediate value has a name, built from a config.
 
     Sites are `encoder.{i}...` and `decoder.{i}...`; `hook_encoder_out` is what the decoder's cross-attention reads.
@@ -49,11 +50,12 @@ class EncoderDecoder(SourceAndTargetText, EncoderDecoderViews, BaseModel):
 
     config_class = HookedEncoderDecoderConfig
     cfg: HookedEncoderDecoderConfig
-    encoder_stack = Stack("encoder", "encoder_final_ln", "pos_embed", "encoder_embed_ln", "encoder_rel_pos_bias")
+    encoder_stack = Stack("encoder", "encoder_final_ln", "pos_embed", "encoder_embed_ln", "encoder_rel_pos_bias", "E")
     decoder_stack = Stack(
-        "decoder", "decoder_final_ln", "decoder_pos_embed", "decoder_embed_ln", "decoder_rel_pos_bias"
+        "decoder", "decoder_final_ln", "decoder_pos_embed", "decoder_embed_ln", "decoder_rel_pos_bias", "D"
     )
     stacks = (encoder_stack, decoder_stack)
+    cache_class = NamedCache
 
     def __init__(
         self,
@@ -216,11 +218,7 @@ class EncoderDecoder(SourceAndTargetText, EncoderDecoderViews, BaseModel):
 
     def site_name(self, site: Any) -> str:
         """The full name of a site given as ("decoder.z", 5) or ("decoder.z", 5, "cross_attn")."""
-        return site_name(site, {"encoder": len(self.encoder), "decoder": len(self.decoder)})
-
-    def make_cache(self, cache_dict: dict[str, Tensor], has_batch_dim: bool) -> Cache:
-        """What `run_with_cache` returns."""
-        return EncoderDecoderActivations(cache_dict, self, has_batch_dim)
+        return side_site_name(site, {"encoder": len(self.encoder), "decoder": len(self.decoder)})
 
     # ---- what it is made of ------------------------------------------------------------------------------------------
 

@@ -74,6 +74,28 @@ def site_name(site: Any, n_layers: int) -> str:
     return get_act_name(*parts) + ("_grad" if gradient else "")
 
 
+def side_site_name(site: Any, n_layers: dict[str, int]) -> str:
+    """The full name of a site given as ("decoder.z", layer) or ("decoder.z", layer, "cross_attn"), else as it is.
+
+    `n_layers` is that of either side. Negative layers count from the end; IndexError for one that there is not.
+
+    >>> side_site_name(("decoder.z", -1, "cross_attn"), {"encoder": 2, "decoder": 3})
+    'decoder.2.cross_attn.hook_z'
+    >>> side_site_name(("encoder.resid_post", 0), {"encoder": 2, "decoder": 3})
+    'encoder.0.hook_resid_post'
+    """
+    if not isinstance(site, tuple):
+        return str(site)
+    name, layer, *sublayer = site
+    side, _, short = name.partition(".")
+    if side not in n_layers or not short:
+        raise KeyError(f"a short name begins with its side, as in ('decoder.z', 0), got {site!r}")
+    layer = checked_index(index(layer), n_layers[side], f"{side} layer")
+    if sublayer == ["cross_attn"]:
+        return f"{side}.{layer}.cross_attn.hook_{short}"
+    return side + get_act_name(short, layer, *sublayer).removeprefix("blocks")
+
+
 def checked_index(index: int, length: int, what: str) -> int:
     """The index from the front; raises IndexError that gives the valid range."""
     if not -length <= index < length:

@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from hooked_lm.components.blocks.block import PostNormBlock
+from hooked_lm.components.blocks.cross import PostNormCrossBlock
 from hooked_lm.components.context import Context
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.norm import NormConfig, add_norm, norm_of
@@ -33,6 +35,7 @@ class Stack:
     pos_embed: str = "pos_embed"
     ln_embed: str | None = None
     score_bias: str | None = None
+    label: str = ""  # before those of its heads, as in "EL0H1"
 
     # ---- building ----------------------------------------------------------------------------------------------------
 
@@ -58,6 +61,11 @@ class Stack:
     def blocks_of(self, model: nn.Module) -> nn.ModuleList:
         """The blocks of this stack in a model."""
         return getattr(model, self.blocks)
+
+    def site_after(self, model: nn.Module, layer: int) -> str:
+        """The site of the stream that a block leaves."""
+        in_stream = isinstance(self.blocks_of(model)[layer], (PostNormBlock, PostNormCrossBlock))  # its last norm
+        return f"{self.blocks}.{layer}.hook_{'normalized_' if in_stream else ''}resid_post"
 
     def positions(self, model: nn.Module, embed: Stream, tokens: Tensor | None, context: Context) -> Stream | None:
         """The vectors of the tokens' positions, after their hook point; None where a model adds none."""

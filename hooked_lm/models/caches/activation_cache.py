@@ -1,4 +1,4 @@
-"""ActivationCache: the cache of a HookedTransformer's run, and what can be read off it."""
+"""The cache of a model's run: its values by short names, and the residual stream taken apart."""
 
 from operator import index
 from typing import Any
@@ -21,41 +21,20 @@ def _with_labels(stack_and_labels: tuple[Tensor, list[str]], return_labels: bool
     return stack_and_labels if return_labels else stack_and_labels[0]
 
 
-class ActivationCache(Cache):
-    """Name -> tensor of one run, with short names: `cache["z", 5]`, `cache["resid_post", -1]`, `cache["k6"]`.
-
-    The methods take the residual stream apart. In all of them
-
-    `layer` counts blocks: what stands in the stream before that block, from 0; None and -1 mean after all blocks.
-    `mlp_input` goes on to what the MLP of that block reads.
-    `pos_slice` takes some positions: an int (the axis goes), a (start, stop) tuple, a list, or a `Slice`.
-    `apply_ln` shows the components as the norm at `layer` showed them to its readers: centred if it is a LayerNorm, and
-    divided by the scale of the run, without the norm's weight and bias ("linearised" with the divisor held fixed).
-    `return_labels` returns (stack, labels) instead of the stack.
-
-    Stacks are [component, batch, pos, d_model], or without the axes that the cache or the slice do not have.
-    Components sum to the stream, also where norms follow the sublayers. A value that a method needs and that was
-    not cached raises KeyError with the filter that keeps it, a layer that does not exist IndexError.
-
-    >>> from hooked_lm import HookedTransformer
-    >>> model = HookedTransformer.from_pretrained("demo")
-    >>> logits, cache = model.run_with_cache("The capital of France is")
-    >>> stack, labels = cache.decompose_resid(return_labels=True)
-    >>> bool((stack.sum(0) - cache["resid_post", -1]).abs().max() < 1e-3), labels[0]
-    (True, 'embed')
-    """
+class NamedCache(Cache):
+    """Name -> tensor of one run, with the short names of its model, such as `cache["decoder.pattern", 0, "cross_attn"]`."""
 
     def __init__(self, cache_dict: dict[str, Tensor], model: Any, has_batch_dim: bool = True) -> None:
         super().__init__(cache_dict, has_batch_dim)
         self.model = model
 
-    def _with(self, cache_dict: dict[str, Tensor], has_batch_dim: bool | None = None) -> "ActivationCache":
+    def _with(self, cache_dict: dict[str, Tensor], has_batch_dim: bool | None = None) -> "NamedCache":
         has_batch_dim = self.has_batch_dim if has_batch_dim is None else has_batch_dim
-        return ActivationCache(cache_dict, self.model, has_batch_dim)
+        return type(self)(cache_dict, self.model, has_batch_dim)
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None, *, move_model: bool = False
-    ) -> "ActivationCache":
+    ) -> "NamedCache":
         """Move everything, in place, to a device and a dtype; with `move_model` the model goes to the device too."""
         super().to(device, dtype)
         if move_model:
@@ -91,6 +70,31 @@ class ActivationCache(Cache):
         how = f"names_filter='{site_glob(site)}'" + (", incl_bwd=True" if name != site else "")
         why = " (it is computed on demand only)" if self.model.hook_dict[site].on_demand else ""
         return UnknownSite(f"'{name}' is not in this cache{why}; run_with_cache(..., {how}) keeps it")
+
+
+class ActivationCache(NamedCache):
+    """Name -> tensor of one run, with short names: `cache["z", 5]`, `cache["resid_post", -1]`, `cache["k6"]`.
+
+    The methods take the residual stream apart. In all of them
+
+    `layer` counts blocks: what stands in the stream before that block, from 0; None and -1 mean after all blocks.
+    `mlp_input` goes on to what the MLP of that block reads.
+    `pos_slice` takes some positions: an int (the axis goes), a (start, stop) tuple, a list, or a `Slice`.
+    `apply_ln` shows the components as the norm at `layer` showed them to its readers: centred if it is a LayerNorm, and
+    divided by the scale of the run, without the norm's weight and bias ("linearised" with the divisor held fixed).
+    `return_labels` returns (stack, labels) instead of the stack.
+
+    Stacks are [component, batch, pos, d_model], or without the axes that the cache or the slice do not have.
+    Components sum to the stream, also where norms follow the sublayers. A value that a method needs and that was
+    not cached raises KeyError with the filter that keeps it, a layer that does not exist IndexError.
+
+    >>> from hooked_lm import HookedTransformer
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> logits, cache = model.run_with_cache("The capital of France is")
+    >>> stack, labels = cache.decompose_resid(return_labels=True)
+    >>> bool((stack.sum(0) - cache["resid_post", -1]).abs().max() < 1e-3), labels[0]
+    (True, 'embed')
+    """
 
     # ---- the stream ----------------------------------------------------------------------------------------
 

@@ -23,7 +23,6 @@ from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import norm_of, norm_unhooked
 from hooked_lm.hooks import Slice, SliceInput
 from hooked_lm.models.names import checked_index
-from hooked_lm.models.verification.verify import last_site
 from hooked_lm.models.weights.fixed_norm import FixedNorm, norm_gain
 
 Cache = Mapping[Any, Tensor]
@@ -108,7 +107,7 @@ def stream(model: Any, cache: Cache, layer: int, mlp_input: bool = False) -> Vec
     if _attention_bound(model, layer, mlp_input) > layer:
         return cache[_mid(model, layer)]
     names = [f"blocks.{layer}.hook_resid_pre"] if layer < model.cfg.n_layers else []
-    names += [last_site(model.blocks[layer - 1], layer - 1)] if layer > 0 else []
+    names += [model.stack.site_after(model, layer - 1)] if layer > 0 else []
     return cache[next((name for name in names if name in cache), names[0])]
 
 
@@ -222,15 +221,18 @@ def logit_attrs(
     has_batch_dim: bool = True,
 ) -> Float[Tensor, "component *rest"]:
     """What each component adds to the logits of tokens, or to their difference to those of others."""
+    if "mlm_head" in model._modules:
+        raise ValueError(
+            "mlm_head, which is not linear, is between the stream and the logits, so no component has a share of its own in a "
+            "logit; gradients tell what matters: run_with_cache, then backward() from a logit"
+        )
     ids = _ids(model, tokens)
     directions = model.W_U.detach().T[ids]
     if incorrect_tokens is not None:
         others = _ids(model, incorrect_tokens)
         if others.shape != ids.shape:
-            raise ValueError(
-                "tokens and incorrect_tokens must have the same shape, "
-                f"got {tuple(ids.shape)} and {tuple(others.shape)}"
-            )
+            shapes = f"{tuple(ids.shape)} and {tuple(others.shape)}"
+            raise ValueError(f"tokens and incorrect_tokens must have the same shape, got {shapes}")
         directions = directions - model.W_U.detach().T[others]
     stack = apply_ln_to_stack(model, cache, residual_stack, None, False, pos_slice, batch_slice, has_batch_dim)
     if (gain := norm_gain(norm_of(model, "ln_final"))) is not None:

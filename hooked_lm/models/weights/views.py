@@ -1,18 +1,20 @@
-"""The weights of a decoder stacked by layer, and what is read off them."""
+"""The weights of a model stacked by layer, and what is read off them."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart, ParallelBlock, PostNormBlock
+from hooked_lm.components.blocks.cross import CrossPart
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import Norm, norm_of
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.models.names import checked_index
+from hooked_lm.models.stack import Stack
 
 
 class NoView(AttributeError, ValueError):
@@ -28,7 +30,8 @@ class WeightViews:
 
     cfg: Any
     embed: Any
-    pos_embed: Any
+    stacks: ClassVar[tuple[Stack, ...]]
+    _modules: dict[str, Any]
     unembed: Any
     blocks: Any  # a ModuleList of blocks
     parameters: Any
@@ -50,7 +53,13 @@ class WeightViews:
         yield from [named[i] for _, i in sorted((place(i), i) for i in range(len(named)))]
 
     def _stack(self, read: Callable[[Any], Tensor]) -> Tensor:
-        return torch.stack([read(block) for block in self.blocks])
+        weights = [read(block) for block in self.blocks]
+        if len({weight.shape for weight in weights}) > 1:
+            raise NoView(
+                "the layers have weights of different shapes here, which cannot be stacked; read them layer by layer, as "
+                f"model.{self.stacks[0].blocks}[0].mlp.W_in"
+            )
+        return torch.stack(weights)
 
     def _zeros(self, *shape: int) -> Tensor:
         return self.embed.W_E.new_zeros(shape)
@@ -71,7 +80,7 @@ class WeightViews:
         return self._stack(lambda block: read(block.attn))
 
     def _mlp_weight(self, name: str) -> Tensor:
-        if without := [i for i, block in enumerate(self.blocks) if not isinstance(block, MLPPart)]:
+        if without := [i for i, block in enumerate(self.blocks) if not isinstance(block, (MLPPart, CrossPart))]:
             raise NoView(f"this model has no MLPs in blocks {without}, so {name} cannot be stacked by layer")
         if sparse := [i for i, block in enumerate(self.blocks) if isinstance(block.mlp, MoE)]:
             raise NoView(
@@ -103,8 +112,14 @@ class WeightViews:
 
     @property
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
-        """The position embedding; AttributeError where positions are not learned."""
-        return self.pos_embed.table()
+        """The position embedding, that of the encoder beside a decoder; AttributeError where positions are not learned."""
+        return self._positions().table()
+
+    def _positions(self) -> Any:
+        """The module of learned positions."""
+        if getattr(module := self._modules.get("pos_embed"), "W_pos", None) is None:
+            raise NoView("the positions of this model are not learned, so it has no W_pos")
+        return module
 
     @property
     def W_E_pos(self) -> Float[Tensor, "d_vocab_and_n_ctx d_model"]:
@@ -114,12 +129,18 @@ class WeightViews:
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
         """The unembedding."""
-        return self.unembed.W_U
+        return self._unembed("W_U").W_U
 
     @property
     def b_U(self) -> Float[Tensor, " d_vocab"]:
         """The unembedding's bias."""
-        return self._zeros(self.cfg.d_vocab_out) if self.unembed.b_U is None else self.unembed.b_U
+        bias = self._unembed("b_U").b_U
+        return self._zeros(self.cfg.d_vocab_out) if bias is None else bias
+
+    def _unembed(self, name: str) -> Any:
+        if self.unembed is None:
+            raise NoView(f"this checkpoint has no head over the vocabulary, so the model has no {name}")
+        return self.unembed
 
     @property
     def W_Q(self) -> Float[Tensor, "layer head d_model d_head"]:
@@ -203,9 +224,17 @@ class WeightViews:
         return sum(parameter.numel() for parameter in self.parameters())
 
     def all_head_labels(self) -> list[str]:
-        """ "L0H0", "L0H1", ... in the order of `W_Q`; layers without attention have none."""
-        layers = [layer for layer, block in enumerate(self.blocks) if isinstance(block, AttentionPart)]
-        return [f"L{layer}H{head}" for layer in layers for head in range(self.cfg.n_heads)]
+        """ "L0H0", "L0H1", ... in the order of `W_Q`; layers without attention have none.
+
+        Beside a decoder the heads of an encoder are "EL0H0", ..., and those of the decoder "DL0H0", ...
+        """
+        return [
+            f"{stack.label}L{layer}H{head}"
+            for stack in self.stacks
+            for layer, block in enumerate(stack.blocks_of(self))  # type: ignore[arg-type]
+            if isinstance(block, AttentionPart)
+            for head in range(block.cfg.attn.n_heads)
+        ]
 
     def accumulated_bias(
         self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True
@@ -215,6 +244,8 @@ class WeightViews:
         `mlp_input` stops at the input of that layer's MLP instead; `include_mlp_biases=False` counts attention and mixers only.
         Raises ValueError for a model that normalises what its biases are added to: there is no constant sum then.
         """
+        if len(self.stacks) > 1:
+            raise ValueError("the layers of an encoder-decoder write into two streams, so their biases have no one sum")
         n_layers = self.cfg.n_layers
         layer = n_layers if layer == n_layers and not mlp_input else checked_index(layer, n_layers, "layer")
         total = self._zeros(self.cfg.d_model)
@@ -235,6 +266,8 @@ class WeightViews:
         `|OV1 M2| / (|OV1| |M2|)` in Frobenius norms (Elhage et al. 2021, A Mathematical Framework for Transformer
         Circuits); zero unless the second head's layer is later.
         """
+        if len(self.stacks) > 1:
+            raise ValueError("the layers of an encoder-decoder write into two streams, so not all of them compose")
         readers = {"Q": lambda: self.QK, "K": lambda: self.QK.T, "V": lambda: self.OV}
         if mode not in readers:
             raise ValueError(f"mode must be 'Q', 'K' or 'V', got {mode!r}")
@@ -244,6 +277,54 @@ class WeightViews:
         scores = products.norm(dim=(-2, -1)) / (left.norm()[:, :, None, None] * right.norm())
         layers = torch.arange(self.cfg.n_layers, device=scores.device)
         return scores * (layers[:, None, None, None] < layers[None, None, :, None])
+
+
+class EncoderWeightViews(WeightViews):
+    """The same of an encoder, whose embedding has parts: `W_E`, `W_pos` and `W_token_type` are as wide as the embedding."""
+
+    def _positions(self) -> Any:
+        if self.embed.pos_embed is None:
+            raise NoView("the positions of this model are not learned, so it has no W_pos")
+        return self.embed.pos_embed
+
+    @property
+    def W_token_type(self) -> Float[Tensor, "type d_embed"]:
+        """The vectors of token types."""
+        if self.embed.token_type_embed is None:
+            raise NoView("this model has no token types, so it has no W_token_type")
+        return self.embed.token_type_embed.W_token_type
+
+
+class CrossWeightViews(WeightViews):
+    """The same of an encoder-decoder, by layers of the encoder and then of the decoder, and the weights of cross attention."""
+
+    encoder: Any
+    decoder: Any
+
+    @property
+    def blocks(self) -> list[Any]:
+        """All layers: those of the encoder, then those of the decoder."""
+        return [*self.encoder, *self.decoder]
+
+    @property
+    def cross_W_Q(self) -> Float[Tensor, "layer head d_model d_head"]:
+        """Query weights of cross attention."""
+        return torch.stack([block.cross_attn.W_Q for block in self.decoder])
+
+    @property
+    def cross_W_K(self) -> Float[Tensor, "layer head d_model d_head"]:
+        """Key weights of cross attention."""
+        return torch.stack([block.cross_attn.W_K for block in self.decoder])
+
+    @property
+    def cross_W_V(self) -> Float[Tensor, "layer head d_model d_head"]:
+        """Value weights of cross attention."""
+        return torch.stack([block.cross_attn.W_V for block in self.decoder])
+
+    @property
+    def cross_W_O(self) -> Float[Tensor, "layer head d_head d_model"]:
+        """Output weights of cross attention."""
+        return torch.stack([block.cross_attn.W_O for block in self.decoder])
 
 
 def _constant(layer: int, block: Any, bias: Tensor | None, post_norm: Any) -> Tensor | float:
