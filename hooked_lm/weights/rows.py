@@ -40,17 +40,17 @@ _rearrangement = lru_cache(maxsize=1024)(Rearrangement)  # the layers of a model
 
 @dataclass(init=False)
 class Row:
-    """One weight: `theirs` becomes `ours` by the einops `pattern`, and back.
+    """One weight: the einops `pattern` turns the checkpoint's tensor `theirs` into the parameter `ours`, and back.
 
     Args:
         theirs, ours: names in the checkpoint and in the model, with `{placeholders}` for what `expand`
             enumerates.
-        pattern: einops pattern from their shape to ours; None leaves the tensor as it is.
-        take: the part of a fused tensor that is ours: axis -> index (the axis goes) or slice (it stays).
-        tied: name of the tensor that `theirs` equals. A file without `theirs` is read from there; a file in
-            which the two differ is refused; `export` leaves `theirs` out unless told otherwise.
+        pattern: einops pattern from the checkpoint's shape to ours; None if the shapes are equal.
+        take: the part of a fused tensor that is ours: axis -> index (the axis is dropped) or slice (it is kept).
+        tied: name of the tensor that `theirs` equals. If a file lacks `theirs`, that tensor is read. A file in which
+            the two differ is refused. `export` leaves `theirs` out by default.
         **axes: sizes of axes, labels of their parts (see the module), or ranges of placeholders. Sizes that
-            follow from the two shapes need not be given.
+            follow from the shapes can be omitted.
 
     Raises:
         ValueError: the pattern is malformed, or a name in `take` or `axes` is not in it.
@@ -111,9 +111,9 @@ class Row:
         if unknown := set(self.axes) - set(left) - theirs - ours:
             return f"{quoted(unknown)} is neither an axis of the pattern nor a placeholder of the names"
         if unknown := set(right) - set(left):
-            return f"{quoted(unknown)} stands on the right side only"
+            return f"{quoted(unknown)} is on the right side only"
         if unknown := gone - dropped - ours:
-            return f"{quoted(unknown)} stands on the left side only: take an index of it, or label its parts"
+            return f"{quoted(unknown)} is on the left side only: take an index of it, or label its parts"
         if kept := dropped - gone:
             return f"take drops {quoted(kept)} by an index, but the right side keeps it"
         if unnamed := labelled - ours:
@@ -206,10 +206,10 @@ class Row:
 
 
 def expand(rows: Iterable[Row], **ranges: Axis) -> list[Row]:
-    """Write out the placeholders of rows: an int n stands for 0 .. n-1, anything else is iterated.
+    """One row for each value of the placeholders: an int n stands for 0 .. n-1, other ranges are iterated.
 
-    What a row says itself goes before `ranges`, so `Row(..., l=[0, 2])` is for two layers only. A range
-    that is also an axis of a row's pattern gives its size there.
+    A row's own range takes precedence over `ranges`, so `Row(..., l=[0, 2])` is for two layers only. A range of a
+    placeholder that is also an axis of the pattern gives the size of the axis.
 
     Raises:
         ValueError: a placeholder has no range.
@@ -223,7 +223,7 @@ def expand(rows: Iterable[Row], **ranges: Axis) -> list[Row]:
 
 
 def unprefixed(rows: Iterable[Row], prefix: str) -> list[Row]:
-    """The same rows for a checkpoint whose names lack `prefix` (that of a base model, `"transformer."`)."""
+    """The rows for a checkpoint whose names lack `prefix`, such as `"transformer."` in that of a base model."""
     return [
         Row(
             row.theirs.removeprefix(prefix),
@@ -238,15 +238,15 @@ def unprefixed(rows: Iterable[Row], prefix: str) -> list[Row]:
 
 
 def check_coverage(rows: Sequence[Row], our_shapes: Sequence[Sequence[int]], their_shape: Sequence[int]) -> None:
-    """That the rows which share one tensor of theirs take every element of it, each once.
+    """Check that the rows of one tensor take every element of it exactly once.
 
     Raises:
-        ValueError: an element is taken twice, or never.
+        ValueError: an element is taken twice, or by no row.
     """
     partial = set().union(*(row.partial_dims for row in rows))
     if len(rows) == 1 and not partial:
         return
-    # Dimensions that every row takes whole are shrunk to one element: the mask stays small.
+    # Dimensions of which no row takes a part have one element in the mask, so it stays small.
     taken = torch.zeros([size if dim in partial else 1 for dim, size in enumerate(their_shape)], dtype=torch.bool)
     for row, shape in zip(rows, our_shapes, strict=True):
         how, sizes = row.rearrangement(len(their_shape)), row.sizes(their_shape, shape)
@@ -271,7 +271,7 @@ def _labels(axis: Axis | None) -> Iterable[Any]:
 
 
 def _part_of(axis: Axis, label: Any, kept: bool) -> tuple[int | slice, int]:
-    """Where a labelled part lies in its axis, and how long the axis is."""
+    """The index or slice of a labelled part in its axis, and the size of the axis."""
     if isinstance(axis, Mapping):
         start = 0
         for name, length in axis.items():

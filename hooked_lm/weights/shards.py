@@ -1,13 +1,11 @@
 """A checkpoint on disk as a mapping from names to tensors.
 
-`open_checkpoint` reads names and headers only. Tensors are private memory maps: a look-up costs no memory
-and reads nothing, the pages come in when somebody computes with them, an edit copies the page it touches
-and never reaches the file. Each tensor has a storage of its own bytes, so pickling one does not drag its
-file along.
+`open_checkpoint` reads names and headers only. Tensors are private memory maps: a look-up allocates no memory and reads nothing,
+pages are read at their first use, and an edit copies the page and never changes the file. The storage of a tensor holds its
+bytes only, so a pickle of one tensor does not contain the whole file.
 
-The maps need the file to stay as it is. To save over a checkpoint that a model was loaded from, write to
-another name in that directory and `os.replace` it: opening the file for writing would pull the pages from
-under the model.
+The file must not change while it is mapped. To overwrite a checkpoint from which a model was loaded, write a new file into
+the same directory and rename it with `os.replace`. Opening the file for writing would change the model.
 """
 
 import json
@@ -32,9 +30,8 @@ WHOLE_OR_INDEX = (
 class Checkpoint(Mapping[str, Tensor]):
     """Names -> tensors of one or several files; made by `open_checkpoint`.
 
-    A name looked up again comes in a map of its own (safetensors and zipped pickles): the two tensors have
-    equal values and share no memory, so a tied weight can become two parameters that are edited and trained
-    apart.
+    The second look-up of a name maps the file again (safetensors and zipped pickles): the two tensors have equal values and
+    share no memory, so a tied weight can become two independent parameters.
     """
 
     def __init__(self, files: Mapping[Path, Mapping[str, Tensor]], *, mmap: bool = True):
@@ -60,7 +57,7 @@ class Checkpoint(Mapping[str, Tensor]):
         """The files, for messages."""
         return ", ".join(map(str, self._files))
 
-    def __contains__(self, name: object) -> bool:  # the one that Mapping provides would look the tensor up
+    def __contains__(self, name: object) -> bool:  # that of Mapping would look the tensor up
         return name in self._home
 
     def __iter__(self) -> Iterator[str]:
@@ -85,16 +82,16 @@ class Checkpoint(Mapping[str, Tensor]):
 def open_checkpoint(path: str | os.PathLike[str], *, mmap: bool = True) -> Checkpoint:
     """Open a checkpoint: a directory, a file of tensors, or the index of a sharded one.
 
-    In a directory the first of `model.safetensors`, `model.safetensors.index.json`, `pytorch_model.bin` and
-    `pytorch_model.bin.index.json` counts. Files other than safetensors are loaded with `weights_only=True`:
-    what would have to run code to be loaded is refused.
+    In a directory, the first that exists of `model.safetensors`, `model.safetensors.index.json`, `pytorch_model.bin` and
+    `pytorch_model.bin.index.json` is opened. Files other than safetensors are loaded with `weights_only=True`: a file that
+    would run code is refused.
 
     Args:
         path: the directory or file.
-        mmap: map the files privately; False copies each tensor into memory when it is looked up.
+        mmap: map the files; False copies each tensor into memory when it is looked up.
 
     Raises:
-        ValueError: nothing to load there; a file is truncated, damaged or refused; the index names a shard
+        ValueError: there is no checkpoint; a file is truncated, damaged or refused; the index names a shard
             or tensor that is missing; a tensor is in two files.
 
     >>> import tempfile, torch
@@ -121,7 +118,7 @@ def open_checkpoint(path: str | os.PathLike[str], *, mmap: bool = True) -> Check
 
 
 def _open_index(index: Path, mmap: bool) -> Checkpoint:
-    """The shards an index names, checked against what it says of them."""
+    """The shards that an index names. Their contents must agree with the index."""
     try:
         home = json.loads(index.read_text(encoding="utf-8"), object_pairs_hook=_unique)["weight_map"]
         shards = {name: _beside(index, shard) for name, shard in home.items()}
@@ -145,12 +142,12 @@ def _beside(index: Path, shard: str) -> Path:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object in which no key stands twice."""
+    """A JSON object without duplicate keys."""
     entries = dict(pairs)
     if len(entries) != len(pairs):
         names = [name for name, _ in pairs]
         twice = sorted(name for name in entries if names.count(name) > 1)
-        raise ValueError(f"named twice: {', '.join(twice)}")
+        raise ValueError(f"duplicate names: {', '.join(twice)}")
     return entries
 
 
@@ -159,7 +156,7 @@ def _read(path: Path) -> Mapping[str, Tensor]:
 
 
 class _Safetensors(Mapping[str, Tensor]):
-    """One safetensors file: look-ups are views of one private map, each a storage of its own bytes."""
+    """One safetensors file, mapped once. The storage of each tensor holds its bytes only."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -188,13 +185,13 @@ class _Safetensors(Mapping[str, Tensor]):
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
-    """A torch pickle that holds tensors by name and nothing else."""
+    """The tensors of a torch pickle, which must be a dictionary of tensors."""
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # a damaged pickle can fail in any way
         raise ValueError(
-            f"{path} was refused: it is damaged, or holds more than tensors and would run code when loaded "
-            f"(only weights_only=True is allowed; convert it to safetensors where you trust it): {error}"
+            f"{path} was refused: it is damaged, or holds other objects than tensors and would run code when loaded "
+            f"(it is loaded with weights_only=True; if you trust the file, convert it to safetensors): {error}"
         ) from error
     if not isinstance(loaded, dict):
         raise ValueError(f"{path}: expected tensors by name, got a {type(loaded).__name__}")

@@ -1,4 +1,4 @@
-"""A safetensors file, written one tensor at a time."""
+"""Write a safetensors file one tensor at a time."""
 
 import json
 import math
@@ -28,7 +28,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Planned:
-    """A tensor that is made when it is asked for, and what it will be."""
+    """A tensor that `make` makes, and the shape and dtype that it will have."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -36,9 +36,11 @@ class Planned:
 
 
 def write_safetensors(tensors: Mapping[str, Planned], path: Path) -> None:
-    """Write a new file of these tensors; beside the model the largest of them is in memory, and no other.
+    """Write a new file with these tensors. Only one of them is in memory at a time.
 
-    Raises ValueError for a dtype that the format does not have, and FileExistsError for a file that is there.
+    Raises:
+        ValueError: safetensors files have no such dtype, or `make` returned another shape or dtype than announced.
+        FileExistsError: the file exists.
 
     >>> import tempfile, torch
     >>> from hooked_lm.weights import open_checkpoint
@@ -50,7 +52,9 @@ def write_safetensors(tensors: Mapping[str, Planned], path: Path) -> None:
     """
     if unknown := {tensor.dtype for tensor in tensors.values()} - DTYPES.keys():
         raise ValueError(f"safetensors files cannot hold {', '.join(map(str, unknown))}")
-    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # so all begin where they may
+    names = sorted(
+        tensors, key=lambda name: (-tensors[name].dtype.itemsize, name)
+    )  # so each begins at a multiple of its item size
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in names:
@@ -69,6 +73,6 @@ def _bytes(name: str, planned: Planned) -> Any:
     tensor = planned.make().detach()
     if tuple(tensor.shape) != planned.shape or tensor.dtype != planned.dtype:
         raise ValueError(
-            f"{name!r} was to be {planned.shape} of {planned.dtype}, and is {tuple(tensor.shape)} of {tensor.dtype}"
+            f"{name!r}: expected {planned.dtype} {list(planned.shape)}, got {tensor.dtype} {list(tensor.shape)}"
         )
     return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -1,4 +1,4 @@
-"""Filling a model from tensors and writing it back: bit for bit, all or nothing, memory kept apart."""
+"""Loading a model from tensors and exporting it: bit for bit, all or nothing, and which memory is shared."""
 
 import copy
 import io
@@ -55,7 +55,7 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_load_then_export_gives_every_bit_back(dtype):
+def test_load_then_export_returns_every_bit(dtype):
     model, theirs = Model(), tensors(dtype)
     theirs["t.wte.weight"][0, :2] = torch.tensor([float("nan"), -0.0])
     load(model, theirs, rows())
@@ -68,7 +68,7 @@ def test_load_then_export_gives_every_bit_back(dtype):
     assert torch.equal(export(model, rows(), write_tied=True)["lm_head.weight"][1:], theirs["t.wte.weight"][1:])
 
 
-def test_a_wrong_row_still_exports_bit_for_bit_but_fills_otherwise():
+def test_a_wrong_row_exports_bit_for_bit_but_loads_other_weights():
     theirs, right, wrong = tensors(), Model(), Model()
     twisted = [
         Row(
@@ -116,7 +116,7 @@ def test_conversion_keeps_the_order_of_the_strides_and_integers():
     assert model.W_E.dtype == torch.float32
 
 
-def test_kinds_are_kept_and_unsaved_buffers_left_alone():
+def test_parameters_stay_parameters_and_buffers_that_are_not_persistent_stay_unchanged():
     model = Model()
     before = model.blocks[0].cache
     load(model, tensors(), rows())
@@ -128,7 +128,7 @@ def test_kinds_are_kept_and_unsaved_buffers_left_alone():
     assert model.blocks[0].cache is before
 
 
-def test_tied_weights_are_equal_but_apart():
+def test_tied_weights_are_equal_but_independent():
     model, theirs = Model(), tensors()
     load(model, theirs, rows())
     assert torch.equal(model.W_U, model.W_E.T)
@@ -140,9 +140,9 @@ def test_tied_weights_are_equal_but_apart():
         export(model, rows())
 
 
-def test_a_tied_tensor_that_is_there_must_be_equal():
+def test_a_tied_tensor_in_the_file_must_be_equal():
     model, theirs = Model(), tensors()
-    theirs["lm_head.weight"] = theirs["t.wte.weight"]  # one memory under two names, as in many a pickle
+    theirs["lm_head.weight"] = theirs["t.wte.weight"]  # two names of the same memory, as in many pickles
     load(model, theirs, rows())
     assert model.W_U.data_ptr() != model.W_E.data_ptr()
     theirs["lm_head.weight"] = theirs["t.wte.weight"] + 1
@@ -153,7 +153,7 @@ def test_a_tied_tensor_that_is_there_must_be_equal():
         load(Model(), theirs, rows())
 
 
-def test_two_names_for_one_memory_become_two_parameters():
+def test_two_names_of_the_same_memory_become_two_parameters():
     model = nn.ModuleDict({"a": nn.Linear(3, 3, bias=False), "b": nn.Linear(3, 3, bias=False)})
     one = torch.randn(3, 3)
     load(model, {"x": one, "y": one}, [Row("x", "a.weight"), Row("y", "b.weight")])
@@ -199,14 +199,14 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(case):
 
 
 class Breaks(Row):
-    """A row that fits, and fails when it is read."""
+    """A row whose shapes fit, and that fails when its tensor is read."""
 
     def to_ours(self, theirs, shape=None):
         raise OSError("the disk is gone")
 
 
 @pytest.mark.parametrize("position", range(len(rows())))
-def test_a_failure_half_way_changes_nothing(position):
+def test_an_error_while_loading_changes_nothing(position):
     model, chosen = Model("cpu"), rows()
     before, values = dict(model.named_parameters()), copy.deepcopy(model.state_dict())
     row = chosen[position]
@@ -275,7 +275,7 @@ def test_copies_and_saves_of_fused_weights_store_each_element_once():
     load(model, {"qkv": big}, expand([Row("qkv", "{x}", "m (x n h) -> n m h", x="QKV")]))
     assert saved_bytes(model.state_dict()) < 1.1 * big.nbytes + 4000
     assert saved_bytes(copy.deepcopy(model)["Q"]) < 1.1 * big.nbytes / 3 + 4000
-    assert saved_bytes(model["Q"]) > big.nbytes  # why compact is there
+    assert saved_bytes(model["Q"]) > big.nbytes  # what compact is for
     one = compact(model["Q"])
     assert saved_bytes(one) < 1.1 * big.nbytes / 3 + 4000
     assert torch.equal(one, model["Q"])
@@ -290,13 +290,13 @@ def test_copies_and_saves_of_fused_weights_store_each_element_once():
     assert same(model.state_dict(), values)
 
 
-def test_whole_numbers_are_no_weights() -> None:
+def test_integers_are_refused_for_floating_point_parameters() -> None:
     model = torch.nn.Linear(3, 2, bias=False, device="meta")
     with pytest.raises(ValueError, match=r"'w' is torch.int32, not floating point"):
         load(model, {"w": torch.zeros(2, 3, dtype=torch.int32)}, [Row("w", "weight")])
 
 
-def test_some_weights_keep_the_dtype_that_they_have_in_the_model() -> None:
+def test_own_dtype_keeps_the_dtype_of_the_model() -> None:
     model = nn.ParameterDict({name: nn.Parameter(torch.empty(3, device="meta")) for name in ("narrow", "wide")})
     theirs = {"a": torch.rand(3), "b": torch.rand(3)}
     load(model, theirs, [Row("a", "narrow"), Row("b", "wide")], dtype=torch.bfloat16, own_dtype=["wide"])

@@ -1,4 +1,4 @@
-"""Rows: what a pattern does to a tensor, its inverse, and what a wrong row says."""
+"""Rows: what a pattern does to a tensor, its inverse, and the errors of wrong rows."""
 
 import re
 from itertools import pairwise
@@ -16,7 +16,7 @@ from hooked_lm.weights.rows import Row, check_coverage, expand, unprefixed
 
 
 def grouped(draw, axes):
-    """A side of a pattern: the axes in random groups, now and then with a dimension of one element."""
+    """A side of a pattern: the axes in random groups, sometimes with a dimension of one element."""
     groups, rest = [], list(axes)
     while rest:
         size = draw(st.integers(1, len(rest)))
@@ -28,7 +28,7 @@ def grouped(draw, axes):
 
 
 @st.composite
-def journeys(draw):
+def mappings(draw):
     """A pattern over random axes with its sizes, and labels for one axis that is cut into parts (or None)."""
     axes = "abcd"[: draw(st.integers(1, 4))]
     sizes = {axis: draw(st.integers(1, 4)) for axis in axes}
@@ -48,7 +48,7 @@ def journeys(draw):
 
 
 def their_tensor(left, sizes):
-    """Numbers in order, so that every element tells where it came from."""
+    """Different numbers, so that the position of each element can be checked."""
     elements = prod(sizes.values())
     names = [axis for axis in left if axis in sizes]
     flat = torch.arange(elements).view([sizes[axis] for axis in names])
@@ -60,13 +60,13 @@ def row_of(left, right, sizes, cut, labels):
     return expand([Row("w", f"our_{{{cut}}}" if cut else "our", f"{left} -> {right}", **axes)])
 
 
-@given(journeys())
+@given(mappings())
 @settings(deadline=None, max_examples=200)
-def test_reading_is_einops_on_the_part(journey):
-    left, right, sizes, cut, labels = journey
+def test_reading_is_einops_on_the_part(mapping):
+    left, right, sizes, cut, labels = mapping
     theirs, names, flat = their_tensor(left, sizes)
     start = 0
-    for index, row in enumerate(row_of(*journey)):
+    for index, row in enumerate(row_of(*mapping)):
         if isinstance(labels, dict):
             length = list(labels.values())[index]
             part, start = flat.narrow(names.index(cut), start, length), start + length
@@ -84,11 +84,11 @@ def test_reading_is_einops_on_the_part(journey):
         assert torch.equal(row.to_ours(theirs), expected)
 
 
-@given(journeys(), st.randoms())
+@given(mappings(), st.randoms())
 @settings(deadline=None, max_examples=200)
-def test_writing_all_parts_in_any_order_gives_their_tensor_back(journey, random):
-    theirs, _, _ = their_tensor(journey[0], journey[2])
-    rows = row_of(*journey)
+def test_writing_all_parts_in_any_order_restores_the_tensor(mapping, random):
+    theirs, _, _ = their_tensor(mapping[0], mapping[2])
+    rows = row_of(*mapping)
     parts = [row.to_ours(theirs).clone() for row in rows]
     check_coverage(rows, [part.shape for part in parts], theirs.shape)
     back = torch.full_like(theirs, -1)
@@ -96,16 +96,16 @@ def test_writing_all_parts_in_any_order_gives_their_tensor_back(journey, random)
         assert row.their_shape(part.shape) == theirs.shape
         row.write(part, back)
     assert torch.equal(back, theirs)
-    if journey[3] is None:
+    if mapping[3] is None:
         assert torch.equal(rows[0].to_theirs(parts[0]), theirs)
 
 
-@given(journeys(), st.data())
+@given(mappings(), st.data())
 @settings(deadline=None, max_examples=100)
-def test_a_part_left_out_or_taken_twice_is_noticed(journey, data):
-    rows = row_of(*journey)
-    assume(journey[3] is not None)
-    theirs, _, _ = their_tensor(journey[0], journey[2])
+def test_a_part_that_no_row_or_two_rows_take_is_refused(mapping, data):
+    rows = row_of(*mapping)
+    assume(mapping[3] is not None)
+    theirs, _, _ = their_tensor(mapping[0], mapping[2])
     shapes = [row.to_ours(theirs).shape for row in rows]
     chosen = data.draw(st.integers(0, len(rows) - 1))
     with pytest.raises(ValueError, match="another row takes too"):
@@ -130,15 +130,15 @@ def is_mergeable(group, extents, strides):
     return all(strides[a] == strides[b] * extents[b] for a, b in pairwise(axes))
 
 
-@given(journeys(), st.randoms())
+@given(mappings(), st.randoms())
 @settings(deadline=None, max_examples=200)
-def test_load_then_export_is_the_identity_and_loading_copies_only_what_cannot_be_a_view(journey, random):
-    left, right, sizes, cut, labels = journey
+def test_load_then_export_is_the_identity_and_loading_copies_only_what_cannot_be_a_view(mapping, random):
+    left, right, sizes, cut, labels = mapping
     theirs, names, _ = their_tensor(left, sizes)
     layout = random.sample(range(theirs.ndim), theirs.ndim)  # the order of the dimensions in memory
     theirs = theirs.double().permute(layout).contiguous().permute([layout.index(dim) for dim in range(theirs.ndim)])
     strides = dict(zip(names, theirs.view([sizes[axis] for axis in names]).stride(), strict=True))
-    rows, parts = row_of(*journey), our_parts(right, sizes, cut, labels)
+    rows, parts = row_of(*mapping), our_parts(right, sizes, cut, labels)
     model = nn.Module()
     for row, (groups, extents) in zip(rows, parts, strict=True):
         shape = [prod(extents[axis] for axis in group) for group in groups]
@@ -195,13 +195,13 @@ def test_the_usual_weights_are_views(pattern, shape, axes):
     assert 0 <= ours.data_ptr() - theirs.data_ptr() < theirs.nbytes
 
 
-def test_a_query_weight_goes_into_the_gemm_without_a_copy():
+def test_a_query_weight_is_multiplied_without_a_copy():
     W_Q = Row("q", "W_Q", "(n h) m -> n m h").to_ours(torch.randn(12, 6), (3, 6, 4))
     assert W_Q.shape == (3, 6, 4)
     assert W_Q.transpose(1, 2).flatten(0, 1).data_ptr() == W_Q.data_ptr()
 
 
-def test_expand_writes_out_placeholders_and_parts():
+def test_expand_makes_a_row_for_each_placeholder_and_part():
     rows = [
         Row("h.{l}.c_attn.bias", "blocks.{l}.attn.b_{qkv}", "(qkv n h) -> n h", qkv="QKV"),
         Row("h.{l}.qkv.weight", "blocks.{l}.W_{x}", "(x h) m -> x m h", x={"Q": 4, "K": 1, "V": 1}, l=[1]),
@@ -228,7 +228,7 @@ def test_expand_writes_out_placeholders_and_parts():
         expand(rows)
 
 
-def test_unprefixed_strips_both_of_their_names():
+def test_unprefixed_strips_the_names_of_the_checkpoint_only():
     (row,) = unprefixed([Row("model.head", "model.U", tied="model.embed")], "model.")
     assert (row.theirs, row.tied, row.ours) == ("head", "embed", "model.U")
 
@@ -243,8 +243,8 @@ def test_unprefixed_strips_both_of_their_names():
         ({"pattern": "n ) -> n"}, "Brackets are not balanced"),
         ({"pattern": "... -> ..."}, r"not numbers or '\.\.\.'"),
         ({"pattern": "n 3 -> n 3"}, r"axes are names, 1, or \(names\)"),
-        ({"pattern": "n m -> n m k"}, "'k' stands on the right side only"),
-        ({"pattern": "n m -> n"}, "'m' stands on the left side only"),
+        ({"pattern": "n m -> n m k"}, "'k' is on the right side only"),
+        ({"pattern": "n m -> n"}, "'m' is on the left side only"),
         ({"pattern": "n m -> n", "take": {"k": 0}}, "take names 'k'"),
         ({"pattern": "n m -> n m", "take": {"m": 0}}, "keeps it"),
         ({"pattern": "n m -> n m", "take": {"m": slice(2, None)}}, "a start, a stop"),
@@ -254,12 +254,12 @@ def test_unprefixed_strips_both_of_their_names():
         ({"ours": "W_{x}"}, "placeholder 'x'"),
     ],
 )
-def test_a_bad_row_says_so_when_it_is_written(arguments, message):
+def test_a_malformed_row_is_refused_when_it_is_made(arguments, message):
     with pytest.raises(ValueError, match=message):
         Row(**{"theirs": "w", "ours": "W", **arguments})
 
 
-def test_a_shape_that_does_not_fit_names_everything():
+def test_the_error_of_a_wrong_shape_names_row_pattern_and_shapes():
     row = Row("q_proj.weight", "attn.W_Q", "(n h) m -> n m h", h=4)
     with pytest.raises(ValueError, match="the shapes do not fit") as caught:
         row.to_ours(torch.zeros(13, 6), (3, 6, 4))
