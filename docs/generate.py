@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # for the table of architecture
 from hooked_lm import HookedTransformer
 from hooked_lm.families import model_class, supported
 from hooked_lm.models.base import ON_DEMAND_FLAGS
-from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
 from tests.families import CASES
 from tests.families._models import hooked
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from hooked_lm.hooks import HookPoint as HookPoint
     from hooked_lm.hooks import wrap as wrap
     from hooked_lm.models.caches.activation_cache import ActivationCache as ActivationCache
-    from hooked_lm.models.config.decoder import HookedTransformerConfig as HookedTransformerConfig
-    from hooked_lm.models.config.encoder import HookedEncoderConfig as HookedEncoderConfig
-    from hooked_lm.models.config.encoder_decoder import HookedEncoderDecoderConfig as HookedEncoderDecoderConfig
+    from hooked_lm.models.config.flat import HookedEncoderConfig as HookedEncoderConfig
+    from hooked_lm.models.config.flat import HookedEncoderDecoderConfig as HookedEncoderDecoderConfig
+    from hooked_lm.models.config.flat import HookedTransformerConfig as HookedTransformerConfig
     from hooked_lm.models.next_sentence import BertNextSentencePrediction as BertNextSentencePrediction
     from hooked_lm.pretrained import HookedEncoder as HookedEncoder
     from hooked_lm.pretrained import HookedEncoderDecoder as HookedEncoderDecoder
@@ -29,12 +29,12 @@ _HOMES = {
     "FactoredMatrix": "hooked_lm.factored_matrix",
     "HookPoint": "hooked_lm.hooks",
     "HookedEncoder": "hooked_lm.pretrained",
-    "HookedEncoderConfig": "hooked_lm.models.config.encoder",
+    "HookedEncoderConfig": "hooked_lm.models.config.flat",
     "HookedEncoderDecoder": "hooked_lm.pretrained",
-    "HookedEncoderDecoderConfig": "hooked_lm.models.config.encoder_decoder",
+    "HookedEncoderDecoderConfig": "hooked_lm.models.config.flat",
     "HookedRootModule": "hooked_lm.hooks",
     "HookedTransformer": "hooked_lm.pretrained",
-    "HookedTransformerConfig": "hooked_lm.models.config.decoder",
+    "HookedTransformerConfig": "hooked_lm.models.config.flat",
     "wrap": "hooked_lm.hooks",
 }
 _MODULES = ("analysis", "hub", "interventions", "patching", "pretrained", "utils")

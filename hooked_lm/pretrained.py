@@ -17,9 +17,7 @@ from hooked_lm.hub import datasets
 from hooked_lm.hub.names import spelled
 from hooked_lm.hub.options import Options, Tree, one_device
 from hooked_lm.models.base import BaseModel
-from hooked_lm.models.config.encoder import EncoderConfig
-from hooked_lm.models.config.encoder_decoder import EncoderDecoderConfig
-from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig, EncoderConfig, EncoderDecoderConfig
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder import Encoder
 from hooked_lm.models.encoder_decoder import EncoderDecoder

@@ -14,7 +14,8 @@ from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.position_bias import Alibi
 from hooked_lm.components.blocks.block import ParallelBlock, PreNormBlock
 from hooked_lm.components.embed import FactoredUnembed, FairseqSinusoidalEmbed, PosEmbed, SinusoidalEmbed, Unembed
-from hooked_lm.models.config.decoder import DecoderConfig, HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from tests.close import assert_apart, assert_close
 from tests.families import DECODER_CASES
 from tests.families._case import Case, reference

@@ -20,7 +20,8 @@ from hooked_lm.components.attention.position_bias import SharedBias
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.moe import MoE
 from hooked_lm.families import model_class
-from hooked_lm.models.config.encoder_decoder import EncoderDecoderConfig, HookedEncoderDecoderConfig, StackConfig
+from hooked_lm.models.config.flat import HookedEncoderDecoderConfig
+from hooked_lm.models.config.tree import EncoderDecoderConfig, StackConfig
 from tests.close import assert_close
 from tests.families import ENCODER_DECODER_CASES, Case, reference
 from tests.families._models import (

@@ -20,7 +20,8 @@ from hooked_lm.components.embed import Unembed
 from hooked_lm.components.encoder_embed import EncoderEmbed
 from hooked_lm.families import family, model_class
 from hooked_lm.hub.hf_checkpoint import in_present_names
-from hooked_lm.models.config.encoder import EncoderConfig, HookedEncoderConfig
+from hooked_lm.models.config.flat import HookedEncoderConfig
+from hooked_lm.models.config.tree import EncoderConfig
 from tests.close import assert_close, is_close
 from tests.families import ENCODER_CASES, Case, reference
 from tests.families._encoders import Outputs, of_transformers, ours, prompt, sizes, theirs, types

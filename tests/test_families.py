@@ -27,7 +27,8 @@ from hooked_lm.components.router import SoftmaxRouter
 from hooked_lm.families import family, model_class, supported
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.hub.hf_checkpoint import read_config
-from hooked_lm.models.config.decoder import DecoderConfig, HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from tests.close import assert_apart, assert_close
 from tests.families import CASES, DECODER_CASES, REFUSED, Case, reference
 from tests.families._models import (

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hooked_lm import pretrained
 from hooked_lm.hooks import HookPoint
-from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.weights.fold import process_weights
 from hooked_lm.pretrained import HookedEncoder, HookedEncoderDecoder, HookedTransformer
 

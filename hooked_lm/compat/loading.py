@@ -17,9 +17,8 @@ from hooked_lm.hub.names import published_steps, spelled
 from hooked_lm.hub.options import Options, one_device
 from hooked_lm.hub.short_names import CHECKPOINTS, SHORT_NAMES
 from hooked_lm.hub.tl_checkpoint import find_tl
-from hooked_lm.models.config.decoder import HookedTransformerConfig
-from hooked_lm.models.config.encoder_decoder import EncoderDecoderConfig
-from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
+from hooked_lm.models.config.tree import DecoderConfig, EncoderDecoderConfig
 from hooked_lm.models.weights.fold import process_weights
 from hooked_lm.pretrained import HookedTransformer, class_of, from_pretrained_no_processing
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
 
 __all__ = [
     "infer_tracr_output_label", "make_tracr_categorical_unembed", "make_tracr_transformer_bridge_config",

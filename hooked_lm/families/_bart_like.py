@@ -14,7 +14,7 @@ from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norm import LayerNorm
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families._seq2seq import GENERATION
-from hooked_lm.models.config.encoder_decoder import EncoderDecoderConfig, SideBlockConfig, StackConfig
+from hooked_lm.models.config.tree import EncoderDecoderConfig, SideBlockConfig, StackConfig
 from hooked_lm.weights import Row
 
 PREFIX = "model."

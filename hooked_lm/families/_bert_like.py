@@ -15,7 +15,7 @@ from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norm import LayerNorm
 from hooked_lm.families import _classic as classic
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.config.encoder import EncoderConfig
+from hooked_lm.models.config.tree import EncoderConfig
 from hooked_lm.weights import Row
 
 IGNORED = ("*position_ids",)

@@ -18,7 +18,7 @@ from hooked_lm.components.mlp import MLP, GatedMLP, MLPConfig
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families._seq2seq import GENERATION
-from hooked_lm.models.config.encoder_decoder import EncoderDecoderConfig, StackConfig
+from hooked_lm.models.config.tree import EncoderDecoderConfig, StackConfig
 from hooked_lm.weights import Row
 
 PREFIX = ""

@@ -3,7 +3,7 @@
 from hooked_lm.components.embed import FairseqSinusoidalEmbed
 from hooked_lm.families._bart_like import IGNORED, NO_EFFECT, PREFIX, encoder_decoder, rows
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.config.encoder_decoder import EncoderDecoderConfig
+from hooked_lm.models.config.tree import EncoderDecoderConfig
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 

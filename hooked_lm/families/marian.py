@@ -4,7 +4,7 @@ from hooked_lm.components.embed import SinusoidalEmbed
 from hooked_lm.families import _bart_like as bart_like
 from hooked_lm.families._bart_like import NO_EFFECT, PREFIX, encoder_decoder, fitted, rows
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.config.encoder_decoder import EncoderDecoderConfig
+from hooked_lm.models.config.tree import EncoderDecoderConfig
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "fitted", "rows"]
 

@@ -13,7 +13,7 @@ from hooked_lm.families import _bert_like as bert_like
 from hooked_lm.families import _classic as classic
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families._rotary import n_ctx, rotary
-from hooked_lm.models.config.encoder import EncoderConfig
+from hooked_lm.models.config.tree import EncoderConfig
 from hooked_lm.weights import Row
 
 PREFIX = "model."

@@ -6,7 +6,7 @@ from hooked_lm.families import _bert_like as bert_like
 from hooked_lm.families import _classic as classic
 from hooked_lm.families._bert_like import IGNORED, NO_EFFECT, RENAMED, ROBERTA
 from hooked_lm.families._reader import HFConfig
-from hooked_lm.models.config.encoder import EncoderConfig
+from hooked_lm.models.config.tree import EncoderConfig
 from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]

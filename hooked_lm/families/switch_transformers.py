@@ -10,7 +10,7 @@ from hooked_lm.components.router import CapacityRouter
 from hooked_lm.families import _t5_like as t5_like
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families._t5_like import IGNORED, PREFIX, attention_half_rows, mlp_rows, outer_rows
-from hooked_lm.models.config.encoder_decoder import EncoderDecoderConfig, SideBlockConfig
+from hooked_lm.models.config.tree import EncoderDecoderConfig, SideBlockConfig
 from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]

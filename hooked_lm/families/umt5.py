@@ -2,7 +2,7 @@
 
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families._t5_like import IGNORED, NO_EFFECT, PREFIX, encoder_decoder, fitted, mlp, rows
-from hooked_lm.models.config.encoder_decoder import EncoderDecoderConfig
+from hooked_lm.models.config.tree import EncoderDecoderConfig
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "fitted", "rows"]
 

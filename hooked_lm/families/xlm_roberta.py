@@ -3,7 +3,7 @@
 from hooked_lm.families import roberta
 from hooked_lm.families._reader import HFConfig
 from hooked_lm.families.roberta import IGNORED, NO_EFFECT, PREFIX, RENAMED, rows
-from hooked_lm.models.config.encoder import EncoderConfig
+from hooked_lm.models.config.tree import EncoderConfig
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]
 

@@ -3,9 +3,7 @@
 from typing import Any
 
 from hooked_lm.hub.options import Tree
-from hooked_lm.models.config.encoder import EncoderConfig
-from hooked_lm.models.config.encoder_decoder import EncoderDecoderConfig
-from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig, EncoderConfig, EncoderDecoderConfig
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder import Encoder
 from hooked_lm.models.encoder_decoder import EncoderDecoder

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.embed import PosEmbed
-from hooked_lm.models.config.encoder import EncoderConfig
-from hooked_lm.models.config.encoder_decoder import EncoderDecoderConfig
-from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig, EncoderConfig, EncoderDecoderConfig
 
 Tree = DecoderConfig | EncoderConfig | EncoderDecoderConfig
 DOWNLOAD_OPTIONS = ("token", "cache_dir", "force_download")

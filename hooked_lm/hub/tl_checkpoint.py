@@ -18,7 +18,8 @@ from hooked_lm.hub.config_checks import check_values
 from hooked_lm.hub.files import tokenizer_in, tokenizer_of
 from hooked_lm.hub.names import local_folder, repository, spelled
 from hooked_lm.hub.options import Options, real_dtype, with_limits
-from hooked_lm.models.config.decoder import ELSEWHERE, HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
+from hooked_lm.models.config.flat_config import FOREIGN_FIELDS
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import open_checkpoint
 
@@ -30,7 +31,7 @@ ABOUT_A_RUN = {
     *("from_checkpoint", "checkpoint_index", "checkpoint_label_type", "checkpoint_value"),
     *("use_attn_result", "use_split_qkv_input", "use_hook_mlp_in", "use_attn_in", "use_hook_tokens", "fused_attention"),
 }
-READ = {field.name for field in fields(HookedTransformerConfig)} - ABOUT_A_RUN | ELSEWHERE.keys()
+READ = {field.name for field in fields(HookedTransformerConfig)} - ABOUT_A_RUN | FOREIGN_FIELDS.keys()
 # Other spellings, and what they mean by our names.
 SPELLINGS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "normalization": lambda value: {"normalization_type": value},

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.blocks.block import AttentionPart
-from hooked_lm.components.manner import FUSED, Manner, follow
+from hooked_lm.components.manner import Manner, follow
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint
 from hooked_lm.models.aliases import aliases, same_value
 from hooked_lm.models.caches.activation_cache import ActivationCache, NamedCache
-from hooked_lm.models.config.settled import SettledConfig
+from hooked_lm.models.config.flat_config import FlatConfig
 from hooked_lm.models.names import site_name
 from hooked_lm.models.stack import Stack, follow_flags
 from hooked_lm.models.weights.foreign_state_dict import in_our_names
@@ -131,10 +131,8 @@ class BaseModel(HookedRootModule):
         return [*super().asked_first(points), UNEMBED & points.keys()]
 
     def apply_flags(self) -> None:
-        """Tell the parts what the flags of `cfg` say now. Raises ValueError for an unknown value."""
+        """Tell the parts what the flags of `cfg` say now."""
         cfg, ungrouped = self.cfg, self.cfg.ungroup_grouped_query_attention
-        if cfg.fused_attention not in FUSED:
-            raise ValueError(f"cfg.fused_attention must be one of {FUSED}, got {cfg.fused_attention!r}")
         copies = (cfg.use_attn_in, cfg.use_split_qkv_input, cfg.use_attn_result)
         follow(self, Manner(cfg.fused_attention == "auto", *copies, min(cfg.n_ctx, Manner().n_tabulated)))
         for stack in self.stacks:
@@ -152,7 +150,7 @@ class BaseModel(HookedRootModule):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy of a model: its config is that of a model too."""
         super().__setstate__(state)
-        if isinstance(self.cfg, SettledConfig):
+        if isinstance(self.cfg, FlatConfig):
             self.cfg.seal()
 
     def same_value(self, site: str) -> str:

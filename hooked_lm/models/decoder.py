@@ -13,7 +13,8 @@ from hooked_lm.components.embed import Unembed, soft_capped
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.checks import RETURN_TYPES, check_length, check_options, check_stream, one_input
-from hooked_lm.models.config.decoder import DecoderConfig, HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.decoder_sites import DecoderSites
 from hooked_lm.models.generation import decoder as generation
 from hooked_lm.models.loss import lm_cross_entropy_loss

@@ -5,7 +5,7 @@ from typing import Any
 from hooked_lm.hooks import NamesFilter
 from hooked_lm.hooks.select import Site
 from hooked_lm.models.base import BaseModel
-from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.stack import follow_flags
 
 

@@ -12,8 +12,8 @@ from hooked_lm.components.embed import TiedUnembed
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.checks import check_length, check_rows, is_ids
-from hooked_lm.models.config.decoder import HookedTransformerConfig
-from hooked_lm.models.config.encoder import EncoderConfig, HookedEncoderConfig
+from hooked_lm.models.config.flat import HookedEncoderConfig, HookedTransformerConfig
+from hooked_lm.models.config.tree import EncoderConfig
 from hooked_lm.models.encoder_outputs import EncoderOutputs, check_return_type
 from hooked_lm.models.stack import Stack, Stream, checked_ids, follow_flags
 from hooked_lm.models.text.encoder import EncoderText, Text

@@ -13,12 +13,8 @@ from hooked_lm.models.aliases import side_aliases
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.caches.activation_cache import NamedCache
 from hooked_lm.models.checks import check_length, check_options, check_rows
-from hooked_lm.models.config.decoder import HookedTransformerConfig
-from hooked_lm.models.config.encoder_decoder import (
-    EncoderDecoderConfig,
-    HookedEncoderDecoderConfig,
-    StackConfig,
-)
+from hooked_lm.models.config.flat import HookedEncoderDecoderConfig, HookedTransformerConfig
+from hooked_lm.models.config.tree import EncoderDecoderConfig, StackConfig
 from hooked_lm.models.decoder import Output
 from hooked_lm.models.generation.encoder_decoder import generate
 from hooked_lm.models.loss import lm_cross_entropy_loss

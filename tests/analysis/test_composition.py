@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis.reading.composition import CompositionScores, composition_scores
-from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
 from tests.close import assert_close, assert_near
 from tests.families import DECODER_CASES
 from tests.families._models import hooked

@@ -22,7 +22,7 @@ from hooked_lm.analysis.reading.heads import (
     repeated_random_tokens,
     rows_of,
 )
-from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.results import Scores
 from tests.close import assert_close
 from tests.families import DECODER_CASES, Case

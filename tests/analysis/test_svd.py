@@ -9,7 +9,7 @@ from torch import Tensor
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis.reading.svd_interpreter import SVDInterpreter
 from hooked_lm.components.norm import norm_of
-from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
 from tests.close import assert_close, assert_near
 from tests.families import DECODER_CASES
 from tests.families._models import hooked

@@ -116,9 +116,9 @@ def test_the_field_is_read_when_it_is_used() -> None:
     model.blocks[0].ln1 = toy("standard").blocks[0].ln1
     model.setup()
     assert not model.blocks[0].ln1.manner.fused
-    model.cfg.fused_attention = "sometimes"
     with pytest.raises(ValueError, match="fused_attention"):
-        model(ids())
+        model.cfg.fused_attention = "sometimes"
+    assert model.cfg.fused_attention == "never"
     with pytest.raises(ValueError, match="fused_attention"):
         toy("standard", fused_attention="sometimes")
 

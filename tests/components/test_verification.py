@@ -46,7 +46,9 @@ def components() -> list[type[nn.Module]]:
     for info in pkgutil.walk_packages(hooked_lm.components.__path__, "hooked_lm.components."):
         module = importlib.import_module(info.name)
         classes = [value for value in vars(module).values() if inspect.isclass(value) and issubclass(value, nn.Module)]
-        found |= {kind for kind in classes if kind.__module__ == info.name and hasattr(vars(kind).get("Config"), "build")}
+        found |= {
+            kind for kind in classes if kind.__module__ == info.name and hasattr(vars(kind).get("Config"), "build")
+        }
     return sorted(found, key=lambda kind: kind.__name__)
 
 

@@ -20,7 +20,7 @@ from hooked_lm.components.rotary import Rotary
 from hooked_lm.components.router import SoftmaxRouter
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.rg_lru import RGLRU
-from hooked_lm.models.config.decoder import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.patching import Study
 from tests.close import assert_close
 from tests.models.structures import D_MODEL, D_VOCAB, N_CTX, random_model

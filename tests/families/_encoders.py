@@ -13,7 +13,7 @@ from hooked_lm.components.attention.disentangled import DisentangledAttention
 from hooked_lm.components.blocks.conv import ConvPostNormBlock
 from hooked_lm.components.encoder_embed import EncoderEmbed
 from hooked_lm.components.heads import MLMHead
-from hooked_lm.models.config.encoder import EncoderConfig
+from hooked_lm.models.config.tree import EncoderConfig
 from tests.families._case import Case, reference
 from tests.families._models import hooked
 from tests.families._sites import KEY, QUERY, STREAM, Sites, below, norm, sites_of, sizes_of

@@ -28,8 +28,7 @@ from hooked_lm.components.normed_moe import NormedMoE
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.components.ssm.rg_lru import RGLRU
-from hooked_lm.models.config.encoder_decoder import EncoderDecoderConfig
-from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig, EncoderDecoderConfig
 
 Sites = dict[str, str]  # name -> words for its axes
 

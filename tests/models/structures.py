@@ -23,7 +23,8 @@ from hooked_lm.components.embed import Embed, PosEmbed, Unembed
 from hooked_lm.components.mlp import MLP, GatedMLP, MLPConfig
 from hooked_lm.components.norm import LayerNorm, NormConfig, RMSNorm
 from hooked_lm.components.rotary import Rotary
-from hooked_lm.models.config.decoder import DecoderConfig, HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
+from hooked_lm.models.config.tree import DecoderConfig
 
 D_MODEL, D_HEAD, D_MLP, D_VOCAB, N_CTX = 12, 4, 10, 20, 8
 

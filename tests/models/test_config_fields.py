@@ -19,9 +19,8 @@ from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import LayerNorm, RMSNorm
 from hooked_lm.components.rotary import Llama3Scaling, YarnScaling
-from hooked_lm.models.config.encoder import HookedEncoderConfig
-from hooked_lm.models.config.encoder_decoder import HookedEncoderDecoderConfig
-from hooked_lm.models.config.settled import DERIVED, FREE
+from hooked_lm.models.config.flat import HookedEncoderConfig, HookedEncoderDecoderConfig
+from hooked_lm.models.config.row import table
 from tests.close import assert_close, is_close
 
 SIZES: dict[str, Any] = {"n_layers": 2, "d_model": 16, "n_heads": 4, "n_ctx": 8, "d_vocab": 11, "act_fn": "gelu"}
@@ -29,6 +28,9 @@ ROTARY = {"positional_embedding_type": "rotary"}
 LOCAL = {"use_local_attn": True, "window_size": 3}
 NTK, YARN = {**ROTARY, "use_NTK_by_parts_rope": True}, {**ROTARY, "use_yarn_rope": True}
 MIXTURE = {"num_experts": 4, "experts_per_token": 2}
+TABLE = {**table(HookedEncoderConfig).rows, **table(HookedEncoderDecoderConfig).rows}
+DERIVED = {name for name, row in TABLE.items() if row.follows}
+FREE = {name for name, row in TABLE.items() if row.is_fact} | {"tree"}
 
 
 def attn(model: Any) -> Any:

@@ -19,8 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from hooked_lm import HookedEncoderDecoder
 from hooked_lm.components.source import EncoderDecoderCache
 from hooked_lm.hooks import HookPoint, UnknownSite
-from hooked_lm.models.config.decoder import HookedTransformerConfig
-from hooked_lm.models.config.encoder_decoder import HookedEncoderDecoderConfig
+from hooked_lm.models.config.flat import HookedEncoderDecoderConfig, HookedTransformerConfig
 from tests.close import assert_apart, assert_close
 
 SIZES: dict[str, Any] = {"n_layers": 2, "n_decoder_layers": 3, "d_model": 16, "n_heads": 2, "n_ctx": 24, "d_vocab": 20}

@@ -18,7 +18,8 @@ from hooked_lm.components.norm import LayerNorm, RMSNorm
 from hooked_lm.components.router import GroupedSigmoidRouter, SoftmaxRouter, TopKRouter
 from hooked_lm.components.verification import output_weights
 from hooked_lm.hooks import HookPoint
-from hooked_lm.models.config.decoder import DecoderConfig, HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.weights.fold import process_weights
 from tests.close import assert_close
 from tests.models.structures import D_MODEL, D_VOCAB, N_CTX, random_model, random_tokens

@@ -7,7 +7,7 @@ import torch
 from hooked_lm import HookedTransformer
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.aliases import aliases
-from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.names import checked_index, get_act_name, site_name
 
 

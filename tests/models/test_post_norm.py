@@ -8,7 +8,7 @@ import torch
 from hooked_lm import HookedTransformer
 from hooked_lm.components.blocks.block import PostNormBlock
 from hooked_lm.models.caches.activation_cache import ActivationCache
-from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
 from tests.close import assert_close
 from tests.models.structures import D_MODEL, D_VOCAB, random_model, random_tokens
 

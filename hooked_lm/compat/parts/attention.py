@@ -8,7 +8,7 @@ from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.multihead import Attention as OurAttention
 from hooked_lm.components.attention.position_bias import SharedBias
 from hooked_lm.components.attention.relative_bias import RelativeBias
-from hooked_lm.models.config.encoder_decoder import HookedEncoderDecoderConfig
+from hooked_lm.models.config.flat import HookedEncoderDecoderConfig
 
 
 def attention_of(cfg: Flat, attn_type: str, layer_id: int | None, **changes: Any) -> Plan:

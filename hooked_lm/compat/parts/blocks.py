@@ -13,7 +13,7 @@ from hooked_lm.components.blocks.block import (
 )
 from hooked_lm.components.blocks.cross import CrossPart, PreNormCrossBlock
 from hooked_lm.components.blocks.mixer import MixerPart
-from hooked_lm.models.config.encoder_decoder import HookedEncoderDecoderConfig
+from hooked_lm.models.config.flat import HookedEncoderDecoderConfig
 
 BLOCKS = {
     kind.Config: kind for kind in (AttentionOnlyBlock, PreNormBlock, ParallelBlock, PreNormCrossBlock, PostNormBlock)

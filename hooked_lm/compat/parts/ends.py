@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hooked_lm.compat.parts.name import Flat, Part, Plan, PublicName, encoder_tree, flat
 from hooked_lm.components import embed, encoder_embed, heads, norm
-from hooked_lm.models.config.flat import build_tree
+from hooked_lm.models.config import build
 
 Stream = Float[Tensor, "batch pos d_model"]
 
@@ -18,7 +18,7 @@ class Embed(Part, embed.Embed, metaclass=PublicName):
     @staticmethod
     def plan(cfg: Flat) -> Plan:
         names = flat(cfg, n_layers=0, positional_embedding_type="none")
-        return embed.Embed, build_tree(names).embed
+        return embed.Embed, build.decoder(names).embed
 
     @staticmethod
     def is_one(module: Any) -> bool:

@@ -9,7 +9,7 @@ from hooked_lm.compat.parts.name import Flat, Part, Plan, PublicName, block_of, 
 from hooked_lm.components import mlp, moe
 from hooked_lm.components.router import TopKRouter
 from hooked_lm.hooks import HookPoint
-from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
 
 Stream = Float[Tensor, "batch pos d_model"]
 

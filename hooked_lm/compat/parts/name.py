@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hooked_lm.models.config.decoder import HookedTransformerConfig
-from hooked_lm.models.config.encoder import HookedEncoderConfig
-from hooked_lm.models.config.flat import build_tree
+from hooked_lm.models.config import build
+from hooked_lm.models.config.flat import HookedEncoderConfig, HookedTransformerConfig
 
 Flat = HookedTransformerConfig | dict[str, Any]
 Plan = tuple[Any, ...]  # a class of ours, and what it is built from
@@ -72,7 +71,7 @@ def block_of(cfg: Flat, layer: int = 0, **changes: Any) -> Any:
     if not 0 <= layer < max(names.n_layers, 1):
         raise ValueError(f"no layer {layer}: the config has {names.n_layers}")
     names.n_layers = layer + 1
-    return build_tree(names).blocks[layer]
+    return build.decoder(names).blocks[layer]
 
 
 def encoder_tree(cfg: Flat) -> Any:

@@ -1,321 +1,299 @@
-"""From flat names to the tree of a decoder, and back."""
+"""THE table of flat names: the configs of models as users know them.
 
-from math import isclose
-from typing import Any
+A line for each name says its type, its meaning, where in the tree of component configs it is, its default, and what it
+follows from while it is not set; `row.py` explains the columns, `docs/config.md` prints them. Values are read from the tree
+by these rows and by nothing else, so names and tree agree; `flat_config.py` says what happens when a name is set.
+"""
 
-from hooked_lm.components.activations import XIELU, activation_name
-from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.components.attention.position_bias import Alibi
-from hooked_lm.components.blocks.block import (
-    AttentionOnlyBlock,
-    AttentionPart,
-    BlockConfig,
-    MLPPart,
-    ParallelBlock,
-    PreNormBlock,
+from dataclasses import InitVar, dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from hooked_lm.components.blocks.block import ParallelBlock
+from hooked_lm.components.manner import FUSED
+from hooked_lm.components.norm import RMSNorm
+from hooked_lm.models.config import build, defaults, read
+from hooked_lm.models.config.flat_config import FlatConfig, remembers
+from hooked_lm.models.config.row import DECODER, ENCODER, ENCODER_DECODER, fact, of_tree
+from hooked_lm.models.config.tree import DecoderConfig, EncoderConfig, EncoderDecoderConfig
+
+ROTARY, LLAMA3, YARN, LINEAR = (
+    f"blocks.*.attn.rotary{part}"
+    for part in ("", ".scaling[Llama3Scaling]", ".scaling[YarnScaling]", ".scaling[LinearScaling]")
 )
-from hooked_lm.components.blocks.mixer import MixerPart
-from hooked_lm.components.embed import Embed, PosEmbed, Unembed
-from hooked_lm.components.mlp import MLP, GatedMLP, MLPConfig
-from hooked_lm.components.moe import ClampedGatedMLP, MoE
-from hooked_lm.components.norm import LayerNorm, NormConfig, RMSNorm
-from hooked_lm.components.rotary import LinearScaling, Llama3Scaling, Rotary, Scaling, YarnScaling
-from hooked_lm.components.router import SoftmaxRouter
-from hooked_lm.models.config.tree import DecoderConfig
+NTK_SWITCHES = {"unless": ("use_NTK_by_parts_rope", "positional_embedding_type"), "kinds": (DECODER,)}
+YARN_SWITCHES = {"unless": ("use_yarn_rope", "positional_embedding_type"), "kinds": (DECODER,)}
+ROTARY_SWITCHES = {"unless": ("positional_embedding_type",), "kinds": (DECODER, ENCODER)}
+BUCKETS = ("encoder.rel_pos_bias", "encoder.blocks.*.attn.position_bias[RelativeBias]")
 
 
-def check_sizes(c: Any, n_layers: int = 0) -> None:
-    """Raises ValueError for flat names that mean nothing, or contradict each other; `n_layers` is the least number."""
-    for name, least in {
-        "n_layers": n_layers,
-        "d_model": 1,
-        "n_ctx": 1,
-        "n_heads": 1,
-        "d_head": 1,
-        "d_vocab": 0,
-    }.items():
-        value = getattr(c, name)
-        is_unset = value == -1 and name in ("n_heads", "d_head", "d_vocab")
-        if not isinstance(value, int) or isinstance(value, bool) or (value < least and not is_unset):
-            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
-    if c.attention_dir not in ("causal", "bidirectional"):
-        raise ValueError(f"attention_dir must be one of ('causal', 'bidirectional'), got {c.attention_dir!r}")
-    if (c.num_experts is None) != (c.experts_per_token is None):
-        raise ValueError("num_experts and experts_per_token go together")
-    types = c.attn_types
-    if types is not None and (len(types) < c.n_layers or not {*types} <= {"local", "global"}):
-        raise ValueError(f"attn_types must say 'local' or 'global' for each of {c.n_layers} layers, got {types}")
-    stretched = [name for name in ("use_NTK_by_parts_rope", "use_yarn_rope") if getattr(c, name)]
-    stretched += ["rotary_scaling_factor"] if c.rotary_scaling_factor != 1.0 else []
-    if len(stretched) > 1:
-        raise ValueError(f"{' and '.join(stretched)} exclude each other: positions are stretched in one way")
+@remembers
+@dataclass
+class HookedTransformerConfig(FlatConfig):
+    """A decoder in flat names.
+
+    Made by hand it describes a model to build: `HookedTransformerConfig(n_layers=2, d_model=64, n_heads=4, n_ctx=128,
+    d_vocab=1000, act_fn="gelu")`. On a loaded model the same names describe its tree; where blocks differ, its first block.
+    Sizes that follow from others may be left out.
+
+    A field that is set (here, by `dataclasses.replace` or by assignment) takes effect: the tree and all fields that follow
+    from it change too, except those that were set themselves. Raises ValueError for values that contradict each other, for
+    one that would have no effect, and for what cannot be built.
+
+    >>> from dataclasses import replace
+    >>> cfg = HookedTransformerConfig(n_layers=2, d_model=64, n_heads=4, n_ctx=128, d_vocab=1000, act_fn="gelu")
+    >>> cfg.d_mlp, replace(cfg, d_model=32).d_mlp, replace(cfg, d_model=32, d_mlp=256).d_mlp
+    (256, 128, 256)
+    """
+
+    kind: ClassVar[str] = DECODER
+
+    # fmt: off
+    origin: InitVar[Any] = field(default=None, kw_only=True)  # the first field: see `remembers`
+    n_layers: int = of_tree("layers; of an encoder-decoder, those of the encoder", "encoder.blocks", "blocks", read=len, least=0)
+    d_model: int = of_tree("width of the residual stream", "embed.d_model", least=1)
+    n_ctx: int = of_tree("the longest input, in tokens", "n_ctx", least=1)
+    d_head: int = of_tree("width of a head", "blocks.*.attn.d_head", default=-1, least=1,
+                          follows=lambda d_model, n_heads: d_model // n_heads)
+    model_name: str = fact("what the model is called", "custom")
+    n_heads: int = of_tree("heads of a layer", "blocks.*.attn.n_heads", default=-1, least=1,
+                           follows=lambda d_model, d_head: d_model // d_head)
+    d_mlp: int | None = of_tree("width of an MLP, or of an expert", "blocks.*.mlp", default=None, unless=("attn_only",),
+                                read=lambda mlp: read.one_mlp(mlp).d_mlp,
+                                follows=lambda d_model, attn_only: None if attn_only else 4 * d_model)
+    act_fn: str | None = of_tree("activation of the MLPs, such as 'gelu'", "blocks.*.mlp", default=None, read=read.act_fn,
+                                 unless=("attn_only",))
+    d_vocab: int = of_tree("tokens; of a tokenizer if it is not set", "embed.d_vocab", default=-1, least=0)
+    eps: float = of_tree("what norms add to the variance", "blocks.*.ln1.eps", "blocks.*.ln1_post.eps", "ln_final.eps",
+                         default=1e-5, unless=("normalization_type",))
+    use_attn_result: bool = fact("a cache without a filter has `hook_result`", False)
+    use_attn_scale: bool = of_tree("whether scores are divided by `attn_scale`", "blocks.*.attn", default=True,
+                                   read=lambda attn: read.scale_of(attn) != 1.0 or attn.d_head == 1)
+    attn_scale: float | int = of_tree("what scores are divided by", "blocks.*.attn", default=-1.0,
+                                      read=lambda attn: 1 / read.scale_of(attn), unless=("use_attn_scale",),
+                                      follows=lambda d_head, use_attn_scale: d_head**0.5 if use_attn_scale else 1.0)
+    use_split_qkv_input: bool = fact("a cache without a filter has `hook_q_input`, `hook_k_input`, `hook_v_input`", False)
+    use_hook_mlp_in: bool = fact("a cache without a filter has `hook_mlp_in`", False)
+    use_attn_in: bool = fact("a cache without a filter has `hook_attn_in`", False)
+    use_hook_tokens: bool = fact("a cache without a filter has `hook_tokens`", False)
+    fused_attention: str = fact("'never': attention and norms are computed in steps even if nothing listens, so that no bit of "
+                                "a result depends on what is recorded", factory=lambda: defaults.fused_attention, choices=FUSED)
+    ungroup_grouped_query_attention: bool = fact("keys and values are shown for each query head", False)
+    use_local_attn: bool = of_tree("whether layers see a window only", "blocks.*.attn.window", default=False, reads_all=True,
+                                   read=any, unless=("attn_types",), kinds=(DECODER, ENCODER))
+    window_size: int | None = of_tree("positions that a query of a local layer sees", "blocks.*.attn.window", default=None,
+                                      reads_all=True, read=lambda windows: next(filter(None, windows), None),
+                                      unless=("use_local_attn",), kinds=(DECODER, ENCODER))
+    attn_types: list[str] | None = of_tree("'local' or 'global' for each layer; None: all are alike", "blocks", default=None,
+                                           read=read.layer_types, unless=("use_local_attn",), kinds=(DECODER, ENCODER),
+                                           spelling=lambda value, c: None if "local" not in (value or ())[: c.n_layers]
+                                           else list(value[: c.n_layers]))
+    original_architecture: str | None = fact("the architecture that the checkpoint names", None)
+    from_checkpoint: bool = fact("whether the weights are of a step of the training", False)
+    checkpoint_index: int | None = fact("the number of that step among those that were kept", None)
+    checkpoint_label_type: str | None = fact("what `checkpoint_value` counts: 'step' or 'token'", None)
+    checkpoint_value: int | None = fact("steps or tokens up to there", None)
+    tokenizer_name: str | None = fact("the tokenizer to load", None)
+    tokenizer_prepends_bos: bool | None = fact("whether the tokenizer puts a BOS token in front of texts by itself", None)
+    default_prepend_bos: bool = fact("whether texts start with a BOS token", True)
+    default_padding_side: str = fact("where shorter texts are padded", "right", choices=("left", "right"))
+    init_mode: str = fact("how new weights are drawn: 'gpt2', 'xavier_uniform', 'xavier_normal', 'kaiming_uniform', "
+                          "'kaiming_normal', 'muP'", "gpt2")
+    init_weights: bool = fact("whether a new model gets random weights", True)
+    initializer_range: float | int = fact("deviation of new weights if `init_mode` is 'gpt2', otherwise a gain", -1.0,
+                                          follows=lambda d_model, init_mode: 0.8 / d_model**0.5 if init_mode == "gpt2" else 1.0)
+    seed: int | None = fact("seed of the new weights; the process's generator is left alone", None)
+    normalization_type: str | None = of_tree("None, 'LN', 'RMS', or without weights 'LNPre', 'RMSPre'",
+                                             "blocks.*.ln1", "ln_final", default="LN", reads_all=True,
+                                             read=lambda norms: read.norm_type(next(filter(None, norms), None)))
+    final_rms: bool = of_tree("whether the final norm is an RMSNorm", "ln_final", default=False, kinds=(DECODER,),
+                              read=lambda norm: isinstance(norm, RMSNorm.Config),
+                              spelling=lambda value, c: value or (c.normalization_type or "").startswith("RMS"))
+    use_normalization_before_and_after: bool = of_tree("whether what a layer adds is normalised too", "blocks.*.ln1_post",
+                                                       default=False, read=lambda norm: norm is not None,
+                                                       unless=("normalization_type",), kinds=(DECODER,))
+    post_embedding_ln: bool = of_tree("whether embedded tokens are normalised", "embed.norm", default=False, kinds=(DECODER,),
+                                      read=lambda norm: norm is not None, unless=("normalization_type",))
+    device: Any = fact("where the weights are; a GPU if there is one", None)
+    n_devices: int = fact("over how many devices the layers are spread; only 1 is supported", 1)
+    dtype: Any = fact("of the weights; 'float32' and the like are understood", torch.float32)
+    attention_dir: str = of_tree("'causal' or 'bidirectional'; of an encoder-decoder, that of the encoder",
+                                 "blocks.*.attn.causal", default="causal", choices=("causal", "bidirectional"),
+                                 read=lambda causal: "causal" if causal else "bidirectional")
+    attn_only: bool = of_tree("whether layers have no MLP", "blocks.*", default=False, kinds=(DECODER,), reads_all=True,
+                              read=lambda blocks: not any(hasattr(block, "mlp") for block in blocks))
+    parallel_attn_mlp: bool = of_tree("whether attention and MLP of a layer have the same input", "blocks.*", default=False,
+                                      read=lambda block: isinstance(block, ParallelBlock.Config), unless=("attn_only",),
+                                      kinds=(DECODER,))
+    gated_mlp: bool = of_tree("whether MLPs multiply two projections", "blocks.*.mlp", default=False, read=read.is_gated,
+                              unless=("attn_only",))
+    scale_attn_by_inverse_layer_idx: bool = of_tree("whether scores of layer n are divided by n + 1 besides", "blocks",
+                                                    default=False, read=read.scales_by_layer, kinds=(DECODER,),
+                                                    spelling=lambda value, c: value and c.n_layers > 1)
+    attn_scores_soft_cap: float | int = of_tree("scores become cap * tanh(scores / cap); -1: no cap", "blocks.*.attn.soft_cap",
+                                                default=-1.0, read=lambda cap: cap or -1.0, kinds=(DECODER,),
+                                                spelling=lambda value, c: max(value, 0.0))
+    output_logits_soft_cap: float | int = of_tree("the same for logits", "unembed.soft_cap", default=-1.0, live=True,
+                                                  read=lambda cap: cap or -1.0, kinds=(DECODER,),
+                                                  spelling=lambda value, c: max(value, 0.0))
+    use_qk_norm: bool = of_tree("whether queries and keys are normalised", "blocks.*.attn.qk_norm", default=False,
+                                read=lambda norm: norm is not None, kinds=(DECODER,))
+    use_attention_sinks: bool = of_tree("whether each head has a score that no value belongs to", "blocks.*.attn.sinks",
+                                        default=False, kinds=(DECODER,))
+    clip_qkv: float | int | None = of_tree("the largest size of an entry of queries, keys and values", "blocks.*.attn.clip",
+                                           default=None, kinds=(DECODER,))
+    num_experts: int | None = of_tree("experts of a mixture; None: MLPs are plain", "blocks.*.mlp.n_experts", default=None,
+                                      unless=("attn_only",), kinds=(DECODER,))
+    experts_per_token: int | None = of_tree("experts that each token is sent to", "blocks.*.mlp.top_k", default=None,
+                                            unless=("attn_only",), kinds=(DECODER,))
+    norm_topk_prob: bool = of_tree("whether the weights of the chosen experts sum to 1", "blocks.*.mlp.router.renormalize",
+                                   default=False, unless=("num_experts", "attn_only"), kinds=(DECODER,))
+    positional_embedding_type: str = of_tree("'standard', 'rotary', 'shortformer', 'alibi', 'none'; of encoder-decoders "
+                                             "'relative_positional_bias'; read from trees also 'sinusoidal'", "",
+                                             default="standard", read=read.position_type)
+    rotary_dim: int | None = of_tree("entries of a head that are rotated", f"{ROTARY}.dim", default=None, **ROTARY_SWITCHES,
+                                     follows=lambda d_head, positional_embedding_type:
+                                     d_head if positional_embedding_type == "rotary" else None)
+    rotary_base: float | int = of_tree("base of the angles", "blocks.*.attn", default=10000.0, reads_all=True,
+                                       read=read.rotary_base, **ROTARY_SWITCHES)
+    rotary_base_local: float | int | None = of_tree("the same in local layers; None: no other", "blocks.*.attn", default=None,
+                                                    reads_all=True, read=read.rotary_base_local, kinds=(DECODER,),
+                                                    unless=("use_local_attn", "positional_embedding_type"),
+                                                    spelling=lambda value, c: c.rotary_base if value is None else value)
+    rotary_scaling_factor: float | int = of_tree("what positions of layers without a window are divided by", f"{LINEAR}.factor",
+                                                 default=1.0, **ROTARY_SWITCHES)
+    rotary_adjacent_pairs: bool = of_tree("whether neighbouring entries are rotated together, instead of the halves",
+                                          f"{ROTARY}.adjacent_pairs", default=False, **ROTARY_SWITCHES)
+    use_NTK_by_parts_rope: bool = of_tree("whether angles are stretched as in Llama 3", LLAMA3, default=False,
+                                          read=bool, **ROTARY_SWITCHES)
+    NTK_by_parts_low_freq_factor: float | int = of_tree("wavelengths above context / this are stretched",
+                                                        f"{LLAMA3}.low_freq_factor", default=1.0, **NTK_SWITCHES)
+    NTK_by_parts_high_freq_factor: float | int = of_tree("wavelengths below context / this are kept",
+                                                         f"{LLAMA3}.high_freq_factor", default=4.0, **NTK_SWITCHES)
+    NTK_by_parts_factor: float | int = of_tree("by how much they are stretched", f"{LLAMA3}.factor", default=8.0, **NTK_SWITCHES)
+    NTK_original_ctx_len: int = of_tree("the context of the training, in tokens", f"{LLAMA3}.trained_n_ctx", default=8192,
+                                        **NTK_SWITCHES)
+    use_yarn_rope: bool = of_tree("whether angles are stretched by YaRN", YARN, default=False, read=bool, **ROTARY_SWITCHES)
+    yarn_factor: float | int = of_tree("by how much angles are stretched", f"{YARN}.factor", default=1.0, **YARN_SWITCHES)
+    yarn_attention_factor: float | int | None = of_tree("what queries and keys are multiplied by; None: from the factor",
+                                                        f"{YARN}.attention_factor", default=None, **YARN_SWITCHES)
+    yarn_beta_fast: float | int = of_tree("rotations in the trained context from which angles are kept", f"{YARN}.beta_fast",
+                                          default=32.0, **YARN_SWITCHES)
+    yarn_beta_slow: float | int = of_tree("rotations up to which angles are stretched fully", f"{YARN}.beta_slow", default=1.0,
+                                          **YARN_SWITCHES)
+    yarn_original_max_position_embeddings: int = of_tree("the context of the training, in tokens", f"{YARN}.trained_n_ctx",
+                                                         default=4096, **YARN_SWITCHES)
+    yarn_truncate: bool = of_tree("whether the bounds of the ramp are rounded to whole dimensions", f"{YARN}.truncate",
+                                  default=True, **YARN_SWITCHES)
+    yarn_global_attn_only: bool = of_tree("whether layers with a window are left as they are", "blocks.*.attn", default=False,
+                                          reads_all=True, read=read.stretches_full_only, unless=("use_local_attn",),
+                                          kinds=(DECODER,))
+    relative_attention_num_buckets: int | None = of_tree("buckets of distances", *(f"{path}.n_buckets" for path in BUCKETS),
+                                                         default=None, unless=("positional_embedding_type",),
+                                                         kinds=(ENCODER_DECODER,))
+    relative_attention_max_distance: int | None = of_tree("distances from here share a bucket",
+                                                          *(f"{path}.max_distance" for path in BUCKETS), default=None,
+                                                          unless=("positional_embedding_type",), kinds=(ENCODER_DECODER,))
+    n_key_value_heads: int | None = of_tree("heads that keys and values have; None: as many as queries", "blocks.*.attn",
+                                            default=None, kinds=(DECODER,),
+                                            read=lambda attn: attn.n_kv if attn.n_kv != attn.n_heads else None,
+                                            spelling=lambda value, c: value or c.n_heads)
+    d_vocab_out: int = of_tree("tokens that have a logit", "unembed.d_vocab", default=-1, follows=lambda d_vocab: d_vocab)
+    tie_word_embeddings: bool = of_tree("whether the unembedding is the token embedding", "", default=False, read=read.is_tied)
+    decoder_start_token_id: int | None = fact("the token that a decoder's input starts with, of encoder-decoders", None)
+    eos_token_id: int | list[int] | None = fact("the tokens that end a text, where the checkpoint says so", None)
+    n_params: int | None = fact("entries of the layers' matrices, without biases, norms and embeddings", None, "",
+                                read=read.n_params, follows=read.n_params_from_sizes)
+    trust_remote_code: bool = fact("whether code of the checkpoint may run; it never does", False)
+    processed: tuple[str, ...] = fact("the rewrites of weights that were done, in order", ())
+    # fmt: on
+    tree: DecoderConfig | None = field(default=None, repr=False)
+
+    @staticmethod
+    def build(c: Any) -> Any:
+        """The decoder of flat names; None as long as they are not enough for one."""
+        needs_act_fn = c.act_fn is None and not c.attn_only and c.n_layers > 0
+        is_decoder = c.positional_embedding_type != read.RELATIVE
+        return build.decoder(c) if c.d_vocab >= 0 and is_decoder and not needs_act_fn else None
 
 
-def build_tree(cfg: Any) -> DecoderConfig:
-    """The tree that flat names describe."""
-    if cfg.n_heads == cfg.d_head == -1:
-        raise ValueError("a model needs n_heads or d_head")
-    dim = cfg.rotary_dim
-    if dim is not None and (dim % 2 or not 0 < dim <= cfg.d_head):
-        raise ValueError(f"rotary_dim must be even and at most d_head, {cfg.d_head}, got {dim}")
-    kinds = ("standard", "rotary", "shortformer", "alibi", "none")
-    if cfg.positional_embedding_type not in kinds:
-        raise ValueError(
-            f"positional_embedding_type '{cfg.positional_embedding_type}' cannot be built from flat names; {kinds} can"
-        )
-    learned = cfg.positional_embedding_type in ("standard", "shortformer")
-    return DecoderConfig(
-        n_ctx=cfg.n_ctx,
-        embed=Embed.Config(cfg.d_vocab, cfg.d_model, norm=_norm(cfg) if cfg.post_embedding_ln else None),
-        blocks=tuple(_block(cfg, layer) for layer in range(cfg.n_layers)),
-        unembed=Unembed.Config(
-            cfg.d_model,
-            cfg.d_vocab_out,
-            bias=True,
-            soft_cap=_cap(cfg.output_logits_soft_cap),
-            tied=cfg.tie_word_embeddings,
-        ),
-        pos_embed=PosEmbed.Config(cfg.n_ctx, cfg.d_model) if learned else None,
-        ln_final=RMSNorm.Config(cfg.d_model, cfg.eps) if cfg.final_rms else _norm(cfg),
-        shortformer=cfg.positional_embedding_type == "shortformer",
-    )
+@remembers
+@dataclass
+class HookedEncoderConfig(HookedTransformerConfig):
+    """An encoder in flat names.
+
+    Made by hand it describes a BERT (Devlin et al. 2018, arXiv:1810.04805) with both of its heads: `HookedEncoderConfig(
+    n_layers=2, d_model=64, n_heads=4, n_ctx=128, d_vocab=1000, act_fn="gelu")`.
+    """
+
+    kind: ClassVar[str] = ENCODER
+
+    # fmt: off
+    n_token_types: int = of_tree("segments (first text, second text) that have an embedding; 0: none", "embed.n_types", default=2,
+                                 kinds=(ENCODER,))
+    # fmt: on
+    attention_dir: str = "bidirectional"
+    eps: float = 1e-12
+    tie_word_embeddings: bool = True
+    tree: EncoderConfig | None = field(default=None, repr=False)  # type: ignore[assignment]
+
+    @staticmethod
+    def build(c: Any) -> Any:
+        """The encoder of flat names; None as long as the size of the vocabulary is unknown."""
+        return build.encoder(c) if c.d_vocab >= 0 else None
+
+    @classmethod
+    def unwrap(cls, config: HookedTransformerConfig | dict[str, Any]) -> "HookedEncoderConfig":
+        """A config, the config of a dict, or the encoder that the flat names of a decoder describe."""
+        if isinstance(config, HookedTransformerConfig) and not isinstance(config, cls):
+            return cls(**config.flat_values() | {"attention_dir": "bidirectional"})
+        return cls.from_dict(config) if isinstance(config, dict) else config
 
 
-def _block(cfg: Any, layer: int) -> BlockConfig:
-    norm, post = _norm(cfg), _norm(cfg) if cfg.use_normalization_before_and_after else None
-    attn = _attention(cfg, layer)
-    if cfg.attn_only:
-        return AttentionOnlyBlock.Config(attn=attn, ln1=norm, ln1_post=post)
-    kind = ParallelBlock if cfg.parallel_attn_mlp else PreNormBlock
-    return kind.Config(attn=attn, ln1=norm, ln1_post=post, mlp=_mlp(cfg), ln2=norm, ln2_post=post)
+@remembers
+@dataclass
+class HookedEncoderDecoderConfig(HookedTransformerConfig):
+    """An encoder-decoder in flat names; those that it shares with decoders describe the encoder where the sides differ.
+
+    Made by hand it describes a T5 (Raffel et al. 2019, arXiv:1910.10683) to build: `HookedEncoderDecoderConfig(n_layers=2,
+    d_model=64, n_heads=4, n_ctx=128, d_vocab=1000, act_fn="relu")`.
+    """
+
+    kind: ClassVar[str] = ENCODER_DECODER
+
+    # fmt: off
+    n_decoder_layers: int = of_tree("layers of the decoder", "decoder.blocks", default=-1, read=len, kinds=(ENCODER_DECODER,),
+                                    follows=lambda n_layers: n_layers)
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    pad_token_id: int | None = fact("the token that pads shorter texts", None, kinds=(ENCODER_DECODER,))
+    forced_bos_token_id: int | None = fact("the token that generated text starts with", None, kinds=(ENCODER_DECODER,))
+    suppress_tokens: tuple[int, ...] = fact("tokens that are never generated", (), kinds=(ENCODER_DECODER,))
+    # fmt: on
+    attention_dir: str = "bidirectional"
+    positional_embedding_type: str = read.RELATIVE
+    normalization_type: str | None = "RMS"
+    eps: float = 1e-6
+    tie_word_embeddings: bool = True
+    tree: EncoderDecoderConfig | None = field(default=None, repr=False)  # type: ignore[assignment]
+
+    @staticmethod
+    def build(c: Any) -> Any:
+        """The encoder-decoder of flat names; None as long as the size of the vocabulary is unknown."""
+        return build.encoder_decoder(c) if c.d_vocab >= 0 else None
+
+    @classmethod
+    def unwrap(cls, config: HookedTransformerConfig | dict[str, Any]) -> HookedTransformerConfig:
+        """A config, or that of a dict; a decoder's flat names with relative positions become those of an encoder-decoder."""
+        if isinstance(config, dict):
+            return cls.from_dict(config)
+        if isinstance(config, cls) or config.positional_embedding_type != read.RELATIVE:
+            return config
+        unset = {f"relative_attention_{name}" for name in ("num_buckets", "max_distance")}
+        values = {n: v for n, v in config.flat_values().items() if not (n in unset and v is None)}
+        return cls(**values | {"attention_dir": "bidirectional"})
 
 
-def _attention(cfg: Any, layer: int) -> Attention.Config:
-    scale = (1 / cfg.attn_scale if cfg.use_attn_scale else 1.0) / (
-        layer + 1 if cfg.scale_attn_by_inverse_layer_idx else 1
-    )
-    local = cfg.use_local_attn and (cfg.attn_types is None or cfg.attn_types[layer] == "local")
-    if local and cfg.window_size is None:
-        raise ValueError("use_local_attn needs window_size, the number of positions a query sees")
-    return Attention.Config(
-        d_model=cfg.d_model,
-        n_heads=cfg.n_heads,
-        d_head=cfg.d_head,
-        n_key_value_heads=cfg.n_key_value_heads,
-        scale=scale,
-        qkv_bias=True,
-        out_bias=True,
-        rotary=_rotary(cfg, local) if cfg.positional_embedding_type == "rotary" else None,
-        position_bias=Alibi(cfg.n_heads) if cfg.positional_embedding_type == "alibi" else None,
-        sinks=cfg.use_attention_sinks,
-        clip=cfg.clip_qkv,
-        qk_norm=RMSNorm.Config(cfg.d_head, cfg.eps) if cfg.use_qk_norm else None,
-        window=cfg.window_size if local else None,
-        soft_cap=_cap(cfg.attn_scores_soft_cap),
-        causal=cfg.attention_dir == "causal",
-    )
-
-
-def _rotary(cfg: Any, local: bool) -> Rotary:
-    """Local layers may have a base of their own, and are not stretched then, nor divided by a plain factor."""
-    dim = cfg.rotary_dim or cfg.d_head
-    base = float(cfg.rotary_base if cfg.rotary_base_local is None or not local else cfg.rotary_base_local)
-    scaling: Scaling | None = None
-    if local and (cfg.rotary_base_local is not None or cfg.yarn_global_attn_only):
-        pass
-    elif cfg.use_NTK_by_parts_rope:
-        parts = (cfg.NTK_by_parts_factor, cfg.NTK_by_parts_low_freq_factor, cfg.NTK_by_parts_high_freq_factor)
-        scaling = Llama3Scaling(*parts, cfg.NTK_original_ctx_len)
-    elif cfg.use_yarn_rope:
-        trained, fast, slow = cfg.yarn_original_max_position_embeddings, cfg.yarn_beta_fast, cfg.yarn_beta_slow
-        factor = cfg.yarn_attention_factor
-        scaling = YarnScaling(cfg.yarn_factor, trained, fast, slow, factor, truncate=cfg.yarn_truncate)
-    elif cfg.rotary_scaling_factor != 1.0 and not local:
-        scaling = LinearScaling(cfg.rotary_scaling_factor)
-    return Rotary(dim, base, cfg.rotary_adjacent_pairs, scaling)
-
-
-def _mlp(cfg: Any) -> MLPConfig | MoE.Config:
-    act_fn, d_mlp = XIELU.Config() if cfg.act_fn == "xielu" else cfg.act_fn or "", cfg.d_mlp or 4 * cfg.d_model
-    if cfg.num_experts is not None:
-        kind = GatedMLP if cfg.gated_mlp else MLP
-        expert = kind.Config(cfg.d_model, d_mlp, act_fn, bias=False)
-        return MoE.Config(expert, cfg.num_experts, cfg.experts_per_token, SoftmaxRouter(cfg.norm_topk_prob))
-    if cfg.gated_mlp:
-        return GatedMLP.Config(cfg.d_model, d_mlp, act_fn, bias=True)
-    if act_fn == "solu_ln":
-        return MLP.Config(cfg.d_model, d_mlp, "solu", mid_norm=_mid_norm(cfg, d_mlp))
-    return MLP.Config(cfg.d_model, d_mlp, act_fn)
-
-
-def _mid_norm(cfg: Any, d_mlp: int) -> NormConfig:
-    """The norm of the neurons; it has weights where the norms of the stream are layer norms with weights."""
-    has_weights = cfg.normalization_type == "LN"
-    return LayerNorm.Config(d_mlp, cfg.eps, weight=has_weights, bias=has_weights)
-
-
-def _norm(cfg: Any) -> NormConfig | None:
-    match cfg.normalization_type:
-        case None:
-            return None
-        case "LN" | "LNPre" as kind:
-            return LayerNorm.Config(cfg.d_model, cfg.eps, weight=kind == "LN", bias=kind == "LN")
-        case "RMS" | "RMSPre" as kind:
-            return RMSNorm.Config(cfg.d_model, cfg.eps, weight=kind == "RMS")
-        case other:
-            raise ValueError(f"unknown normalization_type {other!r}: None, 'LN', 'LNPre', 'RMS' or 'RMSPre'")
-
-
-def _cap(flat: float) -> float | None:
-    return flat if flat > 0 else None
-
-
-def flat_names(tree: DecoderConfig) -> dict[str, Any]:
-    """What the flat names say of a tree: of its first block, where blocks differ."""
-    flat: dict[str, Any] = {
-        "n_layers": len(tree.blocks),
-        "d_model": tree.embed.d_model,
-        "n_ctx": tree.n_ctx,
-        "d_vocab": tree.embed.d_vocab,
-        "d_vocab_out": tree.unembed.d_vocab,
-        "tie_word_embeddings": tree.unembed.tied,
-        "output_logits_soft_cap": tree.unembed.soft_cap or -1.0,
-        "final_rms": isinstance(tree.ln_final, RMSNorm.Config),
-        "post_embedding_ln": tree.embed.norm is not None,
-    }
-    if not tree.blocks:
-        return flat | {"normalization_type": norm_type(tree.ln_final), "positional_embedding_type": _positions(tree)}
-    block = tree.blocks[0]
-    flat |= {
-        "normalization_type": norm_type(block.ln1),
-        "eps": block.ln1.eps if block.ln1 else 1e-5,
-        "use_normalization_before_and_after": block.ln1_post is not None,
-        "parallel_attn_mlp": isinstance(block, ParallelBlock.Config),
-    }
-    return flat | _attention_names(tree) | _mlp_names(tree) | _mixer_names(tree)
-
-
-def _attention_names(tree: DecoderConfig) -> dict[str, Any]:
-    """What the flat names say of attention: of the first layer that has some. Without any, `n_heads` stays -1."""
-    attns = [block.attn for block in tree.blocks if isinstance(block, AttentionPart.Config)]
-    if not attns:
-        return {"positional_embedding_type": _positions(tree)}
-    attn, windows = attns[0], [attn.window for attn in attns]
-    everywhere = len(attns) == len(tree.blocks)
-    scales = [attn.d_head**-0.5 if attn.scale is None else attn.scale for attn in attns]
-    rotary = next((attn.rotary for attn in attns if attn.rotary is not None), None)  # some layers may have none
-    has_alibi = isinstance(attn.position_bias, Alibi)
-    return {
-        "d_head": attn.d_head,
-        "n_heads": attn.n_heads,
-        "n_key_value_heads": attn.n_key_value_heads if attn.n_kv != attn.n_heads else None,
-        "attn_scale": 1 / scales[0],
-        "use_attn_scale": scales[0] != 1.0 or attn.d_head == 1,
-        "scale_attn_by_inverse_layer_idx": everywhere
-        and len(scales) > 1
-        and all(isclose(scale * (layer + 1), scales[0]) for layer, scale in enumerate(scales)),
-        "attn_scores_soft_cap": attn.soft_cap or -1.0,
-        "use_qk_norm": attn.qk_norm is not None,
-        "use_attention_sinks": attn.sinks,
-        "clip_qkv": attn.clip,
-        "use_local_attn": any(windows),
-        "window_size": next((window for window in windows if window), None),
-        "attn_types": ["local" if w else "global" for w in windows] if any(windows) and everywhere else None,
-        "attention_dir": "causal" if attn.causal else "bidirectional",
-        "positional_embedding_type": "rotary" if rotary else "alibi" if has_alibi else _positions(tree),
-        "rotary_dim": rotary.dim if rotary else None,
-        "rotary_base": rotary.theta if rotary else 10000.0,
-        "rotary_adjacent_pairs": rotary.adjacent_pairs if rotary else False,
-    } | _stretching(attns)
-
-
-def _stretching(attns: list[Any]) -> dict[str, Any]:
-    """The flat names of how the rotary embedding of layers that see everything is stretched, and of the local base."""
-    rotaries = {kind: [a.rotary for a in attns if a.rotary and bool(a.window) == kind] for kind in (True, False)}
-    local, everywhere = ([*rotaries[kind], None][0] for kind in (True, False))
-    flat: dict[str, Any] = {}
-    if local is not None and everywhere is not None and local.theta != everywhere.theta:
-        flat |= {"rotary_base": everywhere.theta, "rotary_base_local": local.theta}
-    scaling = everywhere.scaling if everywhere is not None else None
-    if isinstance(scaling, Llama3Scaling):
-        flat |= {
-            "use_NTK_by_parts_rope": True,
-            "NTK_by_parts_factor": scaling.factor,
-            "NTK_by_parts_low_freq_factor": scaling.low_freq_factor,
-            "NTK_by_parts_high_freq_factor": scaling.high_freq_factor,
-            "NTK_original_ctx_len": scaling.trained_n_ctx,
-        }
-    if isinstance(scaling, YarnScaling):
-        flat |= {
-            "use_yarn_rope": True,
-            "yarn_factor": scaling.factor,
-            "yarn_attention_factor": scaling.attention_factor,
-            "yarn_beta_fast": scaling.beta_fast,
-            "yarn_beta_slow": scaling.beta_slow,
-            "yarn_original_max_position_embeddings": scaling.trained_n_ctx,
-            "yarn_truncate": scaling.truncate,
-            "yarn_global_attn_only": local is not None and local.scaling is None and local.theta == everywhere.theta,
-        }
-    if isinstance(scaling, LinearScaling):
-        flat |= {"rotary_scaling_factor": scaling.factor}
-    return flat
-
-
-def _positions(tree: DecoderConfig) -> str:
-    """The flat name of the kind of position embedding."""
-    if isinstance(tree.pos_embed, PosEmbed.Config):
-        return "shortformer" if tree.shortformer else "standard"
-    return "none" if tree.pos_embed is None else "sinusoidal"
-
-
-def _mlp_names(tree: DecoderConfig) -> dict[str, Any]:
-    """What the flat names say of MLPs: of the first layer that has one."""
-    mlps = [block.mlp for block in tree.blocks if isinstance(block, MLPPart.Config)]
-    if not mlps:
-        return {"attn_only": True}
-    mixture = next((mlp for mlp in mlps if isinstance(mlp, MoE.Config)), None)
-    mlp = mlps[0].expert if isinstance(mlps[0], MoE.Config) else mlps[0]
-    mid_norm = isinstance(mlp, MLP.Config) and mlp.mid_norm is not None
-    return {
-        "attn_only": False,
-        "d_mlp": mlp.d_mlp,
-        "act_fn": activation_name(mlp.act_fn) + ("_ln" if mid_norm else ""),
-        "gated_mlp": isinstance(mlp, (GatedMLP.Config, ClampedGatedMLP.Config)),
-        "num_experts": None if mixture is None else mixture.n_experts,
-        "experts_per_token": None if mixture is None else mixture.top_k,
-        "norm_topk_prob": mixture is not None and getattr(mixture.router, "renormalize", False),
-    }
-
-
-def _mixer_names(tree: DecoderConfig) -> dict[str, Any]:
-    """The count of weights, which no flat name tells of layers that have a mixer, or experts."""
-    has_experts = any(isinstance(block, MLPPart.Config) and isinstance(block.mlp, MoE.Config) for block in tree.blocks)
-    if not has_experts and not any(isinstance(block, MixerPart.Config) for block in tree.blocks):
-        return {}
-    return {"n_params": sum(_n_weights(block) for block in tree.blocks)}
-
-
-def _n_weights(block: Any) -> int:
-    """The entries of a block's matrices."""
-    n = 0
-    if isinstance(block, MixerPart.Config):
-        n += block.mixer.n_weights
-    if isinstance(block, AttentionPart.Config):
-        n += 2 * block.attn.d_model * block.attn.d_head * (block.attn.n_heads + block.attn.n_kv)
-    if isinstance(block, MLPPart.Config):
-        n += _n_mlp_weights(block.mlp)
-    return n
-
-
-def _n_mlp_weights(mlp: MLPConfig | ClampedGatedMLP.Config | MoE.Config) -> int:
-    if isinstance(mlp, MoE.Config):
-        shared = 0 if mlp.shared is None else _n_mlp_weights(mlp.shared) + mlp.shared_gate * mlp.d_model
-        return mlp.n_experts * (mlp.d_model + _n_mlp_weights(mlp.expert)) + shared
-    return (2 if isinstance(mlp, MLP.Config) else 3) * mlp.d_model * mlp.d_mlp
-
-
-def norm_type(cfg: NormConfig | None) -> str | None:
-    """The flat name of a norm's kind."""
-    if cfg is None:
-        return None
-    return ("LN" if isinstance(cfg, LayerNorm.Config) else "RMS") + ("" if cfg.weight else "Pre")
+# `dataclasses.replace` reads the fields of the config that it changes, this one first.
+HookedTransformerConfig.origin = FlatConfig.origin  # type: ignore[method-assign]

@@ -1,11 +1,20 @@
-"""What a decoder is made of, as a tree of component configs."""
+"""What a model is made of, as a tree of component configs: a decoder, an encoder, an encoder-decoder."""
 
 from dataclasses import dataclass
 from typing import Any
 
+from hooked_lm.components.attention.disentangled import RelativeEmbed
+from hooked_lm.components.attention.relative_bias import RelativeBias
+from hooked_lm.components.blocks.block import PostNormBlock, PreNormBlock
+from hooked_lm.components.blocks.cross import CrossBlockConfig
 from hooked_lm.components.blocks.per_layer import PerLayerEmbed
 from hooked_lm.components.embed import Embed, PosEmbedConfig, Unembed
+from hooked_lm.components.encoder_embed import EncoderEmbed
+from hooked_lm.components.heads import Classifier, ContactHead, MLMHead, NSPHead, Pooler, TokenClassifier
 from hooked_lm.components.norm import NormConfig
+from hooked_lm.components.stored_rotary import StoredRotary
+
+SideBlockConfig = PreNormBlock.Config | PostNormBlock.Config | CrossBlockConfig
 
 
 @dataclass(frozen=True)
@@ -13,14 +22,80 @@ class DecoderConfig:
     """A decoder: embeddings, a tuple of blocks (they may differ), a final norm, an unembedding.
 
     `n_ctx` is the longest prompt. With `shortformer` the position embedding is added to the inputs of queries and keys
-    instead of the stream (Press et al. 2020, arXiv:2012.15832). `per_layer` embeds the tokens for each layer besides.
+    instead of the stream (Press et al. 2020, arXiv:2012.15832). `per_layer` is a second token embedding, with a vector for
+    each layer.
     """
 
     n_ctx: int
     embed: Embed.Config
-    blocks: tuple[Any, ...]  # what builds them: the configs of any kinds of blocks
+    blocks: tuple[Any, ...]  # configs of any kinds of blocks
     unembed: Unembed.Config
     pos_embed: PosEmbedConfig | None = None
     ln_final: NormConfig | None = None
     shortformer: bool = False
     per_layer: PerLayerEmbed.Config | None = None
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """An encoder: embeddings, a tuple of blocks (they may differ), an optional final norm, and the heads that there are.
+
+    `n_ctx` is the longest text. All layers share `rel_pos_bias`, a bias on the scores, `rel_embed`, a table of relative
+    positions, and the frequencies of `rotary`. `shares` names for each block its set of weights: blocks of one set share
+    them. `layout` numbers the ways in which a family names its weights, where there are several.
+    """
+
+    n_ctx: int
+    embed: EncoderEmbed.Config
+    blocks: tuple[Any, ...]  # configs of any kinds of blocks
+    ln_final: NormConfig | None = None
+    rel_pos_bias: RelativeBias.Config | None = None
+    rel_embed: RelativeEmbed.Config | None = None
+    rotary: StoredRotary.Config | None = None
+    shares: tuple[tuple[int, int], ...] | None = None
+    mlm_head: MLMHead.Config | None = None
+    unembed: Unembed.Config | None = None
+    pooler: Pooler.Config | None = None
+    nsp_head: NSPHead.Config | None = None
+    classifier: Classifier.Config | None = None
+    token_classifier: TokenClassifier.Config | None = None
+    contact_head: ContactHead.Config | None = None
+    layout: int = 0
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """The layers of an encoder, or of a decoder with cross-attention, with the modules before and after them.
+
+    `ln_embed` normalises the sum of token and position embedding. `rel_pos_bias` is a bias on the scores that the layers
+    share; layers with biases of their own have them in their attention.
+    """
+
+    blocks: tuple[SideBlockConfig, ...]
+    pos_embed: PosEmbedConfig | None = None
+    ln_embed: NormConfig | None = None
+    rel_pos_bias: RelativeBias.Config | None = None
+    ln_final: NormConfig | None = None
+
+
+@dataclass(frozen=True)
+class EncoderDecoderConfig:
+    """An encoder, a decoder that attends to its output, and an unembedding.
+
+    `n_ctx` is the longest input of either. Without a `decoder_embed` both sides share one token embedding. A tied
+    unembedding is tied to the decoder's embedding. `spare_embed` is an embedding that the checkpoint holds and that no
+    module uses.
+    """
+
+    n_ctx: int
+    embed: Embed.Config
+    encoder: StackConfig
+    decoder: StackConfig
+    unembed: Unembed.Config
+    decoder_embed: Embed.Config | None = None
+    spare_embed: Embed.Config | None = None
+
+    @property
+    def blocks(self) -> tuple[SideBlockConfig, ...]:
+        """The blocks of the encoder, then those of the decoder."""
+        return self.encoder.blocks + self.decoder.blocks

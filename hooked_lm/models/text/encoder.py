@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hooked_lm.models.config.encoder import HookedEncoderConfig
+from hooked_lm.models.config.flat import HookedEncoderConfig
 from hooked_lm.models.text.tokens import Tokens, ids_of
 
 Pair = tuple[str, str]

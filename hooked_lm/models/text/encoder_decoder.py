@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.models.checks import is_ids
-from hooked_lm.models.config.encoder_decoder import HookedEncoderDecoderConfig
+from hooked_lm.models.config.flat import HookedEncoderDecoderConfig
 from hooked_lm.models.stack import checked_ids
 from hooked_lm.models.text.tokens import Tokens, checked_texts, ids_of
 

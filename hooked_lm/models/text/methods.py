@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.models.checks import is_ids
-from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.text.tokens import Tokens, prepends_bos
 
 

@@ -155,7 +155,7 @@ def sync_config(model: Any) -> None:
     ends = {name: getattr(model, name).cfg for name in ("embed", "unembed") if _is_ours(getattr(model, name))}
     if "unembed" in ends:  # the cap is the config's to say
         ends["unembed"] = replace(ends["unembed"], soft_cap=model.cfg.tree.unembed.soft_cap)
-    model.cfg.follow(replace(model.cfg.tree, blocks=blocks, ln_final=final, **ends))
+    model.cfg.adopt_tree(replace(model.cfg.tree, blocks=blocks, ln_final=final, **ends))
     model.cfg.seal()
 
 

@@ -14,7 +14,7 @@ from hooked_lm.components.blocks.block import MLPPart, ParallelBlock, PreNormBlo
 from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of
 from hooked_lm.hooks import Slice
 from hooked_lm.models.caches.activation_cache import ActivationCache
-from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
 from tests.close import assert_close
 from tests.models import toys
 from tests.models.structures import D_MODEL, D_VOCAB, NORMS, SEEDS, random_model, random_tokens, random_tree

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hooked_lm import HookedTransformer
-from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
 from tests.close import assert_close
 from tests.models.structures import D_HEAD, D_MODEL, D_VOCAB, N_CTX, random_model, random_tokens
 

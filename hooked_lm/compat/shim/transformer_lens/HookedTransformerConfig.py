@@ -1,5 +1,5 @@
 """The config in flat names."""
 
-from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
 from transformer_lens import utils
 from transformer_lens.utilities.activation_functions import SUPPORTED_ACTIVATIONS

@@ -21,7 +21,7 @@ from hooked_lm.compat.loading import (
     make_model_alias_map,
 )
 from hooked_lm.compat.loading import convert_hf_model_config as convert_neel_model_config
-from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
 from transformer_lens.pretrained.weight_conversions import (
     convert_apertus_weights,
     convert_bert_weights,

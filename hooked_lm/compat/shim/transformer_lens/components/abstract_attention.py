@@ -5,6 +5,6 @@ from hooked_lm.components.kv_cache import KeyValueCacheEntry as HookedTransforme
 from hooked_lm.components.kv_cache import KeyValueCacheEntry as TransformerLensKeyValueCacheEntry
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.hooks import HookPoint
-from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
 from transformer_lens.utilities import apply_softcap, get_offset_position_ids
 from transformer_lens.utilities.attention import complex_attn_linear, simple_attn_linear

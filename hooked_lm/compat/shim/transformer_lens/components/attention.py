@@ -1,4 +1,4 @@
 """Attention with keys and values for each head."""
 
 from hooked_lm.compat.parts import AbstractAttention, Attention
-from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig

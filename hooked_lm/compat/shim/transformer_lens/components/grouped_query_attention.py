@@ -1,5 +1,5 @@
 """Attention whose heads share keys and values."""
 
 from hooked_lm.compat.parts import AbstractAttention, GroupedQueryAttention, RMSNorm
-from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
 from transformer_lens.utilities.attention import complex_attn_linear, simple_attn_linear

@@ -2,4 +2,4 @@
 
 from hooked_lm.compat.parts import AbstractAttention, T5Attention
 from hooked_lm.hooks import HookPoint
-from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig

@@ -4,5 +4,5 @@ from hooked_lm.compat.parts import MLPFactory, RMSNorm, T5Attention, T5Block
 from hooked_lm.components.kv_cache import KeyValueCacheEntry as HookedTransformerKeyValueCacheEntry
 from hooked_lm.components.kv_cache import KeyValueCacheEntry as TransformerLensKeyValueCacheEntry
 from hooked_lm.hooks import HookPoint
-from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.utils import repeat_along_head_dimension

@@ -1,4 +1,4 @@
 """Types of tokens."""
 
 from hooked_lm.compat.parts import TokenTypeEmbed
-from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig

@@ -1,5 +1,5 @@
 """The config in flat names."""
 
-from hooked_lm.models.config.decoder import HookedTransformerConfig
-from hooked_lm.models.config.decoder import HookedTransformerConfig as TransformerLensConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig as TransformerLensConfig
 from transformer_lens.utilities import SOFTCAP_DISABLED, SUPPORTED_ACTIVATIONS, get_device

@@ -1,5 +1,5 @@
 """The config in flat names."""
 
 from hooked_lm.compat.bridge import TransformerBridgeConfig
-from hooked_lm.models.config.decoder import HookedTransformerConfig as TransformerLensConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig as TransformerLensConfig
 from transformer_lens.utilities import SOFTCAP_DISABLED

@@ -1,3 +1,3 @@
 """The config in flat names."""
 
-from hooked_lm.models.config.decoder import HookedTransformerConfig as TransformerLensConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig as TransformerLensConfig

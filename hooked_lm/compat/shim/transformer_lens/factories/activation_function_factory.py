@@ -1,5 +1,5 @@
 """Finds activation functions."""
 
 from hooked_lm.compat.parts import ActivationFunctionFactory
-from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
 from transformer_lens.utilities.activation_functions import SUPPORTED_ACTIVATIONS, XIELU, ActivationFunction

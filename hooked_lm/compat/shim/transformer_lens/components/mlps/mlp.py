@@ -2,5 +2,5 @@
 
 from hooked_lm.compat.parts import MLP, CanBeUsedAsMLP
 from hooked_lm.hooks import HookPoint
-from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
 from transformer_lens.utilities.addmm import batch_addmm

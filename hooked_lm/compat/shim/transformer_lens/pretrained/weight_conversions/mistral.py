@@ -1,4 +1,4 @@
 """Weights in the public names."""
 
 from hooked_lm.compat.loading import convert_hf_weights as convert_mistral_weights
-from hooked_lm.models.config.decoder import HookedTransformerConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig

@@ -1,0 +1,155 @@
+"""How the flat names of the table are read from the parts of a tree, where the value is not a field of one part."""
+
+from math import isclose
+from typing import Any
+
+from hooked_lm.components.activations import activation_name
+from hooked_lm.components.blocks.mixer import MixerPart
+from hooked_lm.components.embed import PosEmbed
+from hooked_lm.components.mlp import MLP, GatedMLP
+from hooked_lm.components.moe import ClampedGatedMLP, MoE
+from hooked_lm.components.norm import LayerNorm, NormConfig
+from hooked_lm.models.config.row import ABSENT, found
+
+RELATIVE = "relative_positional_bias"
+
+
+def position_type(tree: Any) -> str:
+    """The kind of position embedding."""
+    if hasattr(tree, "encoder"):
+        has_bias = tree.encoder.rel_pos_bias or found(tree, "encoder.blocks.*.attn.position_bias[RelativeBias]")
+        return RELATIVE if has_bias else "standard"
+    if getattr(tree, "rel_pos_bias", None) is not None or getattr(tree, "rel_embed", None) is not None:
+        return RELATIVE
+    if found(tree, "blocks.*.attn.rotary.dim"):
+        return "rotary"
+    if found(tree, "blocks.*.attn.position_bias[Alibi]"):
+        return "alibi"
+    pos_embed = next(iter(found(tree, "pos_embed") + found(tree, "embed.pos_embed")))
+    if isinstance(pos_embed, PosEmbed.Config):
+        return "shortformer" if getattr(tree, "shortformer", False) else "standard"
+    return "none" if pos_embed is None else "sinusoidal"
+
+
+def norm_type(norm: NormConfig | None) -> str | None:
+    """The kind of a norm: LN or RMS, with Pre for one without weights."""
+    if norm is None:
+        return None
+    return ("LN" if isinstance(norm, LayerNorm.Config) else "RMS") + ("" if norm.weight else "Pre")
+
+
+def is_tied(tree: Any) -> bool:
+    """Whether the unembedding is the transposed token embedding, all of it."""
+    if tree.unembed is None:
+        return False
+    embed = getattr(tree, "decoder_embed", None) or tree.embed
+    return bool(tree.unembed.tied and embed.d_vocab == tree.unembed.d_vocab)
+
+
+# ---- attention -------------------------------------------------------------------------------------------------------
+
+
+def scale_of(attn: Any) -> float:
+    """What the scores of a layer are multiplied by."""
+    return float(attn.d_head**-0.5 if attn.scale is None else attn.scale)
+
+
+def scales_by_layer(blocks: Any) -> bool:
+    """Whether the scores of layer n are divided by n + 1 besides."""
+    scales = [scale_of(attn) for attn in found(blocks, "*.attn")]
+    divided = [isclose(scale * (layer + 1), scales[0]) for layer, scale in enumerate(scales)]
+    return len(blocks) == len(scales) > 1 and all(divided)
+
+
+def layer_types(blocks: Any) -> list[str] | None:
+    """For each layer "local" or "global"; None if none is local, or one has no attention."""
+    windows = found(blocks, "*.attn.window")
+    is_told = any(windows) and len(windows) == len(blocks)
+    return ["local" if window else "global" for window in windows] if is_told else None
+
+
+def rotary_base(attns: list[Any]) -> Any:
+    """The base of layers without a window; of the others if all have one."""
+    local, full = _rotaries(attns)
+    rotary = full or local
+    return ABSENT if rotary is None else float(rotary.theta)
+
+
+def rotary_base_local(attns: list[Any]) -> float | None:
+    """The base of layers with a window, where it differs."""
+    local, full = _rotaries(attns)
+    return float(local.theta) if local and full and local.theta != full.theta else None
+
+
+def stretches_full_only(attns: list[Any]) -> bool:
+    """Whether YaRN is used in layers without a window only, at one base."""
+    local, full = _rotaries(attns)
+    if local is None or full is None:
+        return False
+    is_yarn = type(full.scaling).__name__ == "YarnScaling"
+    return is_yarn and local.scaling is None and bool(local.theta == full.theta)
+
+
+def _rotaries(attns: list[Any]) -> tuple[Any, Any]:
+    """The rotary embedding of the first layer with a window, and of the first without one."""
+    local = [attn.rotary for attn in attns if attn.rotary is not None and attn.window]
+    full = [attn.rotary for attn in attns if attn.rotary is not None and not attn.window]
+    return next(iter(local), None), next(iter(full), None)
+
+
+# ---- MLPs ------------------------------------------------------------------------------------------------------------
+
+
+def one_mlp(mlp: Any) -> Any:
+    """An MLP, or an expert of a mixture."""
+    return mlp.expert if isinstance(mlp, MoE.Config) else mlp
+
+
+def act_fn(mlp: Any) -> str:
+    """The name of the activation; it ends in `_ln` if a norm follows it."""
+    one = one_mlp(mlp)
+    has_norm = isinstance(one, MLP.Config) and one.mid_norm is not None
+    return activation_name(one.act_fn) + ("_ln" if has_norm else "")
+
+
+def is_gated(mlp: Any) -> bool:
+    """Whether the activation is multiplied by a second projection."""
+    return isinstance(one_mlp(mlp), (GatedMLP.Config, ClampedGatedMLP.Config))
+
+
+# ---- weights ---------------------------------------------------------------------------------------------------------
+
+
+def n_params(tree: Any) -> int:
+    """The entries of the blocks' matrices, without biases, norms and embeddings; blocks that share weights count once."""
+    sets = getattr(tree, "shares", None) or range(len(tree.blocks))
+    return sum(_of_block(block) for block in dict(zip(sets, tree.blocks, strict=True)).values())
+
+
+def _of_block(block: Any) -> int:
+    n = block.mixer.n_weights if isinstance(block, MixerPart.Config) else 0
+    for attn in (getattr(block, "attn", None), getattr(block, "cross_attn", None)):
+        if attn is not None:
+            n += 2 * attn.d_model * attn.d_head * (attn.n_heads + getattr(attn, "n_kv", attn.n_heads))
+    return n + (_of_mlp(block.mlp) if hasattr(block, "mlp") else 0)
+
+
+def _of_mlp(mlp: Any) -> int:
+    if isinstance(mlp, MoE.Config):
+        shared = 0 if mlp.shared is None else _of_mlp(mlp.shared) + mlp.shared_gate * mlp.d_model
+        return int(mlp.n_experts * (mlp.d_model + _of_mlp(mlp.expert)) + shared)
+    return int((2 if isinstance(mlp, MLP.Config) else 3) * mlp.d_model * mlp.d_mlp)
+
+
+def n_params_from_sizes(
+    n_layers: int,
+    d_model: int,
+    n_heads: int,
+    d_head: int,
+    n_key_value_heads: int | None,
+    d_mlp: int | None,
+    gated_mlp: bool,
+) -> int:
+    """The same for a decoder of equal layers."""
+    attention = 2 * d_model * d_head * (n_heads + (n_key_value_heads or n_heads))
+    return n_layers * (attention + (3 if gated_mlp else 2) * d_model * (d_mlp or 0))
