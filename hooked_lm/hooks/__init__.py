@@ -1,4 +1,4 @@
-"""Named hook points in any PyTorch network: read, replace and differentiate what passes. Needs torch only."""
+"""Named hook points in any PyTorch network, to read, edit and differentiate activations. Needs only torch."""
 
 from hooked_lm.hooks.cache import Cache
 from hooked_lm.hooks.hook import Hook, HookFunction

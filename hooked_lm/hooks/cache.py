@@ -1,4 +1,4 @@
-"""Cache: what a run left at its hook points, by name, in the order in which it was computed."""
+"""Cache: the activations of a run by site name, in the order of computation."""
 
 import json
 import warnings
@@ -17,14 +17,14 @@ from hooked_lm.hooks.slice import Slice
 
 
 class Cache(Mapping[str, Tensor]):
-    """Name -> tensor, as `run_with_cache` returns it.
+    """The mapping from site names to tensors that `run_with_cache` returns.
 
-    Reading a name that was not cached raises KeyError with the filter that would have kept it.
+    Reading a name that was not cached raises KeyError with the filter that would have cached it.
 
     Args:
         cache_dict: the values by name.
         has_batch_dim: whether the first axis of the values is the batch.
-        dims: the names of the axes that a site has, batch included; of sites that are not in it the first is the batch.
+        dims: the names of the axes of each site, batch included. The first axis of any other site is the batch.
 
     >>> import torch
     >>> cache = Cache({"layer.0": torch.zeros(2, 3), "layer.1": torch.ones(2, 3)})
@@ -43,11 +43,11 @@ class Cache(Mapping[str, Tensor]):
         self.dims = {} if dims is None else dims
 
     def dims_of(self, site: str) -> tuple[str, ...]:
-        """The names of the axes at a site, batch included; empty where they are not known."""
+        """The names of the axes at a site, batch included; empty if they are unknown."""
         return self.dims.get(site, ())
 
     def full_name(self, key: Any) -> str:
-        """The name that a key means; a model's cache also knows short names and aliases."""
+        """The site name of a key. The caches of models also accept short names and aliases."""
         return key
 
     def __getitem__(self, key: Any) -> Tensor:
@@ -68,7 +68,7 @@ class Cache(Mapping[str, Tensor]):
         near = ", ".join(map(repr, nearest(name, self.cache_dict)))
         return UnknownSite(
             f"'{name}' is not in this cache of {len(self)} tensors{near and f', the nearest are {near}'}; "
-            f"run_with_cache(..., names_filter='{name}') keeps it, if the model has such a point"
+            f"run_with_cache(..., names_filter='{name}') caches it if the model has such a site"
         )
 
     def __iter__(self) -> Iterator[str]:
@@ -86,9 +86,9 @@ class Cache(Mapping[str, Tensor]):
         return type(self)(cache_dict, self.has_batch_dim if has_batch_dim is None else has_batch_dim, self.dims)
 
     def select(self, pattern: str | Callable[[str], bool]) -> "Cache":
-        """The part whose names match a glob ("blocks.*.hook_z") or a predicate; shares the tensors.
+        """A cache of the sites that match a glob ("blocks.*.hook_z") or a predicate; shares the tensors.
 
-        Warns if that is nothing.
+        Warns if there are none.
         """
         if not (found := self._matching(pattern)):
             warnings.warn(f"the filter {pattern!r} selects none of {len(self)} tensors", stacklevel=2)
@@ -99,16 +99,16 @@ class Cache(Mapping[str, Tensor]):
         return {name: value for name, value in self.cache_dict.items() if test(name)}
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Cache":
-        """Move everything, in place, to a device and (floating-point values) a dtype; returns the cache."""
+        """Moves all values, in place, to a device and (if floating-point) a dtype; returns the cache."""
         for name, value in self.cache_dict.items():
             kind = dtype if value.is_floating_point() else None
             self.cache_dict[name] = value.to(device=device, dtype=kind)
         return self
 
     def remove_batch_dim(self) -> "Cache":
-        """Drop the batch axis, in place; raises ValueError when a value has more than one row.
+        """Removes the batch axis, in place; raises ValueError if a value has more than one row.
 
-        A value without a batch axis (the tokens that were sent to an expert) stays as it is.
+        A value without a batch axis (such as the tokens routed to an expert) is unchanged.
         """
         if self.has_batch_dim:
             self.cache_dict = {
@@ -119,15 +119,15 @@ class Cache(Mapping[str, Tensor]):
         return self
 
     def apply_slice_to_batch_dim(self, batch_slice: Any) -> "Cache":
-        """A cache of some rows of the batch; an int drops the axis. ValueError without a batch axis."""
+        """A cache of some rows of the batch; an int removes the axis. Raises ValueError without a batch axis."""
         if not self.has_batch_dim:
             raise ValueError("this cache has no batch dimension left to slice")
         for name in self.cache_dict:
             if not self._has_rows(name):
                 axes = ", ".join(self.dims_of(_site(name)))
                 raise ValueError(
-                    f"'{name}' [{axes}] has no batch axis, so some rows cannot be taken; leave it out first, "
-                    "with cache.select(...)"
+                    f"'{name}' [{axes}] has no batch axis, so rows cannot be selected; exclude it first with "
+                    "cache.select(...)"
                 )
         rows = batch_slice if isinstance(batch_slice, Slice) else Slice(batch_slice)
         sliced = {name: rows.apply(value, dim=0) for name, value in self.cache_dict.items()}
@@ -137,26 +137,26 @@ class Cache(Mapping[str, Tensor]):
         return has_batch_axis(self.dims_of(_site(name)))
 
     def stack(self, pattern: str) -> Tensor:
-        """The values whose names match, stacked along a new first axis; they must share a shape."""
+        """The values of the sites that match a glob, of equal shape, stacked along a new first axis."""
         values = list(self._matching(pattern).values())
         if not values:
             raise self._missing(pattern)
         return torch.stack(values)
 
     def toggle_autodiff(self, mode: bool = False) -> None:
-        """Switch gradients on or off in this thread, as `torch.set_grad_enabled` does."""
+        """Enables or disables gradients in this thread, as `torch.set_grad_enabled` does."""
         torch.set_grad_enabled(mode)
 
     # ---- size and files ------------------------------------------------------------------------------------
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, memory shared between entries counted once."""
+        """The memory of the values in bytes; shared memory is counted once."""
         storages = {v.untyped_storage().data_ptr(): v.untyped_storage().nbytes() for v in self.cache_dict.values()}
         return sum(storages.values())
 
     def memory_report(self) -> dict[str, int]:
-        """Bytes by kind of site (layer numbers replaced by `*`), largest first."""
+        """Bytes for each site in all layers (layer numbers are replaced by `*`), largest first."""
         report: dict[str, int] = {}
         for name, value in self.cache_dict.items():
             kind = site_glob(name)
@@ -164,7 +164,7 @@ class Cache(Mapping[str, Tensor]):
         return dict(sorted(report.items(), key=lambda item: -item[1]))
 
     def save(self, path: str | Path) -> None:
-        """Write the cache to one safetensors file."""
+        """Writes the cache to a safetensors file."""
         from safetensors.torch import save_file
 
         dims = {site: self.dims_of(site) for site in map(_site, self)}
@@ -175,13 +175,13 @@ class Cache(Mapping[str, Tensor]):
 
     @classmethod
     def load(cls, path: str | Path, *args: Any) -> "Cache":
-        """Read a cache that `save` wrote; `args` go to the class (a model, for an ActivationCache)."""
+        """The cache that `save` wrote; `args` are passed to the class (an ActivationCache takes the model)."""
         from safetensors import safe_open
 
         with safe_open(str(path), framework="pt") as file:
             about = file.metadata() or {}
             if "names" not in about:
-                raise ValueError(f"{path} is no cache: it was not written by Cache.save")
+                raise ValueError(f"{path} is not a cache: it was not written by Cache.save")
             values = {name: file.get_tensor(name) for name in json.loads(about["names"])}
         cache = cls(values, *args, has_batch_dim=json.loads(about["has_batch_dim"]))  # type: ignore[misc]
         cache.dims = {site: tuple(dims) for site, dims in json.loads(about.get("dims", "{}")).items()}
@@ -189,7 +189,7 @@ class Cache(Mapping[str, Tensor]):
 
 
 class Recorder:
-    """A hook that keeps what passes: a value under the point's name, a gradient under name + "_grad"."""
+    """A hook that stores values under the point's name, and gradients under name + "_grad"."""
 
     records = True
 
@@ -209,9 +209,11 @@ class Recorder:
 
     def __call__(self, value: Any, hook: Any) -> None:
         if not isinstance(value, Tensor):
-            raise TypeError(f"'{hook.name}' passes a {type(value).__name__}, and a cache holds tensors: filter it out")
+            raise TypeError(
+                f"the value at '{hook.name}' is a {type(value).__name__}, not a tensor: exclude it from the cache"
+            )
         if not self.suffix and checkpoint.is_recomputing():
-            return  # the forward pass left its value here already
+            return  # the forward pass has stored the value
         name, value = hook.name + self.suffix, value.detach()
         if self.pos_slice.mode != "identity":
             value = self._some_positions(value, hook)
@@ -224,11 +226,11 @@ class Recorder:
         if axis is None:
             return value
         value = self.pos_slice.apply(value, axis)
-        return value.clone() if self.pos_slice.mode == "slice" else value  # a view would keep the rest, too
+        return value.clone() if self.pos_slice.mode == "slice" else value  # a view would keep the whole value alive
 
 
 def has_batch_axis(dims: tuple[str, ...]) -> bool:
-    """Whether the first axis of a site is the batch; it is where axes have no names."""
+    """Whether the first axis of a site is the batch; true for axes without names."""
     return dims[:1] in ((), ("batch",))
 
 
@@ -238,16 +240,16 @@ def _site(name: str) -> str:
 
 
 def _position_axis(value: Tensor, hook: Any) -> int | None:
-    """Where the positions stand; None where there are none. Of three axes or more without names it is the second.
+    """The index of the position axis, or None. Of three or more axes without names it is the second.
 
-    ValueError for two without names, of which one or the other may be the positions'.
+    Raises ValueError for two axes without names, because both could be the positions.
     """
     if hook.dims:
         return next((i for i, dim in enumerate(hook.dims) if dim in ("pos", "query_pos")), None)
     if value.ndim == 2:
         raise ValueError(
-            f"pos_slice: it is not known which axis of '{hook.name}', of shape {tuple(value.shape)}, is that of the positions; "
-            "name its axes (HookPoint('batch', 'pos')), or leave it out with names_filter"
+            f"pos_slice: the position axis of '{hook.name}', of shape {tuple(value.shape)}, is unknown; "
+            "name its axes (HookPoint('batch', 'pos')), or exclude the site with names_filter"
         )
     return 1 if value.ndim > 2 else None
 

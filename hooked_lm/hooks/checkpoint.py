@@ -1,12 +1,12 @@
-"""Hooks under activation checkpointing: the recomputation sees what the forward pass saw.
+"""Hooks under activation checkpointing: the recomputation runs the hooks of the forward pass.
 
-`torch.utils.checkpoint` runs a function a second time, in the backward pass: after the `with` block of the hooks may be over,
-in another thread (autograd's own, on a GPU), or under other hooks. So each checkpointed call keeps the hooks that its points
-saw the first time, for as long as its part of the graph lives, and a recomputation sees these, and the scopes that are opened
-inside of it. Other implementations that run the function in an `autograd.Function` are treated alike.
+`torch.utils.checkpoint` runs a function again in the backward pass: possibly after the `with` block of the hooks, in another
+thread (autograd's, on a GPU), or under other hooks. So the hooks of each checkpointed call are recorded in its forward pass and
+kept while its part of the graph is alive. A recomputation runs these hooks, and those of scopes opened inside of it. Other
+implementations that run the function in an `autograd.Function` are treated in the same way.
 
-Which checkpointed calls are under way is read from the Python stack, but only where PyTorch says that there may be one: in a
-backward pass, inside an autograd function, or under hooks on saved tensors.
+PyTorch does not expose the active checkpointed calls. They are read from the Python stack, but only where there can be one: in
+a backward pass, inside an autograd function, or under hooks on saved tensors.
 """
 
 import inspect
@@ -23,11 +23,11 @@ _FILE = torch.utils.checkpoint.__file__
 _BACKWARD_PASS = torch.autograd.graph._engine_run_backward.__code__
 
 
-class Seen:
-    """The hooks that the forward pass of one checkpointed call saw; each point keeps its own under this object.
+class CallRecord:
+    """The owner of the hooks that ran in the forward pass of one checkpointed call; each point stores its hooks by this key.
 
-    `changed` are the points that saw other hooks in a later call of the same forward pass, and `calls` which calls of a
-    module in a run they were.
+    `points` are the points with such hooks. `changed` are the points whose hooks changed during the checkpointed call.
+    `calls` are, for each point, the numbers of its module's calls, counted over the run.
     """
 
     def __init__(self) -> None:
@@ -37,30 +37,30 @@ class Seen:
         self.repeated: dict[tuple[Any, int], int] = {}
 
     def end(self) -> None:
-        """The graph is gone, nobody recomputes it."""
+        """Removes the hooks: the graph was freed, so nothing is recomputed."""
         for point in list(self.points):
             point.uninstall(self)
 
     def next_call(self, point: Any) -> int:
-        """Which call of a module the recomputation has reached, when asked for each in turn."""
+        """The number of the module's call that the recomputation repeats; advances with each call of this method."""
         turn = (point, torch._C._current_graph_task_id())
         self.repeated[turn] = i = self.repeated.get(turn, -1) + 1
         return self.calls[point][i]
 
 
-class Calls(NamedTuple):
-    """The checkpointed calls under way: the innermost that is recomputed, and those inside of it in their forward pass."""
+class ActiveCalls(NamedTuple):
+    """The active checkpointed calls: the innermost one that is recomputed, and those inside of it in their forward pass."""
 
     recomputed: Any
     forward: tuple[Any, ...]
 
 
-# The node of the graph, or PyTorch's record of a call -> what was seen there.
-_seen: weakref.WeakKeyDictionary[Any, Seen] = weakref.WeakKeyDictionary()
+# A checkpointed call (its node in the graph, or PyTorch's record of it) -> the record of its hooks.
+_records: weakref.WeakKeyDictionary[Any, CallRecord] = weakref.WeakKeyDictionary()
 
 
-def under_way() -> Calls | None:
-    """The checkpointed calls that the running code is part of; None if there are none."""
+def active_calls() -> ActiveCalls | None:
+    """The checkpointed calls that contain the running code; None if there are none."""
     if torch.compiler.is_compiling():
         return None
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
@@ -75,50 +75,49 @@ def under_way() -> Calls | None:
 
 
 def is_recomputing() -> bool:
-    """Whether the running code is the second run of a checkpointed call."""
-    calls = under_way()
+    """Whether the running code recomputes a checkpointed call."""
+    calls = active_calls()
     return calls is not None and calls.recomputed is not None
 
 
-def seen_in_forward(calls: Calls | None) -> Seen | None:
-    """What the forward pass of the call saw that is recomputed; None if none is, or if it saw no hooks."""
-    return None if calls is None or calls.recomputed is None else _seen.get(calls.recomputed)
+def record_to_replay(calls: ActiveCalls | None) -> CallRecord | None:
+    """The record of the call that is recomputed; None if there is no such call, or if it had no hooks."""
+    return None if calls is None or calls.recomputed is None else _records.get(calls.recomputed)
 
 
-def seen_in(call: Any) -> Seen:
-    """The same while the forward pass runs, made when it is first asked for."""
-    if call not in _seen:
-        _seen[call] = seen = Seen()
+def record_of(call: Any) -> CallRecord:
+    """The record of a call in its forward pass, created on first use."""
+    if call not in _records:
+        _records[call] = seen = CallRecord()
         weakref.finalize(call, seen.end).atexit = False
-    return _seen[call]
+    return _records[call]
 
 
 def _in_autograd_function() -> bool:
-    """Whether this is the forward pass of an `autograd.Function`: there PyTorch forbids forward-mode derivatives."""
+    """Whether this is the forward pass of an `autograd.Function`, where PyTorch disables forward-mode derivatives."""
     return not torch._C._is_fwd_grad_enabled() and not torch.is_inference_mode_enabled()
 
 
-def _on_the_stack(frame: FrameType | None) -> Calls:
+def _on_the_stack(frame: FrameType | None) -> ActiveCalls:
     forward: list[Any] = []
     node: Any = torch._C._current_autograd_node()
-    while (
-        frame is not None and frame.f_code is not _BACKWARD_PASS
-    ):  # beyond it a hook on a gradient runs on its own account
+    # frames outside of the backward pass do not belong to the checkpointed call
+    while frame is not None and frame.f_code is not _BACKWARD_PASS:
         code = frame.f_code
         if code.co_filename == _FILE and code.co_name == "unpack_hook":
-            return Calls(frame.f_locals["frame"], tuple(forward))
+            return ActiveCalls(frame.f_locals["frame"], tuple(forward))
         if code.co_filename == _FILE and code.co_name == "checkpoint" and (running := frame.f_locals.get("gen")):
             forward.append(running.gi_frame.f_locals["new_frame"])
         elif code.co_varnames[:1] == ("ctx",) and isinstance(ctx := frame.f_locals.get("ctx"), BackwardCFunction):
             if ctx is node:
-                return Calls(ctx, tuple(forward))
+                return ActiveCalls(ctx, tuple(forward))
             forward.append(ctx)
         frame = frame.f_back
-    return Calls(None, tuple(forward))
+    return ActiveCalls(None, tuple(forward))
 
 
 def _call_of(pack_hook: Any) -> Any:
-    """The call that PyTorch saves tensors for, in its forward pass or its recomputation."""
+    """The checkpointed call to which a saved-tensor hook belongs, in its forward pass or its recomputation."""
     function = inspect.unwrap(pack_hook)
     values = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     if "frame" in values:
@@ -126,6 +125,6 @@ def _call_of(pack_hook: Any) -> Any:
     if "target_frame_ref" in values:
         return values["target_frame_ref"].cell_contents()
     raise RuntimeError(
-        f"hooks cannot be carried to the recomputation of torch.utils.checkpoint of torch {torch.__version__}, which is "
-        "built otherwise than expected; run the model without activation checkpointing, or with use_reentrant=True"
+        f"hooks do not support the internals of torch.utils.checkpoint in torch {torch.__version__}; run the model without "
+        "activation checkpointing, or with use_reentrant=True"
     )

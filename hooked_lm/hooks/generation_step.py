@@ -1,4 +1,4 @@
-"""Where a growing text is being read: what `hook.step` and `hook.positions` answer during generation."""
+"""The current step of generation, from which `hook.step` and `hook.positions` are computed."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -12,14 +12,14 @@ from torch import Tensor
 T = TypeVar("T")
 
 
-class Reading:
-    """One pass over the last `n_new` columns of a text of which `real` [batch, pos] says what is no padding.
+class GenerationStep:
+    """One forward pass over the last `n_new` columns of a text; `real` [batch, pos] is False at padding.
 
-    All passes of one generation have the same object `text`, by which two generations that take turns are distinguished.
+    All steps of one generation share the object `text`, which distinguishes interleaved generations.
 
     >>> import torch
     >>> real = torch.tensor([[False, True, True], [True, True, True]])
-    >>> Reading(step=1, real=real, n_new=2).positions
+    >>> GenerationStep(step=1, real=real, n_new=2).positions
     tensor([[0, 1],
             [1, 2]])
     """
@@ -29,35 +29,35 @@ class Reading:
 
     @cached_property
     def positions(self) -> Tensor:
-        """Where in their rows the new tokens stand: [new], or [batch, new] if the rows differ; padding is -1."""
+        """The positions of the new tokens in their rows: [new], or [batch, new] if the rows differ; padding is -1."""
         counted = (self.real.long().cumsum(1) - 1).masked_fill(~self.real, -1)[:, -self.n_new :]
         return counted[0] if (counted == counted[0]).all() else counted
 
 
-_now: ContextVar[Reading | None] = ContextVar("reading", default=None)
+_now: ContextVar[GenerationStep | None] = ContextVar("generation_step", default=None)
 
 
-def current() -> Reading | None:
-    """The pass that this thread or task is in, if it generates."""
+def current() -> GenerationStep | None:
+    """The step of generation in this thread or task; None outside of generation."""
     return _now.get()
 
 
-def show(reading: Reading | None) -> None:
-    """Let hooks know what is being read, from here on."""
-    _now.set(reading)
+def set_current(step: GenerationStep | None) -> None:
+    """Sets the step that `current` returns."""
+    _now.set(step)
 
 
-def generating(work: Callable[[], T], scope: AbstractContextManager[Any] | None = None) -> T:
-    """What `work` returns, run without gradients and, if one is given, inside a scope of hooks.
+def run_generation(work: Callable[[], T], scope: AbstractContextManager[Any] | None = None) -> T:
+    """Returns `work()`, run without gradients and inside a scope of hooks if one is passed.
 
-    At the end torch's grad mode and the reading are those of the caller again and the scope is closed, whatever was raised
-    and wherever a KeyboardInterrupt came in, also during the restoring itself: so it stands there twice.
+    Afterwards torch's grad mode and the step are restored and the scope is closed, also after an error. `restore` is called
+    twice, because a KeyboardInterrupt may interrupt the first call.
     """
-    grad_mode, reading, opened = torch.is_grad_enabled(), current(), ExitStack()
+    grad_mode, outer, opened = torch.is_grad_enabled(), current(), ExitStack()
 
     def restore() -> None:
         torch.set_grad_enabled(grad_mode)
-        show(reading)
+        set_current(outer)
         opened.close()
 
     try:

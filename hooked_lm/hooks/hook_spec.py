@@ -1,4 +1,4 @@
-"""What users give as hooks: `(site, function)` pairs, and objects that carry their own site."""
+"""Parses hooks that users pass: `(site, function)` pairs, and objects with a `hook_point`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from hooked_lm.hooks.select import Site
 
 
-class Entry(NamedTuple):
-    """A hook as given, taken apart: its site, what to call, on values or gradients, before all others or in turn."""
+class HookSpec(NamedTuple):
+    """A parsed hook: `dir` is "fwd" (values) or "bwd" (gradients), `when` is "pre" (before all others) or "post"."""
 
     site: Site
     function: Callable[..., Any]
@@ -15,15 +15,14 @@ class Entry(NamedTuple):
     when: str
 
 
-def read_entry(given: Any, dir: str = "fwd") -> Entry:
-    """Take a hook apart, of a list for `dir`.
+def parse_hook(given: Any, dir: str = "fwd") -> HookSpec:
+    """Parses a hook from a list of forward or backward hooks (`dir`).
 
-    An object that says `direction = "bwd"` goes to the gradient from either list, and so does everything in a list of
-    backward hooks. Raises TypeError for what is neither a pair nor an object with a `hook_point`, ValueError for a
-    `direction` or `when` that there is not.
+    An object with `direction = "bwd"` is a backward hook in both lists. Raises TypeError for anything but a pair or an
+    object with a `hook_point`, ValueError for an unknown `direction` or `when`.
 
-    >>> read_entry(("hook_embed", print))
-    Entry(site='hook_embed', function=<built-in function print>, dir='fwd', when='post')
+    >>> parse_hook(("hook_embed", print))
+    HookSpec(site='hook_embed', function=<built-in function print>, dir='fwd', when='post')
     """
     if hasattr(given, "hook_point"):
         layer = getattr(given, "layer", None)
@@ -32,12 +31,12 @@ def read_entry(given: Any, dir: str = "fwd") -> Entry:
         site, function = given
     else:
         raise TypeError(f"a hook is a pair (site, function) or an object with a hook_point, got {given!r}")
-    own, when = _asked_by(function)
-    return Entry(site, function, "bwd" if own == "bwd" else dir, when)
+    own, when = _options_of(function)
+    return HookSpec(site, function, "bwd" if own == "bwd" else dir, when)
 
 
-def companions_of(entries: Sequence[Entry]) -> list[Entry]:
-    """The hooks that the objects of a list bring along: those of an attribute `companions` that are not in the list."""
+def companions_of(entries: Sequence[HookSpec]) -> list[HookSpec]:
+    """The hooks in the attributes `companions` of hook objects, without those that are in the list already."""
     given = [id(entry.function) for entry in entries]
     brought = [
         one
@@ -45,28 +44,28 @@ def companions_of(entries: Sequence[Entry]) -> list[Entry]:
         if hasattr(entry.function, "hook_point")
         for one in getattr(entry.function, "companions", ())
     ]
-    return [read_entry(one) for one in brought if id(one) not in given]
+    return [parse_hook(one) for one in brought if id(one) not in given]
 
 
-def add_options(function: Any, dir: str | None) -> tuple[str, str]:
-    """The direction ("fwd", "bwd" or "both") and `when` of a hook that is added by hand, with `dir` as given (None: not given).
+def direction_and_when(function: Any, dir: str | None) -> tuple[str, str]:
+    """The direction ("fwd", "bwd" or "both") and `when` of a hook passed to `add_hook` with this `dir` (None: not given).
 
-    Raises ValueError for a `dir` that sends a hook object for gradients to values.
+    Raises ValueError for a `dir` that would use a hook object for gradients on values.
 
-    >>> add_options(print, None), add_options(print, "both")
+    >>> direction_and_when(print, None), direction_and_when(print, "both")
     (('fwd', 'post'), ('both', 'post'))
     """
-    own, when = _asked_by(function)
+    own, when = _options_of(function)
     if own == "bwd" and dir not in (None, "bwd"):
         raise ValueError(
-            f"dir={dir!r} contradicts the direction of {function!r}, which is 'bwd': it is made for gradients; "
-            "leave dir out, or change the object's direction"
+            f"dir={dir!r} contradicts the direction of {function!r}, which is 'bwd' (for gradients); "
+            "omit dir, or change the object's direction"
         )
     return dir or own, when
 
 
-def _asked_by(function: Any) -> tuple[str, str]:
-    """The `direction` and `when` of a hook object; any other function has the defaults, whatever its attributes."""
+def _options_of(function: Any) -> tuple[str, str]:
+    """The `direction` and `when` of a hook object; the defaults for any other function, whatever its attributes."""
     if not hasattr(function, "hook_point"):
         return "fwd", "post"
     own, when = getattr(function, "direction", "fwd"), getattr(function, "when", "post")

@@ -1,7 +1,7 @@
-"""Indices of one axis as users give them. The same for positions, heads, features, rows and layers, in every function of ours.
+"""Parses indices along one axis: positions, heads, features, rows and layers.
 
-An int is one index, a list, tuple, range or array of ints is these indices, a `slice` is a range. Negative ones count from the
-end. (`Slice` and `pos_slice` belong to the HookedTransformer interface, where a tuple is a range.)
+An int is one index; a list, tuple, range or array of ints means these indices; a `slice` is a range. Negative indices count
+from the end. (`Slice` and `pos_slice` belong to the HookedTransformer interface, where a tuple is a range.)
 """
 
 import operator
@@ -18,7 +18,7 @@ Plain = int | list[int] | slice | None
 
 
 def plain_indices(name: str, given: Any) -> Plain:
-    """Indices as an int, a list of ints, a slice, or None for all of an axis.
+    """The indices as an int, a list of ints, a slice, or None for the whole axis.
 
     Raises TypeError for anything else, such as a mask.
 
@@ -32,18 +32,18 @@ def plain_indices(name: str, given: Any) -> Plain:
     if isinstance(given, slice):
         bounds = (given.start, given.stop, given.step)
         if not all(bound is None or _is_int(bound) for bound in bounds) or given.step == 0:
-            raise TypeError(f"{name} are ints, or a slice of ints with a step other than 0; got {given!r}")
+            raise TypeError(f"{name} must be ints, or a slice of ints with a step other than 0; got {given!r}")
         return slice(*(None if bound is None else operator.index(bound) for bound in bounds))
     several = given if isinstance(given, Iterable) else [given]
     if isinstance(given, str) or not all(map(_is_int, several)):
-        raise TypeError(f"{name} are whole numbers, got {given!r}; of a mask give mask.nonzero().flatten()")
+        raise TypeError(f"{name} must be integers, got {given!r}; for a mask pass mask.nonzero().flatten()")
     return [operator.index(one) for one in several] if isinstance(given, Iterable) else operator.index(given)
 
 
 def indices_in(name: str, given: Plain, n: int, where: str = "") -> list[int]:
-    """The indices of an axis of length `n`, counted from 0, in the order given.
+    """The nonnegative indices along an axis of length `n`, in the given order.
 
-    Raises IndexError for one that is out of range, and for a slice that contains none.
+    Raises IndexError for an index that is out of range, and for an empty slice.
 
     >>> indices_in("heads", [0, -1], 4), indices_in("heads", slice(1, None), 4)
     ([0, 3], [1, 2, 3])
@@ -62,14 +62,14 @@ def indices_in(name: str, given: Plain, n: int, where: str = "") -> list[int]:
     return [i % n for i in numbers]
 
 
-def counted(given: slice) -> list[int]:
-    """The indices of a slice whose start and stop count from the front, without the length of the axis.
+def indices_of_slice(given: slice) -> list[int]:
+    """The indices of a slice with nonnegative bounds, which does not depend on the length of the axis.
 
     Raises ValueError for a slice with an open stop or a negative bound.
     """
     start, step = given.start or 0, given.step or 1
     if given.stop is None or min(start, given.stop, step) < 0:
-        raise ValueError(f"{given} has no fixed length: give its start and stop from the front, or a list")
+        raise ValueError(f"{given} has no fixed length: pass nonnegative start and stop, or a list")
     return list(range(start, given.stop, step))
 
 

@@ -1,4 +1,4 @@
-"""HookedRootModule: a network whose hook points are named, with the verbs that run it under hooks."""
+"""HookedRootModule: a network with named hook points, and the methods that run it with hooks."""
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from hooked_lm.hooks import scope
 from hooked_lm.hooks.cache import Cache, Recorder
 from hooked_lm.hooks.hook import Hook
-from hooked_lm.hooks.hook_spec import Entry, add_options, companions_of, read_entry
+from hooked_lm.hooks.hook_spec import HookSpec, companions_of, direction_and_when, parse_hook
 from hooked_lm.hooks.module_points import ModulePoint
 from hooked_lm.hooks.name_tree import NameTree
 from hooked_lm.hooks.point import HookPoint, directions_of, install_all, unnamed
 from hooked_lm.hooks.properties import Properties
-from hooked_lm.hooks.replaced_points import Known, give_name, inherit_metadata
+from hooked_lm.hooks.replaced_points import SiteMetadata, give_name, inherit_metadata
 from hooked_lm.hooks.scope import Scope
 from hooked_lm.hooks.select import PointDict, Site, UnknownSite, select
 from hooked_lm.hooks.values import backward_from
@@ -27,13 +27,13 @@ _ids = itertools.count(1)
 
 
 class HookedRootModule(Properties):
-    """Any network with HookPoints in it; call `setup()` at the end of `__init__`.
+    """A network with HookPoints; call `setup()` at the end of `__init__`.
 
-    Hooks are `(site, fn)` pairs, or callable objects that carry their own `hook_point` (and perhaps `layer`, a `direction`,
-    "fwd" or "bwd" for the gradient, and `when`: "pre" runs before all the "post" hooks of a point). A site is a name, a glob
-    ("blocks.*.attn.hook_z"), a predicate on names, or a list of these. With "pre" it may also name modules ("blocks.*.mlp"):
-    then the hook is shown their first input. Hooks opened with `hooks(...)` are seen in this thread or task only and are gone
-    when the block ends, whatever happens in it; those of `register` stay until `unregister`.
+    A hook is a pair `(site, fn)`, or a callable object with a `hook_point` and the optional attributes `layer`, `direction`
+    ("fwd", or "bwd" for gradients) and `when` ("pre" runs before all "post" hooks of a point). A site is a name, a glob
+    ("blocks.*.attn.hook_z"), a predicate on names, or a list of these. With "pre" it may also name modules ("blocks.*.mlp");
+    the hook then receives their first input. Hooks of `hooks(...)` run only in the current thread or task and end with the
+    block, also after an error. Hooks of `register` stay until `unregister`.
 
     >>> import torch
     >>> class Net(HookedRootModule):
@@ -47,10 +47,10 @@ class HookedRootModule(Properties):
     tensor([[4., 4.]])
     """
 
-    # Before `setup()`, and of classes with a `hook_dict` of their own that call no `__init__` of ours; never changed in place.
+    # Defaults before `setup()`, and for subclasses that define `hook_dict` and skip `__init__`; never changed in place.
     mod_dict: Mapping[str, nn.Module] = MappingProxyType({})
     aliases: Mapping[str, str] = MappingProxyType({})
-    _known: Mapping[str, Known] = MappingProxyType({})
+    _site_metadata: Mapping[str, SiteMetadata] = MappingProxyType({})
     _input_points: Mapping[str, ModulePoint] = MappingProxyType({})
     _registered: Mapping[int, tuple[Any, list[Hook]]] = MappingProxyType({})
     _level_added = 0
@@ -58,12 +58,12 @@ class HookedRootModule(Properties):
     # ---- names ---------------------------------------------------------------------------------------------
 
     def setup(self) -> None:
-        """Find the modules and name the hook points; call it again after replacing a module.
+        """Finds the modules and names the hook points; call it again after replacing a module.
 
-        A point without dims in the place of another, or of a module that stood there for a while, is given those of the first.
+        A point without dims gets the dims of the point that it replaces, also if another module was there in between.
         """
         modules = dict(self.named_modules())
-        self._known = inherit_metadata(modules, self._known, self.all_points())
+        self._site_metadata = inherit_metadata(modules, self._site_metadata, self.all_points())
         self.mod_dict = {name: module for name, module in modules.items() if name}
         self._points = {name: module for name, module in self.mod_dict.items() if isinstance(module, HookPoint)}
         self.aliases = self.find_aliases(self._points)
@@ -73,10 +73,10 @@ class HookedRootModule(Properties):
             else:
                 give_name(module, name)
         before = self._input_points
-        self._input_points = {name: point for name, point in before.items() if point.stands_on(modules.get(name))}
+        self._input_points = {name: point for name, point in before.items() if point.belongs_to(modules.get(name))}
         for name, inputs in before.items():
             if name not in self._input_points:
-                inputs.leave()
+                inputs.remove_all()
 
     @property
     def hook_dict(self) -> MutableMapping[str, HookPoint]:
@@ -91,45 +91,45 @@ class HookedRootModule(Properties):
         self._points = points
 
     def all_points(self) -> dict[str, HookPoint]:
-        """The hook points by name, in order of computation, also those that are computed on demand."""
+        """The hook points by name, in order of computation, including those on demand."""
         shown: Any = self.hook_dict
         return shown.points if isinstance(shown, PointDict) else dict(shown)
 
     def find_aliases(self, names: Collection[str]) -> dict[str, str]:
-        """Other names -> the names that they mean; here there are none."""
+        """The aliases of sites, by alias; none in this class."""
         return {}
 
     def hook_points(self) -> Iterator[HookPoint]:
-        """The hook points, in order of computation, and then those at the inputs of modules that somebody asked for."""
+        """The hook points, in order of computation, then those that hooks on inputs of modules created."""
         return iter([*self.all_points().values(), *self._input_points.values()])
 
     def site_name(self, site: Any) -> str:
-        """The full name that a short one, such as ("z", 5), stands for; here there are none."""
+        """The full name of a short name such as ("z", 5); this class has no short names."""
         return str(site)
 
     def names(self, site: Site | None = None) -> list[str]:
-        """The names of the points that a site means; raises KeyError with near names if there are none.
+        """The names of the points that match a site; raises KeyError with the nearest names if there are none.
 
-        With no argument all names, which print as a tree.
+        Without an argument all names, which print as a tree.
         """
         points = self.all_points()
         if site is None:
             return NameTree(points, {name: " ".join(point.dims) for name, point in points.items()})
         if isinstance(site, str) and site in points:
             return [site]
-        return select(site, points, self.aliases, self.site_name, self.asked_first(points))
+        return select(site, points, self.aliases, self.site_name, self.predicate_groups(points))
 
-    def asked_first(self, points: Mapping[str, HookPoint]) -> list[set[str]]:
-        """Groups of names about which a predicate is asked before the others: those of a bare run."""
+    def predicate_groups(self, points: Mapping[str, HookPoint]) -> list[set[str]]:
+        """Groups of names to which a predicate is applied before all others: the sites of a bare run."""
         return [{name for name, point in points.items() if self.in_bare_cache(point)}]
 
     def points(self, site: Site) -> list[HookPoint]:
-        """The points that a site means, as `names` gives them."""
+        """The points that match a site, as in `names`."""
         points = self.all_points()
         return [points[name] for name in self.names(site)]
 
     def points_for(self, site: Site, when: str = "post") -> list[HookPoint]:
-        """Where hooks on a site stand: its points, or for "pre", if it names modules instead, the inputs of those."""
+        """The points for hooks on a site; for "pre", if the site names modules, the points at their inputs."""
         try:
             return self.points(site)
         except UnknownSite:
@@ -149,7 +149,7 @@ class HookedRootModule(Properties):
             self._keep_input(name, ModulePoint.at_input(self.mod_dict[name], f"{name}.input"))
         return self._input_points[name]
 
-    @scope.exclusive
+    @scope.synchronized
     def _keep_input(self, name: str, point: ModulePoint) -> None:
         self._input_points = {name: point, **self._input_points}
 
@@ -166,27 +166,27 @@ class HookedRootModule(Properties):
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
     ) -> Scope:
-        """Open a scope in which these hooks are active.
+        """A context manager inside which these hooks are active.
 
-        Backward hooks are placed during the forward pass, so they fire in a `backward()` called later too.
-        With `reset_hooks_end=False` the hooks stay, for everybody, until `reset_hooks`. `clear_contexts` empties every `ctx`.
+        Backward hooks are attached in the forward pass, so they also run in a `backward()` after the block. With
+        `reset_hooks_end=False` the hooks stay, in all threads, until `reset_hooks`. `clear_contexts` clears every `ctx`.
         """
         return Scope(self, fwd_hooks, bwd_hooks, not reset_hooks_end, clear_contexts)
 
     def plan_hooks(
         self, hooks: HookList, dir: str, level: int | None, is_permanent: bool = False
     ) -> list[tuple[HookPoint, Hook]]:
-        """Handles for hooks as they were given, each with its point; none is active yet. Raises for those that do not fit."""
-        plan, entries = [], [read_entry(given, dir) for given in hooks]
-        for site, function, direction, when in [*filter(self._may_join, companions_of(entries)), *entries]:
+        """Handles for a list of hooks, each with its point; none is installed yet. Raises for invalid hooks."""
+        plan, entries = [], [parse_hook(given, dir) for given in hooks]
+        for site, function, direction, when in [*filter(self._is_installable, companions_of(entries)), *entries]:
             for point in self.points_for(site, when):
                 self.check_hooks_to_add(point, point.name or "", function, direction)
                 hook = point.make_hook(function, direction, is_permanent, level, when=when)
                 plan.append((point, hook))
         return plan
 
-    def _may_join(self, companion: Entry) -> bool:
-        """Whether a hook that an object brings along has a site here, and is not active already."""
+    def _is_installable(self, companion: HookSpec) -> bool:
+        """Whether a companion of a hook object has a site in this model, and is not active already."""
         try:
             points = self.points_for(companion.site, companion.when)
         except UnknownSite:
@@ -202,7 +202,7 @@ class HookedRootModule(Properties):
         clear_contexts: bool = False,
         **model_kwargs: Any,
     ) -> Any:
-        """One forward pass under these hooks; returns what the model returns."""
+        """Runs a forward pass with these hooks and returns the model's output."""
         block = self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts)
         return block.run(lambda: self(*model_args, **model_kwargs))
 
@@ -219,12 +219,11 @@ class HookedRootModule(Properties):
         return_cache_object: bool = True,
         **model_kwargs: Any,
     ) -> tuple[Any, Any]:
-        """One forward pass, and what it left at the points that `names_filter` selects.
+        """Runs a forward pass and returns (output, cache) with the values at the sites that `names_filter` selects.
 
-        Without a filter every point is kept but those computed on demand. `incl_bwd` also calls `backward()`
-        on the output, which must be a scalar, and keeps gradients as `<name>_grad`. `pos_slice` keeps some
-        positions only, `device` says where. Returns (output, Cache), or a plain dict for
-        `return_cache_object=False`.
+        Without a filter all sites except those on demand are cached. `incl_bwd` also calls `backward()` on the output, which
+        must be a scalar, and caches gradients as `<name>_grad`. `pos_slice` selects positions; `device` is the device of the
+        cache. With `return_cache_object=False` the cache is a dict.
         """
         cache, fwd, bwd = self.get_caching_hooks(names_filter, incl_bwd, device, remove_batch_dim, pos_slice=pos_slice)
 
@@ -270,7 +269,7 @@ class HookedRootModule(Properties):
         remove_batch_dim: bool = False,
         cache: dict[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        """Keep every later run's values in a dict, until `reset_hooks`; returns the dict."""
+        """Caches the values of every later run in a dict, until `reset_hooks`; returns the dict."""
         cache, fwd, bwd = self.get_caching_hooks(names_filter, incl_bwd, device, remove_batch_dim, cache)
         install_all(self.plan_hooks(fwd, "fwd", None) + self.plan_hooks(bwd, "bwd", None))
         return cache
@@ -282,7 +281,7 @@ class HookedRootModule(Properties):
         device: torch.device | str | None = None,
         remove_batch_dim: bool = False,
     ) -> dict[str, Tensor]:
-        """`add_caching_hooks` for everything, into a dict of the caller's."""
+        """`add_caching_hooks` for all sites of a bare run, into the given dict."""
         return self.add_caching_hooks(None, incl_bwd, device, remove_batch_dim, cache)
 
     def cache_some(
@@ -293,10 +292,10 @@ class HookedRootModule(Properties):
         device: torch.device | str | None = None,
         remove_batch_dim: bool = False,
     ) -> dict[str, Tensor]:
-        """`add_caching_hooks` for some sites, into a dict of the caller's."""
+        """`add_caching_hooks` for some sites, into the given dict."""
         return self.add_caching_hooks(names, incl_bwd, device, remove_batch_dim, cache)
 
-    # ---- hooks added by hand -------------------------------------------------------------------------------
+    # ---- hooks without a scope -----------------------------------------------------------------------------
 
     def add_hook(
         self,
@@ -307,12 +306,12 @@ class HookedRootModule(Properties):
         level: int | None = None,
         prepend: bool = False,
     ) -> None:
-        """Add a hook to every point that the site means; everybody sees it until it is reset.
+        """Adds a hook to every point that matches a site, for all threads, until it is reset.
 
-        `dir` is "fwd" (the default), "bwd" or "both". A hook object brings its own `direction` and `when`; a `dir` that
-        contradicts it is refused.
+        `dir` is "fwd" (the default), "bwd" or "both". For a hook object its `direction` and `when` apply; a contradicting
+        `dir` raises ValueError.
         """
-        direction, when = add_options(hook, dir)
+        direction, when = direction_and_when(hook, dir)
         points = self.points_for(name, when)
         for point in points:
             self.check_hooks_to_add(point, point.name or "", hook, direction, is_permanent, prepend)
@@ -329,17 +328,17 @@ class HookedRootModule(Properties):
         level: int | None = None,
         prepend: bool = False,
     ) -> None:
-        """Add a hook to one point, unless `check_hooks_to_add` refuses it."""
-        direction, _ = add_options(hook, dir)
+        """Adds a hook to one point after `check_hooks_to_add`."""
+        direction, _ = direction_and_when(hook, dir)
         self.check_hooks_to_add(hook_point, hook_point_name, hook, direction, is_permanent, prepend)
         hook_point.add_hook(hook, dir, is_permanent, level, prepend)
 
     def add_perma_hook(self, name: Site, hook: Callable[..., Any], dir: str | None = None) -> None:
-        """Add a hook that survives resets."""
+        """Adds a hook that survives resets."""
         self.add_hook(name, hook, dir, is_permanent=True)
 
     def register(self, hook: Any) -> int:
-        """Add a hook, an object or a pair, for everybody and through all resets; returns the id that `unregister` takes.
+        """Adds a hook, an object or a pair, for all threads and through all resets; returns its id for `unregister`.
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
@@ -353,7 +352,7 @@ class HookedRootModule(Properties):
         self._register(hook_id, hook, plan)
         return hook_id
 
-    @scope.exclusive
+    @scope.synchronized
     def _register(self, hook_id: int, hook: Any, plan: list[tuple[HookPoint, Hook]]) -> None:
         try:
             self._registered = {**self._registered, hook_id: (hook, [handle for _, handle in plan])}
@@ -362,9 +361,9 @@ class HookedRootModule(Properties):
             self._registered = {i: entry for i, entry in self._registered.items() if i != hook_id}
             raise
 
-    @scope.exclusive
+    @scope.synchronized
     def unregister(self, hook_id: int) -> None:
-        """Remove what was registered under this id; raises KeyError with the ids that there are."""
+        """Removes the hook that was registered under this id; raises KeyError with the known ids."""
         known = self.registered()
         if hook_id not in known:
             ids = ", ".join(map(str, known)) or "none"
@@ -374,7 +373,7 @@ class HookedRootModule(Properties):
         self._registered = {i: entry for i, entry in self._registered.items() if i != hook_id}
 
     def registered(self) -> dict[int, Any]:
-        """The registered hooks as they were given, by id and in order; several on one site are all here."""
+        """The registered hooks by id, in order of registration."""
         return {i: given for i, (given, handles) in self._registered.items() if any(h.is_active for h in handles)}
 
     def check_hooks_to_add(
@@ -386,7 +385,7 @@ class HookedRootModule(Properties):
         is_permanent: bool = False,
         prepend: bool = False,
     ) -> None:
-        """Called before a hook is added; a subclass may raise to refuse it."""
+        """Called before a hook is added; a subclass may raise an error to refuse it."""
 
     def reset_hooks(
         self,
@@ -395,7 +394,7 @@ class HookedRootModule(Properties):
         including_permanent: bool = False,
         level: int | None = None,
     ) -> None:
-        """Remove the hooks seen from here, and (by default) what hooks stored in the points' `ctx`."""
+        """Removes the hooks of this context, and (by default) clears every `ctx`."""
         self.remove_all_hook_fns(direction, including_permanent, level)
         if clear_contexts:
             self.clear_contexts()
@@ -403,27 +402,27 @@ class HookedRootModule(Properties):
     def remove_all_hook_fns(
         self, direction: str = "both", including_permanent: bool = False, level: int | None = None
     ) -> None:
-        """Remove the hooks seen from here: of one direction, of one level, permanent ones only when asked."""
+        """Removes the hooks of this context, of one direction or level; permanent ones only if requested."""
         for point in self.hook_points():
             point.remove_hooks(direction, including_permanent, level)
         self._forget_removed()
 
-    @scope.exclusive
+    @scope.synchronized
     def _forget_removed(self) -> None:
         self._registered = {i: self._registered[i] for i in self.registered()}
 
     def clear_contexts(self) -> None:
-        """Empty the `ctx` of every point."""
+        """Clears the `ctx` of every point."""
         for point in self.hook_points():
             point.clear_context()
 
     def list_hooks(
         self, name_filter: NamesFilter = None, dir: str = "both", including_permanent: bool = True
     ) -> dict[str, list[Hook]]:
-        """The hooks active here and now, by the name of their point; of some points, or of one direction."""
+        """The hooks that are active in this context, by the name of their point; of some sites, or of one direction."""
         directions = directions_of(dir)
         listed: dict[str, list[Hook]] = {}
-        if callable(name_filter):  # a point with a hook is on
+        if callable(name_filter):  # a predicate also applies to on-demand points with hooks
             name_filter = [name for name, p in self.all_points().items() if p.active_hooks() and name_filter(name)]
         for point in self.hook_points() if name_filter is None else self.points(name_filter) if name_filter else ():
             for hook in point.active_hooks():
@@ -437,7 +436,7 @@ class HookedRootModule(Properties):
 
     @property
     def context_level(self) -> int:
-        """How many `with model.hooks(...)` blocks are open here; what is assigned counts as so many."""
+        """The number of open `with model.hooks(...)` blocks in this context; assignment changes the count."""
         return scope.depth(self) + self._level_added
 
     @context_level.setter
@@ -446,5 +445,5 @@ class HookedRootModule(Properties):
 
     @property
     def is_caching(self) -> bool:
-        """Whether a recorder is active here."""
+        """Whether a recorder is active in this context."""
         return any(hook.records for hooks in self.list_hooks().values() for hook in hooks)

@@ -1,4 +1,4 @@
-"""Hook points at the inputs and outputs of modules that know nothing of hook points."""
+"""Hook points at the inputs and outputs of arbitrary modules, by PyTorch's hooks."""
 
 import copy
 import inspect
@@ -18,29 +18,29 @@ from hooked_lm.hooks.scope import Frame, Owner
 from hooked_lm.hooks.select import UnknownSite
 
 Key = int | str
-# The calls of each module so far, in a run that tells them apart by the names that their points have then.
+# The number of calls of each module in the current run of a wrapped module; None outside of such a run.
 calls_so_far: ContextVar[dict[HookPoint, int] | None] = ContextVar("calls_so_far", default=None)
 
 
-class _Tap(partial[Any]):
-    """What PyTorch calls for a point."""
+class _TorchHook(partial[Any]):
+    """The PyTorch hook of a point; the type distinguishes it from hooks of users."""
 
 
 class ModulePoint(HookPoint):
-    """A point at what a module is given or gives, through a hook of PyTorch that is there while something listens.
+    """A point at the inputs or the output of a module; its PyTorch hook is registered while something listens.
 
-    A module may be given, and give, more than a tensor. With no `path` the first tensor is shown: of a tuple, a list, a
-    dict, a dataclass; of the inputs, the positional before those given by name. A path of keys leads to another one.
+    Inputs and outputs may contain several tensors, in tuples, lists, dicts and dataclasses. Without a `path` the point has the
+    first one; positional inputs come before keyword inputs. A path of keys selects another tensor.
     """
 
     def __init__(self, module: nn.Module, is_input: bool, name: str, path: tuple[Key, ...]) -> None:
         super().__init__(on_demand=is_input or bool(path))
         self.name, self.path, self.is_input = name, path, is_input
-        self._owner = (module,)  # in a tuple, as the point is no parent of the module
+        self._owner = (module,)  # in a tuple, so that the module is not registered as a submodule
 
     @classmethod
     def at_input(cls, module: nn.Module, name: str, path: tuple[Key, ...] = ()) -> "ModulePoint":
-        """A point at the inputs of a module; they grow in generation unless all points inside say that theirs do not."""
+        """A point at the inputs of a module. `grows` is False if it is False for all points inside the module."""
         point, inside = cls(module, True, name, path), [m for m in module.modules() if isinstance(m, HookPoint)]
         point.grows = not inside or any(m.grows for m in inside)
         return point
@@ -50,51 +50,53 @@ class ModulePoint(HookPoint):
         """A point at the output of a module."""
         return cls(module, False, name, path)
 
-    def stands_on(self, module: nn.Module | None) -> bool:
-        """Whether this is the module that the point belongs to."""
+    def belongs_to(self, module: nn.Module | None) -> bool:
+        """Whether this is the point's module."""
         return self._owner[0] is module
 
     def call(self) -> HookPoint:
-        """This point for the call that comes now: under its own name the first in a run, then as name@1, name@2."""
-        under_way, counted = checkpoint.under_way(), calls_so_far.get()
-        seen = checkpoint.seen_in_forward(under_way)
+        """This point, named by the number of the module's call in the run: `name`, then `name@1`, `name@2`."""
+        calls, counted = checkpoint.active_calls(), calls_so_far.get()
+        seen = checkpoint.record_to_replay(calls)
         if seen is not None and self in seen.calls:
             index = seen.next_call(self)
         elif counted is not None:
             counted[self] = index = counted.get(self, -1) + 1
         else:
             return self
-        for call in () if under_way is None else under_way.forward:
-            checkpoint.seen_in(call).calls.setdefault(self, []).append(index)
-        return self if index == 0 else self.known_as(f"{self.name}@{index}")
+        for call in () if calls is None else calls.forward:
+            checkpoint.record_of(call).calls.setdefault(self, []).append(index)
+        return self if index == 0 else self.under_name(f"{self.name}@{index}")
 
-    def leave(self) -> None:
-        """Remove all hooks, and with them PyTorch's, but those that a recomputation is to see."""
-        self._keep(lambda hook: False, [owner for owner in list(self._hooks) if not isinstance(owner, checkpoint.Seen)])
+    def remove_all(self) -> None:
+        """Removes all hooks except those recorded for a recomputation, and the PyTorch hook if none are left."""
+        self._keep(
+            lambda hook: False, [owner for owner in list(self._hooks) if not isinstance(owner, checkpoint.CallRecord)]
+        )
 
-    # ---- PyTorch's hook comes with the first of ours and goes with the last ------------------------------------------
+    # ---- PyTorch's hook is registered with the first hook of the point and removed with the last --------------------
 
     def install(self, hook: Hook, frame: Frame | None) -> None:
         super().install(hook, frame)
-        self._follow()
+        self._sync_torch_hook()
 
     def uninstall(self, owner: Owner) -> None:
         super().uninstall(owner)
-        self._follow()
+        self._sync_torch_hook()
 
     def _keep(self, stays: Callable[[Hook], bool], owners: Sequence[Owner]) -> None:
         super()._keep(stays, owners)
-        self._follow()
+        self._sync_torch_hook()
 
-    @scope.exclusive
-    def _follow(self) -> None:
+    @scope.synchronized
+    def _sync_torch_hook(self) -> None:
         module = self._owner[0]
         there = module._forward_pre_hooks if self.is_input else module._forward_hooks
-        mine = [key for key, tap in there.items() if isinstance(tap, _Tap) and tap.args[0] is self]
+        mine = [key for key, tap in there.items() if isinstance(tap, _TorchHook) and tap.args[0] is self]
         if self._hooks and not mine and self.is_input:
-            module.register_forward_pre_hook(_Tap(_at_inputs, self), with_kwargs=True)
+            module.register_forward_pre_hook(_TorchHook(_at_inputs, self), with_kwargs=True)
         elif self._hooks and not mine:
-            module.register_forward_hook(_Tap(_at_output, self))
+            module.register_forward_hook(_TorchHook(_at_output, self))
         for key in () if self._hooks else mine:
             there.pop(key, None)
             module._forward_pre_hooks_with_kwargs.pop(key, None)
@@ -104,22 +106,22 @@ class ModulePoint(HookPoint):
 
 
 def _at_output(point: ModulePoint, module: nn.Module, args: Any, output: Any) -> Any:
-    return _passed(point, output) if point.is_listening else None
+    return _run_point(point, output) if point.is_listening else None
 
 
 def _at_inputs(
     point: ModulePoint, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
 ) -> Any:
-    if kwargs is None or not point.is_listening:  # PyTorch gives none to a hook that another thread just took away
+    if kwargs is None or not point.is_listening:  # PyTorch omits kwargs if another thread just removed the hook
         return None
     given: dict[Key, Any] = dict(enumerate(args))
     given.update(kwargs)
-    passed = _passed(point, given, _parameter(module, point.path[0], given) if point.path else None)
+    passed = _run_point(point, given, _given_key(module, point.path[0], given) if point.path else None)
     return tuple(passed[i] for i in range(len(args))), {name: passed[name] for name in kwargs}
 
 
-def _parameter(module: nn.Module, key: Key, given: Mapping[Key, Any]) -> Key:
-    """How an input was given that may go by its place or by its name."""
+def _given_key(module: nn.Module, key: Key, given: Mapping[Key, Any]) -> Key:
+    """The key under which an input was passed: its position or its name."""
     if key not in given:
         names = list(inspect.signature(module.forward).parameters)
         other = names.index(key) if key in names else names[key] if isinstance(key, int) and key < len(names) else key
@@ -127,8 +129,8 @@ def _parameter(module: nn.Module, key: Key, given: Mapping[Key, Any]) -> Key:
     return key
 
 
-def _passed(point: ModulePoint, whole: Any, first: Key | None = None) -> Any:
-    """The whole with what the point makes of its part; a copy, as the next module may work in place."""
+def _run_point(point: ModulePoint, whole: Any, first: Key | None = None) -> Any:
+    """The inputs or outputs with the point's new value; cloned, because the next module may work in place."""
     there = dict(tensors_of(whole))
     path = point.path if first is None else (first, *point.path[1:])
     if not path and () not in there:
@@ -136,28 +138,28 @@ def _passed(point: ModulePoint, whole: Any, first: Key | None = None) -> Any:
             return whole
         path = next(iter(there))
     if path not in there:
-        tensors = ", ".join(map(spelled, there)) or "none"
-        raise UnknownSite(f"'{point.name}' is no tensor in this run; the tensors are {tensors}")
+        tensors = ", ".join(map(format_path, there)) or "none"
+        raise UnknownSite(f"'{point.name}' is not a tensor in this run; the tensors are {tensors}")
     value = point.call()(there[path])
     return replaced(whole, path, value.clone() if isinstance(value, Tensor) else value)
 
 
-# ---- values made of tensors ------------------------------------------------------------------------------------------
+# ---- nested values ---------------------------------------------------------------------------------------------------
 
 
-def spelled(path: tuple[Key, ...]) -> str:
-    """How a path is written after a name.
+def format_path(path: tuple[Key, ...]) -> str:
+    """The text of a path, which follows the name of a module.
 
-    >>> spelled((0, "keys"))
+    >>> format_path((0, "keys"))
     '[0][keys]'
     """
     return "".join(f"[{key}]" for key in path)
 
 
-def parsed(name: str) -> tuple[str, tuple[Key, ...]]:
-    """A name apart from the path after it.
+def split_path(name: str) -> tuple[str, tuple[Key, ...]]:
+    """Splits a name into the name of a module and a path.
 
-    >>> parsed("h.0.attn[1][keys]")
+    >>> split_path("h.0.attn[1][keys]")
     ('h.0.attn', (1, 'keys'))
     """
     base, brackets, _ = re.fullmatch(r"(.*?)((\[[^\[\]]+\])*)", name, re.DOTALL).groups()  # type: ignore[union-attr]
@@ -166,7 +168,7 @@ def parsed(name: str) -> tuple[str, tuple[Key, ...]]:
 
 
 def tensors_of(value: Any, path: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ...], Tensor]]:
-    """The tensors inside tuples, lists, dicts and dataclasses, each with the path to it, in order."""
+    """Yields the tensors inside tuples, lists, dicts and dataclasses, with their paths, in order."""
     if isinstance(value, Tensor):
         yield path, value
     for key, part in _parts(value):
@@ -186,7 +188,7 @@ def _parts(value: Any) -> list[tuple[Key, Any]]:
 
 
 def replaced(value: Any, path: tuple[Key, ...], new: Any) -> Any:
-    """The value with a new part at the end of a path; the given one stays as it was."""
+    """A copy of the value with a new part at a path."""
     if not path:
         return new
     key, *rest = path

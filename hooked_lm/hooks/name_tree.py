@@ -1,10 +1,10 @@
-"""NameTree: a list of dotted names that shows itself as a tree."""
+"""NameTree: a list of dotted names that prints as a tree."""
 
 from collections.abc import Iterable, Mapping
 
 
 class NameTree(list[str]):
-    """Names of sites, printed as the tree that their dots make, each with a note if there is one.
+    """A list of site names that prints as a tree, with optional notes.
 
     >>> NameTree(["conv", "conv.0", "head"], {"conv.0": "Conv2d"})
     conv

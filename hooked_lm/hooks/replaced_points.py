@@ -1,4 +1,4 @@
-"""What was said of a site stays true of whatever is put into its place: its axes, and when it is computed."""
+"""Modules that users put in the place of a hook point inherit the metadata of its site."""
 
 from collections.abc import Container, Mapping
 from typing import NamedTuple
@@ -10,8 +10,8 @@ from hooked_lm.hooks.point import HookPoint
 SHARED = ("batch", "pos")
 
 
-class Known(NamedTuple):
-    """What the last point in a place said of itself, and the module that the place belongs to."""
+class SiteMetadata(NamedTuple):
+    """The metadata of the last point at a site, and the parent module of the site."""
 
     parent: nn.Module
     dims: tuple[str, ...]
@@ -20,13 +20,13 @@ class Known(NamedTuple):
 
 
 class Name(str):
-    """The dotted path that `setup` gave to a module; a name that is no such thing is the module's own, and stays."""
+    """A dotted path that `setup` assigned to `module.name`; any other `name` belongs to the module and is kept."""
 
     __slots__ = ()
 
 
 def give_name(module: nn.Module, name: str) -> None:
-    """Let a module know its dotted path as `module.name`, unless it has a `name` that means something else."""
+    """Sets `module.name` to the module's dotted path, unless the module defines `name`."""
     if "name" not in module.__dict__ and hasattr(module, "name"):
         return
     if isinstance(module.__dict__.get("name", Name()), Name):
@@ -34,15 +34,15 @@ def give_name(module: nn.Module, name: str) -> None:
 
 
 def inherit_metadata(
-    modules: Mapping[str, nn.Module], before: Mapping[str, Known], points: Container[str]
-) -> dict[str, Known]:
-    """Tell points that came without dims what is known of their places; returns what is known from now on.
+    modules: Mapping[str, nn.Module], before: Mapping[str, SiteMetadata], points: Container[str]
+) -> dict[str, SiteMetadata]:
+    """Sets the metadata of points without dims from the previous points at their sites; returns the new metadata of all sites.
 
-    `points` are the names at which points stood until now. Where one went straight into the place of another, it says itself
-    whether it is computed on demand; where it came back after a module of another kind, such as a dictionary, it is as it was.
-    The points inside of such a module see the same rows and positions.
+    `points` are the names of the points before the change. A point that directly replaces another keeps its own `on_demand`.
+    A point that returns after a different module, such as a dictionary, is on demand if the site was. Points inside such a
+    module get the axes batch and pos.
     """
-    known: dict[str, Known] = {}
+    known: dict[str, SiteMetadata] = {}
     for name, module in modules.items():
         parent = modules.get(name.rpartition(".")[0], module)
         site = before.get(name)
@@ -51,7 +51,7 @@ def inherit_metadata(
             if site is not None and not module.dims:
                 module.dims, module.grows = site.dims, site.grows
                 module.on_demand |= site.on_demand and name not in points
-            known[name] = Known(parent, module.dims, module.on_demand, module.grows)
+            known[name] = SiteMetadata(parent, module.dims, module.on_demand, module.grows)
         elif site is not None:
             known[name] = site
             for point in module.modules():

@@ -1,4 +1,4 @@
-"""From what a user writes for a site (a name, glob, list or predicate) to names of hook points."""
+"""Selects hook points by the sites that users pass: names, globs, lists and predicates."""
 
 import difflib
 import warnings
@@ -10,17 +10,17 @@ Site = str | tuple[Any, ...] | Sequence[Any] | Callable[[str], bool]
 
 
 class UnknownSite(KeyError):
-    """No hook point answers to a name; the message says which names are near."""
+    """No hook point has a name; the message lists the nearest names."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class PointDict(MutableMapping[str, Any]):
-    """The hook points of a network by name, in order of computation; `points[alias]` answers to other names too.
+    """The hook points of a network by name, in order of computation.
 
-    Iterating, and the length, show the points of a bare run: those that are computed on demand, only if they are switched on.
-    `[...]` and `in` know all of them, whose dict is `points`. `in` knows no aliases.
+    Iteration and length cover the points of a bare run: those on demand only if their flag is set. `[...]` and `in` cover all
+    points, which are in the dict `points`. `[...]` also accepts aliases; `in` does not.
 
     >>> both = {"hook_embed": "a point", "hook_tokens": "another"}
     >>> points = PointDict(both, {"embed.hook_out": "hook_embed"}, is_on="a point".__eq__)
@@ -59,7 +59,7 @@ class PointDict(MutableMapping[str, Any]):
 
 
 def is_shorthand(site: object) -> bool:
-    """Whether this is a tuple such as `("z", 5)` or `("k", 5, "a")` rather than a sequence of sites."""
+    """Whether a site is a tuple such as `("z", 5)` or `("k", 5, "a")`, not a sequence of sites."""
     return isinstance(site, tuple) and len(site) in (2, 3) and isinstance(site[1], (SupportsIndex, type(None)))
 
 
@@ -68,19 +68,18 @@ def select(
     names: Mapping[str, object],
     aliases: Mapping[str, str],
     shorthand: Callable[[Any], str],
-    first: Sequence[Collection[str]] = (),
+    groups: Sequence[Collection[str]] = (),
 ) -> list[str]:
-    """The names that a site means, in the order of `names`.
+    """The names that match a site, in the order of `names`.
 
-    A predicate selects from the `first` group of names in which it selects any, and from the other names if there is no such
-    group. Aliases answer only where no name does. `shorthand` turns a short name or tuple into a full name. Raises
-    UnknownSite for a name or glob that nothing answers to; a predicate or an empty list that selects nothing
-    warns.
+    A predicate selects from the first of the `groups` in which it matches any name, or else from the remaining names. Aliases
+    are used only if no name matches. `shorthand` converts a short name or tuple to a full name. Raises UnknownSite for a name
+    or glob without a match. Warns if a predicate matches nothing, or for an empty list.
 
     >>> select("*.mlp", {"0.attn": 1, "0.mlp": 2}, {}, str)
     ['0.mlp']
     """
-    found = _find(site, names, aliases, shorthand, first)
+    found = _find(site, names, aliases, shorthand, groups)
     if not found:
         warnings.warn(f"the filter {site!r} selects none of {len(names)} hook points", stacklevel=4)
     return [name for name in names if name in found]
@@ -91,7 +90,7 @@ def _find(
     names: Mapping[str, object],
     aliases: Mapping[str, str],
     shorthand: Callable[[Any], str],
-    first: Sequence[Collection[str]],
+    groups: Sequence[Collection[str]],
 ) -> set[str]:
     if is_shorthand(site):
         return {_exact(shorthand(site), names, aliases, shorthand)}
@@ -103,11 +102,11 @@ def _find(
     if isinstance(site, str):
         return {_exact(site, names, aliases, shorthand)}
     if callable(site):
-        found = next(filter(None, ({*filter(site, group)} for group in first)), set())
-        return found or _matching(site, [name for name in names if not any(name in group for group in first)], aliases)
+        found = next(filter(None, ({*filter(site, group)} for group in groups)), set())
+        return found or _matching(site, [name for name in names if not any(name in group for group in groups)], aliases)
     if not isinstance(site, Iterable):
         raise TypeError(f"a site is a name, glob, list or predicate, got {site!r}")
-    return {name for part in site for name in _find(part, names, aliases, shorthand, first)}
+    return {name for part in site for name in _find(part, names, aliases, shorthand, groups)}
 
 
 def _exact(site: str, names: Mapping[str, object], aliases: Mapping[str, str], shorthand: Callable[[Any], str]) -> str:
@@ -127,7 +126,7 @@ def _is_glob(site: str) -> bool:
 
 
 def site_glob(name: str) -> str:
-    """The glob that means this site in every layer.
+    """The glob that matches a site in every layer.
 
     >>> site_glob("blocks.3.attn.hook_z")
     'blocks.*.attn.hook_z'
@@ -136,11 +135,11 @@ def site_glob(name: str) -> str:
 
 
 def unknown(site: str, names: Iterable[str]) -> UnknownSite:
-    """The error for a site that nothing answers to, with the nearest three names; for a glob, three globs."""
+    """The error for a site without a match, with the three nearest names, or globs for a glob."""
     near = ", ".join(map(repr, nearest(site, dict.fromkeys(map(site_glob, names)) if _is_glob(site) else names)))
     return UnknownSite(f"no hook point '{site}'; did you mean {near or 'another module'}?")
 
 
 def nearest(name: str, names: Iterable[str]) -> list[str]:
-    """The three of the names that look most like this one, the best first."""
+    """The three names that are most similar to a name, the best first."""
     return difflib.get_close_matches(str(name), names, n=3, cutoff=0.0)

@@ -1,4 +1,4 @@
-"""Slice: which part of one axis to take, said as an int, a range, a list or nothing."""
+"""Slice: a selection along one axis of a tensor."""
 
 import operator
 from typing import SupportsIndex
@@ -11,11 +11,10 @@ SliceInput = SupportsIndex | tuple[int | None, ...] | list[int] | Tensor | np.nd
 
 
 class Slice:
-    """A part of one axis of a tensor.
+    """A selection along one axis of a tensor.
 
-    `None` is everything, an int one index (the axis goes), a tuple `(start, stop[, step])` a range, a list,
-    array or tensor of ints these indices in that order, of bools those that are True. Raises ValueError for
-    anything else.
+    `None` selects everything; an int one index, and removes the axis; a tuple `(start, stop[, step])` a range; a list, array or
+    tensor of ints these indices in this order, of bools the indices of True. Raises ValueError for anything else.
 
     >>> import torch
     >>> Slice((0, 2)).apply(torch.arange(12).view(3, 4), dim=1)
@@ -41,35 +40,37 @@ class Slice:
 
     @classmethod
     def unwrap(cls, slice_input: "Slice | SliceInput") -> "Slice":
-        """The slice itself, or one made of the input in which an int keeps its axis, with length 1."""
+        """The slice, or one made from the input; an int then keeps its axis, with length 1."""
         if isinstance(slice_input, Slice):
             return slice_input
         made = cls(slice_input)
         return cls([made.slice]) if isinstance(made.slice, int) else made
 
     def apply(self, tensor: Tensor, dim: int = 0) -> Tensor:
-        """The part of the tensor along `dim`; a view, except for lists of indices. Raises IndexError out of range."""
+        """The selected part of a tensor along `dim`; a view, except for lists of indices. Raises IndexError out of range."""
         if self.mode == "identity":
             return tensor
         length = tensor.shape[dim]
         if isinstance(self.slice, (int, Tensor)):
             for wrong in (i for i in torch.as_tensor(self.slice).flatten().tolist() if not -length <= i < length):
-                raise IndexError(f"index {wrong} is out of range: the axis has {length}, so {-length} to {length - 1}")
+                raise IndexError(
+                    f"index {wrong} is out of range: the axis has length {length}, so {-length} to {length - 1}"
+                )
         if isinstance(self.slice, Tensor):
             index = self.slice.to(tensor.device)
             return tensor.index_select(dim, torch.where(index < 0, index + tensor.shape[dim], index))
         return tensor[(slice(None),) * (dim % tensor.ndim) + (self.slice,)]
 
     def indices(self, max_ctx: int | None = None) -> np.ndarray:
-        """The indices that this selects from an axis of length `max_ctx` (an int alone needs none)."""
+        """The selected indices of an axis of length `max_ctx` (not needed for an int)."""
         if self.mode == "int":
             return np.array([self.slice])
         if max_ctx is None:
-            raise ValueError("a slice knows its indices only with max_ctx, the length of the axis")
+            raise ValueError("the indices of a slice depend on the length of the axis: pass max_ctx")
         return torch.arange(max_ctx)[self.slice].numpy()
 
     def slice_len(self, max_ctx: int | None = None) -> int:
-        """How many indices that is."""
+        """The number of selected indices."""
         return len(self.indices(max_ctx))
 
     def __repr__(self) -> str:
@@ -77,7 +78,7 @@ class Slice:
 
 
 def _indices(chosen: Tensor) -> Tensor:
-    """Ints as they are, of a mask the places where it is true."""
+    """The indices as ints; for a mask the indices of True."""
     if chosen.dtype == torch.bool:
         return chosen.nonzero().flatten()
     if chosen.numel() and (chosen.is_floating_point() or chosen.is_complex()):
@@ -87,5 +88,5 @@ def _indices(chosen: Tensor) -> Tensor:
 
 def _unusable(chosen: object) -> ValueError:
     return ValueError(
-        f"cannot slice by {chosen!r}: give None, an int, a (start, stop) tuple, a list or an array of ints"
+        f"cannot slice by {chosen!r}: pass None, an int, a (start, stop) tuple, or a list or array of ints"
     )

@@ -1,20 +1,20 @@
-"""The verbs of HookedRootModule on a network that nobody rewrote, its modules named as PyTorch names them."""
+"""Hook points for any `nn.Module`, with the methods of HookedRootModule and PyTorch's names of submodules."""
 
 from collections.abc import Container, Sequence
 from typing import Any
 
 from torch import nn
 
-from hooked_lm.hooks.hook_spec import read_entry
+from hooked_lm.hooks.hook_spec import parse_hook
 from hooked_lm.hooks.module import HookedRootModule, HookList, NamesFilter
-from hooked_lm.hooks.module_points import ModulePoint, calls_so_far, parsed, spelled
+from hooked_lm.hooks.module_points import ModulePoint, calls_so_far, format_path, split_path
 from hooked_lm.hooks.name_tree import NameTree
 from hooked_lm.hooks.point import HookPoint
 from hooked_lm.hooks.select import Site, UnknownSite, select
 
 
 class WrappedModule(HookedRootModule):
-    """Any module with hook points at the inputs and the output of each of its submodules; see `wrap`."""
+    """A module with hook points at the inputs and the output of each submodule; see `wrap`."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class WrappedModule(HookedRootModule):
         self.setup()
 
     def setup(self) -> None:
-        """Find the submodules; call it again after replacing one. The hooks of those that stayed stay."""
+        """Finds the submodules. Call it again after replacing one; the hooks of the others are kept."""
         before = self.all_points()
         named = [(name, module) for name, module in self.module.named_modules(remove_duplicate=False) if name]
         self.mod_dict = {name: module for name, module in self.module.named_modules() if name}
@@ -36,11 +36,11 @@ class WrappedModule(HookedRootModule):
                 self._restore(name, before.get(name))
         for name, point in before.items():
             if isinstance(point, ModulePoint) and self._points.get(name) is not point:
-                point.leave()
+                point.remove_all()
 
     def _restore(self, name: str, point: HookPoint | None) -> None:
-        module = self.mod_dict.get(self._home(name)[0])
-        if isinstance(point, ModulePoint) and point.stands_on(module):
+        module = self.mod_dict.get(self._locate(name)[0])
+        if isinstance(point, ModulePoint) and point.belongs_to(module):
             self._points[name] = point
         elif module is not None:
             self._point(name)
@@ -53,14 +53,14 @@ class WrappedModule(HookedRootModule):
                 return self.module(*args, **kwargs)
             finally:
                 calls_so_far.set(before)
-        finally:  # an interrupt may come before the line above
+        finally:  # an interrupt may skip the line above
             calls_so_far.set(before)
 
     def unwrap(self) -> nn.Module:
-        """Take the points out again; returns the module as it was."""
+        """Removes all points and returns the original module."""
         for point in self._points.values():
             if isinstance(point, ModulePoint):
-                point.leave()
+                point.remove_all()
         self._points, self._outputs, self._inputs_of, self.aliases = {}, {}, {}, {}
         self._registered = {}
         return self.module
@@ -68,10 +68,10 @@ class WrappedModule(HookedRootModule):
     # ---- names -------------------------------------------------------------------------------------------------------
 
     def names(self, site: Site | None = None) -> list[str]:
-        """The names that a site means; with no argument those of all modules, which print as a tree.
+        """The names that match a site; without an argument the names of all modules, which print as a tree.
 
-        A glob or predicate means outputs, unless it ends in ".input" or no output answers to it. Raises KeyError with
-        near names if nothing does.
+        Globs and predicates match outputs; globs that end in ".input", and predicates that match no output, match inputs.
+        Raises KeyError with the nearest names if nothing matches.
         """
         if site is None:
             return NameTree(self._outputs, {name: type(self.mod_dict[name]).__name__ for name in self._outputs})
@@ -87,44 +87,44 @@ class WrappedModule(HookedRootModule):
         try:
             return select(site, self._outputs, self.aliases, str)
         except UnknownSite:
-            base, path = parsed(site)
+            base, path = split_path(site)
             if base in self._inputs_of:
                 return [site]
             if base.endswith(".input"):
                 modules = select(base.removesuffix(".input"), self._outputs, self.aliases, str)
-                return [self._input_name(name) + spelled(path) for name in modules]
+                return [self._input_name(name) + format_path(path) for name in modules]
             if not path:
                 raise
-        return [name + spelled(path) for name in select(base, self._outputs, self.aliases, str)]
+        return [name + format_path(path) for name in select(base, self._outputs, self.aliases, str)]
 
     def _input_name(self, module: str) -> str:
-        """What the inputs of a module are called; a submodule that is itself called so goes first."""
+        """The name of a module's inputs; "input()" if the module has a submodule named "input"."""
         return f"{module}.input" if f"{module}.input" not in self.mod_dict else f"{module}.input()"
 
-    def _home(self, name: str) -> tuple[str, bool, tuple[int | str, ...]]:
-        """The module that a name belongs to, whether it means its inputs, and the path to a part of them."""
+    def _locate(self, name: str) -> tuple[str, bool, tuple[int | str, ...]]:
+        """The module of a site name, whether the name means its inputs, and the path to a tensor inside."""
         if name in self.mod_dict:
             return name, False, ()
-        base, path = parsed(name)
+        base, path = split_path(name)
         return self._inputs_of.get(base, base), base in self._inputs_of, path
 
     def points(self, site: Site) -> list[HookPoint]:
-        """The points that a site means, as `names` gives them; those at inputs and at parts are made when first named."""
+        """The points of `names(site)`; points at inputs and at paths are created on first use."""
         return [self._point(name) for name in self.names(site)]
 
     def _point(self, name: str) -> HookPoint:
         if name not in self._points:
-            module, is_input, path = self._home(name)
+            module, is_input, path = self._locate(name)
             make = ModulePoint.at_input if is_input else ModulePoint.at_output
             self._points[name] = make(self.mod_dict[module], name, path)
         return self._points[name]
 
     def points_for(self, site: Site, when: str = "post") -> list[HookPoint]:
-        """Where hooks on a site stand: "pre" on a module means its inputs."""
+        """The points for hooks on a site: those at the inputs of modules for "pre"."""
         names = self.names(site)
         if when == "pre":
-            homes = [self._home(name) for name in names]
-            names = [self._input_name(module) + spelled(path) for module, _, path in homes]
+            homes = [self._locate(name) for name in names]
+            names = [self._input_name(module) + format_path(path) for module, _, path in homes]
         return [self._point(name) for name in names]
 
     # ---- running -----------------------------------------------------------------------------------------------------
@@ -132,24 +132,24 @@ class WrappedModule(HookedRootModule):
     def run_with_hooks(
         self, *model_args: Any, fwd_hooks: HookList = (), bwd_hooks: HookList = (), **options: Any
     ) -> Any:
-        """One forward pass under these hooks, as for any HookedRootModule; returns what the module returns.
+        """Runs a forward pass with hooks, as on any HookedRootModule, and returns the module's output.
 
-        Raises KeyError after a run that called none of the modules that a hook is for.
+        Raises KeyError after the run if a hook's modules were not called.
         """
-        reached = _Reached()
-        entries = [read_entry(given) for given in (*fwd_hooks, *bwd_hooks)]
-        asked = [(entry.site, [p.name or "" for p in self.points_for(entry.site, entry.when)]) for entry in entries]
-        with self.hooks([(name, reached) for _, names in asked for name in names]):
+        reached = _ReachedSites()
+        entries = [parse_hook(given) for given in (*fwd_hooks, *bwd_hooks)]
+        named = [(entry.site, [p.name or "" for p in self.points_for(entry.site, entry.when)]) for entry in entries]
+        with self.hooks([(name, reached) for _, names in named for name in names]):
             output = super().run_with_hooks(*model_args, fwd_hooks=fwd_hooks, bwd_hooks=bwd_hooks, **options)
-        _check_reached(asked, reached.names)
+        _check_reached(named, reached.names)
         return output
 
     def run_with_cache(self, *model_args: Any, names_filter: NamesFilter = None, **options: Any) -> tuple[Any, Any]:
-        """One forward pass, and what it left at the points that `names_filter` selects, as for any HookedRootModule.
+        """Runs a forward pass and returns (output, cache), as on any HookedRootModule.
 
-        Without a filter that is the output of every module that was called. Of a module that is called several times
-        "name" is the first call, "name@1" the second. Raises KeyError after a run that called none of the modules that
-        the filter, or one of those in a list, is for.
+        Without a filter the cache has the output of every module that was called. If a module is called several times,
+        "name" is the first call, "name@1" the second. Raises KeyError after the run if the filter, or one of a list, matches
+        only modules that were not called.
         """
         output, cache = super().run_with_cache(*model_args, names_filter=names_filter, **options)
         if names_filter is not None:
@@ -158,8 +158,8 @@ class WrappedModule(HookedRootModule):
         return output, cache
 
 
-class _Reached:
-    """A hook that notes where it was called."""
+class _ReachedSites:
+    """A hook that records the sites at which it was called."""
 
     records = True
 
@@ -170,19 +170,19 @@ class _Reached:
         self.names[hook.name or ""] = None
 
 
-def _check_reached(asked: Sequence[tuple[Site, list[str]]], reached: Container[str]) -> None:
-    for site, names in asked:
+def _check_reached(named: Sequence[tuple[Site, list[str]]], reached: Container[str]) -> None:
+    for site, names in named:
         if names and not any(name in reached for name in names):
             raise UnknownSite(f"{site!r} was not reached: this run did not call {', '.join(names[:3])}")
 
 
 def wrap(module: nn.Module) -> WrappedModule:
-    """Give any module `run_with_cache`, `run_with_hooks`, `hooks` and `register`; its dotted module names are the sites.
+    """Adds `run_with_cache`, `run_with_hooks`, `hooks` and `register` to any module; sites are the names of its submodules.
 
-    A name means the output of that module, `name.input` its inputs, also for a hook object on `name` with `when="pre"`.
-    What is not one tensor but a tuple, list, dict or dataclass of them shows its first; the others have a path, such as
-    `name[1]`, `name[last_hidden_state]`, `name[past][0]`, `name.input[mask]`: inputs go by their place or by the name of
-    the parameter, however they were given. `names()` prints all modules as a tree.
+    A name means the output of a submodule, `name.input` its inputs. A hook object on `name` with `when="pre"` also gets the
+    inputs. For a tuple, list, dict or dataclass of tensors a name means the first tensor; others have a path, such as
+    `name[1]`, `name[last_hidden_state]`, `name[past][0]`, `name.input[mask]`. Paths of inputs begin with the position or the
+    name of a parameter. `names()` prints all modules as a tree.
 
     >>> import torch
     >>> net = wrap(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hooked_lm.engine.edit import Change, Edit
 from hooked_lm.hooks import HookPoint
-from hooked_lm.hooks.indices import Indices, counted, indices_in, plain_indices
+from hooked_lm.hooks.indices import Indices, indices_in, indices_of_slice, plain_indices
 from hooked_lm.interventions.base import Controller
 from hooked_lm.interventions.window import Window
 
@@ -310,7 +310,7 @@ def listed(asked: Any) -> list[int]:
     Raises ValueError for a slice with an open or negative end, whose length depends on the prompt.
     """
     if isinstance(asked, slice):
-        return counted(asked)
+        return indices_of_slice(asked)
     return [-1] if asked == "last_prompt" else [asked] if isinstance(asked, int) else list(asked)
 
 

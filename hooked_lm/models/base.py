@@ -126,9 +126,9 @@ class BaseModel(HookedRootModule):
         flag = ON_DEMAND_FLAGS.get((point.name or "").rpartition(".")[2])
         return not point.on_demand or (flag is not None and getattr(self.cfg, flag))
 
-    def asked_first(self, points: Mapping[str, HookPoint]) -> list[set[str]]:
+    def predicate_groups(self, points: Mapping[str, HookPoint]) -> list[set[str]]:
         """Groups of names about which a predicate is asked before the others."""
-        return [*super().asked_first(points), UNEMBED & points.keys()]
+        return [*super().predicate_groups(points), UNEMBED & points.keys()]
 
     def apply_flags(self) -> None:
         """Tell the parts what the flags of `cfg` say now."""

@@ -245,7 +245,7 @@ def test_what_is_no_tensor_cannot_be_cached() -> None:
         def forward(self, x: Tensor) -> Any:
             return self.hook_pair((x, x))
 
-    with pytest.raises(TypeError, match="'hook_pair' passes a tuple"):
+    with pytest.raises(TypeError, match="the value at 'hook_pair' is a tuple"):
         Pair().run_with_cache(torch.ones(1))
 
 
@@ -325,7 +325,7 @@ def test_save_and_load(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({"a": torch.ones(1)}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match=r"other\.safetensors is no cache"):
+    with pytest.raises(ValueError, match=r"other\.safetensors is not a cache"):
         Cache.load(tmp_path / "other.safetensors")
 
 

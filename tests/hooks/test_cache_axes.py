@@ -62,7 +62,7 @@ def test_positions_of_points_without_names() -> None:
     net = wrap(torch.nn.Sequential(torch.nn.Linear(4, 2)))
     assert net.run_with_cache(ROWS, pos_slice=(0, 2))[1]["0"].shape == (2, 2, 2)
     with pytest.raises(
-        ValueError, match=r"pos_slice: .*which axis of '.*', of shape \(3, .*HookPoint\('batch', 'pos'\)"
+        ValueError, match=r"pos_slice: the position axis of '.*', of shape \(3, .*HookPoint\('batch', 'pos'\)"
     ):
         net.run_with_cache(ROWS[0], pos_slice=-1)
 

@@ -271,7 +271,7 @@ def test_layer_dims_and_context() -> None:
     assert repr(point) == "HookPoint('layer.3.out', batch d_model)"
     for name in ["hook_embed", None]:
         point.name = name
-        with pytest.raises(ValueError, match="no layer"):
+        with pytest.raises(ValueError, match="is not in a layer"):
             point.layer()
     point.add_hook(lambda value, hook: hook.ctx.update(seen=value.sum()))
     point(torch.ones(3))

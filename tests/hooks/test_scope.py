@@ -284,7 +284,7 @@ def test_real_ctrl_c_at_any_moment() -> None:
                 hits += 1
             assert_no_hook_left(model)
             assert model.context_level == 0
-            assert not scope._writing._is_owned(), "other threads would wait for ever"
+            assert not scope._hooks_lock._is_owned(), "other threads would wait for ever"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

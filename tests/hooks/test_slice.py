@@ -63,7 +63,7 @@ def test_an_int_needs_no_length_and_others_do() -> None:
 
 @pytest.mark.parametrize("wrong", [3, -4, [0, 3], torch.tensor([-4])])
 def test_what_is_out_of_range_is_named(wrong: Any) -> None:
-    with pytest.raises(IndexError, match="the axis has 3, so -3 to 2"):
+    with pytest.raises(IndexError, match="the axis has length 3, so -3 to 2"):
         Slice(wrong).apply(torch.zeros(2, 3), dim=1)
 
 

@@ -44,7 +44,7 @@ def test_parts_of_a_model_output_and_inputs_by_name() -> None:
     assert_close(cache["transformer"], states[-1].detach())
     assert_close(cache["transformer[last_hidden_state]"], states[-1].detach())
     assert_close(cache["transformer.h.1.input"], states[1].detach())
-    with pytest.raises(KeyError, match=r"'transformer.h.0.attn\[1\]' is no tensor in this run"):
+    with pytest.raises(KeyError, match=r"'transformer.h.0.attn\[1\]' is not a tensor in this run"):
         net.run_with_cache(IDS, names_filter="transformer.h.0.attn[1]")  # the weights, which are None unless asked for
 
 

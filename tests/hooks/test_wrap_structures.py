@@ -224,9 +224,9 @@ def test_what_was_not_there_is_named() -> None:
         net.run_with_hooks(IMAGE, TIME, fwd_hooks=[Keep("up"), Keep("never")])
     with pytest.raises(KeyError, match=r"never\.input"):
         net.run_with_hooks(IMAGE, TIME, bwd_hooks=[Keep("never", when="pre")])
-    with pytest.raises(KeyError, match=r"'down\[2\]' is no tensor in this run; the tensors are \[0\], \[1\]"):
+    with pytest.raises(KeyError, match=r"'down\[2\]' is not a tensor in this run; the tensors are \[0\], \[1\]"):
         net.run_with_hooks(IMAGE, TIME, fwd_hooks=[Keep("down[2]")])
-    with pytest.raises(KeyError, match=r"'middle\[size\]' is no tensor .* \[maps\], \[extra\]\[parts\]\[0\]"):
+    with pytest.raises(KeyError, match=r"'middle\[size\]' is not a tensor .* \[maps\], \[extra\]\[parts\]\[0\]"):
         net.run_with_cache(IMAGE, TIME, names_filter="middle[size]")
     assert "never" not in net.run_with_cache(IMAGE, TIME)[1]
     assert_clean(net)

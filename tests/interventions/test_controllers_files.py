@@ -125,7 +125,7 @@ AT_ONCE: list[tuple[Callable[[], Any], str]] = [
 def test_indices_are_whole_numbers(where: dict[str, Any]):
     """A mask is no list of zeros and ones."""
     [name] = where
-    with pytest.raises(TypeError, match=f"{name} are whole numbers, got .*mask.nonzero"):
+    with pytest.raises(TypeError, match=f"{name} must be integers, got .*mask.nonzero"):
         ZeroAblate("z", 1, **where)
 
 

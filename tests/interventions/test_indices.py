@@ -109,9 +109,9 @@ def test_a_slice_that_contains_nothing_is_refused() -> None:
 
 
 WRONG: list[tuple[Any, str]] = [
-    (torch.tensor([True, False]), r"of a mask give mask.nonzero\(\)"),
-    ("0", "are whole numbers, got '0'"),
-    (1.0, "are whole numbers, got 1.0"),
+    (torch.tensor([True, False]), r"for a mask pass mask.nonzero\(\)"),
+    ("0", "must be integers, got '0'"),
+    (1.0, "must be integers, got 1.0"),
     (slice(0, 1.5), "a slice of ints"),
     (slice(0, 4, 0), "a step other than 0"),
 ]

@@ -27,10 +27,10 @@ def metric(logits: Tensor) -> Tensor:
 
 
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "a letter as layer": ({"layers": ["a"]}, TypeError, r"layer are whole numbers, got \['a'\]"),
-    "a half layer": ({"layers": [0.5]}, TypeError, "layer are whole numbers"),
-    "a truth as layer": ({"layers": [True]}, TypeError, "layer are whole numbers"),
-    "nothing as position": ({"positions": [None]}, TypeError, "position are whole numbers"),
+    "a letter as layer": ({"layers": ["a"]}, TypeError, r"layer must be integers, got \['a'\]"),
+    "a half layer": ({"layers": [0.5]}, TypeError, "layer must be integers"),
+    "a truth as layer": ({"layers": [True]}, TypeError, "layer must be integers"),
+    "nothing as position": ({"positions": [None]}, TypeError, "position must be integers"),
     "a number as sites": ({"sites": 3}, TypeError, "sites must be short names such as 'resid_pre', got 3"),
     "a number among sites": ({"sites": ["z", 3]}, TypeError, "sites must be short names such as 'resid_pre', got 3"),
     "a word as metric": ({"metric": "loss"}, TypeError, "metric must be a function of the logits.* got 'loss'"),

@@ -14,7 +14,7 @@ from hooked_lm.engine.edit import Rewrite
 from hooked_lm.engine.metric_trace import reads_of
 from hooked_lm.engine.prompts import Prompts, tokens_of, values_of
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.hooks.indices import counted
+from hooked_lm.hooks.indices import indices_of_slice
 from hooked_lm.hooks.select import Site
 from hooked_lm.results.scores import Scores, origin
 
@@ -372,7 +372,7 @@ def _rows_of(positions: Positions, name: str) -> Int[Tensor, "row n"] | None:
     if positions is None:
         return None
     if isinstance(positions, slice):
-        positions = counted(positions)
+        positions = indices_of_slice(positions)
     found = _whole([positions] if isinstance(positions, int) else positions, name)
     if found.ndim == 1 and isinstance(positions, Tensor) and len(found) > 1:
         raise ValueError(

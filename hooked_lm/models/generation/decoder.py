@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import HookPoint, NamesFilter, is_listening
-from hooked_lm.hooks.generation_step import Reading, generating, show
+from hooked_lm.hooks.generation_step import GenerationStep, run_generation, set_current
 from hooked_lm.models.checks import check_length, check_stream, first_bidirectional, real_of
 from hooked_lm.models.generation.sampling import check_sampling, next_tokens, sample_logits
 from hooked_lm.models.stack import checked_ids
@@ -87,7 +87,7 @@ def generate(
             pass
         return convert(sequence)
 
-    result = generating(whole, model.hooks(record.hooks) if record else None)
+    result = run_generation(whole, model.hooks(record.hooks) if record else None)
     return (result, record.cache()) if record else result
 
 
@@ -224,7 +224,7 @@ class _Reader:
             "past_kv_cache": cache,
             "logits_to_keep": None if is_listening(*points) else 1,
         }
-        show(Reading(next(self.steps), sequence.real, n_new, sequence))
+        set_current(GenerationStep(next(self.steps), sequence.real, n_new, sequence))
         if n_new <= sequence.tokens.shape[1]:
             logits = model(sequence.tokens[:, -n_new:], **options)
         else:
@@ -361,7 +361,7 @@ def _pieces(
         return sum(1 for _ in itertools.islice(steps, size)), convert(sequence)
 
     sent: Any = None
-    while (made := generating(some_steps))[0] == size:
+    while (made := run_generation(some_steps))[0] == size:
         now = _complete(made[1])
         yield _added(now, sent)
         sent = now

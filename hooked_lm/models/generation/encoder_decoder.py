@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from hooked_lm.components.source import EncoderDecoderCache
 from hooked_lm.hooks import HookPoint, is_listening
-from hooked_lm.hooks.generation_step import Reading, generating, show
+from hooked_lm.hooks.generation_step import GenerationStep, run_generation, set_current
 from hooked_lm.models.checks import first_bidirectional
 from hooked_lm.models.generation.sampling import check_sampling, next_tokens, sample_logits
 from hooked_lm.models.text.encoder_decoder import DecoderInput
@@ -104,7 +104,9 @@ def generate(
         )
 
     read = _reader(model, source, mask, use_past_kv_cache)
-    return generating(lambda: convert(_continued(read, target, choose, max_new_tokens, ends, model.pad_id(), verbose)))
+    return run_generation(
+        lambda: convert(_continued(read, target, choose, max_new_tokens, ends, model.pad_id(), verbose))
+    )
 
 
 def _continued(
@@ -134,7 +136,7 @@ def _reader(model: Any, source: Tensor, mask: Tensor | None, use_cache: bool) ->
     def read(tokens: Tensor) -> Tensor:
         keep = None if is_listening(*points) else 1
         new = tokens if cache is None else tokens[:, cache.length :]
-        show(Reading(next(steps), torch.ones_like(tokens, dtype=torch.bool), new.shape[1], read))
+        set_current(GenerationStep(next(steps), torch.ones_like(tokens, dtype=torch.bool), new.shape[1], read))
         if cache is None or cache.source is None:
             logits = model(source, new, attention_mask=mask, past_kv_cache=cache, logits_to_keep=keep)
         else:
