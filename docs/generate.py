@@ -100,8 +100,8 @@ HEAD = """# Sites
 
 Every hook point of a common decoder, in order of computation; `{i}` is a layer. Sites *on demand* are not in a cache without a
 filter. Name them in a filter or a hook (a name, list or glob) to compute them. A predicate selects them only if it matches no
-other site, and a loop over `model.hook_dict` omits them unless their flag is set. Axes: `kv_head` equals `head` unless heads share keys
-and values; `query_pos` and `key_pos` are positions.
+other site, and a loop over `model.hook_dict` omits them unless their flag is set. Axes: `kv_head` equals `head` unless heads
+share keys and values; `query_pos` and `key_pos` are positions.
 
 Short names: `cache["z", 5]`, `cache["resid_post", -1]`, `cache["scale", 4, "ln1"]`, `cache["k6"]`.
 

@@ -12,7 +12,7 @@ from hooked_lm.engine.edit import Change, Edit, Rewrite
 from hooked_lm.engine.experiment import obstacle
 from hooked_lm.engine.site_info import places
 from hooked_lm.hooks import HookedRootModule, HookPoint
-from hooked_lm.hooks.hook_spec import companions_of, read_entry
+from hooked_lm.hooks.hook_spec import companions_of, parse_hook
 from hooked_lm.hooks.select import is_shorthand
 from hooked_lm.interventions.base import Controller, Detector, HookObject, rewrite
 from hooked_lm.models.decoder import Decoder
@@ -64,8 +64,8 @@ def _points(model: HookedRootModule, hook: Any, cell: str) -> list[HookPoint]:
     with naming(cell, hook):
         if isinstance(hook, (Edit, Rewrite)):
             return model.points(hook.site)
-        site, function, direction, when = read_entry(hook)
-        if isinstance(function, Detector) or companions_of([read_entry(hook)]):
+        site, function, direction, when = parse_hook(hook)
+        if isinstance(function, Detector) or companions_of([parse_hook(hook)]):
             raise TypeError("it watches a run, and a cell holds what changes one")
         if direction == "bwd":
             raise TypeError("it changes gradients, and the runs of a sweep have none")
@@ -76,7 +76,7 @@ def _change(hook: Any, point: HookPoint, like: Mapping[str, Tensor], cell: str) 
     if isinstance(hook, (Edit, Rewrite)):
         return hook
     with naming(cell, hook):
-        function = read_entry(hook).function
+        function = parse_hook(hook).function
         return (
             function.as_edit(point, like.get(point.name or ""))
             if isinstance(function, Controller)
@@ -136,7 +136,7 @@ def label_of(hook: Any) -> str:
     """
     if isinstance(hook, (Edit, Rewrite)):
         return f"{type(hook).__name__} {hook.site}"
-    site, function, _, _ = read_entry(hook)
+    site, function, _, _ = parse_hook(hook)
     if not isinstance(function, HookObject):
         return f"{getattr(function, '__name__', type(function).__name__)} {_site(site)}"
     words = [type(function).__name__, _site(site)]
