@@ -25,7 +25,7 @@ from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import HeadLayerNorm
 from hooked_lm.components.router import SoftmaxRouter
 from hooked_lm.families import family, model_class, supported
-from hooked_lm.families._reader import HFConfig
+from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.tree import DecoderConfig

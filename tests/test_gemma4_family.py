@@ -15,8 +15,8 @@ from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.rotary import ProportionalScaling
-from hooked_lm.families import gemma4_text
-from hooked_lm.families._reader import HFConfig
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.families.decoders import gemma4_text
 from hooked_lm.models.config.tree import DecoderConfig
 from tests.close import assert_close
 from tests.families import dense_a, reference

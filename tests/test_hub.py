@@ -539,10 +539,10 @@ def test_verify(llama: Path, gpt2: Path, monkeypatch: pytest.MonkeyPatch):
     assert report.ok
     assert report.checks[0].name == "logits as in transformers"
     assert len(report.checks) > 10
-    monkeypatch.setattr("hooked_lm.families._llama_like.n_ctx", lambda hf: 30)
+    monkeypatch.setattr("hooked_lm.families._shared.llama_like.n_ctx", lambda hf: 30)
     assert hub.verify(llama).ok
 
-    from hooked_lm.families import gpt2 as family
+    from hooked_lm.families.decoders import gpt2 as family
     from hooked_lm.weights import Row
 
     right = family.rows

@@ -14,7 +14,7 @@ import tests.test_encoder_decoder_families as of_encoder_decoders
 import tests.test_encoder_families as of_encoders
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.families import family
-from hooked_lm.families._reader import HFConfig
+from hooked_lm.families._shared.reader import HFConfig
 from tests.families import ENCODER_CASES, ENCODER_DECODER_CASES, Case
 from tests.families._draw_encoders import drawn
 from tests.families._models import hooked

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from hooked_lm.families import family, supported
-from hooked_lm.families._reader import HFConfig
+from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import DecoderConfig
 from tests.core import CORE
 from tests.families import DECODER_CASES

@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING
 from hooked_lm import HookedTransformer, HookedTransformerConfig
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.families import family
-from hooked_lm.families._reader import HFConfig
+from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.models.config.tree import DecoderConfig
 from tests.families import state_space

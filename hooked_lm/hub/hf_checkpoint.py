@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from hooked_lm.families import family
-from hooked_lm.families._reader import HFConfig
+from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.hub.config_checks import check_kinds, check_layers, check_values
 from hooked_lm.hub.files import download, has_tokenizer, read_json, tokenizer_in, tokenizer_of
 from hooked_lm.hub.names import checkpoint_step, hub_id, local_folder, repository

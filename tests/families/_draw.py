@@ -14,7 +14,7 @@ import torch
 from transformers import CONFIG_MAPPING
 
 from hooked_lm.families import family
-from hooked_lm.families._reader import HFConfig
+from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.hub.hf_checkpoint import read_config
 from tests.families import CASES
 from tests.families._case import Case, reference

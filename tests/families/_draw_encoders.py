@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hooked_lm.families import family
-from hooked_lm.families._reader import HFConfig
+from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.hub.hf_checkpoint import read_config
 from tests.families import CASES
 from tests.families._case import Case, reference

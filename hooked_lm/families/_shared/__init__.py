@@ -1,0 +1,1 @@
+"""Parts that several families share, and the config that records which fields were read."""

@@ -1,0 +1,165 @@
+"""What BART and its relatives share: layer norms, biases everywhere, a bias on the logits, and the names on disk."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from hooked_lm.components.attention.cross import CrossAttention
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.blocks.block import PostNormBlock, PreNormBlock
+from hooked_lm.components.blocks.cross import PostNormCrossBlock, PreNormCrossBlock
+from hooked_lm.components.embed import Embed, PosEmbedConfig, Unembed
+from hooked_lm.components.mlp import MLP
+from hooked_lm.components.norm import LayerNorm
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.families._shared.seq2seq import GENERATION
+from hooked_lm.models.config.tree import EncoderDecoderConfig, SideBlockConfig, StackConfig
+from hooked_lm.weights import Row
+
+PREFIX = "model."
+IGNORED = ("*.version",)
+# how training goes, and old notes of what each family does anyhow
+NO_EFFECT = (
+    *GENERATION,
+    *("init_std", "*_layerdrop", "replacing_rate", "save_step", "student_*", "num_hidden_layers"),
+    *("normalize_before", "normalize_embedding", "add_final_layer_norm", "add_bias_logits", "extra_pos_embeddings"),
+    *("static_position_embeddings", "do_blenderbot_90_layernorm", "extra_layer_norm", "layernorm_variant"),
+)
+
+
+def encoder_decoder(
+    hf: HFConfig,
+    pos_embed: PosEmbedConfig,
+    pre_norm: bool,
+    embed_norm: bool = False,
+    d_target_vocab: int | None = None,
+    logits_bias: bool = True,
+) -> EncoderDecoderConfig:
+    """The tree; with `pre_norm` each side ends in a norm. `d_target_vocab` is that of a decoder with its own embedding."""
+    norm = LayerNorm.Config(hf.d_model)
+    ln_embed, ln_final = norm if embed_norm else None, norm if pre_norm else None
+
+    def stack(blocks: tuple[SideBlockConfig, ...]) -> StackConfig:
+        return StackConfig(blocks, pos_embed=pos_embed, ln_embed=ln_embed, ln_final=ln_final)
+
+    embed = Embed.Config(hf.vocab_size, hf.d_model, scale=hf.d_model**0.5 if hf.scale_embedding else 1.0)
+    decoder_embed = None if d_target_vocab is None else replace(embed, d_vocab=d_target_vocab)
+    tied = hf.tie_word_embeddings
+    return EncoderDecoderConfig(
+        n_ctx=hf.max_position_embeddings,
+        embed=embed,
+        encoder=stack((encoder_block(hf, norm, pre_norm),) * hf.encoder_layers),
+        decoder=stack((decoder_block(hf, norm, pre_norm),) * hf.decoder_layers),
+        unembed=Unembed.Config(hf.d_model, d_target_vocab or hf.vocab_size, bias=logits_bias, tied=tied),
+        decoder_embed=decoder_embed if tied or decoder_embed is not None else embed,
+        spare_embed=embed if not tied and decoder_embed is None else None,
+    )
+
+
+def encoder_block(hf: HFConfig, norm: LayerNorm.Config, pre_norm: bool) -> PreNormBlock.Config | PostNormBlock.Config:
+    """A layer of the encoder."""
+    n_heads, kind = hf.encoder_attention_heads, PreNormBlock if pre_norm else PostNormBlock
+    mlp = MLP.Config(hf.d_model, hf.encoder_ffn_dim, hf.activation_function)
+    return kind.Config(attn=attention(hf, n_heads, causal=False), ln1=norm, mlp=mlp, ln2=norm)
+
+
+def decoder_block(
+    hf: HFConfig, norm: LayerNorm.Config, pre_norm: bool
+) -> PreNormCrossBlock.Config | PostNormCrossBlock.Config:
+    """A layer of the decoder."""
+    n_heads, kind = hf.decoder_attention_heads, PreNormCrossBlock if pre_norm else PostNormCrossBlock
+    cross = CrossAttention.Config(hf.d_model, n_heads, hf.d_model // n_heads, qkv_bias=True, out_bias=True)
+    mlp = MLP.Config(hf.d_model, hf.decoder_ffn_dim, hf.activation_function)
+    attn = attention(hf, n_heads, causal=True)
+    return kind.Config(attn=attn, ln1=norm, cross_attn=cross, ln2=norm, mlp=mlp, ln3=norm)
+
+
+def attention(hf: HFConfig, n_heads: int, causal: bool) -> Attention.Config:
+    """Self-attention of a side."""
+    return Attention.Config(hf.d_model, n_heads, hf.d_model // n_heads, qkv_bias=True, out_bias=True, causal=causal)
+
+
+def fitted(tree: EncoderDecoderConfig, tensors: Mapping[str, Tensor]) -> EncoderDecoderConfig:
+    """The tree of a checkpoint with these tensors: an old one may lack the bias on the logits."""
+    return replace(tree, unembed=replace(tree.unembed, bias="final_logits_bias" in tensors))
+
+
+def outer_rows(tree: EncoderDecoderConfig) -> list[Row]:
+    """Embeddings, norms of either side and unembedding. Files may hold one embedding once more for each side."""
+    shared, sides = "model.shared.weight", ("encoder", "decoder")
+    if tree.decoder_embed is None:
+        embeds = [Row(shared, "embed.W_E")]
+        embeds += [Row(f"model.{side}.embed_tokens.weight", f"{side}.embed.W_E", tied=shared) for side in sides]
+        tied_to = shared
+    else:
+        tied_to = "model.decoder.embed_tokens.weight"
+        embeds = [
+            Row("model.encoder.embed_tokens.weight", "embed.W_E"),
+            Row(tied_to, "decoder_embed.W_E"),
+            Row(shared, "spare_embed.W_E"),
+        ]
+    norms = {"layernorm_embedding": "embed_ln", "layer_norm": "final_ln"}
+    return [
+        *embeds,
+        *(
+            Row(f"model.{side}.{theirs}.{weight}", f"{side}_{ours}.{weight[0]}")
+            for side in sides
+            for theirs, ours in norms.items()
+            for weight in ("weight", "bias")
+        ),
+        Row("model.encoder.embed_positions.weight", "pos_embed.W_pos"),
+        Row("model.decoder.embed_positions.weight", "decoder_pos_embed.W_pos"),
+        Row("lm_head.weight", "unembed.W_U", "v m -> m v", tied=tied_to if tree.unembed.tied else None),
+        Row("final_logits_bias", "unembed.b_U", "1 v -> v"),
+    ]
+
+
+def layer_rows(side: str, names: dict[str, str], n_layers: int) -> list[Row]:
+    """The layers of a side; `names` are theirs -> ours of its attentions and norms."""
+    theirs, ours, layers = f"model.{side}.layers.{{i}}.", f"{side}.{{i}}.", range(n_layers)
+    found = []
+    for their_name, our_name in names.items():
+        part_rows = norm_rows if our_name.startswith("ln") else attention_rows
+        found += part_rows(f"{theirs}{their_name}.", f"{ours}{our_name}.", layers)
+    return [
+        *found,
+        Row(theirs + "fc1.weight", ours + "mlp.W_in", "f m -> m f", i=layers),
+        Row(theirs + "fc1.bias", ours + "mlp.b_in", i=layers),
+        Row(theirs + "fc2.weight", ours + "mlp.W_out", "m f -> f m", i=layers),
+        Row(theirs + "fc2.bias", ours + "mlp.b_out", i=layers),
+    ]
+
+
+def norm_rows(theirs: str, ours: str, layers: range) -> list[Row]:
+    """A norm of each layer."""
+    return [Row(theirs + "weight", ours + "w", i=layers), Row(theirs + "bias", ours + "b", i=layers)]
+
+
+def attention_rows(theirs: str, ours: str, layers: range) -> list[Row]:
+    """Self-attention or cross attention of each layer."""
+    return [
+        *(Row(f"{theirs}{x}_proj.weight", f"{ours}W_{x.upper()}", "(n h) m -> n m h", i=layers) for x in "qkv"),
+        *(Row(f"{theirs}{x}_proj.bias", f"{ours}b_{x.upper()}", "(n h) -> n h", i=layers) for x in "qkv"),
+        Row(theirs + "out_proj.weight", ours + "W_O", "m (n h) -> n h m", i=layers),
+        Row(theirs + "out_proj.bias", ours + "b_O", i=layers),
+    ]
+
+
+ENCODER_NAMES = {"self_attn": "attn", "self_attn_layer_norm": "ln1", "final_layer_norm": "ln2"}
+DECODER_NAMES = {
+    "self_attn": "attn",
+    "self_attn_layer_norm": "ln1",
+    "encoder_attn": "cross_attn",
+    "encoder_attn_layer_norm": "ln2",
+    "final_layer_norm": "ln3",
+}
+
+
+def rows(tree: EncoderDecoderConfig) -> list[Row]:
+    """Every weight that a model of this kind can have; those that a model lacks are left out when loading."""
+    return [
+        *outer_rows(tree),
+        *layer_rows("encoder", ENCODER_NAMES, len(tree.encoder.blocks)),
+        *layer_rows("decoder", DECODER_NAMES, len(tree.decoder.blocks)),
+    ]

@@ -1,0 +1,77 @@
+"""What the DeepSeek models share: latent attention, and dense layers before sparse ones with shared experts."""
+
+from dataclasses import replace
+
+from hooked_lm.components.attention.latent import LatentAttention
+from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.rotary import YarnScaling
+from hooked_lm.components.router import Router
+from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared import moe as moe
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.families._shared.rotary import rotary
+from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.weights import Row
+
+# `head_dim` and `qk_head_dim` follow from the sizes of the two parts of a head.
+NO_EFFECT = (*moe.NO_EFFECT, "head_dim", "qk_head_dim", "num_key_value_heads")
+
+
+def attention(hf: HFConfig, adjacent_pairs: bool) -> LatentAttention.Config:
+    """The attention of a layer. Yarn's temperature enters the scale of the scores."""
+    turning = rotary(hf, hf.qk_rope_head_dim, adjacent_pairs=adjacent_pairs)
+    scale = (hf.qk_nope_head_dim + hf.qk_rope_head_dim) ** -0.5
+    if isinstance(turning.scaling, YarnScaling) and turning.scaling.mscale_all_dim:
+        scale *= turning.scaling.temperature(turning.scaling.mscale_all_dim) ** 2
+    return LatentAttention.Config(
+        d_model=hf.hidden_size,
+        n_heads=hf.num_attention_heads,
+        d_nope=hf.qk_nope_head_dim,
+        d_value=hf.v_head_dim,
+        d_kv_latent=hf.kv_lora_rank,
+        d_q_latent=hf.q_lora_rank,
+        rotary=turning,
+        scale=scale,
+        down_bias=hf.attention_bias,
+        out_bias=hf.attention_bias,
+    )
+
+
+def decoder(hf: HFConfig, attn: LatentAttention.Config, router: Router, mlp_bias: bool = False) -> DecoderConfig:
+    """The decoder with this attention in all layers, and experts in those from `first_k_dense_replace` on."""
+    experts = moe.experts(hf, hf.n_routed_experts, router, hf.moe_intermediate_size)
+    shared = replace(experts.expert, d_mlp=hf.moe_intermediate_size * hf.n_shared_experts, bias=mlp_bias)
+    first = hf.first_k_dense_replace
+    mlps = moe.some_sparse(hf, replace(experts, shared=shared), lambda layer: layer >= first, mlp_bias)
+    norm = llama_like.rms_norm(hf)
+    blocks = [PreNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm) for mlp in mlps]
+    return llama_like.around(hf, blocks, norm)
+
+
+def rows(tree: DecoderConfig) -> list[Row]:
+    """Every weight that such a decoder can have."""
+    attn = tree.blocks[0].attn
+    theirs, ours = "model.layers.{l}.self_attn.", "blocks.{l}.attn."
+    down = {"DKV": attn.d_kv_latent, "KR": attn.rotary.dim}
+    up = {"UK": attn.d_nope, "UV": attn.d_value}
+    return [
+        *llama_like.outer_rows(tree),
+        *llama_like.norm_rows(tree),
+        Row(theirs + "q_proj.weight", ours + "W_Q", "(n h) m -> n m h"),
+        Row(theirs + "q_a_proj.weight", ours + "W_DQ", "d m -> m d"),
+        Row(theirs + "q_a_proj.bias", ours + "b_DQ"),
+        Row(theirs + "q_a_layernorm.weight", ours + "q_norm.w"),
+        Row(theirs + "q_b_proj.weight", ours + "W_UQ", "(n h) d -> n d h"),
+        Row(theirs + "kv_a_proj_with_mqa.weight", ours + "W_{x}", "x m -> m x", x=down),
+        Row(theirs + "kv_a_proj_with_mqa.bias", ours + "b_{x}", "x -> x", x=down),
+        Row(theirs + "kv_a_layernorm.weight", ours + "kv_norm.w"),
+        Row(theirs + "kv_b_proj.weight", ours + "W_{x}", "(n x) d -> n d x", x=up, n=attn.n_heads),
+        Row(theirs + "o_proj.weight", ours + "W_O", "m (n h) -> n h m"),
+        Row(theirs + "o_proj.bias", ours + "b_O"),
+        *llama_like.mlp_rows(tree),
+        *moe.sparse_rows(tree),
+        *(
+            Row(f"model.layers.{{l}}.mlp.shared_experts.{their}_proj.bias", f"blocks.{{l}}.mlp.shared.b_{our}")
+            for their, our in (("gate", "gate"), ("up", "in"), ("down", "out"))
+        ),
+    ]

@@ -1,0 +1,90 @@
+"""What families with mixtures of experts share: a decoder whose layers have MLPs of their own, and the names on disk."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.blocks.block import MLPPart, PreNormBlock
+from hooked_lm.components.mlp import GatedMLP
+from hooked_lm.components.moe import MoE
+from hooked_lm.components.norm import NormConfig
+from hooked_lm.components.router import Router
+from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.weights import Row
+
+# They matter in training only: the loss that balances the experts' loads.
+NO_EFFECT = ("output_router_logits", "router_aux_loss_coef")
+
+
+def experts(hf: HFConfig, n_experts: int, router: Router, d_mlp: int | None = None) -> MoE.Config:
+    """Gated MLPs, `num_experts_per_tok` of them for each token."""
+    expert = GatedMLP.Config(hf.hidden_size, d_mlp or hf.intermediate_size, hf.hidden_act)
+    return MoE.Config(expert, n_experts, hf.num_experts_per_tok or 1, router)
+
+
+def some_sparse(
+    hf: HFConfig, sparse: MoE.Config, is_sparse: Callable[[int], bool], bias: bool = False
+) -> list[MoE.Config | GatedMLP.Config]:
+    """The MLP of each layer: experts where `is_sparse(layer)`, else one gated MLP."""
+    dense = llama_like.gated_mlp(hf, bias)
+    return [sparse if is_sparse(layer) else dense for layer in range(hf.num_hidden_layers)]
+
+
+def every_nth(hf: HFConfig) -> Callable[[int], bool]:
+    """Which layers are sparse: every `decoder_sparse_step`-th, without those that are named as dense."""
+    step, dense = hf.decoder_sparse_step, hf.mlp_only_layers
+    return lambda layer: layer not in dense and (layer + 1) % step == 0
+
+
+def decoder(
+    hf: HFConfig,
+    attn: Attention.Config,
+    mlps: Sequence[MoE.Config | GatedMLP.Config],
+    windows: Sequence[int | None] | None = None,
+    norm: NormConfig | None = None,
+    **unembed: Any,
+) -> DecoderConfig:
+    """The decoder whose layers have this attention, each with its window, and these MLPs; `unembed` are options."""
+    norm = norm or llama_like.rms_norm(hf)
+    windows = [attn.window] * len(mlps) if windows is None else windows
+    blocks = [
+        PreNormBlock.Config(attn=replace(attn, window=window), ln1=norm, mlp=mlp, ln2=norm)
+        for mlp, window in zip(mlps, windows, strict=True)
+    ]
+    return llama_like.around(hf, blocks, norm, **unembed)
+
+
+def n_experts(tree: DecoderConfig) -> int:
+    """How many experts a layer has; 0 in a tree of dense layers."""
+    mlps = [block.mlp for block in tree.blocks if isinstance(block, MLPPart.Config)]
+    return max((mlp.n_experts for mlp in mlps if isinstance(mlp, MoE.Config)), default=0)
+
+
+def sparse_rows(
+    tree: DecoderConfig,
+    part: str = "mlp",
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    shared: str = "shared_experts",
+) -> list[Row]:
+    """Router, experts and shared expert: `part` is their name for the mixture, `names` those of an expert's weights."""
+    theirs, ours = f"model.layers.{{l}}.{part}.", "blocks.{l}.mlp."
+    gate, up, down = (f"{theirs}experts.{{e}}.{name}.weight" for name in names)
+    expert, e = ours + "experts.{e}.", n_experts(tree)
+    return [
+        Row(theirs + "gate.weight", ours + "W_router", "e m -> m e"),
+        Row(theirs + "gate.e_score_correction_bias", ours + "b_choice"),
+        Row(gate, expert + "W_gate", "f m -> m f", e=e),
+        Row(up, expert + "W_in", "f m -> m f", e=e),
+        Row(down, expert + "W_out", "m f -> f m", e=e),
+        Row(f"{theirs}{shared}.gate_proj.weight", ours + "shared.W_gate", "f m -> m f"),
+        Row(f"{theirs}{shared}.up_proj.weight", ours + "shared.W_in", "f m -> m f"),
+        Row(f"{theirs}{shared}.down_proj.weight", ours + "shared.W_out", "m f -> f m"),
+    ]
+
+
+def rows(tree: DecoderConfig) -> list[Row]:
+    """Every weight that a decoder with dense and sparse layers can have, under the names that most of them use."""
+    return [*llama_like.rows(tree), *sparse_rows(tree)]

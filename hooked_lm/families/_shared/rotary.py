@@ -1,0 +1,114 @@
+"""From a checkpoint's `rope_parameters` to a Rotary, for every family that turns queries and keys."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from hooked_lm.components.rotary import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ProportionalScaling,
+    Rotary,
+    Scaling,
+    YarnScaling,
+)
+from hooked_lm.families._shared.reader import HFConfig
+
+
+def rotary(
+    hf: HFConfig, d_head: int, layer_type: str | None = None, adjacent_pairs: bool = False, partial: bool = False
+) -> Rotary:
+    """The rotary embedding that `rope_parameters` describes, for layers of this type where types have their own.
+
+    `partial` architectures can leave part of a head as it is. Raises ValueError for an unknown type, for a parameter that
+    its type does not know, and for a part where the architecture turns whole heads.
+    """
+    given = {name: value for name, value in _parameters(hf, layer_type).items() if value is not None}
+    given.pop("type", None)
+    kind = given.pop("rope_type", "default")
+    if kind not in SCALINGS:
+        raise ValueError(f"rope_type {kind!r} is not supported; supported are {', '.join(SCALINGS)}")
+    if not partial and kind != "proportional" and given.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError(f"partial_rotary_factor={given['partial_rotary_factor']}: this architecture turns whole heads")
+    dim = d_head if kind == "proportional" else int(d_head * given.pop("partial_rotary_factor", 1.0))
+    theta = float(given.pop("rope_theta", 10000.0))
+    scaling = SCALINGS[kind](given, hf.max_position_embeddings)
+    if given:
+        raise ValueError(f"rope_parameters of type {kind!r} have fields that nobody reads: {given}")
+    return Rotary(dim, theta, adjacent_pairs, scaling=scaling)
+
+
+def n_ctx(hf: HFConfig, layer_type: str | None = None) -> int:
+    """The longest prompt: dynamic scaling begins where `max_position_embeddings` ends."""
+    given = _parameters(hf, layer_type)
+    by_type = [part for part in given.values() if isinstance(part, dict)] or [given]
+    factors = [part["factor"] for part in by_type if part.get("rope_type") == "dynamic"]
+    return int(hf.max_position_embeddings * min(factors, default=1))
+
+
+def _parameters(hf: HFConfig, layer_type: str | None) -> dict[str, Any]:
+    return hf.rope_parameters if layer_type is None else hf.rope_parameters[layer_type]
+
+
+def _default(given: dict[str, Any], n_ctx: int) -> Scaling | None:
+    return None
+
+
+def _linear(given: dict[str, Any], n_ctx: int) -> Scaling | None:
+    return LinearScaling(given.pop("factor"))
+
+
+def _dynamic(given: dict[str, Any], n_ctx: int) -> Scaling | None:
+    return DynamicScaling(given.pop("factor"), n_ctx)
+
+
+def _llama3(given: dict[str, Any], n_ctx: int) -> Scaling | None:
+    return Llama3Scaling(
+        given.pop("factor"),
+        given.pop("low_freq_factor"),
+        given.pop("high_freq_factor"),
+        given.pop("original_max_position_embeddings"),
+    )
+
+
+def _yarn(given: dict[str, Any], n_ctx: int) -> Scaling | None:
+    trained = given.pop("original_max_position_embeddings")
+    return YarnScaling(
+        factor=given.pop("factor", n_ctx / trained),
+        trained_n_ctx=trained,
+        beta_fast=given.pop("beta_fast", None) or 32.0,
+        beta_slow=given.pop("beta_slow", None) or 1.0,
+        attention_factor=given.pop("attention_factor", None),
+        mscale=given.pop("mscale", None),
+        mscale_all_dim=given.pop("mscale_all_dim", None),
+        truncate=given.pop("truncate", True),
+    )
+
+
+def _longrope(given: dict[str, Any], n_ctx: int) -> Scaling | None:
+    trained = given.pop("original_max_position_embeddings")
+    stretch = given.pop("factor", n_ctx / trained)
+    temperature = math.sqrt(1 + math.log(stretch) / math.log(trained)) if stretch > 1 else 1.0
+    return LongRopeScaling(
+        short_factor=tuple(given.pop("short_factor")),
+        long_factor=tuple(given.pop("long_factor")),
+        trained_n_ctx=trained,
+        attention_factor=given.pop("attention_factor", temperature),
+    )
+
+
+def _proportional(given: dict[str, Any], n_ctx: int) -> Scaling | None:
+    return ProportionalScaling(given.pop("partial_rotary_factor", 1.0), given.pop("factor", 1.0))
+
+
+SCALINGS: dict[str, Callable[[dict[str, Any], int], Scaling | None]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "llama3": _llama3,
+    "proportional": _proportional,
+}

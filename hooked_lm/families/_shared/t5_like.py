@@ -1,0 +1,157 @@
+"""What T5 and its descendants share: RMS norms before sublayers, relative position biases, and the names on disk."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hooked_lm.components.attention.cross import CrossAttention
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.attention.position_bias import SharedBias
+from hooked_lm.components.attention.relative_bias import RelativeBias
+from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.blocks.cross import PreNormCrossBlock
+from hooked_lm.components.embed import Embed, Unembed
+from hooked_lm.components.mlp import MLP, GatedMLP, MLPConfig
+from hooked_lm.components.norm import RMSNorm
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.families._shared.seq2seq import GENERATION
+from hooked_lm.models.config.tree import EncoderDecoderConfig, StackConfig
+from hooked_lm.weights import Row
+
+PREFIX = ""
+# a weight of old files that T5 never used
+IGNORED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
+# what new weights are like; notes of old files; what other fields say again
+NO_EFFECT = (*GENERATION, "initializer_factor", *("n_positions", "scalable_attention"), "feed_forward_proj")
+N_CTX = 2**20  # distances have no end; it is the training that was short
+
+
+def mlp(hf: HFConfig) -> MLPConfig:
+    """The MLP of a layer."""
+    kind = GatedMLP if hf.is_gated_act else MLP
+    return kind.Config(hf.d_model, hf.d_ff, hf.dense_act_fn, bias=False)
+
+
+def relative_bias(hf: HFConfig, bidirectional: bool) -> RelativeBias.Config:
+    """The bias of each distance."""
+    return RelativeBias.Config(
+        hf.num_heads, hf.relative_attention_num_buckets, hf.relative_attention_max_distance, bidirectional
+    )
+
+
+def encoder_decoder(hf: HFConfig, ff: MLPConfig, scale: float, shared_bias: bool = True) -> EncoderDecoderConfig:
+    """The tree; `scale` is that of the logits. The layers of a side share one bias, or each has its own."""
+    sizes = {"d_model": hf.d_model, "n_heads": hf.num_heads, "d_head": hf.d_kv, "scale": 1.0}
+    norm = RMSNorm.Config(hf.d_model, hf.layer_norm_epsilon)
+    biases = {bidirectional: relative_bias(hf, bidirectional) for bidirectional in (True, False)}
+
+    def attn(causal: bool) -> Attention.Config:
+        return Attention.Config(
+            **sizes, position_bias=SharedBias() if shared_bias else biases[not causal], causal=causal
+        )
+
+    def stack(block: Any, n: int, bidirectional: bool) -> StackConfig:
+        return StackConfig((block,) * n, rel_pos_bias=biases[bidirectional] if shared_bias else None, ln_final=norm)
+
+    cross = CrossAttention.Config(**sizes)
+    encoder = PreNormBlock.Config(attn=attn(causal=False), ln1=norm, mlp=ff, ln2=norm)
+    decoder = PreNormCrossBlock.Config(attn=attn(causal=True), ln1=norm, cross_attn=cross, ln2=norm, mlp=ff, ln3=norm)
+    return EncoderDecoderConfig(
+        n_ctx=N_CTX,
+        embed=Embed.Config(hf.vocab_size, hf.d_model),
+        encoder=stack(encoder, hf.num_layers, bidirectional=True),
+        decoder=stack(decoder, hf.num_decoder_layers, bidirectional=False),
+        unembed=Unembed.Config(hf.d_model, hf.vocab_size, scale=scale, tied=hf.tie_word_embeddings),
+    )
+
+
+def fitted(tree: EncoderDecoderConfig, tensors: Mapping[str, Tensor]) -> EncoderDecoderConfig:
+    """The tree of a checkpoint with these tensors: one that has an unembedding of its own uses it.
+
+    T5 since 1.1, mT5 and umT5 have one; their configs say that it is tied.
+    """
+    own = tree.unembed.tied and "lm_head.weight" in tensors
+    if own and not torch.equal(tensors["lm_head.weight"], tensors["shared.weight"]):
+        return replace(tree, unembed=replace(tree.unembed, tied=False))
+    return tree
+
+
+def attention_rows(theirs: str, ours: str, **layers: Any) -> list[Row]:
+    """The four weights of self-attention or cross attention."""
+    return [
+        *(Row(f"{theirs}{x}.weight", f"{ours}W_{x.upper()}", "(n h) m -> n m h", **layers) for x in "qkv"),
+        Row(f"{theirs}o.weight", f"{ours}W_O", "m (n h) -> n h m", **layers),
+    ]
+
+
+def mlp_rows(cfg: MLPConfig, theirs: str, ours: str, **layers: Any) -> list[Row]:
+    """The MLP, gated or not."""
+    if isinstance(cfg, MLP.Config):
+        into = [Row(theirs + "wi.weight", ours + "W_in", "f m -> m f", **layers)]
+    else:
+        into = [
+            Row(theirs + "wi_0.weight", ours + "W_gate", "f m -> m f", **layers),
+            Row(theirs + "wi_1.weight", ours + "W_in", "f m -> m f", **layers),
+        ]
+    return [*into, Row(theirs + "wo.weight", ours + "W_out", "m f -> f m", **layers)]
+
+
+def outer_rows(tree: EncoderDecoderConfig) -> list[Row]:
+    """Embeddings, final norms and unembedding. Files may hold one embedding once more for each side."""
+    shared, of_encoder, of_decoder = "shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
+    if tree.decoder_embed is None:
+        embeds = [
+            Row(shared, "embed.W_E"),
+            Row(of_encoder, "encoder.embed.W_E", tied=shared),
+            Row(of_decoder, "decoder.embed.W_E", tied=shared),
+        ]
+    else:
+        embeds = [Row(of_encoder, "embed.W_E"), Row(of_decoder, "decoder_embed.W_E"), Row(shared, "spare_embed.W_E")]
+    return [
+        *embeds,
+        Row("encoder.final_layer_norm.weight", "encoder_final_ln.w"),
+        Row("decoder.final_layer_norm.weight", "decoder_final_ln.w"),
+        Row("lm_head.weight", "unembed.W_U", "v m -> m v", tied=shared if tree.unembed.tied else None),
+    ]
+
+
+def attention_half_rows(tree: EncoderDecoderConfig) -> list[Row]:
+    """Self-attention of both sides, cross attention, and their norms and biases."""
+    encoder: Any = {"e": range(len(tree.encoder.blocks))}
+    decoder: Any = {"d": range(len(tree.decoder.blocks))}
+    bias = "SelfAttention.relative_attention_bias.weight"
+    e, d = "encoder.block.{e}.layer.0.", "decoder.block.{d}.layer.0."
+    return [
+        *attention_rows(e + "SelfAttention.", "encoder.{e}.attn.", **encoder),
+        *attention_rows(d + "SelfAttention.", "decoder.{d}.attn.", **decoder),
+        *attention_rows("decoder.block.{d}.layer.1.EncDecAttention.", "decoder.{d}.cross_attn.", **decoder),
+        Row(e + "layer_norm.weight", "encoder.{e}.ln1.w", **encoder),
+        Row("encoder.block.{e}.layer.1.layer_norm.weight", "encoder.{e}.ln2.w", **encoder),
+        Row(d + "layer_norm.weight", "decoder.{d}.ln1.w", **decoder),
+        Row("decoder.block.{d}.layer.1.layer_norm.weight", "decoder.{d}.ln2.w", **decoder),
+        Row("decoder.block.{d}.layer.2.layer_norm.weight", "decoder.{d}.ln3.w", **decoder),
+        Row("encoder.block.0.layer.0." + bias, "encoder_rel_pos_bias.W_rel"),
+        Row("decoder.block.0.layer.0." + bias, "decoder_rel_pos_bias.W_rel"),
+        Row(e + bias, "encoder.{e}.attn.position_bias.W_rel", **encoder),
+        Row(d + bias, "decoder.{d}.attn.position_bias.W_rel", **decoder),
+    ]
+
+
+def dense_rows(tree: EncoderDecoderConfig) -> list[Row]:
+    """The MLPs of both sides."""
+    encoder: Any = {"e": range(len(tree.encoder.blocks))}
+    decoder: Any = {"d": range(len(tree.decoder.blocks))}
+    theirs, ff = "DenseReluDense.", tree.encoder.blocks[0].mlp
+    assert isinstance(ff, (MLP.Config, GatedMLP.Config))
+    return [
+        *mlp_rows(ff, "encoder.block.{e}.layer.1." + theirs, "encoder.{e}.mlp.", **encoder),
+        *mlp_rows(ff, "decoder.block.{d}.layer.2." + theirs, "decoder.{d}.mlp.", **decoder),
+    ]
+
+
+def rows(tree: EncoderDecoderConfig) -> list[Row]:
+    """Every weight that a model of this kind can have; those that a model lacks are left out when loading."""
+    return [*outer_rows(tree), *attention_half_rows(tree), *dense_rows(tree)]

@@ -1,0 +1,42 @@
+"""Apertus (Swiss AI Initiative 2025, arXiv:2509.14233): a trained activation, and queries and keys normalised head by head."""
+
+from hooked_lm.components.activations import XIELU
+from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.mlp import MLP
+from hooked_lm.components.norm import RMSNorm
+from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.weights import Row
+
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
+
+NO_EFFECT = ("qk_norm",)  # queries and keys are normalised in any case
+
+
+def config(hf: HFConfig) -> DecoderConfig:
+    norm, d_head = llama_like.rms_norm(hf), hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
+    attn = llama_like.attention(
+        hf,
+        qkv_bias=hf.attention_bias,
+        out_bias=hf.attention_bias,
+        qk_norm=RMSNorm.Config(d_head, hf.rms_norm_eps),
+    )
+    act_fn = XIELU.Config() if hf.hidden_act == "xielu" else hf.hidden_act
+    mlp = MLP.Config(hf.hidden_size, hf.intermediate_size, act_fn, bias=False)
+    block = PreNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm)
+    return llama_like.around(hf, [block] * hf.num_hidden_layers, norm)
+
+
+def rows(tree: DecoderConfig) -> list[Row]:
+    theirs, ours = "model.layers.{l}.", "blocks.{l}."
+    numbers = ("alpha_p", "alpha_n", "beta", "eps")
+    return [
+        *llama_like.outer_rows(tree),
+        Row(theirs + "attention_layernorm.weight", ours + "ln1.w"),
+        Row(theirs + "feedforward_layernorm.weight", ours + "ln2.w"),
+        *llama_like.attention_rows(tree),
+        *llama_like.plain_mlp_rows(tree),
+        *(Row(f"{theirs}mlp.act_fn.{name}", f"{ours}mlp.act_fn.{name}") for name in numbers),
+    ]

@@ -1,0 +1,20 @@
+"""DeepSeek-V2 (DeepSeek-AI 2024, arXiv:2405.04434): latent attention, experts in groups."""
+
+from hooked_lm.components.router import GroupedSoftmaxRouter
+from hooked_lm.families._shared import deepseek as deepseek
+from hooked_lm.families._shared.deepseek import rows
+from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.models.config.tree import DecoderConfig
+
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
+
+NO_EFFECT = (*deepseek.NO_EFFECT, "norm_topk_prob")  # the published code renormalises nothing
+
+
+def config(hf: HFConfig) -> DecoderConfig:
+    groups = {"greedy": (1, 1), "group_limited_greedy": (hf.n_group, hf.topk_group)}
+    if hf.topk_method not in groups:
+        raise ValueError(f"topk_method {hf.topk_method!r} is not supported; {' and '.join(groups)} are")
+    router = GroupedSoftmaxRouter(*groups[hf.topk_method], hf.routed_scaling_factor)
+    return deepseek.decoder(hf, deepseek.attention(hf, adjacent_pairs=True), router, hf.mlp_bias)

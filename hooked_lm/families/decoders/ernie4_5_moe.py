@@ -1,0 +1,53 @@
+"""ERNIE 4.5 with experts (Baidu 2025): adjacent rotary pairs, a correction of the experts' choice, shared experts."""
+
+from dataclasses import replace
+
+from hooked_lm.components.mlp import GatedMLP
+from hooked_lm.components.moe import MoE
+from hooked_lm.components.router import CorrectedSoftmaxRouter
+from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared import moe as moe
+from hooked_lm.families._shared.llama_like import PREFIX
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.families._shared.rotary import rotary
+from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.weights import Row
+
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
+
+PREPENDS_BOS = False
+IGNORED = (*llama_like.IGNORED, "*mtp*")  # they predict further tokens ahead
+# How training balanced the experts' loads, and how many further tokens it predicted.
+NO_EFFECT = (*moe.NO_EFFECT, "moe_capacity", "moe_gate", "moe_use_aux_free", "num_nextn_predict_layers")
+
+
+def config(hf: HFConfig) -> DecoderConfig:
+    d_head = hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
+    attn = llama_like.attention(
+        hf, rotary=rotary(hf, d_head, adjacent_pairs=True), qkv_bias=hf.use_bias, out_bias=hf.use_bias
+    )
+    expert, n_shared = (
+        GatedMLP.Config(hf.hidden_size, hf.moe_intermediate_size, hf.hidden_act),
+        hf.moe_num_shared_experts,
+    )
+    shared = replace(expert, d_mlp=hf.moe_intermediate_size * n_shared, bias=hf.use_bias) if n_shared > 0 else None
+    router = CorrectedSoftmaxRouter(hf.moe_norm_min)
+    experts = MoE.Config(expert, hf.moe_num_experts, hf.moe_k, router, shared=shared)
+    first, last, step = hf.moe_layer_start_index, hf.moe_layer_end_index, hf.moe_layer_interval
+
+    def is_sparse(layer: int) -> bool:
+        return (layer + 1) % step == 0 and first <= layer <= last
+
+    return moe.decoder(hf, attn, moe.some_sparse(hf, experts, is_sparse, hf.use_bias), bias=hf.use_bias)
+
+
+def rows(tree: DecoderConfig) -> list[Row]:
+    theirs, ours = "model.layers.{l}.mlp.", "blocks.{l}.mlp."
+    correction = ours + "b_choice"
+    return [
+        *(row for row in moe.rows(tree) if row.ours != correction),
+        Row(theirs + "moe_statics.e_score_correction_bias", correction, "1 e -> e"),
+        Row(theirs + "shared_experts.gate_proj.bias", ours + "shared.b_gate"),
+        Row(theirs + "shared_experts.up_proj.bias", ours + "shared.b_in"),
+        Row(theirs + "shared_experts.down_proj.bias", ours + "shared.b_out"),
+    ]

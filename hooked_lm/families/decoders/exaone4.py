@@ -1,0 +1,38 @@
+"""EXAONE 4.0 (LG AI Research 2025, arXiv:2507.11407): norms after the sublayers; where most layers are local, those that
+see everything know no positions."""
+
+from dataclasses import replace
+
+from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.norm import RMSNorm
+from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.weights import Row
+
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
+
+PREPENDS_BOS = False
+NO_EFFECT = ("sliding_window_pattern",)  # layer_types say the same
+
+
+def config(hf: HFConfig) -> DecoderConfig:
+    norm, d_head = llama_like.rms_norm(hf), hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
+    attn = llama_like.attention(hf, qk_norm=RMSNorm.Config(d_head, hf.rms_norm_eps))
+    block = PreNormBlock.Config(attn=attn, ln1_post=norm, mlp=llama_like.gated_mlp(hf), ln2_post=norm)
+    is_hybrid = hf.sliding_window is not None
+    attns = [
+        replace(attn, window=window, rotary=attn.rotary if window or not is_hybrid else None)
+        for window in llama_like.windows(hf)
+    ]
+    return llama_like.around(hf, [replace(block, attn=attn) for attn in attns], norm)
+
+
+def rows(tree: DecoderConfig) -> list[Row]:
+    return [
+        *llama_like.outer_rows(tree),
+        *llama_like.post_norm_rows(tree),
+        *llama_like.attention_rows(tree),
+        *llama_like.mlp_rows(tree),
+    ]

@@ -1,0 +1,146 @@
+"""Gemma 4 (Google DeepMind 2026, ai.google.dev/gemma/docs/core): wider heads in full layers, of which few pairs turn; values
+are normalised, and in full layers may be made by the weights of keys; the last layers may borrow keys and values, and
+each layer may have an embedding of its own."""
+
+from dataclasses import replace
+from typing import Any
+
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.attention.shared_kv import SharedKVAttention
+from hooked_lm.components.blocks.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
+from hooked_lm.components.mlp import GatedMLP
+from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.normed_moe import NormedMoE
+from hooked_lm.components.router import SoftmaxRouter
+from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared import moe as moe
+from hooked_lm.families._shared.llama_like import PREFIX
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.families._shared.rotary import n_ctx, rotary
+from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.weights import Row
+
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
+
+# Layers that borrow keys and values may have weights for them in a checkpoint. They take no part.
+IGNORED = (*llama_like.IGNORED, *(f"*.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm", "v_norm")))
+NO_EFFECT = ("hidden_act",)  # hidden_activation is the one that counts
+
+
+def config(hf: HFConfig) -> DecoderConfig:
+    if hf.use_bidirectional_attention == "all":
+        raise ValueError("use_bidirectional_attention='all' is not supported for gemma4_text; None and 'vision' are")
+    norm, d_layer = llama_like.rms_norm(hf), hf.hidden_size_per_layer_input
+    kinds, n_own = hf.layer_types[: hf.num_hidden_layers], hf.num_hidden_layers - hf.num_kv_shared_layers
+    kv_source_layers = {kind: layer for layer, kind in enumerate(kinds[:n_own])}  # the last of each kind
+    if unlent := set(kinds) - set(kv_source_layers):
+        raise ValueError(f"num_kv_shared_layers={hf.num_kv_shared_layers} leaves no layer to borrow from for {unlent}")
+    block = PerLayerBlock.Config(
+        attn=_attention(hf, 0, lends=False),
+        mlp=_mlp(hf, is_own=True),
+        ln1=norm,
+        ln1_post=norm,
+        ln2=None if hf.enable_moe_block else norm,  # experts and MLP have norms of their own
+        ln2_post=norm,
+        per_layer=PerLayerGate.Config(hf.hidden_size, d_layer, hf.hidden_activation) if d_layer else None,
+        per_layer_post=norm if d_layer else None,
+    )
+    own = [
+        replace(block, attn=_attention(hf, layer, lends=n_own < len(kinds) and layer in kv_source_layers.values()))
+        for layer in range(n_own)
+    ]
+    borrowing = [
+        replace(block, attn=_borrowing(hf, layer, kv_source_layers[kinds[layer]]), mlp=_mlp(hf, is_own=False))
+        for layer in range(n_own, len(kinds))
+    ]
+    cap = hf.final_logit_softcapping
+    tree = llama_like.around(hf, [*own, *borrowing], norm, scale=hf.hidden_size**0.5, soft_cap=cap)
+    return replace(tree, n_ctx=n_ctx(hf, "full_attention"), per_layer=_per_layer(hf) if d_layer else None)
+
+
+def _options(hf: HFConfig, layer: int) -> dict[str, Any]:
+    """What the attention of a layer is given whether it makes keys and values or borrows them."""
+    own = {int(index): fields for index, fields in (hf.get("per_layer_config") or {}).items()}.get(layer, {})
+    if unknown := set(own) - {"head_dim", "num_key_value_heads"}:
+        raise ValueError(f"per_layer_config of layer {layer} has fields that nobody reads: {sorted(unknown)}")
+    base = {"head_dim": hf.get("head_dim"), "num_key_value_heads": hf.get("num_key_value_heads")} | own
+    d_head = base["head_dim"] or hf.hidden_size // hf.num_attention_heads
+    return {
+        "d_model": hf.hidden_size,
+        "n_heads": hf.num_attention_heads,
+        "d_head": d_head,
+        "n_key_value_heads": base["num_key_value_heads"],
+        "scale": 1.0,
+        "qkv_bias": hf.attention_bias,
+        "out_bias": hf.attention_bias,
+        "rotary": rotary(hf, d_head, hf.layer_types[layer]),
+        "qk_norm": RMSNorm.Config(d_head, hf.rms_norm_eps),
+        "window": llama_like.windows(hf)[layer],
+    }
+
+
+def _attention(hf: HFConfig, layer: int, lends: bool) -> Attention.Config:
+    options, is_full = _options(hf, layer), hf.layer_types[layer] == "full_attention"
+    v_norm = replace(options["qk_norm"], weight=False)
+    from_keys = hf.attention_k_eq_v and is_full
+    return Attention.Config(**options, v_norm=v_norm, values_from_keys=from_keys, lends=lends)
+
+
+def _borrowing(hf: HFConfig, layer: int, kv_source_layer: int) -> SharedKVAttention.Config:
+    return SharedKVAttention.Config(**_options(hf, layer), kv_source_layer=kv_source_layer)
+
+
+def _mlp(hf: HFConfig, is_own: bool) -> GatedMLP.Config | NormedMoE.Config:
+    """The MLP of a layer, and perhaps experts beside it; layers that borrow may have it twice as wide."""
+    d_mlp = hf.intermediate_size * (2 if hf.use_double_wide_mlp and not is_own else 1)
+    mlp = GatedMLP.Config(hf.hidden_size, d_mlp, hf.hidden_activation)
+    n_experts, top_k, d_expert = hf.num_experts, hf.top_k_experts, hf.moe_intermediate_size
+    if not hf.enable_moe_block:
+        return mlp
+    expert, router = replace(mlp, d_mlp=d_expert), SoftmaxRouter(renormalize=True)
+    return NormedMoE.Config(expert, n_experts, top_k, router, shared=mlp, norm=llama_like.rms_norm(hf))
+
+
+def _per_layer(hf: HFConfig) -> PerLayerEmbed.Config:
+    d_vocab, d_layer = hf.vocab_size_per_layer_input, hf.hidden_size_per_layer_input
+    if d_vocab < hf.vocab_size:
+        raise ValueError(f"vocab_size_per_layer_input={d_vocab} has no rows for all of vocab_size={hf.vocab_size}")
+    norm = RMSNorm.Config(d_layer, hf.rms_norm_eps)
+    return PerLayerEmbed.Config(d_vocab, hf.hidden_size, hf.num_hidden_layers, d_layer, norm)
+
+
+def rows(tree: DecoderConfig) -> list[Row]:
+    theirs, ours = "model.layers.{l}.", "blocks.{l}."
+    return [
+        *llama_like.outer_rows(tree),
+        *llama_like.four_norm_rows(tree),
+        *llama_like.attention_rows(tree),
+        *llama_like.mlp_rows(tree),
+        *_sparse_rows(tree),
+        Row("model.embed_tokens_per_layer.weight", "per_layer.W_E", "v (n h) -> v n h"),
+        Row("model.per_layer_model_projection.weight", "per_layer.W_proj", "(n h) m -> m n h"),
+        Row("model.per_layer_projection_norm.weight", "per_layer.norm.w"),
+        Row(theirs + "per_layer_input_gate.weight", ours + "per_layer.W_gate", "h m -> m h"),
+        Row(theirs + "per_layer_projection.weight", ours + "per_layer.W_out", "m h -> h m"),
+        Row(theirs + "post_per_layer_input_norm.weight", ours + "per_layer_post.w"),
+        Row(theirs + "layer_scalar", ours + "scale"),
+    ]
+
+
+def _sparse_rows(tree: DecoderConfig) -> list[Row]:
+    """Router, experts, the MLP beside them, and the norms of all."""
+    theirs, ours, e = "model.layers.{l}.", "blocks.{l}.mlp.", moe.n_experts(tree)
+    norms = {"pre": "", "post": "_post"}
+    return [
+        *(Row(f"{theirs}{x}_feedforward_layernorm_2.weight", f"{ours}ln_experts{y}.w") for x, y in norms.items()),
+        Row(theirs + "pre_feedforward_layernorm.weight", ours + "ln_shared.w"),
+        Row(theirs + "post_feedforward_layernorm_1.weight", ours + "ln_shared_post.w"),
+        Row(theirs + "router.scale", ours + "ln_router.w"),
+        Row(theirs + "router.proj.weight", ours + "W_router", "e m -> m e"),
+        Row(theirs + "router.per_expert_scale", ours + "expert_scale"),
+        Row(theirs + "experts.gate_up_proj", ours + "experts.{e}.W_{x}", "e (x f) m -> m f", e=e, x=["gate", "in"]),
+        Row(theirs + "experts.down_proj", ours + "experts.{e}.W_out", "e m f -> f m", e=e),
+        Row(theirs + "mlp.gate_proj.weight", ours + "shared.W_gate", "f m -> m f"),
+        Row(theirs + "mlp.up_proj.weight", ours + "shared.W_in", "f m -> m f"),
+        Row(theirs + "mlp.down_proj.weight", ours + "shared.W_out", "m f -> f m"),
+    ]

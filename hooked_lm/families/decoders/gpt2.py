@@ -1,0 +1,69 @@
+"""GPT-2 (Radford et al. 2019, Language Models are Unsupervised Multitask Learners)."""
+
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.embed import Embed, PosEmbed, Unembed
+from hooked_lm.components.mlp import MLP
+from hooked_lm.components.norm import LayerNorm
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.weights import Row
+
+PREFIX = "transformer."
+IGNORED = ("*.attn.bias", "*.attn.masked_bias")
+NO_EFFECT = (
+    "n_ctx",
+    "reorder_and_upcast_attn",
+)  # an old name of n_positions; how the same product is rounded
+
+
+def config(hf: HFConfig) -> DecoderConfig:
+    d_head = hf.n_embd // hf.n_head
+    norm = LayerNorm.Config(hf.n_embd, hf.layer_norm_epsilon)
+    mlp = MLP.Config(hf.n_embd, hf.n_inner or 4 * hf.n_embd, hf.activation_function)
+    scale = d_head**-0.5 if hf.scale_attn_weights else 1.0
+    scales = [scale / (layer + 1 if hf.scale_attn_by_inverse_layer_idx else 1) for layer in range(hf.n_layer)]
+    return DecoderConfig(
+        n_ctx=hf.n_positions,
+        embed=Embed.Config(hf.vocab_size, hf.n_embd),
+        pos_embed=PosEmbed.Config(hf.n_positions, hf.n_embd),
+        blocks=tuple(
+            PreNormBlock.Config(
+                attn=Attention.Config(hf.n_embd, hf.n_head, d_head, scale=scale, qkv_bias=True, out_bias=True),
+                ln1=norm,
+                mlp=mlp,
+                ln2=norm,
+            )
+            for scale in scales
+        ),
+        ln_final=norm,
+        unembed=Unembed.Config(hf.n_embd, hf.vocab_size, tied=hf.tie_word_embeddings),
+    )
+
+
+def rows(tree: DecoderConfig) -> list[Row]:
+    theirs, ours = "transformer.h.{l}.", "blocks.{l}."
+    return [
+        Row("transformer.wte.weight", "embed.W_E"),
+        Row("transformer.wpe.weight", "pos_embed.W_pos"),
+        Row(theirs + "ln_1.weight", ours + "ln1.w"),
+        Row(theirs + "ln_1.bias", ours + "ln1.b"),
+        Row(theirs + "attn.c_attn.weight", ours + "attn.W_{qkv}", "m (qkv n h) -> n m h", qkv="QKV"),
+        Row(theirs + "attn.c_attn.bias", ours + "attn.b_{qkv}", "(qkv n h) -> n h", qkv="QKV"),
+        Row(theirs + "attn.c_proj.weight", ours + "attn.W_O", "(n h) m -> n h m"),
+        Row(theirs + "attn.c_proj.bias", ours + "attn.b_O"),
+        Row(theirs + "ln_2.weight", ours + "ln2.w"),
+        Row(theirs + "ln_2.bias", ours + "ln2.b"),
+        Row(theirs + "mlp.c_fc.weight", ours + "mlp.W_in"),
+        Row(theirs + "mlp.c_fc.bias", ours + "mlp.b_in"),
+        Row(theirs + "mlp.c_proj.weight", ours + "mlp.W_out"),
+        Row(theirs + "mlp.c_proj.bias", ours + "mlp.b_out"),
+        Row("transformer.ln_f.weight", "ln_final.w"),
+        Row("transformer.ln_f.bias", "ln_final.b"),
+        Row(
+            "lm_head.weight",
+            "unembed.W_U",
+            "v m -> m v",
+            tied="transformer.wte.weight" if tree.unembed.tied else None,
+        ),
+    ]

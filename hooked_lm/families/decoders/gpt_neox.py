@@ -1,0 +1,61 @@
+"""GPT-NeoX (Black et al. 2022, arXiv:2204.06745) and Pythia (Biderman et al. 2023, arXiv:2304.01373)."""
+
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.blocks.block import ParallelBlock, PreNormBlock
+from hooked_lm.components.embed import Embed, Unembed
+from hooked_lm.components.mlp import MLP
+from hooked_lm.components.norm import LayerNorm
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.families._shared.rotary import n_ctx, rotary
+from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.weights import Row
+
+PREFIX = "gpt_neox."
+PREPENDS_BOS = False
+IGNORED = ("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq")
+
+
+def config(hf: HFConfig) -> DecoderConfig:
+    d_head = hf.hidden_size // hf.num_attention_heads
+    norm = LayerNorm.Config(hf.hidden_size, hf.layer_norm_eps)
+    attn = Attention.Config(
+        d_model=hf.hidden_size,
+        n_heads=hf.num_attention_heads,
+        d_head=d_head,
+        qkv_bias=hf.attention_bias,
+        out_bias=hf.attention_bias,
+        rotary=rotary(hf, d_head, partial=True),
+    )
+    mlp = MLP.Config(hf.hidden_size, hf.intermediate_size, hf.hidden_act)
+    block = ParallelBlock if hf.use_parallel_residual else PreNormBlock
+    return DecoderConfig(
+        n_ctx=n_ctx(hf),
+        embed=Embed.Config(hf.vocab_size, hf.hidden_size),
+        blocks=(block.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm),) * hf.num_hidden_layers,
+        ln_final=norm,
+        unembed=Unembed.Config(hf.hidden_size, hf.vocab_size, tied=hf.tie_word_embeddings),
+    )
+
+
+def rows(tree: DecoderConfig) -> list[Row]:
+    theirs, ours = "gpt_neox.layers.{l}.", "blocks.{l}."
+    fused = theirs + "attention.query_key_value."
+    tied = "gpt_neox.embed_in.weight" if tree.unembed.tied else None
+    return [
+        Row("gpt_neox.embed_in.weight", "embed.W_E"),
+        Row(theirs + "input_layernorm.weight", ours + "ln1.w"),
+        Row(theirs + "input_layernorm.bias", ours + "ln1.b"),
+        Row(fused + "weight", ours + "attn.W_{qkv}", "(n qkv h) m -> n m h", qkv="QKV"),
+        Row(fused + "bias", ours + "attn.b_{qkv}", "(n qkv h) -> n h", qkv="QKV"),
+        Row(theirs + "attention.dense.weight", ours + "attn.W_O", "m (n h) -> n h m"),
+        Row(theirs + "attention.dense.bias", ours + "attn.b_O"),
+        Row(theirs + "post_attention_layernorm.weight", ours + "ln2.w"),
+        Row(theirs + "post_attention_layernorm.bias", ours + "ln2.b"),
+        Row(theirs + "mlp.dense_h_to_4h.weight", ours + "mlp.W_in", "f m -> m f"),
+        Row(theirs + "mlp.dense_h_to_4h.bias", ours + "mlp.b_in"),
+        Row(theirs + "mlp.dense_4h_to_h.weight", ours + "mlp.W_out", "m f -> f m"),
+        Row(theirs + "mlp.dense_4h_to_h.bias", ours + "mlp.b_out"),
+        Row("gpt_neox.final_layer_norm.weight", "ln_final.w"),
+        Row("gpt_neox.final_layer_norm.bias", "ln_final.b"),
+        Row("embed_out.weight", "unembed.W_U", "v m -> m v", tied=tied),
+    ]

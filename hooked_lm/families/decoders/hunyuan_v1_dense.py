@@ -1,0 +1,49 @@
+"""Hunyuan's dense models (Tencent 2025, huggingface.co/tencent/Hunyuan-7B-Pretrain): queries and keys are normalised
+after rotary, whose base is stretched once and for all."""
+
+from dataclasses import replace
+
+from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.rotary import Rotary
+from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.families._shared.rotary import rotary
+from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.weights import Row
+
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
+
+# What these configs say of relatives with images, experts or shared keys, and of switches that are always on.
+NO_EFFECT = (
+    *("*_id", "anyres_*", "vit_*", "num_media_embeds", "class_num", "pool_type", "norm_type", "dense_list"),
+    *("moe_*", "num_experts", "num_shared_expert", "cla_share_factor", "attention_head_dim", "org_vocab_size"),
+    *("*_lora_rank", "qk_*_head_dim", "v_head_dim", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor"),
+    *("use_qk_norm", "use_rotary_pos_emb", "enable_*fp32*"),
+)
+
+
+def config(hf: HFConfig) -> DecoderConfig:
+    d_head = hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
+    given, turn = hf.rope_parameters, None
+    if given["rope_type"] == "dynamic" and given.get("alpha"):  # dynamic by name: the same for prompts of every length
+        turn = Rotary(d_head, given["rope_theta"] * given["alpha"] ** (d_head / (d_head - 2)))
+    attn = llama_like.attention(
+        hf,
+        rotary=turn or rotary(hf, d_head),
+        qkv_bias=hf.attention_bias,
+        out_bias=hf.attention_bias,
+        qk_norm=RMSNorm.Config(d_head, hf.rms_norm_eps),
+        rotary_first=True,
+    )
+    tree = llama_like.decoder(hf, attn)
+    return tree if turn is None else replace(tree, n_ctx=hf.max_position_embeddings)
+
+
+def rows(tree: DecoderConfig) -> list[Row]:
+    theirs, ours = "model.layers.{l}.self_attn.", "blocks.{l}.attn."
+    return [
+        *(row for row in llama_like.rows(tree) if not row.ours.endswith(("q_norm.w", "k_norm.w"))),
+        Row(theirs + "query_layernorm.weight", ours + "q_norm.w"),
+        Row(theirs + "key_layernorm.weight", ours + "k_norm.w"),
+    ]

@@ -1,0 +1,79 @@
+"""Mamba (Gu and Dao 2023, arXiv:2312.00752): nothing but selective state spaces, one in each block."""
+
+from hooked_lm.components.blocks.mixer import MixerBlock
+from hooked_lm.components.embed import Embed, Unembed
+from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.ssm.mamba import Mamba
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.weights import Row
+
+PREFIX = "backbone."
+IGNORED = ()
+# what follows from another field, how a new model is initialised, which of several ways is taken to the same numbers;
+# and what the first checkpoints say twice
+NO_EFFECT = (
+    *("intermediate_size", "time_step_[!r]*", "rescale_prenorm_residual", "use_mambapy", "use_associative_scan"),
+    *("d_inner", "d_model", "n_layer", "ssm_cfg", "fused_add_norm", "pad_vocab_size_multiple"),
+)
+N_CTX = 2**20  # a state has no end; it is the training that was short
+
+
+def config(hf: HFConfig) -> DecoderConfig:
+    check_norm(hf)
+    norm = RMSNorm.Config(hf.hidden_size, hf.layer_norm_epsilon)
+    mixer = Mamba.Config(
+        d_model=hf.hidden_size,
+        d_inner=int(hf.expand * hf.hidden_size),
+        d_state=hf.state_size,
+        dt_rank=hf.time_step_rank,
+        conv_width=hf.conv_kernel,
+        act_fn=hf.hidden_act,
+        bias=hf.use_bias,
+        conv_bias=hf.use_conv_bias,
+    )
+    block = MixerBlock.Config(mixer=mixer, ln1=norm, wide_stream=hf.residual_in_fp32)
+    return DecoderConfig(
+        n_ctx=N_CTX,
+        embed=Embed.Config(hf.vocab_size, hf.hidden_size),
+        blocks=(block,) * hf.num_hidden_layers,
+        ln_final=norm,
+        unembed=Unembed.Config(hf.hidden_size, hf.vocab_size, tied=hf.tie_word_embeddings),
+    )
+
+
+def check_norm(hf: HFConfig) -> None:
+    """Raises ValueError for a checkpoint of LayerNorms, which the code of its authors knows and transformers does not."""
+    if not hf.get("rms_norm", True):
+        raise ValueError("rms_norm=False is not supported: this model type has RMS norms")
+
+
+def outer_rows(tree: DecoderConfig) -> list[Row]:
+    """Embedding, norms and unembedding of Mamba and Mamba-2."""
+    tied = "backbone.embeddings.weight" if tree.unembed.tied else None
+    return [
+        Row("backbone.embeddings.weight", "embed.W_E"),
+        Row("backbone.layers.{l}.norm.weight", "blocks.{l}.ln1.w"),
+        Row("backbone.norm_f.weight", "ln_final.w"),
+        Row("lm_head.weight", "unembed.W_U", "v m -> m v", tied=tied),
+    ]
+
+
+def rows(tree: DecoderConfig) -> list[Row]:
+    mixer = tree.blocks[0].mixer
+    made = {"dt_down": mixer.dt_rank, "B": mixer.d_state, "C": mixer.d_state}
+    theirs, ours = "backbone.layers.{l}.mixer.", "blocks.{l}.mixer."
+    return [
+        *outer_rows(tree),
+        Row(theirs + "in_proj.weight", ours + "W_{x}", "(x i) m -> m i", x=["x", "gate"]),
+        Row(theirs + "in_proj.bias", ours + "b_{x}", "(x i) -> i", x=["x", "gate"]),
+        Row(theirs + "conv1d.weight", ours + "conv.W_conv", "i 1 k -> k i"),
+        Row(theirs + "conv1d.bias", ours + "conv.b_conv"),
+        Row(theirs + "x_proj.weight", ours + "W_{x}", "x i -> i x", x=made),
+        Row(theirs + "dt_proj.weight", ours + "W_dt_up", "i r -> r i"),
+        Row(theirs + "dt_proj.bias", ours + "dt_bias"),
+        Row(theirs + "A_log", ours + "A_log"),
+        Row(theirs + "D", ours + "D"),
+        Row(theirs + "out_proj.weight", ours + "W_out", "m i -> i m"),
+        Row(theirs + "out_proj.bias", ours + "b_out"),
+    ]

@@ -1,0 +1,67 @@
+"""Mamba-2 (Dao and Gu 2024, arXiv:2405.21060): state spaces with heads, one in each block."""
+
+from hooked_lm.components.blocks.mixer import MixerBlock
+from hooked_lm.components.embed import Embed, Unembed
+from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.ssm.mamba2 import Mamba2
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.families.decoders.mamba import N_CTX, check_norm, outer_rows
+from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.weights import Row
+
+PREFIX = "backbone."
+IGNORED = ()
+# what follows from another field, how a new model is initialised, in which pieces the same sum is taken
+NO_EFFECT = (
+    *("expand", "intermediate_size", "time_step_[!l]*", "rescale_prenorm_residual", "chunk_size"),
+    "norm_before_gate",  # transformers gates before the norm, whatever it says
+)
+
+
+def config(hf: HFConfig) -> DecoderConfig:
+    check_norm(hf)
+    norm = RMSNorm.Config(hf.hidden_size, hf.layer_norm_epsilon)
+    least, most = hf.time_step_limit
+    mixer = Mamba2.Config(
+        d_model=hf.hidden_size,
+        n_heads=hf.num_heads,
+        d_head=hf.head_dim,
+        d_state=hf.state_size,
+        n_groups=hf.n_groups,
+        conv_width=hf.conv_kernel,
+        act_fn=hf.hidden_act,
+        bias=hf.use_bias,
+        conv_bias=hf.use_conv_bias,
+        dt_limit=(least, most),
+        eps=hf.layer_norm_epsilon,
+    )
+    block = MixerBlock.Config(mixer=mixer, ln1=norm, wide_stream=hf.residual_in_fp32)
+    return DecoderConfig(
+        n_ctx=N_CTX,
+        embed=Embed.Config(hf.vocab_size, hf.hidden_size),
+        blocks=(block,) * hf.num_hidden_layers,
+        ln_final=norm,
+        unembed=Unembed.Config(hf.hidden_size, hf.vocab_size, tied=hf.tie_word_embeddings),
+    )
+
+
+def mixer_rows(mixer: Mamba2.Config, theirs: str) -> list[Row]:
+    """The mixer of a layer, whose names begin so."""
+    ours = "blocks.{l}.mixer."
+    made = {"gate": mixer.d_inner, "x": mixer.d_inner, "B": mixer.d_shared, "C": mixer.d_shared, "dt": mixer.n_heads}
+    return [
+        Row(theirs + "in_proj.weight", ours + "W_{x}", "x m -> m x", x=made),
+        Row(theirs + "in_proj.bias", ours + "b_{x}", "x -> x", x=made),
+        Row(theirs + "conv1d.weight", ours + "conv.W_conv", "i 1 k -> k i"),
+        Row(theirs + "conv1d.bias", ours + "conv.b_conv"),
+        Row(theirs + "A_log", ours + "A_log"),
+        Row(theirs + "dt_bias", ours + "dt_bias"),
+        Row(theirs + "D", ours + "D"),
+        Row(theirs + "norm.weight", ours + "norm.w", "(g i) -> g i"),
+        Row(theirs + "out_proj.weight", ours + "W_out", "m i -> i m"),
+        Row(theirs + "out_proj.bias", ours + "b_out"),
+    ]
+
+
+def rows(tree: DecoderConfig) -> list[Row]:
+    return [*outer_rows(tree), *mixer_rows(tree.blocks[0].mixer, "backbone.layers.{l}.mixer.")]

@@ -1,0 +1,80 @@
+"""MPT (MosaicML 2023, Introducing MPT-7B): attention with linear biases, no bias anywhere."""
+
+from typing import Any
+
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.attention.position_bias import Alibi
+from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.embed import Embed, Unembed
+from hooked_lm.components.mlp import MLP
+from hooked_lm.components.norm import LayerNorm
+from hooked_lm.families._shared import classic as classic
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.weights import Row
+
+PREFIX = "transformer."
+PREPENDS_BOS = False
+IGNORED = ()
+NO_EFFECT = ("init_device", "init_config", "verbose", "tokenizer_name", "embedding_fraction", "learned_pos_emb")
+
+# What the fields of `attn_config` that nobody reads have to be: transformers has no other attention.
+ATTENTION = {
+    "attn_type": "multihead_attention",
+    "prefix_lm": False,
+    "qk_ln": False,
+    "attn_uses_sequence_id": False,
+    "alibi": True,
+    "alibi_bias_max": 8,
+}
+
+
+def config(hf: HFConfig) -> DecoderConfig:
+    d_model = hf.d_model
+    norm = LayerNorm.Config(d_model, hf.layer_norm_epsilon, bias=False)
+    block = PreNormBlock.Config(
+        attn=attention(d_model, hf.n_heads, hf.attn_config),
+        ln1=norm,
+        mlp=MLP.Config(d_model, 4 * d_model, "gelu", bias=False),
+        ln2=norm,
+    )
+    return DecoderConfig(
+        n_ctx=hf.max_seq_len,
+        embed=Embed.Config(hf.vocab_size, d_model),
+        blocks=(block,) * hf.n_layers,
+        ln_final=norm,
+        unembed=Unembed.Config(d_model, hf.vocab_size, tied=hf.tie_word_embeddings),
+    )
+
+
+def attention(d_model: int, n_heads: int, fields: dict[str, Any]) -> Attention.Config:
+    """Of a config within the config, in which nothing may be passed over either."""
+    hf = HFConfig(fields, ATTENTION)
+    attn = Attention.Config(
+        d_model,
+        n_heads,
+        d_model // n_heads,
+        scale=hf.get("softmax_scale"),
+        clip=hf.get("clip_qkv") or None,
+        position_bias=Alibi(n_heads),
+    )
+    if unread := hf.unread(("attn_impl",)):
+        raise ValueError(
+            "fields of attn_config that are not supported: " + ", ".join(f"{name}={v!r}" for name, v in unread.items())
+        )
+    return attn
+
+
+def rows(tree: DecoderConfig) -> list[Row]:
+    theirs, ours = "transformer.blocks.{l}.", "blocks.{l}."
+    return [
+        Row("transformer.wte.weight", "embed.W_E"),
+        Row(theirs + "norm_1.weight", ours + "ln1.w"),
+        Row(theirs + "attn.Wqkv.weight", ours + "attn.W_{qkv}", "(qkv n h) m -> n m h", qkv="QKV"),
+        *classic.out_of_attention(theirs + "attn.out_proj"),
+        Row(theirs + "norm_2.weight", ours + "ln2.w"),
+        *classic.into_mlp(theirs + "ffn.up_proj"),
+        *classic.out_of_mlp(theirs + "ffn.down_proj"),
+        Row("transformer.norm_f.weight", "ln_final.w"),
+        *classic.head("lm_head", tree, "transformer.wte.weight"),
+    ]

@@ -1,0 +1,46 @@
+"""nanochat (Karpathy 2025, github.com/karpathy/nanochat): norms without weights, one of them after the embedding; queries
+and keys turned the other way round and then normalised; squared ReLU, and a soft cap on the logits."""
+
+from dataclasses import replace
+
+from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.mlp import MLP
+from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.rotary import Backward
+from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.families._shared.rotary import rotary
+from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.weights import Row
+
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
+
+NO_EFFECT = ("logits_soft_cap",)  # an older name of final_logit_softcapping, which alone counts
+
+
+def config(hf: HFConfig) -> DecoderConfig:
+    d_head = hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
+    norm, turn = RMSNorm.Config(hf.hidden_size, hf.rms_norm_eps, weight=False), rotary(hf, d_head)
+    attn = llama_like.attention(
+        hf,
+        rotary=replace(turn, scaling=Backward(turn.scaling)),
+        qkv_bias=hf.attention_bias,
+        out_bias=hf.attention_bias,
+        qk_norm=replace(norm, d_model=d_head),
+        rotary_first=True,
+    )
+    mlp = MLP.Config(hf.hidden_size, hf.intermediate_size, hf.hidden_act, bias=False)
+    block = PreNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm)
+    tree = llama_like.around(hf, [block] * hf.num_hidden_layers, norm, soft_cap=hf.final_logit_softcapping)
+    return replace(tree, embed=replace(tree.embed, norm=norm))
+
+
+def rows(tree: DecoderConfig) -> list[Row]:
+    theirs, ours = "model.layers.{l}.mlp.", "blocks.{l}.mlp."
+    return [
+        *llama_like.outer_rows(tree),
+        *llama_like.attention_rows(tree),
+        Row(theirs + "fc1.weight", ours + "W_in", "f m -> m f"),
+        Row(theirs + "fc2.weight", ours + "W_out", "m f -> f m"),
+    ]

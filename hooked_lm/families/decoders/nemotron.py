@@ -1,0 +1,33 @@
+"""Nemotron-4 and Minitron (Parmar et al. 2024, arXiv:2402.16819): squared ReLU without a gate, partial rotary, layer norms
+whose weights are stored less one."""
+
+from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.mlp import MLP
+from hooked_lm.components.norm import LayerNorm
+from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.weights import Row
+
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
+
+# `rope_parameters` repeat the first where it counts; head_dim is the width that the weights have.
+NO_EFFECT = ("partial_rotary_factor", "kv_channels")
+
+
+def config(hf: HFConfig) -> DecoderConfig:
+    norm = LayerNorm.Config(hf.hidden_size, hf.norm_eps, offset=1.0)
+    attn = llama_like.attention(hf, partial=True, qkv_bias=hf.attention_bias, out_bias=hf.attention_bias)
+    mlp = MLP.Config(hf.hidden_size, hf.intermediate_size, hf.hidden_act, hf.mlp_bias)
+    block = PreNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm)
+    return llama_like.around(hf, [block] * hf.num_hidden_layers, norm)
+
+
+def rows(tree: DecoderConfig) -> list[Row]:
+    return [
+        *llama_like.outer_rows(tree),
+        *llama_like.norm_rows(tree),
+        *llama_like.attention_rows(tree),
+        *llama_like.plain_mlp_rows(tree),
+    ]

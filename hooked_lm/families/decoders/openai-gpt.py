@@ -1,0 +1,51 @@
+"""GPT (Radford et al. 2018, Improving Language Understanding by Generative Pre-Training): the norms are in the stream."""
+
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.blocks.block import PostNormBlock
+from hooked_lm.components.embed import Embed, PosEmbed, Unembed
+from hooked_lm.components.mlp import MLP
+from hooked_lm.components.norm import LayerNorm
+from hooked_lm.families._shared import classic as classic
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.weights import Row
+
+PREFIX = "transformer."
+IGNORED = ("*.attn.bias", "transformer.position_ids")
+NO_EFFECT = ("n_ctx",)  # an old name of n_positions
+
+ACTIVATIONS = {"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}  # their "gelu" is the approximation
+
+
+def config(hf: HFConfig) -> DecoderConfig:
+    if hf.afn not in ACTIVATIONS:
+        raise ValueError(f"afn {hf.afn!r} is none of {', '.join(ACTIVATIONS)}")
+    attn = Attention.Config(hf.n_embd, hf.n_head, hf.n_embd // hf.n_head, qkv_bias=True, out_bias=True)
+    norm = LayerNorm.Config(hf.n_embd, hf.layer_norm_epsilon)
+    mlp = MLP.Config(hf.n_embd, 4 * hf.n_embd, ACTIVATIONS[hf.afn])
+    return DecoderConfig(
+        n_ctx=hf.n_positions,
+        embed=Embed.Config(hf.vocab_size, hf.n_embd),
+        pos_embed=PosEmbed.Config(hf.n_positions, hf.n_embd),
+        blocks=(PostNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm),) * hf.n_layer,
+        unembed=Unembed.Config(hf.n_embd, hf.vocab_size, tied=hf.tie_word_embeddings),
+    )
+
+
+def rows(tree: DecoderConfig) -> list[Row]:
+    theirs, ours = "transformer.h.{l}.", "blocks.{l}."
+    return [
+        Row("transformer.tokens_embed.weight", "embed.W_E"),
+        Row("transformer.positions_embed.weight", "pos_embed.W_pos"),
+        Row(theirs + "attn.c_attn.weight", ours + "attn.W_{qkv}", "m (qkv n h) -> n m h", qkv="QKV"),
+        Row(theirs + "attn.c_attn.bias", ours + "attn.b_{qkv}", "(qkv n h) -> n h", qkv="QKV"),
+        Row(theirs + "attn.c_proj.weight", ours + "attn.W_O", "(n h) m -> n h m"),
+        Row(theirs + "attn.c_proj.bias", ours + "attn.b_O"),
+        *classic.norm(theirs + "ln_1", ours + "ln1"),
+        Row(theirs + "mlp.c_fc.weight", ours + "mlp.W_in"),
+        Row(theirs + "mlp.c_fc.bias", ours + "mlp.b_in"),
+        Row(theirs + "mlp.c_proj.weight", ours + "mlp.W_out"),
+        Row(theirs + "mlp.c_proj.bias", ours + "mlp.b_out"),
+        *classic.norm(theirs + "ln_2", ours + "ln2"),
+        *classic.head("lm_head", tree, "transformer.tokens_embed.weight"),
+    ]

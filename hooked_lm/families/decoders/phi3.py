@@ -1,0 +1,29 @@
+"""Phi-3 (Abdin et al. 2024, arXiv:2404.14219) and Phi-4: fused projections, partial rotary, long-context factors."""
+
+from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.weights import Row
+
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
+
+# `rope_parameters` repeat both where they count.
+NO_EFFECT = ("original_max_position_embeddings", "partial_rotary_factor")
+
+
+def config(hf: HFConfig) -> DecoderConfig:
+    return llama_like.decoder(hf, llama_like.attention(hf, partial=True, window=hf.sliding_window))
+
+
+def rows(tree: DecoderConfig) -> list[Row]:
+    attn = tree.blocks[0].attn
+    heads = {"Q": attn.n_heads, "K": attn.n_kv, "V": attn.n_kv}
+    theirs, ours = "model.layers.{l}.", "blocks.{l}."
+    return [
+        *llama_like.outer_rows(tree),
+        *llama_like.norm_rows(tree),
+        Row(theirs + "self_attn.qkv_proj.weight", ours + "attn.W_{x}", "(x h) m -> x m h", x=heads),
+        Row(theirs + "self_attn.o_proj.weight", ours + "attn.W_O", "m (n h) -> n h m"),
+        *llama_like.fused_mlp_rows(tree),
+    ]

@@ -1,0 +1,57 @@
+"""Phi-3.5-MoE (Abdin et al. 2024, arXiv:2404.14219): layer norms, biases, and experts chosen by a sparse mixer.
+
+Past the trained length the frequencies are those of the long factors, as in the paper; transformers keeps the short ones.
+"""
+
+from hooked_lm.components.moe import MoE
+from hooked_lm.components.norm import LayerNorm
+from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.router import SparseMixerRouter
+from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared import moe as moe
+from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.families._shared.rotary import rotary
+from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.weights import Row
+
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
+
+PREPENDS_BOS = False
+
+# noise on the input of training; `rope_parameters` repeat the other where it counts
+NO_EFFECT = (*moe.NO_EFFECT, "input_jitter_noise", "original_max_position_embeddings")
+
+
+def config(hf: HFConfig) -> DecoderConfig:
+    norm = LayerNorm.Config(hf.hidden_size, hf.rms_norm_eps)
+    attn = llama_like.attention(
+        hf,
+        rotary=_rotary(hf),
+        qkv_bias=hf.attention_bias,
+        out_bias=hf.attention_bias,
+        window=hf.sliding_window,
+    )
+    experts = MoE.Config(
+        llama_like.gated_mlp(hf),
+        hf.num_local_experts,
+        hf.num_experts_per_tok,
+        SparseMixerRouter(hf.router_jitter_noise),
+    )
+    return moe.decoder(hf, attn, [experts] * hf.num_hidden_layers, norm=norm, bias=hf.lm_head_bias)
+
+
+def _rotary(hf: HFConfig) -> Rotary:
+    """The temperature of stretched frequencies has a name of its own here, for short and for long prompts."""
+    given = dict(hf.rope_parameters)
+    short, long = given.pop("short_mscale", None), given.pop("long_mscale", None)
+    if short != long:
+        raise ValueError(f"short_mscale={short} and long_mscale={long} differ; only one for both is supported")
+    if short is not None:
+        given["attention_factor"] = short
+    fields = {"rope_parameters": given, "max_position_embeddings": hf.max_position_embeddings}
+    return rotary(HFConfig(fields, {}), hf.hidden_size // hf.num_attention_heads)
+
+
+def rows(tree: DecoderConfig) -> list[Row]:
+    return [*llama_like.rows(tree), *moe.sparse_rows(tree, "block_sparse_moe", ("w1", "w3", "w2"))]

@@ -1,0 +1,24 @@
+"""Qwen3-MoE (Yang et al. 2025, arXiv:2505.09388): Qwen3 with experts in the place of MLPs, none of them shared."""
+
+from dataclasses import replace
+
+from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.router import SoftmaxRouter
+from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared import moe as moe
+from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
+from hooked_lm.families._shared.moe import rows
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.models.config.tree import DecoderConfig
+
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
+
+PREPENDS_BOS = False
+NO_EFFECT = (*moe.NO_EFFECT, "use_sliding_window", "max_window_layers")  # sliding_window says the same
+
+
+def config(hf: HFConfig) -> DecoderConfig:
+    attn = llama_like.attention(hf, qkv_bias=hf.attention_bias, out_bias=hf.attention_bias, window=hf.sliding_window)
+    attn = replace(attn, qk_norm=RMSNorm.Config(attn.d_head, hf.rms_norm_eps))
+    experts = moe.experts(hf, hf.num_local_experts, SoftmaxRouter(hf.norm_topk_prob), hf.moe_intermediate_size)
+    return moe.decoder(hf, attn, moe.some_sparse(hf, experts, moe.every_nth(hf)))

@@ -1,0 +1,96 @@
+"""RecurrentGemma (Botev et al. 2024, arXiv:2404.07839): Griffin's recurrent blocks, and local attention in between."""
+
+import torch
+
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.blocks.mixer import MixerMLPBlock
+from hooked_lm.components.embed import Embed, Unembed
+from hooked_lm.components.mlp import GatedMLP
+from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.ssm.rg_lru import RGLRU
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.families.decoders.mamba import N_CTX
+from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.weights import Row
+
+PREFIX = "model."
+PREPENDS_BOS = False
+IGNORED = ("*.rotary_emb.inv_freq",)
+# how a new model is initialised, and what follows from other fields
+NO_EFFECT = ("*w_init_variance_scale", "head_dim", "partial_rotary_factor")
+
+
+def config(hf: HFConfig) -> DecoderConfig:
+    d_model = hf.hidden_size
+    if not hf.get("embeddings_scale_by_sqrt_dim", True):
+        raise ValueError("embeddings_scale_by_sqrt_dim=False is not supported: transformers scales in any case")
+    norm = RMSNorm.Config(d_model, hf.rms_norm_eps, offset=1.0)
+    mlp = GatedMLP.Config(d_model, hf.intermediate_size // 2, hf.hidden_activation, bias=True)
+    mixer = RGLRU.Config(d_model, hf.lru_width, hf.num_attention_heads, hf.conv1d_width, hf.hidden_activation)
+    blocks = {
+        "recurrent": MixerMLPBlock.Config(mixer=mixer, ln1=norm, mlp=mlp, ln2=norm),
+        "attention": PreNormBlock.Config(attn=_attention(hf), ln1=norm, mlp=mlp, ln2=norm),
+    }
+    kinds = (list(hf.block_types) * hf.num_hidden_layers)[: hf.num_hidden_layers]
+    return DecoderConfig(
+        n_ctx=N_CTX,  # states have no end, and attention is local
+        # the scale is rounded, whatever the precision of the model
+        embed=Embed.Config(hf.vocab_size, d_model, scale=torch.tensor(d_model**0.5).bfloat16().item()),
+        blocks=tuple(blocks[kind] for kind in kinds),
+        ln_final=norm,
+        unembed=Unembed.Config(d_model, hf.vocab_size, soft_cap=float(hf.logits_soft_cap), tied=hf.tie_word_embeddings),
+    )
+
+
+def _attention(hf: HFConfig) -> Attention.Config:
+    rope = dict(hf.rope_parameters)
+    if rope.get("rope_type", "default") != "default":
+        raise ValueError(f"rope_type {rope['rope_type']!r} is not supported for recurrent_gemma; 'default' is")
+    d_head = hf.hidden_size // hf.num_attention_heads
+    return Attention.Config(
+        d_model=hf.hidden_size,
+        n_heads=hf.num_attention_heads,
+        d_head=d_head,
+        n_key_value_heads=hf.num_key_value_heads,
+        qkv_bias=hf.attention_bias,
+        out_bias=True,
+        rotary=Rotary(int(d_head * rope.get("partial_rotary_factor", 1.0)), float(rope["rope_theta"])),
+        window=hf.attention_window_size,
+    )
+
+
+def rows(tree: DecoderConfig) -> list[Row]:
+    layer = "model.layers.{l}."
+    temporal, attn, mixer = layer + "temporal_block.", "blocks.{l}.attn.", "blocks.{l}.mixer."
+    mlp, gates = {"gate": "gate", "up": "in", "down": "out"}, {"input": "i", "recurrent": "r"}
+    return [
+        Row("model.embed_tokens.weight", "embed.W_E"),
+        Row(layer + "temporal_pre_norm.weight", "blocks.{l}.ln1.w"),
+        *(Row(f"{temporal}{x}_proj.weight", f"{attn}W_{x.upper()}", "(n h) m -> n m h") for x in "qkv"),
+        *(Row(f"{temporal}{x}_proj.bias", f"{attn}b_{x.upper()}", "(n h) -> n h") for x in "qkv"),
+        Row(temporal + "o_proj.weight", attn + "W_O", "m (n h) -> n h m"),
+        Row(temporal + "o_proj.bias", attn + "b_O"),
+        Row(temporal + "linear_x.weight", mixer + "W_x", "i m -> m i"),
+        Row(temporal + "linear_x.bias", mixer + "b_x"),
+        Row(temporal + "linear_y.weight", mixer + "W_gate", "i m -> m i"),
+        Row(temporal + "linear_y.bias", mixer + "b_gate"),
+        Row(temporal + "conv_1d.weight", mixer + "conv.W_conv", "i 1 k -> k i"),
+        Row(temporal + "conv_1d.bias", mixer + "conv.b_conv"),
+        *(Row(f"{temporal}rg_lru.{theirs}_gate_weight", f"{mixer}W_{ours}") for theirs, ours in gates.items()),
+        *(Row(f"{temporal}rg_lru.{theirs}_gate_bias", f"{mixer}b_{ours}") for theirs, ours in gates.items()),
+        Row(temporal + "rg_lru.recurrent_param", mixer + "Lambda"),
+        Row(temporal + "linear_out.weight", mixer + "W_out", "m i -> i m"),
+        Row(temporal + "linear_out.bias", mixer + "b_out"),
+        Row(layer + "channel_pre_norm.weight", "blocks.{l}.ln2.w"),
+        *(Row(f"{layer}mlp_block.{x}_proj.weight", f"blocks.{{l}}.mlp.W_{y}", "o i -> i o") for x, y in mlp.items()),
+        *(Row(f"{layer}mlp_block.{x}_proj.bias", f"blocks.{{l}}.mlp.b_{y}") for x, y in mlp.items()),
+        Row("model.final_norm.weight", "ln_final.w"),
+        Row(
+            "lm_head.weight",
+            "unembed.W_U",
+            "v m -> m v",
+            tied="model.embed_tokens.weight" if tree.unembed.tied else None,
+        ),
+    ]

@@ -1,0 +1,13 @@
+"""BART (Lewis et al. 2019, arXiv:1910.13461): norms in the stream, learned positions."""
+
+from hooked_lm.components.embed import PosEmbed
+from hooked_lm.families._shared.bart_like import IGNORED, NO_EFFECT, PREFIX, encoder_decoder, fitted, rows
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.models.config.tree import EncoderDecoderConfig
+
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "fitted", "rows"]
+
+
+def config(hf: HFConfig) -> EncoderDecoderConfig:
+    pos_embed = PosEmbed.Config(hf.max_position_embeddings, hf.d_model, offset=2)
+    return encoder_decoder(hf, pos_embed, pre_norm=False, embed_norm=True)

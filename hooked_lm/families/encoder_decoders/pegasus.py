@@ -1,0 +1,26 @@
+"""PEGASUS (Zhang et al. 2019, arXiv:1912.08777): norms before sublayers, sinusoidal positions that files may hold."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from hooked_lm.components.embed import FixedPosEmbed, SinusoidalEmbed
+from hooked_lm.families._shared import bart_like as bart_like
+from hooked_lm.families._shared.bart_like import IGNORED, NO_EFFECT, PREFIX, encoder_decoder, rows
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.models.config.tree import EncoderDecoderConfig
+
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "fitted", "rows"]
+
+
+def config(hf: HFConfig) -> EncoderDecoderConfig:
+    return encoder_decoder(hf, FixedPosEmbed.Config(hf.max_position_embeddings, hf.d_model), pre_norm=True)
+
+
+def fitted(tree: EncoderDecoderConfig, tensors: Mapping[str, Tensor]) -> EncoderDecoderConfig:
+    tree = bart_like.fitted(tree, tensors)
+    if any(name.endswith("encoder.embed_positions.weight") for name in tensors):
+        return tree
+    sines = SinusoidalEmbed.Config(tree.embed.d_model)
+    return replace(tree, encoder=replace(tree.encoder, pos_embed=sines), decoder=replace(tree.decoder, pos_embed=sines))

@@ -1,0 +1,11 @@
+"""T5 (Raffel et al. 2019, arXiv:1910.10683), also in its versions 1.1 and Flan."""
+
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.families._shared.t5_like import IGNORED, NO_EFFECT, PREFIX, encoder_decoder, fitted, mlp, rows
+from hooked_lm.models.config.tree import EncoderDecoderConfig
+
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "fitted", "rows"]
+
+
+def config(hf: HFConfig) -> EncoderDecoderConfig:
+    return encoder_decoder(hf, mlp(hf), scale=hf.d_model**-0.5 if hf.scale_decoder_outputs else 1.0)

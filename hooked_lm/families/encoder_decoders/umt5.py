@@ -1,0 +1,11 @@
+"""umT5 (Chung et al. 2023, arXiv:2304.09151): T5 in many languages, each layer with a position bias of its own."""
+
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.families._shared.t5_like import IGNORED, NO_EFFECT, PREFIX, encoder_decoder, fitted, mlp, rows
+from hooked_lm.models.config.tree import EncoderDecoderConfig
+
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "fitted", "rows"]
+
+
+def config(hf: HFConfig) -> EncoderDecoderConfig:
+    return encoder_decoder(hf, mlp(hf), scale=hf.d_model**-0.5, shared_bias=False)

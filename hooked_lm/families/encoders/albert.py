@@ -1,0 +1,76 @@
+"""ALBERT (Lan et al. 2019, arXiv:1909.11942): layers that share their weights, embeddings narrower than the stream."""
+
+from hooked_lm.families._shared import bert_like as bert_like
+from hooked_lm.families._shared import classic as classic
+from hooked_lm.families._shared.bert_like import IGNORED, RENAMED, Names
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.models.config.tree import EncoderConfig
+from hooked_lm.weights import Row
+
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]
+
+PREFIX = "albert."
+# leftovers of the first checkpoints, which no model reads
+NO_EFFECT = (
+    *bert_like.NO_EFFECT,
+    *("down_scale_factor", "gap_size", "layers_to_keep", "net_structure_type", "num_memory_blocks"),
+)
+HEADS = Names(
+    mlm="predictions.dense",
+    mlm_norm="predictions.LayerNorm",
+    decoder="predictions.decoder",
+    bias="predictions.bias",
+    untied_bias="predictions.decoder.bias",
+    pooler="pooler",
+    nsp="sop_classifier.classifier",
+    text_dense=None,
+)
+
+
+def config(hf: HFConfig) -> EncoderConfig:
+    n_layers, n_groups, per_group = hf.num_hidden_layers, hf.num_hidden_groups, hf.inner_group_num
+    group_of = [int(layer / (n_layers / n_groups)) for layer in range(n_layers)]
+    if set(group_of) != set(range(n_groups)):
+        raise ValueError(f"num_hidden_groups={n_groups}: {n_layers} layers leave some of the groups without use")
+    places = [(group, inner) for group in group_of for inner in range(per_group)]
+    block = bert_like.blocks(hf, bert_like.attention(hf))[0]
+    embed = bert_like.embed(hf, n_types=hf.type_vocab_size, d_embed=hf.embedding_size)
+    return EncoderConfig(
+        n_ctx=hf.max_position_embeddings,
+        embed=bert_like.projected(embed, hf.hidden_size),
+        blocks=(block,) * len(places),
+        shares=tuple(places),
+        **bert_like.heads(hf, HEADS, d_embed=hf.embedding_size, mlm=hf.hidden_act),
+    )
+
+
+def rows(tree: EncoderConfig) -> list[Row]:
+    layers, shares = list[Row](), tree.shares or ()
+    for group, inner in dict.fromkeys(shares):
+        theirs = f"albert.encoder.albert_layer_groups.{group}.albert_layers.{inner}."
+        layers += layer_rows(theirs, f"blocks.{shares.index((group, inner))}.")
+    return [
+        *bert_like.embedding_rows("albert.embeddings."),
+        *bert_like.projection_rows("albert.encoder.embedding_hidden_mapping_in"),
+        *layers,
+        *bert_like.head_rows(tree, HEADS, PREFIX),
+    ]
+
+
+def layer_rows(theirs: str, ours: str) -> list[Row]:
+    """One set of weights, in the first block that has it."""
+    attn, rows = theirs + "attention.", list[Row]()
+    for name, x in (("query", "Q"), ("key", "K"), ("value", "V")):
+        rows.append(Row(f"{attn}{name}.weight", f"{ours}attn.W_{x}", "(n h) m -> n m h"))
+        rows.append(Row(f"{attn}{name}.bias", f"{ours}attn.b_{x}", "(n h) -> n h"))
+    return [
+        *rows,
+        Row(attn + "dense.weight", ours + "attn.W_O", "m (n h) -> n h m"),
+        Row(attn + "dense.bias", ours + "attn.b_O"),
+        *classic.norm(attn + "LayerNorm", ours + "ln1"),
+        Row(theirs + "ffn.weight", ours + "mlp.W_in", "f m -> m f"),
+        Row(theirs + "ffn.bias", ours + "mlp.b_in"),
+        Row(theirs + "ffn_output.weight", ours + "mlp.W_out", "m f -> f m"),
+        Row(theirs + "ffn_output.bias", ours + "mlp.b_out"),
+        *classic.norm(theirs + "full_layer_layer_norm", ours + "ln2"),
+    ]

@@ -1,0 +1,45 @@
+"""MPNet (Song et al. 2020, arXiv:2004.09297): learned positions and, beside them, a bias on the scores for each distance."""
+
+from hooked_lm.components.attention.position_bias import SharedBias
+from hooked_lm.components.attention.relative_bias import RelativeBias
+from hooked_lm.families._shared import bert_like as bert_like
+from hooked_lm.families._shared import classic as classic
+from hooked_lm.families._shared.bert_like import IGNORED, NO_EFFECT, RENAMED, ROBERTA
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.models.config.tree import EncoderConfig
+from hooked_lm.weights import Row
+
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]
+
+PREFIX = "mpnet."
+PAD = 1  # positions are counted from after it, whatever pad_token_id says
+N_BUCKETS = 32  # that are in use, whatever relative_attention_num_buckets says
+
+
+def config(hf: HFConfig) -> EncoderConfig:
+    if hf.relative_attention_num_buckets != N_BUCKETS:
+        raise ValueError(f"relative_attention_num_buckets={hf.relative_attention_num_buckets}: {N_BUCKETS} are used")
+    bias = RelativeBias.Config(hf.num_attention_heads, N_BUCKETS, bidirectional=True)
+    return EncoderConfig(
+        n_ctx=hf.max_position_embeddings - PAD - 1,
+        embed=bert_like.embed(hf, PAD + 1),
+        blocks=bert_like.blocks(hf, bert_like.attention(hf, position_bias=SharedBias())),
+        rel_pos_bias=bias,
+        **bert_like.heads(hf, ROBERTA),
+    )
+
+
+def rows(tree: EncoderConfig) -> list[Row]:
+    theirs = "mpnet.encoder.layer.{l}."
+    attn = theirs + "attention.attn."
+    return [
+        *bert_like.embedding_rows("mpnet.embeddings."),
+        Row("mpnet.encoder.relative_attention_bias.weight", "rel_pos_bias.W_rel"),
+        *classic.into_attention(attn + "q", attn + "k", attn + "v"),
+        *classic.out_of_attention(attn + "o"),
+        *classic.norm(theirs + "attention.LayerNorm", "blocks.{l}.ln1"),
+        *classic.into_mlp(theirs + "intermediate.dense"),
+        *classic.out_of_mlp(theirs + "output.dense"),
+        *classic.norm(theirs + "output.LayerNorm", "blocks.{l}.ln2"),
+        *bert_like.head_rows(tree, ROBERTA, PREFIX),
+    ]
