@@ -90,6 +90,18 @@ def check_length(new: Tensor, n_past: int, n_ctx: int) -> None:
         )
 
 
+def check_loss(logits: Tensor, tokens: Tensor | None) -> Tensor:
+    """The token ids that a loss is of. Raises ValueError unless there are logits and tokens of the same positions."""
+    if tokens is None:
+        raise ValueError("a loss needs the token ids: give tokens=... beside the residual stream")
+    if tokens.shape[1] != logits.shape[1]:
+        raise ValueError(
+            f"a loss needs the logits of all positions; there are {logits.shape[1]} (logits_to_keep leaves some out), and "
+            f"{tokens.shape[1]} tokens"
+        )
+    return tokens
+
+
 def check_rows(real: Tensor | None) -> None:
     """Raises ValueError for a row without a real token; not inside `torch.compile`."""
     if real is not None and not torch.compiler.is_compiling() and not real.any(1).all():

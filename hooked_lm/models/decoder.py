@@ -4,28 +4,19 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.components.context import Context
-from hooked_lm.components.embed import Unembed, soft_capped
+from hooked_lm.components.embed import soft_capped
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import HookPoint, is_listening
-from hooked_lm.models.checks import RETURN_TYPES, check_length, check_options, check_stream, one_input
+from hooked_lm.models.checks import RETURN_TYPES, check_length, check_loss, check_options, check_stream, one_input
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.tree import DecoderConfig
-from hooked_lm.models.decoder_sites import DecoderSites
-from hooked_lm.models.generation import decoder as generation
-from hooked_lm.models.loss import lm_cross_entropy_loss
+from hooked_lm.models.decoder_methods import DecoderMethods, Mask
 from hooked_lm.models.stack import Stack, Stream, checked_ids, follow_flags
-from hooked_lm.models.text.methods import TextMethods
-from hooked_lm.models.verification.verify import Verification, verify
-from hooked_lm.models.weights.fold import FoldMethods
-from hooked_lm.models.weights.state import sync_config
-from hooked_lm.models.weights.views import WeightViews
 
-Mask = Int[Tensor, "batch key_pos"] | Bool[Tensor, "batch key_pos"]
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"]
 
 
@@ -36,7 +27,7 @@ class Output(NamedTuple):
     loss: Float[Tensor, "*batch_pos"]
 
 
-class Decoder(TextMethods, WeightViews, FoldMethods, DecoderSites):
+class Decoder(DecoderMethods):
     """A decoder-only transformer in which every intermediate value has a name, built from a config.
 
     `hooked_lm.HookedTransformer` is this class with the ways to and from checkpoints.
@@ -72,6 +63,12 @@ class Decoder(TextMethods, WeightViews, FoldMethods, DecoderSites):
             self.stack.build_blocks(self, tree.blocks, tree.ln_final)
             self.unembed = tree.unembed.build(self.embed)
         self._finish()
+
+    @property
+    def tree(self) -> DecoderConfig:
+        """What the model is made of."""
+        assert self.cfg.tree is not None  # checked when it was built
+        return self.cfg.tree
 
     # ---- forward -----------------------------------------------------------------------------------------------------
 
@@ -123,9 +120,8 @@ class Decoder(TextMethods, WeightViews, FoldMethods, DecoderSites):
         resid = self.stack.run(self, resid, context, start_at_layer, stop_at_layer)
         if stop_at_layer is not None:
             return resid
-        normalized = self.stack.normalized(self, resid).to(
-            self.embed.W_E.dtype
-        )  # a stream may be wider than the weights
+        # a stream may be wider than the weights
+        normalized = self.stack.normalized(self, resid).to(self.embed.W_E.dtype)
         if return_type is None and not is_listening(*(m for m in self.unembed.modules() if isinstance(m, HookPoint))):
             return None
         logits = self.unembed(normalized if logits_to_keep is None else normalized[:, -logits_to_keep:])
@@ -199,82 +195,6 @@ class Decoder(TextMethods, WeightViews, FoldMethods, DecoderSites):
         """The loss, alone or beside the logits, as `return_type` says."""
         if return_type is None:
             return None
-        if tokens is None:
-            raise ValueError("a loss needs the token ids: give tokens=... beside the residual stream")
-        if tokens.shape[1] != logits.shape[1]:
-            raise ValueError(
-                f"a loss needs logits and tokens of the same positions; there are {logits.shape[1]} (logits_to_keep "
-                f"leaves some out) and {tokens.shape[1]}"
-            )
+        tokens = check_loss(logits, tokens)
         loss = self.loss_fn(logits, tokens, context.new_real(), per_token=per_token)
         return loss if return_type == "loss" else Output(logits, loss)
-
-    def loss_fn(
-        self,
-        logits: Float[Tensor, "batch pos d_vocab"],
-        tokens: Int[Tensor, "batch pos"],
-        attention_mask: Tensor | None = None,
-        per_token: bool = False,
-    ) -> Float[Tensor, "*batch_pos"]:
-        """Next-token cross entropy in nats, of real tokens: the mean, or [batch, pos - 1] with `per_token`."""
-        return lm_cross_entropy_loss(logits, tokens.to(logits.device), attention_mask, per_token)
-
-    def input_to_embed(
-        self,
-        input: str | Sequence[str] | Int[Tensor, "*batch pos"],
-        prepend_bos: bool | None = None,
-        padding_side: str | None = None,
-        attention_mask: Mask | None = None,
-        past_kv_cache: KeyValueCache | None = None,
-    ) -> tuple[
-        Float[Tensor, "batch pos d_model"],
-        Int[Tensor, "batch pos"],
-        Float[Tensor, "batch pos d_model"] | None,
-        Int[Tensor, "batch key_pos"] | None,
-    ]:
-        """The stream before the first block, the token ids, a shortformer's position embedding, the padding mask."""
-        resid, tokens, context = self.embedded(input, prepend_bos, padding_side, attention_mask, past_kv_cache)
-        return resid, tokens, context.pos_embed, None if context.real is None else context.real.long()
-
-    def get_residual(
-        self,
-        embed: Float[Tensor, "batch pos d_model"],
-        pos_offset: int = 0,
-        prepend_bos: bool | None = None,
-        attention_mask: Tensor | None = None,
-        tokens: Tensor | None = None,
-        return_shortformer_pos_embed: bool = True,
-        device: Any = None,
-    ) -> Any:
-        """The stream of given token embeddings at the positions from `pos_offset` on, and a shortformer's addition."""
-        check_stream(embed, self.cfg.d_model)
-        context = self._context(embed, attention_mask, None, pos_offset)
-        context.n_past = pos_offset
-        if context.real is not None:
-            context.real = F.pad(context.real, (pos_offset, 0), value=True)
-        resid = self._with_positions(embed, tokens, context)
-        return (resid, context.pos_embed) if return_shortformer_pos_embed else resid
-
-    # ---- generation --------------------------------------------------------------------------------------------------
-
-    generate = generation.generate
-    generate_stream = generation.generate_stream
-
-    # ---- device and weights ------------------------------------------------------------------------------------------
-
-    @property
-    def tree(self) -> DecoderConfig:
-        """What the model is made of."""
-        assert self.cfg.tree is not None  # checked when it was built
-        return self.cfg.tree
-
-    def untie(self) -> None:
-        """Give the unembedding a `W_U` of its own where it shares the embedding's, or where that is a product."""
-        if isinstance(self.unembed, Unembed) and (own := self.unembed.untied()) is not self.unembed:
-            self.unembed = own
-            sync_config(self)
-            self.setup()
-
-    def verify(self, tokens: Int[Tensor, "batch pos"] | None = None) -> Verification:
-        """Check the identities between this model's sites; see `hooked_lm.models.verification.verify`."""
-        return verify(self, tokens)

@@ -12,7 +12,7 @@ from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.aliases import side_aliases
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.caches.activation_cache import NamedCache
-from hooked_lm.models.checks import check_length, check_options, check_rows
+from hooked_lm.models.checks import check_length, check_loss, check_options, check_rows
 from hooked_lm.models.config.flat import HookedEncoderDecoderConfig, HookedTransformerConfig
 from hooked_lm.models.config.tree import EncoderDecoderConfig, StackConfig
 from hooked_lm.models.decoder import Output
@@ -141,8 +141,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         logits = soft_capped(logits, self.tree.unembed.soft_cap)
         if return_type in ("logits", None):
             return logits if return_type else None
-        if logits.shape[1] != tokens.shape[1]:
-            raise ValueError("a loss needs the logits of all positions: leave logits_to_keep out")
+        check_loss(logits, tokens)
         loss = lm_cross_entropy_loss(logits, tokens, context.new_real(), loss_per_token)
         return loss if return_type == "loss" else Output(logits, loss)
 

@@ -1,0 +1,161 @@
+"""The methods of a decoder beside its forward pass: runs that keep what passes its sites, parts of a run, generation."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from hooked_lm.components.embed import Unembed
+from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.hooks import NamesFilter
+from hooked_lm.hooks.select import Site
+from hooked_lm.models.base import BaseModel
+from hooked_lm.models.checks import check_stream
+from hooked_lm.models.config.flat import HookedTransformerConfig
+from hooked_lm.models.generation import decoder as generation
+from hooked_lm.models.loss import lm_cross_entropy_loss
+from hooked_lm.models.stack import follow_flags
+from hooked_lm.models.text.methods import TextMethods
+from hooked_lm.models.verification.verify import Verification, verify
+from hooked_lm.models.weights.fold import FoldMethods
+from hooked_lm.models.weights.state import sync_config
+from hooked_lm.models.weights.views import WeightViews
+
+Mask = Int[Tensor, "batch key_pos"] | Bool[Tensor, "batch key_pos"]
+
+
+class DecoderMethods(TextMethods, WeightViews, FoldMethods, BaseModel):
+    """What a `Decoder` can do besides running forward."""
+
+    cfg: HookedTransformerConfig
+    embedded: Any  # these three are those of its forward pass
+    _context: Any
+    _with_positions: Any
+
+    generate = generation.generate
+    generate_stream = generation.generate_stream
+
+    # ---- runs that keep values ---------------------------------------------------------------------------------------
+
+    def run_with_cache(  # type: ignore[override]
+        self,
+        input: Any,
+        return_type: str | None = "logits",
+        *model_args: Any,
+        names_filter: NamesFilter = None,
+        stop_at_layer: int | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, Any]:
+        """One forward pass, and an ActivationCache of what it left at the points that `names_filter` selects.
+
+        With `return_type=None` and a filter the run stops after the last layer that it, or an open hook, needs. See
+        `HookedRootModule.run_with_cache` for the other arguments.
+        """
+        early = return_type is None and stop_at_layer is None
+        if early and names_filter is not None and kwargs.get("past_kv_cache") is None:
+            stop_at_layer = self._last_layer_needed(names_filter)
+        if model_args:
+            model_args = (return_type, *model_args)
+        elif return_type != "logits":  # a subclass's forward need not know what is not asked for
+            kwargs["return_type"] = return_type
+        if stop_at_layer is not None:
+            kwargs["stop_at_layer"] = stop_at_layer
+        output, cache = super().run_with_cache(input, *model_args, names_filter=names_filter, **kwargs)
+        return (None if early else output), cache
+
+    def _last_layer_needed(self, names_filter: Site) -> int | None:
+        """The bound of the blocks to run for these sites and for all hooks; None if something comes after the blocks."""
+        stop = 0
+        for point in {*self.points(names_filter), *(p for p in self.hook_points() if p.is_listening)}:
+            head, *rest = (point.name or "").split(".")
+            if head == "blocks":
+                stop = max(stop, int(rest[0]) + 1)
+            elif head in ("ln_final", "unembed"):
+                return None
+        return stop
+
+    # ---- flags -------------------------------------------------------------------------------------------------------
+
+    def set_use_attn_result(self, use_attn_result: bool) -> None:
+        """Whether a cache without a filter holds `hook_result`."""
+        self.cfg.use_attn_result = use_attn_result
+
+    def set_use_split_qkv_input(self, use_split_qkv_input: bool) -> None:
+        """Whether a cache without a filter holds `hook_q_input`, `hook_k_input` and `hook_v_input`."""
+        self.cfg.use_split_qkv_input = use_split_qkv_input
+
+    def set_use_hook_mlp_in(self, use_hook_mlp_in: bool) -> None:
+        """Whether a cache without a filter holds `hook_mlp_in`."""
+        self.cfg.use_hook_mlp_in = use_hook_mlp_in
+
+    def set_use_attn_in(self, use_attn_in: bool) -> None:
+        """Whether a cache without a filter holds `hook_attn_in`."""
+        self.cfg.use_attn_in = use_attn_in
+
+    def set_ungroup_grouped_query_attention(self, ungroup_grouped_query_attention: bool) -> None:
+        """Whether keys and values of a grouped-query model are made once for each query head, [batch, pos, head, ...]."""
+        self.cfg.ungroup_grouped_query_attention = ungroup_grouped_query_attention
+        follow_flags(self)
+
+    # ---- parts of a run ----------------------------------------------------------------------------------------------
+
+    def input_to_embed(
+        self,
+        input: str | Sequence[str] | Int[Tensor, "*batch pos"],
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        attention_mask: Mask | None = None,
+        past_kv_cache: KeyValueCache | None = None,
+    ) -> tuple[
+        Float[Tensor, "batch pos d_model"],
+        Int[Tensor, "batch pos"],
+        Float[Tensor, "batch pos d_model"] | None,
+        Int[Tensor, "batch key_pos"] | None,
+    ]:
+        """The stream before the first block, the token ids, a shortformer's position embedding, the padding mask."""
+        resid, tokens, context = self.embedded(input, prepend_bos, padding_side, attention_mask, past_kv_cache)
+        return resid, tokens, context.pos_embed, None if context.real is None else context.real.long()
+
+    def get_residual(
+        self,
+        embed: Float[Tensor, "batch pos d_model"],
+        pos_offset: int = 0,
+        prepend_bos: bool | None = None,
+        attention_mask: Tensor | None = None,
+        tokens: Tensor | None = None,
+        return_shortformer_pos_embed: bool = True,
+        device: Any = None,
+    ) -> Any:
+        """The stream of given token embeddings at the positions from `pos_offset` on, and a shortformer's addition."""
+        check_stream(embed, self.cfg.d_model)
+        context = self._context(embed, attention_mask, None, pos_offset)
+        context.n_past = pos_offset
+        if context.real is not None:
+            context.real = F.pad(context.real, (pos_offset, 0), value=True)
+        resid = self._with_positions(embed, tokens, context)
+        return (resid, context.pos_embed) if return_shortformer_pos_embed else resid
+
+    def loss_fn(
+        self,
+        logits: Float[Tensor, "batch pos d_vocab"],
+        tokens: Int[Tensor, "batch pos"],
+        attention_mask: Tensor | None = None,
+        per_token: bool = False,
+    ) -> Float[Tensor, "*batch_pos"]:
+        """Next-token cross entropy in nats, of real tokens: the mean, or [batch, pos - 1] with `per_token`."""
+        return lm_cross_entropy_loss(logits, tokens.to(logits.device), attention_mask, per_token)
+
+    # ---- weights -----------------------------------------------------------------------------------------------------
+
+    def untie(self) -> None:
+        """Give the unembedding a `W_U` of its own where it shares the embedding's, or where that is a product."""
+        if isinstance(self.unembed, Unembed) and (own := self.unembed.untied()) is not self.unembed:
+            self.unembed = own
+            sync_config(self)
+            self.setup()
+
+    def verify(self, tokens: Int[Tensor, "batch pos"] | None = None) -> Verification:
+        """Check the identities between this model's sites; see `hooked_lm.models.verification.verify`."""
+        return verify(self, tokens)
