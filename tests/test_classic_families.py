@@ -12,8 +12,11 @@ from torch import Tensor
 from hooked_lm import HookedTransformer, pretrained
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.position_bias import Alibi
-from hooked_lm.components.blocks.block import ParallelBlock, PreNormBlock
-from hooked_lm.components.embed import FactoredUnembed, FairseqSinusoidalEmbed, PosEmbed, SinusoidalEmbed, Unembed
+from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.blocks.parallel import ParallelBlock
+from hooked_lm.components.embed import Unembed
+from hooked_lm.components.factored_embed import FactoredUnembed
+from hooked_lm.components.pos_embed import FairseqSinusoidalEmbed, PosEmbed, SinusoidalEmbed
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.tree import DecoderConfig
 from tests.close import assert_apart, assert_close

@@ -19,10 +19,10 @@ from transformers import CONFIG_MAPPING, GenerationConfig
 
 from hooked_lm import HookedTransformer, pretrained
 from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.components.blocks.block import ParallelBlock
+from hooked_lm.components.blocks.parallel import ParallelBlock
 from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.components.layer_norm import HeadLayerNorm
 from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import HeadLayerNorm
 from hooked_lm.components.router import SoftmaxRouter
 from hooked_lm.families import family, model_class, supported
 from hooked_lm.families._shared.reader import HFConfig

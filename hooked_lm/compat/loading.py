@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.compat.state_dicts import their_weights
-from hooked_lm.components.embed import PosEmbed
-from hooked_lm.components.norm import LayerNorm, RMSNorm
+from hooked_lm.components.layer_norm import LayerNorm
+from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.pos_embed import PosEmbed
 from hooked_lm.hub.hf_checkpoint import HFCheckpoint, find_hf
 from hooked_lm.hub.hf_load import fill
 from hooked_lm.hub.names import published_steps, spelled

@@ -1,10 +1,10 @@
 """Tokens and positions into the stream, and the stream out into logits."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.mlp import hook_if_listening
@@ -51,150 +51,6 @@ class Embed(nn.Module):
         return self.W_E
 
 
-class FactoredEmbed(Embed):
-    """An embedding narrower than the stream, `W_E` [d_vocab, d_embed], and `W_proj` [d_embed, d_model] into the stream
-    (Lan et al. 2019, arXiv:1909.11942)."""
-
-    @dataclass(frozen=True)
-    class Config(Embed.Config):
-        d_embed: int = field(kw_only=True)
-        bias: bool = False
-
-        def build(self) -> "FactoredEmbed":
-            return FactoredEmbed(self)
-
-    cfg: Config
-
-    def _make_weights(self) -> None:
-        cfg = self.cfg
-        self.W_E = nn.Parameter(torch.empty(cfg.d_vocab, cfg.d_embed))
-        self.W_proj = nn.Parameter(torch.empty(cfg.d_embed, cfg.d_model))
-        self.b_proj = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
-
-    def rows(self, tokens: Int[Tensor, "batch pos"]) -> Stream:
-        """The vectors of the tokens, before scale and norm."""
-        return F.linear(F.embedding(tokens, self.W_E), self.W_proj.T, self.b_proj)
-
-    def table(self) -> Float[Tensor, "d_vocab d_model"]:
-        """The vectors of all tokens, before scale and norm: a product that is made for each call."""
-        return F.linear(self.W_E, self.W_proj.T, self.b_proj)
-
-
-class Positions(nn.Module):
-    """A vector for each position, `at` some or for the tokens of a run."""
-
-    def forward(
-        self,
-        tokens: Int[Tensor, "batch pos"],
-        past_kv_pos_offset: int = 0,
-        attention_mask: Int[Tensor, "batch key_pos"] | Bool[Tensor, "batch key_pos"] | None = None,
-    ) -> Stream:
-        """The vectors of as many positions as there are tokens, from an offset on.
-
-        With a mask of all tokens so far positions count real tokens only, and padding has zeros.
-        """
-        here = slice(past_kv_pos_offset, past_kv_pos_offset + tokens.shape[1])
-        if attention_mask is None:
-            counted = torch.arange(here.start, here.stop, device=tokens.device)[None]
-            return self.at(counted).expand(tokens.shape[0], -1, -1)
-        real = attention_mask.bool()
-        counted = (real.long().cumsum(1) - 1).clamp(min=0)[:, here]
-        return self.at(counted).masked_fill(~real[:, here, None], 0.0)
-
-    def at(self, positions: Int[Tensor, "batch pos"]) -> Stream:
-        """The vectors of these positions. Each kind has its own; no ABC, as the shim's classes have another metaclass."""
-        raise NotImplementedError
-
-
-class PosEmbed(Positions):
-    """A learned vector per position: the rows of `W_pos`, which has `offset` rows before that of position 0."""
-
-    @dataclass(frozen=True)
-    class Config:
-        n_ctx: int
-        d_model: int
-        offset: int = 0
-
-        def build(self) -> "PosEmbed":
-            return PosEmbed(self)
-
-    def __init__(self, cfg: Config) -> None:
-        super().__init__()
-        self.cfg = cfg
-        self.W_pos = nn.Parameter(torch.empty(cfg.offset + cfg.n_ctx, cfg.d_model))
-
-    def at(self, positions: Int[Tensor, "batch pos"]) -> Stream:
-        """The vectors of these positions."""
-        return F.embedding(positions + self.cfg.offset, self.W_pos)
-
-    def table(self) -> Float[Tensor, "n_ctx d_model"]:
-        """The vectors of all positions."""
-        return self.W_pos[self.cfg.offset :]
-
-
-class FixedPosEmbed(PosEmbed):
-    """The same with vectors that are not trained, though checkpoints hold them."""
-
-    @dataclass(frozen=True)
-    class Config(PosEmbed.Config):
-        def build(self) -> "FixedPosEmbed":
-            return FixedPosEmbed(self)
-
-    def __init__(self, cfg: Config) -> None:
-        super().__init__(cfg)
-        self.W_pos.requires_grad_(False)
-
-
-class SinusoidalEmbed(Positions):
-    """A fixed vector per position, counted from `offset`: sines of the position in the first half, cosines in the second.
-
-    The pairs' wavelengths are a geometric sequence: pair i turns `10000 ** (-2i / d_model)` radians a position (Vaswani
-    et al. 2017, arXiv:1706.03762).
-    """
-
-    @dataclass(frozen=True)
-    class Config:
-        d_model: int
-        offset: int = 0
-
-        def build(self) -> "SinusoidalEmbed":
-            return SinusoidalEmbed(self)
-
-    def __init__(self, cfg: Config) -> None:
-        super().__init__()
-        if cfg.d_model % 2:
-            raise ValueError(f"sines and cosines need an even d_model, got {cfg.d_model}")
-        self.cfg = cfg
-
-    def exponents(self) -> Float[Tensor, " half"]:
-        """Of 10000, one for each pair."""
-        return torch.arange(0, self.cfg.d_model, 2, dtype=torch.float32) / self.cfg.d_model
-
-    def at(self, positions: Int[Tensor, "batch pos"]) -> Stream:
-        """The vectors of these positions, in fp32."""
-        frequencies = 10000.0 ** -self.exponents().to(positions.device)
-        turn = (positions + self.cfg.offset)[..., None].float() * frequencies
-        return torch.cat([turn.sin(), turn.cos()], -1)
-
-
-class FairseqSinusoidalEmbed(SinusoidalEmbed):
-    """The same with pair i turning `10000 ** (-i / (n - 1))` radians a position, so that the last of n pairs turns 1/10000
-    (Ott et al. 2019, arXiv:1904.01038)."""
-
-    @dataclass(frozen=True)
-    class Config(SinusoidalEmbed.Config):
-        def build(self) -> "FairseqSinusoidalEmbed":
-            return FairseqSinusoidalEmbed(self)
-
-    def exponents(self) -> Float[Tensor, " half"]:
-        """Of 10000, one for each pair."""
-        half = self.cfg.d_model // 2
-        return torch.arange(half, dtype=torch.float32) / (half - 1)
-
-
-PosEmbedConfig = PosEmbed.Config | SinusoidalEmbed.Config
-
-
 def soft_capped(logits: Float[Tensor, "*batch d_vocab"], cap: float | None) -> Float[Tensor, "*batch d_vocab"]:
     """`cap * tanh(logits / cap)`; the logits themselves without a cap."""
     return logits if cap is None else cap * (logits / cap).tanh()
@@ -239,7 +95,7 @@ class Unembed(nn.Module):
 
     def product(self, x: Stream, tokens: Int[Tensor, " token"] | None = None) -> Logits:
         """`x W_U + b_U`, or the columns of some tokens of it."""
-        return _columns(x, self.W_U, self.b_U, tokens)
+        return columns(x, self.W_U, self.b_U, tokens)
 
     def finished(self, logits: Logits) -> Logits:
         """Scaled."""
@@ -290,53 +146,7 @@ class TiedUnembed(Unembed):
             )
 
 
-class FactoredUnembed(Unembed):
-    """An unembedding from a narrower space: `(x W_proj) W_vocab + b_U` with `W_proj` [d_model, d_embed] and `W_vocab`
-    [d_embed, d_vocab]. `W_U` is their product, made whenever it is read."""
-
-    @dataclass(frozen=True)
-    class Config(Unembed.Config):
-        d_embed: int = field(kw_only=True)
-
-        def build(self, embed: Embed) -> "FactoredUnembed":
-            return TiedFactoredUnembed(self, embed) if self.tied else FactoredUnembed(self)
-
-    cfg: Config
-
-    def _make_weight(self) -> None:
-        self.W_proj = nn.Parameter(torch.empty(self.cfg.d_model, self.cfg.d_embed))
-        self._make_vocab()
-
-    def _make_vocab(self) -> None:
-        self.W_vocab = nn.Parameter(torch.empty(self.cfg.d_vocab, self.cfg.d_embed).T)
-
-    def product(self, x: Stream, tokens: Int[Tensor, " token"] | None = None) -> Logits:
-        """`x W_U + b_U`, past `W_U`."""
-        return _columns(F.linear(x, self.W_proj.T), self.W_vocab, self.b_U, tokens)
-
-    @property
-    def W_U(self) -> Float[Tensor, "d_model d_vocab"]:  # type: ignore[override]
-        return self.W_proj @ self.W_vocab
-
-
-class TiedFactoredUnembed(FactoredUnembed):
-    """The same with the embedding's `W_E`, transposed, for `W_vocab`: one parameter."""
-
-    _embed: tuple[Embed]
-
-    def __init__(self, cfg: FactoredUnembed.Config, embed: Embed) -> None:
-        object.__setattr__(self, "_embed", (embed,))  # a tuple: the embedding is no submodule of this one
-        super().__init__(cfg)
-
-    def _make_vocab(self) -> None:
-        """There is none of its own."""
-
-    @property
-    def W_vocab(self) -> Float[Tensor, "d_embed d_vocab"]:  # type: ignore[override]
-        return self._embed[0].W_E.T
-
-
-def _columns(
+def columns(
     x: Stream, W: Float[Tensor, "d_model d_vocab"], b: Float[Tensor, " d_vocab"] | None, tokens: Tensor | None
 ) -> Float[Tensor, "batch pos token"]:
     if tokens is None:

@@ -1,18 +1,14 @@
 """Attention and blocks called by themselves, with the arguments of the public interface instead of a `Context`."""
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import Parameter
 
 from hooked_lm.components.kv_cache import KeyValueCache, KeyValueCacheEntry
 from hooked_lm.components.source import StackContext
 
-F = TypeVar("F", bound=Callable[..., Any])
 Scores = Float[Tensor, "#batch #head #query_pos #key_pos"]
 
 
@@ -59,51 +55,20 @@ class CallContext(StackContext):
         return own if self.added is None else own + self.added.to(own)
 
 
-def _is_foreign(context: Any) -> bool:
-    """Whether in the place of a context stands what the public interface has there."""
-    return type(context) in (Tensor, Parameter, KeyValueCacheEntry)
-
-
-def _named(names: tuple[str, ...], given: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-    """The arguments by name. Raises TypeError for one that is unknown, too many, or given twice."""
-    by_place = dict(zip(names, given, strict=False))
-    twice = [name for name in named if by_place.get(name) is not None]
-    if len(given) > len(names) or named.keys() - {*names} or twice:
-        raise TypeError(
-            f"the arguments after the inputs are {', '.join(names)}, or a Context; got {[*by_place, *named]}"
-        )
-    return by_place | named
-
-
-def public_attention(forward: F) -> F:
-    """An attention's `forward` that takes the public arguments too: a cache entry, masks and a bias on the scores."""
+def attention_context(
+    attn: Any, query_input: Tensor, context: Any, layer: Any, *args: Any, **kwargs: Any
+) -> CallContext:
+    """The context of a call of attention with a cache entry, masks and a bias on the scores, in the order of these names."""
     names = ("past_kv_cache_entry", "additive_attention_mask", "attention_mask", "position_bias")
-
-    @wraps(forward)
-    def call(
-        self: Any,
-        query_input: Tensor,
-        key_input: Any = None,
-        value_input: Any = None,
-        context: Any = None,
-        layer: Any = 0,
-        *given: Any,
-        **named: Any,
-    ) -> Any:
-        if type(layer) is int and not given and not named and not _is_foreign(context):
-            return forward(self, query_input, key_input, value_input, context, layer)
-        arguments = _named(names, (context, None if type(layer) is int else layer, *given), named)
-        if arguments.get("position_bias") is not None and not getattr(self.position_bias, "is_given", False):
-            raise ValueError("this attention adds no position_bias to its scores; give additive_attention_mask")
-        return forward(
-            self, query_input, key_input, value_input, CallContext(query_input, **arguments), self.layer_id or 0
-        )
-
-    return call  # type: ignore[return-value]
+    arguments = _named(names, (context, None if type(layer) is int else layer, *args), kwargs)
+    if arguments.get("position_bias") is not None and not getattr(attn.position_bias, "is_given", False):
+        raise ValueError("this attention adds no position_bias to its scores; give additive_attention_mask")
+    return CallContext(query_input, **arguments)
 
 
-def public_block(forward: F) -> F:
-    """A block's `forward` that takes the public arguments too: a shortformer's positions, a cache entry, and masks."""
+def block_context(resid_pre: Tensor, context: Any, *args: Any, **kwargs: Any) -> CallContext:
+    """The context of a call of a block with a shortformer's positions, a cache entry, masks and a bias, in the order of these
+    names."""
     names = (
         "shortformer_pos_embed",
         "past_kv_cache_entry",
@@ -111,15 +76,19 @@ def public_block(forward: F) -> F:
         "additive_attention_mask",
         "position_bias",
     )
+    arguments = _named(names, (context, *args), kwargs)
+    pos_embed = arguments.pop("shortformer_pos_embed", None)
+    made = CallContext(resid_pre, **arguments)
+    made.pos_embed = pos_embed
+    return made
 
-    @wraps(forward)
-    def call(self: Any, resid_pre: Tensor, context: Any = None, *given: Any, **named: Any) -> Any:
-        if not given and not named and not _is_foreign(context):
-            return forward(self, resid_pre, context)
-        arguments = _named(names, (context, *given), named)
-        pos_embed = arguments.pop("shortformer_pos_embed", None)
-        made = CallContext(resid_pre, **arguments)
-        made.pos_embed = pos_embed
-        return forward(self, resid_pre, made)
 
-    return call  # type: ignore[return-value]
+def _named(names: tuple[str, ...], positional: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by name. Raises TypeError for one that is unknown, too many, or given twice."""
+    by_place = dict(zip(names, positional, strict=False))
+    twice = [name for name in named if by_place.get(name) is not None]
+    if len(positional) > len(names) or named.keys() - {*names} or twice:
+        raise TypeError(
+            f"the arguments after the inputs are {', '.join(names)}, or a Context; got {[*by_place, *named]}"
+        )
+    return by_place | named

@@ -1,10 +1,10 @@
-"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864) and the ways to stretch it over longer contexts.
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864).
 
-Everything here is a value: a `Rotary` is a frozen description, so layers that share one share its angles.
+A `Rotary` is a frozen description without weights, so layers with equal ones share its angles.
 """
 
-import math
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -15,133 +15,17 @@ from hooked_lm.components.norm import wide
 Frequencies = Float[Tensor, " half"]
 
 
-@dataclass(frozen=True)
-class LinearScaling:
-    """Positions divided by a factor (Chen et al. 2023, arXiv:2306.15595)."""
-
-    factor: float
+@runtime_checkable
+class Scaling(Protocol):
+    """A way to stretch a rotary embedding over longer contexts; `rotary_scaling` has them."""
 
     def __call__(self, rotary: "Rotary", n_pos: int) -> tuple[Frequencies, float]:
-        return rotary.base_frequencies() / self.factor, 1.0
-
-
-@dataclass(frozen=True)
-class DynamicScaling:
-    """A base that grows with the length of the input once it is past the trained one ("dynamic NTK")."""
-
-    factor: float
-    trained_n_ctx: int
-
-    def __call__(self, rotary: "Rotary", n_pos: int) -> tuple[Frequencies, float]:
-        stretch = self.factor * max(n_pos, self.trained_n_ctx) / self.trained_n_ctx - (self.factor - 1)
-        return rotary.base_frequencies(rotary.theta * stretch ** (rotary.dim / (rotary.dim - 2))), 1.0
-
-
-@dataclass(frozen=True)
-class Llama3Scaling:
-    """Low frequencies divided by a factor, high ones kept, a ramp between (Dubey et al. 2024, arXiv:2407.21783)."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    trained_n_ctx: int
-
-    def __call__(self, rotary: "Rotary", n_pos: int) -> tuple[Frequencies, float]:
-        base = rotary.base_frequencies()
-        turns = self.trained_n_ctx * base / (2 * math.pi)
-        kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        kept = kept.clamp(0, 1)
-        return base * (kept + (1 - kept) / self.factor), 1.0
-
-
-@dataclass(frozen=True)
-class YarnScaling:
-    """Interpolation by parts, and a temperature on the scores (Peng et al. 2023, arXiv:2309.00071)."""
-
-    factor: float
-    trained_n_ctx: int
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    truncate: bool = True
-
-    def __call__(self, rotary: "Rotary", n_pos: int) -> tuple[Frequencies, float]:
-        low, high = self._turning_dim(rotary, self.beta_fast), self._turning_dim(rotary, self.beta_slow)
-        if self.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, rotary.dim - 1)
-        ramp = (torch.arange(rotary.dim // 2, dtype=torch.float32) - low) / max(high - low, 1e-3)
-        kept = 1 - ramp.clamp(0, 1)
-        base = rotary.base_frequencies()
-        return base * (kept + (1 - kept) / self.factor), self._temperature()
-
-    def _turning_dim(self, rotary: "Rotary", turns: float) -> float:
-        """The (fractional) pair of features that turns so often over the trained context."""
-        return rotary.dim * math.log(self.trained_n_ctx / (turns * 2 * math.pi)) / (2 * math.log(rotary.theta))
-
-    def temperature(self, weight: float = 1.0) -> float:
-        """How much longer queries and keys become with the stretch."""
-        return 1.0 if self.factor <= 1 else 0.1 * weight * math.log(self.factor) + 1.0
-
-    def _temperature(self) -> float:
-        if self.attention_factor is not None:
-            return self.attention_factor
-        if self.mscale and self.mscale_all_dim:
-            return self.temperature(self.mscale) / self.temperature(self.mscale_all_dim)
-        return self.temperature()
-
-
-@dataclass(frozen=True)
-class LongRopeScaling:
-    """A searched factor per frequency, one set up to the trained length and one beyond (Ding et al. 2024,
-    arXiv:2402.13753)."""
-
-    short_factor: tuple[float, ...]
-    long_factor: tuple[float, ...]
-    trained_n_ctx: int
-    attention_factor: float
-
-    def __call__(self, rotary: "Rotary", n_pos: int) -> tuple[Frequencies, float]:
-        factors = torch.tensor(self.long_factor if n_pos > self.trained_n_ctx else self.short_factor)
-        return rotary.base_frequencies() / factors, self.attention_factor
-
-
-@dataclass(frozen=True)
-class ProportionalScaling:
-    """Only this share of the pairs turns, the fastest; positions divided by a factor ("p-RoPE", Barbero et al. 2024,
-    arXiv:2410.06205)."""
-
-    share: float
-    factor: float = 1.0
-
-    def __call__(self, rotary: "Rotary", n_pos: int) -> tuple[Frequencies, float]:
-        base, n_turning = rotary.base_frequencies(), int(self.share * rotary.dim // 2)
-        return torch.where(torch.arange(len(base)) < n_turning, base, 0.0) / self.factor, 1.0
-
-
-@dataclass(frozen=True)
-class Backward:
-    """The other way round: every pair turns by the negative of its angle, otherwise as `scaling` says."""
-
-    scaling: "Scaling | None" = None
-
-    def __call__(self, rotary: "Rotary", n_pos: int) -> tuple[Frequencies, float]:
-        if self.scaling is None:
-            return -rotary.base_frequencies(), 1.0
-        frequencies, temperature = self.scaling(rotary, n_pos)
-        return -frequencies, temperature
-
-
-Scaling = (
-    LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling | ProportionalScaling | Backward
-)
+        """The frequencies for a context of `n_pos`, and the factor by which queries and keys become longer."""
 
 
 @dataclass(frozen=True)
 class Rotary:
-    """Turn pairs of the first `dim` features of a head by an angle proportional to the position.
+    """Rotates pairs of the first `dim` features of a head by an angle proportional to the position.
 
     A pair is feature i and i + dim/2, or with `adjacent_pairs` 2i and 2i + 1. `theta` is the base of the wavelengths.
     """
@@ -161,18 +45,18 @@ class Rotary:
     def angles(
         self, positions: Int[Tensor, "batch pos"], n_pos: int
     ) -> tuple[Float[Tensor, "batch pos 1 width"], Float[Tensor, "batch pos 1 width"]]:
-        """What `turned_by` makes of every position's angles, in fp32; `n_pos` is the length that scalings react to."""
+        """Cosine and sine of every position, in fp32, as `rotate` takes them; scalings depend on the length `n_pos`."""
         frequencies, temperature = self.base_frequencies(), 1.0
         if self.scaling is not None:
             frequencies, temperature = self.scaling(self, n_pos)
         turn = positions[..., None, None].float() * frequencies.to(positions.device)
-        return self.turned_by(turn, temperature)
+        return self.cos_sin(turn, temperature)
 
-    def turned_by(
+    def cos_sin(
         self, turn: Float[Tensor, "batch pos 1 half"], temperature: float = 1.0
     ) -> tuple[Float[Tensor, "batch pos 1 width"], Float[Tensor, "batch pos 1 width"]]:
-        """Cosine and sine as `rotate` multiplies by them: of adjacent pairs one number each. Else one for each feature, the
-        sines of the first half negative."""
+        """Cosine and sine as `rotate` takes them: one number for each adjacent pair, else one for each feature, where the
+        sines of the first half are negative."""
         cos, sin = turn.cos() * temperature, turn.sin() * temperature
         return (cos, sin) if self.adjacent_pairs else (torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1))
 
@@ -181,21 +65,21 @@ class Rotary:
         x: Float[Tensor, "batch pos head d_head"],
         angles: tuple[Float[Tensor, "#batch pos 1 width"], Float[Tensor, "#batch pos 1 width"]],
     ) -> Float[Tensor, "batch pos head d_head"]:
-        """The same vectors, turned."""
+        """The rotated vectors; features after the first `dim` stay as they are."""
         if self.dim < x.shape[-1]:
             return torch.cat([self.rotate(x[..., : self.dim], angles), x[..., self.dim :]], -1)
         if self.adjacent_pairs:
-            return _turned_pairs(wide(x), *angles).flatten(-2).to(x.dtype)
+            return _rotated_pairs(wide(x), *angles).flatten(-2).to(x.dtype)
         cos, sin = angles
         return (x * cos.to(x.dtype)).addcmul_(x.roll(self.dim // 2, -1), sin.to(x.dtype))
 
 
-def _turned_pairs(
+def _rotated_pairs(
     x: Float[Tensor, "batch pos head d"],
     cos: Float[Tensor, "#batch pos 1 half"],
     sin: Float[Tensor, "#batch pos 1 half"],
 ) -> Float[Tensor, "batch pos head half 2"]:
-    """Pairs of adjacent features, turned: a product of complex numbers, which the compiler has to be given in parts."""
+    """Rotated pairs of adjacent features: a product of complex numbers, which the compiler needs in parts."""
     a, b, cos, sin = x[..., 0::2], x[..., 1::2], cos.to(x.dtype), sin.to(x.dtype)
     if torch.compiler.is_compiling():
         return torch.stack([a * cos - b * sin, b * cos + a * sin], -1)

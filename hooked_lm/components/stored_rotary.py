@@ -30,7 +30,7 @@ class StoredRotary(nn.Module):
 
         def angles() -> tuple[Tensor, Tensor]:
             turn = context.positions[..., None, None].float() * self.frequencies
-            return self.cfg.rotary.turned_by(turn)
+            return self.cfg.rotary.cos_sin(turn)
 
         context.once(self.cfg.rotary, angles)
 

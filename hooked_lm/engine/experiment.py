@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from hooked_lm.components.attention.attend import Attend
+from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.engine.base_run import BaseRun
 from hooked_lm.engine.both_stacks import SourceAndTarget, refuse_two_stacks, tokens_at
 from hooked_lm.engine.budget import Budget, batches

@@ -5,7 +5,7 @@ from enum import Enum
 
 from torch import nn
 
-from hooked_lm.components.attention.attend import Attend
+from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.norm import norm_of

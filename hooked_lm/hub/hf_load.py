@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.components.attention.attend import Attend
+from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.hub.hf_checkpoint import HFCheckpoint
 from hooked_lm.hub.model_classes import Model
 from hooked_lm.hub.options import Tree

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.components.embed import PosEmbed
+from hooked_lm.components.pos_embed import PosEmbed
 from hooked_lm.models.config.tree import DecoderConfig, EncoderConfig, EncoderDecoderConfig
 
 Tree = DecoderConfig | EncoderConfig | EncoderDecoderConfig

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from hooked_lm.components.blocks.block import PostNormBlock
 from hooked_lm.components.blocks.cross import PostNormCrossBlock
+from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.context import Context
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.norm import NormConfig, add_norm, norm_of

@@ -10,7 +10,8 @@ from torch import Tensor
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.position_bias import Alibi
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of
+from hooked_lm.components.layer_norm import LayerNorm
+from hooked_lm.components.norm import RMSNorm, norm_of
 from hooked_lm.hooks import HookPoint
 from tests.close import assert_apart, assert_close
 

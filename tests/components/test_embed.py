@@ -5,17 +5,10 @@ import math
 import pytest
 import torch
 
-from hooked_lm.components.embed import (
-    Embed,
-    FactoredEmbed,
-    FactoredUnembed,
-    FairseqSinusoidalEmbed,
-    PosEmbed,
-    SinusoidalEmbed,
-    TiedFactoredUnembed,
-    Unembed,
-)
-from hooked_lm.components.norm import LayerNorm
+from hooked_lm.components.embed import Embed, Unembed
+from hooked_lm.components.factored_embed import FactoredEmbed, FactoredUnembed, TiedFactoredUnembed
+from hooked_lm.components.layer_norm import LayerNorm
+from hooked_lm.components.pos_embed import FairseqSinusoidalEmbed, PosEmbed, SinusoidalEmbed
 from hooked_lm.components.verification import output_weights
 from tests.close import assert_close
 

@@ -10,9 +10,11 @@ from torch import nn
 from hooked_lm.components.activations import ACTIVATIONS, XIELU, activation
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.embed import Embed, Unembed, soft_capped
+from hooked_lm.components.layer_norm import HeadLayerNorm, LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP
-from hooked_lm.components.norm import HeadLayerNorm, LayerNorm, RMSNorm
-from hooked_lm.components.rotary import Backward, LinearScaling, ProportionalScaling, Rotary
+from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.rotary_scaling import Backward, LinearScaling, ProportionalScaling
 from hooked_lm.hooks import HookPoint
 from tests.close import assert_apart, assert_close, assert_near
 

@@ -27,6 +27,7 @@ INSIDE_OTHERS = {
     "HeadLayerNorm",
     "LayerNorm",
     "MaskScaledEncoderEmbed",
+    "Norm",
     "PosEmbed",
     "ProjectedEncoderEmbed",
     "RMSNorm",

@@ -13,9 +13,9 @@ from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock
 from hooked_lm.components.embed import Embed, Unembed
+from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import LayerNorm
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.components.router import SoftmaxRouter
 from hooked_lm.components.ssm.mamba import Mamba

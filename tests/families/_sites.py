@@ -11,19 +11,17 @@ from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
-from hooked_lm.components.blocks.block import (
-    AttentionOnlyBlock,
-    ParallelBlock,
-    PostNormBlock,
-    PreNormBlock,
-    SharedNormBlock,
-)
+from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
+from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.cross import PostNormCrossBlock, PreNormCrossBlock
 from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock
+from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
 from hooked_lm.components.blocks.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
+from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import ClampedGatedMLP, MoE
-from hooked_lm.components.norm import LayerNorm, RMSNorm
+from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.normed_moe import NormedMoE
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.mamba2 import Mamba2

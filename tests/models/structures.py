@@ -12,16 +12,14 @@ from hooked_lm import HookedTransformer
 from hooked_lm.components.activations import XIELU
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.position_bias import Alibi
-from hooked_lm.components.blocks.block import (
-    AttentionOnlyBlock,
-    BlockConfig,
-    ParallelBlock,
-    PreNormBlock,
-    SharedNormBlock,
-)
-from hooked_lm.components.embed import Embed, PosEmbed, Unembed
+from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
+from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
+from hooked_lm.components.embed import Embed, Unembed
+from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP, MLPConfig
-from hooked_lm.components.norm import LayerNorm, NormConfig, RMSNorm
+from hooked_lm.components.norm import NormConfig, RMSNorm
+from hooked_lm.components.pos_embed import PosEmbed
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.tree import DecoderConfig
@@ -94,7 +92,7 @@ def random_tree(seed: int, kinds: Kinds = Kinds()) -> DecoderConfig:
     )
 
 
-def random_block(pick: Callable[..., Any], kinds: Kinds, norm: NormConfig | None, positions: str) -> BlockConfig:
+def random_block(pick: Callable[..., Any], kinds: Kinds, norm: NormConfig | None, positions: str) -> Any:
     n_heads, n_kv = pick([(2, 2), (4, 2), (3, 1)])
     qk_norm, extra = QK_NORMS[pick(kinds.qk_norms)], pick(kinds.extras)
     attn = Attention.Config(

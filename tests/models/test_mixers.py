@@ -12,8 +12,9 @@ from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock
 from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import GatedMLP
-from hooked_lm.components.norm import LayerNorm, norm_of
+from hooked_lm.components.norm import norm_of
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.mamba2 import Mamba2
@@ -129,7 +130,7 @@ def test_a_mixer_can_be_replaced(model: HookedTransformer) -> None:
     model.setup()
     _, cache = model.run_with_cache(ids())
     assert not any(name.startswith("blocks.0.mixer.") for name in cache)
-    halved = norm_of(model.blocks[0], "ln1_post")(model.blocks[0].ln1.plain(cache["resid_pre", 0]) / 2)
+    halved = norm_of(model.blocks[0], "ln1_post")(model.blocks[0].ln1.unhooked(cache["resid_pre", 0]) / 2)
     assert_close(cache["mixer_out", 0], halved)
     assert model.verify(ids()).ok
 

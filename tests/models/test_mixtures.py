@@ -10,11 +10,13 @@ from torch import Tensor
 
 from hooked_lm import HookedTransformer
 from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.components.blocks.block import ParallelBlock, PreNormBlock
+from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.blocks.parallel import ParallelBlock
 from hooked_lm.components.embed import Embed, Unembed
+from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import ClampedGatedMLP, MoE
-from hooked_lm.components.norm import LayerNorm, RMSNorm
+from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.router import GroupedSigmoidRouter, SoftmaxRouter, TopKRouter
 from hooked_lm.components.verification import output_weights
 from hooked_lm.hooks import HookPoint

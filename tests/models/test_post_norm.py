@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hooked_lm import HookedTransformer
-from hooked_lm.components.blocks.block import PostNormBlock
+from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from tests.close import assert_close

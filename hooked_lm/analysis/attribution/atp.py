@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.analysis.attribution.estimating import Effects, Estimates, Run
-from hooked_lm.components.attention.attend import Attend
+from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.engine.prompts import site_of_layer
 from hooked_lm.engine.site_info import kv_source_layer, mixing
 from hooked_lm.hooks import HookedRootModule

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.analysis.attribution.graph import Graph, Node
-from hooked_lm.components.attention.attend import Attend
+from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.components.norm import norm_of, norm_unhooked
 from hooked_lm.models.decoder import Decoder
 

@@ -8,8 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart
+from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import LayerNorm, norm_of
+from hooked_lm.components.norm import norm_of
 from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, tokens_of
 from hooked_lm.hooks import Slice
 from hooked_lm.models.caches import decompose

@@ -15,9 +15,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.analysis.reading.heads import check_model, head_counts
-from hooked_lm.components.blocks.block import AttentionPart, MLPPart, PostNormBlock
+from hooked_lm.components.blocks.block import AttentionPart, MLPPart
+from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of, norm_unhooked
+from hooked_lm.components.norm import RMSNorm, norm_of, norm_unhooked
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.names import checked_index

@@ -3,8 +3,8 @@
 from typing import Any
 
 from hooked_lm.compat.parts.name import Flat, Part, Plan, PublicName, block_of, flat
-from hooked_lm.components.attention.attend import Attend
 from hooked_lm.components.attention.cross import CrossAttention
+from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.components.attention.multihead import Attention as OurAttention
 from hooked_lm.components.attention.position_bias import SharedBias
 from hooked_lm.components.attention.relative_bias import RelativeBias

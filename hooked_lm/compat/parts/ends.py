@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.compat.parts.name import Flat, Part, Plan, PublicName, encoder_tree, flat
-from hooked_lm.components import embed, encoder_embed, heads, norm
+from hooked_lm.components import embed, encoder_embed, heads, layer_norm, pos_embed
 from hooked_lm.models.config import build
 
 Stream = Float[Tensor, "batch pos d_model"]
@@ -25,16 +25,16 @@ class Embed(Part, embed.Embed, metaclass=PublicName):
         return isinstance(module, embed.Embed)
 
 
-class PosEmbed(Part, embed.PosEmbed, metaclass=PublicName):
+class PosEmbed(Part, pos_embed.PosEmbed, metaclass=PublicName):
     """The rows of `W_pos`."""
 
     @staticmethod
     def plan(cfg: Flat) -> Plan:
-        return embed.PosEmbed, embed.PosEmbed.Config(flat(cfg).n_ctx, flat(cfg).d_model)
+        return pos_embed.PosEmbed, pos_embed.PosEmbed.Config(flat(cfg).n_ctx, flat(cfg).d_model)
 
     @staticmethod
     def is_one(module: Any) -> bool:
-        return isinstance(module, embed.PosEmbed)
+        return isinstance(module, pos_embed.PosEmbed)
 
 
 class TokenTypeEmbed(Part, encoder_embed.TokenTypeEmbed, metaclass=PublicName):
@@ -81,8 +81,8 @@ class BertMLMHead(Part, heads.MLMHead, metaclass=PublicName):
     @staticmethod
     def plan(cfg: Flat) -> Plan:
         names = flat(cfg)
-        layer_norm = norm.LayerNorm.Config(names.d_model, names.eps)
-        return heads.MLMHead, heads.MLMHead.Config(names.d_model, names.d_model, "gelu", layer_norm)
+        with_bias = layer_norm.LayerNorm.Config(names.d_model, names.eps)
+        return heads.MLMHead, heads.MLMHead.Config(names.d_model, names.d_model, "gelu", with_bias)
 
     @staticmethod
     def is_one(module: Any) -> bool:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from hooked_lm.compat.parts.name import Flat, Part, Plan, PublicName, flat
-from hooked_lm.components import norm
+from hooked_lm.components import layer_norm, norm
 
 
 def has_weights(module: Any) -> bool:
@@ -11,28 +11,30 @@ def has_weights(module: Any) -> bool:
     return any(True for _ in module.parameters())
 
 
-class LayerNorm(Part, norm.LayerNorm, metaclass=PublicName):
+class LayerNorm(Part, layer_norm.LayerNorm, metaclass=PublicName):
     """A LayerNorm with weight and bias; `length` is its width, that of the stream if it is not given."""
 
     @staticmethod
     def plan(cfg: Flat, length: int | None = None) -> Plan:
-        return norm.LayerNorm, norm.LayerNorm.Config(length or flat(cfg).d_model, flat(cfg).eps)
+        return layer_norm.LayerNorm, layer_norm.LayerNorm.Config(length or flat(cfg).d_model, flat(cfg).eps)
 
     @staticmethod
     def is_one(module: Any) -> bool:
-        return isinstance(module, norm.LayerNorm) and has_weights(module)
+        return isinstance(module, layer_norm.LayerNorm) and has_weights(module)
 
 
-class LayerNormPre(Part, norm.LayerNorm, metaclass=PublicName):
+class LayerNormPre(Part, layer_norm.LayerNorm, metaclass=PublicName):
     """A LayerNorm that only centres and scales."""
 
     @staticmethod
     def plan(cfg: Flat) -> Plan:
-        return norm.LayerNorm, norm.LayerNorm.Config(flat(cfg).d_model, flat(cfg).eps, weight=False, bias=False)
+        return layer_norm.LayerNorm, layer_norm.LayerNorm.Config(
+            flat(cfg).d_model, flat(cfg).eps, weight=False, bias=False
+        )
 
     @staticmethod
     def is_one(module: Any) -> bool:
-        return isinstance(module, norm.LayerNorm) and not has_weights(module)
+        return isinstance(module, layer_norm.LayerNorm) and not has_weights(module)
 
 
 class RMSNorm(Part, norm.RMSNorm, metaclass=PublicName):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from hooked_lm.components.attention.attend import QUERY, Attend, Stream, project, projection
+from hooked_lm.components.attention.multihead import QUERY, Attend, Stream, project, projection
 from hooked_lm.components.context import KeysValues
 from hooked_lm.components.source import Source, StackContext
 from hooked_lm.hooks import HookPoint

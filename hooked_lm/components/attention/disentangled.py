@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hooked_lm.components.attention.attend import (
+from hooked_lm.components.attention.multihead import (
     KEY,
     QUERY,
     SCORES,

@@ -11,17 +11,16 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.attention.attend import QUERY, Attend, PerHead, Stream, project, projection
+from hooked_lm.components.attention.multihead import QUERY, PerHead, SelfAttention, Stream, project, projection
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import RMSNorm, norm_unhooked
-from hooked_lm.components.public_call import public_attention
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.hooks import HookPoint, is_listening
 
 Latent = Float[Tensor, "batch pos *head d_latent"]
 
 
-class LatentAttention(Attend):
+class LatentAttention(SelfAttention):
     """Attention whose keys and values are `c W_UK` and `c W_UV` with the latent `c = norm(x W_DKV)`.
 
     A head's query and key have a part of `d_nope` features that does not turn with position and one of `rotary.dim`
@@ -103,7 +102,6 @@ class LatentAttention(Attend):
         )
         self.hook_z = HookPoint(*QUERY[:-1], "d_value")
 
-    @public_attention
     def forward(
         self,
         query_input: Float[Tensor, "batch pos *head d_model"],

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.attention.attend import QUERY, Attend, PerHead, Stream, project, projection
+from hooked_lm.components.attention.multihead import QUERY, Attend, PerHead, Stream, project, projection
 from hooked_lm.components.context import Context, KeysValues
 from hooked_lm.components.mlp import hook_if_listening
 from hooked_lm.components.norm import NormConfig, add_norm, norm_of

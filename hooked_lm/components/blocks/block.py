@@ -1,12 +1,13 @@
-"""Blocks: how attention and MLP stand on the residual stream. A difference of structure is a different class."""
+"""The pre-norm block of most decoders, and its two halves; other structures are other classes, in the files beside this one."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.attention.disentangled import DisentangledAttention
-from hooked_lm.components.attention.head_inputs import Inputs, head_inputs, norm_shows_copies
+from hooked_lm.components.attention.head_inputs import Inputs, head_inputs
 from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
@@ -15,7 +16,7 @@ from hooked_lm.components.manner import Manner
 from hooked_lm.components.mlp import MLPConfig, hook_if_listening
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of, norm_unhooked
-from hooked_lm.components.public_call import public_block
+from hooked_lm.components.public_call import block_context
 from hooked_lm.hooks import HookPoint, is_listening
 
 AttentionConfig = Attention.Config | LatentAttention.Config | SharedKVAttention.Config | DisentangledAttention.Config
@@ -57,6 +58,12 @@ class AttentionPart(nn.Module):
         self.attn = attn
         add_norm(self, "ln1_post", cfg.ln1_post)
         self.hook_attn_out = HookPoint(*RESIDUAL)
+
+    def __call__(self, resid_pre: Stream, context: Any = None, *args: Any, **kwargs: Any) -> Stream:
+        """Runs the block in a context; one is made of other arguments, those of the public interface (see `public_call`)."""
+        if args or kwargs or not (context is None or isinstance(context, Context)):
+            context = block_context(resid_pre, context, *args, **kwargs)
+        return super().__call__(resid_pre, context)
 
     def attn_out(self, resid: Stream, context: Context | None, shared: Stream | None = None) -> Stream:
         """What attention adds to the stream; `shared` is the normalised stream if it was made already."""
@@ -123,27 +130,6 @@ class MLPPart(nn.Module):
         return self.mlp_written(normalized_resid)
 
 
-class AttentionOnlyBlock(AttentionPart):
-    """`resid + attn(ln1(resid))`."""
-
-    @dataclass(frozen=True)
-    class Config(AttentionPart.Config):
-        def build(self, layer: int) -> "AttentionOnlyBlock":
-            return AttentionOnlyBlock(self, layer)
-
-    def __init__(self, cfg: Config, layer: int) -> None:
-        super().__init__()
-        self.cfg, self.layer = cfg, layer
-        self.hook_resid_pre = HookPoint(*RESIDUAL)
-        self.make_attention(cfg)
-        self.hook_resid_post = HookPoint(*RESIDUAL)
-
-    @public_block
-    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
-        resid = self.hook_resid_pre(resid)
-        return self.hook_resid_post(resid + self.attn_out(resid, context))
-
-
 class PreNormBlock(AttentionPart, MLPPart):
     """`resid + attn(ln1(resid))`, then `resid + mlp(ln2(resid))`."""
 
@@ -163,101 +149,10 @@ class PreNormBlock(AttentionPart, MLPPart):
         self.make_mlp(cfg)
         self.hook_resid_post = HookPoint(*RESIDUAL)
 
-    @public_block
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(resid + self.attn_out(resid, context))
         return self.hook_resid_post(resid + self.mlp_out(resid))
-
-
-class PostNormBlock(AttentionPart, MLPPart):
-    """`ln1(resid + attn(resid))`, then `ln2(that + mlp(that))`: the norms are in the stream (Vaswani et al. 2017).
-
-    `hook_resid_mid` and `hook_resid_post` are the sums before these norms; `hook_normalized_resid_mid` and
-    `hook_normalized_resid_post` are the stream after them, which the MLP and the next block read.
-    """
-
-    @dataclass(frozen=True)
-    class Config(MLPPart.Config, AttentionPart.Config):
-        def build(self, layer: int) -> "PostNormBlock":
-            return PostNormBlock(self, layer)
-
-    cfg: Config
-
-    def __init__(self, cfg: Config, layer: int) -> None:
-        super().__init__()
-        self.cfg, self.layer = cfg, layer
-        self.hook_resid_pre = HookPoint(*RESIDUAL)
-        self.make_attention(cfg)
-        self.hook_resid_mid = HookPoint(*RESIDUAL)
-        self._modules["ln1"] = self._modules.pop("ln1")  # again: sites are listed in the order of computation
-        self.hook_normalized_resid_mid = HookPoint(*RESIDUAL)
-        self.make_mlp(cfg)
-        self.hook_resid_post = HookPoint(*RESIDUAL)
-        self._modules["ln2"] = self._modules.pop("ln2")
-        self.hook_normalized_resid_post = HookPoint(*RESIDUAL)
-
-    @public_block
-    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
-        resid = self.hook_resid_pre(resid)
-        resid = self.hook_resid_mid(resid + self.attn_out(resid, context, resid))
-        resid = self.hook_normalized_resid_mid(self.ln1(resid))
-        resid = self.hook_resid_post(resid + self.mlp_written(hook_if_listening(self.hook_mlp_in, resid)))
-        return self.hook_normalized_resid_post(self.ln2(resid))
-
-    def read(
-        self, copies: Float[Tensor, "batch pos *head d_model"], at_sites: bool = True
-    ) -> Float[Tensor, "batch pos *head d_model"]:
-        """Copies of the stream as attention reads them: as they are."""
-        return copies
-
-
-class ParallelBlock(AttentionPart, MLPPart):
-    """`resid + attn(ln1(resid)) + mlp(ln2(resid))`: both read the same stream (GPT-J, Wang and Komatsuzaki 2021)."""
-
-    @dataclass(frozen=True)
-    class Config(MLPPart.Config, AttentionPart.Config):
-        def build(self, layer: int) -> "ParallelBlock":
-            return ParallelBlock(self, layer)
-
-    cfg: Config
-
-    def __init__(self, cfg: Config, layer: int) -> None:
-        super().__init__()
-        self.cfg, self.layer = cfg, layer
-        self.hook_resid_pre = HookPoint(*RESIDUAL)
-        self.make_attention(cfg)
-        self.make_mlp(cfg)
-        self.hook_resid_post = HookPoint(*RESIDUAL)
-
-    @public_block
-    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
-        resid = self.hook_resid_pre(resid)
-        return self.hook_resid_post(resid + self.attn_out(resid, context) + self.mlp_out(resid))
-
-
-class SharedNormBlock(ParallelBlock):
-    """`resid + attn(x) + mlp(x)` with `x = ln1(resid)`: a parallel block with one norm for both."""
-
-    @dataclass(frozen=True)
-    class Config(ParallelBlock.Config):
-        def build(self, layer: int) -> "SharedNormBlock":
-            return SharedNormBlock(self, layer)
-
-    cfg: Config
-    mlp_norm = "ln1"
-
-    @public_block
-    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
-        resid = self.hook_resid_pre(resid)
-        shared = self.ln1(resid)
-        attn_out = self.attn_out(resid, context, shared)
-        if is_listening(self.hook_mlp_in):
-            shared = self.read(self.hook_mlp_in(resid.clone()), norm_shows_copies(self, context))
-        return self.hook_resid_post(resid + attn_out + self.mlp_written(shared))
-
-
-BlockConfig = AttentionOnlyBlock.Config | PreNormBlock.Config | PostNormBlock.Config | ParallelBlock.Config
 
 
 def _scaled(x: Stream, scale: float) -> Stream:

@@ -8,11 +8,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.activations import Activation, activation
-from hooked_lm.components.blocks.block import PostNormBlock
+from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.context import Context
 from hooked_lm.components.mlp import hook_if_listening
 from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm
-from hooked_lm.components.public_call import public_block
 from hooked_lm.hooks import HookPoint
 
 Stream = Float[Tensor, "batch pos d_model"]
@@ -51,7 +50,6 @@ class ConvPostNormBlock(PostNormBlock):
             "hook_normalized_resid_post"
         )  # the last of them
 
-    @public_block
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = source = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(resid + self.attn_out(resid, context, resid))

@@ -12,7 +12,6 @@ from hooked_lm.components.activations import Activation, activation
 from hooked_lm.components.blocks.block import PreNormBlock, Stream
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of
-from hooked_lm.components.public_call import public_block
 from hooked_lm.hooks import HookPoint
 
 GIVEN = ("batch", "pos", "d_per_layer")
@@ -118,7 +117,6 @@ class PerLayerBlock(PreNormBlock):
             self.hook_per_layer_out = HookPoint(*RESIDUAL)
         self._modules["hook_resid_post"] = self._modules.pop("hook_resid_post")  # sites in the order of computation
 
-    @public_block
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(resid + self.attn_out(resid, context))

@@ -6,9 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.components.attention.attend import Attend
 from hooked_lm.components.attention.cross import CrossAttention
-from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.attention.multihead import Attend, Attention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
 from hooked_lm.components.norm import norm_of, norm_unhooked
 from hooked_lm.components.rotary import Rotary

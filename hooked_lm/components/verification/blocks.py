@@ -4,15 +4,10 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from hooked_lm.components.blocks.block import (
-    AttentionOnlyBlock,
-    AttentionPart,
-    MLPPart,
-    ParallelBlock,
-    PostNormBlock,
-    PreNormBlock,
-    SharedNormBlock,
-)
+from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
+from hooked_lm.components.blocks.block import AttentionPart, MLPPart, PreNormBlock
+from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
+from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.norm import norm_of
 from hooked_lm.components.verification.registry import (
     Identity,

@@ -2,7 +2,9 @@
 
 from torch import Tensor
 
-from hooked_lm.components.embed import Embed, FactoredEmbed, PosEmbed, SinusoidalEmbed
+from hooked_lm.components.embed import Embed
+from hooked_lm.components.factored_embed import FactoredEmbed
+from hooked_lm.components.pos_embed import PosEmbed, SinusoidalEmbed
 from hooked_lm.components.verification.registry import (
     output_weights,
 )

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from hooked_lm.components.attention.attend import project
 from hooked_lm.components.attention.disentangled import DisentangledAttention
 from hooked_lm.components.attention.latent import LatentAttention
+from hooked_lm.components.attention.multihead import project
 from hooked_lm.components.verification.attention import mixing_identities, products
 from hooked_lm.components.verification.registry import (
     Identity,

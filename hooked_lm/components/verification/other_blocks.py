@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from jaxtyping import Int
 from torch import Tensor
 
-from hooked_lm.components.blocks.block import PostNormBlock
 from hooked_lm.components.blocks.conv import ConvPostNormBlock
 from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock, MixerPart
 from hooked_lm.components.blocks.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
+from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.norm import norm_of
 from hooked_lm.components.verification.blocks import attn_identities, mlp_identities
 from hooked_lm.components.verification.registry import (

@@ -12,7 +12,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_unhooked
+from hooked_lm.components.layer_norm import LayerNorm
+from hooked_lm.components.norm import RMSNorm, norm_unhooked
 
 Sites = Callable[[str], Tensor]
 Read = Callable[[], Tensor]

@@ -7,11 +7,13 @@ from torch import Tensor
 
 from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.components.blocks.block import PostNormBlock, PreNormBlock
+from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.cross import PostNormCrossBlock, PreNormCrossBlock
-from hooked_lm.components.embed import Embed, PosEmbedConfig, Unembed
+from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.embed import Embed, Unembed
+from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.norm import LayerNorm
+from hooked_lm.components.pos_embed import PosEmbedConfig
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.seq2seq import GENERATION
 from hooked_lm.models.config.tree import EncoderDecoderConfig, SideBlockConfig, StackConfig

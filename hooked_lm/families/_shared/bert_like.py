@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.components.blocks.block import PostNormBlock
-from hooked_lm.components.embed import Embed, PosEmbed, Unembed
+from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.encoder_embed import EncoderEmbed, ProjectedEncoderEmbed, TokenTypeEmbed
 from hooked_lm.components.heads import Classifier, MLMHead, NSPHead, Pooler, SpanClassifier, TokenClassifier
+from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.norm import LayerNorm
+from hooked_lm.components.pos_embed import PosEmbed
 from hooked_lm.families._shared import classic as classic
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import EncoderConfig

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.blocks.block import PreNormBlock
-from hooked_lm.components.rotary import YarnScaling
+from hooked_lm.components.rotary_scaling import YarnScaling
 from hooked_lm.components.router import Router
 from hooked_lm.families._shared import llama_like as llama_like
 from hooked_lm.families._shared import moe as moe

@@ -4,14 +4,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from hooked_lm.components.rotary import (
+from hooked_lm.components.rotary import Rotary, Scaling
+from hooked_lm.components.rotary_scaling import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
     ProportionalScaling,
-    Rotary,
-    Scaling,
     YarnScaling,
 )
 from hooked_lm.families._shared.reader import HFConfig

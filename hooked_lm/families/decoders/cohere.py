@@ -3,8 +3,8 @@ adjacent features turned, scaled logits; in the larger ones each head has norms 
 
 from typing import Any
 
-from hooked_lm.components.blocks.block import SharedNormBlock
-from hooked_lm.components.norm import LayerNorm
+from hooked_lm.components.blocks.parallel import SharedNormBlock
+from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.families._shared import llama_like as llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX, rows
 from hooked_lm.families._shared.reader import HFConfig

@@ -1,10 +1,11 @@
 """GPT-NeoX (Black et al. 2022, arXiv:2204.06745) and Pythia (Biderman et al. 2023, arXiv:2304.01373)."""
 
 from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.components.blocks.block import ParallelBlock, PreNormBlock
+from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.blocks.parallel import ParallelBlock
 from hooked_lm.components.embed import Embed, Unembed
+from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.norm import LayerNorm
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.rotary import n_ctx, rotary
 from hooked_lm.models.config.tree import DecoderConfig

@@ -1,10 +1,10 @@
 """GPT-J (Wang and Komatsuzaki 2021, GPT-J-6B): attention and MLP side by side after one norm, rotary in adjacent pairs."""
 
 from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.components.blocks.block import SharedNormBlock
+from hooked_lm.components.blocks.parallel import SharedNormBlock
 from hooked_lm.components.embed import Embed, Unembed
+from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.norm import LayerNorm
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.families._shared import classic as classic
 from hooked_lm.families._shared.reader import HFConfig

@@ -1,9 +1,9 @@
 """Phi-1, 1.5 and 2 (Gunasekar et al. 2023, arXiv:2306.11644): attention and MLP side by side after one norm, part of each
 head rotary, biases everywhere."""
 
-from hooked_lm.components.blocks.block import SharedNormBlock
+from hooked_lm.components.blocks.parallel import SharedNormBlock
+from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.norm import LayerNorm
 from hooked_lm.families._shared import classic as classic
 from hooked_lm.families._shared import llama_like as llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX

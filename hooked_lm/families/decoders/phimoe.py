@@ -3,8 +3,8 @@
 Past the trained length the frequencies are those of the long factors, as in the paper; transformers keeps the short ones.
 """
 
+from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import LayerNorm
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.components.router import SparseMixerRouter
 from hooked_lm.families._shared import llama_like as llama_like

@@ -1,8 +1,9 @@
 """StableLM 2 and StableLM 3B (Bellagente et al. 2024, arXiv:2402.17834): layer norms, part of each head rotary; the larger
 ones compute attention and MLP side by side after one norm, and each head has a norm of its own."""
 
-from hooked_lm.components.blocks.block import PreNormBlock, SharedNormBlock
-from hooked_lm.components.norm import HeadLayerNorm, LayerNorm
+from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.blocks.parallel import SharedNormBlock
+from hooked_lm.components.layer_norm import HeadLayerNorm, LayerNorm
 from hooked_lm.families._shared import llama_like as llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig

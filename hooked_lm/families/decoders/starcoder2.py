@@ -1,8 +1,8 @@
 """StarCoder2 (Lozhkov et al. 2024, arXiv:2402.19173): layer norms, biases everywhere, a plain MLP, a window."""
 
 from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.norm import LayerNorm
 from hooked_lm.families._shared import classic as classic
 from hooked_lm.families._shared import llama_like as llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX

@@ -4,10 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 from hooked_lm.components.attention.disentangled import DisentangledAttention, RelativeEmbed
-from hooked_lm.components.blocks.block import PostNormBlock
 from hooked_lm.components.blocks.conv import ConvPostNormBlock
-from hooked_lm.components.embed import Embed, PosEmbed
+from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.embed import Embed
 from hooked_lm.components.encoder_embed import EncoderEmbed, TokenTypeEmbed
+from hooked_lm.components.pos_embed import PosEmbed
 from hooked_lm.families._shared import bert_like as bert_like
 from hooked_lm.families._shared import classic as classic
 from hooked_lm.families._shared.bert_like import RENAMED, Names

@@ -1,11 +1,12 @@
 """DistilBERT (Sanh et al. 2019, arXiv:1910.01108): BERT with half the layers, without token types."""
 
 from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.components.blocks.block import PostNormBlock
-from hooked_lm.components.embed import Embed, PosEmbed
+from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.embed import Embed
 from hooked_lm.components.encoder_embed import EncoderEmbed
+from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.norm import LayerNorm
+from hooked_lm.components.pos_embed import PosEmbed
 from hooked_lm.families._shared import bert_like as bert_like
 from hooked_lm.families._shared import classic as classic
 from hooked_lm.families._shared.bert_like import IGNORED, RENAMED, Names

@@ -7,8 +7,8 @@ from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.encoder_embed import EncoderEmbed
 from hooked_lm.components.heads import Classifier, MLMHead, Pooler, SpanClassifier, TokenClassifier
+from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import GatedMLP
-from hooked_lm.components.norm import LayerNorm
 from hooked_lm.families._shared import bert_like as bert_like
 from hooked_lm.families._shared import classic as classic
 from hooked_lm.families._shared.reader import HFConfig

@@ -15,9 +15,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.blocks.block import AttentionPart, MLPPart, PostNormBlock, PreNormBlock
+from hooked_lm.components.blocks.block import AttentionPart, MLPPart, PreNormBlock
 from hooked_lm.components.blocks.mixer import MixerMLPBlock, MixerPart
 from hooked_lm.components.blocks.per_layer import PerLayerBlock
+from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.embed import Unembed
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import norm_of, norm_unhooked

@@ -7,21 +7,21 @@ from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.position_bias import Alibi, SharedBias
 from hooked_lm.components.attention.relative_bias import RelativeBias
-from hooked_lm.components.blocks.block import (
-    AttentionOnlyBlock,
-    BlockConfig,
-    ParallelBlock,
-    PostNormBlock,
-    PreNormBlock,
-)
+from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
+from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.cross import PreNormCrossBlock
-from hooked_lm.components.embed import Embed, PosEmbed, Unembed
+from hooked_lm.components.blocks.parallel import ParallelBlock
+from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.encoder_embed import EncoderEmbed, TokenTypeEmbed
 from hooked_lm.components.heads import MLMHead, NSPHead, Pooler
+from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP, MLPConfig
 from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import LayerNorm, NormConfig, RMSNorm
-from hooked_lm.components.rotary import LinearScaling, Llama3Scaling, Rotary, Scaling, YarnScaling
+from hooked_lm.components.norm import NormConfig, RMSNorm
+from hooked_lm.components.pos_embed import PosEmbed
+from hooked_lm.components.rotary import Rotary, Scaling
+from hooked_lm.components.rotary_scaling import LinearScaling, Llama3Scaling, YarnScaling
 from hooked_lm.components.router import SoftmaxRouter
 from hooked_lm.models.config.tree import (
     DecoderConfig,
@@ -147,7 +147,7 @@ def encoder_decoder(cfg: Any) -> EncoderDecoderConfig:
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _block(cfg: Any, layer: int) -> BlockConfig:
+def _block(cfg: Any, layer: int) -> AttentionOnlyBlock.Config | PreNormBlock.Config | ParallelBlock.Config:
     norm, post = _norm(cfg), _norm(cfg) if cfg.use_normalization_before_and_after else None
     attn = _attention(cfg, layer)
     if cfg.attn_only:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from hooked_lm.components.blocks.block import ParallelBlock
+from hooked_lm.components.blocks.parallel import ParallelBlock
 from hooked_lm.components.manner import FUSED
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.models.config import build, defaults, read

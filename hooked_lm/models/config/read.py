@@ -5,10 +5,11 @@ from typing import Any
 
 from hooked_lm.components.activations import activation_name
 from hooked_lm.components.blocks.mixer import MixerPart
-from hooked_lm.components.embed import PosEmbed
+from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import ClampedGatedMLP, MoE
-from hooked_lm.components.norm import LayerNorm, NormConfig
+from hooked_lm.components.norm import NormConfig
+from hooked_lm.components.pos_embed import PosEmbed
 from hooked_lm.models.config.row import ABSENT, found
 
 RELATIVE = "relative_positional_bias"

@@ -5,13 +5,15 @@ from typing import Any
 
 from hooked_lm.components.attention.disentangled import RelativeEmbed
 from hooked_lm.components.attention.relative_bias import RelativeBias
-from hooked_lm.components.blocks.block import PostNormBlock, PreNormBlock
+from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.cross import CrossBlockConfig
 from hooked_lm.components.blocks.per_layer import PerLayerEmbed
-from hooked_lm.components.embed import Embed, PosEmbedConfig, Unembed
+from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.encoder_embed import EncoderEmbed
 from hooked_lm.components.heads import Classifier, ContactHead, MLMHead, NSPHead, Pooler, TokenClassifier
 from hooked_lm.components.norm import NormConfig
+from hooked_lm.components.pos_embed import PosEmbedConfig
 from hooked_lm.components.stored_rotary import StoredRotary
 
 SideBlockConfig = PreNormBlock.Config | PostNormBlock.Config | CrossBlockConfig

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from hooked_lm.components.blocks.block import PostNormBlock
 from hooked_lm.components.blocks.cross import PostNormCrossBlock
+from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.embed import soft_capped
 from hooked_lm.components.norm import norm_of
 from hooked_lm.components.verification import identities as component_identities

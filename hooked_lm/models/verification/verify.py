@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from hooked_lm.components.blocks.block import PostNormBlock
+from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.norm import norm_of
 from hooked_lm.components.verification import identities as component_identities
 from hooked_lm.components.verification.registry import Identity, Pair, Sites, below, norm_identity, normed

@@ -21,8 +21,9 @@ from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import MLPPart
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.embed import Unembed
+from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP
-from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of, wide
+from hooked_lm.components.norm import RMSNorm, norm_of, wide
 from hooked_lm.components.verification import is_known, norm_readers, output_weights
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.hooks import HookPoint

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.components.blocks.block import SharedNormBlock
+from hooked_lm.components.blocks.parallel import SharedNormBlock
 
 # What is saved beside the weights.
 TABLES = (".mask", ".IGNORE", ".rotary_sin", ".rotary_cos", ".alibi")

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.components.blocks.block import MLPPart
-from hooked_lm.components.embed import FactoredUnembed, TiedUnembed
+from hooked_lm.components.embed import TiedUnembed
+from hooked_lm.components.factored_embed import FactoredUnembed
 from hooked_lm.components.known_attributes import order_parameters
+from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import LayerNorm, RMSNorm, norm_of
+from hooked_lm.components.norm import RMSNorm, norm_of
 from hooked_lm.models.weights.foreign_state_dict import TABLES, in_our_names
 
 # A config has one flag for all the biases of a group: flag -> bias and weight of each.

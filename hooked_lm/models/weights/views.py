@@ -7,9 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.blocks.block import AttentionPart, MLPPart, ParallelBlock, PostNormBlock
+from hooked_lm.components.blocks.block import AttentionPart, MLPPart
 from hooked_lm.components.blocks.cross import CrossPart
 from hooked_lm.components.blocks.mixer import MixerPart
+from hooked_lm.components.blocks.parallel import ParallelBlock
+from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import Norm, norm_of
 from hooked_lm.factored_matrix import FactoredMatrix

@@ -9,13 +9,10 @@ from hypothesis import given, settings
 from torch import nn
 
 from hooked_lm import HookedTransformer
-from hooked_lm.components.blocks.block import (
-    AttentionOnlyBlock,
-    ParallelBlock,
-    PostNormBlock,
-    PreNormBlock,
-    SharedNormBlock,
-)
+from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
+from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
+from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.models.verification.verify import Check, Verification, verify
 from tests.close import assert_close
 from tests.models.structures import SEEDS, Kinds, random_model, random_tokens, random_tree

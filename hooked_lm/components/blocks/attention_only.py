@@ -1,0 +1,28 @@
+"""Blocks without an MLP."""
+
+from dataclasses import dataclass
+
+from hooked_lm.components.blocks.block import AttentionPart, Stream
+from hooked_lm.components.context import Context
+from hooked_lm.components.norm import RESIDUAL
+from hooked_lm.hooks import HookPoint
+
+
+class AttentionOnlyBlock(AttentionPart):
+    """`resid + attn(ln1(resid))`."""
+
+    @dataclass(frozen=True)
+    class Config(AttentionPart.Config):
+        def build(self, layer: int) -> "AttentionOnlyBlock":
+            return AttentionOnlyBlock(self, layer)
+
+    def __init__(self, cfg: Config, layer: int) -> None:
+        super().__init__()
+        self.cfg, self.layer = cfg, layer
+        self.hook_resid_pre = HookPoint(*RESIDUAL)
+        self.make_attention(cfg)
+        self.hook_resid_post = HookPoint(*RESIDUAL)
+
+    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
+        resid = self.hook_resid_pre(resid)
+        return self.hook_resid_post(resid + self.attn_out(resid, context))

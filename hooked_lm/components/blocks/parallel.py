@@ -1,0 +1,52 @@
+"""Blocks whose attention and MLP read the same stream."""
+
+from dataclasses import dataclass
+
+from hooked_lm.components.attention.head_inputs import norm_shows_copies
+from hooked_lm.components.blocks.block import AttentionPart, MLPPart, Stream
+from hooked_lm.components.context import Context
+from hooked_lm.components.norm import RESIDUAL
+from hooked_lm.hooks import HookPoint, is_listening
+
+
+class ParallelBlock(AttentionPart, MLPPart):
+    """`resid + attn(ln1(resid)) + mlp(ln2(resid))`: both read the same stream (GPT-J, Wang and Komatsuzaki 2021)."""
+
+    @dataclass(frozen=True)
+    class Config(MLPPart.Config, AttentionPart.Config):
+        def build(self, layer: int) -> "ParallelBlock":
+            return ParallelBlock(self, layer)
+
+    cfg: Config
+
+    def __init__(self, cfg: Config, layer: int) -> None:
+        super().__init__()
+        self.cfg, self.layer = cfg, layer
+        self.hook_resid_pre = HookPoint(*RESIDUAL)
+        self.make_attention(cfg)
+        self.make_mlp(cfg)
+        self.hook_resid_post = HookPoint(*RESIDUAL)
+
+    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
+        resid = self.hook_resid_pre(resid)
+        return self.hook_resid_post(resid + self.attn_out(resid, context) + self.mlp_out(resid))
+
+
+class SharedNormBlock(ParallelBlock):
+    """`resid + attn(x) + mlp(x)` with `x = ln1(resid)`: a parallel block with one norm for both."""
+
+    @dataclass(frozen=True)
+    class Config(ParallelBlock.Config):
+        def build(self, layer: int) -> "SharedNormBlock":
+            return SharedNormBlock(self, layer)
+
+    cfg: Config
+    mlp_norm = "ln1"
+
+    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
+        resid = self.hook_resid_pre(resid)
+        shared = self.ln1(resid)
+        attn_out = self.attn_out(resid, context, shared)
+        if is_listening(self.hook_mlp_in):
+            shared = self.read(self.hook_mlp_in(resid.clone()), norm_shows_copies(self, context))
+        return self.hook_resid_post(resid + attn_out + self.mlp_written(shared))

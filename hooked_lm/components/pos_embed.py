@@ -1,0 +1,125 @@
+"""Embeddings of positions, learned or computed."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+Stream = Float[Tensor, "batch pos d_model"]
+
+
+class Positions(nn.Module):
+    """A vector for each position, `at` some or for the tokens of a run."""
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch pos"],
+        past_kv_pos_offset: int = 0,
+        attention_mask: Int[Tensor, "batch key_pos"] | Bool[Tensor, "batch key_pos"] | None = None,
+    ) -> Stream:
+        """The vectors of as many positions as there are tokens, from an offset on.
+
+        With a mask of all tokens so far positions count real tokens only, and padding has zeros.
+        """
+        here = slice(past_kv_pos_offset, past_kv_pos_offset + tokens.shape[1])
+        if attention_mask is None:
+            counted = torch.arange(here.start, here.stop, device=tokens.device)[None]
+            return self.at(counted).expand(tokens.shape[0], -1, -1)
+        real = attention_mask.bool()
+        counted = (real.long().cumsum(1) - 1).clamp(min=0)[:, here]
+        return self.at(counted).masked_fill(~real[:, here, None], 0.0)
+
+    def at(self, positions: Int[Tensor, "batch pos"]) -> Stream:
+        """The vectors of these positions. Each kind has its own; no ABC, as the shim's classes have another metaclass."""
+        raise NotImplementedError
+
+
+class PosEmbed(Positions):
+    """A learned vector per position: the rows of `W_pos`, which has `offset` rows before that of position 0."""
+
+    @dataclass(frozen=True)
+    class Config:
+        n_ctx: int
+        d_model: int
+        offset: int = 0
+
+        def build(self) -> "PosEmbed":
+            return PosEmbed(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.W_pos = nn.Parameter(torch.empty(cfg.offset + cfg.n_ctx, cfg.d_model))
+
+    def at(self, positions: Int[Tensor, "batch pos"]) -> Stream:
+        """The vectors of these positions."""
+        return F.embedding(positions + self.cfg.offset, self.W_pos)
+
+    def table(self) -> Float[Tensor, "n_ctx d_model"]:
+        """The vectors of all positions."""
+        return self.W_pos[self.cfg.offset :]
+
+
+class FixedPosEmbed(PosEmbed):
+    """The same with vectors that are not trained, though checkpoints hold them."""
+
+    @dataclass(frozen=True)
+    class Config(PosEmbed.Config):
+        def build(self) -> "FixedPosEmbed":
+            return FixedPosEmbed(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        self.W_pos.requires_grad_(False)
+
+
+class SinusoidalEmbed(Positions):
+    """A fixed vector per position, counted from `offset`: sines of the position in the first half, cosines in the second.
+
+    The pairs' wavelengths are a geometric sequence: pair i turns `10000 ** (-2i / d_model)` radians a position (Vaswani
+    et al. 2017, arXiv:1706.03762).
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        d_model: int
+        offset: int = 0
+
+        def build(self) -> "SinusoidalEmbed":
+            return SinusoidalEmbed(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        if cfg.d_model % 2:
+            raise ValueError(f"sines and cosines need an even d_model, got {cfg.d_model}")
+        self.cfg = cfg
+
+    def exponents(self) -> Float[Tensor, " half"]:
+        """Of 10000, one for each pair."""
+        return torch.arange(0, self.cfg.d_model, 2, dtype=torch.float32) / self.cfg.d_model
+
+    def at(self, positions: Int[Tensor, "batch pos"]) -> Stream:
+        """The vectors of these positions, in fp32."""
+        frequencies = 10000.0 ** -self.exponents().to(positions.device)
+        turn = (positions + self.cfg.offset)[..., None].float() * frequencies
+        return torch.cat([turn.sin(), turn.cos()], -1)
+
+
+class FairseqSinusoidalEmbed(SinusoidalEmbed):
+    """The same with pair i turning `10000 ** (-i / (n - 1))` radians a position, so that the last of n pairs turns 1/10000
+    (Ott et al. 2019, arXiv:1904.01038)."""
+
+    @dataclass(frozen=True)
+    class Config(SinusoidalEmbed.Config):
+        def build(self) -> "FairseqSinusoidalEmbed":
+            return FairseqSinusoidalEmbed(self)
+
+    def exponents(self) -> Float[Tensor, " half"]:
+        """Of 10000, one for each pair."""
+        half = self.cfg.d_model // 2
+        return torch.arange(half, dtype=torch.float32) / (half - 1)
+
+
+PosEmbedConfig = PosEmbed.Config | SinusoidalEmbed.Config

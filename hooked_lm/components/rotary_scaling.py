@@ -1,0 +1,127 @@
+"""Ways to stretch rotary position embeddings over longer contexts."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from hooked_lm.components.rotary import Frequencies, Rotary, Scaling
+
+
+@dataclass(frozen=True)
+class LinearScaling:
+    """Positions divided by a factor (Chen et al. 2023, arXiv:2306.15595)."""
+
+    factor: float
+
+    def __call__(self, rotary: Rotary, n_pos: int) -> tuple[Frequencies, float]:
+        return rotary.base_frequencies() / self.factor, 1.0
+
+
+@dataclass(frozen=True)
+class DynamicScaling:
+    """A base that grows with the length of the input once it is past the trained one ("dynamic NTK")."""
+
+    factor: float
+    trained_n_ctx: int
+
+    def __call__(self, rotary: Rotary, n_pos: int) -> tuple[Frequencies, float]:
+        stretch = self.factor * max(n_pos, self.trained_n_ctx) / self.trained_n_ctx - (self.factor - 1)
+        return rotary.base_frequencies(rotary.theta * stretch ** (rotary.dim / (rotary.dim - 2))), 1.0
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Low frequencies divided by a factor, high ones kept, a ramp between (Dubey et al. 2024, arXiv:2407.21783)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    trained_n_ctx: int
+
+    def __call__(self, rotary: Rotary, n_pos: int) -> tuple[Frequencies, float]:
+        base = rotary.base_frequencies()
+        turns = self.trained_n_ctx * base / (2 * math.pi)
+        kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        kept = kept.clamp(0, 1)
+        return base * (kept + (1 - kept) / self.factor), 1.0
+
+
+@dataclass(frozen=True)
+class YarnScaling:
+    """Interpolation by parts, and a temperature on the scores (Peng et al. 2023, arXiv:2309.00071)."""
+
+    factor: float
+    trained_n_ctx: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+    def __call__(self, rotary: Rotary, n_pos: int) -> tuple[Frequencies, float]:
+        low, high = self._turning_dim(rotary, self.beta_fast), self._turning_dim(rotary, self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, rotary.dim - 1)
+        ramp = (torch.arange(rotary.dim // 2, dtype=torch.float32) - low) / max(high - low, 1e-3)
+        kept = 1 - ramp.clamp(0, 1)
+        base = rotary.base_frequencies()
+        return base * (kept + (1 - kept) / self.factor), self._temperature()
+
+    def _turning_dim(self, rotary: Rotary, turns: float) -> float:
+        """The (fractional) pair of features that turns so often over the trained context."""
+        return rotary.dim * math.log(self.trained_n_ctx / (turns * 2 * math.pi)) / (2 * math.log(rotary.theta))
+
+    def temperature(self, weight: float = 1.0) -> float:
+        """How much longer queries and keys become with the stretch."""
+        return 1.0 if self.factor <= 1 else 0.1 * weight * math.log(self.factor) + 1.0
+
+    def _temperature(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return self.temperature(self.mscale) / self.temperature(self.mscale_all_dim)
+        return self.temperature()
+
+
+@dataclass(frozen=True)
+class LongRopeScaling:
+    """A searched factor per frequency, one set up to the trained length and one beyond (Ding et al. 2024,
+    arXiv:2402.13753)."""
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    trained_n_ctx: int
+    attention_factor: float
+
+    def __call__(self, rotary: Rotary, n_pos: int) -> tuple[Frequencies, float]:
+        factors = torch.tensor(self.long_factor if n_pos > self.trained_n_ctx else self.short_factor)
+        return rotary.base_frequencies() / factors, self.attention_factor
+
+
+@dataclass(frozen=True)
+class ProportionalScaling:
+    """Only this share of the pairs turns, the fastest; positions divided by a factor ("p-RoPE", Barbero et al. 2024,
+    arXiv:2410.06205)."""
+
+    share: float
+    factor: float = 1.0
+
+    def __call__(self, rotary: Rotary, n_pos: int) -> tuple[Frequencies, float]:
+        base, n_turning = rotary.base_frequencies(), int(self.share * rotary.dim // 2)
+        return torch.where(torch.arange(len(base)) < n_turning, base, 0.0) / self.factor, 1.0
+
+
+@dataclass(frozen=True)
+class Backward:
+    """The other way round: every pair turns by the negative of its angle, otherwise as `scaling` says."""
+
+    scaling: Scaling | None = None
+
+    def __call__(self, rotary: Rotary, n_pos: int) -> tuple[Frequencies, float]:
+        if self.scaling is None:
+            return -rotary.base_frequencies(), 1.0
+        frequencies, temperature = self.scaling(rotary, n_pos)
+        return -frequencies, temperature
