@@ -2,20 +2,19 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
 from hooked_lm.components.kv_cache import KeyValueCache
-from hooked_lm.hooks import HookPoint, NamesFilter, is_listening
-from hooked_lm.hooks.generation_step import GenerationStep, run_generation, set_current
-from hooked_lm.models.checks import check_length, check_stream, first_bidirectional, real_of
-from hooked_lm.models.generation.sampling import check_sampling, next_tokens, sample_logits
+from hooked_lm.hooks import NamesFilter
+from hooked_lm.hooks.generation_step import run_generation
+from hooked_lm.models.checks import check_length, check_rows, check_stream, first_bidirectional, real_of
+from hooked_lm.models.generation.loop import Growing, Reader, check_room, converter, end_ids, sampler, steps
 from hooked_lm.models.stack import checked_ids
 
 Output = str | list[str] | Tensor
@@ -75,15 +74,15 @@ def generate(
     >>> model.generate("The capital of France is", max_new_tokens=1, do_sample=False, verbose=False)
     'The capital of France is Paris'
     """
-    convert = _converter(model, input, return_type)
+    convert = converter(model, input, return_type, ("str", "tokens", "embeds"))
     record = _Record(model, names_filter) if return_cache else None
-    sequence, steps = _start(
+    sequence, lengthen = _start(
         model, input, max_new_tokens, record, stop_at_eos, eos_token_id, do_sample, top_k, top_p, temperature,
         freq_penalty, use_past_kv_cache, prepend_bos, padding_side, attention_mask, seed,
     )  # fmt: skip
 
     def whole() -> Output:
-        for _ in tqdm(steps, "generating", max_new_tokens, disable=not verbose):
+        for _ in tqdm(lengthen, "generating", max_new_tokens, disable=not verbose):
             pass
         return convert(sequence)
 
@@ -117,9 +116,9 @@ def generate_stream(
         )
     if max_tokens_per_yield < 1:
         raise ValueError(f"max_tokens_per_yield is a number of tokens, at least 1, got {max_tokens_per_yield}")
-    convert = _converter(model, input, return_type)
-    sequence, steps = _start(model, input, max_new_tokens, None, **options)
-    bar = tqdm(steps, "generating", max_new_tokens, disable=not verbose)
+    convert = converter(model, input, return_type, ("str", "tokens", "embeds"))
+    sequence, lengthen = _start(model, input, max_new_tokens, None, **options)
+    bar = tqdm(lengthen, "generating", max_new_tokens, disable=not verbose)
     return _pieces(sequence, iter(bar), max_tokens_per_yield, convert)
 
 
@@ -140,91 +139,36 @@ def _start(
     padding_side: str | None = None,
     attention_mask: Tensor | None = None,
     seed: int | torch.Generator | None = None,
-) -> tuple["_Sequence", Iterator[None]]:
+) -> tuple[Growing, Iterator[None]]:
     """Check everything; returns the prompt, and the steps that lengthen it by a token each."""
-    check_sampling(top_k, top_p, temperature)
+    choose = sampler(model.device, do_sample, top_k, top_p, temperature, freq_penalty, seed)
     sequence = _prompt(model, input, prepend_bos, padding_side, attention_mask)
-    total, n_ctx = len(sequence) + max_new_tokens, model.cfg.n_ctx
-    if max_new_tokens < 0 or total > n_ctx:
-        raise ValueError(
-            f"a prompt of {len(sequence)} tokens and max_new_tokens={max_new_tokens} do not fit the model's n_ctx of "
-            f"{n_ctx}; max_new_tokens may be 0 to {max(0, n_ctx - len(sequence))}"
-        )
-    choose = partial(
-        sample_logits,
-        top_k=top_k,
-        top_p=top_p,
-        temperature=temperature if do_sample else 0.0,
-        freq_penalty=freq_penalty,
-        generator=_generator(seed, model.device),
-    )
+    check_room(len(sequence), max_new_tokens, model.cfg.n_ctx)
+    ends = end_ids(model, eos_token_id) if stop_at_eos else []
     reads_once = use_past_kv_cache and first_bidirectional(model.blocks) is None
-    cache = KeyValueCache(model.cfg.n_layers, room=total) if reads_once else None
-    reader = _Reader(model, sequence, cache, record)
-    return sequence, _steps(reader, max_new_tokens, choose, _stop_ids(model, eos_token_id) if stop_at_eos else [])
+    cache = KeyValueCache(model.cfg.n_layers, room=len(sequence) + max_new_tokens) if reads_once else None
+    reader = _PromptReader(model, sequence, cache, record)
+    return sequence, _recorded(reader, steps(reader, max_new_tokens, choose, ends, fill=next(iter(ends), 0)))
 
 
-def _steps(reader: "_Reader", n: int, choose: Callable[..., Tensor], stop: list[int]) -> Iterator[None]:
-    """Lengthen the sequence by a token a step, until all rows have stopped or there are `n` new ones."""
-    sequence = reader.sequence
-    ends = torch.tensor(stop, dtype=torch.long, device=sequence.real.device)
-    finished = torch.zeros_like(sequence.real[:, 0])
-    for step in range(n):
-        seen = {"tokens": sequence.tokens, "real": sequence.real_tokens}
-        new = next_tokens(partial(choose, **seen), reader.next_logits(), finished, step)
-        if stop:
-            new = torch.where(finished, ends[0], new)
-            finished |= torch.isin(new, ends)
-        sequence.append(new[:, None])
-        yield
-        if stop and finished.all():
-            break
+def _recorded(reader: "_PromptReader", steps: Iterator[None]) -> Iterator[None]:
+    """The steps, after which what is recorded is read once more, so that the last token is seen too."""
+    yield from steps
     if reader.record:
         reader.next_logits()
 
 
-class _Sequence:
-    """Prompt and continuation: ids [batch, pos], after the embeddings of a prompt given so, and what is no padding."""
+class _PromptReader(Reader):
+    """Shows a decoder its prompt and then its continuation."""
 
-    def __init__(self, tokens: Tensor, embeds: Tensor | None, real: Tensor) -> None:
-        self.tokens, self.embeds, self.real = tokens, embeds, real
+    def __init__(self, model: Any, sequence: Growing, cache: KeyValueCache | None, record: "_Record | None") -> None:
+        super().__init__(model, sequence, cache)
+        self.record = record
 
-    def __len__(self) -> int:
-        return self.real.shape[1]
-
-    @property
-    def real_tokens(self) -> Bool[Tensor, "batch pos"]:
-        """Which of the ids are no padding."""
-        return self.real[:, len(self) - self.tokens.shape[1] :]
-
-    def append(self, new: Int[Tensor, "batch new"]) -> None:
-        self.tokens = torch.cat([self.tokens, new], 1)
-        self.real = torch.cat([self.real, torch.ones_like(new, dtype=torch.bool)], 1)
-
-    def all_embeds(self, model: Any) -> Float[Tensor, "batch pos d_model"]:
-        """The embeddings of everything, positions left out."""
-        embeds = model.embed(self.tokens)
-        return embeds if self.embeds is None else torch.cat([self.embeds, embeds], 1)
-
-
-class _Reader:
-    """Shows the model what it has not read yet of a growing sequence; without a cache, everything again."""
-
-    def __init__(self, model: Any, sequence: _Sequence, cache: KeyValueCache | None, record: "_Record | None") -> None:
-        self.model, self.sequence, self.cache, self.record = model, sequence, cache, record
-        self.steps = itertools.count()
-
-    def next_logits(self) -> Float[Tensor, "batch d_vocab"]:
-        """The logits of the token that comes next."""
-        model, sequence, cache = self.model, self.sequence, self.cache
-        n_new = len(sequence) - (cache.length if cache is not None else 0)
-        points = [point for point in model.unembed.modules() if isinstance(point, HookPoint)]
-        options = {
-            "attention_mask": sequence.real.long(),
-            "past_kv_cache": cache,
-            "logits_to_keep": None if is_listening(*points) else 1,
-        }
-        set_current(GenerationStep(next(self.steps), sequence.real, n_new, sequence))
+    def read(self, n_new: int, options: dict[str, Any]) -> Float[Tensor, "batch pos d_vocab"]:
+        """The model's logits at the last `n_new` positions, or at the last of them."""
+        model, sequence = self.model, self.sequence
+        options["attention_mask"] = sequence.real.long()
         if n_new <= sequence.tokens.shape[1]:
             logits = model(sequence.tokens[:, -n_new:], **options)
         else:
@@ -232,7 +176,7 @@ class _Reader:
             logits = model(resid, start_at_layer=0, shortformer_pos_embed=pos_embed, **options)
         if self.record:
             self.record.keep(len(sequence))
-        return logits[:, -1]
+        return logits
 
 
 class _Record:
@@ -282,7 +226,7 @@ class _Record:
 
 def _prompt(
     model: Any, input: Input, prepend_bos: bool | None, padding_side: str | None, attention_mask: Tensor | None
-) -> _Sequence:
+) -> Growing:
     """Any input as a sequence with its padding, as little as there may be, on the left."""
     tokens: Tensor
     if isinstance(input, Tensor) and input.is_floating_point():
@@ -299,61 +243,19 @@ def _prompt(
     if 0 in shape:
         raise ValueError(f"the prompt is empty: its shape is {tuple(shape)}; give at least one token")
     if attention_mask is None:
-        return _Sequence(tokens, embeds, torch.ones(shape, dtype=torch.bool, device=model.device))
+        return Growing(tokens, torch.ones(shape, dtype=torch.bool, device=model.device), embeds)
     if attention_mask.shape != shape:
         raise ValueError(f"attention_mask is {tuple(attention_mask.shape)}, and the prompt is {tuple(shape)}")
     real = real_of(attention_mask).to(model.device)
-    if not real.any(1).all():
-        raise ValueError(f"row {int(real.any(1).int().argmin())} of the prompt is nothing but padding")
+    check_rows(real)
     order = real.int().argsort(dim=1, stable=True)[:, -int(real.sum(1).max()) :]
     if embeds is None:
-        return _Sequence(tokens.gather(1, order), None, real.gather(1, order))
-    return _Sequence(tokens, embeds.take_along_dim(order[..., None], 1), real.gather(1, order))
-
-
-def _stop_ids(model: Any, eos_token_id: int | Sequence[int] | None) -> list[int]:
-    known = (eos_token_id, model.cfg.eos_token_id, getattr(model.tokenizer, "eos_token_id", None))
-    eos = next((token for token in known if token is not None), None)
-    if eos is None:
-        raise ValueError(
-            "no end-of-sequence token is known, as the model has no tokenizer with one: give eos_token_id=..., or "
-            "stop_at_eos=False"
-        )
-    ends, d_vocab = [eos] if isinstance(eos, int) else list(eos), model.cfg.d_vocab
-    wrong = [end for end in ends if eos_token_id is not None and not 0 <= end < d_vocab]
-    if wrong:
-        raise ValueError(f"eos_token_id {wrong[0]} is out of range: d_vocab is {d_vocab}, so 0 to {d_vocab - 1}")
-    return ends
-
-
-def _generator(seed: int | torch.Generator | None, device: torch.device) -> torch.Generator | None:
-    return torch.Generator(device).manual_seed(seed) if isinstance(seed, int) else seed
-
-
-def _converter(model: Any, input: Input, return_type: str) -> Callable[[_Sequence], Output]:
-    """From a sequence to what the caller wants to have."""
-    is_text = not isinstance(input, Tensor)
-    if return_type == "input" and isinstance(input, Tensor):
-        return_type = "embeds" if input.is_floating_point() else "tokens"
-    elif return_type == "input":
-        return_type = "str"
-    if return_type == "tokens":
-        return lambda sequence: sequence.tokens
-    if return_type == "embeds":
-        return lambda sequence: sequence.all_embeds(model)
-    if return_type != "str":
-        raise ValueError(f"return_type must be 'input', 'str', 'tokens' or 'embeds', got {return_type!r}")
-    tokenizer = model.tokens.need_tokenizer()
-
-    def text(sequence: _Sequence) -> str | list[str]:
-        texts = [tokenizer.decode(row, skip_special_tokens=True) for row in sequence.tokens]
-        return texts[0] if len(texts) == 1 and (isinstance(input, str) or not is_text) else texts
-
-    return text
+        return Growing(tokens.gather(1, order), real.gather(1, order))
+    return Growing(tokens, real.gather(1, order), embeds.take_along_dim(order[..., None], 1))
 
 
 def _pieces(
-    sequence: _Sequence, steps: Iterator[None], size: int, convert: Callable[[_Sequence], Output]
+    sequence: Growing, steps: Iterator[None], size: int, convert: Callable[[Growing], Output]
 ) -> Iterator[Output]:
     """What every `size` steps added to the converted sequence, and what is left at the end."""
 

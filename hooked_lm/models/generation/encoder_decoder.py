@@ -1,23 +1,27 @@
 """Generation: an encoder-decoder reads its source once and writes a target one token at a time, under open hooks."""
 
-import itertools
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
 from hooked_lm.components.source import EncoderDecoderCache
-from hooked_lm.hooks import HookPoint, is_listening
-from hooked_lm.hooks.generation_step import GenerationStep, run_generation, set_current
+from hooked_lm.hooks.generation_step import run_generation
 from hooked_lm.models.checks import first_bidirectional
-from hooked_lm.models.generation.sampling import check_sampling, next_tokens, sample_logits
+from hooked_lm.models.generation.loop import (
+    Growing,
+    Reader,
+    check_in_vocab,
+    check_room,
+    converter,
+    end_ids,
+    sampler,
+    steps,
+)
 from hooked_lm.models.text.encoder_decoder import DecoderInput
-
-Choose = Callable[..., Tensor]
 
 
 def generate(
@@ -69,109 +73,56 @@ def generate(
     Raises ValueError before anything runs for options that make no sense, and for a target that would exceed n_ctx; in the
     step, naming it and the row, for logits that are NaN or infinite.
     """
-    check_sampling(top_k, top_p, temperature)
+    draw = sampler(model.device, do_sample, top_k, top_p, temperature, freq_penalty, seed)
     if one_zero_attention_mask is not None and attention_mask is not None:
         raise ValueError("one_zero_attention_mask and attention_mask are two names of one argument: give one")
-    convert = _converter(model, input, return_type)
+    convert = converter(model, input, return_type, ("str", "tokens"))
     source, mask = model._source_tokens(
         input, attention_mask if one_zero_attention_mask is None else one_zero_attention_mask
     )
     target, target_mask = model._target_tokens(decoder_input, None, len(source), end=False)
     if len(target) != len(source) or (target_mask is not None and not target_mask.bool().all()):
         raise ValueError("decoder_input must have as many rows as the source, of equal length")
-    room = model.cfg.n_ctx - target.shape[1]
-    if not 0 <= max_new_tokens <= room:
-        raise ValueError(f"max_new_tokens={max_new_tokens}: behind {target.shape[1]} tokens it may be 0 to {room}")
-    ends = _ends(model, eos_token_id) if stop_at_eos else []
+    check_room(target.shape[1], max_new_tokens, model.cfg.n_ctx)
+    ends = end_ids(model, eos_token_id) if stop_at_eos else []
     forced = model.cfg.forced_bos_token_id if forced_bos_token_id is None else forced_bos_token_id
-    _check_in_vocab(model, "forced_bos_token_id", [] if forced is None else [forced])
+    check_in_vocab(model, "forced_bos_token_id", [] if forced is None else [forced])
     banned = list(model.cfg.suppress_tokens if suppress_tokens is None else suppress_tokens)
-    _check_in_vocab(model, "suppress_tokens", banned)
-    draw = partial(
-        sample_logits,
-        top_k=top_k,
-        top_p=top_p,
-        temperature=temperature if do_sample else 0.0,
-        freq_penalty=freq_penalty,
-        generator=torch.Generator(model.device).manual_seed(seed) if isinstance(seed, int) else seed,
-    )
+    check_in_vocab(model, "suppress_tokens", banned)
 
-    def choose(logits: Tensor, tokens: Tensor) -> Tensor:
+    def choose(logits: Tensor, tokens: Tensor, real: Tensor) -> Tensor:
         if decoder_input is None and forced is not None and tokens.shape[1] == 1:
             return torch.full_like(tokens[:, 0], forced)
-        return draw(
-            logits.index_fill(1, torch.tensor(banned, device=logits.device).long(), float("-inf")), tokens=tokens
-        )
+        without = logits.index_fill(1, torch.tensor(banned, device=logits.device).long(), float("-inf"))
+        return draw(without, tokens=tokens, real=real)
 
-    read = _reader(model, source, mask, use_past_kv_cache)
-    return run_generation(
-        lambda: convert(_continued(read, target, choose, max_new_tokens, ends, model.pad_id(), verbose))
-    )
-
-
-def _continued(
-    read: Callable[[Tensor], Tensor], tokens: Tensor, choose: Choose, n: int, ends: list[int], pad: int, verbose: bool
-) -> Int[Tensor, "batch pos"]:
-    """The target, longer by a token a step, until all rows have ended or there are `n` new ones."""
-    stops = torch.tensor(ends, dtype=torch.long, device=tokens.device)
-    finished = torch.zeros_like(tokens[:, 0], dtype=torch.bool)
-    for step in tqdm(range(n), "generating", disable=not verbose):
-        new = next_tokens(partial(choose, tokens=tokens), read(tokens), finished, step)
-        new = torch.where(finished, torch.full_like(new, pad), new)
-        finished = finished | torch.isin(new, stops)
-        tokens = torch.cat([tokens, new[:, None]], 1)
-        if ends and finished.all():
-            break
-    return tokens
-
-
-def _reader(model: Any, source: Tensor, mask: Tensor | None, use_cache: bool) -> Callable[[Tensor], Tensor]:
-    """From all tokens of the target so far to the logits of the next."""
-    reads_once = use_cache and first_bidirectional(model.decoder) is None
+    reads_once = use_past_kv_cache and first_bidirectional(model.decoder) is None
     cache = EncoderDecoderCache(model.cfg.n_decoder_layers) if reads_once else None
-    points = [point for point in model.unembed.modules() if isinstance(point, HookPoint)]
+    reader = _TargetReader(model, Growing(target), cache, source, mask)
 
-    steps = itertools.count()
+    def whole() -> Any:
+        lengthen = steps(reader, max_new_tokens, choose, ends, fill=model.pad_id())
+        for _ in tqdm(lengthen, "generating", max_new_tokens, disable=not verbose):
+            pass
+        return convert(reader.sequence)
 
-    def read(tokens: Tensor) -> Tensor:
-        keep = None if is_listening(*points) else 1
-        new = tokens if cache is None else tokens[:, cache.length :]
-        set_current(GenerationStep(next(steps), torch.ones_like(tokens, dtype=torch.bool), new.shape[1], read))
-        if cache is None or cache.source is None:
-            logits = model(source, new, attention_mask=mask, past_kv_cache=cache, logits_to_keep=keep)
-        else:
-            logits = model(None, new, past_kv_cache=cache, logits_to_keep=keep)
-        return logits[:, -1]
-
-    return read
+    return run_generation(whole)
 
 
-def _ends(model: Any, eos_token_id: int | Sequence[int] | None) -> list[int]:
-    if eos_token_id is None:
-        if not model.end_ids():
-            raise ValueError("no end-of-sequence token is known: give eos_token_id=..., or stop_at_eos=False")
-        return model.end_ids()
-    ends = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
-    _check_in_vocab(model, "eos_token_id", ends)
-    return ends
+class _TargetReader(Reader):
+    """Shows an encoder-decoder its source once, if it has a cache, and its target."""
 
+    cache: EncoderDecoderCache | None
 
-def _check_in_vocab(model: Any, name: str, ids: Sequence[int]) -> None:
-    d_vocab = model.cfg.d_vocab_out
-    if wrong := [token for token in ids if not 0 <= token < d_vocab]:
-        raise ValueError(f"{name} {wrong[0]} is out of range: d_vocab is {d_vocab}, so 0 to {d_vocab - 1}")
+    def __init__(
+        self, model: Any, target: Growing, cache: EncoderDecoderCache | None, source: Tensor, mask: Tensor | None
+    ) -> None:
+        super().__init__(model, target, cache)
+        self.source, self.mask = source, mask
 
-
-def _converter(model: Any, input: Any, return_type: str) -> Callable[[Tensor], Any]:
-    """From ids to what the caller wants to have."""
-    if return_type not in ("input", "str", "tokens"):
-        raise ValueError(f"return_type must be 'input', 'str' or 'tokens', got {return_type!r}")
-    if return_type == "tokens" or (return_type == "input" and isinstance(input, Tensor)):
-        return lambda tokens: tokens
-    tokenizer = model.tokens.need_tokenizer()
-
-    def text(tokens: Tensor) -> str | list[str]:
-        texts = [tokenizer.decode(row, skip_special_tokens=True) for row in tokens]
-        return texts[0] if isinstance(input, str) or (isinstance(input, Tensor) and len(texts) == 1) else texts
-
-    return text
+    def read(self, n_new: int, options: dict[str, Any]) -> Float[Tensor, "batch pos d_vocab"]:
+        """The model's logits at the last `n_new` positions of the target, or at the last of them."""
+        new = self.sequence.tokens[:, -n_new:]
+        if self.cache is not None and self.cache.source is not None:
+            return self.model(None, new, **options)
+        return self.model(self.source, new, attention_mask=self.mask, **options)

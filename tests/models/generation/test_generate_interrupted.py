@@ -14,13 +14,14 @@ from hooked_lm.hooks import generation_step, scope
 from hooked_lm.interventions import NanGuard
 from hooked_lm.models.generation import decoder as decoder_generate
 from hooked_lm.models.generation import encoder_decoder as encoder_decoder_generate
+from hooked_lm.models.generation import loop
 from hooked_lm.models.generation.sampling import sample_logits
 from tests.interrupting import in_a_generator
 from tests.models.toys import D_VOCAB, ids, toy
 
 QUIET: dict[str, Any] = {"verbose": False, "stop_at_eos": False}
 SITE = "blocks.0.hook_resid_post"
-FILES = {module.__file__ for module in (decoder_generate, encoder_decoder_generate, generation_step)}
+FILES = {module.__file__ for module in (decoder_generate, encoder_decoder_generate, loop, generation_step)}
 
 
 def pair() -> HookedEncoderDecoder:

@@ -1,0 +1,154 @@
+"""The loop of generation, one token a step: a reader gives the logits of the next token, a choice takes one of them."""
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.hooks import HookPoint, is_listening
+from hooked_lm.hooks.generation_step import GenerationStep, set_current
+from hooked_lm.models.generation.sampling import check_sampling, next_tokens, sample_logits
+
+Choose = Callable[
+    ..., Tensor
+]  # from the logits of a next token, `tokens` so far and which of them are `real`, to the token
+
+
+class Growing:
+    """A prompt and its continuation: ids [batch, pos], after the embeddings of a prompt given so, and what is no padding."""
+
+    def __init__(self, tokens: Tensor, real: Tensor | None = None, embeds: Tensor | None = None) -> None:
+        self.tokens, self.embeds = tokens, embeds
+        self.real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
+
+    def __len__(self) -> int:
+        return self.real.shape[1]
+
+    @property
+    def real_tokens(self) -> Bool[Tensor, "batch pos"]:
+        """Which of the ids are no padding."""
+        return self.real[:, len(self) - self.tokens.shape[1] :]
+
+    def append(self, new: Int[Tensor, "batch new"]) -> None:
+        self.tokens = torch.cat([self.tokens, new], 1)
+        self.real = torch.cat([self.real, torch.ones_like(new, dtype=torch.bool)], 1)
+
+    def all_embeds(self, model: Any) -> Float[Tensor, "batch pos d_model"]:
+        """The embeddings of everything, positions left out."""
+        embeds = model.embed(self.tokens)
+        return embeds if self.embeds is None else torch.cat([self.embeds, embeds], 1)
+
+
+class Reader(ABC):
+    """Shows a model what it has not read yet of a growing sequence; without a cache, everything again."""
+
+    def __init__(self, model: Any, sequence: Growing, cache: KeyValueCache | None) -> None:
+        self.model, self.sequence, self.cache = model, sequence, cache
+        self.steps = itertools.count()
+
+    def next_logits(self) -> Float[Tensor, "batch d_vocab"]:
+        """The logits of the token that comes next."""
+        n_new = len(self.sequence) - (0 if self.cache is None else self.cache.length)
+        points = [point for point in self.model.unembed.modules() if isinstance(point, HookPoint)]
+        keep = None if is_listening(*points) else 1
+        set_current(GenerationStep(next(self.steps), self.sequence.real, n_new, self.sequence))
+        return self.read(n_new, {"past_kv_cache": self.cache, "logits_to_keep": keep})[:, -1]
+
+    @abstractmethod
+    def read(self, n_new: int, options: dict[str, Any]) -> Float[Tensor, "batch pos d_vocab"]:
+        """The model's logits at the last `n_new` positions, or at the last of them."""
+
+
+def steps(reader: Reader, n: int, choose: Choose, ends: list[int], fill: int) -> Iterator[None]:
+    """Lengthen the reader's sequence by a token a step, until all rows have ended or there are `n` new tokens.
+
+    A row that has ended is filled up while others go on. Without `ends` no row ends.
+    """
+    sequence = reader.sequence
+    stops = torch.tensor(ends, dtype=torch.long, device=sequence.real.device)
+    finished = torch.zeros_like(sequence.real[:, 0])
+    for step in range(n):
+        choice = partial(choose, tokens=sequence.tokens, real=sequence.real_tokens)
+        new = next_tokens(choice, reader.next_logits(), finished, step)
+        new = torch.where(finished, torch.full_like(new, fill), new)
+        finished |= torch.isin(new, stops)
+        sequence.append(new[:, None])
+        yield
+        if finished.all():
+            break
+
+
+def sampler(
+    device: torch.device,
+    do_sample: bool,
+    top_k: int | None,
+    top_p: float | None,
+    temperature: float,
+    freq_penalty: float,
+    seed: int | torch.Generator | None,
+) -> Choose:
+    """`sample_logits` with these options; greedy unless `do_sample`. Raises ValueError for options that make no sense."""
+    check_sampling(top_k, top_p, temperature)
+    return partial(
+        sample_logits,
+        top_k=top_k,
+        top_p=top_p,
+        temperature=temperature if do_sample else 0.0,
+        freq_penalty=freq_penalty,
+        generator=torch.Generator(device).manual_seed(seed) if isinstance(seed, int) else seed,
+    )
+
+
+def check_room(n_prompt: int, n_new: int, n_ctx: int) -> None:
+    """Raises ValueError unless so many new tokens fit the model after the prompt."""
+    if n_new < 0 or n_prompt + n_new > n_ctx:
+        raise ValueError(
+            f"a prompt of {n_prompt} tokens and max_new_tokens={n_new} do not fit the model's n_ctx of {n_ctx}; "
+            f"max_new_tokens may be 0 to {max(0, n_ctx - n_prompt)}"
+        )
+
+
+def end_ids(model: Any, eos_token_id: int | Sequence[int] | None) -> list[int]:
+    """The ids that end a row: those given, else the checkpoint's or the tokenizer's. ValueError where none is known."""
+    known = (eos_token_id, model.cfg.eos_token_id, getattr(model.tokenizer, "eos_token_id", None))
+    end = next((token for token in known if token is not None), None)
+    if end is None:
+        raise ValueError("no end-of-sequence token is known: give eos_token_id=..., or stop_at_eos=False")
+    ends = [end] if isinstance(end, int) else list(end)
+    if eos_token_id is not None:
+        check_in_vocab(model, "eos_token_id", ends)
+    return ends
+
+
+def check_in_vocab(model: Any, name: str, ids: Sequence[int]) -> None:
+    """Raises ValueError for ids that the model cannot generate."""
+    d_vocab = model.cfg.d_vocab_out
+    if wrong := [token for token in ids if not 0 <= token < d_vocab]:
+        raise ValueError(f"{name} {wrong[0]} is out of range: d_vocab is {d_vocab}, so 0 to {d_vocab - 1}")
+
+
+def converter(model: Any, input: Any, return_type: str, kinds: Sequence[str]) -> Callable[[Growing], Any]:
+    """From a sequence to what the caller wants, one of `kinds` or what was given."""
+    if return_type not in ("input", *kinds):
+        known = ", ".join(map(repr, ("input", *kinds)))
+        raise ValueError(f"return_type must be one of {known}, got {return_type!r}")
+    is_text = not isinstance(input, Tensor)
+    if return_type == "input":
+        return_type = "str" if is_text else "embeds" if input.is_floating_point() else "tokens"
+    if return_type == "tokens":
+        return lambda sequence: sequence.tokens
+    if return_type == "embeds":
+        return lambda sequence: sequence.all_embeds(model)
+    tokenizer = model.tokens.need_tokenizer()
+
+    def text(sequence: Growing) -> str | list[str]:
+        texts = [tokenizer.decode(row, skip_special_tokens=True) for row in sequence.tokens]
+        return texts[0] if len(texts) == 1 and (isinstance(input, str) or not is_text) else texts
+
+    return text
