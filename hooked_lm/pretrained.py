@@ -14,7 +14,6 @@ from torch import Tensor
 
 from hooked_lm import hub
 from hooked_lm.hub import datasets
-from hooked_lm.hub.names import spelled
 from hooked_lm.hub.options import Options, Tree, one_device
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.config.tree import DecoderConfig, EncoderConfig, EncoderDecoderConfig
@@ -227,7 +226,7 @@ def from_pretrained(
     """
     dtype = hf_kwargs.pop("torch_dtype", dtype)
     options = Options(
-        spelled(model_name),
+        model_name,
         hf_model=hf_model,
         checkpoint_index=checkpoint_index,
         checkpoint_value=checkpoint_value,

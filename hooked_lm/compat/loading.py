@@ -14,7 +14,7 @@ from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.pos_embed import PosEmbed
 from hooked_lm.hub.hf_checkpoint import HFCheckpoint, find_hf
 from hooked_lm.hub.hf_load import fill
-from hooked_lm.hub.names import published_steps, spelled
+from hooked_lm.hub.names import published_steps
 from hooked_lm.hub.options import Options, one_device
 from hooked_lm.hub.short_names import CHECKPOINTS, SHORT_NAMES
 from hooked_lm.hub.tl_checkpoint import find_tl
@@ -100,7 +100,7 @@ def get_checkpoint_labels(model_name: str, **kwargs: Any) -> tuple[list[int], st
     """The steps of a training run that were published, and "step", or its counts of tokens, and "token"; ValueError if none
     are known."""
     revision, local_files_only = kwargs.pop("revision", None), kwargs.pop("local_files_only", False)
-    options = Options(spelled(model_name), revision=revision, local_files_only=local_files_only, hf_kwargs=kwargs)
+    options = Options(model_name, revision=revision, local_files_only=local_files_only, hf_kwargs=kwargs)
     checkpoint = find_tl(options)
     if checkpoint is not None and (steps := checkpoint.steps()):
         return [step.value for step in steps], steps[0].label_type
@@ -135,7 +135,7 @@ def get_pretrained_model_config(
     (4, 128, 'LN')
     """
     options = Options(
-        spelled(model_name),
+        model_name,
         revision=kwargs.pop("revision", None),
         local_files_only=kwargs.pop("local_files_only", False),
         checkpoint_index=checkpoint_index,

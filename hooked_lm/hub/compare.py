@@ -9,7 +9,6 @@ from torch import Tensor
 
 from hooked_lm.hub.hf_checkpoint import find_hf
 from hooked_lm.hub.load import load
-from hooked_lm.hub.names import spelled
 from hooked_lm.hub.options import Options, one_device
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder import Encoder
@@ -42,7 +41,7 @@ def verify(
     counts as wrong where another one was likelier by more than that.
     """
     where: dict[str, Any] = {"revision": revision, "local_files_only": local_files_only}
-    options = Options(spelled(model_name), dtype=dtype, device=one_device(device), **where)
+    options = Options(model_name, dtype=dtype, device=one_device(device), **where)
     model, checkpoint = load(options).eval(), find_hf(options)
     hf_class = _transformers_class(model, checkpoint.config)
     theirs = hf_class.from_pretrained(checkpoint.folder, dtype=model.cfg.dtype, local_files_only=True)

@@ -1,11 +1,12 @@
 """The files of a repository of the hub, and the tokenizer among them."""
 
 import json
+from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from hooked_lm.hub.names import local_folder, repository, spelled
+from hooked_lm.hub.names import hub_id
 from hooked_lm.hub.options import Options
 from hooked_lm.hub.short_names import SHORT_NAMES
 
@@ -24,6 +25,22 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise ValueError(f"{file} is not a model's config: it holds a {type(fields).__name__}")
     return fields
+
+
+def repository(options: Options, files: Iterable[str]) -> str:
+    """The hub id of a name. One that the local cache holds as it is ("gpt2") goes before its organisation's.
+
+    `files` are globs of which the cache must have one.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    name, known = options.name, hub_id(options.name)
+    where = {"cache_dir": options.download.get("cache_dir"), "revision": options.revision}
+    for bare in dict.fromkeys((name, known.rpartition("/")[2])) if known != name else ():
+        cached = try_to_load_from_cache(bare, "config.json", **where)
+        if isinstance(cached, str) and any(any(Path(cached).parent.glob(glob)) for glob in files):
+            return bare
+    return known
 
 
 def download(name: str, options: Options, weights: bool = True) -> Path:
@@ -59,7 +76,7 @@ def tokenizer_in(folder: Path) -> Any:
 
 def tokenizer_of(options: Options) -> Any:
     """The tokenizer of a directory, a short name or a hub id, which need not hold a model; None if there is none."""
-    folder = local_folder(options.model_name)
+    folder = options.folder
     if folder is None:
         try:
             folder = download(repository(options, TOKENIZER_FILES), options, weights=False)
@@ -70,7 +87,7 @@ def tokenizer_of(options: Options) -> Any:
 
 def named_tokenizer(name: str) -> Any:
     """The tokenizer of a directory, a short name or a hub id. Raises ValueError if there is none."""
-    found = tokenizer_of(Options(spelled(name)))
+    found = tokenizer_of(Options(name))
     if found is None:
         raise ValueError(f"no directory here is a tokenizer {name!r}, and the hub gave none")
     return found

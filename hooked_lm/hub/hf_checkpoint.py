@@ -13,8 +13,8 @@ from torch import Tensor
 from hooked_lm.families import family
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.hub.config_checks import check_kinds, check_layers, check_values
-from hooked_lm.hub.files import download, has_tokenizer, read_json, tokenizer_in, tokenizer_of
-from hooked_lm.hub.names import checkpoint_step, hub_id, local_folder, repository
+from hooked_lm.hub.files import download, has_tokenizer, read_json, repository, tokenizer_in, tokenizer_of
+from hooked_lm.hub.names import checkpoint_step, hub_id
 from hooked_lm.hub.options import Options, Tree, real_dtype, with_limits
 from hooked_lm.weights import open_checkpoint
 
@@ -24,19 +24,15 @@ GENERATION_FACTS = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "f
 
 @dataclass(frozen=True)
 class HFCheckpoint:
-    """A directory, or an HF model object, with its HF config; `step` is that of a training run."""
+    """A directory, or an HF model object, with its HF config and its family; `step` is that of a training run."""
 
     name: str
     folder: Path | None
     hf_model: Any
     config: Any
+    family: ModuleType
     step: int | None
     options: Options
-
-    @property
-    def family(self) -> ModuleType:
-        """The file in `families` of its model type."""
-        return family(self.config.model_type)
 
     def tensors(self) -> Mapping[str, Tensor]:
         """The weights under the names that transformers writes today."""
@@ -82,12 +78,12 @@ class HFCheckpoint:
 
     def _facts(self) -> dict[str, Any]:
         """What the flat config says beside the tree; what is not known is left to the defaults."""
-        options, family_prepends = self.options, prepends_bos(self.config.model_type)
-        folder = local_folder(self.name) if self.folder is not None else None
+        options, family_prepends = self.options, getattr(self.family, "PREPENDS_BOS", True)
+        local = options.folder if self.hf_model is None else None
         facts = {
             "model_name": self.name.rpartition("/")[2],
             "original_architecture": next(iter(self.architectures()), self.config.model_type),
-            "tokenizer_name": self.name if folder is None or has_tokenizer(folder) else None,
+            "tokenizer_name": self.name if local is None or has_tokenizer(local) else None,
             "from_checkpoint": self.step is not None,
             "checkpoint_index": options.checkpoint_index,
             "checkpoint_value": self.step,
@@ -118,26 +114,28 @@ class HFCheckpoint:
 
 def find_hf(options: Options, weights: bool = True) -> HFCheckpoint:
     """The checkpoint that is meant; without `weights` only the small files are downloaded."""
-    step, revision = checkpoint_step(options)
-    options, name = replace(options, revision=revision), options.model_name
+    asked = (options.checkpoint_index, options.checkpoint_value, options.revision)
+    step, revision = checkpoint_step(options.name, *asked)
+    options, name, folder = replace(options, revision=revision), options.name, options.folder
     if options.hf_model is not None:
         if options.overrides:
             raise ValueError(
                 f"{', '.join(options.overrides)} cannot be given beside hf_model: it brings its own config"
             )
         hf_model = _merged(options.hf_model)
-        return HFCheckpoint(hub_id(name), None, hf_model, hf_model.config, step, options)
-    folder = local_folder(name)
+        module = family(hf_model.config.model_type)
+        return HFCheckpoint(hub_id(name), None, hf_model, hf_model.config, module, step, options)
     if folder is not None and not folder.is_dir():
         raise ValueError(f"{name!r} is no directory here")
     if folder is None:
         name = repository(options, WEIGHT_FILES if weights else ("*",))
         folder = download(name, options, weights)
-    return HFCheckpoint(name, folder, None, _hf_config(folder, options.overrides), step, options)
+    config, module = _hf_config(folder, options.overrides)
+    return HFCheckpoint(name, folder, None, config, module, step, options)
 
 
-def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> Any:
-    """The HF config of a directory, once it is known to be of a supported family."""
+def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> tuple[Any, ModuleType]:
+    """The HF config of a directory, once it is known to be of a supported family, and the family."""
     file = folder / "config.json"
     if not file.is_file():
         raise ValueError(f"no config.json in {folder}: not a model in HF format")
@@ -145,7 +143,7 @@ def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> Any:
     model_type = written.get("model_type")
     if model_type is None:
         raise ValueError(f"{file} names no model_type: it is not the config of a transformers model")
-    family(str(model_type))
+    module = family(str(model_type))
     check_values({**written, **overrides}, str(file))
     from transformers import AutoConfig
 
@@ -157,7 +155,7 @@ def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> Any:
         raise ValueError(f"{file} is not the config of a {model_type}: {error}") from error
     if unused:
         raise ValueError(f"unknown options {', '.join(unused)}: neither ours nor fields of a {model_type} config")
-    return config
+    return config, module
 
 
 def _merged(hf_model: Any) -> Any:
@@ -167,11 +165,6 @@ def _merged(hf_model: Any) -> Any:
     if not hasattr(hf_model, "merge_and_unload"):
         raise ValueError(f"the adapters of this {type(hf_model).__name__} cannot be merged into its weights")
     return copy.deepcopy(hf_model).merge_and_unload()
-
-
-def prepends_bos(model_type: str) -> bool:
-    """Whether text for a model of this family begins with BOS unless a call says otherwise."""
-    return getattr(family(model_type), "PREPENDS_BOS", True)
 
 
 def read_config(

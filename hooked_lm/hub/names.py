@@ -3,10 +3,8 @@
 import fnmatch
 import os
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
-from hooked_lm.hub.options import Options
 from hooked_lm.hub.short_names import CHECKPOINTS, SHORT_NAMES
 
 DEMO = Path(__file__).parents[1] / "demo" / "model"
@@ -53,22 +51,6 @@ def local_folder(name: str) -> Path | None:
     return folder if is_meant else None
 
 
-def repository(options: Options, files: Iterable[str]) -> str:
-    """The hub id of a name. One that the local cache holds as it is ("gpt2") goes before its organisation's.
-
-    `files` are globs of which the cache must have one.
-    """
-    from huggingface_hub import try_to_load_from_cache
-
-    name, known = options.model_name, hub_id(options.model_name)
-    where = {"cache_dir": options.download.get("cache_dir"), "revision": options.revision}
-    for bare in dict.fromkeys((name, known.rpartition("/")[2])) if known != name else ():
-        cached = try_to_load_from_cache(bare, "config.json", **where)
-        if isinstance(cached, str) and any(any(Path(cached).parent.glob(glob)) for glob in files):
-            return bare
-    return known
-
-
 def published_steps(model_name: str) -> tuple[str, tuple[int, ...]]:
     """The name of the revision of a step, and the steps that were saved; ValueError if none are known."""
     for glob, run in CHECKPOINTS.items():
@@ -80,14 +62,15 @@ def published_steps(model_name: str) -> tuple[str, tuple[int, ...]]:
     )
 
 
-def checkpoint_step(options: Options) -> tuple[int | None, str | None]:
+def checkpoint_step(
+    name: str, index: int | None, value: int | None, revision: str | None
+) -> tuple[int | None, str | None]:
     """The training step that `checkpoint_index` or `checkpoint_value` means, and the revision that holds it."""
-    index, value = options.checkpoint_index, options.checkpoint_value
     if index is None and value is None:
-        return None, options.revision
-    if (index is not None) + (value is not None) + (options.revision is not None) > 1:
+        return None, revision
+    if (index is not None) + (value is not None) + (revision is not None) > 1:
         raise ValueError("give one of checkpoint_index, checkpoint_value and revision, not two of them")
-    pattern, steps = published_steps(options.model_name)
+    pattern, steps = published_steps(name)
     if index is not None:
         if not -len(steps) <= index < len(steps):
             raise IndexError(f"checkpoint_index {index} is out of range: there are {len(steps)}")

@@ -1,14 +1,17 @@
 """What a caller asks of a checkpoint; what cannot be honoured is refused."""
 
+import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hooked_lm.components.pos_embed import PosEmbed
+from hooked_lm.hub.names import local_folder, spelled
 from hooked_lm.models.config.tree import DecoderConfig, EncoderConfig, EncoderDecoderConfig
 
 Tree = DecoderConfig | EncoderConfig | EncoderDecoderConfig
@@ -19,11 +22,11 @@ DOWNLOAD_OPTIONS = ("token", "cache_dir", "force_download")
 class Options:
     """The arguments of `from_pretrained` that say which checkpoint is meant and how to load it.
 
-    `model_name` is spelled as `hub.names.spelled` does; `hf_kwargs` are download options and fields of the config to
-    override. Raises ValueError for `trust_remote_code`.
+    `hf_kwargs` are download options and fields of the config to override. `name` is how `model_name` is spelled, and `folder` the
+    directory that it means, None if it is for the hub. Raises ValueError for `trust_remote_code`.
     """
 
-    model_name: str
+    model_name: str | os.PathLike[str]
     hf_model: Any = None
     checkpoint_index: int | None = None
     checkpoint_value: int | None = None
@@ -38,10 +41,15 @@ class Options:
     default_prepend_bos: bool | None = None
     default_padding_side: str | None = None
     mmap: bool = True
+    name: str = field(init=False)
+    folder: Path | None = field(init=False)
 
     def __post_init__(self) -> None:
         if self.hf_kwargs.get("trust_remote_code"):
             raise ValueError("trust_remote_code=True is refused: code from a checkpoint is never run")
+        name = spelled(self.model_name)
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "folder", local_folder(name))
 
     @property
     def download(self) -> dict[str, Any]:

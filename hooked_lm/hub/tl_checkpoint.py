@@ -15,8 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from hooked_lm.hub.config_checks import check_values
-from hooked_lm.hub.files import tokenizer_in, tokenizer_of
-from hooked_lm.hub.names import local_folder, repository, spelled
+from hooked_lm.hub.files import repository, tokenizer_in, tokenizer_of
 from hooked_lm.hub.options import Options, real_dtype, with_limits
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.flat_config import FOREIGN_FIELDS
@@ -63,7 +62,6 @@ class TLCheckpoint:
 
     name: str
     folder: Path
-    is_local: bool
     names: dict[str, Any]
     options: Options
 
@@ -132,7 +130,8 @@ class TLCheckpoint:
     def tensors(self, step: Step | None) -> Mapping[str, Tensor]:
         """The weights under the names in the file."""
         file = self._last() if step is None else step.file
-        path = self.folder / file if self.is_local else _fetched(self.name, file, self.options)
+        is_local = self.options.folder is not None
+        path = self.folder / file if is_local else _fetched(self.name, file, self.options)
         return open_checkpoint(path, mmap=self.options.mmap)
 
     def tokenizer(self) -> Any:
@@ -140,7 +139,7 @@ class TLCheckpoint:
         found, name = tokenizer_in(self.folder), self.names.get("tokenizer_name")
         if found is not None or not name:
             return found
-        found = tokenizer_of(replace(self.options, model_name=spelled(name), revision=None))
+        found = tokenizer_of(replace(self.options, model_name=name, revision=None))
         if found is None:
             raise ValueError(
                 f"{self.name!r} reads text with the tokenizer {name!r}, which is no directory here and which the hub did "
@@ -162,7 +161,7 @@ class TLCheckpoint:
         """The paths of all weights in the repository."""
         here = (path for path in self.folder.rglob("*") if path.suffix in WEIGHTS)
         files = sorted(path.relative_to(self.folder).as_posix() for path in here)
-        if self.is_local or self.options.local_files_only:
+        if self.options.folder is not None or self.options.local_files_only:
             return files
         from huggingface_hub import HfApi
 
@@ -189,8 +188,7 @@ def _fetched(name: str, file: str, options: Options) -> Path:
 
 def find_tl(options: Options) -> TLCheckpoint | None:
     """The checkpoint that is meant, if its config is of this kind; None if it is of another, or not there at all."""
-    folder, name = local_folder(options.model_name), options.model_name
-    is_local = folder is not None
+    name, folder = options.name, options.folder
     if folder is None:
         name = repository(options, ("*",))
         try:
@@ -202,7 +200,7 @@ def find_tl(options: Options) -> TLCheckpoint | None:
         return None
     if unknown := options.overrides.keys() - READ - SPELLINGS.keys():
         raise ValueError(f"unknown options {', '.join(sorted(unknown))}: neither ours nor fields of a flat config")
-    return TLCheckpoint(name, folder, is_local, our_names(config) | our_names(options.overrides), options)
+    return TLCheckpoint(name, folder, our_names(config) | our_names(options.overrides), options)
 
 
 def _flat_names(file: Path) -> dict[str, Any] | None:

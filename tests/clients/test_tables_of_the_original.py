@@ -11,7 +11,6 @@ from typing import Any
 from hooked_lm import compat
 from hooked_lm.compat import loading
 from hooked_lm.families import family, supported
-from hooked_lm.hub.hf_checkpoint import prepends_bos
 from hooked_lm.hub.short_names import SHORT_NAMES
 
 ORIGINAL = Path(sys.prefix) / "transformer-lens-3.9.0" / "transformer_lens"
@@ -110,7 +109,7 @@ def test_which_text_begins_without_bos() -> None:
     assert len(bridge) > 20
     there = {name for name in supported() if of_type.get(name) in loader | bridge}
     there |= {MODEL_TYPES[name] for name in (loader | bridge) & MODEL_TYPES.keys()}
-    assert {name for name in supported() if not prepends_bos(name)} == there
+    assert {name for name in supported() if not getattr(family(name), "PREPENDS_BOS", True)} == there
     assert all(hasattr(family(name), "config") for name in there)
 
 
