@@ -1,8 +1,8 @@
 """The shim: this package under the import name `transformer_lens`, so that tools and notebooks written for it run unmodified.
 
-`shim/` holds a package of that name whose files only say where each public name is found here, and the metadata by which tools
-ask for a version. `install` puts `shim/` on the import path, and from there Python's own import does everything.
-`python -m hooked_lm.compat script.py ...` and `python -m hooked_lm.compat -m module ...` run a whole program under it.
+`shim/` contains a package of that name, whose modules import the public names from hooked_lm, and the package metadata from
+which tools read a version. `install` puts `shim/` on the import path. `python -m hooked_lm.compat script.py ...` and
+`python -m hooked_lm.compat -m module ...` run a program with the shim.
 """
 
 import sys
@@ -21,8 +21,8 @@ SHIM = Path(__file__).parent / "shim"
 def install(*, shadow: bool = False) -> None:
     """Puts the shim on the import path, so that `import transformer_lens` finds this package; a second call changes nothing.
 
-    Raises RuntimeError if a `transformer_lens` is installed (with `shadow=True` ours comes first instead), or already imported
-    from elsewhere, since then some classes would be theirs and some ours.
+    Raises RuntimeError if a `transformer_lens` is installed, unless `shadow=True` puts the shim before it, or if it is already
+    imported, because classes of both packages would then be mixed.
 
     >>> from hooked_lm import HookedTransformer, compat
     >>> compat.install()
@@ -33,7 +33,7 @@ def install(*, shadow: bool = False) -> None:
     """
     if (imported := sys.modules.get(NAME)) is not None and not _is_shim(imported.__file__):
         raise RuntimeError(
-            f"{NAME} is already imported from {imported.__file__}: call hooked_lm.compat.install before whatever imports it"
+            f"{NAME} is already imported from {imported.__file__}: call hooked_lm.compat.install before the first import"
         )
     if str(SHIM) in sys.path:
         return
@@ -47,7 +47,7 @@ def install(*, shadow: bool = False) -> None:
 
 
 def uninstall() -> None:
-    """Removes the shim from the import path. What was imported keeps working; the next import looks elsewhere."""
+    """Removes the shim from the import path. Imported objects keep working; the next import does not find the shim."""
     sys.path[:] = [path for path in sys.path if path != str(SHIM)]
     defaults.fused_attention = "auto"
     for name, module in list(sys.modules.items()):

@@ -11,7 +11,7 @@ USAGE = "usage: python -m hooked_lm.compat [--shadow] (script.py | -m module) [a
 
 
 def main(arguments: list[str]) -> None:
-    """Run a script or a module as Python would, with the shim of `transformer_lens`, which processes that it starts find too."""
+    """Runs a script or a module like Python, with the shim of `transformer_lens`, also in its child processes."""
     shadow = arguments[:1] == ["--shadow"]
     arguments = arguments[shadow:]
     as_module = arguments[:1] == ["-m"]

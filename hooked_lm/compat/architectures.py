@@ -1,4 +1,4 @@
-"""What kind of model a transformers class is, by its name, by a config, or by the name of a checkpoint."""
+"""Classifies models of transformers by class name, config, or checkpoint name."""
 
 import re
 from types import SimpleNamespace
@@ -12,8 +12,7 @@ __all__ = [
     "is_encoder_decoder_model", "is_masked_lm_model", "is_multimodal_model",
 ]  # fmt: skip
 
-# Of the families that this package loads: encoder-decoders, encoders, and decoders that normalise what a sublayer writes
-# and not what it reads.
+# Among the supported families: encoder-decoders, encoders, and decoders with norms after sublayers and not before them.
 SEQ2SEQ_ARCHITECTURES = {
     "BartForConditionalGeneration", "BlenderbotForConditionalGeneration", "M2M100ForConditionalGeneration",
     "MarianMTModel", "MBartForConditionalGeneration", "MT5ForConditionalGeneration", "PegasusForConditionalGeneration",
@@ -26,7 +25,7 @@ MASKED_LM_ARCHITECTURES = {
 }  # fmt: skip
 POST_NORM_ARCHITECTURES = {"Exaone4ForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM"}
 
-# the end of a class's name -> the kind, for classes that are in none of the sets
+# suffix of a class name -> kind, for classes that are in none of the sets
 BY_ENDING = {
     "ForMaskedLM": "masked_lm",
     "ForCTC|ForAudioClassification|ForAudioFrameClassification": "audio",
@@ -48,13 +47,13 @@ def classify_architecture(architecture: str) -> str:
 
 
 def get_architectures_for_config(config: Any) -> list[str]:
-    """The classes that a config names, of ours or of transformers."""
+    """The class names in a config of hooked_lm or transformers."""
     original = getattr(config, "original_architecture", None)
     return [*([original] if original else []), *(getattr(config, "architectures", None) or [])]
 
 
 def classify_model_config(config: Any) -> str:
-    """The kind of model that a config is of; an encoder-decoder says so itself."""
+    """The kind of model that a config describes."""
     if getattr(config, "is_encoder_decoder", False):
         return "seq2seq"
     kinds = map(classify_architecture, get_architectures_for_config(config))
@@ -62,30 +61,30 @@ def classify_model_config(config: Any) -> str:
 
 
 def classify_model_name(model_name: str, trust_remote_code: bool = False, token: str | None = None) -> str:
-    """The kind of a checkpoint: of a directory, a hub id or a short name.
+    """The kind of a checkpoint: a directory, a hub id or a short name.
 
-    Only its config.json is read; code that comes with it is never run, whatever `trust_remote_code` says. Raises what the
-    hub raises if there is no such checkpoint.
+    Only its config.json is read; its code is never run, whatever `trust_remote_code` is. Raises the hub's error if there is
+    no such checkpoint.
     """
     fields = download_file_from_hf(model_name, "config.json", token=token)
     return classify_model_config(SimpleNamespace(**fields))
 
 
 def is_masked_lm_model(model_name: str, trust_remote_code: bool = False, token: str | None = None) -> bool:
-    """Whether a checkpoint is of an encoder that predicts masked tokens."""
+    """Whether a checkpoint is an encoder for masked tokens."""
     return classify_model_name(model_name, trust_remote_code, token) == "masked_lm"
 
 
 def is_encoder_decoder_model(model_name: str, trust_remote_code: bool = False, token: str | None = None) -> bool:
-    """Whether a checkpoint is of an encoder-decoder."""
+    """Whether a checkpoint is an encoder-decoder."""
     return classify_model_name(model_name, trust_remote_code, token) == "seq2seq"
 
 
 def is_multimodal_model(model_name: str, trust_remote_code: bool = False, token: str | None = None) -> bool:
-    """Whether a checkpoint reads images beside text."""
+    """Whether a checkpoint is a model of images and text."""
     return classify_model_name(model_name, trust_remote_code, token) == "multimodal"
 
 
 def is_audio_model(model_name: str, trust_remote_code: bool = False, token: str | None = None) -> bool:
-    """Whether a checkpoint is of an encoder of sound."""
+    """Whether a checkpoint is an audio encoder."""
     return classify_model_name(model_name, trust_remote_code, token) == "audio"

@@ -1,4 +1,4 @@
-"""Attributes by dotted names, values that may be left at a default, and what a function or a machine knows."""
+"""Attributes by dotted names, default values, supported keywords, installed packages."""
 
 import inspect
 import sys
@@ -14,12 +14,12 @@ __all__ = [
 
 
 def get_nested_attr(obj: Any, attr_str: str) -> Any:
-    """What a dotted name leads to: "cfg.n_layers" gives `obj.cfg.n_layers`."""
+    """The attribute of a dotted name: "cfg.n_layers" is `obj.cfg.n_layers`."""
     return attrgetter(attr_str)(obj)
 
 
 def set_nested_attr(obj: Any, attr_str: str, value: Any) -> None:
-    """Set what a dotted name leads to."""
+    """Sets the attribute of a dotted name."""
     owner, _, name = attr_str.rpartition(".")
     setattr(get_nested_attr(obj, owner) if owner else obj, name, value)
 
@@ -30,7 +30,7 @@ def override_or_use_default_value(default_flag: Any, override: Any = None) -> An
 
 
 def select_compatible_kwargs(kwargs_dict: dict[str, Any], callable: Callable[..., Any]) -> dict[str, Any]:
-    """Those arguments that a function takes by name.
+    """The arguments that a function accepts by keyword.
 
     >>> select_compatible_kwargs({"end": "", "colour": "red"}, print)
     {'end': ''}
@@ -41,5 +41,5 @@ def select_compatible_kwargs(kwargs_dict: dict[str, Any], callable: Callable[...
 
 
 def is_library_available(name: str) -> bool:
-    """Whether a package can be imported; it is not imported for that."""
+    """Whether a package can be imported, without importing it."""
     return name in sys.modules or find_spec(name) is not None

@@ -1,4 +1,4 @@
-"""TransformerBridge: the class that took the place of HookedTransformer in 3.x; here both are one model."""
+"""TransformerBridge: the successor of HookedTransformer in TransformerLens 3.x, here a subclass of HookedTransformer."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +13,7 @@ from hooked_lm.models.weights.fold import process_weights
 from hooked_lm.pretrained import HookedEncoder, HookedEncoderDecoder, HookedTransformer
 
 SUBLAYERS = ("attn", "mixer", "mlp")
-# Fields of their config that mean nothing here, and the values that may be given.
+# Fields of the bridge's config without effect here, and their accepted values.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "architecture": (None, "TransformerLensNative"),
     "tokenizer_appends_eos": (False,),
@@ -36,7 +36,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def without_neutral(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields that mean something here; ValueError for one that asks for what there is not."""
+    """The fields without those of `NEUTRAL`; raises ValueError if one of these requests something unsupported."""
     asked = {name: fields[name] for name in NEUTRAL if name in fields and fields[name] not in NEUTRAL[name]}
     if asked:
         raise ValueError("not supported here: " + ", ".join(f"{name}={value!r}" for name, value in asked.items()))
@@ -44,7 +44,7 @@ def without_neutral(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 class TransformerBridgeConfig(HookedTransformerConfig):
-    """A `HookedTransformerConfig` that also takes the fields of a bridge, where they ask for nothing that there is not.
+    """A `HookedTransformerConfig` that also accepts the fields of a bridge, unless they request something unsupported.
 
     >>> TransformerBridgeConfig(d_model=8, d_head=4, n_layers=1, n_ctx=16, d_vocab=10, architecture=None).n_heads
     2
@@ -57,11 +57,11 @@ class TransformerBridgeConfig(HookedTransformerConfig):
 
 
 class TransformerBridge(HookedTransformer):
-    """A decoder with its checkpoint's own weights, under the names of both libraries.
+    """A decoder with the unprocessed weights of a checkpoint, and the methods of both interfaces.
 
-    The names of a bridge ("blocks.0.hook_out", "blocks.0.attn.q.hook_out") are aliases of ours, as in every model here, and
-    `enable_compatibility_mode` folds the weights as `HookedTransformer.from_pretrained` does. Encoders and encoder-decoders
-    are booted as what they are here: `HookedEncoder`, `HookedEncoderDecoder`.
+    The site names of a bridge ("blocks.0.hook_out", "blocks.0.attn.q.hook_out") are aliases, as in every model of hooked_lm.
+    `enable_compatibility_mode` folds the weights as `HookedTransformer.from_pretrained` does. `boot_transformers` returns
+    `HookedEncoder` and `HookedEncoderDecoder` for encoders and encoder-decoders.
 
     >>> bridge = TransformerBridge.boot_transformers("demo")
     >>> logits, cache = bridge.run_with_cache("The capital of France is", names_filter="blocks.0.attn.q.hook_out")
@@ -73,7 +73,7 @@ class TransformerBridge(HookedTransformer):
 
     @property
     def _hook_registry(self) -> dict[str, HookPoint]:
-        """All points: a subclass may replace some, and show others in a `hook_dict` of its own."""
+        """All points; separate from `hook_dict`, which subclasses may override."""
         return self._points
 
     # ---- making one --------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class TransformerBridge(HookedTransformer):
     ) -> "TransformerBridge | HookedEncoder | HookedEncoderDecoder":
         """A model with a checkpoint's weights as they are; see `hooked_lm.pretrained.from_pretrained`.
 
-        ValueError for what is not done here: a model without weights, code from a checkpoint, another transformers class,
+        Raises ValueError for unsupported options: a model without weights, code from a checkpoint, another transformers class,
         several devices.
         """
         refused = {
@@ -111,7 +111,7 @@ class TransformerBridge(HookedTransformer):
         }
         if any(refused.values()):
             asked = ", ".join(name for name, given in refused.items() if given)
-            raise ValueError(f"boot_transformers does not support {asked} here: leave it out")
+            raise ValueError(f"boot_transformers does not support {asked}: omit it")
         model = pretrained.from_pretrained_no_processing(
             model_name,
             hf_model=hf_model,
@@ -126,7 +126,7 @@ class TransformerBridge(HookedTransformer):
             checkpoint_value=checkpoint_value,
             **(hf_config_overrides or {}),
         )
-        if isinstance(model, HookedTransformer):  # what kind of model it is shows when it is read
+        if isinstance(model, HookedTransformer):  # the checkpoint decides the class
             model.__class__ = cls
         return model
 
@@ -152,7 +152,7 @@ class TransformerBridge(HookedTransformer):
 
     @property
     def original_model(self) -> Any:
-        """A transformers model with these weights, made at each call; edits of it do not come back."""
+        """A new transformers model with these weights; changes to it do not affect this model."""
         return self.to_hf()
 
     # ---- the weights of a HookedTransformer --------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class TransformerBridge(HookedTransformer):
     def enable_compatibility_mode(
         self, disable_warnings: bool = False, no_processing: bool = False, **rewrites: bool
     ) -> None:
-        """Fold the weights as `HookedTransformer.from_pretrained` does, or leave them as they are; names are there already.
+        """Folds the weights as `HookedTransformer.from_pretrained` does, or keeps them; the site names exist in any case.
 
         `rewrites` are the arguments of `hooked_lm.models.weights.fold.process_weights`, such as `fold_ln=False`.
         """
@@ -169,15 +169,15 @@ class TransformerBridge(HookedTransformer):
         self.compatibility_mode = True
 
     def process_weights(self, verbose: bool = False, **rewrites: bool) -> None:
-        """Rewrite the weights in place; see `hooked_lm.models.weights.fold.process_weights`."""
+        """Rewrites the weights in place; see `hooked_lm.models.weights.fold.process_weights`."""
         process_weights(self, **rewrites)
 
     def tl_parameters(self) -> dict[str, Tensor]:
-        """The weights by the names of a HookedTransformer; keys and values as many as there are."""
+        """The weights by parameter names of HookedTransformer; keys and values are not repeated for grouped heads."""
         return dict(self.state_dict(keep_vars=True))
 
     def tl_named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """The same one after the other."""
+        """Yields the items of `tl_parameters`."""
         return iter(self.tl_parameters().items())
 
     get_params = tl_parameters
@@ -186,39 +186,39 @@ class TransformerBridge(HookedTransformer):
 
     @property
     def hook_aliases(self) -> dict[str, str]:
-        """Other names -> the names that they mean."""
+        """The aliases of sites, by alias."""
         return dict(self.aliases)
 
     def _collect_hook_aliases_from_registry(self) -> dict[str, str]:
         return self.hook_aliases
 
     def get_hook_point(self, hook_name: str) -> HookPoint | None:
-        """The point of a name or an alias; None if there is none."""
+        """The point with a name or an alias; None if there is none."""
         points = self._hook_registry
         return points.get(hook_name) or points.get(self.aliases.get(hook_name, ""))
 
     def block_hooks(self, layer_idx: int) -> list[str]:
-        """The sites of a block, without the block's name, in alphabetical order."""
+        """The sites of a block, named relative to the block, in alphabetical order."""
         block = f"blocks.{layer_idx}."
         return sorted(name.removeprefix(block) for name in self.all_points() if name.startswith(block))
 
     def blocks_with(self, submodule: str) -> list[tuple[int, nn.Module]]:
-        """The blocks that have a part of this name, with their layers."""
+        """The blocks that have a submodule of this name, with their layers."""
         return [(i, block) for i, block in enumerate(self.blocks) if submodule in block._modules]
 
     def block_submodules(self, layer_idx: int) -> list[str]:
-        """The names of a block's parts, without its hook points."""
+        """The names of a block's submodules, without hook points."""
         parts = self.blocks[layer_idx].named_children()
         return [name for name, part in parts if not isinstance(part, HookPoint)]
 
     def layer_types(self) -> list[str]:
-        """What each block is made of: "attn+mlp", "mixer" ..."""
+        """The sublayers of each block: "attn+mlp", "mixer", ..."""
         return ["+".join(name for name in SUBLAYERS if name in block._modules) for block in self.blocks]
 
     def stack_params_for(
         self, submodule: str, attr_path: str, reshape_fn: Callable[[Tensor], Tensor] | None = None
     ) -> tuple[list[int], Tensor]:
-        """A weight of all blocks that have a part, [layer, ...], and their layers; ValueError if there are none.
+        """The layers of all blocks with a submodule, and its weight in them, [layer, ...]; raises ValueError if there are none.
 
         >>> bridge = TransformerBridge.boot_transformers("demo")
         >>> layers, weights = bridge.stack_params_for("attn", "attn.W_Q")
@@ -227,14 +227,14 @@ class TransformerBridge(HookedTransformer):
         """
         found = self.blocks_with(submodule)
         if not found:
-            raise ValueError(f"no block has a part {submodule!r}; the parts of block 0 are {self.block_submodules(0)}")
+            raise ValueError(f"no block has a submodule {submodule!r}; those of block 0 are {self.block_submodules(0)}")
         weights = [_attribute(block, attr_path) for _, block in found]
         return [i for i, _ in found], torch.stack([w if reshape_fn is None else reshape_fn(w) for w in weights])
 
     def hf_generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Not here: no transformers model runs underneath. Raises NotImplementedError."""
+        """Raises NotImplementedError: there is no underlying transformers model."""
         raise NotImplementedError(
-            "no transformers model runs underneath: use generate(...), or original_model.generate(...) for theirs"
+            "there is no underlying transformers model: use generate(...), or original_model.generate(...)"
         )
 
 

@@ -1,6 +1,6 @@
-"""Devices: what is free on them, which one to take, and moving a model there.
+"""Devices: free memory, choosing a device, moving a model.
 
-A model of this package lives on one device. What is about several is for configs and transformers models of others.
+A model of this package is on one device. Functions for several devices are for configs and transformers models.
 """
 
 import os
@@ -21,7 +21,7 @@ __all__ = [
     "warn_if_mps",
 ]  # fmt: skip
 
-AvailableDeviceMemory = list[tuple[int, int]]  # the index of a device, and its free bytes
+AvailableDeviceMemory = list[tuple[int, int]]  # the index of a device, and its free memory in bytes
 MaxMemory = dict[str | int, str | int]
 DeviceMap = str | dict[str, str | int]
 MIXED_CPU_GPU_ERROR = (
@@ -31,7 +31,7 @@ MIXED_CPU_GPU_ERROR = (
 
 @runtime_checkable
 class ModelWithCfg(Protocol):
-    """A module that has a config."""
+    """A module with a config."""
 
     cfg: Any
 
@@ -47,22 +47,22 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def print_gpu_mem(step_name: str = "") -> None:
-    """Print how much memory tensors take on the current GPU, in GiB."""
+    """Prints the memory of tensors on the current GPU, in GiB."""
     print(f"{step_name} ~ {torch.cuda.memory_allocated() / 2**30:.2f} GiB allocated on GPU.")
 
 
 def calculate_available_device_cuda_memory(i: int) -> int:
-    """The bytes of GPU `i` that no tensor of this process takes."""
+    """The memory of GPU `i` in bytes that tensors of this process do not use."""
     return torch.cuda.get_device_properties(i).total_memory - torch.cuda.memory_allocated(i)
 
 
 def determine_available_memory_for_available_devices(max_devices: int) -> AvailableDeviceMemory:
-    """What is free on the first GPUs."""
+    """The free memory of the first GPUs."""
     return [(i, calculate_available_device_cuda_memory(i)) for i in range(max_devices)]
 
 
 def sort_devices_based_on_available_memory(devices: AvailableDeviceMemory) -> AvailableDeviceMemory:
-    """The device with the most free memory first; of equals, the one that was given first."""
+    """The devices by free memory, the largest first; equal ones keep their order."""
     return sorted(devices, key=lambda device: device[1], reverse=True)
 
 
@@ -70,23 +70,23 @@ def sort_devices_based_on_available_memory(devices: AvailableDeviceMemory) -> Av
 
 
 def get_best_available_cuda_device(max_devices: int | None = None) -> torch.device:
-    """The GPU with the most free memory, of all or of the first so many; OSError if there is none."""
+    """The GPU with the most free memory, of all or of the first `max_devices`; raises OSError if there is none."""
     n_devices = torch.cuda.device_count() if max_devices is None else max_devices
     if n_devices < 1:
-        raise OSError("a CUDA device was asked for, and there is none")
+        raise OSError("there is no CUDA device")
     free = determine_available_memory_for_available_devices(n_devices)
     return torch.device("cuda", sort_devices_based_on_available_memory(free)[0][0])
 
 
 def get_best_available_device(cfg: Any) -> torch.device:
-    """The device of a config; if it asks for several GPUs, the one of them with the most free memory."""
+    """The device of a config; of several GPUs, the one with the most free memory."""
     device = torch.device(cfg.device)
     several = device.type == "cuda" and cfg.n_devices > 1
     return get_best_available_cuda_device(cfg.n_devices) if several else device
 
 
 def get_device_for_block_index(index: int, cfg: Any, device: torch.device | str | None = None) -> torch.device:
-    """Where a layer is when a model's layers are spread evenly over `cfg.n_devices` GPUs, from `device` on.
+    """The device of a layer if layers are distributed evenly over `cfg.n_devices` GPUs, starting with `device`.
 
     >>> from types import SimpleNamespace
     >>> cfg = SimpleNamespace(device="cuda", n_devices=2, n_layers=5)
@@ -105,17 +105,17 @@ def resolve_device_map(
     device: str | torch.device | None,
     max_memory: MaxMemory | None = None,
 ) -> tuple[DeviceMap | None, MaxMemory | None]:
-    """`device_map` and `max_memory` for transformers' own `from_pretrained`, so that a model takes `n_devices` GPUs.
+    """The `device_map` and `max_memory` for transformers' `from_pretrained` that use `n_devices` GPUs.
 
-    A `device_map` that is given wins. Raises ValueError for one that offloads weights, for one beside a `device`, and for
-    more GPUs than there are.
+    A given `device_map` takes precedence. Raises ValueError if it offloads weights, if `device` is given too, and if there are
+    fewer GPUs.
     """
     if device_map is not None:
         if device is not None:
-            raise ValueError("give device or device_map, not both")
+            raise ValueError("pass device or device_map, not both")
         places = list(device_map.values()) if isinstance(device_map, Mapping) else []
         if "disk" in places:
-            raise ValueError(f"device_map puts weights on disk, where no hook can read them: {device_map}")
+            raise ValueError(f"device_map offloads weights to disk, where hooks cannot read them: {device_map}")
         if is_mixed_cpu_gpu(places):
             raise ValueError(MIXED_CPU_GPU_ERROR)
         return device_map, max_memory
@@ -128,7 +128,7 @@ def resolve_device_map(
 
 
 def is_mixed_cpu_gpu(values: Iterable[Any]) -> bool:
-    """Whether a map of devices names both a CPU and a GPU; a GPU may be a number."""
+    """Whether a device map contains both a CPU and a GPU; a GPU may be an int."""
     kinds = {"cuda" if isinstance(value, int) else str(value).lower().partition(":")[0] for value in values}
     return {"cpu", "cuda"} <= kinds
 
@@ -137,7 +137,7 @@ def is_mixed_cpu_gpu(values: Iterable[Any]) -> bool:
 
 
 def find_embedding_device(hf_model: Any) -> torch.device | None:
-    """Where a transformers model that is spread over devices takes its tokens; None if it is not spread."""
+    """The device of the token embedding of a distributed transformers model; None for other models."""
     places = getattr(hf_model, "hf_device_map", None)
     if not places:
         return None
@@ -147,12 +147,12 @@ def find_embedding_device(hf_model: Any) -> torch.device | None:
 
 
 def count_unique_devices(hf_model: Any) -> int:
-    """Over how many devices a transformers model is spread; the disk counts as one."""
+    """The number of devices of a transformers model; the disk counts as one."""
     return len(set(map(_place, (getattr(hf_model, "hf_device_map", None) or {"": "cpu"}).values())))
 
 
 def find_misplaced_modules(hf_model: Any) -> list[tuple[str, str, str]]:
-    """Name, device in the map and real device of the modules that are not where a spread model's map says."""
+    """The name, the device in the device map, and the actual device of modules for which these differ."""
     found = []
     for name, place in (getattr(hf_model, "hf_device_map", None) or {}).items():
         if name and name not in dict(hf_model.named_modules()):
@@ -174,9 +174,9 @@ def _place(place: Any) -> str:
 def move_to_and_update_config(
     model: Model, device_or_dtype: torch.device | str | torch.dtype, print_details: bool = True
 ) -> Model:
-    """Move a module, or change its dtype, as `torch.nn.Module.to` does; `cfg.device` or `cfg.dtype` follows.
+    """Moves a module, or changes its dtype, like `torch.nn.Module.to`, and updates `cfg.device` or `cfg.dtype`.
 
-    A `to` that the module's class has of its own is not called: it may be the caller.
+    An overridden `to` of the module is not called, because it may be the caller.
     """
     what = "dtype" if isinstance(device_or_dtype, torch.dtype) else "device"
     value = device_or_dtype if what == "dtype" else str(device_or_dtype)
@@ -190,9 +190,9 @@ def move_to_and_update_config(
 
 
 def warn_if_mps(device: str | torch.device) -> None:
-    """Warn, once in a process, that Apple GPUs compute some things wrongly without saying so.
+    """Warns, once in a process, that some results on Apple GPUs are silently wrong.
 
-    With TRANSFORMERLENS_ALLOW_MPS=1 in the environment it is taken as known.
+    TRANSFORMERLENS_ALLOW_MPS=1 in the environment disables the warning.
     """
     if torch.device(device).type == "mps" and os.environ.get("TRANSFORMERLENS_ALLOW_MPS") != "1":
         _warn_of_mps()

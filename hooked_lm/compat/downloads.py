@@ -1,4 +1,4 @@
-"""Files and sets of texts of the hub."""
+"""Files and data sets of the hub."""
 
 import json
 import shutil
@@ -27,16 +27,16 @@ def download_file_from_hf(
     force_is_torch: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """What a file of a repository holds: tensors (".pth", or any file with `force_is_torch`), JSON, or else its path.
+    """The content of a repository's file: tensors (".pth", or with `force_is_torch`), JSON, or for other files the path.
 
     Args:
-        repo_name: an id on the hub, a short name of a model, or a local directory, in which nothing is copied.
-        subfolder: the folder in the repository; "." is its top.
-        cache_dir: where downloads are kept; the hub's own cache if None.
-        kwargs: for `huggingface_hub.hf_hub_download`, such as `revision`, `token` or `local_files_only`; what it does not
-            know is left out.
+        repo_name: a hub id, a short name of a model, or a local directory, from which nothing is copied.
+        subfolder: the folder in the repository; "." is its root.
+        cache_dir: the directory for downloads; None is the hub's cache.
+        kwargs: for `huggingface_hub.hf_hub_download`, such as `revision`, `token` or `local_files_only`; others are
+            ignored.
 
-    Pickles are read as tensors and plain containers alone: code in them is refused.
+    Pickles may contain only tensors and plain containers; others are refused.
     """
     if Path(repo_name).is_dir():
         path = Path(repo_name, subfolder, file_name)
@@ -53,26 +53,26 @@ def download_file_from_hf(
 
 
 def clear_huggingface_cache() -> None:
-    """Delete what the hub keeps in its cache (`CACHE_DIR`): every downloaded model, dataset and space.
+    """Deletes every downloaded model, dataset and space from the hub's cache (`CACHE_DIR`).
 
-    Other files that lie in that directory stay.
+    Other files in that directory are kept.
     """
     for pattern in OF_THE_HUB:
         for path in Path(constants.HF_HUB_CACHE).glob(pattern):
             if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)  # another process may be deleting it as well
+                shutil.rmtree(path, ignore_errors=True)  # another process may delete it at the same time
             else:
                 path.unlink(missing_ok=True)
 
 
 def keep_single_column(dataset: Any, col_name: str) -> Any:
-    """A dataset of the library `datasets` with one of its columns alone."""
+    """A dataset of the library `datasets` with only one of its columns."""
     others = [name for name in dataset.column_names if name != col_name]
     return dataset.remove_columns(others) if others else dataset
 
 
 def get_rotary_pct_from_config(config: Any) -> float:
-    """The part of a head's dimensions that rotate, as a config of transformers says: of old or of version 5.
+    """The share of a head's dimensions that rotate, from a transformers config (version 5 or older).
 
     >>> from types import SimpleNamespace
     >>> get_rotary_pct_from_config(SimpleNamespace(rope_parameters={"partial_rotary_factor": 0.25}))

@@ -1,6 +1,6 @@
-"""Quick checks that a model predicts well: on one text, on sets of texts, on repeated tokens. Losses are in nats a token.
+"""Quick evaluations of language models: on one text, on data sets, on repeated tokens. Losses are in nats per token.
 
-`DATASET_NAMES` and `DATASET_LOADERS` are what `evaluate` goes through; both are lists, so that others can be appended.
+`evaluate` iterates over the lists `DATASET_NAMES` and `DATASET_LOADERS`, to which users can append.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -30,12 +30,12 @@ LONGEST = 1024
 
 
 def sanity_check(model: Any) -> Float[Tensor, ""]:
-    """The loss on a short English text, cut to the model's context.
+    """The loss on a short English text, truncated to the model's context.
 
-    A trained model of GPT-2's size is below 5; above 7 something is wrong.
+    It is below 5 for a trained model of GPT-2's size. Above 7 something is wrong.
 
     >>> from hooked_lm import HookedTransformer
-    >>> bool(sanity_check(HookedTransformer.from_pretrained("demo")) > 5)  # it knows seven kinds of sentences and no more
+    >>> bool(sanity_check(HookedTransformer.from_pretrained("demo")) > 5)  # it knows only its generated sentences
     True
     """
     with torch.no_grad():
@@ -48,9 +48,9 @@ def sanity_check(model: Any) -> Float[Tensor, ""]:
 def make_wiki_data_loader(
     tokenizer: Any, batch_size: int = 8, max_length: int = LONGEST, seed: int = 0
 ) -> DataLoader[Any]:
-    """WikiText-2 (Merity et al. 2016, arXiv:1609.07843), its training texts, as batches of `{"tokens": [batch, pos]}`.
+    """The training texts of WikiText-2 (Merity et al. 2016, arXiv:1609.07843) in batches of `{"tokens": [batch, pos]}`.
 
-    The texts are joined and cut into rows of `max_length` tokens, which come in an order drawn with `seed`.
+    The texts are concatenated, cut into rows of `max_length` tokens, and shuffled with `seed`.
     """
     texts = load_dataset("Salesforce/wikitext", "wikitext-2-v1", split="train")
     return _loader(texts, tokenizer, batch_size, max_length, seed)
@@ -59,7 +59,7 @@ def make_wiki_data_loader(
 def make_owt_data_loader(
     tokenizer: Any, batch_size: int = 8, max_length: int = LONGEST, seed: int = 0
 ) -> DataLoader[Any]:
-    """10,000 texts of OpenWebText, which GPT-2's training texts were like; see `make_wiki_data_loader`."""
+    """10,000 texts of OpenWebText, a replication of GPT-2's training data; see `make_wiki_data_loader`."""
     texts = load_dataset("stas/openwebtext-10k", split="train")
     return _loader(texts, tokenizer, batch_size, max_length, seed)
 
@@ -75,7 +75,7 @@ def make_pile_data_loader(
 def make_code_data_loader(
     tokenizer: Any, batch_size: int = 8, max_length: int = LONGEST, seed: int = 0
 ) -> DataLoader[Any]:
-    """Python files, CodeParrot's validation set; see `make_wiki_data_loader`."""
+    """Python files of CodeParrot's validation set; see `make_wiki_data_loader`."""
     texts = load_dataset("codeparrot/codeparrot-valid-v2-near-dedup", split="train")
     return _loader(texts, tokenizer, batch_size, max_length, seed, column="content")
 
@@ -103,7 +103,7 @@ def evaluate_on_dataset(
 ) -> float:
     """The mean loss over the first `truncate` batches of `{"tokens": [batch, pos]}`.
 
-    `device` is where the tokens go; None: to the model's own. Raises ValueError if there is no batch.
+    The tokens are moved to `device`; None is the model's device. Raises ValueError if there is no batch.
     """
     device = model.cfg.device if device is None else device
     losses = [
@@ -116,7 +116,7 @@ def evaluate_on_dataset(
 
 
 def evaluate(model: Any, truncate: int = 100, batch_size: int = 8, tokenizer: Any = None) -> dict[str, float]:
-    """The loss on every set of `DATASET_LOADERS`, as `{"wiki_loss": ..., ...}`, in rows no longer than the model's context."""
+    """The loss on every data set of `DATASET_LOADERS`, `{"wiki_loss": ..., ...}`; rows fit into the model's context."""
     tokenizer = model.tokenizer if tokenizer is None else tokenizer
     length = {"max_length": model.cfg.n_ctx} if model.cfg.n_ctx < LONGEST else {}
     losses = {}
@@ -139,13 +139,13 @@ def induction_loss(
     device: Any = None,
     seed: int = 0,
 ) -> Float[Tensor, ""]:
-    """The loss on random tokens that are said a second time: low only in a model that copies (Olsson et al. 2022).
+    """The loss on a repeated sequence of random tokens, which only a model that copies predicts (Olsson et al. 2022).
 
-    `subseq_len` tokens are drawn (those that are not special, each as likely as the others), and follow twice; a BOS takes
-    the place of the first of all if `prepend_bos`, or the model's default, says so. The mean is over the second time, from
-    its third token on. Compare with the log of the number of tokens.
+    `subseq_len` tokens, drawn uniformly without special tokens, occur twice. With `prepend_bos`, or if it is the model's
+    default, a BOS replaces the first token. The mean is over the second copy, from its third token. Compare it with the log
+    of the vocabulary size.
 
-    Raises ValueError if twice `subseq_len` is more than the model takes.
+    Raises ValueError if twice `subseq_len` exceeds the model's context.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")

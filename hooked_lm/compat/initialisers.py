@@ -1,6 +1,6 @@
-"""Random weights in place, for weights as they are stored here: inputs first, outputs last, heads in front.
+"""In-place initialisation of weights in the layout [head, in, out].
 
-As those of `torch.nn.init`, they draw from torch's own generator; `generator` gives another.
+Like those of `torch.nn.init`, the functions draw from torch's default generator, or from `generator`.
 """
 
 import math
@@ -21,9 +21,9 @@ NonlinearityType = Literal[
 
 
 def calc_fan_in_and_fan_out(tensor: Tensor) -> tuple[int, int]:
-    """How many inputs an output of a weight sums over, and how many outputs an input goes to.
+    """The fan in and fan out of a weight: the number of inputs per output, and of outputs per input.
 
-    Of a bias [out], a matrix [in, out], or the weights of heads [head, in, out]; ValueError for other shapes.
+    The weight is a bias [out], a matrix [in, out], or the weights of heads [head, in, out]. Raises ValueError for other shapes.
 
     >>> import torch
     >>> calc_fan_in_and_fan_out(torch.zeros(12, 768, 64))
@@ -37,12 +37,12 @@ def calc_fan_in_and_fan_out(tensor: Tensor) -> tuple[int, int]:
 
 
 def init_xavier_uniform_(param: Tensor, gain: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
-    """Uniform, with variance `2 gain^2 / (fan in + fan out)` (Glorot and Bengio 2010)."""
+    """Draws from a uniform distribution of variance `2 gain^2 / (fan in + fan out)` (Glorot and Bengio 2010)."""
     return _uniform(param, gain * math.sqrt(2 / sum(calc_fan_in_and_fan_out(param))), generator)
 
 
 def init_xavier_normal_(param: Tensor, gain: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
-    """Normal, with variance `2 gain^2 / (fan in + fan out)` (Glorot and Bengio 2010)."""
+    """Draws from a normal distribution of variance `2 gain^2 / (fan in + fan out)` (Glorot and Bengio 2010)."""
     std = gain * math.sqrt(2 / sum(calc_fan_in_and_fan_out(param)))
     return nn.init.normal_(param, std=std, generator=generator)
 
@@ -55,9 +55,9 @@ def init_kaiming_uniform_(
     mode: str = "fan_in",
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Uniform, with variance `(gain * g)^2 / fan` (He et al. 2015, arXiv:1502.01852).
+    """Draws from a uniform distribution of variance `(gain * g)^2 / fan` (He et al. 2015, arXiv:1502.01852).
 
-    g is what `torch.nn.init.calculate_gain(nonlinearity, a)` gives; `mode` says whether the fan is "fan_in" or "fan_out".
+    g is `torch.nn.init.calculate_gain(nonlinearity, a)`; `mode` selects "fan_in" or "fan_out".
     """
     return _uniform(param, _kaiming(param, a, nonlinearity, gain, mode), generator)
 
@@ -70,7 +70,7 @@ def init_kaiming_normal_(
     mode: str = "fan_in",
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Normal, with the variance of `init_kaiming_uniform_`."""
+    """Draws from a normal distribution with the variance of `init_kaiming_uniform_`."""
     return nn.init.normal_(param, std=_kaiming(param, a, nonlinearity, gain, mode), generator=generator)
 
 

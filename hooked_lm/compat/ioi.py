@@ -1,4 +1,4 @@
-"""Indirect objects: who receives the thing? (Wang et al. 2022, arXiv:2211.00593)"""
+"""Indirect-object identification (Wang et al. 2022, arXiv:2211.00593)."""
 
 import random
 from collections.abc import Sequence
@@ -24,21 +24,21 @@ NOUNS = {
 
 
 class IOIDataset(Dataset[dict[str, Tensor]]):
-    """Sentences in which someone receives something, and the two who come into question.
+    """Sentences with an indirect object (IO, the receiver) and a subject (S, the giver).
 
-    An item is `{"prompt": ids, "IO": ids, "S": ids}`: the whole sentence, which ends in the receiver's name; that name with
-    the space before it; the giver's.
+    An item is `{"prompt": ids, "IO": ids, "S": ids}`: the whole sentence, which ends with the receiver's name, and both names
+    with the space before them.
 
     Args:
-        tokenizer: makes the ids; of its special tokens only the BOS is used.
-        templates: with [A] for the receiver, with whose name they must end, [B] for the giver, and a noun's kind in
-            brackets; in one sentence all of a kind are the same noun.
-        names: who may appear; two different ones in each sentence.
-        nouns: kind -> nouns.
-        num_samples: how many sentences.
-        symmetric: every sentence is followed by the one with the two names exchanged (an odd `num_samples` loses one).
+        tokenizer: converts text to ids; of its special tokens only the BOS is used.
+        templates: sentences with [A] for the receiver, at the end too, [B] for the giver, and kinds of nouns in brackets; the
+            same kind is the same noun within a sentence.
+        names: the names; each sentence has two different ones.
+        nouns: the nouns of each kind.
+        num_samples: the number of sentences.
+        symmetric: each sentence is followed by one with the names swapped (an odd `num_samples` is rounded down).
         prepend_bos: whether a prompt begins with the BOS.
-        seed: what is drawn; None draws anew each time.
+        seed: the seed of the sentences; None draws new ones each time.
 
     Raises ValueError for fewer than two names, and for a template that does not end with [A].
 
@@ -90,7 +90,7 @@ class IOIDataset(Dataset[dict[str, Tensor]]):
         }
 
     def get_sample(self, symmetric: bool = False) -> list[dict[str, str]]:
-        """One sentence more, `{"text", "IO", "S"}`, or with `symmetric` two."""
+        """A new sentence, `{"text", "IO", "S"}`; two if `symmetric`."""
         template = self._random.choice(self.templates)
         for kind, nouns in self.nouns.items():
             template = template.replace(f"[{kind}]", self._random.choice(nouns))
@@ -122,11 +122,11 @@ def ioi_eval(
     tokenizer: Any = None,
     symmetric: bool = False,
 ) -> dict[str, float]:
-    """How much likelier a model finds the receiver than the giver, at the first token in which their names differ.
+    """The logit difference between receiver and giver, at the first token in which their names differ.
 
-    "Logit Difference" is the mean over the sentences, "Accuracy" the part of them in which it is positive. `dataset` has
-    items as those of `IOIDataset`; without one, `num_samples` are drawn. Raises ValueError if the tokens of one name are the
-    beginning of the other's.
+    "Logit Difference" is the mean over the sentences, "Accuracy" the share with a positive difference. `dataset` has items
+    like those of `IOIDataset`; by default `num_samples` are drawn. Raises ValueError if the tokens of one name are a prefix of
+    the other's.
     """
     if dataset is None:
         dataset = IOIDataset(tokenizer or model.tokenizer, num_samples=num_samples, symmetric=symmetric)

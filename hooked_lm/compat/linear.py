@@ -17,7 +17,7 @@ def vanilla_addmm(
 def batch_addmm(
     bias: Float[Tensor, "*any"], weight: Float[Tensor, "d_in d_out"], x: Float[Tensor, "*batch d_in"]
 ) -> Float[Tensor, "*batch d_out"]:
-    """`x weight + bias`, for any axes in front."""
+    """`x weight + bias`, for any leading axes."""
     return vanilla_addmm(bias, x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], weight.shape[1])
 
 
@@ -26,7 +26,7 @@ def simple_attn_linear(
     w: Float[Tensor, "head d_model d_head"],
     b: Float[Tensor, "head d_head"],
 ) -> Float[Tensor, "batch pos head d_head"]:
-    """The queries, keys or values of every head, from one input for all heads."""
+    """The queries, keys or values of all heads, from one input."""
     w, b = w.to(input.device), b.to(input.device)
     return batch_addmm(b.flatten(), w.transpose(0, 1).flatten(1), input).unflatten(-1, b.shape)
 
@@ -36,10 +36,10 @@ def complex_attn_linear(
     w: Float[Tensor, "head d_model d_head"],
     b: Float[Tensor, "head d_head"],
 ) -> Float[Tensor, "batch pos head d_head"]:
-    """The queries, keys or values of every head, from an input for each."""
+    """The queries, keys or values of all heads, from one input for each head."""
     return torch.einsum("bphm,hmd->bphd", input, w) + b
 
 
 def clamp_qkv(q: Tensor, k: Tensor, v: Tensor, clip: float) -> tuple[Tensor, Tensor, Tensor]:
-    """New tensors, held between `-clip` and `clip`."""
+    """Copies of the tensors, clamped to `-clip` and `clip`."""
     return q.clamp(-clip, clip), k.clamp(-clip, clip), v.clamp(-clip, clip)

@@ -1,4 +1,4 @@
-"""Configs and weights of checkpoints under the names of `loading_from_pretrained`: in flat names, without building a model."""
+"""Flat configs and weights of checkpoints, without building a model: the functions of `loading_from_pretrained`."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
@@ -23,16 +23,16 @@ from hooked_lm.models.config.tree import DecoderConfig, EncoderDecoderConfig
 from hooked_lm.models.weights.fold import process_weights
 from hooked_lm.pretrained import HookedTransformer, class_of, from_pretrained_no_processing
 
-# Ids of the hub that are still known by what they were before organisations had names.
+# Organisations whose models are known without the organisation's name.
 BARE = ("openai-community/", "distilbert/")
-# Ids of the hub that are known by another spelling, or by a name that is on no hub.
+# Hub ids that are known by another spelling, or by a name that is not on the hub.
 SPELLED = {
     "EleutherAI/gpt-j-6b": "EleutherAI/gpt-j-6B",
     "EleutherAI/gpt-neo-125m": "EleutherAI/gpt-neo-125M",
     "bigcode/gpt_bigcode-santacoder": "bigcode/santacoder",
     **{f"huggyllama/llama-{size}": f"llama-{size}-hf" for size in ("7b", "13b", "30b", "65b")},
 }
-# Names of the known list whose models are of kinds that are not built here: loading one says which kind.
+# Official names of models of unsupported kinds; loading one raises an error with the kind.
 NOT_BUILT: dict[str, tuple[str, ...]] = {
     **{f"Qwen/Qwen-{size}{kind}": (f"qwen-{size.replace('_', '.').lower()}{kind.lower()}",)
        for size in ("1_8B", "7B", "14B") for kind in ("", "-Chat")},
@@ -44,7 +44,7 @@ NOT_BUILT: dict[str, tuple[str, ...]] = {
 
 
 def official_name(repository: str) -> str:
-    """The id of a repository as it is usually written."""
+    """The official name of a hub id."""
     if repository in SPELLED:
         return SPELLED[repository]
     return next((repository.removeprefix(prefix) for prefix in BARE if repository.startswith(prefix)), repository)
@@ -59,8 +59,8 @@ MODEL_ALIASES = {
     for official in OFFICIAL_MODEL_NAMES
 }
 DEFAULT_MODEL_ALIASES = [next(iter(MODEL_ALIASES[name]), name) for name in OFFICIAL_MODEL_NAMES]
-NON_HF_HOSTED_MODEL_NAMES: list[str] = []  # all that are built here are on the hub
-NEED_REMOTE_CODE_MODELS: tuple[str, ...] = ()  # code from a checkpoint is never run
+NON_HF_HOSTED_MODEL_NAMES: list[str] = []  # all supported models are on the hub
+NEED_REMOTE_CODE_MODELS: tuple[str, ...] = ()  # code of a checkpoint is never run
 STANFORD_CRFM_CHECKPOINTS = list(CHECKPOINTS["stanford-crfm/*"][1])
 PYTHIA_CHECKPOINTS = list(CHECKPOINTS["EleutherAI/pythia-*"][1])
 PYTHIA_V0_CHECKPOINTS = list(CHECKPOINTS["EleutherAI/pythia-*-v0"][1])
@@ -75,7 +75,7 @@ DTYPE_FROM_STRING = {
 
 
 def make_model_alias_map() -> dict[str, str]:
-    """Every name in lower case -> the official one."""
+    """The official names by all names in lower case."""
     return {
         **{name.lower(): name for name in OFFICIAL_MODEL_NAMES},
         **SHORT_OF,
@@ -83,7 +83,7 @@ def make_model_alias_map() -> dict[str, str]:
 
 
 def get_official_model_name(model_name: str) -> str:
-    """The official name of a short one; a directory, and an id of the hub that has no short name, is its own.
+    """The official name of a short name; directories, and hub ids without a short name, are returned unchanged.
 
     Raises ValueError for other names.
 
@@ -92,13 +92,15 @@ def get_official_model_name(model_name: str) -> str:
     """
     found = make_model_alias_map().get(official_name(model_name).lower())
     if found is None and "/" not in model_name and model_name != "demo" and not Path(model_name).is_dir():
-        raise ValueError(f"{model_name!r} is no short name, no id of the hub (owner/name) and no directory")
+        raise ValueError(f"{model_name!r} is not a known short name, a hub id (owner/name), or a directory")
     return found or model_name
 
 
 def get_checkpoint_labels(model_name: str, **kwargs: Any) -> tuple[list[int], str]:
-    """The steps of a training run that were published, and "step", or its counts of tokens, and "token"; ValueError if none
-    are known."""
+    """The published checkpoints of a training run and their unit: steps and "step", or tokens and "token".
+
+    Raises ValueError if none are known.
+    """
     revision, local_files_only = kwargs.pop("revision", None), kwargs.pop("local_files_only", False)
     options = Options(model_name, revision=revision, local_files_only=local_files_only, hf_kwargs=kwargs)
     checkpoint = find_tl(options)
@@ -124,11 +126,11 @@ def get_pretrained_model_config(
     n_ctx: int | None = None,
     **kwargs: Any,
 ) -> HookedTransformerConfig:
-    """The config that `from_pretrained` would give the model, of which no weights are loaded.
+    """The config of the model that `from_pretrained` would return, without loading weights.
 
-    With `fold_ln` it is that of the folded model. `hf_cfg`, the HF config of a model in hand, says how many tokens there are.
-    The heads of encoders are told by their weights: without these, of a name on the hub, they are left out. Raises as
-    `from_pretrained` does.
+    With `fold_ln` it is the config of the folded model. `hf_cfg`, the config of a transformers model, determines the vocabulary
+    size. The heads of encoders are identified by their weights, so they are missing for checkpoints on the hub. Raises the
+    errors of `from_pretrained`.
 
     >>> cfg = get_pretrained_model_config("demo")
     >>> cfg.n_layers, cfg.d_model, cfg.normalization_type
@@ -156,7 +158,7 @@ def get_pretrained_model_config(
 
 
 def _hf_config(checkpoint: HFCheckpoint, fold_ln: bool) -> HookedTransformerConfig:
-    """The flat config of a checkpoint in the format of transformers, of whose weights only the names are read, if at all."""
+    """The flat config of a checkpoint in the format of transformers; reads at most the names of its weights."""
     assert checkpoint.folder is not None
     here = any(checkpoint.folder.glob("*.safetensors*")) or any(checkpoint.folder.glob("pytorch_model*"))
     tree = checkpoint.tree(checkpoint.tensors() if here else {})
@@ -166,8 +168,7 @@ def _hf_config(checkpoint: HFCheckpoint, fold_ln: bool) -> HookedTransformerConf
 
 
 def _plain(part: Any) -> Any:
-    """A tree in which weights mean what they do in public state dicts: offsets of norms and of positions, and scales of
-    embeddings, have gone into them."""
+    """The config tree for weights as TransformerLens saves them, with offsets and scales folded into the weights."""
     if isinstance(part, tuple) and not hasattr(part, "_fields"):
         return tuple(_plain(each) for each in part)
     if not is_dataclass(part):
@@ -191,13 +192,13 @@ def _folded(cfg: HookedTransformerConfig) -> HookedTransformerConfig:
 
 
 def convert_hf_model_config(model_name: str, **kwargs: Any) -> dict[str, Any]:
-    """The same in a dict of flat names."""
+    """The flat config of a checkpoint as a dict; see `get_pretrained_model_config`."""
     named = get_pretrained_model_config(model_name, **kwargs).to_dict()
     return {name: value for name, value in named.items() if name not in ("tree", "processed")}
 
 
 def get_num_params_of_pretrained(model_name: str) -> int:
-    """How many weights its layers have, as `cfg.n_params` counts them."""
+    """The number of weights in the layers of a checkpoint, as in `cfg.n_params`."""
     n_params = get_pretrained_model_config(model_name).n_params
     assert n_params is not None  # it is filled in
     return n_params
@@ -205,7 +206,7 @@ def get_num_params_of_pretrained(model_name: str) -> int:
 
 @dataclass
 class Config:
-    """The sizes of a GPT-2, which lessons write their own model for."""
+    """The sizes of a GPT-2, for courses in which it is implemented."""
 
     d_model: int = 768
     debug: bool = True
@@ -220,7 +221,7 @@ class Config:
 
 
 def get_basic_config(model_name: str, **kwargs: Any) -> Config:
-    """The sizes of a checkpoint, and nothing else of it."""
+    """The sizes of a checkpoint."""
     named = get_pretrained_model_config(model_name, **kwargs).to_dict()
     return Config(**{name: named[name] for name in asdict(Config()) if name in named})
 
@@ -235,10 +236,10 @@ def get_pretrained_state_dict(
     dtype: torch.dtype = torch.float32,
     **kwargs: Any,
 ) -> dict[str, Tensor]:
-    """The weights of a checkpoint in the public names and meanings, with zeros for biases that there are none of.
+    """The weights of a checkpoint by the parameter names of TransformerLens, with zeros for absent biases.
 
-    They load into a model of this config here, and into one of TransformerLens. Of a checkpointed config they are those of its
-    step; of `hf_model`, if given, its own. Raises as `from_pretrained` does.
+    They can be loaded into a model of this config in hooked_lm and in TransformerLens. They are those of the config's training
+    step, or of `hf_model` if given. Raises the errors of `from_pretrained`.
     """
     dtype = kwargs.pop("torch_dtype", dtype)
     if hf_model is not None:
@@ -251,10 +252,10 @@ def get_pretrained_state_dict(
 
 
 def convert_hf_weights(hf_model: Any, cfg: Any) -> dict[str, Tensor]:
-    """The weights of a transformers model of any supported architecture in the public names; views of its own, where they can be.
+    """The weights of a transformers model by the parameter names of TransformerLens; views of its weights if possible.
 
-    `cfg` is the flat config of the model that they are for: if it has `n_key_value_heads`, keys and values are called `_W_K`
-    and `_W_V`. Layers beyond `cfg.n_layers`, and positions beyond `cfg.n_ctx`, are left out.
+    `cfg` is the flat config of the model to load them into. If it has `n_key_value_heads`, keys and values are named `_W_K`
+    and `_W_V`. Layers beyond `cfg.n_layers`, and positions beyond `cfg.n_ctx`, are omitted.
     """
     checkpoint = find_hf(Options(hf_model.config.name_or_path, hf_model=hf_model))
     tensors = checkpoint.tensors()
@@ -277,13 +278,13 @@ def _public(model: Any, cfg: Any) -> dict[str, Tensor]:
 
 
 def fill_missing_keys(model: nn.Module, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The dictionary with what the model has and it lacks: norms, biases, tables, as they are in the model.
+    """The dictionary, completed by the model's norms, biases and tables that it lacks.
 
-    The dictionary is changed in place too. Raises ValueError, before it is, if a matrix is missing.
+    The dictionary is changed in place. Raises ValueError, without changing it, if a matrix is missing.
     """
     missing = {name: value for name, value in model.state_dict().items() if name not in state_dict}
     matrices = [name for name in missing if name.rpartition(".")[2].lstrip("_").startswith("W_")]
     if matrices:
-        raise ValueError(f"the dictionary has no {', '.join(matrices)}: new ones would be random numbers")
+        raise ValueError(f"the dictionary has no {', '.join(matrices)}: only norms, biases and tables can be filled in")
     state_dict.update(missing)
     return state_dict

@@ -1,4 +1,4 @@
-"""Questions of 57 subjects with four answers each (Hendrycks et al. 2020, arXiv:2009.03300)."""
+"""MMLU: multiple-choice questions of 57 subjects (Hendrycks et al. 2020, arXiv:2009.03300)."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -29,10 +29,10 @@ us_foreign_policy virology world_religions
 def make_mmlu_data_loader(
     subjects: str | Sequence[str] | None = None, split: str = "test", num_samples: int | None = None
 ) -> list[dict[str, Any]]:
-    """Questions as `{"question", "choices", "answer", "subject"}`, where the answer is the place of the right choice.
+    """Questions as `{"question", "choices", "answer", "subject"}`; the answer is the index of the right choice.
 
     `subjects` are one, several, or all (None) of `MMLU_SUBJECTS`; `split` is "test", "validation" or "dev"; `num_samples`
-    takes the first so many of each subject. Raises ValueError for an unknown subject.
+    limits the questions of each subject. Raises ValueError for an unknown subject.
     """
     wanted = MMLU_SUBJECTS if subjects is None else [subjects] if isinstance(subjects, str) else list(subjects)
     if unknown := [subject for subject in wanted if subject not in MMLU_SUBJECTS]:
@@ -54,10 +54,10 @@ def mmlu_eval(
     split: str = "test",
     num_samples: int | None = None,
 ) -> dict[str, Any]:
-    """How many of the questions a model answers right, without examples: the likeliest of the answers' letters counts.
+    """The zero-shot accuracy on MMLU; the model's answer is the letter with the highest logit.
 
-    Gives "accuracy", "num_correct", "num_total", and "subject_scores", the accuracy by subject. For the arguments see
-    `make_mmlu_data_loader`; `tokenizer` is the model's own if None.
+    Returns "accuracy", "num_correct", "num_total", and "subject_scores", the accuracy by subject. For the arguments see
+    `make_mmlu_data_loader`; `tokenizer` is by default the model's.
     """
     questions = make_mmlu_data_loader(subjects, split, num_samples)
     if not questions:
@@ -85,7 +85,7 @@ def _prompt(question: dict[str, Any]) -> str:
 
 
 def _letter_id(tokenizer: Any, letter: str) -> int:
-    """The one token of a letter, with a space in front if there is such a token."""
+    """The token of a letter, with a leading space if there is such a token."""
     for text in (f" {letter}", letter):
         if len(ids := tokenizer.encode(text, add_special_tokens=False)) == 1:
             return ids[0]

@@ -1,4 +1,4 @@
-"""Lists of modules of one type, and parameters that hold other values for a while."""
+"""Typed lists of modules, and temporary values of parameters."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,14 +13,14 @@ T = TypeVar("T", bound=nn.Module)
 
 
 class TypedModuleList(nn.ModuleList, Generic[T]):
-    """A `torch.nn.ModuleList` that can say in an annotation what it holds: `TypedModuleList[nn.Linear]`."""
+    """A `torch.nn.ModuleList` whose annotation names the type of its modules: `TypedModuleList[nn.Linear]`."""
 
 
 @contextmanager
 def temporarily_swap_parameter(parameter: nn.Parameter, new_value: Tensor) -> Iterator[nn.Parameter]:
-    """Within a `with` block the parameter holds other values; it stays the same object, and gets its own values back.
+    """Inside the `with` block the parameter, still the same object, has other values; restores them afterwards.
 
-    Raises TypeError for what is no parameter and no plain tensor, ValueError for another shape or dtype.
+    Raises TypeError unless the arguments are a parameter and a plain tensor, ValueError for another shape or dtype.
 
     >>> import torch
     >>> weight = torch.nn.Parameter(torch.zeros(2))

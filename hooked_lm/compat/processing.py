@@ -1,4 +1,4 @@
-"""Rewrites of weights under the names of `weight_processing`: from a dictionary to a dictionary, by way of a model."""
+"""The functions of `weight_processing`: rewrites of state dicts."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,9 +18,9 @@ State = dict[str, Tensor]
 
 
 def rewritten(state_dict: State, cfg: Any, rewrite: Callable[[Any], None]) -> State:
-    """What a rewrite makes of the weights of a model with this config; the dictionary stays as it is.
+    """A new state dict: the weights of a model with this config after a rewrite.
 
-    A norm that was folded is the identity: it still has its names, with ones and zeros.
+    A folded norm is the identity: its weights are ones and its biases zeros.
     """
     device = next(iter(state_dict.values())).device
     model = HookedTransformer(replace(cfg, device=str(device), init_weights=False, processed=(), tokenizer_name=None))
@@ -42,39 +42,39 @@ def rewritten(state_dict: State, cfg: Any, rewrite: Callable[[Any], None]) -> St
 
 
 class ProcessWeights:
-    """Rewrites that leave a model's predictions as they are; see the function of each name in `hooked_lm.models.weights.fold`.
+    """Rewrites that do not change a model's predictions; see the function of each name in `hooked_lm.models.weights.fold`.
 
-    A dictionary means what it does in a model of the config; biases that are made on the way come with it. Raises
-    ValueError where `load_and_process_state_dict` does.
+    The state dict is that of a model with the config; new biases are added to it. Raises the ValueErrors of
+    `load_and_process_state_dict`.
     """
 
     @staticmethod
     def fold_layer_norm(
         state_dict: State, cfg: Any, fold_biases: bool = True, center_weights: bool = True, adapter: None = None
     ) -> State:
-        """Weights and biases of norms into what reads them; both switches are for norms that have neither biases nor means."""
+        """Folds weights and biases of norms into the following weights; both flags are for norms without biases and centring."""
         if not (fold_biases and center_weights) and cfg.normalization_type in ("LN", "LNPre"):
             raise ValueError("a LayerNorm is folded whole: with its biases, and with the means taken out")
         return rewritten(state_dict, cfg, fold.fold_ln)
 
     @staticmethod
     def center_writing_weights(state_dict: State, cfg: Any, adapter: None = None) -> State:
-        """The mean over d_model out of all that writes to the stream."""
+        """Subtracts the mean over d_model from all weights that write to the stream."""
         return rewritten(state_dict, cfg, fold.center_writing_weights)
 
     @staticmethod
     def center_unembed(state_dict: State, cfg: Any, adapter: None = None) -> State:
-        """The mean over the vocabulary out of `W_U` and `b_U`."""
+        """Subtracts the mean over the vocabulary from `W_U` and `b_U`."""
         return rewritten(state_dict, cfg, fold.center_unembed)
 
     @staticmethod
     def fold_value_biases(state_dict: State, cfg: Any, adapter: None = None) -> State:
-        """Value biases into output biases."""
+        """Folds value biases into output biases."""
         return rewritten(state_dict, cfg, fold.fold_value_biases)
 
     @staticmethod
     def refactor_factored_attn_matrices(state_dict: State, cfg: Any, adapter: None = None) -> State:
-        """Other factors of the same products."""
+        """Replaces the factors of QK and OV by others with the same products."""
         return rewritten(state_dict, cfg, fold.refactor_factored_attn_matrices)
 
     @staticmethod
@@ -88,7 +88,7 @@ class ProcessWeights:
         refactor_factored_attn_matrices: bool = False,
         adapter: None = None,
     ) -> State:
-        """Those of them that are asked for."""
+        """Applies the selected rewrites."""
 
         def rewrite(model: Any) -> None:
             fold.process_weights(

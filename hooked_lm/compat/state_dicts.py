@@ -1,4 +1,4 @@
-"""Models given to TransformerLens itself, where both libraries are installed: its config and its state dict, from ours."""
+"""Exports models to TransformerLens: its config and its state dict."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,23 +14,23 @@ from hooked_lm.models.weights.foreign_state_dict import TABLES
 from hooked_lm.models.weights.state import BIASES, load_state
 from hooked_lm.pretrained import HookedEncoderDecoder, HookedTransformer
 
-TOLERANCE = 1e-3  # of the largest logit
+TOLERANCE = 1e-3  # relative to the largest logit
 OURS_ALONE = {
     "tree", "processed", "device", "n_params", "default_padding_side", "eos_token_id", "pad_token_id", "n_token_types",
     "n_decoder_layers", "forced_bos_token_id", "suppress_tokens", "fused_attention",
-    "tokenizer_name",  # a tokenizer is given apart
+    "tokenizer_name",  # a tokenizer is passed separately
 }  # fmt: skip
 
 
 @torch.no_grad()
 def for_transformer_lens(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The fields of a config, and the weights, that make the same model in TransformerLens.
+    """The config fields and the weights of the same model in TransformerLens.
 
-    There: `theirs = HookedTransformer(HookedTransformerConfig.from_dict(fields))` (or `HookedEncoder`,
-    `HookedEncoderDecoder`), and then `theirs.load_state_dict(weights, strict=False)`: masks and rotary tables are made anew.
-    Absent biases are zeros; offsets of norms and scales of embeddings have gone into the weights.
+    In TransformerLens: `theirs = HookedTransformer(HookedTransformerConfig.from_dict(fields))` (or `HookedEncoder`,
+    `HookedEncoderDecoder`), then `theirs.load_state_dict(weights, strict=False)`, which keeps its masks and rotary tables.
+    Absent biases are zeros; offsets of norms and scales of embeddings are folded into the weights.
 
-    Raises ValueError if the model is more than flat names can say: then one built from them has other logits.
+    Raises ValueError if a flat config cannot describe the model, so that its logits would differ.
 
     >>> from hooked_lm import HookedTransformer
     >>> fields, weights = for_transformer_lens(HookedTransformer.from_pretrained("demo"))
@@ -48,10 +48,10 @@ def for_transformer_lens(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]]
 
 @torch.no_grad()
 def their_weights(model: Any, is_grouped: bool) -> dict[str, Tensor]:
-    """The weights of an unfolded model in their names, and with what is absent here; views of the model's, where they can be.
+    """The weights of an unfolded model by TransformerLens' names, with those that are absent here; views if possible.
 
-    Keys and values are `_W_K`, `_W_V` if they are grouped. Unlike `for_transformer_lens` this does not ask whether flat names
-    say all of the model.
+    Keys and values are `_W_K`, `_W_V` if they are grouped. Unlike `for_transformer_lens` this does not check that a flat
+    config describes the model.
     """
     weights, own = _weights(model, fills=True), {*model.state_dict()}
     for name in [name for name in own if name.endswith((".W_gate_in", ".b_gate_in"))]:
@@ -63,13 +63,13 @@ def their_weights(model: Any, is_grouped: bool) -> dict[str, Tensor]:
 
 
 def _weights(model: Any, fills: bool) -> dict[str, Tensor]:
-    """All weights with their meanings, in our names."""
+    """All weights as TransformerLens uses them, by our names."""
     weights = {name: value for name, value in model.state_dict().items() if not name.endswith(TABLES)}
     for prefix, module in model.named_modules():
         if module is not model:
             weights |= {f"{prefix}.{name}": value for name, value in _otherwise(module, fills, model.embed.W_E)}
     for prefix, block in model.named_modules():
-        if isinstance(block, SharedNormBlock):  # there each of the two has a norm of its own
+        if isinstance(block, SharedNormBlock):  # TransformerLens has a separate norm for each of the two
             weights |= {
                 f"{prefix}.ln2.{x}": weights[f"{prefix}.ln1.{x}"] for x in "wb" if f"{prefix}.ln1.{x}" in weights
             }
@@ -80,7 +80,7 @@ def _weights(model: Any, fills: bool) -> dict[str, Tensor]:
 
 
 def _fields(model: Any) -> dict[str, Any]:
-    """The flat names, with values where theirs may not be left out. Norms have weights there if one of them has."""
+    """The flat config with all fields that TransformerLens requires. There all norms have weights if one has."""
     cfg = model.cfg
     fields = {name: value for name, value in cfg.to_dict().items() if name not in OURS_ALONE}
     norms = [m for name, m in model.named_modules() if name.endswith((".ln1", ".ln2", ".mlp.ln"))]
@@ -98,7 +98,7 @@ def _fields(model: Any) -> dict[str, Any]:
 
 
 def _otherwise(module: Any, fills: bool, like: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The weights of one module that are not as in our state dict: gains of norms, and what is absent here."""
+    """The weights of one module that differ from our state dict: norms with an offset, and absent weights."""
     if isinstance(module, (LayerNorm, RMSNorm)) and (fills or module.cfg.weight):
         gain = module.gain()
         gain = like.new_ones(module.cfg.shape) if gain is None else gain.to(like.dtype)
@@ -114,7 +114,7 @@ def _otherwise(module: Any, fills: bool, like: Tensor) -> Iterator[tuple[str, Te
 
 
 def _with_scales(model: Any, weights: dict[str, Tensor]) -> None:
-    """Multiply what the model multiplies by after it read the weight."""
+    """Multiplies weights by the scales that the model applies after them."""
     if (scale := getattr(getattr(model.embed, "cfg", None), "scale", 1.0)) != 1.0:
         weights["embed.W_E"] = weights["embed.W_E"] * torch.tensor(scale).to(weights["embed.W_E"])
     if not isinstance(model, HookedEncoderDecoder) and model.unembed is not None and model.unembed.cfg.scale != 1.0:
@@ -123,7 +123,7 @@ def _with_scales(model: Any, weights: dict[str, Tensor]) -> None:
 
 
 def _check(model: Any, fields: dict[str, Any], weights: dict[str, Tensor]) -> None:
-    """Raises ValueError unless flat names and these weights make the model again, and TransformerLens can hold them."""
+    """Raises ValueError unless the fields and weights give the same model, and TransformerLens has all these weights."""
     for name, value in weights.items():
         if name.endswith(".mlp.b_gate") and (value.any() or weights[name.replace("b_gate", "b_in")].any()):
             raise ValueError(f"'{name}' and the bias beside it cannot be given away: gated MLPs have none there")
@@ -144,7 +144,7 @@ def _check(model: Any, fields: dict[str, Any], weights: dict[str, Tensor]) -> No
 
 
 def _is_known(name: str) -> bool:
-    """Whether they have a weight of this name, other than a zero."""
+    """Whether TransformerLens can have a nonzero weight of this name."""
     return (
         not name.endswith((".mlp.b_gate", ".b_router", ".b_shared_gate"))
         and ".experts." not in name.rpartition(".b_")[0]

@@ -1,4 +1,4 @@
-"""Tensors and matrices: shapes, sums, corners, and logits as a table."""
+"""Helpers for tensors and matrices, and logits as a table."""
 
 from typing import Any, TypeVar
 
@@ -17,22 +17,22 @@ Value = TypeVar("Value")
 
 
 def transpose(tensor: Shaped[Tensor, "*batch a b"]) -> Shaped[Tensor, "*batch b a"]:
-    """The last two axes exchanged."""
+    """The tensor with its last two axes swapped."""
     return tensor.transpose(-1, -2)
 
 
 def is_square(x: Tensor) -> bool:
-    """Whether it is a matrix with as many rows as columns; a stack of matrices is none."""
+    """Whether the tensor is one square matrix."""
     return x.ndim == 2 and x.shape[0] == x.shape[1]
 
 
 def is_lower_triangular(x: Tensor) -> bool:
-    """Whether it is a square matrix with zeros above its diagonal."""
+    """Whether the tensor is a square matrix with zeros above its diagonal."""
     return is_square(x) and x.equal(x.tril())
 
 
 def get_cumsum_along_dim(tensor: Tensor, dim: int, reverse: bool = False) -> Tensor:
-    """Running sums along an axis; `reverse` runs from its end.
+    """The cumulative sum along an axis; `reverse` starts at the end.
 
     >>> import torch
     >>> get_cumsum_along_dim(torch.tensor([1, 2, 3]), 0, reverse=True)
@@ -42,7 +42,7 @@ def get_cumsum_along_dim(tensor: Tensor, dim: int, reverse: bool = False) -> Ten
 
 
 def filter_dict_by_prefix(dictionary: dict[str, Value], prefix: str) -> dict[str, Value]:
-    """The entries below a dotted prefix, under the rest of their names.
+    """The entries with a dotted prefix, which is removed from their names.
 
     >>> filter_dict_by_prefix({"blocks.1.attn.W_Q": 5, "blocks.10.attn.W_Q": 6}, "blocks.1")
     {'attn.W_Q': 5}
@@ -52,14 +52,14 @@ def filter_dict_by_prefix(dictionary: dict[str, Value], prefix: str) -> dict[str
 
 
 def get_matrix_corner(matrix: FactoredMatrix, n: int = 3) -> Tensor:
-    """The first `n` entries of a product along every axis, without making the rest of it."""
+    """The first `n` entries of a product along every axis, without computing the others."""
     return matrix[(slice(n),) * matrix.ndim].AB
 
 
 def check_structure(t1: Float[Tensor, "row col"], t2: Float[Tensor, "row col"], *, verbose: bool = False) -> None:
-    """Print whether two matrices rise and fall at the same places from row to row and from column to column.
+    """Prints whether two matrices increase and decrease at the same places along rows and columns.
 
-    Prints "PASSED", or the rows and the columns after which they differ; `verbose` adds where each of them falls.
+    Prints "PASSED", or the rows and columns after which they differ; `verbose` adds where each of them decreases.
     """
     passed = True
     for kind, first, second in (("row", t1, t2), ("column", t1.T, t2.T)):
@@ -75,9 +75,9 @@ def check_structure(t1: Float[Tensor, "row col"], t2: Float[Tensor, "row col"], 
 
 
 def logits_to_df(logits: Float[Tensor, " d_vocab"], tokenizer: Any = None, top_k: int | None = None) -> pd.DataFrame:
-    """The logits of one position as a table, the likeliest token first; probabilities are over the whole vocabulary.
+    """The logits of one position as a table, the most likely token first; probabilities are over the whole vocabulary.
 
-    Columns: token_index, token_string (with a tokenizer), logit, log_prob (nats), probability. `top_k` keeps so many rows.
+    Columns: token_index, token_string (with a tokenizer), logit, log_prob (nats), probability. `top_k` limits the rows.
 
     >>> import torch
     >>> logits_to_df(torch.tensor([0.0, 2.0, 1.0]), top_k=2)["token_index"].tolist()

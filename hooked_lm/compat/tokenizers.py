@@ -1,4 +1,4 @@
-"""The BOS of tokenizers and of texts."""
+"""BOS tokens of tokenizers and texts."""
 
 from copy import deepcopy
 from typing import Any
@@ -7,9 +7,9 @@ __all__ = ["get_input_with_manually_prepended_bos", "get_tokenizer_with_bos"]
 
 
 def get_tokenizer_with_bos(tokenizer: Any) -> Any:
-    """A tokenizer that puts its BOS in front of a text: this one if it does so already, otherwise a copy.
+    """A tokenizer that prepends its BOS to texts: this one if it does so already, otherwise a copy.
 
-    One that has no BOS comes back as it is, and so does one whose BOS cannot be put into a template (with a colon in it).
+    A tokenizer without BOS is returned unchanged, and so is one whose BOS cannot be used in a template (it contains a colon).
 
     >>> from hooked_lm import HookedTransformer
     >>> tokenizer = HookedTransformer.from_pretrained("demo").tokenizer
@@ -27,6 +27,6 @@ def get_tokenizer_with_bos(tokenizer: Any) -> Any:
 
 
 def get_input_with_manually_prepended_bos(bos_token: str | None, input: str | list[str]) -> str | list[str]:
-    """The text, or each of the texts, after a BOS; unchanged if there is none."""
+    """The text, or each of several texts, with the BOS prepended; unchanged if there is none."""
     bos = bos_token or ""
     return bos + input if isinstance(input, str) else [bos + text for text in input]

@@ -1,7 +1,7 @@
-"""Models that Tracr compiled from RASP programs (Lindner et al. 2023, arXiv:2301.05062): their config and weights for ours.
+"""Config and weights of models that Tracr compiled from RASP programs (Lindner et al. 2023, arXiv:2301.05062).
 
-Only what such a model holds is read (`params`, `model_config`, `residual_labels`, `output_encoder`): neither Tracr nor JAX
-has to be installed.
+The functions read only attributes of the compiled model (`params`, `model_config`, `residual_labels`, `output_encoder`):
+Tracr and JAX need not be installed.
 """
 
 from collections import defaultdict
@@ -20,9 +20,9 @@ __all__ = [
 
 
 def infer_tracr_output_label(model: Any) -> str:
-    """The variable that a compiled program gives: the one whose values in the stream are those of the output.
+    """The output variable of a compiled program: the one whose values in the stream are those of the output.
 
-    Raises ValueError if none or several have these values.
+    Raises ValueError if no variable, or more than one, has these values.
     """
     wanted = {str(value) for value in _outputs(model)}
     values = defaultdict[str, set[str]](set)
@@ -39,7 +39,7 @@ def infer_tracr_output_label(model: Any) -> str:
 def make_tracr_categorical_unembed(
     model: Any, output_label: str | None = None, *, dtype: Any = np.float32
 ) -> np.ndarray:
-    """A matrix [d_model, d_vocab_out] with a one from each of the output's directions in the stream to its logit."""
+    """An unembedding [d_model, d_vocab_out] with a one from each output direction in the stream to its logit."""
     label = infer_tracr_output_label(model) if output_label is None else output_label
     places, outputs = {name: i for i, name in enumerate(model.residual_labels)}, _outputs(model)
     if missing := [f"{label}:{value}" for value in outputs if f"{label}:{value}" not in places]:
@@ -51,7 +51,7 @@ def make_tracr_categorical_unembed(
 
 
 def make_tracr_transformer_bridge_config(model: Any) -> HookedTransformerConfig:
-    """The config of a model that computes what a compiled one does."""
+    """The config for the weights of a compiled model."""
     cfg, (d_vocab, d_model) = model.model_config, np.shape(model.params["token_embed"]["embeddings"])
     return HookedTransformerConfig(
         n_layers=cfg.num_layers,
@@ -71,9 +71,9 @@ def make_tracr_transformer_bridge_config(model: Any) -> HookedTransformerConfig:
 def make_tracr_transformer_bridge_state_dict(
     model: Any, output_label: str | None = None, *, dtype: torch.dtype = torch.float32
 ) -> dict[str, Tensor]:
-    """The weights of a compiled model by our names, for a model of `make_tracr_transformer_bridge_config`.
+    """The weights of a compiled model as a state dict for the config of `make_tracr_transformer_bridge_config`.
 
-    Raises NotImplementedError for a model with norms: Tracr compiles none of its programs to one.
+    Raises NotImplementedError for a model with norms, which Tracr does not compile.
     """
     cfg = model.model_config
     if cfg.layer_norm:
@@ -105,7 +105,7 @@ def make_tracr_transformer_bridge_state_dict(
 
 
 def _outputs(model: Any) -> dict[Any, int]:
-    """What a program gives -> its logit; NotImplementedError for numbers, which have no logits."""
+    """The logit of each output value; raises NotImplementedError for numerical outputs, which have no logits."""
     found = getattr(model.output_encoder, "encoding_map", None)
     if found is None:
         raise NotImplementedError("the program gives numbers; only one that gives one of several values has logits")

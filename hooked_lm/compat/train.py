@@ -1,4 +1,4 @@
-"""Training of a language model on rows of tokens, with what every small study needs and no more."""
+"""A simple training loop for language models on rows of tokens."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -19,22 +19,22 @@ OPTIMIZERS = ("Adam", "AdamW", "SGD")
 
 @dataclass
 class HookedTransformerTrainConfig:
-    """How to train.
+    """The settings of `train`.
 
     Attributes:
-        num_epochs, batch_size: how often the rows are gone through, and how many make a step.
-        lr: the learning rate, reached after `warmup_steps` steps in a straight line from 0.
-        seed: of the order of the rows.
+        num_epochs, batch_size: the number of epochs, and of rows per step.
+        lr: the learning rate, after a linear warm-up of `warmup_steps` steps.
+        seed: the seed of the order of the rows.
         momentum: for SGD.
-        max_grad_norm: longer gradients are scaled down to this norm.
-        weight_decay: how much weights shrink, for Adam decoupled from the gradient (AdamW, arXiv:1711.05101); None: not.
-        optimizer_name: "Adam" or "AdamW", which are one, or "SGD".
-        device: where to; None leaves the model where it is.
-        save_every, save_dir: after the first and then every so many steps the weights go to `model_{step}.pt` there;
-            steps are counted over all epochs, from 0.
+        max_grad_norm: the norm to which gradients are clipped.
+        weight_decay: decoupled from the gradient for Adam (AdamW, arXiv:1711.05101); None is no decay.
+        optimizer_name: "Adam" or "AdamW", which are the same, or "SGD".
+        device: the device of the training; None keeps the model's device.
+        save_every, save_dir: the weights are saved to `save_dir/model_{step}.pt` after the first step and then every
+            `save_every` steps, counted over all epochs from 0.
         wandb, wandb_project_name: report to Weights and Biases.
-        print_every: say the loss every so many steps; None says nothing.
-        max_steps: no more steps than this in an epoch.
+        print_every: print the loss every `print_every` steps; None prints nothing.
+        max_steps: the maximum number of steps in an epoch.
     """
 
     num_epochs: int
@@ -56,10 +56,10 @@ class HookedTransformerTrainConfig:
 
 
 def train(model: Model, config: HookedTransformerTrainConfig, dataset: Any) -> Model:
-    """Train a model, in place, to predict next tokens of rows `{"tokens": [pos]}` of equal lengths; it comes back.
+    """Trains a model in place on next-token prediction of rows `{"tokens": [pos]}` of equal lengths; returns the model.
 
-    Nothing of the process is changed: the order of the rows comes from a generator of its own. Raises ValueError, before
-    anything is done, for an unknown optimizer and for `save_every` without a `save_dir`.
+    The order of the rows is drawn from a separate generator, so the process is not seeded. Raises ValueError, before
+    training, for an unknown optimizer and for `save_every` without a `save_dir`.
     """
     log = _checked_log(config)
     if config.save_every is not None:
@@ -93,7 +93,7 @@ def train(model: Model, config: HookedTransformerTrainConfig, dataset: Any) -> M
 
 
 def _step(model: torch.nn.Module, tokens: torch.Tensor, optimizer: Optimizer, max_grad_norm: float | None) -> float:
-    """One step of the optimizer; the loss before it, in nats."""
+    """Makes one step of the optimizer and returns the loss before it, in nats."""
     optimizer.zero_grad()
     loss = model(tokens, return_type="loss")
     loss.backward()
@@ -111,7 +111,7 @@ def _optimizer(model: torch.nn.Module, config: HookedTransformerTrainConfig) -> 
 
 
 def _checked_log(config: HookedTransformerTrainConfig) -> Callable[[dict[str, Any]], None]:
-    """Where losses are reported to, once it is known that the config makes sense."""
+    """Checks the config and returns the function that logs losses."""
     if config.optimizer_name not in OPTIMIZERS:
         raise ValueError(f"unknown optimizer {config.optimizer_name!r}; known are {', '.join(OPTIMIZERS)}")
     if config.save_every is not None and config.save_dir is None:

@@ -1,4 +1,4 @@
-"""Types that annotations of public functions name, and the one function that prints some of them."""
+"""Types for annotations, and `get_supported_heads`."""
 
 from typing import Literal, Protocol, runtime_checkable
 
@@ -22,7 +22,7 @@ OUTPUT_EMBEDDING = "unembed.W_U"
 
 @runtime_checkable
 class TensorLike(Protocol):
-    """What has axes and sizes."""
+    """An object with a shape."""
 
     @property
     def ndim(self) -> int: ...
@@ -36,5 +36,5 @@ class TensorLike(Protocol):
 
 
 def get_supported_heads() -> None:
-    """Print the kinds of heads that `detect_head` knows by name."""
+    """Prints the kinds of heads that `detect_head` accepts by name."""
     print(", ".join(HEAD_NAMES))

@@ -98,7 +98,7 @@ def test_parts(bridge: TransformerBridge) -> None:
     layers, weights = bridge.stack_params_for("mlp", "mlp.W_in", lambda weight: weight.T)
     assert layers == [0, 1, 2, 3]
     assert torch.equal(weights, bridge.W_in.transpose(1, 2))
-    with pytest.raises(ValueError, match="no block has a part 'mixer'"):
+    with pytest.raises(ValueError, match="no block has a submodule 'mixer'"):
         bridge.stack_params_for("mixer", "W")
 
 

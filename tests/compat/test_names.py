@@ -364,7 +364,7 @@ def test_every_alias_leads_to_an_official_name() -> None:
         "tiny-stories-33M": "roneneldan/TinyStories-33M", "Somebody/Tuned": "Somebody/Tuned",
     }.items():  # fmt: skip
         assert loading.get_official_model_name(given) == official
-    with pytest.raises(ValueError, match="'gpt17' is no short name"):
+    with pytest.raises(ValueError, match="'gpt17' is not a known short name"):
         loading.get_official_model_name("gpt17")
 
 

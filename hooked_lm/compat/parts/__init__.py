@@ -1,4 +1,4 @@
-"""The parts of a model under the class names of `transformer_lens`; see `name`."""
+"""The components of models under the class names of TransformerLens; see `name`."""
 
 from hooked_lm.compat.parts.attention import AbstractAttention, Attention, GroupedQueryAttention, T5Attention
 from hooked_lm.compat.parts.blocks import BertBlock, T5Block, TransformerBlock

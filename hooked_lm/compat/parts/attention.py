@@ -1,4 +1,4 @@
-"""Attention under its public names."""
+"""The attention classes of TransformerLens."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from hooked_lm.models.config.flat import HookedEncoderDecoderConfig
 
 
 def attention_of(cfg: Flat, attn_type: str, layer_id: int | None, **changes: Any) -> Plan:
-    """Attention that sees everything ("global") or a window ("local")."""
+    """Plans attention to all positions ("global") or within a window ("local")."""
     if attn_type not in ("global", "local"):
         raise ValueError(f"attn_type must be 'global' or 'local', got {attn_type!r}")
     local = {"use_local_attn": attn_type == "local", "attn_types": None}
@@ -20,17 +20,17 @@ def attention_of(cfg: Flat, attn_type: str, layer_id: int | None, **changes: Any
 
 
 def is_shared(attn: Any) -> bool:
-    """Whether keys and values are shared by groups of heads."""
+    """Whether groups of heads share keys and values."""
     return isinstance(attn, OurAttention) and attn.cfg.n_kv != attn.cfg.n_heads
 
 
 def has_relative_bias(attn: Any) -> bool:
-    """Whether its scores have a bias for each distance, as T5's."""
+    """Whether scores have a relative position bias, as in T5."""
     return isinstance(attn, OurAttention) and isinstance(attn.cfg.position_bias, (SharedBias, RelativeBias.Config))
 
 
 class AbstractAttention(Part, OurAttention, metaclass=PublicName):
-    """Attention of any kind."""
+    """Any attention."""
 
     @staticmethod
     def plan(cfg: Flat, attn_type: str = "global", layer_id: int | None = None) -> Plan:
@@ -42,7 +42,7 @@ class AbstractAttention(Part, OurAttention, metaclass=PublicName):
 
 
 class Attention(AbstractAttention):
-    """Attention in which each head has its own keys and values."""
+    """Multi-head attention: each head has keys and values."""
 
     @staticmethod
     def plan(cfg: Flat, attn_type: str = "global", layer_id: int | None = None) -> Plan:
@@ -54,7 +54,7 @@ class Attention(AbstractAttention):
 
 
 class GroupedQueryAttention(AbstractAttention):
-    """Attention in which `cfg.n_key_value_heads` keys and values are shared by groups of heads."""
+    """Grouped-query attention with `cfg.n_key_value_heads` key/value heads."""
 
     @staticmethod
     def plan(cfg: Flat, attn_type: str = "global", layer_id: int | None = None) -> Plan:
@@ -68,7 +68,7 @@ class GroupedQueryAttention(AbstractAttention):
 
 
 class T5Attention(AbstractAttention):
-    """The attention of an encoder-decoder's layers, from the config of one; `is_decoder` sees earlier positions only."""
+    """The attention of encoder-decoders; causal if `is_decoder`."""
 
     @staticmethod
     def plan(  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Layers under their public names."""
+"""The block classes of TransformerLens."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ BLOCKS = {
 
 
 class TransformerBlock(Part, PreNormBlock, metaclass=PublicName):
-    """A layer of a decoder."""
+    """A decoder block."""
 
     @staticmethod
     def plan(cfg: Flat, block_index: int) -> Plan:
@@ -32,7 +32,7 @@ class TransformerBlock(Part, PreNormBlock, metaclass=PublicName):
 
 
 class BertBlock(Part, PostNormBlock, metaclass=PublicName):
-    """A layer of an encoder with its norms in the stream."""
+    """An encoder block with norms in the residual stream."""
 
     @staticmethod
     def plan(cfg: Flat) -> Plan:
@@ -44,7 +44,7 @@ class BertBlock(Part, PostNormBlock, metaclass=PublicName):
 
 
 class T5Block(Part, PreNormCrossBlock, metaclass=PublicName):
-    """A layer of an encoder-decoder, from the config of one; it stands in a stack that shares a bias on the scores."""
+    """A block of an encoder-decoder, whose stack has a shared position bias."""
 
     @staticmethod
     def plan(cfg: Flat, block_index: int, is_decoder: bool) -> Plan:

@@ -1,4 +1,4 @@
-"""The parts before the layers and after them, under its public names."""
+"""The embedding and output classes of TransformerLens."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ Stream = Float[Tensor, "batch pos d_model"]
 
 
 class Embed(Part, embed.Embed, metaclass=PublicName):
-    """The rows of `W_E`."""
+    """The token embedding."""
 
     @staticmethod
     def plan(cfg: Flat) -> Plan:
@@ -26,7 +26,7 @@ class Embed(Part, embed.Embed, metaclass=PublicName):
 
 
 class PosEmbed(Part, pos_embed.PosEmbed, metaclass=PublicName):
-    """The rows of `W_pos`."""
+    """The position embedding."""
 
     @staticmethod
     def plan(cfg: Flat) -> Plan:
@@ -38,7 +38,7 @@ class PosEmbed(Part, pos_embed.PosEmbed, metaclass=PublicName):
 
 
 class TokenTypeEmbed(Part, encoder_embed.TokenTypeEmbed, metaclass=PublicName):
-    """A vector for each of two types of tokens."""
+    """The embedding of two token types."""
 
     @staticmethod
     def plan(cfg: Flat) -> Plan:
@@ -76,7 +76,7 @@ class Unembed(Part, embed.Unembed, metaclass=PublicName):
 
 
 class BertMLMHead(Part, heads.MLMHead, metaclass=PublicName):
-    """What prepares the stream for the unembedding of masked tokens."""
+    """The head for masked tokens, before the unembedding."""
 
     @staticmethod
     def plan(cfg: Flat) -> Plan:
@@ -90,7 +90,7 @@ class BertMLMHead(Part, heads.MLMHead, metaclass=PublicName):
 
 
 class BertNSPHead(Part, heads.NSPHead, metaclass=PublicName):
-    """Whether one sentence follows another."""
+    """The head for next-sentence prediction."""
 
     @staticmethod
     def plan(cfg: Flat) -> Plan:
@@ -102,7 +102,7 @@ class BertNSPHead(Part, heads.NSPHead, metaclass=PublicName):
 
 
 class BertPooler(Part, heads.Pooler, metaclass=PublicName):
-    """One vector of a text."""
+    """The pooler."""
 
     @staticmethod
     def plan(cfg: Flat) -> Plan:

@@ -1,11 +1,11 @@
-"""MLPs under their public names."""
+"""The MLP classes of TransformerLens."""
 
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.compat.parts.name import Flat, Part, Plan, PublicName, block_of, flat, placed
+from hooked_lm.compat.parts.name import Flat, Part, Plan, PublicName, block_of, flat, to_dtype
 from hooked_lm.components import mlp, moe
 from hooked_lm.components.router import TopKRouter
 from hooked_lm.hooks import HookPoint
@@ -21,7 +21,7 @@ def mlp_of(cfg: Flat, **changes: Any) -> Plan:
 
 
 def numbers_of_experts(cfg: Flat) -> tuple[int, int]:
-    """How many experts there are, and to how many each token goes."""
+    """The number of experts, and of experts per token."""
     names = flat(cfg)
     if names.num_experts is None:
         raise ValueError("a mixture of experts needs num_experts and experts_per_token")
@@ -29,7 +29,7 @@ def numbers_of_experts(cfg: Flat) -> tuple[int, int]:
 
 
 class CanBeUsedAsMLP(nn.Module, metaclass=PublicName):
-    """What a block has where its MLP stands; the base of MLPs of one's own, which then know their width `d_mlp`."""
+    """Any MLP of a block; the base class of custom MLPs, which have a width `d_mlp`."""
 
     def __init__(self, cfg: Flat) -> None:
         super().__init__()
@@ -47,11 +47,11 @@ class CanBeUsedAsMLP(nn.Module, metaclass=PublicName):
         return isinstance(module, (mlp.MLP, mlp.GatedMLP, moe.ClampedGatedMLP, moe.MoE))
 
     def forward(self, x: Stream) -> Stream:
-        """The stream as it is: for a subclass to say otherwise."""
+        """Returns the input; overridden by subclasses."""
         return x
 
     def select_activation_function(self) -> None:
-        """Give it the `act_fn` of its config; with a norm after that, `hook_mid` and `ln` too."""
+        """Sets `act_fn` from the config, and `hook_mid` and `ln` if a norm follows it."""
         names = flat(self.cfg, num_experts=None, experts_per_token=None, gated_mlp=False)
         _, config = mlp_of(vars(names) | {"tree": None})
         self.act_fn = config.build().act_fn
@@ -84,7 +84,7 @@ class GatedMLP(Part, mlp.GatedMLP, metaclass=PublicName):
 
 
 class MoEGatedMLP(Part, mlp.GatedMLP, metaclass=PublicName):
-    """An expert: the same without biases."""
+    """An expert: a gated MLP without biases."""
 
     @staticmethod
     def plan(cfg: Flat) -> Plan:
@@ -97,7 +97,7 @@ class MoEGatedMLP(Part, mlp.GatedMLP, metaclass=PublicName):
 
 
 class MoE(Part, moe.MoE, metaclass=PublicName):
-    """A mixture of `cfg.num_experts` MLPs, of which each token goes to `cfg.experts_per_token`."""
+    """A mixture of `cfg.num_experts` MLPs; each token is routed to `cfg.experts_per_token` of them."""
 
     @staticmethod
     def plan(cfg: Flat) -> Plan:
@@ -122,7 +122,7 @@ class GptOssExpert(Part, moe.ClampedGatedMLP, metaclass=PublicName):
 
 
 class GptOssMoE(Part, moe.MoE, metaclass=PublicName):
-    """A mixture of such experts."""
+    """The mixture of experts of gpt-oss."""
 
     @staticmethod
     def plan(cfg: Flat) -> Plan:
@@ -136,16 +136,16 @@ class GptOssMoE(Part, moe.MoE, metaclass=PublicName):
 
 
 class MLPFactory:
-    """Makes the MLP that a flat config describes."""
+    """The factory of the MLP that a flat config describes."""
 
     @staticmethod
     def create_mlp(cfg: Flat) -> nn.Module:
         kind, config = mlp_of(cfg)
-        return placed(kind(config), cfg)
+        return to_dtype(kind(config), cfg)
 
 
 class ActivationFunctionFactory:
-    """Finds the activation function that a flat config names."""
+    """The factory of the activation function that a flat config names."""
 
     @staticmethod
     def pick_activation_function(cfg: Flat) -> Any:

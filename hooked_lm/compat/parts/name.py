@@ -1,9 +1,9 @@
-"""The parts of a model under their public names: for `isinstance`, for subclasses, and built from a whole model's flat config.
+"""The classes of TransformerLens for components: for `isinstance`, for subclasses, and for construction from a flat config.
 
-Where ours say in their configs what they are, the public names say it by their class: `LayerNormPre` is a LayerNorm without
-weights, `GroupedQueryAttention` an Attention whose heads share keys. So a name here is a question, `is_one`, that `isinstance`
-asks of any module, and a plan: which class of ours, with which nested config, the flat config describes. Calling the name makes
-just that module. A subclass of somebody's is a subclass of ours, whose `__init__` takes the flat config.
+TransformerLens has a class where hooked_lm has an option in a config: `LayerNormPre` is a LayerNorm without weights,
+`GroupedQueryAttention` an Attention whose heads share keys. So each name defines `is_one`, the predicate for `isinstance`, and
+`plan`, which returns the class of hooked_lm and its arguments for a flat config. Calling the name builds that module. A
+user's subclass is a subclass of the class of hooked_lm, with an `__init__` that takes the flat config.
 """
 
 from collections.abc import Callable
@@ -17,13 +17,13 @@ from hooked_lm.models.config import build
 from hooked_lm.models.config.flat import HookedEncoderConfig, HookedTransformerConfig
 
 Flat = HookedTransformerConfig | dict[str, Any]
-Plan = tuple[Any, ...]  # a class of ours, and what it is built from
+Plan = tuple[Any, ...]  # a class of hooked_lm, and its arguments
 
 
 class PublicName(type):
-    """A class that is only a name: calling it makes a module of ours, and such modules are its instances.
+    """The metaclass of names: calling one builds a module of hooked_lm, and `isinstance` calls `is_one`.
 
-    For a subclass of somebody's neither holds: it is an ordinary class.
+    Subclasses that users define are ordinary classes.
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -31,42 +31,42 @@ class PublicName(type):
 
     def _make(cls, cfg: Flat, *args: Any, **kwargs: Any) -> Any:
         kind, *parts = cls.plan(cfg, *args, **kwargs)  # type: ignore[attr-defined]
-        return super().__call__(cfg, *args, **kwargs) if kind is cls else placed(kind(*parts), cfg)
+        return super().__call__(cfg, *args, **kwargs) if kind is cls else to_dtype(kind(*parts), cfg)
 
     def __instancecheck__(cls, module: Any) -> bool:
         return super().__instancecheck__(module) or ("is_one" in cls.__dict__ and cls.__dict__["is_one"](module))
 
 
 class Part(nn.Module):
-    """What a name's subclasses begin with: the flat config instead of the nested one."""
+    """The base of subclasses, whose `__init__` takes a flat config instead of a nested one."""
 
-    plan: Callable[..., Plan]  # which class of ours a flat config describes here, and what that is built from
+    plan: Callable[..., Plan]  # the class of hooked_lm for a flat config, and its arguments
 
     def __init__(self, cfg: Flat, *args: Any, **kwargs: Any) -> None:
         kind, *parts = self.plan(cfg, *args, **kwargs)
         if not isinstance(self, kind):
             raise ValueError(f"a {type(self).__name__} cannot be the {kind.__name__} that this config describes")
         super().__init__(*parts)
-        placed(self, cfg)
+        to_dtype(self, cfg)
 
 
-def placed(module: nn.Module, cfg: Flat) -> nn.Module:
-    """A new module with weights of the config's dtype."""
+def to_dtype(module: nn.Module, cfg: Flat) -> nn.Module:
+    """The module, converted to the config's dtype."""
     dtype = cfg.get("dtype", torch.float32) if isinstance(cfg, dict) else cfg.dtype
     return module.to(dtype=getattr(torch, str(dtype).removeprefix("torch.")))
 
 
 def flat(cfg: Flat, **changes: Any) -> SimpleNamespace:
-    """The flat names of a config or a dict, some of them changed.
+    """The fields of a flat config or a dict, with changes.
 
-    A dict may hold what a part needs and a whole model would not, such as `window_size` without `use_local_attn`.
+    A dict may contain fields that a whole model would refuse, such as `window_size` without `use_local_attn`.
     """
     whole = {"use_local_attn": False, **cfg} if isinstance(cfg, dict) else cfg
     return SimpleNamespace(**{**vars(HookedTransformerConfig.unwrap(whole)), **changes})
 
 
 def block_of(cfg: Flat, layer: int = 0, **changes: Any) -> Any:
-    """The config of a layer as flat names describe it, whatever checkpoint they came from."""
+    """The config of a block for a flat config, also for one of a checkpoint."""
     names = flat(cfg, **changes)
     if not 0 <= layer < max(names.n_layers, 1):
         raise ValueError(f"no layer {layer}: the config has {names.n_layers}")
@@ -75,5 +75,5 @@ def block_of(cfg: Flat, layer: int = 0, **changes: Any) -> Any:
 
 
 def encoder_tree(cfg: Flat) -> Any:
-    """The encoder that flat names describe."""
+    """The config tree of an encoder for a flat config."""
     return HookedEncoderConfig.unwrap(cfg).tree

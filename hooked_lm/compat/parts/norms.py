@@ -1,4 +1,4 @@
-"""Norms under their public names."""
+"""The norm classes of TransformerLens."""
 
 from typing import Any
 
@@ -7,12 +7,12 @@ from hooked_lm.components import layer_norm, norm
 
 
 def has_weights(module: Any) -> bool:
-    """Whether a norm was not folded."""
+    """Whether a norm has weights, which folding removes."""
     return any(True for _ in module.parameters())
 
 
 class LayerNorm(Part, layer_norm.LayerNorm, metaclass=PublicName):
-    """A LayerNorm with weight and bias; `length` is its width, that of the stream if it is not given."""
+    """A LayerNorm with weight and bias; its width `length` is by default that of the stream."""
 
     @staticmethod
     def plan(cfg: Flat, length: int | None = None) -> Plan:
@@ -24,7 +24,7 @@ class LayerNorm(Part, layer_norm.LayerNorm, metaclass=PublicName):
 
 
 class LayerNormPre(Part, layer_norm.LayerNorm, metaclass=PublicName):
-    """A LayerNorm that only centres and scales."""
+    """A LayerNorm without weight and bias."""
 
     @staticmethod
     def plan(cfg: Flat) -> Plan:
@@ -50,7 +50,7 @@ class RMSNorm(Part, norm.RMSNorm, metaclass=PublicName):
 
 
 class RMSNormPre(Part, norm.RMSNorm, metaclass=PublicName):
-    """An RMSNorm that only scales."""
+    """An RMSNorm without weight."""
 
     @staticmethod
     def plan(cfg: Flat) -> Plan:

@@ -1,4 +1,4 @@
-"""The cache of a run."""
+"""The activation cache."""
 
 from hooked_lm.hooks import Slice, SliceInput
 from hooked_lm.models.caches.activation_cache import ActivationCache

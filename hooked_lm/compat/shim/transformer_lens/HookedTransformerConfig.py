@@ -1,4 +1,4 @@
-"""The config in flat names."""
+"""The flat config."""
 
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from transformer_lens import utils

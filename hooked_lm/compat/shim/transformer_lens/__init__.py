@@ -1,4 +1,4 @@
-"""The HookedTransformer interface of `transformer_lens` 2.x and 3.x, answered by hooked_lm."""
+"""The interface of `transformer_lens` 2.x and 3.x, implemented by hooked_lm."""
 
 from importlib.metadata import version
 
@@ -37,4 +37,4 @@ from transformer_lens.past_key_value_caching import (
 from transformer_lens.SVDInterpreter import SVDInterpreter
 
 __version__ = version("transformer_lens")
-defaults.fused_attention = "never"  # as there, what is recorded does not change the bits of a result
+defaults.fused_attention = "never"  # recording changes no bit of a result, as in TransformerLens

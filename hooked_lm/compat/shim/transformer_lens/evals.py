@@ -1,4 +1,4 @@
-"""Quick checks of a model."""
+"""Evaluations."""
 
 from hooked_lm.compat.evals import (
     DATASET_LOADERS,

@@ -1,4 +1,4 @@
-"""Heads that attend as a pattern says."""
+"""Heads whose attention matches a pattern."""
 
 from hooked_lm.analysis.reading.head_detector import (
     HEAD_NAMES,

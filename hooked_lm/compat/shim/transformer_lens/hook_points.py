@@ -1,4 +1,4 @@
-"""Hook points and their root."""
+"""Hook points, and the base class of models."""
 
 from hooked_lm.compat.types import DeviceType
 from hooked_lm.hooks import HookedRootModule, HookPoint, NamesFilter, Slice, SliceInput

@@ -1,4 +1,4 @@
-"""Keys and values of tokens that were read."""
+"""The key/value cache."""
 
 from hooked_lm.components.kv_cache import KeyValueCache as HookedTransformerKeyValueCache
 from hooked_lm.components.kv_cache import KeyValueCacheEntry as HookedTransformerKeyValueCacheEntry

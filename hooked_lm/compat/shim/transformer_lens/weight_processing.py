@@ -1,4 +1,4 @@
-"""Rewrites of weights that leave predictions as they are."""
+"""Rewrites of weights that do not change the predictions."""
 
 from hooked_lm.compat.processing import ProcessWeights
 from hooked_lm.factored_matrix import FactoredMatrix

@@ -1,4 +1,4 @@
-"""The cache of all layers."""
+"""The key/value cache of all layers."""
 
 from hooked_lm.components.kv_cache import KeyValueCache as TransformerLensKeyValueCache
 from hooked_lm.components.kv_cache import KeyValueCacheEntry as TransformerLensKeyValueCacheEntry

@@ -1,4 +1,4 @@
-"""The parts of a model."""
+"""The components of models."""
 
 from hooked_lm.compat.parts import (
     MLP,

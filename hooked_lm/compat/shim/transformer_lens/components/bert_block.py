@@ -1,4 +1,4 @@
-"""The layer of an encoder."""
+"""The block of encoders."""
 
 from hooked_lm.compat.parts import Attention, BertBlock, LayerNorm, MLPFactory
 from hooked_lm.hooks import HookPoint

@@ -1,4 +1,4 @@
-"""Whether one sentence follows another."""
+"""The head for next-sentence prediction."""
 
 from hooked_lm.compat.parts import BertNSPHead
 from hooked_lm.hooks import HookPoint

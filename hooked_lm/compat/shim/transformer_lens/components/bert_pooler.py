@@ -1,4 +1,4 @@
-"""One vector of a text."""
+"""The pooler."""
 
 from hooked_lm.compat.parts import BertPooler
 from hooked_lm.hooks import HookPoint

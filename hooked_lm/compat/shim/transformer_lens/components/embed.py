@@ -1,4 +1,4 @@
-"""Tokens into the stream."""
+"""The token embedding."""
 
 from hooked_lm.compat.parts import Embed, LayerNorm
 from hooked_lm.models.config.flat import HookedTransformerConfig

@@ -1,4 +1,4 @@
-"""Learned positions."""
+"""Learned position embeddings."""
 
 from hooked_lm.compat.parts import PosEmbed
 from hooked_lm.models.config.flat import HookedTransformerConfig

@@ -1,4 +1,4 @@
-"""The attention of an encoder-decoder."""
+"""The attention of encoder-decoders."""
 
 from hooked_lm.compat.parts import AbstractAttention, T5Attention
 from hooked_lm.hooks import HookPoint

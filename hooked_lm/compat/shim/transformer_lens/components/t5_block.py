@@ -1,4 +1,4 @@
-"""The layer of an encoder-decoder."""
+"""The block of encoder-decoders."""
 
 from hooked_lm.compat.parts import MLPFactory, RMSNorm, T5Attention, T5Block
 from hooked_lm.components.kv_cache import KeyValueCacheEntry as HookedTransformerKeyValueCacheEntry

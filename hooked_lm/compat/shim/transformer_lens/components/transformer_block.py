@@ -1,4 +1,4 @@
-"""The layer of a decoder."""
+"""The block of decoders."""
 
 from hooked_lm.compat.parts import (
     Attention,

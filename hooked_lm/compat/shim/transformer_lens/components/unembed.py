@@ -1,4 +1,4 @@
-"""The stream into logits."""
+"""The unembedding."""
 
 from hooked_lm.compat.parts import Unembed
 from hooked_lm.hooks import HookPoint

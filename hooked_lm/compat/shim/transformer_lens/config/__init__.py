@@ -1,4 +1,4 @@
-"""Configs in flat names."""
+"""Flat configs."""
 
 from hooked_lm.compat.bridge import TransformerBridgeConfig
 from hooked_lm.models.config.flat import HookedTransformerConfig

@@ -1,3 +1,3 @@
-"""The config in flat names."""
+"""The flat config."""
 
 from hooked_lm.models.config.flat import HookedTransformerConfig as TransformerLensConfig

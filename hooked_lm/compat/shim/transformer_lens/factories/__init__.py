@@ -1,3 +1,3 @@
-"""What makes parts of a model."""
+"""Factories of components."""
 
 from transformer_lens.factories import activation_function_factory, mlp_factory

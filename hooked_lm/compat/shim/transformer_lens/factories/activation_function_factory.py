@@ -1,4 +1,4 @@
-"""Finds activation functions."""
+"""The factory of activation functions."""
 
 from hooked_lm.compat.parts import ActivationFunctionFactory
 from hooked_lm.models.config.flat import HookedTransformerConfig

@@ -1,3 +1,3 @@
-"""Models under the names of both styles."""
+"""TransformerBridge."""
 
 from transformer_lens.model_bridge.bridge import TransformerBridge

@@ -1,3 +1,3 @@
-"""The model under the names of both styles."""
+"""TransformerBridge."""
 
 from hooked_lm.compat.bridge import TransformerBridge

@@ -1,3 +1,3 @@
-"""A look at what a model answers."""
+"""Predictions for a prompt."""
 
 from hooked_lm.utils import test_prompt

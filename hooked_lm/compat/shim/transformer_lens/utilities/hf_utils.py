@@ -1,4 +1,4 @@
-"""Files and sets of texts of the hub."""
+"""Files and data sets of the hub."""
 
 from huggingface_hub import get_token as get_hf_token
 

@@ -1,4 +1,4 @@
-"""Random weights in place."""
+"""In-place initialisation of weights."""
 
 from hooked_lm.compat.initialisers import (
     NonlinearityType,

@@ -1,3 +1,3 @@
-"""What is installed."""
+"""Optional packages."""
 
 from hooked_lm.compat.attributes import is_library_available

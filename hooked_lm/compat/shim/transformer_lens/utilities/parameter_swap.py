@@ -1,3 +1,3 @@
-"""Parameters that hold other values for a while."""
+"""Temporary values of parameters."""
 
 from hooked_lm.compat.modules import temporarily_swap_parameter

@@ -1,4 +1,4 @@
-"""Compiled programs."""
+"""Models compiled by Tracr."""
 
 from hooked_lm.compat.tracr import (
     infer_tracr_output_label,

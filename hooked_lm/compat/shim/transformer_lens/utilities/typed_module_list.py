@@ -1,3 +1,3 @@
-"""Lists of modules of one type."""
+"""Typed lists of modules."""
 
 from hooked_lm.compat.modules import T, TypedModuleList

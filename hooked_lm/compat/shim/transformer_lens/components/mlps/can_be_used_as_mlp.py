@@ -1,4 +1,4 @@
-"""What stands where a block has its MLP."""
+"""The base class of MLPs."""
 
 from hooked_lm.compat.parts import ActivationFunctionFactory, CanBeUsedAsMLP, LayerNorm, LayerNormPre
 from hooked_lm.hooks import HookPoint

@@ -1,4 +1,4 @@
-"""Weights of checkpoints in the public names: one function, whatever the architecture."""
+"""Weights of checkpoints by the parameter names of TransformerLens; one function for all architectures."""
 
 from transformer_lens.pretrained.weight_conversions.apertus import convert_apertus_weights
 from transformer_lens.pretrained.weight_conversions.bert import convert_bert_weights

@@ -1,4 +1,4 @@
-"""Weights in the public names."""
+"""Weights by the parameter names of TransformerLens."""
 
 from hooked_lm.compat.loading import convert_hf_weights as convert_gptj_weights
 from hooked_lm.models.config.flat import HookedTransformerConfig
