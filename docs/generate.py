@@ -1,14 +1,17 @@
-"""Writes docs/sites.md and docs/models.md: the hook points and the families, collected from models.
+"""Writes docs/sites.md, docs/models.md and docs/config.md: the hook points and the families, collected from models, and the
+fields of configs.
 
-`make docs` runs it, and tests check that both pages are up to date. `python -m tests.families.measure` measures the differences
+`make docs` runs it, and tests check that the pages are up to date. `python -m tests.families.measure` measures the differences
 between the families' logits and those of transformers.
 """
 
+import ast
+import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,9 @@ sys.path.append(str(Path(__file__).parents[1]))  # for the table of architecture
 from hooked_lm import HookedTransformer
 from hooked_lm.families import model_class, supported
 from hooked_lm.models.base import ON_DEMAND_FLAGS
-from hooked_lm.models.config.flat import HookedTransformerConfig
+from hooked_lm.models.config import flat
+from hooked_lm.models.config.flat import HookedEncoderConfig, HookedEncoderDecoderConfig, HookedTransformerConfig
+from hooked_lm.models.config.row import EVERY_KIND, Row, table
 from tests.families import CASES
 from tests.families._models import hooked
 
@@ -274,6 +279,81 @@ def models_page() -> str:
     return MODELS_HEAD + "\n".join(lines) + "\n"
 
 
+# ---- the fields of configs -------------------------------------------------------------------------------------------
+
+CONFIGS = (HookedTransformerConfig, HookedEncoderConfig, HookedEncoderDecoderConfig)
+CONFIG_HEAD = """# Config fields
+
+The fields of `HookedTransformerConfig`, `HookedEncoderConfig` and `HookedEncoderDecoderConfig`, printed from the table in
+`hooked_lm/models/config/flat.py`. A field that is set, in the constructor, by `dataclasses.replace` or by assignment, takes
+effect or is refused by name. A field that follows from others is computed again when they change, unless it was set itself.
+The last column names the kinds of model that have the field, if not all have it.
+
+## Of the tree
+
+These fields describe the tree of component configs from which a model is built (`cfg.tree`), and are read from it. `*` stands
+for each layer; where layers differ, the field describes the first one. `part[Class]` is a part of that class. A field may be set
+without effect together with one of those that *switch it off*, as in a dictionary of all fields.
+
+| field | type | default | meaning | in the tree | follows from | switched off by | models |
+|---|---|---|---|---|---|---|---|
+"""
+FACTS_HEAD = """
+## Of the model
+
+These fields are facts about the model, its weights and its text; the tree does not depend on them.
+
+| field | type | default | meaning | follows from | models |
+|---|---|---|---|---|---|
+"""
+
+
+def code(names: Iterable[str]) -> str:
+    """Names for a table cell."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def formulas() -> dict[str, str]:
+    """Field -> how it follows from others, as the table in the source says it."""
+    calls = {}
+    for node in ast.walk(ast.parse(inspect.getsource(flat))):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Call):
+            follows = [keyword.value for keyword in node.value.keywords if keyword.arg == "follows"]
+            calls.update(zip([node.target.id], follows, strict=False))
+    return {name: ast.unparse(value.body) for name, value in calls.items() if isinstance(value, ast.Lambda)}
+
+
+def default_of(name: str) -> str:
+    """The default of a field, and the ones that other classes of configs have."""
+    found = {cls.kind: {f.name: f for f in fields(cls)}.get(name) for cls in CONFIGS}
+    defaults = {kind: f.default for kind, f in found.items() if f is not None}
+    first, *others = defaults.items()
+    text = "" if first[1] is MISSING else f"`{first[1]!r}`"
+    return text + "".join(f"; {kind}: `{value!r}`" for kind, value in others if value != first[1])
+
+
+def config_row(name: str, row: Row, kind: Any, formula: str) -> str:
+    """The table row of a field."""
+    kinds = "" if row.kinds == EVERY_KIND else ", ".join(row.kinds)
+    kind = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+    follows = f"`{formula}`" if formula else code(row.sources)
+    where = [code(path or "the whole tree" for path in row.paths), follows, code(row.unless)]
+    cells = [f"`{name}`", f"`{kind}`", default_of(name), row.doc, *(where[1:2] if row.is_fact else where), kinds]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def config_page() -> str:
+    """The content of docs/config.md."""
+    rows = {name: row for cls in CONFIGS for name, row in table(cls).rows.items()}
+    kinds, found = {f.name: f.type for cls in reversed(CONFIGS) for f in fields(cls)}, formulas()
+    lines = {name: config_row(name, row, kinds[name], found.get(name, "")) for name, row in rows.items()}
+    of_tree, facts = (
+        [lines[name] for name, row in rows.items() if row.is_fact == is_fact] for is_fact in (False, True)
+    )
+    return CONFIG_HEAD + "\n".join(of_tree) + "\n" + FACTS_HEAD + "\n".join(facts) + "\n"
+
+
 if __name__ == "__main__":
     Path(__file__).with_name("sites.md").write_text(page())
     Path(__file__).with_name("models.md").write_text(models_page())
+    Path(__file__).with_name("config.md").write_text(config_page())

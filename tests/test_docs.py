@@ -30,6 +30,10 @@ def test_the_page_of_models_is_fresh(generate: dict[str, Any]):
     assert number.sub("#", shown) == number.sub("#", now), "run `make docs`"
 
 
+def test_the_page_of_config_fields_is_fresh(generate: dict[str, Any]):
+    assert (DOCS / "config.md").read_text() == generate["config_page"](), "run `make docs`"
+
+
 def test_every_family_was_measured():
     parity = json.loads((DOCS / "parity.json").read_text())
     configs = {name: sum(case.family == name for case in CASES) for name in sorted(supported())}

@@ -70,7 +70,7 @@ def decoder(cfg: Any) -> DecoderConfig:
             tied=cfg.tie_word_embeddings,
         ),
         pos_embed=PosEmbed.Config(cfg.n_ctx, cfg.d_model) if learned else None,
-        ln_final=RMSNorm.Config(cfg.d_model, cfg.eps) if cfg.final_rms else _norm(cfg),
+        ln_final=_final_norm(cfg),
         shortformer=cfg.positional_embedding_type == "shortformer",
     )
 
@@ -228,6 +228,11 @@ def _norm(cfg: Any) -> NormConfig | None:
             return RMSNorm.Config(cfg.d_model, cfg.eps, weight=kind == "RMS")
         case other:
             raise ValueError(f"unknown normalization_type {other!r}: None, 'LN', 'LNPre', 'RMS' or 'RMSPre'")
+
+
+def _final_norm(cfg: Any) -> NormConfig | None:
+    has_weights = cfg.normalization_type not in ("LNPre", "RMSPre")
+    return RMSNorm.Config(cfg.d_model, cfg.eps, weight=has_weights) if cfg.final_rms else _norm(cfg)
 
 
 def _cap(flat: float) -> float | None:

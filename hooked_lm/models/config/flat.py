@@ -51,21 +51,22 @@ class HookedTransformerConfig(FlatConfig):
 
     # fmt: off
     origin: InitVar[Any] = field(default=None, kw_only=True)  # the first field: see `remembers`
-    n_layers: int = of_tree("layers; of an encoder-decoder, those of the encoder", "encoder.blocks", "blocks", read=len, least=0)
+    n_layers: int = of_tree("number of layers; of an encoder-decoder, of its encoder",
+                            "encoder.blocks", "blocks", read=len, least=0)
     d_model: int = of_tree("width of the residual stream", "embed.d_model", least=1)
-    n_ctx: int = of_tree("the longest input, in tokens", "n_ctx", least=1)
+    n_ctx: int = of_tree("longest input, in tokens", "n_ctx", least=1)
     d_head: int = of_tree("width of a head", "blocks.*.attn.d_head", default=-1, least=1,
                           follows=lambda d_model, n_heads: d_model // n_heads)
-    model_name: str = fact("what the model is called", "custom")
-    n_heads: int = of_tree("heads of a layer", "blocks.*.attn.n_heads", default=-1, least=1,
+    model_name: str = fact("name of the model", "custom")
+    n_heads: int = of_tree("query heads of a layer", "blocks.*.attn.n_heads", default=-1, least=1,
                            follows=lambda d_model, d_head: d_model // d_head)
     d_mlp: int | None = of_tree("width of an MLP, or of an expert", "blocks.*.mlp", default=None, unless=("attn_only",),
                                 read=lambda mlp: read.one_mlp(mlp).d_mlp,
                                 follows=lambda d_model, attn_only: None if attn_only else 4 * d_model)
     act_fn: str | None = of_tree("activation of the MLPs, such as 'gelu'", "blocks.*.mlp", default=None, read=read.act_fn,
                                  unless=("attn_only",))
-    d_vocab: int = of_tree("tokens; of a tokenizer if it is not set", "embed.d_vocab", default=-1, least=0)
-    eps: float = of_tree("what norms add to the variance", "blocks.*.ln1.eps", "blocks.*.ln1_post.eps", "ln_final.eps",
+    d_vocab: int = of_tree("size of the vocabulary; -1: that of the tokenizer", "embed.d_vocab", default=-1, least=0)
+    eps: float = of_tree("constant that norms add to the variance", "blocks.*.ln1.eps", "blocks.*.ln1_post.eps", "ln_final.eps",
                          default=1e-5, unless=("normalization_type",))
     use_attn_result: bool = fact("a cache without a filter has `hook_result`", False)
     use_attn_scale: bool = of_tree("whether scores are divided by `attn_scale`", "blocks.*.attn", default=True,
@@ -80,7 +81,8 @@ class HookedTransformerConfig(FlatConfig):
     fused_attention: str = fact("'never': attention and norms are computed in steps even if nothing listens, so that no bit of "
                                 "a result depends on what is recorded", factory=lambda: defaults.fused_attention, choices=FUSED)
     ungroup_grouped_query_attention: bool = fact("keys and values are shown for each query head", False)
-    use_local_attn: bool = of_tree("whether layers see a window only", "blocks.*.attn.window", default=False, reads_all=True,
+    use_local_attn: bool = of_tree("whether queries see a window of keys only, in layers that `attn_types` calls local",
+                                   "blocks.*.attn.window", default=False, reads_all=True,
                                    read=any, unless=("attn_types",), kinds=(DECODER, ENCODER))
     window_size: int | None = of_tree("positions that a query of a local layer sees", "blocks.*.attn.window", default=None,
                                       reads_all=True, read=lambda windows: next(filter(None, windows), None),
@@ -89,12 +91,12 @@ class HookedTransformerConfig(FlatConfig):
                                            read=read.layer_types, unless=("use_local_attn",), kinds=(DECODER, ENCODER),
                                            spelling=lambda value, c: None if "local" not in (value or ())[: c.n_layers]
                                            else list(value[: c.n_layers]))
-    original_architecture: str | None = fact("the architecture that the checkpoint names", None)
-    from_checkpoint: bool = fact("whether the weights are of a step of the training", False)
-    checkpoint_index: int | None = fact("the number of that step among those that were kept", None)
+    original_architecture: str | None = fact("architecture that the checkpoint names", None)
+    from_checkpoint: bool = fact("whether the weights are those of a step of training, not the final ones", False)
+    checkpoint_index: int | None = fact("index of that step among the ones that were kept", None)
     checkpoint_label_type: str | None = fact("what `checkpoint_value` counts: 'step' or 'token'", None)
-    checkpoint_value: int | None = fact("steps or tokens up to there", None)
-    tokenizer_name: str | None = fact("the tokenizer to load", None)
+    checkpoint_value: int | None = fact("steps or tokens of training up to that step", None)
+    tokenizer_name: str | None = fact("name of the tokenizer to load", None)
     tokenizer_prepends_bos: bool | None = fact("whether the tokenizer puts a BOS token in front of texts by itself", None)
     default_prepend_bos: bool = fact("whether texts start with a BOS token", True)
     default_padding_side: str = fact("where shorter texts are padded", "right", choices=("left", "right"))
@@ -103,7 +105,7 @@ class HookedTransformerConfig(FlatConfig):
     init_weights: bool = fact("whether a new model gets random weights", True)
     initializer_range: float | int = fact("deviation of new weights if `init_mode` is 'gpt2', otherwise a gain", -1.0,
                                           follows=lambda d_model, init_mode: 0.8 / d_model**0.5 if init_mode == "gpt2" else 1.0)
-    seed: int | None = fact("seed of the new weights; the process's generator is left alone", None)
+    seed: int | None = fact("seed of new weights, for a generator of their own", None)
     normalization_type: str | None = of_tree("None, 'LN', 'RMS', or without weights 'LNPre', 'RMSPre'",
                                              "blocks.*.ln1", "ln_final", default="LN", reads_all=True,
                                              read=lambda norms: read.norm_type(next(filter(None, norms), None)))
@@ -115,9 +117,9 @@ class HookedTransformerConfig(FlatConfig):
                                                        unless=("normalization_type",), kinds=(DECODER,))
     post_embedding_ln: bool = of_tree("whether embedded tokens are normalised", "embed.norm", default=False, kinds=(DECODER,),
                                       read=lambda norm: norm is not None, unless=("normalization_type",))
-    device: Any = fact("where the weights are; a GPU if there is one", None)
-    n_devices: int = fact("over how many devices the layers are spread; only 1 is supported", 1)
-    dtype: Any = fact("of the weights; 'float32' and the like are understood", torch.float32)
+    device: Any = fact("device of the weights; None: a GPU if there is one", None)
+    n_devices: int = fact("number of devices; only 1 is supported", 1)
+    dtype: Any = fact("dtype of the weights, or its name, such as 'bfloat16'", torch.float32)
     attention_dir: str = of_tree("'causal' or 'bidirectional'; of an encoder-decoder, that of the encoder",
                                  "blocks.*.attn.causal", default="causal", choices=("causal", "bidirectional"),
                                  read=lambda causal: "causal" if causal else "bidirectional")
@@ -128,20 +130,23 @@ class HookedTransformerConfig(FlatConfig):
                                       kinds=(DECODER,))
     gated_mlp: bool = of_tree("whether MLPs multiply two projections", "blocks.*.mlp", default=False, read=read.is_gated,
                               unless=("attn_only",))
-    scale_attn_by_inverse_layer_idx: bool = of_tree("whether scores of layer n are divided by n + 1 besides", "blocks",
+    scale_attn_by_inverse_layer_idx: bool = of_tree("whether scores of layer n are also divided by n + 1", "blocks",
                                                     default=False, read=read.scales_by_layer, kinds=(DECODER,),
                                                     spelling=lambda value, c: value and c.n_layers > 1)
     attn_scores_soft_cap: float | int = of_tree("scores become cap * tanh(scores / cap); -1: no cap", "blocks.*.attn.soft_cap",
                                                 default=-1.0, read=lambda cap: cap or -1.0, kinds=(DECODER,),
                                                 spelling=lambda value, c: max(value, 0.0))
-    output_logits_soft_cap: float | int = of_tree("the same for logits", "unembed.soft_cap", default=-1.0, live=True,
+    output_logits_soft_cap: float | int = of_tree("logits become cap * tanh(logits / cap); -1: no cap",
+                                                  "unembed.soft_cap", default=-1.0, live=True,
                                                   read=lambda cap: cap or -1.0, kinds=(DECODER,),
                                                   spelling=lambda value, c: max(value, 0.0))
     use_qk_norm: bool = of_tree("whether queries and keys are normalised", "blocks.*.attn.qk_norm", default=False,
                                 read=lambda norm: norm is not None, kinds=(DECODER,))
-    use_attention_sinks: bool = of_tree("whether each head has a score that no value belongs to", "blocks.*.attn.sinks",
+    use_attention_sinks: bool = of_tree("whether each head has an attention sink: a learned score without a value",
+                                        "blocks.*.attn.sinks",
                                         default=False, kinds=(DECODER,))
-    clip_qkv: float | int | None = of_tree("the largest size of an entry of queries, keys and values", "blocks.*.attn.clip",
+    clip_qkv: float | int | None = of_tree("bound that entries of queries, keys and values are clipped to; None: none",
+                                           "blocks.*.attn.clip",
                                            default=None, kinds=(DECODER,))
     num_experts: int | None = of_tree("experts of a mixture; None: MLPs are plain", "blocks.*.mlp.n_experts", default=None,
                                       unless=("attn_only",), kinds=(DECODER,))
@@ -155,9 +160,10 @@ class HookedTransformerConfig(FlatConfig):
     rotary_dim: int | None = of_tree("entries of a head that are rotated", f"{ROTARY}.dim", default=None, **ROTARY_SWITCHES,
                                      follows=lambda d_head, positional_embedding_type:
                                      d_head if positional_embedding_type == "rotary" else None)
-    rotary_base: float | int = of_tree("base of the angles", "blocks.*.attn", default=10000.0, reads_all=True,
+    rotary_base: float | int = of_tree("base of the rotary angles", "blocks.*.attn", default=10000.0, reads_all=True,
                                        read=read.rotary_base, **ROTARY_SWITCHES)
-    rotary_base_local: float | int | None = of_tree("the same in local layers; None: no other", "blocks.*.attn", default=None,
+    rotary_base_local: float | int | None = of_tree("base of the angles in local layers; None: that of the others",
+                                                    "blocks.*.attn", default=None,
                                                     reads_all=True, read=read.rotary_base_local, kinds=(DECODER,),
                                                     unless=("use_local_attn", "positional_embedding_type"),
                                                     spelling=lambda value, c: c.rotary_base if value is None else value)
@@ -171,35 +177,38 @@ class HookedTransformerConfig(FlatConfig):
                                                         f"{LLAMA3}.low_freq_factor", default=1.0, **NTK_SWITCHES)
     NTK_by_parts_high_freq_factor: float | int = of_tree("wavelengths below context / this are kept",
                                                          f"{LLAMA3}.high_freq_factor", default=4.0, **NTK_SWITCHES)
-    NTK_by_parts_factor: float | int = of_tree("by how much they are stretched", f"{LLAMA3}.factor", default=8.0, **NTK_SWITCHES)
-    NTK_original_ctx_len: int = of_tree("the context of the training, in tokens", f"{LLAMA3}.trained_n_ctx", default=8192,
+    NTK_by_parts_factor: float | int = of_tree("factor by which long wavelengths are stretched",
+                                               f"{LLAMA3}.factor", default=8.0, **NTK_SWITCHES)
+    NTK_original_ctx_len: int = of_tree("context length in training, in tokens", f"{LLAMA3}.trained_n_ctx", default=8192,
                                         **NTK_SWITCHES)
     use_yarn_rope: bool = of_tree("whether angles are stretched by YaRN", YARN, default=False, read=bool, **ROTARY_SWITCHES)
-    yarn_factor: float | int = of_tree("by how much angles are stretched", f"{YARN}.factor", default=1.0, **YARN_SWITCHES)
+    yarn_factor: float | int = of_tree("factor by which YaRN stretches wavelengths",
+                                       f"{YARN}.factor", default=1.0, **YARN_SWITCHES)
     yarn_attention_factor: float | int | None = of_tree("what queries and keys are multiplied by; None: from the factor",
                                                         f"{YARN}.attention_factor", default=None, **YARN_SWITCHES)
     yarn_beta_fast: float | int = of_tree("rotations in the trained context from which angles are kept", f"{YARN}.beta_fast",
                                           default=32.0, **YARN_SWITCHES)
     yarn_beta_slow: float | int = of_tree("rotations up to which angles are stretched fully", f"{YARN}.beta_slow", default=1.0,
                                           **YARN_SWITCHES)
-    yarn_original_max_position_embeddings: int = of_tree("the context of the training, in tokens", f"{YARN}.trained_n_ctx",
+    yarn_original_max_position_embeddings: int = of_tree("context length in training, in tokens", f"{YARN}.trained_n_ctx",
                                                          default=4096, **YARN_SWITCHES)
     yarn_truncate: bool = of_tree("whether the bounds of the ramp are rounded to whole dimensions", f"{YARN}.truncate",
                                   default=True, **YARN_SWITCHES)
     yarn_global_attn_only: bool = of_tree("whether layers with a window are left as they are", "blocks.*.attn", default=False,
                                           reads_all=True, read=read.stretches_full_only, unless=("use_local_attn",),
                                           kinds=(DECODER,))
-    relative_attention_num_buckets: int | None = of_tree("buckets of distances", *(f"{path}.n_buckets" for path in BUCKETS),
+    relative_attention_num_buckets: int | None = of_tree("number of buckets of distances",
+                                                         *(f"{path}.n_buckets" for path in BUCKETS),
                                                          default=None, unless=("positional_embedding_type",),
                                                          kinds=(ENCODER_DECODER,))
     relative_attention_max_distance: int | None = of_tree("distances from here share a bucket",
                                                           *(f"{path}.max_distance" for path in BUCKETS), default=None,
                                                           unless=("positional_embedding_type",), kinds=(ENCODER_DECODER,))
-    n_key_value_heads: int | None = of_tree("heads that keys and values have; None: as many as queries", "blocks.*.attn",
+    n_key_value_heads: int | None = of_tree("heads of keys and values; None: as many as query heads", "blocks.*.attn",
                                             default=None, kinds=(DECODER,),
                                             read=lambda attn: attn.n_kv if attn.n_kv != attn.n_heads else None,
                                             spelling=lambda value, c: value or c.n_heads)
-    d_vocab_out: int = of_tree("tokens that have a logit", "unembed.d_vocab", default=-1, follows=lambda d_vocab: d_vocab)
+    d_vocab_out: int = of_tree("number of logits", "unembed.d_vocab", default=-1, follows=lambda d_vocab: d_vocab)
     tie_word_embeddings: bool = of_tree("whether the unembedding is the token embedding", "", default=False, read=read.is_tied)
     decoder_start_token_id: int | None = fact("the token that a decoder's input starts with, of encoder-decoders", None)
     eos_token_id: int | list[int] | None = fact("the tokens that end a text, where the checkpoint says so", None)
@@ -263,7 +272,8 @@ class HookedEncoderDecoderConfig(HookedTransformerConfig):
     kind: ClassVar[str] = ENCODER_DECODER
 
     # fmt: off
-    n_decoder_layers: int = of_tree("layers of the decoder", "decoder.blocks", default=-1, read=len, kinds=(ENCODER_DECODER,),
+    n_decoder_layers: int = of_tree("number of layers of the decoder",
+                                    "decoder.blocks", default=-1, read=len, kinds=(ENCODER_DECODER,),
                                     follows=lambda n_layers: n_layers)
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
