@@ -85,8 +85,8 @@ class Unembed(nn.Module):
     def forward(self, residual: Stream) -> Logits:
         return self.finished(self.hook_out(self.product(hook_if_listening(self.hook_in, residual))))
 
-    def plain(self, x: Stream) -> Logits:
-        """The same value, past the hook points."""
+    def unhooked(self, x: Stream) -> Logits:
+        """The logits of `x`, without the hook points."""
         return self.finished(self.product(x))
 
     def some(self, x: Stream, tokens: Int[Tensor, " token"]) -> Float[Tensor, "batch pos token"]:

@@ -83,7 +83,7 @@ def logits_of(model: Decoder, normalized: Float[Tensor, "batch pos d_model"]) ->
     def some(reads: TracedAccess) -> Float[Tensor, "batch some_pos some_token"]:
         rows = normalized if reads.positions is None else normalized[:, list(reads.positions)]
         if reads.tokens is None:
-            return model.cap_logits(model.unembed.plain(rows))
+            return model.cap_logits(model.unembed.unhooked(rows))
         return model.cap_logits(model.unembed.some(rows, torch.tensor(reads.tokens, device=rows.device)))
 
     shape = torch.Size([*normalized.shape[:2], model.unembed.cfg.d_vocab])

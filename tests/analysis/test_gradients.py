@@ -98,7 +98,7 @@ def test_under_no_grad_and_in_an_encoder() -> None:
 
 def test_only_what_is_read_is_unembedded() -> None:
     model, seen = small(), []
-    model.unembed.plain = lambda x: seen.append(x.shape)  # type: ignore[assignment,method-assign]
+    model.unembed.unhooked = lambda x: seen.append(x.shape)  # type: ignore[assignment,method-assign]
     gradients(model, tokens_of(model), [SITES[0]], metrics.logit_difference(3, 4))
     assert seen == []
 

@@ -79,7 +79,7 @@ def test_a_factored_unembedding(tied: bool):
     vocab = embed.W_E.T if tied else unembed.W_vocab
     expected = x @ unembed.W_proj @ vocab + unembed.b_U
     assert_close(unembed(x), expected)
-    assert_close(unembed.plain(x), expected)
+    assert_close(unembed.unhooked(x), expected)
     assert isinstance(unembed, TiedFactoredUnembed) is tied
     assert ("W_vocab" in dict(unembed.named_parameters())) is not tied
 

@@ -643,9 +643,8 @@ def read_another_source(model: Any) -> str:
 
 def scale_twice(model: Any) -> str:
     attn = model.decoder[2].cross_attn
-    fused, in_steps = attn.mix_fused, attn.mix_in_steps
-    attn.mix_fused = lambda q, k, v, context: fused(q * 2, k, v, context)
-    attn.mix_in_steps = lambda q, k, v, context: in_steps(q * 2, k, v, context)
+    mix = attn.mix
+    attn.mix = lambda q, k, v, *context_and_layer: mix(q * 2, k, v, *context_and_layer)
     return "decoder: cross attention: q k^T * scale == attn_scores, where a key is real"
 
 

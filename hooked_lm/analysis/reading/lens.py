@@ -206,7 +206,7 @@ def decode(model: Decoder, stream: Float[Tensor, "row d_model"]) -> Float[Tensor
     True
     """
     normalized = norm_unhooked(norm_of(model, "ln_final"), stream[None]).to(model.embed.W_E.dtype)
-    unembed = model.unembed.plain if isinstance(model.unembed, Unembed) else model.unembed
+    unembed = model.unembed.unhooked if isinstance(model.unembed, Unembed) else model.unembed
     return wide(model.cap_logits(unembed(normalized))[0])
 
 

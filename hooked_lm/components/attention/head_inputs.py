@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from hooked_lm.components.context import Context
 from hooked_lm.hooks import HookPoint, is_listening
 
+INPUT_POINTS = ("hook_attn_in", "hook_q_input", "hook_k_input", "hook_v_input")
+
 Stream = Float[Tensor, "batch pos d_model"]
 Inputs = tuple[
     Float[Tensor, "batch pos *head d_model"],
@@ -63,9 +65,7 @@ def norm_shows_copies(block: Any, context: Context | None) -> bool:
 
 def _shown_points(block: Any, context: Context) -> list[str]:
     """The points that copies pass: something listens there, or their flag is set and something listens at the norm."""
-    flags = {"hook_attn_in": block.manner.per_head} | dict.fromkeys(
-        ("hook_q_input", "hook_k_input", "hook_v_input"), block.manner.split
-    )
+    flags = dict.fromkeys(INPUT_POINTS, block.manner.split) | {"hook_attn_in": block.manner.per_head}
     by_flag = context.norms_see_copies and (not block.manner.fused or is_listening(*_norm_points(block)))
     return [
         name

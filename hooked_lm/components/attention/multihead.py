@@ -1,7 +1,11 @@
-"""Multi-head and grouped-query attention (Vaswani et al. 2017, arXiv:1706.03762; Ainslie et al. 2023,
-arXiv:2305.13245): how queries, keys and values come from the stream. `attend` has what follows."""
+"""Multi-head and grouped-query attention (Vaswani et al. 2017, arXiv:1706.03762; Ainslie et al. 2023, arXiv:2305.13245).
+
+`Attend` is common to all kinds of attention: it mixes values and writes into the stream. While nothing listens to the scores or
+the pattern it runs the fused kernel, otherwise the same computation in steps (`steps.py`). Grouped heads are never copied.
+"""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,9 +14,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.attention.position_bias import PositionBias
+from hooked_lm.components.attention.steps import mix_in_steps
 from hooked_lm.components.context import Context
 from hooked_lm.components.known_attributes import KnownAttributes, order_parameters
-from hooked_lm.components.norm import NormConfig, add_norm, build_norm, norm_of, wide
+from hooked_lm.components.norm import NormConfig, add_norm, build_norm, norm_of
 from hooked_lm.components.public_call import attention_context
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.hooks import HookPoint, is_listening
@@ -32,15 +37,22 @@ Values = Float[Tensor, "batch key_pos kv_head d_value"]
 class Attend(KnownAttributes):
     """`z = softmax(q k^T * scale + bias + mask) v`, and `W_O` [head, d_value, d_model] back into the stream.
 
-    What the subclasses share: they make queries, keys and values, and call `mix` and `output`. With `sinks` each head has
-    a learned score that takes its share of the softmax and mixes in nothing (Xiao et al. 2023, arXiv:2309.17453). A
-    `z_norm` normalises the mixed values before `W_O`.
+    Subclasses compute queries, keys and values, and call `mix` and `output`. With `sinks` each head has a learned score that
+    takes part in the softmax without a value (Xiao et al. 2023, arXiv:2309.17453). A `z_norm` normalises the mixed values
+    before `W_O`.
     """
 
-    makes_keys = True  # whether keys and values are made of what this reads
-    kv_source_layer: int | None = None  # the layer whose keys and values this reads instead
-    # what belongs to keys and values alone: their sites, and the weights that make them
-    of_keys: tuple[str, ...] = ("hook_k", "hook_v", "hook_rot_k", "k_norm", "v_norm", "W_K", "W_V")
+    makes_keys = True  # whether it computes keys and values of its own
+    kv_source_layer: int | None = None  # otherwise the layer whose keys and values it uses
+    of_keys: tuple[str, ...] = (
+        "hook_k",
+        "hook_v",
+        "hook_rot_k",
+        "k_norm",
+        "v_norm",
+        "W_K",
+        "W_V",
+    )  # their sites, weights
 
     def make_mixing(
         self,
@@ -68,20 +80,22 @@ class Attend(KnownAttributes):
         order_parameters(self)
 
     def make_contiguous(self) -> None:
-        """Give the weights of heads that are not one matrix in memory (those of a file may lie between others) one of their
-        own: every run would have to copy them into one."""
+        """Copies weights of heads that are not one matrix in memory, e.g. slices of a fused weight in a checkpoint, which every
+        run would have to copy."""
         for name, weight in self.named_parameters(recurse=False):
             if name in PROJECTIONS and weight.stride(0) != weight.shape[2] * weight.stride(2):
                 weight.data = weight.data.transpose(1, 2).contiguous().transpose(1, 2)
 
     def mix(self, q: PerHead, k: Keys, v: Values, context: Context, layer: int = 0) -> Mixed:
-        """Mixed values, at their site."""
+        """The mixed values of each head, at their site."""
         in_steps = self.soft_cap is not None or self.sinks is not None or not self.manner.fused
         in_steps = in_steps or is_listening(self.hook_attn_scores, self.hook_pattern)
-        return self.hook_z(context.attend_rows(layer, self.mix_in_steps if in_steps else self.mix_fused, q, k, v))
+        return self.hook_z(
+            context.attend_rows(layer, partial(mix_in_steps, self) if in_steps else self.mix_fused, q, k, v)
+        )
 
     def mix_fused(self, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
-        """Mixed values by the fused kernel."""
+        """The mixed values, by the fused kernel."""
         mask: Tensor | None
         if self.position_bias is not None:
             mask, is_causal = self.additive_mask(context, q.dtype), False
@@ -104,43 +118,13 @@ class Attend(KnownAttributes):
         ).transpose(1, 2)
         return z[..., :d_value].contiguous() if missing > 0 else z
 
-    def mix_in_steps(self, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
-        """Mixed values by way of scores and pattern. The query heads of a group are rows of one product."""
-        batch, n_pos, n_heads, d_head = q.shape
-        n_key, n_kv = k.shape[1:3]
-        grouped = (batch * n_kv, n_heads // n_kv * n_pos)
-        scores_shape = (batch, n_heads, n_pos, n_key)
-
-        queries = q.transpose(1, 2).reshape(*grouped, d_head)
-        keys = k.permute(0, 2, 3, 1).flatten(0, 1)
-        mask = self.additive_mask(context, q.dtype)
-        if self.soft_cap is None:
-            rows = _rows(mask, batch, n_pos, n_heads, n_kv)
-            scores = torch.baddbmm(rows, queries, keys, alpha=self.scale).view(scores_shape)
-        else:
-            scores = (torch.bmm(queries, keys) * (self.scale / self.soft_cap)).view(scores_shape)
-            scores = self.soft_cap * scores.tanh() + mask
-
-        pattern = self.hook_pattern(self.softmax(self.hook_attn_scores(scores)).to(v.dtype))
-        z = torch.bmm(pattern.reshape(*grouped, n_key), v.transpose(1, 2).flatten(0, 1))
-        return z.view(batch, n_heads, n_pos, -1).transpose(1, 2)
-
     def additive_mask(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch #head query_pos key_pos"]:
-        """What is added to the scores: minus infinity where a key may not be seen, and the bias of its position."""
+        """The sum of the mask, minus infinity where a query does not see a key, and the bias of positions."""
         mask = context.additive_mask(self.causal, self.window, dtype)
         return mask if self.position_bias is None else mask + self.position_bias.bias(context, dtype)
 
-    def softmax(
-        self, scores: Float[Tensor, "batch head query_pos key_pos"]
-    ) -> Float[Tensor, "batch head query_pos key_pos"]:
-        """The pattern, in at least fp32; what goes to the sinks is left out."""
-        if self.sinks is None:
-            return wide(scores).softmax(-1)
-        sinks = wide(self.sinks)[:, None, None].expand(scores.shape[0], -1, scores.shape[2], 1)
-        return torch.cat([wide(scores), sinks], -1).softmax(-1)[..., :-1]
-
     def output(self, z: Mixed) -> Stream:
-        """From mixed values back into the stream; the sum over heads is taken apart only if something listens."""
+        """The output of mixed values into the stream; head by head only if something listens."""
         z = norm_of(self, "z_norm")(z)
         if is_listening(self.hook_result) or (self.manner.results and not self.manner.fused):
             result = self.hook_result(torch.einsum("bpnh,nhm->bpnm", z, self.W_O))
@@ -161,7 +145,7 @@ class SelfAttention(Attend):
         *args: Any,
         **kwargs: Any,
     ) -> Stream:
-        """Runs attention in a context; one is made of other arguments, those of the public interface (see `public_call`)."""
+        """Runs attention in a context; the arguments of the public interface are made into one (see `public_call`)."""
         if args or kwargs or type(layer) is not int or not (context is None or isinstance(context, Context)):
             context, layer = attention_context(self, query_input, context, layer, *args, **kwargs), self.layer_id or 0
         return super().__call__(query_input, key_input, value_input, context, layer)
@@ -171,15 +155,15 @@ class Attention(SelfAttention):
     """`z = softmax(q k^T * scale + mask) v`, and `W_O` back into the stream.
 
     `W_Q` is [head, d_model, d_head], `W_K` and `W_V` [kv_head, d_model, d_head], `W_O` [head, d_head, d_model]; a bias
-    may be None. The strides of the weights are those of one matrix product. With `ungrouped` set, keys and values are
-    made, shown and edited once for each query head.
+    may be None. The memory of each weight is that of one matrix. With `ungrouped` set, keys and values are computed and shown
+    at their sites once for each query head.
     """
 
     @dataclass(frozen=True)
     class Config:
-        """`qk_norm` normalises queries and keys before rotary, or after it with `rotary_first`; `clip` bounds what the
-        projections give. Values may be normalised too, and with `values_from_keys` be made by the weights of keys; what
-        passes `hook_v` is what is mixed. A layer that `lends` leaves its keys and values for later ones."""
+        """`qk_norm` normalises queries and keys before rotary, or after it with `rotary_first`; `clip` bounds the outputs of the
+        projections. With `values_from_keys` values have the weights of keys; `hook_v` shows the values that are mixed, after
+        `v_norm`. A layer that `lends` keeps its keys and values for `SharedKVAttention` in later layers."""
 
         d_model: int
         n_heads: int
@@ -315,15 +299,6 @@ class Attention(SelfAttention):
         cfg = self.cfg
         normed = cfg.v_norm is not None or cfg.z_norm is not None
         return not normed and not cfg.values_from_keys and cfg.clip is None and self.sinks is None
-
-
-def _rows(
-    mask: Float[Tensor, "#batch #head #query_pos key_pos"], batch: int, n_pos: int, n_heads: int, n_kv: int
-) -> Tensor:
-    """The mask of the grouped product: [rows, key_pos] if all prompts and heads share it, else one for each product."""
-    if mask.shape[:2] == (1, 1):
-        return mask[0].expand(n_heads // n_kv, n_pos, -1).reshape(-1, mask.shape[-1])
-    return mask.expand(batch, n_heads, n_pos, -1).reshape(batch * n_kv, -1, mask.shape[-1])
 
 
 def projection(n_heads: int, d_model: int, d_head: int) -> nn.Parameter:

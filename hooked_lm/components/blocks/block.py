@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.attention.disentangled import DisentangledAttention
-from hooked_lm.components.attention.head_inputs import Inputs, head_inputs
+from hooked_lm.components.attention.head_inputs import INPUT_POINTS, Inputs, head_inputs
 from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
@@ -21,6 +21,7 @@ from hooked_lm.hooks import HookPoint, is_listening
 
 AttentionConfig = Attention.Config | LatentAttention.Config | SharedKVAttention.Config | DisentangledAttention.Config
 Stream = Float[Tensor, "batch pos d_model"]
+Copies = Float[Tensor, "batch pos *head d_model"]  # of the stream, one for each head
 
 
 class AttentionPart(nn.Module):
@@ -60,7 +61,7 @@ class AttentionPart(nn.Module):
         self.hook_attn_out = HookPoint(*RESIDUAL)
 
     def __call__(self, resid_pre: Stream, context: Any = None, *args: Any, **kwargs: Any) -> Stream:
-        """Runs the block in a context; one is made of other arguments, those of the public interface (see `public_call`)."""
+        """Runs the block in a context; the arguments of the public interface are made into one (see `public_call`)."""
         if args or kwargs or not (context is None or isinstance(context, Context)):
             context = block_context(resid_pre, context, *args, **kwargs)
         return super().__call__(resid_pre, context)
@@ -74,7 +75,8 @@ class AttentionPart(nn.Module):
 
     def attn_inputs(self, resid: Stream, shared: Stream | None, context: Context) -> Inputs:
         """What queries, keys and values read: the normalised stream, or a copy of it for each head where something listens."""
-        if self.manner.per_head or self.manner.split or is_listening(*self._input_points):
+        points = [self._modules[name] for name in INPUT_POINTS if name in self._modules]
+        if self.manner.per_head or self.manner.split or is_listening(*points):  # type: ignore[arg-type]
             query, key, value = head_inputs(self, resid, shared, context)
         else:
             query = key = value = self.read(resid) if shared is None else shared
@@ -82,14 +84,7 @@ class AttentionPart(nn.Module):
             return query, key, value
         return _plus(query, context.pos_embed), _plus(key, context.pos_embed), value
 
-    @property
-    def _input_points(self) -> list[nn.Module]:
-        names = ("hook_attn_in", "hook_q_input", "hook_k_input", "hook_v_input")
-        return [self._modules[name] for name in names if name in self._modules]  # type: ignore[misc]
-
-    def read(
-        self, copies: Float[Tensor, "batch pos *head d_model"], at_sites: bool = True
-    ) -> Float[Tensor, "batch pos *head d_model"]:
+    def read(self, copies: Copies, at_sites: bool = True) -> Copies:
         """The stream, or copies of it, as attention reads them; without the sites of the norm unless `at_sites`."""
         return self.ln1(copies) if at_sites else norm_unhooked(self.ln1, copies)
 

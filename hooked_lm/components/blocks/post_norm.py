@@ -2,10 +2,7 @@
 
 from dataclasses import dataclass
 
-from jaxtyping import Float
-from torch import Tensor
-
-from hooked_lm.components.blocks.block import AttentionPart, MLPPart, Stream
+from hooked_lm.components.blocks.block import AttentionPart, Copies, MLPPart, Stream
 from hooked_lm.components.context import Context
 from hooked_lm.components.mlp import hook_if_listening
 from hooked_lm.components.norm import RESIDUAL
@@ -46,8 +43,6 @@ class PostNormBlock(AttentionPart, MLPPart):
         resid = self.hook_resid_post(resid + self.mlp_written(hook_if_listening(self.hook_mlp_in, resid)))
         return self.hook_normalized_resid_post(self.ln2(resid))
 
-    def read(
-        self, copies: Float[Tensor, "batch pos *head d_model"], at_sites: bool = True
-    ) -> Float[Tensor, "batch pos *head d_model"]:
+    def read(self, copies: Copies, at_sites: bool = True) -> Copies:
         """Copies of the stream as attention reads them: as they are."""
         return copies

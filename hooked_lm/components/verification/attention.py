@@ -9,6 +9,7 @@ from torch import Tensor
 from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.multihead import Attend, Attention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
+from hooked_lm.components.attention.steps import softmax
 from hooked_lm.components.norm import norm_of, norm_unhooked
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.components.verification.registry import (
@@ -47,7 +48,7 @@ def mixing_identities(
         yield "q k^T * scale, capped == attn_scores", scores
     yield (
         "softmax(attn_scores) == pattern",
-        lambda: (attn.softmax(at("hook_attn_scores")), at("hook_pattern")),
+        lambda: (softmax(at("hook_attn_scores"), attn.sinks), at("hook_pattern")),
     )
     yield "pattern @ v == z", lambda: (_mixed(at("hook_pattern"), at("hook_v")), at("hook_z"))
     yield (

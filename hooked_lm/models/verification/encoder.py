@@ -82,7 +82,7 @@ def _head_identities(model: Any, at: Sites, stream: Read, output: Tensor) -> Ite
     if isinstance(model.unembed, Unembed):
 
         def unembedded(x: Tensor) -> Tensor:
-            return soft_capped(model.unembed.plain(x), model.tree.unembed.soft_cap)
+            return soft_capped(model.unembed.unhooked(x), model.tree.unembed.soft_cap)
 
         def logits() -> tuple[Tensor, Tensor]:
             if model.mlm_head is None:

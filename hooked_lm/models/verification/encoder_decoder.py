@@ -48,7 +48,7 @@ def _identities(model: Any, at: Sites, logits: Tensor) -> Iterator[Identity]:
     yield from _side_identities(model, "decoder", at, source)
 
     def predicted() -> tuple[Tensor, Tensor]:
-        return soft_capped(model.unembed.plain(decoded()), model.tree.unembed.soft_cap), logits
+        return soft_capped(model.unembed.unhooked(decoded()), model.tree.unembed.soft_cap), logits
 
     yield "unembed(decoder_final_ln(resid_post)) == logits", predicted
 

@@ -204,7 +204,7 @@ def _output_identities(model: Any, at: Sites, logits: Tensor) -> Iterator[Identi
 
     def predicted() -> tuple[Tensor, Tensor]:
         normalized = normed(final, below(at, "ln_final"), resid).to(logits.dtype)  # the stream may be wider
-        return model.cap_logits(unembed.plain(normalized)), logits
+        return model.cap_logits(unembed.unhooked(normalized)), logits
 
     yield from norm_identity("ln_final", final, below(at, "ln_final"), resid)
     yield "unembed(ln_final(resid_post)) == logits", predicted

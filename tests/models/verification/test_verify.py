@@ -147,7 +147,7 @@ def wrong_side_of_the_post_norm(model: HookedTransformer) -> None:
 
 def copies_are_not_normalised(model: HookedTransformer) -> None:
     """The copies of the stream, one for each head, go past the norm."""
-    model.blocks[0].ln1.plain = lambda x: x
+    model.blocks[0].ln1.unhooked = lambda x: x
 
 
 DAMAGES = [

@@ -1,0 +1,57 @@
+"""Attention in steps, with scores and pattern at their hook points: the same result as the fused kernel, up to rounding."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hooked_lm.components.context import Context
+from hooked_lm.components.norm import wide
+
+Scores = Float[Tensor, "batch head query_pos key_pos"]
+
+
+def mix_in_steps(
+    attn: Any,
+    q: Float[Tensor, "batch pos head d_head"],
+    k: Float[Tensor, "batch key_pos kv_head d_head"],
+    v: Float[Tensor, "batch key_pos kv_head d_value"],
+    context: Context,
+) -> Float[Tensor, "batch pos head d_value"]:
+    """The mixed values of each head. The query heads of a group are rows of one matrix product."""
+    batch, n_pos, n_heads, d_head = q.shape
+    n_key, n_kv = k.shape[1:3]
+    grouped = (batch * n_kv, n_heads // n_kv * n_pos)
+    scores_shape = (batch, n_heads, n_pos, n_key)
+
+    queries = q.transpose(1, 2).reshape(*grouped, d_head)
+    keys = k.permute(0, 2, 3, 1).flatten(0, 1)
+    mask = attn.additive_mask(context, q.dtype)
+    if attn.soft_cap is None:
+        rows = _rows(mask, batch, n_pos, n_heads, n_kv)
+        scores = torch.baddbmm(rows, queries, keys, alpha=attn.scale).view(scores_shape)
+    else:
+        scores = (torch.bmm(queries, keys) * (attn.scale / attn.soft_cap)).view(scores_shape)
+        scores = attn.soft_cap * scores.tanh() + mask
+
+    pattern = attn.hook_pattern(softmax(attn.hook_attn_scores(scores), attn.sinks).to(v.dtype))
+    z = torch.bmm(pattern.reshape(*grouped, n_key), v.transpose(1, 2).flatten(0, 1))
+    return z.view(batch, n_heads, n_pos, -1).transpose(1, 2)
+
+
+def softmax(scores: Scores, sinks: Float[Tensor, " head"] | None) -> Scores:
+    """The pattern, in at least fp32. With sinks its rows sum to less than one: the rest goes to the sink of the head."""
+    if sinks is None:
+        return wide(scores).softmax(-1)
+    of_sinks = wide(sinks)[:, None, None].expand(scores.shape[0], -1, scores.shape[2], 1)
+    return torch.cat([wide(scores), of_sinks], -1).softmax(-1)[..., :-1]
+
+
+def _rows(
+    mask: Float[Tensor, "#batch #head #query_pos key_pos"], batch: int, n_pos: int, n_heads: int, n_kv: int
+) -> Tensor:
+    """The mask of the grouped product: [rows, key_pos] if all prompts and heads share it, else one for each product."""
+    if mask.shape[:2] == (1, 1):
+        return mask[0].expand(n_heads // n_kv, n_pos, -1).reshape(-1, mask.shape[-1])
+    return mask.expand(batch, n_heads, n_pos, -1).reshape(batch * n_kv, -1, mask.shape[-1])
