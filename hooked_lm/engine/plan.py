@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -10,9 +10,11 @@ from hooked_lm.engine.both_stacks import SourceAndTarget, stack_of, tokens_at
 from hooked_lm.engine.edit import Change, Edit, Rest
 from hooked_lm.engine.prompts import Which, chosen, position_labels, site_of_layer, values_of
 from hooked_lm.engine.study import Study
+from hooked_lm.engine.values_like import values_like
 from hooked_lm.results import Label
 
 FEATURES = {"head": ("head", "kv_head", "ssm_head"), "neuron": ("d_mlp", "d_inner")}
+T = TypeVar("T")
 Choice = list[int] | None  # indices of an axis of the grid; None: no axis, all together
 
 
@@ -39,6 +41,7 @@ class Plan:
         self.found = self._found()
         self.tokens = self._tokens(tokens, apart=positions is not None)
         self.positions = chosen(positions, self.tokens.shape[1], "position")
+        self.like: dict[str, Tensor] = {}  # what the values are like, where that was looked up
         self.feature = "head" if heads is not None else "neuron" if neurons is not None else None
         self.sizes = self._sizes(tokens) if self.feature is not None else {}
         which = heads if heads is not None else neurons
@@ -53,8 +56,13 @@ class Plan:
     def study(self, value: Callable[[str], Tensor], title: str, changes: str = "corrupted") -> Study:
         """The study that puts `value(site)` into every cell."""
         values = {site: value(site) for site in self.sites}
-        cells = {place: self._cell(values, *cell) for place, cell in self._places()}
-        return Study(self.axes, {place: cell for place, cell in cells.items() if cell}, title=title, changes=changes)
+        cells = self.cells(lambda site, positions, rest: Edit(site, values[site], positions, rest))
+        return Study(self.axes, cells, title=title, changes=changes)
+
+    def cells(self, change: Callable[[str, tuple[int, ...] | None, Rest], T]) -> dict[tuple[int, ...], list[T]]:
+        """At each place of the grid that exists what `change(site, positions, rest)` gives for each site."""
+        cells = {place: [change(*each) for each in self._targets(*cell)] for place, cell in self._places()}
+        return {place: cell for place, cell in cells.items() if cell}
 
     def cell_at(self, values: dict[str, Tensor], place: Sequence[int]) -> list[Change]:
         """The edits at one place of the grid, of these values of the sites."""
@@ -63,7 +71,7 @@ class Plan:
         some = (
             None if axis is None else [axis[indices.pop(0)]] for axis in (self.layers, self.positions, self.features)
         )
-        return self._cell(values, name, *some)
+        return [Edit(site, values[site], positions, rest) for site, positions, rest in self._targets(name, *some)]
 
     def _places(self) -> Iterator[tuple[tuple[int, ...], tuple[str, Choice, Choice, Choice]]]:
         """Each place of the grid: its indices; the site's name, layers, positions and features that it exchanges."""
@@ -74,18 +82,15 @@ class Plan:
             layers, positions, features = (some for _, some in chosen_ones)
             yield tuple(place), (name, layers, positions, features)
 
-    def _cell(
-        self, values: dict[str, Tensor], name: str, layers: Choice, positions: Choice, features: Choice
-    ) -> list[Change]:
-        """The edits of a place; none where the layer lacks the site, or the site the head."""
-        cell: list[Change] = []
+    def _targets(
+        self, name: str, layers: Choice, positions: Choice, features: Choice
+    ) -> Iterator[tuple[str, tuple[int, ...] | None, Rest]]:
+        """The sites of a place, with positions and indices; none where the layer lacks the site, or the site the head."""
+        where = None if positions is None else tuple(positions)
         for layer in range(self.n_layers) if layers is None else layers:
             site = self.found.get((name, layer))
-            if site is None or (features is not None and features[0] >= self.sizes[site]):
-                continue
-            rest = () if features is None else self._rest(site, features[0])
-            cell.append(Edit(site, values[site], None if positions is None else tuple(positions), rest))
-        return cell
+            if site is not None and (features is None or features[0] < self.sizes[site]):
+                yield site, where, () if features is None else self._rest(site, features[0])
 
     def _n_layers(self) -> int:
         """How many layers the stack of the sites has; raises ValueError for sites of two."""
@@ -117,6 +122,9 @@ class Plan:
 
     def _sizes(self, tokens: Tensor) -> dict[str, int]:
         """How many heads or neurons each site has, as a run of one token shows."""
+        self.like = values_like(self.model, tokens, self.sites)
+        if self.like.keys() == set(self.sites):
+            return {site: self.like[site].shape[self._axis(site)] for site in self.sites}
         one = tokens[:1] if isinstance(self.model, SourceAndTarget) else tokens[:1, :1]
         shown = values_of(self.model, one, self.sites)
         return {site: shown[site].shape[self._axis(site)] for site in self.sites}

@@ -74,4 +74,4 @@ def indices_of_slice(given: slice) -> list[int]:
 
 
 def _is_int(value: Any) -> bool:
-    return isinstance(value, SupportsIndex) and not isinstance(value, bool)
+    return type(value) is int or (isinstance(value, SupportsIndex) and not isinstance(value, bool))

@@ -1,21 +1,17 @@
 """From hooks as users give them (objects, pairs, lists of these) to the changes of a run that the engine carries out."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.engine.edit import Change, Edit, Rewrite
-from hooked_lm.engine.experiment import obstacle
-from hooked_lm.engine.site_info import places
+from hooked_lm.engine.values_like import values_like
 from hooked_lm.hooks import HookedRootModule, HookPoint
-from hooked_lm.hooks.hook_spec import companions_of, parse_hook
+from hooked_lm.hooks.hook_spec import parse_hook
 from hooked_lm.hooks.select import is_shorthand
 from hooked_lm.interventions.base import Controller, Detector, HookObject, rewrite
-from hooked_lm.models.decoder import Decoder
 
 Hooks = Any  # a hook object, a pair (site, function), a change of the engine, or a sequence of these
 PARTS = {"heads": "H", "positions": "pos", "features": "feature", "rows": "row", "rest": "rest"}
@@ -23,20 +19,30 @@ ERRORS = (IndexError, KeyError, TypeError, ValueError)
 
 
 def changes_of(
-    model: HookedRootModule, tokens: Int[Tensor, "batch pos"], cells: Sequence[Hooks], names: Sequence[str] = ()
+    model: HookedRootModule,
+    tokens: Int[Tensor, "batch pos"],
+    cells: Sequence[Hooks],
+    names: Sequence[str] = (),
+    like: Mapping[str, Tensor] | None = None,
 ) -> list[list[Change]]:
     """The changes that each cell of hooks makes in a run of these tokens.
+
+    `like` are tensors with the shapes and dtypes of the values of that run at sites where these are known; other sites are looked
+    up by a run of one token.
 
     Raises, with the name of the cell and the hook, what the hooks would raise in the run: KeyError for a site that does not
     exist, IndexError for an index out of range, ValueError for settings that do not fit the site; TypeError for what changes no
     value, such as a detector or a controller of gradients.
     """
     labels = names or [str(number) for number in range(len(cells))]
+    known: dict[Any, list[HookPoint]] = {}
     located = [
-        [(hook, point) for hook in listed_hooks(cell) for point in _points(model, hook, label)]
+        [(hook, point) for hook in listed_hooks(cell) for point in _points(model, hook, label, known)]
         for label, cell in zip(labels, cells, strict=True)
     ]
-    like = _values_like(model, tokens, {point.name or "" for cell in located for _, point in cell})
+    like = dict(like or {})
+    if missing := {point.name or "" for cell in located for _, point in cell} - like.keys():
+        like |= values_like(model, tokens, missing)
     return [
         [_change(hook, point, like, label) for hook, point in cell] for label, cell in zip(labels, located, strict=True)
     ]
@@ -44,74 +50,53 @@ def changes_of(
 
 def listed_hooks(cell: Hooks) -> list[Any]:
     """The hooks of a cell, in the order in which they run; those that are switched off left out."""
-    hooks = list(_flat(cell))
-    early = [hook for hook in hooks if getattr(hook, "when", "post") == "pre"]
-    late = [hook for hook in hooks if getattr(hook, "when", "post") != "pre"]
-    return [hook for hook in (*early, *late) if not (isinstance(hook, HookObject) and not hook.is_enabled)]
+    hooks = [hook for hook in _flat(cell) if not isinstance(hook, HookObject) or hook.is_enabled]
+    return sorted(hooks, key=lambda hook: getattr(hook, "when", "post") != "pre")
 
 
 def _flat(cell: Hooks) -> Iterator[Any]:
     is_pair = isinstance(cell, tuple) and len(cell) == 2 and callable(cell[1]) and not hasattr(cell[1], "hook_point")
-    if is_pair or not isinstance(cell, Sequence) or isinstance(cell, str):
+    if isinstance(cell, (list, tuple)) and not is_pair:
+        for part in cell:
+            yield from _flat(part)
+    else:
         yield cell
-        return
-    for part in cell:
-        yield from _flat(part)
 
 
-def _points(model: HookedRootModule, hook: Any, cell: str) -> list[HookPoint]:
-    """The points at which a hook changes something; raises TypeError if it changes no value."""
-    with naming(cell, hook):
+def _points(model: HookedRootModule, hook: Any, cell: str, known: dict[Any, list[HookPoint]]) -> list[HookPoint]:
+    """The points at which a hook changes something; raises TypeError if it changes no value. `known` are those found before."""
+    try:
         if isinstance(hook, (Edit, Rewrite)):
             return model.points(hook.site)
         site, function, direction, when = parse_hook(hook)
-        if isinstance(function, Detector) or companions_of([parse_hook(hook)]):
+        if isinstance(function, Detector) or (hasattr(function, "companions") and function.companions):
             raise TypeError("it watches a run, and a cell holds what changes one")
         if direction == "bwd":
             raise TypeError("it changes gradients, and the runs of a sweep have none")
-        return model.points_for(site, when)
+        parts = site if isinstance(site, tuple) else (site,)
+        if not all(isinstance(part, (str, int)) for part in parts):
+            return model.points_for(site, when)
+        if (site, when) not in known:
+            known[site, when] = model.points_for(site, when)
+        return known[site, when]
+    except ERRORS as error:
+        raise _named(error, cell, hook) from error
 
 
 def _change(hook: Any, point: HookPoint, like: Mapping[str, Tensor], cell: str) -> Change:
     if isinstance(hook, (Edit, Rewrite)):
         return hook
-    with naming(cell, hook):
-        function = parse_hook(hook).function
-        return (
-            function.as_edit(point, like.get(point.name or ""))
-            if isinstance(function, Controller)
-            else rewrite(function, point)
-        )
-
-
-@contextmanager
-def naming(cell: str, hook: Any) -> Iterator[None]:
-    """Errors inside the block say in which cell and at which hook they arose."""
+    if not isinstance(hook, Controller):
+        return rewrite(parse_hook(hook).function, point)
     try:
-        yield
+        return hook.as_edit(point, like.get(point.name or ""))
     except ERRORS as error:
-        raise type(error)(f"cell '{cell}', {hook!r}: {error}") from error
+        raise _named(error, cell, hook) from error
 
 
-def _values_like(model: Any, tokens: Int[Tensor, "batch pos"], sites: set[str]) -> dict[str, Tensor]:
-    """Tensors on the meta device like the values at these sites, as a run of one token shows: of sites with a batch and positions
-    that hold floating-point numbers. None where the engine runs whole forward passes anyway."""
-    if not isinstance(model, Decoder) or obstacle(model, places(model), tokens) is not None:
-        return {}
-    sizes = {"batch": tokens.shape[0]} | dict.fromkeys(("pos", "query_pos", "key_pos"), tokens.shape[1])
-    found: dict[str, Tensor] = {}
-
-    def look(value: Any, hook: HookPoint) -> None:
-        dims = hook.dims
-        is_known = isinstance(value, Tensor) and value.ndim == len(dims) and dims[:1] == ("batch",)
-        if is_known and value.is_floating_point() and (dims[1] == "pos" or "query_pos" in dims):
-            shape = [sizes.get(dim, size) for dim, size in zip(dims, value.shape, strict=True)]
-            found[hook.name or ""] = torch.empty(shape, dtype=value.dtype, device="meta")
-
-    look.records = True  # type: ignore[attr-defined]
-    with torch.no_grad():
-        model.run_with_hooks(tokens[:1, :1], return_type=None, fwd_hooks=[(site, look) for site in sites])
-    return found
+def _named(error: Exception, cell: str, hook: Any) -> Exception:
+    """The same error, which says in which cell and at which hook it arose."""
+    return type(error)(f"cell '{cell}', {hook!r}: {error}")
 
 
 # ---- labels ----------------------------------------------------------------------------------------------------------

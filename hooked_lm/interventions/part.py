@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm.engine.edit import Change, Edit
+from hooked_lm.engine.values_like import is_positional
 from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.indices import Indices, indices_in, indices_of_slice, plain_indices
 from hooked_lm.interventions.base import Controller
@@ -264,7 +265,7 @@ class LocalController(Controller):
         return None
 
     def as_edit(self, point: HookPoint, like: Tensor | None = None) -> Change:
-        if like is None:
+        if like is None or not is_positional(like, point.dims):
             return super().as_edit(point, like)
         [part] = self.parts(like, point)
         if part.pos_axis is None or not self.acts_by_position(part):
@@ -272,8 +273,11 @@ class LocalController(Controller):
         positions, site = part.positions, point.name or ""
         if part.is_empty:
             return Edit(site, torch.zeros([1] * like.ndim), ())
-        self.change(like, point)  # raises for settings that do not fit the site
         new, index = self.replacement(like, part, point), part.index
+        if new is None or not all(
+            n in (1, size) for n, size in zip(reversed(new.shape), reversed(like.shape), strict=False)
+        ):
+            self.change(like, point)  # raises for settings that do not fit the site
         if new is None or sum(isinstance(some, list) for some in index) > 1:
             return Edit(site, Window(self, site, point.dims, part.pos_axis), positions)
         rows, *rest = index

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.hooks import HookPoint
@@ -94,7 +95,10 @@ class SourcedController(LocalController):
         given = self._given(hook)
         if given is None or self.source_positions is not None or part.pos_axis is None:
             return None
-        source = self.made(_with_axes(given.to(like.dtype), like, hook), like, hook)
+        given = _with_axes(given, like, hook)
+        source = self.made(given, like, hook)
+        if source is not given and given.dtype != like.dtype:  # means are those of the rounded values
+            source = self.made(given.to(like.dtype), like, hook)
         return source if source.shape[part.pos_axis] in (1, like.shape[part.pos_axis]) else None
 
     def made(self, source: Tensor, value: Tensor, hook: HookPoint) -> Tensor:
@@ -268,10 +272,7 @@ class ResampleAblate(SourcedController):
             return source[torch.randint(len(source), (n,), generator=generator).to(source.device)]
         if n < 2:
             raise ValueError(f"'{hook.name}' shows a single row: give a source, or at least two prompts in a batch")
-        order = torch.randperm(n, generator=generator)
-        donors = torch.empty_like(order)
-        donors[order] = order.roll(1)  # one cycle through all rows
-        return value[donors.to(value.device)]
+        return value[other_rows(n, generator).to(value.device)]
 
     def acts_by_position(self, part: Part) -> bool:
         return True
@@ -308,6 +309,14 @@ class FreezeNorm(SourcedController):
 
     def acts_by_position(self, part: Part) -> bool:
         return True
+
+
+def other_rows(n: int, generator: torch.Generator) -> Int[Tensor, " row"]:
+    """For each of `n` rows another one, drawn as one cycle through all of them."""
+    order = torch.randperm(n, generator=generator)
+    donors = torch.empty_like(order)
+    donors[order] = order.roll(1)
+    return donors
 
 
 def _put(new: Tensor, part: Part, old: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """Steering: directions that tell two sides of prompts apart, how well they do, and runs that are pushed along them."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooked_lm.engine.edit import Change, Edit
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.interventions import contrast
+from hooked_lm.interventions.changes import changes_of
 from hooked_lm.interventions.contrast import METRICS, STREAM, Position, Prompts, Sides
 from hooked_lm.interventions.controllers import AddDirection
 from hooked_lm.interventions.part import Positions
@@ -346,18 +347,14 @@ def sweep_steering(
         )
     labels = _labels(coefficients)
     sites = contrast.sites_of(model, vectors.site, vectors._chosen(layers), STREAM)
-    added = {layer: vectors.direction(layer, unit).to(model.device) for layer in sites}
     vectors._check_width(model, sites)
     ids = _ids(model, contrast.listed(prompts, "prompts"))
 
     def swept(rows: list[int]) -> SweepResult:
         tokens = torch.cat([ids[row] for row in rows])
-        where = (tokens.shape[1] - 1,) if positions == "last_prompt" else None
-        cells: dict[tuple[int, ...], Sequence[Change]] = {
-            (i, j): [Edit(sites[layer], _adding(added[layer] * coefficient), where)]
-            for i, layer in enumerate(sites)
-            for j, coefficient in enumerate(coefficients)
-        }
+        places = list(product(range(len(sites)), range(len(coefficients))))
+        hooks = [vectors.hooks(coefficients[j], list(sites)[i], positions, unit) for i, j in places]
+        cells: dict[tuple[int, ...], Any] = dict(zip(places, changes_of(model, tokens, hooks), strict=True))
         study = Study({"layer": list(sites), "coefficient": labels}, cells, title="steering")
         return study.carry_out(model, tokens, metric, None, batch_size, progress)
 
@@ -389,10 +386,6 @@ def _firsts(ids: Sequence[Tensor]) -> list[int]:
     """The first prompt of each length."""
     lengths = [tokens.shape[1] for tokens in ids]
     return [lengths.index(length) for length in dict.fromkeys(lengths)]
-
-
-def _adding(vector: Tensor) -> Callable[[Tensor], Tensor]:
-    return lambda there: there + vector.to(there)
 
 
 def _joined(results: Sequence[SweepResult], groups: Sequence[Sequence[int]]) -> SweepResult:

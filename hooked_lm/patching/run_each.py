@@ -81,8 +81,9 @@ def study_of(
     base: Hooks = (),
     title: str = "patching",
     names: Sequence[str] = (),
+    like: Mapping[str, Tensor] | None = None,
 ) -> Study:
-    """A grid of cells of hooks as a study; `names` are those of the cells in errors."""
+    """A grid of cells of hooks as a study; `names` are those of the cells in errors, `like` as in `changes_of`."""
     labels = names or [", ".join(map(str, place)) for place in cells]
-    first, *others = changes_of(model, tokens, [base, *cells.values()], ["base", *labels])
+    first, *others = changes_of(model, tokens, [base, *cells.values()], ["base", *labels], like)
     return Study(axes, dict(zip(cells, others, strict=True)), first, title)

@@ -1,0 +1,42 @@
+"""The shapes and dtypes of the values at sites, as a run of one token shows them."""
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from hooked_lm.engine.experiment import obstacle
+from hooked_lm.engine.site_info import places
+from hooked_lm.hooks import HookPoint
+from hooked_lm.models.decoder import Decoder
+
+
+def values_like(model: Any, tokens: Int[Tensor, "batch pos"], sites: Collection[str]) -> dict[str, Tensor]:
+    """Tensors on the meta device, with the shapes and dtypes of the values at these sites in a run of the tokens.
+
+    Only sites with axes of batch and position that hold floating-point numbers are included; none of a model or prompts for which
+    the engine runs whole forward passes.
+    """
+    if not isinstance(model, Decoder) or obstacle(model, places(model), tokens) is not None:
+        return {}
+    sizes = {"batch": tokens.shape[0]} | dict.fromkeys(("pos", "query_pos", "key_pos"), tokens.shape[1])
+    found: dict[str, Tensor] = {}
+
+    def look(value: Any, hook: HookPoint) -> None:
+        dims = hook.dims
+        if is_positional(value, dims):
+            shape = [sizes.get(dim, size) for dim, size in zip(dims, value.shape, strict=True)]
+            found[hook.name or ""] = torch.empty(shape, dtype=value.dtype, device="meta")
+
+    look.records = True  # type: ignore[attr-defined]
+    with torch.no_grad():
+        model.run_with_hooks(tokens[:1, :1], return_type=None, fwd_hooks=[(site, look) for site in sites])
+    return found
+
+
+def is_positional(value: Any, dims: tuple[str, ...]) -> bool:
+    """Whether a value at a site with these axes has a batch and positions, and holds floating-point numbers."""
+    fits = isinstance(value, Tensor) and value.is_floating_point() and value.ndim == len(dims)
+    return fits and dims[:1] == ("batch",) and (dims[1:2] == ("pos",) or "query_pos" in dims)
