@@ -37,7 +37,7 @@ def every_attention(kind: type, change: Callable[[Any], dict[str, Any]]) -> Call
 def first_layer_lends(tree: DecoderConfig) -> DecoderConfig:
     """The borrowing local layer reads the first local layer, not the last before it."""
     blocks = list(tree.blocks)
-    blocks[0] = replace(blocks[0], attn=replace(blocks[0].attn, lends=True))
+    blocks[0] = replace(blocks[0], attn=replace(blocks[0].attn, is_kv_source=True))
     blocks[3] = replace(blocks[3], attn=replace(blocks[3].attn, kv_source_layer=0))
     return replace(tree, blocks=tuple(blocks))
 

@@ -13,8 +13,8 @@ def feeds(graph: Graph) -> Bool[Tensor, "reader writer"]:
     """What becomes of what is read: whether the reader is an input of the writer.
 
     Queries, keys and values of a head ("a0.h1<q>") are inputs of the head ("a0.h1"), keys and values of a key/value head those
-    of all heads of its group; where attention as a whole is one writer, of that. The keys of a layer that lends them are inputs
-    of all later layers that have none of their own.
+    of all heads of its group; where attention as a whole is one writer, of that. The keys of a layer that later layers read
+    are inputs of all later layers without keys of their own.
 
     >>> from hooked_lm import HookedTransformer
     >>> graph = Graph.of(HookedTransformer.from_pretrained("demo"))

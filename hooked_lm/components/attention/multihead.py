@@ -163,7 +163,8 @@ class Attention(SelfAttention):
     class Config:
         """`qk_norm` normalises queries and keys before rotary, or after it with `rotary_first`; `clip` bounds the outputs of the
         projections. With `values_from_keys` values have the weights of keys; `hook_v` shows the values that are mixed, after
-        `v_norm`. A layer that `lends` keeps its keys and values for `SharedKVAttention` in later layers."""
+        `v_norm`. A layer with `is_kv_source` keeps its keys
+        and values for `SharedKVAttention` in later layers."""
 
         d_model: int
         n_heads: int
@@ -178,7 +179,7 @@ class Attention(SelfAttention):
         rotary_first: bool = False
         v_norm: NormConfig | None = None
         values_from_keys: bool = False
-        lends: bool = False
+        is_kv_source: bool = False
         z_norm: NormConfig | None = None
         clip: float | None = None
         window: int | None = None  # how many positions back a query sees, itself included
@@ -268,7 +269,7 @@ class Attention(SelfAttention):
         if self.cfg.qk_norm is not None and self.cfg.rotary_first:
             q, k = self.q_norm(q), self.k_norm(k)
         k, v = context.update_kv(layer, k, v)
-        if self.cfg.lends:
+        if self.cfg.is_kv_source:
             context.keep_kv(layer, k, v)
         return self.output(self.mix(q, k, v, context, layer))
 

@@ -36,7 +36,7 @@ def config(hf: HFConfig) -> DecoderConfig:
     if unlent := set(kinds) - set(kv_source_layers):
         raise ValueError(f"num_kv_shared_layers={hf.num_kv_shared_layers} leaves no layer to borrow from for {unlent}")
     block = PerLayerBlock.Config(
-        attn=_attention(hf, 0, lends=False),
+        attn=_attention(hf, 0, is_kv_source=False),
         mlp=_mlp(hf, is_own=True),
         ln1=norm,
         ln1_post=norm,
@@ -46,7 +46,9 @@ def config(hf: HFConfig) -> DecoderConfig:
         per_layer_post=norm if d_layer else None,
     )
     own = [
-        replace(block, attn=_attention(hf, layer, lends=n_own < len(kinds) and layer in kv_source_layers.values()))
+        replace(
+            block, attn=_attention(hf, layer, is_kv_source=n_own < len(kinds) and layer in kv_source_layers.values())
+        )
         for layer in range(n_own)
     ]
     borrowing = [
@@ -79,11 +81,11 @@ def _options(hf: HFConfig, layer: int) -> dict[str, Any]:
     }
 
 
-def _attention(hf: HFConfig, layer: int, lends: bool) -> Attention.Config:
+def _attention(hf: HFConfig, layer: int, is_kv_source: bool) -> Attention.Config:
     options, is_full = _options(hf, layer), hf.layer_types[layer] == "full_attention"
     v_norm = replace(options["qk_norm"], weight=False)
     from_keys = hf.attention_k_eq_v and is_full
-    return Attention.Config(**options, v_norm=v_norm, values_from_keys=from_keys, lends=lends)
+    return Attention.Config(**options, v_norm=v_norm, values_from_keys=from_keys, is_kv_source=is_kv_source)
 
 
 def _borrowing(hf: HFConfig, layer: int, kv_source_layer: int) -> SharedKVAttention.Config:

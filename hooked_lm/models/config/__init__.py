@@ -1,1 +1,1 @@
-"""The configs: the tree that builds a model, and the flat names that users know."""
+"""The configs of models: trees of component configs (`tree.py`), and the table of flat names that users know (`flat.py`)."""

@@ -235,7 +235,7 @@ class FlatConfig(ABC):
             ) from error
 
     def _check_effect(self, values: dict[str, Any], shown: dict[str, Any]) -> set[str]:
-        """The names that were set and that the tree shows; others read as the tree has them.
+        """The names that were set and keep their value; all others get the value that the tree has.
 
         Raises ValueError for a name that was set and that the tree does not show.
         """

@@ -1,4 +1,4 @@
-"""A change of flat names, carried over to a tree that flat names do not tell in full."""
+"""A change of flat names, applied to a tree that flat names describe only in part."""
 
 import math
 from dataclasses import fields, is_dataclass, replace
@@ -8,10 +8,10 @@ from hooked_lm.components.attention.multihead import Attention
 
 
 def edited(tree: Any, old: Any, new: Any) -> Any:
-    """`tree` with what differs between `old` and `new`, the trees of its flat names before and after a change.
+    """`tree` with the differences between `old` and `new`, the trees built from its flat names before and after a change.
 
-    What the change does not touch stays as it is in `tree`: biases, offsets, kinds of blocks that have no flat name.
-    Raises ValueError, with the place, where the change touches something that differs from what its flat names say.
+    All other parts of `tree` stay the same: biases, offsets, kinds of blocks that have no flat name. Raises ValueError, with
+    the path, where the change concerns a part that is not as its flat names describe it.
 
     >>> from hooked_lm.components.norm import RMSNorm
     >>> edited(RMSNorm.Config(8, offset=1.0), RMSNorm.Config(8), RMSNorm.Config(8, eps=0.1))
@@ -21,7 +21,7 @@ def edited(tree: Any, old: Any, new: Any) -> Any:
 
 
 def _edited(actual: Any, old: Any, new: Any, place: str) -> Any:
-    if _same(old, new) or (actual is None and old is not None and new is not None):  # nothing there to change
+    if _same(old, new) or (actual is None and old is not None and new is not None):  # no part to change
         return actual
     if _same(actual, old):
         return new
@@ -36,16 +36,16 @@ def _edited(actual: Any, old: Any, new: Any, place: str) -> Any:
 
 
 def _edited_layers(actual: tuple[Any, ...], old: tuple[Any, ...], new: tuple[Any, ...], place: str) -> tuple[Any, ...]:
-    """Layer by layer; further layers are like the others if these are all alike."""
+    """Edits layer by layer. Added layers equal the others, which must all be equal."""
     beyond = len(new) - len(old)
     if beyond > 0 and any(layers.count(layers[0]) != len(layers) for layers in (actual, old) if layers):
         raise ValueError(
-            f"the tree's {len(old)} layers differ from each other, so no flat name says what more would be"
+            f"the tree's {len(old)} layers differ from each other, so flat names do not say what further layers would be"
         )
     if beyond > 0 and not old:
         return new
     actual, old = actual + actual[:1] * beyond, old + old[:1] * beyond
-    whole = zip(actual, old, new, strict=False)  # fewer layers are the first of them
+    whole = zip(actual, old, new, strict=False)  # fewer layers: the first ones
     return tuple(_edited(*parts, f"{place}.{layer}") for layer, parts in enumerate(whole))
 
 
