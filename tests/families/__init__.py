@@ -17,17 +17,17 @@ from tests.families import (
 )
 from tests.families._case import Case, reference
 
-DECODER_CASES = [
-    case for module in (classic, dense, dense_a, dense_b, moe, latent, state_space) for case in module.CASES
-]
+DECODERS = (classic, dense, dense_a, dense_b, moe, latent, state_space)
+
+DECODER_CASES = [case for module in DECODERS for case in module.CASES]
 ENCODER_CASES = [*encoders.CASES]
 ENCODER_DECODER_CASES = [*encoder_decoders.CASES]
 CASES = [*DECODER_CASES, *ENCODER_CASES, *ENCODER_DECODER_CASES]
 
-# Fields that a family neither reads nor knows to be harmless: it refuses a config in which they are not at their default.
+# Fields that a family does not read and that may have an effect: it refuses a config in which they are not at their default.
 REFUSED = {
     name: fields
-    for module in (classic, dense, dense_a, moe, state_space, encoders, encoder_decoders)
+    for module in (*DECODERS, encoders, encoder_decoders)
     for name, fields in getattr(module, "REFUSED", {}).items()
 }
 

@@ -8,6 +8,7 @@ FOUR = {"num_hidden_layers": 4}
 SHARP = {"rope_theta": 100.0}
 NEMOTRON = {**SIZES, "num_key_value_heads": 2, "norm_eps": 0.02}
 GRANITE = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 0.7}
+CAPS = {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 2.0}
 # What the configs of published checkpoints say besides.
 OF_RELATIVES = {
     **dict.fromkeys(("use_cla", "use_mla", "use_mixed_mlp_moe", "position_embedding_xdrope", "skip_cls_token"), False),
@@ -133,6 +134,11 @@ EXAONES = [
     ),
 ]
 OTHERS = [
+    Case(
+        "vaultgemma",
+        "grouped-tight-caps",
+        {**SIZES, **GROUPED, "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 5, **CAPS},
+    ),
     Case("seed_oss", "grouped-wide", {**SIZES, **GROUPED, **SHARP, "head_dim": 16}),
     Case(
         "seed_oss",

@@ -1,6 +1,6 @@
-"""Write docs/parity.json: how far the logits of each family are from those of transformers, over its lines of the table.
+"""Writes docs/parity.json: how far the logits of each family are from those of transformers, over its rows of the table.
 
-python -m tests.families.measure [model_type ...]     (without names: all)
+python -m tests.families.measure [model_type ... | all]     (without names: the families whose rows have changed in number)
 """
 
 import json
@@ -17,25 +17,33 @@ from tests.families._models import outputs
 FILE = Path(__file__).parents[2] / "docs" / "parity.json"
 
 
+def cases(name: str) -> list[Case]:
+    """The rows of a family."""
+    return [case for case in CASES if case.family == name]
+
+
 @torch.no_grad()
 def difference(case: Case) -> float:
-    """The largest difference of the fp32 logits of a case."""
+    """The largest difference of the fp32 logits of a row."""
     ours, theirs = outputs(case)
     return (ours - theirs).abs().max().item()
 
 
 def measured(name: str) -> dict[str, float]:
-    """What the file says of a family."""
-    differences = [difference(case) for case in CASES if case.family == name]
+    """The entry of a family in the file."""
+    differences = [difference(case) for case in cases(name)]
     return {"configs": len(differences), "largest": float(f"{max(differences):.1e}")}
 
 
 def main(names: list[str]) -> None:
-    """Measure the families that are named, or all; what the file says of others is kept while they are supported."""
+    """Measures the named families, and keeps the entries of the other supported ones."""
     before = json.loads(FILE.read_text()) if FILE.exists() else {}
-    found = {name: measured(name) for name in names or supported()}
-    kept = {name: before[name] for name in supported() if name in before}
-    FILE.write_text(json.dumps(dict(sorted({**kept, **found}.items())), indent=2) + "\n")
+    if names == ["all"]:
+        names = supported()
+    new = [name for name in supported() if before.get(name, {}).get("configs") != len(cases(name))]
+    found = {name: before[name] for name in supported() if name in before}
+    found |= {name: measured(name) for name in names or new}
+    FILE.write_text(json.dumps(dict(sorted(found.items())), indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from hooked_lm.components.heads import Classifier, MLMHead, NSPHead, Pooler, Spa
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.pos_embed import PosEmbed
-from hooked_lm.families._shared import classic as classic
+from hooked_lm.families._shared import classic
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import EncoderConfig
 from hooked_lm.weights import Row

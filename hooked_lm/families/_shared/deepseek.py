@@ -6,8 +6,7 @@ from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.rotary_scaling import YarnScaling
 from hooked_lm.components.router import Router
-from hooked_lm.families._shared import llama_like as llama_like
-from hooked_lm.families._shared import moe as moe
+from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.rotary import rotary
 from hooked_lm.models.config.tree import DecoderConfig

@@ -10,7 +10,7 @@ from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import NormConfig
 from hooked_lm.components.router import Router
-from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row

@@ -3,7 +3,7 @@ instead of a gate."""
 
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.mlp import MLP
-from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.decoders.nemotron import rows

@@ -6,7 +6,7 @@ The full-precision weights, as the models are when no `quantization_config` says
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.norm import RMSNorm
-from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import DecoderConfig

@@ -1,7 +1,7 @@
 """Command R7B and Command A (Cohere 2025, arXiv:2504.00698): Command R with local layers, and full ones in between that know
 no positions."""
 
-from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX, rows
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.decoders import cohere

@@ -1,8 +1,7 @@
 """DeepSeek-V3 and R1 (DeepSeek-AI 2024, arXiv:2412.19437): latent attention, experts balanced by a correction."""
 
 from hooked_lm.components.router import GroupedSigmoidRouter
-from hooked_lm.families._shared import deepseek as deepseek
-from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared import deepseek, llama_like
 from hooked_lm.families._shared.deepseek import rows
 from hooked_lm.families._shared.llama_like import PREFIX
 from hooked_lm.families._shared.reader import HFConfig

@@ -1,6 +1,6 @@
 """ERNIE 4.5 without experts (Baidu 2025, "ERNIE 4.5 Technical Report"): LLaMA with adjacent rotary pairs."""
 
-from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX, rows
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.rotary import rotary

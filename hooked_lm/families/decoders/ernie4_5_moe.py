@@ -5,8 +5,7 @@ from dataclasses import replace
 from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.router import CorrectedSoftmaxRouter
-from hooked_lm.families._shared import llama_like as llama_like
-from hooked_lm.families._shared import moe as moe
+from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import PREFIX
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.rotary import rotary

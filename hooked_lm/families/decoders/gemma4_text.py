@@ -12,8 +12,7 @@ from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.normed_moe import NormedMoE
 from hooked_lm.components.router import SoftmaxRouter
-from hooked_lm.families._shared import llama_like as llama_like
-from hooked_lm.families._shared import moe as moe
+from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import PREFIX
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.rotary import n_ctx, rotary

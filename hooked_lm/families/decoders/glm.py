@@ -1,6 +1,6 @@
 """GLM-4 of 2024 (GLM Team, arXiv:2406.12793): adjacent rotary pairs in half of each head, fused gate and other branch."""
 
-from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.rotary import rotary

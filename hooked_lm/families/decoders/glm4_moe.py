@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.router import GroupedSigmoidRouter
-from hooked_lm.families._shared import llama_like as llama_like
-from hooked_lm.families._shared import moe as moe
+from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import PREFIX
 from hooked_lm.families._shared.moe import rows
 from hooked_lm.families._shared.reader import HFConfig

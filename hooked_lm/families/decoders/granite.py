@@ -1,7 +1,7 @@
 """Granite 3 (Granite Team, IBM 2024, "Granite 3.0 Language Models"): LLaMA with a multiplier at every joint."""
 
 from hooked_lm.components.blocks.block import PreNormBlock
-from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX, rows
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import DecoderConfig

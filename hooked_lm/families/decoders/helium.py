@@ -1,6 +1,6 @@
 """Helium (Kyutai 2025, huggingface.co/kyutai/helium-1-2b): LLaMA with adjacent rotary pairs."""
 
-from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX, rows
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.rotary import rotary

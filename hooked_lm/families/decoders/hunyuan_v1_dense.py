@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.rotary import Rotary
-from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.rotary import rotary

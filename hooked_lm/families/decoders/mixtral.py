@@ -1,8 +1,7 @@
 """Mixtral (Jiang et al. 2024, arXiv:2401.04088): Mistral with experts in the place of each MLP."""
 
 from hooked_lm.components.router import SoftmaxRouter
-from hooked_lm.families._shared import llama_like as llama_like
-from hooked_lm.families._shared import moe as moe
+from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import DecoderConfig

@@ -8,7 +8,7 @@ from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP
-from hooked_lm.families._shared import classic as classic
+from hooked_lm.families._shared import classic
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row

@@ -7,7 +7,7 @@ from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.rotary_scaling import Backward
-from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.rotary import rotary

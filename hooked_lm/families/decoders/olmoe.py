@@ -2,8 +2,7 @@
 
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.router import SoftmaxRouter
-from hooked_lm.families._shared import llama_like as llama_like
-from hooked_lm.families._shared import moe as moe
+from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import DecoderConfig

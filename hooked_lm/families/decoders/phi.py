@@ -4,8 +4,7 @@ head rotary, biases everywhere."""
 from hooked_lm.components.blocks.parallel import SharedNormBlock
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP
-from hooked_lm.families._shared import classic as classic
-from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared import classic, llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import DecoderConfig

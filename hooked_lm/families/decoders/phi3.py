@@ -1,6 +1,6 @@
 """Phi-3 (Abdin et al. 2024, arXiv:2404.14219) and Phi-4: fused projections, partial rotary, long-context factors."""
 
-from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import DecoderConfig

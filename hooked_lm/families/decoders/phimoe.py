@@ -7,8 +7,7 @@ from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.components.router import SparseMixerRouter
-from hooked_lm.families._shared import llama_like as llama_like
-from hooked_lm.families._shared import moe as moe
+from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.rotary import rotary

@@ -1,6 +1,6 @@
 """Qwen2 (Yang et al. 2024, arXiv:2407.10671), with Qwen1.5 and Qwen2.5, which are built alike."""
 
-from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX, rows
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import DecoderConfig

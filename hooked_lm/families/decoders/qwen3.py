@@ -1,7 +1,7 @@
 """Qwen3 (Yang et al. 2025, arXiv:2505.09388): queries and keys are normalised, head by head."""
 
 from hooked_lm.components.norm import RMSNorm
-from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX, rows
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import DecoderConfig

@@ -1,6 +1,6 @@
 """Seed-OSS (ByteDance Seed 2025, huggingface.co/ByteDance-Seed/Seed-OSS-36B-Base): LLaMA with biases of its own choice."""
 
-from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX, rows
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import DecoderConfig

@@ -5,7 +5,7 @@ The idea of such layers is that of Yang et al. (2025, arXiv:2501.18795).
 
 from dataclasses import replace
 
-from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX, rows
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import DecoderConfig

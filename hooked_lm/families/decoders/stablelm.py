@@ -4,7 +4,7 @@ ones compute attention and MLP side by side after one norm, and each head has a 
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.parallel import SharedNormBlock
 from hooked_lm.components.layer_norm import HeadLayerNorm, LayerNorm
-from hooked_lm.families._shared import llama_like as llama_like
+from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import DecoderConfig

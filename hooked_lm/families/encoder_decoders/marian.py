@@ -1,7 +1,7 @@
 """Marian's translation models (Junczys-Dowmunt et al. 2018, arXiv:1804.00344): norms in the stream, sinusoidal positions."""
 
 from hooked_lm.components.pos_embed import SinusoidalEmbed
-from hooked_lm.families._shared import bart_like as bart_like
+from hooked_lm.families._shared import bart_like
 from hooked_lm.families._shared.bart_like import NO_EFFECT, PREFIX, encoder_decoder, fitted, rows
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import EncoderDecoderConfig

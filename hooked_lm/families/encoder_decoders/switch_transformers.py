@@ -7,7 +7,7 @@ from typing import Any
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.router import CapacityRouter
-from hooked_lm.families._shared import t5_like as t5_like
+from hooked_lm.families._shared import t5_like
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.t5_like import IGNORED, PREFIX, attention_half_rows, mlp_rows, outer_rows
 from hooked_lm.models.config.tree import EncoderDecoderConfig, SideBlockConfig

@@ -1,7 +1,6 @@
 """ALBERT (Lan et al. 2019, arXiv:1909.11942): layers that share their weights, embeddings narrower than the stream."""
 
-from hooked_lm.families._shared import bert_like as bert_like
-from hooked_lm.families._shared import classic as classic
+from hooked_lm.families._shared import bert_like, classic
 from hooked_lm.families._shared.bert_like import IGNORED, RENAMED, Names
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import EncoderConfig

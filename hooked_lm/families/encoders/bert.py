@@ -1,6 +1,6 @@
 """BERT (Devlin et al. 2018, arXiv:1810.04805), with the heads for masked tokens, next sentences, texts, tokens, spans."""
 
-from hooked_lm.families._shared import bert_like as bert_like
+from hooked_lm.families._shared import bert_like
 from hooked_lm.families._shared.bert_like import IGNORED, NO_EFFECT, RENAMED, Names
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import EncoderConfig

@@ -9,8 +9,7 @@ from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.embed import Embed
 from hooked_lm.components.encoder_embed import EncoderEmbed, TokenTypeEmbed
 from hooked_lm.components.pos_embed import PosEmbed
-from hooked_lm.families._shared import bert_like as bert_like
-from hooked_lm.families._shared import classic as classic
+from hooked_lm.families._shared import bert_like, classic
 from hooked_lm.families._shared.bert_like import RENAMED, Names
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import EncoderConfig

@@ -7,8 +7,7 @@ from hooked_lm.components.encoder_embed import EncoderEmbed
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.pos_embed import PosEmbed
-from hooked_lm.families._shared import bert_like as bert_like
-from hooked_lm.families._shared import classic as classic
+from hooked_lm.families._shared import bert_like, classic
 from hooked_lm.families._shared.bert_like import IGNORED, RENAMED, Names
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import EncoderConfig

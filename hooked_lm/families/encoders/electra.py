@@ -3,7 +3,7 @@
 from typing import Any
 
 from hooked_lm.components.heads import MLMHead, TokenClassifier
-from hooked_lm.families._shared import bert_like as bert_like
+from hooked_lm.families._shared import bert_like
 from hooked_lm.families._shared.bert_like import IGNORED, RENAMED, Names
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import EncoderConfig

@@ -11,8 +11,7 @@ from hooked_lm.components.mlp import MLP
 from hooked_lm.components.pos_embed import PosEmbed
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.components.stored_rotary import StoredRotary
-from hooked_lm.families._shared import bert_like as bert_like
-from hooked_lm.families._shared import classic as classic
+from hooked_lm.families._shared import bert_like, classic
 from hooked_lm.families._shared.bert_like import IGNORED, Names
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import EncoderConfig

@@ -2,8 +2,7 @@
 
 from hooked_lm.components.attention.position_bias import SharedBias
 from hooked_lm.components.attention.relative_bias import RelativeBias
-from hooked_lm.families._shared import bert_like as bert_like
-from hooked_lm.families._shared import classic as classic
+from hooked_lm.families._shared import bert_like, classic
 from hooked_lm.families._shared.bert_like import IGNORED, NO_EFFECT, RENAMED, ROBERTA
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import EncoderConfig

@@ -1,6 +1,6 @@
 """RoBERTa (Liu et al. 2019, arXiv:1907.11692): BERT with positions counted from after the pad token's."""
 
-from hooked_lm.families._shared import bert_like as bert_like
+from hooked_lm.families._shared import bert_like
 from hooked_lm.families._shared.bert_like import IGNORED, NO_EFFECT, RENAMED, ROBERTA
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import EncoderConfig
