@@ -1,4 +1,4 @@
-"""The command `hooked-lm`. Everything heavy is imported by the command that needs it, so that help is instant."""
+"""The command `hooked-lm`. Each command imports what it needs, so that `--help` is fast."""
 
 import functools
 import time
@@ -26,7 +26,7 @@ FAILED, BAD_INPUT = 1, 2
 
 
 def clean_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """What the library raises for bad input becomes one message and exit code 2, without a traceback."""
+    """Decorates a command so that errors for bad input are printed without a traceback; the exit code is 2."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:
@@ -59,8 +59,8 @@ def main(
 @app.command()
 @clean_errors
 def demo(
-    output: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("hooked_lm_demo.html"),
-    prompts: Annotated[int, typer.Option(help="How many pairs of prompts to average over.")] = 8,
+    output: Annotated[Path, typer.Option(help="The path of the report.")] = Path("hooked_lm_demo.html"),
+    prompts: Annotated[int, typer.Option(help="The number of prompt pairs.")] = 8,
     open_report: Annotated[bool, typer.Option("--open/--no-open", help="Show the report in a browser.")] = False,
 ) -> None:
     """Patch the bundled model on the indirect-object task, and write an HTML report."""
@@ -118,29 +118,27 @@ def _and_intervals(result: "Result") -> str:
 @clean_errors
 def circuit(
     model: Annotated[str, typer.Argument(metavar="PATH_OR_NAME", help="A directory, a hub id or a short name.")],
-    clean: Annotated[
-        list[str], typer.Option(help="A prompt that the model answers right; may be given several times.")
-    ],
-    corrupted: Annotated[list[str], typer.Option(help="The same prompt, but for what decides about the answer.")],
+    clean: Annotated[list[str], typer.Option(help="A prompt that the model answers correctly; may be repeated.")],
+    corrupted: Annotated[list[str], typer.Option(help="The prompt with a change that reverses the answer.")],
     answers: Annotated[
-        list[str], typer.Option(help="The right and a wrong next token, with a comma between: ' Mary, John'.")
+        list[str], typer.Option(help="The right and a wrong next token, separated by a comma: ' Mary, John'.")
     ],
     method: Annotated[
         str, typer.Option(help="eap, eap-ig-inputs, eap-ig-activations, exact, acdc, pruning or masks.")
     ] = "pruning",
     by: Annotated[
-        str, typer.Option(help="What a circuit is measured by: kl (to the model) or 'logit difference'.")
+        str, typer.Option(help="The metric of circuits: kl (to the full model) or 'logit difference'.")
     ] = "kl",
-    edges: Annotated[int | None, typer.Option(help="How many edges to keep; 5% of all if nothing is said.")] = None,
+    edges: Annotated[int | None, typer.Option(help="The number of edges to keep; 5% of all by default.")] = None,
     threshold: Annotated[
         float | None, typer.Option(help="Or: the smallest effect of an edge, in nats (acdc needs it).")
     ] = None,
-    ablation: Annotated[str, typer.Option(help="What stands for other edges: resample, mean or zero.")] = "resample",
-    check: Annotated[int | None, typer.Option(help="How many estimates to check by exact patching.")] = None,
-    output: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("hooked_lm_circuit.html"),
-    save: Annotated[Path | None, typer.Option(help="Where the circuit goes, as a safetensors file.")] = None,
+    ablation: Annotated[str, typer.Option(help="The value of other edges: resample, mean or zero.")] = "resample",
+    check: Annotated[int | None, typer.Option(help="The number of estimates to check by exact patching.")] = None,
+    output: Annotated[Path, typer.Option(help="The path of the report.")] = Path("hooked_lm_circuit.html"),
+    save: Annotated[Path | None, typer.Option(help="The path of the circuit, a safetensors file.")] = None,
 ) -> None:
-    """Find the edges between heads and MLPs that an answer needs, measure them, and write an HTML report."""
+    """Find the edges between heads and MLPs that a task needs, evaluate the circuit, and write an HTML report."""
     from hooked_lm.viz import check_writable
 
     for path in (output, *([] if save is None else [save])):
@@ -198,7 +196,7 @@ def verify(
 @app.command()
 @clean_errors
 def models() -> None:
-    """List the architectures whose checkpoints load, by the model_type of their config, and the class they become."""
+    """List the supported architectures by the model_type of their config, and the class of their models."""
     from hooked_lm.families import model_class, supported
 
     table = Table()

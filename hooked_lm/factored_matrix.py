@@ -1,4 +1,4 @@
-"""A matrix kept as the product of two thin ones, such as a head's `W_V @ W_O`, and what is cheap to know about it.
+"""A matrix in factored form, such as a head's `W_V @ W_O`, with operations that use the small inner dimension.
 
 Vocabulary: the matrix is `[..., ldim, rdim]`, its factors are `A [..., ldim, mdim]` and `B [..., mdim, rdim]`, and the
 dimensions before the last two are leading dimensions. With k the smallest of ldim, mdim and rdim, the matrix has k
@@ -17,13 +17,13 @@ SVD = tuple[Float[Tensor, "*leading ldim k"], Float[Tensor, "*leading k"], Float
 
 
 class ShapeMismatch(ValueError, AssertionError, RuntimeError):
-    """Shapes that do not fit: a ValueError, which code written for other implementations may catch as one of the others."""
+    """Incompatible shapes: a ValueError, and also the errors that other implementations raise."""
 
 
 class FactoredMatrix:
-    """The matrix `A @ B`, of which only the factors are held; `AB` alone multiplies it out.
+    """The matrix `A @ B`, stored as its factors; only `AB` computes the product.
 
-    Leading dimensions of the factors broadcast. Numbers are real; in float16 and bfloat16 decompositions are computed
+    Leading dimensions of the factors broadcast. The factors are real; in float16 and bfloat16 decompositions are computed
     in float32 and rounded back.
 
     Example:
@@ -40,8 +40,8 @@ class FactoredMatrix:
         FactoredMatrix([10, 64], mdim=4)
 
     Raises:
-        ShapeMismatch: where shapes do not fit, naming both; a ValueError.
-        IndexError: for an index out of range, or too many of them.
+        ShapeMismatch: for incompatible shapes; a ValueError.
+        IndexError: for an index out of range, or too many indices.
     """
 
     __array_ufunc__ = None  # lets `numpy_scalar * matrix` reach __rmul__
@@ -79,17 +79,17 @@ class FactoredMatrix:
 
     @property
     def shape(self) -> torch.Size:
-        """`[*leading, ldim, rdim]`, as of the product."""
+        """The shape of the product, `[*leading, ldim, rdim]`."""
         return self.A.shape[:-1] + self.B.shape[-1:]
 
     @property
     def ndim(self) -> int:
-        """Leading dimensions and two."""
+        """The number of dimensions of the product."""
         return self.A.ndim
 
     @property
     def has_leading_dims(self) -> bool:
-        """Whether this is a stack of matrices rather than one."""
+        """Whether this is a stack of matrices."""
         return self.ndim > 2
 
     @property
@@ -99,12 +99,12 @@ class FactoredMatrix:
 
     @property
     def AB(self) -> Float[Tensor, "*leading ldim rdim"]:
-        """The matrix, multiplied out: as large as `shape` says."""
+        """The product as a tensor of shape `shape`."""
         return self.A @ self.B
 
     @property
     def BA(self) -> Float[Tensor, "*leading mdim mdim"]:
-        """The factors multiplied the other way round, for a square matrix: small, with the same nonzero eigenvalues."""
+        """The product `B @ A` of a square matrix: small, with the same nonzero eigenvalues as `AB`."""
         if self.ldim != self.rdim:
             raise ShapeMismatch(f"BA needs a square matrix, ldim equal to rdim; this one is {list(self.shape)}")
         return self.B @ self.A
@@ -119,7 +119,7 @@ class FactoredMatrix:
     @overload
     def __matmul__(self, other: Tensor) -> "FactoredMatrix | Tensor": ...
     def __matmul__(self, other: "FactoredMatrix | Tensor") -> "FactoredMatrix | Tensor":
-        """With a matrix or a `FactoredMatrix` again a `FactoredMatrix`, with a vector [rdim] a tensor [..., ldim]."""
+        """The product with a matrix or `FactoredMatrix` is a `FactoredMatrix`, with a vector [rdim] a tensor [..., ldim]."""
         if not isinstance(other, (FactoredMatrix, Tensor)):
             return NotImplemented
         _check_fit(self.shape, other.shape)
@@ -135,7 +135,7 @@ class FactoredMatrix:
         return FactoredMatrix(self.A, self.B @ other)
 
     def __rmatmul__(self, other: Tensor) -> "FactoredMatrix | Tensor":
-        """With a matrix on the left again a `FactoredMatrix`, with a vector [ldim] a tensor [..., rdim]."""
+        """The product with a matrix on the left is a `FactoredMatrix`, with a vector [ldim] a tensor [..., rdim]."""
         if not isinstance(other, Tensor):
             return NotImplemented
         _check_fit(other.shape, self.shape)
@@ -143,23 +143,23 @@ class FactoredMatrix:
         return product.T if isinstance(product, FactoredMatrix) else product
 
     def __mul__(self, scalar: Any) -> "FactoredMatrix":
-        """Times a number, or a tensor of one element, whose axes broadcast with the matrix's."""
+        """The product with a number, or with a tensor of one element, whose axes broadcast."""
         return FactoredMatrix(self.A * _checked_scalar(scalar), self.B)
 
     __rmul__ = __mul__
 
     def __truediv__(self, scalar: Any) -> "FactoredMatrix":
-        """Divided by a number, or a tensor of one element."""
+        """The quotient by a number, or by a tensor of one element."""
         return FactoredMatrix(self.A / _checked_scalar(scalar), self.B)
 
     def __neg__(self) -> "FactoredMatrix":
         return FactoredMatrix(-self.A, self.B)
 
     def svd(self) -> SVD:
-        """`(U, S, V)` with `U @ diag(S) @ V.mT` the matrix: U [..., ldim, k], S [..., k] falling, V [..., rdim, k].
+        """`(U, S, V)` such that the matrix is `U @ diag(S) @ V.mT`: U [..., ldim, k], S [..., k] descending, V [..., rdim, k].
 
         The third is V, right singular vectors in its *columns*, and not its transpose as `torch.linalg.svd` returns.
-        Computed from the factors: a QR of each, then the SVD of the small matrix between. The result is kept until a
+        Computed from a QR of each factor and the SVD of the small matrix between. The result is cached until a
         factor changes, unless it carries gradients.
         """
         if torch.is_grad_enabled() and (self.A.requires_grad or self.B.requires_grad):
@@ -187,7 +187,7 @@ class FactoredMatrix:
 
     @property
     def S(self) -> Float[Tensor, "*leading k"]:
-        """Singular values, falling."""
+        """Singular values, in descending order."""
         return self.svd()[1]
 
     @property
@@ -197,12 +197,12 @@ class FactoredMatrix:
 
     @property
     def Vh(self) -> Float[Tensor, "*leading rdim k"]:
-        """The same as `V`, under the name that existing notebooks use: columns, *not* transposed as the h suggests."""
+        """An alias of `V` for existing notebooks: singular vectors in columns, *not* transposed."""
         return self.V
 
     @property
     def eigenvalues(self) -> Complex[Tensor, "*leading mdim"]:
-        """Those of the small product BA, for a square matrix: the nonzero eigenvalues of AB, filled up with zeros."""
+        """The eigenvalues of `BA`, for a square matrix: the nonzero eigenvalues of `AB`, padded with zeros."""
         if self.A.dtype in HALF:
             return FactoredMatrix(self.A.float(), self.B.float()).eigenvalues
         return torch.linalg.eigvals(self.BA)
@@ -212,7 +212,7 @@ class FactoredMatrix:
         return torch.linalg.matrix_norm(self._core()[1]).to(self.A.dtype)
 
     def make_even(self) -> "FactoredMatrix":
-        """The same matrix with factors `U sqrt(S)` and `sqrt(S) V.mT`: both have the same singular values."""
+        """The same matrix with the factors `U sqrt(S)` and `sqrt(S) V.mT`, which have equal singular values."""
         U, S, V = self.svd()
         root = S.sqrt()
         return FactoredMatrix(U * root[..., None, :], root[..., :, None] * V.mT)
@@ -228,7 +228,7 @@ class FactoredMatrix:
         return U * S[..., None, :]
 
     def get_corner(self, k: int = 3) -> Tensor:
-        """The first `k` of every dimension, multiplied out: a look at the numbers."""
+        """The first `k` entries of the product along every dimension, for inspection."""
         return self[(slice(k),) * self.ndim].AB
 
     def unsqueeze(self, k: int) -> "FactoredMatrix":
@@ -251,7 +251,7 @@ class FactoredMatrix:
         return FactoredMatrix(A[..., rows, :], B[..., columns])
 
     def _split_index(self, index: Any) -> tuple[tuple[Any, ...], Any, Any]:
-        """What of an index is for the leading dimensions, the rows and the columns; an ellipsis is written out."""
+        """Splits an index into those of the leading dimensions, the rows and the columns; expands an ellipsis."""
         items = list(index) if isinstance(index, tuple) else [index]
         missing = self.ndim - sum(map(_dims_used, items))
         if missing < 0:
@@ -273,7 +273,7 @@ class FactoredMatrix:
 
 
 def _dims_used(item: Any) -> int:
-    """How many dimensions one item of an index takes up."""
+    """The number of dimensions that an item of an index consumes."""
     if item is None or item is Ellipsis:
         return 0
     is_mask = isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8)
@@ -281,7 +281,7 @@ def _dims_used(item: Any) -> int:
 
 
 def _keeping(item: Any, size: int, what: str) -> Any:
-    """An integer as a slice of length one; anything else as it is."""
+    """An integer as a slice of length one; anything else unchanged."""
     try:
         place = operator.index(item)
     except TypeError:
@@ -300,7 +300,7 @@ def _checked_scalar(scalar: Any) -> Any:
 
 
 def _check_fit(left: torch.Size, right: torch.Size) -> None:
-    """That a product of these shapes exists; one of them may be a vector's."""
+    """Raises ShapeMismatch if matrices of these shapes cannot be multiplied; one of them may be a vector."""
     if not left or not right or left[-1] != right[0 if len(right) == 1 else -2]:
         raise ShapeMismatch(f"{list(left)} @ {list(right)}: the inner dimensions of a product have to be equal")
     try:

@@ -1,4 +1,4 @@
-"""Files that appear when they are whole: written beside their place under another name, and renamed."""
+"""Atomic writing of files: under a temporary name in the same folder, then renamed."""
 
 import os
 import shutil
@@ -37,9 +37,9 @@ def writable(path: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A name to write to, whose file takes the place of `path` after the block; what stood there stays if the block fails.
+    """A temporary path to write to; it replaces `path` after the block. If the block fails, an existing file is kept.
 
-    A link stays a link, and what it points to is replaced. Raises OSError as `writable`.
+    For a link the file that it points to is replaced. Raises OSError as `writable`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -60,5 +60,5 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _unfinished(target: Path) -> Path:
-    """A name beside a file that no other process or thread takes."""
+    """A temporary path in the folder of a file, unique to this process and thread."""
     return target.with_name(f"{target.name[:180]}.{os.getpid()}-{threading.get_ident()}.unfinished")

@@ -1,4 +1,4 @@
-"""Small helpers that notebooks use: names, numbers, tokens, and a look at what a model answers."""
+"""Helpers for notebooks: site names, tensors, tokens, and predictions for a prompt."""
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -26,9 +26,9 @@ __all__ = [
     "repeat_along_head_dimension", "sample_logits", "solu", "test_prompt", "to_numpy", "tokenize_and_concatenate",
 ]  # fmt: skip
 
-USE_DEFAULT_VALUE = None  # an argument left at this takes the model's default
+USE_DEFAULT_VALUE = None  # an argument with this value uses the model's default
 
-# GELU as GPT-2 computes it, by way of tanh; "fast" is the same formula in another order.
+# GPT-2's tanh approximation of GELU; "fast" evaluates the same formula in another order.
 gelu_new: Callable[[Tensor], Tensor] = gelu_tanh
 gelu_fast: Callable[[Tensor], Tensor] = gelu_tanh
 
@@ -37,7 +37,7 @@ gelu_fast: Callable[[Tensor], Tensor] = gelu_tanh
 
 
 def to_numpy(tensor: Any) -> np.ndarray:
-    """An array of a tensor (of any dtype and device, with or without gradients), a list, a number or an array.
+    """Converts a tensor (of any dtype and device, with or without gradients), a list, a number or an array to an array.
 
     >>> import torch
     >>> to_numpy(torch.ones(2, dtype=torch.bfloat16, requires_grad=True))
@@ -70,7 +70,7 @@ def remove_batch_dim(tensor: Tensor) -> Tensor:
 def repeat_along_head_dimension(
     tensor: Float[Tensor, "batch pos d_model"], n_heads: int, clone_tensor: bool = True
 ) -> Float[Tensor, "batch pos head d_model"]:
-    """One copy of a stream per head; with `clone_tensor=False` all heads look at the same memory."""
+    """One copy of the stream per head; with `clone_tensor=False` all heads share memory."""
     repeated = tensor[:, :, None].expand(-1, -1, n_heads, -1)
     return repeated.clone() if clone_tensor else repeated
 
@@ -78,14 +78,14 @@ def repeat_along_head_dimension(
 def get_offset_position_ids(
     past_kv_pos_offset: int, attention_mask: Int[Tensor, "batch pos"]
 ) -> Int[Tensor, "batch new"]:
-    """Positions of the tokens from an offset on, counted over real tokens (mask 1); padding in front stands at 0."""
+    """The positions of the tokens after an offset, counting only real tokens (mask 1); padding on the left has position 0."""
     return (attention_mask.cumsum(1) - 1).clamp(min=0)[:, past_kv_pos_offset:]
 
 
 def composition_scores(left: FactoredMatrix, right: FactoredMatrix, broadcast_dims: bool = True) -> Tensor:
     """`|left right| / (|left| |right|)` in Frobenius norms (Elhage et al. 2021), for every pair of their leading axes.
 
-    With `broadcast_dims=False` the leading axes go together instead. See `model.all_composition_scores`.
+    With `broadcast_dims=False` the leading axes are matched instead. See `model.all_composition_scores`.
 
     >>> import torch
     >>> pair = FactoredMatrix(torch.eye(4), torch.eye(4))
@@ -104,7 +104,7 @@ def composition_scores(left: FactoredMatrix, right: FactoredMatrix, broadcast_di
 
 
 def get_device() -> str:
-    """Where models go by default: "cuda" if there is one, else "cpu". An Apple GPU has to be asked for: "mps"."""
+    """The default device of models: "cuda" if available, otherwise "cpu". "mps" is used only on request."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -128,7 +128,7 @@ def get_attention_mask(
 def get_tokens_with_bos_removed(
     tokenizer: Any, tokens: Int[Tensor, "*batch pos"], padding_side: str | None = None
 ) -> Int[Tensor, "*batch shorter"]:
-    """The tokens without the BOS of each row, which stands first, or after the padding on the left."""
+    """The tokens without the BOS of each row, which is the first token, or the first after padding on the left."""
     if tokenizer.bos_token_id is None:
         return tokens
     if (padding_side or tokenizer.padding_side) == "right":
@@ -151,9 +151,9 @@ def tokenize_and_concatenate(
     num_proc: int | None = None,
     set_format: bool = True,
 ) -> Any:
-    """Texts, joined by the tokenizer's EOS and cut into rows of `max_length` tokens, each with a BOS in front.
+    """Texts, concatenated with the tokenizer's EOS and cut into rows of `max_length` tokens, each starting with BOS.
 
-    A rest too short for a row is dropped, unless it is all there is: then it is padded. A dataset of the library
+    An incomplete last row is dropped, unless it is the only one: then it is padded. A dataset of the library
     `datasets` gives a dataset (`streaming` and `num_proc` go to its `map`; of tensors, or with `set_format=False` of lists),
     a list of strings or dicts a list of dicts; their column is "tokens". Raises ValueError if the tokenizer lacks the
     special token.
@@ -175,7 +175,7 @@ def tokenize_and_concatenate(
 
 
 def _rows(texts: Sequence[str], tokenizer: Any, max_length: int, bos: bool) -> Int[Tensor, "row max_length"]:
-    """The texts of `tokenize_and_concatenate` as rows of ids."""
+    """The rows of ids for `tokenize_and_concatenate`."""
     width, ids = max_length - bos, []
     for text in tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"] if texts else []:
         ids += [*text, tokenizer.eos_token_id]
@@ -191,9 +191,9 @@ def _rows(texts: Sequence[str], tokenizer: Any, max_length: int, bos: bool) -> I
 
 
 class LocallyOverridenDefaults:
-    """Within a `with` block the model's own defaults are others; the tokenizer stays as it is.
+    """A context manager that overrides defaults of the model; the tokenizer is not changed.
 
-    `overrides` are `prepend_bos` and `padding_side`; None leaves the default. ValueError for anything else.
+    `overrides` are `prepend_bos` and `padding_side`; None keeps the default. Raises ValueError for anything else.
     """
 
     VALID: ClassVar = {"prepend_bos": (True, False, None), "padding_side": ("left", "right", None)}
@@ -229,10 +229,10 @@ def test_prompt(
     prepend_bos: bool | None = None,
     top_k: int = 10,
 ) -> None:
-    """Print how likely a model finds an answer (rank 0 is the likeliest) and which tokens it finds likeliest.
+    """Prints the rank and probability of an answer (rank 0 is the most likely token), and the most likely tokens.
 
-    An answer of several tokens is judged token by token, each after those before it; of several answers, the first
-    token each. `print_details=False` prints the ranks alone.
+    An answer of several tokens is evaluated token by token, each after those before it; of several answers only the first
+    token. `print_details=False` prints only the ranks.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")

@@ -1,1 +1,1 @@
-"""The demonstration: a small trained model in the box, the text it learned from, and an experiment on it."""
+"""The demonstration: the bundled trained model, the generator of its training text, and an experiment on it."""

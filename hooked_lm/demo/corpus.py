@@ -1,9 +1,9 @@
 """The text generator for the demonstration model.
 
-Nine small tasks, each with continuations that are right and others that are wrong, are written as templates
-filled in from word lists. The same templates make the training text and the evaluation items: every filled-in
-template has a `key` naming the combination it uses, and a hash of that key decides, once and for all, whether
-the combination belongs to training or is held out. The two never overlap. `HELD_OUT` says what the keys are.
+Nine small tasks with right and wrong continuations are written as templates that are filled in from word lists.
+The same templates generate training text and evaluation items. Every filled-in template has a `key`, the
+combination of words it uses, and a fixed hash of the key decides whether the combination is used for training
+or held out. The two never overlap. `HELD_OUT` describes the keys.
 
 Only the standard library is used, so the module can be imported anywhere.
 """
@@ -156,7 +156,7 @@ WORDS = sorted({*NOUNS, *NOUNS.values(), *ADJECTIVES, *STATES, *PLACES, *EVENTS}
 
 @dataclass(frozen=True)
 class Example:
-    """One filled-in template: a model that reads `prompt` should say `answer`, not the foil `wrong`."""
+    """One filled-in template: a model should continue `prompt` with `answer`, not with the foil `wrong`."""
 
     task: str
     prompt: str
@@ -175,7 +175,7 @@ class Example:
 
 
 def is_held_out(*key: object) -> bool:
-    """Whether a combination is kept from the training text: a fixed hash, the same on every machine."""
+    """Whether a combination is held out of the training text, by a hash that is the same on every machine."""
     return zlib.crc32("|".join(map(str, key)).encode()) % HELD_OUT_SHARE == 0
 
 
@@ -256,12 +256,12 @@ def _capitals(rng: Random) -> Example:
 
 
 def _landmarks(rng: Random) -> Example:
-    """The city a landmark stands in."""
+    """The city of a landmark."""
     return _fact(rng, "landmarks", LANDMARK_TEMPLATES, LANDMARKS)
 
 
 def _repeated_sequences(rng: Random) -> Example:
-    """Random words, then the same words again up to some point: what came next before comes next."""
+    """Random words, then the same words again up to some point; the answer is the next word of the first copy."""
     words = rng.sample(WORDS, rng.randint(5, 20))
     stop = rng.randint(1, len(words) - 1)
     prompt = "".join(f" {word}" for word in words + words[:stop])
@@ -313,7 +313,7 @@ SUCCESSOR_TEMPLATES = (
 
 
 def _successor(rng: Random, task: str, unit: str, cycle: list[str]) -> Example:
-    """What comes next in a cycle, asked in words or by a list of two to five."""
+    """The next item of a cycle, after a question in words or a list of two to five items."""
     last = rng.randrange(len(cycle))
     if rng.random() < 0.4:
         length = rng.randint(2, 5)

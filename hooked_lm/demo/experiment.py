@@ -1,9 +1,9 @@
-"""Who receives the drink? Activation patching on the bundled model, from the prompts to a written report.
+"""Activation patching on the bundled model, from prompts to a report: who receives the drink?
 
-The task is to name the indirect object (Wang et al. 2022, arXiv:2211.00593): after "When Mary and John went to the
-store, John gave a drink to" comes " Mary". In the corrupted prompt the other name is the giver, so the answer turns
-around. Putting values of the clean run into the corrupted run, one at a time, shows which of them carry the answer.
-Everything is kept for each pair of prompts, so that the report can say how far a mean can be trusted.
+The task is indirect-object identification (Wang et al. 2022, arXiv:2211.00593): after "When Mary and John went to the
+store, John gave a drink to" comes " Mary". In the corrupted prompt the other name is the giver, so the answer is
+reversed. Activations of the clean run are patched into the corrupted run, one at a time, to show which of them carry the
+answer. All results are kept for each pair of prompts, so that the report has confidence intervals.
 """
 
 import os
@@ -35,7 +35,7 @@ Cost = Mapping[str, int | float]
 
 @dataclass(frozen=True)
 class Pair:
-    """A clean prompt and the same with the other giver; `answer` and `wrong` change places between them."""
+    """A clean prompt and the prompt with the other giver, for which `answer` and `wrong` are swapped."""
 
     clean: str
     corrupted: str
@@ -71,7 +71,7 @@ def _prompt(first: str, second: str, giver: str) -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """What sweeps have computed, and what one forward pass for each of their cells would have."""
+    """The cost of sweeps, and the cost of one forward pass for each of their cells."""
 
     cells: int
     seconds: float
@@ -90,7 +90,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Result:
-    """What the experiment found, for each pair of prompts, and where heads look.
+    """The results of the experiment for each pair of prompts, and attention patterns.
 
     `differences` are logit differences, in nats; `sites` and `heads` are effects: the share of the mean difference between
     clean and corrupted run that a cell brings back (0: corrupted, 1: clean).
@@ -118,9 +118,9 @@ class Result:
         return list(zip(top["layer"].tolist(), top["head"].tolist(), strict=True))
 
     def ranking(self, n: int = 10) -> pd.DataFrame:
-        """The top heads: what each restores, with its interval, and where it looks from the last token, on average.
+        """The top heads: the effect of each, with its interval, and where it attends from the last token, on average.
 
-        One pair of prompts has no interval: the table is without `low` and `high` then.
+        With one pair of prompts the table has no interval (`low`, `high`).
         """
         top, looks = self.heads.top(n), []
         for layer, head in self.top_heads(n):
@@ -134,7 +134,7 @@ class Result:
 
 @torch.no_grad()
 def run(model: HookedTransformer, pairs: Sequence[Pair]) -> Result:
-    """Run both prompts of each pair, and patch the stream, attention and MLPs, then the heads, a progress bar each.
+    """Runs both prompts of each pair, then patches the stream, attention and MLPs, and the heads, with progress bars.
 
     Raises ValueError if the model does not tell clean from corrupted, or the prompts differ in length.
     """
@@ -194,7 +194,7 @@ def _work(sweeps: Sequence[patching.SweepResult], forward: Cost) -> Work:
 
 
 def write_report(result: Result, path: str | os.PathLike[str]) -> Path:
-    """Write the experiment as one HTML page that needs no network; returns where."""
+    """Writes the experiment as one self-contained HTML page; returns its path."""
     cfg, pair = result.model.cfg, result.pairs[0]
     lead = (
         f"After “{pair.clean}” a language model should say “{pair.answer.strip()}”. "

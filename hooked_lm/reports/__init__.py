@@ -1,1 +1,1 @@
-"""Whole experiments, from prompts to a page."""
+"""Whole experiments, from prompts to an HTML page."""

@@ -1,4 +1,4 @@
-"""From pairs of prompts to a circuit: its edges are found, measured against the full model, and drawn on a page."""
+"""Finds the circuit of a task, evaluates it against the full model, and writes a report."""
 
 import os
 import time
@@ -23,15 +23,15 @@ from hooked_lm.engine.result import SweepResult
 from hooked_lm.pretrained import HookedTransformer
 
 SHOWN_EDGES, SHOWN_NODES = 20, 12
-SHARE = 0.05  # of the edges, where nobody says how many
+SHARE = 0.05  # the default share of edges to keep
 STEPS = 5
-KL, DIFFERENCE = "kl", "logit difference"  # what a circuit is measured by
-RANKS = ("pruning", "masks")  # searches whose scores rank all edges
+KL, DIFFERENCE = "kl", "logit difference"  # the metrics of circuits
+RANKS = ("pruning", "masks")  # methods whose scores rank all edges
 
 
 @dataclass(frozen=True)
 class Task:
-    """Clean and corrupted prompts, as many and as long, and for each the right and a wrong next token."""
+    """Pairs of clean and corrupted prompts of equal lengths, with the right and a wrong next token for each pair."""
 
     clean: Sequence[str]
     corrupted: Sequence[str]
@@ -46,7 +46,7 @@ class Task:
             )
 
     def metric(self, model: HookedTransformer) -> metrics.Metric:
-        """How far the right answer is ahead of the wrong one, in nats. Raises ValueError for answers of several tokens."""
+        """The logit difference of right and wrong answer, in nats. Raises ValueError for answers of several tokens."""
         right, wrong = (
             torch.tensor([model.to_single_token(text) for text in some]) for some in (self.right, self.wrong)
         )
@@ -54,7 +54,7 @@ class Task:
 
 
 def answers_of(pairs: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Right and wrong answers, of texts such as " Mary, John"; raises ValueError for one without a comma in its middle.
+    """Splits texts such as " Mary, John" into right and wrong answers; raises ValueError for one without a comma inside.
 
     >>> answers_of([" Mary, John"])
     ([' Mary'], [' John'])
@@ -69,11 +69,11 @@ def answers_of(pairs: Sequence[str]) -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True)
 class Study:
-    """A circuit of a task, with what it was made of and how well it does.
+    """A circuit of a task, with the effects of edges and an evaluation.
 
-    `effects` are those of all edges, estimated or exact; None where the method gives a circuit and no effects. `evaluation` has
-    circuits of several sizes, or this one alone; `chosen` says how this one does, and `nodes` what each of its nodes adds.
-    `ahead` says by how many nats the right answer is ahead of the wrong one, on the clean and on the corrupted prompts.
+    `effects` are the estimated or exact effects of all edges; None if the method has none. `evaluation` has circuits of several
+    sizes, or only this one; `chosen` is the evaluation of this one, and `nodes` the contribution of each of its nodes. `ahead` is
+    the logit difference of the answers in nats, on the clean and on the corrupted prompts.
     """
 
     model: HookedTransformer
@@ -88,7 +88,7 @@ class Study:
 
     @property
     def facts(self) -> dict[str, str]:
-        """The circuit in figures."""
+        """Key figures of the circuit."""
         found = self.chosen.to_dataframe().iloc[0]
         some = len(self.task.clean) > 1
         interval = f" ({found['low']:.2f} to {found['high']:.2f})" if some else ""
@@ -108,7 +108,7 @@ class Study:
 
     @property
     def agreement(self) -> dict[str, Any] | None:
-        """How well estimated effects agree with exact ones; None where nothing was estimated, or measured."""
+        """The agreement of estimated and exact effects; None if there are no estimates or no exact effects."""
         if not isinstance(self.effects, Attribution) or not len(self.effects.agreement):
             return None
         return dict(self.effects.agreement.iloc[0])
@@ -125,12 +125,11 @@ def find(
     ablation: str = "resample",
     check: bool | int | None = None,
 ) -> Study:
-    """Find, measure and take apart a circuit; see `analysis.circuits.discover` for the methods and limits.
+    """Finds and evaluates a circuit; see `analysis.circuits.discover` for the methods and limits.
 
-    What a circuit does is measured `by` "kl", the divergence of its next token from the full model's, or by the "logit
-    difference" of the answers, from which effects of edges are estimated in either case. With neither `n_edges` nor
-    `threshold` a twentieth of the edges is kept. Raises ValueError and IndexError as `discover`, for prompts that do not
-    line up, and for answers that are no single token.
+    The metric of circuits (`by`) is "kl", the divergence of the next token from the full model's, or the "logit difference" of
+    the answers; effects of edges are always estimated for the latter. With neither `n_edges` nor `threshold` 5% of the edges
+    are kept. Raises the errors of `discover`, and ValueError for prompts of different lengths and answers of several tokens.
     """
     started = time.perf_counter()
     if by not in (KL, DIFFERENCE):
@@ -167,7 +166,7 @@ def _effects(
     ablation: str,
     check: bool | int | None,
 ) -> SweepResult | None:
-    """The effects of all edges on the clean run, by the methods that give them."""
+    """The effects of all edges on the clean run, if the method computes them."""
     common: dict[str, Any] = {**prompts, "metric": metric, "source": SOURCES[ablation], "direction": "noise"}
     if method == "exact":
         return patch_edges(model, progress=False, **common)
@@ -177,7 +176,7 @@ def _effects(
 
 
 def _nodes(model: HookedTransformer, circuit: circuits.Circuit, common: dict[str, Any]) -> pd.DataFrame:
-    """What each node adds to the circuit, the largest first; empty for an empty circuit."""
+    """The contribution of each node to the circuit, the largest first; empty for an empty circuit."""
     if not circuit.n_edges:
         return pd.DataFrame(columns=["node", "value"])
     top = circuits.minimality(model, circuit, of="nodes", **common).top(SHOWN_NODES)
@@ -188,7 +187,7 @@ def _nodes(model: HookedTransformer, circuit: circuits.Circuit, common: dict[str
 
 
 def write_report(study: Study, path: str | os.PathLike[str]) -> Path:
-    """Write the study as one HTML page that needs no network; returns where."""
+    """Writes the study as one self-contained HTML page; returns its path."""
     clean, right, wrong = (getattr(study.task, name)[0] for name in ("clean", "right", "wrong"))
     answer = f"“{right.strip()}” after “{clean}”"
     asked = f"Why does the model say {answer}, and not “{wrong.strip()}”?"

@@ -1,4 +1,4 @@
-"""Numbers with named axes: what experiments and reading tools give back."""
+"""Numbers with named axes: the results of experiments and analyses."""
 
 from hooked_lm.results.scores import Label, Scores
 

@@ -1,5 +1,5 @@
-"""How far a mean over prompts can be trusted: the percentile bootstrap (Efron 1979, doi:10.1214/aos/1176344552), and Student's
-interval (1908, doi:10.1093/biomet/6.1.1) where that reaches further, as it does for few prompts and for heavy tails."""
+"""Confidence intervals of means over prompts: the percentile bootstrap (Efron 1979, doi:10.1214/aos/1176344552), and Student's
+interval (1908, doi:10.1093/biomet/6.1.1) where it is wider, as for few prompts and heavy tails."""
 
 import math
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ NUMBERS = 1 << 22  # held at once, about
 def bootstrap(
     values: Float[Tensor, "cell prompt"], level: float = 0.95, n_resamples: int = 1000, seed: int = 0
 ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
-    """The interval of each cell's mean that so many prompts make plausible.
+    """The confidence interval of each cell's mean over prompts.
 
-    It reaches from the lower to the higher of both: the quantiles of the means of redrawn prompts, which follow a skewed
-    distribution, and Student's interval, which knows that few prompts tell little of how much they vary. Prompts are drawn
-    with replacement, the same for all cells, from a generator of its own. NaN where a value is not finite, and everywhere
-    for a single prompt. Raises ValueError for a level outside of (0, 1) or less than one resample.
+    Each bound is the wider one of two intervals: the bootstrap quantiles, which follow a skewed distribution, and Student's
+    interval, which accounts for the uncertain variance of few prompts. Prompts are drawn with replacement, the same for all
+    cells, from a separate generator. NaN where a value is not finite, and everywhere for a single prompt. Raises ValueError
+    for a level outside of (0, 1) or less than one resample.
 
     >>> low, high = bootstrap(torch.arange(100.0)[None])
     >>> bool(low < 49.5 < high)
@@ -49,7 +49,7 @@ def bootstrap(
 
 
 def _students_t(level: float, freedom: int) -> float:
-    """How many standard errors an interval of this level reaches, for so many degrees of freedom."""
+    """The half-width of Student's interval in standard errors, for a level and degrees of freedom."""
     angle = np.linspace(0, math.pi / 2, 20_001)  # the distribution function, by the angle atan(t / sqrt(freedom))
     density = np.cos(angle) ** (freedom - 1)
     share = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
@@ -57,7 +57,7 @@ def _students_t(level: float, freedom: int) -> float:
 
 
 def _weights(n_prompts: int, n_resamples: int, seed: int) -> Iterator[Float[Tensor, "resample prompt"]]:
-    """How often each prompt was drawn, as a share of all draws, some resamples at a time."""
+    """Yields the share of each prompt in the draws, for some resamples at a time."""
     generator = torch.Generator().manual_seed(seed)
     n_rows = max(1, NUMBERS // n_prompts)
     for start in range(0, n_resamples, n_rows):

@@ -1,4 +1,4 @@
-"""Scores: numbers over a grid with named axes, kept for each prompt; tables, figures and files of them."""
+"""Scores: numbers over a grid with named axes, for each prompt; with tables, figures and files."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -21,23 +21,30 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 Label = str | int
-COLUMNS = ("prompt", "value", "effect", "mean", "low", "high")  # of the tables; no axis may take their names
+COLUMNS = (
+    "prompt",
+    "value",
+    "effect",
+    "mean",
+    "low",
+    "high",
+)  # columns of the tables, which are not allowed as names of axes
 METRIC, POSITION = "metric", "position"
 Own = TypeVar("Own", bound="Scores")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Scores:
-    """Numbers over a grid, one for each cell and prompt.
+    """Numbers over a grid with named axes, one for each cell and prompt.
 
     Args:
         values: [*grid, prompt], in fp32 on the CPU; NaN for cells that do not exist, such as a head that a layer lacks.
-            A number for all prompts together is one prompt.
+            One number for all prompts counts as one prompt.
         axes: the axes of the grid in order, each with its labels (strings or ints, no two alike), e.g.
             {"layer": [0, 1], "position": ["0 <bos>", "1 When"]}.
-        about: how the numbers came about: the model, versions, seeds, settings.
+        about: the origin of the numbers: the model, versions, seeds, settings.
 
-    Raises ValueError for shapes that do not go together.
+    Raises ValueError for inconsistent shapes.
 
     >>> scores = Scores(torch.tensor([[1.0, 2.0], [5.0, 7.0]]), {"layer": [0, 1]})
     >>> scores
@@ -46,7 +53,7 @@ class Scores:
     tensor(6.)
     """
 
-    values: Float[Tensor, "..."]  # the shapes are checked below, in the words of the axes
+    values: Float[Tensor, "..."]  # the shapes are checked below, with errors that name the axes
     axes: Mapping[str, Sequence[Label]]
     about: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     GRID: ClassVar[tuple[str, ...]] = ("values",)  # the tensors that have the axes of the grid
@@ -83,7 +90,7 @@ class Scores:
 
     @property
     def n_prompts(self) -> int:
-        """How many numbers there are in a cell."""
+        """The number of prompts."""
         return self.values.shape[-1]
 
     @property
@@ -94,12 +101,11 @@ class Scores:
     def interval(
         self, level: float = 0.95, n_resamples: int = 1000, seed: int = 0
     ) -> tuple[Float[Tensor, "*grid"], Float[Tensor, "*grid"]]:
-        """The lowest and highest mean that these prompts make plausible: bootstrap over prompts (Efron 1979), or Student's
-        interval where that reaches further.
+        """The confidence interval (low, high) of the means: bootstrap over prompts (Efron 1979), or Student's where it is
+        wider.
 
-        Prompts are drawn again with replacement, the same for all cells, by a generator of its own. Intervals of 0.95 hold
-        the true mean of normal numbers 95 to 96 times in 100, of five prompts as of eighty. NaN with one prompt, which tells
-        nothing about others.
+        Prompts are drawn with replacement, the same for all cells, from a separate generator. Intervals of level 0.95 contain
+        the true mean of normal numbers in 95 to 96% of cases, for five prompts and for eighty. NaN with one prompt.
         """
         flat = self.values.reshape(-1, self.n_prompts)
         low, high = bootstrap(flat, level, n_resamples, seed)
@@ -108,12 +114,12 @@ class Scores:
     # ---- parts -------------------------------------------------------------------------------------------------------
 
     def select(self: Own, **labels: Any) -> Own:
-        """The part with these labels: `layer=3` drops the axis, `layer=[3, 4]` keeps it with these, in this order.
+        """The cells with these labels: `layer=3` removes the axis, `layer=[3, 4]` keeps it with these labels, in this order.
 
         >>> Scores(torch.tensor([[1.0], [5.0]]), {"layer": [0, 1]}).select(layer=1).mean
         tensor(5.)
 
-        Raises ValueError for axes and labels that there are not.
+        Raises ValueError for unknown axes and labels.
         """
         found = self
         for name, wanted in labels.items():
@@ -155,7 +161,7 @@ class Scores:
         """A row for each cell: its labels, the mean over prompts and the interval (`low`, `high`).
 
         With `per_prompt` a row for each cell and prompt: the labels, `prompt` and `value`. Cells that do not exist
-        are rows with NaN; `.dropna()` leaves them out.
+        are rows with NaN; `.dropna()` removes them.
         """
         if per_prompt:
             rows = list(product(*self.axes.values(), range(self.n_prompts)))
@@ -171,14 +177,14 @@ class Scores:
         return pd.DataFrame(list(product(*self.axes.values())), columns=list(self.axes), index=range(n_cells))
 
     def _ranked(self) -> Float[Tensor, "*grid prompt"]:
-        """The numbers by whose size cells are ranked."""
+        """The numbers that rank the cells, by absolute value."""
         return self.values
 
     def top(self, k: int = 10, level: float = 0.95) -> pd.DataFrame:
-        """The `k` cells (of each metric) of the largest size, up or down.
+        """The `k` cells (of each metric) with the largest absolute values.
 
-        Columns: the labels, `value` (the mean), in a sweep `effect` (its mean difference from the unchanged run), by which cells
-        are ranked then, and the interval (`low`, `high`) of what they are ranked by.
+        Columns: the labels, `value` (the mean), in a sweep `effect` (the mean difference from the unpatched run), by which its
+        cells are ranked, and the interval (`low`, `high`) of the ranked number.
         """
         if METRIC in self.axes:
             parts = [(metric, self.select(metric=metric).top(k, level)) for metric in self.axes[METRIC]]
@@ -198,7 +204,7 @@ class Scores:
     def plot(self, title: str = "", show_values: bool = False) -> "go.Figure":
         """A heat map of the means over the last two axes of the grid, positions from left to right.
 
-        Axes with one label go into the title. Colours are white at zero. Raises ValueError if more than two axes are left.
+        Axes with one label are part of the title. Colours are white at zero. Raises ValueError if more than two axes are left.
         """
         from hooked_lm.viz import heatmap
 
@@ -231,14 +237,14 @@ class Scores:
         return f"hooked_lm.{cls.__name__}"
 
     def save(self, path: str | Path) -> None:
-        """Write everything to one safetensors file, which appears when it is whole; `load` gives it back bit for bit."""
+        """Writes everything to one safetensors file, atomically; `load` restores it bit for bit."""
         tensors = {name: getattr(self, name) for name in self._tensors()}
         told = {of.name: getattr(self, of.name) for of in fields(self) if of.name not in tensors}
         stored.write(path, self._format(), tensors, {**told, "axes": list(self.axes.items())})
 
     @classmethod
     def load(cls: type[Own], path: str | Path) -> Own:
-        """Read what `save` wrote. Raises ValueError for any other file."""
+        """The scores that `save` wrote. Raises ValueError for any other file."""
         tensors, told = stored.read(path, cls._format())
         return cls(**{**tensors, **told, "axes": dict(told["axes"])})
 
@@ -263,6 +269,6 @@ class Scores:
 
 
 def origin(model: Any, **settings: Any) -> dict[str, Any]:
-    """Where results come from: the model's name, versions, and settings such as a seed."""
+    """The origin of results: the model's name, versions, and settings such as a seed."""
     name = str(getattr(getattr(model, "cfg", None), "model_name", None) or type(model).__name__)
     return {"model": name, "hooked_lm": version("hooked-lm"), "torch": str(torch.__version__), **settings}

@@ -1,4 +1,4 @@
-"""Results in files: tensors with what is told about them, in one safetensors file that appears when it is whole."""
+"""Files of results: tensors and metadata in one safetensors file, written atomically."""
 
 import json
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ __all__ = ["read", "write"]
 
 
 def write(path: str | Path, format: str, tensors: Mapping[str, Tensor], told: Mapping[str, Any]) -> None:
-    """Write tensors, and what JSON can hold of the rest; a file that stood there stays until the new one is whole.
+    """Writes tensors, and metadata as JSON; an existing file is kept until the new one is complete.
 
-    Raises OSError as `hooked_lm.files.writable`, and for a disk that is full.
+    Raises OSError as `hooked_lm.files.writable`, and if the disk is full.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -29,7 +29,7 @@ def write(path: str | Path, format: str, tensors: Mapping[str, Tensor], told: Ma
 
 
 def read(path: str | Path, format: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write` wrote under this format. Raises ValueError for any other file."""
+    """The content of a file that `write` wrote in this format. Raises ValueError for any other file."""
     from safetensors import SafetensorError, safe_open
 
     if Path(path).is_dir():

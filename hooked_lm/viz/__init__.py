@@ -1,7 +1,7 @@
-"""Pictures and pages: tensors and strings become plotly figures, and figures one HTML file that needs no network.
+"""Plotly figures from tensors and strings, and self-contained HTML pages of figures.
 
-`heatmap`, `bars` and `attention_patterns` draw; `report` writes a page of `Section`s, whose parts are text, tables (pandas),
-figures (plotly, alone or as a `Plate` with a caption), `Facts` and `TokenStrip`s.
+`heatmap`, `bars` and `attention_patterns` return figures; `report` writes a page of `Section`s, whose parts are text, tables
+(pandas), figures (plotly, alone or as a `Plate` with a caption), `Facts` and `TokenStrip`s.
 """
 
 from hooked_lm.viz.graphs import curves, layered_graph

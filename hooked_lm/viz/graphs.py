@@ -1,4 +1,4 @@
-"""Figures of graphs whose nodes stand on levels, one above the other."""
+"""Figures of layered graphs, and of curves."""
 
 import html
 from collections.abc import Mapping, Sequence
@@ -27,15 +27,15 @@ def layered_graph(
     title: str = "",
     value_name: str = "score",
 ) -> go.Figure:
-    """Nodes on levels, the lowest below, and edges between them, as wide and as deep in colour as their scores are large:
-    blue for positive, red for negative.
+    """A graph with nodes on levels, the lowest at the bottom. Width and colour of edges show their scores: blue is positive,
+    red negative.
 
     Args:
-        levels: each node's level; nodes of one level stand side by side, in the given order.
-        edges: from a node, to a node, and what is said where one points.
-        scores: one for each edge; edges are alike if None.
+        levels: the level of each node; nodes of one level are side by side, in the given order.
+        edges: the source, the target and the hover text of each edge.
+        scores: one for each edge; all edges look the same if None.
 
-    Raises ValueError for an edge from or to a node that has no level, and for another number of scores.
+    Raises ValueError for an edge to or from a node without a level, and for a wrong number of scores.
 
     >>> import torch
     >>> figure = layered_graph({"in": 0, "h0": 1, "out": 2}, [("in", "h0", "a"), ("h0", "out", "b")], torch.tensor([1.0, -2.0]))
@@ -163,7 +163,7 @@ def _style(figure: go.Figure, title: str, n_levels: int) -> None:
 
 
 def _band(level: int) -> dict[str, Any]:
-    """A faint stripe after every other level."""
+    """A faint stripe behind every other level."""
     ends = {"x0": 0, "x1": 1, "y0": level - 0.5, "y1": level + 0.5}
     return {
         "type": "rect",
@@ -185,14 +185,14 @@ def curves(
     y_title: str = "",
     show_values: bool = False,
 ) -> go.Figure:
-    """Lines over the same points, each perhaps with the interval in which it plausibly lies.
+    """Curves over the same points, with optional confidence intervals.
 
     Args:
-        x: where the points are, from left to right.
-        lines: the numbers of each line [point], by its name.
-        intervals: by the name of a line the lowest and the highest plausible number at each point.
+        x: the coordinates of the points, ascending.
+        lines: the values of each curve [point], by its name.
+        intervals: the lower and upper bounds at each point, by the name of a curve.
 
-    Raises ValueError for a line with another number of points.
+    Raises ValueError for a curve with a different number of points.
 
     >>> import torch
     >>> figure = curves(torch.tensor([0.0, 10.0]), {"faithfulness": torch.tensor([0.0, 1.0])})
@@ -227,7 +227,7 @@ def curves(
 
 
 def _ribbon(x: Tensor, low: Tensor, high: Tensor, colour: str) -> go.Scatter:
-    """The area between the lowest and the highest numbers."""
+    """The area of a confidence interval."""
     there, back = x.tolist(), x.flip(0).tolist()
     return go.Scatter(
         x=there + back,

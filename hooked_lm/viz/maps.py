@@ -1,4 +1,4 @@
-"""Feature maps as pictures: what the channels of a convolution see, side by side."""
+"""Figures of feature maps of convolutions."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ def feature_maps(
     title: str = "",
     columns: int = 4,
 ) -> go.Figure:
-    """A panel for each channel, rows from top to bottom as in a picture; colours are white at zero, and the same in all panels.
+    """One panel for each channel, with row 0 at the top; the colour scale is white at zero and shared by all panels.
 
     Raises ValueError for the wrong number of labels.
 

@@ -1,4 +1,4 @@
-"""A report: one HTML file with everything in it, which opens without a network, today and in ten years."""
+"""Reports: self-contained HTML files that need no network."""
 
 import html
 import os
@@ -15,7 +15,7 @@ from hooked_lm.viz.plots import FAINT, FONT, GRID, INK
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it, in order."""
+    """A heading and the parts below it, in order."""
 
     title: str
     parts: tuple[Part, ...]
@@ -26,10 +26,10 @@ class Section:
 
 
 def report(title: str, sections: Iterable[Section], path: str | os.PathLike[str], lead: str = "") -> Path:
-    """Write a page of sections to `path`; returns the path. `lead` is what the page says under its title.
+    """Writes a page of sections to `path` and returns the path. `lead` is the text below the title.
 
-    Text is escaped, with `code` between backticks. The page loads nothing from anywhere: it forbids itself to.
-    Raises OSError if the file cannot be written, TypeError for a part that is none.
+    Text is escaped, with `code` between backticks. The page loads nothing; its content security policy forbids it.
+    Raises OSError if the file cannot be written, TypeError for an unknown part.
 
     >>> import tempfile, torch
     >>> from hooked_lm.viz import Section, heatmap, report
@@ -53,7 +53,7 @@ def report(title: str, sections: Iterable[Section], path: str | os.PathLike[str]
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raise OSError, saying what is in the way, if a file could not be written here; leaves nothing behind.
+    """Raises OSError with the reason if a file cannot be written to a path; creates no file.
 
     >>> check_writable("/no/such/folder/report.html")
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""What a section of a page may hold, and the HTML of each."""
+"""The parts of a section, and their HTML."""
 
 import html
 import re
@@ -25,7 +25,7 @@ class Plate:
 
 @dataclass(frozen=True)
 class Facts:
-    """A few figures that stand out, each with what it is: `Facts({"prompt pairs": "8"})`; `notes` stand below them."""
+    """Highlighted key figures with labels, `Facts({"prompt pairs": "8"})`; `notes` are shown below them."""
 
     items: Mapping[str, str]
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -44,7 +44,7 @@ Part: TypeAlias = str | pd.DataFrame | go.Figure | Plate | Facts | TokenStrip
 
 
 def part_html(part: object, figure_id: str) -> str:
-    """The HTML of one part; `figure_id` names a figure on its page. Raises TypeError for anything that is no part."""
+    """The HTML of one part; `figure_id` names a figure on its page. Raises TypeError for an unknown part."""
     if isinstance(part, str):
         return f"<p>{text_html(part)}</p>"
     if isinstance(part, pd.DataFrame):
@@ -64,7 +64,7 @@ def part_html(part: object, figure_id: str) -> str:
 
 
 def text_html(text: str) -> str:
-    """Text, escaped; what is between backticks is set as code.
+    """Escaped text, with code between backticks.
 
     >>> text_html("`a < b` & more")
     '<code>a &lt; b</code> &amp; more'

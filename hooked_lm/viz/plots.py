@@ -1,4 +1,4 @@
-"""Figures of tensors with one label for each row and column, tokens among them."""
+"""Figures of tensors with labelled rows and columns."""
 
 import html
 import re
@@ -21,14 +21,14 @@ DIVERGING = [
 SEQUENTIAL = [(0.0, "#ffffff"), (0.15, "#dbe8f3"), (0.45, "#8db5d8"), (0.75, "#386fa8"), (1.0, "#12325e")]
 MINUS = "\N{MINUS SIGN}"
 VISIBLE = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍", "\u00a0": "⍽"})
-Interval = tuple[Tensor, Tensor]  # the lowest and the highest plausible value of each number, of its shape
+Interval = tuple[Tensor, Tensor]  # lower and upper bounds, each of the shape of the values
 SPACES = re.compile("^ +| +$| {2,}")
 UP, DOWN = "#386fa8", "#c8694c"
 FROM_TO = "<br>%{customdata[0]:.3f} to %{customdata[1]:.3f}"
 
 
 def visible(token: str, longest: int = 16) -> str:
-    """A token as one sees it: spaces at its ends and line breaks visible, long ones cut short.
+    """A token with visible outer spaces and line breaks; long tokens are shortened.
 
     >>> visible(" Mary"), visible("a\\n"), visible("layer 0"), visible("")
     ('·Mary', 'a↵', 'layer 0', '∅')
@@ -38,7 +38,7 @@ def visible(token: str, longest: int = 16) -> str:
 
 
 def token_label(token: str, longest: int = 16) -> str:
-    """The same for figures and pages, where nothing in a token may be read as markup.
+    """A visible token for figures and pages, with markup escaped.
 
     >>> token_label(" <b>")
     '·&lt;b&gt;'
@@ -58,14 +58,14 @@ def heatmap(
     limit: float | None = None,
     interval: Interval | None = None,
 ) -> go.Figure:
-    """A matrix in colours that diverge from white at zero; row 0 is at the top, NaN is left empty.
+    """A heat map of a matrix; colours diverge from white at zero, row 0 is at the top, NaN is empty.
 
     Args:
-        x_labels, y_labels: one for each column and row, e.g. tokens; equal labels stay apart. Indices if None.
-        value_name: what the numbers are, beside the colour bar.
+        x_labels, y_labels: one for each column and row, e.g. tokens; may contain duplicates. Indices if None.
+        value_name: the title of the colour bar.
         show_values: write each number into its cell, with two decimals and unless it rounds to zero.
-        limit: the size of number that gets the full colour; that of the largest number if None.
-        interval: the lowest and the highest value that are plausible for each cell; shown where one points.
+        limit: the absolute value at the end of the colour scale; the largest one if None.
+        interval: the lower and upper bounds of each cell, shown on hover.
 
     Raises ValueError for the wrong number of labels, or an interval of another shape.
 
@@ -110,11 +110,11 @@ def bars(
     x_title: str = "",
     y_title: str = "",
 ) -> go.Figure:
-    """Numbers side by side, from zero up or down, each with the interval in which it plausibly lies.
+    """A bar chart, with optional confidence intervals.
 
     Args:
-        labels: one for each bar; equal labels stay apart. Indices if None.
-        interval: the lowest and the highest plausible value of each bar.
+        labels: one for each bar; may contain duplicates. Indices if None.
+        interval: the lower and upper bounds of each bar.
 
     Raises ValueError for the wrong number of labels, or an interval of another shape.
 
@@ -156,12 +156,12 @@ def attention_patterns(
     title: str = "",
     columns: int = 2,
 ) -> go.Figure:
-    """Where heads look, a panel for each head: from the token of a row to the token of a column.
+    """Attention patterns, one panel for each head; rows are query tokens, columns key tokens.
 
     Args:
         tokens: one for each position.
         head_labels: a title for each panel; "head 0", "head 1", ... if None.
-        columns: how many panels stand side by side.
+        columns: the number of panels in a row.
 
     Raises ValueError for the wrong number of tokens or labels.
 
@@ -216,7 +216,7 @@ def _ends(values: Float[Tensor, "*shape"], interval: Interval | None) -> Float[n
 
 
 def _axis(labels: Sequence[Any] | None, length: int, what: str, title: str) -> dict[str, Any]:
-    """An axis over whole numbers, each with its label: so equal labels are not taken for one place."""
+    """An axis over integers with labels, so that equal labels stay separate."""
     labels = list(range(length)) if labels is None else labels
     if len(labels) != length:
         raise ValueError(f"{len(labels)} labels for {length} {what}")

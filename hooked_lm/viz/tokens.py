@@ -1,4 +1,4 @@
-"""Tokens with a number each: written into the cells of a grid, or one after the other on coloured ground."""
+"""Tokens with numbers: in the cells of a grid, or as text with coloured backgrounds."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hooked_lm.viz.plots import SEQUENTIAL, heatmap, token_label
 
-WARM, COLD = (200, 105, 76), (91, 143, 194)  # grounds of positive and negative numbers
+WARM, COLD = (200, 105, 76), (91, 143, 194)  # background colours of positive and negative numbers
 
 
 def token_grid(
@@ -24,7 +24,7 @@ def token_grid(
     value_name: str = "",
     limit: float | None = None,
 ) -> go.Figure:
-    """A token in each cell, its number in colour; row 0 is at the top, NaN is left empty.
+    """A grid of tokens, coloured by their numbers; row 0 is at the top, NaN is empty.
 
     Colours are those of `heatmap`, or without negative numbers they go from white at zero to dark at `limit` (the largest
     number if None). Raises ValueError for tokens or labels that do not fit.
@@ -53,10 +53,10 @@ def token_grid(
 def coloured_tokens(
     tokens: Sequence[str], values: Sequence[float], limit: float | None = None, marked: int | None = None
 ) -> str:
-    """HTML of tokens one after the other, each on a ground as strong as its number: warm above zero, cold below.
+    """The HTML of a text whose tokens have background colours by their numbers: warm above zero, cold below.
 
-    `limit` is the size of number that gets the full colour (the largest if None); the token at `marked` is underlined.
-    Raises ValueError for another number of tokens than values.
+    `limit` is the absolute value of the full colour (the largest if None); the token at `marked` is underlined.
+    Raises ValueError if tokens and values differ in number.
 
     >>> "rgba(200,105,76,0.35)" in coloured_tokens([" a", " b"], [0.0, 1.0])
     True
