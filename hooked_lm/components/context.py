@@ -1,4 +1,4 @@
-"""Context: what all layers of one forward pass share. Positions, masks and rotary angles are computed once per pass."""
+"""Context: what all layers of one forward pass share, computed once: positions, masks and rotary angles."""
 
 from collections.abc import Callable, Hashable
 from typing import TypeVar
@@ -20,8 +20,8 @@ class Context:
     """Positions and masks of one run over `n_pos` new tokens that follow `n_past` cached ones.
 
     `real` marks real tokens among past and new ones, [batch, key_pos]; None: there is no padding. Positions count
-    real tokens only, so a padded row sees what it sees alone. `pos_embed` is what Shortformer models add to queries
-    and keys, `per_layer` what each layer of a model with per-layer embeddings is given besides the stream.
+    real tokens only, so that padding does not change a row. `pos_embed` is what Shortformer models add to the inputs of queries
+    and keys, `per_layer` the additional inputs of the layers in a model with per-layer embeddings.
     """
 
     norms_see_copies = True  # whether per-head copies of a stream may pass the sites of a norm
@@ -61,7 +61,7 @@ class Context:
         """Which of the new tokens are real; None if all are."""
         return None if self.real is None else self.real[:, self.n_past :]
 
-    # ---- tokens that meet --------------------------------------------------------------------------------------------
+    # ---- where tokens mix --------------------------------------------------------------------------------------------
 
     def update_kv(self, layer: int, keys: Tensor, values: Tensor) -> KeysValues:
         """All keys and values of a layer: those of earlier tokens, from the cache, and these."""
@@ -90,8 +90,8 @@ class Context:
         """The result of a mixer with a state, each row starting from the state after its earlier tokens."""
         return mixer(stream, self, layer)
 
-    def given(self, layer: int) -> Float[Tensor, "batch pos d_per_layer"] | None:
-        """The per-layer input of a layer besides the stream; None if there is none."""
+    def per_layer_input(self, layer: int) -> Float[Tensor, "batch pos d_per_layer"] | None:
+        """The input of a layer from per-layer embeddings; None if there is none."""
         return None if self.per_layer is None else self.per_layer[:, :, layer]
 
     def query_angles(self, rotary: Rotary) -> Angles:
@@ -99,13 +99,13 @@ class Context:
         return self.once(rotary, lambda: rotary.angles(self.positions, self.n_key))
 
     def key_angles(self, rotary: Rotary) -> Angles:
-        """The angles of the keys that are made here."""
+        """The angles of the keys of the new tokens."""
         return self.query_angles(rotary)
 
     # ---- masks -------------------------------------------------------------------------------------------------------
 
     def mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"] | None:
-        """Which keys a query may see; None when that is all of them, or simply itself and everything before."""
+        """Which keys a query may see; None if these are all of them, or just itself and all before it."""
         windowed = window is not None and window < self.n_key
         square_or_row = not causal or self.n_pos in (1, self.n_key)
         if self.real is None and not windowed and square_or_row:
@@ -130,7 +130,7 @@ class Context:
     def additive_mask(
         self, causal: bool, window: int | None, dtype: torch.dtype
     ) -> Float[Tensor, "batch 1 query_pos key_pos"]:
-        """The same as numbers to add to the scores: 0 where a key may be seen, minus infinity elsewhere."""
+        """The mask as numbers to add to the scores: 0 where a query may see a key, minus infinity elsewhere."""
 
         def make() -> Tensor:
             forbidden = ~self.full_mask(causal, window)

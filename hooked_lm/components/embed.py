@@ -1,4 +1,4 @@
-"""Tokens and positions into the stream, and the stream out into logits."""
+"""The embedding of tokens, and the unembedding into logits."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ Logits = Float[Tensor, "batch pos d_vocab"]
 
 
 class Embed(nn.Module):
-    """The rows of `W_E` [d_vocab, d_model] that the tokens name, times `scale`, and then perhaps normalised."""
+    """The rows of `W_E` [d_vocab, d_model] of the tokens, times `scale`; with a `norm`, normalised."""
 
     @dataclass(frozen=True)
     class Config:
@@ -90,7 +90,7 @@ class Unembed(nn.Module):
         return self.finished(self.product(x))
 
     def some(self, x: Stream, tokens: Int[Tensor, " token"]) -> Float[Tensor, "batch pos token"]:
-        """The logits of these tokens alone, past the hook points."""
+        """The logits of some tokens, without the hook points."""
         return self.finished(self.product(x, tokens))
 
     def product(self, x: Stream, tokens: Int[Tensor, " token"] | None = None) -> Logits:
@@ -98,11 +98,11 @@ class Unembed(nn.Module):
         return columns(x, self.W_U, self.b_U, tokens)
 
     def finished(self, logits: Logits) -> Logits:
-        """Scaled."""
+        """The logits times `scale`."""
         return logits if self.cfg.scale == 1.0 else logits * self.cfg.scale
 
     def untied(self) -> "Unembed":
-        """The same with a `W_U` of its own; itself if it has one."""
+        """An unembedding with a parameter `W_U`; this one if it has one."""
         if isinstance(self.W_U, nn.Parameter):
             return self
         cfg = self.cfg
@@ -113,9 +113,9 @@ class Unembed(nn.Module):
 
 
 class TiedUnembed(Unembed):
-    """An unembedding whose `W_U` is the embedding's `W_E`, transposed: one parameter, one gradient, one memory.
+    """An unembedding whose `W_U` is the transpose of the embedding's `W_E`, which is the only parameter.
 
-    It appears in the state dict as `W_U` all the same, and refuses one that differs from `W_E`.
+    The state dict has an entry `W_U` too; one that differs from `W_E` is refused.
     """
 
     _embed: tuple[Embed]
@@ -126,7 +126,7 @@ class TiedUnembed(Unembed):
         super().__init__(cfg)
 
     def _make_weight(self) -> None:
-        """There is none of its own."""
+        """Makes no parameter."""
 
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:  # type: ignore[override]

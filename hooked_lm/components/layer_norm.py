@@ -60,17 +60,17 @@ class LayerNorm(Norm):
         return F.layer_norm(x, (cfg.d_model,), gain, self.shift(), cfg.eps)
 
     def gain(self) -> Float[Tensor, "*heads d_model"] | None:
-        """What the normalised value is multiplied by; None for a folded norm."""
+        """The factors of the normalised value; None for a folded norm."""
         if not self.cfg.weight:
             return None
         return self.w if self.cfg.offset == 0.0 else wide(self.w) + self.cfg.offset
 
     def shift(self) -> Float[Tensor, "*heads d_model"] | None:
-        """What is added after the gain; None for a folded norm."""
+        """The bias; None for a folded norm."""
         return self.b if self.cfg.bias else None
 
     def apply_weights(self, normalized: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """From the normalised value to the output."""
+        """The output for a normalised value."""
         gain, shift = self.gain(), self.shift()
         if gain is not None and shift is not None and gain.dtype == normalized.dtype:
             return torch.addcmul(shift, normalized, gain)
@@ -80,7 +80,7 @@ class LayerNorm(Norm):
 
 
 class HeadLayerNorm(LayerNorm):
-    """The same without biases, for heads whose weights are parameters of their own: `heads.0`, `heads.1`, each [d_model]."""
+    """Layer normalisation of heads with separate parameters `heads.0`, `heads.1`, ..., each [d_model], and without biases."""
 
     @dataclass(frozen=True)
     class Config(LayerNorm.Config):
@@ -96,5 +96,5 @@ class HeadLayerNorm(LayerNorm):
         self.heads = nn.ParameterList(torch.ones(cfg.d_model) for _ in range(cfg.n_heads))
 
     def gain(self) -> Float[Tensor, "heads d_model"]:
-        """What the normalised values are multiplied by."""
+        """The factors of the normalised values."""
         return torch.stack(list(self.heads))

@@ -17,21 +17,21 @@ Stream = Float[Tensor, "*batch d_model"]  # the tokens of an expert have no batc
 
 
 def hook_if_listening(point: nn.Module, x: Tensor) -> Tensor:
-    """The value at a point that shows a private copy of a tensor which others use too; free if nothing listens."""
+    """The value at a point that shows a private copy of a shared tensor; no copy is made if nothing listens."""
     return point(x.clone()) if is_listening(point) else x
 
 
 def entered(module: Any, x: Tensor) -> Tensor:
-    """What a module received, as its `hook_in` leaves it.
+    """The input of a module after its `hook_in`.
 
-    Where a tool has put a point of its own there, before a `forward` of its own on this instance, that has shown it already.
+    A tool that replaced `forward` of this instance and `hook_in` by its own has shown the input already.
     """
     shown = "forward" in module.__dict__ and not getattr(module.hook_in, "on_demand", False)
     return x if shown else hook_if_listening(module.hook_in, x)
 
 
 def multiplied(x: Float[Tensor, "*shape"], y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Their product; in the memory of `x`, which must belong to nobody else, where no gradient could need it."""
+    """The product; in the memory of `x`, which nothing else may use, where no gradient could need it."""
     return x * y if torch.is_grad_enabled() or x.dtype != y.dtype else x.mul_(y)
 
 
@@ -79,7 +79,7 @@ class MLP(nn.Module):
 
     @property
     def d_mlp(self) -> int:
-        """How many neurons there are."""
+        """The number of neurons."""
         return self.cfg.d_mlp
 
 
@@ -122,7 +122,7 @@ class GatedMLP(nn.Module):
         x = entered(self, x)
         gate = self.act_fn(self.hook_pre(F.linear(x, self.W_gate.T, self.b_gate)))
         linear = self.hook_pre_linear(F.linear(x, self.W_in.T, self.b_in))
-        # what hooks or a module returned, somebody may have kept
+        # hooks and modules may have kept what they returned
         is_shared = isinstance(self.act_fn, nn.Module) or is_listening(self.hook_pre, self.hook_pre_linear)
         post = gate * linear if is_shared else multiplied(gate, linear)
         if self.cfg.mid_norm is not None:
@@ -133,7 +133,7 @@ class GatedMLP(nn.Module):
 
     @property
     def d_mlp(self) -> int:
-        """How many neurons there are."""
+        """The number of neurons."""
         return self.cfg.d_mlp
 
 

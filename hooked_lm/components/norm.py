@@ -24,7 +24,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 def root_mean_square(x: Float[Tensor, "*batch d"], eps: float) -> Float[Tensor, "*batch 1"]:
-    """The root of the mean square plus eps, in one pass over the memory."""
+    """The root of the mean square plus eps, in one pass over memory."""
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return (length.square() / x.shape[-1] + eps).sqrt()
 
@@ -122,13 +122,13 @@ class RMSNorm(Norm):
         return F.rms_norm(wide(x), cfg.normalized_shape, self.gain(), cfg.eps).to(x.dtype)
 
     def gain(self) -> Float[Tensor, "*heads d_model"] | None:
-        """What the normalised value is multiplied by, in at least fp32; None for a folded norm."""
+        """The factors of the normalised value, in at least fp32; None for a folded norm."""
         if not self.cfg.weight:
             return None
         return wide(self.w) if self.cfg.offset == 0.0 else wide(self.w) + self.cfg.offset
 
     def apply_weights(self, normalized: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """From the normalised value to the output."""
+        """The output for a normalised value."""
         gain = self.gain()
         return normalized if gain is None else (wide(normalized) * gain).to(normalized.dtype)
 
@@ -137,12 +137,12 @@ NormConfig = Norm.Config
 
 
 def build_norm(cfg: NormConfig | None, dims: tuple[str, ...] = RESIDUAL) -> nn.Module:
-    """The norm that a sublayer reads the stream through; an identity where it reads the stream itself."""
+    """The norm in front of a sublayer; an identity if there is none."""
     return nn.Identity() if cfg is None else cfg.build(dims)
 
 
 def add_norm(module: nn.Module, name: str, cfg: NormConfig | None, dims: tuple[str, ...] = RESIDUAL) -> None:
-    """Give a module the norm of a config under this name; None gives none, and no attribute."""
+    """Adds the norm of a config to a module under this name; None adds no attribute."""
     if cfg is not None:
         setattr(module, name, cfg.build(dims))
 

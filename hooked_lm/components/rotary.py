@@ -1,7 +1,4 @@
-"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864).
-
-A `Rotary` is a frozen description without weights, so layers with equal ones share its angles.
-"""
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864), without weights: layers with equal ones share its angles."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable

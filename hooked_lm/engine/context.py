@@ -117,9 +117,9 @@ class PackedContext(Context):
         both = zip(self.packing.n_cells, self.packing.intervals, strict=True)
         return pack([repeated(value[:, start:stop], n) for n, (start, stop) in both])
 
-    def given(self, layer: int) -> Tensor | None:
-        given = self.base.given(layer)
-        return None if given is None else self._of_base(given)
+    def per_layer_input(self, layer: int) -> Tensor | None:
+        of_base = self.base.per_layer_input(layer)
+        return None if of_base is None else self._of_base(of_base)
 
     def query_angles(self, rotary: Rotary) -> Angles:
         cos, sin = self.key_angles(rotary)

@@ -44,15 +44,8 @@ class Attend(KnownAttributes):
 
     makes_keys = True  # whether it computes keys and values of its own
     kv_source_layer: int | None = None  # otherwise the layer whose keys and values it uses
-    of_keys: tuple[str, ...] = (
-        "hook_k",
-        "hook_v",
-        "hook_rot_k",
-        "k_norm",
-        "v_norm",
-        "W_K",
-        "W_V",
-    )  # their sites, weights
+    # the sites and weights of keys and values
+    of_keys: tuple[str, ...] = ("hook_k", "hook_v", "hook_rot_k", "k_norm", "v_norm", "W_K", "W_V")
 
     def make_mixing(
         self,
@@ -275,12 +268,12 @@ class Attention(SelfAttention):
 
     @property
     def n_kv(self) -> int:
-        """How many key/value heads there are at the hook points."""
+        """The number of key/value heads at the hook points."""
         return self.cfg.n_heads if self.ungrouped else self.cfg.n_kv
 
     @property
     def value_weights(self) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias that make values."""
+        """The weight and bias of values."""
         return (self.W_K, self.b_K) if self.cfg.values_from_keys else (self.W_V, self.b_V)
 
     def _projected(self, x: Tensor, W: Tensor, b: Tensor | None) -> PerHead:

@@ -25,7 +25,7 @@ Copies = Float[Tensor, "batch pos *head d_model"]  # of the stream, one for each
 
 
 class AttentionPart(nn.Module):
-    """The half of a block that reads and writes the stream through attention."""
+    """The half of a block with attention."""
 
     @dataclass(frozen=True)
     class Config:
@@ -67,14 +67,14 @@ class AttentionPart(nn.Module):
         return super().__call__(resid_pre, context)
 
     def attn_out(self, resid: Stream, context: Context | None, shared: Stream | None = None) -> Stream:
-        """What attention adds to the stream; `shared` is the normalised stream if it was made already."""
+        """What attention adds to the stream; `shared` is the normalised stream if it is known already."""
         context = context or Context(resid.shape[1], resid.device)
         inputs = self.attn_inputs(resid, shared, context)
         out = norm_of(self, "ln1_post")(self.attn(*inputs, context, self.layer))
         return self.hook_attn_out(_scaled(out, self.cfg.residual_scale))
 
     def attn_inputs(self, resid: Stream, shared: Stream | None, context: Context) -> Inputs:
-        """What queries, keys and values read: the normalised stream, or a copy of it for each head where something listens."""
+        """The inputs of queries, keys and values: the normalised stream, or a copy for each head where something listens."""
         points = [self._modules[name] for name in INPUT_POINTS if name in self._modules]
         if self.manner.per_head or self.manner.split or is_listening(*points):  # type: ignore[arg-type]
             query, key, value = head_inputs(self, resid, shared, context)
@@ -85,16 +85,16 @@ class AttentionPart(nn.Module):
         return _plus(query, context.pos_embed), _plus(key, context.pos_embed), value
 
     def read(self, copies: Copies, at_sites: bool = True) -> Copies:
-        """The stream, or copies of it, as attention reads them; without the sites of the norm unless `at_sites`."""
+        """The input of attention for the stream or copies of it; without the sites of the norm unless `at_sites`."""
         return self.ln1(copies) if at_sites else norm_unhooked(self.ln1, copies)
 
 
 class MLPPart(nn.Module):
-    """The half of a block that reads and writes the stream through an MLP."""
+    """The half of a block with an MLP."""
 
     @dataclass(frozen=True)
     class Config:
-        """The same for the MLP."""
+        """`ln2` normalises the input of the MLP; the others are as for attention."""
 
         mlp: MLPConfig | MoE.Config = field(kw_only=True)
         ln2: NormConfig | None = None
@@ -102,7 +102,7 @@ class MLPPart(nn.Module):
         residual_scale: float = 1.0
 
     cfg: Config
-    mlp_norm = "ln2"  # the norm that the MLP reads the stream through
+    mlp_norm = "ln2"  # the name of the norm in front of the MLP
 
     def make_mlp(self, cfg: Config) -> None:
         self.hook_mlp_in = HookPoint(*RESIDUAL, on_demand=True)
@@ -116,12 +116,12 @@ class MLPPart(nn.Module):
         return self.mlp_written(self.ln2(hook_if_listening(self.hook_mlp_in, resid)))
 
     def mlp_written(self, normalized: Stream) -> Stream:
-        """What the MLP adds to the stream when it reads this."""
+        """What the MLP adds to the stream for this input."""
         out = norm_of(self, "ln2_post")(self.mlp(normalized))
         return self.hook_mlp_out(_scaled(out, self.cfg.residual_scale))
 
     def apply_mlp(self, normalized_resid: Stream) -> Stream:
-        """The same, under its public name."""
+        """`mlp_written` under its public name."""
         return self.mlp_written(normalized_resid)
 
 

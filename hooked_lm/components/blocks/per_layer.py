@@ -127,7 +127,7 @@ class PerLayerBlock(PreNormBlock):
 
     def per_layer_out(self, resid: Stream, context: Context | None) -> Stream:
         """What the layer adds of the vector that it is given; ValueError if there is none."""
-        given = None if context is None else context.given(self.layer)
+        given = None if context is None else context.per_layer_input(self.layer)
         if given is None:
             raise ValueError(
                 f"layer {self.layer} needs the embedding of the tokens for this layer: give tokens=... beside the stream"
