@@ -18,7 +18,8 @@ from hooked_lm.models.generation import decoder as generation
 from hooked_lm.models.loss import lm_cross_entropy_loss
 from hooked_lm.models.stack import follow_flags
 from hooked_lm.models.text.methods import TextMethods
-from hooked_lm.models.verification.verify import Verification, verify
+from hooked_lm.models.verification.identities import decoder_identities
+from hooked_lm.models.verification.verify import Verification, drawn_tokens, verify
 from hooked_lm.models.weights.fold import FoldMethods
 from hooked_lm.models.weights.state import sync_config
 from hooked_lm.models.weights.views import WeightViews
@@ -157,5 +158,6 @@ class DecoderMethods(TextMethods, WeightViews, FoldMethods, BaseModel):
             self.setup()
 
     def verify(self, tokens: Int[Tensor, "batch pos"] | None = None) -> Verification:
-        """Check the identities between this model's sites; see `hooked_lm.models.verification.verify`."""
-        return verify(self, tokens)
+        """Check the identities between this model's sites, over random tokens unless given; see `verification.verify`."""
+        tokens = drawn_tokens(self.cfg) if tokens is None else tokens
+        return verify(self, (tokens,), lambda at, logits: decoder_identities(self, at, logits, tokens.to(self.device)))

@@ -17,8 +17,8 @@ from hooked_lm.models.config.tree import EncoderConfig
 from hooked_lm.models.encoder_outputs import EncoderOutputs, check_return_type
 from hooked_lm.models.stack import Stack, Stream, checked_ids, follow_flags
 from hooked_lm.models.text.encoder import EncoderText, Text
-from hooked_lm.models.verification.encoder import verify
-from hooked_lm.models.verification.verify import Verification
+from hooked_lm.models.verification.identities import encoder_identities
+from hooked_lm.models.verification.verify import Verification, drawn_tokens, verify
 from hooked_lm.models.weights.views import EncoderWeightViews
 
 Ids = Int[Tensor, "*batch pos"]
@@ -163,8 +163,9 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
         return types.to(self.device, torch.long)
 
     def verify(self, tokens: Int[Tensor, "batch pos"] | None = None) -> Verification:
-        """Check the identities between this model's sites; see `hooked_lm.models.verification.encoder`."""
-        return verify(self, tokens)
+        """Check the identities between this model's sites, over random tokens unless given; see `verification.verify`."""
+        tokens = drawn_tokens(self.cfg) if tokens is None else tokens
+        return verify(self, (tokens,), lambda at, output: encoder_identities(self, at, output))
 
     # ---- weights -----------------------------------------------------------------------------------------------------
 

@@ -21,8 +21,8 @@ from hooked_lm.models.loss import lm_cross_entropy_loss
 from hooked_lm.models.names import side_site_name
 from hooked_lm.models.stack import Stack, Stream, follow_flags
 from hooked_lm.models.text.encoder_decoder import DecoderInput, SourceAndTargetText
-from hooked_lm.models.verification.encoder_decoder import verify
-from hooked_lm.models.verification.verify import Verification
+from hooked_lm.models.verification.identities import encoder_decoder_identities
+from hooked_lm.models.verification.verify import Verification, drawn_tokens, verify
 from hooked_lm.models.weights.views import CrossWeightViews
 
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"]
@@ -202,8 +202,12 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         tokens: Int[Tensor, "batch pos"] | None = None,
         decoder_tokens: Int[Tensor, "batch target_pos"] | None = None,
     ) -> Verification:
-        """Check the identities between this model's sites; see `hooked_lm.models.verification.encoder_decoder`."""
-        return verify(self, tokens, decoder_tokens)
+        """Check the identities between this model's sites, over random tokens unless given; see `verification.verify`."""
+        tokens = drawn_tokens(self.cfg) if tokens is None else tokens
+        if decoder_tokens is None:
+            decoder_tokens = drawn_tokens(self.cfg, self.cfg.d_vocab_out, most=9, seed=1)
+        inputs = (tokens, decoder_tokens)
+        return verify(self, inputs, lambda at, logits: encoder_decoder_identities(self, at, logits))
 
     # ---- sites -------------------------------------------------------------------------------------------------------
 

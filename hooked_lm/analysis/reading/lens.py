@@ -16,7 +16,6 @@ from hooked_lm.components.norm import norm_of, norm_unhooked, wide
 from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, tokens_of
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.verification.verify import last_site
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Label, Scores, origin
 
@@ -175,7 +174,7 @@ def logit_lens(
     if lens is not None:
         lens.check(model, site, which)
     named = {layer: model.names((site, layer))[0] for layer in which}
-    last = last_site(model.blocks[-1], model.cfg.n_layers - 1)
+    last = model.stack.site_after(model, model.cfg.n_layers - 1)
     streams, labels = _run(model, prompts, [*named.values(), last])
     at = chosen(positions, len(labels), "position")
     if at is None:

@@ -14,7 +14,6 @@ from hooked_lm.analysis.attribution.gradients import check_grad_mode
 from hooked_lm.analysis.reading.lens import decode
 from hooked_lm.engine.prompts import Which, chosen
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.verification.verify import last_site
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores, origin
 
@@ -233,7 +232,7 @@ class _Training:
     def __init__(self, model: Decoder, site: str, layers: Sequence[int]) -> None:
         self.model, self.layers = model, layers
         self.sites = [model.names((site, layer))[0] for layer in layers]
-        self.last = last_site(model.blocks[-1], model.cfg.n_layers - 1)
+        self.last = model.stack.site_after(model, model.cfg.n_layers - 1)
         for name in self.sites:
             if model.hook_dict[name].dims != ("batch", "pos", "d_model"):
                 raise ValueError(f"'{name}' is no stream [batch, pos, d_model], so no lens looks at it")

@@ -9,12 +9,9 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from hooked_lm.components.blocks.post_norm import PostNormBlock
-from hooked_lm.components.norm import norm_of
-from hooked_lm.components.verification import identities as component_identities
-from hooked_lm.components.verification.registry import Identity, Pair, Sites, below, norm_identity, normed
+from hooked_lm.components.verification.registry import Identity, Pair, Sites
 from hooked_lm.hooks import HookPoint
 
 Errors = dict[str, list[float]]
@@ -70,43 +67,28 @@ def _where(check: Check) -> str:
     return f" in layers {', '.join(layers)}" if len(check.errors) > 1 else ""
 
 
-@torch.no_grad()
-def verify(model: Any, tokens: Int[Tensor, "batch pos"] | None = None) -> Verification:
-    """Check the identities between a HookedTransformer's sites on one run, over random tokens unless given.
-
-    Errors are relative to the largest value compared, where that is above one; 1e-5 is allowed in fp32, and four
-    units of rounding in lower precision. Nothing is raised for an identity that does not hold.
-
-    >>> from hooked_lm import HookedTransformer, HookedTransformerConfig
-    >>> from hooked_lm.models.verification.verify import verify
-    >>> cfg = HookedTransformerConfig(n_layers=2, d_model=16, n_heads=2, n_ctx=8, d_vocab=10, act_fn="relu")
-    >>> verify(HookedTransformer(cfg)).ok
-    True
-    """
-    tokens = (drawn_tokens(model.cfg) if tokens is None else tokens).to(model.device)
-
-    def identities(at: Sites, logits: Tensor) -> Iterator[Identity]:
-        for layer, block in enumerate(model.blocks):
-            yield from _block_identities(model, block, layer, at)
-        yield from _per_layer_identities(model, at, tokens)
-        yield from _output_identities(model, at, logits)
-
-    return checked(model, (tokens,), identities)
-
-
 def drawn_tokens(cfg: Any, d_vocab: int | None = None, most: int = 12, seed: int = 0) -> Int[Tensor, "2 pos"]:
     """Random token ids for a check, the same every time."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(d_vocab or cfg.d_vocab, (2, min(most, cfg.n_ctx)), generator=generator)
 
 
-def checked(
+@torch.no_grad()
+def verify(
     model: Any, inputs: tuple[Tensor, ...], identities: Callable[[Sites, Tensor], Iterator[Identity]]
 ) -> Verification:
-    """The identities between what passes the sites and what comes out, on one run; and that each site fires once.
+    """Check the identities between a model's sites on one run, and that each site fires once.
 
-    A second run with the sites on demand, those apart that identities read, must give the same.
+    `identities` gives them from the values at the sites and the output. A second run with the sites on demand, except those
+    that identities read, must give the same output. Errors are relative to the largest value compared, where that is above one;
+    1e-5 is allowed in fp32, and four units of rounding in lower precision. Nothing is raised for an identity that does not hold.
+
+    >>> from hooked_lm import HookedTransformer, HookedTransformerConfig
+    >>> cfg = HookedTransformerConfig(n_layers=2, d_model=16, n_heads=2, n_ctx=8, d_vocab=10, act_fn="relu")
+    >>> HookedTransformer(cfg).verify().ok
+    True
     """
+    inputs = tuple(each.to(model.device) for each in inputs)
     with without_copies(model):
         return _checked(model, inputs, identities)
 
@@ -166,45 +148,3 @@ def error_of(pair: Pair) -> float:
         return float(difference / right.float().abs().max().clamp(min=1.0))
     except (KeyError, RuntimeError, AttributeError):
         return float("inf")
-
-
-def _block_identities(model: Any, block: Any, layer: int, at: Sites) -> Iterator[Identity]:
-    """What a block says of itself, and that the next one reads what it leaves."""
-    shift = (lambda: at("hook_pos_embed")) if model.cfg.tree.shortformer else None
-    yield from component_identities(block, below(at, f"blocks.{layer}"), shift)
-    if layer + 1 < len(model.blocks):
-        left, then = last_site(block, layer), f"blocks.{layer + 1}.hook_resid_pre"
-        yield "resid_post == next resid_pre", lambda: (at(left), at(then))
-
-
-def _per_layer_identities(model: Any, at: Sites, tokens: Int[Tensor, "batch pos"]) -> Iterator[Identity]:
-    """What the layers are given besides the stream, where they are."""
-    if model.cfg.tree.per_layer is None:
-        return
-    yield from component_identities(model.per_layer, below(at, "per_layer"), lambda: at("hook_embed"), tokens)
-    for layer in range(len(model.blocks)):
-
-        def given(layer: int = layer) -> tuple[Tensor, Tensor]:
-            return at("per_layer.hook_out")[:, :, layer], at(f"blocks.{layer}.hook_per_layer_in")
-
-        yield "per_layer.out == per_layer_in of each layer", given
-
-
-def last_site(block: nn.Module, layer: int) -> str:
-    """Where the stream that a block leaves is seen."""
-    return f"blocks.{layer}.hook_" + ("normalized_" if isinstance(block, PostNormBlock) else "") + "resid_post"
-
-
-def _output_identities(model: Any, at: Sites, logits: Tensor) -> Iterator[Identity]:
-    final, unembed = norm_of(model, "ln_final"), model.unembed
-    last = last_site(model.blocks[-1], len(model.blocks) - 1)
-
-    def resid() -> Tensor:
-        return at(last)
-
-    def predicted() -> tuple[Tensor, Tensor]:
-        normalized = normed(final, below(at, "ln_final"), resid).to(logits.dtype)  # the stream may be wider
-        return model.cap_logits(unembed.unhooked(normalized)), logits
-
-    yield from norm_identity("ln_final", final, below(at, "ln_final"), resid)
-    yield "unembed(ln_final(resid_post)) == logits", predicted

@@ -13,7 +13,7 @@ from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
 from hooked_lm.components.blocks.post_norm import PostNormBlock
-from hooked_lm.models.verification.verify import Check, Verification, verify
+from hooked_lm.models.verification.verify import Check, Verification
 from tests.close import assert_close
 from tests.models.structures import SEEDS, Kinds, random_model, random_tokens, random_tree
 
@@ -196,5 +196,5 @@ def test_a_foreign_mlp_is_checked_as_far_as_it_goes():
     model = make("plain")
     model.blocks[0].mlp = nn.Identity()
     model.setup()
-    report = verify(model)
+    report = model.verify()
     assert report.ok, str(report)

@@ -1,0 +1,153 @@
+"""The identities between the sites of each class of model: of its stacks, and of what is before and after them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from jaxtyping import Int
+from torch import Tensor
+
+from hooked_lm.components.embed import Unembed, soft_capped
+from hooked_lm.components.encoder_embed import EncoderEmbed
+from hooked_lm.components.heads import Classifier, MLMHead, NSPHead, Pooler, TokenClassifier
+from hooked_lm.components.norm import norm_of
+from hooked_lm.components.verification import identities as component_identities
+from hooked_lm.components.verification import output_from_sites
+from hooked_lm.components.verification.registry import Identity, Read, Sites, below, norm_identity, normed
+from hooked_lm.models.stack import Stack
+
+# ---- a stack ---------------------------------------------------------------------------------------------------------
+
+
+def stack_identities(model: Any, stack: Stack, at: Sites, *given: Read | None) -> Iterator[Identity]:
+    """Those of each block, that each reads what the one before leaves, and the final norm.
+
+    `given` is what all blocks are given besides the stream. Where a model has several stacks the names begin with the stack's.
+    """
+    blocks, prefix = stack.blocks_of(model), f"{stack.blocks}: " if len(model.stacks) > 1 else ""
+    for layer, block in enumerate(blocks):
+        for name, pair in component_identities(block, below(at, f"{stack.blocks}.{layer}"), *given):
+            yield prefix + name, pair
+        if layer + 1 < len(blocks):
+
+            def both(layer: int = layer) -> tuple[Tensor, Tensor]:
+                return at(stack.site_after(model, layer)), at(f"{stack.blocks}.{layer + 1}.hook_resid_pre")
+
+            yield f"{prefix}resid_post == next resid_pre", both
+    yield from norm_identity(stack.ln_final, *_final(model, stack, at))
+
+
+def stack_output(model: Any, stack: Stack, at: Sites) -> Tensor:
+    """The stream after the final norm of a stack, from its sites."""
+    return normed(*_final(model, stack, at))
+
+
+def _final(model: Any, stack: Stack, at: Sites) -> tuple[Any, Sites, Read]:
+    """The final norm of a stack, its sites, and what it reads."""
+    last = stack.site_after(model, len(stack.blocks_of(model)) - 1)
+    return norm_of(model, stack.ln_final), below(at, stack.ln_final), lambda: at(last)
+
+
+# ---- decoders --------------------------------------------------------------------------------------------------------
+
+
+def decoder_identities(model: Any, at: Sites, logits: Tensor, tokens: Int[Tensor, "batch pos"]) -> Iterator[Identity]:
+    """Those of the stack, the per-layer embeddings and the logits."""
+    yield from stack_identities(
+        model, model.stack, at, (lambda: at("hook_pos_embed")) if model.tree.shortformer else None
+    )
+    if model.tree.per_layer is not None:
+        yield from component_identities(model.per_layer, below(at, "per_layer"), lambda: at("hook_embed"), tokens)
+        for layer in range(len(model.blocks)):
+
+            def given(layer: int = layer) -> tuple[Tensor, Tensor]:
+                return at("per_layer.hook_out")[:, :, layer], at(f"blocks.{layer}.hook_per_layer_in")
+
+            yield "per_layer.out == per_layer_in of each layer", given
+
+    def predicted() -> tuple[Tensor, Tensor]:
+        normalized = stack_output(model, model.stack, at).to(logits.dtype)  # the stream may be wider
+        return model.cap_logits(model.unembed.unhooked(normalized)), logits
+
+    yield "unembed(ln_final(resid_post)) == logits", predicted
+
+
+# ---- encoder-decoders ------------------------------------------------------------------------------------------------
+
+
+def encoder_decoder_identities(model: Any, at: Sites, logits: Tensor) -> Iterator[Identity]:
+    """Those of both stacks, of what the encoder gives the decoder, and the logits."""
+
+    def source() -> Tensor:
+        return at("hook_encoder_out")
+
+    def predicted() -> tuple[Tensor, Tensor]:
+        out = stack_output(model, model.decoder_stack, at)
+        return soft_capped(model.unembed.unhooked(out), model.tree.unembed.soft_cap), logits
+
+    yield from stack_identities(model, model.encoder_stack, at)
+    yield (
+        "encoder_final_ln(resid_post) == encoder_out",
+        lambda: (stack_output(model, model.encoder_stack, at), source()),
+    )
+    yield from stack_identities(model, model.decoder_stack, at, source)
+    yield "unembed(decoder_final_ln(resid_post)) == logits", predicted
+
+
+# ---- encoders --------------------------------------------------------------------------------------------------------
+
+
+def encoder_identities(model: Any, at: Sites, output: Tensor) -> Iterator[Identity]:
+    """Those of the embeddings, the stack and the heads."""
+    if isinstance(model.embed, EncoderEmbed):
+        yield from embed_identities(model, at)
+    yield "full_embed == resid_pre", lambda: (at("hook_full_embed"), at("blocks.0.hook_resid_pre"))
+    yield from stack_identities(model, model.stack, at)
+    yield from head_identities(model, at, lambda: stack_output(model, model.stack, at), output)
+
+
+def embed_identities(model: Any, at: Sites) -> Iterator[Identity]:
+    """That the embeddings add up to what enters the stream."""
+    parts = [
+        name for name in ("hook_embed", "hook_token_type_embed", "hook_pos_embed") if f"embed.{name}" in model.hook_dict
+    ]
+
+    def total() -> Tensor:
+        return sum((at(f"embed.{name}") for name in parts[1:]), at(f"embed.{parts[0]}"))
+
+    def full() -> tuple[Tensor, Tensor]:
+        normalized = normed(norm_of(model.embed, "ln"), below(at, "embed.ln"), total)
+        return model.embed.into_stream(normalized), at("hook_full_embed")
+
+    yield from norm_identity("embed.ln", norm_of(model.embed, "ln"), below(at, "embed.ln"), total)
+    yield "sum of embeddings, normed == full_embed", full
+
+
+def head_identities(model: Any, at: Sites, stream: Read, output: Tensor) -> Iterator[Identity]:
+    """What the sites of the heads satisfy; nothing is known of a foreign module in the place of one."""
+
+    def pooled() -> Tensor:
+        return at("pooler.hook_pooler_out")
+
+    kinds: dict[str, Any] = {"mlm_head": MLMHead, "pooler": Pooler, "nsp_head": NSPHead}
+    kinds |= {"classifier": Classifier, "token_classifier": TokenClassifier}
+    for name, kind in kinds.items():
+        head, read = getattr(model, name), pooled if name in ("nsp_head", "classifier") else stream
+        if isinstance(head, kind):
+            yield from (
+                (f"{name}: {identity}", pair) for identity, pair in component_identities(head, below(at, name), read)
+            )
+    if isinstance(model.unembed, Unembed):
+
+        def unembedded(x: Tensor) -> Tensor:
+            return soft_capped(model.unembed.unhooked(x), model.tree.unembed.soft_cap)
+
+        def logits() -> tuple[Tensor, Tensor]:
+            if model.mlm_head is None:
+                return unembedded(stream()), output
+            if isinstance(model.mlm_head, MLMHead):
+                return unembedded(output_from_sites(model.mlm_head, below(at, "mlm_head"))), output
+            return unembedded(model.mlm_head(stream())), output
+
+        yield "unembed(mlm_head) == logits", logits
+    if model.main_head is None:
+        yield "ln_final(resid_post) == embeddings", lambda: (stream(), output)
