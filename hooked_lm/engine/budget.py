@@ -1,5 +1,6 @@
 """How many cells go into one pass, by the memory that it may take."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,21 +25,34 @@ class Budget:
     is_asked: bool = False
 
     @classmethod
-    def of(cls, batch_size: int | str, device: torch.device) -> "Budget":
-        """From what users say: a number of bytes, or "auto"; raises ValueError for anything else."""
+    def of(cls, max_memory: int | str, device: torch.device) -> "Budget":
+        """From what users give: see `bytes_of`. "auto" is 1 GiB on a CPU, half of the free memory on a GPU."""
         enough = ENOUGH if device.type == "cpu" else ENOUGH_ON_GPU
-        if batch_size == "auto":
+        if max_memory == "auto":
             free = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else AUTO
             return cls(free, enough)
-        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size <= 0:
-            raise ValueError(f"batch_size must be 'auto' or a number of bytes, got {batch_size!r}")
-        return cls(batch_size, enough, is_asked=True)
+        return cls(bytes_of(max_memory), enough, is_asked=True)
 
     def cells_of_whole_forwards(self, model: nn.Module, shape: torch.Size) -> int:
         """How many cells of these logits [batch, pos, d_vocab] fit into one batch; at least one."""
         n_tokens = shape[0] * shape[1]
         width = max(token_bytes(model), 4 * shape[-1])
         return max(1, min(self.n_tokens // n_tokens, self.n_bytes // (n_tokens * width)))
+
+
+def bytes_of(max_memory: int | str) -> int:
+    """Bytes given as a number, or as a text such as "512MB" or "2 GiB". Raises ValueError for anything else.
+
+    >>> bytes_of("512MB"), bytes_of("1.5 GiB"), bytes_of(1000)
+    (512000000, 1610612736, 1000)
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B\s*", max_memory) if isinstance(max_memory, str) else None
+    if found is not None:
+        number, prefix, is_binary = found.groups()
+        max_memory = int(float(number) * (1024 if is_binary else 1000) ** " kMGT".index(prefix or " "))
+    if not isinstance(max_memory, int) or isinstance(max_memory, bool) or max_memory <= 0:
+        raise ValueError(f"max_memory must be 'auto', a number of bytes or a size such as '512MB', got {max_memory!r}")
+    return max_memory
 
 
 def batches(
@@ -66,7 +80,7 @@ def batches(
         full = size + n_bytes > available or tokens + own > budget.n_tokens
         if n_bytes > available and budget.is_asked:
             raise ValueError(
-                f"batch_size={budget.n_bytes:,} bytes is too little: the base run takes {base.n_bytes:,}, "
+                f"max_memory={budget.n_bytes:,} bytes is too little: the base run takes {base.n_bytes:,}, "
                 f"and one cell of {base.n_prompts} prompts about {n_bytes:,}"
             )
         if some and (full or schedule.on_demand != some[0].on_demand):

@@ -38,7 +38,7 @@ Scores = Float[Tensor, "metric prompt"]  # a metric of all prompts together has 
 class Experiment:
     """Many cells on one base run: the corrupted prompts of a sweep, say, and `base` what was exchanged in all of their runs.
 
-    `metrics` map logits [batch, pos, d_vocab] to one number for each prompt [batch], or to one for all. `batch_size` is how much
+    `metrics` map logits [batch, pos, d_vocab] to one number for each prompt [batch], or to one for all. `max_memory` is how much
     memory a pass may take besides the model. What the base run has at the sites of `compare` is kept, so that nothing is
     computed before the first position at which a cell changes anything. Raises ValueError for a metric that gives something
     else, or NaN, on the base run.
@@ -50,7 +50,7 @@ class Experiment:
         tokens: Int[Tensor, "batch pos"],
         metrics: Sequence[Metric],
         base: Cell = (),
-        batch_size: int | str = "auto",
+        max_memory: int | str = "auto",
         compare: Collection[str] = (),
     ) -> None:
         if not isinstance(model, SourceAndTarget):
@@ -58,7 +58,7 @@ class Experiment:
         self.model, self.metrics = model, list(metrics)
         self.tokens = tokens.to(next(model.parameters()).device)
         self.base_changes = self._checked_cell(base)
-        self.budget = Budget.of(batch_size, self.tokens.device)
+        self.budget = Budget.of(max_memory, self.tokens.device)
         self.cost = Cost()
         self.places: Mapping[str, SiteInfo] = places(model) if isinstance(model, Decoder) else {}
         with torch.no_grad():

@@ -61,7 +61,7 @@ class Study:
         tokens: Int[Tensor, "batch pos"],
         metric: Metrics,
         other: Int[Tensor, "batch pos"] | None = None,
-        batch_size: int | str = "auto",
+        max_memory: int | str = "auto",
         progress: bool = True,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> SweepResult:
@@ -83,7 +83,7 @@ class Study:
             about, cells = (dict(self.axes), self.title, self.changes), [((), self.base), *self.cells.items()]
             mark = fingerprint(model, [tokens, other], metrics, cells, about)
         sites = {change.site for cell in self.cells.values() for change in cell}
-        experiment = Experiment(model, tokens, list(metrics.values()), self.base, batch_size, sites)
+        experiment = Experiment(model, tokens, list(metrics.values()), self.base, max_memory, sites)
         baseline = None if other is None else Experiment(model, other, list(metrics.values())).scores
         run = _Run(self, experiment, metrics, baseline, checkpoint, mark)
         try:

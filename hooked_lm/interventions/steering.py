@@ -312,7 +312,7 @@ def sweep_steering(
     layers: Layers = "each",
     positions: str = "all",
     unit: bool = False,
-    batch_size: int | str = "auto",
+    max_memory: int | str = "auto",
     progress: bool = True,
 ) -> SweepResult:
     """The metric of steered runs, over layers and coefficients: what a run under `vectors.hooks(...)` gives, cell by cell.
@@ -323,7 +323,7 @@ def sweep_steering(
         metric: from logits [batch, pos, d_vocab] to a number for each prompt; or several by name.
         positions: "all" (or "prompt", which is the same here), or "last_prompt": the last token of each.
         coefficients, layers, unit: as for `SteeringVectors.hooks`.
-        batch_size: "auto", or the bytes that a pass may take besides the model; cells share a pass where they fit.
+        max_memory: "auto", or the bytes that a pass may take besides the model; cells share a pass where they fit.
 
     Returns a SweepResult with the axes (metric), layer and coefficient, whose labels are numbers where they are whole and
     strings such as "0.5" elsewhere; `.corrupted` is the run that is not steered, so `.effects()` is what steering changes.
@@ -356,7 +356,7 @@ def sweep_steering(
         hooks = [vectors.hooks(coefficients[j], list(sites)[i], positions, unit) for i, j in places]
         cells: dict[tuple[int, ...], Any] = dict(zip(places, changes_of(model, tokens, hooks), strict=True))
         study = Study({"layer": list(sites), "coefficient": labels}, cells, title="steering")
-        return study.carry_out(model, tokens, metric, None, batch_size, progress)
+        return study.carry_out(model, tokens, metric, None, max_memory, progress)
 
     groups = [[row for row in range(len(ids)) if ids[row].shape == ids[first].shape] for first in _firsts(ids)]
     settings = {"site": vectors.site, "method": vectors.method, "positions": positions, "unit": unit}

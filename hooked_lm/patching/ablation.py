@@ -52,7 +52,7 @@ def ablate(
     neurons: Which = "each",
     positions: Which = None,
     seed: int = 0,
-    batch_size: int | str = "auto",
+    max_memory: int | str = "auto",
     progress: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> SweepResult:
@@ -77,7 +77,7 @@ def ablate(
         layers, heads, neurons: "each" gives the grid an axis, a list an axis of these, None ablates all together.
         positions: None ablates at all positions together (for "positions" it means "each"), "each" or a list give an axis.
         seed: of the draws of "resample", which leave the global generators alone.
-        batch_size, progress, checkpoint: as in `sweep`.
+        max_memory, progress, checkpoint: as in `sweep`.
 
     Returns a SweepResult with the axes (metric), layer, position, head or neuron, as far as they exist. Its baseline
     `corrupted` is the run without ablation, so `.effects()` is what each ablation changes; there is no `clean`. NaN for a head,
@@ -120,7 +120,7 @@ def ablate(
 
     axes, cells = _together(plan.axes, plan.cells(ablated))
     study = study_of(model, tokens, axes, cells, title=f"ablating {what}", like=plan.like)
-    return study.carry_out(model, tokens, metric, None, batch_size, progress, checkpoint)
+    return study.carry_out(model, tokens, metric, None, max_memory, progress, checkpoint)
 
 
 def _check_options(what: str, method: str, dataset: Dataset | None, heads: Which, neurons: Which) -> None:

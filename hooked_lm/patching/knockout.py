@@ -34,7 +34,7 @@ def attention_knockout(
     window: int = 1,
     layers: Which = "each",
     heads: Which = None,
-    batch_size: int | str = "auto",
+    max_memory: int | str = "auto",
     progress: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> SweepResult:
@@ -54,7 +54,7 @@ def attention_knockout(
             after it, and at the ends of the model windows are cut off.
         layers: "each" gives the grid an axis, a list an axis of these, None cuts in all layers together.
         heads: None cuts in all heads together, "each" or a list give an axis.
-        batch_size, progress, checkpoint: as in `sweep`.
+        max_memory, progress, checkpoint: as in `sweep`.
 
     Returns a SweepResult with the axes (metric), edge, layer, head, as far as they exist; `corrupted` is the run in which nothing
     is cut, so `.effects()` is what each edge is worth; there is no `clean`. NaN for windows without attention scores (layers
@@ -75,7 +75,7 @@ def attention_knockout(
     tokens = tokens_of(model, prompts)
     grid = _Grid(model, tokens, edges, layers, heads, window)
     study = study_of(model, tokens, grid.axes, dict(grid.cells()), title="knocking out attention", like=grid.scores)
-    return study.carry_out(model, tokens, metric, None, batch_size, progress, checkpoint)
+    return study.carry_out(model, tokens, metric, None, max_memory, progress, checkpoint)
 
 
 class _Grid:

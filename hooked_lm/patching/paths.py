@@ -35,7 +35,7 @@ def path_patch(
     *,
     metric: Metrics,
     freeze: str = "attention",
-    batch_size: int | str = "auto",
+    max_memory: int | str = "auto",
     progress: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> SweepResult:
@@ -53,7 +53,7 @@ def path_patch(
             run, in which everything after the sender is held, and the logits hear it.
         senders: "heads" (all that stand before the last receiver), "mlps", or a list of (layer, head) and (layer, "mlp").
         freeze: "attention" lets MLPs pass the change on, "all" holds them too.
-        metric, batch_size, progress, checkpoint: as for `sweep`.
+        metric, max_memory, progress, checkpoint: as for `sweep`.
 
     Returns a SweepResult with the axes layer and head, layer, or sender; a sender that no receiver can hear has the value of
     the corrupted run. Raises ValueError for an empty list, a word that is none of these, and a receiver that has no such
@@ -68,7 +68,7 @@ def path_patch(
     >>> result.mean.shape == (model.cfg.n_layers, model.cfg.n_heads)
     True
     """
-    paths = Paths(model, corrupted, clean, freeze, batch_size)
+    paths = Paths(model, corrupted, clean, freeze, max_memory)
     axes, places = _senders(model, senders)
     if isinstance(receivers, str):
         if receivers != "logits":
@@ -77,7 +77,7 @@ def path_patch(
     else:
         cells = paths.to_inputs(places, receivers)
     study = Study(axes, cells, title="patching paths")
-    return study.carry_out(model, paths.tokens, metric, paths.clean, batch_size, progress, checkpoint)
+    return study.carry_out(model, paths.tokens, metric, paths.clean, max_memory, progress, checkpoint)
 
 
 @undisturbed
@@ -89,7 +89,7 @@ def head_to_head(
     metric: Metrics,
     freeze: str = "all",
     inputs: Sequence[str] = INPUTS,
-    batch_size: int | str = "auto",
+    max_memory: int | str = "auto",
     progress: bool = True,
 ) -> SweepResult:
     """The path from every head to the queries, keys and values of every later head, one path at a time.
@@ -110,7 +110,7 @@ def head_to_head(
     """
     if not inputs or not set(inputs) <= set(INPUTS):
         raise ValueError(f"inputs must be some of {', '.join(INPUTS)}, got {list(inputs)}")
-    paths = Paths(model, corrupted, clean, freeze, batch_size)
+    paths = Paths(model, corrupted, clean, freeze, max_memory)
     n_layers, n_heads = _size(model)
     all_axes: dict[str, Sequence[Label]] = {"input": list(inputs), "from_layer": [], "from_head": list(range(n_heads))}
     all_axes |= {"layer": list(range(n_layers)), "head": list(range(n_heads))}
@@ -120,7 +120,7 @@ def head_to_head(
             axes = {**all_axes, "from_layer": [layer]}
             study = Study(axes, paths.pairs(layer, inputs), title=f"paths from layer {layer}")
             if study.cells:
-                parts.append(study.carry_out(model, paths.tokens, metric, paths.clean, batch_size, progress))
+                parts.append(study.carry_out(model, paths.tokens, metric, paths.clean, max_memory, progress))
     except SweepInterrupted as interrupt:
         raise SweepInterrupted(_joined([*parts, interrupt.result], n_layers)) from None
     return _joined(parts, n_layers)
@@ -130,7 +130,7 @@ class Paths:
     """The two runs between which paths are patched, and what receivers hear of a sender."""
 
     def __init__(
-        self, model: Any, corrupted: Prompts, clean: Prompts, freeze: str, batch_size: int | str = "auto"
+        self, model: Any, corrupted: Prompts, clean: Prompts, freeze: str, max_memory: int | str = "auto"
     ) -> None:
         refuse_two_stacks(model, "path patching")
         if freeze not in ("attention", "all"):
@@ -146,7 +146,7 @@ class Paths:
             )
             if (site := site_of_layer(model, name, layer)) is not None
         }
-        self.experiment = Experiment(model, self.tokens, [_nothing], batch_size=batch_size)
+        self.experiment = Experiment(model, self.tokens, [_nothing], max_memory=max_memory)
         self.clean_values = values_of(model, self.clean, self._named("z", "mlp_out"))
         between = self._named("attn_out", "mixer_out", *(["mlp_out"] if freeze == "all" else []))
         self.held = values_of(model, self.tokens, between)

@@ -27,7 +27,7 @@ def run_each(
     clean: Prompts | None = None,
     base: Hooks = (),
     decoder_input: Target = None,
-    batch_size: int | str = "auto",
+    max_memory: int | str = "auto",
     progress: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> SweepResult:
@@ -46,7 +46,7 @@ def run_each(
             See `hooked_lm.analysis.metrics`.
         clean: prompts for the baseline `clean` of the result, which `.normalized()` needs; no cell changes them.
         base: hooks that are part of every run, also of the one without a cell.
-        decoder_input, batch_size, progress, checkpoint: as in `sweep`.
+        decoder_input, max_memory, progress, checkpoint: as in `sweep`.
 
     Returns a SweepResult with the axes (metric) and cell. Its baseline `corrupted` is the run with `base` alone, so `.effects()`
     is what each cell changes. Raises before the sweep, naming the cell and the hook: KeyError for a site that does not exist,
@@ -70,7 +70,7 @@ def run_each(
     labels = list(cells) if isinstance(cells, Mapping) else labels_of(model, given)
     places: dict[tuple[int, ...], Hooks] = {(number,): cell for number, cell in enumerate(given)}
     study = study_of(model, tokens, {"cell": labels}, places, base, "running cells", labels)
-    return study.carry_out(model, tokens, metric, other, batch_size, progress, checkpoint)
+    return study.carry_out(model, tokens, metric, other, max_memory, progress, checkpoint)
 
 
 def study_of(

@@ -31,7 +31,7 @@ def sweep(
     source: Any = "clean",
     direction: str = "denoise",
     decoder_input: Target = None,
-    batch_size: int | str = "auto",
+    max_memory: int | str = "auto",
     progress: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> SweepResult:
@@ -53,7 +53,7 @@ def sweep(
         decoder_input: what the decoder of an encoder-decoder reads in all runs: ids or texts that go on, one for all prompts or
             one for each; None: its start token. Its sites are "encoder.resid_pre", "decoder.z", "decoder.cross_attn.pattern",
             ..., those of one stack in a grid; each cell is a whole forward pass.
-        batch_size: "auto", or the bytes that a pass may take besides the model.
+        max_memory: how much memory a pass may take besides the model: "auto", bytes, or a size such as "512MB".
         checkpoint: a file to which partial results are written, and from which the same sweep goes on.
 
     Returns a SweepResult with the axes (metric), (site), layer, position, head or neuron, as far as they exist. Raises
@@ -80,7 +80,7 @@ def sweep(
         "corrupted" if direction == "denoise" else "clean",
     )
     study = plan.study(values.value, f"patching {', '.join(names)}", changes)
-    return study.carry_out(model, first, metric, other, batch_size, progress, checkpoint)
+    return study.carry_out(model, first, metric, other, max_memory, progress, checkpoint)
 
 
 def both_runs(

@@ -43,7 +43,7 @@ def causal_trace(
     sites: str | Sequence[str] | None = None,
     layers: Which = "each",
     positions: Which = "each",
-    batch_size: int | str = "auto",
+    max_memory: int | str = "auto",
     progress: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> SweepResult:
@@ -67,7 +67,7 @@ def causal_trace(
         sites: short names; of several the grid has an axis. None: "resid_post", "attn_out", "mixer_out", "mlp_out", as far as
             the model has them.
         layers, positions: "each" gives the grid an axis, a list an axis of these, None restores all together.
-        batch_size, progress, checkpoint: as in `sweep`.
+        max_memory, progress, checkpoint: as in `sweep`.
 
     Returns a SweepResult with the axes (metric), (site), layer, position, as far as they exist; `corrupted` are the runs with
     noise, `clean` those without, so `.normalized()` is the share of the answer that comes back. Its prompts are
@@ -96,7 +96,7 @@ def causal_trace(
     grid = _Grid(model, tokens, _names(model, sites), layers, positions, window)
     [embed] = model.names(next((name for name in EMBED if name in model.hook_dict), EMBED[0]))
     metrics = named(metric)
-    clean = Experiment(model, tokens, list(metrics.values()), (), batch_size)
+    clean = Experiment(model, tokens, list(metrics.values()), (), max_memory)
     values = values_of(model, tokens, [embed, *grid.sites])
     noised = _noised(values[embed], noisy, noise, n_samples, seed)
     base = Patch(embed, source=noised, positions=noisy.any(0).nonzero().flatten())
@@ -111,7 +111,7 @@ def causal_trace(
         runs,
         of_samples if isinstance(metric, Mapping) else of_samples[""],
         runs,
-        batch_size,
+        max_memory,
         progress,
         checkpoint,
     )

@@ -199,12 +199,12 @@ def test_prompts_in_parts_are_prompts_at_once(method: str, demo: Any) -> None:
     model, corrupted, clean, metric = demo
     own = {"metric": metric, "sites": ["k", "attn_out"], "layers": [3], "method": method, "steps": 2, **QUIET}
     whole = attribute(model, corrupted, clean, **own)
-    parts = attribute(model, corrupted, clean, batch_size=1_500_000, **own)
+    parts = attribute(model, corrupted, clean, max_memory=1_500_000, **own)
     assert dict(parts.cost)["backwards"] > dict(whole.cost)["backwards"]
     assert_close(parts.values, whole.values)
     assert_close(parts.corrupted, whole.corrupted)
     assert_close(parts.clean, whole.clean)
-    joint = attribute(model, corrupted, clean, batch_size=1_500_000, **own | {"metric": lambda x: metric(x).mean()})
+    joint = attribute(model, corrupted, clean, max_memory=1_500_000, **own | {"metric": lambda x: metric(x).mean()})
     assert joint.n_prompts == 1
     assert_close(joint.mean, whole.mean)
 
@@ -348,7 +348,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no heads": ({"heads": "each"}, ValueError, "has no heads"),
     "out of range": ({"positions": [9]}, IndexError, "position 9"),
     "check": ({"check": 0}, ValueError, "check must be"),
-    "little memory": ({"batch_size": 10}, ValueError, "too little"),
+    "little memory": ({"max_memory": 10}, ValueError, "too little"),
     "does not fit": ({"source": torch.zeros(5)}, ValueError, "does not broadcast"),
     "NaN": ({"metric": lambda logits: logits[:, -1, 3] * float("nan")}, ValueError, "NaN"),
     "NaN gradient": ({"metric": lambda x: (x[:, -1, 3] - x[:, -1, 3].detach()).sqrt()}, ValueError, r"gradient at 'blocks\.\d\."),

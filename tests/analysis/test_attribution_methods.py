@@ -63,7 +63,7 @@ def test_steps_in_one_pass_or_one_by_one_are_the_same() -> None:
     for method in ("ig-inputs", "ig-activations"):
         own = {"metric": score, "sites": ["z"], "method": method, "steps": 3, **QUIET}
         at_once = attribute(model, corrupted, clean, **own)
-        one_by_one = attribute(model, corrupted, clean, batch_size=220_000, **own)
+        one_by_one = attribute(model, corrupted, clean, max_memory=220_000, **own)
         assert dict(one_by_one.cost)["backwards"] >= 3 * dict(at_once.cost)["backwards"]
         assert_close(one_by_one.values, at_once.values)
 

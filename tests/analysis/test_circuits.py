@@ -156,7 +156,7 @@ def test_small_budgets_change_nothing_and_neither_does_the_model() -> None:
     model = model_of("gpt2")
     asked = [weight.requires_grad for weight in model.parameters()]
     weights = [weight.clone() for weight in model.parameters()]
-    runners = [Runner(model, *prompts_of(model), metric, batch_size=size) for size in ("auto", 1)]
+    runners = [Runner(model, *prompts_of(model), metric, max_memory=size) for size in ("auto", 1)]
     assert runners[0].n_rows > 1 == runners[1].n_rows
     gates = draw(runners[0].graph, 5)
     assert_same(runners[1].values(gates), runners[0].values(gates))

@@ -273,7 +273,7 @@ def test_prompts_are_scored_by_themselves_and_memory_changes_nothing():
     model = model_of("llama")
     runs = corrupted, clean = prompts_of(model, 3)
     together = scores(model, runs)
-    assert_close(scores(model, runs, batch_size=1), together)
+    assert_close(scores(model, runs, max_memory=1), together)
     for i in range(3):
         alone = scores(model, (corrupted[i : i + 1], clean[i : i + 1]))
         assert_close(alone[..., 0], together[..., i])
@@ -491,8 +491,8 @@ def test_errors(task):
         attribute_edges(model, corrupted, clean, **good, source="median")
     with pytest.raises(ValueError, match="direction must be"):
         patch_edges(model, corrupted, clean, metric=metric, direction="up")
-    with pytest.raises(ValueError, match="batch_size must be"):
-        attribute_edges(model, corrupted, clean, **good, batch_size=-1)
+    with pytest.raises(ValueError, match="max_memory must be"):
+        attribute_edges(model, corrupted, clean, **good, max_memory=-1)
     with pytest.raises(ValueError, match="check must be"):
         attribute_edges(model, corrupted, clean, metric=metric, check=-1)
     with pytest.raises(TypeError, match="one function"):

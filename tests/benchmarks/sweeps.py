@@ -90,7 +90,7 @@ def metric(logits):
 
 def sweep(model, n_pos):
     clean, corrupted = torch.randint(model.cfg.d_vocab, (2, 1, n_pos))
-    patching.sweep(model, corrupted, clean, metric=metric, batch_size=budget, progress=False)
+    patching.sweep(model, corrupted, clean, metric=metric, max_memory=budget, progress=False)
 
 sweep(HookedTransformer.from_pretrained("demo"), 8)
 model = pretrained.from_pretrained_no_processing(directory, mmap=False)

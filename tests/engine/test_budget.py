@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig
+from hooked_lm.engine.budget import Budget
 from hooked_lm.engine.edit import Cell
 from hooked_lm.patching import Edit, Experiment, Rewrite
 from tests.models.toys import ids, toy
@@ -62,7 +63,7 @@ def growth(name: str) -> int:
     warnings.simplefilter("ignore")
     list(Experiment(model, tokens, [metric]).run([cell(0)], progress=False))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in Experiment(model, tokens, [metric], batch_size=BUDGET).run(map(cell, range(n_cells)), progress=False):
+    for _ in Experiment(model, tokens, [metric], max_memory=BUDGET).run(map(cell, range(n_cells)), progress=False):
         pass
     return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
@@ -81,10 +82,17 @@ def test_a_sweep_keeps_to_its_budget(name: str) -> None:
     assert int(run.stdout) < BUDGET + CONSTANT, f"it grew by {int(run.stdout) / 2**20:.0f} MB"
 
 
-@pytest.mark.parametrize("batch_size", [0, -1, True, 1.5, "much", None])
-def test_what_is_no_budget(batch_size: object) -> None:
-    with pytest.raises((ValueError, TypeError), match=r"batch_size"):
-        Experiment(toy(), ids(2, 6), [last], batch_size=batch_size)
+@pytest.mark.parametrize("max_memory", [0, -1, True, 1.5, "much", "0 MB", "5 XB", "MB", None])
+def test_what_is_no_budget(max_memory: object) -> None:
+    with pytest.raises((ValueError, TypeError), match=r"max_memory"):
+        Experiment(toy(), ids(2, 6), [last], max_memory=max_memory)
+
+
+@pytest.mark.parametrize(
+    ("given", "n_bytes"), [("512MB", 512 * 10**6), ("2 GiB", 2**31), ("0.5 kB", 500), ("70B", 70), (12, 12)]
+)
+def test_sizes_in_words(given: int | str, n_bytes: int) -> None:
+    assert Budget.of(given, torch.device("cpu")).n_bytes == n_bytes
 
 
 def test_too_little_for_one_cell() -> None:
@@ -96,8 +104,8 @@ def test_too_little_for_one_cell() -> None:
         return last(logits)
 
     cells = [edit("blocks.0.hook_resid_pre", (pos,)) for pos in range(6)]
-    small = Experiment(model, tokens, [counted], batch_size=100)
+    small = Experiment(model, tokens, [counted], max_memory=100)
     of_base_run = len(calls)  # two: what the metric reads, and what it makes of that
-    with pytest.raises(ValueError, match=r"batch_size=100 bytes is too little.*one cell of 2 prompts about [\d,]+"):
+    with pytest.raises(ValueError, match=r"max_memory=100 bytes is too little.*one cell of 2 prompts about [\d,]+"):
         list(small.run(cells, progress=False))
     assert len(calls) == of_base_run

@@ -124,8 +124,8 @@ def test_several_metrics_from_one_sweep():
         ({"source": torch.zeros(5)}, ValueError, "which does not broadcast"),
         ({"clean": None}, ValueError, "takes values of the other prompts"),
         ({"clean": None, "direction": "noise"}, ValueError, "give clean"),
-        ({"batch_size": 1000}, ValueError, "batch_size=1,000 bytes is too little"),
-        ({"batch_size": "big"}, ValueError, "batch_size must be 'auto' or a number of bytes"),
+        ({"max_memory": 1000}, ValueError, "max_memory=1,000 bytes is too little"),
+        ({"max_memory": "big"}, ValueError, "max_memory must be 'auto', a number of bytes"),
     ],
 )
 def test_bad_input(arguments: dict, error: type[Exception], message: str):

@@ -46,7 +46,7 @@ def exact_values(
     check: Check = None,
     seed: int = 0,
     changes: str = "corrupted",
-    batch_size: int | str = "auto",
+    max_memory: int | str = "auto",
     progress: bool = True,
 ) -> Float[Tensor, "..."] | None:
     """What exact patching finds, in the shape of the estimates, NaN where it was not run; None if it was run nowhere.
@@ -66,7 +66,7 @@ def exact_values(
     values = {site: new.value(site) for site in plan.sites}
     cells = {tuple(place): plan.cell_at(values, place) for place in places.tolist()}
     study = Study(plan.axes, cells, title=f"patching {n} of {int(is_there.sum())} cells", changes=changes)
-    return study.carry_out(plan.model, tokens, metric, other, batch_size, progress).values
+    return study.carry_out(plan.model, tokens, metric, other, max_memory, progress).values
 
 
 def _token_flops(model: torch.nn.Module) -> float:

@@ -30,7 +30,7 @@ def patch_edges(
     edges: Edges | None = None,
     source: str = "clean",
     direction: str = "denoise",
-    batch_size: int | str = "auto",
+    max_memory: int | str = "auto",
     progress: bool = True,
 ) -> SweepResult:
     """The effect of every edge of a model's graph, each exchanged alone.
@@ -46,7 +46,7 @@ def patch_edges(
         source: what the writer says instead: "clean" (what it wrote in the other run), "mean" (the mean of that over prompts),
             or "zero".
         direction: "denoise" changes the corrupted run, "noise" the clean run.
-        batch_size, progress: as for `patching.sweep`.
+        max_memory, progress: as for `patching.sweep`.
 
     Returns a SweepResult with the axes writer and reader; NaN where there is no edge, or it was not asked for. Raises KeyError
     for a name that is none and ValueError for a pair that is no edge, an empty list, prompts that do not line up, a
@@ -76,7 +76,7 @@ def patch_edges(
         for layer in range(model.cfg.n_layers):
             if cells := paths.cells(chosen, layer):
                 study = Study(axes, cells, title=f"edges into layer {layer}", changes=changes)
-                parts.append(study.carry_out(model, first, metric, other, batch_size, progress))
+                parts.append(study.carry_out(model, first, metric, other, max_memory, progress))
     except SweepInterrupted as interrupt:
         raise SweepInterrupted(_joined([*parts, interrupt.result])) from None
     return _joined(parts)

@@ -24,6 +24,7 @@ from hooked_lm.analysis.attribution.gradients import (
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.attribution.written import Writers, check_sum
 from hooked_lm.components.norm import wide
+from hooked_lm.engine.budget import bytes_of
 from hooked_lm.engine.cost import token_cost
 from hooked_lm.engine.metric_trace import reads_of
 from hooked_lm.engine.prompts import Prompts
@@ -53,7 +54,7 @@ def attribute_edges(
     freeze_norms: bool = False,
     check: Check = None,
     seed: int = 0,
-    batch_size: int | str = "auto",
+    max_memory: int | str = "auto",
 ) -> Attribution:
     """Estimate the effect of every edge of a model's graph: what `patch_edges` would find, from gradients.
 
@@ -78,7 +79,7 @@ def attribute_edges(
         freeze_norms: hold the divisors of the norms through which the stream is read.
         check: measure edges exactly, for `agreement`: True all, a number so many drawn by `seed`, False none, None as many
             as can be afforded (of the bundled model all, up to some 20 prompts).
-        batch_size: "auto", or the bytes that the gradients of one layer's readers may take; also for the exact runs.
+        max_memory: "auto", or the bytes that the gradients of one layer's readers may take; also for the exact runs.
 
     Returns an Attribution with the axes writer and reader (see `Graph`; NaN where there is no edge): `effects()` are the
     scores. Raises TypeError for another model, ValueError for prompts that do not line up, a metric without a gradient,
@@ -104,7 +105,9 @@ def attribute_edges(
     check_grad_mode("edge attribution")
     model = decoder(model)
     first, other = runs_of(model, corrupted, clean, source, direction)
-    edges = _Edges(model, metric, first, other, source, freeze_norms, _bytes(batch_size))
+    edges = _Edges(
+        model, metric, first, other, source, freeze_norms, AT_ONCE if max_memory == "auto" else bytes_of(max_memory)
+    )
     with freeze_weights(model):
         scores = edges.scores(method, steps)
     settings = {"source": source, "direction": direction, "freeze_norms": freeze_norms}
@@ -121,7 +124,7 @@ def attribute_edges(
         edges=drawn,
         source=source,
         direction=direction,
-        batch_size=batch_size,
+        max_memory=max_memory,
         progress=False,
     )
     return replace(found, exact=exact.values)
@@ -311,14 +314,6 @@ def _products(
     """Of each writer and reader, over features and then positions; in at least fp32."""
     by_position = torch.bmm(parts.flatten(1, 2).transpose(0, 1), read.flatten(1, 2).permute(1, 2, 0))
     return wide(by_position).unflatten(0, parts.shape[1:3]).sum(1).permute(1, 2, 0)
-
-
-def _bytes(batch_size: int | str) -> int:
-    if batch_size == "auto":
-        return AT_ONCE
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size <= 0:
-        raise ValueError(f"batch_size must be 'auto' or a number of bytes, got {batch_size!r}")
-    return batch_size
 
 
 def _drawn(model: Decoder, graph: Graph, n_tokens: int, check: Check, seed: int) -> list[tuple[str, str]]:

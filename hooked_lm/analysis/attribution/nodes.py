@@ -77,7 +77,7 @@ def attribute(
     steps: int = 8,
     check: Check = None,
     seed: int = 0,
-    batch_size: int | str = "auto",
+    max_memory: int | str = "auto",
     progress: bool = True,
 ) -> Attribution:
     """What `patching.sweep` with these arguments would find, estimated for all cells at once, and how well that agrees.
@@ -95,7 +95,7 @@ def attribute(
         check: whether exact patching is run beside: True for all cells, a number for so many at random, False never. None:
             where it costs less than 2e11 floating-point operations, of all cells or of up to 2000.
         seed: of the random cells.
-        batch_size: "auto", or the bytes that a pass may take besides the model; prompts go in parts that fit.
+        max_memory: "auto", or the bytes that a pass may take besides the model; prompts go in parts that fit.
 
     Returns an Attribution with the axes (metric), (site), layer, position, head or neuron, as far as they exist; its `values`
     are estimates of the metric with each cell exchanged, `exact` what exact patching found, `agreement` how close both are.
@@ -115,7 +115,7 @@ def attribute(
     names = list(sites) if isinstance(sites, Sequence) and not isinstance(sites, str) else [sites]
     if not names:
         raise ValueError("sites is empty: there is nothing to attribute to")
-    job = Job(model, corrupted, clean, metric, source, direction, method, steps, batch_size, decoder_input)
+    job = Job(model, corrupted, clean, metric, source, direction, method, steps, max_memory, decoder_input)
     plan = Plan(job.model, job.tokens, names, layers, positions, heads, neurons)
     [found] = job.carry_out([plan], check, seed, progress)
     return found
@@ -136,7 +136,7 @@ def attribute_nodes(
     steps: int = 8,
     check: Check = None,
     seed: int = 0,
-    batch_size: int | str = "auto",
+    max_memory: int | str = "auto",
     progress: bool = True,
 ) -> dict[str, Attribution]:
     """`attribute` for several sites in the same passes, each as fine as it goes: by position, and by head or neuron.
@@ -154,7 +154,7 @@ def attribute_nodes(
     """
     if isinstance(sites, str) or not sites:
         raise ValueError(f"sites must be a list of short names, got {sites!r}")
-    job = Job(model, corrupted, clean, metric, source, direction, method, steps, batch_size, decoder_input)
+    job = Job(model, corrupted, clean, metric, source, direction, method, steps, max_memory, decoder_input)
     if isinstance(model, EncoderDecoder) and tuple(sites) == NODES:
         sites = [f"{side}.{name}" for side in SIDES for name in NODES]
     plans = [Plan(job.model, job.tokens, [name], **{f"{_feature(model, name)}s": "each"}) for name in sites]
@@ -185,7 +185,7 @@ class Job:
         direction: str,
         method: str,
         steps: int,
-        batch_size: int | str,
+        max_memory: int | str,
         decoder_input: Target = None,
     ) -> None:
         if method == "atp*":
@@ -202,7 +202,7 @@ class Job:
         self.metrics = named(metric)
         self.changes = "corrupted" if direction == "denoise" else "clean"
         self.name, self.method, self.steps = method, METHODS[method], steps
-        self.batch_size, self.budget = batch_size, Budget.of(batch_size, device)
+        self.max_memory, self.budget = max_memory, Budget.of(max_memory, device)
 
     def carry_out(self, plans: Sequence[Plan], check: Check, seed: int, progress: bool) -> list[Attribution]:
         """The estimates of all plans, from the same passes, and exact patching beside them."""
@@ -221,7 +221,7 @@ class Job:
             if isinstance(self.metric, Mapping):
                 axes = {METRIC: list(self.metrics), **axes}
             given = (self.tokens, self.other, self.source, self.metric)
-            exact = exact_values(plan, values, *given, check, seed, self.changes, self.batch_size, progress)
+            exact = exact_values(plan, values, *given, check, seed, self.changes, self.max_memory, progress)
             told: dict[str, Any] = {**runs, "cost": spent, "base": self.changes, "about": about, "method": self.name}
             found.append(Attribution(values, axes, **told, exact=exact))
         return found
@@ -267,7 +267,7 @@ class Job:
             return whole, 1
         size = n_pos * self._token_bytes(sites)
         if self.budget.is_asked and size > self.budget.n_bytes:
-            raise ValueError(f"batch_size={self.budget.n_bytes:,} bytes is too little: one prompt takes about {size:,}")
+            raise ValueError(f"max_memory={self.budget.n_bytes:,} bytes is too little: one prompt takes about {size:,}")
         n = max(1, min(n_prompts, self.budget.n_bytes // size))
         rows = [slice(start, min(start + n, n_prompts)) for start in range(0, n_prompts, n)]
         if not self.method.copies:

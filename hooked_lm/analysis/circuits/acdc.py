@@ -35,7 +35,7 @@ def acdc(
     threshold: float,
     metric: Metric | None = None,
     ablation: str = "resample",
-    batch_size: int | str = "auto",
+    max_memory: int | str = "auto",
     progress: bool = False,
 ) -> Circuit:
     """The edges whose loss changes the metric by the threshold or more, each tried in what is left when its turn comes.
@@ -59,7 +59,7 @@ def acdc(
     """
     if not threshold > 0:
         raise ValueError(f"the threshold must be positive, got {threshold}")
-    runner = Runner(model, corrupted, clean, metric, ablation, batch_size)
+    runner = Runner(model, corrupted, clean, metric, ablation, max_memory)
     search = Search(runner, threshold)
     with tqdm(total=runner.n_edges, desc="acdc", unit="edges", disable=not progress) as bar:
         for n_left in search.steps():

@@ -49,7 +49,7 @@ def discover(
     n_edges: int | None = None,
     threshold: float | None = None,
     ablation: str = "resample",
-    batch_size: int | str = "auto",
+    max_memory: int | str = "auto",
     **options: Any,
 ) -> Circuit:
     """Find a circuit: the edges of a model without which it does not do what it does on the clean prompts.
@@ -87,7 +87,7 @@ def discover(
     limits = {name: limit for name, limit in (("n_edges", n_edges), ("threshold", threshold)) if limit is not None}
     if isinstance(method, str) and method in SEARCHES:
         search, _ = SEARCHES[method]
-        common: dict[str, Any] = {"metric": metric, "ablation": ablation, "batch_size": batch_size}
+        common: dict[str, Any] = {"metric": metric, "ablation": ablation, "max_memory": max_memory}
         return search(model, corrupted, clean, **common, **limits, **options).pruned()
     if not isinstance(method, str):
         if options:
@@ -99,8 +99,8 @@ def discover(
             "KL(model || circuit) is at its least in the full model, where 'eap' would take its gradient: give a metric, or "
             "another method, such as 'eap-ig-inputs'"
         )
-    metric = metric or Runner(model, corrupted, clean, batch_size=batch_size).metric
-    found = _effects(model, corrupted, clean, metric, method, ablation, batch_size, options)
+    metric = metric or Runner(model, corrupted, clean, max_memory=max_memory).metric
+    found = _effects(model, corrupted, clean, metric, method, ablation, max_memory, options)
     return _best(model, found, method, limits, {"ablation": ablation, **options})
 
 
@@ -126,7 +126,7 @@ def _effects(
     metric: Metric,
     method: str,
     ablation: str,
-    batch_size: int | str,
+    max_memory: int | str,
     options: Mapping[str, Any],
 ) -> SweepResult:
     """What each edge of the clean run changes when it is ablated, measured or estimated."""
@@ -134,7 +134,7 @@ def _effects(
         "metric": metric,
         "source": SOURCES[ablation],
         "direction": "noise",
-        "batch_size": batch_size,
+        "max_memory": max_memory,
     }
     if given := common.keys() & options.keys():
         raise TypeError(f"{', '.join(sorted(given))} follow from ablation={ablation!r}, and are no options of discover")

@@ -145,7 +145,7 @@ def evaluate(
     metric: Metric | None = None,
     sizes: Sequence[int | float] | None = None,
     ablation: str = "resample",
-    batch_size: int | str = "auto",
+    max_memory: int | str = "auto",
 ) -> Evaluation:
     """Faithfulness and completeness of circuits, all in one batched run.
 
@@ -155,7 +155,7 @@ def evaluate(
             `sizes` are given.
         sizes: numbers of edges, or shares of all edges as floats; 0, 1, 2, 5, 10, 20, 50 and 100 % of the edges if None. Of each
             the edges with the largest scores that lie on paths, so many at most.
-        metric, ablation, batch_size: as for `Runner`.
+        metric, ablation, max_memory: as for `Runner`.
 
     Returns an Evaluation. Raises ValueError for a circuit of another model, for sizes out of range, for an empty list, and for a
     metric that does not tell the full model from the empty circuit: there is no scale then.
@@ -171,7 +171,7 @@ def evaluate(
     >>> [round(share, 3) for share in found.faithfulness[[0, 2]].tolist()]
     [0.0, 1.0]
     """
-    runner = Runner(model, corrupted, clean, metric, ablation, batch_size)
+    runner = Runner(model, corrupted, clean, metric, ablation, max_memory)
     named = _circuits(runner.graph, circuits, sizes)
     edges = torch.stack([circuit.edges for circuit in named.values()])
     nothing = torch.zeros_like(edges[:1])
@@ -201,7 +201,7 @@ def minimality(
     metric: Metric | None = None,
     of: str = "edges",
     ablation: str = "resample",
-    batch_size: int | str = "auto",
+    max_memory: int | str = "auto",
 ) -> Scores:
     """What each edge or node adds to a circuit: the metric of the circuit minus that of the circuit without it.
 
@@ -219,7 +219,7 @@ def minimality(
     """
     if of not in ("edges", "nodes"):
         raise ValueError(f"of must be 'edges' or 'nodes', got {of!r}")
-    runner = Runner(model, corrupted, clean, metric, ablation, batch_size)
+    runner = Runner(model, corrupted, clean, metric, ablation, max_memory)
     circuit.check(runner.graph)
     if not circuit.n_edges:
         raise ValueError("the circuit is empty: there is nothing to leave out")

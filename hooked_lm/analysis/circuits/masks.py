@@ -56,7 +56,7 @@ def train_masks(
     steps: int = 300,
     learning_rate: float = 0.1,
     ablation: str = "resample",
-    batch_size: int | str = "auto",
+    max_memory: int | str = "auto",
     seed: int = 0,
     progress: bool = False,
 ) -> Circuit:
@@ -84,7 +84,7 @@ def train_masks(
     if steps < 1:
         raise ValueError(f"there must be one step at least, got {steps}")
     check_grad_mode("training masks")
-    runner = Runner(model, corrupted, clean, metric, ablation, batch_size)
+    runner = Runner(model, corrupted, clean, metric, ablation, max_memory)
     with tqdm(total=steps, desc="masks", unit="steps", disable=not progress) as bar:
         training = Training(runner, n_edges, steps, learning_rate, seed)
         for _ in range(steps):

@@ -25,7 +25,7 @@ def prune(
     share: float = 0.15,
     steps: int = 5,
     ablation: str = "resample",
-    batch_size: int | str = "auto",
+    max_memory: int | str = "auto",
 ) -> Circuit:
     """Edges are dropped in rounds until no more than `n_edges` are left.
 
@@ -59,7 +59,7 @@ def prune(
             "KL(model || circuit) is at its least in the full model, and has no gradient there: take more steps"
         )
     check_grad_mode("pruning")
-    runner = Runner(model, corrupted, clean, metric, ablation, batch_size)
+    runner = Runner(model, corrupted, clean, metric, ablation, max_memory)
     left = runner.graph.is_edge.clone()
     scores = torch.where(left, 1.0, torch.nan)
     while (n := int(left.sum())) > n_edges:

@@ -70,7 +70,7 @@ class Runner:
         metric: from logits to one number for each prompt, or one for all; None: KL(model || circuit) at the last position.
         ablation: what stands for an edge that is not left. "resample": what its writer writes for the corrupted prompt;
             "mean": the mean of that over the corrupted prompts, position by position; "zero": nothing.
-        batch_size: "auto", or the bytes that a pass may take besides the model.
+        max_memory: "auto", or the bytes that a pass may take besides the model.
 
     Raises TypeError and ValueError as `Graph.of`; ValueError for prompts that do not line up or are padded, another
     ablation, a model whose stream is not the sum of what its writers add, and a metric that is NaN.
@@ -93,7 +93,7 @@ class Runner:
         clean: Prompts,
         metric: Metric | None = None,
         ablation: str = "resample",
-        batch_size: int | str = "auto",
+        max_memory: int | str = "auto",
     ) -> None:
         if ablation not in ABLATIONS:
             raise ValueError(f"ablation must be one of {', '.join(ABLATIONS)}, got {ablation!r}")
@@ -117,7 +117,7 @@ class Runner:
         self.full: Float[Tensor, " prompt"] = self._scores(end, 1)[0].float().cpu()
         if bool(self.full.isnan().any()):
             raise ValueError("the metric of the full model is NaN: no circuit can be compared with it")
-        self.n_rows = self._rows(Budget.of(batch_size, self.tokens.device))
+        self.n_rows = self._rows(Budget.of(max_memory, self.tokens.device))
 
     def _rows(self, budget: Budget) -> int:
         """How many circuits run in one pass."""
