@@ -191,7 +191,7 @@ def test_one_function_under_other_names(model: HookedTransformer) -> None:
 
 
 def test_a_hook_may_run_the_model(model: HookedTransformer) -> None:
-    """The inner run sees the hooks of its own context and those around it; the outer goes on undisturbed."""
+    """The inner run uses the hooks of its context and the enclosing ones; the outer run is not affected."""
     inner: list[Tensor] = []
     expected = model.run_with_hooks(TOKENS, fwd_hooks=[("blocks.0.attn.hook_z", plain)])
     alone = model(TOKENS)

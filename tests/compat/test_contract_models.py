@@ -20,7 +20,7 @@ GREEDY = {"max_new_tokens": 4, "do_sample": False, "verbose": False, "stop_at_eo
 
 
 class Mine(nn.Module):
-    """A module of somebody else's, with a weight and a hook point, called as parts of blocks are."""
+    """A foreign module with a weight and a hook point, called like the submodules of blocks."""
 
     def __init__(self, adds: bool = False) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def test_what_was_replaced_is_left_alone_by_folding(path: str) -> None:
 
 @pytest.mark.parametrize("path", [path for path in PLACES if path not in ("blocks.1", "blocks.1.attn")])
 def test_generation_with_what_was_replaced(path: str) -> None:
-    """With the cache and without the same; a block or an attention that reads one token at a time would need its own."""
+    """Equal with and without the cache; a block or attention that reads one token at a time would need a separate one."""
     model = replaced(path)
     assert torch.equal(model.generate(TOKENS, **GREEDY), model.generate(TOKENS, use_past_kv_cache=False, **GREEDY))
 
@@ -137,7 +137,7 @@ def test_a_hook_point_put_in_the_place_of_another() -> None:
 
 
 class Counting(HookedTransformer):
-    """With points of its own, an `__init__` of its own, and a forward that hands on what it is given."""
+    """A subclass with additional points, an `__init__`, and a `forward` that passes its arguments on."""
 
     def __init__(self, cfg: Any, tokenizer: Any = None, factor: float = 2.0) -> None:
         super().__init__(cfg, tokenizer=tokenizer)

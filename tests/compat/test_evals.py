@@ -125,7 +125,7 @@ TEXTS = [f"Mary and John went to the {place}. John gave a drink to Mary." for pl
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is asked of the package `datasets`, and its answers."""
+    """Calls to the package `datasets`, and their replacements."""
     calls: list[Any] = []
 
     def load_dataset(*names: str, **kwargs: Any) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ THEIRS = '"""Another package of that name."""\nWHO = "theirs"\n'
 
 
 def run(*arguments: str, path: Path | None = None, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """A process that finds this project, and perhaps other packages."""
+    """Runs a process that can import this project, and optionally other packages."""
     found = [str(ROOT), *([] if path is None else [str(path)])]
     environment = {"PYTHONPATH": ":".join(found), "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"}
     return subprocess.run(
@@ -21,7 +21,7 @@ def run(*arguments: str, path: Path | None = None, cwd: Path = ROOT) -> subproce
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A folder of installed packages that has a `transformer_lens` of its own."""
+    """A folder of installed packages with another `transformer_lens`."""
     package = tmp_path / "site" / "transformer_lens"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(THEIRS)

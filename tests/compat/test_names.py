@@ -1,4 +1,4 @@
-"""What the public names are and do: importable, told apart by isinstance, built from flat configs, converted, folded."""
+"""The public names can be imported, checked with isinstance, built from flat configs, converted and folded."""
 
 import importlib
 import pickle

@@ -1,4 +1,4 @@
-"""Compiled programs become models of ours that compute the same."""
+"""Compiled programs become models that compute the same."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The small helpers of the shim, each against a computation of its own."""
+"""The small helpers of the shim, each against an independent computation."""
 
 import json
 import os

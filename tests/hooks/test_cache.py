@@ -160,7 +160,7 @@ def test_a_module_that_works_in_place_does_not_spoil_a_wrapped_nets_cache() -> N
 
 
 class Odd(HookedRootModule):
-    """The position axis stands in another place at each site, or nowhere."""
+    """The position axis has a different index at each site, or does not exist."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Ctrl-C at every line of this package's hooks: nothing stays behind, and what is added is added whole or not at all."""
+"""Ctrl-C at every line of the package's hooks: nothing is left over, and hooks are added completely or not at all."""
 
 import gc
 import sys

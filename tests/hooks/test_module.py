@@ -29,7 +29,7 @@ def test_setup_names_the_points_and_may_be_called_again() -> None:
 
 
 class WithSite:
-    """A hook object that carries its own site, as steering tools write them."""
+    """A hook object with a site, as steering tools write them."""
 
     def __init__(self, hook_point: Any, **attributes: Any) -> None:
         self.hook_point, self.seen = hook_point, []
@@ -147,7 +147,7 @@ def test_a_subclass_may_refuse_hooks() -> None:
 
 
 class Foreign(HookedRootModule):
-    """A module of somebody else, with points of its own, that takes the place of a hook point."""
+    """A foreign module with points that replaces a hook point."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ from tests.hooks.nets import Net, assert_no_hook_left, net, some_input
 
 
 class Affine:
-    """A hook object that multiplies and adds, and counts what it was shown."""
+    """A hook object that multiplies and adds, and counts its calls."""
 
     def __init__(self, hook_point: Any, scale: float = 1.0, shift: float = 0.0, **attributes: Any) -> None:
         self.hook_point, self.scale, self.shift, self.shown = hook_point, scale, shift, 0

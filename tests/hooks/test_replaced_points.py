@@ -1,4 +1,4 @@
-"""What was said of a site holds for what is put into its place: points without dims, and the points of other modules."""
+"""The metadata of a site applies to its replacements: points without dims, and points in other modules."""
 
 import copy
 import gc
@@ -34,7 +34,7 @@ class Outer(HookedRootModule):
 
 
 class StandIn(nn.Module):
-    """What tools put into the place of a point: a module with points of its own, without dims."""
+    """A replacement of a point by tools: a module that contains points without dims."""
 
     def __init__(self) -> None:
         super().__init__()

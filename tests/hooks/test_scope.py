@@ -19,7 +19,7 @@ from tests.hooks.nets import SITES, Net, assert_no_hook_left, net, some_input
 
 
 def in_thread(function: Any) -> Any:
-    """What the function returns in a thread of its own, whose context is empty."""
+    """Returns the function's result in a new thread, whose context is empty."""
     result = []
     thread = threading.Thread(target=lambda: result.append(function()), daemon=True)
     thread.start()
@@ -356,7 +356,7 @@ def test_listening_is_a_matter_of_context() -> None:
 @settings(max_examples=30)
 @given(plans=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), min_size=2, max_size=5))
 def test_tasks_never_mix(plans: list[list[int]]) -> None:
-    """Each task opens a scope, gives way some times, opens another inside; each sees its own and only that."""
+    """Each task opens a scope, yields several times, and opens another inside; each runs only its own hooks."""
     model, x = net(), some_input()
     out = model(x)
 

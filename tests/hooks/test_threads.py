@@ -1,4 +1,4 @@
-"""Hooks and threads: nobody loses a hook, nobody takes another's, and work that is submitted from a block is told."""
+"""Hooks and threads: no hook is lost or runs in another thread, and work submitted from a block to a pool warns."""
 
 import asyncio
 import contextvars
@@ -195,7 +195,7 @@ def test_work_of_a_pool_is_told_that_it_lacks_the_hooks_of_the_block() -> None:
             with pytest.warns(UserWarning, match=r"'hook_in' .* thread of a pool.*copy_context"):
                 out = pool.submit(model, some_input()).result()
             assert torch.equal(out, net()(some_input()))
-            pool.submit(model, some_input()).result()  # told once for each block
+            pool.submit(model, some_input()).result()  # one warning for each block
         pool.submit(model, some_input()).result()
     with ThreadPool(1) as pool, model.hooks(DOUBLE), pytest.warns(UserWarning, match="thread of a pool"):
         pool.apply(model, (some_input(),))

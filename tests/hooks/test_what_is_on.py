@@ -1,4 +1,4 @@
-"""What a predicate and a loop over `hook_dict` see: the sites of a bare run, unless somebody asks for more."""
+"""Predicates and loops over `hook_dict` see the sites of a bare run, unless flags enable more."""
 
 from typing import Any
 
@@ -123,7 +123,7 @@ def test_hook_dict_lists_a_bare_run_and_knows_the_rest() -> None:
 
 
 class AsProperty(HookedRootModule):
-    """A class that makes its `hook_dict` when it is asked for."""
+    """A class with `hook_dict` as a property."""
 
     def __init__(self) -> None:
         nn.Module.__init__(self)

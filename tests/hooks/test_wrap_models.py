@@ -1,4 +1,4 @@
-"""Hook objects on whole language models: one that nobody rewrote, and modules inside one of the package's own."""
+"""Hook objects on whole language models: a wrapped model of transformers, and modules inside a model of the package."""
 
 from typing import Any
 

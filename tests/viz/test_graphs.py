@@ -1,4 +1,4 @@
-"""Graphs are drawn with every node on its level and every edge from where it comes to where it goes."""
+"""Graphs are drawn with every node on its level and every edge from its source to its target."""
 
 import pytest
 import torch
