@@ -138,7 +138,7 @@ class Experiment:
         return found[0], found[1:]
 
     def run(
-        self, cells: Sequence[Cell], title: str = "patching", progress: bool = True
+        self, cells: Sequence[Cell], title: str = "patching", progress: bool | None = None
     ) -> Iterator[tuple[int, Scores]]:
         """Each cell's index and scores, in the order in which they are ready. Between them gradients are as the caller has
         them."""
@@ -155,7 +155,7 @@ class Experiment:
             yield found
 
     def run_without_gradients(
-        self, cells: Sequence[Cell], title: str = "patching", progress: bool = True
+        self, cells: Sequence[Cell], title: str = "patching", progress: bool | None = None
     ) -> Iterator[tuple[int, Scores]]:
         """The same, for callers that have switched gradients off."""
         cells = [self._checked_cell(cell) for cell in cells]
@@ -166,7 +166,7 @@ class Experiment:
         finally:
             self.cost.seconds += time.perf_counter() - started
 
-    def _run(self, cells: Sequence[Cell], title: str, progress: bool) -> Iterator[tuple[int, Scores]]:
+    def _run(self, cells: Sequence[Cell], title: str, progress: bool | None) -> Iterator[tuple[int, Scores]]:
         usable = self.base is not None and self.obstacle is None
         known = [i for i, cell in enumerate(cells) if usable and self._is_known(cell)]
         others = sorted(set(range(len(cells))) - set(known))
@@ -234,7 +234,7 @@ class Experiment:
         return "nothing is known of what a function of a whole value changes"
 
     def _incrementally(
-        self, cells: Sequence[Cell], known: Sequence[int], reads: TracedAccess, title: str, progress: bool
+        self, cells: Sequence[Cell], known: Sequence[int], reads: TracedAccess, title: str, progress: bool | None
     ) -> Iterator[tuple[int, Scores]]:
         assert self.base is not None, "cells share the values of a base run"
         first_change = FirstChange(self.base, self.places)
@@ -285,14 +285,14 @@ class Experiment:
         return whole
 
     def _whole(
-        self, cells: Sequence[Cell], others: Sequence[int], title: str, progress: bool
+        self, cells: Sequence[Cell], others: Sequence[int], title: str, progress: bool | None
     ) -> Iterator[tuple[int, Scores]]:
         chosen = [cells[i] for i in others]
         sites = {change.site for cell in (self.base_changes, *chosen) for change in cell}
         together = not self._may_see_the_batch and all(map(self._is_by_row, sites))
         shape = torch.Size([len(self.tokens), max(self.tokens.shape[1], self.shape[1]), self.shape[-1]])
         n_cells = self.budget.cells_of_whole_forwards(self.model, shape) if together else 1
-        with _bar(title, len(chosen), progress and bool(chosen)) as bar:
+        with _bar(title, len(chosen), progress if chosen else False) as bar:
             for i, logits in whole_forwards(self.model, self.tokens, chosen, self.base_changes, n_cells):
                 self.cost.forwards += 1
                 bar.update()
@@ -389,5 +389,7 @@ def outside(frame: FrameType) -> int:
     return level
 
 
-def _bar(title: str, total: int, progress: bool) -> Any:
-    return tqdm(total=total, desc=title, unit="rows", unit_scale=True, disable=not progress)
+def _bar(title: str, total: int, progress: bool | None) -> Any:
+    """A progress bar; None: one that appears after a second."""
+    delay = 1.0 if progress is None else 0.0
+    return tqdm(total=total, desc=title, unit="rows", unit_scale=True, disable=progress is False, delay=delay)

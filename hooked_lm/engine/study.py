@@ -62,7 +62,7 @@ class Study:
         metric: Metrics,
         other: Int[Tensor, "batch pos"] | None = None,
         max_memory: int | str = "auto",
-        progress: bool = True,
+        progress: bool | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> SweepResult:
         """Run all cells on these tokens; `other` are those of the other baseline.
@@ -142,7 +142,7 @@ class _Run:
             )
         self.values = earlier.values.reshape(self.values.shape).clone()
 
-    def go(self, progress: bool) -> None:
+    def go(self, progress: bool | None) -> None:
         """Run what is not there yet."""
         left = [place for place in self.places if bool(self.values[_at(place)].isnan().any())]
         saved = time.monotonic()

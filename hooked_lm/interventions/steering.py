@@ -313,7 +313,7 @@ def sweep_steering(
     positions: str = "all",
     unit: bool = False,
     max_memory: int | str = "auto",
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> SweepResult:
     """The metric of steered runs, over layers and coefficients: what a run under `vectors.hooks(...)` gives, cell by cell.
 

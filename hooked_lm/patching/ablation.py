@@ -53,7 +53,7 @@ def ablate(
     positions: Which = None,
     seed: int = 0,
     max_memory: int | str = "auto",
-    progress: bool = True,
+    progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> SweepResult:
     """Replace what one part of the model says by something that tells nothing of the prompt, one part at a time.

@@ -35,7 +35,7 @@ def attention_knockout(
     layers: Which = "each",
     heads: Which = None,
     max_memory: int | str = "auto",
-    progress: bool = True,
+    progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> SweepResult:
     """Cut edges of attention, from some tokens to others, in a window of layers at a time.

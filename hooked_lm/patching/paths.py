@@ -36,7 +36,7 @@ def path_patch(
     metric: Metrics,
     freeze: str = "attention",
     max_memory: int | str = "auto",
-    progress: bool = True,
+    progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> SweepResult:
     """What each sender's clean output changes by way of the receivers' inputs alone.
@@ -90,7 +90,7 @@ def head_to_head(
     freeze: str = "all",
     inputs: Sequence[str] = INPUTS,
     max_memory: int | str = "auto",
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> SweepResult:
     """The path from every head to the queries, keys and values of every later head, one path at a time.
 

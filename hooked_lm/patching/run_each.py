@@ -28,7 +28,7 @@ def run_each(
     base: Hooks = (),
     decoder_input: Target = None,
     max_memory: int | str = "auto",
-    progress: bool = True,
+    progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> SweepResult:
     """Run the prompts once for each cell, with the hooks of that cell, and measure every run.

@@ -32,7 +32,7 @@ def sweep(
     direction: str = "denoise",
     decoder_input: Target = None,
     max_memory: int | str = "auto",
-    progress: bool = True,
+    progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> SweepResult:
     """Exchange values of one run for those of another, one cell of a grid at a time, and measure what that does.
@@ -54,6 +54,7 @@ def sweep(
             one for each; None: its start token. Its sites are "encoder.resid_pre", "decoder.z", "decoder.cross_attn.pattern",
             ..., those of one stack in a grid; each cell is a whole forward pass.
         max_memory: how much memory a pass may take besides the model: "auto", bytes, or a size such as "512MB".
+        progress: whether a progress bar is shown; None: on work longer than a second.
         checkpoint: a file to which partial results are written, and from which the same sweep goes on.
 
     Returns a SweepResult with the axes (metric), (site), layer, position, head or neuron, as far as they exist. Raises

@@ -44,7 +44,7 @@ def causal_trace(
     layers: Which = "each",
     positions: Which = "each",
     max_memory: int | str = "auto",
-    progress: bool = True,
+    progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> SweepResult:
     """Where a model keeps what it knows of a subject: which clean values bring the answer back when the subject is noise.

@@ -412,3 +412,9 @@ def test_encoder_decoders_run_in_whole_passes() -> None:
 def test_a_label_says_what_and_where() -> None:
     assert label_of(ZeroAblate("z", 5, heads=3, positions=[1, 2])) == "ZeroAblate z L5H3 pos [1, 2]"
     assert label_of(ZeroAblate("blocks.*.hook_mlp_out", rows=0)) == "ZeroAblate blocks.*.hook_mlp_out row 0"
+
+
+@pytest.mark.parametrize(("progress", "is_shown"), [(None, False), (False, False), (True, True)])
+def test_a_bar_is_for_long_work(progress: bool | None, is_shown: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    patching.run_each(toy(), ids(), [ZeroAblate("z", 0)], metric=score, progress=progress)
+    assert ("running cells" in capsys.readouterr().err) == is_shown

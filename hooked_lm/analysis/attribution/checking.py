@@ -47,7 +47,7 @@ def exact_values(
     seed: int = 0,
     changes: str = "corrupted",
     max_memory: int | str = "auto",
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> Float[Tensor, "..."] | None:
     """What exact patching finds, in the shape of the estimates, NaN where it was not run; None if it was run nowhere.
 

@@ -31,7 +31,7 @@ def patch_edges(
     source: str = "clean",
     direction: str = "denoise",
     max_memory: int | str = "auto",
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> SweepResult:
     """The effect of every edge of a model's graph, each exchanged alone.
 

@@ -78,7 +78,7 @@ def attribute(
     check: Check = None,
     seed: int = 0,
     max_memory: int | str = "auto",
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> Attribution:
     """What `patching.sweep` with these arguments would find, estimated for all cells at once, and how well that agrees.
 
@@ -137,7 +137,7 @@ def attribute_nodes(
     check: Check = None,
     seed: int = 0,
     max_memory: int | str = "auto",
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> dict[str, Attribution]:
     """`attribute` for several sites in the same passes, each as fine as it goes: by position, and by head or neuron.
 
@@ -204,7 +204,7 @@ class Job:
         self.name, self.method, self.steps = method, METHODS[method], steps
         self.max_memory, self.budget = max_memory, Budget.of(max_memory, device)
 
-    def carry_out(self, plans: Sequence[Plan], check: Check, seed: int, progress: bool) -> list[Attribution]:
+    def carry_out(self, plans: Sequence[Plan], check: Check, seed: int, progress: bool | None) -> list[Attribution]:
         """The estimates of all plans, from the same passes, and exact patching beside them."""
         check_valid(check)
         started = time.perf_counter()
