@@ -17,7 +17,7 @@ from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.generation import decoder as generation
 from hooked_lm.models.loss import lm_cross_entropy_loss
 from hooked_lm.models.stack import follow_flags
-from hooked_lm.models.text.methods import TextMethods
+from hooked_lm.models.text.methods import DecoderText
 from hooked_lm.models.verification.identities import decoder_identities
 from hooked_lm.models.verification.verify import Verification, drawn_tokens, verify
 from hooked_lm.models.weights.fold import FoldMethods
@@ -27,7 +27,7 @@ from hooked_lm.models.weights.views import WeightViews
 Mask = Int[Tensor, "batch key_pos"] | Bool[Tensor, "batch key_pos"]
 
 
-class DecoderMethods(TextMethods, WeightViews, FoldMethods, BaseModel):
+class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
     """What a `Decoder` can do besides running forward."""
 
     cfg: HookedTransformerConfig

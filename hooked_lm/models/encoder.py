@@ -11,7 +11,7 @@ from hooked_lm.components.attention.disentangled import RelativeContext
 from hooked_lm.components.embed import TiedUnembed
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.base import BaseModel
-from hooked_lm.models.checks import check_length, check_rows, is_ids
+from hooked_lm.models.checks import check_length, check_rows
 from hooked_lm.models.config.flat import HookedEncoderConfig, HookedTransformerConfig
 from hooked_lm.models.config.tree import EncoderConfig
 from hooked_lm.models.encoder_outputs import EncoderOutputs, check_return_type
@@ -137,11 +137,7 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
     ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"] | None, Tensor | None]:
         """Ids, token types and mask of any input; what the caller gives wins."""
         if isinstance(input, Tensor):
-            if not is_ids(input):
-                raise ValueError(
-                    f"token ids are integers [batch, pos] or [pos], got {input.dtype} {tuple(input.shape)}"
-                )
-            tokens = (input if input.ndim == 2 else input[None]).to(self.device, torch.long)
+            tokens = self._ids(input)
             types = types if types is None or types.ndim == 2 else types[None]
         else:
             tokens, own_types, own_mask = self.to_tokens(input, truncate=False)

@@ -103,7 +103,7 @@ def test_what_makes_no_sense_is_refused(model: HookedEncoderDecoder, arguments: 
 def test_ids_are_integers(model: HookedEncoderDecoder):
     for wrong in (SOURCE.float(), SOURCE[None]):
         with pytest.raises(ValueError, match="token ids are integers"):
-            model._checked(wrong, model.tokens)
+            model._source_tokens(wrong, None)
 
 
 @torch.no_grad()

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hooked_lm.models.config.flat import HookedEncoderConfig
-from hooked_lm.models.text.tokens import Tokens, ids_of
+from hooked_lm.models.text.methods import TextMethods
+from hooked_lm.models.text.tokens import ids_of, padded
 
 Pair = tuple[str, str]
 Text = str | Pair | Sequence[str] | Sequence[Pair]
@@ -16,32 +16,11 @@ Ids = Int[Tensor, "batch pos"]
 Row = tuple[list[int], list[int]]  # ids and token types
 
 
-class EncoderText:
-    """`to_tokens` and its like, for a model with a tokenizer; a tokenizer is used as it is and never changed.
+class EncoderText(TextMethods):
+    """The same for an encoder, whose tokenizer puts special tokens around a text.
 
     A text is a string, or a pair of strings as a tuple; several are a list of these.
     """
-
-    cfg: HookedEncoderConfig
-    tokenizer: Any = None
-    device: torch.device
-
-    def set_tokenizer(self, tokenizer: Any, default_padding_side: str | None = None) -> None:
-        """Give the model a tokenizer."""
-        self.tokenizer = tokenizer
-        if default_padding_side is not None:
-            self.cfg.default_padding_side = default_padding_side
-        if tokenizer is None:
-            return
-        self.cfg.tokenizer_name = self.cfg.tokenizer_name or getattr(tokenizer, "name_or_path", None)
-        if self.cfg.d_vocab == -1:
-            self.cfg.d_vocab = len(tokenizer)
-
-    @property
-    def tokens(self) -> Tokens:
-        """The tokenizer, without anything put before a text."""
-        side, sizes = self.cfg.default_padding_side, {"n_ctx": self.cfg.n_ctx, "d_vocab": self.cfg.d_vocab}
-        return Tokens(self.tokenizer, False, side, **sizes)
 
     def to_tokens(self, input: Text, move_to_device: bool = True, truncate: bool = True) -> tuple[Ids, Ids, Ids]:
         """Ids, token types and which ids are real, each [batch, pos], with the tokenizer's special tokens.
@@ -51,11 +30,9 @@ class EncoderText:
         rows = [self._row(text, truncate) for text in texts_of(input)]
         if not all(ids for ids, _ in rows):
             raise ValueError("a text becomes zero tokens, and a model needs at least one")
-        tokens, types, mask = (torch.zeros(len(rows), max(len(ids) for ids, _ in rows)).long() for _ in range(3))
-        tokens += self.tokens.pad_id
-        for i, (ids, kinds) in enumerate(rows):
-            span = slice(-len(ids), None) if self.cfg.default_padding_side == "left" else slice(len(ids))
-            tokens[i, span], types[i, span], mask[i, span] = torch.tensor(ids), torch.tensor(kinds), 1
+        side = self.cfg.default_padding_side
+        tokens, mask = padded([ids for ids, _ in rows], self.tokens.pad_id, side)
+        types, _ = padded([types for _, types in rows], 0, side)
         if move_to_device:
             return tokens.to(self.device), types.to(self.device), mask.to(self.device)
         return tokens, types, mask
@@ -75,10 +52,6 @@ class EncoderText:
             excess -= 1
         return ids, types
 
-    def to_string(self, tokens: Any) -> str | list[str]:
-        """Text of token ids: a string of one sequence, a list of strings of a batch."""
-        return self.tokens.to_string(tokens)
-
     def to_str_tokens(self, input: Any) -> list[str] | list[list[str]]:
         """The tokens of text, with the tokenizer's special ones, or of ids, each as a string."""
         if isinstance(input, Tensor) or not _is_text(input):
@@ -86,14 +59,6 @@ class EncoderText:
         rows = [self._row(text, truncate=True)[0] for text in texts_of(input)]
         strings = [self.tokens.to_str_tokens(torch.tensor(row)) for row in rows]
         return strings[0] if isinstance(input, (str, tuple)) else strings  # type: ignore[return-value]
-
-    def to_single_token(self, string: str) -> int:
-        """The id of a string that is one token; ValueError, with its tokens, if it is several."""
-        return self.tokens.to_single_token(string)
-
-    def to_single_str_token(self, int_token: int) -> str:
-        """The string of one token id."""
-        return self.tokens.to_single_str_token(int_token)
 
     def get_token_position(self, single_token: str | int, input: Any, mode: str = "first") -> int:
         """Where a token stands in a text with its special tokens, or in ids: its "first" or "last" position."""

@@ -7,39 +7,30 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hooked_lm.models.checks import is_ids
 from hooked_lm.models.config.flat import HookedEncoderDecoderConfig
 from hooked_lm.models.stack import checked_ids
-from hooked_lm.models.text.tokens import Tokens, checked_texts, ids_of
+from hooked_lm.models.text.methods import TextMethods
+from hooked_lm.models.text.tokens import Tokens, checked_texts, ids_of, padded
 
 Padded = tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]
 DecoderInput = str | Sequence[str] | Int[Tensor, "*rows target_pos"]
 
 
-class SourceAndTargetText:
-    """`to_tokens` and its like, for a model with a tokenizer; a tokenizer is used as it is and never changed."""
+class SourceAndTargetText(TextMethods):
+    """The same for an encoder-decoder, which reads a source and continues a target."""
 
     cfg: HookedEncoderDecoderConfig
-    tokenizer: Any = None
-    device: torch.device
 
-    def set_tokenizer(self, tokenizer: Any) -> None:
-        """Give the model a tokenizer."""
-        self.tokenizer = tokenizer
-        if tokenizer is None:
-            return
-        self.cfg.tokenizer_name = self.cfg.tokenizer_name or getattr(tokenizer, "name_or_path", None)
-        if self.cfg.d_vocab == -1:
-            self.cfg.d_vocab = len(tokenizer)
+    def _text_defaults(self) -> tuple[bool, str]:
+        return False, "right"
 
-    @property
-    def tokens(self) -> Tokens:
-        """The tokenizer, without anything put before a text."""
-        return Tokens(self.tokenizer, False, "right", n_ctx=self.cfg.n_ctx, d_vocab=self.cfg.d_vocab)
+    def set_tokenizer(self, tokenizer: Any) -> None:  # type: ignore[override]
+        """Give the model a tokenizer, which is never changed."""
+        super().set_tokenizer(tokenizer)
 
     @property
     def decoder_tokens(self) -> Tokens:
-        """The same for the decoder, whose vocabulary may be another."""
+        """The tokenizer for the decoder, whose vocabulary may be another."""
         return Tokens(self.tokenizer, False, "right", n_ctx=self.cfg.n_ctx, d_vocab=self.cfg.d_vocab_out)
 
     def to_tokens(self, input: str | Sequence[str], move_to_device: bool = True, truncate: bool = True) -> Padded:
@@ -50,7 +41,7 @@ class SourceAndTargetText:
         rows = ids_of(self.tokens.need_tokenizer(), checked_texts(input), specials=True)
         if truncate:
             rows = [self._cut(row) for row in rows]
-        tokens, mask = self._padded(rows)
+        tokens, mask = padded(rows, self.pad_id(), "right")
         return (tokens.to(self.device), mask.to(self.device)) if move_to_device else (tokens, mask)
 
     def _cut(self, row: list[int]) -> list[int]:
@@ -73,16 +64,13 @@ class SourceAndTargetText:
             rows = ids_of(tokenizer, texts, specials=False)
         forced = [] if self.cfg.forced_bos_token_id is None else [self.cfg.forced_bos_token_id]
         last = [self.tokenizer.eos_token_id] if end and self._ends_texts() else []
-        tokens, mask = self._padded([[self.start_id(), *forced, *row, *last] for row in rows])
+        rows = [[self.start_id(), *forced, *row, *last] for row in rows]
+        tokens, mask = padded(rows, self.pad_id(), "right")
         return tokens.to(self.device), mask.to(self.device)
 
     def _ends_texts(self) -> bool:
         """Whether the tokenizer puts an end token after a text."""
         return self.tokenizer.eos_token_id in ids_of(self.tokenizer, [""], specials=True)[0]
-
-    def to_string(self, tokens: Any) -> str | list[str]:
-        """Text of token ids: a string of one sequence, a list of strings of a batch."""
-        return self.tokens.to_string(tokens)
 
     def to_str_tokens(self, input: Any) -> list[str] | list[list[str]]:
         """The tokens of text, with the tokenizer's special ones, or of ids, each as a string."""
@@ -91,14 +79,6 @@ class SourceAndTargetText:
         rows = ids_of(self.tokens.need_tokenizer(), checked_texts(input), specials=True)
         strings = [self.tokens.to_str_tokens(torch.tensor(row)) for row in rows]
         return strings[0] if isinstance(input, str) else strings  # type: ignore[return-value]
-
-    def to_single_token(self, string: str) -> int:
-        """The id of a string that is one token; ValueError, with its tokens, if it is several."""
-        return self.tokens.to_single_token(string)
-
-    def to_single_str_token(self, int_token: int) -> str:
-        """The string of one token id."""
-        return self.tokens.to_single_str_token(int_token)
 
     def start_id(self) -> int:
         """What the decoder's input begins with."""
@@ -122,23 +102,10 @@ class SourceAndTargetText:
             token for token in known if token is not None and token < min(self.cfg.d_vocab, self.cfg.d_vocab_out)
         )
 
-    def _padded(self, rows: Sequence[Sequence[int]]) -> Padded:
-        """Rows as one tensor, padded on the right, and which ids are real."""
-        longest = max(len(row) for row in rows)
-        if longest == 0:
-            raise ValueError("a text becomes zero tokens, and a model needs at least one")
-        tokens, mask = (
-            torch.full((len(rows), longest), self.pad_id()),
-            torch.zeros(len(rows), longest, dtype=torch.long),
-        )
-        for i, row in enumerate(rows):
-            tokens[i, : len(row)], mask[i, : len(row)] = torch.tensor(row, dtype=torch.long), 1
-        return tokens, mask
-
     def _source_tokens(self, input: Any, mask: Tensor | None) -> tuple[Int[Tensor, "batch pos"], Tensor | None]:
         """Ids for the encoder, and which are real; a mask that the caller gives wins."""
         if isinstance(input, Tensor):
-            return self._checked(input, self.tokens), mask
+            return checked_ids(self._ids(input), self.cfg.d_vocab), mask
         tokens, own = self.to_tokens(input, truncate=False)
         return tokens, own if mask is None else mask
 
@@ -149,12 +116,6 @@ class SourceAndTargetText:
         if input is None:
             return torch.full((batch, 1), self.start_id(), device=self.device), mask
         if isinstance(input, Tensor):
-            return self._checked(input, self.decoder_tokens), mask
+            return checked_ids(self._ids(input), self.cfg.d_vocab_out), mask
         tokens, own = self.to_decoder_tokens(input, end)
         return tokens, own if mask is None else mask
-
-    def _checked(self, tokens: Tensor, of: Tokens) -> Int[Tensor, "batch pos"]:
-        if not is_ids(tokens):
-            raise ValueError(f"token ids are integers [batch, pos] or [pos], got {tokens.dtype} {tuple(tokens.shape)}")
-        tokens = (tokens if tokens.ndim == 2 else tokens[None]).to(self.device, torch.long)
-        return checked_ids(tokens, of.d_vocab)

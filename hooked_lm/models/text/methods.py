@@ -1,4 +1,4 @@
-"""A model's side of text: its tokenizer, and the verbs that turn text into its tokens and back."""
+"""Text into token ids and back: the methods of models of every class, and those of decoders."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,34 +14,71 @@ from hooked_lm.models.text.tokens import Tokens, prepends_bos
 
 
 class TextMethods:
-    """`to_tokens`, `to_str_tokens` and their like; each delegates to `Tokens` with the model's defaults."""
+    """What models of every class do with text; each method delegates to `Tokens` with the model's defaults."""
 
-    cfg: HookedTransformerConfig
+    cfg: Any
     tokenizer: Any = None
     device: torch.device
-    _tokens: tuple[tuple[Any, ...], Tokens] | None = None  # as it was made last, and what it was made of
+    _tokens: tuple[tuple[Any, ...], Tokens] | None = None  # the last, and what it was made from
+
+    def _text_defaults(self) -> tuple[bool, str]:
+        """Whether a BOS is put before a text unless a call says otherwise, and on which side short rows are padded."""
+        return False, self.cfg.default_padding_side
 
     @property
     def tokens(self) -> Tokens:
-        """The tokenizer with the defaults that the config holds at this moment."""
-        cfg = self.cfg
-        made_of = (self.tokenizer, cfg.default_prepend_bos, cfg.default_padding_side, cfg.n_ctx, cfg.d_vocab)
-        if self._tokens is None or self._tokens[0] != made_of:
-            *defaults, n_ctx, d_vocab = made_of
-            self._tokens = made_of, Tokens(*defaults, n_ctx=n_ctx, d_vocab=d_vocab)
+        """The tokenizer with the current defaults of the config."""
+        made_from = (self.tokenizer, *self._text_defaults(), self.cfg.n_ctx, self.cfg.d_vocab)
+        if self._tokens is None or self._tokens[0] != made_from:
+            *defaults, n_ctx, d_vocab = made_from
+            self._tokens = made_from, Tokens(*defaults, n_ctx=n_ctx, d_vocab=d_vocab)
         return self._tokens[1]
 
     def set_tokenizer(self, tokenizer: Any, default_padding_side: str | None = None) -> None:
-        """Give the model a tokenizer; it is used as it is and never changed."""
+        """Give the model a tokenizer, which is never changed."""
         self.tokenizer = tokenizer
         if default_padding_side is not None:
             self.cfg.default_padding_side = default_padding_side
         if tokenizer is None:
             return
-        self.cfg.tokenizer_prepends_bos = prepends_bos(tokenizer)
         self.cfg.tokenizer_name = self.cfg.tokenizer_name or getattr(tokenizer, "name_or_path", None)
         if self.cfg.d_vocab == -1:
             self.cfg.d_vocab = len(tokenizer)
+
+    def to_string(self, tokens: Any) -> str | list[str]:
+        """Text of token ids: a string of one sequence, a list of strings of a batch."""
+        return self.tokens.to_string(tokens)
+
+    def to_single_token(self, string: str) -> int:
+        """The id of a string that is one token; ValueError, with its tokens, if it is several."""
+        return self.tokens.to_single_token(string)
+
+    def to_single_str_token(self, int_token: int) -> str:
+        """The string of one token id."""
+        return self.tokens.to_single_str_token(int_token)
+
+    def _ids(self, tokens: Tensor) -> Int[Tensor, "batch pos"]:
+        """Token ids [batch, pos] or [pos] as [batch, pos], where the model is. ValueError for other tensors."""
+        if not is_ids(tokens):
+            raise ValueError(
+                f"token ids are integers [batch, pos] or [pos], got {tokens.dtype} of shape {tuple(tokens.shape)}"
+            )
+        return (tokens if tokens.ndim == 2 else tokens[None]).to(self.device, torch.long)
+
+
+class DecoderText(TextMethods):
+    """The same for a model that continues text: a BOS in front, as the config says, and nothing after a text."""
+
+    cfg: HookedTransformerConfig
+
+    def _text_defaults(self) -> tuple[bool, str]:
+        return self.cfg.default_prepend_bos, self.cfg.default_padding_side
+
+    def set_tokenizer(self, tokenizer: Any, default_padding_side: str | None = None) -> None:
+        """Give the model a tokenizer, which is never changed."""
+        if tokenizer is not None:
+            self.cfg.tokenizer_prepends_bos = prepends_bos(tokenizer)
+        super().set_tokenizer(tokenizer, default_padding_side)
 
     def to_tokens(
         self,
@@ -61,23 +98,11 @@ class TextMethods:
         device = self.device if move_to_device else None
         return self.tokens.to_tokens(input, prepend_bos, padding_side, truncate, device)
 
-    def to_string(self, tokens: Any) -> str | list[str]:
-        """Text of token ids: a string of one sequence, a list of strings of a batch."""
-        return self.tokens.to_string(tokens)
-
     def to_str_tokens(
         self, input: Any, prepend_bos: bool | None = None, padding_side: str | None = None
     ) -> list[str] | list[list[str]]:
         """The tokens of text or ids, each as a string; for a list of strings, a list per string."""
         return self.tokens.to_str_tokens(input, prepend_bos, padding_side)
-
-    def to_single_token(self, string: str) -> int:
-        """The id of a string that is one token; ValueError, with its tokens, if it is several."""
-        return self.tokens.to_single_token(string)
-
-    def to_single_str_token(self, int_token: int) -> str:
-        """The string of one token id."""
-        return self.tokens.to_single_str_token(int_token)
 
     def get_token_position(
         self,
@@ -113,12 +138,11 @@ class TextMethods:
         either side, as later tokens follow. In what follows on cached tokens no BOS is expected.
         """
         if isinstance(input, Tensor):
-            if not is_ids(input):
+            if input.ndim == 3:
                 raise ValueError(
-                    f"token ids are integers [batch, pos] or [pos], got {input.dtype} of shape {tuple(input.shape)}; "
-                    "a residual stream goes with start_at_layer"
+                    f"token ids are integers [batch, pos]; {tuple(input.shape)} is a stream: give start_at_layer"
                 )
-            tokens = (input if input.ndim == 2 else input[None]).to(self.device, torch.long)
+            tokens = self._ids(input)
             side = padding_side or self.cfg.default_padding_side
             matters = side == "left" or cache is not None
             if attention_mask is None and self.tokenizer is not None and matters:

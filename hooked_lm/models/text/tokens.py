@@ -145,13 +145,7 @@ class Tokens:
         """
         side = self._side(padding_side)
         rows = self._rows(input, prepend_bos, truncate)
-        longest = max(len(row) for row in rows)
-        tokens = torch.full((len(rows), longest), self.pad_id)
-        mask = torch.zeros_like(tokens)
-        for i, row in enumerate(rows):
-            span = slice(0, len(row)) if side == "right" else slice(longest - len(row), longest)
-            tokens[i, span] = torch.tensor(row)
-            mask[i, span] = 1
+        tokens, mask = padded(rows, self.pad_id, side)
         return tokens.to(device), mask.to(device)
 
     def attention_mask(
@@ -320,6 +314,21 @@ class Tokens:
                 "tokenizer=... when it is made, or model.set_tokenizer(...), or work with token ids"
             )
         return self.tokenizer
+
+
+def padded(
+    rows: Sequence[Sequence[int]], fill: int, side: str
+) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]:
+    """Rows as one tensor, filled up on one side, and 1 where that has what is in the rows."""
+    longest = max(len(row) for row in rows)
+    if longest == 0:
+        raise ValueError("a text becomes zero tokens, and a model needs at least one")
+    tokens = torch.full((len(rows), longest), fill)
+    mask = torch.zeros_like(tokens)
+    for i, row in enumerate(rows):
+        span = slice(0, len(row)) if side == "right" else slice(longest - len(row), longest)
+        tokens[i, span], mask[i, span] = torch.tensor(row, dtype=torch.long), 1
+    return tokens, mask
 
 
 def ids_of(tokenizer: Any, texts: list[str], specials: bool) -> list[list[int]]:
