@@ -1,4 +1,4 @@
-"""The same checkpoint here and in transformers."""
+"""Compares a checkpoint as it is loaded here with the same checkpoint in transformers."""
 
 import os
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder import Encoder
 from hooked_lm.models.verification.verify import Check, Verification
 
-# what transformers calls that which a return type gives
+# name of an output in transformers -> our return type
 HEADS = {
     "last_hidden_state": "embeddings",
     "pooler_output": "pooled",
@@ -34,7 +34,7 @@ def verify(
     revision: str | None = None,
     local_files_only: bool = False,
 ) -> Verification:
-    """Load a checkpoint here and in transformers, and compare what both give, and the identities of the sites.
+    """Loads a checkpoint here and in transformers, compares the outputs, and checks the identities of the sites.
 
     That is the logits and greedy tokens of a decoder, of an encoder-decoder too, and of an encoder its embeddings and what
     every head gives. Numbers may differ by 1e-4 of the largest (four units of rounding in low precision). A greedy token
@@ -75,7 +75,7 @@ def _transformers_class(model: Any, config: Any) -> Any:
 
 
 def _without_padding(tokens: Tensor, config: Any) -> Tensor:
-    """Ids none of which is the pad token's, for which some models have a position of its own, or none."""
+    """Replaces ids of the pad token, for which some models have a special position or none."""
     pad = -1 if config.pad_token_id is None else config.pad_token_id
     return torch.where(tokens == pad, (tokens + 1) % config.vocab_size, tokens)
 
@@ -85,7 +85,7 @@ def _error(ours: Tensor, theirs: Tensor) -> float:
 
 
 def _encoder_pairs(model: Encoder, theirs: Any, tokens: Tensor) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
-    """What an encoder gives, here and there, as far as the transformers class gives it."""
+    """Yields the outputs of an encoder here and in transformers, for each output that the transformers class has."""
     found = theirs(tokens)
     for name, return_type in HEADS.items():
         if found.get(name) is not None:
@@ -95,7 +95,7 @@ def _encoder_pairs(model: Encoder, theirs: Any, tokens: Tensor) -> Iterator[tupl
 
 
 def _logits_and_greedy(model: Any, theirs: Any, tokens: Tensor, n_tokens: int, tolerance: float) -> list[Check]:
-    """Of a model that continues its input, or answers it."""
+    """Checks the logits and the greedy tokens of a decoder or an encoder-decoder."""
     from transformers import GenerationConfig
 
     is_decoder = isinstance(model, Decoder)

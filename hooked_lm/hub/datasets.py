@@ -1,4 +1,4 @@
-"""Small sets of texts on the hub, and which of them is like what a model was trained on."""
+"""Small text datasets on the hub, and which of them resembles the training data of a model."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ TRAINED_ON = {
 
 
 def get_dataset(dataset_name: str, **kwargs: Any) -> Any:
-    """One of the small sets of `DATASETS`, as a `datasets.Dataset` with the column "text".
+    """Returns one of the small datasets of `DATASETS`, as a `datasets.Dataset` with the column "text".
 
     `kwargs` go to `datasets.load_dataset`. Raises ValueError for another name, ImportError if the package `datasets` is not
     installed.

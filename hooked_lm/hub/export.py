@@ -1,4 +1,4 @@
-"""From a model back to transformers' format."""
+"""Writes models in the format of transformers."""
 
 import copy
 import os
@@ -26,7 +26,7 @@ from hooked_lm.weights.write import Planned
 
 
 def to_hf(model: Model) -> Any:
-    """A transformers model with exactly these weights, in memory of its own.
+    """Returns a transformers model with copies of exactly these weights.
 
     Raises ValueError for a model whose weights were folded, and for one that came from no checkpoint.
     """
@@ -62,7 +62,7 @@ def save_pretrained(model: Model, path: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def _moved_when_done(folder: Path) -> Iterator[Path]:
-    """A new directory beside `folder`, which becomes `folder` at the end of the block, or whose files go there."""
+    """Yields a new directory next to `folder`. At the end it is renamed to `folder`, or its files are moved there."""
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"a model is written to a directory, and {folder} is a file")
     if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
@@ -78,7 +78,7 @@ def _moved_when_done(folder: Path) -> Iterator[Path]:
             _move_files(unfinished, folder)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
-        with suppress(OSError):  # somebody else's files are in it by now
+        with suppress(OSError):  # another process wrote files into it
             for parent in made:
                 parent.rmdir()
         raise
@@ -100,7 +100,7 @@ def _move_all(source: Path, target: Path) -> None:
 
 
 def exported(model: Model) -> tuple[Any, dict[str, Planned]]:
-    """The HF config of a model, and its weights under their names on disk, each made when it is asked for."""
+    """Returns the HF config of a model, and its weights by their names on disk; each tensor is made on request."""
     if model.hf_config is None:
         raise ValueError(
             "this model was built from a config, not from a transformers checkpoint: it belongs to no HF architecture"
@@ -116,7 +116,7 @@ def exported(model: Model) -> tuple[Any, dict[str, Planned]]:
     config.dtype, module, tree = model.cfg.dtype, family(config.model_type), model.cfg.tree
     assert tree is not None
     if isinstance(model, Decoder):
-        tree = _as_it_is_now(model, config)
+        tree = _current_tree(model, config)
     elif isinstance(model, EncoderDecoder):  # with its unembedding, whatever the checkpoint called itself
         config.architectures = [AutoModelForSeq2SeqLM._model_mapping[type(config)].__name__]
     parameters = slots(model)
@@ -127,7 +127,7 @@ def exported(model: Model) -> tuple[Any, dict[str, Planned]]:
 
 
 def _is_bare(model: Encoder, config: Any) -> bool:
-    """Whether an encoder belongs to a class without heads, in whose files names have no prefix.
+    """Whether the encoder belongs to a class without heads, whose files have names without a prefix.
 
     A config that names no class gets the one that fits the heads.
     """
@@ -139,7 +139,7 @@ def _is_bare(model: Encoder, config: Any) -> bool:
 
 
 def _cut(config: Any, n_layers: int) -> None:
-    """Make an HF config say that there are only so many layers, in the notes it keeps of each too."""
+    """Sets the number of layers of an HF config, and shortens its lists with one entry per layer."""
     notes = vars(config)
     try:
         config.num_hidden_layers = n_layers
@@ -156,8 +156,8 @@ def _cut(config: Any, n_layers: int) -> None:
         ) from error
 
 
-def _as_it_is_now(model: Decoder, config: Any) -> DecoderConfig:
-    """The tree of a decoder that may have lost layers or its tie; the HF config is made to say the same."""
+def _current_tree(model: Decoder, config: Any) -> DecoderConfig:
+    """Returns the tree of a decoder that may have lost layers or been untied, and updates the HF config to match."""
     from transformers import AutoModelForCausalLM
 
     n_layers, tied = len(model.blocks), model.cfg.tie_word_embeddings

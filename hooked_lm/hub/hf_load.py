@@ -1,4 +1,4 @@
-"""From a checkpoint in the format of transformers to a model."""
+"""Builds a model from a checkpoint in the format of transformers."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -16,7 +16,7 @@ from hooked_lm.weights import Row, expand, load, slots
 
 
 def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
-    """The model of a checkpoint, of the class that `class_of` gives for its tree, with the weights as they are."""
+    """Returns the model of a checkpoint with unchanged weights. `class_of` maps its tree to a class."""
     options, tensors = checkpoint.options, checkpoint.tensors()
     full = checkpoint.tree(tensors)
     model_class = class_of(full)
@@ -40,7 +40,7 @@ def _unfilled(model_class: Any, cfg: Any, tokenizer: Any) -> Any:
 
 
 def concrete_rows(module: ModuleType, tree: Tree, layers: Iterable[int]) -> list[Row]:
-    """The rows of a family for these layers; rows for the two sides of an encoder-decoder have ranges of their own."""
+    """Returns the rows of a family for these layers. The rows of an encoder-decoder state the layers of each side themselves."""
     return expand(module.rows(tree), l=list(layers))
 
 
@@ -52,7 +52,7 @@ def fill(
     device: torch.device,
     copy: bool,
 ) -> None:
-    """Put a checkpoint's weights into a model that has none; `full` is the tree of all of the checkpoint's layers."""
+    """Loads a checkpoint's weights into a model on the meta device; `full` is the tree with all of the checkpoint's layers."""
     n_layers, parameters = len(model.blocks), slots(model)
     rows = concrete_rows(module, full, range(n_layers))
     beyond = range(n_layers, len(full.blocks))

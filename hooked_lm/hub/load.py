@@ -1,4 +1,4 @@
-"""From a checkpoint to a model: one path for the format of transformers, and one for that of TransformerLens."""
+"""Chooses the loader of a checkpoint: one for the format of transformers, and one for that of TransformerLens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from hooked_lm.hub.tl_load import load_tl
 
 
 def load(options: Options, class_of: Callable[[Tree], Any] = model_class) -> Any:
-    """The model of a checkpoint with the weights as they are, of the class that `class_of` gives for its tree."""
+    """Returns the model of a checkpoint with unchanged weights. `class_of` maps its tree to a class."""
     tl_checkpoint = find_tl(options) if options.hf_model is None else None
     if tl_checkpoint is not None:
         return load_tl(tl_checkpoint, class_of)

@@ -1,7 +1,7 @@
 """Checkpoints of TransformerLens: a `config.json` of flat names, and a file of weights in the public names.
 
-They are told from others by their config, which has sizes in flat names and no `model_type`. What it says of the training
-is not read. The weights are a file `*final.pth`, or the only one; those of the training run are in the folder
+They are recognised by their config, which has sizes under flat names and no `model_type`. Its fields about the training
+are not read. The weights are a file `*final.pth`, or the only one; those of the training run are in the folder
 `checkpoints`, each with its step, or its count of tokens, at the end of its name.
 """
 
@@ -45,7 +45,7 @@ FROM_TOKENS = 10**9  # a label that is larger counts tokens, not steps
 
 @dataclass(frozen=True)
 class Step:
-    """One checkpoint of a training run: its place in the run, its label, and its file."""
+    """One checkpoint of a training run: its index in the run, its label, and its file."""
 
     index: int
     value: int
@@ -55,9 +55,9 @@ class Step:
 
 @dataclass(frozen=True)
 class TLCheckpoint:
-    """A directory of that kind, or a repository of the hub of which the config is in the cache.
+    """A local directory, or a repository of the hub whose config is in the cache.
 
-    `names` is what the config says of the model, in our names.
+    `names` are the fields of the config under our names.
     """
 
     name: str
@@ -187,7 +187,7 @@ def _fetched(name: str, file: str, options: Options) -> Path:
 
 
 def find_tl(options: Options) -> TLCheckpoint | None:
-    """The checkpoint that is meant, if its config is of this kind; None if it is of another, or not there at all."""
+    """Returns the checkpoint if its config has flat names; None if it has others or was not found."""
     name, folder = options.name, options.folder
     if folder is None:
         name = repository(options, ("*",))
@@ -204,7 +204,7 @@ def find_tl(options: Options) -> TLCheckpoint | None:
 
 
 def _flat_names(file: Path) -> dict[str, Any] | None:
-    """A config in flat names; None for every other file, of which the loader of HF checkpoints says what is wrong."""
+    """Returns a config with flat names; None for every other file, which the loader of HF checkpoints checks."""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -214,7 +214,7 @@ def _flat_names(file: Path) -> dict[str, Any] | None:
 
 
 def our_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config in flat names says of a model, in the names of `HookedTransformerConfig`.
+    """Returns the fields of a config with flat names under the names of `HookedTransformerConfig`.
 
     >>> our_names({"n_layers": 2, "normalization": "LNPre", "shortformer_pos": True, "lr": 0.001})
     {'n_layers': 2, 'normalization_type': 'LNPre', 'positional_embedding_type': 'shortformer'}

@@ -1,4 +1,4 @@
-"""From a checkpoint of TransformerLens to a model."""
+"""Builds a model from a checkpoint of TransformerLens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from hooked_lm.models.weights.state import load_state
 
 
 def load_tl(checkpoint: TLCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
-    """The model of a checkpoint, of the class that `class_of` gives for its tree, with the weights as they are."""
+    """Returns the model of a checkpoint with unchanged weights. `class_of` maps its tree to a class."""
     step = checkpoint.step()
     tensors = checkpoint.tensors(step)
     cfg = checkpoint.flat_config(tensors, step)

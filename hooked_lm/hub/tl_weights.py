@@ -1,4 +1,4 @@
-"""Weights in the names of early training code, in the public ones; which code it was, the names tell."""
+"""Renames the weights that early training code saved to the public names. The names in the file show which code it was."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -52,7 +52,7 @@ MINGPT: list[tuple[str, str, Turn]] = [
 
 
 def from_mingpt(state_dict: Mapping[str, Tensor], cfg: Any) -> dict[str, Tensor]:
-    """The weights of a minGPT in the public names; `cfg` says how many heads there are. Other names stay."""
+    """Returns the weights of a minGPT by their public names; `cfg` gives the number of heads. Other names are kept."""
     state = {}
     for name, weight in state_dict.items():
         row = next((row for row in MINGPT if re.fullmatch(row[0], name)), None)
@@ -67,7 +67,7 @@ NORM = re.compile(r"(^|\.)norm(?=[12]?\.)")  # what is called ln today
 
 
 def from_early_solu(state_dict: Mapping[str, Tensor], cfg: Any) -> dict[str, Tensor]:
-    """The weights of the first SoLU models in the public names; `cfg` says their sizes.
+    """Returns the weights of the first SoLU models by their public names; `cfg` gives their sizes.
 
     Norms had another name. The models of up to 6 layers have all matrices as [out, in], and the one of 8 its position
     embedding: shapes tell, except of a position embedding that is square.
@@ -85,7 +85,7 @@ def from_early_solu(state_dict: Mapping[str, Tensor], cfg: Any) -> dict[str, Ten
 
 
 def in_public_names(tensors: Mapping[str, Tensor], cfg: Any) -> dict[str, Tensor]:
-    """Weights in the public names, whatever code saved them."""
+    """Returns weights by their public names, for each kind of training code."""
     if "tok_emb.weight" in tensors:
         return from_mingpt(tensors, cfg)
     if any(NORM.search(name) for name in tensors):

@@ -1,6 +1,6 @@
 """What BERT and its descendants share: post-norm blocks that see both ways, heads, and the names on disk.
 
-Which heads there are is told by the weights: their names are all that configs of encoders leave open.
+The names of the weights show which heads a checkpoint has, as configs of encoders do not say it.
 """
 
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ RENAMED = {r"LayerNorm\.gamma$": "LayerNorm.weight", r"LayerNorm\.beta$": "Layer
 
 
 def check_bidirectional(hf: HFConfig) -> None:
-    """Raises ValueError for what makes a decoder of an encoder, and for positions that it is not trained with today."""
+    """Raises ValueError for options that turn an encoder into a decoder, and for kinds of positions that are not supported."""
     if hf.get("is_decoder") or hf.get("add_cross_attention"):
         raise ValueError("is_decoder or add_cross_attention: an encoder that was made a decoder is not supported")
     if (kind := hf.get("position_embedding_type", "absolute")) not in (None, "absolute"):
@@ -67,7 +67,7 @@ def embed(hf: HFConfig, offset: int = 0, n_types: int = 0, d_embed: int | None =
 
 
 def projected(narrow: EncoderEmbed.Config, d_model: int) -> ProjectedEncoderEmbed.Config:
-    """The same, and a linear map into the stream."""
+    """The embeddings, followed by a linear map into the stream."""
     return ProjectedEncoderEmbed.Config(**vars(narrow), d_stream=d_model)
 
 
@@ -79,7 +79,7 @@ class Names:
     """Where the heads of a family lie in its files, without the prefix of the base model.
 
     `mlm`, `mlm_norm` and `decoder` are linear layer, norm and unembedding of the head for masked tokens. The unembedding's
-    bias is `bias` if it is tied to the embedding, else `untied_bias`; the other is then a copy of it, or nobody reads it. A
+    bias is `bias` if it is tied to the embedding, else `untied_bias`; the other is then a copy of it, or is not used. A
     classifier of texts reads the base model's pooler, or it has a
     layer `text_dense` of its own, and `text_out` after that.
     """

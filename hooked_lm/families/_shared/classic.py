@@ -11,12 +11,12 @@ def norm(theirs: str, ours: str) -> list[Row]:
 
 
 def into_mlp(theirs: str) -> list[Row]:
-    """The linear layer that an MLP reads by."""
+    """The input projection of an MLP."""
     return [Row(theirs + ".weight", "blocks.{l}.mlp.W_in", "f m -> m f"), Row(theirs + ".bias", "blocks.{l}.mlp.b_in")]
 
 
 def out_of_mlp(theirs: str) -> list[Row]:
-    """The linear layer that an MLP writes by."""
+    """The output projection of an MLP."""
     return [
         Row(theirs + ".weight", "blocks.{l}.mlp.W_out", "m f -> f m"),
         Row(theirs + ".bias", "blocks.{l}.mlp.b_out"),
@@ -47,7 +47,7 @@ def fused_by_group(theirs: str, tree: DecoderConfig) -> list[Row]:
 
 
 def out_of_attention(theirs: str) -> list[Row]:
-    """The linear layer that attention writes by."""
+    """The output projection of attention."""
     return [
         Row(theirs + ".weight", "blocks.{l}.attn.W_O", "m (n h) -> n h m"),
         Row(theirs + ".bias", "blocks.{l}.attn.b_O"),

@@ -1,4 +1,4 @@
-"""A checkpoint's config that remembers which of its fields were read, so that none is passed over in silence."""
+"""A checkpoint's config that records which of its fields were read, so that no field is ignored silently."""
 
 import fnmatch
 from collections.abc import Collection, Mapping
@@ -68,7 +68,7 @@ class HFConfig:
         return self.get(field)
 
     def get(self, field: str, default: Any = None) -> Any:
-        """A field that a config may lack."""
+        """Returns a field that the config may lack."""
         self._read.add(field)
         return self._values.get(field, default)
 
@@ -77,7 +77,7 @@ class HFConfig:
         return tensor in self._tensors
 
     def unread(self, no_effect: Collection[str] = ()) -> dict[str, Any]:
-        """The fields that nobody read, that differ from their default and that may have an effect."""
+        """Returns the fields that were not read, differ from their default and may have an effect."""
         quiet = (*NO_EFFECT, *no_effect)
         return {
             field: value
@@ -88,7 +88,7 @@ class HFConfig:
         }
 
     def _is_default(self, field: str, value: Any) -> bool:
-        """A field that the class does not know is at its default when it is switched off or empty."""
+        """Whether a field has its default; the default of a field that the class does not know is off or empty."""
         if field in self._defaults:
             return bool(value == self._defaults[field])
         return value is None or value is False or value in ([], {})

@@ -1,4 +1,4 @@
-"""From a checkpoint's `rope_parameters` to a Rotary, for every family that turns queries and keys."""
+"""Translates a checkpoint's `rope_parameters` into a Rotary config, for every family with rotary positions."""
 
 import math
 from collections.abc import Callable
