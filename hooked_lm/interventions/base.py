@@ -19,7 +19,7 @@ from hooked_lm.engine.edit import Change, Rewrite
 from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.per_thread import Lock, PerThread
-from hooked_lm.interventions.written import as_json, check_types, from_json
+from hooked_lm.interventions.settings_json import as_json, check_types, from_json
 from hooked_lm.results import stored
 
 FORMAT = "hooked_lm.interventions"

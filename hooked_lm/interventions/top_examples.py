@@ -13,8 +13,8 @@ from torch import Tensor
 
 from hooked_lm.components.norm import wide
 from hooked_lm.hooks import HookPoint
-from hooked_lm.interventions.best_places import BestPlaces, NewTokens
 from hooked_lm.interventions.streaming import Streaming
+from hooked_lm.interventions.top_positions import NewTokens, TopPositions
 from hooked_lm.results import stored
 
 __all__ = ["Examples", "TopExamples"]
@@ -78,7 +78,7 @@ class Examples:
 
 
 @dataclass(eq=False, repr=False)
-class TopExamples(Streaming[BestPlaces]):
+class TopExamples(Streaming[TopPositions]):
     """For each feature of its sites the `k` places of a data set where it is largest, in one pass, in memory of fixed size.
 
     Features are what is measured at each position:
@@ -147,7 +147,7 @@ class TopExamples(Streaming[BestPlaces]):
             found = self._measured(value.detach()[:, -texts.n_new :], name)
         features = tuple(found.shape[2:])
         settings = self.k, self.context, self.largest, self.activations
-        best = self._state(name, features, lambda: BestPlaces(features, *settings, found))
+        best = self._state(name, features, lambda: TopPositions(features, *settings, found))
         values = found.reshape(*found.shape[:2], prod(features))
         if not best.add(NewTokens(values, texts, self.context, self.skip)):
             raise ValueError(f"'{name}' is NaN at some position of the texts from {texts.first} on")

@@ -65,7 +65,7 @@ def run_each(
     >>> bool((result.effects().mean != 0).all())
     True
     """
-    model, tokens, other = both_runs(model, prompts, clean, "denoise", decoder_input)
+    model, tokens, other = both_runs(model, prompts, clean, "denoise", decoder_input, "prompts")
     given = list(cells.values()) if isinstance(cells, Mapping) else list(cells)
     labels = list(cells) if isinstance(cells, Mapping) else labels_of(model, given)
     places: dict[tuple[int, ...], Hooks] = {(number,): cell for number, cell in enumerate(given)}

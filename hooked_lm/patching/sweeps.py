@@ -85,13 +85,18 @@ def sweep(
 
 
 def both_runs(
-    model: HookedRootModule, corrupted: Prompts, clean: Prompts | None, direction: str, decoder_input: Target = None
+    model: HookedRootModule,
+    corrupted: Prompts,
+    clean: Prompts | None,
+    direction: str,
+    decoder_input: Target = None,
+    name: str = "corrupted",
 ) -> tuple[HookedRootModule, Tensor, Tensor | None]:
-    """The model as it is run, and the tokens of the run that is changed, and of the other one; raises ValueError if they do not
-    line up."""
+    """The model as it is run, the tokens of the run that is changed, and those of the other one; raises ValueError if they do not
+    line up. `name` is what errors call the first prompts."""
     if direction not in ("denoise", "noise"):
         raise ValueError(f"direction must be 'denoise' or 'noise', got {direction!r}")
-    first = tokens_of(model, corrupted, "corrupted")
+    first = tokens_of(model, corrupted, name)
     if clean is None:
         if direction == "noise":
             raise ValueError("direction='noise' changes the clean run: give clean=...")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis.reading.max_activating import max_activating_examples
-from hooked_lm.interventions import best_places
+from hooked_lm.interventions import top_positions
 from hooked_lm.interventions.dictionaries import SAE
 from hooked_lm.interventions.store import Store
 from hooked_lm.interventions.top_examples import Examples, TopExamples
@@ -122,8 +122,8 @@ def test_neurons_heads_directions_and_features_of_dictionaries(demo: Any, what: 
 @pytest.mark.parametrize(("group", "at_once"), [(1, 1), (4, 60), (16, 1 << 19)])
 @pytest.mark.parametrize("k", [1, 3, 20, 200])
 def test_any_order_of_any_batches(k: int, group: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(best_places, "GROUP", group)
-    monkeypatch.setattr(best_places, "AT_ONCE", at_once)
+    monkeypatch.setattr(top_positions, "GROUP", group)
+    monkeypatch.setattr(top_positions, "AT_ONCE", at_once)
     draw = torch.Generator().manual_seed(k)
     data = torch.stack([
         torch.arange(120.0).view(20, 6),  # each more than all before
@@ -200,8 +200,8 @@ def test_any_split_of_a_data_set_gives_what_a_sort_of_all_of_it_gives(data: st.D
     top = TopExamples("0", **chosen, largest=flags["largest"], activations=flags["activations"])
     draw, batches = torch.Generator().manual_seed(whole["seed"]), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(best_places, "GROUP", data.draw(st.sampled_from([1, 2, 16]), "group"))
-        patch.setattr(best_places, "AT_ONCE", data.draw(st.sampled_from([1, 40, 1 << 19]), "at once"))
+        patch.setattr(top_positions, "GROUP", data.draw(st.sampled_from([1, 2, 16]), "group"))
+        patch.setattr(top_positions, "AT_ONCE", data.draw(st.sampled_from([1, 40, 1 << 19]), "at once"))
         for n_rows, n_pos in data.draw(
             st.lists(st.tuples(st.integers(1, 12), st.integers(1, 9)), min_size=1), "shapes"
         ):

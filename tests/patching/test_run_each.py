@@ -356,6 +356,8 @@ def test_mistakes_are_told_by_cell_and_hook(hook: Any, error: type[Exception], s
 def test_nothing_to_run() -> None:
     with pytest.raises(ValueError, match="there is nothing to do"):
         patching.run_each(toy(), ids(), [], metric=score, progress=False)
+    with pytest.raises(ValueError, match="prompts is empty"):
+        patching.run_each(toy(), [], [ZeroAblate("z", 0)], metric=score, progress=False)
 
 
 def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The places of a data set where each feature of a site is largest: sorted lists, and a queue of candidates for them."""
+"""The positions in a data set where each feature of a site is largest: sorted lists, and a queue of candidates."""
 
 from functools import cached_property
 from math import gcd, isnan, prod
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hooked_lm.interventions.input_tokens import Texts
 
-__all__ = ["BestPlaces", "NewTokens"]
+__all__ = ["NewTokens", "TopPositions"]
 
 AT_ONCE = 1 << 19  # entries that are looked at at a time
 GROUP = 16  # places, at most, whose maximum is compared before each of them
@@ -57,7 +57,7 @@ class NewTokens:
         return found
 
 
-class BestPlaces:
+class TopPositions:
     """The k best places so far of each of [*features], and what is written there.
 
     `values` [feature, column] are sorted in the first k columns. The other k are a queue: values that were more than the least
