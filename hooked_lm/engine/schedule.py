@@ -58,6 +58,7 @@ class Planner:
 
     def __init__(self, base: BaseRun, places: Mapping[str, SiteInfo], reads: Interval) -> None:
         self.places, self.n_pos, self.reads = places, base.n_pos, reads
+        self.base_edits = base.edits
         self.kv_source_layers = [kv_source_layer(block) for block in base.model.blocks]
         self.n_layers = len(self.kv_source_layers)
         self._onward: dict[tuple[int, Interval], LayerSpans] = {}  # of layers without an edit
@@ -81,6 +82,10 @@ class Planner:
         shows_scores = any(self.places[edit.site].stage is TokenScope.SCORES for edit in edits)
         return CellSchedule(cell, first, tuple(steps), on_demand, shows_scores)
 
+    def _changes_scores(self, edits: Sequence[Edit], layer: int) -> bool:
+        places = [self.places[edit.site] for edit in edits if edit.site in self.places]
+        return any(place.layer == layer and place.stage is TokenScope.SCORES for place in places)
+
     def _next(
         self, layer: int, came: Interval, edits: Sequence[Edit], first: int, before: Sequence[LayerSpans]
     ) -> LayerSpans:
@@ -97,7 +102,7 @@ class Planner:
         """The spans in a layer, from those of the layer below and the edits here."""
         if layer == self.n_layers:
             touched = overlap(union(came, *(edit.span(self.n_pos) for edit in edits)), self.reads)
-            return LayerSpans(overlap(came, touched), NONE, touched)
+            return LayerSpans(came, NONE, touched)
         spans: dict[bool, list[Interval]] = {True: [], False: []}
         for edit in edits:
             spans[self.places[edit.site].stage in REACHES_LATER].append(edit.span(self.n_pos))
@@ -111,7 +116,8 @@ class Planner:
         if seen != NONE and not is_replaced:
             query_rows = union(query_rows, later)
         key_rows = NONE
-        if layer == self.n_layers - 1:
+        # a changed pattern may attend to later keys too, and then all tokens pass the layer
+        if layer == self.n_layers - 1 and not self._changes_scores([*edits, *self.base_edits], layer):
             query_rows = overlap(query_rows, self.reads)
             if source is None and changed != NONE and changed[0] < query_rows[0]:
                 key_rows = changed[0], query_rows[0]

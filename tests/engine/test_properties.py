@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -177,6 +177,7 @@ def check(world: World, exact: float) -> None:
 
 @MAY_FALL_BACK
 @given(seed=SEEDS)
+@example(seed=93)  # a pattern of the last layer attends to changed keys after the position that the metric reads
 @settings(max_examples=60)
 def test_a_sweep_is_the_plain_loop(seed: int) -> None:
     check(random_world(seed), EXACT)
