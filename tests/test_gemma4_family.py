@@ -19,10 +19,10 @@ from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.decoders import gemma4_text
 from hooked_lm.models.config.tree import DecoderConfig
 from tests.close import assert_close
-from tests.families import dense_a, reference
+from tests.families import gemma_olmo_cohere_phi, reference
 from tests.families._models import distance, hooked, logits_of, prompt
 
-CASES = {case.name: case for case in dense_a.CASES if case.family == "gemma4_text"}
+CASES = {case.name: case for case in gemma_olmo_cohere_phi.CASES if case.family == "gemma4_text"}
 EVERYTHING, EXPERTS = CASES["everything"], CASES["experts-beside-an-mlp"]
 
 

@@ -6,18 +6,18 @@ windows shorter than the prompt, how much of a head is rotary and how it is stre
 
 from tests.families import (
     classic,
-    dense,
-    dense_a,
-    dense_b,
     encoder_decoders,
     encoders,
+    gemma_olmo_cohere_phi,
     latent,
+    llama,
     moe,
+    recent_dense,
     state_space,
 )
 from tests.families._case import Case, reference
 
-DECODERS = (classic, dense, dense_a, dense_b, moe, latent, state_space)
+DECODERS = (classic, llama, gemma_olmo_cohere_phi, recent_dense, moe, latent, state_space)
 
 DECODER_CASES = [case for module in DECODERS for case in module.CASES]
 ENCODER_CASES = [*encoders.CASES]
