@@ -132,7 +132,7 @@ def checked_ids(tokens: Tensor, d_vocab: int) -> Tensor:
     Inside `torch.compile` nothing is checked, as that would break the graph.
     """
     if tokens.is_floating_point() or tokens.dtype == torch.bool:
-        raise TypeError(f"token ids are integers, got a tensor of {tokens.dtype}")
+        raise TypeError(f"token ids must be integers, got a tensor of {tokens.dtype}")
     if torch.compiler.is_compiling() or tokens.numel() == 0:
         return from_the_end(tokens, d_vocab)
     low, high = torch.stack(tokens.aminmax()).tolist()

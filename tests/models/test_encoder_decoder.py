@@ -102,7 +102,7 @@ def test_what_makes_no_sense_is_refused(model: HookedEncoderDecoder, arguments: 
 
 def test_ids_are_integers(model: HookedEncoderDecoder):
     for wrong in (SOURCE.float(), SOURCE[None]):
-        with pytest.raises(ValueError, match="token ids are integers"):
+        with pytest.raises(ValueError, match="token ids must be integers"):
             model._source_tokens(wrong, None)
 
 

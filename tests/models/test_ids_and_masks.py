@@ -53,7 +53,7 @@ def test_other_ids_are_refused_by_name(wrong: int) -> None:
             model(tokens)
     with pytest.raises(ValueError, match=message):
         toy().generate(tokens, 1, stop_at_eos=False, verbose=False)
-    with pytest.raises(ValueError, match="-1 is negative and stands for no text"):
+    with pytest.raises(ValueError, match="-1 is negative: ids start at 0"):
         toy("standard", words()).to_single_str_token(-1)
 
 
@@ -119,7 +119,7 @@ def test_a_mask_of_other_numbers_is_refused(mask: Any) -> None:
 def test_booleans_are_no_ids() -> None:
     pair = HookedEncoderDecoder({**SMALL, "decoder_start_token_id": 0})
     for take in (lambda x: toy()._tokens_and_mask(x, None, None, None), lambda x: pair._source_tokens(x, None)):
-        with pytest.raises(ValueError, match="token ids are integers"):
+        with pytest.raises(ValueError, match="token ids must be integers"):
             take(torch.tensor([[True, False]]))
 
 

@@ -1,4 +1,4 @@
-"""An encoder-decoder's side of text: what goes into the encoder, what begins the decoder's input, and back to text."""
+"""Text methods of encoder-decoders: texts to encoder ids and decoder ids, and back."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ DecoderInput = str | Sequence[str] | Int[Tensor, "*rows target_pos"]
 
 
 class SourceAndTargetText(TextMethods):
-    """The same for an encoder-decoder, which reads a source and continues a target."""
+    """Text methods of an encoder-decoder, which reads a source and continues a target."""
 
     cfg: HookedEncoderDecoderConfig
 
@@ -25,18 +25,18 @@ class SourceAndTargetText(TextMethods):
         return False, "right"
 
     def set_tokenizer(self, tokenizer: Any) -> None:  # type: ignore[override]
-        """Give the model a tokenizer, which is never changed."""
+        """Sets the model's tokenizer, which is never modified."""
         super().set_tokenizer(tokenizer)
 
     @property
     def decoder_tokens(self) -> Tokens:
-        """The tokenizer for the decoder, whose vocabulary may be another."""
+        """The tokenizer with the vocabulary size of the decoder, which may differ from the encoder's."""
         return Tokens(self.tokenizer, False, "right", n_ctx=self.cfg.n_ctx, d_vocab=self.cfg.d_vocab_out)
 
     def to_tokens(self, input: str | Sequence[str], move_to_device: bool = True, truncate: bool = True) -> Padded:
-        """Ids [batch, pos] of texts for the encoder and which are real, padded on the right.
+        """Returns encoder ids and attention mask, each [batch, pos], padded on the right.
 
-        The tokenizer's own special tokens are there: a last one that ends every text stays when a text is cut.
+        Includes the tokenizer's special tokens; truncation keeps a final end token.
         """
         rows = ids_of(self.tokens.need_tokenizer(), checked_texts(input), specials=True)
         if truncate:
@@ -52,13 +52,12 @@ class SourceAndTargetText(TextMethods):
         return row[: n_ctx - len(end)] + end
 
     def to_decoder_tokens(self, input: str | Sequence[str], end: bool = True) -> Padded:
-        """Ids of texts for the decoder: what its input begins with, the text, and what ends it.
+        """Returns decoder ids and attention mask: start token, text, end token.
 
-        The end is the tokenizer's end token, if that is what it puts after texts; `end=False` leaves it out of a target
-        that is to go on.
+        The end token is added if the tokenizer adds it to texts; `end=False` omits it, for a target to be continued.
         """
         texts, tokenizer = checked_texts(input), self.tokens.need_tokenizer()
-        if getattr(tokenizer, "backend_tokenizer", None) is None:  # it may have another vocabulary for targets
+        if getattr(tokenizer, "backend_tokenizer", None) is None:  # it may have a separate vocabulary for targets
             rows = tokenizer(text_target=texts, add_special_tokens=False, verbose=False)["input_ids"]
         else:
             rows = ids_of(tokenizer, texts, specials=False)
@@ -69,11 +68,11 @@ class SourceAndTargetText(TextMethods):
         return tokens.to(self.device), mask.to(self.device)
 
     def _ends_texts(self) -> bool:
-        """Whether the tokenizer puts an end token after a text."""
+        """Whether the tokenizer appends an end token to a text."""
         return self.tokenizer.eos_token_id in ids_of(self.tokenizer, [""], specials=True)[0]
 
     def to_str_tokens(self, input: Any) -> list[str] | list[list[str]]:
-        """The tokens of text, with the tokenizer's special ones, or of ids, each as a string."""
+        """Returns the tokens of text (with special tokens) or of ids, each as a string."""
         if isinstance(input, Tensor):
             return self.tokens.to_str_tokens(input)
         rows = ids_of(self.tokens.need_tokenizer(), checked_texts(input), specials=True)
@@ -81,29 +80,29 @@ class SourceAndTargetText(TextMethods):
         return strings[0] if isinstance(input, str) else strings  # type: ignore[return-value]
 
     def start_id(self) -> int:
-        """What the decoder's input begins with."""
+        """The first token of the decoder's input; ValueError if the config does not name it."""
         if self.cfg.decoder_start_token_id is None:
             raise ValueError(
-                "it is not known which token the decoder begins with: give decoder_input=..., or set "
-                "model.cfg.decoder_start_token_id (that of T5 is its pad token)"
+                "the config does not name the decoder's start token: give decoder_input=..., or set "
+                "model.cfg.decoder_start_token_id (for T5 it is the pad token)"
             )
         return self.cfg.decoder_start_token_id
 
     def end_ids(self) -> list[int]:
-        """The tokens that end a text; none if they are not known."""
+        """The tokens that end a text; empty if neither the config nor the tokenizer names any."""
         known = (self.cfg.eos_token_id, getattr(self.tokenizer, "eos_token_id", None))
         end = next((token for token in known if token is not None), [])
         return [end] if isinstance(end, int) else list(end)
 
     def pad_id(self) -> int:
-        """The id that fills short rows; what it is does not matter, as it is masked."""
+        """The id that pads short rows; any valid id will do, as padding is masked."""
         known = (self.cfg.pad_token_id, getattr(self.tokenizer, "pad_token_id", None), *self.end_ids(), 0)
         return next(
             token for token in known if token is not None and token < min(self.cfg.d_vocab, self.cfg.d_vocab_out)
         )
 
     def _source_tokens(self, input: Any, mask: Tensor | None) -> tuple[Int[Tensor, "batch pos"], Tensor | None]:
-        """Ids for the encoder, and which are real; a mask that the caller gives wins."""
+        """Encoder ids and their mask; a mask given by the caller takes precedence."""
         if isinstance(input, Tensor):
             return checked_ids(self._ids(input), self.cfg.d_vocab), mask
         tokens, own = self.to_tokens(input, truncate=False)
@@ -112,7 +111,7 @@ class SourceAndTargetText(TextMethods):
     def _target_tokens(
         self, input: DecoderInput | None, mask: Tensor | None, batch: int, end: bool = True
     ) -> tuple[Int[Tensor, "batch pos"], Tensor | None]:
-        """Ids for the decoder, and which are real; the start token of each row if nothing is given. Text gets an `end`."""
+        """Decoder ids and their mask; only the start token if `input` is None. Text gets an end token if `end`."""
         if input is None:
             return torch.full((batch, 1), self.start_id(), device=self.device), mask
         if isinstance(input, Tensor):

@@ -1,4 +1,4 @@
-"""Text into token ids and back: the methods of models of every class, and those of decoders."""
+"""Text methods shared by all model classes, and those of decoders."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,15 +14,15 @@ from hooked_lm.models.text.tokens import Tokens, prepends_bos
 
 
 class TextMethods:
-    """What models of every class do with text; each method delegates to `Tokens` with the model's defaults."""
+    """Text methods of every model class; each delegates to `Tokens` with the model's defaults."""
 
     cfg: Any
     tokenizer: Any = None
     device: torch.device
-    _tokens: tuple[tuple[Any, ...], Tokens] | None = None  # the last, and what it was made from
+    _tokens: tuple[tuple[Any, ...], Tokens] | None = None  # the arguments of the last `Tokens`, and it
 
     def _text_defaults(self) -> tuple[bool, str]:
-        """Whether a BOS is put before a text unless a call says otherwise, and on which side short rows are padded."""
+        """The defaults of `prepend_bos` and `padding_side`."""
         return False, self.cfg.default_padding_side
 
     @property
@@ -35,7 +35,7 @@ class TextMethods:
         return self._tokens[1]
 
     def set_tokenizer(self, tokenizer: Any, default_padding_side: str | None = None) -> None:
-        """Give the model a tokenizer, which is never changed."""
+        """Sets the model's tokenizer, which is never modified."""
         self.tokenizer = tokenizer
         if default_padding_side is not None:
             self.cfg.default_padding_side = default_padding_side
@@ -46,28 +46,28 @@ class TextMethods:
             self.cfg.d_vocab = len(tokenizer)
 
     def to_string(self, tokens: Any) -> str | list[str]:
-        """Text of token ids: a string of one sequence, a list of strings of a batch."""
+        """Decodes token ids: a string for one sequence, a list of strings for a batch."""
         return self.tokens.to_string(tokens)
 
     def to_single_token(self, string: str) -> int:
-        """The id of a string that is one token; ValueError, with its tokens, if it is several."""
+        """Returns the id of a string that is one token; ValueError with its tokens if it is several."""
         return self.tokens.to_single_token(string)
 
     def to_single_str_token(self, int_token: int) -> str:
-        """The string of one token id."""
+        """Returns the string of one token id."""
         return self.tokens.to_single_str_token(int_token)
 
     def _ids(self, tokens: Tensor) -> Int[Tensor, "batch pos"]:
-        """Token ids [batch, pos] or [pos] as [batch, pos], where the model is. ValueError for other tensors."""
+        """Token ids [batch, pos] or [pos] as [batch, pos], on the model's device. ValueError for other tensors."""
         if not is_ids(tokens):
             raise ValueError(
-                f"token ids are integers [batch, pos] or [pos], got {tokens.dtype} of shape {tuple(tokens.shape)}"
+                f"token ids must be integers [batch, pos] or [pos], got {tokens.dtype} of shape {tuple(tokens.shape)}"
             )
         return (tokens if tokens.ndim == 2 else tokens[None]).to(self.device, torch.long)
 
 
 class DecoderText(TextMethods):
-    """The same for a model that continues text: a BOS in front, as the config says, and nothing after a text."""
+    """Text methods of a model that continues text: BOS before a text, if the config asks for it, and nothing after."""
 
     cfg: HookedTransformerConfig
 
@@ -75,7 +75,7 @@ class DecoderText(TextMethods):
         return self.cfg.default_prepend_bos, self.cfg.default_padding_side
 
     def set_tokenizer(self, tokenizer: Any, default_padding_side: str | None = None) -> None:
-        """Give the model a tokenizer, which is never changed."""
+        """Sets the model's tokenizer, which is never modified."""
         if tokenizer is not None:
             self.cfg.tokenizer_prepends_bos = prepends_bos(tokenizer)
         super().set_tokenizer(tokenizer, default_padding_side)
@@ -88,7 +88,7 @@ class DecoderText(TextMethods):
         move_to_device: bool = True,
         truncate: bool = True,
     ) -> Int[Tensor, "batch pos"]:
-        """Token ids of text, [batch, pos], padded to the longest; a BOS in front unless `prepend_bos` is False.
+        """Returns the token ids of text, [batch, pos], padded to the longest; `prepend_bos` defaults to the config's.
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
@@ -101,7 +101,7 @@ class DecoderText(TextMethods):
     def to_str_tokens(
         self, input: Any, prepend_bos: bool | None = None, padding_side: str | None = None
     ) -> list[str] | list[list[str]]:
-        """The tokens of text or ids, each as a string; for a list of strings, a list per string."""
+        """Returns the tokens of text or ids, each as a string; for a list of texts, one list per text."""
         return self.tokens.to_str_tokens(input, prepend_bos, padding_side)
 
     def get_token_position(
@@ -112,13 +112,13 @@ class DecoderText(TextMethods):
         prepend_bos: bool | None = None,
         padding_side: str | None = None,
     ) -> int:
-        """Where a token stands in text or ids: its "first" or "last" position; ValueError if it is not there."""
+        """Returns the "first" or "last" position of a token in text or ids; ValueError if it does not occur."""
         return self.tokens.get_token_position(single_token, input, mode, prepend_bos, padding_side)
 
     def tokens_to_residual_directions(self, tokens: Any) -> Float[Tensor, "*tokens d_model"]:
-        """The direction of the stream that raises a token's logit: its column of `W_U`.
+        """Returns the residual stream direction of a token's logit: its column of `W_U`.
 
-        `tokens` is a string or an id of a single token (giving [d_model]), a list of such strings, or ids of any shape.
+        `tokens` is a single-token string or an id (giving [d_model]), a list of such strings, or ids of any shape.
         """
         ids = self.tokens.single_token_ids(tokens, self.device)
         directions = self.W_U.T[ids]  # type: ignore[attr-defined]
@@ -132,22 +132,23 @@ class DecoderText(TextMethods):
         attention_mask: Tensor | None,
         cache: KeyValueCache | None = None,
     ) -> tuple[Int[Tensor, "batch pos"], Tensor | None]:
-        """Ids of any input, and which of them are real; a mask that the caller gives wins.
+        """Ids and attention mask of any input; a mask given by the caller takes precedence.
 
-        Ids without a mask count as padded only where that changes what real tokens see: on the left, and with a cache on
-        either side, as later tokens follow. In what follows on cached tokens no BOS is expected.
+        The mask of ids is inferred only where it affects real tokens: with left padding, or with a cache, as later
+        tokens follow the padding. A continuation of cached tokens is not expected to begin with BOS.
         """
         if isinstance(input, Tensor):
             if input.ndim == 3:
                 raise ValueError(
-                    f"token ids are integers [batch, pos]; {tuple(input.shape)} is a stream: give start_at_layer"
+                    f"token ids must be integers [batch, pos], got shape {tuple(input.shape)}; to pass a residual "
+                    "stream, give start_at_layer"
                 )
             tokens = self._ids(input)
             side = padding_side or self.cfg.default_padding_side
             matters = side == "left" or cache is not None
             if attention_mask is None and self.tokenizer is not None and matters:
-                follows = cache is not None and cache.length > 0
-                with_bos = False if follows and prepend_bos is None else prepend_bos
+                is_continuation = cache is not None and cache.length > 0
+                with_bos = False if is_continuation and prepend_bos is None else prepend_bos
                 attention_mask = self.tokens.attention_mask(tokens, with_bos, side)
             return tokens, attention_mask
         tokens, mask = self.tokens.encode(input, prepend_bos, padding_side, truncate=False)

@@ -1,10 +1,10 @@
-"""Text to token ids and back, for one model.
+"""Converts text to token ids and back, for one model.
 
-Vocabulary: `batch` and `pos` are the dimensions of ids; a *row* is the ids of one text before padding; BOS is what a
-row begins with, which for a few tokenizers is more than one token.
+Vocabulary: `batch` and `pos` are the dimensions of ids; a *row* is the ids of one text before padding; BOS is the prefix
+of every row, which for a few tokenizers is more than one token.
 
-The tokenizer is only ever asked for ids and strings. BOS, truncation and padding are done here, on the ids, so nothing
-on a tokenizer that others use too (another thread, another model) is switched for the time of a call.
+BOS, truncation and padding are applied to the ids here and not by the tokenizer, so no call changes the state of a
+tokenizer that another thread or model may share.
 """
 
 import copy
@@ -21,19 +21,19 @@ from torch import Tensor
 from hooked_lm.models.stack import checked_ids
 
 
-def own_prefix(tokenizer: Any) -> list[int]:
-    """What `tokenizer` begins every text with by itself: nothing, BOS, or for a few more than one token."""
-    around = ids_of(tokenizer, [""], specials=True)[0]
-    if tokenizer.bos_token_id in around:
-        return around[: around.index(tokenizer.bos_token_id) + 1]
+def special_prefix(tokenizer: Any) -> list[int]:
+    """The special tokens that `tokenizer` puts before every text: none, BOS, or (rarely) several."""
+    specials = ids_of(tokenizer, [""], specials=True)[0]
+    if tokenizer.bos_token_id in specials:
+        return specials[: specials.index(tokenizer.bos_token_id) + 1]
     ends = (tokenizer.eos_token_id, getattr(tokenizer, "sep_token_id", None))
-    while around and around[-1] in ends:
-        around = around[:-1]
-    return around
+    while specials and specials[-1] in ends:
+        specials = specials[:-1]
+    return specials
 
 
 def prepends_bos(tokenizer: Any) -> bool:
-    """Whether `tokenizer` itself begins every text with a special token (Llama and Gemma do, GPT-2 does not).
+    """Whether `tokenizer` puts a special token before every text (Llama and Gemma do, GPT-2 does not).
 
     >>> from tokenizers import Tokenizer, models, processors
     >>> from transformers import PreTrainedTokenizerFast
@@ -44,20 +44,19 @@ def prepends_bos(tokenizer: Any) -> bool:
     >>> prepends_bos(PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>"))
     True
     """
-    return bool(own_prefix(tokenizer))
+    return bool(special_prefix(tokenizer))
 
 
 class Tokens:
-    """Turns text into ids and ids into text for a model with a context of `n_ctx` and a vocabulary of `d_vocab`.
+    """Converts text to ids and ids to text for a model with a context of `n_ctx` and a vocabulary of `d_vocab`.
 
-    BOS: `prepend_bos=None` means `default_prepend_bos`. With it every row begins with BOS exactly once: a text that
-    already begins with it gets no second one. Without it nothing is added, and a BOS that the text itself spells out
-    stays. BOS is what the tokenizer puts before a text on its own, else its `bos_token`, else its `eos_token`. What a
-    tokenizer would put *after* a text (an EOS) is left out, because the model is asked to continue the text; an EOS
-    that the text spells out stays.
+    BOS: `prepend_bos=None` means `default_prepend_bos`. If True, every row begins with BOS exactly once, even if the
+    text already begins with it. If False, nothing is added, and a BOS written in the text is kept. BOS is the prefix
+    that the tokenizer adds to every text, else its `bos_token`, else its `eos_token`. The tokens that a tokenizer
+    appends (an EOS) are dropped, because the model continues the text; an EOS written in the text is kept.
 
-    Padding: on `default_padding_side` unless a call says otherwise, with the tokenizer's pad token, else its EOS,
-    else id 0. The tokenizer object is never written to.
+    Padding: on `default_padding_side` unless a call overrides it, with the tokenizer's pad token, else its EOS,
+    else id 0. The tokenizer is never modified.
 
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
@@ -79,8 +78,8 @@ class Tokens:
         2
 
     Raises:
-        ValueError: for text without a tokenizer, an empty list of prompts, or a prompt of zero tokens.
-        TypeError: for what is neither text nor ids.
+        ValueError: text without a tokenizer, an empty list of prompts, or a prompt of zero tokens.
+        TypeError: input that is neither text nor ids.
     """
 
     def __init__(
@@ -100,11 +99,11 @@ class Tokens:
 
     @cached_property
     def _prefix(self) -> list[int]:
-        return own_prefix(self.tokenizer)
+        return special_prefix(self.tokenizer)
 
     @property
     def bos_ids(self) -> list[int]:
-        """What a row begins with when BOS is wanted; empty for a tokenizer that has neither BOS nor EOS."""
+        """The ids that `prepend_bos=True` puts before a row; empty for a tokenizer with neither BOS nor EOS."""
         if self._prefix:
             return self._prefix
         candidates = (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id)
@@ -112,7 +111,7 @@ class Tokens:
 
     @property
     def pad_id(self) -> int:
-        """The id that fills short rows: always one that the model can embed, though its logits are never used."""
+        """The id that pads short rows; always below `d_vocab`, so that the model can embed it."""
         candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
         return next(token for token in candidates if token is not None and token < self.d_vocab)
 
@@ -124,7 +123,7 @@ class Tokens:
         truncate: bool = True,
         device: torch.device | str | None = None,
     ) -> Int[Tensor, "batch pos"]:
-        """The ids of a text or of several, one row each, cut to `n_ctx` positions if `truncate`."""
+        """Returns the ids of one or several texts, one row each, cut to `n_ctx` positions if `truncate`."""
         return self.encode(input, prepend_bos, padding_side, truncate, device)[0]
 
     def encode(
@@ -135,13 +134,11 @@ class Tokens:
         truncate: bool = False,
         device: torch.device | str | None = None,
     ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]:
-        """`(tokens, mask)`: the ids as `to_tokens` gives them, and 1 where a token is real, 0 where it is padding.
+        """Returns `(tokens, mask)`: the ids as in `to_tokens`, and 1 for real tokens, 0 for padding.
 
-        Unlike `to_tokens` it cuts nothing off unless told to, so that a forward pass can refuse a prompt that is too
-        long.
-
-        The mask is known from the tokenization, not read off the ids, so it is right even where padding looks like
-        text (GPT-2's pad, BOS and EOS are one token).
+        Unlike `to_tokens`, does not truncate by default, so that a forward pass can refuse a prompt that is too long.
+        The mask comes from the lengths of the rows, not from the ids, so it is right even if the pad token also
+        occurs in text (GPT-2's pad, BOS and EOS are one token).
         """
         side = self._side(padding_side)
         rows = self._rows(input, prepend_bos, truncate)
@@ -154,34 +151,32 @@ class Tokens:
         prepend_bos: bool | None = None,
         padding_side: str | None = None,
     ) -> Int[Tensor, "batch pos"]:
-        """1 for real tokens, 0 for padding, read off ids that came without a mask.
+        """Infers the mask of ids that have none: 1 for real tokens, 0 for padding.
 
-        For text use `encode`, which knows. Ids only show a run of pad tokens on the padding side. If the pad token is
-        no other special token, all of the run is padding. If it is also BOS or EOS, then:
+        For text use `encode`, whose mask is exact. Here padding is inferred from the run of pad tokens on the padding
+        side. If the pad token is not BOS or EOS, the whole run is padding. Otherwise:
 
-        - on the left with BOS, the run is padding up to the BOS it ends with;
-        - otherwise as much of the run as every row has is text, because padding only evens rows out. So a single
-          row is all text, its trailing EOS too.
+        - with BOS and left padding, the run is padding, except for the BOS at its end;
+        - in all other cases the shortest run of the batch counts as text in every row, because padding only
+          equalizes lengths. So a single row is all text, including a trailing EOS.
 
-        The outermost token of the other side is always real: no row is masked entirely. Without a tokenizer every
-        token is real.
+        At least one token of each row is real. Without a tokenizer every token is real.
         """
         mask = torch.ones_like(tokens)
         if self.tokenizer is None or tokens.numel() == 0:
             return mask
         side = self._side(padding_side)
-        inward = tokens if side == "left" else tokens.flip(-1)  # padding comes first
-        length = (inward == self.pad_id).long().cumprod(-1).sum(-1, keepdim=True)
-        n_padding = length - self._real_in_run(length, side, prepend_bos)
+        padding_first = tokens if side == "left" else tokens.flip(-1)
+        run_length = (padding_first == self.pad_id).long().cumprod(-1).sum(-1, keepdim=True)
+        n_padding = run_length - self._n_text_in_run(run_length, side, prepend_bos)
         padding = torch.arange(tokens.shape[-1], device=tokens.device) < n_padding
         padding[:, -1] = False
         return mask.masked_fill(padding if side == "left" else padding.flip(-1), 0)
 
     def to_string(self, tokens: Any) -> str | list[str]:
-        """The text of ids: a string for one id or [pos], a list of strings for [batch, pos].
+        """Decodes ids: a string for one id or [pos], a list of strings for [batch, pos].
 
-        Ids are a tensor, an array or a list (of ids, or of rows that may differ in length); special tokens are
-        spelled out.
+        Ids are a tensor, an array or a list (of ids, or of rows of any lengths). Special tokens are included.
         """
         tokenizer = self.need_tokenizer()
         rows, rank = _to_rows(tokens)
@@ -191,24 +186,24 @@ class Tokens:
     def to_str_tokens(
         self, input: Any, prepend_bos: bool | None = None, padding_side: str | None = None
     ) -> list[str] | list[list[str]]:
-        """Each token as the string it stands for.
+        """Returns each token as a string.
 
         A text, an id, or ids [pos] or [1, pos] give one list of strings. A list of texts, a list of rows or ids
-        [batch, pos] give a list of such lists; texts get no padding here, whatever `padding_side` says. Text gets BOS
-        as `prepend_bos` says and is cut to `n_ctx` tokens.
+        [batch, pos] give a list of such lists. Text gets BOS according to `prepend_bos` and is cut to `n_ctx` tokens;
+        it is never padded, so `padding_side` has no effect.
         """
         tokenizer = self.need_tokenizer()
-        several = isinstance(input, (list, tuple))
-        if isinstance(input, str) or (several and (not input or isinstance(input[0], str))):
+        is_batch = isinstance(input, (list, tuple))
+        if isinstance(input, str) or (is_batch and (not input or isinstance(input[0], str))):
             rows = self._rows(input, prepend_bos, truncate=True)
         else:
             rows, rank = _to_rows(input)
-            several = rank == 2 and (several or len(rows) != 1)
+            is_batch = rank == 2 and (is_batch or len(rows) != 1)
         strings = [_decode_each(tokenizer, row) for row in rows]
-        return strings if several else strings[0]
+        return strings if is_batch else strings[0]
 
     def to_single_token(self, string: str) -> int:
-        """The id of a string that is exactly one token; ValueError, listing its tokens, if it is several."""
+        """Returns the id of a string that is exactly one token; ValueError with its tokens if it is several."""
         [row] = self._rows(string, prepend_bos=False, truncate=False)
         if len(row) > 1:
             raise ValueError(
@@ -218,7 +213,7 @@ class Tokens:
         return row[0]
 
     def single_token_ids(self, tokens: Any, device: torch.device | str | None = None) -> Int[Tensor, "..."]:
-        """The ids, checked, of a string that is one token, of a list of such strings, or of ids of any shape."""
+        """Returns the checked ids of a single-token string, a list of such strings, or ids of any shape."""
         if isinstance(tokens, str):
             tokens = self.to_single_token(tokens)
         elif isinstance(tokens, (list, tuple)):
@@ -228,7 +223,7 @@ class Tokens:
         return ids
 
     def to_single_str_token(self, int_token: int) -> str:
-        """The string that one id stands for."""
+        """Returns the string of one id."""
         token = _one_id(int_token)
         self.check_ids(torch.tensor(token))
         return _decode(self.need_tokenizer(), [token])
@@ -241,9 +236,9 @@ class Tokens:
         prepend_bos: bool | None = None,
         padding_side: str | None = None,
     ) -> int:
-        """Where a token (a string or an id) stands in a text, or in ids [pos] or [1, pos].
+        """Returns the position of a token (a string or an id) in a text, or in ids [pos] or [1, pos].
 
-        `mode` chooses its "first" or "last" occurrence. One text has no padding, so `padding_side` changes nothing.
+        `mode` selects its "first" or "last" occurrence. A single text has no padding, so `padding_side` has no effect.
         """
         if mode not in ("first", "last"):
             raise ValueError(f"mode must be 'first' or 'last', got {mode!r}")
@@ -257,11 +252,11 @@ class Tokens:
         return row.index(token) if mode == "first" else len(row) - 1 - row[::-1].index(token)
 
     def check_ids(self, tokens: Tensor) -> None:
-        """ValueError for ids that `checked_ids` refuses."""
+        """Raises ValueError for ids outside the vocabulary; see `checked_ids`."""
         checked_ids(tokens, self.d_vocab)
 
     def _rows(self, input: str | Sequence[str], prepend_bos: bool | None, truncate: bool) -> list[list[int]]:
-        """The ids of each text, BOS settled, cut if wanted, not padded."""
+        """The ids of each text with BOS added or not, truncated if requested, without padding."""
         texts = checked_texts(input)
         bos = self._bos_wanted(prepend_bos)
         from_left = getattr(self.tokenizer, "truncation_side", "right") == "left"
@@ -272,8 +267,8 @@ class Tokens:
             row = bos + (body[excess:] if from_left else body[: len(body) - excess])
             if not row:
                 raise ValueError(
-                    f"prompt {i}, {texts[i]!r}, becomes zero tokens, and a model needs at least one: "
-                    "give text, or prepend_bos=True with a tokenizer that has a BOS token"
+                    f"prompt {i}, {texts[i]!r}, becomes zero tokens, but a model needs at least one: "
+                    "give a longer text, or prepend_bos=True with a tokenizer that has a BOS token"
                 )
             rows.append(row)
         return rows
@@ -285,12 +280,12 @@ class Tokens:
         if prepend_bos and not bos:
             raise ValueError(
                 "prepend_bos=True, but the tokenizer has neither a BOS nor an EOS token to prepend: "
-                'leave prepend_bos away, or give the tokenizer one (tokenizer.bos_token = "...")'
+                'omit prepend_bos, or set one on the tokenizer (tokenizer.bos_token = "...")'
             )
         return bos
 
-    def _real_in_run(
-        self, length: Int[Tensor, "batch 1"], side: str, prepend_bos: bool | None
+    def _n_text_in_run(
+        self, run_length: Int[Tensor, "batch 1"], side: str, prepend_bos: bool | None
     ) -> Int[Tensor, ""] | int:
         """How many tokens at the inner end of each row's run of pad tokens are text."""
         pad, bos = self.pad_id, self.bos_ids
@@ -298,7 +293,7 @@ class Tokens:
             return 0
         if side == "left" and self._bos_wanted(prepend_bos):
             return int(bos[0] == pad)
-        return length.min()
+        return run_length.min()
 
     def _side(self, padding_side: str | None) -> str:
         side = self.default_padding_side if padding_side is None else padding_side
@@ -307,11 +302,11 @@ class Tokens:
         return side
 
     def need_tokenizer(self) -> Any:
-        """The tokenizer; ValueError that says how to give one, if there is none."""
+        """Returns the tokenizer; ValueError if there is none."""
         if self.tokenizer is None:
             raise ValueError(
                 "text needs a tokenizer, and this model has none: give one with "
-                "tokenizer=... when it is made, or model.set_tokenizer(...), or work with token ids"
+                "tokenizer=... when building the model, or model.set_tokenizer(...), or pass token ids"
             )
         return self.tokenizer
 
@@ -319,10 +314,10 @@ class Tokens:
 def padded(
     rows: Sequence[Sequence[int]], fill: int, side: str
 ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]:
-    """Rows as one tensor, filled up on one side, and 1 where that has what is in the rows."""
+    """Returns `(tokens, mask)`: the rows padded with `fill` on one side, and 1 for real tokens, 0 for padding."""
     longest = max(len(row) for row in rows)
     if longest == 0:
-        raise ValueError("a text becomes zero tokens, and a model needs at least one")
+        raise ValueError("a text becomes zero tokens, but a model needs at least one")
     tokens = torch.full((len(rows), longest), fill)
     mask = torch.zeros_like(tokens)
     for i, row in enumerate(rows):
@@ -332,12 +327,12 @@ def padded(
 
 
 def ids_of(tokenizer: Any, texts: list[str], specials: bool) -> list[list[int]]:
-    """The ids of each text, with the tokenizer's own special tokens or without, never padded or cut."""
+    """The ids of each text, with or without the tokenizer's special tokens, never padded or truncated."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return tokenizer(texts, add_special_tokens=specials, verbose=False)["input_ids"]
-    # Calling a fast tokenizer itself would switch off, for all who use it, the padding and truncation that another
-    # call has set. Its backend only reads them, so what they did is taken out here.
+    # Calling a fast tokenizer would reset the padding and truncation that another caller has set on it. Its backend
+    # only reads these settings, so their effect is removed here.
     encodings = backend.encode_batch(texts, add_special_tokens=specials)
     if any(encoding.overflowing for encoding in encodings):
         backend = copy.deepcopy(backend)
@@ -351,7 +346,7 @@ def ids_of(tokenizer: Any, texts: list[str], specials: bool) -> list[list[int]]:
 
 def _decode(tokenizer: Any, ids: list[int]) -> str:
     if any(token < 0 for token in ids):
-        raise ValueError(f"token id {min(ids)} is negative and stands for no text")
+        raise ValueError(f"token id {min(ids)} is negative: ids start at 0")
     return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
@@ -362,21 +357,21 @@ def _decode_each(tokenizer: Any, ids: list[int]) -> list[str]:
 def checked_texts(input: Any) -> list[str]:
     texts = [input] if isinstance(input, str) else input
     if not isinstance(texts, (list, tuple)):
-        raise TypeError(f"text is a string or a list of strings, got {type(input).__name__}")
+        raise TypeError(f"text must be a string or a list of strings, got {type(input).__name__}")
     if not texts:
         raise ValueError("an empty list of prompts: give at least one")
     for i, text in enumerate(texts):
         if not isinstance(text, str):
-            raise TypeError(f"text is a string or a list of strings, got {type(text).__name__} at [{i}]")
+            raise TypeError(f"text must be a string or a list of strings, got {type(text).__name__} at [{i}]")
     return list(texts)
 
 
 def _to_rows(tokens: Any) -> tuple[list[list[int]], int]:
-    """Ids of rank 0, 1 or 2 as rows, and which rank it was; rows of a list may differ in length."""
+    """Ids of rank 0, 1 or 2 as rows, and the rank; the rows of a list may differ in length."""
     if isinstance(tokens, (Tensor, np.ndarray)):
         if tokens.ndim > 2 or not _is_integral(tokens):
             raise ValueError(
-                f"token ids are integers, one or [pos] or [batch, pos], got {tokens.dtype} {list(tokens.shape)}"
+                f"token ids must be integers, one id, [pos] or [batch, pos], got {tokens.dtype} {list(tokens.shape)}"
             )
         nested, rank = tokens.tolist(), tokens.ndim
     elif isinstance(tokens, (list, tuple)):

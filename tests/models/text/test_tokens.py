@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from hooked_lm.models.text.tokens import Tokens, checked_texts, own_prefix, prepends_bos
+from hooked_lm.models.text.tokens import Tokens, checked_texts, prepends_bos, special_prefix
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 CORPUS = ["the cat sat on the mat", "when Mary and John went to the store", "a dog"] * 5
@@ -186,8 +186,8 @@ def test_prepends_bos(kind: str, expected: bool) -> None:
         (f"{EOS} {BOS} $A", BOS, [1, 0]),
     ],
 )
-def test_own_prefix(template: str | None, bos: str | None, prefix: list[int]) -> None:
-    assert own_prefix(tiny(template, bos=bos)) == prefix
+def test_special_prefix(template: str | None, bos: str | None, prefix: list[int]) -> None:
+    assert special_prefix(tiny(template, bos=bos)) == prefix
 
 
 def test_a_vocabulary_without_letters_or_an_unknown_token() -> None:
@@ -383,7 +383,7 @@ class TestBadInput:
     def test_what_is_no_text_is_a_type_error(self, input: Any) -> None:
         with pytest.raises(TypeError):
             text_of("nothing added").to_tokens(input)
-        with pytest.raises(TypeError, match=r"text is a string or a list of strings, got \w+"):
+        with pytest.raises(TypeError, match=r"text must be a string or a list of strings, got \w+"):
             checked_texts(input)  # the same without the checks of annotations, which only tests switch on
 
     def test_no_prompts(self) -> None:
@@ -401,7 +401,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("ids", [torch.zeros(1, 1, 1, dtype=torch.long), torch.zeros(2), np.zeros(2)])
     def test_ids_of_another_rank_or_type(self, ids: Any) -> None:
-        with pytest.raises(ValueError, match="token ids are integers"):
+        with pytest.raises(ValueError, match="token ids must be integers"):
             text_of("nothing added").to_string(ids)
 
     def test_ids_that_are_no_ids(self) -> None:
@@ -444,7 +444,7 @@ class TestCheckIds:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
     def test_other_numbers_are_no_ids(self, dtype: torch.dtype) -> None:
-        with pytest.raises(TypeError, match="token ids are integers"):
+        with pytest.raises(TypeError, match="token ids must be integers"):
             self.helper.check_ids(torch.zeros(2, dtype=dtype))
 
 
