@@ -319,7 +319,7 @@ def test_greedy_tokens(case: Case, use_cache: bool):
 
 @torch.no_grad()
 def test_steps_with_a_cache_are_the_full_run(case: Case):
-    from hooked_lm.components.source import EncoderDecoderCache
+    from hooked_lm.components.stack_context import EncoderDecoderCache
 
     model, (source, target) = with_room(case), drawn(case)
     cache = EncoderDecoderCache(model.cfg.n_decoder_layers)

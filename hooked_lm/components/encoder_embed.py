@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hooked_lm.components.embed import Embed
 from hooked_lm.components.norm import NormConfig, add_norm, norm_of
 from hooked_lm.components.pos_embed import PosEmbed
-from hooked_lm.components.source import StackContext
+from hooked_lm.components.stack_context import StackContext
 from hooked_lm.hooks import HookPoint, is_listening
 
 Vectors = Float[Tensor, "batch pos d_embed"]

@@ -45,7 +45,7 @@ class LayerNorm(Norm):
         self.hook_normalized = HookPoint(*dims)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        if self.manner.fused and not is_listening(self.hook_scale, self.hook_normalized):
+        if self.settings.fused and not is_listening(self.hook_scale, self.hook_normalized):
             return self.unhooked(x)
         centred = wide(x) - wide(x).mean(-1, keepdim=True)
         scale = self.hook_scale(root_mean_square(centred, self.cfg.eps))

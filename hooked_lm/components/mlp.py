@@ -17,21 +17,21 @@ Stream = Float[Tensor, "*batch d_model"]  # the tokens of an expert have no batc
 
 
 def hook_if_listening(point: nn.Module, x: Tensor) -> Tensor:
-    """The value at a point that shows a private copy of a shared tensor; no copy is made if nothing listens."""
+    """Passes a copy of `x` through the point if something listens there, so that edits in place do not reach `x`."""
     return point(x.clone()) if is_listening(point) else x
 
 
-def entered(module: Any, x: Tensor) -> Tensor:
-    """The input of a module after its `hook_in`.
+def hooked_input(module: Any, x: Tensor) -> Tensor:
+    """The input of a module, after its `hook_in`.
 
-    A tool that replaced `forward` of this instance and `hook_in` by its own has shown the input already.
+    A tool that replaced this instance's `forward` and `hook_in` has called its hooks already.
     """
     shown = "forward" in module.__dict__ and not getattr(module.hook_in, "on_demand", False)
     return x if shown else hook_if_listening(module.hook_in, x)
 
 
-def multiplied(x: Float[Tensor, "*shape"], y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """The product; in the memory of `x`, which nothing else may use, where no gradient could need it."""
+def multiply_into(x: Float[Tensor, "*shape"], y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """`x * y`; computed in place where autograd does not need `x`, which nothing else may use."""
     return x * y if torch.is_grad_enabled() or x.dtype != y.dtype else x.mul_(y)
 
 
@@ -69,7 +69,7 @@ class MLP(nn.Module):
         self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
 
     def forward(self, x: Stream) -> Stream:
-        x = entered(self, x)
+        x = hooked_input(self, x)
         post = self.act_fn(self.hook_pre(F.linear(x, self.W_in.T, self.b_in)))
         if self.cfg.mid_norm is not None:
             post = self.ln(self.hook_mid(post))
@@ -119,12 +119,12 @@ class GatedMLP(nn.Module):
         self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
 
     def forward(self, x: Stream) -> Stream:
-        x = entered(self, x)
+        x = hooked_input(self, x)
         gate = self.act_fn(self.hook_pre(F.linear(x, self.W_gate.T, self.b_gate)))
         linear = self.hook_pre_linear(F.linear(x, self.W_in.T, self.b_in))
         # hooks and modules may have kept what they returned
         is_shared = isinstance(self.act_fn, nn.Module) or is_listening(self.hook_pre, self.hook_pre_linear)
-        post = gate * linear if is_shared else multiplied(gate, linear)
+        post = gate * linear if is_shared else multiply_into(gate, linear)
         if self.cfg.mid_norm is not None:
             post = self.ln(self.hook_mid(post))
         return self.hook_out(F.linear(self.hook_post(post), self.W_out.T, self.b_out))

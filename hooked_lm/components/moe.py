@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hooked_lm.components.mlp import MLP, GatedMLP, entered, multiplied
+from hooked_lm.components.mlp import MLP, GatedMLP, hooked_input, multiply_into
 from hooked_lm.components.norm import RESIDUAL, wide
 from hooked_lm.components.router import Router
 from hooked_lm.hooks import Hook, HookPoint, is_listening
@@ -69,7 +69,7 @@ class ClampedGatedMLP(nn.Module):
         return self.W_gate_in[:, 1::2]
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        x = entered(self, x)
+        x = hooked_input(self, x)
         both = F.linear(x, self.W_gate_in.T, self.b_gate_in)
         post = self.product(self.hook_pre(both[..., 0::2]), self.hook_pre_linear(both[..., 1::2]))
         return self.hook_out(F.linear(self.hook_post(post), self.W_out.T, self.b_out))
@@ -79,7 +79,7 @@ class ClampedGatedMLP(nn.Module):
         limit = self.cfg.limit
         gate, linear = pre.clamp(max=limit), pre_linear.clamp(-limit, limit)  # tensors of their own
         switch = (self.cfg.alpha * gate).sigmoid_()
-        return multiplied(multiplied(gate, switch), linear.add_(1))
+        return multiply_into(multiply_into(gate, switch), linear.add_(1))
 
 
 ExpertConfig = GatedMLP.Config | MLP.Config | ClampedGatedMLP.Config
@@ -163,7 +163,7 @@ class MoE(nn.Module):
         self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
 
     def forward(self, x: Stream) -> Stream:
-        x = entered(self, x)
+        x = hooked_input(self, x)
         weights, indices = self.route(x)
         out = self.mix(x, weights, indices)
         if self.shared is not None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.manner import Manner
+from hooked_lm.components.run_settings import RunSettings
 from hooked_lm.hooks import HookPoint, is_listening
 
 RESIDUAL = ("batch", "pos", "d_model")
@@ -32,7 +32,7 @@ def root_mean_square(x: Float[Tensor, "*batch d"], eps: float) -> Float[Tensor, 
 class Norm(nn.Module):
     """A norm with the divisor and the normalised value at hook points."""
 
-    manner = Manner()
+    settings = RunSettings()
     kind = ""  # "LN" or "RMS"
 
     @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class RMSNorm(Norm):
         self.hook_normalized = HookPoint(*dims)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        if self.manner.fused and not is_listening(self.hook_scale, self.hook_normalized):
+        if self.settings.fused and not is_listening(self.hook_scale, self.hook_normalized):
             return self.unhooked(x)
         rows = wide(x).flatten(-2) if self.cfg.joint else wide(x)
         scale = root_mean_square(rows, self.cfg.eps)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.mlp import entered
+from hooked_lm.components.mlp import hooked_input
 from hooked_lm.components.moe import Indices, MoE, Stream, Weights
 from hooked_lm.components.norm import NormConfig, build_norm
 
@@ -45,7 +45,7 @@ class NormedMoE(MoE):
             self._modules[name] = self._modules.pop(name)
 
     def forward(self, x: Stream) -> Stream:
-        x = entered(self, x)
+        x = hooked_input(self, x)
         weights, indices = self.route(x)
         mixed = self.ln_experts_post(self.mix(self.ln_experts(x), weights, indices))
         assert self.shared is not None

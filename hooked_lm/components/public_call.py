@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.components.kv_cache import KeyValueCache, KeyValueCacheEntry
-from hooked_lm.components.source import StackContext
+from hooked_lm.components.stack_context import StackContext
 
 Scores = Float[Tensor, "#batch #head #query_pos #key_pos"]
 

@@ -97,7 +97,7 @@ def _stages(block: nn.Module) -> list[tuple[HookPoint, TokenScope]]:
     inside = {id(point): stage for point, stage in _mixing_stages(module)}
     if isinstance(block, AttentionPart):
         inside[id(block.hook_q_input)] = TokenScope.QUERIES_AND_AFTER
-        if block.makes_keys:
+        if block.computes_kv:
             inside |= dict.fromkeys((id(block.hook_k_input), id(block.hook_v_input)), TokenScope.KEYS_AND_VALUES)
     own = {id(point) for point in _points(module)}
     stages, have_met = [], False

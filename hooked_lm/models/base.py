@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.blocks.block import AttentionPart
-from hooked_lm.components.manner import Manner, follow
+from hooked_lm.components.run_settings import RunSettings, apply_run_settings
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint
 from hooked_lm.models.aliases import aliases, same_value
 from hooked_lm.models.caches.activation_cache import ActivationCache, NamedCache
@@ -134,7 +134,8 @@ class BaseModel(HookedRootModule):
         """Tell the parts what the flags of `cfg` say now."""
         cfg, ungrouped = self.cfg, self.cfg.ungroup_grouped_query_attention
         copies = (cfg.use_attn_in, cfg.use_split_qkv_input, cfg.use_attn_result)
-        follow(self, Manner(cfg.fused_attention == "auto", *copies, min(cfg.n_ctx, Manner().n_tabulated)))
+        length = min(cfg.n_ctx, RunSettings().rotary_table_length)
+        apply_run_settings(self, RunSettings(cfg.fused_attention == "auto", *copies, length))
         for stack in self.stacks:
             for block in stack.blocks_of(self):
                 if isinstance(block, AttentionPart) and getattr(block.attn, "ungrouped", ungrouped) != ungrouped:

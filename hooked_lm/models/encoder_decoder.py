@@ -7,7 +7,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from hooked_lm.components.embed import TiedUnembed, soft_capped
-from hooked_lm.components.source import EncoderDecoderCache, Source, StackContext
+from hooked_lm.components.stack_context import EncodedSource, EncoderDecoderCache, StackContext
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.aliases import side_aliases
 from hooked_lm.models.base import BaseModel
@@ -149,7 +149,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         """The encoder's output alone, [batch, pos, d_model]."""
         return self._source(input, attention_mask, None).resid
 
-    def _source(self, input: Input | None, mask: Tensor | None, cache: EncoderDecoderCache | None) -> Source:
+    def _source(self, input: Input | None, mask: Tensor | None, cache: EncoderDecoderCache | None) -> EncodedSource:
         """The encoder's output, which the cache may hold already."""
         if cache is not None:
             self._check_cache(cache)
@@ -168,7 +168,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         embed = self.hook_embed(self.embed(self.hook_tokens(tokens)))
         resid = self.encoder_stack.embedded(self, embed, tokens, context)
         resid = self.encoder_stack.normalized(self, self.encoder_stack.run(self, resid, context))
-        return Source(self.hook_encoder_out(resid), real, keeps=cache is not None and not cache.frozen)
+        return EncodedSource(self.hook_encoder_out(resid), real, cache_kv=cache is not None and not cache.frozen)
 
     def _check_cache(self, cache: EncoderDecoderCache) -> None:
         """Raises ValueError for a cache that is not for this decoder."""
@@ -179,7 +179,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
             )
 
     def _decoded(
-        self, tokens: Tensor, mask: Tensor | None, source: Source, cache: EncoderDecoderCache | None
+        self, tokens: Tensor, mask: Tensor | None, source: EncodedSource, cache: EncoderDecoderCache | None
     ) -> tuple[Stream, StackContext]:
         """The stream that the unembedding reads."""
         n_past = 0 if cache is None else cache.length

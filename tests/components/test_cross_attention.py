@@ -15,7 +15,7 @@ from hooked_lm.components.blocks.cross import PostNormCrossBlock, PreNormCrossBl
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.source import Source, StackContext
+from hooked_lm.components.stack_context import EncodedSource, StackContext
 from hooked_lm.components.verification import identities, norm_readers
 from hooked_lm.hooks.cache import Recorder
 from tests.close import assert_close
@@ -103,7 +103,7 @@ def test_attention_adds_its_bias_on_both_paths(shared: bool, causal: bool):
 # ---- cross attention -------------------------------------------------------------------------------------------------
 
 
-def cross_by_hand(attn: Any, x: Tensor, source: Source) -> Tensor:
+def cross_by_hand(attn: Any, x: Tensor, source: EncodedSource) -> Tensor:
     def projected(name: str, of: Tensor) -> Tensor:
         b = getattr(attn, f"b_{name}")
         made = torch.einsum("bpm,nmh->bnph", of, getattr(attn, f"W_{name}"))
@@ -122,7 +122,7 @@ def cross_by_hand(attn: Any, x: Tensor, source: Source) -> Tensor:
 def test_cross_attention(biases: bool, n_pos: int, padded: bool):
     attn = filled(CrossAttention.Config(D, HEADS, D_HEAD, scale=0.7, qkv_bias=biases, out_bias=biases).build())
     real = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1]]).bool() if padded else None
-    x, source = drawn(2, n_pos, D), Source(drawn(2, 6, D), real)
+    x, source = drawn(2, n_pos, D), EncodedSource(drawn(2, 6, D), real)
     expected = cross_by_hand(attn, x, source)
     assert_close(attn(x, StackContext(2, n_pos, CPU, source=source)), expected)
     seen = listening(attn, "hook_attn_scores", "hook_pattern", "hook_k", "hook_result")
@@ -135,7 +135,7 @@ def test_cross_attention(biases: bool, n_pos: int, padded: bool):
 
 def test_a_source_that_keeps_makes_keys_and_values_once():
     attn = filled(CrossAttention.Config(D, HEADS, D_HEAD).build())
-    source, context = Source(drawn(2, 6, D), keeps=True), StackContext(2, 1, CPU)
+    source, context = EncodedSource(drawn(2, 6, D), cache_kv=True), StackContext(2, 1, CPU)
     context.source = source
     first = attn(drawn(2, 1, D), context, 5)
     attn.W_K.zero_()
@@ -161,7 +161,7 @@ def test_blocks(kind: Any, scale: float):
             residual_scale=scale,
         ).build(layer=0)
     )
-    x, source = drawn(2, 5, D), Source(drawn(2, 7, D))
+    x, source = drawn(2, 5, D), EncodedSource(drawn(2, 7, D))
     attn = block.attn.forward
     if kind is PreNormCrossBlock:
         expected = x + scale * attn(block.ln1(x))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from hooked_lm import HookedEncoderDecoder
-from hooked_lm.components.source import EncoderDecoderCache
+from hooked_lm.components.stack_context import EncoderDecoderCache
 from hooked_lm.hooks import HookPoint, UnknownSite
 from hooked_lm.models.config.flat import HookedEncoderDecoderConfig, HookedTransformerConfig
 from tests.close import assert_apart, assert_close

@@ -8,7 +8,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from hooked_lm import HookedEncoder, HookedEncoderDecoder, HookedTransformer, HookedTransformerConfig, utils
 from hooked_lm.components.kv_cache import KeyValueCache
-from hooked_lm.components.source import EncoderDecoderCache
+from hooked_lm.components.stack_context import EncoderDecoderCache
 from hooked_lm.models.loss import lm_accuracy, lm_cross_entropy_loss
 from tests.close import assert_close
 from tests.models.test_encoder_decoder import tokenizer  # noqa: F401 (a fixture)

@@ -7,7 +7,7 @@ from torch import nn
 
 from hooked_lm.components.attention.multihead import QUERY, Attend, Stream, project, projection
 from hooked_lm.components.context import KeysValues
-from hooked_lm.components.source import Source, StackContext
+from hooked_lm.components.stack_context import EncodedSource, StackContext
 from hooked_lm.hooks import HookPoint
 
 SOURCE_KEY = ("batch", "key_pos", "kv_head", "d_head")
@@ -62,9 +62,9 @@ class CrossAttention(Attend):
         source = context.source
         q = self.hook_q(project(query_input, self.W_Q, self.b_Q))
         k, v = source.keys_values(layer, lambda: self.keys_values(source))
-        return self.output(self.mix(q, k, v, context.over_source))
+        return self.output(self.mix(q, k, v, context.source_context))
 
-    def keys_values(self, source: Source) -> KeysValues:
+    def keys_values(self, source: EncodedSource) -> KeysValues:
         """Keys and values of the source, at their sites."""
         k = self.hook_k(project(source.resid, self.W_K, self.b_K))
         return k, self.hook_v(project(source.resid, self.W_V, self.b_V))

@@ -25,7 +25,7 @@ from hooked_lm.components.attention.multihead import (
 )
 from hooked_lm.components.attention.position_bias import SharedBias
 from hooked_lm.components.context import Context
-from hooked_lm.components.source import StackContext
+from hooked_lm.components.stack_context import StackContext
 from hooked_lm.hooks import HookPoint
 
 Table = Float[Tensor, "distance d_model"]

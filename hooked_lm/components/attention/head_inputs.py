@@ -59,14 +59,14 @@ def norm_shows_copies(block: Any, context: Context | None) -> bool:
     """Whether copies of the stream pass the sites of `ln1`."""
     if context is not None and not context.norms_see_copies:
         return False
-    asked = block.manner.per_head or block.manner.split
+    asked = block.settings.attn_in or block.settings.split_qkv
     return asked or any(not isinstance(point, HookPoint) or point.is_edited for point in _norm_points(block))
 
 
 def _shown_points(block: Any, context: Context) -> list[str]:
     """The points that copies pass: something listens there, or their flag is set and something listens at the norm."""
-    flags = dict.fromkeys(INPUT_POINTS, block.manner.split) | {"hook_attn_in": block.manner.per_head}
-    by_flag = context.norms_see_copies and (not block.manner.fused or is_listening(*_norm_points(block)))
+    flags = dict.fromkeys(INPUT_POINTS, block.settings.split_qkv) | {"hook_attn_in": block.settings.attn_in}
+    by_flag = context.norms_see_copies and (not block.settings.fused or is_listening(*_norm_points(block)))
     return [
         name
         for name, flag in flags.items()

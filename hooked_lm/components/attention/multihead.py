@@ -14,9 +14,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.attention.position_bias import PositionBias
+from hooked_lm.components.attention.public_attributes import PublicAttributes, order_parameters
 from hooked_lm.components.attention.steps import mix_in_steps
 from hooked_lm.components.context import Context
-from hooked_lm.components.known_attributes import KnownAttributes, order_parameters
 from hooked_lm.components.norm import NormConfig, add_norm, build_norm, norm_of
 from hooked_lm.components.public_call import attention_context
 from hooked_lm.components.rotary import Rotary
@@ -34,7 +34,7 @@ Keys = Float[Tensor, "batch key_pos kv_head d_head"]
 Values = Float[Tensor, "batch key_pos kv_head d_value"]
 
 
-class Attend(KnownAttributes):
+class Attend(PublicAttributes):
     """`z = softmax(q k^T * scale + bias + mask) v`, and `W_O` [head, d_value, d_model] back into the stream.
 
     Subclasses compute queries, keys and values, and call `mix` and `output`. With `sinks` each head has a learned score that
@@ -42,7 +42,7 @@ class Attend(KnownAttributes):
     before `W_O`.
     """
 
-    makes_keys = True  # whether it computes keys and values of its own
+    computes_kv = True  # whether it computes keys and values of its own
     kv_source_layer: int | None = None  # otherwise the layer whose keys and values it uses
     # the sites and weights of keys and values
     of_keys: tuple[str, ...] = ("hook_k", "hook_v", "hook_rot_k", "k_norm", "v_norm", "W_K", "W_V")
@@ -81,7 +81,7 @@ class Attend(KnownAttributes):
 
     def mix(self, q: PerHead, k: Keys, v: Values, context: Context, layer: int = 0) -> Mixed:
         """The mixed values of each head, at their site."""
-        in_steps = self.soft_cap is not None or self.sinks is not None or not self.manner.fused
+        in_steps = self.soft_cap is not None or self.sinks is not None or not self.settings.fused
         in_steps = in_steps or is_listening(self.hook_attn_scores, self.hook_pattern)
         return self.hook_z(
             context.attend_rows(layer, partial(mix_in_steps, self) if in_steps else self.mix_fused, q, k, v)
@@ -119,7 +119,7 @@ class Attend(KnownAttributes):
     def output(self, z: Mixed) -> Stream:
         """The output of mixed values into the stream; head by head only if something listens."""
         z = norm_of(self, "z_norm")(z)
-        if is_listening(self.hook_result) or (self.manner.results and not self.manner.fused):
+        if is_listening(self.hook_result) or (self.settings.attn_result and not self.settings.fused):
             result = self.hook_result(torch.einsum("bpnh,nhm->bpnm", z, self.W_O))
             return result.sum(2) if self.b_O is None else result.sum(2) + self.b_O
         return F.linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)

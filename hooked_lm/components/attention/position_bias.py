@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.context import Context
-from hooked_lm.components.source import StackContext
+from hooked_lm.components.stack_context import StackContext
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.context import Context
-from hooked_lm.components.source import StackContext
+from hooked_lm.components.stack_context import StackContext
 from hooked_lm.hooks import HookPoint, is_listening
 
 Bias = Float[Tensor, "#batch head query_pos key_pos"]

@@ -23,7 +23,7 @@ class SharedKVAttention(Attend):
     `hook_rot_k` and `hook_v` show that layer's keys and values, past tokens included. An edit of them affects this layer only.
     """
 
-    makes_keys = False
+    computes_kv = False
 
     @dataclass(frozen=True)
     class Config:

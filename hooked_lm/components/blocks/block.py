@@ -12,11 +12,11 @@ from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
 from hooked_lm.components.context import Context
-from hooked_lm.components.manner import Manner
 from hooked_lm.components.mlp import MLPConfig, hook_if_listening
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of, norm_unhooked
 from hooked_lm.components.public_call import block_context
+from hooked_lm.components.run_settings import RunSettings
 from hooked_lm.hooks import HookPoint, is_listening
 
 AttentionConfig = Attention.Config | LatentAttention.Config | SharedKVAttention.Config | DisentangledAttention.Config
@@ -38,7 +38,7 @@ class AttentionPart(nn.Module):
 
     cfg: Config
     layer: int
-    manner = Manner()
+    settings = RunSettings()
 
     @property
     def normalization_type(self) -> str | None:
@@ -52,8 +52,8 @@ class AttentionPart(nn.Module):
         self.hook_q_input = HookPoint(*per_head, on_demand=True)
         attn = cfg.attn.build()
         attn.layer_id = self.layer
-        self.makes_keys = attn.makes_keys
-        if self.makes_keys:
+        self.computes_kv = attn.computes_kv
+        if self.computes_kv:
             self.hook_k_input = HookPoint(*per_kv_head, on_demand=True)
             self.hook_v_input = HookPoint(*per_kv_head, on_demand=True)
         self.attn = attn
@@ -76,7 +76,7 @@ class AttentionPart(nn.Module):
     def attn_inputs(self, resid: Stream, shared: Stream | None, context: Context) -> Inputs:
         """The inputs of queries, keys and values: the normalised stream, or a copy for each head where something listens."""
         points = [self._modules[name] for name in INPUT_POINTS if name in self._modules]
-        if self.manner.per_head or self.manner.split or is_listening(*points):  # type: ignore[arg-type]
+        if self.settings.attn_in or self.settings.split_qkv or is_listening(*points):  # type: ignore[arg-type]
             query, key, value = head_inputs(self, resid, shared, context)
         else:
             query = key = value = self.read(resid) if shared is None else shared

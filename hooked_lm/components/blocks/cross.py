@@ -10,7 +10,7 @@ from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.components.mlp import MLPConfig, hook_if_listening
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm
-from hooked_lm.components.source import StackContext
+from hooked_lm.components.stack_context import StackContext
 from hooked_lm.hooks import HookPoint
 
 Stream = Float[Tensor, "batch pos d_model"]

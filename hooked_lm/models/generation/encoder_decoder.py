@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from hooked_lm.components.source import EncoderDecoderCache
+from hooked_lm.components.stack_context import EncoderDecoderCache
 from hooked_lm.hooks.generation_step import run_generation
 from hooked_lm.models.checks import first_bidirectional
 from hooked_lm.models.generation.loop import (

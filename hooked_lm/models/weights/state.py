@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hooked_lm.components.attention.public_attributes import order_parameters
 from hooked_lm.components.blocks.block import MLPPart
 from hooked_lm.components.embed import TiedUnembed
 from hooked_lm.components.factored_embed import FactoredUnembed
-from hooked_lm.components.known_attributes import order_parameters
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import MoE

@@ -1,4 +1,4 @@
-"""The attributes by which an attention is known: what they say, and that a table is never ignored in silence."""
+"""The public attributes of attention: their values, and that an assigned table is never silently ignored."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Attributes by which users of the public interface know an attention, beside its weights and hook points."""
+"""Attributes of attention in the public interface, beside its weights and hook points."""
 
 from typing import Any
 
@@ -6,25 +6,25 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from hooked_lm.components.manner import Manner
+from hooked_lm.components.run_settings import RunSettings
 from hooked_lm.factored_matrix import FactoredMatrix
 
-# Entries of a state dict that are no weights; a dictionary may have or lack them.
+# Entries of a state dict that are not weights; optional when a state dict is loaded.
 CONSTANTS = ("mask", "IGNORE")
 
 
 def order_parameters(module: nn.Module) -> None:
-    """Bring a module's parameters into the order that it says, in which optimisers and random numbers meet them."""
+    """Put a module's parameters in its `parameter_order`, which optimisers and random initialisation follow."""
     for name in getattr(module, "parameter_order", ()):
         if name in module._parameters:
             module._parameters[name] = module._parameters.pop(name)
 
 
-class KnownAttributes(nn.Module):
-    """Read-only facts under their public names, and tables that users share between layers to save memory.
+class PublicAttributes(nn.Module):
+    """Read-only properties under their public names, and the mask and rotary tables that users share between layers.
 
-    No table is kept: masks and angles are made for each run. So a table that is assigned must say what the layer does anyway,
-    and another raises ValueError.
+    Masks and angles are computed for each run, and no table is stored. So a table may be assigned only if it equals the
+    layer's; another raises ValueError.
     """
 
     cfg: Any
@@ -35,18 +35,18 @@ class KnownAttributes(nn.Module):
     W_K: Tensor
     W_V: Tensor
     W_O: Tensor
-    layer_id: int | None = None  # the layer in which it stands; None outside of a block
-    manner = Manner()
+    layer_id: int | None = None  # the index of its block; None outside of one
+    settings = RunSettings()
     parameter_order = ("W_Q", "W_O", "b_Q", "b_O", "sinks", "W_K", "W_V", "b_K", "b_V")
 
     @property
     def attn_type(self) -> str:
-        """ "local" if a query sees a window only, else "global"."""
+        """ "local" for attention within a window, else "global"."""
         return "global" if self.window is None else "local"
 
     @property
     def attn_scale(self) -> float:
-        """What the scores are divided by."""
+        """The divisor of the scores."""
         return 1 / self.scale
 
     @attn_scale.setter
@@ -70,38 +70,38 @@ class KnownAttributes(nn.Module):
 
     @property
     def mask(self) -> Bool[Tensor, "query_pos key_pos"]:
-        """An empty table: which keys a query sees is said anew for each run."""
+        """An empty table: masks are computed for each run."""
         return torch.empty(0, 0, dtype=torch.bool, device=self.W_O.device)
 
     @mask.setter
     def mask(self, table: Tensor) -> None:
-        places = torch.arange(len(table), device=table.device)
-        distance = places[:, None] - places
-        seen = distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
+        positions = torch.arange(len(table), device=table.device)
+        distance = positions[:, None] - positions
+        expected = distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
         if self.window is not None:
-            seen &= distance.abs() < self.window
-        if table.shape != seen.shape or not torch.equal(table.bool(), seen):
+            expected &= distance.abs() < self.window
+        if table.shape != expected.shape or not torch.equal(table.bool(), expected):
             raise ValueError(
-                "attn.mask: a mask other than the layer's own would have no effect; give the model an attention_mask, or edit "
-                "hook_attn_scores"
+                "attn.mask: only the layer's present mask can be assigned; to hide keys, pass attention_mask to the model or "
+                "edit hook_attn_scores"
             )
 
     @property
     def IGNORE(self) -> Float[Tensor, ""]:
-        """The score of a key that a query may not see."""
+        """The score of a masked key."""
         return self.W_O.new_tensor(-torch.inf)
 
     @IGNORE.setter
     def IGNORE(self, value: Tensor | float) -> None:
         if float(value) != -torch.inf:
             raise ValueError(
-                f"attn.IGNORE: masked scores are minus infinity, not {float(value)}; edit hook_attn_scores"
+                f"attn.IGNORE: masked scores are minus infinity, not {float(value)}; to change them, edit hook_attn_scores"
             )
 
     @property
     def rotary_sin(self) -> Float[Tensor, "pos rotary_dim"]:
-        """The sines that queries and keys are multiplied by; AttributeError without a rotary embedding."""
-        return self._rotary_tables(self.manner.n_tabulated)[1]
+        """The sines of the rotary embedding; AttributeError without one."""
+        return self._rotary_tables(self.settings.rotary_table_length)[1]
 
     @rotary_sin.setter
     def rotary_sin(self, table: Tensor) -> None:
@@ -109,20 +109,20 @@ class KnownAttributes(nn.Module):
 
     @property
     def rotary_cos(self) -> Float[Tensor, "pos rotary_dim"]:
-        """The cosines."""
-        return self._rotary_tables(self.manner.n_tabulated)[0]
+        """The cosines of the rotary embedding; AttributeError without one."""
+        return self._rotary_tables(self.settings.rotary_table_length)[0]
 
     @rotary_cos.setter
     def rotary_cos(self, table: Tensor) -> None:
         self._check_table("rotary_cos", table, self._rotary_tables(len(table))[0])
 
     def _rotary_tables(self, n_pos: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine for each feature that turns."""
+        """Cosine and sine for each rotated feature."""
         rotary = getattr(self.cfg, "rotary", None)
         if rotary is None:
             raise AttributeError("this attention has no rotary embedding")
-        places = torch.arange(n_pos, device=self.W_O.device)[None]
-        cos, sin = (angles[0, :, 0] for angles in rotary.angles(places, n_pos))
+        positions = torch.arange(n_pos, device=self.W_O.device)[None]
+        cos, sin = (angles[0, :, 0] for angles in rotary.angles(positions, n_pos))
         if rotary.adjacent_pairs:
             cos, sin = cos.repeat_interleave(2, -1), sin.repeat_interleave(2, -1)
         else:
@@ -130,11 +130,11 @@ class KnownAttributes(nn.Module):
         return cos.to(self.W_O.dtype), sin.to(self.W_O.dtype)
 
     @staticmethod
-    def _check_table(name: str, table: Tensor, own: Tensor) -> None:
-        if table.shape != own.shape or not torch.allclose(table.to(own), own, rtol=0, atol=1e-3):
+    def _check_table(name: str, table: Tensor, expected: Tensor) -> None:
+        if table.shape != expected.shape or not torch.allclose(table.to(expected), expected, rtol=0, atol=1e-3):
             raise ValueError(
-                f"attn.{name}: a table other than the layer's own would have no effect; its rotary embedding is "
-                "attn.cfg.rotary, and hook_rot_q and hook_rot_k show what it turns"
+                f"attn.{name}: only the layer's present table can be assigned; the rotary embedding is attn.cfg.rotary, and its "
+                "outputs can be edited at hook_rot_q and hook_rot_k"
             )
 
     # ---- the state dict ----------------------------------------------------------------------------------------------

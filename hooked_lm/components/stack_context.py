@@ -1,4 +1,4 @@
-"""What cross attention reads, and what the layers of an encoder or a decoder beside one share besides."""
+"""The context of an encoder's layers, and of a decoder's layers that attend to an encoder's output."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,35 +11,35 @@ from hooked_lm.components.context import Context, KeysValues
 from hooked_lm.components.kv_cache import KeyValueCache
 
 
-class Source:
-    """The output of an encoder, and which of its positions are real; None: all are.
+class EncodedSource:
+    """The output of an encoder; `real` marks its positions that are not padding, None: all.
 
-    With `keeps` the keys and values that a decoder's layers make of it are made once and serve all later runs.
+    With `cache_kv` each decoder layer computes its keys and values of it once, for this run and all later ones.
     """
 
     def __init__(
         self,
         resid: Float[Tensor, "batch key_pos d_model"],
         real: Bool[Tensor, "batch key_pos"] | None = None,
-        keeps: bool = False,
+        cache_kv: bool = False,
     ) -> None:
-        self.resid, self.real, self.keeps = resid, real, keeps
-        self._kept: dict[int, KeysValues] = {}
+        self.resid, self.real, self.cache_kv = resid, real, cache_kv
+        self._cached_kv: dict[int, KeysValues] = {}
 
-    def keys_values(self, layer: int, make: Callable[[], KeysValues]) -> KeysValues:
-        """What a layer makes of the source, or made of it before."""
-        if layer in self._kept:
-            return self._kept[layer]
-        made = make()
-        if self.keeps:
-            self._kept[layer] = made
-        return made
+    def keys_values(self, layer: int, compute: Callable[[], KeysValues]) -> KeysValues:
+        """The keys and values of a layer: cached ones, else those that `compute` returns."""
+        if layer in self._cached_kv:
+            return self._cached_kv[layer]
+        keys_values = compute()
+        if self.cache_kv:
+            self._cached_kv[layer] = keys_values
+        return keys_values
 
 
 class SourceContext(Context):
-    """The masks of `n_pos` queries that each see all real positions of a source."""
+    """The masks of cross attention: each of `n_pos` queries sees all real positions of the source."""
 
-    def __init__(self, n_pos: int, source: Source) -> None:
+    def __init__(self, n_pos: int, source: EncodedSource) -> None:
         super().__init__(n_pos, source.resid.device)
         self.n_key, self.real = source.resid.shape[1], source.real
 
@@ -50,9 +50,9 @@ class SourceContext(Context):
 
 
 class StackContext(Context):
-    """The context of an encoder's or a decoder's layers over `batch` rows.
+    """A context of `batch` rows.
 
-    `score_bias` is what the stack adds to the scores of all its layers, `source` what their cross attention reads.
+    `score_bias` is added to the attention scores of all layers; `source` is the input of their cross attention.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class StackContext(Context):
         device: torch.device,
         real: Bool[Tensor, "batch key_pos"] | None = None,
         cache: KeyValueCache | None = None,
-        source: Source | None = None,
+        source: EncodedSource | None = None,
     ) -> None:
         super().__init__(n_pos, device, real, cache)
         self.batch = batch
@@ -70,21 +70,21 @@ class StackContext(Context):
         self.source = source
 
     @property
-    def over_source(self) -> SourceContext:
+    def source_context(self) -> SourceContext:
         """The masks of cross attention."""
         assert self.source is not None, "cross attention without an encoder's output"
         source = self.source
-        return self.once("over source", lambda: SourceContext(self.n_pos, source))
+        return self.once("source context", lambda: SourceContext(self.n_pos, source))
 
 
 class EncoderDecoderCache(KeyValueCache):
-    """What a decoder remembers of the tokens it has read, and the source that it reads them beside."""
+    """The keys and values of a decoder's past tokens, and the encoder's output."""
 
     def __init__(self, n_layers: int, room: int = 64) -> None:
         super().__init__(n_layers, room)
-        self.source: Source | None = None
+        self.source: EncodedSource | None = None
 
     @classmethod
     def init_cache(cls, cfg: Any, device: Any = None, batch_size: int = 1) -> "EncoderDecoderCache":
-        """An empty cache for a model's config; device and batch size follow what is read."""
+        """An empty cache for a model's config; device and batch size are those of the first tokens."""
         return cls(cfg.n_decoder_layers)

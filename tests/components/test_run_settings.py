@@ -1,4 +1,4 @@
-"""How parts compute: fused or in steps, and copies of the stream that pass the norm before attention."""
+"""Fused and explicit computation, and per-head copies of the stream that pass the norm before attention."""
 
 from typing import Any
 
@@ -109,13 +109,13 @@ def test_flags_switch_sites_on_for_all_runs() -> None:
 def test_the_field_is_read_when_it_is_used() -> None:
     model = toy("standard")
     assert model.cfg.fused_attention == "auto"
-    assert model.blocks[0].ln1.manner.fused
+    assert model.blocks[0].ln1.settings.fused
     model.cfg.fused_attention = "never"
     model(ids())
-    assert not model.blocks[0].attn.manner.fused
+    assert not model.blocks[0].attn.settings.fused
     model.blocks[0].ln1 = toy("standard").blocks[0].ln1
     model.setup()
-    assert not model.blocks[0].ln1.manner.fused
+    assert not model.blocks[0].ln1.settings.fused
     with pytest.raises(ValueError, match="fused_attention"):
         model.cfg.fused_attention = "sometimes"
     assert model.cfg.fused_attention == "never"
@@ -128,4 +128,4 @@ def test_an_encoder_too() -> None:
     model = HookedEncoder({**fields, "fused_attention": "never"})
     logits, _ = model.run_with_cache(ids())
     assert torch.equal(model(ids()), logits)
-    assert not model.blocks[1].attn.manner.fused
+    assert not model.blocks[1].attn.settings.fused
