@@ -206,11 +206,20 @@ class Tokens:
         """Returns the id of a string that is exactly one token; ValueError with its tokens if it is several."""
         [row] = self._rows(string, prepend_bos=False, truncate=False)
         if len(row) > 1:
+            other = string[1:] if string.startswith(" ") else f" {string}"
+            fix = (
+                f"{other!r} is one"
+                if self._is_single_token(other)
+                else "use a shorter string, or the id of its first token"
+            )
             raise ValueError(
                 f"{string!r} is not a single token: it becomes the {len(row)} tokens "
-                f"{_decode_each(self.tokenizer, row)}, ids {row}; a missing or extra leading space is the usual reason"
+                f"{_decode_each(self.tokenizer, row)}, ids {row}; {fix}"
             )
         return row[0]
+
+    def _is_single_token(self, string: str) -> bool:
+        return bool(string) and len(self._rows(string, prepend_bos=False, truncate=False)[0]) == 1
 
     def single_token_ids(self, tokens: Any, device: torch.device | str | None = None) -> Int[Tensor, "..."]:
         """Returns the checked ids of a single-token string, a list of such strings, or ids of any shape."""
@@ -220,6 +229,28 @@ class Tokens:
             tokens = [self.to_single_token(token) if isinstance(token, str) else token for token in tokens]
         ids = torch.as_tensor(tokens, device=device)
         self.check_ids(ids)
+        return ids
+
+    def answer_ids(
+        self, answers: Any, name: str = "answers", device: torch.device | str | None = None
+    ) -> Int[Tensor, "..."]:
+        """The ids of answers: a string that is one token, a list of such strings or ids, or a tensor of ids of any shape.
+
+        Raises ValueError for a string of several tokens, and for a word without the leading space that the same word has
+        after another word, where these are two different tokens; TypeError for anything else. `name` is the argument in errors.
+        """
+        several = list(answers) if isinstance(answers, (list, tuple)) else [answers]
+        for word in (answer for answer in several if isinstance(answer, str)):
+            token, spaced = self.to_single_token(word), f" {word}"
+            if word[0].isalpha() and self._is_single_token(spaced) and self.to_single_token(spaced) != token:
+                raise ValueError(
+                    f"{name}: {word!r} has no leading space, so it is not the token that follows a word: give {spaced!r}, "
+                    f"or the id {token} for the token without a space"
+                )
+        try:
+            ids = self.single_token_ids(answers, device)
+        except (TypeError, RuntimeError):
+            raise TypeError(f"{name} must be strings, ids, or a tensor of ids; got {answers!r}") from None
         return ids
 
     def to_single_str_token(self, int_token: int) -> str:

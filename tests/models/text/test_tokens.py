@@ -359,6 +359,21 @@ class TestIdsToText:
         with pytest.raises(ValueError, match=r"token id 5000 is out of range: d_vocab is 29\d, so ids are 0 to 29"):
             self.helper().to_single_str_token(5000)
 
+    def test_answers(self) -> None:
+        helper = self.helper()
+        token, bare = helper.to_single_token(" the"), helper.to_single_token("the")
+        assert helper.answer_ids([" the", token]).tolist() == [token, token]
+        assert helper.answer_ids(torch.tensor([[token, bare]])).tolist() == [[token, bare]]
+        with pytest.raises(
+            ValueError, match=rf"wrong_answers: 'the' has no leading space.* give ' the', or the id {bare} "
+        ):
+            helper.answer_ids([" cat", "the"], "wrong_answers")
+        with pytest.raises(ValueError, match=r"'  the' is not a single token: .*; ' the' is one"):
+            helper.answer_ids("  the")
+        for wrong in (None, [None], [" the", [1]]):
+            with pytest.raises(TypeError, match="answers must be strings, ids, or a tensor of ids"):
+                helper.answer_ids(wrong)
+
     def test_get_token_position(self) -> None:
         helper = self.helper()
         assert helper.get_token_position(" the", "sat on the cat the mat") < helper.get_token_position(
