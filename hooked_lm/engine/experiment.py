@@ -69,7 +69,8 @@ class Experiment:
         self.base: BaseRun | None = None
         edits = [change for change in self.base_changes if isinstance(change, Edit)]
         is_kept = all(map(self._is_kept_by_a_base_run, self.base_changes))
-        if self.obstacle is None and is_kept and not sees_changed_states(self.base_changes, self.base_changes):
+        is_kept = is_kept and not sees_changed_states(self.base_changes, self.base_changes)
+        if self.obstacle is None and is_kept and not norm_and_copies(self.base_changes):
             assert isinstance(self.model, Decoder)
             self.base = BaseRun(self.model, self.tokens, self.places, edits, keep)
             logits = self.base.logits
@@ -226,11 +227,11 @@ class Experiment:
             return self.obstacle
         if any(sees_changed_states(self.base_changes, [*cell, *self.base_changes]) for cell in cells):
             return "a function of states comes after a change of the same states in the base run"
+        if any(norm_and_copies([*cell, *self.base_changes]) for cell in cells):
+            return "a norm is changed together with copies of the stream that pass it"
         odd = next((change for change in (*cells[0], *self.base_changes) if not self._is_known([change])), None)
         if isinstance(odd, Edit):
             return f"nothing is known of what a change at '{odd.site}' reaches"
-        if any(norm_and_copies([*cell, *self.base_changes]) for cell in cells):
-            return "a norm is changed together with copies of the stream that pass it"
         return "nothing is known of what a function of a whole value changes"
 
     def _incrementally(

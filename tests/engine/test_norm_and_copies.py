@@ -41,3 +41,23 @@ def test_both_in_one_cell_and_in_one_batch(kind: str, flag: bool) -> None:
     with torch.no_grad():
         for index, cell in enumerate(cells):
             assert_close(found[index], metric(naive(model, tokens, cell)))
+
+
+@pytest.mark.parametrize("site", INPUTS)
+def test_both_in_the_base_run(site: str) -> None:
+    """The base run is a whole forward pass, and so are the cells, whatever they change."""
+    model, tokens = toy("standard"), ids(2, 8)
+    sites = ["blocks.0.hook_mlp_out", "blocks.1.ln1.hook_normalized", f"blocks.1.{site}"]
+    _, other = model.run_with_cache(ids(2, 8, seed=1), names_filter=sites)
+    first, norm, copies = (Edit(site, other[site], (3,)) for site in sites)
+    base, cells = [copies, norm], [[first], [Edit("blocks.1.hook_mlp_out", lambda x: 2.0 * x)]]
+
+    def metric(logits: Tensor) -> Tensor:
+        return logits[:, -1, 3] - logits[:, -1, 4]
+
+    experiment = Experiment(model, tokens, [metric], base=base)
+    assert_close(experiment.scores[0], metric(naive(model, tokens, base)))
+    with pytest.warns(UserWarning, match="a norm is changed together with copies"):
+        found = dict(experiment.run(cells, progress=False))
+    for index, cell in enumerate(cells):
+        assert_close(found[index][0], metric(naive(model, tokens, cell, base)))
