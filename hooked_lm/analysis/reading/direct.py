@@ -13,7 +13,7 @@ from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import norm_of
 from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, tokens_of
 from hooked_lm.hooks import Slice
-from hooked_lm.models.caches import decompose
+from hooked_lm.models.caches import decompose, residual
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.weights.fixed_norm import norm_gain
@@ -149,21 +149,23 @@ class _Run:
     def heads(self, layer: int, like: Float[Tensor, "prompt d_model"]) -> Part:
         """The heads of a layer and its bias."""
         results = decompose.head_results(self.model, self.cache, layer, self.pos)
-        way = decompose.writer(self.model, self.cache, layer, "ln1_post", self.pos)
+        post_norm = residual.output_norm(self.model, self.cache, layer, "ln1_post", self.pos)
         attn: Any = self.model.blocks[layer].attn
-        written = torch.cat([way(results, extra_axes=1).movedim(-2, 0), way.output(attn.b_O, like)[None]])
+        written = torch.cat(
+            [post_norm(results, extra_axes=1).movedim(-2, 0), post_norm.bias_in_stream(attn.b_O, like)[None]]
+        )
         return [*(f"L{layer}H{head}" for head in range(len(written) - 1)), f"{layer}_attn_bias"], self.read(written)
 
     def neurons(self, layer: int, like: Float[Tensor, "prompt d_model"]) -> Part:
         """The neurons of a layer and its bias; no vector of a neuron is made."""
         model = self.model
-        norm = decompose.reader(model, self.cache, model.cfg.n_layers, False, self.pos)
+        norm = residual.input_norm(model, self.cache, model.cfg.n_layers, False, self.pos)
         directions, of_prompt = self.directions()
         each = decompose.get_neuron_results(model, self.cache, layer, None, self.pos, directions, norm)
         values = each.gather(-1, of_prompt[:, None, None].expand(-1, each.shape[1], 1))[..., 0].T
-        way = decompose.writer(model, self.cache, layer, "ln2_post", self.pos)
+        post_norm = residual.output_norm(model, self.cache, layer, "ln2_post", self.pos)
         mlp: Any = model.blocks[layer].mlp
-        values = torch.cat([values, self.read(way.output(mlp.b_out, like)[None])])
+        values = torch.cat([values, self.read(post_norm.bias_in_stream(mlp.b_out, like)[None])])
         return [*(f"L{layer}N{neuron}" for neuron in range(len(values) - 1)), f"{layer}_mlp_bias"], values
 
     def directions(self) -> tuple[Float[Tensor, "d_model direction"], Int[Tensor, " prompt"]]:
@@ -188,10 +190,10 @@ class _Run:
         rounding = max(1e-3, 16 * torch.finfo(z.dtype).eps) * max(1.0, float(z.abs().max()))
         if not isinstance(norm_of(attn, "z_norm"), torch.nn.Identity) or not off <= rounding:
             raise ValueError(f"the heads of layer {layer} are no sum over positions of pattern x value: leave it away")
-        way = decompose.writer(model, cache, layer, "ln1_post", self.pos)
+        post_norm = residual.output_norm(model, cache, layer, "ln1_post", self.pos)
         found = []
         for head in range(moved.shape[1]):
-            written = way(moved[:, head] @ attn.W_O[head].detach().to(moved), extra_axes=1)
+            written = post_norm(moved[:, head] @ attn.W_O[head].detach().to(moved), extra_axes=1)
             found.append(self.read(written.transpose(0, 1)))
         return torch.stack(found).permute(2, 0, 1)
 

@@ -1,4 +1,4 @@
-"""The cache of a model's run: its values by short names, and the residual stream taken apart."""
+"""The cache of a model's run: activations by short names, and decompositions of the residual stream."""
 
 from operator import index
 from typing import Any
@@ -11,6 +11,7 @@ from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.hooks import Cache, Slice, SliceInput, UnknownSite, site_glob
 from hooked_lm.hooks.select import nearest
 from hooked_lm.models.caches import decompose
+from hooked_lm.models.caches.residual import layer_bound
 
 Part = Slice | SliceInput
 Stack = Float[Tensor, "component *lead d_model"]
@@ -22,7 +23,7 @@ def _with_labels(stack_and_labels: tuple[Tensor, list[str]], return_labels: bool
 
 
 class NamedCache(Cache):
-    """Name -> tensor of one run, with the short names of its model, such as `cache["decoder.pattern", 0, "cross_attn"]`."""
+    """Name -> tensor of one run; reads the model's short names too, as in `cache["decoder.pattern", 0, "cross_attn"]`."""
 
     def __init__(self, cache_dict: dict[str, Tensor], model: Any, has_batch_dim: bool = True) -> None:
         super().__init__(cache_dict, has_batch_dim)
@@ -35,22 +36,22 @@ class NamedCache(Cache):
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None, *, move_model: bool = False
     ) -> "NamedCache":
-        """Move everything, in place, to a device and a dtype; with `move_model` the model goes to the device too."""
+        """Moves all tensors to a device and a dtype, in place; with `move_model` moves the model to the device too."""
         super().to(device, dtype)
         if move_model:
             self.model.to(device)
         return self
 
     def dims_of(self, site: str) -> tuple[str, ...]:
-        """The names of the axes at a site, batch included; empty for what the model has no such site for."""
+        """The axis names of a site, including batch; empty if the model has no such site."""
         points = self.model.hook_dict
         return points[site].dims if site in points else ()
 
     def full_name(self, key: Any) -> str:
-        """The name that a short one, a tuple or another library's name means; "_grad" may follow any of them."""
+        """Resolves a short name, a tuple or another library's name to a full name; each may end in "_grad"."""
         first, *rest = key if isinstance(key, tuple) else (key,)
         if not isinstance(first, str):
-            raise TypeError(f"a cache is read by name or by (name, layer[, sublayer]), got {key!r}")
+            raise TypeError(f"a cache key must be a name or (name, layer[, sublayer]), got {key!r}")
         bare = first.removesuffix("_grad")
         if rest and rest[0] is not None:
             rest[0] = index(rest[0])  # numpy's and torch's integers too
@@ -62,7 +63,7 @@ class NamedCache(Cache):
         return name + ending
 
     def _missing(self, name: str) -> KeyError:
-        """The error that says which filter keeps a site, for all layers, or that the model has no such site."""
+        """The error for an absent site: which filter keeps it, or that the model has no such site."""
         site = name.removesuffix("_grad")
         if site not in self.model.hook_dict:
             near = ", ".join(map(repr, nearest(site, self.model.all_points())))
@@ -75,18 +76,18 @@ class NamedCache(Cache):
 class ActivationCache(NamedCache):
     """Name -> tensor of one run, with short names: `cache["z", 5]`, `cache["resid_post", -1]`, `cache["k6"]`.
 
-    The methods take the residual stream apart. In all of them
+    The methods decompose the residual stream. Their common arguments:
 
-    `layer` counts blocks: what stands in the stream before that block, from 0; None and -1 mean after all blocks.
-    `mlp_input` goes on to what the MLP of that block reads.
-    `pos_slice` takes some positions: an int (the axis goes), a (start, stop) tuple, a list, or a `Slice`.
-    `apply_ln` shows the components as the norm at `layer` showed them to its readers: centred if it is a LayerNorm, and
-    divided by the scale of the run, without the norm's weight and bias ("linearised" with the divisor held fixed).
-    `return_labels` returns (stack, labels) instead of the stack.
+    `layer`: the stream before this block, from 0; None and -1 mean after all blocks.
+    `mlp_input`: the stream before the MLP of that block instead.
+    `pos_slice`: selects positions: an int (drops the axis), a (start, stop) tuple, a list, or a `Slice`.
+    `apply_ln`: applies the norm at `layer` to the components, with the scale of the run held fixed: centres them if it is
+    a LayerNorm, and divides by the scale, without the norm's weight and bias.
+    `return_labels`: returns (stack, labels) instead of the stack.
 
-    Stacks are [component, batch, pos, d_model], or without the axes that the cache or the slice do not have.
-    Components sum to the stream, also where norms follow the sublayers. A value that a method needs and that was
-    not cached raises KeyError with the filter that keeps it, a layer that does not exist IndexError.
+    Stacks are [component, batch, pos, d_model], without the axes that the cache or the slice lacks. Components sum to the
+    stream, also if norms follow the sublayers. Raises KeyError, with the filter to use, for a value that was not cached,
+    and IndexError for a layer that does not exist.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -107,11 +108,11 @@ class ActivationCache(NamedCache):
         mlp_input: bool = False,
         return_labels: bool = False,
     ) -> Stack | tuple[Stack, list[str]]:
-        """The stream before each block up to a layer: the input of a logit lens.
+        """Returns the stream before each block up to a layer: the input of a logit lens.
 
-        `incl_mid` adds the stream between attention and MLP of the blocks before; KeyError where a block has no such
-        place. Labels are "0_pre", "0_mid", ..., "final_post". With `apply_ln` up to the end, the final norm is applied
-        to each stream afresh, with its weight and bias.
+        `incl_mid` adds the stream between attention and MLP of each block; KeyError if a block has no such site.
+        Labels are "0_pre", "0_mid", ..., "final_post". With `apply_ln` and `layer` after all blocks, the final norm is
+        recomputed for each stream, including its weight and bias.
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
@@ -133,9 +134,9 @@ class ActivationCache(NamedCache):
         incl_embeds: bool = True,
         return_labels: bool = False,
     ) -> Stack | tuple[Stack, list[str]]:
-        """What the embeddings and each sublayer added to the stream up to a layer; it sums to the stream there.
+        """Returns what the embeddings and each sublayer added to the stream up to a layer; they sum to the stream.
 
-        `mode` "attn" (with mixers) or "mlp" keeps only these sublayers. Labels are "embed", "pos_embed", "0_attn_out" (or
+        `mode` "attn" (and mixers) or "mlp" keeps only these sublayers. Labels are "embed", "pos_embed", "0_attn_out" (or
         "0_mixer_out"), "0_mlp_out".
 
         >>> from hooked_lm import HookedTransformer
@@ -157,11 +158,11 @@ class ActivationCache(NamedCache):
         has_batch_dim: bool = True,
         recompute_ln: bool = False,
     ) -> Float[Tensor, "component *rest d_model"]:
-        """Components of the stream as the norm at a layer showed them to its readers; see `apply_ln` above.
+        """Applies the norm at a layer to components of the stream; see `apply_ln` above.
 
-        The stack is given at the positions of `pos_slice` already, and with the whole batch. `has_batch_dim` says
-        whether it has a batch axis. With `recompute_ln` each component is normalised afresh, by a scale of its own,
-        and the norm's weight and bias are applied. The components of a stream sum to the norm's `hook_normalized`.
+        The stack must already be sliced to `pos_slice`, and have the whole batch; `has_batch_dim` says whether it has a
+        batch axis. `recompute_ln` normalizes each component by its own scale and applies the norm's weight and bias.
+        Otherwise the components of a stream sum to the norm's `hook_normalized`.
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
@@ -191,12 +192,12 @@ class ActivationCache(NamedCache):
         batch_slice: Part = None,
         has_batch_dim: bool = True,
     ) -> Float[Tensor, "component *rest"]:
-        """What each component adds to the logit of a token, or to its difference to that of another: [component, ...].
+        """Returns each component's contribution to the logit of a token, or to a logit difference: [component, ...].
 
-        `tokens` and `incorrect_tokens` (of the same shape, else ValueError) are a string or an id, or strings or ids
+        `tokens` and `incorrect_tokens` (of the same shape, else ValueError) are a string or an id, strings or ids
         [batch], or ids [batch, pos]. The final norm is linearised as in `apply_ln_to_stack`, and its weight is applied.
-        So over all components of a stream the sum is the logit before any soft cap, less what no component carries:
-        `b_U` of the token and, if it is not folded, the norm's bias times the token's direction.
+        Summed over all components of a stream, this is the logit before any soft cap, except for `b_U` and, if it is
+        not folded, the norm's bias times the token's direction.
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
@@ -220,7 +221,7 @@ class ActivationCache(NamedCache):
     def stack_activation(
         self, activation_name: str, layer: int | None = -1, sublayer_type: str | None = None
     ) -> Float[Tensor, "layer ..."]:
-        """One activation of each block before a layer, [layer, ...].
+        """Returns one activation of each block before a layer, [layer, ...].
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
@@ -228,15 +229,15 @@ class ActivationCache(NamedCache):
         >>> cache.stack_activation("pattern").shape[:3] == (model.cfg.n_layers, 1, model.cfg.n_heads)
         True
         """
-        bound = decompose.layer_bound(self.model, layer)
+        bound = layer_bound(self.model, layer)
         return torch.stack([self[activation_name, i, sublayer_type] for i in range(bound)])
 
     # ---- heads ---------------------------------------------------------------------------------------------
 
     def compute_head_results(self) -> None:
-        """Put `hook_result` of all layers into the cache, computed from `hook_z` where it is missing.
+        """Adds `hook_result` of all layers to the cache, computed from `hook_z` if missing.
 
-        It is what a head gives before any norm after attention: [batch, pos, head, d_model].
+        It is the output of each head before any norm after attention, [batch, pos, head, d_model].
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
@@ -257,9 +258,9 @@ class ActivationCache(NamedCache):
         pos_slice: Part = None,
         apply_ln: bool = False,
     ) -> Stack | tuple[Stack, list[str]]:
-        """What each head before a layer added to the stream, and with `incl_remainder` the rest of the stream.
+        """Returns what each head before a layer added to the stream, and with `incl_remainder` the rest of the stream.
 
-        Computed from `hook_z` where `hook_result` was not cached. Labels are "L0H0", ..., "remainder".
+        Computed from `hook_z` if `hook_result` was not cached. Labels are "L0H0", ..., "remainder".
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
@@ -280,10 +281,10 @@ class ActivationCache(NamedCache):
         pos_slice: Part = None,
         project_output_onto: Tensor | None = None,
     ) -> Float[Tensor, "..."]:
-        """What each neuron of a layer added to the stream, [batch, pos, neuron, d_model].
+        """Returns what each neuron of a layer added to the stream, [batch, pos, neuron, d_model].
 
-        With `project_output_onto` [d_model, n] the last axis holds the products with these directions, and with
-        [d_model] there is no such axis; the larger tensor is never made.
+        With `project_output_onto` [d_model, n] the last axis holds the products with these directions; with [d_model]
+        there is no last axis. The full tensor is not allocated then.
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
@@ -303,10 +304,10 @@ class ActivationCache(NamedCache):
         apply_ln: bool = False,
         project_output_onto: Tensor | None = None,
     ) -> Projected | tuple[Projected, list[str]]:
-        """What each neuron before a layer added to the stream, and with `incl_remainder` the rest of the stream.
+        """Returns what each neuron before a layer added to the stream, and with `incl_remainder` the rest.
 
-        This is d_mlp times the size of the stream for every layer: take few positions or neurons, or
-        `project_output_onto` directions as in `get_neuron_results`. Labels are "L0N0", ..., "remainder".
+        The size is d_mlp times that of the stream for every layer: select few positions or neurons, or use
+        `project_output_onto` as in `get_neuron_results`. Labels are "L0N0", ..., "remainder".
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
@@ -329,9 +330,9 @@ class ActivationCache(NamedCache):
         return_labels: bool = False,
         project_output_onto: Tensor | None = None,
     ) -> Projected | tuple[Projected, list[str]]:
-        """Every head, neuron (or MLP), embedding and the biases: parts that sum to the stream at a layer.
+        """Returns what each head, neuron (or MLP), embedding and the biases added; they sum to the stream at a layer.
 
-        With `project_output_onto` [d_model, n] or [d_model] the parts are products with these directions, as in
+        With `project_output_onto` [d_model, n] or [d_model], returns products with these directions, as in
         `get_neuron_results`, after the norm if `apply_ln`. Labels: heads, neurons ("L0N0") or MLPs ("0_mlp_out"),
         "embed", "pos_embed", "bias".
 

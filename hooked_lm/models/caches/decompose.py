@@ -1,123 +1,54 @@
-"""The residual stream of a run taken apart: who wrote what into it, and what that does to the logits.
+"""Decomposes the residual stream of a run into what each component wrote, and into contributions to the logits.
 
-Functions over a model and the cache of one of its runs; the methods of `ActivationCache` of the same names call
-them and say what the arguments mean. A stack has its components on the first axis; the functions that label them
-return (stack, labels). Components are what arrives in the stream: what a head or neuron gives, taken through the norm
-after its sublayer with the divisor of the run, times the residual multiplier. Together they sum to the stream. Where
-a norm stands in the stream itself they do not, and what would take the stream apart raises ValueError.
-Weights are used without their gradients, on the device and in the dtype of the cache.
+Functions of a model and the cache of one run; the methods of `ActivationCache` with the same names document the
+arguments. A stack has its components on the first axis; functions that label components return (stack, labels).
+A component is what is added to the stream: the output of a head or neuron, through the norm after its sublayer (with the
+scale of the run), times the residual multiplier. Components sum to the stream. A model with norms in the stream itself
+has no such sum: ValueError. Weights are detached, and moved to the device and dtype of the cache.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from hooked_lm.components.blocks.block import AttentionPart, MLPPart, PreNormBlock
-from hooked_lm.components.blocks.mixer import MixerMLPBlock, MixerPart
-from hooked_lm.components.blocks.per_layer import PerLayerBlock
-from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.blocks.block import AttentionPart, MLPPart
+from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.embed import Unembed
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import norm_of, norm_unhooked
-from hooked_lm.hooks import Slice, SliceInput
+from hooked_lm.hooks import Slice
+from hooked_lm.models.caches.residual import (
+    Cache,
+    Part,
+    Vectors,
+    as_slice,
+    attention_bound,
+    check_mlp,
+    embedding_sites,
+    input_norm,
+    layer_bound,
+    mid_site,
+    named_input_norm,
+    output_norm,
+    stream,
+    sum_bound,
+)
 from hooked_lm.models.names import checked_index
 from hooked_lm.models.weights.fixed_norm import FixedNorm, norm_gain
 
-Cache = Mapping[Any, Tensor]
-Part = Slice | SliceInput
-Vectors = Float[Tensor, "*lead d_model"]
 Stack = Float[Tensor, "component *lead d_model"]
-Projected = Float[Tensor, "component *lead"]  # the last axis is d_model, or what was projected onto
-
-
-def _slice(part: Part) -> Slice:
-    return part if isinstance(part, Slice) else Slice(part)
-
-
-def layer_bound(model: Any, layer: int | None) -> int:
-    """How many blocks come before the point meant by `layer`; None and -1 mean all. IndexError out of range."""
-    n_layers = model.cfg.n_layers
-    if layer is None:
-        return n_layers
-    if not -n_layers - 1 <= layer <= n_layers:
-        raise IndexError(
-            f"layer {layer} is out of range: it counts the blocks before it, 0 to {n_layers}, or -1 for all"
-        )
-    return layer % (n_layers + 1)
-
-
-def reader(model: Any, cache: Cache, layer: int, mlp_input: bool, pos: Slice) -> FixedNorm:
-    """The norm that reads the stream at a layer: `ln1`, `ln2` for `mlp_input`, `ln_final` after all blocks."""
-    name, norm = _reading_norm(model, layer, mlp_input)
-    return FixedNorm(cache, name, norm, pos)
-
-
-def _reading_norm(model: Any, layer: int, mlp_input: bool) -> tuple[str, nn.Module]:
-    if layer == model.cfg.n_layers and not mlp_input:
-        return "ln_final", norm_of(model, "ln_final")
-    if mlp_input:
-        _check_mlp(model, layer)
-    if isinstance(model.blocks[layer], PostNormBlock):  # its sublayers read the stream as it is
-        return "", nn.Identity()
-    name = model.blocks[layer].mlp_norm if mlp_input else "ln1"
-    return f"blocks.{layer}.{name}", getattr(model.blocks[layer], name)
-
-
-def writer(model: Any, cache: Cache, layer: int, name: str, pos: Slice) -> FixedNorm:
-    """The way of a sublayer's output into the stream; `name` is that of its post-norm."""
-    block = model.blocks[layer]
-    norm, path = norm_of(block, name), f"blocks.{layer}.{name}"
-    return FixedNorm(cache, path, norm, pos, gain=True, factor=block.cfg.residual_scale)
-
-
-def _check_mlp(model: Any, layer: int) -> None:
-    if layer == model.cfg.n_layers or not isinstance(model.blocks[layer], MLPPart):
-        raise ValueError(f"there is no MLP at layer {layer}")
-
-
-def _attention_bound(model: Any, layer: int, mlp_input: bool) -> int:
-    """How many attentions (or mixers) have written to the stream there: an MLP reads its own block's, unless parallel."""
-    if mlp_input:
-        _check_mlp(model, layer)
-    return layer + (mlp_input and isinstance(model.blocks[layer], (PreNormBlock, PostNormBlock, MixerMLPBlock)))
-
-
-def _sum_bound(model: Any, layer: int, mlp_input: bool = False) -> int:
-    """The same where the stream is the sum of what was written; ValueError where a norm stands in it before that."""
-    bound = _attention_bound(model, layer, mlp_input)
-    kinds = (PostNormBlock, PerLayerBlock)
-    if in_stream := [i for i, block in enumerate(model.blocks[:bound]) if isinstance(block, kinds)]:
-        raise ValueError(
-            f"blocks {in_stream} normalise the stream itself, or scale it, so it is not the sum of what sublayers wrote; "
-            "accumulated_resid shows the stream, hook_attn_out and hook_mlp_out what each sublayer wrote"
-        )
-    return bound
-
-
-def _mid(model: Any, layer: int) -> str:
-    """The site of the stream between a block's sublayers."""
-    normalized = "normalized_" if isinstance(model.blocks[layer], PostNormBlock) else ""
-    return f"blocks.{layer}.hook_{normalized}resid_mid"
-
-
-def stream(model: Any, cache: Cache, layer: int, mlp_input: bool = False) -> Vectors:
-    """The residual stream that is read at a layer."""
-    if _attention_bound(model, layer, mlp_input) > layer:
-        return cache[_mid(model, layer)]
-    names = [f"blocks.{layer}.hook_resid_pre"] if layer < model.cfg.n_layers else []
-    names += [model.stack.site_after(model, layer - 1)] if layer > 0 else []
-    return cache[next((name for name in names if name in cache), names[0])]
+Projected = Float[Tensor, "component *lead"]  # the last axis is d_model, or the directions projected onto
 
 
 def _stacked(components: list[Tensor], like: Callable[[], Tensor]) -> Tensor:
-    """One above the other; without any, an empty stack of vectors like those."""
+    """The components as one tensor; for none, an empty stack of vectors shaped as `like()`."""
     if components:
         return torch.stack(components)
-    empty = like()
-    return empty.new_empty(0, *empty.shape)
+    example = like()
+    return example.new_empty(0, *example.shape)
 
 
 # ---- the stream --------------------------------------------------------------------------------------------
@@ -132,15 +63,15 @@ def accumulated_resid(
     pos_slice: Part = None,
     mlp_input: bool = False,
 ) -> tuple[Stack, list[str]]:
-    """The stream before each block, and perhaps within it, up to a layer."""
-    n_layers, layer, pos = model.cfg.n_layers, layer_bound(model, layer), _slice(pos_slice)
-    own_attention = _attention_bound(model, layer, mlp_input) > layer
+    """The stream before each block up to a layer, and with `incl_mid` between its sublayers."""
+    n_layers, layer, pos = model.cfg.n_layers, layer_bound(model, layer), as_slice(pos_slice)
+    includes_attention = attention_bound(model, layer, mlp_input) > layer
     components, labels = [], []
     for i in range(layer + 1):
         components.append(stream(model, cache, i))
         labels.append(f"{i}_pre" if i < n_layers else "final_post")
-        if (incl_mid and i < layer) or (own_attention and i == layer):
-            components.append(cache[_mid(model, i)])
+        if (incl_mid and i < layer) or (includes_attention and i == layer):
+            components.append(cache[mid_site(model, i)])
             labels.append(f"{i}_mid")
     stack = torch.stack([pos.apply(component, -2) for component in components])
     if apply_ln:
@@ -162,9 +93,9 @@ def decompose_resid(
     """What the embeddings and each sublayer added to the stream up to a layer."""
     if mode not in ("all", "mlp", "attn"):
         raise ValueError(f"mode must be 'all', 'mlp' or 'attn', got {mode!r}")
-    layer, pos = layer_bound(model, layer), _slice(pos_slice)
-    sites = _embeddings(model) if incl_embeds else {}
-    for i in range(_sum_bound(model, layer, mlp_input)):
+    layer, pos = layer_bound(model, layer), as_slice(pos_slice)
+    sites = embedding_sites(model) if incl_embeds else {}
+    for i in range(sum_bound(model, layer, mlp_input)):
         if mode != "mlp":
             kind = "mixer" if isinstance(model.blocks[i], MixerPart) else "attn"
             sites[f"{i}_{kind}_out"] = f"blocks.{i}.hook_{kind}_out"
@@ -172,17 +103,7 @@ def decompose_resid(
             sites[f"{i}_mlp_out"] = f"blocks.{i}.hook_mlp_out"
     parts = [pos.apply(cache[site], -2) for site in sites.values()]
     stack = _stacked(parts, lambda: pos.apply(stream(model, cache, layer, mlp_input), -2))
-    return (reader(model, cache, layer, mlp_input, pos)(stack) if apply_ln else stack), list(sites)
-
-
-def _embeddings(model: Any) -> dict[str, str]:
-    """Label -> site of what stands in the stream at first; a shortformer's positions never enter it."""
-    if "hook_full_embed" in model.hook_dict:  # an encoder's, which is one sum
-        return {"embed": "hook_full_embed"}
-    tree, sites = model.cfg.tree, {"embed": "hook_embed"}
-    if tree.pos_embed is not None and not tree.shortformer:
-        sites["pos_embed"] = "hook_pos_embed"
-    return sites
+    return (input_norm(model, cache, layer, mlp_input, pos)(stack) if apply_ln else stack), list(sites)
 
 
 def apply_ln_to_stack(
@@ -196,16 +117,16 @@ def apply_ln_to_stack(
     has_batch_dim: bool = True,
     recompute_ln: bool = False,
 ) -> Float[Tensor, "component *rest d_model"]:
-    """Components of the stream as the norm at a layer showed them to its readers."""
-    layer, pos, rows = layer_bound(model, layer), _slice(pos_slice), _slice(batch_slice)
+    """Components of the stream normalized by the norm at a layer, with its scale in the run."""
+    layer, pos, rows = layer_bound(model, layer), as_slice(pos_slice), as_slice(batch_slice)
     if rows.mode != "identity" and not cache.has_batch_dim:
-        raise ValueError("this cache has no batch dimension left to slice: leave batch_slice away")
+        raise ValueError("this cache has no batch dimension to slice: omit batch_slice")
     if has_batch_dim:
         residual_stack = rows.apply(residual_stack, 1)
     if recompute_ln:
-        fresh = norm_unhooked(_reading_norm(model, layer, mlp_input)[1], residual_stack)
-        return fresh if residual_stack.requires_grad else fresh.detach()
-    norm = reader(model, cache, layer, mlp_input, pos)
+        normalized = norm_unhooked(named_input_norm(model, layer, mlp_input)[1], residual_stack)
+        return normalized if residual_stack.requires_grad else normalized.detach()
+    norm = input_norm(model, cache, layer, mlp_input, pos)
     if norm.scale is not None and cache.has_batch_dim:
         norm.scale = rows.apply(norm.scale, 0)
     return norm(residual_stack)
@@ -221,11 +142,11 @@ def logit_attrs(
     batch_slice: Part = None,
     has_batch_dim: bool = True,
 ) -> Float[Tensor, "component *rest"]:
-    """What each component adds to the logits of tokens, or to their difference to those of others."""
+    """The contribution of each component to the logits of tokens, or to the logit difference of two tokens."""
     if "mlm_head" in model._modules:
         raise ValueError(
-            "mlm_head, which is not linear, is between the stream and the logits, so no component has a share of its own in a "
-            "logit; gradients tell what matters: run_with_cache, then backward() from a logit"
+            "mlm_head, which is not linear, is between the stream and the logits, so a logit is not a sum over components; "
+            "use gradients instead: run_with_cache, then backward() from a logit"
         )
     ids = _ids(model, tokens)
     directions = model.W_U.detach().T[ids]
@@ -240,22 +161,22 @@ def logit_attrs(
         directions = directions * gain.to(directions)
     if isinstance(model.unembed, Unembed):
         directions = directions * model.unembed.cfg.scale
-    return (stack * _aligned(directions.to(stack), stack.shape[1:-1])).sum(-1)
+    return (stack * _with_pos_axis(directions.to(stack), stack.shape[1:-1])).sum(-1)
 
 
 def _ids(model: Any, tokens: Any) -> Tensor:
-    """Token ids of strings or ids; a single one has no axis."""
+    """Token ids of strings or ids; a scalar if there is one."""
     ids = model.tokens.single_token_ids(tokens, model.device)
     return ids.flatten()[0] if ids.numel() == 1 else ids
 
 
-def _aligned(directions: Tensor, lead: torch.Size) -> Tensor:
-    """Directions [batch, d_model] beside vectors [batch, pos, d_model] get an axis for pos."""
-    given = directions.shape[:-1]
-    if len(given) == 1 and len(lead) == 2 and given[0] == lead[0]:
+def _with_pos_axis(directions: Tensor, lead: torch.Size) -> Tensor:
+    """Directions that broadcast with vectors [*lead, d_model]; those of [batch, d_model] get an axis for pos."""
+    shape = directions.shape[:-1]
+    if len(shape) == 1 and len(lead) == 2 and shape[0] == lead[0]:
         return directions[:, None]
-    if len(given) > len(lead) or any(n not in (1, m) for n, m in zip(given[::-1], lead[::-1], strict=False)):
-        raise ValueError(f"tokens of shape {tuple(given)} do not fit components of shape {tuple(lead)} (batch, pos)")
+    if len(shape) > len(lead) or any(n not in (1, m) for n, m in zip(shape[::-1], lead[::-1], strict=False)):
+        raise ValueError(f"tokens of shape {tuple(shape)} do not fit components of shape {tuple(lead)} (batch, pos)")
     return directions
 
 
@@ -263,10 +184,10 @@ def _aligned(directions: Tensor, lead: torch.Size) -> Tensor:
 
 
 def head_results(model: Any, cache: Cache, layer: int, pos_slice: Part = None) -> Float[Tensor, "*lead head d_model"]:
-    """What each head of a layer gives, before any norm after attention: `z W_O`, if it was not cached."""
+    """The output of each head of a layer before any norm after attention: `hook_result`, or `z W_O` if not cached."""
     if not isinstance(model.blocks[layer], AttentionPart):
         raise ValueError(f"there is no attention at layer {layer}, so it has no heads")
-    pos, name = _slice(pos_slice), f"blocks.{layer}.attn.hook_result"
+    pos, name = as_slice(pos_slice), f"blocks.{layer}.attn.hook_result"
     if name in cache:
         return pos.apply(cache[name], -3)
     z = pos.apply(cache[f"blocks.{layer}.attn.hook_z"], -3)
@@ -282,22 +203,22 @@ def stack_head_results(
     pos_slice: Part = None,
     apply_ln: bool = False,
 ) -> tuple[Stack, list[str]]:
-    """What each head before a layer added to the stream; layers without attention have none."""
-    layer, pos = layer_bound(model, layer), _slice(pos_slice)
-    bound = _sum_bound(model, layer)
+    """What each head before a layer added to the stream; layers without attention are skipped."""
+    layer, pos = layer_bound(model, layer), as_slice(pos_slice)
+    bound = sum_bound(model, layer)
     stack, labels = _heads(model, cache, bound, pos, lambda: pos.apply(stream(model, cache, layer), -2))
     if incl_remainder:
         rest = pos.apply(stream(model, cache, layer), -2) - stack.sum(0)
         stack, labels = torch.cat([stack, rest[None]]), [*labels, "remainder"]
-    return (reader(model, cache, layer, False, pos)(stack) if apply_ln else stack), labels
+    return (input_norm(model, cache, layer, False, pos)(stack) if apply_ln else stack), labels
 
 
 def _heads(model: Any, cache: Cache, bound: int, pos: Slice, like: Callable[[], Tensor]) -> tuple[Stack, list[str]]:
     parts: list[Tensor] = []
     layers = [i for i in range(bound) if isinstance(model.blocks[i], AttentionPart)]
     for i in layers:
-        written = writer(model, cache, i, "ln1_post", pos)(head_results(model, cache, i, pos), extra_axes=1)
-        parts += written.unbind(-2)
+        added = output_norm(model, cache, i, "ln1_post", pos)(head_results(model, cache, i, pos), extra_axes=1)
+        parts += added.unbind(-2)
     labels = [f"L{i}H{h}" for i in layers for h in range(model.blocks[i].attn.cfg.n_heads)]
     return _stacked(parts, like), labels
 
@@ -316,21 +237,21 @@ def get_neuron_results(
 ) -> Float[Tensor, "*lead"]:
     """What each neuron of a layer added to the stream, [..., neuron, d_model], or its products with directions.
 
-    `norm` is one that then reads the stream. Norms and directions meet the output weights before the activations,
-    so that nothing larger than the result is made.
+    `norm` is a norm to apply to the result. Norms and directions are applied to the output weights, before these are
+    multiplied by the activations, so that no tensor is larger than the result.
     """
-    layer, neurons, pos = checked_index(layer, model.cfg.n_layers, "layer"), _slice(neuron_slice), _slice(pos_slice)
-    _check_mlp(model, layer)
+    layer, neurons, pos = checked_index(layer, model.cfg.n_layers, "layer"), as_slice(neuron_slice), as_slice(pos_slice)
+    check_mlp(model, layer)
     if isinstance(model.blocks[layer].mlp, MoE):
         raise ValueError(
-            f"layer {layer} has neurons in each of its experts, which see a few tokens each: 'blocks.{layer}.mlp.experts.*"
-            ".hook_post' shows them; decompositions take the layer as a whole with expand_neurons=False"
+            f"the neurons of layer {layer} belong to experts, each of which processes only some tokens: see 'blocks.{layer}"
+            ".mlp.experts.*.hook_post', or decompose by whole layers with expand_neurons=False"
         )
-    way = writer(model, cache, layer, "ln2_post", pos)
-    acts = way.divided(pos.apply(cache[f"blocks.{layer}.mlp.hook_post"], -2))
-    rows = way.direction(neurons.apply(model.blocks[layer].mlp.W_out.detach().to(acts), 0))
+    post_norm = output_norm(model, cache, layer, "ln2_post", pos)
+    acts = post_norm.divide(pos.apply(cache[f"blocks.{layer}.mlp.hook_post"], -2))
+    rows = post_norm.project(neurons.apply(model.blocks[layer].mlp.W_out.detach().to(acts), 0))
     if norm is not None:
-        acts, rows = norm.divided(acts), norm.direction(rows)
+        acts, rows = norm.divide(acts), norm.project(rows)
     acts = neurons.apply(acts, -1)
     if project_output_onto is None:
         return acts[..., None] * rows
@@ -349,12 +270,12 @@ def stack_neuron_results(
     project_output_onto: Tensor | None = None,
 ) -> tuple[Projected, list[str]]:
     """What each neuron before a layer added to the stream."""
-    layer, pos = layer_bound(model, layer), _slice(pos_slice)
-    norm = reader(model, cache, layer, False, pos) if apply_ln else None
-    bound, neurons = _sum_bound(model, layer), Slice.unwrap(neuron_slice)
+    layer, pos = layer_bound(model, layer), as_slice(pos_slice)
+    norm = input_norm(model, cache, layer, False, pos) if apply_ln else None
+    bound, neurons = sum_bound(model, layer), Slice.unwrap(neuron_slice)
     parts, labels = _neurons(model, cache, bound, neurons, pos, project_output_onto, norm)
     if not parts or incl_remainder:
-        whole = _finished(pos.apply(stream(model, cache, layer), -2), norm, project_output_onto)
+        whole = _normed_and_projected(pos.apply(stream(model, cache, layer), -2), norm, project_output_onto)
         rest = whole - sum(part.sum(0) for part in parts)
         parts.append(rest[None] if incl_remainder else whole.new_empty(0, *whole.shape))
         labels += ["remainder"] if incl_remainder else []
@@ -370,7 +291,7 @@ def _neurons(
     project: Tensor | None,
     norm: FixedNorm | None,
 ) -> tuple[list[Projected], list[str]]:
-    """The neurons of each layer before a bound as a stack, and the labels of all."""
+    """One stack of neurons for each layer before a bound, and the labels of all."""
     parts, labels = [], []
     neuron_axis = -1 if project is not None and project.ndim == 1 else -2
     for i in range(bound):
@@ -382,8 +303,8 @@ def _neurons(
     return parts, labels
 
 
-def _finished(stack: Tensor, norm: FixedNorm | None, project: Tensor | None) -> Tensor:
-    """Vectors in the stream as the caller wants them: read by a norm, and projected."""
+def _normed_and_projected(stack: Tensor, norm: FixedNorm | None, project: Tensor | None) -> Tensor:
+    """The stack after a norm and a projection, each of which may be None."""
     stack = stack if norm is None else norm(stack)
     return stack if project is None else _projected(stack, project)
 
@@ -412,13 +333,13 @@ def get_full_resid_decomposition(
     pos_slice: Part = None,
     project_output_onto: Tensor | None = None,
 ) -> tuple[Projected, list[str]]:
-    """Heads, mixers, neurons (or MLPs), embeddings and biases: parts that sum to the stream at a layer."""
-    layer, pos = layer_bound(model, layer), _slice(pos_slice)
-    norm = reader(model, cache, layer, mlp_input, pos) if apply_ln else None
-    embeds = {label: pos.apply(cache[site], -2) for label, site in _embeddings(model).items()}
+    """Heads, mixers, neurons (or MLPs), embeddings and biases, which sum to the stream at a layer."""
+    layer, pos = layer_bound(model, layer), as_slice(pos_slice)
+    norm = input_norm(model, cache, layer, mlp_input, pos) if apply_ln else None
+    embeds = {label: pos.apply(cache[site], -2) for label, site in embedding_sites(model).items()}
     like = embeds["embed"]
 
-    bound = _sum_bound(model, layer, mlp_input)
+    bound = sum_bound(model, layer, mlp_input)
     stack, labels = _heads(model, cache, bound, pos, lambda: like)
     mixers = [i for i in range(bound) if isinstance(model.blocks[i], MixerPart)]
     labels += [f"{i}_mixer_out" for i in mixers]
@@ -430,21 +351,21 @@ def get_full_resid_decomposition(
         mlps, more = decompose_resid(model, cache, layer, False, "mlp", False, pos, incl_embeds=False)
         stack = torch.cat([stack, mlps])
     rest = embeds | {"bias": biases(model, cache, layer, mlp_input, expand_neurons, pos, like)}
-    stack = _finished(stack, norm, project_output_onto)
-    last = _finished(torch.stack(list(rest.values())), norm, project_output_onto)
+    stack = _normed_and_projected(stack, norm, project_output_onto)
+    last = _normed_and_projected(torch.stack(list(rest.values())), norm, project_output_onto)
     return torch.cat([stack, *neurons, last]), [*labels, *more, *rest]
 
 
 def biases(
     model: Any, cache: Cache, layer: int, mlp_input: bool, include_mlp_biases: bool, pos: Slice, like: Vectors
 ) -> Vectors:
-    """The output biases of sublayers, and those of the norms after them, as they arrived in the stream."""
+    """The sum of the output biases of sublayers and of the norms after them, as added to the stream."""
     total = torch.zeros_like(like)
-    for i in range(_attention_bound(model, layer, mlp_input)):
+    for i in range(attention_bound(model, layer, mlp_input)):
         block = model.blocks[i]
-        if isinstance(block, AttentionPart):  # what a mixer adds is shown whole, with its bias
-            total = total + writer(model, cache, i, "ln1_post", pos).output(block.attn.b_O, like)
+        if isinstance(block, AttentionPart):  # the output of a mixer is one component, which includes its bias
+            total = total + output_norm(model, cache, i, "ln1_post", pos).bias_in_stream(block.attn.b_O, like)
         if include_mlp_biases and i < layer and isinstance(block, MLPPart):
             mlp: Any = block.mlp
-            total = total + writer(model, cache, i, "ln2_post", pos).output(mlp.b_out, like)
+            total = total + output_norm(model, cache, i, "ln2_post", pos).bias_in_stream(mlp.b_out, like)
     return total

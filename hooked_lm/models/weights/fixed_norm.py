@@ -1,4 +1,4 @@
-"""Norms with the divisor they had in a run. So held, a norm is a linear map, and a sum can be taken apart after it."""
+"""Norms with the scale of a run held fixed, which makes them linear maps that apply to each component of a sum."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,9 +15,9 @@ Vectors = Float[Tensor, "*lead d_model"]
 
 
 class FixedNorm:
-    """A norm with the divisor it had in a run: a linear map, `direction(x) / scale`, but for the norm's bias.
+    """A norm with the scale of a run held fixed: the linear map `project(x) / scale`, without the norm's bias.
 
-    The map covers the norm's weight only where `gain` says so: `hook_normalized` stands before it.
+    Includes the norm's weight only if `gain`: `hook_normalized` is before the weight.
     """
 
     def __init__(
@@ -35,34 +35,34 @@ class FixedNorm:
         if isinstance(norm, (LayerNorm, RMSNorm)):
             self.scale = pos.apply(cache[f"{name}.hook_scale"], -2)
         elif not isinstance(norm, nn.Identity):
-            raise TypeError(f"'{name}' is a {type(norm).__name__}: only a LayerNorm or RMSNorm can be taken apart")
+            raise TypeError(f"'{name}' is a {type(norm).__name__}: only a LayerNorm or RMSNorm can be linearised")
 
-    def direction(self, x: Vectors) -> Vectors:
-        """The part of the map that is the same at all positions."""
+    def project(self, x: Vectors) -> Vectors:
+        """Centres `x` (LayerNorm) and multiplies by weight and factor: the part that is the same at all positions."""
         if isinstance(self.norm, LayerNorm):
             x = x - x.mean(-1, keepdim=True)
         if self.gain is not None:
             x = (x * self.gain.to(x.device)).to(x.dtype)
         return x if self.factor == 1.0 else x * self.factor
 
-    def divided(self, x: Float[Tensor, "*lead n"], extra_axes: int = 0) -> Float[Tensor, "*lead n"]:
-        """The part that is not; `extra_axes` are between the positions and the last axis of `x`."""
+    def divide(self, x: Float[Tensor, "*lead n"], extra_axes: int = 0) -> Float[Tensor, "*lead n"]:
+        """Divides by the scale of each position; `extra_axes` counts axes of `x` between the position and the last."""
         if self.scale is None:
             return x
         scale = self.scale.reshape(*self.scale.shape[:-1], *[1] * extra_axes, 1)
         return (x / scale).to(x.dtype)
 
     def __call__(self, x: Vectors, extra_axes: int = 0) -> Vectors:
-        return self.divided(self.direction(x), extra_axes)
+        return self.divide(self.project(x), extra_axes)
 
-    def output(self, b: Float[Tensor, " d_model"] | None, like: Vectors) -> Vectors:
-        """What arrives in the stream where the sublayer's bias is `b`: the norm's own bias included."""
+    def bias_in_stream(self, b: Float[Tensor, " d_model"] | None, like: Vectors) -> Vectors:
+        """What a sublayer's bias `b` and the norm's bias add to the stream, shaped as `like`."""
         out = torch.zeros_like(like) if b is None else self(b.detach().to(like).expand_as(like))
         shift = self.norm.shift() if isinstance(self.norm, LayerNorm) else None
         return out if shift is None else out + self.factor * shift.detach().to(like)
 
 
 def norm_gain(norm: nn.Module) -> Float[Tensor, " d_model"] | None:
-    """What a norm multiplies the normalised value by; None for nothing."""
+    """The weight by which a norm multiplies the normalized value; None if it has none."""
     gain = norm.gain() if isinstance(norm, (LayerNorm, RMSNorm)) else None
     return None if gain is None else gain.detach()

@@ -1,9 +1,8 @@
-"""Rewrites of a decoder's weights that leave its predictions as they are and make its parts easier to compare.
+"""Rewrites of a decoder's weights that preserve its predictions and make its components easier to compare.
 
-Each rewrite works in place on what the modules are, one tensor at a time, in fp32 or better. The memory of a mapped
-checkpoint is private to the process: what is edited becomes the process's own, the file stays as it was. What is done is
-recorded in `cfg.processed` and done once only; where a rewrite would change the predictions it is left out, and the
-log says so.
+Each rewrite works in place, one tensor at a time, in fp32 or wider. A memory-mapped checkpoint file is not changed: its
+pages are copied on write. `cfg.processed` records each rewrite, so that it is applied once. A rewrite that would change
+the predictions is skipped, with a log message.
 """
 
 import logging
@@ -32,11 +31,11 @@ from hooked_lm.models.weights.state import load_state, make_biases, sync_config
 logger = logging.getLogger(__name__)
 
 Rewrite = Callable[[Any], bool]
-Reader = tuple[nn.Module, str, str]  # a module, and the names of its weight and bias
+InputWeight = tuple[nn.Module, str, str]  # a module, and the names of its weight and bias
 
 
 def _once(rewrite: Rewrite) -> Callable[[Any], None]:
-    """The rewrite without gradients, recorded, and skipped if it is recorded already."""
+    """Wraps a rewrite: no gradients, recorded in `cfg.processed`, skipped if recorded already."""
 
     @wraps(rewrite)
     @torch.no_grad()
@@ -53,13 +52,12 @@ def _once(rewrite: Rewrite) -> Callable[[Any], None]:
 
 @_once
 def fold_ln(model: Any) -> bool:
-    """Move the weight and bias of each norm into the weights that read its output.
+    """Folds the weight and bias of each norm into the weights that read its output.
 
-    `(x w + b) W + c` becomes `x (w W) + (b W + c)`. What follows a LayerNorm reads vectors of mean zero, so `w W`
-    also loses its mean over the axis it reads. The norms keep neither weight nor bias ("LNPre", "RMSPre"); biases
-    are made where there were none, and a tied unembedding gets a `W_U` of its own. Norms after a sublayer, and those
-    of queries and keys, stay: nothing linear follows them alone. So does `ln1` of a shortformer model, whose position
-    embeddings join between norm and weights.
+    `(x w + b) W + c` becomes `x (w W) + (b W + c)`. The output of a LayerNorm has mean zero, so `w W` is also centred over
+    its input axis. The norms lose weight and bias ("LNPre", "RMSPre"); missing biases are created, and a tied unembedding
+    is untied. Not folded: norms after a sublayer and those of queries and keys, which no linear map follows directly, and
+    `ln1` of a shortformer model, where position embeddings are added after the norm.
     """
     done = False
     for block in model.blocks:
@@ -73,29 +71,29 @@ def fold_ln(model: Any) -> bool:
         model.untie()
         done |= _fold_norm(final, [(model.unembed, "W_U", "b_U")])
     if model.cfg.tree.shortformer:
-        logger.info("fold_ln: ln1 stays as it is, position embeddings are added behind it")
-    if "fold_value_biases" in model.cfg.processed:  # the norms' biases have gone into new ones
+        logger.info("fold_ln: ln1 is not folded, because position embeddings are added after it")
+    if "fold_value_biases" in model.cfg.processed:  # the norms' biases have been added to the value biases
         _move_value_biases(model)
     return done
 
 
 @_once
 def center_writing_weights(model: Any) -> bool:
-    """Take the mean over d_model out of everything that is added to the stream.
+    """Subtracts the mean over d_model from everything that is added to the stream.
 
-    `W <- W - mean(W)` over the last axis of `W_E`, `W_pos`, `W_O`, `b_O`, `W_out` and `b_out`: no LayerNorm sees that
-    mean. So it is right only if each reader of the stream is a LayerNorm; with an RMSNorm anywhere, or no norm,
-    nothing is done. A sublayer with a norm after it does not write its own output, and keeps its weights.
+    `W <- W - mean(W)` over the last axis of `W_E`, `W_pos`, `W_O`, `b_O`, `W_out` and `b_out`. LayerNorm is invariant to
+    this mean, so nothing is done unless every reader of the stream is a LayerNorm. The weights of a sublayer with a norm
+    after it are unchanged, because its output is not added to the stream directly.
     """
     blocks = list(model.blocks)
     norms = [[getattr(block, name) for name, _ in norm_readers(block)] for block in blocks]
     readers = [norm_of(model, "ln_final"), *(norm for of_block in norms for norm in of_block)]
     if not all(norms) or not all(isinstance(norm, LayerNorm) for norm in readers):
-        logger.info("center_writing_weights: skipped, not everything reads the stream through a LayerNorm")
+        logger.info("center_writing_weights: skipped, because not every reader of the stream is a LayerNorm")
         return False
     if _replaced_points(model):
         logger.info(
-            "center_writing_weights: skipped, %s is no hook point and may do anything", _replaced_points(model)[0]
+            "center_writing_weights: skipped, because %s was replaced by another module", _replaced_points(model)[0]
         )
         return False
     model.untie()
@@ -104,24 +102,24 @@ def center_writing_weights(model: Any) -> bool:
         _center(*output_weights(model.pos_embed))
     for block in blocks:
         if isinstance(norm_of(block, "ln1_post"), nn.Identity):
-            _center(*_writers(block.mixer if isinstance(block, MixerPart) else block.attn))
+            _center(*_output_weights(block.mixer if isinstance(block, MixerPart) else block.attn))
         if isinstance(block, MLPPart) and isinstance(norm_of(block, "ln2_post"), nn.Identity):
-            _center(*_writers(block.mlp))
+            _center(*_output_weights(block.mlp))
     return True
 
 
 @_once
 def center_unembed(model: Any) -> bool:
-    """Take the mean over the vocabulary out of the logits: `W_U <- W_U - mean(W_U)`, and `b_U` the same.
+    """Subtracts the mean over the vocabulary from the logits: `W_U <- W_U - mean(W_U)`, and likewise `b_U`.
 
-    A softmax does not see what all logits share, so log-probabilities stay. A soft cap does: then nothing is done. A
-    tied unembedding gets a `W_U` of its own.
+    Log-probabilities are invariant to a constant added to all logits. A soft cap is not: then nothing is done. A tied
+    unembedding is untied.
     """
     if not isinstance(model.unembed, Unembed):
-        logger.info("center_unembed: skipped, the unembedding was replaced")
+        logger.info("center_unembed: skipped, because the unembedding was replaced")
         return False
     if model.unembed.cfg.soft_cap is not None:
-        logger.info("center_unembed: skipped, the soft cap of the logits would see the difference")
+        logger.info("center_unembed: skipped, because the soft cap of the logits is not invariant to their mean")
         return False
     model.untie()
     _center(model.unembed.W_U, model.unembed.b_U)
@@ -130,31 +128,31 @@ def center_unembed(model: Any) -> bool:
 
 @_once
 def fold_value_biases(model: Any) -> bool:
-    """Move value biases into the output bias: `b_O <- b_O + sum over heads of b_V W_O`, and `b_V` is zero.
+    """Folds value biases into the output bias: `b_O <- b_O + sum over heads of b_V W_O`, and `b_V <- 0`.
 
-    An attention pattern sums to one, so a head passes its value bias on whatever it attends to. Where it does not (with
-    sinks), or where values or what is mixed are clipped or normalised, nothing is done.
+    Valid because an attention pattern sums to one. Nothing is done for attention with sinks, whose pattern does not, or
+    with values or outputs that are clipped or normalised.
     """
     if _replaced_points(model):
-        logger.info("fold_value_biases: skipped, %s is no hook point and may do anything", _replaced_points(model)[0])
+        logger.info("fold_value_biases: skipped, because %s was replaced by another module", _replaced_points(model)[0])
         return False
     return _move_value_biases(model)
 
 
 @_once
 def refactor_factored_attn_matrices(model: Any) -> bool:
-    """Choose other factors of the same products `W_Q W_K^T` and `W_V W_O`, from their singular values.
+    """Refactors the products `W_Q W_K^T` and `W_V W_O` by their singular value decompositions.
 
     With `W_V W_O = U S V^T`: `W_V = U S` and `W_O = V^T`, whose rows are orthonormal, after the value biases are
     folded. With `[W_Q; b_Q] [W_K; b_K]^T = U S V^T`: `U sqrt(S)` and `V sqrt(S)`. Query heads that share keys and
-    values are factored together. Raises ValueError where queries and keys, or values and outputs, meet through a
-    rotation, a norm, clipping or a sink: their product is then no such matrix.
+    values are factored together. Raises ValueError for attention with rotary positions, norms or clipping between the two
+    factors, or with sinks.
     """
     attentions = _attentions(model)
     if any(a.cfg.rotary is not None or a.cfg.qk_norm is not None or not a.is_linear_in_values for a in attentions):
         raise ValueError(
-            "refactor_factored_attn_matrices needs scores that are a product of W_Q and W_K, and outputs that are one of "
-            "W_V and W_O; this model turns, normalises or clips what is in between, or has sinks. Leave it out."
+            "refactor_factored_attn_matrices needs scores that depend only on W_Q W_K^T, and outputs that depend only on "
+            "W_V W_O; this model rotates, normalises or clips in between, or has sinks. Omit this option."
         )
     _move_value_biases(model)
     for attn in attentions:
@@ -180,9 +178,9 @@ def process_weights(
     fold_value_biases: bool = True,
     refactor_factored_attn_matrices: bool = False,
 ) -> None:
-    """Apply the rewrites that are asked for, in this order, in place; see the function of each name.
+    """Applies the selected rewrites in place, in this order; see the function of each name.
 
-    Log-probabilities stay as they are, and without `center_unembed` logits too.
+    Log-probabilities are unchanged; without `center_unembed` so are logits.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained_no_processing("demo")
@@ -191,24 +189,24 @@ def process_weights(
     >>> bool((model("Mary went home").log_softmax(-1) - before).abs().max() < 1e-3)
     True
     """
-    wanted = (
+    selected = (
         fold_ln,
         center_writing_weights,
         center_unembed,
         fold_value_biases,
         refactor_factored_attn_matrices,
     )
-    for rewrite in compress(REWRITES, wanted):
+    for rewrite in compress(REWRITES, selected):
         rewrite(model)
 
 
 def _attentions(model: Any) -> list[Attention]:
-    """The attentions whose weights are one matrix for each of queries, keys, values and outputs."""
+    """The attention modules with one weight each for queries, keys, values and outputs."""
     return [block.attn for block in model.blocks if isinstance(getattr(block, "attn", None), Attention)]
 
 
 def _move_value_biases(model: Any) -> bool:
-    """Value biases into output biases, wherever there are any."""
+    """Adds value biases to output biases and zeroes them; whether there were any."""
     done = False
     for attn in _attentions(model):
         if attn.is_linear_in_values and attn.b_V is not None:
@@ -222,8 +220,8 @@ def _move_value_biases(model: Any) -> bool:
 def _refactor_values(attn: Any) -> None:
     n_kv, (d_head, d_model) = attn.cfg.n_kv, attn.W_O.shape[1:]
     outputs = _working(attn.W_O).view(n_kv, -1, d_head, d_model)
-    together = outputs.transpose(1, 2).flatten(2)  # [kv_head, d_head, the group's d_models]
-    U, S, V = FactoredMatrix(_working(attn.W_V), together).svd()
+    grouped = outputs.transpose(1, 2).flatten(2)  # [kv_head, d_head, heads of the group x d_model]
+    U, S, V = FactoredMatrix(_working(attn.W_V), grouped).svd()
     _set(attn.W_V, U * S[:, None])
     _set(attn.W_O, V.mT.reshape(n_kv, d_head, -1, d_model).transpose(1, 2).flatten(0, 1))
 
@@ -235,8 +233,8 @@ def _refactor_queries(attn: Any) -> None:
         queries = torch.cat([queries, _working(attn.b_Q)[:, None]], 1)
         keys = torch.cat([keys, _working(attn.b_K)[:, None]], 1)
     rows = queries.shape[1]
-    together = queries.reshape(n_kv, -1, d_head)  # [kv_head, the group's d_models, d_head]
-    U, S, V = FactoredMatrix(together, keys.mT).svd()
+    grouped = queries.reshape(n_kv, -1, d_head)  # [kv_head, heads of the group x rows, d_head]
+    U, S, V = FactoredMatrix(grouped, keys.mT).svd()
     queries = (U * S.sqrt()[:, None]).reshape(-1, rows, d_head)
     keys = V * S.sqrt()[:, None]
     if attn.b_Q is not None:
@@ -251,13 +249,13 @@ def _refactor_queries(attn: Any) -> None:
 
 
 def _working(weight: Tensor) -> Tensor:
-    """The values in at least fp32, to compute with: the weight's own memory where it is that already."""
+    """The values in fp32 or wider; shares memory with the weight if that is its dtype."""
     return wide(weight.detach())
 
 
 @contextmanager
 def _edited(weight: Tensor) -> Iterator[Tensor]:
-    """The same to edit in place; what is edited arrives in the weight."""
+    """Yields the values in fp32 or wider to edit in place, and writes them back to the weight."""
     work = _working(weight)
     yield work
     if work.dtype != weight.dtype:
@@ -265,12 +263,12 @@ def _edited(weight: Tensor) -> Iterator[Tensor]:
 
 
 def _set(weight: Tensor, value: Tensor) -> None:
-    """Other values for a parameter, in its own memory, dtype and order of strides."""
+    """Copies values into a parameter, which keeps its memory, dtype and strides."""
     weight.detach().copy_(value)
 
 
-def _fold_norm(norm: Any, readers: Iterable[Reader]) -> bool:
-    """Fold a norm into its readers, whose weights are [..., in, out]; False if there is no norm."""
+def _fold_norm(norm: Any, readers: Iterable[InputWeight]) -> bool:
+    """Folds a norm into the weights [..., in, out] that read it; False if there is no norm."""
     if type(norm) not in (LayerNorm, RMSNorm):
         return False
     layer_norm: bool = isinstance(norm, LayerNorm)
@@ -290,17 +288,17 @@ def _fold_norm(norm: Any, readers: Iterable[Reader]) -> bool:
 
 
 def _replaced_points(model: nn.Module) -> list[str]:
-    """The places of hook points where somebody put another module."""
+    """The names of hook points that were replaced by other modules."""
     modules = model.named_modules()
     return [n for n, m in modules if n.rpartition(".")[2].startswith("hook_") and not isinstance(m, HookPoint)]
 
 
-def _writers(module: nn.Module) -> list[Tensor]:
+def _output_weights(module: nn.Module) -> list[Tensor]:
     return output_weights(module) if is_known(module) else []
 
 
 def _center(*weights: Tensor | None) -> None:
-    """Take the mean over the last axis out of each; None is passed over."""
+    """Subtracts from each weight its mean over the last axis; skips None."""
     for weight in weights:
         if weight is not None:
             with _edited(weight) as values:
@@ -308,7 +306,7 @@ def _center(*weights: Tensor | None) -> None:
 
 
 def _add(module: Any, name: str, value: Tensor) -> None:
-    """Add to a bias, which is made if there is none."""
+    """Adds a value to a bias, which is created if absent."""
     if getattr(module, name) is None:
         make_biases(module, name)
     bias = getattr(module, name)
@@ -328,7 +326,7 @@ class FoldMethods:
         center_unembed: bool = True,
         refactor_factored_attn_matrices: bool = False,
     ) -> None:
-        """Rewrite the weights in place, value biases included; see `hooked_lm.models.weights.fold.process_weights`.
+        """Rewrites the weights in place, and folds value biases; see `hooked_lm.models.weights.fold.process_weights`.
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained_no_processing("demo")
@@ -353,7 +351,7 @@ class FoldMethods:
         fold_value_biases: bool = True,
         refactor_factored_attn_matrices: bool = False,
     ) -> None:
-        """Load weights, also those that were saved elsewhere, and rewrite them; see `load_state`, `process_weights`.
+        """Loads weights (also of other libraries) and rewrites them; see `load_state` and `process_weights`.
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained_no_processing("demo")

@@ -1,4 +1,4 @@
-"""Dictionaries of weights that other libraries wrote, in our names."""
+"""Converts state dicts of other libraries to our names."""
 
 import re
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from torch import Tensor
 
 from hooked_lm.components.blocks.parallel import SharedNormBlock
 
-# What is saved beside the weights.
+# Endings of buffers that other libraries save with the weights; ignored.
 TABLES = (".mask", ".IGNORE", ".rotary_sin", ".rotary_cos", ".alibi")
 
-# Patterns of names, ours, and whether the matrix is the other way round there.
+# Pattern of their name, our name, and whether their matrix is transposed.
 NAMES = [
     (re.compile(r"\._([Wb]_[KV])$"), r".\1", False),  # grouped keys and values
     (re.compile(r"(\.experts\.\d+\.W_(?:in|out|gate))\.weight$"), r"\1", True),
@@ -24,11 +24,10 @@ NAMES = [
 
 
 def in_our_names(model: Any, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A dictionary that may have been saved elsewhere, in the names and meanings of this model.
+    """Converts a state dict, which may be of another library, to the names and conventions of this model.
 
-    Tables (masks, rotary angles) are passed over, and so are biases of zeros that the model does not have, and the
-    position embedding that others keep in alibi models without reading it. A gated MLP that has `b_in` and no `b_gate`
-    adds it after the product: there it is a part of the output, and goes into `b_out`.
+    Drops buffers (masks, rotary angles), all-zero biases that the model lacks, and the unused position embedding of alibi
+    models. The `b_in` of a gated MLP without `b_gate` is added after the product there, so it is folded into `b_out`.
     """
     given = dict(_renamed(name, value) for name, value in state_dict.items() if not name.endswith(TABLES))
     for name in [name for name in given if name.endswith(".mlp.W_gate")]:
@@ -40,14 +39,14 @@ def in_our_names(model: Any, state_dict: Mapping[str, Tensor]) -> dict[str, Tens
     if model.cfg.positional_embedding_type == "alibi":
         given.pop("pos_embed.W_pos", None)
     for name in given.keys() & own.keys():
-        as_many = given[name].numel() == own[name].numel()
-        if as_many and (own[name].numel() == 1 or "_norm." in name):  # a number, or heads, with or without an axis
+        same_size = given[name].numel() == own[name].numel()
+        if same_size and (own[name].numel() == 1 or "_norm." in name):  # scalars and head axes may have another shape
             given[name] = given[name].reshape(own[name].shape)
     return {name: value for name, value in given.items() if name in own or not _is_zero_bias(name, value)}
 
 
 def _share_norms(model: Any, given: dict[str, Tensor]) -> None:
-    """Leave out the second of two equal norms where a block has one for both."""
+    """Drops the second of two equal norms if the block has a single shared one."""
     for prefix, block in model.named_modules():
         for leaf in "wb" if isinstance(block, SharedNormBlock) else "":
             first, second = given.get(f"{prefix}.ln1.{leaf}"), given.get(f"{prefix}.ln2.{leaf}")
@@ -56,9 +55,9 @@ def _share_norms(model: Any, given: dict[str, Tensor]) -> None:
 
 
 def _renamed(name: str, value: Tensor) -> tuple[str, Tensor]:
-    for pattern, ours, is_turned in NAMES:
+    for pattern, ours, is_transposed in NAMES:
         if pattern.search(name):
-            return pattern.sub(ours, name), value.T if is_turned else value
+            return pattern.sub(ours, name), value.T if is_transposed else value
     return name, value
 
 
@@ -71,7 +70,7 @@ def _bias_into_output(given: dict[str, Tensor], mlp: str) -> None:
 
 
 def _interleave(given: dict[str, Tensor], leaf: str) -> None:
-    """Gate and linear branch into the even and the odd outputs of one weight, where a model keeps them so."""
+    """Joins gate and linear branch into one weight, as its even and odd outputs."""
     if leaf + "gate" in given and leaf + "in" in given:
         given[leaf + "gate_in"] = torch.stack([given.pop(leaf + "gate"), given.pop(leaf + "in")], -1).flatten(-2)
 

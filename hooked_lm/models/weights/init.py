@@ -1,4 +1,4 @@
-"""Random weights for a new model: with a seed from a generator of its own, without one from torch's."""
+"""Random initial weights of a new model."""
 
 import math
 from collections.abc import Callable
@@ -9,14 +9,13 @@ from torch import Tensor, nn
 
 
 def init_weights(model: nn.Module, cfg: Any) -> None:
-    """Fill every weight matrix as `cfg.init_mode` says; biases and norms keep their zeros and ones.
+    """Initializes every weight matrix according to `cfg.init_mode`; biases stay zeros and norms ones.
 
-    "gpt2": normal with `cfg.initializer_range`. "xavier_uniform", "xavier_normal" (Glorot and Bengio 2010) and
-    "kaiming_uniform", "kaiming_normal" (He et al. 2015) scale by the widths of each matrix, times the range as a gain.
-    "muP" is normal with the range for embeddings, range / sqrt(fan in) for hidden weights and range / fan in for the
-    unembedding (Yang et al. 2022,
-    arXiv:2203.03466). With `cfg.seed` the same numbers come every time, and torch's generator is left as it is; without,
-    numbers come from that, so that `torch.manual_seed` before decides them.
+    "gpt2": normal with standard deviation `cfg.initializer_range`. "xavier_uniform", "xavier_normal" (Glorot and Bengio
+    2010), "kaiming_uniform", "kaiming_normal" (He et al. 2015): scaled by the widths of each matrix, with the range as
+    gain. "muP" (Yang et al. 2022, arXiv:2203.03466): normal with the range for embeddings, range / sqrt(fan in) for hidden
+    weights and range / fan in for the unembedding. With `cfg.seed` the weights are drawn from a separate generator with
+    that seed, otherwise from torch's global generator.
     """
     fill = _FILLS.get(cfg.init_mode)
     if fill is None:
@@ -28,14 +27,14 @@ def init_weights(model: nn.Module, cfg: Any) -> None:
         if weight.device not in generators:
             seeded = None if cfg.seed is None else torch.Generator(weight.device).manual_seed(cfg.seed)
             generators[weight.device] = seeded
-        with torch.no_grad():  # in the order of its axes, whatever its layout in memory
+        with torch.no_grad():  # drawn contiguously, so that the numbers do not depend on the memory layout
             drawn = torch.empty_like(weight, memory_format=torch.contiguous_format)
             fill(name, drawn, cfg.initializer_range, generators[weight.device])
             weight.copy_(drawn)
 
 
 def _fan_in(name: str, weight: Tensor) -> int:
-    """What one output sums over: for W_O heads times d_head, otherwise the axis before the last."""
+    """The number of inputs of one output: heads x d_head for W_O, otherwise the second last axis."""
     return weight.shape[0] * weight.shape[1] if name.endswith("W_O") else weight.shape[-2]
 
 

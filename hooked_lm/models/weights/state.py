@@ -1,4 +1,4 @@
-"""The weights of a decoder as a dictionary, and which of them there are: norms and biases may come and go."""
+"""Loads state dicts whose norms and biases differ from the model's, and keeps the config in step with the modules."""
 
 from collections.abc import Mapping
 from copy import copy
@@ -19,7 +19,7 @@ from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import RMSNorm, norm_of
 from hooked_lm.models.weights.foreign_state_dict import TABLES, in_our_names
 
-# A config has one flag for all the biases of a group: flag -> bias and weight of each.
+# Config flag -> {bias: its weight}; one flag covers all biases of a group.
 BIASES = {
     "qkv_bias": {"b_Q": "W_Q", "b_K": "W_K", "b_V": "W_V"},
     "out_bias": {"b_O": "W_O"},
@@ -31,12 +31,11 @@ BIASES = {
 
 
 def load_state(model: Any, state_dict: dict[str, Tensor]) -> None:
-    """Load a dictionary of weights, also one that was saved elsewhere; nothing counts as processed afterwards.
+    """Loads a state dict, also one of another library (see `in_our_names`), and clears `cfg.processed`.
 
-    Names and tables of other libraries are understood, see `in_our_names`. A norm or bias follows the dictionary: absent
-    there it becomes an identity or zeros; absent here it is made, unless it is all zeros. A `W_U` that differs from `W_E`
-    unties, one instead of its factors takes their place. Raises ValueError, before anything is changed, for other names
-    that are missing or too many, and for shapes that differ.
+    Norms and biases follow the state dict: those absent from it become identities or zeros; those absent from the model
+    are created, unless all zeros. A `W_U` that differs from `W_E` unties the unembedding, and replaces a factored one.
+    Raises ValueError, before any change, for other missing or unexpected names and for different shapes.
     """
     given = in_our_names(model, state_dict)
     _check_fit(model, given)
@@ -48,16 +47,16 @@ def load_state(model: Any, state_dict: dict[str, Tensor]) -> None:
         model.untie()
     for name, module in model.named_modules():
         if isinstance(module, (LayerNorm, RMSNorm)):
-            _follow_norm(module, f"{name}.", given, model.embed.W_E)
+            _match_norm(module, f"{name}.", given, model.embed.W_E)
         elif module is not model:
-            _follow_biases(module, f"{name}.", given)
+            _match_biases(module, f"{name}.", given)
     sync_config(model)
     model.cfg.processed = ()
     model.load_state_dict(given)
 
 
 def _check_fit(model: Any, given: Mapping[str, Tensor]) -> None:
-    """Raises ValueError with all names and shapes in which a dictionary and a model do not fit."""
+    """Raises ValueError listing every name and shape of a state dict that does not fit the model."""
     own = {name: tuple(value.shape) for name, value in model.state_dict().items() if not name.endswith(TABLES)}
     if _has_product(model, given):
         own = {name: shape for name, shape in own.items() if name not in ("unembed.W_proj", "unembed.W_vocab")}
@@ -73,16 +72,16 @@ def _check_fit(model: Any, given: Mapping[str, Tensor]) -> None:
             problems.append(f"'{name}' is {tuple(value.shape)}, expected {known[name]}")
     if problems:
         shown = "".join(f"\n- {problem}" for problem in problems[:20])
-        raise ValueError(f"the weights do not fit the model, which was left as it is:{shown}")
+        raise ValueError(f"the weights do not fit the model, which was not changed:{shown}")
 
 
 def _has_product(model: Any, given: Mapping[str, Tensor]) -> bool:
-    """Whether a dictionary holds the product of what a factored unembedding keeps apart."""
+    """Whether a state dict has a single `W_U` for a model with a factored unembedding."""
     return isinstance(model.unembed, FactoredUnembed) and "unembed.W_U" in given
 
 
 def _optional_shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    """The weights that a dictionary may have or leave out: those of norms, biases, and a tied unembedding."""
+    """Name -> shape of the weights that a state dict may omit: norms, biases and a tied unembedding."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path, module in model.named_modules():
         if isinstance(module, (LayerNorm, RMSNorm)):
@@ -96,12 +95,12 @@ def _optional_shapes(model: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _bias_shape(weight: Tensor, name: str) -> tuple[int, ...]:
-    """One number for each output: every axis of the weight but the one it reads, for W_O the two."""
+    """The shape of a weight's bias: that of the weight without its input axis (for W_O, head and d_head)."""
     return tuple(weight.shape[-1:] if name == "b_O" else weight.shape[:-2] + weight.shape[-1:])
 
 
-def _follow_norm(norm: Any, prefix: str, given: dict[str, Tensor], like: Tensor) -> None:
-    """Make a norm and the dictionary agree on which of weight and bias there are; new ones have the dtype of `like`."""
+def _match_norm(norm: Any, prefix: str, given: dict[str, Tensor], like: Tensor) -> None:
+    """Gives norm and state dict the same parameters; new ones have dtype and device of `like`."""
     for name, flag in (("w", "weight"), ("b", "bias")):
         if prefix + name in given and getattr(norm.cfg, flag, None) is False:
             setattr(norm, name, nn.Parameter(like.new_empty(given[prefix + name].shape)))
@@ -111,8 +110,8 @@ def _follow_norm(norm: Any, prefix: str, given: dict[str, Tensor], like: Tensor)
         given.setdefault(prefix + name, torch.full_like(parameter, identity[name]))
 
 
-def _follow_biases(module: Any, prefix: str, given: dict[str, Tensor]) -> None:
-    """Make a module and the dictionary agree on which biases there are."""
+def _match_biases(module: Any, prefix: str, given: dict[str, Tensor]) -> None:
+    """Gives module and state dict the same biases."""
     for name in (bias for group in BIASES.values() for bias in group):
         if prefix + name in given and getattr(module, name, True) is None:
             if given[prefix + name].any():
@@ -124,7 +123,7 @@ def _follow_biases(module: Any, prefix: str, given: dict[str, Tensor]) -> None:
 
 
 def make_biases(module: Any, name: str) -> None:
-    """Give a module that bias, and the others of the same config flag, as zeros."""
+    """Creates a bias of zeros, and the others of the same config flag."""
     flag, group = next((flag, group) for flag, group in BIASES.items() if name in group)
     for bias, weight_name in group.items():
         if hasattr(module, weight_name) and getattr(module, bias, True) is None:
@@ -136,33 +135,33 @@ def make_biases(module: Any, name: str) -> None:
 
 
 def sync_config(model: Any) -> None:
-    """Make the config tree, and the flat names that depend on it, say what the modules are now.
+    """Updates the config, tree and flat names, from the model's modules.
 
-    The model gets a config of its own: the one it was built from may build others. Where somebody put another module, it
-    says what stood there.
+    The model gets a copy of its config, which may be shared. A replaced module keeps the config of the original.
     """
-    own = [block for block in model.blocks if _is_ours(block)]
-    for block in own:
+    for block in filter(_has_config, model.blocks):
         norms = {name: m.cfg for name, m in block.named_children() if isinstance(m, (LayerNorm, RMSNorm))}
-        parts = {name: getattr(block, name).cfg for name in ("attn", "mixer") if _is_ours(getattr(block, name, None))}
-        parts |= {"mlp": _mlp_cfg(block.mlp)} if isinstance(block, MLPPart) and _is_ours(block.mlp) else {}
+        parts = {
+            name: getattr(block, name).cfg for name in ("attn", "mixer") if _has_config(getattr(block, name, None))
+        }
+        parts |= {"mlp": _mlp_cfg(block.mlp)} if isinstance(block, MLPPart) and _has_config(block.mlp) else {}
         block.cfg = replace(block.cfg, **parts, **norms)
     ln_final = norm_of(model, "ln_final")
     final = ln_final.cfg if isinstance(ln_final, (LayerNorm, RMSNorm)) else None
     before = zip(model.blocks, model.cfg.tree.blocks, strict=True)
-    blocks = tuple(block.cfg if _is_ours(block) else cfg for block, cfg in before)
+    blocks = tuple(block.cfg if _has_config(block) else cfg for block, cfg in before)
     if isinstance(norm := getattr(model.embed, "ln", None), (LayerNorm, RMSNorm)):
         model.embed.cfg = replace(model.embed.cfg, norm=norm.cfg)
     model.cfg = copy(model.cfg)
-    ends = {name: getattr(model, name).cfg for name in ("embed", "unembed") if _is_ours(getattr(model, name))}
-    if "unembed" in ends:  # the cap is the config's to say
+    ends = {name: getattr(model, name).cfg for name in ("embed", "unembed") if _has_config(getattr(model, name))}
+    if "unembed" in ends:  # the soft cap may be set on the config
         ends["unembed"] = replace(ends["unembed"], soft_cap=model.cfg.tree.unembed.soft_cap)
     model.cfg.adopt_tree(replace(model.cfg.tree, blocks=blocks, ln_final=final, **ends))
     model.cfg.seal()
 
 
-def _is_ours(module: Any) -> bool:
-    """Whether it says what it is made of; a foreign module in its place does not, and the config stays."""
+def _has_config(module: Any) -> bool:
+    """Whether a module is one of our components, with a config that builds it."""
     return hasattr(getattr(module, "cfg", None), "build")
 
 

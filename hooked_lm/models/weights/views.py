@@ -1,4 +1,4 @@
-"""The weights of a model stacked by layer, and what is read off them."""
+"""The weights of a model stacked by layer, and quantities derived from them."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
@@ -20,14 +20,14 @@ from hooked_lm.models.stack import Stack
 
 
 class NoView(AttributeError, ValueError):
-    """A weight that this model does not have in every layer, or not in one shape; so `hasattr` says no."""
+    """A weight that the model lacks in some layer or has in several shapes; an AttributeError, so `hasattr` is False."""
 
 
 class WeightViews:
-    """`model.W_Q` and its like: [layer, head, ...]. They are copies: to edit a weight, edit it in its block.
+    """`model.W_Q` and the like, [layer, head, ...]. They are copies: to edit a weight, edit it in its block.
 
-    An absent bias reads as zeros. Keys and values of grouped-query models are repeated, one for each query head. What cannot
-    be stacked raises NoView, an AttributeError that says why.
+    An absent bias is zeros. Keys and values of grouped-query models are repeated for each query head. A weight that cannot
+    be stacked raises NoView, an AttributeError with the reason.
     """
 
     cfg: Any
@@ -39,26 +39,26 @@ class WeightViews:
     parameters: Any
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """As for any module, but a block's norms come before its sublayers and its router at the end, as in the public
-        interface."""
+        """As `nn.Module.named_parameters`, but with a block's norms before its sublayers and its router last, the order
+        of `HookedTransformer`."""
         named = list(super().named_parameters(*args, **kwargs))  # type: ignore[misc]
-        first: dict[str, int] = {}  # where the parameters of a block begin
+        first: dict[str, int] = {}  # the index of a block's first parameter
 
-        def place(i: int) -> tuple[int, int]:
+        def order(i: int) -> tuple[int, int]:
             block, _, rest = named[i][0].rpartition("blocks.")[2].partition(".")
-            if not block.isdigit() or isinstance(self.blocks[int(block)], PostNormBlock):  # its norms follow
+            if not block.isdigit() or isinstance(self.blocks[int(block)], PostNormBlock):  # norms stay after sublayers
                 return i, 0
             part = rest.split(".")[0]
             is_router = rest in ("mlp.W_router", "mlp.b_router")
             return first.setdefault(block, i), 0 if part in ("ln1", "ln1_post", "ln2", "ln2_post") else 1 + is_router
 
-        yield from [named[i] for _, i in sorted((place(i), i) for i in range(len(named)))]
+        yield from [named[i] for _, i in sorted((order(i), i) for i in range(len(named)))]
 
     def _stack(self, read: Callable[[Any], Tensor]) -> Tensor:
         weights = [read(block) for block in self.blocks]
         if len({weight.shape for weight in weights}) > 1:
             raise NoView(
-                "the layers have weights of different shapes here, which cannot be stacked; read them layer by layer, as "
+                "this weight differs in shape between layers, so it cannot be stacked; read it layer by layer, as in "
                 f"model.{self.stacks[0].blocks}[0].mlp.W_in"
             )
         return torch.stack(weights)
@@ -70,24 +70,24 @@ class WeightViews:
         return weight.repeat_interleave(self.cfg.n_heads // weight.shape[0], 0)
 
     def _attention_weight(self, name: str, read: Callable[[Any], Tensor]) -> Tensor:
-        if without := [i for i, block in enumerate(self.blocks) if not isinstance(block, AttentionPart)]:
-            raise NoView(f"this model has no attention in blocks {without}, so {name} cannot be stacked by layer")
+        if lacking := [i for i, block in enumerate(self.blocks) if not isinstance(block, AttentionPart)]:
+            raise NoView(f"this model has no attention in blocks {lacking}, so {name} cannot be stacked by layer")
         weight = name.replace("b_", "W_")
         shapes = [tuple(w.shape) if (w := getattr(b.attn, weight, None)) is not None else None for b in self.blocks]
         if set(shapes) == {None}:
             has = ", ".join(n for n, _ in self.blocks[0].attn.named_parameters(recurse=False) if n.startswith("W_"))
             raise NoView(f"the attention of this model has no {weight} (it has {has}), so {name} cannot be stacked")
         if len(set(shapes)) > 1:
-            raise NoView(f"{weight} differs in shape from layer to layer, so {name} cannot be stacked: {shapes}")
+            raise NoView(f"{weight} differs in shape between layers, so {name} cannot be stacked: {shapes}")
         return self._stack(lambda block: read(block.attn))
 
     def _mlp_weight(self, name: str) -> Tensor:
-        if without := [i for i, block in enumerate(self.blocks) if not isinstance(block, (MLPPart, CrossPart))]:
-            raise NoView(f"this model has no MLPs in blocks {without}, so {name} cannot be stacked by layer")
+        if lacking := [i for i, block in enumerate(self.blocks) if not isinstance(block, (MLPPart, CrossPart))]:
+            raise NoView(f"this model has no MLPs in blocks {lacking}, so {name} cannot be stacked by layer")
         if sparse := [i for i, block in enumerate(self.blocks) if isinstance(block.mlp, MoE)]:
             raise NoView(
                 f"the MLPs of blocks {sparse} are mixtures of experts, so {name} cannot be stacked by layer; "
-                f"an expert has its own: model.blocks[{sparse[0]}].mlp.experts[0].{name}"
+                f"read it from an expert: model.blocks[{sparse[0]}].mlp.experts[0].{name}"
             )
 
         def read(block: Any) -> Tensor:
@@ -114,7 +114,7 @@ class WeightViews:
 
     @property
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
-        """The position embedding, that of the encoder beside a decoder; AttributeError where positions are not learned."""
+        """The position embedding (of the encoder in an encoder-decoder); AttributeError if positions are not learned."""
         return self._positions().table()
 
     def _positions(self) -> Any:
@@ -125,7 +125,7 @@ class WeightViews:
 
     @property
     def W_E_pos(self) -> Float[Tensor, "d_vocab_and_n_ctx d_model"]:
-        """Embedding and position embedding, one above the other."""
+        """Embedding and position embedding, concatenated."""
         return torch.cat([self.W_E, self.W_pos])
 
     @property
@@ -141,7 +141,7 @@ class WeightViews:
 
     def _unembed(self, name: str) -> Any:
         if self.unembed is None:
-            raise NoView(f"this checkpoint has no head over the vocabulary, so the model has no {name}")
+            raise NoView(f"this checkpoint has no language modelling head, so the model has no {name}")
         return self.unembed
 
     @property
@@ -192,7 +192,7 @@ class WeightViews:
 
     @property
     def W_gate(self) -> Float[Tensor, "layer d_model d_mlp"] | None:
-        """Gate weights of the MLPs; None where they are not gated."""
+        """Gate weights of the MLPs; None if they are not gated."""
         return self._mlp_weight("W_gate") if self.cfg.gated_mlp else None
 
     @property
@@ -212,23 +212,23 @@ class WeightViews:
 
     @property
     def QK(self) -> FactoredMatrix:
-        """`W_Q W_K^T` of every head, [layer, head, d_model, d_model]: which source a destination looks for."""
+        """`W_Q W_K^T` of every head, [layer, head, d_model, d_model]: destination and source residual to score."""
         return FactoredMatrix(self.W_Q, self.W_K.transpose(-2, -1))
 
     @property
     def OV(self) -> FactoredMatrix:
-        """`W_V W_O` of every head, [layer, head, d_model, d_model]: what a source writes where it is attended to."""
+        """`W_V W_O` of every head, [layer, head, d_model, d_model]: source residual to the output at the destination."""
         return FactoredMatrix(self.W_V, self.W_O)
 
     @property
     def n_params_total(self) -> int:
-        """All parameters, embeddings and biases included."""
+        """The number of parameters, including embeddings and biases."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def all_head_labels(self) -> list[str]:
-        """ "L0H0", "L0H1", ... in the order of `W_Q`; layers without attention have none.
+        """Returns "L0H0", "L0H1", ... in the order of `W_Q`, without layers that have no attention.
 
-        Beside a decoder the heads of an encoder are "EL0H0", ..., and those of the decoder "DL0H0", ...
+        In an encoder-decoder, the heads of the encoder are "EL0H0", ..., and those of the decoder "DL0H0", ...
         """
         return [
             f"{stack.label}L{layer}H{head}"
@@ -241,19 +241,19 @@ class WeightViews:
     def accumulated_bias(
         self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True
     ) -> Float[Tensor, " d_model"]:
-        """The sum of the output biases that are in the stream at the input of `layer` (n_layers: at the end).
+        """Returns the sum of the output biases added to the stream before `layer` (n_layers: before the final norm).
 
-        `mlp_input` stops at the input of that layer's MLP instead; `include_mlp_biases=False` counts attention and mixers only.
-        Raises ValueError for a model that normalises what its biases are added to: there is no constant sum then.
+        `mlp_input` includes the attention of that layer too; `include_mlp_biases=False` counts attention and mixers only.
+        Raises ValueError if a norm follows the biases, which then add no constant.
         """
         if len(self.stacks) > 1:
-            raise ValueError("the layers of an encoder-decoder write into two streams, so their biases have no one sum")
+            raise ValueError("an encoder-decoder has two residual streams, so its output biases have no single sum")
         n_layers = self.cfg.n_layers
         layer = n_layers if layer == n_layers and not mlp_input else checked_index(layer, n_layers, "layer")
         total = self._zeros(self.cfg.d_model)
         for i, block in enumerate(self.blocks[: layer + mlp_input]):
             if isinstance(block, PostNormBlock):
-                raise ValueError(f"block {i} normalises the stream itself, so it holds no constant sum of biases")
+                raise ValueError(f"block {i} normalises the stream itself, so its biases do not add a constant")
             if i < layer or not isinstance(block, ParallelBlock):
                 bias = block.mixer.b_out if isinstance(block, MixerPart) else block.attn.b_O
                 total = total + _constant(i, block, bias, norm_of(block, "ln1_post"))
@@ -263,18 +263,18 @@ class WeightViews:
         return total
 
     def all_composition_scores(self, mode: str) -> Float[Tensor, "layer head layer head"]:
-        """How much of what the first head writes the second reads through its queries ("Q"), keys ("K") or values ("V").
+        """Returns the composition score of every pair of heads, through queries ("Q"), keys ("K") or values ("V").
 
         `|OV1 M2| / (|OV1| |M2|)` in Frobenius norms (Elhage et al. 2021, A Mathematical Framework for Transformer
         Circuits); zero unless the second head's layer is later.
         """
         if len(self.stacks) > 1:
-            raise ValueError("the layers of an encoder-decoder write into two streams, so not all of them compose")
-        readers = {"Q": lambda: self.QK, "K": lambda: self.QK.T, "V": lambda: self.OV}
-        if mode not in readers:
+            raise ValueError("an encoder-decoder has two residual streams, so not all pairs of its heads compose")
+        input_maps = {"Q": lambda: self.QK, "K": lambda: self.QK.T, "V": lambda: self.OV}
+        if mode not in input_maps:
             raise ValueError(f"mode must be 'Q', 'K' or 'V', got {mode!r}")
-        left, right = self.OV, readers[mode]()
-        # what a rotation makes d_head wide has the same norm, and all pairs are then one product
+        left, right = self.OV, input_maps[mode]()
+        # factors collapsed to width d_head have the same norm as the full products, and give all pairs in one product
         products = torch.einsum("abhm,cdmk->abcdhk", left.collapse_l(), right.collapse_r())
         scores = products.norm(dim=(-2, -1)) / (left.norm()[:, :, None, None] * right.norm())
         layers = torch.arange(self.cfg.n_layers, device=scores.device)
@@ -282,7 +282,7 @@ class WeightViews:
 
 
 class EncoderWeightViews(WeightViews):
-    """The same of an encoder, whose embedding has parts: `W_E`, `W_pos` and `W_token_type` are as wide as the embedding."""
+    """Weight views of an encoder; `W_E`, `W_pos` and `W_token_type` have the width of the embedding."""
 
     def _positions(self) -> Any:
         if self.embed.pos_embed is None:
@@ -298,7 +298,7 @@ class EncoderWeightViews(WeightViews):
 
 
 class CrossWeightViews(WeightViews):
-    """The same of an encoder-decoder, by layers of the encoder and then of the decoder, and the weights of cross attention."""
+    """Weight views of an encoder-decoder: layers of the encoder, then of the decoder; and weights of cross attention."""
 
     encoder: Any
     decoder: Any
@@ -330,9 +330,9 @@ class CrossWeightViews(WeightViews):
 
 
 def _constant(layer: int, block: Any, bias: Tensor | None, post_norm: Any) -> Tensor | float:
-    """What a sublayer's bias adds to the stream in every run."""
+    """The constant that a sublayer's bias adds to the stream; ValueError if a norm follows it."""
     if isinstance(post_norm, Norm) and (bias is not None or getattr(post_norm, "b", None) is not None):
         raise ValueError(
-            f"block {layer} normalises what it adds, so what its biases add depends on the run; cache.decompose_resid shows it"
+            f"block {layer} normalises its output, so what its biases add depends on the input; see cache.decompose_resid"
         )
     return 0.0 if bias is None else block.cfg.residual_scale * bias

@@ -118,9 +118,9 @@ def test_parts_that_do_not_exist(model: HookedTransformer, cache: ActivationCach
     with pytest.raises(IndexError, match=r"index 600 .* -5 to 4"):
         cache.stack_neuron_results(2, neuron_slice=600)
     stack, row = cache.decompose_resid(), cache.apply_slice_to_batch_dim(0)
-    with pytest.raises(ValueError, match="no batch dimension left"):
+    with pytest.raises(ValueError, match="no batch dimension to slice"):
         row.apply_ln_to_stack(stack[:, 0], batch_slice=1, has_batch_dim=False)
-    with pytest.raises(ValueError, match="no batch dimension left"):
+    with pytest.raises(ValueError, match="no batch dimension to slice"):
         row.logit_attrs(stack, 3, batch_slice=1)
     for read in (cache.stack_neuron_results, cache.get_full_resid_decomposition):
         with pytest.raises(ValueError, match=rf"d_model {D_MODEL}, got shape \({D_MODEL + 1},"):

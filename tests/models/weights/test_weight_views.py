@@ -192,7 +192,7 @@ def test_a_weight_that_there_is_not_is_no_attribute() -> None:
 def test_without_biases_their_sum_is_zero_behind_norms_too() -> None:
     sizes = {"n_layers": 2, "d_model": 8, "n_heads": 2, "n_ctx": 4, "d_vocab": 9, "act_fn": "gelu"}
     model = HookedTransformer({**sizes, "use_normalization_before_and_after": True, "normalization_type": "RMS"})
-    with pytest.raises(ValueError, match="block 0 normalises what it adds"):
+    with pytest.raises(ValueError, match="block 0 normalises its output"):
         model.accumulated_bias(2)
     for block in model.blocks:
         block.attn.b_O = block.mlp.b_out = None

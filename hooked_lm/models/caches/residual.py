@@ -1,0 +1,108 @@
+"""The residual stream in the cache of a run: its value at a layer, and the norms that read it and write to it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hooked_lm.components.blocks.block import MLPPart, PreNormBlock
+from hooked_lm.components.blocks.mixer import MixerMLPBlock
+from hooked_lm.components.blocks.per_layer import PerLayerBlock
+from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.norm import norm_of
+from hooked_lm.hooks import Slice, SliceInput
+from hooked_lm.models.weights.fixed_norm import FixedNorm
+
+Cache = Mapping[Any, Tensor]
+Part = Slice | SliceInput
+Vectors = Float[Tensor, "*lead d_model"]
+
+
+def as_slice(part: Part) -> Slice:
+    return part if isinstance(part, Slice) else Slice(part)
+
+
+def layer_bound(model: Any, layer: int | None) -> int:
+    """The number of blocks before `layer`; None and -1 mean all. IndexError if out of range."""
+    n_layers = model.cfg.n_layers
+    if layer is None:
+        return n_layers
+    if not -n_layers - 1 <= layer <= n_layers:
+        raise IndexError(
+            f"layer {layer} is out of range: it counts the blocks before it, 0 to {n_layers}, or -1 for all"
+        )
+    return layer % (n_layers + 1)
+
+
+def input_norm(model: Any, cache: Cache, layer: int, mlp_input: bool, pos: Slice) -> FixedNorm:
+    """The norm that reads the stream at a layer: `ln1`, `ln2` if `mlp_input`, `ln_final` after all blocks."""
+    name, norm = named_input_norm(model, layer, mlp_input)
+    return FixedNorm(cache, name, norm, pos)
+
+
+def named_input_norm(model: Any, layer: int, mlp_input: bool) -> tuple[str, nn.Module]:
+    if layer == model.cfg.n_layers and not mlp_input:
+        return "ln_final", norm_of(model, "ln_final")
+    if mlp_input:
+        check_mlp(model, layer)
+    if isinstance(model.blocks[layer], PostNormBlock):  # its sublayers read the stream without a norm
+        return "", nn.Identity()
+    name = model.blocks[layer].mlp_norm if mlp_input else "ln1"
+    return f"blocks.{layer}.{name}", getattr(model.blocks[layer], name)
+
+
+def output_norm(model: Any, cache: Cache, layer: int, name: str, pos: Slice) -> FixedNorm:
+    """The map from a sublayer's output to the stream: its post-norm `name` and the residual multiplier."""
+    block = model.blocks[layer]
+    norm, path = norm_of(block, name), f"blocks.{layer}.{name}"
+    return FixedNorm(cache, path, norm, pos, gain=True, factor=block.cfg.residual_scale)
+
+
+def check_mlp(model: Any, layer: int) -> None:
+    if layer == model.cfg.n_layers or not isinstance(model.blocks[layer], MLPPart):
+        raise ValueError(f"there is no MLP at layer {layer}")
+
+
+def attention_bound(model: Any, layer: int, mlp_input: bool) -> int:
+    """How many attentions (or mixers) precede the given place; an MLP follows that of its block, unless parallel."""
+    if mlp_input:
+        check_mlp(model, layer)
+    return layer + (mlp_input and isinstance(model.blocks[layer], (PreNormBlock, PostNormBlock, MixerMLPBlock)))
+
+
+def sum_bound(model: Any, layer: int, mlp_input: bool = False) -> int:
+    """As `attention_bound`; ValueError if a block before it normalises or scales the stream itself."""
+    bound = attention_bound(model, layer, mlp_input)
+    kinds = (PostNormBlock, PerLayerBlock)
+    if in_stream := [i for i, block in enumerate(model.blocks[:bound]) if isinstance(block, kinds)]:
+        raise ValueError(
+            f"blocks {in_stream} normalise the stream itself, or scale it, so it is not the sum of what sublayers wrote; "
+            "accumulated_resid shows the stream, hook_attn_out and hook_mlp_out what each sublayer wrote"
+        )
+    return bound
+
+
+def mid_site(model: Any, layer: int) -> str:
+    """The site of the stream between the sublayers of a block."""
+    normalized = "normalized_" if isinstance(model.blocks[layer], PostNormBlock) else ""
+    return f"blocks.{layer}.hook_{normalized}resid_mid"
+
+
+def stream(model: Any, cache: Cache, layer: int, mlp_input: bool = False) -> Vectors:
+    """The residual stream before a layer, or with `mlp_input` before its MLP."""
+    if attention_bound(model, layer, mlp_input) > layer:
+        return cache[mid_site(model, layer)]
+    names = [f"blocks.{layer}.hook_resid_pre"] if layer < model.cfg.n_layers else []
+    names += [model.stack.site_after(model, layer - 1)] if layer > 0 else []
+    return cache[next((name for name in names if name in cache), names[0])]
+
+
+def embedding_sites(model: Any) -> dict[str, str]:
+    """Label -> site of the embeddings in the stream; the position embeddings of a shortformer are not added to it."""
+    if "hook_full_embed" in model.hook_dict:  # encoders: the sum of all embeddings
+        return {"embed": "hook_full_embed"}
+    tree, sites = model.cfg.tree, {"embed": "hook_embed"}
+    if tree.pos_embed is not None and not tree.shortformer:
+        sites["pos_embed"] = "hook_pos_embed"
+    return sites
