@@ -1,15 +1,15 @@
-"""What other libraries call our sites."""
+"""Aliases: the names that other libraries have for our sites."""
 
 import re
 from collections.abc import Collection, Iterable
 
 __all__ = ["aliases", "same_value", "side_aliases"]
 
-# Names that other libraries use for our sites, as (other, ours), the first of ours that a model has. An alias means the same
-# value, and an edit there has the same effect; so what enters a norm beside the stream, or a single projection, has none.
+# (alias, our name); the first row whose site the model has applies. An alias has the same value, and an edit there has the
+# same effect; so a site that feeds only one reader of a value (a norm's input, one projection's input) has none.
 MODEL_ALIASES = [
     ("embed.hook_in", "hook_tokens"),
-    ("embed.hook_out", "embed.hook_embed"),  # of an encoder
+    ("embed.hook_out", "embed.hook_embed"),  # encoders
     ("embed.hook_out", "hook_embed"),
     ("hook_embed", "hook_full_embed"),
     ("pos_embed.hook_out", "embed.hook_pos_embed"),
@@ -29,7 +29,7 @@ MODEL_ALIASES = [
 LAST_ALIASES = [("mlm_head.hook_in", "hook_normalized_resid_post"), ("ln_final.hook_in", "hook_resid_post")]
 BLOCK_ALIASES = [
     ("hook_in", "hook_resid_pre"),
-    ("hook_out", "hook_normalized_resid_post"),  # norms stand in the stream
+    ("hook_out", "hook_normalized_resid_post"),  # post-norm blocks
     ("hook_out", "hook_resid_post"),
     ("attn.hook_attn_in", "hook_attn_in"),
     ("attn.hook_q_input", "hook_q_input"),
@@ -52,7 +52,7 @@ BLOCK_ALIASES = [
     ("mixer.in_proj.hook_in", "mixer.hook_in"),
     ("mixer.out_proj.hook_out", "mixer.hook_out"),
 ]
-# Those of some blocks: the sites that a block must have, those that it must not have, and the aliases.
+# Aliases of some blocks: (sites that the block must have, sites that it must not have, aliases).
 BLOCK_ALIASES_WHERE: list[tuple[set[str], set[str], list[tuple[str, str]]]] = [
     ({"mlp.hook_pre_linear"}, set(), [("mlp.gate.hook_out", "mlp.hook_pre")]),
     ({"mlp.hook_pre"}, {"mlp.hook_pre_linear"}, [("mlp.in.hook_in", "mlp.hook_in")]),
@@ -74,7 +74,7 @@ BLOCK_ALIASES_WHERE: list[tuple[set[str], set[str], list[tuple[str, str]]]] = [
         [("ln2.hook_in", "hook_resid_mid"), ("ln2.hook_out", "mlp.hook_in")],
     ),
 ]
-# Those of blocks that add to the stream what their last projection or norm gives, not a multiple of it.
+# Aliases of blocks that add the output of their last projection or norm to the stream unscaled.
 ADDED_ALIASES: list[tuple[set[str], set[str], list[tuple[str, str]]]] = [
     (
         set(),
@@ -88,9 +88,9 @@ ADDED_ALIASES: list[tuple[set[str], set[str], list[tuple[str, str]]]] = [
 
 
 def aliases(names: Iterable[str], n_layers: int, scaled: Collection[int] = ()) -> dict[str, str]:
-    """Names that other libraries use -> ours, for the sites that a model has.
+    """Returns alias -> our name, for the sites of a model.
 
-    `scaled` are the layers that add a multiple of what their sublayers give to the stream.
+    `scaled`: the layers that multiply the outputs of their sublayers before adding them to the stream.
 
     >>> aliases(["hook_embed", "blocks.0.attn.hook_z"], 1)
     {'embed.hook_out': 'hook_embed', 'blocks.0.attn.o.hook_in': 'blocks.0.attn.hook_z'}
@@ -102,11 +102,11 @@ def aliases(names: Iterable[str], n_layers: int, scaled: Collection[int] = ()) -
         rows += [(block + theirs, block + ours) for theirs, ours in block_aliases(names, block, i in scaled)]
         rows.append((f"lm.{block}attn.hook_pattern", f"{block}attn.hook_pattern"))
     rows += [(theirs, f"blocks.{n_layers - 1}.{ours}") for theirs, ours in LAST_ALIASES]
-    return _first_there(rows, names)
+    return _existing(rows, names)
 
 
 def side_aliases(names: Iterable[str], n_layers: dict[str, int]) -> dict[str, str]:
-    """The same for an encoder-decoder, whose sides have so many layers: "encoder_blocks.0.hook_in" and so on."""
+    """The aliases of an encoder-decoder with `n_layers` on each side, such as "encoder_blocks.0.hook_in"."""
     names = set(names)
     rows = [
         ("embed.hook_in", "hook_tokens"),
@@ -119,11 +119,11 @@ def side_aliases(names: Iterable[str], n_layers: dict[str, int]) -> dict[str, st
         rows.append((f"{side}_ln_final.hook_in", f"{side}.{n - 1}.hook_resid_post"))
         rows += [(f"{side}_ln_final.{site}", f"{side}_final_ln.{site}") for site in ("hook_scale", "hook_normalized")]
     rows.append(("decoder_ln_final.hook_out", "unembed.hook_in"))
-    return _first_there(rows, names)
+    return _existing(rows, names)
 
 
 def _side_block(names: set[str], side: str, i: int) -> list[tuple[str, str]]:
-    """Their names of a block of one side: our own under theirs for the block, and those of its parts."""
+    """The rows of one block: our sites under the other library's block prefix, and aliases of its parts."""
     block, theirs = f"{side}.{i}.", f"{side}_blocks.{i}."
     own = [name.removeprefix(block) for name in names if name.startswith(block)]
     rows = [(name, name) for name in sorted(own)] + block_aliases(names, block, is_scaled=False)
@@ -148,7 +148,7 @@ def _side_block(names: set[str], side: str, i: int) -> list[tuple[str, str]]:
 
 
 def block_aliases(names: set[str], block: str, is_scaled: bool) -> list[tuple[str, str]]:
-    """The rows that hold in a block, whose sites begin with `block`; without that beginning."""
+    """The rows that apply to the block with prefix `block`, as names without the prefix."""
     rows = list(BLOCK_ALIASES)
     for has, has_not, some in [*BLOCK_ALIASES_WHERE, *([] if is_scaled else ADDED_ALIASES)]:
         if {block + site for site in has} <= names and not {block + site for site in has_not} & names:
@@ -157,9 +157,9 @@ def block_aliases(names: set[str], block: str, is_scaled: bool) -> list[tuple[st
 
 
 def same_value(site: str, names: Collection[str], is_scaled: bool = False) -> str:
-    """The site that shows the same value as one inside a block: what a sublayer gives, where just this is added to the stream.
+    """Returns the site with the same value as a site inside a block, or the site itself if there is none.
 
-    The site itself if there is no other. `is_scaled` says whether the block adds a multiple of it.
+    `is_scaled`: whether the block multiplies the outputs of its sublayers before adding them to the stream.
 
     >>> same_value("blocks.2.mlp.hook_out", ["blocks.2.mlp.hook_out", "blocks.2.hook_mlp_out"])
     'blocks.2.hook_mlp_out'
@@ -172,8 +172,8 @@ def same_value(site: str, names: Collection[str], is_scaled: bool = False) -> st
     return next((name for name in found if name in names), site)
 
 
-def _first_there(rows: Iterable[tuple[str, str]], names: set[str]) -> dict[str, str]:
-    """The alias of every row whose site there is, unless it is a name itself; the first row of an alias holds."""
+def _existing(rows: Iterable[tuple[str, str]], names: set[str]) -> dict[str, str]:
+    """Alias -> name of the rows whose site exists; the first row of an alias applies, and no alias hides a site."""
     found: dict[str, str] = {}
     for alias, name in rows:
         if name in names and alias not in names:

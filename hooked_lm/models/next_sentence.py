@@ -1,4 +1,4 @@
-"""Whether one text follows another, asked of an encoder that was trained on the question (BERT, ALBERT)."""
+"""Next sentence prediction with an encoder trained on it (BERT, ALBERT): does the second text follow the first?"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,25 +13,25 @@ Pairs = tuple[str, str] | Sequence[str] | Sequence[tuple[str, str]] | Int[Tensor
 
 
 class BertNextSentencePrediction:
-    """An encoder seen through its next sentence head; the encoder itself is `model`.
+    """An encoder with its next sentence head as output; `model` is the encoder.
 
-    A pair of texts is a tuple, or a list of two strings; several are a list of tuples. Of the two logits, the first says
-    that the second text follows the first.
+    A pair of texts is a tuple or a list of two strings; a batch is a list of tuples. The first of the two logits is for
+    "the second text follows the first".
 
     >>> import torch
     >>> from hooked_lm import HookedEncoder
     >>> from hooked_lm.models.next_sentence import BertNextSentencePrediction
     >>> model = HookedEncoder(dict(n_layers=1, d_model=16, n_heads=2, n_ctx=32, d_vocab=10, act_fn="gelu"))
-    >>> asked = BertNextSentencePrediction(model)
-    >>> asked(torch.tensor([[5, 3, 1]]), token_type_ids=torch.tensor([[0, 0, 1]])).shape
+    >>> nsp = BertNextSentencePrediction(model)
+    >>> nsp(torch.tensor([[5, 3, 1]]), token_type_ids=torch.tensor([[0, 0, 1]])).shape
     torch.Size([1, 2])
     """
 
     def __init__(self, model: Encoder) -> None:
         if model.nsp_head is None:
             raise ValueError(
-                "this encoder has no next sentence head; checkpoints of BertForPreTraining and "
-                "BertForNextSentencePrediction have one"
+                "this encoder has no next sentence head; load a checkpoint of BertForPreTraining or "
+                "BertForNextSentencePrediction"
             )
         self.model = model
 
@@ -42,9 +42,9 @@ class BertNextSentencePrediction:
         token_type_ids: Int[Tensor, "*batch pos"] | None = None,
         one_zero_attention_mask: Tensor | None = None,
     ) -> Any:
-        """ "logits" [batch, 2], "predictions" in words (a string for one pair, else a list), or None.
+        """Returns "logits" [batch, 2], "predictions" (a sentence for one pair, else a list of them), or None.
 
-        Ids come with `token_type_ids`, which say where the second text begins; ValueError without, if the model has types.
+        Ids need `token_type_ids`, 0 for the first text and 1 for the second, if the model has token types; else ValueError.
         """
         pairs = self._pairs(input, token_type_ids)
         logits = self.model(pairs, _checked(return_type), token_type_ids, one_zero_attention_mask)
@@ -55,7 +55,7 @@ class BertNextSentencePrediction:
     def to_tokens(
         self, input: Pairs, move_to_device: bool = True, truncate: bool = True
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids, token types and which ids are real, each [batch, pos]."""
+        """Returns ids, token types and attention mask, each [batch, pos]."""
         return self.model.to_tokens(_as_pairs(input), move_to_device, truncate)
 
     def run_with_cache(
@@ -66,7 +66,7 @@ class BertNextSentencePrediction:
         one_zero_attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Any, Any]:
-        """The same, and what the run left at the encoder's sites."""
+        """Returns the output as in a call, and the cache of the encoder's sites."""
         pairs = self._pairs(input, token_type_ids)
         inputs = (pairs, _checked(return_type), token_type_ids, one_zero_attention_mask)
         logits, cache = self.model.run_with_cache(*inputs, **kwargs)
@@ -75,7 +75,7 @@ class BertNextSentencePrediction:
     def _pairs(self, input: Pairs, token_type_ids: Tensor | None) -> Any:
         if isinstance(input, Tensor) and token_type_ids is None and self.model.embed.token_type_embed is not None:
             raise ValueError(
-                "ids of two texts need token_type_ids, 0 for the first and 1 for the second; or give the texts"
+                "ids of two texts need token_type_ids, 0 for the first and 1 for the second; or pass the texts"
             )
         return _as_pairs(input)
 
@@ -87,13 +87,15 @@ class BertNextSentencePrediction:
 
 
 def _as_pairs(input: Any) -> Any:
-    """A list of two strings is one pair; single texts are refused."""
+    """The input with a list of two strings as one pair; ValueError for single texts."""
     if isinstance(input, Tensor):
         return input
     if isinstance(input, list) and len(input) == 2 and all(isinstance(text, str) for text in input):
         return tuple(input)
     if isinstance(input, str) or (isinstance(input, list) and any(isinstance(text, str) for text in input)):
-        raise ValueError("the question is about two texts: give a tuple, a list of two strings, or a list of tuples")
+        raise ValueError(
+            "next sentence prediction needs pairs of texts: give a tuple, a list of two strings, or a list of tuples"
+        )
     return input
 
 

@@ -233,15 +233,15 @@ def test_heads_run_only_when_they_are_wanted(model: HookedEncoder):
 @pytest.mark.parametrize(
     ("name", "return_type", "needs"),
     [
-        ("bert-bare", "logits", "a head that gives logits"),
-        ("bert-bare", "predictions", "a head that gives logits"),
+        ("bert-bare", "logits", "a head with logits"),
+        ("bert-bare", "predictions", "a head with logits"),
         ("bert-bare", "nsp", "a next sentence head"),
         ("bert-masked", "pooled", "a pooler"),
         ("distilbert-bare", "pooled", "a pooler"),
     ],
 )
 def test_a_head_that_is_not_there(name: str, return_type: str, needs: str):
-    with pytest.raises(ValueError, match=rf"needs {needs}.*it gives (embeddings|logits|pooled)"):
+    with pytest.raises(ValueError, match=rf"needs {needs}.*possible are (embeddings|logits|pooled)"):
         hooked(by_name(name))(torch.tensor([[5]]), return_type=return_type)
 
 
