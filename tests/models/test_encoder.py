@@ -281,7 +281,7 @@ def test_next_sentences(model: HookedEncoder):
     assert_close(cache["nsp_head.hook_nsp_out"], logits)
     tokens, types, _ = asked.to_tokens(["the cat", "sat"])
     assert torch.equal(asked(tokens, token_type_ids=types), logits)
-    with pytest.raises(ValueError, match="two texts"):
+    with pytest.raises(ValueError, match="needs pairs of texts"):
         asked("the cat")
     with pytest.raises(ValueError, match="BertForPreTraining"):
         BertNextSentencePrediction(hooked(by_name("bert-masked")))
