@@ -1,4 +1,4 @@
-"""The embeddings of an encoder: tokens, their types and their positions, normalised together (Devlin et al. 2018,
+"""The embeddings of an encoder: the normalised sum of token, type and position embeddings (Devlin et al. 2018,
 arXiv:1810.04805)."""
 
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ Ids = Int[Tensor, "batch pos"]
 
 
 class TokenTypeEmbed(nn.Module):
-    """A learned vector for each type of token: which of two texts it is of. `W_token_type` is [type, d_embed]."""
+    """A learned vector for each token type (in BERT, the first or second text). `W_token_type` is [type, d_embed]."""
 
     @dataclass(frozen=True)
     class Config:
@@ -40,7 +40,7 @@ class TokenTypeEmbed(nn.Module):
 
 
 class EncoderEmbed(nn.Module):
-    """`ln(W_E[token] + W_token_type[type] + W_pos[position])`, of which types, positions and norm may be absent."""
+    """`ln(W_E[token] + W_token_type[type] + W_pos[position])`, where types, positions and norm are optional."""
 
     @dataclass(frozen=True)
     class Config:
@@ -55,12 +55,12 @@ class EncoderEmbed(nn.Module):
 
         @property
         def d_embed(self) -> int:
-            """How wide the vectors are that are added."""
+            """The width of the embeddings."""
             return self.embed.d_model
 
         @property
         def d_model(self) -> int:
-            """How wide the stream is."""
+            """The width of the residual stream."""
             return self.embed.d_model
 
         @property
@@ -85,7 +85,7 @@ class EncoderEmbed(nn.Module):
         add_norm(self, "ln", cfg.norm, dims)
 
     def forward(self, input_ids: Ids, token_type_ids: Ids | None = None, context: StackContext | None = None) -> Stream:
-        """Types are all 0 if they are not given; the context says which tokens are padding, whose positions are not counted."""
+        """Types are 0 by default; `context.real` marks padding, which is not counted in positions."""
         context = context or StackContext(len(input_ids), input_ids.shape[1], input_ids.device)
         total = self.hook_embed(self.vectors(input_ids, context))
         if self.token_type_embed is not None:
@@ -99,25 +99,25 @@ class EncoderEmbed(nn.Module):
         return self.into_stream(norm_of(self, "ln")(total))
 
     def vectors(self, tokens: Ids, context: StackContext) -> Vectors:
-        """Those of the tokens, as they are added."""
+        """The token embeddings, as they are added to the others."""
         return self.embed(tokens)
 
     def into_stream(self, normalized: Vectors) -> Stream:
-        """From what the norm gives into the stream."""
+        """The residual stream, from the normalised sum."""
         return normalized
 
     @property
     def W_E(self) -> Float[Tensor, "d_vocab d_embed"]:
-        """The vectors of all tokens."""
+        """The embeddings of all tokens."""
         return self.embed.W_E
 
     def table(self) -> Float[Tensor, "d_vocab d_embed"]:
-        """The same."""
+        """The same, as `Embed.table`."""
         return self.embed.table()
 
 
 class ProjectedEncoderEmbed(EncoderEmbed):
-    """The same, narrower than the stream: `W_proj` [d_embed, d_model] after the norm leads into it (Lan et al. 2019,
+    """Embeddings narrower than the stream, projected by `W_proj` [d_embed, d_model] after the norm (Lan et al. 2019,
     arXiv:1909.11942)."""
 
     @dataclass(frozen=True)
@@ -137,21 +137,20 @@ class ProjectedEncoderEmbed(EncoderEmbed):
         self.b_proj = nn.Parameter(torch.zeros(cfg.d_stream))
 
     def into_stream(self, normalized: Vectors) -> Stream:
-        """From what the norm gives into the stream."""
+        """The residual stream, from the normalised sum."""
         return F.linear(normalized, self.W_proj.T, self.b_proj)
 
 
 class MaskScaledEncoderEmbed(EncoderEmbed):
-    """An embedding in which mask tokens are zero, and the others made up for (Lin et al. 2022, ESM-2).
+    """Embeddings where mask tokens are zero and the others are scaled up in return (Lin et al. 2022, ESM-2).
 
-    All vectors of a row are multiplied by the share of tokens that were not masked in training over the share that is
-    not masked here.
+    Each row is multiplied by the fraction of unmasked tokens in training, divided by the fraction in the row.
     """
 
     @dataclass(frozen=True)
     class Config(EncoderEmbed.Config):
         mask_token: int = field(kw_only=True)
-        trained_share: float = 0.15 * 0.8  # of masked tokens in training
+        trained_share: float = 0.15 * 0.8  # the fraction of masked tokens in training
 
         def build(self) -> "MaskScaledEncoderEmbed":
             return MaskScaledEncoderEmbed(self)
@@ -159,7 +158,7 @@ class MaskScaledEncoderEmbed(EncoderEmbed):
     cfg: Config
 
     def vectors(self, tokens: Ids, context: StackContext) -> Vectors:
-        """Those of the tokens, as they are added."""
+        """The token embeddings, as they are added to the others."""
         rows, masked = self.embed(tokens), tokens == self.cfg.mask_token
         real = torch.ones_like(masked) if context.real is None else context.real
         share = (masked & real).sum(1).float() / real.sum(1)

@@ -1,7 +1,7 @@
-"""What reads the stream that an encoder leaves: the heads of its checkpoints.
+"""The heads of encoders, which read the final residual stream.
 
-`MLMHead` prepares each position for the unembedding; `Pooler` makes one vector of a text, and `NSPHead` and `Classifier`
-read that; `TokenClassifier` reads each position, `ContactHead` the patterns of attention.
+`MLMHead` transforms each position before the unembedding. `Pooler` computes one vector per text, the input of `NSPHead` and
+`Classifier`. The input of `TokenClassifier` is each position, that of `ContactHead` the attention patterns.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ Real = Bool[Tensor, "batch pos"]
 class MLMHead(nn.Module):
     """`ln(act(x W + b))`, with `W` [d_model, d_out].
 
-    An `unread_bias` of some length is one that the checkpoint holds and nobody reads, `b_unread`.
+    `unread_bias` is the length of `b_unread`, a bias that the checkpoint has and the model does not use.
     """
 
     @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class MLMHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """`ln(act(x W + b))` of a text's first token, or with `mean` of the mean over its real tokens."""
+    """`ln(act(x W + b))`, where x is a text's first token, or with `mean` the mean of its real tokens."""
 
     @dataclass(frozen=True)
     class Config:
@@ -84,7 +84,7 @@ class Pooler(nn.Module):
         )
 
     def read(self, x: Stream, real: Real | None = None) -> Pooled:
-        """What it reads of a text, which may be padded on the left."""
+        """The first real token, or with `mean` the mean of all; padding may be on either side."""
         if self.cfg.mean:
             return (
                 x.mean(1) if real is None else x.masked_fill(~real[..., None], 0.0).sum(1) / real.sum(1, keepdim=True)
@@ -93,7 +93,7 @@ class Pooler(nn.Module):
 
 
 class NSPHead(nn.Module):
-    """`pooled W + b`: whether the second text follows the first (class 0), or not; `W` is [d_model, class]."""
+    """`pooled W + b`: whether the second text follows the first (class 0) or not; `W` is [d_model, class]."""
 
     @dataclass(frozen=True)
     class Config:
@@ -139,7 +139,7 @@ class Classifier(nn.Module):
 class TokenClassifier(nn.Module):
     """`transform(x) W + b`: a score for each class of tokens; `W` is [d_model, class].
 
-    With `single` there is one score for each token, [batch, pos].
+    With `single` the output is one score per token, [batch, pos].
     """
 
     @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class TokenClassifier(nn.Module):
 
 
 class SpanClassifier(TokenClassifier):
-    """The same for spans of a text: how well each token begins an answer (class 0), and how well it ends one."""
+    """Scores of each token as the start (class 0) and the end (class 1) of an answer."""
 
     @dataclass(frozen=True)
     class Config(TokenClassifier.Config):
@@ -177,11 +177,11 @@ class SpanClassifier(TokenClassifier):
 
 
 class ContactHead(nn.Module):
-    """Which residues of a protein touch, read off the patterns of all heads (Rao et al. 2021, doi:10.1101/2020.12.15.422761).
+    """Contacts between residues of a protein, from the patterns of all heads (Rao et al. 2021, doi:10.1101/2020.12.15.422761).
 
-    The patterns are made symmetric, and what their rows and columns explain on average is taken off (the average product
-    correction); then `sigmoid(patterns W + b)` with `W` [map, 1], where a map is a head of a layer. The first token and the
-    last are special ones, and the end token stands for nothing.
+    The patterns are made symmetric, with the average product correction (the products of row and column means are
+    subtracted); then `sigmoid(patterns W + b)` with `W` [map, 1], where a map is the pattern of one head. The first and last
+    positions, which are special tokens, are cut off, and end tokens are masked.
     """
 
     @dataclass(frozen=True)
@@ -201,13 +201,13 @@ class ContactHead(nn.Module):
     def forward(
         self, patterns: Float[Tensor, "batch map pos pos"], tokens: Int[Tensor, "batch pos"], real: Real | None = None
     ) -> Float[Tensor, "batch residue residue"]:
-        """The probability of each pair of residues; `pos` are two positions more than there are residues."""
-        counts = tokens != self.cfg.end_token
-        counts = counts if real is None else counts & real
-        both = counts[:, None, :, None] & counts[:, None, None, :]
+        """The probability of contact of each pair of residues; there are two more positions than residues."""
+        is_residue = tokens != self.cfg.end_token
+        is_residue = is_residue if real is None else is_residue & real
+        both = is_residue[:, None, :, None] & is_residue[:, None, None, :]
         patterns = patterns.masked_fill(~both, 0.0)[..., 1:-1, 1:-1]
         symmetric = patterns + patterns.mT
         expected = (
             symmetric.sum(-1, keepdim=True) * symmetric.sum(-2, keepdim=True) / symmetric.sum((-2, -1), keepdim=True)
         )
-        return ((symmetric - expected).permute(0, 2, 3, 1) @ self.W + self.b)[..., 0].sigmoid()
+        return (torch.einsum("bmij,m->bij", symmetric - expected, self.W[:, 0]) + self.b).sigmoid()

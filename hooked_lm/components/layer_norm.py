@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.norm import RESIDUAL, Norm, root_mean_square, wide
+from hooked_lm.components.norm import RESIDUAL, Norm, root_mean_square, upcast
 from hooked_lm.hooks import HookPoint, is_listening
 
 
@@ -47,7 +47,7 @@ class LayerNorm(Norm):
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         if self.settings.fused and not is_listening(self.hook_scale, self.hook_normalized):
             return self.unhooked(x)
-        centred = wide(x) - wide(x).mean(-1, keepdim=True)
+        centred = upcast(x) - upcast(x).mean(-1, keepdim=True)
         scale = self.hook_scale(root_mean_square(centred, self.cfg.eps))
         return self.apply_weights(self.hook_normalized((centred / scale).to(x.dtype)))
 
@@ -63,7 +63,7 @@ class LayerNorm(Norm):
         """The factors of the normalised value; None for a folded norm."""
         if not self.cfg.weight:
             return None
-        return self.w if self.cfg.offset == 0.0 else wide(self.w) + self.cfg.offset
+        return self.w if self.cfg.offset == 0.0 else upcast(self.w) + self.cfg.offset
 
     def shift(self) -> Float[Tensor, "*heads d_model"] | None:
         """The bias; None for a folded norm."""

@@ -1,6 +1,6 @@
-"""Mixture of experts in the place of an MLP (Shazeer et al. 2017, arXiv:1701.06538): each token goes to few of many MLPs.
+"""A mixture of experts in place of an MLP (Shazeer et al. 2017, arXiv:1701.06538): each token goes to a few of many MLPs.
 
-Only the experts that tokens were sent to are computed, each once, for its tokens together.
+Only experts with tokens are computed, each once, on all its tokens together.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.mlp import MLP, GatedMLP, hooked_input, multiply_into
-from hooked_lm.components.norm import RESIDUAL, wide
+from hooked_lm.components.norm import RESIDUAL, upcast
 from hooked_lm.components.router import Router
 from hooked_lm.hooks import Hook, HookPoint, is_listening
 from hooked_lm.hooks.scope import Frame
@@ -25,10 +25,10 @@ Indices = Int[Tensor, "batch pos top_k"]
 
 
 class ClampedGatedMLP(nn.Module):
-    """`(g * sigmoid(alpha * g) * (l + 1)) W_out + b_out`, where the gate g is at most `limit`, and l within it either way.
+    """`(g * sigmoid(alpha * g) * (l + 1)) W_out + b_out`, with g clamped to at most `limit` and l to [-limit, limit].
 
-    The gate and the linear branch (`hook_pre`, `hook_pre_linear`, both before the clamp) are the even and the odd outputs
-    of one weight, `W_gate_in` [d_model, 2 d_mlp]; `W_gate` and `W_in` are views of it. gpt-oss (OpenAI 2025,
+    The gate g and the linear branch l (`hook_pre`, `hook_pre_linear`, both before the clamp) are the even and odd outputs of
+    one weight, `W_gate_in` [d_model, 2 d_mlp]; `W_gate` and `W_in` are views of it. gpt-oss (OpenAI 2025,
     arXiv:2508.10925).
     """
 
@@ -75,9 +75,9 @@ class ClampedGatedMLP(nn.Module):
         return self.hook_out(F.linear(self.hook_post(post), self.W_out.T, self.b_out))
 
     def product(self, pre: Float[Tensor, "*batch d_mlp"], pre_linear: Float[Tensor, "*batch d_mlp"]) -> Tensor:
-        """The neurons, from the gate and the linear branch."""
+        """The activations of the neurons, from the gate and the linear branch."""
         limit = self.cfg.limit
-        gate, linear = pre.clamp(max=limit), pre_linear.clamp(-limit, limit)  # tensors of their own
+        gate, linear = pre.clamp(max=limit), pre_linear.clamp(-limit, limit)  # new tensors
         switch = (self.cfg.alpha * gate).sigmoid_()
         return multiply_into(multiply_into(gate, switch), linear.add_(1))
 
@@ -88,41 +88,41 @@ ExpertConfig = GatedMLP.Config | MLP.Config | ClampedGatedMLP.Config
 class ExpertPoint(HookPoint):
     """A site of an expert.
 
-    Those of a mixture share `hooked`, where each goes that is given a hook: hundreds of experts without tokens need not be
-    asked in every run whether something listens.
+    The sites of a mixture share `hooked_points`, the set of those with hooks, so that a run does not check every point of
+    hundreds of experts.
     """
 
-    def __init__(self, *dims: str, hooked: set["ExpertPoint"]) -> None:
+    def __init__(self, *dims: str, hooked_points: set["ExpertPoint"]) -> None:
         super().__init__(*dims, on_demand=True)
-        self.hooked = hooked
+        self.hooked_points = hooked_points
 
     def install(self, hook: Hook, frame: Frame | None) -> None:
-        """Activate a handle for the length of a frame, or for good (None)."""
+        """Activates a hook for a frame, or permanently (None)."""
         super().install(hook, frame)
-        self.hooked.add(self)
+        self.hooked_points.add(self)
 
-    def leave_if_unhooked(self) -> None:
-        """Strike this point off, if nothing is left of its hooks."""
+    def discard_if_unhooked(self) -> None:
+        """Removes this point from `hooked_points` if it has no hooks left."""
         if not self._hooks:
-            self.hooked.discard(self)
-            if self._hooks:  # another thread was here
-                self.hooked.add(self)
+            self.hooked_points.discard(self)
+            if self._hooks:  # another thread added one meanwhile
+                self.hooked_points.add(self)
 
 
 class MoE(nn.Module):
     """`sum over the chosen e of weight_e * experts[e](x)`; the router chooses by `x W_router + b_router`.
 
-    `W_router` is [d_model, expert]; routers that correct their choice add `b_choice` [expert] for it. A `shared` expert
-    receives every token, and is multiplied by `sigmoid(x W_shared_gate + b_shared_gate)` where there is that gate, at
-    `hook_shared_gate`. What passes `hook_expert_indices` decides who computes: editing it sends tokens elsewhere.
+    `W_router` is [d_model, expert]; some routers choose by logits with a correction, `b_choice` [expert]. A `shared` expert
+    receives every token; with `shared_gate` its output is multiplied by `sigmoid(x W_shared_gate + b_shared_gate)`, at
+    `hook_shared_gate`. Edits of `hook_expert_indices` send tokens to other experts.
 
-    The sites of an expert are on demand and show the tokens that were sent there; `hook_routed_positions` says which,
-    as [row, position], and decides nothing.
+    The sites of an expert are on demand and hold only its tokens; `hook_routed_positions` has their [row, position], and
+    edits of it have no effect.
     """
 
     @dataclass(frozen=True)
     class Config:
-        """`router_bias` gives a bias to the router, and to the shared expert's gate."""
+        """`router_bias` adds a bias to the router and to the gate of the shared expert."""
 
         expert: ExpertConfig
         n_experts: int
@@ -142,7 +142,7 @@ class MoE(nn.Module):
     def __init__(self, cfg: Config) -> None:
         super().__init__()
         if not 1 <= cfg.top_k <= cfg.n_experts:
-            raise ValueError(f"top_k={cfg.top_k}: a token can go to 1 to {cfg.n_experts} experts")
+            raise ValueError(f"top_k={cfg.top_k} must be from 1 to n_experts={cfg.n_experts}")
         if cfg.shared_gate and cfg.shared is None:
             raise ValueError("shared_gate=True needs a shared expert")
         self.cfg = cfg
@@ -153,8 +153,8 @@ class MoE(nn.Module):
         self.hook_router_logits = HookPoint("batch", "pos", "expert")
         self.hook_expert_weights = HookPoint("batch", "pos", "top_k")
         self.hook_expert_indices = HookPoint("batch", "pos", "top_k")
-        self.hooked: set[ExpertPoint] = set()
-        self.experts = nn.ModuleList(_expert(cfg.expert, self.hooked) for _ in range(cfg.n_experts))
+        self.hooked_points: set[ExpertPoint] = set()
+        self.experts = nn.ModuleList(_expert(cfg.expert, self.hooked_points) for _ in range(cfg.n_experts))
         self.shared = None if cfg.shared is None else cfg.shared.build()
         if cfg.shared_gate:
             self.W_shared_gate = nn.Parameter(torch.empty(cfg.d_model, 1))
@@ -173,54 +173,56 @@ class MoE(nn.Module):
 
     @property
     def num_experts(self) -> int:
-        """How many experts there are."""
+        """The number of experts."""
         return self.cfg.n_experts
 
     @property
     def experts_per_token(self) -> int:
-        """To how many of them a token goes."""
+        """The number of experts that each token goes to."""
         return self.cfg.top_k
 
     @property
     def d_mlp(self) -> int:
-        """How many neurons an expert has."""
+        """The number of neurons of an expert."""
         return self.cfg.expert.d_mlp
 
     def route(self, x: Stream) -> tuple[Weights, Indices]:
-        """Which experts each token goes to, and with which weights, at their sites."""
+        """The weights and indices of the experts of each token, at their sites."""
         weights, indices = self.choice(self.hook_router_logits(self.router_logits(x)))
         return self.hook_expert_weights(weights.to(x.dtype)), self.hook_expert_indices(indices)
 
     def router_logits(self, x: Stream) -> Float[Tensor, "batch pos expert"]:
-        """A number for each expert."""
+        """The router's logits, before their site."""
         if not self.cfg.router.in_fp32:
             return F.linear(x, self.W_router.T, self.b_router)
-        bias = None if self.b_router is None else wide(self.b_router)
-        return F.linear(wide(x), wide(self.W_router).T, bias)
+        bias = None if self.b_router is None else upcast(self.b_router)
+        return F.linear(upcast(x), upcast(self.W_router).T, bias)
 
     def choice(self, logits: Float[Tensor, "batch pos expert"]) -> tuple[Weights, Indices]:
-        """What the router makes of its logits."""
+        """The weights and indices of the experts that the router chooses."""
         return self.cfg.router(logits, self.cfg.top_k, self.b_choice)
 
     def shared_gate(self, x: Stream) -> Float[Tensor, "batch pos 1"]:
-        """What the shared expert is multiplied by."""
+        """The factor of the shared expert's output."""
         return F.linear(x, self.W_shared_gate.T, self.b_shared_gate).sigmoid()
 
     def mix(self, x: Stream, weights: Weights, indices: Indices) -> Stream:
-        """The weighted sum of what the chosen experts make of their tokens, in at least fp32."""
+        """The weighted sum of the outputs of the chosen experts, summed in at least fp32."""
         top_k, tokens = indices.shape[-1], x.flatten(0, 1)
         slots = indices.flatten()
         wrong, *counts = (slots + 1).clamp(min=0).bincount(minlength=len(self.experts) + 1).tolist()
         if wrong or len(counts) > len(self.experts):
             name = int(slots.min()) if wrong else len(counts) - 1
-            raise ValueError(f"no expert {name}: hook_expert_indices go from 0 to {len(self.experts) - 1}")
+            raise ValueError(
+                f"hook_expert_indices contains {name}; indices of experts are 0 to {len(self.experts) - 1}"
+            )
         order = slots.argsort(stable=True)  # by expert, then by token
-        by_expert, weight = order // top_k, wide(weights).flatten().index_select(0, order)[:, None]
-        heard, start = self._heard(), 0
-        # an expert meets a token once, so sums do not depend on the order in which a device adds
+        by_expert, weight = order // top_k, upcast(weights).flatten().index_select(0, order)[:, None]
+        listened, start = self._experts_with_listeners(), 0
+        # each index_add_ adds to a token at most once, so the order of the sum is fixed on every device
         total = torch.zeros_like(tokens, dtype=weight.dtype)
         for expert, count in zip(self.experts, counts, strict=True):
-            if count or expert in heard:
+            if count or expert in listened:
                 sent = by_expert[start : start + count]
                 positions = getattr(expert, "hook_routed_positions", None)
                 if positions is not None and is_listening(positions):
@@ -230,24 +232,26 @@ class MoE(nn.Module):
             start += count
         return total.to(x.dtype).view_as(x)
 
-    def _heard(self) -> list[nn.Module]:
-        """The experts whose sites somebody wants, whether tokens were sent there or not."""
-        for point in tuple(self.hooked):
-            point.leave_if_unhooked()
-        if not self.hooked:
+    def _experts_with_listeners(self) -> list[nn.Module]:
+        """The experts with a listener at one of their sites; they are called even without tokens."""
+        for point in tuple(self.hooked_points):
+            point.discard_if_unhooked()
+        if not self.hooked_points:
             return []
         return [e for e in self.experts if any(isinstance(p, HookPoint) and p.is_listening for p in e.children())]
 
     def constant_bias(self) -> Float[Tensor, " d_model"] | None:
-        """What the biases add to every token alike; ValueError where that depends on its way."""
+        """The bias that is added to every token; ValueError if it depends on the experts of the token."""
         parts: list[Any] = [*self.experts, *([self.shared] if self.cfg.shared_gate else [])]
         if any(part.b_out is not None for part in parts):
-            raise ValueError("what the biases of experts add depends on where each token is sent")
+            raise ValueError(
+                "the experts have output biases, so the bias that is added to a token depends on its experts"
+            )
         return None if self.shared is None else self.shared.b_out
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MoE":
-        """As for any module; but the weights of which rounding would send tokens elsewhere stay in fp32."""
-        kept = {name: getattr(self, name).data for name in self.cfg.router.kept_wide}
+        """As `nn.Module._apply`, but the router's `fp32_weights`, whose rounding would change its choices, stay in fp32."""
+        kept = {name: getattr(self, name).data for name in self.cfg.router.fp32_weights}
         super()._apply(fn, recurse)
         for name, before in kept.items():
             cast = getattr(self, name)
@@ -256,18 +260,20 @@ class MoE(nn.Module):
         return self
 
     def sync_config(self) -> None:
-        """Make the config say what the experts are now, the first one speaking for all."""
+        """Updates the config from the first expert and the shared expert."""
         first: Any = self.experts[0]
         self.cfg = replace(self.cfg, expert=first.cfg, shared=None if self.shared is None else self.shared.cfg)
 
 
-def _expert(cfg: ExpertConfig, hooked: set[ExpertPoint]) -> nn.Module:
-    """An MLP whose sites show the tokens that were sent to it, if somebody asks."""
+def _expert(cfg: ExpertConfig, hooked_points: set[ExpertPoint]) -> nn.Module:
+    """An MLP whose sites are on demand and hold only the tokens routed to it."""
     expert: nn.Module = cfg.build()
     points = {name: part for name, part in expert.named_children() if isinstance(part, HookPoint)}
     for name in points:
         delattr(expert, name)
-    expert.hook_routed_positions = ExpertPoint("routed", "2", hooked=hooked)  # the first: later hooks may need it
+    expert.hook_routed_positions = ExpertPoint(
+        "routed", "2", hooked_points=hooked_points
+    )  # first: later hooks may read it
     for name, point in points.items():
-        setattr(expert, name, ExpertPoint("routed", point.dims[-1], hooked=hooked))
+        setattr(expert, name, ExpertPoint("routed", point.dims[-1], hooked_points=hooked_points))
     return expert

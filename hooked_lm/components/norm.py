@@ -18,7 +18,7 @@ from hooked_lm.hooks import HookPoint, is_listening
 RESIDUAL = ("batch", "pos", "d_model")
 
 
-def wide(x: Tensor) -> Tensor:
+def upcast(x: Tensor) -> Tensor:
     """Converted to fp32 if its precision is lower."""
     return x if x.dtype == torch.float32 else x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -109,28 +109,28 @@ class RMSNorm(Norm):
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         if self.settings.fused and not is_listening(self.hook_scale, self.hook_normalized):
             return self.unhooked(x)
-        rows = wide(x).flatten(-2) if self.cfg.joint else wide(x)
+        rows = upcast(x).flatten(-2) if self.cfg.joint else upcast(x)
         scale = root_mean_square(rows, self.cfg.eps)
         scale = self.hook_scale(scale[..., None] if self.cfg.joint else scale)
-        return self.apply_weights(self.hook_normalized((wide(x) / scale).to(x.dtype)))
+        return self.apply_weights(self.hook_normalized((upcast(x) / scale).to(x.dtype)))
 
     def unhooked(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """The same output by one fused kernel, without the hook points."""
         cfg = self.cfg
         if cfg.n_heads is not None and not cfg.joint:
-            return self.apply_weights(F.rms_norm(wide(x), cfg.normalized_shape, eps=cfg.eps).to(x.dtype))
-        return F.rms_norm(wide(x), cfg.normalized_shape, self.gain(), cfg.eps).to(x.dtype)
+            return self.apply_weights(F.rms_norm(upcast(x), cfg.normalized_shape, eps=cfg.eps).to(x.dtype))
+        return F.rms_norm(upcast(x), cfg.normalized_shape, self.gain(), cfg.eps).to(x.dtype)
 
     def gain(self) -> Float[Tensor, "*heads d_model"] | None:
         """The factors of the normalised value, in at least fp32; None for a folded norm."""
         if not self.cfg.weight:
             return None
-        return wide(self.w) if self.cfg.offset == 0.0 else wide(self.w) + self.cfg.offset
+        return upcast(self.w) if self.cfg.offset == 0.0 else upcast(self.w) + self.cfg.offset
 
     def apply_weights(self, normalized: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """The output for a normalised value."""
         gain = self.gain()
-        return normalized if gain is None else (wide(normalized) * gain).to(normalized.dtype)
+        return normalized if gain is None else (upcast(normalized) * gain).to(normalized.dtype)
 
 
 NormConfig = Norm.Config

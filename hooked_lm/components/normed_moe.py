@@ -1,4 +1,4 @@
-"""Experts beside an MLP, each after norms of its own (Gemma 4, Google DeepMind 2026)."""
+"""Experts in parallel with an MLP, each with norms of its own (Gemma 4, Google DeepMind 2026)."""
 
 from dataclasses import dataclass, field
 
@@ -15,13 +15,13 @@ from hooked_lm.components.norm import NormConfig, build_norm
 class NormedMoE(MoE):
     """`ln_shared_post(shared(ln_shared(x))) + ln_experts_post(sum of weight_e * experts[e](ln_experts(x)))`.
 
-    x is the stream as it is. The router reads it through a norm of its own, `ln_router(x) * d_model ** -0.5`, and what it
-    gives to an expert is multiplied by `expert_scale` [expert].
+    x is the stream before any norm. The router's input is `ln_router(x) * d_model ** -0.5`, and its weights are multiplied by
+    `expert_scale` [expert].
     """
 
     @dataclass(frozen=True)
     class Config(MoE.Config):
-        """`norm` is that of all five."""
+        """`norm` is the config of all five norms."""
 
         norm: NormConfig = field(kw_only=True)
 
@@ -32,16 +32,16 @@ class NormedMoE(MoE):
 
     def __init__(self, cfg: Config) -> None:
         if cfg.shared is None:
-            raise ValueError("NormedMoE needs a shared expert, the MLP beside the others")
+            raise ValueError("NormedMoE needs a shared expert: set `shared`")
         if cfg.router_bias:
-            raise ValueError("the router of a NormedMoE has no bias: router_bias=False")
+            raise ValueError("the router of a NormedMoE has no bias: set router_bias=False")
         super().__init__(cfg)
         self.expert_scale = nn.Parameter(torch.ones(cfg.n_experts))
         self.ln_router, self.ln_experts, self.ln_experts_post = (build_norm(cfg.norm) for _ in range(3))
         self.ln_shared, self.ln_shared_post = build_norm(cfg.norm), build_norm(cfg.norm)
         routing = ("ln_router", "hook_router_logits", "hook_expert_weights", "hook_expert_indices")
-        made = ("ln_experts", "experts", "ln_experts_post", "ln_shared", "shared", "ln_shared_post", "hook_out")
-        for name in (*routing, *made):  # sites are listed in the order of computation
+        computing = ("ln_experts", "experts", "ln_experts_post", "ln_shared", "shared", "ln_shared_post", "hook_out")
+        for name in (*routing, *computing):  # sites are listed in the order of computation
             self._modules[name] = self._modules.pop(name)
 
     def forward(self, x: Stream) -> Stream:
@@ -52,10 +52,10 @@ class NormedMoE(MoE):
         return self.hook_out(self.ln_shared_post(self.shared(self.ln_shared(x))) + mixed)
 
     def router_logits(self, x: Stream) -> Float[Tensor, "batch pos expert"]:
-        """A number for each expert."""
+        """The router's logits, before their site."""
         return F.linear(self.ln_router(x) * self.cfg.d_model**-0.5, self.W_router.T)
 
     def choice(self, logits: Float[Tensor, "batch pos expert"]) -> tuple[Weights, Indices]:
-        """What the router makes of its logits."""
+        """The weights and indices of the experts that the router chooses."""
         weights, indices = super().choice(logits)
         return weights * self.expert_scale[indices], indices

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooked_lm.components.norm import wide
+from hooked_lm.components.norm import upcast
 
 Frequencies = Float[Tensor, " half"]
 
@@ -66,7 +66,7 @@ class Rotary:
         if self.dim < x.shape[-1]:
             return torch.cat([self.rotate(x[..., : self.dim], angles), x[..., self.dim :]], -1)
         if self.adjacent_pairs:
-            return _rotated_pairs(wide(x), *angles).flatten(-2).to(x.dtype)
+            return _rotated_pairs(upcast(x), *angles).flatten(-2).to(x.dtype)
         cos, sin = angles
         return (x * cos.to(x.dtype)).addcmul_(x.roll(self.dim // 2, -1), sin.to(x.dtype))
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooked_lm.components.norm import wide
+from hooked_lm.components.norm import upcast
 from hooked_lm.hooks import HookPoint
 from hooked_lm.interventions.streaming import Streaming
 from hooked_lm.interventions.top_positions import NewTokens, TopPositions
@@ -163,14 +163,14 @@ class TopExamples(Streaming[TopPositions]):
                 )
             return found
         if self.measure == "norm":
-            return wide(value).norm(dim=-1, keepdim=value.ndim == 3)
+            return upcast(value).norm(dim=-1, keepdim=value.ndim == 3)
         if self.directions is None:
             return value
         if self.directions.shape[1] != value.shape[-1]:
             raise ValueError(
                 f"the directions are {list(self.directions.shape)}, and the vectors at '{name}' have {value.shape[-1]} entries"
             )
-        return wide(value) @ self.directions.to(wide(value)).T
+        return upcast(value) @ self.directions.to(upcast(value)).T
 
     def examples(self, site: str | None = None) -> Examples:
         """What was found at a site, at the only one if None. Raises KeyError if nothing was seen of it."""

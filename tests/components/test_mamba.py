@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hooked_lm.components.ssm.mamba import Mamba, first_dt_bias
+from hooked_lm.components.ssm.mamba import Mamba, initial_dt_bias
 from tests.close import assert_close
 from tests.components import mixers
 
@@ -107,5 +107,5 @@ def test_large_steps_neither_overflow_nor_vanish(model: mixers.Rooted) -> None:
 
 
 def test_new_step_sizes() -> None:
-    sizes = F.softplus(first_dt_bias(5))
+    sizes = F.softplus(initial_dt_bias(5))
     assert_close(sizes, torch.tensor([0.001, 10**-2.5, 0.01, 10**-1.5, 0.1]))

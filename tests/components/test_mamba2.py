@@ -78,7 +78,7 @@ def test_decays_do_not_lose_what_large_rates_swallow() -> None:
 
 
 def test_groups_must_divide_heads() -> None:
-    with pytest.raises(ValueError, match="4 heads cannot share 3 groups"):
+    with pytest.raises(ValueError, match="n_heads=4 must be a multiple of n_groups=3"):
         Mamba2.Config(6, 4, 2, 5, n_groups=3).build()
 
 

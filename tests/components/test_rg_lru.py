@@ -10,20 +10,20 @@ from tests.components import mixers
 
 @pytest.fixture(params=[(8, 2), (8, 8), (9, 1)], ids=["two-parts", "part-per-channel", "one-part"])
 def model(request: pytest.FixtureRequest) -> mixers.Rooted:
-    d_inner, n_parts = request.param
-    return mixers.filled(RGLRU.Config(6, d_inner=d_inner, n_parts=n_parts, conv_width=3).build())
+    d_inner, n_channel_groups = request.param
+    return mixers.filled(RGLRU.Config(6, d_inner=d_inner, n_channel_groups=n_channel_groups, conv_width=3).build())
 
 
 def naive(mixer: RGLRU, stream: Tensor) -> Tensor:
     """Equations 1 to 4 of the paper, a position at a time."""
     cfg, (batch, n_pos, _) = mixer.cfg, stream.shape
-    d_part = cfg.d_inner // cfg.n_parts
+    d_group = cfg.d_inner // cfg.n_channel_groups
     x, gate = stream @ mixer.W_x + mixer.b_x, stream @ mixer.W_gate + mixer.b_gate
     padded = torch.cat([torch.zeros(batch, cfg.conv_width - 1, cfg.d_inner), x], 1)
     state, outputs = torch.zeros(batch, cfg.d_inner), []
     for pos in range(n_pos):
         u = sum(mixer.conv.W_conv[k] * padded[:, pos + k] for k in range(cfg.conv_width)) + mixer.conv.b_conv
-        parts = u.split(d_part, -1)
+        parts = u.split(d_group, -1)
         r = torch.cat([(part @ mixer.W_r[n] + mixer.b_r[n]).sigmoid() for n, part in enumerate(parts)], -1)
         i = torch.cat([(part @ mixer.W_i[n] + mixer.b_i[n]).sigmoid() for n, part in enumerate(parts)], -1)
         a = torch.exp(-8 * r * F.softplus(mixer.Lambda))
@@ -39,7 +39,7 @@ def test_it_is_the_recurrence(model: mixers.Rooted, n_pos: int) -> None:
 
 
 def test_parts_must_divide_channels() -> None:
-    with pytest.raises(ValueError, match="8 channels cannot be cut into 3 parts"):
+    with pytest.raises(ValueError, match="d_inner=8 must be a multiple of n_channel_groups=3"):
         RGLRU.Config(6, 8, 3).build()
 
 

@@ -30,7 +30,7 @@ NORM, MLP = LayerNorm.Config(D_MODEL), GatedMLP.Config(D_MODEL, 10)
 GROUPED = Attention.Config(D_MODEL, 4, 4, n_key_value_heads=2, qkv_bias=True, rotary=Rotary(4))
 BLOCKS: dict[str, tuple[Any, ...]] = {
     "hybrid": (
-        MixerMLPBlock.Config(mixer=RGLRU.Config(D_MODEL, d_inner=8, n_parts=2), ln1=NORM, mlp=MLP, ln2=NORM),
+        MixerMLPBlock.Config(mixer=RGLRU.Config(D_MODEL, d_inner=8, n_channel_groups=2), ln1=NORM, mlp=MLP, ln2=NORM),
         PreNormBlock.Config(attn=GROUPED, ln1=NORM, mlp=MLP, ln2=NORM),
         MixerBlock.Config(mixer=Mamba.Config(D_MODEL, d_inner=16, d_state=3, dt_rank=2), ln1=NORM),
     ),

@@ -161,7 +161,7 @@ def test_the_sum_of_biases() -> None:
     assert_close(model.accumulated_bias(2), attention + shared)
     assert torch.equal(built("gated").accumulated_bias(2), built("gated").accumulated_bias(2, include_mlp_biases=False))
     for kind in ("clamped", "plain", "shared"):
-        with pytest.raises(ValueError, match="depends on where each token is sent"):
+        with pytest.raises(ValueError, match="depends on its experts"):
             built(kind).accumulated_bias(2)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hooked_lm.analysis.attribution.graph import Graph, Node
 from hooked_lm.components.context import Context
 from hooked_lm.components.layer_norm import LayerNorm
-from hooked_lm.components.norm import RMSNorm, norm_unhooked, root_mean_square, wide
+from hooked_lm.components.norm import RMSNorm, norm_unhooked, root_mean_square, upcast
 from hooked_lm.models.decoder import Decoder
 
 Stream = Float[Tensor, "batch pos d_model"]
@@ -131,7 +131,7 @@ def held(norm: nn.Module) -> Read:
         raise TypeError(f"freeze_norms: a {type(norm).__name__} has no divisor that is known")
 
     def read(x: Tensor) -> Tensor:
-        centred = wide(x) - wide(x).mean(-1, keepdim=True) if isinstance(norm, LayerNorm) else wide(x)
+        centred = upcast(x) - upcast(x).mean(-1, keepdim=True) if isinstance(norm, LayerNorm) else upcast(x)
         scale = root_mean_square(centred.detach(), norm.cfg.eps)
         return norm.apply_weights((centred / scale).to(x.dtype))
 

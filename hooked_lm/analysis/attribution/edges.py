@@ -23,7 +23,7 @@ from hooked_lm.analysis.attribution.gradients import (
 )
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.attribution.written import Writers, check_sum
-from hooked_lm.components.norm import wide
+from hooked_lm.components.norm import upcast
 from hooked_lm.engine.budget import bytes_of
 from hooked_lm.engine.cost import token_cost
 from hooked_lm.engine.metric_trace import reads_of
@@ -313,7 +313,7 @@ def _products(
 ) -> Float[Tensor, "writer reader some_prompts"]:
     """Of each writer and reader, over features and then positions; in at least fp32."""
     by_position = torch.bmm(parts.flatten(1, 2).transpose(0, 1), read.flatten(1, 2).permute(1, 2, 0))
-    return wide(by_position).unflatten(0, parts.shape[1:3]).sum(1).permute(1, 2, 0)
+    return upcast(by_position).unflatten(0, parts.shape[1:3]).sum(1).permute(1, 2, 0)
 
 
 def _drawn(model: Decoder, graph: Graph, n_tokens: int, check: Check, seed: int) -> list[tuple[str, str]]:

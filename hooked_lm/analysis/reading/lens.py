@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.components.embed import Unembed
-from hooked_lm.components.norm import norm_of, norm_unhooked, wide
+from hooked_lm.components.norm import norm_of, norm_unhooked, upcast
 from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, tokens_of
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.decoder import Decoder
@@ -206,7 +206,7 @@ def decode(model: Decoder, stream: Float[Tensor, "row d_model"]) -> Float[Tensor
     """
     normalized = norm_unhooked(norm_of(model, "ln_final"), stream[None]).to(model.embed.W_E.dtype)
     unembed = model.unembed.unhooked if isinstance(model.unembed, Unembed) else model.unembed
-    return wide(model.cap_logits(unembed(normalized))[0])
+    return upcast(model.cap_logits(unembed(normalized))[0])
 
 
 def _run(

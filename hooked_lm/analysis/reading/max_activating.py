@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.analysis.reading.lens import spelled
-from hooked_lm.components.norm import wide
+from hooked_lm.components.norm import upcast
 from hooked_lm.interventions.top_examples import Examples, TopExamples
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results import stored
@@ -199,7 +199,7 @@ class _Measure:
         self.name = " ".join([self.site, *filter(None, parts)])
 
     def __call__(self, value: Float[Tensor, "batch pos *d"]) -> Float[Tensor, "batch pos"]:
-        value = wide(value)
+        value = upcast(value)
         if self.head is not None:
             value = value[:, :, _index(self.head, value.shape[2], "head", self.site)]
         if self.neuron is not None:

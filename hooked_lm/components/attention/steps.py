@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import wide
+from hooked_lm.components.norm import upcast
 
 Scores = Float[Tensor, "batch head query_pos key_pos"]
 
@@ -43,9 +43,9 @@ def mix_in_steps(
 def softmax(scores: Scores, sinks: Float[Tensor, " head"] | None) -> Scores:
     """The pattern, in at least fp32. With sinks its rows sum to less than one: the rest goes to the sink of the head."""
     if sinks is None:
-        return wide(scores).softmax(-1)
-    of_sinks = wide(sinks)[:, None, None].expand(scores.shape[0], -1, scores.shape[2], 1)
-    return torch.cat([wide(scores), of_sinks], -1).softmax(-1)[..., :-1]
+        return upcast(scores).softmax(-1)
+    of_sinks = upcast(sinks)[:, None, None].expand(scores.shape[0], -1, scores.shape[2], 1)
+    return torch.cat([upcast(scores), of_sinks], -1).softmax(-1)[..., :-1]
 
 
 def _rows(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hooked_lm.components.blocks.block import MLPPart
 from hooked_lm.components.context import Context
 from hooked_lm.components.mlp import hook_if_listening
-from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of, wide
+from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of, upcast
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.components.ssm.rg_lru import RGLRU
@@ -73,7 +73,7 @@ class MixerBlock(MixerPart):
         self.hook_resid_post = HookPoint(*RESIDUAL)
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
-        resid = self.hook_resid_pre(wide(resid) if self.cfg.wide_stream else resid)
+        resid = self.hook_resid_pre(upcast(resid) if self.cfg.wide_stream else resid)
         return self.hook_resid_post(resid + self.mixer_out(resid, context))
 
 

@@ -1,1 +1,1 @@
-"""Mixers with a state: Mamba, Mamba-2, RG-LRU, with their scan and convolution."""
+"""State-space mixers: Mamba, Mamba-2 and RG-LRU, with their scan and convolution."""

@@ -1,4 +1,4 @@
-"""The short causal convolution in front of a state-space recurrence, and the window of inputs that it remembers."""
+"""The short causal convolution before a state-space recurrence, and its window of past inputs."""
 
 from dataclasses import dataclass
 
@@ -6,17 +6,17 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from hooked_lm.components.norm import wide
+from hooked_lm.components.norm import upcast
 
 Channels = Float[Tensor, "batch pos channel"]
 Window = Float[Tensor, "batch tap channel"]
 
 
 class CausalConvolution(nn.Module):
-    """`y[pos] = sum over k of W_conv[k] * x[pos - (width - 1) + k] + b_conv`, each channel by itself.
+    """`y[pos] = sum over k of W_conv[k] * x[pos - (width - 1) + k] + b_conv`, for each channel.
 
-    `W_conv` is [width, channel]; before the first token there are zeros. Padding is passed over: a token's neighbours are
-    the real tokens before it, wherever the padding stands.
+    `W_conv` is [width, channel]; inputs before the first token are zero. Padding is skipped: a token is convolved with the real
+    tokens before it.
     """
 
     @dataclass(frozen=True)
@@ -37,27 +37,27 @@ class CausalConvolution(nn.Module):
     def forward(
         self, x: Channels, window: Window | None = None, real: Bool[Tensor, "batch pos"] | None = None
     ) -> tuple[Channels, Window]:
-        """The convolved inputs, in at least fp32, and the window for the tokens that come next: the last `width - 1` inputs.
+        """Returns the convolved inputs, in at least fp32, and the window for later tokens: the last `width - 1` inputs.
 
-        `window` is that of the tokens before; `real` marks what is no padding, None: everything.
+        `window` is that of earlier tokens; `real` marks tokens that are not padding, None: all.
         """
         n_pos, n_taps = x.shape[1], self.cfg.width - 1
         if window is None:
             window = x.new_zeros(x.shape[0], n_taps, x.shape[2])
         if real is None:
-            seen = torch.cat([window, x], 1)
-            return self._convolve(seen), seen[:, n_pos:]
-        order = (~real).long().argsort(dim=1, stable=True)  # the real tokens side by side, padding after them
-        seen = torch.cat([window, x.take_along_dim(order[..., None], 1)], 1)
+            inputs = torch.cat([window, x], 1)
+            return self._convolve(inputs), inputs[:, n_pos:]
+        order = (~real).long().argsort(dim=1, stable=True)  # real tokens first, then padding
+        inputs = torch.cat([window, x.take_along_dim(order[..., None], 1)], 1)
         last = real.sum(1, keepdim=True) + torch.arange(n_taps, device=x.device)
-        convolved = self._convolve(seen).take_along_dim(order.argsort(1)[..., None], 1)
-        return convolved, seen.take_along_dim(last[..., None], 1)
+        convolved = self._convolve(inputs).take_along_dim(order.argsort(1)[..., None], 1)
+        return convolved, inputs.take_along_dim(last[..., None], 1)
 
-    def _convolve(self, seen: Float[Tensor, "batch taps_and_pos channel"]) -> Channels:
-        """A product for each tap: for a few taps faster than a grouped convolution, whose axes lie the other way."""
-        weight, n_pos = wide(self.W_conv), seen.shape[1] - self.cfg.width + 1
-        seen = wide(seen)
-        out = seen[:, :n_pos] * weight[0]
+    def _convolve(self, inputs: Float[Tensor, "batch taps_and_pos channel"]) -> Channels:
+        """One product per tap: for few taps faster than a grouped convolution, which needs the axes transposed."""
+        weight, n_pos = upcast(self.W_conv), inputs.shape[1] - self.cfg.width + 1
+        inputs = upcast(inputs)
+        out = inputs[:, :n_pos] * weight[0]
         for tap in range(1, self.cfg.width):
-            out = torch.addcmul(out, seen[:, tap : tap + n_pos], weight[tap])
-        return out if self.b_conv is None else out + wide(self.b_conv)
+            out = torch.addcmul(out, inputs[:, tap : tap + n_pos], weight[tap])
+        return out if self.b_conv is None else out + upcast(self.b_conv)

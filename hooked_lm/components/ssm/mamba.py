@@ -1,5 +1,5 @@
-"""The selective state space of Mamba (Gu and Dao 2023, arXiv:2312.00752): each channel keeps a few numbers, and what it
-reads says how much of them to keep."""
+"""The selective state space of Mamba (Gu and Dao 2023, arXiv:2312.00752): each channel has a
+small state, whose decay depends on the input."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from hooked_lm.components.activations import activation
 from hooked_lm.components.context import Context
 from hooked_lm.components.mlp import hook_if_listening
-from hooked_lm.components.norm import RESIDUAL, wide
+from hooked_lm.components.norm import RESIDUAL, upcast
 from hooked_lm.components.ssm.convolution import CausalConvolution
-from hooked_lm.components.ssm.scan import shown_states
+from hooked_lm.components.ssm.scan import hooked_states
 from hooked_lm.hooks import HookPoint, is_listening
 
 INNER = ("batch", "pos", "d_inner")
 STATE = ("batch", "pos", "d_state")
-SEGMENT = 256  # positions whose states are in memory at once, unless something listens to the states
+SEGMENT = 256  # positions whose states are in memory at once, unless something listens to hook_state
 
 Stream = Float[Tensor, "batch pos d_model"]
 Inner = Float[Tensor, "batch pos d_inner"]
@@ -27,13 +27,13 @@ Inner = Float[Tensor, "batch pos d_inner"]
 class Mamba(nn.Module):
     """`h[pos] = exp(dt A) h[pos - 1] + dt B u` and `y = C h + D u`, gated: `(y * silu(gate)) W_out`.
 
-    `u = act(conv(x W_x))` is what the state space reads, `dt`, `B` and `C` are made of it, and `A = -exp(A_log)`.
+    `u = act(conv(x W_x))` is the input of the state space, `dt`, `B` and `C` are functions of it, and `A = -exp(A_log)`.
     `W_x` and `W_gate` are [d_model, d_inner], `W_dt_down` [d_inner, dt_rank], `W_dt_up` [dt_rank, d_inner], `W_B` and
     `W_C` [d_inner, d_state], `W_out` [d_inner, d_model]; `A_log` is [d_inner, d_state], `D` and `dt_bias` [d_inner].
 
     Sites: `hook_x` before the convolution, `hook_conv` (u) after it and its activation, `hook_gate` before its silu,
     `hook_dt` after the softplus, `hook_B`, `hook_C`; on demand `hook_state`, the state after every position, whose
-    edits change what follows (see `scan.shown_states`); `hook_y` before the gate. `hook_dt`, `hook_state` and `hook_y`
+    edits change later states (see `scan.hooked_states`); `hook_y` before the gate. `hook_dt`, `hook_state` and `hook_y`
     are in at least fp32, as the recurrence is.
     """
 
@@ -50,7 +50,7 @@ class Mamba(nn.Module):
 
         @property
         def n_weights(self) -> int:
-            """The entries of its matrices."""
+            """The number of entries of its matrices."""
             return self.d_inner * (3 * self.d_model + 2 * self.dt_rank + 2 * self.d_state)
 
         def build(self) -> "Mamba":
@@ -67,7 +67,7 @@ class Mamba(nn.Module):
         self.conv = CausalConvolution.Config(cfg.d_inner, cfg.conv_width, cfg.conv_bias).build()
         self.W_dt_down = nn.Parameter(torch.empty(cfg.dt_rank, cfg.d_inner).T)
         self.W_dt_up = nn.Parameter(torch.empty(cfg.d_inner, cfg.dt_rank).T)
-        self.dt_bias = nn.Parameter(first_dt_bias(cfg.d_inner))
+        self.dt_bias = nn.Parameter(initial_dt_bias(cfg.d_inner))
         self.W_B = nn.Parameter(torch.empty(cfg.d_state, cfg.d_inner).T)
         self.W_C = nn.Parameter(torch.empty(cfg.d_state, cfg.d_inner).T)
         self.A_log = nn.Parameter(torch.arange(1.0, cfg.d_state + 1).log().repeat(cfg.d_inner, 1))
@@ -85,7 +85,7 @@ class Mamba(nn.Module):
         self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
 
     def forward(self, stream: Stream, context: Context | None = None, layer: int = 0) -> Stream:
-        """`layer` says which entry of the context's cache is this layer's."""
+        """`layer` is the index of this layer's entry in the context's cache."""
         stream = hook_if_listening(self.hook_in, stream)
         context = context or Context(stream.shape[1], stream.device)
         real, entry = context.new_real(), None if context.cache is None else context.cache.state(layer)
@@ -98,16 +98,16 @@ class Mamba(nn.Module):
         dt = self.hook_dt(self.step_size(u))
         B, C = self.hook_B(F.linear(u, self.W_B.T)), self.hook_C(F.linear(u, self.W_C.T))
 
-        kept_dt = dt if real is None else dt.masked_fill(~real[..., None], 0.0)  # padding leaves the state as it is
-        y, state = self.recur(wide(u), kept_dt, wide(B), wide(C), state)
+        masked_dt = dt if real is None else dt.masked_fill(~real[..., None], 0.0)  # padding does not change the state
+        y, state = self.recur(upcast(u), masked_dt, upcast(B), upcast(C), state)
         if entry is not None:
             entry.keep(window, state, context.n_pos)
         return self.hook_out(self.output(self.hook_y(y), gate))
 
     def step_size(self, u: Inner) -> Inner:
-        """How far the state moves at each position, in at least fp32."""
+        """The step size at each position, in at least fp32."""
         low = F.linear(F.linear(u, self.W_dt_down.T), self.W_dt_up.T)
-        return F.softplus(wide(low) + wide(self.dt_bias))
+        return F.softplus(upcast(low) + upcast(self.dt_bias))
 
     def recur(
         self,
@@ -117,30 +117,30 @@ class Mamba(nn.Module):
         C: Float[Tensor, "batch pos d_state"],
         state: Float[Tensor, "batch d_inner d_state"] | None,
     ) -> tuple[Inner, Float[Tensor, "batch d_inner d_state"]]:
-        """What is read off the states, and the last one; segment by segment, so that few states are there at a time."""
+        """`C h` at every position, and the last state; in segments, so that few states are in memory at a time."""
         length = u.shape[1] if is_listening(self.hook_state) else SEGMENT
         outputs = []
         for start in range(0, u.shape[1], length):
-            part = slice(start, start + length)
-            decay, update = self.discretized(u[:, part], dt[:, part], B[:, part])
-            states = shown_states(self.hook_state, decay, update, state)
-            outputs.append((states @ C[:, part, :, None])[..., 0])
+            segment = slice(start, start + length)
+            decay, update = self.discretized(u[:, segment], dt[:, segment], B[:, segment])
+            states = hooked_states(self.hook_state, decay, update, state)
+            outputs.append((states @ C[:, segment, :, None])[..., 0])
             state = states[:, -1]
-        assert state is not None  # there is a position at least
-        return torch.cat(outputs, 1) + wide(self.D) * u, state
+        assert state is not None  # there is at least one position
+        return torch.cat(outputs, 1) + upcast(self.D) * u, state
 
     def discretized(
         self, u: Inner, dt: Inner, B: Float[Tensor, "batch pos d_state"]
     ) -> tuple[Float[Tensor, "batch pos d_inner d_state"], Float[Tensor, "batch pos d_inner d_state"]]:
-        """What each position keeps of the state, and what it adds."""
-        A = -wide(self.A_log).exp()
+        """Decay and update of the state at each position."""
+        A = -upcast(self.A_log).exp()
         return (dt[..., None] * A).exp(), (dt * u)[..., None] * B[:, :, None]
 
     def output(self, y: Inner, gate: Inner) -> Stream:
-        """From what was read off the states back into the stream."""
-        return F.linear((y * F.silu(wide(gate))).to(gate.dtype), self.W_out.T, self.b_out)
+        """Gates the outputs of the state space and projects them into the stream."""
+        return F.linear((y * F.silu(upcast(gate))).to(gate.dtype), self.W_out.T, self.b_out)
 
 
-def first_dt_bias(n: int) -> Float[Tensor, " n"]:
-    """For a new model: step sizes from 0.001 to 0.1, evenly in their logarithms, as they are before the softplus."""
+def initial_dt_bias(n: int) -> Float[Tensor, " n"]:
+    """Initial biases: step sizes from 0.001 to 0.1, log-spaced, before the softplus."""
     return torch.linspace(-3.0, -1.0, n).mul(torch.tensor(10.0).log()).exp().expm1().log()

@@ -1,26 +1,27 @@
-"""The state space of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060): one decay a head, so that the recurrence is also a
-masked product of `C` and `B`, a kind of attention."""
+"""The state space of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060): with one decay per head the recurrence is also
+a masked product of `C` and `B`, a form of attention."""
 
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.activations import activation
 from hooked_lm.components.context import Context
 from hooked_lm.components.mlp import hook_if_listening
-from hooked_lm.components.norm import RESIDUAL, RMSNorm, wide
+from hooked_lm.components.norm import RESIDUAL, RMSNorm, upcast
 from hooked_lm.components.ssm.convolution import CausalConvolution
-from hooked_lm.components.ssm.mamba import first_dt_bias
-from hooked_lm.components.ssm.scan import linear_scan, shown_states
+from hooked_lm.components.ssm.mamba import initial_dt_bias
+from hooked_lm.components.ssm.scan import hooked_states, linear_scan
 from hooked_lm.hooks import HookPoint, is_listening
 
 INNER = ("batch", "pos", "d_inner")
 HEADS = ("batch", "pos", "ssm_head", "d_ssm_head")
 GROUPS = ("batch", "pos", "group", "d_state")
-CHUNK = 64  # positions whose pairs are weighed against each other
+CHUNK = 64  # positions whose pairs are computed as a masked product
 
 Stream = Float[Tensor, "batch pos d_model"]
 Inner = Float[Tensor, "batch pos d_inner"]
@@ -34,13 +35,13 @@ class Mamba2(nn.Module):
     """In each head `h[pos] = exp(dt A) h[pos - 1] + dt u B^T` and `y = h C + D u`; `norm(y * silu(gate)) W_out`.
 
     `u`, `B` and `C` are `act(conv(x [W_x W_B W_C]))`, `dt = softplus(x W_dt + dt_bias)` within `dt_limit`, and
-    `A = -exp(A_log)`. The heads of a group share `B` and `C`; the norm is taken within a group. `W_x` and `W_gate` are
+    `A = -exp(A_log)`. The heads of a group share `B` and `C`; each group is normalised separately. `W_x` and `W_gate` are
     [d_model, d_inner], `W_B` and `W_C` [d_model, group * d_state], `W_dt` [d_model, ssm_head], `W_out`
     [d_inner, d_model]; `A_log`, `D` and `dt_bias` are [ssm_head].
 
     Sites: `hook_x` before the convolution, `hook_conv` (u) after it and its activation, as are `hook_B` and `hook_C`;
     `hook_gate` before its silu, `hook_dt` after the softplus; on demand `hook_state`, the state after every position,
-    whose edits change what follows (see `scan.shown_states`); `hook_y` before the gate. `hook_dt`, `hook_state` and
+    whose edits change later states (see `scan.hooked_states`); `hook_y` before the gate. `hook_dt`, `hook_state` and
     `hook_y` are in at least fp32, as the recurrence is.
     """
 
@@ -64,12 +65,12 @@ class Mamba2(nn.Module):
 
         @property
         def d_shared(self) -> int:
-            """The width of B, and of C: one state's for each group."""
+            """The width of B and of C, over all groups."""
             return self.n_groups * self.d_state
 
         @property
         def n_weights(self) -> int:
-            """The entries of its matrices."""
+            """The number of entries of its matrices."""
             return self.d_model * (3 * self.d_inner + 2 * self.d_shared + self.n_heads)
 
         def build(self) -> "Mamba2":
@@ -78,7 +79,7 @@ class Mamba2(nn.Module):
     def __init__(self, cfg: Config) -> None:
         super().__init__()
         if cfg.n_heads % cfg.n_groups:
-            raise ValueError(f"{cfg.n_heads} heads cannot share {cfg.n_groups} groups evenly")
+            raise ValueError(f"n_heads={cfg.n_heads} must be a multiple of n_groups={cfg.n_groups}")
         self.cfg = cfg
         self.act = activation(cfg.act_fn)
         self.W_gate, self.b_gate = self._projection(cfg.d_inner)
@@ -87,7 +88,7 @@ class Mamba2(nn.Module):
         self.W_C, self.b_C = self._projection(cfg.d_shared)
         self.W_dt, self.b_dt = self._projection(cfg.n_heads)
         self.conv = CausalConvolution.Config(cfg.d_inner + 2 * cfg.d_shared, cfg.conv_width, cfg.conv_bias).build()
-        self.dt_bias = nn.Parameter(first_dt_bias(cfg.n_heads))
+        self.dt_bias = nn.Parameter(initial_dt_bias(cfg.n_heads))
         self.A_log = nn.Parameter(torch.arange(1.0, cfg.n_heads + 1).log())
         self.D = nn.Parameter(torch.ones(cfg.n_heads))
 
@@ -105,12 +106,12 @@ class Mamba2(nn.Module):
         self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
 
     def _projection(self, size: int) -> tuple[nn.Parameter, nn.Parameter | None]:
-        """A weight [d_model, size] that reads the stream, and its bias."""
+        """A weight [d_model, size] and its bias."""
         weight = nn.Parameter(torch.empty(size, self.cfg.d_model).T)
         return weight, nn.Parameter(torch.zeros(size)) if self.cfg.bias else None
 
     def forward(self, stream: Stream, context: Context | None = None, layer: int = 0) -> Stream:
-        """`layer` says which entry of the context's cache is this layer's."""
+        """`layer` is the index of this layer's entry in the context's cache."""
         stream = hook_if_listening(self.hook_in, stream)
         context = context or Context(stream.shape[1], stream.device)
         real, entry = context.new_real(), None if context.cache is None else context.cache.state(layer)
@@ -122,20 +123,20 @@ class Mamba2(nn.Module):
         u, B, C = self.hook_conv(u), self.hook_B(B), self.hook_C(C)
         dt = self.hook_dt(self.step_size(stream))
 
-        kept_dt = dt if real is None else dt.masked_fill(~real[..., None], 0.0)  # padding leaves the state as it is
-        heads = wide(u).unflatten(-1, (self.cfg.n_heads, -1))
+        masked_dt = dt if real is None else dt.masked_fill(~real[..., None], 0.0)  # padding does not change the state
+        heads = upcast(u).unflatten(-1, (self.cfg.n_heads, -1))
         if context.n_pos == 1 or is_listening(self.hook_state):
-            y, state = self.recur(heads, kept_dt, wide(B), wide(C), state)
+            y, state = self.recur(heads, masked_dt, upcast(B), upcast(C), state)
         else:
-            y, state = self.in_chunks(heads, kept_dt, wide(B), wide(C), state)
+            y, state = self.in_chunks(heads, masked_dt, upcast(B), upcast(C), state)
         if entry is not None:
             entry.keep(window, state, context.n_pos)
-        return self.hook_out(self.output(self.hook_y(y + wide(self.D)[:, None] * heads), gate))
+        return self.hook_out(self.output(self.hook_y(y + upcast(self.D)[:, None] * heads), gate))
 
     def convolved(
         self, x: Inner, stream: Stream, window: Tensor | None = None, real: Tensor | None = None
     ) -> tuple[Inner, PerGroup, PerGroup, Tensor]:
-        """What the state space reads, B and C, all three after the convolution and its activation; and the window."""
+        """u, B and C, all after the convolution and its activation, and the new window."""
         B, C = F.linear(stream, self.W_B.T, self.b_B), F.linear(stream, self.W_C.T, self.b_C)
         sizes, groups = [x.shape[-1], B.shape[-1], C.shape[-1]], (self.cfg.n_groups, -1)
         together, window = self.conv(torch.cat([x, B, C], -1), window, real)
@@ -143,71 +144,74 @@ class Mamba2(nn.Module):
         return x, B.unflatten(-1, groups), C.unflatten(-1, groups), window
 
     def step_size(self, stream: Stream) -> Rates:
-        """How far the state moves at each position, in at least fp32."""
+        """The step size at each position, in at least fp32."""
         low = F.linear(stream, self.W_dt.T, self.b_dt)
-        return F.softplus(wide(low) + wide(self.dt_bias)).clamp(*self.cfg.dt_limit)
+        return F.softplus(upcast(low) + upcast(self.dt_bias)).clamp(*self.cfg.dt_limit)
 
     def rates(self, dt: Float[Tensor, "*batch ssm_head"]) -> Float[Tensor, "*batch ssm_head"]:
-        """The logarithm of what each position keeps of the state."""
-        return -dt * wide(self.A_log).exp()
+        """The logarithm of the decay at each position."""
+        return -dt * upcast(self.A_log).exp()
 
-    # ---- the state space, in two ways --------------------------------------------------------------------------------
+    # ---- two ways to compute the state space --------------------------------------------------------------------------
 
     def recur(self, u: PerHead, dt: Rates, B: PerGroup, C: PerGroup, state: State | None) -> tuple[PerHead, State]:
-        """What is read off the states, and the last one, by way of all states."""
-        states = shown_states(self.hook_state, *self.discretized(u, dt, B), state)
-        return self.read_off(states, C), states[:, -1]
+        """`h C` at every position and the last state, from all states."""
+        states = hooked_states(self.hook_state, *self.discretized(u, dt, B), state)
+        return self.outputs_of(states, C), states[:, -1]
 
     def discretized(self, u: PerHead, dt: Rates, B: PerGroup) -> tuple[Tensor, Tensor]:
-        """What each position keeps of the state [batch pos ssm_head 1 1], and what it adds."""
+        """Decay [batch pos ssm_head 1 1] and update of the state at each position."""
         per_head = B.repeat_interleave(self.cfg.n_heads // self.cfg.n_groups, 2)
         return self.rates(dt).exp()[..., None, None], (dt[..., None] * u)[..., None] * per_head[..., None, :]
 
-    def read_off(self, states: Float[Tensor, "batch pos ssm_head d_ssm_head d_state"], C: PerGroup) -> PerHead:
+    def outputs_of(self, states: Float[Tensor, "batch pos ssm_head d_ssm_head d_state"], C: PerGroup) -> PerHead:
         """`h C` at every position."""
         grouped = states.unflatten(2, (self.cfg.n_groups, -1)).flatten(3, 4)  # [batch pos group (head d_head) d_state]
         return (grouped @ C[..., None]).reshape(states.shape[:-1])
 
     def in_chunks(self, u: PerHead, dt: Rates, B: PerGroup, C: PerGroup, state: State | None) -> tuple[PerHead, State]:
-        """The same, chunk by chunk: within a chunk as a masked product of C and B, between chunks by their states.
+        """The same in chunks: masked products of C and B within a chunk, a recurrence of states between chunks.
 
-        No state but the last of each chunk is ever made.
+        Only the last state of each chunk is computed.
         """
         n_pos, n_groups = u.shape[1], self.cfg.n_groups
         length = min(CHUNK, n_pos)
-        missing = -n_pos % length  # filled with steps of size zero, which change nothing
-        u, dt, B, C = (F.pad(t, (0, 0) * (t.ndim - 2) + (0, missing)).unflatten(1, (-1, length)) for t in (u, dt, B, C))
-        # from here on [batch chunk group head pos ...]; heads of a group have B and C in common
-        rates = self.rates(dt).transpose(2, 3).unflatten(2, (n_groups, -1))
-        moved = (u * dt[..., None]).transpose(2, 3).unflatten(2, (n_groups, -1))
-        B, C = B.transpose(2, 3)[:, :, :, None], C.transpose(2, 3)[:, :, :, None]
+        n_padded = -n_pos % length  # a step of size zero does not change the state
+        u, dt, B, C = (F.pad(t, (0, 0) * (t.ndim - 2) + (0, n_padded)) for t in (u, dt, B, C))
+        sizes = {"pos": length, "group": n_groups}
+        rates = rearrange(self.rates(dt), "batch (chunk pos) (group head) -> batch chunk group head pos", **sizes)
+        inputs = rearrange(
+            u * dt[..., None], "batch (chunk pos) (group head) d_head -> batch chunk group head pos d_head", **sizes
+        )
+        B, C = (
+            rearrange(t, "batch (chunk pos) group d_state -> batch chunk group 1 pos d_state", **sizes) for t in (B, C)
+        )
 
-        kept = decays(rates)  # [... pos, source pos]: what is left at pos of what was added at the source
-        y = (C @ B.mT * kept) @ moved
-        ends = (moved * kept[..., -1, :, None]).mT @ B  # what each chunk adds to its last state
+        weights = decays(rates)  # [... pos, source pos]: the decay from the source to pos
+        y = (C @ B.mT * weights) @ inputs
+        updates = (inputs * weights[..., -1, :, None]).mT @ B  # of the state, over a whole chunk
         since_start = rates.cumsum(-1).exp()
-        first = None if state is None else state.unflatten(1, (n_groups, -1))
-        states = linear_scan(since_start[..., -1, None, None], ends, first)
-        first = torch.zeros_like(ends[:, 0]) if first is None else first
-        before = torch.cat([first[:, None], states[:, :-1]], 1)
-        y = y + since_start[..., None] * (C @ before.mT)
-        y = y.flatten(2, 3).transpose(2, 3).flatten(1, 2)
+        first = torch.zeros_like(updates[:, 0]) if state is None else state.unflatten(1, (n_groups, -1))
+        states = linear_scan(since_start[..., -1, None, None], updates, first)
+        previous = torch.cat([first[:, None], states[:, :-1]], 1)
+        y = y + since_start[..., None] * (C @ previous.mT)
+        y = rearrange(y, "batch chunk group head pos d_head -> batch (chunk pos) (group head) d_head")
         return y[:, :n_pos], states[:, -1].flatten(1, 2)
 
     def output(self, y: PerHead, gate: Inner) -> Stream:
-        """From what was read off the states back into the stream."""
+        """Gates and normalises the outputs of the state space and projects them into the stream."""
         normed = self.norm(self.gated(y, gate)).flatten(2)
         return F.linear(normed.to(gate.dtype), self.W_out.T, self.b_out)
 
     def gated(self, y: PerHead, gate: Inner) -> Float[Tensor, "batch pos group d_group"]:
-        """What the norm reads."""
-        return (y.flatten(2) * F.silu(wide(gate))).unflatten(-1, (self.cfg.n_groups, -1))
+        """The input of the norm."""
+        return (y.flatten(2) * F.silu(upcast(gate))).unflatten(-1, (self.cfg.n_groups, -1))
 
 
 def decays(rates: Float[Tensor, "*batch pos"]) -> Float[Tensor, "*batch pos source_pos"]:
-    """`exp(sum of the rates after the source, up to pos)`, and zero for sources that come later.
+    """`exp(sum of the rates after the source, up to pos)`; zero for sources after pos.
 
-    The sums run over the rates themselves: a difference of running sums would lose what large rates swallow.
+    Each sum is computed directly: a difference of cumulative sums would lose precision.
     """
     length = rates.shape[-1]
     earlier = torch.ones(length, length, dtype=torch.bool, device=rates.device).tril(-1)

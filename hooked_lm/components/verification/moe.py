@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import wide
+from hooked_lm.components.norm import upcast
 from hooked_lm.components.normed_moe import NormedMoE
 from hooked_lm.components.verification.registry import (
     Identity,
@@ -38,7 +38,7 @@ def identities_of_parts(moe: MoE, at: Sites, router: Read, experts: Read, shared
     """The same where router, experts and shared expert may read different things."""
     yield (
         "ln2.normalized * w + b -> router_logits",
-        lambda: (plus(wide(router()) @ wide(moe.W_router), moe.b_router), at("hook_router_logits")),
+        lambda: (plus(upcast(router()) @ upcast(moe.W_router), moe.b_router), at("hook_router_logits")),
     )
     yield (
         "router(router_logits) == expert_weights",

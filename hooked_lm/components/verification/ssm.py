@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from hooked_lm.components.norm import wide
+from hooked_lm.components.norm import upcast
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.components.ssm.rg_lru import RGLRU
@@ -30,9 +30,9 @@ def _(mixer: Mamba, at: Sites, read: Read) -> Iterator[Identity]:
     """What must hold between the sites of a run without padding or a cache."""
 
     def by_steps() -> tuple[Tensor, Tensor]:
-        u, dt, B, C = (wide(at(f"hook_{name}")) for name in ("conv", "dt", "B", "C"))
+        u, dt, B, C = (upcast(at(f"hook_{name}")) for name in ("conv", "dt", "B", "C"))
         states = step_by_step(*mixer.discretized(u, dt, B))
-        return torch.einsum("bpds,bps->bpd", states, C) + wide(mixer.D) * u, at("hook_y")
+        return torch.einsum("bpds,bps->bpd", states, C) + upcast(mixer.D) * u, at("hook_y")
 
     yield "stream -> x", lambda: (plus(read() @ mixer.W_x, mixer.b_x), at("hook_x"))
     yield "stream -> gate", lambda: (plus(read() @ mixer.W_gate, mixer.b_gate), at("hook_gate"))
@@ -69,10 +69,10 @@ def _(mixer: Mamba2, at: Sites, read: Read) -> Iterator[Identity]:
         return mixer.convolved(at("hook_x"), read())
 
     def by_steps() -> tuple[Tensor, Tensor]:
-        u, dt, B, C = (wide(at(f"hook_{name}")) for name in ("conv", "dt", "B", "C"))
+        u, dt, B, C = (upcast(at(f"hook_{name}")) for name in ("conv", "dt", "B", "C"))
         u = u.unflatten(-1, (mixer.cfg.n_heads, -1))
         states = step_by_step(*mixer.discretized(u, dt, B))
-        return mixer.read_off(states, C) + wide(mixer.D)[:, None] * u, at("hook_y")
+        return mixer.outputs_of(states, C) + upcast(mixer.D)[:, None] * u, at("hook_y")
 
     yield "stream -> x", lambda: (plus(read() @ mixer.W_x, mixer.b_x), at("hook_x"))
     yield "stream -> gate", lambda: (plus(read() @ mixer.W_gate, mixer.b_gate), at("hook_gate"))

@@ -22,7 +22,7 @@ from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.embed import Unembed
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP
-from hooked_lm.components.norm import RMSNorm, norm_of, wide
+from hooked_lm.components.norm import RMSNorm, norm_of, upcast
 from hooked_lm.components.verification import is_known, norm_readers, output_weights
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.hooks import HookPoint
@@ -250,7 +250,7 @@ def _refactor_queries(attn: Any) -> None:
 
 def _working(weight: Tensor) -> Tensor:
     """The values in fp32 or wider; shares memory with the weight if that is its dtype."""
-    return wide(weight.detach())
+    return upcast(weight.detach())
 
 
 @contextmanager
