@@ -232,7 +232,8 @@ class Experiment:
         odd = next((change for change in (*cells[0], *self.base_changes) if not self._is_known([change])), None)
         if isinstance(odd, Edit):
             return f"nothing is known of what a change at '{odd.site}' reaches"
-        return "nothing is known of what a function of a whole value changes"
+        where = "" if odd is None else f" at '{odd.site}'"
+        return f"nothing is known of what a function of a whole value changes{where} (a controller with acts_by_position says it)"
 
     def _incrementally(
         self, cells: Sequence[Cell], known: Sequence[int], reads: TracedAccess, title: str, progress: bool | None

@@ -10,6 +10,7 @@ from hooked_lm.interventions.controllers import AddDirection, Clamp, Noise, Proj
 from hooked_lm.interventions.detectors import InputTokens, NanGradientGuard, NanGuard, Output, Record
 from hooked_lm.interventions.gradient_report import GradientReport
 from hooked_lm.interventions.gradients import ClipGradient, RecordGradient, ScaleGradient
+from hooked_lm.interventions.part import Part, PartEditor
 from hooked_lm.interventions.patch import (
     FreezeAttention,
     FreezeNorm,
@@ -42,6 +43,8 @@ __all__ = [
     "NanGuard",
     "Noise",
     "Output",
+    "Part",
+    "PartEditor",
     "Patch",
     "PatchHead",
     "PatchMLP",

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -113,8 +114,13 @@ class HookObject(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """The kind and settings; `from_dict` makes the same object of them. Raises ValueError for what cannot be written down,
-        such as a predicate."""
+        such as a predicate, and for a class whose constructor is not that of a dataclass."""
         found = self.settings()
+        if wrong := sorted(found.keys() ^ signature(type(self)).parameters.keys()):
+            raise ValueError(
+                f"{self!r} cannot be written down: the constructor of {type(self).__name__} and its fields differ in "
+                f"{', '.join(wrong)}. Make the class a dataclass whose fields are its settings, without an __init__ of its own"
+            )
         if strange := next((name for name, value in found.items() if callable(value)), None):
             raise ValueError(f"{self!r} cannot be written down: its {strange} is a function")
         return {"kind": self.kind_name(), **found}

@@ -97,7 +97,7 @@ class Along:
 @dataclass(frozen=True)
 class Part:
     """A part of a value: the indices that are taken of some axes; other axes are taken whole. `along` is None where a site has
-    no positions."""
+    no positions; `orders` and `by_position` serve changes that depend on the position."""
 
     where: str
     dims: tuple[str, ...]
@@ -135,7 +135,8 @@ class Part:
 
     @property
     def orders(self) -> Mapping[int, int]:
-        """The positions, and which of those asked for each is; where a site has none, everything is one."""
+        """The positions of the part in the sequence, in the order of its values, each with its place among those asked for;
+        `{0: 0}` where a site has no positions."""
         return {0: 0} if self.along is None else self.along.orders
 
     def take(self, value: Tensor) -> Tensor:
@@ -288,7 +289,11 @@ class LocalController(Controller):
 
 @dataclass(eq=False, repr=False)
 class PartEditor(LocalController):
-    """A local controller that makes the new values of a part from the old ones alone."""
+    """A local controller that makes the new values of a part from the old ones alone: the base of controllers of one's own.
+
+    A subclass is a dataclass of its settings, defines `edit`, and says by `acts_by_position` whether it can share the passes of a
+    sweep; see docs/interventions.md.
+    """
 
     def change(self, value: Any, hook: HookPoint) -> Any:
         for part in self.parts(value, hook):

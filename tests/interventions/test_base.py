@@ -183,6 +183,22 @@ def test_what_cannot_be_written_down_is_said(tmp_path: Path) -> None:
         load(tmp_path / "other")
 
 
+class Built(Times):
+    """A user's class that is no dataclass of its settings."""
+
+    def __init__(self, site: str, amount: float) -> None:
+        super().__init__(site)
+        self.amount = amount
+
+
+def test_a_class_with_a_constructor_of_its_own_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"its fields differ in amount, factor, hook_point.*Make the class a dataclass"
+    ):
+        save([Built("0", 2.0)], tmp_path / "hooks.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_bad_targets() -> None:
     with pytest.raises(ValueError, match="Times needs a hook_point"):
         Times()

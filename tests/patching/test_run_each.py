@@ -315,7 +315,7 @@ def test_functions_run_as_whole_forward_passes() -> None:
         value[:, 2] = len(hook.name or "")
 
     cells = [("blocks.0.hook_mlp_out", negated), [("blocks.1.hook_resid_pre", in_place), ZeroAblate("z", 1)]]
-    with pytest.warns(UserWarning, match="nothing is known of what a function of a whole value changes: 2 cells"):
+    with pytest.warns(UserWarning, match=r"function of a whole value changes at 'blocks.0.hook_mlp_out' \(.*: 2 cells"):
         result = patching.run_each(model, tokens, cells, metric=score, progress=False)
     assert_close(result.values, torch.stack([by_loop(model, tokens, hooks) for hooks in ([cells[0]], cells[1])]))
     assert result.axes["cell"][0] == "negated blocks.0.hook_mlp_out"
