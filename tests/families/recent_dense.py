@@ -7,6 +7,7 @@ BIASED = {"attention_bias": True}
 FOUR = {"num_hidden_layers": 4}
 SHARP = {"rope_theta": 100.0}
 NEMOTRON = {**SIZES, "num_key_value_heads": 2, "norm_eps": 0.02}
+JAIS = {**SIZES, "num_key_value_heads": 2, "layer_norm_eps": 0.02}
 GRANITE = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 0.7}
 CAPS = {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 2.0}
 # What the configs of published checkpoints say besides.
@@ -97,6 +98,13 @@ UNGATED = [
     Case("arcee", "grouped", {**SIZES, **GROUPED, **SHARP}),
     Case("arcee", "biased-tied-yarn", {**SIZES, **FULL, **YARN_MSCALE, **BIASED, **TIED, "mlp_bias": True}),
     Case("arcee", "wide-heads-gelu", {**SIZES, **GROUPED, "head_dim": 16, "hidden_act": "gelu"}),
+    Case("jais2", "grouped", {**JAIS, **SHARP}),
+    Case(
+        "jais2",
+        "unbiased-tied-gelu",
+        {**JAIS, **TIED, "num_key_value_heads": 4, "attention_bias": False, "mlp_bias": False, "hidden_act": "gelu"},
+    ),
+    Case("jais2", "wide-heads-one-kv-llama3", {**JAIS, **LLAMA3, "num_key_value_heads": 1, "head_dim": 16}),
     Case("apertus", "grouped-llama3", {**SIZES, **GROUPED, **LLAMA3, "qk_norm": True, "post_norm": False}),
     Case("apertus", "biased-tied", {**SIZES, **FULL, **BIASED, **TIED, **rope("default")}),
     Case("apertus", "wide-heads-relu2", {**SIZES, **GROUPED, **rope("default"), "head_dim": 16, "hidden_act": "relu2"}),
