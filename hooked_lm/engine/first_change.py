@@ -6,14 +6,17 @@ from torch import Tensor
 
 from hooked_lm.engine.base_run import BaseRun
 from hooked_lm.engine.edit import NONE, Edit
-from hooked_lm.engine.site_info import SiteInfo
+from hooked_lm.engine.site_info import SiteInfo, edits_of_scores
 
 
 class FirstChange:
-    """Finds the first position at which a cell differs from the base run. Before it a causal model gives the base run."""
+    """Finds the first position at which a cell differs from the base run. Before it a causal model gives the base run, unless a
+    pattern is changed in the base run."""
 
     def __init__(self, base: BaseRun, places: Mapping[str, SiteInfo]) -> None:
         self.base, self.places = base, places
+        starts = [edit.span(base.n_pos)[0] for edit in edits_of_scores(base.edits, places)]
+        self._causal_until = min(starts, default=base.n_pos)  # a changed pattern may attend to later keys
         self._known: dict[tuple[str, int], int] = {}
 
     def trimmed(self, edits: Sequence[Edit]) -> list[Edit]:
@@ -21,6 +24,8 @@ class FirstChange:
         in another way."""
         n_pos = self.base.n_pos
         first = min((self.of(edit) for edit in edits), default=n_pos)
+        if first < n_pos:
+            first = min(first, self._causal_until)
         later = [edit.starting_at(first, n_pos) for edit in edits]
         return [edit for edit in later if edit.span(n_pos) != NONE or self.places[edit.site].on_demand]
 

@@ -22,7 +22,7 @@ from hooked_lm.engine.context import PackedContext
 from hooked_lm.engine.cost import Cost
 from hooked_lm.engine.edit import NONE, Edit, Interval, overlap, repeated, union
 from hooked_lm.engine.ragged_batch import LayerSpans, Packing, Run, pack
-from hooked_lm.engine.site_info import REACHES_LATER, SiteInfo, TokenScope, kv_source_layer
+from hooked_lm.engine.site_info import REACHES_LATER, SiteInfo, TokenScope, edits_of_scores, kv_source_layer
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,6 @@ class Planner:
         shows_scores = any(self.places[edit.site].stage is TokenScope.SCORES for edit in edits)
         return CellSchedule(cell, first, tuple(steps), on_demand, shows_scores)
 
-    def _changes_scores(self, edits: Sequence[Edit], layer: int) -> bool:
-        places = [self.places[edit.site] for edit in edits if edit.site in self.places]
-        return any(place.layer == layer and place.stage is TokenScope.SCORES for place in places)
-
     def _next(
         self, layer: int, came: Interval, edits: Sequence[Edit], first: int, before: Sequence[LayerSpans]
     ) -> LayerSpans:
@@ -109,15 +105,15 @@ class Planner:
         changed, query_rows = union(came, *spans[True]), union(came, *spans[True], *spans[False])
         source = self.kv_source_layers[layer]
         shared = NONE if source is None or source < first else before[source - first].keys
-        seen = changed if source is None else shared  # by later positions
+        seen = changed if source is None else shared  # by later positions, and by all with a changed pattern
+        of_scores = edits_of_scores([*edits, *self.base_edits], self.places, layer)
+        seeing = union((seen[0], self.n_pos), *(edit.span(self.n_pos) for edit in of_scores))
         # an edit that replaces the whole output of attention hides the changed keys and values
-        later = (seen[0], self.n_pos)
-        is_replaced = any(self.places[edit.site].ends_sublayer and edit.covers(later) for edit in edits)
+        is_replaced = any(self.places[edit.site].ends_sublayer and edit.covers(seeing) for edit in edits)
         if seen != NONE and not is_replaced:
-            query_rows = union(query_rows, later)
+            query_rows = union(query_rows, seeing)
         key_rows = NONE
-        # a changed pattern may attend to later keys too, and then all tokens pass the layer
-        if layer == self.n_layers - 1 and not self._changes_scores([*edits, *self.base_edits], layer):
+        if layer == self.n_layers - 1 and not of_scores:
             query_rows = overlap(query_rows, self.reads)
             if source is None and changed != NONE and changed[0] < query_rows[0]:
                 key_rows = changed[0], query_rows[0]

@@ -1,5 +1,6 @@
 """The layer of each site of a decoder, and which positions of a row an edit there can affect. Other sites are left out."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -9,6 +10,7 @@ from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.norm import norm_of
+from hooked_lm.engine.edit import Edit
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder
 
@@ -60,6 +62,12 @@ def places(model: Decoder) -> dict[str, SiteInfo]:
                 n_layers, TokenScope.QUERIES_AND_AFTER, point.dims, on_demand=point.on_demand
             )
     return {name: place for name, place in found.items() if _is_known(place)}
+
+
+def edits_of_scores(edits: Sequence[Edit], known: Mapping[str, SiteInfo], layer: int | None = None) -> list[Edit]:
+    """The edits of scores and patterns, in a layer or in all of them. Queries there may attend to later keys."""
+    found = [(edit, known[edit.site]) for edit in edits if edit.site in known]
+    return [edit for edit, place in found if place.stage is TokenScope.SCORES and layer in (None, place.layer)]
 
 
 def mixing(block: nn.Module) -> nn.Module | None:

@@ -179,6 +179,7 @@ def check(world: World, exact: float) -> None:
 @given(seed=SEEDS)
 @example(seed=93)  # a pattern of the last layer attends to changed keys after the position that the metric reads
 @example(seed=99451)  # base edits change a norm and copies of the stream that pass it
+@example(seed=1003002219)  # a pattern of the base run attends to keys that a cell changes after it
 @settings(max_examples=60)
 def test_a_sweep_is_the_plain_loop(seed: int) -> None:
     check(random_world(seed), EXACT)
