@@ -171,7 +171,7 @@ def test_a_run_that_starts_behind_the_lender_is_refused() -> None:
         _, cache = model.run_with_cache(tokens)
         again = model(cache["resid_pre", 1], start_at_layer=1, tokens=tokens)
         assert_close(again, model(tokens))
-    with pytest.raises(ValueError, match="keys and values of layer 1, which is no part of this run; start at layer 1"):
+    with pytest.raises(ValueError, match="keys and values of layer 1, which did not run; start at layer 1"):
         model(cache["resid_pre", 2], start_at_layer=2, tokens=tokens)
 
 

@@ -1,5 +1,5 @@
-"""What a model remembers of the tokens it has already read, so that generation reads each token once: keys and values
-of attention, and the states of state-space layers."""
+"""Caches for generation: the keys and values of attention layers and the states of state-space layers, so that each token
+is processed once."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from torch import Tensor
 class KeyValueCacheEntry:
     """One layer's keys (after rotary) and values, in buffers for at least `room` positions that grow by doubling.
 
-    `past_keys` and `past_values` are views [batch, pos, kv_head, d_head] of what is filled.
+    `past_keys` and `past_values` are views [batch, pos, kv_head, d_head] of the filled positions.
     """
 
     def __init__(self, room: int = 64) -> None:
@@ -36,11 +36,11 @@ class KeyValueCacheEntry:
         keys: Float[Tensor, "batch new kv_head d_head"],
         values: Float[Tensor, "batch new kv_head d_value"],
     ) -> tuple[Float[Tensor, "batch pos kv_head d_head"], Float[Tensor, "batch pos kv_head d_value"]]:
-        """All keys and values, the new ones last; they are stored too, unless the entry is frozen.
+        """Stores new keys and values, unless the entry is frozen; returns all of them, the new ones last.
 
-        Where gradients are wanted nothing is stored in place: the result is a new tensor, and the entry keeps it.
+        If gradients are needed the result is a new tensor, which replaces the buffer.
         """
-        if self.length == 0:  # whatever an abandoned run left
+        if self.length == 0:  # what an interrupted run left
             self._keys = self._values = None
         past_keys, past_values = self.past_keys, self.past_values
         if past_keys is None or past_values is None:
@@ -48,9 +48,9 @@ class KeyValueCacheEntry:
                 return keys, values
             past_keys, past_values = keys[:, :0], values[:, :0]
         if past_keys.shape[0] != keys.shape[0]:
-            raise ValueError(f"the cache holds {past_keys.shape[0]} rows, and the new tokens have {keys.shape[0]}")
-        wants_grad = any(t.requires_grad for t in (past_keys, past_values, keys, values))
-        if self.frozen or (torch.is_grad_enabled() and wants_grad):
+            raise ValueError(f"the cache has {past_keys.shape[0]} rows, the new tokens have {keys.shape[0]}")
+        needs_grad = any(t.requires_grad for t in (past_keys, past_values, keys, values))
+        if self.frozen or (torch.is_grad_enabled() and needs_grad):
             keys, values = torch.cat([past_keys, keys], 1), torch.cat([past_values, values], 1)
             if not self.frozen:
                 self._keys, self._values, self.length = keys, values, keys.shape[1]
@@ -64,15 +64,15 @@ class KeyValueCacheEntry:
         return self._keys[:, :total], self._values[:, :total]
 
     def saved(self) -> Any:
-        """What `restore` needs to undo later runs."""
+        """The state of this entry, for `restore`."""
         return self.length
 
     def restore(self, saved: Any) -> None:
-        """Forget what was appended since."""
+        """Returns to a saved state."""
         self.length = saved
 
     def _with_room(self, buffer: Tensor | None, filled: Tensor, total: int) -> Tensor:
-        """A buffer for `total` positions that begins with what is filled."""
+        """A buffer for at least `total` positions, starting with the filled ones."""
         if buffer is not None and buffer.shape[1] >= total:
             return buffer
         n_pos = self.room if total <= self.room else 2 * total
@@ -82,9 +82,9 @@ class KeyValueCacheEntry:
 
 
 class StateCacheEntry:
-    """One state-space layer's memory: the last inputs of its convolution [batch, tap, channel], and its state.
+    """One state-space layer's last convolution inputs [batch, tap, channel] and its state.
 
-    Both are as large after one token as after a thousand; a run replaces them.
+    Their size does not depend on the number of tokens; each run replaces them.
     """
 
     def __init__(self) -> None:
@@ -94,25 +94,25 @@ class StateCacheEntry:
         self.state: Tensor | None = None
 
     def past(self, batch: int) -> tuple[Tensor | None, Tensor | None]:
-        """Window and state after the tokens read so far; None before the first."""
+        """Window and state after all past tokens; None before the first."""
         if self.length == 0:
             return None, None
         if self.state is not None and self.state.shape[0] != batch:
-            raise ValueError(f"the cache holds {self.state.shape[0]} rows, and the new tokens have {batch}")
+            raise ValueError(f"the cache has {self.state.shape[0]} rows, the new tokens have {batch}")
         return self.window, self.state
 
     def keep(self, window: Tensor, state: Tensor, n_new: int) -> None:
-        """Window and state after `n_new` more tokens; left as they are if the entry is frozen."""
+        """Stores window and state after `n_new` more tokens, unless the entry is frozen."""
         if not self.frozen:
-            # copies: what is kept may be a small view of what the whole run left
+            # cloned, since they may be views of much larger tensors
             self.window, self.state, self.length = window.clone(), state.clone(), self.length + n_new
 
     def saved(self) -> Any:
-        """What `restore` needs to undo later runs."""
+        """The state of this entry, for `restore`."""
         return self.length, self.window, self.state
 
     def restore(self, saved: Any) -> None:
-        """Be what the entry was then."""
+        """Returns to a saved state."""
         self.length, self.window, self.state = saved
 
 
@@ -120,10 +120,10 @@ Entry = KeyValueCacheEntry | StateCacheEntry
 
 
 class KeyValueCache:
-    """The entries of all layers, and which of the tokens read so far are real (not padding).
+    """The entries of all layers, and the attention mask of all past tokens.
 
-    An entry holds keys and values, or for a layer that asks for one a state. `room` is how many positions there is memory
-    for from the beginning; it is no limit.
+    An entry has keys and values, or for a state-space layer its state. `room` is the number of positions in the first buffers,
+    which grow.
 
     >>> cache = KeyValueCache(n_layers=2)
     >>> len(cache), cache.length
@@ -136,12 +136,12 @@ class KeyValueCache:
 
     @classmethod
     def init_cache(cls, cfg: Any, device: Any = None, batch_size: int = 1) -> "KeyValueCache":
-        """An empty cache for a model's config; device and batch size follow what is appended."""
+        """An empty cache for a model's config; device and batch size are those of the first tokens."""
         return cls(cfg.n_layers)
 
     @property
     def length(self) -> int:
-        """How many positions have been read."""
+        """The number of past positions."""
         return self.entries[0].length if self.entries else 0
 
     @property
@@ -149,18 +149,18 @@ class KeyValueCache:
         return any(entry.frozen for entry in self.entries)
 
     def freeze(self) -> None:
-        """From now on runs read the cache and leave it as it is."""
+        """Makes later runs read the cache without appending to it."""
         for entry in self.entries:
             entry.frozen = True
 
     def unfreeze(self) -> None:
-        """From now on runs append to the cache again."""
+        """Makes later runs append to the cache again."""
         for entry in self.entries:
             entry.frozen = False
 
     @contextmanager
     def appending(self, mask: Tensor | None) -> Iterator[None]:
-        """A run that appends to all entries, after which `mask` says what is real; if it fails, nothing was appended."""
+        """Wraps a run that appends to all entries, and stores `mask` after it; if the run raises, the cache is unchanged."""
         before = [(entry, entry.saved()) for entry in self.entries]
         try:
             yield
@@ -169,18 +169,18 @@ class KeyValueCache:
             for entry, saved in before:
                 entry.restore(saved)
             raise
-        self.remember_mask(mask)
+        self.store_mask(mask)
 
     def append_attention_mask(self, attention_mask: Tensor) -> Tensor:
-        """The mask [batch, pos] of everything read so far and of these new tokens; kept, unless the cache is frozen."""
+        """Stores the mask [batch, pos] of past and new tokens, unless the cache is frozen, and returns it."""
         mask = self.full_mask(attention_mask.bool(), *attention_mask.shape)
-        self.remember_mask(mask)
+        self.store_mask(mask)
         return attention_mask if mask is None else mask.to(attention_mask.dtype)
 
     def full_mask(self, new: Tensor | None, batch: int, n_pos: int) -> Tensor | None:
-        """Which of the past and the new tokens are real; None if none of them is padding.
+        """The mask of past and new tokens; None if there is no padding.
 
-        `new` marks the new tokens, or all tokens so far; None: all new ones are real.
+        `new` is the mask of the new tokens or of all tokens; None: the new tokens have no padding.
         """
         past = self.previous_attention_mask
         if new is None and past is None:
@@ -190,24 +190,24 @@ class KeyValueCache:
         known: Tensor = past if past is not None else new  # type: ignore[assignment]
         past = known.new_ones(batch, self.length) if past is None else past
         if past.shape[0] != batch:
-            raise ValueError(f"the cache holds {past.shape[0]} rows, and the new tokens have {batch}")
+            raise ValueError(f"the cache has {past.shape[0]} rows, the new tokens have {batch}")
         new = known.new_ones(batch, n_pos) if new is None else new
         return torch.cat([past.bool(), new.bool()], 1)
 
-    def remember_mask(self, mask: Tensor | None) -> None:
-        """Keep which of all tokens so far are real, unless the cache is frozen."""
+    def store_mask(self, mask: Tensor | None) -> None:
+        """Stores the mask of all tokens, unless the cache is frozen."""
         if not self.frozen:
             self.previous_attention_mask = mask
 
     def state(self, layer: int) -> StateCacheEntry:
-        """The entry of a layer that remembers a state; it is made when the layer first asks for it.
+        """The entry of a state-space layer, created at its first use.
 
-        Raises ValueError if the layer has keys and values already.
+        Raises ValueError if the layer has keys and values.
         """
         entry = self.entries[layer]
         if not isinstance(entry, StateCacheEntry):
             if entry.length:
-                raise ValueError(f"the cache holds keys and values for layer {layer}, which has a state instead")
+                raise ValueError(f"the cache has keys and values for layer {layer}, which needs a state")
             new = StateCacheEntry()
             new.frozen, self.entries[layer] = entry.frozen, new
             return new
@@ -217,7 +217,7 @@ class KeyValueCache:
         """The keys and values of a layer; raises ValueError if it has a state instead."""
         entry = self.entries[layer]
         if not isinstance(entry, KeyValueCacheEntry):
-            raise ValueError(f"the cache holds a state for layer {layer}, no keys and values; see cache.state({layer})")
+            raise ValueError(f"the cache has a state for layer {layer}, not keys and values: use cache.state({layer})")
         return entry
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Attention and blocks called by themselves, with the arguments of the public interface instead of a `Context`."""
+"""Direct calls of attention and blocks with the arguments of the public interface instead of a `Context`."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ Scores = Float[Tensor, "#batch #head #query_pos #key_pos"]
 
 
 class _OneEntry(KeyValueCache):
-    """A cache of one layer, whichever asks."""
+    """A cache whose every layer has the same entry."""
 
     def __init__(self, entry: KeyValueCacheEntry) -> None:
         super().__init__(0)
@@ -24,7 +24,7 @@ class _OneEntry(KeyValueCache):
 
 
 class CallContext(StackContext):
-    """The context of one call: masks as a model makes them, and what is `added` to the scores besides."""
+    """The context of one call, with an optional additive attention mask."""
 
     def __init__(
         self,
@@ -38,37 +38,34 @@ class CallContext(StackContext):
         real = None if attention_mask is None else attention_mask.to(x.device).bool()
         super().__init__(x.shape[0], x.shape[1], x.device, real, cache)
         if real is not None and real.shape[1] != self.n_key:
-            raise ValueError(
-                f"attention_mask is of {real.shape[1]} positions, past ones included; there are {self.n_key}"
-            )
-        self.added, self.score_bias = additive_attention_mask, position_bias
+            raise ValueError(f"attention_mask has {real.shape[1]} positions, expected {self.n_key} with past ones")
+        self.added_mask, self.score_bias = additive_attention_mask, position_bias
 
     def mask(self, causal: bool, window: int | None) -> Tensor | None:
-        """Which keys a query may see, as numbers to add if there are such."""
-        return (
-            super().mask(causal, window) if self.added is None else self.additive_mask(causal, window, self.added.dtype)
-        )
+        """The mask of the keys that each query sees; additive if the call has an additive mask."""
+        if self.added_mask is None:
+            return super().mask(causal, window)
+        return self.additive_mask(causal, window, self.added_mask.dtype)
 
     def additive_mask(self, causal: bool, window: int | None, dtype: torch.dtype) -> Tensor:
-        """What is added to the scores."""
-        own = super().additive_mask(causal, window, dtype)
-        return own if self.added is None else own + self.added.to(own)
+        """The mask as numbers to add to the scores."""
+        mask = super().additive_mask(causal, window, dtype)
+        return mask if self.added_mask is None else mask + self.added_mask.to(mask)
 
 
 def attention_context(
     attn: Any, query_input: Tensor, context: Any, layer: Any, *args: Any, **kwargs: Any
 ) -> CallContext:
-    """The context of a call of attention with a cache entry, masks and a bias on the scores, in the order of these names."""
+    """The context of a call of attention; positional arguments are in the order of `names`."""
     names = ("past_kv_cache_entry", "additive_attention_mask", "attention_mask", "position_bias")
-    arguments = _named(names, (context, None if type(layer) is int else layer, *args), kwargs)
-    if arguments.get("position_bias") is not None and not getattr(attn.position_bias, "is_given", False):
-        raise ValueError("this attention adds no position_bias to its scores; give additive_attention_mask")
+    arguments = _bind(names, (context, None if type(layer) is int else layer, *args), kwargs)
+    if arguments.get("position_bias") is not None and not getattr(attn.position_bias, "is_from_context", False):
+        raise ValueError("this attention takes no position_bias; pass it as additive_attention_mask")
     return CallContext(query_input, **arguments)
 
 
 def block_context(resid_pre: Tensor, context: Any, *args: Any, **kwargs: Any) -> CallContext:
-    """The context of a call of a block with a shortformer's positions, a cache entry, masks and a bias, in the order of these
-    names."""
+    """The context of a call of a block; positional arguments are in the order of `names`."""
     names = (
         "shortformer_pos_embed",
         "past_kv_cache_entry",
@@ -76,19 +73,19 @@ def block_context(resid_pre: Tensor, context: Any, *args: Any, **kwargs: Any) ->
         "additive_attention_mask",
         "position_bias",
     )
-    arguments = _named(names, (context, *args), kwargs)
+    arguments = _bind(names, (context, *args), kwargs)
     pos_embed = arguments.pop("shortformer_pos_embed", None)
-    made = CallContext(resid_pre, **arguments)
-    made.pos_embed = pos_embed
-    return made
+    call_context = CallContext(resid_pre, **arguments)
+    call_context.pos_embed = pos_embed
+    return call_context
 
 
-def _named(names: tuple[str, ...], positional: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-    """The arguments by name. Raises TypeError for one that is unknown, too many, or given twice."""
-    by_place = dict(zip(names, positional, strict=False))
-    twice = [name for name in named if by_place.get(name) is not None]
-    if len(positional) > len(names) or named.keys() - {*names} or twice:
+def _bind(names: tuple[str, ...], positional: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by name. Raises TypeError if one is unknown, repeated or too many."""
+    by_name = dict(zip(names, positional, strict=False))
+    twice = [name for name in keywords if by_name.get(name) is not None]
+    if len(positional) > len(names) or keywords.keys() - {*names} or twice:
         raise TypeError(
-            f"the arguments after the inputs are {', '.join(names)}, or a Context; got {[*by_place, *named]}"
+            f"the arguments after the inputs are {', '.join(names)}, or a Context; got {[*by_name, *keywords]}"
         )
-    return by_place | named
+    return by_name | keywords

@@ -56,7 +56,7 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
         block(X, atention_mask=MASK)
     with pytest.raises(TypeError, match="past_kv_cache_entry"):
         block.attn(X, X, X, KeyValueCacheEntry(), past_kv_cache_entry=KeyValueCacheEntry())
-    with pytest.raises(ValueError, match="of 5 positions"):
+    with pytest.raises(ValueError, match="has 5 positions"):
         block(X, attention_mask=MASK[:, 1:])
 
 

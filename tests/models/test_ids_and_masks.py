@@ -126,7 +126,7 @@ def test_booleans_are_no_ids() -> None:
 def test_a_cache_of_other_rows_or_layers_is_refused() -> None:
     model, cache = toy(), KeyValueCache(N_LAYERS)
     model(ids(2, 3), attention_mask=torch.tensor([[0, 1, 1], [1, 1, 1]]), past_kv_cache=cache)
-    with pytest.raises(ValueError, match="the cache holds 2 rows, and the new tokens have 3"):
+    with pytest.raises(ValueError, match="the cache has 2 rows, the new tokens have 3"):
         model(ids(3, 2), past_kv_cache=cache)
     assert cache.length == 3
     pair = HookedEncoderDecoder({**SMALL, "decoder_start_token_id": 0})

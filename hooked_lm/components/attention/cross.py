@@ -14,7 +14,7 @@ SOURCE_KEY = ("batch", "key_pos", "kv_head", "d_head")
 
 
 class CrossAttention(Attend):
-    """`z = softmax(q k^T * scale + mask) v` with queries of the stream, and keys and values of the source.
+    """`z = softmax(q k^T * scale + mask) v` with queries from the stream, and keys and values from the source.
 
     `W_Q`, `W_K` and `W_V` are [head, d_model, d_head], `W_O` [head, d_head, d_model]; a bias may be None. `hook_k` and
     `hook_v` are [batch, key_pos, kv_head, d_head], over the positions of the source.
@@ -45,7 +45,7 @@ class CrossAttention(Attend):
         self.b_Q = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) if cfg.qkv_bias else None
         self.b_K = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) if cfg.qkv_bias else None
         self.b_V = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) if cfg.qkv_bias else None
-        self.q_norm = self.k_norm = None  # as the public interface says it
+        self.q_norm = self.k_norm = None  # attributes of the public interface
         self.hook_q, self.hook_k, self.hook_v = HookPoint(*QUERY), HookPoint(*SOURCE_KEY), HookPoint(*SOURCE_KEY)
         self.make_mixing(
             cfg.n_heads,
@@ -57,7 +57,7 @@ class CrossAttention(Attend):
         )
 
     def forward(self, query_input: Stream, context: StackContext, layer: int = 0) -> Stream:
-        """`query_input` is the normalised stream; the context has the source, and `layer` its place there."""
+        """`query_input` is the normalised stream; `layer` is the index of this layer in the cache of the source."""
         assert context.source is not None, "cross attention without an encoder's output"
         source = context.source
         q = self.hook_q(project(query_input, self.W_Q, self.b_Q))
@@ -65,6 +65,6 @@ class CrossAttention(Attend):
         return self.output(self.mix(q, k, v, context.source_context))
 
     def keys_values(self, source: EncodedSource) -> KeysValues:
-        """Keys and values of the source, at their sites."""
+        """The keys and values of the source, at their sites."""
         k = self.hook_k(project(source.resid, self.W_K, self.b_K))
         return k, self.hook_v(project(source.resid, self.W_V, self.b_V))

@@ -1,5 +1,5 @@
-"""Disentangled attention (He et al. 2020, arXiv:2006.03654): scores of content with content, content with relative
-position, and relative position with content."""
+"""Disentangled attention (He et al. 2020, arXiv:2006.03654): its scores are content-to-content, content-to-position and
+position-to-content."""
 
 from copy import copy
 from dataclasses import dataclass
@@ -32,10 +32,10 @@ Table = Float[Tensor, "distance d_model"]
 
 
 class RelativeEmbed(nn.Module):
-    """A learned vector for each relative position, `W_rel` [distance, d_model], perhaps normalised; all layers read it.
+    """A learned vector for each relative position, `W_rel` [distance, d_model], shared by all layers, optionally normalised.
 
-    Row `span` is that of distance 0. With `n_buckets` (then the span) short distances have a row of their own, and longer
-    ones share rows that widen geometrically up to `max_distance`.
+    Distance 0 is row `span`. With `n_buckets`, which is then the span, short distances have one row each; longer ones share
+    rows, in buckets that widen geometrically up to `max_distance`.
     """
 
     @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class RelativeEmbed(nn.Module):
         d_model: int
         max_distance: int
         n_buckets: int | None = None
-        norm_eps: float | None = None  # of its layer norm; None: it has none
+        norm_eps: float | None = None  # of the layer norm; None: no norm
 
         @property
         def span(self) -> int:
@@ -66,7 +66,7 @@ class RelativeEmbed(nn.Module):
         return F.layer_norm(self.W_rel, (self.cfg.d_model,), self.w, self.b, self.cfg.norm_eps)
 
     def rows(self, n_pos: int, device: torch.device) -> Int[Tensor, "query_pos key_pos"]:
-        """The row of the table for each query and key."""
+        """The row of `W_rel` for each query and key."""
         positions = torch.arange(n_pos, device=device)
         distance, span = positions[:, None] - positions, self.cfg.span
         if self.cfg.n_buckets is not None:
@@ -79,18 +79,18 @@ class RelativeEmbed(nn.Module):
 
 
 class RelativeContext(StackContext):
-    """The context of layers that share a table of relative positions, and which row of it is for which query and key."""
+    """A context with the table of relative positions, and its row for each query and key."""
 
     table: Table
     rows: Int[Tensor, "query_pos key_pos"]
 
 
 class DisentangledAttention(Attend):
-    """`z = softmax((q k^T + c2p + p2c) * scale + mask) v`, and `W_O` back into the stream.
+    """`z = softmax((q k^T + c2p + p2c) * scale + mask) v`, then `W_O`.
 
-    With the table's row of each query and key, `c2p` is q with that row's key (by `W_pos_K`), and `p2c` that row's query
-    (by `W_pos_Q`) with k. `shared` takes `W_K` and `W_Q` for the table too. The sites `hook_c2p` and `hook_p2c` show what
-    each adds to the scores, scale included. `scale` is that of all three.
+    `c2p` is the product of q with the key of the table's row for that query and key (by `W_pos_K`), `p2c` that of the row's
+    query (by `W_pos_Q`) with k. With `shared` these are `W_K` and `W_Q`. The sites `hook_c2p` and `hook_p2c` are the terms
+    of the scores, times `scale`.
     """
 
     @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class DisentangledAttention(Attend):
         shared: bool = False
 
         causal: ClassVar[bool] = False
-        # what the flat names of a model ask every attention for
+        # read by the flat config of every model
         n_key_value_heads: ClassVar[None] = None
         rotary: ClassVar[None] = None
         qk_norm: ClassVar[None] = None
@@ -156,37 +156,37 @@ class DisentangledAttention(Attend):
         context: Context,
         layer: int = 0,
     ) -> Stream:
-        """The three inputs are the stream, or one copy of it per head."""
+        """Each input is the stream, or one copy of it per head."""
         q = self.hook_q(project(query_input, self.W_Q, self.b_Q))
         k = self.hook_k(project(key_input, self.W_K, self.b_K))
         v = self.hook_v(project(value_input, self.W_V, self.b_V))
         return self.output(self.mix(q, k, v, context))
 
     def mix(self, q: PerHead, k: Keys, v: Values, context: Context, layer: int = 0) -> Mixed:
-        """Mixed values, at their site."""
+        """The weighted values of each head, at `hook_z`."""
         if self.position_bias is None:
             return super().mix(q, k, v, context)
-        assert isinstance(context, RelativeContext), "only a stack of layers shares a table"
-        own = copy(context)  # what is added to the scores is this layer's alone
-        own.score_bias = self.position_scores(q, k, context)
-        return super().mix(q, k, v, own)
+        assert isinstance(context, RelativeContext), "disentangled attention needs the context of a stack"
+        layer_context = copy(context)  # the bias is this layer's only
+        layer_context.score_bias = self.position_scores(q, k, context)
+        return super().mix(q, k, v, layer_context)
 
     def position_scores(self, q: PerHead, k: Keys, context: RelativeContext) -> Float[Tensor, "batch head query key"]:
-        """What relative positions add to the scores."""
+        """The terms of the scores that depend on relative positions."""
         table, rows = context.table[None], context.rows
-        parts = []
+        terms = []
         if self.cfg.c2p:
-            of_rows = project(table, *self.position_weights("K"))[0]
-            scores = torch.einsum("bqnh,dnh->bnqd", q, of_rows) * self.scale
-            parts.append(self.hook_c2p(scores.gather(3, rows.expand(*scores.shape[:2], -1, -1))))
+            keys = project(table, *self.position_weights("K"))[0]
+            scores = torch.einsum("bqnh,dnh->bnqd", q, keys) * self.scale
+            terms.append(self.hook_c2p(scores.gather(3, rows.expand(*scores.shape[:2], -1, -1))))
         if self.cfg.p2c:
-            of_rows = project(table, *self.position_weights("Q"))[0]
-            scores = torch.einsum("bknh,dnh->bnkd", k, of_rows) * self.scale
-            found = scores.gather(3, rows.T.expand(*scores.shape[:2], -1, -1))
-            parts.append(self.hook_p2c(found.transpose(2, 3)))
-        return sum(parts[1:], parts[0])
+            queries = project(table, *self.position_weights("Q"))[0]
+            scores = torch.einsum("bknh,dnh->bnkd", k, queries) * self.scale
+            scores = scores.gather(3, rows.T.expand(*scores.shape[:2], -1, -1))
+            terms.append(self.hook_p2c(scores.mT))
+        return sum(terms[1:], terms[0])
 
     def position_weights(self, name: str) -> tuple[Tensor, Tensor]:
-        """Weight and bias that make keys or queries of the table."""
+        """The weight and bias for the keys (K) or queries (Q) of the table."""
         prefix = "" if self.cfg.shared else "pos_"
         return getattr(self, f"W_{prefix}{name}"), getattr(self, f"b_{prefix}{name}")

@@ -1,7 +1,8 @@
-"""The inputs of attention for each head: copies of the stream, which are made only where something listens to them."""
+"""Per-head inputs of attention: copies of the stream, made only if something listens to them."""
 
 from typing import Any
 
+from einops import reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -19,13 +20,13 @@ Inputs = tuple[
 
 
 def head_inputs(block: Any, resid: Stream, normalized: Stream | None, context: Context) -> Inputs:
-    """The inputs for queries, keys and values of a block's attention: the normalised stream, or one copy of it for each head.
+    """The inputs for queries, keys and values of a block's attention: the normalised stream, or one copy of it per head.
 
-    Copies pass `ln1` with its sites, which then have an axis of heads, if a hook there does more than record, or a flag
-    asks for the copies. Otherwise the sites show the stream, once, and copies are normalised without them.
+    If a hook at `ln1` edits its value, or a flag turns the copies on, they pass `ln1` with its sites, which then have an axis of
+    heads. Otherwise the sites have the one stream, and copies are normalised without them.
     """
-    shown = _shown_points(block, context)
-    if not shown:
+    points = _points_with_copies(block, context)
+    if not points:
         x = block.read(resid) if normalized is None else normalized
         return x, x, x
     at_sites = norm_shows_copies(block, context)
@@ -33,38 +34,42 @@ def head_inputs(block: Any, resid: Stream, normalized: Stream | None, context: C
         normalized = block.read(resid)
     n_heads, n_kv = _head_counts(block)
     queries = keys = resid
-    if "hook_attn_in" in shown:
+    if "hook_attn_in" in points:
         queries = block.hook_attn_in(_repeated(resid, n_heads))
-        # the keys and values of a group of heads read the mean of the group's copies
-        keys = queries if n_kv == n_heads else queries.unflatten(2, (n_kv, -1)).mean(3)
+        if n_kv == n_heads:
+            keys = queries
+        else:  # the input of a key/value head is the mean over its group of query heads
+            keys = reduce(
+                queries, "batch pos (kv_head group) d_model -> batch pos kv_head d_model", "mean", kv_head=n_kv
+            )
     copies = {
         letter: getattr(block, f"hook_{letter}_input")(_repeated(x, n))
         for letter, x, n in (("q", queries, n_heads), ("k", keys, n_kv), ("v", keys, n_kv))
-        if f"hook_{letter}_input" in shown
+        if f"hook_{letter}_input" in points
     }
-    known = [] if normalized is None else [(resid, normalized)]  # streams and their normalised values
+    normalized_streams = [] if normalized is None else [(resid, normalized)]  # a stream and its normalised value
 
     def after_norm(letter: str, x: Tensor) -> Tensor:
-        """The normalised copy; without one the normalised stream, which passes the norm once for all who share it."""
+        """The normalised copy, or without one the normalised stream, computed once for all three inputs."""
         if letter in copies:
             return block.read(copies[letter], at_sites)
-        if not any(stream is x for stream, _ in known):
-            known.append((x, block.read(x, at_sites)))
-        return next(value for stream, value in known if stream is x)
+        if not any(stream is x for stream, _ in normalized_streams):
+            normalized_streams.append((x, block.read(x, at_sites)))
+        return next(value for stream, value in normalized_streams if stream is x)
 
     return after_norm("q", queries), after_norm("k", keys), after_norm("v", keys)
 
 
 def norm_shows_copies(block: Any, context: Context | None) -> bool:
-    """Whether copies of the stream pass the sites of `ln1`."""
+    """Whether copies of the stream pass `ln1` with its sites."""
     if context is not None and not context.norms_see_copies:
         return False
-    asked = block.settings.attn_in or block.settings.split_qkv
-    return asked or any(not isinstance(point, HookPoint) or point.is_edited for point in _norm_points(block))
+    by_flag = block.settings.attn_in or block.settings.split_qkv
+    return by_flag or any(not isinstance(point, HookPoint) or point.is_edited for point in _norm_points(block))
 
 
-def _shown_points(block: Any, context: Context) -> list[str]:
-    """The points that copies pass: something listens there, or their flag is set and something listens at the norm."""
+def _points_with_copies(block: Any, context: Context) -> list[str]:
+    """The points that copies pass: those with listeners, and those with their flag set if something listens at the norm."""
     flags = dict.fromkeys(INPUT_POINTS, block.settings.split_qkv) | {"hook_attn_in": block.settings.attn_in}
     by_flag = context.norms_see_copies and (not block.settings.fused or is_listening(*_norm_points(block)))
     return [
@@ -79,12 +84,12 @@ def _norm_points(block: Any) -> list[nn.Module]:
 
 
 def _head_counts(block: Any) -> tuple[int, int]:
-    """The number of heads of queries, and of keys; a foreign module has as many as what it replaced."""
+    """The number of query heads and of key/value heads; for a foreign module those of the attention that it replaced."""
     if hasattr(block.attn, "n_kv"):
         return block.attn.cfg.n_heads, block.attn.n_kv
     return block.cfg.attn.n_heads, block.cfg.attn.n_kv
 
 
 def _repeated(x: Tensor, n: int) -> Tensor:
-    """A copy of a stream for each head; copies are copied once more, since hooks may edit them in place."""
+    """A copy of a stream per head. Copies are cloned, since hooks may edit them in place."""
     return x.clone() if x.ndim == 4 else x[:, :, None].repeat(1, 1, n, 1)

@@ -1,6 +1,6 @@
-"""Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434): keys and values of all heads come from one small vector.
+"""Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434): keys and values are projections of one small vector.
 
-The names are the paper's: D is the way down to a latent, U the way up to the heads, R the part that turns with position.
+Weights are named as in the paper: D projects down to a latent, U up to the heads, R to the rotary features.
 """
 
 from dataclasses import dataclass
@@ -21,19 +21,18 @@ Latent = Float[Tensor, "batch pos *head d_latent"]
 
 
 class LatentAttention(SelfAttention):
-    """Attention whose keys and values are `c W_UK` and `c W_UV` with the latent `c = norm(x W_DKV)`.
+    """Attention with keys `c W_UK` and values `c W_UV`, where the latent c is `norm(x W_DKV)`.
 
-    A head's query and key have a part of `d_nope` features that does not turn with position and one of `rotary.dim`
-    that does; the turning part of the key is `x W_KR`, the same for all heads. Queries are `x W_Q`, or by way of a
-    latent of their own, `norm(x W_DQ) W_UQ`. `W_DKV`, `W_KR` and `W_DQ` are [d_model, d_latent], the others
-    [head, ..., d_head]. `hook_q_latent` and `hook_kv_latent` stand before the norms.
+    Queries and keys have `d_nope` features without rotary and `rotary.dim` features with it; the rotary features of the key
+    are `x W_KR`, shared by all heads. Queries are `x W_Q`, or with `d_q_latent` `norm(x W_DQ) W_UQ`. `W_DKV`, `W_KR` and
+    `W_DQ` are [d_model, d_latent], the others [head, ..., d_head]. `hook_q_latent` and `hook_kv_latent` are before the norms.
     """
 
     of_keys = ("hook_k", "hook_v", "hook_rot_k", "hook_kv_latent", "kv_norm", "W_DKV", "W_UK", "W_UV", "W_KR")
 
     @dataclass(frozen=True)
     class Config:
-        """`down_bias` gives biases to the ways down."""
+        """`down_bias` adds biases to the projections `W_DKV`, `W_KR` and `W_DQ`."""
 
         d_model: int
         n_heads: int
@@ -47,7 +46,7 @@ class LatentAttention(SelfAttention):
         down_bias: bool = False
         out_bias: bool = False
         causal: bool = True
-        # what the flat names of a model ask every attention for
+        # read by the flat config of every model
         n_key_value_heads: ClassVar[None] = None
         qk_norm: ClassVar[None] = None
         window: ClassVar[None] = None
@@ -110,7 +109,7 @@ class LatentAttention(SelfAttention):
         context: Context | None = None,
         layer: int = 0,
     ) -> Stream:
-        """The three inputs are the normalised stream, or one copy of it per head; by default all the same."""
+        """Each input is the normalised stream, or one copy of it per head; the last two default to the one before."""
         context = context or Context(query_input.shape[1], query_input.device)
         key_input = query_input if key_input is None else key_input
         value_input = key_input if value_input is None else value_input
@@ -118,24 +117,26 @@ class LatentAttention(SelfAttention):
         q = self.hook_q(self.queries(query_input))
         latent = self.latent(key_input)
         if is_listening(self.hook_k):
-            k = self.turned(self.hook_k(self.keys(key_input, latent)), angles)
+            k = self.rotated(self.hook_k(self.keys(key_input, latent)), angles)
         else:
             k = self.keys(key_input, latent, angles)
-        v = self.hook_v(project(latent if value_input is key_input else self.unseen(value_input), self.W_UV, None))
-        q = self.hook_rot_q(self.turned(q, context.query_angles(self.cfg.rotary)))
+        v = self.hook_v(
+            project(latent if value_input is key_input else self.latent_unhooked(value_input), self.W_UV, None)
+        )
+        q = self.hook_rot_q(self.rotated(q, context.query_angles(self.cfg.rotary)))
         k, v = context.update_kv(layer, self.hook_rot_k(k), v)
         return self.output(self.mix(q, k, v, context, layer))
 
     def latent(self, x: Float[Tensor, "batch pos *head d_model"]) -> Latent:
-        """What keys and values are made of."""
+        """The latent of keys and values."""
         return _normalised(F.linear(x, self.W_DKV.T, self.b_DKV), self.hook_kv_latent, self.kv_norm)
 
-    def unseen(self, x: Float[Tensor, "batch pos *head d_model"]) -> Latent:
-        """The same for values that read another stream than keys do, past the sites, which are those of the keys."""
+    def latent_unhooked(self, x: Float[Tensor, "batch pos *head d_model"]) -> Latent:
+        """The latent of values whose input differs from that of keys; the sites are for the latent of keys."""
         return norm_unhooked(self.kv_norm, F.linear(x, self.W_DKV.T, self.b_DKV))
 
     def queries(self, x: Float[Tensor, "batch pos *head d_model"]) -> PerHead:
-        """Before they turn."""
+        """Queries before rotary."""
         if self.cfg.d_q_latent is None:
             return project(x, self.W_Q, None)
         latent = _normalised(F.linear(x, self.W_DQ.T, self.b_DQ), self.hook_q_latent, self.q_norm)
@@ -144,24 +145,24 @@ class LatentAttention(SelfAttention):
     def keys(
         self, x: Float[Tensor, "batch pos *head d_model"], latent: Latent, angles: tuple[Tensor, Tensor] | None = None
     ) -> PerHead:
-        """Before they turn; with angles after it: what the heads share is then turned once for all."""
-        still, turning = project(latent, self.W_UK, None), F.linear(x, self.W_KR.T, self.b_KR)
-        turning = turning[:, :, None] if x.ndim == 3 else turning
+        """Keys before rotary; with angles, after it, where the shared features are rotated once for all heads."""
+        nope, rope = project(latent, self.W_UK, None), F.linear(x, self.W_KR.T, self.b_KR)
+        rope = rope[:, :, None] if x.ndim == 3 else rope
         if angles is not None:
-            turning = self.cfg.rotary.rotate(turning, angles)
-        return torch.cat([still, turning.expand(-1, -1, still.shape[2], -1)], -1)
+            rope = self.cfg.rotary.rotate(rope, angles)
+        return torch.cat([nope, rope.expand(-1, -1, nope.shape[2], -1)], -1)
 
-    def turned(self, x: PerHead, angles: tuple[Tensor, Tensor]) -> PerHead:
-        """The same vectors, their last features turned by position."""
-        still, turning = x[..., : self.cfg.d_nope], x[..., self.cfg.d_nope :]
-        return torch.cat([still, self.cfg.rotary.rotate(turning, angles)], -1)
+    def rotated(self, x: PerHead, angles: tuple[Tensor, Tensor]) -> PerHead:
+        """The vectors with rotary applied to their last features."""
+        nope, rope = x[..., : self.cfg.d_nope], x[..., self.cfg.d_nope :]
+        return torch.cat([nope, self.cfg.rotary.rotate(rope, angles)], -1)
 
 
 def _normalised(down: Latent, point: nn.Module, norm: nn.Module) -> Latent:
-    """A latent at its site and through its norm. Of one copy per head the sites show the mean; an edit reaches all."""
+    """The norm of a latent, at its site. With one copy per head the sites show the mean, and edits apply to all copies."""
     if down.ndim == 3:
         return norm(point(down))
     mean = down.mean(2)
     shown = point(mean)
-    edited_behind = norm(shown) - norm_unhooked(norm, shown)
-    return norm_unhooked(norm, down + (shown - mean)[:, :, None]) + edited_behind[:, :, None]
+    norm_edit = norm(shown) - norm_unhooked(norm, shown)
+    return norm_unhooked(norm, down + (shown - mean)[:, :, None]) + norm_edit[:, :, None]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -18,9 +19,9 @@ Bias = Float[Tensor, "#batch head query_pos key_pos"]
 class RelativeBias(nn.Module):
     """`W_rel[bucket of (key - query)]` for each head; `W_rel` is [bucket, head].
 
-    Short distances have a bucket of their own; longer ones share buckets that widen geometrically up to `max_distance`,
-    where the last begins. If `bidirectional`, half of the buckets are for keys after the query; otherwise keys after
-    it have that of distance 0. The site `hook_bias` shows what is added to the scores of every layer that shares it.
+    Short distances have one bucket each; longer ones share buckets that widen geometrically up to `max_distance`, where the
+    last begins. If `bidirectional`, half of the buckets are for keys after the query; otherwise such keys have the bucket
+    of distance 0. `hook_bias` is the bias of every layer that shares it.
     """
 
     @dataclass(frozen=True)
@@ -40,12 +41,12 @@ class RelativeBias(nn.Module):
         self.hook_bias = HookPoint("batch", "head", "query_pos", "key_pos")
 
     def bias(self, context: Context, dtype: torch.dtype) -> Bias:
-        """What is added to the scores of these queries and keys."""
+        """The bias of the scores."""
         distance = context.once("distance", lambda: _distance(context))
         buckets = context.once(self.cfg, lambda: self.buckets(distance))
-        bias = F.embedding(buckets, self.W_rel).permute(2, 0, 1)[None]
+        bias = rearrange(F.embedding(buckets, self.W_rel), "query_pos key_pos head -> 1 head query_pos key_pos")
         if is_listening(self.hook_bias):
-            assert isinstance(context, StackContext), "only a stack knows how many rows there are"
+            assert isinstance(context, StackContext), "hook_bias needs the context of a stack, which has the batch size"
             bias = self.hook_bias(bias.expand(context.batch, -1, -1, -1).contiguous())
         return bias.to(dtype)
 

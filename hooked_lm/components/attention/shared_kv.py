@@ -1,4 +1,4 @@
-"""Attention to the keys and values of an earlier layer (Brandon et al. 2024, arXiv:2405.12981): only queries are made."""
+"""Attention to the keys and values of an earlier layer (Brandon et al. 2024, arXiv:2405.12981): only queries are computed."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,13 +14,13 @@ from hooked_lm.components.norm import NormConfig, add_norm, norm_of
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.hooks import HookPoint
 
-LENT = ("batch", "key_pos", "kv_head", "d_head")
+SOURCE_KV = ("batch", "key_pos", "kv_head", "d_head")
 
 
 class SharedKVAttention(Attend):
-    """`z = softmax(q k^T * scale + mask) v` with the keys, as they were turned, and the values of layer `kv_source_layer`.
+    """`z = softmax(q k^T * scale + mask) v` with the keys (after rotary) and values of layer `kv_source_layer`.
 
-    `hook_rot_k` and `hook_v` show that layer's keys and values, past tokens included. An edit of them affects this layer only.
+    `hook_rot_k` and `hook_v` are that layer's keys and values, with past tokens. Edits of them affect this layer only.
     """
 
     computes_kv = False
@@ -39,7 +39,7 @@ class SharedKVAttention(Attend):
         qk_norm: NormConfig | None = None
         window: int | None = None  # how many positions back a query sees, itself included
         causal: bool = True
-        # what the flat names of a model ask every attention for
+        # read by the flat config of every model
         soft_cap: ClassVar[None] = None
         position_bias: ClassVar[None] = None
         sinks: ClassVar[bool] = False
@@ -60,7 +60,7 @@ class SharedKVAttention(Attend):
         self.b_Q = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) if cfg.qkv_bias else None
         self.hook_q = HookPoint(*QUERY)
         add_norm(self, "q_norm", cfg.qk_norm, QUERY)
-        self.hook_rot_q, self.hook_rot_k, self.hook_v = HookPoint(*QUERY), HookPoint(*LENT), HookPoint(*LENT)
+        self.hook_rot_q, self.hook_rot_k, self.hook_v = HookPoint(*QUERY), HookPoint(*SOURCE_KV), HookPoint(*SOURCE_KV)
         self.make_mixing(
             cfg.n_heads,
             cfg.d_head,
@@ -79,7 +79,7 @@ class SharedKVAttention(Attend):
         context: Context | None = None,
         layer: int = 0,
     ) -> Stream:
-        """The normalised stream, or one copy of it per head; nothing is made of the inputs for keys and values."""
+        """`query_input` is the normalised stream, or one copy of it per head; the other two inputs are not used."""
         context = context or Context(query_input.shape[1], query_input.device)
         q = self.queries(query_input, context)
         k, v = self.source_kv(context, layer)
@@ -88,7 +88,7 @@ class SharedKVAttention(Attend):
         )
 
     def queries(self, x: Float[Tensor, "batch pos *head d_model"], context: Context) -> PerHead:
-        """Normalised and turned."""
+        """Queries after their norm and rotary."""
         q = norm_of(self, "q_norm")(self.hook_q(project(x, self.W_Q, self.b_Q)))
         return self.hook_rot_q(self.cfg.rotary.rotate(q, context.query_angles(self.cfg.rotary)))
 
@@ -98,12 +98,12 @@ class SharedKVAttention(Attend):
         keys_values = context.kv_of(source)
         if keys_values is None:
             raise ValueError(
-                f"layer {layer} attends to the keys and values of layer {source}, which is no part of this run; "
-                f"start at layer {source} or before"
+                f"layer {layer} attends to the keys and values of layer {source}, which did not run; "
+                f"start at layer {source} or an earlier one"
             )
         return keys_values
 
     @property
     def is_linear_in_values(self) -> bool:
-        """Whether what all values share arrives in the output as it is, through `W_O`."""
+        """Whether a vector added to all values is added to the output, through `W_O`."""
         return True
