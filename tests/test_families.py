@@ -67,8 +67,8 @@ def weights(checkpoint: Path) -> dict[str, Tensor]:
 
 
 def test_the_table_covers_every_family():
+    """One line at least for each; `test_random_families.py` and `test_random_encoder_families.py` draw more configs of all of them."""
     assert {case.family for case in CASES} == set(supported())
-    assert [name for name in supported() if sum(case.family == name for case in CASES) < 3] == []
     assert len({str(case) for case in CASES}) == len(CASES), "two cases of one name"
 
 

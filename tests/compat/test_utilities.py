@@ -463,7 +463,7 @@ def test_the_gpu_with_the_most_room(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_no_gpu() -> None:
-    with pytest.raises(OSError, match="there is none"):
+    with pytest.raises(OSError, match="there is no CUDA device"):
         devices.get_best_available_cuda_device(0)
 
 
@@ -489,7 +489,7 @@ def test_device_maps_for_transformers() -> None:
     assert resolve(None, {"": 0}, None, {0: 5}) == ({"": 0}, {0: 5})
     for arguments, complaint in (
         ((None, "auto", "cuda"), "not both"),
-        ((None, {"a": "disk"}, None), "on disk"),
+        ((None, {"a": "disk"}, None), "offloads weights to disk"),
         ((None, {"a": "cpu", "b": 0}, None), "both a CPU and GPUs"),
         ((4, None, None), "there are 3"),
     ):

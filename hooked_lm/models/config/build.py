@@ -32,7 +32,7 @@ from hooked_lm.models.config.tree import (
 )
 
 
-def check_together(c: Any) -> None:
+def _check_together(c: Any) -> None:
     """Raises ValueError for flat names that contradict each other."""
     if (c.num_experts is None) != (c.experts_per_token is None):
         raise ValueError("num_experts and experts_per_token go together")
@@ -47,6 +47,7 @@ def check_together(c: Any) -> None:
 
 def decoder(cfg: Any) -> DecoderConfig:
     """The decoder that flat names describe."""
+    _check_together(cfg)
     if cfg.n_heads == cfg.d_head == -1:
         raise ValueError("a model needs n_heads or d_head")
     dim = cfg.rotary_dim
@@ -77,6 +78,7 @@ def decoder(cfg: Any) -> DecoderConfig:
 
 def encoder(cfg: Any) -> EncoderConfig:
     """The BERT that flat names describe."""
+    _check_together(cfg)
     _check_layers(cfg)
     kind = (cfg.positional_embedding_type, cfg.normalization_type, cfg.attention_dir)
     if kind != ("standard", "LN", "bidirectional") or cfg.attn_only or cfg.gated_mlp or cfg.parallel_attn_mlp:
@@ -111,6 +113,7 @@ def encoder(cfg: Any) -> EncoderConfig:
 
 def encoder_decoder(cfg: Any) -> EncoderDecoderConfig:
     """The T5 that flat names describe."""
+    _check_together(cfg)
     _check_layers(cfg)
     if (cfg.positional_embedding_type, cfg.normalization_type) != ("relative_positional_bias", "RMS"):
         raise ValueError(

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from hooked_lm.models.config.build import check_together
 from hooked_lm.models.config.row import ABSENT, table
 from hooked_lm.models.config.tree_edit import edited
 
@@ -327,7 +326,6 @@ def completed(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
     for name, row in table(cls).rows.items():
         if name in values and not (values[name] == -1 and table(cls).defaults.get(name) == -1):
             row.check(name, values[name])
-    check_together(SimpleNamespace(**values))
     for name, row in table(cls).rows.items():
         sources = [values[source] for source in row.sources]
         if row.follows is not None and values[name] in UNSET and -1 not in sources:
