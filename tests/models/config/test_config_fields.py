@@ -416,8 +416,8 @@ def test_configs_of_components_stay_frozen(kind: Any) -> None:
 
 def test_layers_of_a_tree_may_stretch_positions_differently():
     """Flat names that exclude each other in a config built from them; a tree has a value for each layer."""
-    flat = dict(n_layers=2, d_model=8, n_heads=2, d_head=4, n_ctx=16, d_vocab=11, act_fn="gelu", rotary_dim=4)
-    flat |= {"positional_embedding_type": "rotary", "attn_only": True}
+    flat = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_head": 4, "n_ctx": 16, "d_vocab": 11, "act_fn": "gelu"}
+    flat |= {"positional_embedding_type": "rotary", "rotary_dim": 4, "attn_only": True}
     yarn = HookedTransformerConfig(**flat, use_yarn_rope=True).tree
     linear = HookedTransformerConfig(**flat, rotary_scaling_factor=2.0).tree
     mixed = replace(yarn, blocks=(yarn.blocks[0], linear.blocks[1]))
