@@ -28,7 +28,7 @@ class LayerSpans:
     query_rows: Interval = NONE
     keys: Interval = NONE
 
-    @property
+    @cached_property
     def rows(self) -> Interval:
         """All positions that the layer reads."""
         return union(self.key_rows, self.query_rows)

@@ -25,10 +25,10 @@ def plain_indices(name: str, given: Any) -> Plain:
     >>> plain_indices("heads", (0, 3)), plain_indices("heads", slice(0, 3))
     ([0, 3], slice(0, 3, None))
     """
+    if given is None or type(given) is int:
+        return given
     given = given.slice if isinstance(given, Slice) else given
     given = given.tolist() if hasattr(given, "tolist") else given
-    if given is None:
-        return None
     if isinstance(given, slice):
         bounds = (given.start, given.stop, given.step)
         if not all(bound is None or _is_int(bound) for bound in bounds) or given.step == 0:

@@ -25,6 +25,7 @@ from hooked_lm.results import stored
 
 FORMAT = "hooked_lm.interventions"
 VERSION = 2  # 1: classes by bare name only; in `Record` a tuple was a range
+PLAIN = (bool, int, float, str, list, tuple, slice)  # settings that hold no tensors
 UNREADABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 _disabled: ContextVar[tuple["HookObject", ...]] = ContextVar("disabled", default=())
@@ -61,7 +62,9 @@ class HookObject(ABC):
             raise ValueError(f"{type(self).__name__} needs a hook_point: the site that it belongs to")
         if self.when not in ("pre", "post"):
             raise ValueError(f"when must be 'pre' or 'post', got {self.when!r}")
-        for name, value in self.settings().items():
+        for name, value in vars(self).items():
+            if value is None or type(value) in PLAIN:
+                continue
             for one in value.values() if isinstance(value, Mapping) else [value]:
                 if isinstance(one, Tensor) and one.layout != torch.strided:
                     raise ValueError(

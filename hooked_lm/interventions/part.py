@@ -8,9 +8,9 @@ every step: each token is changed once, when it is read, with a key/value cache 
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from hooked_lm.interventions.window import Window
 Positions = str | Indices
 HEADS = ("head", "kv_head", "ssm_head")
 QUERY_POSITIONS = ("pos", "query_pos")
+WHOLE = slice(None)
 PLACES = ("all", "prompt", "last_prompt", "generated")
 
 
@@ -171,28 +172,59 @@ def parts_of(
 
     Raises ValueError for an axis that the site has not or that is asked for twice, IndexError for what is out of range.
     """
-    dims = hook.dims if len(hook.dims) == value.ndim else ()
-    where, pos_axis = _described(hook, dims, value), position_axis(value, hook)
+    axes = _axes_of(hook.name, hook.dims, tuple(value.shape))
+    where, pos_axis = axes.where, axes.positions
     if pos_axis is None and positions not in (None, "all"):
         raise ValueError(f"positions={positions!r}, and '{where}' has no axis of positions")
-    behind = [axis for axis in range(1, value.ndim) if axis != pos_axis]
-    if len(rest) > len(behind):
+    if len(rest) > len(axes.rest):
         raise ValueError(
-            f"rest={rest!r} indexes {len(rest)} axes; '{where}' has {len(behind)} behind batch and position"
+            f"rest={rest!r} indexes {len(rest)} axes; '{where}' has {len(axes.rest)} after batch and position"
         )
-    head_axis = next((dims.index(name) for name in HEADS if name in dims), None)
-    row_axis = 0 if value.ndim and (not dims or dims[0] == "batch") else None
-    asked = [("rows", rows, row_axis), ("heads", heads, head_axis), ("features", features, value.ndim - 1)]
-    asked += [(f"rest[{i}]", index, axis) for i, (index, axis) in enumerate(zip(rest, behind, strict=False))]
     found: dict[int, Sequence[int]] = {}
-    for name, index, axis in asked:
+    for name, index, axis in (
+        ("rows", rows, axes.rows),
+        ("heads", heads, axes.heads),
+        ("features", features, axes.features),
+    ):
         if index is not None:
             _add(found, name, index, axis, value.shape, where)
-    part = Part(where, dims, tuple(value.shape), found)
+    for i, (index, axis) in enumerate(zip(rest, axes.rest, strict=False)):
+        if index is not None:
+            _add(found, f"rest[{i}]", index, axis, value.shape, where)
+    part = Part(where, axes.dims, tuple(value.shape), found)
     if pos_axis is None:
         return [part]
     shown_rows = Shown.at(hook, value.shape[pos_axis])
     return [_along(part, Along(pos_axis, shown, shown.chosen(positions, where))) for shown in shown_rows]
+
+
+class Axes(NamedTuple):
+    """The axes of a value by their role; None for a role that no axis has. `rest` are those after batch and position."""
+
+    where: str  # the site with its axes, for messages
+    dims: tuple[str, ...]
+    rows: int | None
+    positions: int | None
+    heads: int | None
+    features: int
+    rest: tuple[int, ...]
+
+
+@lru_cache(1024)
+def _axes_of(name: str | None, names: tuple[str, ...], shape: tuple[int, ...]) -> Axes:
+    """The axes of a value of this shape at a site whose axes have these names, or none."""
+    dims = names if len(names) == len(shape) else ()
+    shown = [f"{dim} {n}" for dim, n in zip(dims, shape, strict=True)] if dims else map(str, shape)
+    pos_axis = _position_axis(len(shape), names)
+    return Axes(
+        where=f"{name} [{', '.join(shown)}]",
+        dims=dims,
+        rows=0 if shape and (not dims or dims[0] == "batch") else None,
+        positions=pos_axis,
+        heads=next((dims.index(dim) for dim in HEADS if dim in dims), None),
+        features=len(shape) - 1,
+        rest=tuple(axis for axis in range(1, len(shape)) if axis != pos_axis),
+    )
 
 
 @dataclass(eq=False, repr=False)
@@ -282,9 +314,9 @@ class LocalController(Controller):
         if new is None or sum(isinstance(some, list) for some in index) > 1:
             return Edit(site, Window(self, site, point.dims, part.pos_axis), positions)
         rows, *rest = index
-        while rest and rest[-1] == slice(None):
+        while rest and rest[-1] == WHOLE:
             rest.pop()
-        return Edit(site, new, positions, tuple(rest), None if rows == slice(None) else rows)
+        return Edit(site, new, positions, tuple(rest), None if rows == WHOLE else rows)
 
 
 @dataclass(eq=False, repr=False)
@@ -308,9 +340,13 @@ class PartEditor(LocalController):
 def position_axis(value: Tensor, hook: HookPoint) -> int | None:
     """Where the position stands in a value of a site, if anywhere; in a network whose axes have no names, second of at least
     three."""
-    if len(hook.dims) != value.ndim:
-        return 1 if value.ndim >= 3 else None
-    return next((hook.dims.index(name) for name in QUERY_POSITIONS if name in hook.dims), None)
+    return _position_axis(value.ndim, hook.dims)
+
+
+def _position_axis(n_axes: int, dims: tuple[str, ...]) -> int | None:
+    if len(dims) != n_axes:
+        return 1 if n_axes >= 3 else None
+    return next((dims.index(name) for name in QUERY_POSITIONS if name in dims), None)
 
 
 def listed(asked: Any) -> list[int]:
@@ -345,12 +381,6 @@ def fitted(given: Tensor, like: Tensor, part: Part, what: str) -> Tensor:
         ) from None
 
 
-def _described(hook: HookPoint, dims: tuple[str, ...], value: Tensor) -> str:
-    """A site, with its axes, for messages."""
-    axes = [f"{name} {n}" for name, n in zip(dims, value.shape, strict=True)] if dims else map(str, value.shape)
-    return f"{hook.name} [{', '.join(axes)}]"
-
-
 def _along(part: Part, along: Along) -> Part:
     """The part with the columns of its positions, and the row that they are of."""
     indices, shown = dict(part.indices), along.shown
@@ -359,7 +389,7 @@ def _along(part: Part, along: Along) -> Part:
         indices[along.axis] = columns
     if shown.row is not None:
         indices[0] = [row for row in indices.get(0, [shown.row]) if row == shown.row]
-    return replace(part, indices=indices, along=along)
+    return Part(part.where, part.dims, part.shape, indices, along)
 
 
 def _add(
@@ -384,7 +414,7 @@ def _replaced(value: Tensor, chosen: list[tuple[int, Sequence[int]]], change: Ca
 def _compact(indices: Sequence[int] | None) -> slice | list[int]:
     """Indices as a slice where they are a range."""
     if indices is None:
-        return slice(None)
+        return WHOLE
     first, n = indices[0] if indices else 0, len(indices)
     return slice(first, first + n) if list(indices) == list(range(first, first + n)) else list(indices)
 
