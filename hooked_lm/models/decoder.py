@@ -138,6 +138,7 @@ class Decoder(DecoderMethods):
     ) -> tuple[Stream, Int[Tensor, "batch pos"], Context]:
         """The stream before the first block, the token ids, and the context of the run."""
         side = padding_side or self.cfg.default_padding_side
+        # a tokenizer says which ids are padding; on the right and without a cache it affects no real token
         reads_mask = attention_mask is None and self.tokenizer is not None and (side == "left" or cache is not None)
         if isinstance(input, Tensor) and input.ndim == 2 and input.dtype == torch.long and not reads_mask:
             tokens = input.to(self.embed.W_E.device)
