@@ -1,4 +1,4 @@
-"""A post-norm block with a convolution beside its sublayers (DeBERTa-v2, He et al. 2020, arXiv:2006.03654)."""
+"""A post-norm block with a convolution of its input (DeBERTa-v2, He et al. 2020, arXiv:2006.03654)."""
 
 from dataclasses import dataclass, field
 
@@ -18,7 +18,7 @@ Stream = Float[Tensor, "batch pos d_model"]
 
 
 class ConvPostNormBlock(PostNormBlock):
-    """`ln3(block(resid) + act(conv(resid)))`: what a post-norm block leaves, and what neighbours of its input give.
+    """`ln3(block(resid) + act(conv(resid)))`: a post-norm block plus a convolution of its input over positions.
 
     `W_conv` is [offset, d_model, d_model] (with groups, [offset, d_model / groups, d_model]). `hook_resid_conv` is the sum
     before `ln3`, `hook_normalized_resid_post` the stream after it.
@@ -27,7 +27,7 @@ class ConvPostNormBlock(PostNormBlock):
     @dataclass(frozen=True)
     class Config(PostNormBlock.Config):
         ln3: NormConfig = field(kw_only=True)
-        n_offsets: int = 3  # how many neighbours are read, itself included
+        n_offsets: int = 3  # the width of the convolution, in positions
         n_groups: int = 1
         conv_act_fn: Activation = "tanh"
 
@@ -60,7 +60,7 @@ class ConvPostNormBlock(PostNormBlock):
         return self.hook_normalized_resid_post(self.ln3(resid))
 
     def convolved(self, x: Stream, context: Context | None = None) -> Stream:
-        """The convolution; padding is as good as nothing."""
+        """The convolution, with zeros for padding."""
         if context is not None and context.real is not None:
             x = x * context.real[..., None]
         weight, padding = self.W_conv.permute(2, 1, 0), (self.cfg.n_offsets - 1) // 2

@@ -1,4 +1,4 @@
-"""The blocks of a decoder beside an encoder: self-attention, then cross attention, then the MLP."""
+"""The blocks of an encoder-decoder's decoder: self-attention, then cross attention, then the MLP."""
 
 from dataclasses import dataclass, field
 
@@ -17,11 +17,11 @@ Stream = Float[Tensor, "batch pos d_model"]
 
 
 class CrossPart(AttentionPart):
-    """The three sublayers, and what each adds to the stream."""
+    """The three sublayers and their outputs."""
 
     @dataclass(frozen=True)
     class Config(AttentionPart.Config):
-        """A norm that is None is none: `ln1` is that of self-attention, `ln2` of cross attention, `ln3` of the MLP."""
+        """`ln1` is before self-attention, `ln2` before cross attention, `ln3` before the MLP; None: no norm."""
 
         cross_attn: CrossAttention.Config = field(kw_only=True)
         mlp: MLPConfig | MoE.Config = field(kw_only=True)
@@ -44,15 +44,15 @@ class CrossPart(AttentionPart):
         self.hook_mlp_out = HookPoint(*RESIDUAL)
 
     def cross_written(self, normalized: Stream, context: StackContext) -> Stream:
-        """What cross attention adds to the stream when its queries read this."""
+        """The output of cross attention to the stream, for this input of its queries."""
         return self.hook_cross_attn_out(self.scaled(self.cross_attn(normalized, context, self.layer)))
 
     def mlp_written(self, normalized: Stream) -> Stream:
-        """What the MLP adds to the stream when it reads this."""
+        """The output of the MLP to the stream, for this input."""
         return self.hook_mlp_out(self.scaled(self.mlp(normalized)))
 
     def scaled(self, out: Stream) -> Stream:
-        """What a sublayer gives, as it is added to the stream."""
+        """The output of a sublayer, times `residual_scale`."""
         return out if self.cfg.residual_scale == 1.0 else out * self.cfg.residual_scale
 
 
@@ -88,8 +88,8 @@ class PreNormCrossBlock(CrossPart):
 class PostNormCrossBlock(CrossPart):
     """`x = ln1(resid + attn(resid))`, then `y = ln2(x + cross_attn(x, source))`, then `ln3(y + mlp(y))`.
 
-    The norms stand in the stream (Vaswani et al. 2017). `hook_resid_mid`, `hook_resid_mid_cross` and `hook_resid_post`
-    are the sums before them; `hook_normalized_` and these names are the stream after them.
+    The norms are in the stream (Vaswani et al. 2017). `hook_resid_mid`, `hook_resid_mid_cross` and `hook_resid_post` are the
+    sums before them; the sites `hook_normalized_resid_...` are the stream after them.
     """
 
     @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class PostNormCrossBlock(CrossPart):
     def read(
         self, copies: Float[Tensor, "batch pos *head d_model"], at_sites: bool = True
     ) -> Float[Tensor, "batch pos *head d_model"]:
-        """Copies of the stream as attention reads them: as they are."""
+        """The input of attention: the stream, or copies of it, without a norm."""
         return copies
 
 

@@ -1,4 +1,4 @@
-"""Blocks whose tokens are mixed by a state space instead of attention."""
+"""Blocks with a state-space mixer instead of attention."""
 
 from dataclasses import dataclass
 
@@ -20,11 +20,11 @@ MixerConfig = Mamba.Config | Mamba2.Config | RGLRU.Config
 
 
 class MixerPart(nn.Module):
-    """The half of a block that reads and writes the stream through a mixer: what attention is elsewhere."""
+    """The half of a block with a mixer, in place of attention."""
 
     @dataclass(frozen=True)
     class Config:
-        """A norm that is None is none; `residual_scale` multiplies what is added."""
+        """A norm may be None; `residual_scale` multiplies the output of the mixer."""
 
         mixer: MixerConfig
         ln1: NormConfig | None = None
@@ -42,19 +42,19 @@ class MixerPart(nn.Module):
         self.hook_mixer_out = HookPoint(*RESIDUAL)
 
     def mixer_out(self, resid: Stream, context: Context | None) -> Stream:
-        """What the mixer adds to the stream. It reads the stream in the precision of its weights."""
+        """The output of the mixer to the stream. Its input is cast to the dtype of its weights."""
         context = context or Context(resid.shape[1], resid.device)
         normalized = self.ln1(hook_if_listening(self.hook_mixer_in, resid)).to(self.reading_dtype(resid))
         out = norm_of(self, "ln1_post")(context.scan(self.layer, self.mixer, normalized))
         return self.hook_mixer_out(out if self.cfg.residual_scale == 1.0 else out * self.cfg.residual_scale)
 
     def reading_dtype(self, resid: Stream) -> torch.dtype:
-        """The precision of the mixer's weights; that of the stream, for a module without any."""
+        """The dtype of the mixer's weights, or that of the stream for a module without weights."""
         return next(self.mixer.parameters(), resid).dtype
 
 
 class MixerBlock(MixerPart):
-    """`resid + mixer(ln1(resid))`: a layer of a pure state-space model. With `wide_stream` the sum is in fp32 or better."""
+    """`resid + mixer(ln1(resid))`: a layer of a pure state-space model. With `wide_stream` the stream is in at least fp32."""
 
     @dataclass(frozen=True)
     class Config(MixerPart.Config):

@@ -1,5 +1,5 @@
-"""Per-layer embeddings (Gemma 3n and Gemma 4, Google DeepMind 2025 and 2026): each layer is given a small vector of its own
-for every token, and decides by a gate what of it enters the stream."""
+"""Per-layer embeddings (Gemma 3n and Gemma 4, Google DeepMind 2025 and 2026): each layer has a small embedding of every token
+as a second input, which is added to the stream through a gate."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ AllGiven = Float[Tensor, "batch pos layer d_per_layer"]
 class PerLayerEmbed(nn.Module):
     """`(norm(x W_proj * d_model ** -0.5) + sqrt(d_per_layer) * W_E[token]) / sqrt(2)`, for all layers at once.
 
-    x is the embedding of the tokens as it enters the stream; `W_E` is [d_vocab, layer, d_per_layer], `W_proj`
+    x is the token embedding in the stream; `W_E` is [d_vocab, layer, d_per_layer], `W_proj`
     [d_model, layer, d_per_layer].
     """
 
@@ -51,20 +51,20 @@ class PerLayerEmbed(nn.Module):
         return self.hook_out((self.norm(self.projected(embed)) + self.rows(tokens)) * 2**-0.5)
 
     def projected(self, embed: Stream) -> AllGiven:
-        """What the embedding in the stream says of each layer's vector, before the norm."""
+        """The projection of the stream's embedding, for each layer, before the norm."""
         projected = F.linear(embed, self.W_proj.flatten(1).T) * self.cfg.d_model**-0.5
         return projected.unflatten(-1, (self.cfg.n_layers, self.cfg.d_per_layer))
 
     def rows(self, tokens: Int[Tensor, "batch pos"]) -> AllGiven:
-        """What the tokens say of it."""
+        """The scaled rows of `W_E`, for each layer."""
         rows = F.embedding(tokens, self.W_E.flatten(1))
-        # the scale is rounded to the weights' precision, as the models were trained
+        # the scale is rounded to the dtype of the weights, as in training
         rows = rows * torch.tensor(self.cfg.d_per_layer**0.5).to(rows)
         return rows.unflatten(-1, (self.cfg.n_layers, self.cfg.d_per_layer))
 
 
 class PerLayerGate(nn.Module):
-    """`(act(x W_gate) * given) W_out`: what a layer lets into the stream of the vector that it is given."""
+    """`(act(x W_gate) * given) W_out`, where `given` is the per-layer embedding."""
 
     @dataclass(frozen=True)
     class Config:
@@ -89,15 +89,15 @@ class PerLayerGate(nn.Module):
 
 
 class PerLayerBlock(PreNormBlock):
-    """A pre-norm block, then `resid + norm(gate(resid, given))`, and at the end all of the stream times `scale`.
+    """A pre-norm block, then `(resid + norm(gate(resid, given))) * scale`.
 
-    `hook_per_layer_in` shows what the layer is given, `hook_per_layer_out` what it adds of it. `hook_resid_post` is the
-    scaled stream; what sublayers add is not scaled yet.
+    `hook_per_layer_in` is the per-layer embedding, `hook_per_layer_out` what is added to the stream. `hook_resid_post` is
+    the stream after the scaling, the outputs of the sublayers are before it.
     """
 
     @dataclass(frozen=True)
     class Config(PreNormBlock.Config):
-        """Without a gate nothing is given."""
+        """`per_layer` is the gate; None: no per-layer embedding."""
 
         per_layer: PerLayerGate.Config | None = None
         per_layer_post: NormConfig | None = None
@@ -126,7 +126,7 @@ class PerLayerBlock(PreNormBlock):
         return self.hook_resid_post(resid * self.scale)
 
     def per_layer_out(self, resid: Stream, context: Context | None) -> Stream:
-        """What the layer adds of the vector that it is given; ValueError if there is none."""
+        """The gated per-layer embedding; ValueError if the context has none."""
         given = None if context is None else context.per_layer_input(self.layer)
         if given is None:
             raise ValueError(

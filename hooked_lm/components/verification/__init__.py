@@ -1,4 +1,4 @@
-"""Verification: what must hold between the sites of each component, and which weights read and write the stream.
+"""Identities between the sites of each component, and its weights that read and write the stream.
 
 One file for each mechanism; importing this package registers them all.
 """

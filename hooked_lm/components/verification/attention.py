@@ -31,7 +31,7 @@ from hooked_lm.components.verification.registry import (
 def mixing_identities(
     attn: Attend, at: Sites, queries: Read | None = None, keys: Read | None = None
 ) -> Iterator[Identity]:
-    """The identities from the scores on; with the queries and keys that meet in them, those of the scores too."""
+    """The identities from the scores on, and of the scores themselves if queries and keys are given."""
 
     def scores() -> tuple[Tensor, Tensor]:
         assert queries is not None, "the scores are not checked without them"
@@ -66,7 +66,7 @@ def _read_by_output(attn: Attend, at: Sites) -> Tensor:
 
 @output_from_sites.register
 def _(attn: Attend, at: Sites) -> Tensor:
-    """The output, from what each head gives."""
+    """The output, from that of each head."""
     return plus(at("hook_result").sum(2), attn.b_O)
 
 
@@ -85,7 +85,7 @@ def _mixed(
 
 @identities.register
 def _(attn: Attention, at: Sites, read: Read, read_value: Read | None = None) -> Iterator[Identity]:
-    """What must hold between the sites of a run in which `read()` came in, perhaps another tensor for values."""
+    """Identities between the sites of a run with input `read()`; values may have another input."""
     weights = {"q": (attn.W_Q, attn.b_Q), "k": (attn.W_K, attn.b_K), "v": attn.value_weights}
     for name in weights:
 
@@ -104,7 +104,7 @@ def _(attn: Attention, at: Sites, read: Read, read_value: Read | None = None) ->
 
 
 def _scored(attn: Attention, name: str, at: Sites) -> Tensor:
-    """Queries or keys as the scores are computed from them."""
+    """The queries or keys from which the scores are computed."""
     shown = f"hook_{name}" if attn.cfg.rotary is None else f"hook_rot_{name}"
     if attn.cfg.qk_norm is not None and (attn.cfg.rotary is None or attn.cfg.rotary_first):
         return normed(getattr(attn, f"{name}_norm"), below(at, f"{name}_norm"), lambda: at(shown))
@@ -122,7 +122,7 @@ def _lengths(attn: Attention, name: str, at: Sites) -> Pair:
 
 
 def same_lengths(rotary: Rotary, before: Read, after: Read) -> Pair:
-    """Rotary turns a vector: up to the temperature of its scaling, its length stays."""
+    """Rotary does not change the norms of vectors, up to the temperature of its scaling."""
 
     def lengths() -> tuple[Tensor, Tensor]:
         x = before()
@@ -142,7 +142,7 @@ def _(attn: Attention) -> list[Reader]:
 
 @identities.register
 def _(attn: SharedKVAttention, at: Sites, read: Read, read_value: Read | None = None) -> Iterator[Identity]:
-    """What must hold between the sites of a run in which `read()` came in."""
+    """Identities between the sites of a run with input `read()`."""
     yield (
         "ln1.normalized * w + b -> q",
         lambda: (plus(torch.einsum("bpm,nmh->bpnh", read(), attn.W_Q), attn.b_Q), at("hook_q")),
@@ -163,7 +163,7 @@ def _(attn: SharedKVAttention) -> list[Reader]:
 
 @identities.register
 def _(attn: CrossAttention, at: Sites, read: Read, read_source: Read | None = None) -> Iterator[Identity]:
-    """What must hold between the sites of a run in which `read()` came in, and `read_source()` from the encoder."""
+    """Identities between the sites of a run with input `read()` and encoder output `read_source()`."""
     sources = {"q": read, "k": read_source or read, "v": read_source or read}
     weights = {"q": (attn.W_Q, attn.b_Q), "k": (attn.W_K, attn.b_K), "v": (attn.W_V, attn.b_V)}
     for name, (W, b) in weights.items():

@@ -28,9 +28,9 @@ from hooked_lm.components.verification.registry import (
 
 
 def attn_identities(block: AttentionPart, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
-    """What must hold from the stream before attention to what attention adds.
+    """Identities from the stream before attention to the output of attention.
 
-    `shift()` is what queries and keys read besides (the position embedding of a shortformer model).
+    `shift()` is added to the input of queries and keys (the position embedding of a shortformer model).
     """
 
     def resid() -> Tensor:
@@ -47,7 +47,7 @@ def attn_identities(block: AttentionPart, at: Sites, shift: Read | None = None) 
 
 
 def attn_out_identity(block: AttentionPart, at: Sites) -> Iterator[Identity]:
-    """What attention gives, on its way into the stream."""
+    """Identity from the output of attention to what is added to the stream."""
     yield (
         "sum of results + b_O, normed and scaled == attn_out",
         lambda: (
@@ -60,7 +60,7 @@ def attn_out_identity(block: AttentionPart, at: Sites) -> Iterator[Identity]:
 
 
 def mlp_identities(block: MLPPart, at: Sites, stream: str) -> Iterator[Identity]:
-    """What must hold from the stream before the MLP, at this site, to what the MLP adds."""
+    """Identities from the stream before the MLP, at this site, to the output of the MLP."""
     norm, norm_at = getattr(block, block.mlp_norm), below(at, block.mlp_norm)
 
     def resid() -> Tensor:
@@ -77,7 +77,7 @@ def mlp_identities(block: MLPPart, at: Sites, stream: str) -> Iterator[Identity]
 
 
 def mlp_out_identity(block: MLPPart, at: Sites) -> Iterator[Identity]:
-    """What the MLP gives, on its way into the stream."""
+    """Identity from the output of the MLP to what is added to the stream."""
     yield (
         "post -> mlp_out, normed and scaled",
         lambda: (
@@ -89,20 +89,20 @@ def mlp_out_identity(block: MLPPart, at: Sites) -> Iterator[Identity]:
 
 @identities.register
 def _(block: AttentionOnlyBlock, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
-    """What must hold between the sites of a run."""
+    """Identities between the sites of a run."""
     yield "resid_pre + attn_out == resid_post", sum_of(at, ["hook_resid_pre", "hook_attn_out"], "hook_resid_post")
     yield from attn_identities(block, at, shift)
 
 
 @norm_readers.register
 def _(block: AttentionOnlyBlock) -> list[tuple[str, list[Reader]]]:
-    """Each norm that is between the stream and weights, with the weights that read it."""
+    """Each norm between the stream and weights, with the weights that read it."""
     return [("ln1", readers_of(block.attn))]
 
 
 @identities.register
 def _(block: PreNormBlock, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
-    """What must hold between the sites of a run."""
+    """Identities between the sites of a run."""
     yield "resid_pre + attn_out == resid_mid", sum_of(at, ["hook_resid_pre", "hook_attn_out"], "hook_resid_mid")
     yield "resid_mid + mlp_out == resid_post", sum_of(at, ["hook_resid_mid", "hook_mlp_out"], "hook_resid_post")
     yield from attn_identities(block, at, shift)
@@ -111,13 +111,13 @@ def _(block: PreNormBlock, at: Sites, shift: Read | None = None) -> Iterator[Ide
 
 @norm_readers.register
 def _(block: PreNormBlock) -> list[tuple[str, list[Reader]]]:
-    """Each norm that is between the stream and weights, with the weights that read it."""
+    """Each norm between the stream and weights, with the weights that read it."""
     return [("ln1", readers_of(block.attn)), ("ln2", readers_of(block.mlp))]
 
 
 @identities.register
 def _(block: PostNormBlock, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
-    """What must hold between the sites of a run."""
+    """Identities between the sites of a run."""
     yield "resid_pre + attn_out == resid_mid", sum_of(at, ["hook_resid_pre", "hook_attn_out"], "hook_resid_mid")
     yield (
         "normalized_resid_mid + mlp_out == resid_post",
@@ -148,13 +148,13 @@ def _(block: PostNormBlock, at: Sites, shift: Read | None = None) -> Iterator[Id
 
 @norm_readers.register
 def _(block: PostNormBlock) -> list[tuple[str, list[Reader]]]:
-    """None: what a norm gives is the stream itself."""
+    """None: the output of each norm is the stream."""
     return []
 
 
 @identities.register
 def _(block: ParallelBlock, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
-    """What must hold between the sites of a run."""
+    """Identities between the sites of a run."""
     yield (
         "resid_pre + attn_out + mlp_out == resid_post",
         sum_of(at, ["hook_resid_pre", "hook_attn_out", "hook_mlp_out"], "hook_resid_post"),
@@ -165,7 +165,7 @@ def _(block: ParallelBlock, at: Sites, shift: Read | None = None) -> Iterator[Id
 
 @norm_readers.register
 def _(block: ParallelBlock) -> list[tuple[str, list[Reader]]]:
-    """Each norm that is between the stream and weights, with the weights that read it."""
+    """Each norm between the stream and weights, with the weights that read it."""
     return [("ln1", readers_of(block.attn)), ("ln2", readers_of(block.mlp))]
 
 

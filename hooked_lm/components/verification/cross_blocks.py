@@ -27,7 +27,7 @@ from hooked_lm.components.verification.registry import (
 def written_identities(
     block: CrossPart, at: Sites, read_cross: Read, read_mlp: Read, read_source: Read | None
 ) -> Iterator[Identity]:
-    """What must hold inside cross attention and MLP, and from there to what they add."""
+    """Identities in cross attention and the MLP, and from there to what is added to the stream."""
     if isinstance(block.cross_attn, CrossAttention):
         for name, pair in identities(block.cross_attn, below(at, "cross_attn"), read_cross, read_source):
             yield f"cross attention: {name}", pair
@@ -47,7 +47,7 @@ def written_identities(
 
 
 def _sums(at: Sites, before_attn: str, before_cross: str, before_mlp: str) -> Iterator[Identity]:
-    """That what a sublayer adds, and the stream before it, are the stream after it."""
+    """The stream after a sublayer is the stream before it plus the output."""
     for before, out, after in (
         (before_attn, "attn_out", "resid_mid"),
         (before_cross, "cross_attn_out", "resid_mid_cross"),
@@ -62,7 +62,7 @@ def _sum(at: Sites, before: str, out: str, after: str) -> Pair:
 
 @identities.register
 def _(block: PreNormCrossBlock, at: Sites, read_source: Read | None = None) -> Iterator[Identity]:
-    """What must hold between the sites of a run in which `read_source()` came from the encoder."""
+    """Identities between the sites of a run with encoder output `read_source()`."""
     yield from _sums(at, "resid_pre", "resid_mid", "resid_mid_cross")
     yield from attn_identities(block, at)
     reads = {}
@@ -81,13 +81,13 @@ def _(block: PreNormCrossBlock, at: Sites, read_source: Read | None = None) -> I
 
 @norm_readers.register
 def _(block: PreNormCrossBlock) -> list[tuple[str, list[Reader]]]:
-    """Each norm that is between the stream and weights, with the weights that read it."""
+    """Each norm between the stream and weights, with the weights that read it."""
     return [("ln1", readers_of(block.attn)), ("ln2", readers_of(block.cross_attn)), ("ln3", readers_of(block.mlp))]
 
 
 @identities.register
 def _(block: PostNormCrossBlock, at: Sites, read_source: Read | None = None) -> Iterator[Identity]:
-    """What must hold between the sites of a run in which `read_source()` came from the encoder."""
+    """Identities between the sites of a run with encoder output `read_source()`."""
     yield from _sums(at, "resid_pre", "normalized_resid_mid", "normalized_resid_mid_cross")
     for name, site in (("ln1", "resid_mid"), ("ln2", "resid_mid_cross"), ("ln3", "resid_post")):
         norm = getattr(block, name)
@@ -111,5 +111,5 @@ def _(block: PostNormCrossBlock, at: Sites, read_source: Read | None = None) -> 
 
 @norm_readers.register
 def _(block: PostNormCrossBlock) -> list[tuple[str, list[Reader]]]:
-    """None: what a norm gives is the stream itself."""
+    """None: the output of each norm is the stream."""
     return []

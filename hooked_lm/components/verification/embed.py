@@ -12,13 +12,13 @@ from hooked_lm.components.verification.registry import (
 
 @output_weights.register
 def _(embed: Embed) -> list[Tensor]:
-    """The weights and biases whose last axis is that of the stream; none where a norm follows them."""
+    """The weights and biases whose last axis is that of the stream; none if a norm follows."""
     return [embed.W_E] if embed.cfg.norm is None else []
 
 
 @output_weights.register
 def _(embed: FactoredEmbed) -> list[Tensor]:
-    """The weights and biases whose last axis is that of the stream; none where a norm follows them."""
+    """The weights and biases whose last axis is that of the stream; none if a norm follows."""
     if embed.cfg.norm is not None:
         return []
     return [embed.W_proj] if embed.b_proj is None else [embed.W_proj, embed.b_proj]

@@ -21,7 +21,7 @@ from hooked_lm.components.verification.registry import (
 
 @identities.register
 def _(head: MLMHead, at: Sites, read: Read) -> Iterator[Identity]:
-    """What must hold between the sites of a run in which `read()` came in."""
+    """Identities between the sites of a run with input `read()`."""
     yield "x W + b == pre", lambda: (plus(read() @ head.W, head.b), at("hook_pre"))
     yield "act(pre) == post", lambda: (head.act_fn(at("hook_pre")), at("hook_post"))
     yield from norm_identity("ln", norm_of(head, "ln"), below(at, "ln"), lambda: at("hook_post"))
@@ -29,13 +29,13 @@ def _(head: MLMHead, at: Sites, read: Read) -> Iterator[Identity]:
 
 @output_from_sites.register
 def _(head: MLMHead, at: Sites) -> Tensor:
-    """The output, from the last sites."""
+    """The output, computed from the last sites."""
     return normed(norm_of(head, "ln"), below(at, "ln"), lambda: at("hook_post"))
 
 
 @identities.register
 def _(head: Pooler, at: Sites, read: Read, real: Real | None = None) -> Iterator[Identity]:
-    """What must hold between the sites of a run in which `read()` came in."""
+    """Identities between the sites of a run with input `read()`."""
 
     def pooled() -> tuple[Tensor, Tensor]:
         made = head.act_fn(plus(head.read(read(), real) @ head.W, head.b))
@@ -46,19 +46,19 @@ def _(head: Pooler, at: Sites, read: Read, real: Real | None = None) -> Iterator
 
 @identities.register
 def _(head: NSPHead, at: Sites, read: Read) -> Iterator[Identity]:
-    """What must hold between the sites of a run in which `read()` came in."""
+    """Identities between the sites of a run with input `read()`."""
     yield "pooled W + b == nsp_out", lambda: (read() @ head.W + head.b, at("hook_nsp_out"))
 
 
 @identities.register
 def _(head: Classifier, at: Sites, read: Read) -> Iterator[Identity]:
-    """What must hold between the sites of a run in which `read()` came in."""
+    """Identities between the sites of a run with input `read()`."""
     yield "pooled W + b == out", lambda: (read() @ head.W + head.b, at("hook_out"))
 
 
 @identities.register
 def _(head: TokenClassifier, at: Sites, read: Read) -> Iterator[Identity]:
-    """What must hold between the sites of a run in which `read()` came in."""
+    """Identities between the sites of a run with input `read()`."""
     last = read
     if head.cfg.transform is not None:
         sites, transform = below(at, "transform"), head.transform

@@ -23,7 +23,7 @@ from hooked_lm.components.verification.registry import (
 
 @identities.register
 def _(mlp: MLP, at: Sites, read: Read) -> Iterator[Identity]:
-    """What must hold between the sites of a run in which `read()` came in."""
+    """Identities between the sites of a run with input `read()`."""
     yield "ln2.normalized * w + b -> pre", lambda: (plus(read() @ mlp.W_in, mlp.b_in), at("hook_pre"))
     if mlp.cfg.mid_norm is None:
         yield "act(pre) == post", lambda: (mlp.act_fn(at("hook_pre")), at("hook_post"))
@@ -46,7 +46,7 @@ def _(mlp: MLP) -> list[Reader]:
 
 @identities.register
 def _(mlp: GatedMLP, at: Sites, read: Read) -> Iterator[Identity]:
-    """What must hold between the sites of a run in which `read()` came in."""
+    """Identities between the sites of a run with input `read()`."""
     yield "ln2.normalized * w + b -> pre", lambda: (plus(read() @ mlp.W_gate, mlp.b_gate), at("hook_pre"))
     yield (
         "ln2.normalized * w + b -> pre_linear",
@@ -74,7 +74,7 @@ def _(mlp: GatedMLP, at: Sites, read: Read) -> Iterator[Identity]:
 @output_from_sites.register(GatedMLP)
 @output_from_sites.register(ClampedGatedMLP)
 def _(mlp: MLP | GatedMLP | ClampedGatedMLP, at: Sites) -> Tensor:
-    """The output, from what `W_out` reads."""
+    """The output, from the input of `W_out`."""
     return plus(at("hook_post") @ mlp.W_out, mlp.b_out)
 
 
@@ -94,7 +94,7 @@ def _(mlp: MLP | GatedMLP | ClampedGatedMLP) -> list[Tensor]:
 
 @identities.register
 def _(mlp: ClampedGatedMLP, at: Sites, read: Read) -> Iterator[Identity]:
-    """What must hold between the sites of a run in which `read()` came in."""
+    """Identities between the sites of a run with input `read()`."""
 
     def both(part: slice) -> Tensor:
         return plus(read() @ mlp.W_gate_in, mlp.b_gate_in)[..., part]

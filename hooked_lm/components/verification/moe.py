@@ -30,12 +30,12 @@ from hooked_lm.components.verification.registry import (
 
 @identities.register
 def _(moe: MoE, at: Sites, read: Read) -> Iterator[Identity]:
-    """What must hold between the sites of a run in which `read()` came in."""
+    """Identities between the sites of a run with input `read()`."""
     yield from identities_of_parts(moe, at, read, read, read)
 
 
 def identities_of_parts(moe: MoE, at: Sites, router: Read, experts: Read, shared: Read) -> Iterator[Identity]:
-    """The same where router, experts and shared expert may read different things."""
+    """The same, for separate inputs of router, experts and shared expert."""
     yield (
         "ln2.normalized * w + b -> router_logits",
         lambda: (plus(upcast(router()) @ upcast(moe.W_router), moe.b_router), at("hook_router_logits")),
@@ -72,7 +72,7 @@ def _positions(e: int, at: Sites) -> Int[Tensor, "routed 2"]:
 
 @output_from_sites.register
 def _(moe: MoE, at: Sites) -> Tensor:
-    """The output, from what the `W_out` of the experts read."""
+    """The output, from the inputs of the experts' `W_out`."""
     out = mix_from_sites(moe, at)
     if moe.shared is not None:
         shared = output_from_sites(moe.shared, below(at, "shared"))
@@ -81,7 +81,7 @@ def _(moe: MoE, at: Sites) -> Tensor:
 
 
 def mix_from_sites(moe: MoE, at: Sites) -> Tensor:
-    """What the chosen experts make together."""
+    """The weighted sum of the outputs of the chosen experts."""
     weights, indices = at("hook_expert_weights"), at("hook_expert_indices")
     out = weights.new_zeros(*weights.shape[:2], moe.cfg.d_model)
     experts: list[Any] = list(moe.experts)
@@ -108,7 +108,7 @@ def _(moe: MoE) -> list[Tensor]:
 
 
 def _together(pairs: list[Pair]) -> Pair:
-    """One pair out of those of all experts."""
+    """The pairs of all experts as one pair."""
 
     def flat(tensors: tuple[Tensor, ...]) -> Tensor:
         return torch.cat([tensor.flatten() for tensor in tensors])
@@ -122,7 +122,7 @@ def _together(pairs: list[Pair]) -> Pair:
 
 @identities.register
 def _(moe: NormedMoE, at: Sites, read: Read) -> Iterator[Identity]:
-    """What must hold between the sites of a run in which `read()` came in."""
+    """Identities between the sites of a run with input `read()`."""
 
     def through(name: str) -> Tensor:
         return normed(getattr(moe, name), below(at, name), read)
@@ -140,7 +140,7 @@ def _(moe: NormedMoE, at: Sites, read: Read) -> Iterator[Identity]:
 
 @output_from_sites.register
 def _(moe: NormedMoE, at: Sites) -> Tensor:
-    """The output, from what the `W_out` of the MLP and the experts read."""
+    """The output, from the inputs of `W_out` of the MLP and the experts."""
     assert moe.shared is not None
     shared = added(output_from_sites(moe.shared, below(at, "shared")), moe.ln_shared_post, 1.0)
     return shared + added(mix_from_sites(moe, at), moe.ln_experts_post, 1.0)

@@ -26,7 +26,7 @@ from hooked_lm.components.verification.registry import (
 
 @identities.register
 def _(attn: LatentAttention, at: Sites, read: Read, read_value: Read | None = None) -> Iterator[Identity]:
-    """What must hold between the sites of a run in which `read()` came in."""
+    """Identities between the sites of a run with input `read()`."""
     kv_at = below(at, "kv_norm")
 
     def latent() -> Tensor:
@@ -83,7 +83,7 @@ def _(attn: LatentAttention) -> list[Reader]:
 
 @identities.register
 def _(attn: DisentangledAttention, at: Sites, read: Read, read_value: Read | None = None) -> Iterator[Identity]:
-    """What must hold between the sites of a run in which `read()` came in."""
+    """Identities between the sites of a run with input `read()`."""
     for name in "qkv":
 
         def projected(name: str = name) -> tuple[Tensor, Tensor]:

@@ -32,7 +32,7 @@ from hooked_lm.components.verification.registry import (
 
 
 def mixer_identities(block: MixerPart, at: Sites) -> Iterator[Identity]:
-    """What must hold from the stream before the mixer to what the mixer adds."""
+    """Identities from the stream before the mixer to the output of the mixer."""
 
     def resid() -> Tensor:
         return at("hook_resid_pre")
@@ -58,20 +58,20 @@ def mixer_identities(block: MixerPart, at: Sites) -> Iterator[Identity]:
 
 @identities.register
 def _(block: MixerBlock, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
-    """What must hold between the sites of a run."""
+    """Identities between the sites of a run."""
     yield "resid_pre + mixer_out == resid_post", sum_of(at, ["hook_resid_pre", "hook_mixer_out"], "hook_resid_post")
     yield from mixer_identities(block, at)
 
 
 @norm_readers.register
 def _(block: MixerBlock) -> list[tuple[str, list[Reader]]]:
-    """Each norm that is between the stream and weights, with the weights that read it."""
+    """Each norm between the stream and weights, with the weights that read it."""
     return [("ln1", readers_of(block.mixer))]
 
 
 @identities.register
 def _(block: MixerMLPBlock, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
-    """What must hold between the sites of a run."""
+    """Identities between the sites of a run."""
     yield "resid_pre + mixer_out == resid_mid", sum_of(at, ["hook_resid_pre", "hook_mixer_out"], "hook_resid_mid")
     yield "resid_mid + mlp_out == resid_post", sum_of(at, ["hook_resid_mid", "hook_mlp_out"], "hook_resid_post")
     yield from mixer_identities(block, at)
@@ -80,13 +80,13 @@ def _(block: MixerMLPBlock, at: Sites, shift: Read | None = None) -> Iterator[Id
 
 @norm_readers.register
 def _(block: MixerMLPBlock) -> list[tuple[str, list[Reader]]]:
-    """Each norm that is between the stream and weights, with the weights that read it."""
+    """Each norm between the stream and weights, with the weights that read it."""
     return [("ln1", readers_of(block.mixer)), ("ln2", readers_of(block.mlp))]
 
 
 @identities.register
 def _(module: PerLayerEmbed, at: Sites, embed: Read, tokens: Int[Tensor, "batch pos"]) -> Iterator[Identity]:
-    """What must hold between the sites of a run over these tokens, in which `embed()` entered the stream."""
+    """Identities between the sites of a run over these tokens, with the embedding `embed()`."""
     norm_at = below(at, "norm")
 
     def projected() -> Tensor:
@@ -101,14 +101,14 @@ def _(module: PerLayerEmbed, at: Sites, embed: Read, tokens: Int[Tensor, "batch 
 
 @identities.register
 def _(gate: PerLayerGate, at: Sites, read: Read, given: Read) -> Iterator[Identity]:
-    """What must hold between the sites of a run in which `read()` and `given()` came in."""
+    """Identities between the sites of a run with inputs `read()` and `given()`."""
     yield "resid_mid + mlp_out -> per_layer.pre", lambda: (read() @ gate.W_gate, at("hook_pre"))
     yield "act(pre) * given == per_layer.post", lambda: (gate.act(at("hook_pre")) * given(), at("hook_post"))
 
 
 @output_from_sites.register
 def _(gate: PerLayerGate, at: Sites) -> Tensor:
-    """The output, from what `W_out` reads."""
+    """The output, from the input of `W_out`."""
     return at("hook_post") @ gate.W_out
 
 
@@ -126,7 +126,7 @@ def _(gate: PerLayerGate) -> list[Tensor]:
 
 @identities.register
 def _(block: PerLayerBlock, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
-    """What must hold between the sites of a run."""
+    """Identities between the sites of a run."""
     yield "resid_pre + attn_out == resid_mid", sum_of(at, ["hook_resid_pre", "hook_attn_out"], "hook_resid_mid")
     yield from attn_identities(block, at, shift)
     yield from mlp_identities(block, at, "hook_resid_mid")
@@ -157,7 +157,7 @@ def _(block: PerLayerBlock, at: Sites, shift: Read | None = None) -> Iterator[Id
 
 @identities.register
 def _(block: ConvPostNormBlock, at: Sites, shift: Read | None = None) -> Iterator[Identity]:
-    """What must hold between the sites of a run."""
+    """Identities between the sites of a run."""
     for name, pair in identities.dispatch(PostNormBlock)(block, at, shift):
         if not name.endswith("== normalized_resid_post"):
             yield name, pair

@@ -1,8 +1,8 @@
-"""What must hold between the sites of a component, and which of its weights read and write the stream.
+"""Identities between the sites of a component, and its weights that read and write the stream.
 
-`at(name)` is the value at a site in one run; a pair is a function that returns two tensors which must be equal, called
-when it is checked, so that a missing site fails its own check only. Each function here has an implementation for each class of
-components, in the file of this folder that is named after the mechanism. `models.verification` checks the identities.
+`at(name)` is the value at a site in one run. A pair is a function that returns two tensors which must be equal; it is called
+in its check, so that a missing site fails that check only. Each function here is implemented for each class of components, in
+the file of this folder that is named after the mechanism. `models.verification` checks the identities.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,62 +24,62 @@ Reader = tuple[nn.Module, str, str]  # a module, and the names of its weight and
 
 @singledispatch
 def identities(module: Any, at: Sites, *read: Any) -> Iterator[Identity]:
-    """What must hold between the sites of a run, where `read()` is the input of the component."""
-    raise TypeError(f"no identities are known of a {type(module).__name__}")
+    """Identities between the sites of a run, where `read()` is the input of the component."""
+    raise TypeError(f"no identities are registered for {type(module).__name__}")
 
 
 @singledispatch
 def output_from_sites(module: Any, at: Sites) -> Tensor:
     """The output of a component, computed from its last sites."""
-    raise TypeError(f"no output from sites is known of a {type(module).__name__}")
+    raise TypeError(f"no output from sites is registered for {type(module).__name__}")
 
 
 @singledispatch
 def input_weights(module: Any) -> list[Reader]:
-    """The weights [..., in, out] that read the input of a component; none if a norm in front cannot be folded into them."""
-    raise TypeError(f"the input weights of a {type(module).__name__} are not known")
+    """The weights [..., in, out] that read the input of a component; empty if a norm before them cannot be folded."""
+    raise TypeError(f"no input weights are registered for {type(module).__name__}")
 
 
 @singledispatch
 def output_weights(module: Any) -> list[Tensor]:
     """The weights and biases [..., d_model] that write the output of a component."""
-    raise TypeError(f"the output weights of a {type(module).__name__} are not known")
+    raise TypeError(f"no output weights are registered for {type(module).__name__}")
 
 
 @singledispatch
 def norm_readers(block: Any) -> list[tuple[str, list[Reader]]]:
-    """Each norm that is between the stream and weights of a block, with the weights that read it; a foreign block has none."""
+    """Each norm between the stream and weights of a block, with the weights that read it; none for a foreign block."""
     return []
 
 
 def is_known(module: nn.Module) -> bool:
-    """Whether the identities of a module are known; those of a foreign module are not."""
+    """Whether identities are registered for a module's class; foreign modules have none."""
     return identities.dispatch(type(module)) is not identities.dispatch(object)
 
 
 def readers_of(*modules: nn.Module) -> list[Reader]:
-    """The weights that read the common input of these modules; none if a norm in front cannot be folded into all of them."""
+    """The weights that read the common input of these modules; empty if a norm before them cannot be folded into all."""
     found = [input_weights(module) if is_known(module) else [] for module in modules]
     return [reader for of_module in found for reader in of_module] if all(found) else []
 
 
 def below(at: Sites, part: str) -> Sites:
-    """The sites of a part, by their names relative to it."""
+    """The sites of a submodule, by names relative to it."""
     return lambda name: at(f"{part}.{name}")
 
 
 def plus(x: Tensor, bias: Tensor | None) -> Tensor:
-    """The sum with a bias that may be absent."""
+    """`x + bias`, or `x` without a bias."""
     return x if bias is None else x + bias
 
 
 def normed(norm: nn.Module, at: Sites, x: Read) -> Tensor:
-    """The output of a norm as its site shows it; a foreign module, or none, is applied to what it reads."""
+    """The output of a norm, from its site; a foreign module or identity is applied to its input."""
     return norm.apply_weights(at("hook_normalized")) if isinstance(norm, (LayerNorm, RMSNorm)) else norm(x())
 
 
 def norm_identity(name: str, norm: nn.Module, at: Sites, x: Read) -> Iterator[Identity]:
-    """The divisor and the normalised value give back what was normalised."""
+    """The normalised value times the divisor is the input of the norm."""
     if not isinstance(norm, (LayerNorm, RMSNorm)):
         return
 
@@ -94,10 +94,10 @@ def norm_identity(name: str, norm: nn.Module, at: Sites, x: Read) -> Iterator[Id
 
 
 def added(out: Float[Tensor, "batch pos d_model"], post_norm: nn.Module, scale: float) -> Tensor:
-    """What a block adds to the stream for this output of a sublayer."""
+    """What a block adds to the stream, from the output of a sublayer."""
     return norm_unhooked(post_norm, out) * scale
 
 
 def sum_of(at: Sites, parts: list[str], whole: str) -> Pair:
-    """The sum of the values at some sites, and the value at another."""
+    """The sum of the values at `parts`, and the value at `whole`."""
     return lambda: (sum((at(part) for part in parts[1:]), at(parts[0])), at(whole))

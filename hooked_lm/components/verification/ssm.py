@@ -1,4 +1,4 @@
-"""Mixers with a state."""
+"""State-space mixers."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ from hooked_lm.components.verification.registry import (
 
 @identities.register
 def _(mixer: Mamba, at: Sites, read: Read) -> Iterator[Identity]:
-    """What must hold between the sites of a run without padding or a cache."""
+    """Identities between the sites of a run without padding or a cache."""
 
     def by_steps() -> tuple[Tensor, Tensor]:
         u, dt, B, C = (upcast(at(f"hook_{name}")) for name in ("conv", "dt", "B", "C"))
@@ -45,25 +45,25 @@ def _(mixer: Mamba, at: Sites, read: Read) -> Iterator[Identity]:
 
 @output_from_sites.register
 def _(mixer: Mamba, at: Sites) -> Tensor:
-    """The output, made of the sites last before it."""
+    """The output, computed from the last sites."""
     return mixer.output(at("hook_y"), at("hook_gate"))
 
 
 @input_weights.register
 def _(mixer: Mamba) -> list[Reader]:
-    """What reads the stream linearly."""
+    """The weights that read the stream."""
     return [(mixer, "W_x", "b_x"), (mixer, "W_gate", "b_gate")]
 
 
 @output_weights.register
 def _(mixer: Mamba) -> list[Tensor]:
-    """What writes the output."""
+    """The weights that write the output."""
     return [mixer.W_out] if mixer.b_out is None else [mixer.W_out, mixer.b_out]
 
 
 @identities.register
 def _(mixer: Mamba2, at: Sites, read: Read) -> Iterator[Identity]:
-    """What must hold between the sites of a run without padding or a cache."""
+    """Identities between the sites of a run without padding or a cache."""
 
     def conv() -> tuple[Tensor, ...]:
         return mixer.convolved(at("hook_x"), read())
@@ -88,26 +88,26 @@ def _(mixer: Mamba2, at: Sites, read: Read) -> Iterator[Identity]:
 
 @output_from_sites.register
 def _(mixer: Mamba2, at: Sites) -> Tensor:
-    """The output, made of the sites last before it."""
+    """The output, computed from the last sites."""
     normed = mixer.norm.apply_weights(at("norm.hook_normalized")).flatten(2)
     return plus(normed.to(mixer.W_out.dtype) @ mixer.W_out, mixer.b_out)
 
 
 @input_weights.register
 def _(mixer: Mamba2) -> list[Reader]:
-    """What reads the stream linearly."""
+    """The weights that read the stream."""
     return [(mixer, f"W_{name}", f"b_{name}") for name in ("gate", "x", "B", "C", "dt")]
 
 
 @output_weights.register
 def _(mixer: Mamba2) -> list[Tensor]:
-    """What writes the output."""
+    """The weights that write the output."""
     return [mixer.W_out] if mixer.b_out is None else [mixer.W_out, mixer.b_out]
 
 
 @identities.register
 def _(mixer: RGLRU, at: Sites, read: Read) -> Iterator[Identity]:
-    """What must hold between the sites of a run without padding or a cache."""
+    """Identities between the sites of a run without padding or a cache."""
 
     def by_steps() -> tuple[Tensor, Tensor]:
         u, i, a = at("hook_conv"), at("hook_i"), at("hook_a")
@@ -125,17 +125,17 @@ def _(mixer: RGLRU, at: Sites, read: Read) -> Iterator[Identity]:
 
 @output_from_sites.register
 def _(mixer: RGLRU, at: Sites) -> Tensor:
-    """The output, made of the sites last before it."""
+    """The output, computed from the last sites."""
     return mixer.output(at("hook_y"), at("hook_gate"))
 
 
 @input_weights.register
 def _(mixer: RGLRU) -> list[Reader]:
-    """What reads the stream linearly."""
+    """The weights that read the stream."""
     return [(mixer, "W_x", "b_x"), (mixer, "W_gate", "b_gate")]
 
 
 @output_weights.register
 def _(mixer: RGLRU) -> list[Tensor]:
-    """What writes the output."""
+    """The weights that write the output."""
     return [mixer.W_out] if mixer.b_out is None else [mixer.W_out, mixer.b_out]
