@@ -10,7 +10,7 @@ from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.attribution.nodes import attribute, attribute_nodes
 from hooked_lm.analysis.circuits import Circuit
-from hooked_lm.analysis.reading.composition import composition_scores
+from hooked_lm.analysis.reading.composition import head_composition
 from hooked_lm.analysis.reading.direct import direct_logit_attribution, source_attribution
 from hooked_lm.analysis.reading.head_detector import detect_head
 from hooked_lm.analysis.reading.heads import attention_statistics, head_scores, repeated_random_tokens
@@ -38,10 +38,10 @@ __all__ = [
     "attribute_edges",
     "attribute_nodes",
     "circuits",
-    "composition_scores",
     "copying_scores",
     "detect_head",
     "direct_logit_attribution",
+    "head_composition",
     "head_scores",
     "head_top_tokens",
     "interchange",

@@ -1,14 +1,17 @@
-"""Metrics of causal experiments: what is read off the logits of a run, one number a prompt.
+"""Metrics of causal experiments: one number per prompt, computed from the logits of a run.
 
-A metric is any callable from logits [batch, pos, d_vocab] to numbers [batch]; a callable of your own may also give one number
-for all prompts. Those made here first index the logits, once, and compute on what that gave: a sweep can find out in this way
-which logits are needed, and compute no others.
+A metric is any callable from logits [batch, pos, d_vocab] to numbers [batch]; a callable of your own may also return one number
+for all prompts. The metrics of this module index the logits once and compute on the result, so a sweep can find out which
+logits are needed and computes no others.
 
-What they share. Tokens are ids, as there is no model here (`model.to_single_token(" Mary")` gives one): an int, a list for
-all prompts, or a tensor with a row for each prompt, [batch] or [batch, n]. `pos` is an int (-1: the last), a list, whose mean is
-taken, or a tensor [batch] with one position for each prompt. Numbers are computed in fp32 at least. A call raises ValueError for
-logits that are not [batch, pos, d_vocab] or have another number of prompts than the tensors given, and IndexError for positions
-and tokens that are out of range.
+Arguments that they share:
+- answers: an id; a list, the same for all prompts; or a tensor with a row for each prompt, [batch] or [batch, n]. Strings that
+  are one token work too if `model=` says whose tokens they are.
+- positions: an int (-1 is the last position); a list, over which the mean is taken; or a tensor [batch] with one position for
+  each prompt.
+
+Numbers are computed in fp32 or wider. Calling a metric raises ValueError for logits that are not [batch, pos, d_vocab] or have
+another number of prompts than the tensors given, and IndexError for positions and tokens that are out of range.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,17 +26,17 @@ __all__ = [
     "Metric", "kl_divergence", "log_probability", "logit", "logit_difference", "loss", "probability", "rank",
 ]  # fmt: skip
 
-TokenIds = int | Sequence[int] | Tensor
+Answers = str | int | Sequence[str | int] | Tensor
 Positions = int | Sequence[int] | Tensor
 Columns = Int[Tensor, "row token"]  # one row for all prompts, or one for each
 
 
-# ---- what all have in common -----------------------------------------------------------------------------------------
+# ---- shared parts -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Fits:
-    """What logits have to be for a metric; None: anything."""
+    """The sizes that logits must have for a metric; None: any size."""
 
     prompts: int | None = None
     positions: int | None = None
@@ -41,7 +44,7 @@ class Fits:
     largest_token: int = -1
 
     def check(self, shape: Sequence[int], metric: object) -> None:
-        """Raises unless logits of this shape are right."""
+        """Raises ValueError or IndexError if logits of this shape do not fit."""
         if len(shape) != 3:
             raise ValueError(f"{metric} reads logits [batch, pos, d_vocab], got {list(shape)}")
         wanted = {"prompts": self.prompts, "positions": self.positions, "tokens in the vocabulary": self.d_vocab}
@@ -56,13 +59,13 @@ class Fits:
 
 @dataclass(frozen=True, eq=False)
 class Where:
-    """Where in the logits a metric reads: these positions, and of them these tokens, or all."""
+    """The positions and tokens of the logits that a metric reads; tokens None: all."""
 
     pos: int | slice | Int[Tensor, "pos_row pos"]
     tokens: Columns | None = None
 
     def check(self, n_pos: int, metric: object) -> None:
-        """Raises unless so many positions include those that are read."""
+        """Raises IndexError if the positions are out of range for `n_pos` positions."""
         if isinstance(self.pos, slice):
             return
         ends = (self.pos,) if isinstance(self.pos, int) else (int(self.pos.min()), int(self.pos.max()))
@@ -71,7 +74,7 @@ class Where:
                 raise IndexError(f"position {pos} of {metric} is out of range: there are {n_pos}")
 
     def __call__(self, logits: Float[Tensor, "batch n_pos d_vocab"]) -> Float[Tensor, "batch pos column"]:
-        """These logits, by one plain index, in fp32 at least."""
+        """The selected logits, by one plain index, in fp32 or wider."""
         found = logits[self._index(logits.shape[0])]
         found = found if found.dtype in (torch.float32, torch.float64) else found.float()
         return found[:, None] if len(found.shape) == 2 else found
@@ -97,14 +100,14 @@ class Where:
 class Metric:
     """From logits [batch, pos, d_vocab] to one number a prompt; the functions of this module make them.
 
-    `name` is the kind, `repr(metric)` tells the arguments too.
+    `name` is the kind, `repr(metric)` also shows the arguments.
     """
 
     name: str
     arguments: str
     where: Where
     fits: Fits
-    compute: Callable[[Tensor], Tensor]  # from what was read [batch, pos, column] to [batch]
+    compute: Callable[[Tensor], Tensor]  # from the selected logits [batch, pos, column] to [batch]
 
     def __call__(self, logits: Float[Tensor, "..."]) -> Float[Tensor, " batch"]:
         self.fits.check(logits.shape, self)
@@ -118,34 +121,36 @@ class Metric:
 # ---- the metrics -----------------------------------------------------------------------------------------------------
 
 
-def logit(tokens: TokenIds, pos: Positions = -1) -> Metric:
-    """The logit of a token; of several, the mean.
+def logit(answers: Answers, positions: Positions = -1, *, model: Any = None) -> Metric:
+    """The logit of a token, or the mean of several.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> metric = logit(model.to_single_token(" Paris"))
+    >>> metric = logit(" Paris", model=model)
     >>> metric(model("The capital of France is")).shape
     torch.Size([1])
     """
-    ids, prompts = _ids(tokens, "tokens")
-    return _metric("logit", (tokens,), pos, ids, prompts, lambda read: read.mean((1, 2)), columns=ids)
+    ids, prompts = _ids(answers, "answers", model)
+    return _metric("logit", (answers,), positions, ids, prompts, lambda read: read.mean((1, 2)), columns=ids)
 
 
-def logit_difference(answers: TokenIds, wrong: TokenIds, pos: Positions = -1) -> Metric:
-    """The logit of the answer minus that of a wrong token; of several, their means. Where these tokens only.
+def logit_difference(
+    answers: Answers, wrong_answers: Answers, positions: Positions = -1, *, model: Any = None
+) -> Metric:
+    """The logit of the answer minus that of a wrong answer; the mean of each if there are several.
 
-    In nats: of two tokens it is the log of how much likelier the one is than the other. The metric of Wang et al. 2022
-    (arXiv:2211.00593).
+    For two tokens it is the log of the ratio of their probabilities, in nats (Wang et al. 2022, arXiv:2211.00593). Only these
+    logits are computed.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> metric = logit_difference(model.to_single_token(" Paris"), model.to_single_token(" Rome"))
+    >>> metric = logit_difference(" Paris", " Rome", model=model)
     >>> bool(metric(model("The capital of France is")) > 0)
     True
     """
-    (right, n_right), (other, n_wrong) = _ids(answers, "answers"), _ids(wrong, "wrong")
+    (right, n_right), (other, n_wrong) = _ids(answers, "answers", model), _ids(wrong_answers, "wrong_answers", model)
     if None not in (n_right, n_wrong) and n_right != n_wrong:
-        raise ValueError(f"answers are given for {n_right} prompts, wrong tokens for {n_wrong}")
+        raise ValueError(f"answers are given for {n_right} prompts, wrong_answers for {n_wrong}")
     rows, n = max(len(right), len(other)), right.shape[1]
     columns = torch.cat([right.expand(rows, -1), other.expand(rows, -1)], 1)
 
@@ -153,68 +158,68 @@ def logit_difference(answers: TokenIds, wrong: TokenIds, pos: Positions = -1) ->
         return (read[..., :n].mean(-1) - read[..., n:].mean(-1)).mean(1)
 
     prompts = n_wrong if n_right is None else n_right
-    return _metric("logit_difference", (answers, wrong), pos, columns, prompts, compute, columns=columns)
+    return _metric("logit_difference", (answers, wrong_answers), positions, columns, prompts, compute, columns=columns)
 
 
-def probability(tokens: TokenIds, pos: Positions = -1) -> Metric:
-    """The probability of a token; of several, that it is any of them: the sum. ValueError for a token given twice.
+def probability(answers: Answers, positions: Positions = -1, *, model: Any = None) -> Metric:
+    """The probability of a token, or the sum over several. Raises ValueError for a token given twice.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> metric = probability(model.to_single_token(" Paris"))
+    >>> metric = probability(" Paris", model=model)
     >>> bool(metric(model("The capital of France is")) > 0.5)
     True
     """
-    ids, prompts = _distinct(tokens)
+    ids, prompts = _distinct(answers, model)
 
     def compute(read: Float[Tensor, "batch pos d_vocab"]) -> Float[Tensor, " batch"]:
         return _picked(read.softmax(-1), ids).sum(-1).mean(1)
 
-    return _metric("probability", (tokens,), pos, ids, prompts, compute)
+    return _metric("probability", (answers,), positions, ids, prompts, compute)
 
 
-def log_probability(tokens: TokenIds, pos: Positions = -1) -> Metric:
-    """The log probability, in nats, of a token; of several, that it is any of them. ValueError for a token given twice.
+def log_probability(answers: Answers, positions: Positions = -1, *, model: Any = None) -> Metric:
+    """The log probability of a token in nats, or of any of several. Raises ValueError for a token given twice.
 
     >>> import torch
     >>> log_probability([0, 1])(torch.zeros(1, 1, 4)).exp()
     tensor([0.5000])
     """
-    ids, prompts = _distinct(tokens)
+    ids, prompts = _distinct(answers, model)
 
     def compute(read: Float[Tensor, "batch pos d_vocab"]) -> Float[Tensor, " batch"]:
         return _picked(read.log_softmax(-1), ids).logsumexp(-1).mean(1)
 
-    return _metric("log_probability", (tokens,), pos, ids, prompts, compute)
+    return _metric("log_probability", (answers,), positions, ids, prompts, compute)
 
 
-def rank(tokens: TokenIds, pos: Positions = -1) -> Metric:
-    """How many tokens are likelier than this one, 0 for the likeliest; of several, the best rank. It has no gradient.
+def rank(answers: Answers, positions: Positions = -1, *, model: Any = None) -> Metric:
+    """The number of tokens that are likelier than this one: 0 for the likeliest. Of several tokens, the best rank.
 
-    NaN where the token's logit is.
+    NaN where the logit of the token is NaN. It has no gradient.
 
     >>> import torch
     >>> rank(2)(torch.tensor([[[0.0, 3.0, 1.0, 2.0]]]))
     tensor([2.])
     """
-    ids, prompts = _ids(tokens, "tokens")
+    ids, prompts = _ids(answers, "answers", model)
 
     def compute(read: Float[Tensor, "batch pos d_vocab"]) -> Float[Tensor, " batch"]:
         best = _picked(read, ids).amax(-1, keepdim=True)
         above = (read > best).sum(-1).to(read.dtype)
         return above.masked_fill(best[..., 0].isnan(), torch.nan).mean(1)
 
-    return _metric("rank", (tokens,), pos, ids, prompts, compute)
+    return _metric("rank", (answers,), positions, ids, prompts, compute)
 
 
-def kl_divergence(reference: Float[Tensor, "..."], pos: Positions = -1) -> Metric:
-    """How far a run's next-token distribution is from that of a reference run: KL(reference || run), in nats.
+def kl_divergence(reference: Float[Tensor, "..."], positions: Positions = -1) -> Metric:
+    """KL(reference || run) of the next-token distributions, in nats.
 
     Args:
         reference: the logits or log probabilities of the other run, [batch, pos, d_vocab] of a run of the same length, or
-            [batch, d_vocab] at the one position of each prompt that is read. A constant: no gradient goes into it.
+            [batch, d_vocab] at the one position of each prompt that is read. No gradient flows into it.
 
-    Raises ValueError for another shape, and for a reference at one position when `pos` says several.
+    Raises ValueError for another shape, and for a reference at one position for several positions.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -222,16 +227,18 @@ def kl_divergence(reference: Float[Tensor, "..."], pos: Positions = -1) -> Metri
     >>> kl_divergence(logits)(logits)
     tensor([0.], grad_fn=...)
     """
-    shape, (at, of_pos) = list(reference.shape), _positions(pos)
+    shape, (at, of_pos) = list(reference.shape), _positions(positions)
     if len(shape) not in (2, 3):
         raise ValueError(f"the reference must be [batch, pos, d_vocab] or [batch, d_vocab], got {shape}")
     if len(shape) == 3:
         there = Where(at)
-        Fits(prompts=of_pos).check(shape, f"kl_divergence(reference, pos={_shown(pos)})")
+        Fits(prompts=of_pos).check(shape, f"kl_divergence(reference, positions={_shown(positions)})")
         there.check(shape[1], "the reference of kl_divergence")
         known = there(reference.detach())
     elif isinstance(at, Tensor) and at.shape[1] > 1:
-        raise ValueError(f"the reference {shape} is at one position, and pos={_shown(pos)} are {at.shape[1]}")
+        raise ValueError(
+            f"the reference {shape} is at one position, but positions={_shown(positions)} are {at.shape[1]}"
+        )
     else:
         known = Where(0)(reference.detach()[:, None])
     log_p = known.log_softmax(-1)
@@ -239,21 +246,21 @@ def kl_divergence(reference: Float[Tensor, "..."], pos: Positions = -1) -> Metri
     def compute(read: Float[Tensor, "batch pos d_vocab"]) -> Float[Tensor, " batch"]:
         target = log_p.to(read.device)
         p = target.exp()
-        # a token that the reference rules out counts for nothing, and 0 * -inf would be NaN
+        # a token with probability 0 in the reference adds 0, but 0 * -inf would be NaN
         return (p * (target - read.log_softmax(-1))).masked_fill(p == 0, 0).sum(-1).mean(1)
 
     fits = Fits(shape[0], shape[1] if len(shape) == 3 else None, shape[-1])
-    return _metric("kl_divergence", (reference,), pos, None, None, compute, fits=fits)
+    return _metric("kl_divergence", (reference,), positions, None, None, compute, fits=fits)
 
 
 def loss(tokens: Int[Tensor, "..."], attention_mask: Tensor | None = None) -> Metric:
-    """The cross entropy of the next token in nats: the mean over all positions of a prompt that have a next token.
+    """The cross entropy of the next token in nats, averaged over all positions of a prompt that have a next token.
 
     Args:
         tokens: the prompts [batch, pos].
-        attention_mask: [batch, pos], 1 for real tokens; predictions of a real token from a real token count.
+        attention_mask: [batch, pos], 1 for real tokens; only predictions of a real token from a real token count.
 
-    Raises ValueError for tokens or masks of other shapes, and for a prompt in which there is nothing to predict.
+    Raises ValueError for tokens or masks of other shapes, and for a prompt without a token to predict.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -287,42 +294,49 @@ def loss(tokens: Int[Tensor, "..."], attention_mask: Tensor | None = None) -> Me
 def _metric(
     name: str,
     arguments: tuple[Any, ...],
-    pos: Positions,
+    positions: Positions,
     ids: Columns | None,
     prompts: int | None,
     compute: Callable[[Tensor], Tensor],
     columns: Columns | None = None,
     fits: Fits | None = None,
 ) -> Metric:
-    """A metric of these tokens and positions; raises if they are not for as many prompts."""
-    where, of_pos = _positions(pos)
+    """A metric of these tokens and positions; raises ValueError if they are given for different numbers of prompts."""
+    where, of_pos = _positions(positions)
     prompts = fits.prompts if fits is not None else prompts
     if None not in (prompts, of_pos) and prompts != of_pos:
         raise ValueError(f"{name} is given {prompts} prompts, and positions for {of_pos}")
     if fits is None:
         fits = Fits(of_pos if prompts is None else prompts, largest_token=-1 if ids is None else int(ids.max()))
-    shown = ", ".join([*map(_shown, arguments), f"pos={_shown(pos)}"])
+    shown = ", ".join([*map(_shown, arguments), f"positions={_shown(positions)}"])
     return Metric(name, shown, Where(where, columns), fits, compute)
 
 
-def _positions(pos: Any) -> tuple[int | Int[Tensor, "pos_row pos"], int | None]:
-    """Positions as a metric reads them, and for how many prompts they are (None: any number)."""
-    if isinstance(pos, Tensor) and pos.ndim > 1:
-        raise ValueError(f"pos must be an int, a list, or a tensor [batch]; got a tensor {list(pos.shape)}")
-    ids, prompts = _whole_numbers(pos, "pos")
+def _positions(positions: Any) -> tuple[int | Int[Tensor, "pos_row pos"], int | None]:
+    """Positions as indices of logits, and the number of prompts they are given for (None: any number)."""
+    if isinstance(positions, Tensor) and positions.ndim > 1:
+        shape = list(positions.shape)
+        raise ValueError(f"positions must be an int, a list, or a tensor [batch]; got a tensor {shape}")
+    ids, prompts = _whole_numbers(positions, "positions")
     return (int(ids), None) if ids.numel() == 1 and prompts is None else (ids, prompts)
 
 
-def _ids(tokens: Any, what: str) -> tuple[Columns, int | None]:
-    """Token ids as columns, and for how many prompts they are (None: any number)."""
-    ids, prompts = _whole_numbers(tokens, what)
+def _ids(answers: Any, what: str, model: Any = None) -> tuple[Columns, int | None]:
+    """Token ids as columns, and the number of prompts they are given for (None: any number)."""
+    if isinstance(answers, str) or (isinstance(answers, Sequence) and any(isinstance(one, str) for one in answers)):
+        if model is None:
+            raise TypeError(
+                f"{what}: {answers!r} needs a tokenizer: pass model=..., or ids (see model.to_single_token)"
+            )
+        answers = model.tokens.answer_ids(answers, what).tolist()
+    ids, prompts = _whole_numbers(answers, what)
     if (smallest := int(ids.min())) < 0:
-        raise IndexError(f"{what}: {smallest} is no token id")
+        raise IndexError(f"{what}: {smallest} is not a token id")
     return ids, prompts
 
 
-def _distinct(tokens: Any) -> tuple[Columns, int | None]:
-    ids, prompts = _ids(tokens, "tokens")
+def _distinct(answers: Any, model: Any) -> tuple[Columns, int | None]:
+    ids, prompts = _ids(answers, "answers", model)
     ordered = ids.sort(1).values
     if len(twice := ordered[:, 1:][ordered.diff(dim=1) == 0]):
         raise ValueError(f"token {int(twice[0])} is given twice, and would count twice")
@@ -330,9 +344,7 @@ def _distinct(tokens: Any) -> tuple[Columns, int | None]:
 
 
 def _whole_numbers(given: Any, what: str) -> tuple[Int[Tensor, "row n"], int | None]:
-    """An int or a list in one row; a tensor with a row for each prompt."""
-    if isinstance(given, str) or (isinstance(given, Sequence) and any(isinstance(item, str) for item in given)):
-        raise TypeError(f"{what}: ids are needed, got {given!r}; model.to_single_token(text) gives the id of a token")
+    """Whole numbers as rows: one row for an int or a list, a row for each prompt for a tensor."""
     try:
         numbers = given if isinstance(given, Tensor) else torch.tensor(given)
     except (TypeError, ValueError, RuntimeError):
@@ -355,6 +367,8 @@ def _picked(values: Float[Tensor, "batch pos d_vocab"], tokens: Columns) -> Floa
 
 
 def _shown(given: Any) -> str:
+    if isinstance(given, str):
+        return repr(given)
     if isinstance(given, Tensor) and given.ndim:
         return f"<{' x '.join(map(str, given.shape))}>"
     if isinstance(given, Sequence) and len(given) > 6:

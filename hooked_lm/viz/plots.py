@@ -119,7 +119,7 @@ def bars(
     Raises ValueError for the wrong number of labels, or an interval of another shape.
 
     >>> import torch
-    >>> figure = bars(torch.tensor([0.5, -0.25]), ["1.7", "2.1"], (torch.tensor([0.25, -0.5]), torch.tensor([1.0, 0.0])))
+    >>> figure = bars(torch.tensor([0.5, -0.25]), ["L1H7", "L2H1"], (torch.tensor([0.25, -0.5]), torch.tensor([1.0, 0.0])))
     >>> figure.data[0].error_y.array, figure.data[0].error_y.arrayminus
     (array([0.5 , 0.25], dtype=float32), array([0.25, 0.25], dtype=float32))
     """
@@ -166,7 +166,7 @@ def attention_patterns(
     Raises ValueError for the wrong number of tokens or labels.
 
     >>> import torch
-    >>> figure = attention_patterns(torch.eye(3).expand(2, 3, 3), ["When", " Mary", " and"], ["1.4", "2.0"])
+    >>> figure = attention_patterns(torch.eye(3).expand(2, 3, 3), ["When", " Mary", " and"], ["L1H4", "L2H0"])
     >>> len(figure.data), figure.layout.annotations[1].text
     (2, '2.0')
     """

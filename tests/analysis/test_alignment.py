@@ -102,7 +102,7 @@ def test_the_planted_model_is_right() -> None:
     ],
 )
 def test_the_planted_subspace_is_found(site: Any, pos: int, head: int | None, columns: Any) -> None:
-    found = aligned(site, pos, head=head)
+    found = aligned(site, pos, heads=head)
     subspace = torch.eye(4)[:, :2] if columns is None else directions()[:, slice(*columns)]
     assert angle(found, subspace) < 0.1
     assert accuracy(found) == accuracy(found, "everything") == 1
@@ -118,7 +118,7 @@ def test_the_planted_subspace_is_found(site: Any, pos: int, head: int | None, co
     [(("resid_pre", 0), 1, None), (("resid_pre", 1), 0, None), (("z", 0), 1, 0), (("resid_post", 1), 0, None)],
 )
 def test_where_the_variable_is_not_nothing_is_found(site: Any, pos: int, head: int | None) -> None:
-    found = aligned(site, pos, head=head, steps=20)
+    found = aligned(site, pos, heads=head, steps=20)
     assert accuracy(found) == accuracy(found, "everything") == 0
 
 
@@ -197,7 +197,7 @@ def test_several_sources_at_places_of_their_own() -> None:
     model, base, one, other = built("rotary"), ids(3, 6), ids(3, 8, seed=1), ids(1, 6, seed=2)
     moved = torch.tensor([[0], [3], [5]])
     stream = Location.of(model, ("resid_mid", 1), moved, source_positions=moved + 2)  # of prompts of another length
-    values = Location.of(model, ("v", 2), 4, head=1)  # of one prompt for all
+    values = Location.of(model, ("v", 2), 4, heads=1)  # of one prompt for all
     found = interchange(model, base, [(stream, one), (values, other)])
 
     caches = [model.run_with_cache(tokens)[1] for tokens in (one, other)]
@@ -249,7 +249,7 @@ def test_positions_may_differ_between_prompts_and_runs() -> None:
     flipped = source[:, [1, 0]]
     found = train_alignment(
         planted(), base, flipped, labels, site="hook_embed", size=SIZE, positions=torch.zeros(80, 1, dtype=torch.long),
-        source_positions=torch.ones(80, 1, dtype=torch.long), pos=torch.ones(80, dtype=torch.long), answers=ANSWERS,
+        source_positions=torch.ones(80, 1, dtype=torch.long), answer_positions=torch.ones(80, dtype=torch.long), answers=ANSWERS,
         steps=40, learning_rate=0.1, progress=False,
     )  # fmt: skip
     assert accuracy(found) > 0.9
@@ -330,7 +330,7 @@ def test_an_alignment_is_saved_and_loaded_whole(tmp_path: Path, monkeypatch: pyt
     base, source, _ = pairs(4)
     both = [interchange(planted(), base, [(each, source)]) for each in (found, again)]
     assert torch.equal(*both)
-    by_prompt = Alignment(Location("hook_embed", torch.tensor([[0], [1]]), head=None), 16, 3)
+    by_prompt = Alignment(Location("hook_embed", torch.tensor([[0], [1]]), heads=None), 16, 3)
     by_prompt.save(path)
     assert torch.equal(Alignment.load(path).location.positions, by_prompt.location.positions)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"of width 16, and those at .* have 32: it is of another model"):
@@ -388,13 +388,13 @@ def test_a_sweep_finds_where_the_variable_is() -> None:
         ({"site": ("resid_prae", 0)}, KeyError, "did you mean"),
         ({"site": "blocks.*.hook_resid_pre"}, ValueError, "a location is at one site, and .* means 2"),
         ({"site": ("pattern", 0)}, ValueError, "no vector at each position"),
-        ({"head": 0}, ValueError, "has no heads"),
-        ({"site": ("z", 0), "head": 2}, IndexError, "head of .* 2 is out of range"),
+        ({"heads": 0}, ValueError, "has no heads"),
+        ({"site": ("z", 0), "heads": 2}, IndexError, "head of .* 2 is out of range"),
         ({"positions": 2}, IndexError, "position at .* 2 is out of range: there are 2"),
         ({"positions": [0, -2]}, ValueError, "a position is given twice"),
         ({"positions": torch.zeros(3, 1, dtype=torch.long)}, ValueError, "given for 3 prompts, and there are 320"),
         ({"positions": [0], "source_positions": [0, 1]}, ValueError, "as many source_positions as positions"),
-        ({"pos": 2}, IndexError, "pos 2 is out of range"),
+        ({"answer_positions": 2}, IndexError, "answer_positions 2 is out of range"),
         ({"held_out": 1.0}, ValueError, "a share between 0 and 1"),
         ({"held_out": [320]}, IndexError, "held_out 320 is out of range"),
         ({"held_out": range(320)}, ValueError, "none are left to train on"),
@@ -419,7 +419,7 @@ def test_prompts_that_do_not_line_up_are_refused() -> None:
         interchange(model, ids(2), [(stream, ids(2, 5))])
     with pytest.raises(ValueError, match="the base run has 2 prompts, a source run 3"):
         interchange(model, ids(2), [(stream, ids(3))])
-    with pytest.raises(ValueError, match="each base run needs a source run; there are 2 and 3"):
+    with pytest.raises(ValueError, match="each corrupted prompt needs a clean one; there are 2 and 3"):
         train_alignment(model, ids(2), ids(3), [1, 2], site="hook_embed", size=1)
     with pytest.raises(ValueError, match="do not stand beside"):
         model.run_with_hooks(ids(2), fwd_hooks=stream.hooks(torch.zeros(2, 5, 32)))

@@ -20,12 +20,12 @@ from tests.core import thinned
 from tests.engine.naive import unchecked
 
 PLANTED = [
-    ("input", "a0.h1<v>"),
-    ("input", "a2.h0<q>"),
-    ("input", "a2.h0<k>"),
-    ("a0.h1", "m1"),
-    ("m1", "a2.h0<v>"),
-    ("a2.h0", "logits"),
+    ("input", "L0H1<v>"),
+    ("input", "L2H0<q>"),
+    ("input", "L2H0<k>"),
+    ("L0H1", "m1"),
+    ("m1", "L2H0<v>"),
+    ("L2H0", "logits"),
 ]
 A, B, C, D, NOISE = (slice(4 * i, 4 * i + 4) for i in range(5))  # what the dimensions of the stream are for
 N_TOKENS = 4
@@ -258,11 +258,11 @@ def test_effects_that_were_measured_make_circuits() -> None:
     circuit = discover(model, CORRUPTED, CLEAN, method=found, n_edges=6)
     assert edges_of(circuit) == set(PLANTED)
     assert_close(circuit.about["agreement"]["pearson"], found.agreement["pearson"].item())
-    part = found.select(writer=["a2.h0", "m1"], reader=["logits", "a2.h0<v>"])
+    part = found.select(writer=["L2H0", "m1"], reader=["logits", "L2H0<v>"])
     scores = discover(model, CORRUPTED, CLEAN, method=part, threshold=0.01).scores
-    assert scores[circuit.graph.edge("m1", "a2.h0<v>")] == circuit.scores[circuit.graph.edge("m1", "a2.h0<v>")]
+    assert scores[circuit.graph.edge("m1", "L2H0<v>")] == circuit.scores[circuit.graph.edge("m1", "L2H0<v>")]
     assert int((~scores.isnan()).sum()) == 3
-    with pytest.raises(ValueError, match=r"of another model: there is no writer 'a0\.h2'"):
+    with pytest.raises(ValueError, match=r"of another model: there is no writer 'L0H2'"):
         discover(model, CORRUPTED, CLEAN, method=_renamed(found), n_edges=6)
     with pytest.raises(ValueError, match="axes writer and reader"):
         discover(model, CORRUPTED, CLEAN, method=found.select(writer="m1"), n_edges=6)
@@ -271,7 +271,7 @@ def test_effects_that_were_measured_make_circuits() -> None:
 
 
 def _renamed(found: Any) -> Any:
-    writers = [name.replace("a0.h1", "a0.h2") for name in found.axes["writer"]]
+    writers = [name.replace("L0H1", "L0H2") for name in found.axes["writer"]]
     return type(found)(
         found.values, {**found.axes, "writer": writers}, found.corrupted, found.clean, base="clean", method="eap"
     )

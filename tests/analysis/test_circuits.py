@@ -143,7 +143,7 @@ def test_gradients_of_gates_are_those_of_finite_differences() -> None:
     found, step = runner.gradient(gates), 1e-5
     assert not found[~runner.graph.is_edge].any()
     for name in ("q", "k", "v"):
-        writer, reader = runner.graph.edge("a0.h1", f"a1.h1<{name}>")
+        writer, reader = runner.graph.edge("L0H1", f"L1H1<{name}>")
         moved = gates.repeat(2, 1, 1)
         moved[0, writer, reader] += step
         moved[1, writer, reader] -= step
@@ -205,11 +205,11 @@ def test_inputs_of_heads_lead_to_their_outputs() -> None:
     def fed(graph: Graph, reader: str) -> list[str]:
         return [graph.writers[i].name for i in feeds(graph)[graph.reader(reader)].nonzero()[:, 0].tolist()]
 
-    assert fed(grouped, "a1.h3<q>") == ["a1.h3"]
-    assert fed(grouped, "a1.h1<k>") == fed(grouped, "a1.h1<v>") == ["a1.h2", "a1.h3"]
+    assert fed(grouped, "L1H3<q>") == ["L1H3"]
+    assert fed(grouped, "L1H1<k>") == fed(grouped, "L1H1<v>") == ["L1H2", "L1H3"]
     assert fed(grouped, "m0") == ["m0"]
     assert fed(grouped, LOGITS) == []
-    assert fed(whole, "a1.h1<k>") == ["a1"]
+    assert fed(whole, "L1H1<k>") == ["a1"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -241,7 +241,7 @@ def test_pruned_edges_were_of_no_effect() -> None:
 
 def small(graph: Graph | None = None) -> Circuit:
     graph = Graph.of(model_of("llama")) if graph is None else graph
-    names = [(INPUT, "a0.h0<v>"), ("a0.h1", "m1"), (INPUT, "m1"), ("m1", LOGITS), ("m0", LOGITS)]
+    names = [(INPUT, "L0H0<v>"), ("L0H1", "m1"), (INPUT, "m1"), ("m1", LOGITS), ("m0", LOGITS)]
     circuit = Circuit.of(graph, names, model="tiny", method="by hand")
     scores = torch.where(graph.is_edge, torch.arange(graph.is_edge.numel()).view_as(graph.is_edge).float(), torch.nan)
     return Circuit(graph, circuit.edges, scores, about=circuit.about)
@@ -251,14 +251,14 @@ def test_a_circuit_says_what_it_is() -> None:
     circuit = small()
     assert circuit.n_edges == 5
     assert circuit.pruned().n_edges == 4
-    assert circuit.nodes == [INPUT, "a0.h1", "m1", LOGITS]
+    assert circuit.nodes == [INPUT, "L0H1", "m1", LOGITS]
     assert "5 of " in repr(circuit)
     assert "4 of them on paths" in repr(circuit)
     table = circuit.to_dataframe()
     assert table["on_path"].sum() == 4
     assert table["score"].is_monotonic_decreasing
     found = circuit.to_networkx()
-    assert found.edges["a0.h0<v>", "a0.h1"]["kind"] == "inside"
+    assert found.edges["L0H0<v>", "L0H1"]["kind"] == "inside"
     assert found.edges["m1", LOGITS]["score"] == circuit.scores[circuit.graph.edge("m1", LOGITS)]
     assert nx.has_path(found, INPUT, LOGITS)
     assert "m0" not in found
@@ -270,7 +270,7 @@ def test_a_circuit_says_what_it_is() -> None:
 
 def test_a_circuit_is_drawn() -> None:
     figure = small().plot()
-    assert set(figure.data[-1].text) == {INPUT, "a0.h1", "m1", LOGITS}
+    assert set(figure.data[-1].text) == {INPUT, "L0H1", "m1", LOGITS}
     assert len(figure.data[-2].text) == 4
     assert figure.data[-2].text[0].startswith("m1 →")
     assert Circuit.of(small().graph, []).plot() is not None
@@ -314,12 +314,12 @@ def test_circuits_of_other_models_are_refused() -> None:
 
 def test_circuits_are_compared() -> None:
     one = small()
-    other = Circuit.of(one.graph, [(INPUT, "m1"), ("m1", LOGITS), ("a1.h0", LOGITS)])
+    other = Circuit.of(one.graph, [(INPUT, "m1"), ("m1", LOGITS), ("L1H0", LOGITS)])
     found = one.compare(other)
     assert found.edges["both"] == [(INPUT, "m1"), ("m1", LOGITS)]
-    assert (len(found.edges["one"]), found.edges["other"]) == (3, [("a1.h0", LOGITS)])
+    assert (len(found.edges["one"]), found.edges["other"]) == (3, [("L1H0", LOGITS)])
     assert_close(found.jaccard, 2 / 6)
-    assert found.nodes == {"both": [INPUT, "m1", LOGITS], "one": ["a0.h1"], "other": []}
+    assert found.nodes == {"both": [INPUT, "m1", LOGITS], "one": ["L0H1"], "other": []}
     table = found.to_dataframe()
     assert table.groupby(["kind", "where"]).size().to_dict() == {
         ("edge", "both"): 2,

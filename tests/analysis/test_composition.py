@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer
-from hooked_lm.analysis.reading.composition import CompositionScores, composition_scores
+from hooked_lm.analysis.reading.composition import CompositionScores, head_composition
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from tests.close import assert_close, assert_near
 from tests.families import DECODER_CASES
@@ -31,7 +31,7 @@ def dense(attn: Any, head: int, what: str) -> Tensor:
 @torch.no_grad()
 def test_scores_are_those_of_the_products(family: str, kind: str) -> None:
     model = model_of(family)
-    scores = composition_scores(model, kind)
+    scores = head_composition(model, kind)
     attention = {i: block.attn for i, block in enumerate(model.blocks) if hasattr(block, "attn")}
     assert (len(attention) < len(model.blocks)) == (family == "bamba")
     expected = torch.full_like(scores.mean, torch.nan)
@@ -69,7 +69,7 @@ def test_a_head_that_reads_what_another_wrote_stands_out() -> None:
     with torch.no_grad():
         model.blocks[0].attn.W_O[3] = shared.T
         model.blocks[2].attn.W_K[5] = shared
-    found = {kind: composition_scores(model, kind).in_deviations() for kind in "QKV"}
+    found = {kind: head_composition(model, kind).in_deviations() for kind in "QKV"}
     best = found["K"].top(2)
     assert best[["layer", "head", "later_layer", "later_head"]].values[0].tolist() == [0, 3, 2, 5]
     assert best["value"][0] > 6 > 4 > best["value"][1]
@@ -78,7 +78,7 @@ def test_a_head_that_reads_what_another_wrote_stands_out() -> None:
 
 @pytest.mark.parametrize("kind", ["Q", "K", "V"])
 def test_heads_of_random_weights_are_at_chance(kind: str) -> None:
-    scores = composition_scores(random_heads(3, seed=1), kind)
+    scores = head_composition(random_heads(3, seed=1), kind)
     deviations = scores.in_deviations().mean
     found = deviations[~deviations.isnan()]
     assert len(found) == 3 * 36
@@ -87,7 +87,7 @@ def test_heads_of_random_weights_are_at_chance(kind: str) -> None:
 
 
 def test_the_baseline_is_that_of_dense_random_products() -> None:
-    scores = composition_scores(random_heads(2, seed=1), "V", n_random=200)
+    scores = head_composition(random_heads(2, seed=1), "V", n_random=200)
     generator = torch.Generator().manual_seed(7)
     found = []
     for _ in range(200):
@@ -99,7 +99,7 @@ def test_the_baseline_is_that_of_dense_random_products() -> None:
 
 def test_seeds_tables_and_files(tmp_path: Any) -> None:
     model = random_heads(2, seed=3)
-    one, again, other = (composition_scores(model, "Q", n_random=2, seed=seed) for seed in (0, 0, 1))
+    one, again, other = (head_composition(model, "Q", n_random=2, seed=seed) for seed in (0, 0, 1))
     assert torch.equal(one.chance.nan_to_num(), again.chance.nan_to_num())
     assert not torch.equal(one.chance.nan_to_num(), other.chance.nan_to_num())
     assert list(one.axes) == ["layer", "head", "later_layer", "later_head"]
@@ -115,10 +115,10 @@ def test_seeds_tables_and_files(tmp_path: Any) -> None:
 def test_bad_input() -> None:
     model = random_heads(2, seed=0)
     with pytest.raises(ValueError, match="kind must be 'Q', 'K' or 'V', got 'O'"):
-        composition_scores(model, "O")
+        head_composition(model, "O")
     with pytest.raises(ValueError, match="n_random must be 2 or more, got 0"):
-        composition_scores(model, n_random=0)
+        head_composition(model, n_random=0)
     with pytest.raises(ValueError, match="no attention"):
-        composition_scores(model_of("mamba"))
+        head_composition(model_of("mamba"))
     with pytest.raises(ValueError, match="no layer of this model has attention with the weights W_Q, W_K, W_V, W_O"):
-        composition_scores(model_of("deepseek_v2"))
+        head_composition(model_of("deepseek_v2"))

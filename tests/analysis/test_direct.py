@@ -54,12 +54,12 @@ def test_components_sum_to_the_logits(family: str, by: str):
         return
     for pos, layers in ((-1, "each"), (3, [1])):
         logits = before_the_cap(model, tokens, pos)
-        found = direct_logit_attribution(model, tokens, ANSWERS, WRONG, by=by, pos=pos, layers=layers)
+        found = direct_logit_attribution(model, tokens, ANSWERS, WRONG, by=by, positions=pos, layers=layers)
         difference = logits[rows, ANSWERS] - logits[rows, WRONG]
         assert_close(found.values.sum(0), difference)
         rest = [i for i in range(len(found.values)) if i != found.values.abs().amax(1).argmax()]
         assert_apart(found.values[rest].sum(0), difference)  # a part less, and the sum is wrong
-        alone = direct_logit_attribution(model, tokens, 3, by=by, pos=pos, layers=layers)
+        alone = direct_logit_attribution(model, tokens, 3, by=by, positions=pos, layers=layers)
         assert_close(alone.values.sum(0), logits[:, 3])
 
 
@@ -102,8 +102,8 @@ def test_with_a_soft_cap_it_is_the_logit_before_it():
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2", "olmo2", "gptj", "deepseek_v2", "gpt_oss"])
 def test_sources_sum_to_heads(family: str):
     model, tokens = hooked(FIRST[family]), prompt(FIRST[family], length=7)
-    heads = direct_logit_attribution(model, tokens, ANSWERS, WRONG, by="head", pos=4)
-    sources = source_attribution(model, tokens, ANSWERS, WRONG, pos=4)
+    heads = direct_logit_attribution(model, tokens, ANSWERS, WRONG, by="head", positions=4)
+    sources = source_attribution(model, tokens, ANSWERS, WRONG, positions=4)
     for layer in range(model.cfg.n_layers):
         for head in range(model.cfg.n_heads):
             part = sources.select(layer=layer, head=head).values
@@ -140,10 +140,10 @@ def test_it_says_where_the_answer_comes_from(model: HookedTransformer):
     ("options", "error", "said"),
     [
         ({"by": "expert"}, ValueError, "by must be"),
-        ({"pos": 6}, IndexError, "position 6 is out of range"),
+        ({"positions": 6}, IndexError, "position 6 is out of range"),
         ({"by": "head", "layers": [9]}, IndexError, "layer 9 is out of range"),
         ({"answers": [1, 2, 3]}, ValueError, "answers must be one token"),
-        ({"wrong": 10**6}, ValueError, "out of range"),
+        ({"wrong_answers": 10**6}, ValueError, "out of range"),
         ({"prompts": []}, ValueError, "no prompts"),
     ],
 )

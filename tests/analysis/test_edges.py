@@ -145,7 +145,7 @@ def test_scores_where_heads_read_otherwise(kind: str):
     else:
         model = model_of("llama")
         model.set_ungroup_grouped_query_attention(True)
-        assert Graph.of(model).reader("a1.h3<k>")
+        assert Graph.of(model).reader("L1H3<k>")
     corrupted, clean = runs = prompts_of(model)
     changes = written(model, clean) - written(model, corrupted)
     assert_same(scores(model, runs), gated(model, corrupted, changes))
@@ -156,7 +156,7 @@ def test_scores_are_finite_differences():
     corrupted, clean = runs = prompts_of(model)
     graph, changes = Graph.of(model), written(model, clean) - written(model, corrupted)
     found, step = scores(model, runs), 1e-5
-    for writer, reader in [("input", "a0.h1<k>"), ("a0.h2", "m0"), ("m0", "a1.h0<v>"), ("a1.h3", "logits")]:
+    for writer, reader in [("input", "L0H1<k>"), ("L0H2", "m0"), ("m0", "L1H0<v>"), ("L1H3", "logits")]:
         u, v = graph.edge(writer, reader)
         ends = [told(model, corrupted, graph.readers[v], by * changes[u]) for by in (step, -step)]
         expected = (ends[0] - ends[1]) / (2 * step)
@@ -497,10 +497,10 @@ def test_errors(task):
         attribute_edges(model, corrupted, clean, metric=metric, check=-1)
     with pytest.raises(TypeError, match="one function"):
         attribute_edges(model, corrupted, clean, metric={"a": metric}, check=False)
-    with pytest.raises(KeyError, match=r"did you mean 'a0\.h1'"):
-        patch_edges(model, corrupted, clean, metric=metric, edges=[("a0.h11", "logits")])
+    with pytest.raises(KeyError, match=r"did you mean 'L0H1'"):
+        patch_edges(model, corrupted, clean, metric=metric, edges=[("L0H11", "logits")])
     with pytest.raises(ValueError, match="does not come behind it"):
-        patch_edges(model, corrupted, clean, metric=metric, edges=[("m3", "a1.h0<q>")])
+        patch_edges(model, corrupted, clean, metric=metric, edges=[("m3", "L1H0<q>")])
     with pytest.raises(ValueError, match="edges is empty"):
         patch_edges(model, corrupted, clean, metric=metric, edges=[])
     for refused in (attribute_edges, patch_edges):

@@ -58,15 +58,15 @@ def test_every_family_has_a_graph_or_a_reason(case: Case):
 def test_who_comes_behind_whom():
     model = hooked(BY_FAMILY["gpt2"])
     graph = Graph.of(model)
-    assert graph.parents("a0.h0<q>") == ["input"]
-    assert graph.parents("m0") == ["input", *(f"a0.h{head}" for head in range(model.cfg.n_heads))]
-    assert "a1.h0" not in graph.parents("a1.h1<v>")
+    assert graph.parents("L0H0<q>") == ["input"]
+    assert graph.parents("m0") == ["input", *(f"L0H{head}" for head in range(model.cfg.n_heads))]
+    assert "L1H0" not in graph.parents("L1H1<v>")
     assert graph.parents("logits") == [node.name for node in graph.writers]
     n = model.cfg.n_heads
     assert graph.n_edges == 3 * n + (1 + n) + 3 * n * (2 + n) + (2 + 2 * n) + (3 + 2 * n)
-    assert next(iter(graph.named(graph.is_edge))) == ("input", "a0.h0<q>")
+    assert next(iter(graph.named(graph.is_edge))) == ("input", "L0H0<q>")
     parallel = Graph.of(hooked(BY_FAMILY["gptj"]))
-    assert "a0.h0" not in parallel.parents("m0"), "both read the same stream"
+    assert "L0H0" not in parallel.parents("m0"), "both read the same stream"
 
 
 def test_a_parallel_layer_cannot_hear_itself():
@@ -83,8 +83,8 @@ def test_a_parallel_layer_cannot_hear_itself():
 
 def test_errors():
     graph = Graph.of(hooked(BY_FAMILY["gpt2"]))
-    with pytest.raises(KeyError, match=r"there is no writer 'a0\.h99'; did you mean 'a0"):
-        graph.edge("a0.h99", "logits")
+    with pytest.raises(KeyError, match=r"there is no writer 'L0H99'; did you mean 'L0"):
+        graph.edge("L0H99", "logits")
     with pytest.raises(KeyError, match="there is no reader 'logit'; did you mean 'logits'"):
         graph.parents("logit")
     with pytest.raises(ValueError, match="no edge from 'm1' to 'm0'"):

@@ -81,7 +81,7 @@ def toy() -> HookedTransformer:
 
 def test_heads_that_are_known_score_one_and_uniform_ones_what_chance_gives(toy: HookedTransformer) -> None:
     scores = head_scores(toy, ROW)
-    expected = {("previous token", 0, 0), ("duplicate token", 0, 1), ("induction", 1, 0)}
+    expected = {("previous_token", 0, 0), ("duplicate_token", 0, 1), ("induction", 1, 0)}
     found = {
         (kind, layer, head)
         for kind in scores.axes["kind"]
@@ -150,7 +150,7 @@ def test_scores_and_statistics_of_families_against_their_patterns(family: str) -
     _, cache = model.run_with_cache(tokens)
     for i, row in enumerate(tokens):
         for kind in (previous_token, duplicate_token, induction):
-            found = scores.select(kind=kind.__name__.replace("_", " ")).values[..., i]
+            found = scores.select(kind=kind.__name__).values[..., i]
             expected = by_hand(model, row, kind(row))
             assert_close(found, expected)
         for layer in (layer for layer, has in enumerate(has_attention) if has):
@@ -171,7 +171,7 @@ def test_uniform_attention_within_a_window_scores_what_chance_gives() -> None:
             block.attn.b_Q.zero_()
     scores = head_scores(model, n_prompts=2, length=5)
     assert_close(scores.above_chance().values, 0.0, scale=1.0)
-    previous = scores.select(kind="previous token", head=0).mean
+    previous = scores.select(kind="previous_token", head=0).mean
     assert_close(previous[1], (1 / 2 + 8 / 3) / 9)  # a window of three
     assert_close(previous[0], sum(1 / n for n in range(2, 11)) / 9)
     assert (scores.select(kind="induction", layer=1).values == 0).all()  # too far back to be seen
@@ -213,8 +213,8 @@ def test_prompts_whose_targets_belong_to_another_prompt_are_at_chance(demo: Hook
     other = repeated_random_tokens(demo, 1, 25, seed=1)[0]
     generator = torch.Generator().manual_seed(0)
     tokens = torch.cat([torch.zeros(40, 1).long(), torch.randint(1, 1506, (40, 50), generator=generator)], 1)
-    kinds = {"duplicate token": lambda row: duplicate_token(other), "induction": lambda row: induction(other)}
-    fake = head_scores(demo, tokens, kinds={"previous token": previous_token, **kinds}, chance="shuffled")
+    kinds = {"duplicate_token": lambda row: duplicate_token(other), "induction": lambda row: induction(other)}
+    fake = head_scores(demo, tokens, kinds={"previous_token": previous_token, **kinds}, chance="shuffled")
     assert share_of_significant_cells(fake.above_chance(), 0.95) <= 0.05
     true = head_scores(demo, other[None].expand(4, -1), kinds=["induction"], chance="shuffled").above_chance()
     assert true.mean[0, 1, 0] > 0.6  # the same measure, where there is something to find
@@ -310,13 +310,13 @@ def test_the_model_is_as_before(demo: HookedTransformer) -> None:
 
 
 def test_bad_input(demo: HookedTransformer) -> None:
-    with pytest.raises(ValueError, match="no kind of head 'name mover'; the kinds are previous token"):
+    with pytest.raises(ValueError, match="no kind of head 'name mover'; the kinds are previous_token"):
         head_scores(demo, kinds=["name mover"])
     with pytest.raises(ValueError, match="kinds is empty"):
         head_scores(demo, kinds=[])
     with pytest.raises(ValueError, match="'uniform' or 'shuffled', got 'zero'"):
         head_scores(demo, chance="zero")
-    with pytest.raises(ValueError, match="prompt 1 has no token at which a head of the kind 'duplicate token'"):
+    with pytest.raises(ValueError, match="prompt 1 has no token at which a head of the kind 'duplicate_token'"):
         head_scores(demo, [REPEATED, "Mary left"])
     with pytest.raises(ValueError, match="lower triangle"):
         head_scores(demo, REPEATED, kinds={"later": lambda row: induction(row).T})

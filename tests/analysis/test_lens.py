@@ -45,7 +45,7 @@ def test_the_last_layer_says_what_the_model_says(family: str):
     with torch.no_grad():
         logits = model(tokens)
     site = "normalized_resid_post" if family == "openai-gpt" else "resid_post"
-    found = logit_lens(model, tokens, site=site, top_k=3, answers=torch.tensor([[3, 4], [5, 6]]))
+    found = logit_lens(model, tokens, site=site, k=3, answers=torch.tensor([[3, 4], [5, 6]]))
     last = logits.transpose(0, 1)
     best = last.topk(3, -1)
     assert torch.equal(found.tokens[-1], best.indices)
@@ -97,13 +97,13 @@ def test_memory_does_not_grow_with_the_prompt(model: HookedTransformer, monkeypa
     decode = lens_module.decode
     monkeypatch.setattr(lens_module, "MOST_NUMBERS", 4 * model.cfg.d_vocab)
     monkeypatch.setattr(lens_module, "decode", lambda m, stream: rows.append(len(stream)) or decode(m, stream))
-    logit_lens(model, torch.randint(model.cfg.d_vocab, (2, 31)), top_k=1)
+    logit_lens(model, torch.randint(model.cfg.d_vocab, (2, 31)), k=1)
     assert max(rows) == 4
     assert sum(rows) == 2 * 31 * (model.cfg.n_layers + 1)
 
 
 def test_tables_figures_files(model: HookedTransformer, tmp_path: Path):
-    found = logit_lens(model, PROMPTS, positions=[1, -1], top_k=2, answers=" Paris")
+    found = logit_lens(model, PROMPTS, positions=[1, -1], k=2, answers=" Paris")
     table = found.to_dataframe()
     assert len(table) == 4 * 2 * 2 * 2
     last = table[(table["layer"] == 3) & (table["rank"] == 0)]
@@ -126,7 +126,7 @@ def test_tables_figures_files(model: HookedTransformer, tmp_path: Path):
         ({"layers": [4]}, IndexError, "layer 4 is out of range"),
         ({"positions": [9]}, IndexError, "position 9 is out of range"),
         ({"layers": None}, ValueError, "not None"),
-        ({"top_k": 0}, ValueError, "top_k must be from 1"),
+        ({"k": 0}, ValueError, "k must be from 1"),
         ({"site": "pattern"}, ValueError, "is no stream"),
         ({"site": "resid_nowhere"}, KeyError, "resid_nowhere"),
         ({"answers": 10**6}, ValueError, "out of range"),
@@ -257,15 +257,15 @@ def test_a_lens_is_for_one_model_one_site_and_its_layers(model: HookedTransforme
         ({"steps": 0}, "steps must be at least 1"),
         ({"learning_rate": -1.0}, "learning_rate must be positive"),
         ({"held_out": 1.0}, "share of the prompts"),
-        ({"texts": ["one"]}, "at least 2, not 1"),
-        ({"texts": []}, "at least 2, not 0"),
-        ({"texts": torch.ones(5, dtype=torch.long)}, r"\[prompt, pos\] with some tokens, got \[5\]"),
+        ({"prompts": ["one"]}, "at least 2, not 1"),
+        ({"prompts": []}, "at least 2, not 0"),
+        ({"prompts": torch.ones(5, dtype=torch.long)}, r"\[prompt, pos\] with some tokens, got \[5\]"),
         ({"site": "pattern"}, "is no stream"),
     ],
 )
 def test_training_that_makes_no_sense(model: HookedTransformer, options: dict[str, Any], said: str):
     with pytest.raises(ValueError, match=said):
-        train_tuned_lens(model, **{"texts": TEXTS[:3], **options})
+        train_tuned_lens(model, **{"prompts": TEXTS[:3], **options})
 
 
 @pytest.mark.parametrize(("run", "said"), [(1, r"held-out .* layers \[1, 2\]"), (4, "layer 1 is nan in step 2")])

@@ -38,9 +38,9 @@ WHAT: dict[str, tuple[dict[str, Any], Any]] = {
         {"site": "blocks.1.hook_resid_post", "direction": DIRECTION},
         lambda cache: cache["resid_post", 1] @ DIRECTION,
     ),
-    "head": ({"site": ("z", 3), "head": -2}, lambda cache: cache["z", 3][:, :, -2].norm(dim=-1)),
+    "heads": ({"site": ("z", 3), "heads": -2}, lambda cache: cache["z", 3][:, :, -2].norm(dim=-1)),
     "head direction": (
-        {"site": ("v", 0), "head": 1, "direction": DIRECTION[:16]},
+        {"site": ("v", 0), "heads": 1, "direction": DIRECTION[:16]},
         lambda cache: cache["v", 0][:, :, 1] @ DIRECTION[:16],
     ),
     "norm": ({"site": "hook_embed"}, lambda cache: cache["hook_embed"].norm(dim=-1)),
@@ -134,7 +134,7 @@ def test_memory_is_that_of_a_batch(model: HookedTransformer, tokens: Tensor):
 
 
 def test_tables_pages_files(model: HookedTransformer, tmp_path: Path):
-    found = max_activating_examples(model, TEXTS[:2], site=("z", 1), head=2, k=4, context=2, skip=1)
+    found = max_activating_examples(model, TEXTS[:2], site=("z", 1), heads="L1H2", k=4, context=2, skip=1)
     table = found.to_dataframe()
     snippets = dict(zip(zip(table["text"], table["position"], strict=True), table["snippet"], strict=True))
     words = model.to_str_tokens(TEXTS[0])
@@ -166,9 +166,9 @@ def test_pages_escape_what_tokens_say():
     ("options", "error", "said"),
     [
         ({"site": ("post", 2), "neuron": 10**5}, IndexError, "neuron 100000 is out of range"),
-        ({"site": ("z", 2), "head": 8}, IndexError, "head 8 is out of range"),
-        ({"site": ("z", 2)}, ValueError, "say which head="),
-        ({"site": ("post", 2), "head": 0}, ValueError, "it has no heads"),
+        ({"site": ("z", 2), "heads": 8}, IndexError, "head 8 is out of range"),
+        ({"site": ("z", 2)}, ValueError, "say which one, heads="),
+        ({"site": ("post", 2), "heads": 0}, ValueError, "it has no heads"),
         ({"site": ("post", 2), "direction": torch.zeros(3)}, ValueError, r"direction is \[3\]"),
         ({"site": ("post", 2), "direction": torch.zeros(3), "neuron": 1}, ValueError, "not both"),
         ({"site": ("pattern", 2)}, ValueError, "has no vector at each position"),
@@ -176,16 +176,16 @@ def test_pages_escape_what_tokens_say():
         ({"site": ("poost", 2)}, KeyError, "poost"),
         ({"k": 0}, ValueError, "k must be at least 1"),
         ({"skip": 50}, ValueError, "no position to look at"),
-        ({"data": []}, ValueError, "no position to look at"),
-        ({"data": iter(())}, ValueError, "no position to look at"),
-        ({"data": torch.zeros(0, 4, dtype=torch.long)}, ValueError, "no position to look at"),
-        ({"data": torch.full((1, 4), 10**6)}, ValueError, "out of range"),
-        ({"data": [torch.zeros(2, 3)]}, ValueError, "a batch is token ids"),
+        ({"prompts": []}, ValueError, "no position to look at"),
+        ({"prompts": iter(())}, ValueError, "no position to look at"),
+        ({"prompts": torch.zeros(0, 4, dtype=torch.long)}, ValueError, "no position to look at"),
+        ({"prompts": torch.full((1, 4), 10**6)}, ValueError, "out of range"),
+        ({"prompts": [torch.zeros(2, 3)]}, ValueError, "a batch is token ids"),
     ],
 )
 def test_what_is_wrong_is_said(model: HookedTransformer, options: dict[str, Any], error: type, said: str):
     with pytest.raises(error, match=said):
-        max_activating_examples(model, **{"data": TEXTS[:2], "site": "hook_embed", **options})
+        max_activating_examples(model, **{"prompts": TEXTS[:2], "site": "hook_embed", **options})
 
 
 def test_nan_is_named(model: HookedTransformer):

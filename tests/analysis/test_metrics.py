@@ -78,7 +78,7 @@ def best(row: Tensor, ids: list[int]) -> int:
 def test_metrics_of_tokens(name: str, tokens: str, places: str):
     make, formula = FORMULAS[name]
     (given, ids), (pos, at) = TOKENS[tokens], PLACES[places]
-    found = make(given, pos=pos)(logits())
+    found = make(given, positions=pos)(logits())
     assert_close(found, formula(logits(), ids, at))
     assert found.shape == (BATCH,)
 
@@ -287,12 +287,12 @@ def test_indices_are_plain_where_they_can_be():
 @pytest.mark.parametrize(
     ("metric", "shown"),
     [
-        (logit_difference(5, [7, 9]), "logit_difference(5, [7, 9], pos=-1)"),
-        (probability(SEVERAL, [0, 1]), "probability(<3 x 2>, pos=[0, 1])"),
-        (rank(list(range(10)), torch.tensor([1, 1, 1])), "rank([0, 1, 2, ... 10 in all], pos=<3>)"),
+        (logit_difference(5, [7, 9]), "logit_difference(5, [7, 9], positions=-1)"),
+        (probability(SEVERAL, [0, 1]), "probability(<3 x 2>, positions=[0, 1])"),
+        (rank(list(range(10)), torch.tensor([1, 1, 1])), "rank([0, 1, 2, ... 10 in all], positions=<3>)"),
         (loss(TEXT), "loss(tokens <3 x 5>)"),
-        (kl_divergence(REFERENCE, 2), "kl_divergence(<3 x 5 x 11>, pos=2)"),
-        (logit(torch.tensor(4)), "logit(4, pos=-1)"),
+        (kl_divergence(REFERENCE, 2), "kl_divergence(<3 x 5 x 11>, positions=2)"),
+        (logit(torch.tensor(4)), "logit(4, positions=-1)"),
     ],
 )
 def test_metrics_tell_what_they_are(metric: metrics.Metric, shown: str):
@@ -303,9 +303,24 @@ def test_metrics_tell_what_they_are(metric: metrics.Metric, shown: str):
 @pytest.mark.parametrize(
     ("metric", "shape", "error", "says"),
     [
-        (logit(3), (POS, VOCAB), ValueError, r"logit\(3, pos=-1\) reads logits \[batch, pos, d_vocab\], got \[5, 11\]"),
-        (logit(11), (BATCH, POS, VOCAB), IndexError, r"token 11 of logit\(11, pos=-1\) is out of range: .* 11 tokens"),
-        (logit(3, 5), (BATCH, POS, VOCAB), IndexError, r"position 5 of logit\(3, pos=5\) is out of range: there are 5"),
+        (
+            logit(3),
+            (POS, VOCAB),
+            ValueError,
+            r"logit\(3, positions=-1\) reads logits \[batch, pos, d_vocab\], got \[5, 11\]",
+        ),
+        (
+            logit(11),
+            (BATCH, POS, VOCAB),
+            IndexError,
+            r"token 11 of logit\(11, positions=-1\) is out of range: .* 11 tokens",
+        ),
+        (
+            logit(3, 5),
+            (BATCH, POS, VOCAB),
+            IndexError,
+            r"position 5 of logit\(3, positions=5\) is out of range: there are 5",
+        ),
         (logit(3, [0, -6]), (BATCH, POS, VOCAB), IndexError, "position -6 of .* there are 5"),
         (logit(PER_PROMPT), (2, POS, VOCAB), ValueError, "was made for 3 prompts, and the logits .2, 5, 11. have 2"),
         (logit(torch.tensor([1])), (2, POS, VOCAB), ValueError, "was made for 1 prompts, .* have 2"),
@@ -327,32 +342,54 @@ def test_logits_that_do_not_fit(metric: metrics.Metric, shape: tuple[int, ...], 
 @pytest.mark.parametrize(
     ("make", "error", "says"),
     [
-        (lambda: logit([]), ValueError, r"tokens must be .*, not empty; got shape \[0\]"),
-        (lambda: logit(-1), IndexError, "tokens: -1 is no token id"),
+        (lambda: logit([]), ValueError, r"answers must be .*, not empty; got shape \[0\]"),
+        (lambda: logit(-1), IndexError, "answers: -1 is not a token id"),
         (lambda: logit(torch.zeros(2, 0, dtype=torch.long)), ValueError, r"not empty; got shape \[2, 0\]"),
         (lambda: logit(torch.zeros(2, 2, 2, dtype=torch.long)), ValueError, r"got shape \[2, 2, 2\]"),
-        (lambda: logit(torch.zeros(2)), TypeError, "tokens must be whole numbers, got float32"),
-        (lambda: logit(torch.ones(2, dtype=torch.bool)), TypeError, "tokens must be whole numbers, got bool"),
-        (lambda: logit(3, SEVERAL), ValueError, r"pos must be an int, a list, or a tensor \[batch\]; got .*\[3, 2\]"),
+        (lambda: logit(torch.zeros(2)), TypeError, "answers must be whole numbers, got float32"),
+        (lambda: logit(torch.ones(2, dtype=torch.bool)), TypeError, "answers must be whole numbers, got bool"),
+        (
+            lambda: logit(3, SEVERAL),
+            ValueError,
+            r"positions must be an int, a list, or a tensor \[batch\]; got .*\[3, 2\]",
+        ),
         (lambda: logit(PER_PROMPT, torch.tensor([1, 2])), ValueError, "logit is given 3 prompts, and positions for 2"),
-        (lambda: logit_difference(PER_PROMPT, torch.tensor([1, 2])), ValueError, "for 3 prompts, wrong tokens for 2"),
-        (lambda: logit_difference(1, -4), IndexError, "wrong: -4 is no token id"),
+        (lambda: logit_difference(PER_PROMPT, torch.tensor([1, 2])), ValueError, "for 3 prompts, wrong_answers for 2"),
+        (lambda: logit_difference(1, -4), IndexError, "wrong_answers: -4 is not a token id"),
         (lambda: probability([4, 5, 4]), ValueError, "token 4 is given twice"),
         (lambda: log_probability(torch.tensor([[1, 2], [6, 6]])), ValueError, "token 6 is given twice"),
         (lambda: kl_divergence(torch.zeros(4)), ValueError, r"the reference must be .*, got \[4\]"),
-        (lambda: kl_divergence(torch.zeros(2, 4), [0, 1]), ValueError, r"at one position, and pos=\[0, 1\] are 2"),
+        (
+            lambda: kl_divergence(torch.zeros(2, 4), [0, 1]),
+            ValueError,
+            r"at one position, but positions=\[0, 1\] are 2",
+        ),
         (lambda: kl_divergence(REFERENCE, 5), IndexError, "position 5 of the reference .* there are 5"),
         (lambda: kl_divergence(REFERENCE, torch.tensor([1, 2])), ValueError, "made for 2 prompts, .* have 3"),
         (lambda: loss(TEXT[0]), ValueError, r"tokens \[batch, pos\] with two positions at least, got \[5\]"),
         (lambda: loss(TEXT[:, :1]), ValueError, r"two positions at least, got \[3, 1\]"),
         (lambda: loss(TEXT, torch.ones(3, 4)), ValueError, r"mask is \[3, 4\], the tokens are \[3, 5\]"),
         (lambda: loss(TEXT, torch.eye(5)[:3]), ValueError, r"nothing to predict in prompts \[0, 1, 2\]"),
-        # the package's annotations are checked in tests, so text never gets further than here
-        (lambda: metrics._ids(" Mary", "tokens"), TypeError, r"ids are needed, got ' Mary'; model.to_single_token"),
-        (lambda: metrics._ids([" a", 3], "wrong"), TypeError, r"wrong: ids are needed, got \[' a', 3\]"),
+        (lambda: metrics._ids(" Mary", "tokens"), TypeError, r"tokens: ' Mary' needs a tokenizer: pass model="),
+        (lambda: metrics._ids([" a", 3], "wrong"), TypeError, r"wrong: \[' a', 3\] needs a tokenizer"),
         (lambda: metrics._ids({3}, "wrong"), TypeError, r"wrong must be an int, a list of ints or a tensor, got \{3\}"),
     ],
 )
 def test_arguments_that_make_no_metric(make: Callable, error: type, says: str):
     with pytest.raises(error, match=says):
         make()
+
+
+def test_answers_are_strings_or_ids() -> None:
+    model = HookedTransformer.from_pretrained("demo")
+    paris, rome = (model.to_single_token(name) for name in (" Paris", " Rome"))
+    numbers = torch.randn(2, 5, model.cfg.d_vocab, generator=torch.Generator().manual_seed(2))
+    for named, numbered in (
+        (logit_difference(" Paris", [" Rome", paris], model=model), logit_difference(paris, [rome, paris])),
+        (probability([" Paris", " Rome"], model=model), probability([paris, rome])),
+        (rank(" Paris", model=model), rank(paris)),
+    ):
+        assert torch.equal(named(numbers), numbered(numbers))
+    assert repr(logit(" Paris", model=model)) == "logit(' Paris', positions=-1)"
+    with pytest.raises(ValueError, match=r"'Rome' is not a single token: .*; ' Rome' is one"):
+        logit_difference(" Paris", "Rome", model=model)

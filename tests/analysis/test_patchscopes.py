@@ -44,7 +44,7 @@ def test_a_grid_is_plain_forward_passes(family: str, length: int, monkeypatch: p
     _, cache = model.run_with_cache(source)
     differ = set()
     for to in {length - 1, max(0, length - 3)}:
-        places = {"source_position": 3, "target_position": to}
+        places = {"source_positions": 3, "target_positions": to}
         found = patchscope(model, source, target, **places, target_layers="each", max_new_tokens=4)
         for i in range(model.cfg.n_layers):
             for j in range(model.cfg.n_layers):
@@ -58,10 +58,10 @@ def test_a_grid_is_plain_forward_passes(family: str, length: int, monkeypatch: p
 
 
 def test_a_state_in_its_own_place_changes_nothing(model: HookedTransformer):
-    found = patchscope(model, FRANCE, FRANCE, source_position=2, target_position=2, max_new_tokens=4)
+    found = patchscope(model, FRANCE, FRANCE, source_positions=2, target_positions=2, max_new_tokens=4)
     assert not found.to_dataframe()["changed"].any()
     assert len(set(found.to_dataframe()["text"])) == 1
-    other = patchscope(model, SPAIN, FRANCE, source_position=4, target_position=4, max_new_tokens=4)
+    other = patchscope(model, SPAIN, FRANCE, source_positions=4, target_positions=4, max_new_tokens=4)
     assert other.to_dataframe()["changed"].any()  # another would
 
 
@@ -71,10 +71,10 @@ def test_the_planted_answer_is_said(model: HookedTransformer):
         found = patchscope(model, FRANCE, target, source_layers=[-1], max_new_tokens=1)
         assert found.texts == [[" Paris"]]
     capital = patchscope(
-        model, FRANCE, SPAIN, source_position=4, target_position=4, source_layers=[0], max_new_tokens=1
+        model, FRANCE, SPAIN, source_positions=4, target_positions=4, source_layers=[0], max_new_tokens=1
     )
     assert capital.texts == [[" Paris"]]  # the country at its place, early
-    late = patchscope(model, FRANCE, SPAIN, source_position=4, target_position=4, source_layers=[3], max_new_tokens=1)
+    late = patchscope(model, FRANCE, SPAIN, source_positions=4, target_positions=4, source_layers=[3], max_new_tokens=1)
     assert late.texts == [[" Madrid"]]  # too late for anybody to read it
 
 
@@ -114,8 +114,8 @@ def test_tables_figures_files(model: HookedTransformer, tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"source_position": 6}, IndexError, "source position 6 is out of range"),
-        ({"target_position": -7}, IndexError, "target position -7 is out of range"),
+        ({"source_positions": 6}, IndexError, "source position 6 is out of range"),
+        ({"target_positions": -7}, IndexError, "target position -7 is out of range"),
         ({"source_layers": [4]}, IndexError, "source layer 4 is out of range"),
         ({"target_layers": [4]}, IndexError, "target layer 4 is out of range"),
         ({"max_new_tokens": 0}, ValueError, "max_new_tokens"),

@@ -103,7 +103,7 @@ def test_our_lens_says_the_same(model: HookedTransformer) -> None:
     tokens = model.to_tokens(TEXT)
     _, cache = model.run_with_cache(tokens)
     lens = LogitLens.from_model(model)
-    ours = logit_lens(model, tokens, site="resid_pre", top_k=3)
+    ours = logit_lens(model, tokens, site="resid_pre", k=3)
     for layer in range(model.cfg.n_layers):
         top = lens(cache["resid_pre", layer], layer)[0].topk(3)
         assert torch.equal(ours.tokens[layer, :, 0], top.indices)

@@ -67,8 +67,8 @@ DIRECTIONS = torch.randn(3, 128, generator=DRAW)
 DICTIONARY = SAE.Config(d_in=128, d_sae=64).build().requires_grad_(False)
 FEATURES: dict[str, Any] = {  # site, settings, what is measured, a feature, and how the search for one calls it
     "neurons": (("post", 1), {}, lambda v: v, (7,), {"neuron": 7}),
-    "heads": (("z", 2), {"measure": "norm"}, lambda v: v.norm(dim=-1), (3,), {"head": 3}),
-    "entries of heads": (("z", 2), {}, lambda v: v, (3, 4), {"head": 3, "neuron": 4}),
+    "heads": (("z", 2), {"measure": "norm"}, lambda v: v.norm(dim=-1), (3,), {"heads": 3}),
+    "entries of heads": (("z", 2), {}, lambda v: v, (3, 4), {"heads": "L2H3", "neuron": 4}),
     "directions": (("resid_post", 0), {"directions": DIRECTIONS}, lambda v: v @ DIRECTIONS.T, (2,), None),
     "directions of heads": (
         ("v", 1),

@@ -131,7 +131,7 @@ class Alignment(nn.Module):
                 tensors[name] = given.contiguous()
         if self.accuracy is not None:
             tensors["accuracy"] = self.accuracy.values
-        told = {"site": location.site, "head": location.head, "history": self.history, "about": self.about}
+        told = {"site": location.site, "heads": location.heads, "history": self.history, "about": self.about}
         stored.write(path, FORMAT, tensors, told)
 
     @classmethod
@@ -140,14 +140,14 @@ class Alignment(nn.Module):
         tensors, told = stored.read(path, FORMAT)
         own, others, accuracy = (tensors.pop(name, None) for name in ("positions", "source_positions", "accuracy"))
         [weight] = tensors.values()
-        found = Alignment(Location(told["site"], own, others, told["head"]), *weight.shape)
+        found = Alignment(Location(told["site"], own, others, told["heads"]), *weight.shape)
         found.load_state_dict(tensors)
         found.history, found.about = told["history"], told["about"]
         found.accuracy = None if accuracy is None else Scores(accuracy, {"exchanged": EXCHANGED}, about=found.about)
         return found.requires_grad_(False)
 
     def __repr__(self) -> str:
-        head = "" if self.location.head is None else f", head {self.location.head}"
+        head = "" if self.location.heads is None else f", head {self.location.heads}"
         said = "untrained" if self.accuracy is None else f"accuracy {self.accuracy.mean[0]:.3g} on held-out pairs"
         name = type(self).__name__.removeprefix("Parametrized")
         return f"{name}({self.size} of {self.width} directions at '{self.location.site}'{head}, {said})"

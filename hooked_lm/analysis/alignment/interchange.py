@@ -14,6 +14,7 @@ from hooked_lm.engine.edit import Rewrite
 from hooked_lm.engine.metric_trace import reads_of
 from hooked_lm.engine.prompts import Prompts, tokens_of, values_of
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.hooks.head_labels import head_at_site
 from hooked_lm.hooks.indices import indices_of_slice
 from hooked_lm.hooks.select import Site
 from hooked_lm.results.scores import Scores, origin
@@ -22,6 +23,7 @@ Vectors = Float[Tensor, "batch n width"]
 Change = Callable[[Tensor, Tensor], Tensor]  # base and source vectors -> what the base run goes on with
 Hooks = list[tuple[str, Callable[..., Tensor]]]
 Positions = int | slice | Sequence[int] | Tensor | None
+Answers = str | Sequence[str | int] | Tensor
 Rows = Int[Tensor, " row"]
 
 
@@ -33,7 +35,7 @@ class Location:
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> location = Location.of(model, ("z", 1), positions=[-1], head=3)
+    >>> location = Location.of(model, ("z", 1), positions=[-1], heads="L1H3")
     >>> location.site
     'blocks.1.attn.hook_z'
     >>> with model.hooks(location.hooks(torch.zeros(1, 5, 8, 16))):
@@ -43,7 +45,7 @@ class Location:
     site: str
     positions: Int[Tensor, "row n"] | None = None  # one row for all prompts, or one for each; None: all positions
     source_positions: Int[Tensor, "other_row n"] | None = None  # those of the source run
-    head: int | None = None
+    heads: int | None = None  # the index of one head; None: all
 
     @classmethod
     def of(
@@ -51,7 +53,7 @@ class Location:
         model: HookedRootModule,
         site: Site,
         positions: Positions = None,
-        head: int | None = None,
+        heads: int | str | None = None,
         source_positions: Positions = None,
     ) -> "Location":
         """A location in a model.
@@ -60,7 +62,8 @@ class Location:
             site: a full name, or a short one with its layer: ("resid_pre", 2).
             positions: an int or several for all prompts, a `slice` with a start and a stop from the front, a tensor [batch, n]
                 with a row for each prompt, or None: all.
-            source_positions: the same for the source run, where they are others.
+            heads: one head, an index or a label such as "L1H7"; None: all heads of the site.
+            source_positions: the positions in the source run, if they differ.
 
         Raises KeyError for an unknown site, and ValueError for several sites, for one without a vector at each position,
         for a head at a site without heads, and for positions that do not go together.
@@ -70,13 +73,13 @@ class Location:
         dims = model.hook_dict[names[0]].dims
         if dims[:2] != ("batch", "pos") or len(dims) < 3:
             raise ValueError(f"'{names[0]}' [{', '.join(dims)}] has no vector at each position")
-        if head is not None and not dims[2].endswith("head"):
-            raise ValueError(f"'{names[0]}' [{', '.join(dims)}] has no heads, and head={head} is given")
+        if heads is not None and not dims[2].endswith("head"):
+            raise ValueError(f"'{names[0]}' [{', '.join(dims)}] has no heads, but heads={heads!r} is given")
         own, others = _rows_of(positions, "positions"), _rows_of(source_positions, "source_positions")
         if others is not None and (own is None or own.shape[1] != others.shape[1]):
             n = "all" if own is None else own.shape[1]
             raise ValueError(f"as many source_positions as positions are needed, got {others.shape[1]} and {n}")
-        return cls(names[0], own, others, head)
+        return cls(names[0], own, others, None if heads is None else head_at_site(heads, names[0]))
 
     def some(self, rows: Rows) -> "Location":
         """The location in some of the prompts."""
@@ -113,10 +116,10 @@ class Location:
             raise ValueError(f"positions at '{self.site}' are given for {len(chosen)} prompts, and the run has {batch}")
         if positions is not None:
             check_range(positions, n_pos, f"position at '{self.site}'")
-        if self.head is not None:
-            check_range(torch.tensor([self.head]), value.shape[2], f"head of '{self.site}'")
+        if self.heads is not None:
+            check_range(torch.tensor([self.heads]), value.shape[2], f"head of '{self.site}'")
         where = (torch.arange(batch, device=value.device)[:, None], chosen.to(value.device))
-        return where if self.head is None else (*where, self.head)
+        return where if self.heads is None else (*where, self.heads)
 
     # ---- as an intervention ------------------------------------------------------------------------------------------
 
@@ -194,17 +197,17 @@ class Question:
         tokens: Int[Tensor, "batch pos"],
         labels: Any,
         pos: int | Tensor = -1,
-        answers: Sequence[int] | Tensor | None = None,
+        answers: Answers | None = None,
     ) -> "Question":
         """Checked against the prompts: ValueError where they do not line up, IndexError for what is out of range."""
         batch, n_pos = tokens.shape
-        known = _whole(labels, "labels").reshape(-1)
-        at = pos if isinstance(pos, int) else _whole(pos, "pos").reshape(-1, 1)
-        for name, given in (("labels", known), ("pos", at)):
+        known = _whole(_ids(model, labels, "labels"), "labels").reshape(-1)
+        at = pos if isinstance(pos, int) else _whole(pos, "answer_positions").reshape(-1, 1)
+        for name, given in (("labels", known), ("answer_positions", at)):
             if isinstance(given, Tensor) and len(given) != batch:
                 raise ValueError(f"{name} are given for {len(given)} prompts, and there are {batch}")
-        check_range(at if isinstance(at, Tensor) else torch.tensor([at]), n_pos, "pos")
-        some = None if answers is None else _whole(answers, "answers")
+        check_range(at if isinstance(at, Tensor) else torch.tensor([at]), n_pos, "answer_positions")
+        some = None if answers is None else _whole(_ids(model, answers, "answers"), "answers")
         some = some[None] if some is not None and some.ndim == 1 else some
         if some is not None and len(some) not in (1, batch):
             raise ValueError(f"answers are given for {len(some)} prompts, and there are {batch}")
@@ -240,13 +243,13 @@ class Question:
 
 
 def interchange(
-    model: HookedRootModule, base: Prompts, changes: Sequence[tuple[Intervention, Prompts]]
+    model: HookedRootModule, prompts: Prompts, changes: Sequence[tuple[Intervention, Prompts]]
 ) -> Float[Tensor, "batch pos d_vocab"]:
-    """The logits of the base run with values of other runs in it, each at its location (Geiger et al. 2021, arXiv:2106.02997).
+    """The logits of a run into which values of other runs are put, each at its location (Geiger et al. 2021, arXiv:2106.02997).
 
     Args:
-        base: texts or ids [batch, pos].
-        changes: interventions, each with the prompts of its source run: as many as of base, or one for all. In contrast to
+        prompts: texts or ids [batch, pos] of the run that is changed (the base run of the literature).
+        changes: interventions, each with the prompts of its source run: one for each prompt, or one for all. In contrast to
             a cell of `patching.sweep` each has a source of its own, positions may differ between prompts and runs, and a
             trained `Alignment` exchanges its subspace only. Those at one site act in the given order, so that several variables
             of one site can be exchanged together, each with its alignment.
@@ -261,27 +264,27 @@ def interchange(
     >>> bool((logits - model("When Mary and Sarah had, John")).abs().max() < 1e-4)
     True
     """
-    tokens, sources = _runs(model, base, changes)
+    tokens, sources = _runs(model, prompts, changes)
     with torch.no_grad(), model.hooks(fwd_hooks=_hooks(model, changes, sources)):
         return model(tokens)
 
 
 def interchange_accuracy(
     model: HookedRootModule,
-    base: Prompts,
+    prompts: Prompts,
     changes: Sequence[tuple[Intervention, Prompts]],
-    labels: Int[Tensor, "..."] | Sequence[int],
+    labels: Answers,
     *,
-    pos: int | Int[Tensor, "..."] = -1,
-    answers: Sequence[int] | Int[Tensor, "..."] | None = None,
+    answer_positions: int | Int[Tensor, "..."] = -1,
+    answers: Answers | None = None,
     batch_size: int = 64,
 ) -> Scores:
     """Whether the intervened model says what the causal model says: 1 or 0 for each prompt, and the share is `.mean`.
 
     Args:
-        base, changes: as for `interchange`.
-        labels: the token that the causal model gives under the same intervention, an id for each prompt.
-        pos: the position that is read, one or [batch].
+        prompts, changes: as for `interchange`.
+        labels: the token that the causal model gives under the same intervention, a string or id for each prompt.
+        answer_positions: the position that is read, one or [batch].
         answers: the tokens of which the likeliest counts, a list, or [batch, n] for each prompt; None: all of the vocabulary.
 
     Returns Scores of one cell, with an interval over prompts. Raises ValueError for what does not line up, IndexError for
@@ -289,14 +292,14 @@ def interchange_accuracy(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> names = [model.to_single_token(" Mary"), model.to_single_token(" John")]
+    >>> names = [" Mary", " John"]
     >>> base, source = ("When Mary and John went to the store,{} gave a drink to".format(name) for name in (" John", " Mary"))
     >>> giver = Location.of(model, ("resid_pre", 0), 10)
     >>> interchange_accuracy(model, base, [(giver, source)], names[1:], answers=names).mean
     tensor(1.)
     """
-    tokens, sources = _runs(model, base, changes)
-    question = Question.of(model, tokens, labels, pos, answers)
+    tokens, sources = _runs(model, prompts, changes)
+    question = Question.of(model, tokens, labels, answer_positions, answers)
     right = []
     with torch.no_grad():
         for rows in torch.arange(len(tokens)).split(batch_size):
@@ -312,7 +315,7 @@ def _runs(
 ) -> tuple[Int[Tensor, "batch pos"], list[Tensor]]:
     """The tokens of the base run and of the source runs; raises ValueError for a number of prompts that does not fit."""
     device = next(model.parameters()).device
-    tokens = tokens_of(model, base, "base").to(device)
+    tokens = tokens_of(model, base, "prompts").to(device)
     sources = [tokens_of(model, source, "source").to(device) for _, source in changes]
     for source, (change, _) in zip(sources, changes, strict=True):
         if len(source) not in (1, len(tokens)):
@@ -380,6 +383,14 @@ def _rows_of(positions: Positions, name: str) -> Int[Tensor, "row n"] | None:
             f"the first, {name}[:, None] for the second"
         )
     return found if found.ndim == 2 else found[None]
+
+
+def _ids(model: Any, answers: Answers, name: str) -> Any:
+    """Answers with strings replaced by ids."""
+    has_strings = isinstance(answers, str) or (
+        not isinstance(answers, Tensor) and any(isinstance(one, str) for one in answers)
+    )
+    return model.tokens.answer_ids(answers, name) if has_strings else answers
 
 
 def _whole(given: Any, name: str) -> Int[Tensor, "..."]:

@@ -8,11 +8,20 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from hooked_lm.analysis.alignment.alignment import EXCHANGED, Alignment, BoundlessAlignment
-from hooked_lm.analysis.alignment.interchange import Location, Positions, Question, Rows, Vectors, check_run, hook_of
+from hooked_lm.analysis.alignment.interchange import (
+    Answers,
+    Location,
+    Positions,
+    Question,
+    Rows,
+    Vectors,
+    check_run,
+    hook_of,
+)
 from hooked_lm.analysis.attribution.gradients import check_grad_mode, freeze_weights
+from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts, chosen, position_labels, site_of_layer, tokens_of, values_of
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
@@ -54,34 +63,36 @@ class Pairs:
 @undisturbed
 def train_alignment(
     model: HookedRootModule,
-    base: Prompts,
-    source: Prompts,
-    labels: Int[Tensor, "..."] | Sequence[int],
+    corrupted: Prompts,
+    clean: Prompts,
+    labels: Answers,
     *,
     site: Site,
     size: int | None,
     positions: Positions = None,
     source_positions: Positions = None,
-    head: int | None = None,
-    pos: int | Int[Tensor, "..."] = -1,
-    answers: Sequence[int] | Int[Tensor, "..."] | None = None,
+    heads: int | str | None = None,
+    answer_positions: int | Int[Tensor, "..."] = -1,
+    answers: Answers | None = None,
     held_out: float | Sequence[int] = 0.25,
     steps: int = 200,
     learning_rate: float = 0.02,
     batch_size: int = 32,
     size_cost: float = 1.0,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> Alignment:
-    """Find the subspace in which exchanging base for source values makes the model say the labels.
+    """Find the subspace whose exchange between corrupted and clean runs makes the model give the labels as answers.
 
     Args:
-        base, source: texts or ids [batch, pos], one source run for each base run.
-        labels: what the causal model says when the variable has the source's value: a token id for each pair.
-        site, positions, source_positions, head: where to look; see `Location.of`.
+        corrupted, clean: texts or ids [batch, pos], pair by pair: the base runs and the source runs of the literature. Values of
+            the clean run are put into the corrupted one.
+        labels: the answer that the causal model gives when the variable has its value in the clean prompt, for each pair: strings
+            or ids.
+        site, positions, source_positions, heads: where to look; see `Location.of`.
         size: of the subspace; None: it is trained too (boundless), from half of the width, at a price of `size_cost` nats
             for all of it.
-        pos: the position at which the label should be said, one or [batch].
+        answer_positions: the position at which the label should be said, one or [batch].
         answers: the tokens among which the label should be the likeliest, a list, or [batch, n]; None: the vocabulary.
         held_out: the share of pairs that are not trained on, or these pairs by number: those that have something in common
             which the alignment might learn by heart, such as names, should be held out together.
@@ -98,20 +109,20 @@ def train_alignment(
     >>> from hooked_lm.demo.experiment import prompt_pairs
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> pairs = prompt_pairs(24)
-    >>> base, source = [pair.corrupted for pair in pairs], [pair.clean for pair in pairs]
-    >>> labels = [model.to_single_token(pair.answer) for pair in pairs]
-    >>> wrong = [model.to_single_token(pair.wrong) for pair in pairs]
+    >>> corrupted, clean = [pair.corrupted for pair in pairs], [pair.clean for pair in pairs]
+    >>> labels = [pair.answer for pair in pairs]
+    >>> answers = torch.tensor([[model.to_single_token(name) for name in (pair.answer, pair.wrong)] for pair in pairs])
     >>> alignment = train_alignment(
-    ...     model, base, source, labels, site=("resid_pre", 3), size=24, positions=-1,
-    ...     answers=torch.tensor([labels, wrong]).T, steps=30, progress=False,
+    ...     model, corrupted, clean, labels, site=("resid_pre", 3), size=24, positions=-1,
+    ...     answers=answers, steps=30, progress=False,
     ... )
     >>> bool(alignment.accuracy.mean[0] > alignment.accuracy.select(exchanged="random subspace").mean)
     True
     """
     check_grad_mode("training an alignment")
-    location = Location.of(model, site, positions, head, source_positions)
+    location = Location.of(model, site, positions, heads, source_positions)
     schedule = Schedule(steps, learning_rate, batch_size, size_cost, seed, progress)
-    pairs = _pairs(model, base, source, location, labels, pos, answers, batch_size)
+    pairs = _pairs(model, corrupted, clean, location, labels, answer_positions, answers, batch_size)
     train, test = _split(len(pairs.base), held_out, seed)
     width = pairs.vectors.shape[2]
     if size is None:
@@ -139,7 +150,7 @@ class Schedule:
     batch_size: int
     size_cost: float
     seed: int
-    progress: bool
+    progress: bool | None
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size"):
@@ -163,16 +174,18 @@ def _pairs(
     location: Location,
     labels: Any,
     pos: int | Tensor,
-    answers: Sequence[int] | Tensor | None,
+    answers: Answers | None,
     batch_size: int,
 ) -> Pairs:
     """The pairs, checked; the source runs are run here, once."""
     device = next(model.parameters()).device
     base_tokens, source_tokens = (
-        tokens_of(model, given, name).to(device) for given, name in ((base, "base"), (source, "source"))
+        tokens_of(model, given, name).to(device) for given, name in ((base, "corrupted"), (source, "clean"))
     )
     if len(base_tokens) != len(source_tokens):
-        raise ValueError(f"each base run needs a source run; there are {len(base_tokens)} and {len(source_tokens)}")
+        raise ValueError(
+            f"each corrupted prompt needs a clean one; there are {len(base_tokens)} and {len(source_tokens)}"
+        )
     check_run(location, base_tokens, source_tokens)
     question = Question.of(model, base_tokens, labels, pos, answers)
     vectors = [
@@ -203,7 +216,9 @@ def _train(alignment: Alignment, pairs: Pairs, rows: Rows, schedule: Schedule) -
     optimiser = torch.optim.Adam(alignment.parameters(), lr=schedule.learning_rate)
     slower = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.05, schedule.steps)
     history: dict[str, list[float]] = {"loss": []}
-    steps = tqdm(range(schedule.steps), desc=f"aligning {pairs.location.site}", disable=not schedule.progress)
+    steps = progress_bar(
+        f"aligning {pairs.location.site}", schedule.steps, schedule.progress, steps=range(schedule.steps)
+    )
     with torch.enable_grad(), freeze_weights(pairs.model, begins=()):
         for step, batch in zip(steps, schedule.batches(rows), strict=False):
             alignment.anneal(step / schedule.steps)
@@ -237,9 +252,9 @@ def _accuracy(found: Alignment, pairs: Pairs, rows: Rows, schedule: Schedule) ->
 
 def sweep_alignments(
     model: HookedRootModule,
-    base: Prompts,
-    source: Prompts,
-    labels: Int[Tensor, "..."] | Sequence[int],
+    corrupted: Prompts,
+    clean: Prompts,
+    labels: Answers,
     *,
     size: int | None,
     site: str = "resid_pre",
@@ -251,7 +266,7 @@ def sweep_alignments(
 
     Args:
         site: a short name. layers, positions: "each", or some.
-        base, source, labels, size and settings: as for `train_alignment`; the pairs held out are the same everywhere.
+        corrupted, clean, labels, size and settings: as for `train_alignment`; the pairs held out are the same everywhere.
 
     Returns Scores with the axes exchanged (the "subspace" found, and what it is compared with), layer and position; NaN in
     layers that lack the site. Raises what `train_alignment` raises.
@@ -259,16 +274,16 @@ def sweep_alignments(
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.demo.experiment import prompt_pairs
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> base, source = [pair.corrupted for pair in prompt_pairs(8)], [pair.clean for pair in prompt_pairs(8)]
-    >>> labels = [model.to_single_token(pair.answer) for pair in prompt_pairs(8)]
+    >>> corrupted, clean = [pair.corrupted for pair in prompt_pairs(8)], [pair.clean for pair in prompt_pairs(8)]
+    >>> labels = [pair.answer for pair in prompt_pairs(8)]
     >>> where = {"layers": [0, 2], "positions": [10, 14]}
-    >>> found = sweep_alignments(model, base, source, labels, size=8, steps=2, progress=False, **where)
+    >>> found = sweep_alignments(model, corrupted, clean, labels, size=8, steps=2, progress=False, **where)
     >>> found.select(exchanged="everything").mean
     tensor([[1., 0.],
             [0., 0.]])
     """
     cfg: Any = model.cfg
-    tokens = tokens_of(model, base, "base")
+    tokens = tokens_of(model, corrupted, "corrupted")
     some_layers = chosen(layers, cfg.n_layers, "layer") or []
     some_positions = chosen(positions, tokens.shape[1], "position") or []
     sites = [site_of_layer(model, site, layer) for layer in some_layers]
@@ -277,7 +292,7 @@ def sweep_alignments(
     tried: dict[tuple[int, int], Scores] = {}
     for (row, where), (column, at) in product(enumerate(sites), enumerate(some_positions)):
         if where is not None:
-            found = train_alignment(model, tokens, source, labels, site=where, positions=at, size=size, **settings)
+            found = train_alignment(model, tokens, clean, labels, site=where, positions=at, size=size, **settings)
             assert found.accuracy is not None, "what was trained has been tried"
             tried[row, column] = found.accuracy
     first = next(iter(tried.values()))

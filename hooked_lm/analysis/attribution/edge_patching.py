@@ -42,7 +42,7 @@ def patch_edges(
     Args:
         corrupted, clean: texts or ids [batch, pos], as many prompts and tokens each.
         metric: from logits [batch, pos, d_vocab] to a number for each prompt, or one for all; or several by name.
-        edges: names of writers and readers, e.g. [("a0.h1", "a2.h7<v>"), ("m3", "logits")]; None: all. See `Graph`.
+        edges: names of writers and readers, e.g. [("L0H1", "L2H7<v>"), ("m3", "logits")]; None: all. See `Graph`.
         source: what the writer says instead: "clean" (what it wrote in the other run), "mean" (the mean of that over prompts),
             or "zero".
         direction: "denoise" changes the corrupted run, "noise" the clean run.
@@ -58,7 +58,7 @@ def patch_edges(
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> clean, corrupted = "When Mary and John left, John", "When Mary and John left, Mary"
     >>> answers = metrics.logit_difference(model.to_single_token(" Mary"), model.to_single_token(" John"))
-    >>> edges = [("a2.h1", "logits"), ("m0", "a1.h3<k>")]
+    >>> edges = [("L2H1", "logits"), ("m0", "L1H3<k>")]
     >>> result = patch_edges(model, corrupted, clean, metric=answers, edges=edges, progress=False)
     >>> int(result.mean.isnan().logical_not().sum())
     2

@@ -28,7 +28,7 @@ class Node:
     site times `scale`.
     """
 
-    name: str  # "input", "a2.h1", "m3"; of readers "a2.h1<q>", "m3", "logits"
+    name: str  # "input", "L2H1", "m3"; of readers "L2H1<q>", "m3", "logits"
     site: str
     layer: int
     rank: int
@@ -45,8 +45,8 @@ class Node:
 class Graph:
     """The writers and readers of a model, each in the order of computation; `is_edge[writer, reader]` says who can see whom.
 
-    Writers are the embeddings ("input"), attention heads ("a2.h1"), MLPs ("m3") and mixers with a state ("s2"). Readers are
-    the queries, keys and values of heads ("a2.h1<q>"; keys and values of a grouped-query model by key/value head), MLPs, mixers,
+    Writers are the embeddings ("input"), attention heads ("L2H1"), MLPs ("m3") and mixers with a state ("s2"). Readers are
+    the queries, keys and values of heads ("L2H1<q>"; keys and values of a grouped-query model by key/value head), MLPs, mixers,
     and the unembedding ("logits"). Where heads do not add up in the stream, as a norm follows attention, the whole
     of it ("a2") is one writer.
 
@@ -54,7 +54,7 @@ class Graph:
     >>> graph = Graph.of(HookedTransformer.from_pretrained("demo"))
     >>> graph
     Graph(37 writers, 101 readers, 1519 edges)
-    >>> graph.edge("a0.h1", "a2.h7<v>"), "m0" in graph.parents("a1.h0<k>")
+    >>> graph.edge("L0H1", "L2H7<v>"), "m0" in graph.parents("L1H0<k>")
     ((2, 73), True)
     """
 
@@ -153,7 +153,7 @@ class _Layer:
         if "attn.hook_result" not in self.sites or not isinstance(norm_of(self.block, "ln1_post"), nn.Identity):
             return [self._node(f"a{self.layer}", "hook_attn_out", rank)]
         n_heads, scale = self.block.attn.cfg.n_heads, self.block.cfg.residual_scale
-        return [self._node(f"a{self.layer}.h{head}", "attn.hook_result", rank, head, scale) for head in range(n_heads)]
+        return [self._node(f"L{self.layer}H{head}", "attn.hook_result", rank, head, scale) for head in range(n_heads)]
 
     def readers(self) -> list[Node]:
         rank, found = 2 * self.layer, []
@@ -163,7 +163,7 @@ class _Layer:
                 site = f"hook_{letter}_input"
                 n = attn.cfg.n_heads if letter == "q" else attn.n_kv
                 heads = range(n if site in self.sites else 0)
-                found += [self._node(f"a{self.layer}.h{head}<{letter}>", site, rank, head) for head in heads]
+                found += [self._node(f"L{self.layer}H{head}<{letter}>", site, rank, head) for head in heads]
         elif self._mixes == "s":
             found.append(self._node(f"s{self.layer}", "hook_mixer_in", rank))
         if "hook_mlp_in" in self.sites:

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from hooked_lm.analysis.attribution.gradients import Metric
 from hooked_lm.analysis.circuits.circuit import Circuit
 from hooked_lm.analysis.circuits.paths import feeds
 from hooked_lm.analysis.circuits.run import Runner
+from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.models.decoder import Decoder
@@ -36,7 +36,7 @@ def acdc(
     metric: Metric | None = None,
     ablation: str = "resample",
     max_memory: int | str = "auto",
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> Circuit:
     """The edges whose loss changes the metric by the threshold or more, each tried in what is left when its turn comes.
 
@@ -61,7 +61,7 @@ def acdc(
         raise ValueError(f"the threshold must be positive, got {threshold}")
     runner = Runner(model, corrupted, clean, metric, ablation, max_memory)
     search = Search(runner, threshold)
-    with tqdm(total=runner.n_edges, desc="acdc", unit="edges", disable=not progress) as bar:
+    with progress_bar("acdc", runner.n_edges, progress, unit="edges") as bar:
         for n_left in search.steps():
             bar.update(runner.n_edges - n_left - bar.n)
     about = origin(model, method="acdc", threshold=threshold, ablation=ablation, metric=runner.metric_name)

@@ -37,9 +37,9 @@ class Circuit:
 
     >>> from hooked_lm import HookedTransformer
     >>> graph = Graph.of(HookedTransformer.from_pretrained("demo"))
-    >>> circuit = Circuit.of(graph, [("input", "a1.h2<v>"), ("a1.h2", "logits"), ("m0", "m1")])
+    >>> circuit = Circuit.of(graph, [("input", "L1H2<v>"), ("L1H2", "logits"), ("m0", "m1")])
     >>> circuit, circuit.pruned().n_edges, circuit.nodes
-    (Circuit(3 of 1519 edges, 2 of them on paths from input to logits; 3 nodes), 2, ['input', 'a1.h2', 'logits'])
+    (Circuit(3 of 1519 edges, 2 of them on paths from input to logits; 3 nodes), 2, ['input', 'L1H2', 'logits'])
     """
 
     graph: Graph

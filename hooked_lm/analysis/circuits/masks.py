@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from hooked_lm.analysis.attribution.gradients import Metric, check_grad_mode
 from hooked_lm.analysis.circuits.circuit import Circuit
 from hooked_lm.analysis.circuits.prune import check_size
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.analysis.circuits.top import largest
+from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.models.decoder import Decoder
@@ -58,7 +58,7 @@ def train_masks(
     ablation: str = "resample",
     max_memory: int | str = "auto",
     seed: int = 0,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> Circuit:
     """Train a gate for each edge, and keep the edges whose gates are the most open.
 
@@ -85,7 +85,7 @@ def train_masks(
         raise ValueError(f"there must be one step at least, got {steps}")
     check_grad_mode("training masks")
     runner = Runner(model, corrupted, clean, metric, ablation, max_memory)
-    with tqdm(total=steps, desc="masks", unit="steps", disable=not progress) as bar:
+    with progress_bar("masks", steps, progress) as bar:
         training = Training(runner, n_edges, steps, learning_rate, seed)
         for _ in range(steps):
             training.step()

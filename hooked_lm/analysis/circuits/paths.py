@@ -12,13 +12,13 @@ from hooked_lm.analysis.attribution.graph import INPUT, LOGITS, Graph, Node
 def feeds(graph: Graph) -> Bool[Tensor, "reader writer"]:
     """What becomes of what is read: whether the reader is an input of the writer.
 
-    Queries, keys and values of a head ("a0.h1<q>") are inputs of the head ("a0.h1"), keys and values of a key/value head those
+    Queries, keys and values of a head ("L0H1<q>") are inputs of the head ("L0H1"), keys and values of a key/value head those
     of all heads of its group; where attention as a whole is one writer, of that. The keys of a layer that later layers read
     are inputs of all later layers without keys of their own.
 
     >>> from hooked_lm import HookedTransformer
     >>> graph = Graph.of(HookedTransformer.from_pretrained("demo"))
-    >>> bool(feeds(graph)[graph.reader("a0.h1<k>"), graph.writer("a0.h1")])
+    >>> bool(feeds(graph)[graph.reader("L0H1<k>"), graph.writer("L0H1")])
     True
     """
     n_queries, n_keys = _counts(graph, "<q>"), _counts(graph, "<k>")

@@ -32,7 +32,7 @@ class CompositionScores(ChanceScores):
         return Scores(self.above_chance().values / self.spread, self.axes, about=self.about)
 
 
-def composition_scores(model: Decoder, kind: str = "Q", *, n_random: int = 50, seed: int = 0) -> CompositionScores:
+def head_composition(model: Decoder, kind: str = "Q", *, n_random: int = 50, seed: int = 0) -> CompositionScores:
     """How much of what each head writes each head of a later layer reads through its queries, keys or values.
 
     `|OV1 M2| / (|OV1| |M2|)` in Frobenius norms, between 0 and 1, where M2 is `W_Q W_K^T` of the later head for "Q", its
@@ -49,7 +49,7 @@ def composition_scores(model: Decoder, kind: str = "Q", *, n_random: int = 50, s
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> scores = composition_scores(model, "K")
+    >>> scores = head_composition(model, "K")
     >>> far = scores.in_deviations().select(layer=0, head=6, later_layer=1).mean > 6
     >>> far.tolist()  # all heads of layer 1 but the second are induction heads, and head 6 tells what came before
     [True, False, True, True, True, True, True, True]

@@ -31,11 +31,11 @@ def direct_logit_attribution(
     model: Decoder,
     prompts: Prompts,
     answers: Tokens,
-    wrong: Tokens | None = None,
+    wrong_answers: Tokens | None = None,
     *,
     by: str = "layer",
     layers: Which = "each",
-    pos: int = -1,
+    positions: int = -1,
 ) -> Scores:
     """What each component adds directly to the logit of an answer, or to its difference to that of a wrong one.
 
@@ -45,11 +45,11 @@ def direct_logit_attribution(
     that of Elhage et al. 2021, "A mathematical framework for transformer circuits".
 
     Args:
-        answers, wrong: strings or ids; one for all prompts, or one for each.
+        answers, wrong_answers: strings or ids; one for all prompts, or one for each.
         by: "layer": attention and MLP of each layer; "head": attention by heads and its bias; "neuron": MLPs by neurons and
             their biases.
         layers: which layers are taken apart into heads or neurons; the others stay whole, so that the sum holds.
-        pos: the position whose logits are read, the last for -1.
+        positions: the position whose logits are read, the last for -1.
 
     Returns Scores with the axis component: "embed", "pos_embed", "0_attn_out" or "L0H0", ... and "0_attn_bias", "0_mlp_out" or
     "L0N0", ... and "0_mlp_bias", "ln_final_bias" and "unembed_bias", as far as the model has them.
@@ -68,7 +68,7 @@ def direct_logit_attribution(
     if by not in ("layer", "head", "neuron"):
         raise ValueError(f"by must be 'layer', 'head' or 'neuron', got {by!r}")
     apart = _apart(model, by, layers)
-    tokens, ids, others, pos = _checked(model, prompts, answers, wrong, pos)
+    tokens, ids, others, pos = _checked(model, prompts, answers, wrong_answers, positions)
     run = _Run(model, tokens, ids, others, pos, _sites(model, by, apart))
     whole, names = run.cache.decompose_resid(pos_slice=pos, return_labels=True)
     parts: Parts = []
@@ -82,7 +82,7 @@ def direct_logit_attribution(
             parts.append(([name], value[None]))
     parts.append(run.constants())
     axes = {"component": [name for names, _ in parts for name in names]}
-    return Scores(torch.cat([values for _, values in parts]), axes, about=_about(model, wrong, pos))
+    return Scores(torch.cat([values for _, values in parts]), axes, about=_about(model, wrong_answers, pos))
 
 
 @torch.no_grad()
@@ -90,10 +90,10 @@ def source_attribution(
     model: Decoder,
     prompts: Prompts,
     answers: Tokens,
-    wrong: Tokens | None = None,
+    wrong_answers: Tokens | None = None,
     *,
     layers: Which = "each",
-    pos: int = -1,
+    positions: int = -1,
 ) -> Scores:
     """What each head adds directly to a logit (difference), by the position that it moved it from: pattern x value through `W_O`.
 
@@ -108,7 +108,7 @@ def source_attribution(
     {'layer': 2, 'head': 8, 'position': 6}
     """
     which = chosen(layers, model.cfg.n_layers, "layer") or list(range(model.cfg.n_layers))
-    tokens, ids, others, pos = _checked(model, prompts, answers, wrong, pos)
+    tokens, ids, others, pos = _checked(model, prompts, answers, wrong_answers, positions)
     if without := [layer for layer in which if not isinstance(model.blocks[layer], AttentionPart)]:
         raise ValueError(f"layers {without} have no attention: leave them away")
     sites = [f"blocks.{layer}.attn.hook_{name}" for layer in which for name in ("pattern", "v", "z")]
@@ -123,7 +123,7 @@ def source_attribution(
         "head": list(range(n_heads)),
         "position": position_labels(model, tokens),
     }
-    return Scores(values, axes, about=_about(model, wrong, pos))
+    return Scores(values, axes, about=_about(model, wrong_answers, pos))
 
 
 class _Run:
@@ -226,7 +226,7 @@ def _apart(model: Decoder, by: str, layers: Which) -> set[int]:
 
 
 def _checked(
-    model: Decoder, prompts: Prompts, answers: Tokens, wrong: Tokens | None, pos: int
+    model: Decoder, prompts: Prompts, answers: Tokens, wrong_answers: Tokens | None, pos: int
 ) -> tuple[Int[Tensor, "prompt n_pos"], Int[Tensor, " prompt"], Int[Tensor, " prompt"] | None, int]:
     """Prompts and tokens as ids, and the position counted from the start."""
     if not len(prompts):
@@ -235,13 +235,13 @@ def _checked(
     if not -tokens.shape[1] <= pos < tokens.shape[1]:
         raise IndexError(f"position {pos} is out of range: the prompts have {tokens.shape[1]} tokens")
     ids = _one_each(model, answers, len(tokens), "answers")
-    others = None if wrong is None else _one_each(model, wrong, len(tokens), "wrong")
+    others = None if wrong_answers is None else _one_each(model, wrong_answers, len(tokens), "wrong_answers")
     return tokens, ids, others, pos % tokens.shape[1]
 
 
 def _one_each(model: Decoder, tokens: Tokens, batch: int, name: str) -> Int[Tensor, " prompt"]:
     """One id for each prompt."""
-    ids = model.tokens.single_token_ids(tokens, model.device).reshape(-1)
+    ids = model.tokens.answer_ids(tokens, name, model.device).reshape(-1)
     if len(ids) not in (1, batch):
         raise ValueError(f"{name} must be one token, or one for each of the {batch} prompts; there are {len(ids)}")
     return ids.expand(batch)
@@ -270,7 +270,7 @@ def _of_z(name: str) -> bool:
     return name.endswith("attn.hook_z") or ".z_norm." in name
 
 
-def _about(model: Decoder, wrong: Tokens | None, pos: int) -> dict[str, Any]:
-    of = "logit" if wrong is None else "logit difference"
+def _about(model: Decoder, wrong_answers: Tokens | None, pos: int) -> dict[str, Any]:
+    of = "logit" if wrong_answers is None else "logit difference"
     cap = getattr(model.unembed.cfg, "soft_cap", None)
     return origin(model, of=of if cap is None else f"{of} before the soft cap of {cap:g}", position=pos)

@@ -49,8 +49,8 @@ def induction(tokens: Row) -> Targets:
 
 Kind = Callable[[Row], Targets]
 KINDS: dict[str, Kind] = {
-    "previous token": previous_token,
-    "duplicate token": duplicate_token,
+    "previous_token": previous_token,
+    "duplicate_token": duplicate_token,
     "induction": induction,
 }
 
@@ -207,7 +207,7 @@ def attention_statistics(model: Decoder, prompts: Any) -> Scores:
 
     - "entropy" in nats: 0 for a head that looks at one token, log n for one that looks at n alike.
     - "distance" in tokens: how far back a head looks, on average.
-    - "first token": the share of attention that goes to the first token, where heads rest (Xiao et al. 2023, arXiv:2309.17453).
+    - "first_token": the share of attention that goes to the first token, where heads rest (Xiao et al. 2023, arXiv:2309.17453).
 
     `prompts` are texts, or ids [batch, pos]; padding is left out. Of attention with learned sinks the entropy and distance are
     those of what is left to the tokens.
@@ -235,7 +235,7 @@ def attention_statistics(model: Decoder, prompts: Any) -> Scores:
         found[layer][:, :, which] = statistics.transpose(1, 2).cpu()
 
     see_patterns(model, rows, see)
-    axes: dict[str, Sequence[Label]] = {"statistic": ["entropy", "distance", "first token"], **_layers_and_heads(model)}
+    axes: dict[str, Sequence[Label]] = {"statistic": ["entropy", "distance", "first_token"], **_layers_and_heads(model)}
     return Scores(_of_layers(model, lambda layer: found[layer]), axes, about=origin(model))
 
 

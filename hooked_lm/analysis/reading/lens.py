@@ -136,7 +136,7 @@ def logit_lens(
     site: str = "resid_post",
     layers: Which = "each",
     positions: Which = "each",
-    top_k: int = 5,
+    k: int = 5,
     answers: Tokens | None = None,
     lens: Translator | None = None,
 ) -> Lens:
@@ -150,7 +150,7 @@ def logit_lens(
         site: the short name of a site of width d_model: "resid_pre", "resid_mid", "resid_post", or what a sublayer writes
             ("attn_out", "mlp_out"), which is then read as if it were alone.
         layers, positions: which; "each" for all, negative ones count from the end.
-        top_k: how many of the likeliest tokens are kept.
+        k: how many of the likeliest tokens are kept.
         answers: tokens whose logit, probability and rank are wanted: strings or ids, one or a list for all prompts, or a tensor
             with a row for each prompt, [batch] or [batch, answer].
         lens: takes the stream of each layer to the last one's form before it is read; a `TunedLens`, say.
@@ -169,8 +169,8 @@ def logit_lens(
     which = chosen(layers, model.cfg.n_layers, "layer")
     if which is None:
         raise ValueError("a lens looks at each layer alone: layers must be 'each' or some, not None")
-    if not 1 <= top_k <= model.cfg.d_vocab:
-        raise ValueError(f"top_k must be from 1 to {model.cfg.d_vocab}, the size of the vocabulary, got {top_k}")
+    if not 1 <= k <= model.cfg.d_vocab:
+        raise ValueError(f"k must be from 1 to {model.cfg.d_vocab}, the size of the vocabulary, got {k}")
     if lens is not None:
         lens.check(model, site, which)
     named = {layer: model.names((site, layer))[0] for layer in which}
@@ -187,7 +187,7 @@ def logit_lens(
         ids = None if wanted is None else wanted.repeat_interleave(len(at), 0)[rows]
         for layer, name in named.items():
             stream = _rows(streams[name], rows).to(model.device)
-            found.append(_read(decode(model, stream if lens is None else lens(stream, layer)), own, top_k, ids))
+            found.append(_read(decode(model, stream if lens is None else lens(stream, layer)), own, k, ids))
     grid = (len(which), len(streams[last]), len(at))
     tensors = {name: _gathered([part[name] for part in found], *grid) for name in found[0]}
     axes: dict[str, Sequence[Label]] = {"layer": which, "position": [labels[pos] for pos in at]}
@@ -234,9 +234,9 @@ def _answers(model: Decoder, answers: Tokens, batch: int) -> Int[Tensor, "batch 
                 f"a tensor of answers has a row for each of the {batch} prompts, [batch] or [batch, answer]; "
                 f"got {list(answers.shape)} (a list is for all prompts)"
             )
-        ids = model.tokens.single_token_ids(answers, model.device)
+        ids = model.tokens.answer_ids(answers, device=model.device)
         return ids.reshape(batch, -1)
-    return model.tokens.single_token_ids(answers, model.device).reshape(1, -1).expand(batch, -1)
+    return model.tokens.answer_ids(answers, device=model.device).reshape(1, -1).expand(batch, -1)
 
 
 def _chunks(shape: Iterable[int], d_vocab: int) -> Iterator[slice]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hooked_lm.analysis.reading.lens import spelled
 from hooked_lm.components.norm import upcast
+from hooked_lm.hooks.head_labels import head_at_site
 from hooked_lm.interventions.top_examples import Examples, TopExamples
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results import stored
@@ -112,26 +113,26 @@ class MaxActivating:
 @torch.no_grad()
 def max_activating_examples(
     model: Decoder,
-    data: Data,
+    prompts: Data,
     *,
     site: Site,
     direction: Float[Tensor, " d"] | None = None,
     neuron: int | None = None,
-    head: int | None = None,
+    heads: int | str | None = None,
     k: int = 20,
     context: int = 10,
     largest: bool = True,
     skip: int = 0,
     batch_size: int = 8,
 ) -> MaxActivating:
-    """The `k` positions of a data set where something at a site is largest; the data pass by once, in batches.
+    """The `k` positions of a data set where the value at a site is largest, in one pass over the data.
 
-    What is measured, at each position: with `direction` the product with it, with `neuron` that entry of the last axis, with
-    neither the length of the vector; of a site with heads, such as ("z", 3), that of one `head`. Of equal numbers the one that
-    came first is kept. Memory is that of a batch and of k examples.
+    The number at a position is the product with `direction`, or the entry `neuron` of the last axis, or the norm of the vector if
+    neither is given. At a site with heads, such as ("z", 3), `heads` chooses one. Among equal numbers the first one is kept.
+    Memory is that of one batch and of `k` examples.
 
     Args:
-        data: texts, token ids [prompt, pos], or an iterator of batches, each texts or ids [batch, pos]. Texts get the model's
+        prompts: texts, token ids [prompt, pos], or an iterator of batches, each texts or ids [batch, pos]. Texts get the model's
             BOS and are cut at n_ctx; their padding is left out.
         site: a full name, or a short one with its layer, such as ("post", 2).
         context: how many tokens are shown on each side.
@@ -151,10 +152,10 @@ def max_activating_examples(
     for name, number, least in (("k", k, 1), ("context", context, 0), ("skip", skip, 0), ("batch_size", batch_size, 1)):
         if number < least:
             raise ValueError(f"{name} must be at least {least}, got {number}")
-    measure = _Measure(model, site, direction, neuron, head)
+    measure = _Measure(model, site, direction, neuron, heads)
     settings: dict[str, Any] = {"k": k, "context": context, "largest": largest, "skip": skip, "activations": True}
     top, n_positions = TopExamples(measure.site, measure=measure, **settings), 0
-    for tokens, real in _batches(model, data, batch_size):
+    for tokens, real in _batches(model, prompts, batch_size):
         top.batch(tokens, real)
         run: dict[str, Any] = {"return_type": None, "attention_mask": real.long().to(model.device)}
         with model.hooks([top]):  # the cache says where the run may stop
@@ -178,7 +179,7 @@ class _Measure:
         site: Site,
         direction: Tensor | None,
         neuron: int | None,
-        head: int | None,
+        heads: int | str | None,
     ) -> None:
         if direction is not None and neuron is not None:
             raise ValueError("give a direction or a neuron, not both: a neuron is the direction of one entry")
@@ -190,9 +191,10 @@ class _Measure:
         has_head = dims[2:3] in (("head",), ("kv_head",), ("ssm_head",))
         if dims[:2] != ("batch", "pos") or len(dims) != 3 + has_head:
             raise ValueError(f"'{self.site}' [{', '.join(dims)}] has no vector at each position of the text")
-        if has_head != (head is not None):
-            fix = "say which head=" if has_head else "it has no heads, so give none"
+        if has_head != (heads is not None):
+            fix = "say which one, heads=" if has_head else "it has no heads, so give none"
             raise ValueError(f"'{self.site}' [{', '.join(dims)}]: {fix}")
+        head = None if heads is None else head_at_site(heads, self.site)
         self.direction, self.neuron, self.head = direction, neuron, head
         what = "norm" if direction is None else "direction"
         parts = ["" if head is None else f"head {head}", f"neuron {neuron}" if neuron is not None else what]

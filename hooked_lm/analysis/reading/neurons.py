@@ -21,11 +21,13 @@ from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import RMSNorm, norm_of, norm_unhooked
 from hooked_lm.factored_matrix import FactoredMatrix
+from hooked_lm.hooks.head_labels import head_in_layer, head_label
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.names import checked_index
 from hooked_lm.results.scores import Scores, origin
 
 Directions = Float[Tensor, "*some d_model"]
+Heads = int | str | Sequence[int | str]
 NUMBERS = 1 << 24  # that are held at once, about
 
 
@@ -82,30 +84,43 @@ def _ends(model: Decoder, values: Float[Tensor, " d_vocab"], k: int, **labels: A
 
 @torch.no_grad()
 def head_top_tokens(
-    model: Decoder, layer: int, head: int, k: int = 10, sources: Sequence[str | int] | None = None
+    model: Decoder,
+    layer: int,
+    heads: Heads,
+    k: int = 10,
+    sources: str | int | Sequence[str | int] | None = None,
 ) -> pd.DataFrame:
-    """The largest pairs of a head's OV circuit: a source token, and the token whose logit it raises where it is attended to.
+    """The largest pairs of a head's OV circuit: a source token, and the token whose logit rises where the head attends to it.
 
-    The circuit is `embedding W_V W_O unembedding`, [d_vocab, d_vocab] (Elhage et al. 2021, "A Mathematical Framework for
-    Transformer Circuits"), of which some sources at a time are made. With `sources`, tokens or ids, the `k` largest of each of
-    these.
+    The OV circuit is `embedding W_V W_O unembedding`, [d_vocab, d_vocab] (Elhage et al. 2021, "A Mathematical Framework for
+    Transformer Circuits"); it is computed for a few sources at a time.
 
-    Columns: rank, source, token, value. Raises ValueError for a layer without attention, and IndexError for a layer or head that
-    there is not.
+    Args:
+        heads: heads of the layer, one or several: indices, or labels such as "L3H4".
+        k: how many pairs for each head, or for each source if sources are given.
+        sources: source tokens, strings or ids; None: all.
+
+    Columns: head, rank, source, token, value. Raises ValueError for a layer without attention, and IndexError for a layer or head
+    that does not exist.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> head_top_tokens(model, layer=3, head=4, k=2, sources=[" Mary"])["source"].tolist()
+    >>> head_top_tokens(model, layer=3, heads="L3H4", k=2, sources=[" Mary"])["source"].tolist()
     [' Mary', ' Mary']
     """
     layer, attn = attention_of(model, layer)
-    head = checked_index(head, attn.cfg.n_heads, "head")
+    chosen = [checked_index(head_in_layer(head, layer), attn.cfg.n_heads, "head") for head in _listed(heads)]
     _check_k(k, model.cfg.d_vocab)
+    some = None if sources is None else [_source_id(model, source) for source in _listed(sources)]
+    return pd.concat([_top_pairs(model, layer, head, k, some) for head in chosen], ignore_index=True)
+
+
+def _top_pairs(model: Decoder, layer: int, head: int, k: int, sources: list[int] | None) -> pd.DataFrame:
     circuit = _circuit(model, layer, head)
     if sources is None:  # the largest pairs are of the sources that have the largest numbers
         chosen = torch.cat([part.amax(1) for part in circuit(range(model.cfg.d_vocab))]).topk(k).indices.tolist()
     else:
-        chosen = [_token_id(model, source) for source in _listed(sources)]
+        chosen = sources
     best = [part.topk(k) for part in circuit(chosen)]
     source = torch.tensor(chosen).repeat_interleave(k)
     token, value = (
@@ -117,6 +132,7 @@ def head_top_tokens(
         source, token, value = source[first], token[first], value[first]
     return pd.DataFrame(
         {
+            "head": head_label(layer, head),
             "rank": [i % k for i in range(len(value))],
             "source": token_strings(model, source),
             "token": token_strings(model, token),
@@ -249,7 +265,7 @@ def token_strings(model: Decoder, ids: Int[Tensor, " token"]) -> list[str] | lis
     return [model.to_single_str_token(token) for token in ids.tolist()]
 
 
-def _token_id(model: Decoder, token: str | int) -> int:
+def _source_id(model: Decoder, token: str | int) -> int:
     return model.to_single_token(token) if isinstance(token, str) else checked_index(token, model.cfg.d_vocab, "token")
 
 

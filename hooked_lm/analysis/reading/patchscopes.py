@@ -107,8 +107,8 @@ def patchscope(
     source_prompt: Prompts,
     target_prompt: Prompts = IDENTITY_PROMPT,
     *,
-    source_position: int = -1,
-    target_position: int = -1,
+    source_positions: int = -1,
+    target_positions: int = -1,
     source_layers: Which = "each",
     target_layers: Which = None,
     max_new_tokens: int = 5,
@@ -149,8 +149,8 @@ def patchscope(
         raise IndexError(
             f"the target model has {reader.cfg.n_layers} layers, so no layer {max(sources)}: give target_layers"
         )
-    source, at = _one(model, source_prompt, source_position, "source")
-    target, to = _one(reader, target_prompt, target_position, "target")
+    source, at = _one(model, source_prompt, source_positions, "source")
+    target, to = _one(reader, target_prompt, target_positions, "target")
     names = [model.names((site, layer))[0] for layer in sources]
     places = {layer: reader.names((site, layer))[0] for layer in (targets or sources)}
     for owner, some in ((model, names), (reader, places.values())):
@@ -168,7 +168,7 @@ def patchscope(
     ]
     unpatched = _continued(reader, target, to, [(None, "")], max_new_tokens)[0]
     tokens = torch.cat(new).view(len(sources), -1, max_new_tokens)
-    settings = {"source_position": at, "target_position": to, "site": site, "target_model": origin(reader)["model"]}
+    settings = {"source_positions": at, "target_positions": to, "site": site, "target_model": origin(reader)["model"]}
     return Patchscope(
         tokens, unpatched, tuple(sources), None if targets is None else tuple(targets), _texts(reader, tokens),
         spelled(reader, torch.cat([tokens.flatten(), unpatched])), origin(model, **settings),

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from tqdm import tqdm
 
 from hooked_lm.analysis.attribution.gradients import check_grad_mode
 from hooked_lm.analysis.reading.lens import decode
+from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Which, chosen
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results import stored
@@ -118,7 +118,7 @@ def translated(
 
 def train_tuned_lens(
     model: Decoder,
-    texts: Texts,
+    prompts: Texts,
     *,
     steps: int = 250,
     learning_rate: float = 1e-3,
@@ -127,7 +127,7 @@ def train_tuned_lens(
     layers: Which = "each",
     site: str = "resid_post",
     seed: int = 0,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> TunedLens:
     """Train a tuned lens on a user's text: Adam on the KL divergence of what the lens says from what the model says.
 
@@ -135,11 +135,11 @@ def train_tuned_lens(
     learning rate falls to zero in a line. Logits of a batch at one layer are held at a time. The model's weights get no gradient.
 
     Args:
-        texts: texts, cut at the model's n_ctx, or token ids [prompt, pos]; split long ones into rows.
+        prompts: texts, cut at the model's n_ctx, or token ids [prompt, pos]; split long ones into rows.
         held_out: the share of the prompts, at least one and never all, on which the divergence is measured before and after.
         layers, site: whose streams are translated.
         seed: of the generator that chooses the prompts.
-        progress: show a bar.
+        progress: whether to show a bar; None: on work longer than a second.
 
     Raises ValueError for fewer than two prompts and for numbers that make no sense, TypeError for one string, RuntimeError in
     inference mode, all before anything runs; FloatingPointError if
@@ -158,7 +158,7 @@ def train_tuned_lens(
     which = chosen(layers, model.cfg.n_layers, "layer")
     if which is None:
         raise ValueError("a lens has a translator for each layer: layers must be 'each' or some, not None")
-    tokens, mask = _tokens(model, texts)
+    tokens, mask = _tokens(model, prompts)
     order = torch.randperm(len(tokens), generator=(generator := torch.Generator().manual_seed(seed)))
     n_held = min(len(order) - 1, max(1, round(held_out * len(order))))
     training = _Training(model, site, which)
@@ -166,10 +166,8 @@ def train_tuned_lens(
     optimizer = torch.optim.Adam([training.A, training.b], lr=learning_rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     losses = []
-    for step, rows in tqdm(
-        enumerate(_batches(order[n_held:], batch_size, steps, generator)),
-        "tuned lens", steps, disable=not progress,
-    ):  # fmt: skip
+    batches = enumerate(_batches(order[n_held:], batch_size, steps, generator))
+    for step, rows in progress_bar("tuned lens", steps, progress, steps=batches):
         losses.append(training.step(tokens[rows], mask[rows], step))
         optimizer.step()
         schedule.step()

@@ -1,0 +1,18 @@
+"""Progress bars: one way to read `progress=None`."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from tqdm.auto import tqdm
+
+
+def progress_bar(
+    title: str, total: int, progress: bool | None, unit: str = "steps", steps: Iterable[Any] | None = None
+) -> Any:
+    """A bar; `progress` None shows it on work longer than a second, True at once, False never.
+
+    >>> list(progress_bar("training", 2, progress=False, steps=range(2)))
+    [0, 1]
+    """
+    delay = 1.0 if progress is None else 0.0
+    return tqdm(steps, total=total, desc=title, unit=unit, disable=progress is False, delay=delay)
