@@ -421,7 +421,7 @@ def test_prompts_that_do_not_line_up_are_refused() -> None:
         interchange(model, ids(2), [(stream, ids(3))])
     with pytest.raises(ValueError, match="each corrupted prompt needs a clean one; there are 2 and 3"):
         train_alignment(model, ids(2), ids(3), [1, 2], site="hook_embed", size=1)
-    with pytest.raises(ValueError, match="do not stand beside"):
+    with pytest.raises(ValueError, match="do not match those"):
         model.run_with_hooks(ids(2), fwd_hooks=stream.hooks(torch.zeros(2, 5, 32)))
 
 

@@ -294,7 +294,7 @@ def test_a_threshold_that_keeps_nothing_says_so() -> None:
         ({"method": "masks", "threshold": 0.1}, "'masks' needs n_edges, not threshold"),
         ({"method": "eap", "n_edges": -1}, "n_edges must be a whole number, not negative"),
         ({"method": "eap", "n_edges": 3, "ablation": "no"}, "ablation must be one of"),
-        ({"method": "pruning", "n_edges": 3, "share": 1.0}, "lies between 0 and 1"),
+        ({"method": "pruning", "n_edges": 3, "share": 1.0}, "must be between 0 and 1"),
         ({"method": "pruning", "n_edges": 3, "steps": 0}, "one step at least"),
         ({"method": "masks", "n_edges": 3, "steps": 0}, "one step at least"),
         ({"method": "pruning", "n_edges": 3, "metric": metrics.rank(0)}, "has no gradient"),

@@ -306,7 +306,7 @@ def test_circuits_of_other_models_are_refused() -> None:
             use(other, circuit)
     with pytest.raises(ValueError, match="is one of Graph"):
         circuit.compare(Circuit.of(Graph.of(other), []))
-    with pytest.raises(ValueError, match="does not come behind"):
+    with pytest.raises(ValueError, match="does not come after"):
         Circuit(circuit.graph, ~circuit.graph.is_edge)
     with pytest.raises(ValueError, match=r"scores \[2, 2\]"):
         Circuit(circuit.graph, circuit.edges, torch.ones(2, 2))

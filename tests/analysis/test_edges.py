@@ -499,7 +499,7 @@ def test_errors(task):
         attribute_edges(model, corrupted, clean, metric={"a": metric}, check=False)
     with pytest.raises(KeyError, match=r"did you mean 'L0H1'"):
         patch_edges(model, corrupted, clean, metric=metric, edges=[("L0H11", "logits")])
-    with pytest.raises(ValueError, match="does not come behind it"):
+    with pytest.raises(ValueError, match="does not come after the writer"):
         patch_edges(model, corrupted, clean, metric=metric, edges=[("m3", "L1H0<q>")])
     with pytest.raises(ValueError, match="edges is empty"):
         patch_edges(model, corrupted, clean, metric=metric, edges=[])

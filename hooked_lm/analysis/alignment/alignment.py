@@ -1,4 +1,4 @@
-"""Distributed alignment search: the subspace of a site in which a causal variable lies, found by training interventions.
+"""Distributed alignment search: the subspace of a site in which a causal variable is represented, found by training.
 
 Exchanging the part of the base run's value that lies in the subspace for that of a source run should make the model say what
 the causal model says (Geiger et al. 2023, arXiv:2303.02536); the directions of the subspace are trained until it does. In the
@@ -131,26 +131,26 @@ class Alignment(nn.Module):
                 tensors[name] = given.contiguous()
         if self.accuracy is not None:
             tensors["accuracy"] = self.accuracy.values
-        told = {"site": location.site, "heads": location.heads, "history": self.history, "about": self.about}
-        stored.write(path, FORMAT, tensors, told)
+        header = {"site": location.site, "heads": location.heads, "history": self.history, "about": self.about}
+        stored.write(path, FORMAT, tensors, header)
 
     @classmethod
     def load(cls, path: str | Path) -> "Alignment":
         """Read what `save` wrote, bit for bit. Raises ValueError for any other file."""
-        tensors, told = stored.read(path, FORMAT)
+        tensors, header = stored.read(path, FORMAT)
         own, others, accuracy = (tensors.pop(name, None) for name in ("positions", "source_positions", "accuracy"))
         [weight] = tensors.values()
-        found = Alignment(Location(told["site"], own, others, told["heads"]), *weight.shape)
+        found = Alignment(Location(header["site"], own, others, header["heads"]), *weight.shape)
         found.load_state_dict(tensors)
-        found.history, found.about = told["history"], told["about"]
+        found.history, found.about = header["history"], header["about"]
         found.accuracy = None if accuracy is None else Scores(accuracy, {"exchanged": EXCHANGED}, about=found.about)
         return found.requires_grad_(False)
 
     def __repr__(self) -> str:
         head = "" if self.location.heads is None else f", head {self.location.heads}"
-        said = "untrained" if self.accuracy is None else f"accuracy {self.accuracy.mean[0]:.3g} on held-out pairs"
+        result = "untrained" if self.accuracy is None else f"accuracy {self.accuracy.mean[0]:.3g} on held-out pairs"
         name = type(self).__name__.removeprefix("Parametrized")
-        return f"{name}({self.size} of {self.width} directions at '{self.location.site}'{head}, {said})"
+        return f"{name}({self.size} of {self.width} directions at '{self.location.site}'{head}, {result})"
 
 
 class BoundlessAlignment(Alignment):

@@ -1,4 +1,4 @@
-"""Interchange interventions: values of source runs put into a base run, and whether it then says what a causal model says."""
+"""Interchange interventions: values of source runs put into a base run, and whether the answer is that of a causal model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ Rows = Int[Tensor, " row"]
 
 @dataclass(frozen=True, eq=False)
 class Location:
-    """Where a value lies: at positions of a site, and there in one head, or in all that the site has at a position.
+    """A place in a model: positions of a site, of one head or of all heads.
 
     `Location.of` makes one and checks it. As an intervention it exchanges the whole value.
 
@@ -158,7 +158,7 @@ def hook_of(location: Location, vectors: Vectors, change: Change) -> tuple[str, 
         own = location.read(value)
         if len(vectors) not in (1, len(own)) or vectors.shape[1:] != own.shape[1:]:
             raise ValueError(
-                f"source vectors {list(vectors.shape)} (prompts, positions, width) do not stand beside those of the base run "
+                f"source vectors {list(vectors.shape)} (prompts, positions, width) do not match those of the base run "
                 f"{list(own.shape)} at '{location.site}'"
             )
         return location.written(value, change(own, vectors.to(own).expand_as(own)))
@@ -184,7 +184,7 @@ def rewrite_of(intervention: Intervention, source: Tensor | Mapping[Any, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """The token that each run should say, at a position, be it the likeliest of all or of some answers."""
+    """The answer that each run should give at a position, among all tokens or some answers."""
 
     labels: Int[Tensor, " batch"]
     pos: int | Int[Tensor, "batch 1"] = -1
@@ -224,7 +224,7 @@ class Question:
         answers = self.answers if self.answers is None or len(self.answers) == 1 else self.answers[rows]
         return Question(self.labels[rows], self.pos if isinstance(self.pos, int) else self.pos[rows], answers)
 
-    def asked(
+    def logits(
         self, model: HookedRootModule, tokens: Int[Tensor, "batch pos"], hooks: Hooks
     ) -> Float[Tensor, "batch answer"]:
         """The logits of the answers in a run with these hooks."""
@@ -306,7 +306,7 @@ def interchange_accuracy(
             some = [source if len(source) == 1 else source[rows] for source in sources]
             hooks = _hooks(model, changes, some, rows)
             part = question.some(rows)
-            right.append(part.right(part.asked(model, tokens[rows], hooks)))
+            right.append(part.right(part.logits(model, tokens[rows], hooks)))
     return Scores(torch.cat(right).float(), {}, about=origin(model, sites=[each.location.site for each, _ in changes]))
 
 

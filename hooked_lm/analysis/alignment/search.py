@@ -1,4 +1,4 @@
-"""Training alignments: the search for the subspace in which a causal variable lies."""
+"""Training alignments: the search for the subspace that represents a causal variable."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -31,7 +31,7 @@ from hooked_lm.results.scores import Label, Scores, origin
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Base runs, the vectors of their source runs, and what the intervened runs should say."""
+    """Base runs, the vectors of their source runs, and what the intervened runs should answer."""
 
     model: HookedRootModule
     base: Int[Tensor, "batch pos"]
@@ -44,20 +44,20 @@ class Pairs:
         on = rows.to(self.base.device)
         return Pairs(self.model, self.base[on], self.vectors[on], self.location.some(rows), self.question.some(rows))
 
-    def asked(self, alignment: Alignment) -> Float[Tensor, "batch answer"]:
+    def logits(self, alignment: Alignment) -> Float[Tensor, "batch answer"]:
         """The logits of the answers under an alignment."""
-        return self.question.asked(self.model, self.base, [hook_of(self.location, self.vectors, alignment.exchanged)])
+        return self.question.logits(self.model, self.base, [hook_of(self.location, self.vectors, alignment.exchanged)])
 
     def loss(self, alignment: Alignment) -> Float[Tensor, ""]:
         """The mean cross entropy of the right answer, in nats."""
-        logits = self.asked(alignment)
+        logits = self.logits(alignment)
         return nn.functional.cross_entropy(logits.float(), self.question.targets.to(logits.device))
 
     def right(self, alignment: Alignment, rows: Rows, batch_size: int) -> Float[Tensor, " row"]:
         """1 for each of some pairs in which the right answer is the likeliest, else 0."""
         with torch.no_grad():
             parts = [self.some(part) for part in rows.split(batch_size)]
-            return torch.cat([part.question.right(part.asked(alignment)) for part in parts]).float()
+            return torch.cat([part.question.right(part.logits(alignment)) for part in parts]).float()
 
 
 @undisturbed
@@ -92,7 +92,7 @@ def train_alignment(
         site, positions, source_positions, heads: where to look; see `Location.of`.
         size: of the subspace; None: it is trained too (boundless), from half of the width, at a price of `size_cost` nats
             for all of it.
-        answer_positions: the position at which the label should be said, one or [batch].
+        answer_positions: the position at which the label is the answer, one or [batch].
         answers: the tokens among which the label should be the likeliest, a list, or [batch, n]; None: the vocabulary.
         held_out: the share of pairs that are not trained on, or these pairs by number: those that have something in common
             which the alignment might learn by heart, such as names, should be held out together.
@@ -305,5 +305,5 @@ def sweep_alignments(
         "layer": some_layers,
         "position": [shown[pos] for pos in some_positions],
     }
-    about = {name: said for name, said in first.about.items() if name != "accuracy_trained_on"}
+    about = {name: value for name, value in first.about.items() if name != "accuracy_trained_on"}
     return Scores(values, axes, about=about)

@@ -176,10 +176,10 @@ def one_key_exchanged(scores: PerQuery, exchanged: PerQuery, pattern: PerQuery, 
 
 
 def _sum_of_others(values: PerQuery) -> PerQuery:
-    """For each key the sum over all other keys, which no large value of its own has passed through."""
+    """For each key the sum over all other keys, without rounding errors from a large value of the key itself."""
     before = F.pad(values.cumsum(-1), (1, 0))[..., :-1]
-    behind = F.pad(values.flip(-1).cumsum(-1), (1, 0))[..., :-1].flip(-1)
-    return before + behind
+    after = F.pad(values.flip(-1).cumsum(-1), (1, 0))[..., :-1].flip(-1)
+    return before + after
 
 
 def _share_of_sink(pattern: PerQuery) -> Float[Tensor, "batch head query_pos 1"]:

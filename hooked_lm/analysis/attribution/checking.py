@@ -17,7 +17,7 @@ FEWEST = 30  # fewer tell too little about the others
 
 
 def check_valid(check: Check) -> None:
-    """Raises ValueError for a number of cells below 2, of which nothing can be said."""
+    """Raises ValueError for fewer than 2 cells, for which there is no correlation."""
     if check is not None and not isinstance(check, bool) and (not isinstance(check, int) or check < 2):
         raise ValueError(f"check must be True, False, None or a number of cells from 2 on, got {check!r}")
 

@@ -152,7 +152,7 @@ def letter_of(site: str) -> str:
 
 
 def _pulled_back(function: Read, x: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient at x, of that at what a function makes of it."""
+    """The gradient at `x`, given the gradient at the output of a function of `x`."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         return torch.autograd.grad(function(x), x, gradient)[0]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm.analysis.attribution.graph import LOGITS, Graph, Node
-from hooked_lm.analysis.attribution.written import Writers, check_sum
+from hooked_lm.analysis.attribution.writers import Writers, check_sum
 from hooked_lm.engine.edit import Cell, Edit
 from hooked_lm.engine.prompts import Prompts, aligned, tokens_of, values_of
 from hooked_lm.engine.result import SweepResult

@@ -22,7 +22,7 @@ from hooked_lm.analysis.attribution.gradients import (
     logits_for,
 )
 from hooked_lm.analysis.attribution.graph import Graph
-from hooked_lm.analysis.attribution.written import Writers, check_sum
+from hooked_lm.analysis.attribution.writers import Writers, check_sum
 from hooked_lm.components.norm import upcast
 from hooked_lm.engine.budget import bytes_of
 from hooked_lm.engine.cost import token_cost
@@ -35,7 +35,7 @@ from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import origin
 
 METHODS = ("eap", "eap-ig-inputs", "eap-ig-activations")
-AT_ONCE = 1 << 24  # bytes that the gradients of one layer's readers may take, where nothing else is asked for
+AT_ONCE = 1 << 24  # bytes that the gradients of one layer's readers may take, by default
 
 EdgeScores = Float[Tensor, "writer reader batch"]
 
@@ -176,9 +176,9 @@ class _Edges:
         if method == "eap":
             self._add(total, base, self.writers, 1.0)
         for way in self._ways(method, steps):
-            behind = [some for some in self.readers if some.nodes[0].rank > way.moved.rank]
+            later = [some for some in self.readers if some.nodes[0].rank > way.moved.rank]
             for share in way.shares:
-                self._add(total, self._differentiated(behind, self._move(way.moved, share)), way.of, 1 / steps)
+                self._add(total, self._differentiated(later, self._move(way.moved, share)), way.of, 1 / steps)
         return total.masked_fill_(~self.graph.is_edge[:, :, None].to(total.device), torch.nan)
 
     def _ways(self, method: str, steps: int) -> Iterator[_Way]:
@@ -232,13 +232,13 @@ class _Edges:
         """Add the scores of the edges from these writers, by the gradients of one run, which are gone then."""
         there = [some for some in self.readers if some.seen in run.gradients]
         for layer, readers in by_layer(there).items():
-            behind = slice(readers[0].first, readers[-1].first + len(readers[-1].nodes))
+            columns = slice(readers[0].first, readers[-1].first + len(readers[-1].nodes))
             earlier = [some for some in writers if some.rank < readers[-1].nodes[0].rank]
-            for rows in self._some_prompts(behind.stop - behind.start):
+            for rows in self._some_prompts(columns.stop - columns.start):
                 read = self._read(readers, run, run.streams.get(_stream(layer)), rows)
                 for written in earlier:
                     parts = written.parts(self.changes[written.site][rows])
-                    total[written.places, behind, rows] += weight * _products(parts, read)
+                    total[written.places, columns, rows] += weight * _products(parts, read)
                 del read  # before the next are made
             for some in readers:
                 del run.gradients[some.seen]

@@ -174,16 +174,16 @@ class Filled:
             self._is_there[at] |= there[:, None]
 
     def _block(self, effects: Effects) -> tuple[Float[Tensor, "pos feature batch"], Bool[Tensor, " feature"]]:
-        """The positions and features that are asked for, and which features there are."""
+        """The selected positions and features, and which of the features exist."""
         plan, block = self.plan, effects.permute(1, 2, 0).to(self._all)
         if plan.positions is not None and plan.positions != list(range(len(block))):
             block = block[plan.positions]
         if plan.features is None:
             return block, torch.ones(1, dtype=torch.bool)
-        n, asked = block.shape[1], torch.tensor(plan.features)
+        n, wanted = block.shape[1], torch.tensor(plan.features)
         if plan.features != list(range(n)):
-            block = F.pad(block, (0, 0, 0, max(n, int(asked.max()) + 1) - n))[:, asked]
-        return block, asked < n
+            block = F.pad(block, (0, 0, 0, max(n, int(wanted.max()) + 1) - n))[:, wanted]
+        return block, wanted < n
 
     def values(self, scores: Float[Tensor, " prompt"]) -> Float[Tensor, "*grid prompt"]:
         """What the metric is with each cell exchanged; NaN for cells that do not exist."""

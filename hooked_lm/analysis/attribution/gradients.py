@@ -19,7 +19,7 @@ from hooked_lm.models.decoder import Decoder
 Metric = Callable[[Tensor], Any]
 Hooks = Sequence[tuple[str, Callable[..., Any]]]
 EMBEDDINGS = ("embed", "pos_embed", "decoder_embed", "decoder_pos_embed")  # the modules with which a graph begins
-# What is asked and said of a weight itself, and not computed with it.
+# Attributes and methods that describe a weight and compute nothing with it.
 _ASKED = [getattr(Tensor, name) for name in ("requires_grad", "grad", "is_leaf", "grad_fn")]
 _SAID = [getattr(Tensor, name) for name in ("requires_grad", "grad", "data")]
 OF_THE_WEIGHT = {Tensor.requires_grad_, *(of.__get__ for of in _ASKED), *(of.__set__ for of in _SAID)}

@@ -1,8 +1,8 @@
-"""A model as a graph: who writes into the stream, and who reads it (Elhage et al. 2021, "A Mathematical Framework for
+"""A graph of the components that write to the residual stream and read it (Elhage et al. 2021, "A Mathematical Framework for
 Transformer Circuits"; Goldowsky-Dill et al. 2023, arXiv:2304.05969).
 
-The stream before a reader is the sum of what stands before it. So every pair of a writer and a later reader is an edge: what the
-one adds is a part of what the other reads, and can be exchanged there and nowhere else.
+The stream at a reader is the sum of the outputs of all earlier writers. So every pair of a writer and a later reader is an edge:
+the output of the writer is a term of the input of the reader, and can be replaced in that input alone.
 """
 
 from collections.abc import Iterator
@@ -22,9 +22,9 @@ INPUT, LOGITS = "input", "logits"
 
 @dataclass(frozen=True)
 class Node:
-    """What writes into the stream or reads it, at a site; of a site with heads, one of them.
+    """A component that writes to the residual stream or reads it: a site, or one head of a site with heads.
 
-    `rank` orders the nodes: a reader sees what was written by those of a lower rank. What a node writes is the value at its
+    `rank` orders the nodes: a reader sees the output of writers with a lower rank. The output of a writer is the value at its
     site times `scale`.
     """
 
@@ -43,12 +43,12 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """The writers and readers of a model, each in the order of computation; `is_edge[writer, reader]` says who can see whom.
+    """The writers and readers of a model, each in the order of computation, and the edges, `is_edge[writer, reader]`.
 
     Writers are the embeddings ("input"), attention heads ("L2H1"), MLPs ("m3") and mixers with a state ("s2"). Readers are
     the queries, keys and values of heads ("L2H1<q>"; keys and values of a grouped-query model by key/value head), MLPs, mixers,
-    and the unembedding ("logits"). Where heads do not add up in the stream, as a norm follows attention, the whole
-    of it ("a2") is one writer.
+    and the unembedding ("logits"). Where a norm follows attention, the stream is not a sum over heads, and the
+    whole attention ("a2") is one writer.
 
     >>> from hooked_lm import HookedTransformer
     >>> graph = Graph.of(HookedTransformer.from_pretrained("demo"))
@@ -63,10 +63,10 @@ class Graph:
 
     @classmethod
     def of(cls, model: Decoder) -> "Graph":
-        """The graph of a decoder; raises TypeError for another model, and ValueError if its stream is not a sum of what was
-        written."""
+        """The graph of a decoder; raises TypeError for another model, and ValueError if its stream is not the sum of the
+        outputs of its writers."""
         if not isinstance(model, Decoder):
-            raise TypeError(f"graphs are made of a HookedTransformer, got a {type(model).__name__}")
+            raise TypeError(f"a graph needs a HookedTransformer, got a {type(model).__name__}")
         last = len(model.blocks) - 1
         writers = [Node(INPUT, "blocks.0.hook_resid_pre", 0, -1)]
         readers: list[Node] = []
@@ -93,18 +93,20 @@ class Graph:
         return tuple({node.name: i for i, node in enumerate(nodes)} for nodes in (self.writers, self.readers))  # type: ignore[return-value]
 
     def writer(self, name: str) -> int:
-        """The index of a writer; raises KeyError for a name that is none."""
+        """The index of a writer; raises KeyError for an unknown name."""
         return _found(self._places[0], name, "writer")
 
     def reader(self, name: str) -> int:
-        """The index of a reader; raises KeyError for a name that is none."""
+        """The index of a reader; raises KeyError for an unknown name."""
         return _found(self._places[1], name, "reader")
 
     def edge(self, writer: str, reader: str) -> tuple[int, int]:
-        """The indices of both; raises KeyError for names that are none, ValueError if the reader does not come later."""
+        """The indices of both; raises KeyError for unknown names, ValueError if the reader does not come later."""
         place = self.writer(writer), self.reader(reader)
         if not self.is_edge[place]:
-            raise ValueError(f"there is no edge from {writer!r} to {reader!r}: it does not come behind it")
+            raise ValueError(
+                f"there is no edge from {writer!r} to {reader!r}: the reader does not come after the writer"
+            )
         return place
 
     def parents(self, reader: str) -> list[str]:
@@ -122,18 +124,20 @@ class Graph:
 
 
 class _Layer:
-    """What a block has to write and to read."""
+    """The writers and readers of a block."""
 
     def __init__(self, model: Decoder, block: nn.Module, layer: int) -> None:
         self.block: Any = block
         self.model, self.layer = model, layer
         self.sites = {name.removeprefix(f"blocks.{layer}.") for name in model.all_points()}
         if "hook_resid_post" not in self.sites or "hook_normalized_resid_post" in self.sites:
-            raise ValueError(f"layer {layer} is a {type(block).__name__}: its stream is not a sum of what was written")
+            raise ValueError(
+                f"layer {layer} is a {type(block).__name__}: its stream is not the sum of the outputs of its writers"
+            )
 
     @property
     def _mixes(self) -> str | None:
-        """What lets tokens meet: "a"(ttention), "s" (a state), or nothing."""
+        """How the block moves information between tokens: "a" (attention), "s" (a state), or None."""
         return "a" if "hook_attn_out" in self.sites else "s" if "hook_mixer_out" in self.sites else None
 
     def _node(self, name: str, site: str, rank: int, head: int | None = None, scale: float = 1.0) -> Node:

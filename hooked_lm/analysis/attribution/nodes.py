@@ -222,8 +222,14 @@ class Job:
                 axes = {METRIC: list(self.metrics), **axes}
             given = (self.tokens, self.other, self.source, self.metric)
             exact = exact_values(plan, values, *given, check, seed, self.changes, self.max_memory, progress)
-            told: dict[str, Any] = {**runs, "cost": spent, "base": self.changes, "about": about, "method": self.name}
-            found.append(Attribution(values, axes, **told, exact=exact))
+            settings: dict[str, Any] = {
+                **runs,
+                "cost": spent,
+                "base": self.changes,
+                "about": about,
+                "method": self.name,
+            }
+            found.append(Attribution(values, axes, **settings, exact=exact))
         return found
 
     def _estimated(self, plans: Sequence[Plan]) -> tuple[list[Tensor], Tensor, Tensor | None, Cost]:
@@ -285,7 +291,7 @@ class Job:
 
 
 class NewValues:
-    """What is put into the sites, prompts in parts; `logits` are those of the other run, once all parts were asked for."""
+    """The new values of the sites, a part of the prompts at a time; `logits` are those of the other run."""
 
     def __init__(
         self, model: HookedRootModule, tokens: Tensor, other: Tensor | None, source: Any, sites: Sequence[str]
@@ -323,12 +329,12 @@ def _checked(found: Estimates, metric: Any) -> Estimates:
 
 
 def _scores(metric: Any, logits: Tensor | Logits) -> Float[Tensor, " prompt"]:
-    """What a metric makes of logits."""
+    """The value of a metric on logits."""
     return torch.as_tensor(reads_of([metric], logits)[1][0]).detach().reshape(-1)
 
 
 def _stacked(each: Sequence[Tensor], width: int) -> Tensor:
-    """One tensor of all metrics; a number of all prompts stands for each of them where others tell them apart."""
+    """One tensor of all metrics; a single number for all prompts is repeated if other metrics have one per prompt."""
     if len(each) == 1:
         return each[0][None]
     return torch.stack([part.expand(*part.shape[:-1], width).cpu().float() for part in each])

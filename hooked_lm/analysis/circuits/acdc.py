@@ -1,9 +1,9 @@
-"""ACDC: edges are tried one after the other, from the output to the input, and those that are not missed are dropped (Conmy et
+"""ACDC: edges are tried one after the other, from the output to the input, and dropped if the metric hardly changes (Conmy et
 al. 2023, arXiv:2304.14997).
 
-Trying one edge needs to know what became of those before it, so the runs follow one another. But mostly an edge is dropped. So
-the next few are tried together, each with all before it dropped too: up to the first edge that is missed these are the very runs
-that would have followed one another. The rest is thrown away.
+Whether an edge is dropped depends on the edges tried before it, so the runs are sequential. But most edges are dropped. So the
+next few are tried together, each with all edges before it dropped too: up to the first edge that is kept, these are the same runs
+as in the sequential search. The remaining results are discarded.
 """
 
 from collections.abc import Iterator
@@ -83,20 +83,20 @@ class Search:
         """Try all edges; yields how many are left to try."""
         n = 4
         while self.left:
-            self._drop_unheard()
+            self._drop_unread()
             if some := self.left[:n]:
                 n_dropped = self._try(some)
                 n = min(AT_ONCE, 2 * n if n_dropped == len(some) else max(2, 2 * n_dropped))
             yield len(self.left)
 
-    def _drop_unheard(self) -> None:
-        """Drop the edges whose turn it is as long as nothing of what their reader makes of them can reach the logits."""
-        while self.left and not self._is_heard(self.left[0][1]):
+    def _drop_unread(self) -> None:
+        """Drop the next edges as long as the output of their reader cannot reach the logits."""
+        while self.left and not self._is_read(self.left[0][1]):
             place = self.left.pop(0)
             self.kept[place], self.changes[place] = False, 0.0
 
-    def _is_heard(self, reader: int) -> bool:
-        """Whether anybody reads what it becomes; those who come after were all tried."""
+    def _is_read(self, reader: int) -> bool:
+        """Whether an edge that is kept reads the output of this reader; all later edges were tried."""
         fed = self.inside[reader]
         return not bool(fed.any()) or bool(self.kept[fed].any())
 

@@ -54,7 +54,9 @@ class Circuit:
                 raise ValueError(f"{name} {list(tensor.shape)} are not those of {self.graph!r}")
         if bool((self.edges & ~self.graph.is_edge).any()):
             writer, reader = next(self.graph.named(self.edges & ~self.graph.is_edge))
-            raise ValueError(f"there is no edge from {writer!r} to {reader!r}: it does not come behind it")
+            raise ValueError(
+                f"there is no edge from {writer!r} to {reader!r}: the reader does not come after the writer"
+            )
         object.__setattr__(self, "edges", self.edges.detach().cpu().clone())
         if self.scores is not None:
             object.__setattr__(self, "scores", self.scores.detach().to("cpu", torch.float32, copy=True))
@@ -166,26 +168,26 @@ class Circuit:
         """Write everything to one safetensors file, which appears when it is whole; `load` gives it back bit for bit."""
         tensors = {"edges": self.edges} | ({} if self.scores is None else {"scores": self.scores})
         ends = {"writers": self.graph.writers, "readers": self.graph.readers}
-        told = {name: [asdict(node) for node in nodes] for name, nodes in ends.items()}
-        stored.write(path, FORMAT, tensors, {"about": self.about, **told})
+        header = {name: [asdict(node) for node in nodes] for name, nodes in ends.items()}
+        stored.write(path, FORMAT, tensors, {"about": self.about, **header})
 
     @classmethod
     def load(cls, path: str | Path) -> "Circuit":
         """Read what `save` wrote. Raises ValueError for any other file."""
-        tensors, told = stored.read(path, FORMAT)
-        writers, readers = (tuple(Node(**node) for node in told[name]) for name in ("writers", "readers"))
-        return cls(Graph(writers, readers), tensors["edges"], tensors.get("scores"), about=told["about"])
+        tensors, header = stored.read(path, FORMAT)
+        writers, readers = (tuple(Node(**node) for node in header[name]) for name in ("writers", "readers"))
+        return cls(Graph(writers, readers), tensors["edges"], tensors.get("scores"), about=header["about"])
 
     def __repr__(self) -> str:
         share = f"{self.n_edges} of {self.graph.n_edges} edges"
         if not self.n_edges:
             return f"Circuit(empty: none of {self.graph.n_edges} edges is left)"
         on_path = int(self._on_paths.sum())
-        said = "" if on_path == self.n_edges else f", {on_path or 'none'} of them on paths from input to logits"
+        on_paths = "" if on_path == self.n_edges else f", {on_path or 'none'} of them on paths from input to logits"
         found = f"; {self.about['method']}" if "method" in self.about else ""
         if "agreement" in self.about:
             agreement = self.about["agreement"]
             found += (
                 f", rank correlation with exact patching of {agreement['cells']:.0f} edges {agreement['spearman']:.2f}"
             )
-        return f"Circuit({share}{said}; {len(self.nodes)} nodes{found})"
+        return f"Circuit({share}{on_paths}; {len(self.nodes)} nodes{found})"

@@ -34,7 +34,7 @@ SEARCHES: Mapping[str, tuple[Callable[..., Circuit], str]] = {
     "pruning": (prune, "n_edges"),
     "masks": (train_masks, "n_edges"),
 }
-CHECKED = 100  # edges whose estimates are compared with exact patching, if nothing else is asked for
+CHECKED = 100  # edges whose estimates are compared with exact patching, by default
 METHODS = (*edges.METHODS, "exact", *SEARCHES)
 
 
@@ -52,11 +52,11 @@ def discover(
     max_memory: int | str = "auto",
     **options: Any,
 ) -> Circuit:
-    """Find a circuit: the edges of a model without which it does not do what it does on the clean prompts.
+    """Find a circuit: the edges that the behaviour of a model on the clean prompts depends on.
 
     Args:
         corrupted, clean: texts or ids [batch, pos], as many prompts and tokens each. The circuit runs on the clean prompts;
-            what is not in it says what it would for the corrupted ones.
+            edges outside of it carry their values from the corrupted ones.
         metric: from logits to one number for each prompt, or one for all; None: KL(model || circuit) at the last position.
         method: what finds it.
             "eap", "eap-ig-inputs", "eap-ig-activations": the edges with the largest estimated effects (`attribute_edges`); how
@@ -66,7 +66,7 @@ def discover(
             "acdc" (see `acdc`; give a threshold), "pruning" (`prune`) and "masks" (`train_masks`; both: give n_edges).
         n_edges: the circuit's edges on paths from input to logits, at most. threshold: or the smallest effect, up or down, of an
             edge, in the units of the metric. Edges that then lie on no path are left out.
-        ablation: what stands for what is not in the circuit, "resample", "mean" or "zero"; see `Runner`.
+        ablation: what replaces the edges that are not in the circuit: "resample", "mean" or "zero"; see `Runner`.
         options: what the method takes besides, such as `steps`, `seed` or `check`.
 
     Returns a Circuit; an empty one, which says so, if a threshold leaves nothing. Raises ValueError for a method or ablation that

@@ -1,4 +1,4 @@
-"""How much of what a model does a circuit does, how little is left without it, and which of its parts are needed for that."""
+"""Evaluation of circuits: faithfulness, completeness and minimality."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ class Evaluation(Scores):
 
     Args:
         values: the metric, [2, circuit, prompt]: of each circuit, and of its complement, the model without the circuit's edges.
-        axes: "of" ("circuit", "complement") and "circuit" (numbers of edges that were asked for, or names).
+        axes: "of" ("circuit", "complement") and "circuit" (requested numbers of edges, or names).
         full, empty: the metric of the model, and of the circuit without edges, [prompt].
         n_edges: of each circuit, and `n_all` of the model.
 
@@ -206,7 +206,7 @@ def minimality(
     """What each edge or node adds to a circuit: the metric of the circuit minus that of the circuit without it.
 
     Args:
-        of: "edges" (`writer -> reader`), or "nodes": all edges from a writer, so that what it reads is of no effect either.
+        of: "edges" (`writer -> reader`), or "nodes": all edges from a writer, so that its inputs have no effect either.
 
     Returns Scores with the axis edge or node, in the units of the metric; a part that adds nothing could go (Wang et al. 2022,
     arXiv:2211.00593). Raises ValueError for an empty circuit, one of another model, and another word for `of`.

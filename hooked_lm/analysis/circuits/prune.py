@@ -1,4 +1,4 @@
-"""Iterative pruning: the edges that the circuit as it stands depends on least are dropped, a share at a time."""
+"""Iterative pruning: the edges that the current circuit depends on least are dropped, a share at a time."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -37,7 +37,7 @@ def prune(
     Args:
         n_edges: how many are left, at most.
         share: how many of the edges are dropped in a round.
-        steps: gradients in a round; with 1 it is the one in the circuit as it stands.
+        steps: gradients in a round; with 1 it is the gradient in the current circuit.
 
     Returns a Circuit; its scores are how many of all edges had gone before an edge went, as a share (1 for those that are left),
     so the circuits of the rounds before are those of its largest scores. See `Runner` for the other arguments. Raises ValueError
@@ -51,7 +51,7 @@ def prune(
     """
     check_size(n_edges)
     if not 0 < share < 1:
-        raise ValueError(f"the share of edges that a round drops lies between 0 and 1, got {share}")
+        raise ValueError(f"the share of edges that a round drops must be between 0 and 1, got {share}")
     if steps < 1:
         raise ValueError(f"there must be one step at least, got {steps}")
     if metric is None and steps == 1:

@@ -35,7 +35,7 @@ Gates = Float[Tensor, "row writer reader"]
 
 @dataclass(frozen=True)
 class Place:
-    """The nodes of a site, which stand side by side in the graph; `rank` orders them as in the graph."""
+    """The nodes of a site, which are adjacent in the graph; `rank` orders them as in the graph."""
 
     site: str
     layer: int
@@ -68,7 +68,7 @@ class Runner:
     Args:
         corrupted, clean: texts or ids [batch, pos], as many prompts and tokens each. Circuits run on the clean prompts.
         metric: from logits to one number for each prompt, or one for all; None: KL(model || circuit) at the last position.
-        ablation: what stands for an edge that is not left. "resample": what its writer writes for the corrupted prompt;
+        ablation: what replaces an edge that is not in the circuit. "resample": what its writer writes for the corrupted prompt;
             "mean": the mean of that over the corrupted prompts, position by position; "zero": nothing.
         max_memory: "auto", or the bytes that a pass may take besides the model.
 

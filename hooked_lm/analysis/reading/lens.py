@@ -106,19 +106,19 @@ class Lens:
         """Write everything to one safetensors file; `load` gives it back bit for bit."""
         tensors = {"tokens": self.tokens, "logits": self.logits, "log_probs": self.log_probs}
         tensors["scores"] = self.scores.values
-        told: dict[str, Any] = {"about": self.about, "axes": {"scores": list(self.scores.axes.items())}}
+        header: dict[str, Any] = {"about": self.about, "axes": {"scores": list(self.scores.axes.items())}}
         if self.answers is not None:
-            tensors["answers"], told["axes"]["answers"] = self.answers.values, list(self.answers.axes.items())
-        stored.write(path, "hooked_lm.Lens", tensors, {**told, "words": list(self.words.items())})
+            tensors["answers"], header["axes"]["answers"] = self.answers.values, list(self.answers.axes.items())
+        stored.write(path, "hooked_lm.Lens", tensors, {**header, "words": list(self.words.items())})
 
     @classmethod
     def load(cls, path: str | Path) -> "Lens":
         """Read what `save` wrote. Raises ValueError for any other file."""
-        tensors, told = stored.read(path, "hooked_lm.Lens")
+        tensors, header = stored.read(path, "hooked_lm.Lens")
         scores = {
-            name: Scores(tensors.pop(name), dict(axes), about=told["about"]) for name, axes in told["axes"].items()
+            name: Scores(tensors.pop(name), dict(axes), about=header["about"]) for name, axes in header["axes"].items()
         }
-        return cls(**tensors, scores=scores["scores"], answers=scores.get("answers"), words=dict(told["words"]))
+        return cls(**tensors, scores=scores["scores"], answers=scores.get("answers"), words=dict(header["words"]))
 
     def __repr__(self) -> str:
         n_layers, n_positions, n_prompts, k = self.tokens.shape

@@ -96,14 +96,14 @@ class MaxActivating:
     def save(self, path: str | Path) -> None:
         """Write everything to one safetensors file; `load` gives it back bit for bit."""
         names = ("values", "texts", "positions", "tokens", "activations")
-        told = {"words": list(self.words.items()), "about": self.about}
-        stored.write(path, "hooked_lm.MaxActivating", {name: getattr(self, name) for name in names}, told)
+        header = {"words": list(self.words.items()), "about": self.about}
+        stored.write(path, "hooked_lm.MaxActivating", {name: getattr(self, name) for name in names}, header)
 
     @classmethod
     def load(cls, path: str | Path) -> "MaxActivating":
         """Read what `save` wrote. Raises ValueError for any other file."""
-        tensors, told = stored.read(path, "hooked_lm.MaxActivating")
-        return cls(**tensors, words=dict(told["words"]), about=told["about"])
+        tensors, header = stored.read(path, "hooked_lm.MaxActivating")
+        return cls(**tensors, words=dict(header["words"]), about=header["about"])
 
     def __repr__(self) -> str:
         ends = f"{self.values[0]:.4g} to {self.values[-1]:.4g}" if len(self) else "none"

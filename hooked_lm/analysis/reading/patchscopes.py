@@ -82,17 +82,19 @@ class Patchscope:
 
     def save(self, path: str | Path) -> None:
         """Write everything to one safetensors file; `load` gives it back."""
-        told = {name: getattr(self, name) for name in ("source_layers", "target_layers", "texts", "about")}
-        told["words"] = list(self.words.items())
-        stored.write(path, "hooked_lm.Patchscope", {"tokens": self.tokens, "unpatched": self.unpatched}, told)
+        header = {name: getattr(self, name) for name in ("source_layers", "target_layers", "texts", "about")}
+        header["words"] = list(self.words.items())
+        stored.write(path, "hooked_lm.Patchscope", {"tokens": self.tokens, "unpatched": self.unpatched}, header)
 
     @classmethod
     def load(cls, path: str | Path) -> "Patchscope":
         """Read what `save` wrote. Raises ValueError for any other file."""
-        tensors, told = stored.read(path, "hooked_lm.Patchscope")
-        targets = told["target_layers"]
-        layers = tuple(told["source_layers"]), None if targets is None else tuple(targets)
-        return cls(tensors["tokens"], tensors["unpatched"], *layers, told["texts"], dict(told["words"]), told["about"])
+        tensors, header = stored.read(path, "hooked_lm.Patchscope")
+        targets = header["target_layers"]
+        layers = tuple(header["source_layers"]), None if targets is None else tuple(targets)
+        return cls(
+            tensors["tokens"], tensors["unpatched"], *layers, header["texts"], dict(header["words"]), header["about"]
+        )
 
     def __repr__(self) -> str:
         targets = "its own layer" if self.target_layers is None else f"{len(self.target_layers)} target layers"

@@ -87,17 +87,17 @@ class TunedLens:
     def save(self, path: str | Path) -> None:
         """Write everything to one safetensors file; `load` gives it back bit for bit."""
         tensors = {"A": self.A, "b": self.b, "losses": self.losses, "held_out": self.held_out.values}
-        told = {"layers": self.layers, "site": self.site, "about": self.about}
-        stored.write(path, "hooked_lm.TunedLens", tensors, told)
+        header = {"layers": self.layers, "site": self.site, "about": self.about}
+        stored.write(path, "hooked_lm.TunedLens", tensors, header)
 
     @classmethod
     def load(cls, path: str | Path) -> "TunedLens":
         """Read what `save` wrote. Raises ValueError for any other file."""
-        tensors, told = stored.read(path, "hooked_lm.TunedLens")
-        layers = tuple(told["layers"])
+        tensors, header = stored.read(path, "hooked_lm.TunedLens")
+        layers = tuple(header["layers"])
         axes = {"run": ["before", "after"], "layer": layers}
-        held_out = Scores(tensors.pop("held_out"), axes, about=told["about"])
-        return cls(**tensors, layers=layers, site=told["site"], held_out=held_out)
+        held_out = Scores(tensors.pop("held_out"), axes, about=header["about"])
+        return cls(**tensors, layers=layers, site=header["site"], held_out=held_out)
 
     def __repr__(self) -> str:
         of = f"TunedLens({self.about.get('model')}, {self.site} of {len(self.layers)} layers"
