@@ -10,7 +10,7 @@ from hooked_lm.analysis.attribution.graph import INPUT, LOGITS, Graph, Node
 
 
 def feeds(graph: Graph) -> Bool[Tensor, "reader writer"]:
-    """What becomes of what is read: whether the reader is an input of the writer.
+    """Whether each reader is an input of each writer.
 
     Queries, keys and values of a head ("L0H1<q>") are inputs of the head ("L0H1"), keys and values of a key/value head those
     of all heads of its group; where attention as a whole is one writer, of that. The keys of a layer that later layers read
@@ -36,11 +36,12 @@ def _counts(graph: Graph, letter: str) -> dict[int, int]:
 
 
 def _is_input(reader: Node, writer: Node, n_queries: Mapping[int, int], n_keys: Mapping[int, int]) -> bool:
-    if reader.head is None or writer.layer not in n_queries or writer.name.split(".")[0] != f"a{writer.layer}":
+    is_attention = writer.head is not None or writer.name == f"a{writer.layer}"
+    if reader.head is None or writer.layer not in n_queries or not is_attention:
         return reader.name == writer.name
     if reader.layer != writer.layer:
-        borrows = writer.layer not in n_keys and writer.layer > reader.layer
-        return borrows and not reader.name.endswith("<q>")
+        shares_kv = writer.layer not in n_keys and writer.layer > reader.layer
+        return shares_kv and not reader.name.endswith("<q>")
     if writer.head is None:
         return True
     group = 1 if reader.name.endswith("<q>") else n_queries[reader.layer] // n_keys[reader.layer]
