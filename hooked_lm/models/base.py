@@ -1,4 +1,4 @@
-"""What models of every class share: where their weights are, and what a bare cache keeps."""
+"""The base class of all models: building, devices, sites and flags."""
 
 from collections.abc import Collection, Mapping
 from copy import copy
@@ -29,12 +29,12 @@ ON_DEMAND_FLAGS = {
     "hook_result": "use_attn_result",
     "hook_mlp_in": "use_hook_mlp_in",
 }
-# In every cache of TransformerLens: a predicate on names means these rather than sites that are ours alone.
+# Sites of every TransformerLens cache; name predicates are tried on them before sites that only we have.
 UNEMBED = {"unembed.hook_in", "unembed.hook_out"}
 
 
 class BaseModel(HookedRootModule):
-    """Building a model, moving it and filling it with random weights."""
+    """Builds a model, moves it between devices, and initializes its weights."""
 
     stacks: ClassVar[tuple[Stack, ...]]
     cache_class: ClassVar[type[NamedCache]] = ActivationCache
@@ -42,13 +42,13 @@ class BaseModel(HookedRootModule):
     embed: Any
     blocks: Any
     set_tokenizer: Any
-    flags: tuple[Any, ...] | None = None  # of the config, as the parts were told last
+    flags: tuple[Any, ...] | None = None  # of the config, as last applied to the components
     hf_config: dict[str, Any] | None = None  # of the checkpoint that it was loaded from
 
     # ---- building ----------------------------------------------------------------------------------------------------
 
     def _set_config(self, cfg: Any, tokenizer: Any, default_padding_side: str | None = None) -> None:
-        """Take a copy of a config, as the caller may build other models from it, and the tokenizer."""
+        """Sets the tokenizer and a copy of the config, from which the caller may build other models."""
         self.cfg = copy(cfg)
         if default_padding_side is not None:
             self.cfg.default_padding_side = default_padding_side
@@ -56,15 +56,15 @@ class BaseModel(HookedRootModule):
         self.cfg.check_tree()
 
     def find_tokenizer(self, tokenizer: Any) -> Any:
-        """The tokenizer that was given; the classes in `pretrained` look for the one that the config names if none was."""
+        """The given tokenizer; the classes in `pretrained` load the one named by the config if None."""
         return tokenizer
 
     def _initial_device(self, move_to_device: bool) -> torch.device:
-        """Where the parts are made."""
+        """The device on which the components are built."""
         return torch.device(self.cfg.device) if move_to_device else torch.get_default_device()
 
     def _finish(self) -> None:
-        """Bring the parts into the config's dtype, fill them, and find the hook points."""
+        """Converts the components to the config's dtype, initializes weights, and registers the hook points."""
         if self.embed.W_E.dtype != self.cfg.dtype:
             super().to(self.cfg.dtype)
         if self.cfg.init_weights:
@@ -76,40 +76,40 @@ class BaseModel(HookedRootModule):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are; where `cfg.device` says, as long as there are none."""
+        """The device of the weights; `cfg.device` before there are any."""
         embed = self.__dict__.get("_modules", {}).get("embed")
         return torch.device(self.cfg.device) if embed is None else embed.W_E.device
 
     def to(self: Model, *args: Any, print_details: bool = True, **kwargs: Any) -> Model:
-        """Move the model, as `nn.Module.to` does; `cfg.device` and `cfg.dtype` follow, as with `half` and its like."""
+        """Moves the model, as `nn.Module.to`, and updates `cfg.device` and `cfg.dtype`, as `half`, `float` etc. do."""
         return super().to(*args, **kwargs)
 
     def _apply(self: Model, *args: Any, **kwargs: Any) -> Model:
-        """What `to`, `half`, `float` and all other moves of PyTorch end in."""
+        """Called by `to`, `half`, `float` and all other conversions of PyTorch."""
         super()._apply(*args, **kwargs)
         self.cfg.device, self.cfg.dtype = str(self.device), self.embed.W_E.dtype
         return self
 
     def cuda(self: Model, device: Any = None) -> Model:
-        """Move the model to a CUDA device."""
+        """Moves the model to a CUDA device."""
         return self.to("cuda" if device is None else torch.device("cuda", device))
 
     def cpu(self: Model) -> Model:
-        """Move the model to the CPU."""
+        """Moves the model to the CPU."""
         return self.to("cpu")
 
     def mps(self: Model) -> Model:
-        """Move the model to an Apple GPU."""
+        """Moves the model to an Apple GPU."""
         return self.to("mps")
 
     def move_model_modules_to_device(self) -> None:
-        """Move the weights to where `cfg.device` says."""
+        """Moves the weights to `cfg.device`."""
         self.to(self.cfg.device)
 
     # ---- sites -------------------------------------------------------------------------------------------------------
 
     def find_aliases(self, names: Collection[str]) -> dict[str, str]:
-        """The names that other libraries have for the sites."""
+        """Alias -> site, for names of other libraries."""
         scales = [getattr(getattr(block, "cfg", None), "residual_scale", 1.0) for block in self.blocks]
         return aliases(names, self.cfg.n_layers, scaled=[i for i, scale in enumerate(scales) if scale != 1.0])
 
@@ -118,20 +118,20 @@ class BaseModel(HookedRootModule):
         return site_name(site, self.cfg.n_layers)
 
     def make_cache(self, cache_dict: dict[str, Tensor], has_batch_dim: bool) -> Cache:
-        """What `run_with_cache` returns of this run."""
+        """The cache that `run_with_cache` returns."""
         return self.cache_class(cache_dict, self, has_batch_dim)
 
     def in_bare_cache(self, point: HookPoint) -> bool:
-        """Whether a cache without a filter keeps this point: all but those on demand, unless a flag asks for them."""
+        """Whether a cache without a filter keeps this point: all but on-demand points, unless a flag includes them."""
         flag = ON_DEMAND_FLAGS.get((point.name or "").rpartition(".")[2])
         return not point.on_demand or (flag is not None and getattr(self.cfg, flag))
 
     def predicate_groups(self, points: Mapping[str, HookPoint]) -> list[set[str]]:
-        """Groups of names about which a predicate is asked before the others."""
+        """Groups of names on which a predicate is tried before the others."""
         return [*super().predicate_groups(points), UNEMBED & points.keys()]
 
     def apply_flags(self) -> None:
-        """Tell the parts what the flags of `cfg` say now."""
+        """Applies the flags of `cfg` to the components."""
         cfg, ungrouped = self.cfg, self.cfg.ungroup_grouped_query_attention
         copies = (cfg.use_attn_in, cfg.use_split_qkv_input, cfg.use_attn_result)
         length = min(cfg.n_ctx, RunSettings().rotary_table_length)
@@ -142,20 +142,20 @@ class BaseModel(HookedRootModule):
                     block.attn.ungrouped = ungrouped
 
     def setup(self) -> None:
-        """Find the hook points, also in parts that were replaced since."""
+        """Registers the hook points; call it again after replacing a component."""
         super().setup()
-        self.flags = None  # the parts may be others
+        self.flags = None  # components may have been replaced
         if hasattr(self, "cfg"):
             follow_flags(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy of a model: its config is that of a model too."""
+        """Restores a copy of a model, and seals its config."""
         super().__setstate__(state)
         if isinstance(self.cfg, FlatConfig):
             self.cfg.seal()
 
     def same_value(self, site: str) -> str:
-        """The site of a bare cache that shows the same value as one on demand, such as `mlp.hook_out`; or itself."""
+        """The site of a bare cache with the same value as an on-demand site such as `mlp.hook_out`; else the site itself."""
         points = self.all_points()
         if site not in points or self.in_bare_cache(points[site]):
             return site
@@ -164,9 +164,9 @@ class BaseModel(HookedRootModule):
         return same_value(site, points, is_scaled=scale != 1.0)
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-        """As for any module; the names and tables of other libraries are understood, see `in_our_names`."""
+        """As `nn.Module.load_state_dict`; also accepts state dicts of other libraries, see `in_our_names`."""
         return super().load_state_dict(in_our_names(self, state_dict), *args, **kwargs)
 
     def init_weights(self) -> None:
-        """Fill the weights with random numbers as `cfg.init_mode` says, from `cfg.seed` if there is one."""
+        """Initializes the weights at random according to `cfg.init_mode` and `cfg.seed`."""
         init_weights(self, self.cfg)

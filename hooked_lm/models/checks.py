@@ -1,4 +1,4 @@
-"""What a forward pass asks of its arguments before anything runs."""
+"""Checks of the arguments of a forward pass."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,7 +12,7 @@ RETURN_TYPES = ("logits", "loss", "both", None)
 
 
 def one_input(input: Any, input_ids: Tensor | None) -> Any:
-    """What a model is given, by either name. Raises TypeError for nothing, and for both."""
+    """The model's input, given by either name. Raises TypeError for none and for both."""
     if (input is None) == (input_ids is None):
         given = "neither" if input is None else "both"
         raise TypeError(f"give the model's input once, as `input` or as `input_ids`; there are {given}")
@@ -20,55 +20,55 @@ def one_input(input: Any, input_ids: Tensor | None) -> Any:
 
 
 def check_options(return_type: str | None, logits_to_keep: int | None) -> None:
-    """Raises ValueError for options that mean nothing."""
+    """Raises ValueError for invalid options."""
     if return_type not in RETURN_TYPES:
         raise ValueError(f"return_type must be 'logits', 'loss', 'both' or None, got {return_type!r}")
     if logits_to_keep is not None and logits_to_keep < 1:
-        raise ValueError(f"logits_to_keep is a number of positions, at least 1, got {logits_to_keep}")
+        raise ValueError(f"logits_to_keep must be at least 1, got {logits_to_keep}")
 
 
 def check_layers(start: int | None, stop: int | None, n_layers: int, cache: KeyValueCache | None) -> None:
-    """Raises IndexError for bounds that no slice of the layers has, ValueError for a cache that would not fit them."""
+    """Raises IndexError for layer bounds out of range, and ValueError for a cache that does not fit the layers."""
     for bound in (start, stop):
         if bound is not None and not -n_layers <= bound <= n_layers:
             raise IndexError(f"layer {bound} is out of range: a bound may be {-n_layers} to {n_layers}")
     if cache is None:
         return
     if len(cache) != n_layers:
-        raise ValueError(f"the key/value cache is for {len(cache)} layers, and the model has {n_layers}")
+        raise ValueError(f"the key/value cache is for {len(cache)} layers, but the model has {n_layers}")
     if not cache.frozen and len(range(n_layers)[start:stop]) < n_layers:
         raise ValueError("a run of some layers would leave the key/value cache half-filled; freeze() it first")
 
 
 def real_of(attention_mask: Tensor) -> Tensor:
-    """A mask of ones and zeros as booleans. Raises ValueError for other numbers, such as those that are added to scores."""
+    """A mask of ones and zeros as booleans. Raises ValueError for other values, such as those of an additive mask."""
     if attention_mask.dtype != torch.bool and not torch.compiler.is_compiling():
         wrong = (attention_mask != 0) & (attention_mask != 1)
         if wrong.any():
             raise ValueError(
-                f"an attention mask is 1 for real tokens and 0 for padding, got {attention_mask[wrong][0].item()}; of a mask "
-                "that is added to scores that is `mask == 0`"
+                f"an attention mask is 1 for real tokens and 0 for padding, got {attention_mask[wrong][0].item()}; convert an "
+                "additive mask with `mask == 0`"
             )
     return attention_mask.bool()
 
 
 def is_ids(input: Tensor) -> bool:
-    """Whether this is a tensor of token ids, [batch, pos] or [pos]."""
+    """Whether a tensor is token ids, [batch, pos] or [pos]."""
     return input.ndim in (1, 2) and not (input.is_floating_point() or input.is_complex() or input.dtype == torch.bool)
 
 
 def first_bidirectional(blocks: Iterable[nn.Module]) -> int | None:
-    """The first layer in which a token sees later ones; None if there is none."""
+    """The first layer with bidirectional attention; None if there is none."""
     attentions = (getattr(block, "attn", None) for block in blocks)
     return next((layer for layer, attn in enumerate(attentions) if not getattr(attn, "causal", True)), None)
 
 
 def check_cacheable(blocks: Iterable[nn.Module]) -> None:
-    """Raises ValueError where keys and values of earlier tokens change with every new one."""
+    """Raises ValueError for bidirectional layers, whose keys and values change with every new token."""
     if (layer := first_bidirectional(blocks)) is not None:
         raise ValueError(
-            f"a key/value cache needs causal attention, and that of layer {layer} is bidirectional: what it makes of earlier "
-            "tokens changes with each new one. Run the whole text without past_kv_cache"
+            f"a key/value cache needs causal attention, but that of layer {layer} is bidirectional, so keys and values of "
+            "earlier tokens change with each new one. Run the whole text without past_kv_cache"
         )
 
 
@@ -91,13 +91,13 @@ def check_length(new: Tensor, n_past: int, n_ctx: int) -> None:
 
 
 def check_loss(logits: Tensor, tokens: Tensor | None) -> Tensor:
-    """The token ids that a loss is of. Raises ValueError unless there are logits and tokens of the same positions."""
+    """The token ids for a loss. Raises ValueError unless logits and tokens have the same positions."""
     if tokens is None:
-        raise ValueError("a loss needs the token ids: give tokens=... beside the residual stream")
+        raise ValueError("a loss needs the token ids: give tokens=... with the residual stream")
     if tokens.shape[1] != logits.shape[1]:
         raise ValueError(
-            f"a loss needs the logits of all positions; there are {logits.shape[1]} (logits_to_keep leaves some out), and "
-            f"{tokens.shape[1]} tokens"
+            f"a loss needs the logits of all positions, got {logits.shape[1]} for {tokens.shape[1]} tokens; omit "
+            "logits_to_keep"
         )
     return tokens
 
@@ -105,11 +105,11 @@ def check_loss(logits: Tensor, tokens: Tensor | None) -> Tensor:
 def check_rows(real: Tensor | None) -> None:
     """Raises ValueError for a row without a real token; not inside `torch.compile`."""
     if real is not None and not torch.compiler.is_compiling() and not real.any(1).all():
-        raise ValueError(f"row {int(real.any(1).int().argmin())} is nothing but padding")
+        raise ValueError(f"row {int(real.any(1).int().argmin())} is all padding; give at least one real token")
 
 
 def unknown_id(tokens: Tensor, d_vocab: int) -> ValueError:
-    """The error for the first id that is not in -d_vocab .. d_vocab - 1."""
+    """The error for the first id outside -d_vocab .. d_vocab - 1."""
     place = ((tokens < -d_vocab) | (tokens >= d_vocab)).nonzero()[0].tolist()
     where = f" at {place} of the tokens {list(tokens.shape)}" if place else ""
     return ValueError(

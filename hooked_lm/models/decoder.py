@@ -1,4 +1,4 @@
-"""A decoder-only language model: tokens in, logits out, a hook point at every step between."""
+"""A decoder-only language model: tokens in, logits out, with a hook point at every step."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch p
 
 
 class Output(NamedTuple):
-    """What `return_type="both"` gives."""
+    """The result of `return_type="both"`."""
 
     logits: Float[Tensor, "batch pos d_vocab"]
     loss: Float[Tensor, "*batch_pos"]
@@ -30,7 +30,7 @@ class Output(NamedTuple):
 class Decoder(DecoderMethods):
     """A decoder-only transformer in which every intermediate value has a name, built from a config.
 
-    `hooked_lm.HookedTransformer` is this class with the ways to and from checkpoints.
+    `hooked_lm.HookedTransformer` adds loading and saving of checkpoints.
 
     >>> import torch
     >>> from hooked_lm.models.decoder import Decoder
@@ -66,7 +66,7 @@ class Decoder(DecoderMethods):
 
     @property
     def tree(self) -> DecoderConfig:
-        """What the model is made of."""
+        """The component configs of the model."""
         assert self.cfg.tree is not None  # checked when it was built
         return self.cfg.tree
 
@@ -88,26 +88,26 @@ class Decoder(DecoderMethods):
         logits_to_keep: int | None = None,
         input_ids: Int[Tensor, "*batch pos"] | None = None,
     ) -> Any:
-        """Run the model on text, token ids [batch, pos] or [pos], or (with `start_at_layer`) a residual stream.
+        """Runs the model on text, token ids [batch, pos] or [pos], or (with `start_at_layer`) a residual stream.
 
         Args:
             return_type: "logits", "loss" (mean next-token cross entropy in nats), "both" or None.
             loss_per_token: the loss of every position [batch, pos - 1] instead of the mean.
-            prepend_bos, padding_side: how text becomes tokens; the model's defaults if None.
-            start_at_layer, stop_at_layer: run only these blocks, as bounds of a slice; with a stop the residual stream
-                [batch, pos, d_model] is returned.
-            tokens: the ids of a residual stream, for the loss, and for per-layer embeddings.
+            prepend_bos, padding_side: how text is tokenized; the model's defaults if None.
+            start_at_layer, stop_at_layer: run only these blocks, as bounds of a slice; with `stop_at_layer` returns the
+                residual stream [batch, pos, d_model].
+            tokens: the ids of a residual stream, for the loss and for per-layer embeddings.
             shortformer_pos_embed: with `start_at_layer`, the position embedding of a shortformer model.
-            attention_mask: [batch, pos], 1 for real tokens and 0 for padding; with a cache it may cover the past too.
-            past_kv_cache: keys and values of earlier tokens; the new ones are appended.
-            logits_to_keep: unembed only the last so many positions.
-            input_ids: another name of `input`, for what a tokenizer of transformers gives: `model(**tokenizer(text))`.
+            attention_mask: [batch, pos], 1 for real tokens and 0 for padding; with a cache it may include the cached tokens.
+            past_kv_cache: keys and values of earlier tokens; those of the new tokens are appended.
+            logits_to_keep: unembed only this many last positions.
+            input_ids: synonym of `input`, for the output of a transformers tokenizer: `model(**tokenizer(text))`.
 
-        Negative ids count from the end of the vocabulary. Of ids that are padded the mask is read off the ids, if none is
-        given, where it matters: padding on the left, and any padding with a cache (see `Tokens.attention_mask`).
+        Negative ids count from the end of the vocabulary. If padded ids come without a mask, it is inferred where it affects
+        real tokens: with left padding, and with a cache (see `Tokens.attention_mask`).
 
-        Raises ValueError for a prompt that is empty or longer than n_ctx, and for token ids out of range; TypeError for no
-        input, and for two.
+        Raises ValueError for a prompt that is empty or longer than n_ctx, and for token ids out of range; TypeError for
+        no input or two.
         """
         if input is None or input_ids is not None:
             input = one_input(input, input_ids)
@@ -120,7 +120,7 @@ class Decoder(DecoderMethods):
         resid = self.stack.run(self, resid, context, start_at_layer, stop_at_layer)
         if stop_at_layer is not None:
             return resid
-        # a stream may be wider than the weights
+        # the stream may have a wider dtype than the weights
         normalized = self.stack.normalized(self, resid).to(self.embed.W_E.dtype)
         if return_type is None and not is_listening(*(m for m in self.unembed.modules() if isinstance(m, HookPoint))):
             return None

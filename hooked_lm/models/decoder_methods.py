@@ -1,4 +1,4 @@
-"""The methods of a decoder beside its forward pass: runs that keep what passes its sites, parts of a run, generation."""
+"""The methods of a decoder other than its forward pass: caching runs, parts of a run, generation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +28,7 @@ Mask = Int[Tensor, "batch key_pos"] | Bool[Tensor, "batch key_pos"]
 
 
 class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
-    """What a `Decoder` can do besides running forward."""
+    """The methods of a `Decoder` other than `forward`."""
 
     cfg: HookedTransformerConfig
     embedded: Any  # these three are those of its forward pass
@@ -49,17 +49,17 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         stop_at_layer: int | None = None,
         **kwargs: Any,
     ) -> tuple[Any, Any]:
-        """One forward pass, and an ActivationCache of what it left at the points that `names_filter` selects.
+        """Returns the output of a forward pass and an ActivationCache of the points that `names_filter` selects.
 
-        With `return_type=None` and a filter the run stops after the last layer that it, or an open hook, needs. See
-        `HookedRootModule.run_with_cache` for the other arguments.
+        With `return_type=None` and a filter, the run stops after the last layer that the filter or an active hook needs.
+        See `HookedRootModule.run_with_cache` for the other arguments.
         """
         early = return_type is None and stop_at_layer is None
         if early and names_filter is not None and kwargs.get("past_kv_cache") is None:
             stop_at_layer = self._last_layer_needed(names_filter)
         if model_args:
             model_args = (return_type, *model_args)
-        elif return_type != "logits":  # a subclass's forward need not know what is not asked for
+        elif return_type != "logits":  # the forward of a subclass may lack the argument
             kwargs["return_type"] = return_type
         if stop_at_layer is not None:
             kwargs["stop_at_layer"] = stop_at_layer
@@ -67,7 +67,7 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         return (None if early else output), cache
 
     def _last_layer_needed(self, names_filter: Site) -> int | None:
-        """The bound of the blocks to run for these sites and for all hooks; None if something comes after the blocks."""
+        """The `stop_at_layer` that suffices for these sites and all hooks; None if one is after the blocks."""
         stop = 0
         for point in {*self.points(names_filter), *(p for p in self.hook_points() if p.is_listening)}:
             head, *rest = (point.name or "").split(".")
@@ -96,7 +96,7 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         self.cfg.use_attn_in = use_attn_in
 
     def set_ungroup_grouped_query_attention(self, ungroup_grouped_query_attention: bool) -> None:
-        """Whether keys and values of a grouped-query model are made once for each query head, [batch, pos, head, ...]."""
+        """Whether keys and values of a grouped-query model are repeated for each query head, [batch, pos, head, ...]."""
         self.cfg.ungroup_grouped_query_attention = ungroup_grouped_query_attention
         follow_flags(self)
 
@@ -115,7 +115,7 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         Float[Tensor, "batch pos d_model"] | None,
         Int[Tensor, "batch key_pos"] | None,
     ]:
-        """The stream before the first block, the token ids, a shortformer's position embedding, the padding mask."""
+        """Returns the stream before the first block, token ids, the position embedding of a shortformer, padding mask."""
         resid, tokens, context = self.embedded(input, prepend_bos, padding_side, attention_mask, past_kv_cache)
         return resid, tokens, context.pos_embed, None if context.real is None else context.real.long()
 
@@ -129,7 +129,7 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         return_shortformer_pos_embed: bool = True,
         device: Any = None,
     ) -> Any:
-        """The stream of given token embeddings at the positions from `pos_offset` on, and a shortformer's addition."""
+        """Returns the stream of token embeddings at positions from `pos_offset`, and a shortformer's position embedding."""
         check_stream(embed, self.cfg.d_model)
         context = self._context(embed, attention_mask, None, pos_offset)
         context.n_past = pos_offset
@@ -145,19 +145,19 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         attention_mask: Tensor | None = None,
         per_token: bool = False,
     ) -> Float[Tensor, "*batch_pos"]:
-        """Next-token cross entropy in nats, of real tokens: the mean, or [batch, pos - 1] with `per_token`."""
+        """Returns the next-token cross entropy of real tokens in nats: the mean, or [batch, pos - 1] with `per_token`."""
         return lm_cross_entropy_loss(logits, tokens.to(logits.device), attention_mask, per_token)
 
     # ---- weights -----------------------------------------------------------------------------------------------------
 
     def untie(self) -> None:
-        """Give the unembedding a `W_U` of its own where it shares the embedding's, or where that is a product."""
+        """Gives a tied or factored unembedding a separate `W_U`."""
         if isinstance(self.unembed, Unembed) and (own := self.unembed.untied()) is not self.unembed:
             self.unembed = own
             sync_config(self)
             self.setup()
 
     def verify(self, tokens: Int[Tensor, "batch pos"] | None = None) -> Verification:
-        """Check the identities between this model's sites, over random tokens unless given; see `verification.verify`."""
+        """Checks the identities between this model's sites, on random tokens by default; see `verification.verify`."""
         tokens = drawn_tokens(self.cfg) if tokens is None else tokens
         return verify(self, (tokens,), lambda at, logits: decoder_identities(self, at, logits, tokens.to(self.device)))

@@ -1,4 +1,4 @@
-"""An encoder that sees its whole text at once, with the heads that its checkpoint has."""
+"""An encoder: bidirectional attention over a whole text, with the heads of its checkpoint."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,10 +27,10 @@ Mask = Int[Tensor, "*masks mask_pos"] | Bool[Tensor, "*masks mask_pos"]
 
 
 class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
-    """An encoder (BERT and its kin) in which every intermediate value has a name, built from a config.
+    """An encoder (BERT and similar) in which every intermediate value has a name, built from a config.
 
-    A head that there is not is None: `mlm_head` with `unembed`, `pooler`, `nsp_head`, `classifier`, `token_classifier`,
-    `contact_head`. `hooked_lm.HookedEncoder` is this class with the ways to and from checkpoints.
+    Absent heads are None: `mlm_head` with `unembed`, `pooler`, `nsp_head`, `classifier`, `token_classifier`,
+    `contact_head`. `hooked_lm.HookedEncoder` adds loading and saving of checkpoints.
 
     >>> import torch
     >>> from hooked_lm.models.encoder import Encoder
@@ -89,25 +89,25 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
         *,
         attention_mask: Mask | None = None,
     ) -> Any:
-        """Run the model on text or token ids [batch, pos] or [pos].
+        """Runs the model on text or token ids [batch, pos] or [pos].
 
         Args:
             input: a text, a pair of texts as a tuple, a list of these, or ids. Ids without a mask are all real.
-            return_type: "logits" of the main head: [batch, pos, d_vocab] of a masked language model, [batch, class] of a
-                classifier of texts, [batch, pos, class] of one of tokens, else those of the next sentence head;
-                "predictions", what these say in words; "embeddings", the stream after the last norm [batch, pos,
-                d_model]; "pooled" [batch, d_model]; "nsp" [batch, 2], the logits of the next sentence head; None. The
-                default, "output", means logits, and embeddings where there is no head that gives any.
-            token_type_ids: which of two texts a token is of, [batch, pos]; of ids, all 0 unless given.
-            one_zero_attention_mask, attention_mask: two names of one thing: 1 for real tokens, 0 for padding.
+            return_type: "logits" of the main head: [batch, pos, d_vocab] for a masked language model, [batch, class] for a
+                text classifier, [batch, pos, class] for a token classifier, else those of the next sentence head;
+                "predictions", the same as words; "embeddings", the stream after the last norm [batch, pos, d_model];
+                "pooled" [batch, d_model]; "nsp" [batch, 2], the logits of the next sentence head; None. The default,
+                "output", means logits, or embeddings if no head has logits.
+            token_type_ids: 0 for tokens of the first text and 1 for those of the second, [batch, pos]; all 0 for ids by default.
+            one_zero_attention_mask, attention_mask: synonyms: 1 for real tokens, 0 for padding.
 
-        Raises ValueError for an input that is empty or longer than n_ctx, for ids out of range, and for what needs a head
-        that there is not.
+        Raises ValueError for an input that is empty or longer than n_ctx, for ids out of range, and for a return type
+        whose head is absent.
         """
         return_type = self.main_return_type if return_type == "output" else return_type
         check_return_type(self, return_type)
         if one_zero_attention_mask is not None and attention_mask is not None:
-            raise ValueError("one_zero_attention_mask and attention_mask are two names of one argument: give one")
+            raise ValueError("one_zero_attention_mask and attention_mask are synonyms: give one of them")
         mask = one_zero_attention_mask if attention_mask is None else attention_mask
         tokens, types, mask = self._inputs(input, token_type_ids, mask)
         stream, context = self._encoded(tokens, types, mask)
@@ -116,7 +116,7 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
     def encoder_output(
         self, tokens: Ids, token_type_ids: Types | None = None, one_zero_attention_mask: Mask | None = None
     ) -> Stream:
-        """The stream after the last norm, [batch, pos, d_model]: what the heads read."""
+        """Returns the stream after the last norm, the input of the heads, [batch, pos, d_model]."""
         return self._encoded(*self._inputs(tokens, token_type_ids, one_zero_attention_mask))[0]
 
     def _encoded(self, tokens: Tensor, types: Tensor | None, mask: Tensor | None) -> tuple[Stream, RelativeContext]:
@@ -135,7 +135,7 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
     def _inputs(
         self, input: Any, types: Tensor | None, mask: Tensor | None
     ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"] | None, Tensor | None]:
-        """Ids, token types and mask of any input; what the caller gives wins."""
+        """Ids, token types and mask of any input; those given by the caller take precedence."""
         if isinstance(input, Tensor):
             tokens = self._ids(input)
             types = types if types is None or types.ndim == 2 else types[None]
@@ -152,21 +152,23 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
     def _checked_types(self, types: Tensor, tokens: Tensor) -> Tensor:
         n_types = self.tree.embed.n_types
         if types.shape != tokens.shape:
-            raise ValueError(f"token_type_ids are {tuple(types.shape)}; expected {tuple(tokens.shape)}, as the ids are")
+            raise ValueError(
+                f"token_type_ids are {tuple(types.shape)}; expected {tuple(tokens.shape)}, the shape of the ids"
+            )
         if not torch.compiler.is_compiling() and not 0 <= int(types.min()) <= int(types.max()) < max(n_types, 1):
             known = f"its {n_types} are 0 to {n_types - 1}" if n_types else "it has none: leave token_type_ids out"
             raise ValueError(f"a type in token_type_ids is not of this model; {known}")
         return types.to(self.device, torch.long)
 
     def verify(self, tokens: Int[Tensor, "batch pos"] | None = None) -> Verification:
-        """Check the identities between this model's sites, over random tokens unless given; see `verification.verify`."""
+        """Checks the identities between this model's sites, on random tokens by default; see `verification.verify`."""
         tokens = drawn_tokens(self.cfg) if tokens is None else tokens
         return verify(self, (tokens,), lambda at, output: encoder_identities(self, at, output))
 
     # ---- weights -----------------------------------------------------------------------------------------------------
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As `nn.Module.load_state_dict`; ValueError where layers that share a weight are given different ones."""
+        """As `nn.Module.load_state_dict`; ValueError for different values of a weight that layers share."""
         first: dict[str, str] = {}
         for layer, place in enumerate(self.tree.shares or ()):
             source = f"blocks.{(self.tree.shares or ()).index(place)}."
@@ -178,13 +180,13 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
 
     @property
     def tree(self) -> EncoderConfig:
-        """What the model is made of."""
+        """The component configs of the model."""
         assert self.cfg.tree is not None  # checked when it was built
         return self.cfg.tree
 
 
 def share_weights(blocks: nn.ModuleList, shares: tuple[tuple[int, int], ...]) -> None:
-    """Let blocks of one set have the weights of its first; each keeps hook points of its own."""
+    """Shares the weights of the first block of each group with the others; hook points stay separate."""
     for block, place in zip(blocks, shares, strict=True):
         for own, shared in zip(block.modules(), blocks[shares.index(place)].modules(), strict=True):
-            own._parameters = shared._parameters  # one dictionary: who replaces a weight replaces it for all
+            own._parameters = shared._parameters  # one dictionary, so replacing a weight replaces it for all

@@ -1,4 +1,4 @@
-"""An encoder and a decoder that reads its output; source and target in, logits out."""
+"""An encoder-decoder: source and target in, logits out."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -33,8 +33,8 @@ TargetMask = Int[Tensor, "rows all_pos"] | Bool[Tensor, "rows all_pos"]
 class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
     """An encoder-decoder transformer in which every intermediate value has a name, built from a config.
 
-    Sites are `encoder.{i}...` and `decoder.{i}...`; `hook_encoder_out` is what the decoder's cross-attention reads.
-    `hooked_lm.HookedEncoderDecoder` is this class with the ways to and from checkpoints.
+    Sites are `encoder.{i}...` and `decoder.{i}...`; `hook_encoder_out` is the input of the decoder's cross-attention.
+    `hooked_lm.HookedEncoderDecoder` adds loading and saving of checkpoints.
 
     >>> import torch
     >>> from hooked_lm.models.encoder_decoder import EncoderDecoder
@@ -108,26 +108,26 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         past_kv_cache: EncoderDecoderCache | None = None,
         logits_to_keep: int | None = None,
     ) -> Any:
-        """Run the model on a source and a target, each text or token ids [batch, pos] or [pos].
+        """Runs the model on a source and a target, each text or token ids [batch, pos] or [pos].
 
         Args:
-            input: for the encoder; None if the cache holds its output already.
-            decoder_input: for the decoder, from its start token on; None: the start token alone. Text is a whole target: it
-                gets its start token and its end token, so the loss is that of transformers with it as labels. To see what
-                comes next give ids, `model.to_decoder_tokens(text, end=False)[0]`.
+            input: the source; None if the cache already holds the encoder's output.
+            decoder_input: the target, with its start token; None means the start token only. Text gets start and end token,
+                so the loss equals that of transformers with the text as labels. For the logits after an unfinished text
+                give ids, `model.to_decoder_tokens(text, end=False)[0]`.
             return_type: "logits" [batch, decoder pos, d_vocab], "loss" (mean cross entropy of the decoder's next tokens,
                 in nats), "both" or None.
-            one_zero_attention_mask, attention_mask: two names of one thing: 1 for real tokens of the source, 0 for padding.
+            one_zero_attention_mask, attention_mask: synonyms: 1 for real tokens of the source, 0 for padding.
             loss_per_token: the loss of every position [batch, decoder pos - 1] instead of the mean.
-            decoder_attention_mask: the same for the target; with a cache it may cover the past too.
-            past_kv_cache: what earlier runs left; the new tokens are appended.
-            logits_to_keep: unembed only the last so many positions.
+            decoder_attention_mask: the mask of the target; with a cache it may include the cached tokens.
+            past_kv_cache: encoder output, keys and values of earlier tokens; those of the new tokens are appended.
+            logits_to_keep: unembed only this many last positions.
 
         Raises ValueError for an input that is empty or longer than n_ctx, and for token ids out of range.
         """
         check_options(return_type, logits_to_keep)
         if one_zero_attention_mask is not None and attention_mask is not None:
-            raise ValueError("one_zero_attention_mask and attention_mask are two names of one argument: give one")
+            raise ValueError("one_zero_attention_mask and attention_mask are synonyms: give one of them")
         source = self._source(
             input, one_zero_attention_mask if attention_mask is None else attention_mask, past_kv_cache
         )
@@ -146,16 +146,16 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         return loss if return_type == "loss" else Output(logits, loss)
 
     def encode(self, input: Input, attention_mask: Mask | None = None) -> Stream:
-        """The encoder's output alone, [batch, pos, d_model]."""
+        """Returns the encoder's output, [batch, pos, d_model]."""
         return self._source(input, attention_mask, None).resid
 
     def _source(self, input: Input | None, mask: Tensor | None, cache: EncoderDecoderCache | None) -> EncodedSource:
-        """The encoder's output, which the cache may hold already."""
+        """The encoder's output, from the cache if it holds one."""
         if cache is not None:
             self._check_cache(cache)
         if cache is not None and cache.source is not None:
             if input is not None:
-                raise ValueError("the cache holds the encoder's output already: give input=None")
+                raise ValueError("the cache already holds the encoder's output: give input=None")
             return cache.source
         if input is None:
             raise ValueError("there is no input for the encoder, and no cache that holds its output")
@@ -171,7 +171,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         return EncodedSource(self.hook_encoder_out(resid), real, cache_kv=cache is not None and not cache.frozen)
 
     def _check_cache(self, cache: EncoderDecoderCache) -> None:
-        """Raises ValueError for a cache that is not for this decoder."""
+        """Raises ValueError for a cache of another class or number of layers."""
         if not isinstance(cache, EncoderDecoderCache) or len(cache) != len(self.decoder):
             raise ValueError(
                 f"past_kv_cache is an EncoderDecoderCache for {len(self.decoder)} layers, got a {type(cache).__name__} for "
@@ -181,7 +181,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
     def _decoded(
         self, tokens: Tensor, mask: Tensor | None, source: EncodedSource, cache: EncoderDecoderCache | None
     ) -> tuple[Stream, StackContext]:
-        """The stream that the unembedding reads."""
+        """The decoder's stream after the final norm, and its context."""
         n_past = 0 if cache is None else cache.length
         check_length(tokens, n_past, self.cfg.n_ctx)
         follow_flags(self)
@@ -202,7 +202,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         tokens: Int[Tensor, "batch pos"] | None = None,
         decoder_tokens: Int[Tensor, "batch target_pos"] | None = None,
     ) -> Verification:
-        """Check the identities between this model's sites, over random tokens unless given; see `verification.verify`."""
+        """Checks the identities between this model's sites, on random tokens by default; see `verification.verify`."""
         tokens = drawn_tokens(self.cfg) if tokens is None else tokens
         if decoder_tokens is None:
             decoder_tokens = drawn_tokens(self.cfg, self.cfg.d_vocab_out, most=9, seed=1)
@@ -212,17 +212,17 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
     # ---- sites -------------------------------------------------------------------------------------------------------
 
     def find_aliases(self, names: Collection[str]) -> dict[str, str]:
-        """The names that other libraries have for the sites."""
+        """Alias -> site, for names of other libraries."""
         return side_aliases(names, {"encoder": len(self.encoder), "decoder": len(self.decoder)})
 
     def site_name(self, site: Any) -> str:
         """The full name of a site given as ("decoder.z", 5) or ("decoder.z", 5, "cross_attn")."""
         return side_site_name(site, {"encoder": len(self.encoder), "decoder": len(self.decoder)})
 
-    # ---- what it is made of ------------------------------------------------------------------------------------------
+    # ---- config ------------------------------------------------------------------------------------------------------
 
     @property
     def tree(self) -> EncoderDecoderConfig:
-        """What the model is made of."""
+        """The component configs of the model."""
         assert self.cfg.tree is not None  # made with the config
         return self.cfg.tree

@@ -1,4 +1,4 @@
-"""How well next tokens are predicted."""
+"""Next-token loss and accuracy."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def from_the_end(tokens: Int[Tensor, "*shape"], d_vocab: int) -> Int[Tensor, "*shape"]:
-    """Token ids of which the negative ones counted from the end of the vocabulary."""
+    """Token ids with negative ones replaced: they count from the end of the vocabulary."""
     return torch.where(tokens < 0, tokens + d_vocab, tokens)
 
 
@@ -45,6 +45,6 @@ def lm_cross_entropy_loss(
 def lm_accuracy(
     logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"], per_token: bool = False
 ) -> Float[Tensor, ""] | Bool[Tensor, "batch next"]:
-    """How often the likeliest next token is the true one: a fraction, or [batch, pos - 1] with `per_token`."""
+    """The fraction of next tokens that have the largest logit, or [batch, pos - 1] with `per_token`."""
     correct = logits[:, :-1].argmax(-1) == from_the_end(tokens[:, 1:], logits.shape[-1])
     return correct if per_token else correct.float().mean()

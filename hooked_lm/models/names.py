@@ -1,4 +1,4 @@
-"""The short names of sites."""
+"""Resolves short names of sites to full names."""
 
 import re
 from operator import index
@@ -38,7 +38,7 @@ def get_act_name(name: str, layer: int | str | None = None, layer_type: str | No
     name = SYNONYMS.get(name, name)
     if name.startswith("blocks.") and layer is not None:
         if name.split(".")[1] != str(layer):
-            raise ValueError(f"'{name}' names its layer, and layer {layer} is given besides")
+            raise ValueError(f"'{name}' includes its layer, but layer {layer} was also given")
         return name
     if "hook_" in name:
         return name if layer is None else f"blocks.{layer}.{name}"
@@ -61,7 +61,7 @@ def get_act_name(name: str, layer: int | str | None = None, layer_type: str | No
 
 
 def site_name(site: Any, n_layers: int) -> str:
-    """The full name that a short name or a tuple (name, layer[, sublayer]) means; negative layers count from the end.
+    """The full name of a short name or a tuple (name, layer[, sublayer]); negative layers count from the end.
 
     Raises IndexError for a layer that the model does not have.
     """
@@ -75,9 +75,9 @@ def site_name(site: Any, n_layers: int) -> str:
 
 
 def side_site_name(site: Any, n_layers: dict[str, int]) -> str:
-    """The full name of a site given as ("decoder.z", layer) or ("decoder.z", layer, "cross_attn"), else as it is.
+    """The full name of a site given as ("decoder.z", layer) or ("decoder.z", layer, "cross_attn"); full names unchanged.
 
-    `n_layers` is that of either side. Negative layers count from the end; IndexError for one that there is not.
+    `n_layers` by side. Negative layers count from the end; IndexError if out of range.
 
     >>> side_site_name(("decoder.z", -1, "cross_attn"), {"encoder": 2, "decoder": 3})
     'decoder.2.cross_attn.hook_z'
@@ -97,7 +97,7 @@ def side_site_name(site: Any, n_layers: dict[str, int]) -> str:
 
 
 def checked_index(index: int, length: int, what: str) -> int:
-    """The index from the front; raises IndexError that gives the valid range."""
+    """The non-negative form of an index; IndexError with the valid range."""
     if not -length <= index < length:
         raise IndexError(f"{what} {index} is out of range: the model has {length}, so {-length} to {length - 1}")
     return index % length

@@ -1,4 +1,4 @@
-"""Stack: blocks on one residual stream, run from one layer to another with the positions and masks that they share."""
+"""Stack: the blocks of one residual stream, with position embeddings, masks and final norm."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -23,11 +23,11 @@ Stream = Float[Tensor, "batch pos d_model"]
 
 @dataclass(frozen=True)
 class Stack:
-    """One stack of blocks in a model, and the names that its parts have there.
+    """One stack of blocks of a model, as the attribute names of its parts.
 
-    Positions are added to the embeddings (`pos_embed`), the sum may be normalised (`ln_embed`), the `blocks` run, with a bias
-    on their attention scores that they may share (`score_bias`), and what they leave is normalised (`ln_final`). All parts but
-    the blocks may be absent. A decoder or an encoder has one stack, an encoder-decoder two.
+    Position embeddings (`pos_embed`) are added to the embeddings, `ln_embed` normalises the sum, the `blocks` run, with a
+    shared bias on their attention scores (`score_bias`), and `ln_final` normalises the result. All parts but the blocks
+    may be absent. A decoder or an encoder has one stack, an encoder-decoder two.
     """
 
     blocks: str = "blocks"
@@ -35,12 +35,12 @@ class Stack:
     pos_embed: str = "pos_embed"
     ln_embed: str | None = None
     score_bias: str | None = None
-    label: str = ""  # before those of its heads, as in "EL0H1"
+    label: str = ""  # prefix of head labels, as in "EL0H1"
 
     # ---- building ----------------------------------------------------------------------------------------------------
 
     def build_positions(self, model: nn.Module, pos_embed: Any, ln_embed: NormConfig | None = None) -> None:
-        """Give a model what is added to its embeddings, from configs; None leaves a part out."""
+        """Adds the position embedding and the norm of the embeddings to a model; None means absent."""
         if pos_embed is not None:
             setattr(model, self.pos_embed, pos_embed.build())
             setattr(model, f"hook_{self.pos_embed}", HookPoint("batch", "pos", "d_model"))
@@ -50,7 +50,7 @@ class Stack:
     def build_blocks(
         self, model: nn.Module, blocks: Sequence[Any], ln_final: NormConfig | None, score_bias: Any = None
     ) -> None:
-        """Give a model the blocks of these configs, their shared bias and the norm after them."""
+        """Adds the blocks, their shared bias and the final norm to a model."""
         if self.score_bias is not None:
             setattr(model, self.score_bias, None if score_bias is None else score_bias.build())
         setattr(model, self.blocks, nn.ModuleList(block.build(layer) for layer, block in enumerate(blocks)))
@@ -63,12 +63,12 @@ class Stack:
         return getattr(model, self.blocks)
 
     def site_after(self, model: nn.Module, layer: int) -> str:
-        """The site of the stream that a block leaves."""
-        in_stream = isinstance(self.blocks_of(model)[layer], (PostNormBlock, PostNormCrossBlock))  # its last norm
-        return f"{self.blocks}.{layer}.hook_{'normalized_' if in_stream else ''}resid_post"
+        """The site of the stream after a block."""
+        is_post_norm = isinstance(self.blocks_of(model)[layer], (PostNormBlock, PostNormCrossBlock))
+        return f"{self.blocks}.{layer}.hook_{'normalized_' if is_post_norm else ''}resid_post"
 
     def positions(self, model: nn.Module, embed: Stream, tokens: Tensor | None, context: Context) -> Stream | None:
-        """The vectors of the tokens' positions, after their hook point; None where a model adds none."""
+        """The position embeddings of the tokens, after their hook point; None if the model adds none."""
         if self.pos_embed not in model._modules:
             return None
         tokens = embed.new_zeros(embed.shape[:2], dtype=torch.long) if tokens is None else tokens
@@ -77,7 +77,7 @@ class Stack:
         return point(positions.expand_as(embed).contiguous()) if is_listening(point) else positions
 
     def embedded(self, model: nn.Module, embed: Stream, tokens: Tensor | None, context: Context) -> Stream:
-        """The stream before the first block: embeddings and positions, normalised where the model has a norm there."""
+        """The stream before the first block: embeddings plus positions, normalised if the model has `ln_embed`."""
         positions = self.positions(model, embed, tokens, context)
         resid = embed if positions is None else embed + positions
         return resid if self.ln_embed is None else norm_of(model, self.ln_embed)(resid)
@@ -85,7 +85,7 @@ class Stack:
     def run(
         self, model: nn.Module, resid: Stream, context: Context, start: int | None = None, stop: int | None = None
     ) -> Stream:
-        """The stream after the blocks `start` to `stop`, bounds of a slice. A run that fails leaves the cache as it was."""
+        """The stream after the blocks `start:stop`. The cache is unchanged if the run fails."""
         blocks, cache = self.blocks_of(model), context.cache
         if start is not None or stop is not None or cache is not None:
             check_layers(start, stop, len(blocks), cache)
@@ -103,10 +103,9 @@ class Stack:
     def real(
         self, model: nn.Module, mask: Tensor | None, new: Tensor, cache: KeyValueCache | None = None
     ) -> Bool[Tensor, "batch key_pos"] | None:
-        """Which of the cached and the new tokens are real; None if all are, so that fused attention needs no mask.
+        """Which of the cached and new tokens are real; None if all are, so that fused attention needs no mask.
 
-        The mask is that of the new tokens or of all. Raises ValueError for another shape, and for a cache where keys and
-        values of earlier tokens change with later ones.
+        `mask` covers the new tokens, or all. Raises ValueError for another shape, and for a cache of a bidirectional model.
         """
         (batch, n_pos), n_past = new.shape[:2], 0 if cache is None else cache.length
         if mask is None and cache is None:
@@ -126,10 +125,10 @@ class Stack:
 
 
 def checked_ids(tokens: Tensor, d_vocab: int) -> Tensor:
-    """Token ids, of which negative ones counted from the end of the vocabulary.
+    """Token ids with negative ones replaced: they count from the end of the vocabulary.
 
-    Raises ValueError naming the first that is not in -d_vocab .. d_vocab - 1. One reduction and one transfer of two numbers.
-    Inside `torch.compile` nothing is checked, as that would break the graph.
+    Raises ValueError for the first id outside -d_vocab .. d_vocab - 1, at the cost of one reduction and one transfer of
+    two numbers. Inside `torch.compile` nothing is checked, as that would break the graph.
     """
     if tokens.is_floating_point() or tokens.dtype == torch.bool:
         raise TypeError(f"token ids must be integers, got a tensor of {tokens.dtype}")
@@ -142,7 +141,7 @@ def checked_ids(tokens: Tensor, d_vocab: int) -> Tensor:
 
 
 def follow_flags(model: Any) -> None:
-    """Tell the parts of a model what the flags of its config say, if one changed since the last run."""
+    """Applies the flags of a model's config to its components, if one changed since the last run."""
     cfg = model.cfg
     copies = cfg.use_attn_in, cfg.use_split_qkv_input, cfg.use_attn_result
     flags = (cfg.fused_attention, *copies, cfg.n_ctx, cfg.ungroup_grouped_query_attention)

@@ -301,11 +301,11 @@ def test_token_types_are_checked(model: HookedEncoder):
 
 def test_masks_are_checked(model: HookedEncoder):
     tokens = torch.tensor([[5, 6]])
-    with pytest.raises(ValueError, match="two names"):
+    with pytest.raises(ValueError, match="are synonyms"):
         model(tokens, one_zero_attention_mask=tokens, attention_mask=tokens)
     with pytest.raises(ValueError, match=r"is \(1, 3\); expected \(1, 2\)"):
         model(tokens, attention_mask=torch.ones(1, 3, dtype=torch.long))
-    with pytest.raises(ValueError, match="row 0 is nothing but padding"):
+    with pytest.raises(ValueError, match="row 0 is all padding"):
         model(tokens, attention_mask=torch.zeros(1, 2, dtype=torch.long))
 
 

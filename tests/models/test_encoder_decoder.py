@@ -87,8 +87,8 @@ def test_only_the_last_logits_on_demand(model: HookedEncoderDecoder):
         ({"input": SOURCE + 15}, "d_vocab is 20"),
         ({"input": SOURCE, "decoder_input": TARGET - 21}, "d_vocab is 20"),
         ({"input": SOURCE, "decoder_input": TARGET[:1]}, "2 rows, and the decoder's input 1"),
-        ({"input": SOURCE, "attention_mask": torch.tensor([[1] * 5, [0] * 5])}, "row 1 is nothing but padding"),
-        ({"input": SOURCE, "attention_mask": SOURCE, "one_zero_attention_mask": SOURCE}, "two names of one argument"),
+        ({"input": SOURCE, "attention_mask": torch.tensor([[1] * 5, [0] * 5])}, "row 1 is all padding"),
+        ({"input": SOURCE, "attention_mask": SOURCE, "one_zero_attention_mask": SOURCE}, "are synonyms"),
         ({"input": SOURCE, "return_type": "logit"}, "return_type must be"),
         ({"input": SOURCE, "decoder_input": TARGET, "return_type": "loss", "logits_to_keep": 1}, "all positions"),
         ({"input": None}, "no input for the encoder"),
@@ -372,7 +372,7 @@ def test_sampling_follows_its_seed(model: HookedEncoderDecoder):
         ({"top_k": 0}, "top_k"),
         ({"eos_token_id": 40, "stop_at_eos": True}, "out of range"),
         ({"decoder_input": TARGET[:1]}, "as many rows"),
-        ({"attention_mask": SOURCE, "one_zero_attention_mask": SOURCE}, "two names"),
+        ({"attention_mask": SOURCE, "one_zero_attention_mask": SOURCE}, "are synonyms"),
     ],
 )
 def test_generation_refuses_what_makes_no_sense(model: HookedEncoderDecoder, options: dict[str, Any], said: str):

@@ -1,4 +1,4 @@
-"""Generation: a model continues its prompt one token at a time, under whatever hooks are open."""
+"""Generation with a decoder: continues a prompt one token at a time, with the active hooks."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -43,31 +43,31 @@ def generate(
     return_cache: bool = False,
     names_filter: NamesFilter = None,
 ) -> Any:
-    """Continue a prompt by at most `max_new_tokens` tokens; returns the prompt with its continuation.
+    """Continues a prompt by at most `max_new_tokens` tokens; returns the prompt with its continuation.
 
-    Prompts of unequal length go together: a list of strings, or ids with an `attention_mask`. Each row continues as it
-    would alone; padding stands on the left of the result, wherever it was before. Hooks that are open run throughout:
-    they see the prompt first, then single tokens (without the key/value cache, everything each time); `hook.step` and
-    `hook.positions` tell them which. No gradients.
+    Prompts of different lengths form a batch: a list of strings, or ids with an `attention_mask`. Each row continues as
+    it would alone; the result is padded on the left. Active hooks run at every step, on the whole prompt first and then
+    on single tokens (without the key/value cache, on the whole sequence each time); `hook.step` and `hook.positions`
+    identify the step and its positions. No gradients.
 
     Args:
         input: text, a list of texts, token ids [batch, pos] or [pos], or token embeddings [batch, pos, d_model].
-        stop_at_eos: end a row at `eos_token_id` (one id or several; the checkpoint's if None, or the tokenizer's). While
-            others go on, a finished row is filled with the first of these ids.
+        stop_at_eos: end a row at `eos_token_id` (one id or several; the checkpoint's if None, or the tokenizer's). A
+            finished row is filled with the first of these ids while others continue.
         do_sample: draw tokens as `sample_logits` does with `top_k`, `top_p`, `temperature`, `freq_penalty`; otherwise take
-            the likeliest, after the penalty.
-        use_past_kv_cache: read each token once. Otherwise, and always where a layer's attention is bidirectional, everything
-            is read again for each token.
-        prepend_bos, padding_side: how text becomes tokens; on which side ids without a mask are padded.
-        return_type: "str", "tokens", "embeds" (token embeddings), or "input": what was given. Text is without special
-            tokens. Of a prompt of embeddings, "str" and "tokens" return the continuation alone.
+            the most likely, after the penalty.
+        use_past_kv_cache: process each token once. Otherwise, and always if the attention of a layer is bidirectional, the
+            whole sequence is processed again for each token.
+        prepend_bos, padding_side: how text is tokenized; on which side ids without a mask are padded.
+        return_type: "str", "tokens", "embeds" (token embeddings), or "input": the type of the input. Text has no special
+            tokens. For a prompt of embeddings, "str" and "tokens" return the continuation only.
         verbose: show a progress bar.
         attention_mask: [batch, pos], 1 for real tokens and 0 for padding.
-        seed: a number, or a generator, to draw from; torch's global generator if None.
-        return_cache: return also an ActivationCache of all tokens of the result, at the sites of `names_filter`.
+        seed: an int, or a generator to draw from; torch's global generator if None.
+        return_cache: also return an ActivationCache of all tokens of the result, at the sites of `names_filter`.
 
-    Raises ValueError before anything runs for options that make no sense, and for a prompt that with `max_new_tokens`
-    more would exceed the model's n_ctx; in the step, naming it and the row, for logits that are NaN or infinite.
+    Raises ValueError, before anything runs, for invalid options and for a prompt that exceeds the model's n_ctx together
+    with `max_new_tokens`; during generation, with step and row, for logits that are NaN or infinite.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -99,10 +99,10 @@ def generate_stream(
     verbose: bool = True,
     **options: Any,
 ) -> Iterator[Output]:
-    """The same piece by piece, while it is generated: the first piece begins with the prompt.
+    """Yields the result of `generate` in pieces, as it is generated; the first piece begins with the prompt.
 
-    A piece comes after every `max_tokens_per_yield` new tokens, and at the end. All pieces together are what `generate`
-    returns. `options` are the other arguments of `generate`, except `return_cache`.
+    Yields after every `max_tokens_per_yield` new tokens, and at the end. The pieces concatenate to the result of
+    `generate`. `options` are the other arguments of `generate`, except `return_cache`.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -110,10 +110,8 @@ def generate_stream(
     ...     print(piece)
     The capital of France is Paris
     """
-    if no_option := {"return_cache", "names_filter"} & options.keys():
-        raise TypeError(
-            f"generate_stream keeps no cache, so it has no {min(no_option)}: use generate(return_cache=True)"
-        )
+    if invalid := {"return_cache", "names_filter"} & options.keys():
+        raise TypeError(f"generate_stream keeps no cache, so it has no {min(invalid)}: use generate(return_cache=True)")
     if max_tokens_per_yield < 1:
         raise ValueError(f"max_tokens_per_yield is a number of tokens, at least 1, got {max_tokens_per_yield}")
     convert = converter(model, input, return_type, ("str", "tokens", "embeds"))
@@ -140,7 +138,7 @@ def _start(
     attention_mask: Tensor | None = None,
     seed: int | torch.Generator | None = None,
 ) -> tuple[Growing, Iterator[None]]:
-    """Check everything; returns the prompt, and the steps that lengthen it by a token each."""
+    """Checks all arguments; returns the prompt, and the steps that append one token each."""
     choose = sampler(model.device, do_sample, top_k, top_p, temperature, freq_penalty, seed)
     sequence = _prompt(model, input, prepend_bos, padding_side, attention_mask)
     check_room(len(sequence), max_new_tokens, model.cfg.n_ctx)
@@ -152,21 +150,21 @@ def _start(
 
 
 def _recorded(reader: "_PromptReader", steps: Iterator[None]) -> Iterator[None]:
-    """The steps, after which what is recorded is read once more, so that the last token is seen too."""
+    """The steps, and if activations are recorded one more forward pass for the last token."""
     yield from steps
     if reader.record:
         reader.next_logits()
 
 
 class _PromptReader(Reader):
-    """Shows a decoder its prompt and then its continuation."""
+    """Runs a decoder on its prompt and then on its continuation."""
 
     def __init__(self, model: Any, sequence: Growing, cache: KeyValueCache | None, record: "_Record | None") -> None:
         super().__init__(model, sequence, cache)
         self.record = record
 
     def read(self, n_new: int, options: dict[str, Any]) -> Float[Tensor, "batch pos d_vocab"]:
-        """The model's logits at the last `n_new` positions, or at the last of them."""
+        """The model's logits at the last `n_new` positions, or only at the last one."""
         model, sequence = self.model, self.sequence
         options["attention_mask"] = sequence.real.long()
         if n_new <= sequence.tokens.shape[1]:
@@ -180,9 +178,9 @@ class _PromptReader(Reader):
 
 
 class _Record:
-    """What was seen at every token of a sequence, from the first time that the token was read.
+    """The activations of every token of a sequence, from the forward pass that first processed the token.
 
-    Where a layer is bidirectional that changes with each new token, and the last time is kept.
+    If a layer is bidirectional, those of the last forward pass, as each new token changes them.
     """
 
     def __init__(self, model: Any, names_filter: NamesFilter) -> None:
@@ -193,7 +191,7 @@ class _Record:
         self.length = 0
 
     def keep(self, length: int) -> None:
-        """Keep what the last run left of the positions that are new, of `length` in all."""
+        """Stores the activations of the new positions, after a forward pass that reached `length` positions."""
         if self.keeps_last:
             self.pieces, self.length = {}, 0
         n_new, self.length = length - self.length, length
@@ -203,14 +201,14 @@ class _Record:
         self.seen.clear()
 
     def cache(self) -> Any:
-        """Everything, put together along the positions."""
+        """A cache of all activations, concatenated along the positions."""
         return self.model.make_cache({name: self._joined(name) for name in self.pieces}, True)
 
     def _joined(self, name: str) -> Tensor:
         pieces = self.pieces[name]
-        if "key_pos" in self.model.hook_dict[name].dims:  # a key that was not there yet: never attended to
-            never = float("-inf") if name.endswith("hook_attn_scores") else 0.0
-            pieces = [F.pad(piece, (0, self.length - piece.shape[-1]), value=never) for piece in pieces]
+        if "key_pos" in self.model.hook_dict[name].dims:  # keys of later tokens are not attended to
+            masked = float("-inf") if name.endswith("hook_attn_scores") else 0.0
+            pieces = [F.pad(piece, (0, self.length - piece.shape[-1]), value=masked) for piece in pieces]
         return torch.cat(pieces, self._axis(name, "pos", "query_pos"))
 
     def _axis(self, name: str, *kinds: str) -> int:
@@ -218,16 +216,16 @@ class _Record:
         for axis, dim in enumerate(dims):
             if dim in kinds:
                 return axis
-        raise ValueError(f"'{name}' has no position axis, so steps cannot be put together; its axes are {dims}")
+        raise ValueError(f"'{name}' has no position axis, so steps cannot be concatenated; its axes are {dims}")
 
 
-# ---- what goes in, what comes out ----------------------------------------------------------------------------------
+# ---- input and output ----------------------------------------------------------------------------------------------
 
 
 def _prompt(
     model: Any, input: Input, prepend_bos: bool | None, padding_side: str | None, attention_mask: Tensor | None
 ) -> Growing:
-    """Any input as a sequence with its padding, as little as there may be, on the left."""
+    """Any input as a sequence with minimal padding, on the left."""
     tokens: Tensor
     if isinstance(input, Tensor) and input.is_floating_point():
         check_stream(input, model.cfg.d_model)
@@ -245,7 +243,7 @@ def _prompt(
     if attention_mask is None:
         return Growing(tokens, torch.ones(shape, dtype=torch.bool, device=model.device), embeds)
     if attention_mask.shape != shape:
-        raise ValueError(f"attention_mask is {tuple(attention_mask.shape)}, and the prompt is {tuple(shape)}")
+        raise ValueError(f"attention_mask has shape {tuple(attention_mask.shape)}, but the prompt {tuple(shape)}")
     real = real_of(attention_mask).to(model.device)
     check_rows(real)
     order = real.int().argsort(dim=1, stable=True)[:, -int(real.sum(1).max()) :]
@@ -257,32 +255,32 @@ def _prompt(
 def _pieces(
     sequence: Growing, steps: Iterator[None], size: int, convert: Callable[[Growing], Output]
 ) -> Iterator[Output]:
-    """What every `size` steps added to the converted sequence, and what is left at the end."""
+    """Yields what every `size` steps append to the converted sequence, and the remainder at the end."""
 
     def some_steps() -> tuple[int, Any]:
         return sum(1 for _ in itertools.islice(steps, size)), convert(sequence)
 
     sent: Any = None
-    while (made := run_generation(some_steps))[0] == size:
-        now = _complete(made[1])
-        yield _added(now, sent)
-        sent = now
-    rest = _added(made[1], sent)
+    while (result := run_generation(some_steps))[0] == size:
+        output = _complete(result[1])
+        yield _added(output, sent)
+        sent = output
+    rest = _added(result[1], sent)
     if sent is None or (rest.numel() if isinstance(rest, Tensor) else any(rest)):
         yield rest
 
 
-def _added(now: Any, before: Any) -> Any:
-    """What stands after `before`."""
-    if before is None:
-        return now
-    if isinstance(now, list):
-        return [text[len(start) :] for text, start in zip(now, before, strict=True)]
-    return now[len(before) :] if isinstance(now, str) else now[:, before.shape[1] :]
+def _added(output: Any, sent: Any) -> Any:
+    """The part of an output after `sent`, which it begins with."""
+    if sent is None:
+        return output
+    if isinstance(output, list):
+        return [text[len(start) :] for text, start in zip(output, sent, strict=True)]
+    return output[len(sent) :] if isinstance(output, str) else output[:, sent.shape[1] :]
 
 
 def _complete(output: Any) -> Any:
-    """The output without a character at its end of which there are only the first bytes yet."""
+    """The output without a trailing incomplete UTF-8 character."""
     if isinstance(output, list):
         return [_complete(text) for text in output]
     return output.rstrip("\ufffd") if isinstance(output, str) else output

@@ -1,4 +1,4 @@
-"""Generation: an encoder-decoder reads its source once and writes a target one token at a time, under open hooks."""
+"""Generation with an encoder-decoder: encodes the source once and generates the target one token at a time."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -46,36 +46,35 @@ def generate(
     suppress_tokens: Sequence[int] | None = None,
     seed: int | torch.Generator | None = None,
 ) -> Any:
-    """Write at most `max_new_tokens` tokens for a source; returns the target, of ids with the token it begins with.
+    """Generates at most `max_new_tokens` target tokens for a source; returns the target (ids include its start token).
 
-    Sources of unequal length go together, each row as it would alone. Hooks that are open run throughout: they see the
-    encoder and the first tokens of the decoder, then single tokens of the decoder (without the cache, everything each
-    time; keys and values of the source are made once with it); in the decoder `hook.step` and `hook.positions` tell them
-    which. No gradients.
+    Sources of different lengths form a batch, in which each row is as it would be alone. Active hooks run at every step,
+    on the encoder and the first tokens of the decoder, then on single tokens of the decoder (without the cache, on
+    everything each time); `hook.step` and `hook.positions` identify the step and its positions in the decoder. No gradients.
 
     Args:
         input: text, a list of texts, or token ids [batch, pos] or [pos].
-        one_zero_attention_mask, attention_mask: two names of one thing: 1 for real tokens of the source, 0 for padding.
-        stop_at_eos: end a row at `eos_token_id` (one id or several; the model's if None). While others go on, a finished
-            row is filled with the model's pad token.
+        one_zero_attention_mask, attention_mask: synonyms: 1 for real tokens of the source, 0 for padding.
+        stop_at_eos: end a row at `eos_token_id` (one id or several; the model's if None). A finished row is filled with the
+            model's pad token while others continue.
         do_sample: draw tokens as `sample_logits` does with `top_k`, `top_p`, `temperature`, `freq_penalty`; otherwise take
-            the likeliest, after the penalty.
-        use_past_kv_cache: read each token once. Otherwise, and always where a decoder layer's self attention is
-            bidirectional, everything is read again for each token.
-        return_type: "str", "tokens", or "input": what was given. Text is without special tokens.
+            the most likely, after the penalty.
+        use_past_kv_cache: process each token once. Otherwise, and always if the self-attention of a decoder layer is
+            bidirectional, everything is processed again for each token.
+        return_type: "str", "tokens", or "input": the type of the input. Text has no special tokens.
         verbose: show a progress bar.
-        decoder_input: what the target begins with, in unpadded rows; the model's start token if None.
-        forced_bos_token_id: the first token after the start token (the target's language in many-to-many translation); the
-            model's, if it has one, if None. It is not forced after a `decoder_input`.
-        suppress_tokens: what is never taken; the model's if None.
-        seed: a number, or a generator, to draw from; torch's global generator if None.
+        decoder_input: the beginning of the target, in unpadded rows; the model's start token if None.
+        forced_bos_token_id: the first token after the start token (the target language in many-to-many translation); None
+            means the model's, if any. Not forced after a `decoder_input`.
+        suppress_tokens: tokens that are never generated; the model's if None.
+        seed: an int, or a generator to draw from; torch's global generator if None.
 
-    Raises ValueError before anything runs for options that make no sense, and for a target that would exceed n_ctx; in the
-    step, naming it and the row, for logits that are NaN or infinite.
+    Raises ValueError, before anything runs, for invalid options and for a target that would exceed n_ctx; during
+    generation, with step and row, for logits that are NaN or infinite.
     """
     draw = sampler(model.device, do_sample, top_k, top_p, temperature, freq_penalty, seed)
     if one_zero_attention_mask is not None and attention_mask is not None:
-        raise ValueError("one_zero_attention_mask and attention_mask are two names of one argument: give one")
+        raise ValueError("one_zero_attention_mask and attention_mask are synonyms: give one of them")
     convert = converter(model, input, return_type, ("str", "tokens"))
     source, mask = model._source_tokens(
         input, attention_mask if one_zero_attention_mask is None else one_zero_attention_mask
@@ -110,7 +109,7 @@ def generate(
 
 
 class _TargetReader(Reader):
-    """Shows an encoder-decoder its source once, if it has a cache, and its target."""
+    """Runs an encoder-decoder on its source (once, if there is a cache) and its target."""
 
     cache: EncoderDecoderCache | None
 
@@ -121,7 +120,7 @@ class _TargetReader(Reader):
         self.source, self.mask = source, mask
 
     def read(self, n_new: int, options: dict[str, Any]) -> Float[Tensor, "batch pos d_vocab"]:
-        """The model's logits at the last `n_new` positions of the target, or at the last of them."""
+        """The model's logits at the last `n_new` positions of the target, or only at the last one."""
         new = self.sequence.tokens[:, -n_new:]
         if self.cache is not None and self.cache.source is not None:
             return self.model(None, new, **options)

@@ -1,4 +1,4 @@
-"""The loop of generation, one token a step: a reader gives the logits of the next token, a choice takes one of them."""
+"""The generation loop: in each step a `Reader` computes the next-token logits, and `choose` selects a token."""
 
 import itertools
 from abc import ABC, abstractmethod
@@ -17,11 +17,11 @@ from hooked_lm.models.generation.sampling import check_sampling, next_tokens, sa
 
 Choose = Callable[
     ..., Tensor
-]  # from the logits of a next token, `tokens` so far and which of them are `real`, to the token
+]  # (logits, tokens=..., real=...) -> next token; `real` marks the tokens that are not padding
 
 
 class Growing:
-    """A prompt and its continuation: ids [batch, pos], after the embeddings of a prompt given so, and what is no padding."""
+    """A prompt and its continuation: ids [batch, pos], preceded by any prompt embeddings; `real` is False for padding."""
 
     def __init__(self, tokens: Tensor, real: Tensor | None = None, embeds: Tensor | None = None) -> None:
         self.tokens, self.embeds = tokens, embeds
@@ -32,7 +32,7 @@ class Growing:
 
     @property
     def real_tokens(self) -> Bool[Tensor, "batch pos"]:
-        """Which of the ids are no padding."""
+        """The mask of the ids: False for padding."""
         return self.real[:, len(self) - self.tokens.shape[1] :]
 
     def append(self, new: Int[Tensor, "batch new"]) -> None:
@@ -40,20 +40,20 @@ class Growing:
         self.real = torch.cat([self.real, torch.ones_like(new, dtype=torch.bool)], 1)
 
     def all_embeds(self, model: Any) -> Float[Tensor, "batch pos d_model"]:
-        """The embeddings of everything, positions left out."""
+        """The token embeddings of prompt and continuation, without positions."""
         embeds = model.embed(self.tokens)
         return embeds if self.embeds is None else torch.cat([self.embeds, embeds], 1)
 
 
 class Reader(ABC):
-    """Shows a model what it has not read yet of a growing sequence; without a cache, everything again."""
+    """Runs a model on the unprocessed tokens of a growing sequence; without a cache, on the whole sequence."""
 
     def __init__(self, model: Any, sequence: Growing, cache: KeyValueCache | None) -> None:
         self.model, self.sequence, self.cache = model, sequence, cache
         self.steps = itertools.count()
 
     def next_logits(self) -> Float[Tensor, "batch d_vocab"]:
-        """The logits of the token that comes next."""
+        """The logits of the next token."""
         n_new = len(self.sequence) - (0 if self.cache is None else self.cache.length)
         points = [point for point in self.model.unembed.modules() if isinstance(point, HookPoint)]
         keep = None if is_listening(*points) else 1
@@ -62,20 +62,20 @@ class Reader(ABC):
 
     @abstractmethod
     def read(self, n_new: int, options: dict[str, Any]) -> Float[Tensor, "batch pos d_vocab"]:
-        """The model's logits at the last `n_new` positions, or at the last of them."""
+        """The model's logits at the last `n_new` positions, or only at the last one."""
 
 
 def steps(reader: Reader, n: int, choose: Choose, ends: list[int], fill: int) -> Iterator[None]:
-    """Lengthen the reader's sequence by a token a step, until all rows have ended or there are `n` new tokens.
+    """Appends one token per step to the reader's sequence, until all rows have ended or there are `n` new tokens.
 
-    A row that has ended is filled up while others go on. Without `ends` no row ends.
+    A row ends at an id of `ends` and is filled with `fill` while others continue.
     """
     sequence = reader.sequence
     stops = torch.tensor(ends, dtype=torch.long, device=sequence.real.device)
     finished = torch.zeros_like(sequence.real[:, 0])
     for step in range(n):
-        choice = partial(choose, tokens=sequence.tokens, real=sequence.real_tokens)
-        new = next_tokens(choice, reader.next_logits(), finished, step)
+        choose_next = partial(choose, tokens=sequence.tokens, real=sequence.real_tokens)
+        new = next_tokens(choose_next, reader.next_logits(), finished, step)
         new = torch.where(finished, torch.full_like(new, fill), new)
         finished |= torch.isin(new, stops)
         sequence.append(new[:, None])
@@ -93,7 +93,7 @@ def sampler(
     freq_penalty: float,
     seed: int | torch.Generator | None,
 ) -> Choose:
-    """`sample_logits` with these options; greedy unless `do_sample`. Raises ValueError for options that make no sense."""
+    """`sample_logits` with these options; greedy unless `do_sample`. ValueError for invalid options."""
     check_sampling(top_k, top_p, temperature)
     return partial(
         sample_logits,
@@ -106,7 +106,7 @@ def sampler(
 
 
 def check_room(n_prompt: int, n_new: int, n_ctx: int) -> None:
-    """Raises ValueError unless so many new tokens fit the model after the prompt."""
+    """Raises ValueError unless prompt and new tokens fit into the model's context."""
     if n_new < 0 or n_prompt + n_new > n_ctx:
         raise ValueError(
             f"a prompt of {n_prompt} tokens and max_new_tokens={n_new} do not fit the model's n_ctx of {n_ctx}; "
@@ -115,7 +115,7 @@ def check_room(n_prompt: int, n_new: int, n_ctx: int) -> None:
 
 
 def end_ids(model: Any, eos_token_id: int | Sequence[int] | None) -> list[int]:
-    """The ids that end a row: those given, else the checkpoint's or the tokenizer's. ValueError where none is known."""
+    """The ids that end a row: those given, else the checkpoint's or the tokenizer's. ValueError if there are none."""
     known = (eos_token_id, model.cfg.eos_token_id, getattr(model.tokenizer, "eos_token_id", None))
     end = next((token for token in known if token is not None), None)
     if end is None:
@@ -134,7 +134,7 @@ def check_in_vocab(model: Any, name: str, ids: Sequence[int]) -> None:
 
 
 def converter(model: Any, input: Any, return_type: str, kinds: Sequence[str]) -> Callable[[Growing], Any]:
-    """From a sequence to what the caller wants, one of `kinds` or what was given."""
+    """The function that converts a sequence to `return_type`: one of `kinds`, or the type of the input."""
     if return_type not in ("input", *kinds):
         known = ", ".join(map(repr, ("input", *kinds)))
         raise ValueError(f"return_type must be one of {known}, got {return_type!r}")

@@ -1,4 +1,4 @@
-"""From the logits of a next token to the token."""
+"""Samples a token from next-token logits."""
 
 from collections.abc import Callable
 
@@ -18,21 +18,21 @@ def sample_logits(
     generator: torch.Generator | None = None,
     repetition_penalty: float = 1.0,
 ) -> Int[Tensor, " batch"]:
-    """One token per row, drawn from its logits.
+    """Draws one token per row from its logits.
 
     Args:
-        top_k: draw from the so many likeliest tokens only.
+        top_k: draw only from this many most likely tokens.
         top_p: draw from the fewest tokens that together have at least this probability (nucleus sampling, Holtzman et
             al. 2020, arXiv:1904.09751), after `top_k` if both are given.
-        temperature: what logits are divided by; 0 takes the likeliest token and draws nothing.
-        freq_penalty: what is taken off a token's logit, after the temperature, each time that it stands in `tokens`.
+        temperature: divides the logits; 0 takes the most likely token.
+        freq_penalty: subtracted from a token's logit, after the temperature, for each occurrence in `tokens`.
         real: which of `tokens` count; all if None.
-        generator: where the randomness comes from; torch's own if None.
-        repetition_penalty: what a token's logit is divided by, or multiplied with if it is negative, before the temperature,
-            if it stands in `tokens` (Keskar et al. 2019, arXiv:1909.05858); 1 is none.
+        generator: the random generator; torch's global one if None.
+        repetition_penalty: divides the logit of each token in `tokens` (multiplies it if negative) before the temperature
+            (Keskar et al. 2019, arXiv:1909.05858); 1 means no penalty.
 
-    Raises ValueError for a number out of its range, for a penalty without `tokens`, and for logits that are NaN, infinite or
-    without exception -inf.
+    Raises ValueError for an argument out of range, for a penalty without `tokens`, and for logits that are NaN, infinite or
+    all -inf.
 
     >>> import torch
     >>> logits = torch.tensor([[0.0, 5.0, 1.0]])
@@ -63,22 +63,22 @@ def sample_logits(
 def next_tokens(
     choose: Callable[..., Tensor], logits: Float[Tensor, "batch d_vocab"], finished: Bool[Tensor, " batch"], step: int
 ) -> Int[Tensor, " batch"]:
-    """What `choose` takes in a step of generation; of rows that are finished, the logits do not matter.
+    """The tokens that `choose` selects in a generation step; the logits of finished rows are ignored.
 
-    ValueError with the step, where no token can be taken.
+    Adds the step to the ValueError of unusable logits.
     """
     try:
         return choose(logits.masked_fill(finished[:, None], 0.0))
     except ValueError as error:
         raise ValueError(
-            f"step {step} of the generation: {error}. NanGuard('*', nan_only=True) of hooked_lm.interventions, among the "
-            "hooks of the same call, stops at the site that the first NaN comes from"
+            f"step {step} of the generation: {error}. To find the site of the first NaN, add "
+            "hooked_lm.interventions.NanGuard('*', nan_only=True) to the hooks of the call"
         ) from None
 
 
 def _check_logits(logits: Float[Tensor, "batch d_vocab"]) -> None:
-    """Raises ValueError for the first row that is no distribution."""
-    unusable = ~logits.amax(-1).isfinite()  # NaN and inf are the maximum wherever they stand
+    """Raises ValueError for the first row that defines no distribution."""
+    unusable = ~logits.amax(-1).isfinite()  # NaN and inf propagate to the maximum
     if not unusable.any():
         return
     row = int(unusable.nonzero()[0])
@@ -88,7 +88,7 @@ def _check_logits(logits: Float[Tensor, "batch d_vocab"]) -> None:
             break
     else:
         what = f"all {logits.shape[-1]} are -inf"
-    raise ValueError(f"no token can be taken from the logits of row {row}: {what}")
+    raise ValueError(f"no token can be sampled from the logits of row {row}: {what}")
 
 
 def _counts(
@@ -96,25 +96,25 @@ def _counts(
     tokens: Int[Tensor, "batch pos"] | None,
     real: Bool[Tensor, "batch pos"] | None,
 ) -> Float[Tensor, "batch d_vocab"]:
-    """How often each token was seen."""
+    """The number of occurrences of each token."""
     if tokens is None:
-        raise ValueError("a penalty needs the tokens that were seen so far: give tokens=...")
-    seen = torch.ones_like(tokens) if real is None else real
-    return torch.zeros_like(logits).scatter_add(1, tokens, seen.to(logits))
+        raise ValueError("a penalty needs the previous tokens: give tokens=...")
+    counted = torch.ones_like(tokens) if real is None else real
+    return torch.zeros_like(logits).scatter_add(1, tokens, counted.to(logits))
 
 
 def check_sampling(top_k: int | None, top_p: float | None, temperature: float) -> None:
-    """Raises ValueError for a number that no distribution goes with."""
+    """Raises ValueError for an option out of range."""
     if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k is a number of tokens, at least 1, got {top_k}")
+        raise ValueError(f"top_k must be at least 1, got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p is a probability above 0 and at most 1, got {top_p}")
+        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
     if not temperature >= 0:
-        raise ValueError(f"the temperature is 0 (greedy) or above, got {temperature}")
+        raise ValueError(f"temperature must be 0 (greedy) or above, got {temperature}")
 
 
 def _nucleus(probs: Float[Tensor, "batch d_vocab"], top_p: float) -> Float[Tensor, "batch d_vocab"]:
-    """Only the likeliest tokens: one stays if those before it have less than `top_p` together."""
+    """The probabilities of the nucleus, others zero: a token is kept if those before it sum to less than `top_p`."""
     ordered, index = probs.sort(-1, descending=True)
     ordered = ordered.masked_fill(ordered.cumsum(-1) - ordered >= top_p, 0.0)
     return torch.zeros_like(probs).scatter(-1, index, ordered)

@@ -151,7 +151,7 @@ def spoil(step: int, row: int, value: float, every: bool = False) -> Callable[..
     ],
 )
 def test_an_error_names_row_and_step(options: dict[str, Any], value: float, every: bool, what: str) -> None:
-    model, message = toy(), rf"step 2 of the generation: .* row 1: {what}\. NanGuard"
+    model, message = toy(), rf"step 2 of the generation: .* row 1: {what}\. To find"
     with model.hooks([("unembed.hook_out", spoil(2, 1, value, every))]):
         for cached in (True, False):
             with pytest.raises(ValueError, match=message):
