@@ -568,7 +568,7 @@ def test_views_of_sides_that_differ(model: HookedEncoderDecoder):
     with pytest.raises(AttributeError, match="W_pos"):
         _ = other.W_pos
     for two_streams in (lambda: other.accumulated_bias(1), lambda: other.all_composition_scores("Q")):
-        with pytest.raises(ValueError, match="two streams"):
+        with pytest.raises(ValueError, match="two residual streams"):
             two_streams()
 
 

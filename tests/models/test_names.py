@@ -140,5 +140,5 @@ def test_a_hook_object_may_give_its_full_name_and_its_layer() -> None:
     model.run_with_hooks(torch.zeros(1, 3, dtype=torch.long), fwd_hooks=[keeper])
     assert keeper.shapes == [(1, 3, 2, 4)]
     keeper.layer = 0
-    with pytest.raises(ValueError, match=r"'blocks\.1\.attn\.hook_z' names its layer, and layer 0"):
+    with pytest.raises(ValueError, match=r"'blocks\.1\.attn\.hook_z' includes its layer, but layer 0"):
         model.run_with_hooks(torch.zeros(1, 3, dtype=torch.long), fwd_hooks=[keeper])

@@ -258,7 +258,7 @@ def test_a_repeated_token_is_less_likely_above_and_below_zero() -> None:
     assert sample_logits(below, temperature=0.0, tokens=tokens, repetition_penalty=2.1).item() == 1
     padding = torch.tensor([[False, False, True]])
     assert sample_logits(logits, temperature=0.0, tokens=tokens, real=padding, repetition_penalty=9.0).item() == 0
-    with pytest.raises(ValueError, match="needs the tokens"):
+    with pytest.raises(ValueError, match="needs the previous tokens"):
         sample_logits(logits, repetition_penalty=2.0)
 
 
