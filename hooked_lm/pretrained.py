@@ -1,4 +1,4 @@
-"""The classes that users load: the models of `hooked_lm.models`, with the ways to and from checkpoints.
+"""The classes that users load: the models of `hooked_lm.models`, with loading and saving of checkpoints.
 
 `from_pretrained` loads any checkpoint, as the class that it is of. Nothing below imports this module: what studies a model
 takes a `Decoder`, `Encoder` or `EncoderDecoder`, wherever its weights are from.
@@ -34,7 +34,7 @@ Own = TypeVar("Own", bound="PretrainedModel")
 
 
 class PretrainedModel(BaseModel):
-    """The ways to and from checkpoints that all classes share; mixed in before a class of `models`."""
+    """Loading and saving of checkpoints; mixed in before a class of `models`."""
 
     @classmethod
     def from_pretrained(cls: type[Own], model_name: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Own:
@@ -45,7 +45,7 @@ class PretrainedModel(BaseModel):
     def from_pretrained_no_processing(
         cls: type[Own], model_name: str | os.PathLike[str], *args: Any, **kwargs: Any
     ) -> Own:
-        """The same with the weights exactly as they are in the checkpoint."""
+        """As `from_pretrained`, with the weights of the checkpoint unchanged."""
         return from_pretrained_no_processing(model_name, *args, cls=cls, **kwargs)
 
     def to_hf(self) -> Any:
@@ -59,7 +59,7 @@ class PretrainedModel(BaseModel):
     def find_tokenizer(self, tokenizer: Any) -> Any:
         """The tokenizer that was given, else the one that the config names, if it names one.
 
-        If that is not found, a model whose vocabulary is known goes without, and a warning says so; else ValueError.
+        If it is not found, a model with a known vocabulary size has no tokenizer, with a warning; otherwise ValueError.
         """
         if tokenizer is not None or not self.cfg.tokenizer_name:
             return tokenizer
@@ -113,7 +113,7 @@ class HookedTransformer(PretrainedModel, Decoder):
 
 
 class HookedEncoder(PretrainedModel, Encoder):
-    """An encoder (BERT and its kin) in which every intermediate value has a name.
+    """An encoder (BERT and similar) in which every intermediate value has a name.
 
     `HookedEncoder.from_pretrained(name)` loads a checkpoint, with the heads that it has; `HookedEncoder(cfg)` builds a new
     BERT from a `HookedEncoderConfig` (or a dict of its flat names). A head that there is not is None: `mlm_head` with
@@ -208,10 +208,10 @@ def from_pretrained(
             a decoder's weights that leave the predictions as they are; see `hooked_lm.models.weights.fold`.
         checkpoint_index, checkpoint_value: the n-th, or the one at that step, of a training run's published
             checkpoints (Pythia, Stanford CRFM's GPT-2, and those in a folder `checkpoints` of TransformerLens's own).
-        hf_model: a transformers or PEFT model whose weights to take instead; it is left as it is.
+        hf_model: a transformers or PEFT model whose weights to use instead; it is not changed.
         device, device_map: one device; the first GPU if there is one.
-        default_prepend_bos: whether text begins with BOS unless a call says otherwise; the family's habit if None.
-        tokenizer: instead of the checkpoint's own.
+        default_prepend_bos: the default of `prepend_bos`; None means that of the family.
+        tokenizer: replaces the checkpoint's.
         move_to_device: False leaves the weights on the CPU.
         dtype: of the weights; "auto" for the checkpoint's own.
         first_n_layers: leave out the layers after these.

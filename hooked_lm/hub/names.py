@@ -1,4 +1,4 @@
-"""What a model's name means: a directory, or a repository of the hub; and which steps of its training were published."""
+"""Resolves model names to directories or hub repositories, and training steps to revisions."""
 
 import fnmatch
 import os
@@ -37,7 +37,7 @@ def _is_path(name: str) -> bool:
 
 
 def local_folder(name: str) -> Path | None:
-    """The directory that a name means; None if it is for the hub.
+    """The directory of a name; None if the name is for the hub.
 
     A string that is spelled as a path means the directory there, "demo" the bundled model. Another string means
     a directory of that name if there is one, but a short name ("gpt2") only one that holds a model.

@@ -1,4 +1,4 @@
-"""What a caller asks of a checkpoint; what cannot be honoured is refused."""
+"""The options of loading a checkpoint; unsupported ones raise ValueError."""
 
 import os
 import warnings

@@ -6,7 +6,7 @@ _STANFORD = {
     "medium": ("arwen-{}-x21", "beren-{}-x49", "celebrimbor-{}-x81", "durin-{}-x343", "eowyn-{}-x777"),
 }
 
-# What sizes were called before, or are called besides.
+# Former and alternative names of sizes.
 _PYTHIA_BEFORE = {
     "19m": "70m",
     "125m": "160m",

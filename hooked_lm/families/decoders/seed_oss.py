@@ -1,4 +1,4 @@
-"""Seed-OSS (ByteDance Seed 2025, huggingface.co/ByteDance-Seed/Seed-OSS-36B-Base): LLaMA with biases of its own choice."""
+"""Seed-OSS (ByteDance Seed 2025, huggingface.co/ByteDance-Seed/Seed-OSS-36B-Base): LLaMA with configurable biases."""
 
 from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX, rows

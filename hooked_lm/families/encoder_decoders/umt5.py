@@ -1,4 +1,4 @@
-"""umT5 (Chung et al. 2023, arXiv:2304.09151): T5 in many languages, each layer with a position bias of its own."""
+"""umT5 (Chung et al. 2023, arXiv:2304.09151): T5 in many languages, with a separate position bias in each layer."""
 
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.t5_like import IGNORED, NO_EFFECT, PREFIX, encoder_decoder, fitted, mlp, rows

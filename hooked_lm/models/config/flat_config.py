@@ -96,8 +96,8 @@ class FlatConfig(ABC):
     def flat_values(self) -> dict[str, Any]:
         """The flat names without those that follow from others and were not set: for a config of another kind."""
         given = self._all_given()
-        follow_anew = table(type(self)).following - given.keys()
-        return {name: getattr(self, name) for name in table(type(self)).rows if name not in follow_anew}
+        derived = table(type(self)).following - given.keys()
+        return {name: getattr(self, name) for name in table(type(self)).rows if name not in derived}
 
     # ---- setting names -----------------------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class FlatConfig(ABC):
         return None
 
     def _set_on_model(self, name: str, value: Any) -> None:
-        """Raises ValueError unless the value changes nothing: the modules of a model stay as they were built."""
+        """Raises ValueError unless the value is unchanged: the modules of a model are already built."""
         if name == "n_ctx" and isinstance(value, int) and 0 < value <= self.tree.n_ctx:
             object.__setattr__(self, name, value)  # a limit for prompts; the position embedding stays
         elif not (value is getattr(self, name) or value == getattr(self, name)):
@@ -141,11 +141,11 @@ class FlatConfig(ABC):
             )
 
     def seal(self) -> None:
-        """Make this the config of a model: names that its modules were built from can no longer be set."""
+        """Marks this as the config of a model: names that determine its modules can no longer be set."""
         self._of_model = True
 
     def adopt_tree(self, tree: Any) -> None:
-        """Take the tree of a model whose modules were changed."""
+        """Replaces the tree by that of a model whose modules were changed."""
         values = values_of(type(self), tree)
         self._given = {n: value for n, value in self._given.items() if n not in values or same(values[n], value)}
         self._base, self._shown = tree, {}
@@ -234,9 +234,9 @@ class FlatConfig(ABC):
             ) from error
 
     def _check_effect(self, values: dict[str, Any], shown: dict[str, Any]) -> set[str]:
-        """The names that were set and keep their value; all others get the value that the tree has.
+        """The set names that keep their value; all others get the value of the tree.
 
-        Raises ValueError for a name that was set and that the tree does not show.
+        Raises ValueError for a set name that has no effect on the tree.
         """
         kept, c, names = set(), SimpleNamespace(**values), table(type(self))
         for name, value in self._given.items():
@@ -320,7 +320,7 @@ def values_of(cls: Any, tree: Any) -> dict[str, Any]:
 
 
 def completed(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """The given names, what follows from them, and defaults. Raises ValueError for values that no model can have."""
+    """The given values, those derived from them, and defaults. Raises ValueError for invalid values."""
     known = table(cls).remembered
     values = {**{name: value for name, value in table(cls).defaults.items() if name in known}, **given}
     for name, row in table(cls).rows.items():
@@ -334,7 +334,7 @@ def completed(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def normalized(cls: Any, name: str, value: Any) -> Any:
-    """A value as a name holds it: a dtype of torch, a device, and a float where a number may be one."""
+    """The stored form of a value: a torch dtype, a device, and a float for an int in a float field."""
     if name == "dtype" and isinstance(value, str):
         dtype = getattr(torch, value.removeprefix("torch."), None)
         if not isinstance(dtype, torch.dtype):
@@ -347,7 +347,7 @@ def normalized(cls: Any, name: str, value: Any) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal, numbers up to the rounding of a reciprocal."""
+    """Whether two values are equal, floats up to the rounding of a reciprocal."""
     if isinstance(a, float) and isinstance(b, (int, float)):
         return math.isclose(a, b, rel_tol=1e-9)
     return bool(a == b)

@@ -56,7 +56,7 @@ def scale_of(attn: Any) -> float:
 
 
 def scales_by_layer(blocks: Any) -> bool:
-    """Whether the scores of layer n are divided by n + 1 besides."""
+    """Whether the scores of layer n are also divided by n + 1."""
     scales = [scale_of(attn) for attn in found(blocks, "*.attn")]
     divided = [isclose(scale * (layer + 1), scales[0]) for layer, scale in enumerate(scales)]
     return len(blocks) == len(scales) > 1 and all(divided)
@@ -65,8 +65,8 @@ def scales_by_layer(blocks: Any) -> bool:
 def layer_types(blocks: Any) -> list[str] | None:
     """For each layer "local" or "global"; None if none is local, or one has no attention."""
     windows = found(blocks, "*.attn.window")
-    is_told = any(windows) and len(windows) == len(blocks)
-    return ["local" if window else "global" for window in windows] if is_told else None
+    has_windows = any(windows) and len(windows) == len(blocks)
+    return ["local" if window else "global" for window in windows] if has_windows else None
 
 
 def rotary_base(attns: list[Any]) -> Any:
