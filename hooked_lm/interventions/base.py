@@ -168,10 +168,12 @@ class HookObject(ABC):
 
     def __repr__(self) -> str:
         """The target, and the settings that are not as they are by default."""
-        usual = {of.name: _told(of.default) for of in fields(self)}
-        told = {name: _told(value) for name, value in self.settings().items() if name not in ("hook_point", "layer")}
+        usual = {of.name: _as_text(of.default) for of in fields(self)}
+        shown = {
+            name: _as_text(value) for name, value in self.settings().items() if name not in ("hook_point", "layer")
+        }
         where = repr(self.hook_point) if self.layer is None else f"{self.hook_point!r}, {self.layer}"
-        own = [f"{name}={value}" for name, value in told.items() if value != usual[name]]
+        own = [f"{name}={value}" for name, value in shown.items() if value != usual[name]]
         return f"{type(self).__name__}({', '.join([where, *own])})"
 
 
@@ -264,8 +266,8 @@ def load(path: str | Path, store: str | Path | None = None) -> list[HookObject]:
     Raises ValueError for any other file, for classes that are not defined here, for settings that an object does not take, and
     for a store outside.
     """
-    tensors, told = stored.read(path, FORMAT)
-    version, objects = told.get("version", 1), told.get("objects")
+    tensors, header = stored.read(path, FORMAT)
+    version, objects = header.get("version", 1), header.get("objects")
     if version not in range(1, VERSION + 1) or isinstance(version, bool):
         raise ValueError(f"{path} has version {version!r} of the format; this package reads versions 1 to {VERSION}")
     if not isinstance(objects, list) or not all(isinstance(one, dict) for one in objects):
@@ -291,7 +293,7 @@ def _version(value: Any) -> int:
     return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
 
 
-def _told(value: Any) -> str:
+def _as_text(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name!r}: {_told(one)}" for name, one in value.items()) + "}"
+        return "{" + ", ".join(f"{name!r}: {_as_text(one)}" for name, one in value.items()) + "}"
     return f"tensor{list(value.shape)}" if isinstance(value, Tensor) else repr(value)

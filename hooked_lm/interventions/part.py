@@ -50,18 +50,18 @@ class Shown:
         rows = [None] if positions.ndim == 1 else range(len(lasts))
         return [cls(last - n + 1, n, last + 1 - step, True, row) for row, last in zip(rows, lasts, strict=True)]
 
-    def chosen(self, asked: Positions, where: str) -> dict[int, int]:
+    def chosen(self, given: Positions, where: str) -> dict[int, int]:
         """The positions asked for that are shown, and which of those asked for each is."""
         here = range(max(self.first, 0), self.first + self.n)
-        if asked is None or asked == "all":
+        if given is None or given == "all":
             return {position: position for position in here}
-        if asked == "prompt":
+        if given == "prompt":
             return {position: position for position in here if position < self.n_prompt}
-        if asked == "generated":
+        if given == "generated":
             return {position: position - self.n_prompt for position in here if position >= self.n_prompt}
-        if isinstance(asked, slice):
-            return self._in_slice(asked, here, where)
-        numbers = listed(asked)
+        if isinstance(given, slice):
+            return self._in_slice(given, here, where)
+        numbers = listed(given)
         for wrong in (i for i in numbers if i < -self.n_prompt or (i >= self.n_prompt and not self.is_generating)):
             raise IndexError(
                 f"position {wrong} is out of range at '{where}': there are {self.n_prompt} positions, so {-self.n_prompt} "
@@ -70,15 +70,15 @@ class Shown:
         resolved = [i if i >= 0 else self.n_prompt + i for i in numbers]
         return {position: resolved.index(position) for position in dict.fromkeys(resolved) if position in here}
 
-    def _in_slice(self, asked: slice, here: range, where: str) -> dict[int, int]:
+    def _in_slice(self, given: slice, here: range, where: str) -> dict[int, int]:
         """The same for a slice; without a stop it goes on into what is generated."""
-        start, step = self._bound(asked.start, 0), 1 if asked.step is None else asked.step
-        stop = self._bound(asked.stop, here.stop)
+        start, step = self._bound(given.start, 0), 1 if given.step is None else given.step
+        stop = self._bound(given.stop, here.stop)
         if step < 0:
-            raise ValueError(f"positions={asked} at '{where}': a slice of positions has a step above 0")
+            raise ValueError(f"positions={given} at '{where}': a slice of positions has a step above 0")
         wanted = range(start, stop, step)
         if not self.is_generating and not any(position in wanted for position in here):
-            raise IndexError(f"positions={asked} contains none of the {self.n_prompt} positions at '{where}'")
+            raise IndexError(f"positions={given} contains none of the {self.n_prompt} positions at '{where}'")
         return {position: wanted.index(position) for position in here if position in wanted}
 
     def _bound(self, bound: int | None, default: int) -> int:
@@ -277,8 +277,8 @@ class LocalController(Controller):
 
     def parts(self, value: Tensor, hook: HookPoint, positions: Positions = None) -> list[Part]:
         """The parts of this value that are changed; `positions` replaces those that were not given."""
-        asked = positions if self.positions is None else self.positions
-        return parts_of(value, hook, asked, self.heads, self.features, self.rows, self.rest)
+        given = positions if self.positions is None else self.positions
+        return parts_of(value, hook, given, self.heads, self.features, self.rows, self.rest)
 
     # ---- as a cell of a sweep ----------------------------------------------------------------------------------------
 
@@ -349,14 +349,14 @@ def _position_axis(n_axes: int, dims: tuple[str, ...]) -> int | None:
     return next((dims.index(name) for name in QUERY_POSITIONS if name in dims), None)
 
 
-def listed(asked: Any) -> list[int]:
+def listed(given: Any) -> list[int]:
     """Positions given as ints, as "last_prompt" or as a slice with a start and a stop from the front, as a list.
 
     Raises ValueError for a slice with an open or negative end, whose length depends on the prompt.
     """
-    if isinstance(asked, slice):
-        return indices_of_slice(asked)
-    return [-1] if asked == "last_prompt" else [asked] if isinstance(asked, int) else list(asked)
+    if isinstance(given, slice):
+        return indices_of_slice(given)
+    return [-1] if given == "last_prompt" else [given] if isinstance(given, int) else list(given)
 
 
 def check_finite(hook: Any, *names: str) -> None:
@@ -395,7 +395,7 @@ def _along(part: Part, along: Along) -> Part:
 def _add(
     found: dict[int, Sequence[int]], name: str, index: Any, axis: int | None, shape: Sequence[int], where: str
 ) -> None:
-    """Add what is asked of one axis to what was found."""
+    """Adds the indices given for one axis to those found before."""
     if axis is None:
         raise ValueError(f"{name}={index!r}, and '{where}' has no such axis")
     if axis in found:
