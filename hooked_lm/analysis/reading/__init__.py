@@ -1,1 +1,1 @@
-"""Reading: what a stream, a head, a neuron or a weight says, in tokens and numbers."""
+"""Reading: lenses, direct logit attribution, scores of heads, and what weights do in terms of tokens."""

@@ -1,4 +1,4 @@
-"""Which heads read what earlier heads write, as their weights say."""
+"""Composition of heads: how much of the output of a head a later head reads, computed from the weights."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -93,9 +93,9 @@ def detect_head(
         error_measure: "mul": the share of attention that goes where the pattern is 1 (it is 0 if nothing is left of the
             attention); "abs": 1 less the sum of absolute differences, in the mean over queries, which may be below 0.
 
-    Heads that were not asked for are -1. A layer without attention is NaN, and so are heads that it lacks. Raises ValueError for
+    Heads that are not in `heads` are -1. A layer without attention is NaN, and so are heads that it lacks. Raises ValueError for
     a prompt that is shorter than two tokens or longer than the context, for a pattern that is no lower triangle of the prompt's
-    length, and for unknown names; IndexError for a head that there is not.
+    length, and for unknown names; IndexError for a head that does not exist.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -195,7 +195,7 @@ def _checked_pattern(pattern: Tensor, n_pos: int) -> Detection:
 
 
 def _wanted(model: Decoder, heads: Heads | None) -> Bool[Tensor, "layer head"]:
-    """Which heads are asked for."""
+    """A mask of the requested heads."""
     counts = head_counts(model)
     wanted = torch.zeros(len(counts), max(counts), dtype=torch.bool)
     if heads is None:

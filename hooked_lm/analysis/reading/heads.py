@@ -1,4 +1,4 @@
-"""What attention heads look at: scores of known kinds of heads, and what their attention is like on the whole.
+"""What attention heads look at: scores of known kinds of heads, and statistics of their attention.
 
 Patterns are reduced layer by layer while the model runs: those of one layer are in memory at a time.
 """
@@ -90,12 +90,12 @@ def head_scores(
     queries of a prompt for which there are any.
 
     Args:
-        prompts: texts, or ids [batch, pos]; padding is left out. None: random tokens, said twice (`repeated_random_tokens`
+        prompts: texts, or ids [batch, pos]; padding is left out. None: random tokens, repeated once (`repeated_random_tokens`
             of `n_prompts`, `length` and `seed`), on which a head has nothing but repetition to go by.
         kinds: names, or functions from a prompt's ids [pos] to the keys that each query is expected to look at, a boolean
             lower triangle [pos, pos], by name.
         chance: "uniform", what a head would score that looks at all it can see alike; or "shuffled", what the head itself scores
-            at the same places when the prompt's tokens (but for a BOS) stand in random order: what is left above that depends on
+            at the same places when the prompt's tokens (but for a BOS) are in random order: what is left above that depends on
             the tokens. A previous-token head that goes by position is none by that measure.
 
     Returns scores with the axes kind, layer, head, for each prompt; NaN where a layer has no attention, or fewer heads. Raises
@@ -245,7 +245,7 @@ def attention_statistics(model: Decoder, prompts: Any) -> Scores:
 def repeated_random_tokens(
     model: Decoder, n_prompts: int = 16, length: int = 40, seed: int = 0
 ) -> Int[Tensor, "prompt pos"]:
-    """Random tokens, said twice: a BOS if the model's prompts begin with one, `length` different tokens, the same again.
+    """Random tokens, repeated once: a BOS if the model's prompts begin with one, `length` different tokens, the same again.
 
     Special tokens are not drawn. Raises ValueError if there are not so many tokens, or the model's context is too short.
 
@@ -337,7 +337,7 @@ def _of_layers(
 
 @dataclass(frozen=True)
 class _Look:
-    """A hook that shows a layer's patterns to somebody who keeps none of them."""
+    """A hook that passes a layer's patterns to a function."""
 
     see: See
     layer: int

@@ -83,7 +83,7 @@ class Lens:
     def plot(self, prompt: int = 0, title: str = "") -> "go.Figure":
         """The likeliest token after each layer (the last at the top) at each position; in colour its probability.
 
-        Raises IndexError for a prompt that there is not.
+        Raises IndexError for a prompt that is out of range.
         """
         from hooked_lm.viz.tokens import token_grid
 
@@ -122,10 +122,8 @@ class Lens:
 
     def __repr__(self) -> str:
         n_layers, n_positions, n_prompts, k = self.tokens.shape
-        said = "" if self.answers is None else f", answers {', '.join(map(str, self.answers.axes['answer']))}"
-        return (
-            f"Lens(layer {n_layers}, position {n_positions}, {n_prompts} prompt{'s' * (n_prompts != 1)}, top {k}{said})"
-        )
+        shown = "" if self.answers is None else f", answers {', '.join(map(str, self.answers.axes['answer']))}"
+        return f"Lens(layer {n_layers}, position {n_positions}, {n_prompts} prompt{'s' * (n_prompts != 1)}, top {k}{shown})"
 
 
 @torch.no_grad()
@@ -196,7 +194,7 @@ def logit_lens(
 
 
 def decode(model: Decoder, stream: Float[Tensor, "row d_model"]) -> Float[Tensor, "row d_vocab"]:
-    """The logits that the model's end makes of vectors of its stream, past the hook points, in fp32 at least.
+    """The logits of vectors of the residual stream, by final norm and unembedding without hooks, in fp32 or wider.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -227,7 +225,7 @@ def _run(
 
 
 def _answers(model: Decoder, answers: Tokens, batch: int) -> Int[Tensor, "batch answer"]:
-    """The ids that are asked for in each prompt."""
+    """The ids of the answers for each prompt."""
     if isinstance(answers, Tensor) and answers.ndim:
         if answers.ndim > 2 or len(answers) != batch:
             raise ValueError(

@@ -34,7 +34,7 @@ class MaxActivating:
     """The places of a data set where something is strongest, the strongest first.
 
     `values` [example] are how strong, `texts` and `positions` [example] say where: the row of the data set and the token in it.
-    `tokens` and `activations` [example, place] are what stands around and how strong it is there: the example itself is in the
+    `tokens` and `activations` [example, place] are the tokens around it and their activations: the example itself is in the
     middle, -1 and NaN where the text has no token. `words` says how ids are written.
     """
 

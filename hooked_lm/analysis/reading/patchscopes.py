@@ -1,4 +1,4 @@
-"""Patchscopes: a hidden state of one run is put into another prompt, and the model says what it makes of it."""
+"""Patchscopes: a hidden state of one run is put into another prompt, and the model continues it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

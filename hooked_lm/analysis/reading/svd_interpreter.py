@@ -34,7 +34,7 @@ class SVDInterpreter:
     - "w_out": what the neurons write, the right singular vectors of `W_out`.
 
     The weights of norms before and after these matrices, and of the final norm, count where they are not folded. A singular
-    vector may as well stand with the other sign: see both ends of it.
+    vector is defined up to its sign: look at both ends of it.
 
     >>> from hooked_lm import HookedTransformer
     >>> interpreter = SVDInterpreter(HookedTransformer.from_pretrained("demo"))
@@ -52,7 +52,7 @@ class SVDInterpreter:
         """How much the first singular vectors raise the logit of each token; `head_index` is needed for "OV" alone.
 
         Raises ValueError for an unknown type, a layer without such weights, more vectors than there are; IndexError for a layer
-        or head that there is not.
+        or head that does not exist.
         """
         _, V = self._decomposed(vector_type, layer_index, num_vectors, head_index)
         return to_logits(self.model, V).T[:, None]

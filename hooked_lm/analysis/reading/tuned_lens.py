@@ -220,8 +220,8 @@ def divergence(
     model: Decoder, own: Float[Tensor, "row d_vocab"], stream: Float[Tensor, "row d_model"]
 ) -> Float[Tensor, " row"]:
     """KL(own || what the model's end says of a stream) of each row, in nats; `own` are log probabilities."""
-    said = decode(model, stream).log_softmax(-1)
-    return (own.exp() * (own - said)).sum(-1)
+    log_probs = decode(model, stream).log_softmax(-1)
+    return (own.exp() * (own - log_probs)).sum(-1)
 
 
 class _Training:
