@@ -1,10 +1,10 @@
-"""The architectures: one short file per `model_type`, named after it, in the folder of the class that its checkpoints become.
+"""The supported architectures: one file per `model_type`, in a folder per model class.
 
-A family is data: `config(hf)` translates a checkpoint's config into a config tree of our components, and `rows(tree)` lists
-the tensor of the checkpoint for each of our weights. `PREFIX` is what the tensor names of a base model lack. `IGNORED` are
-globs of tensors that hold no weights. Optional: `RENAMED`, regular expressions of old names and their replacements;
-`NO_EFFECT`, globs of fields that change nothing here; `PREPENDS_BOS`, False where text begins with BOS only on request;
-`fitted(tree, tensors)`, the tree where the tensors have the last word.
+A family defines `config(hf)`, which translates a checkpoint's config into a tree of component configs, and `rows(tree)`,
+which maps the checkpoint's tensors to our weights. `PREFIX` is the prefix that the tensor names of a base model (without
+heads) lack. `IGNORED` holds globs of tensors that are not loaded. Optional: `RENAMED`, regular expressions of old tensor
+names and their replacements; `NO_EFFECT`, globs of config fields that do not change the forward pass; `PREPENDS_BOS`, False
+if BOS is prepended only on request; `fitted(tree, tensors)`, which corrects the tree according to the tensors.
 """
 
 import pkgutil
@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-# folder -> the class in `hooked_lm.pretrained` that the checkpoints become
+# folder -> model class in `hooked_lm.pretrained`
 CLASSES = {
     "decoders": "HookedTransformer",
     "encoders": "HookedEncoder",
@@ -27,7 +27,7 @@ def supported() -> list[str]:
 
 
 def model_class(model_type: str) -> str:
-    """The name of the class that a family's checkpoints become; this imports neither torch nor the family.
+    """The name of the model class of a family, without importing torch or the family.
 
     >>> model_class("gpt2")
     'HookedTransformer'
@@ -36,7 +36,7 @@ def model_class(model_type: str) -> str:
 
 
 def family(model_type: str) -> ModuleType:
-    """The file of a model type. Raises ValueError, which lists the supported ones, if there is none.
+    """The module of a model type. Raises ValueError, listing the supported types, for an unknown one.
 
     >>> family("gpt2").PREFIX
     'transformer.'

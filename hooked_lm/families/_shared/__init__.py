@@ -1,1 +1,1 @@
-"""Parts that several families share, and the config that records which fields were read."""
+"""Code shared by several families, and `HFConfig`, which records the config fields that were read."""

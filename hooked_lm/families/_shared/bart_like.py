@@ -1,4 +1,4 @@
-"""What BART and its relatives share: layer norms, biases everywhere, a bias on the logits, and the names on disk."""
+"""Shared code for BART-like models: layer norms, biases in all linear layers and on the logits, and the tensor names."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +21,7 @@ from hooked_lm.weights import Row
 
 PREFIX = "model."
 IGNORED = ("*.version",)
-# how training goes, and old notes of what each family does anyhow
+# training options, and old flags for what each family does in any case
 NO_EFFECT = (
     *GENERATION,
     *("init_std", "*_layerdrop", "replacing_rate", "save_step", "student_*", "num_hidden_layers"),
@@ -38,7 +38,10 @@ def encoder_decoder(
     d_target_vocab: int | None = None,
     logits_bias: bool = True,
 ) -> EncoderDecoderConfig:
-    """The tree; with `pre_norm` each side ends in a norm. `d_target_vocab` is that of a decoder with its own embedding."""
+    """The config tree. With `pre_norm` encoder and decoder each end in a norm.
+
+    `d_target_vocab` is the vocabulary size of a decoder whose embedding is separate from the encoder's.
+    """
     norm = LayerNorm.Config(hf.d_model)
     ln_embed, ln_final = norm if embed_norm else None, norm if pre_norm else None
 
@@ -60,7 +63,7 @@ def encoder_decoder(
 
 
 def encoder_block(hf: HFConfig, norm: LayerNorm.Config, pre_norm: bool) -> PreNormBlock.Config | PostNormBlock.Config:
-    """A layer of the encoder."""
+    """An encoder layer."""
     n_heads, kind = hf.encoder_attention_heads, PreNormBlock if pre_norm else PostNormBlock
     mlp = MLP.Config(hf.d_model, hf.encoder_ffn_dim, hf.activation_function)
     return kind.Config(attn=attention(hf, n_heads, causal=False), ln1=norm, mlp=mlp, ln2=norm)
@@ -69,7 +72,7 @@ def encoder_block(hf: HFConfig, norm: LayerNorm.Config, pre_norm: bool) -> PreNo
 def decoder_block(
     hf: HFConfig, norm: LayerNorm.Config, pre_norm: bool
 ) -> PreNormCrossBlock.Config | PostNormCrossBlock.Config:
-    """A layer of the decoder."""
+    """A decoder layer."""
     n_heads, kind = hf.decoder_attention_heads, PreNormCrossBlock if pre_norm else PostNormCrossBlock
     cross = CrossAttention.Config(hf.d_model, n_heads, hf.d_model // n_heads, qkv_bias=True, out_bias=True)
     mlp = MLP.Config(hf.d_model, hf.decoder_ffn_dim, hf.activation_function)
@@ -78,17 +81,20 @@ def decoder_block(
 
 
 def attention(hf: HFConfig, n_heads: int, causal: bool) -> Attention.Config:
-    """Self-attention of a side."""
+    """Self-attention of the encoder or the decoder."""
     return Attention.Config(hf.d_model, n_heads, hf.d_model // n_heads, qkv_bias=True, out_bias=True, causal=causal)
 
 
 def fitted(tree: EncoderDecoderConfig, tensors: Mapping[str, Tensor]) -> EncoderDecoderConfig:
-    """The tree of a checkpoint with these tensors: an old one may lack the bias on the logits."""
+    """The tree with a bias on the logits only if the tensors include one; old checkpoints may lack it."""
     return replace(tree, unembed=replace(tree.unembed, bias="final_logits_bias" in tensors))
 
 
 def outer_rows(tree: EncoderDecoderConfig) -> list[Row]:
-    """Embeddings, norms of either side and unembedding. Files may hold one embedding once more for each side."""
+    """Rows of the embeddings, the norms outside the layers and the unembedding.
+
+    Files may repeat a shared embedding for the encoder and for the decoder.
+    """
     shared, sides = "model.shared.weight", ("encoder", "decoder")
     if tree.decoder_embed is None:
         embeds = [Row(shared, "embed.W_E")]
@@ -118,7 +124,7 @@ def outer_rows(tree: EncoderDecoderConfig) -> list[Row]:
 
 
 def layer_rows(side: str, names: dict[str, str], n_layers: int) -> list[Row]:
-    """The layers of a side; `names` are theirs -> ours of its attentions and norms."""
+    """Rows of the encoder's or decoder's layers; `names` maps HF names of attentions and norms to ours."""
     theirs, ours, layers = f"model.{side}.layers.{{i}}.", f"{side}.{{i}}.", range(n_layers)
     found = []
     for their_name, our_name in names.items():
@@ -134,12 +140,12 @@ def layer_rows(side: str, names: dict[str, str], n_layers: int) -> list[Row]:
 
 
 def norm_rows(theirs: str, ours: str, layers: range) -> list[Row]:
-    """A norm of each layer."""
+    """Rows of one norm of each layer."""
     return [Row(theirs + "weight", ours + "w", i=layers), Row(theirs + "bias", ours + "b", i=layers)]
 
 
 def attention_rows(theirs: str, ours: str, layers: range) -> list[Row]:
-    """Self-attention or cross attention of each layer."""
+    """Rows of self-attention or cross-attention of each layer."""
     return [
         *(Row(f"{theirs}{x}_proj.weight", f"{ours}W_{x.upper()}", "(n h) m -> n m h", i=layers) for x in "qkv"),
         *(Row(f"{theirs}{x}_proj.bias", f"{ours}b_{x.upper()}", "(n h) -> n h", i=layers) for x in "qkv"),
@@ -159,7 +165,7 @@ DECODER_NAMES = {
 
 
 def rows(tree: EncoderDecoderConfig) -> list[Row]:
-    """Every weight that a model of this kind can have; those that a model lacks are left out when loading."""
+    """Rows of every weight that such a model can have; rows of weights that a model lacks are skipped when loading."""
     return [
         *outer_rows(tree),
         *layer_rows("encoder", ENCODER_NAMES, len(tree.encoder.blocks)),

@@ -1,6 +1,6 @@
-"""What BERT and its descendants share: post-norm blocks that see both ways, heads, and the names on disk.
+"""Shared code for BERT-like models: bidirectional post-norm blocks, heads, and the tensor names.
 
-The names of the weights show which heads a checkpoint has, as configs of encoders do not say it.
+Configs of encoders do not list a checkpoint's heads, so the tensor names determine them.
 """
 
 from dataclasses import dataclass, replace
@@ -20,17 +20,17 @@ from hooked_lm.models.config.tree import EncoderConfig
 from hooked_lm.weights import Row
 
 IGNORED = ("*position_ids",)
-# how it was trained; and leftovers of the first checkpoints, which no model reads
+# training options, and fields of the first checkpoints that no model uses
 NO_EFFECT = (
     *("gradient_checkpointing", "output_past", "directionality", "pooler_*", "padding_idx"),
-    *("sbert_ce_*", "sentence_transformers"),  # what is done with the scores afterwards
+    *("sbert_ce_*", "sentence_transformers"),  # post-processing of scores
 )
-# how the first checkpoints called the weights of norms
+# norm weights in the first checkpoints
 RENAMED = {r"LayerNorm\.gamma$": "LayerNorm.weight", r"LayerNorm\.beta$": "LayerNorm.bias"}
 
 
 def check_bidirectional(hf: HFConfig) -> None:
-    """Raises ValueError for options that turn an encoder into a decoder, and for kinds of positions that are not supported."""
+    """Raises ValueError for options that turn an encoder into a decoder, and for unsupported position embeddings."""
     if hf.get("is_decoder") or hf.get("add_cross_attention"):
         raise ValueError("is_decoder or add_cross_attention: an encoder that was made a decoder is not supported")
     if (kind := hf.get("position_embedding_type", "absolute")) not in (None, "absolute"):
@@ -38,7 +38,7 @@ def check_bidirectional(hf: HFConfig) -> None:
 
 
 def layer_norm(hf: HFConfig, d: int | None = None) -> LayerNorm.Config:
-    """A norm of this width."""
+    """A layer norm of width `d`, by default `hidden_size`."""
     return LayerNorm.Config(d or hf.hidden_size, hf.layer_norm_eps)
 
 
@@ -55,7 +55,7 @@ def blocks(hf: HFConfig, attn: Any) -> tuple[PostNormBlock.Config, ...]:
 
 
 def embed(hf: HFConfig, offset: int = 0, n_types: int = 0, d_embed: int | None = None) -> EncoderEmbed.Config:
-    """The embeddings: positions counted from `offset`, vectors of `d_embed` that may be narrower than the stream."""
+    """The embeddings of width `d_embed`, by default `hidden_size`; positions are counted from `offset`."""
     width = d_embed or hf.hidden_size
     parts: dict[str, Any] = {
         "embed": Embed.Config(hf.vocab_size, width),
@@ -67,7 +67,7 @@ def embed(hf: HFConfig, offset: int = 0, n_types: int = 0, d_embed: int | None =
 
 
 def projected(narrow: EncoderEmbed.Config, d_model: int) -> ProjectedEncoderEmbed.Config:
-    """The embeddings, followed by a linear map into the stream."""
+    """The embeddings, followed by a linear map to the width of the residual stream."""
     return ProjectedEncoderEmbed.Config(**vars(narrow), d_stream=d_model)
 
 
@@ -76,12 +76,11 @@ def projected(narrow: EncoderEmbed.Config, d_model: int) -> ProjectedEncoderEmbe
 
 @dataclass(frozen=True)
 class Names:
-    """Where the heads of a family lie in its files, without the prefix of the base model.
+    """The tensor names of a family's heads, without the prefix of the base model.
 
-    `mlm`, `mlm_norm` and `decoder` are linear layer, norm and unembedding of the head for masked tokens. The unembedding's
-    bias is `bias` if it is tied to the embedding, else `untied_bias`; the other is then a copy of it, or is not used. A
-    classifier of texts reads the base model's pooler, or it has a
-    layer `text_dense` of its own, and `text_out` after that.
+    `mlm`, `mlm_norm` and `decoder` are the linear layer, norm and unembedding of the masked-token head. The unembedding's
+    bias is `bias` if the unembedding is tied to the embedding, else `untied_bias`; the other one is a copy or unused. A
+    text classifier uses the base model's pooler, or the linear layers `text_dense` and `text_out`.
     """
 
     mlm: str = "lm_head.dense"
@@ -104,8 +103,10 @@ ROBERTA = Names()
 def heads(
     hf: HFConfig, names: Names, norm: LayerNorm.Config | None = None, d_embed: int | None = None, **acts: str
 ) -> dict[str, Any]:
-    """The heads that a checkpoint has, that for masked tokens as wide as the embeddings. `acts` are the activations of
-    `mlm` (gelu), `pooler` (tanh), `text` (tanh)."""
+    """The heads of a checkpoint, by field of `EncoderConfig`. The masked-token head has the width of the embeddings.
+
+    `acts` are the activations of `mlm` (default gelu), `pooler` (tanh) and `text` (tanh).
+    """
     norm, found = norm or layer_norm(hf), dict[str, Any]()
     d_model = norm.d_model
     tied, n_labels = bool(hf.tie_word_embeddings), len(hf.get("id2label") or (0, 1))
@@ -131,7 +132,7 @@ def heads(
 
 
 def _one_layer(hf: HFConfig, d_model: int, n_labels: int) -> dict[str, Any]:
-    """A classifier that is one linear layer: of what, only the class of transformers says."""
+    """A classifier with one linear layer. Only the transformers class tells whether it classifies tokens or texts."""
     name = next(iter(hf.get("architectures") or ()), "")
     if name.endswith("ForMultipleChoice"):
         raise ValueError(f"{name}: a head that compares several texts is not supported; load the model without it")
@@ -144,12 +145,12 @@ def _one_layer(hf: HFConfig, d_model: int, n_labels: int) -> dict[str, Any]:
 
 
 def linear(theirs: str, ours: str) -> list[Row]:
-    """A linear layer of a head."""
+    """Rows of a linear layer of a head."""
     return [Row(theirs + ".weight", ours + ".W", "o m -> m o"), Row(theirs + ".bias", ours + ".b")]
 
 
 def embedding_rows(theirs: str, norm: str = "LayerNorm") -> list[Row]:
-    """Embeddings of tokens, types and positions, and their norm."""
+    """Rows of the token, type and position embeddings and their norm."""
     return [
         Row(theirs + "word_embeddings.weight", "embed.embed.W_E"),
         Row(theirs + "token_type_embeddings.weight", "embed.token_type_embed.W_token_type"),
@@ -159,12 +160,12 @@ def embedding_rows(theirs: str, norm: str = "LayerNorm") -> list[Row]:
 
 
 def projection_rows(theirs: str) -> list[Row]:
-    """From narrow embeddings into the stream."""
+    """Rows of the projection from narrow embeddings into the residual stream."""
     return [Row(theirs + ".weight", "embed.W_proj", "m e -> e m"), Row(theirs + ".bias", "embed.b_proj")]
 
 
 def layer_rows(theirs: str) -> list[Row]:
-    """A layer by the names of BERT."""
+    """Rows of a layer with BERT's tensor names."""
     attn = theirs + "attention.self."
     return [
         *classic.into_attention(attn + "query", attn + "key", attn + "value"),
@@ -177,7 +178,7 @@ def layer_rows(theirs: str) -> list[Row]:
 
 
 def head_rows(tree: EncoderConfig, names: Names, prefix: str) -> list[Row]:
-    """The heads; of those under one name in several classes, the one that the tree has."""
+    """Rows of the heads. If several heads share a tensor name, only the head in the tree is included."""
     found = linear(names.nsp, "nsp_head")
     if tree.unembed is not None:
         found += mlm_rows(names, prefix if tree.unembed.tied else None)
@@ -190,7 +191,7 @@ def head_rows(tree: EncoderConfig, names: Names, prefix: str) -> list[Row]:
 
 
 def mlm_rows(names: Names, prefix: str | None) -> list[Row]:
-    """The head for masked tokens, tied to the embedding of a base model with this prefix if there is one."""
+    """Rows of the masked-token head. `prefix` is the base model's if the unembedding is tied to its embedding, else None."""
     bias, other = (names.untied_bias, names.bias) if prefix is None else (names.bias, names.untied_bias)
     found = [
         *linear(names.mlm, "mlm_head"),

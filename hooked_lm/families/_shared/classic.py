@@ -1,4 +1,4 @@
-"""Rows that families with layer norms and plain MLPs share, whatever their names."""
+"""Rows for families with layer norms and plain MLPs; the tensor names are arguments."""
 
 from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.models.config.tree import DecoderConfig
@@ -35,7 +35,7 @@ def into_attention(q: str, k: str, v: str) -> list[Row]:
 
 
 def fused_by_group(theirs: str, tree: DecoderConfig) -> list[Row]:
-    """One linear layer that holds, for each key/value head, the queries that share it, its key and its value."""
+    """One fused linear layer: for each key/value head, its query heads, its key and its value."""
     block = tree.blocks[0]
     assert isinstance(block, AttentionPart.Config)
     n_kv = block.attn.n_kv
@@ -55,7 +55,7 @@ def out_of_attention(theirs: str) -> list[Row]:
 
 
 def fairseq_layer(theirs: str) -> list[Row]:
-    """A layer by the names of fairseq (OPT, XGLM, BioGPT)."""
+    """A layer with fairseq's tensor names (OPT, XGLM, BioGPT)."""
     ours, attn = "blocks.{l}.", theirs + "self_attn."
     return [
         *norm(theirs + "self_attn_layer_norm", ours + "ln1"),
@@ -68,6 +68,6 @@ def fairseq_layer(theirs: str) -> list[Row]:
 
 
 def head(theirs: str, tree: DecoderConfig, tied_to: str) -> list[Row]:
-    """The unembedding, which may be the embedding under another name."""
+    """The unembedding, which may be tied to the embedding `tied_to`."""
     tied = tied_to if tree.unembed.tied else None
     return [Row(theirs + ".weight", "unembed.W_U", "v m -> m v", tied=tied), Row(theirs + ".bias", "unembed.b_U")]

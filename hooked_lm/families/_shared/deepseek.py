@@ -1,4 +1,4 @@
-"""What the DeepSeek models share: latent attention, and dense layers before sparse ones with shared experts."""
+"""Shared code for DeepSeek models: latent attention, and dense layers followed by sparse ones with shared experts."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ NO_EFFECT = (*moe.NO_EFFECT, "head_dim", "qk_head_dim", "num_key_value_heads")
 
 
 def attention(hf: HFConfig, adjacent_pairs: bool) -> LatentAttention.Config:
-    """The attention of a layer. Yarn's temperature enters the scale of the scores."""
+    """The attention of a layer. YaRN's temperature is part of the scale of the scores."""
     turning = rotary(hf, hf.qk_rope_head_dim, adjacent_pairs=adjacent_pairs)
     scale = (hf.qk_nope_head_dim + hf.qk_rope_head_dim) ** -0.5
     if isinstance(turning.scaling, YarnScaling) and turning.scaling.mscale_all_dim:
@@ -37,7 +37,7 @@ def attention(hf: HFConfig, adjacent_pairs: bool) -> LatentAttention.Config:
 
 
 def decoder(hf: HFConfig, attn: LatentAttention.Config, router: Router, mlp_bias: bool = False) -> DecoderConfig:
-    """The decoder with this attention in all layers, and experts in those from `first_k_dense_replace` on."""
+    """The decoder with this attention in all layers; layers from `first_k_dense_replace` on have experts."""
     experts = moe.experts(hf, hf.n_routed_experts, router, hf.moe_intermediate_size)
     shared = replace(experts.expert, d_mlp=hf.moe_intermediate_size * hf.n_shared_experts, bias=mlp_bias)
     first = hf.first_k_dense_replace
@@ -48,7 +48,7 @@ def decoder(hf: HFConfig, attn: LatentAttention.Config, router: Router, mlp_bias
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    """Every weight that such a decoder can have."""
+    """Rows of every weight that such a decoder can have."""
     attn = tree.blocks[0].attn
     theirs, ours = "model.layers.{l}.self_attn.", "blocks.{l}.attn."
     down = {"DKV": attn.d_kv_latent, "KR": attn.rotary.dim}

@@ -1,4 +1,4 @@
-"""What the descendants of LLaMA share: RMS norms before rotary attention and a gated MLP, and the names on disk."""
+"""Shared code for LLaMA-like models: RMS norms before rotary attention and a gated MLP, and the tensor names."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -19,9 +19,9 @@ IGNORED = ("*.rotary_emb.inv_freq",)
 
 
 def attention(hf: HFConfig, partial: bool = False, **options: Any) -> Attention.Config:
-    """The attention of a layer, as most of these configs write it; `options` go before what is read from there.
+    """The attention of a layer, from the usual config fields; `options` are further arguments of `Attention.Config`.
 
-    `partial` architectures can turn part of a head only.
+    `partial` says whether the architecture may rotate only part of a head.
     """
     d_head = hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
     if "rotary" not in options:
@@ -36,7 +36,7 @@ def attention(hf: HFConfig, partial: bool = False, **options: Any) -> Attention.
 
 
 def windows(hf: HFConfig) -> list[int | None]:
-    """The sliding window of each layer, None where a layer sees everything before it."""
+    """The sliding window of each layer, None for full attention. Raises ValueError for other `layer_types`."""
     meanings = {"full_attention": None, "sliding_attention": hf.sliding_window}
     if unknown := set(hf.layer_types) - set(meanings):
         raise ValueError(f"layer_types {sorted(unknown)} are not supported; {' and '.join(meanings)} are")
@@ -44,7 +44,7 @@ def windows(hf: HFConfig) -> list[int | None]:
 
 
 def rms_norm(hf: HFConfig) -> RMSNorm.Config:
-    """The norm of the stream."""
+    """A norm of the residual stream."""
     return RMSNorm.Config(hf.hidden_size, hf.rms_norm_eps)
 
 
@@ -56,7 +56,7 @@ def gated_mlp(hf: HFConfig, bias: bool = False) -> GatedMLP.Config:
 def decoder(
     hf: HFConfig, attn: Attention.Config, windows: Sequence[int | None] | None = None, mlp_bias: bool = False
 ) -> DecoderConfig:
-    """The decoder whose layers have this attention, each with its window."""
+    """The decoder with this attention in all layers; `windows` gives each layer's sliding window."""
     windows = [attn.window] * hf.num_hidden_layers if windows is None else windows
     norm = rms_norm(hf)
     block = PreNormBlock.Config(attn=attn, ln1=norm, mlp=gated_mlp(hf, mlp_bias), ln2=norm)
@@ -71,7 +71,7 @@ def around(
     logit_scale: float = 1.0,
     **unembed: Any,
 ) -> DecoderConfig:
-    """The decoder of these blocks; `scale` is that of the embedding, `unembed` are options of the unembedding."""
+    """The decoder with these blocks; `scale` multiplies the embedding, `unembed` are options of the unembedding."""
     return DecoderConfig(
         n_ctx=n_ctx(hf),
         embed=Embed.Config(hf.vocab_size, hf.hidden_size, scale),
@@ -84,7 +84,7 @@ def around(
 
 
 def outer_rows(tree: DecoderConfig) -> list[Row]:
-    """Embedding, final norm and unembedding."""
+    """Rows of the embedding, the final norm and the unembedding."""
     tied = "model.embed_tokens.weight" if tree.unembed.tied else None
     return [
         Row("model.embed_tokens.weight", "embed.W_E"),
@@ -96,7 +96,7 @@ def outer_rows(tree: DecoderConfig) -> list[Row]:
 
 
 def norm_rows(tree: DecoderConfig) -> list[Row]:
-    """The two norms of a block, before attention and before the MLP."""
+    """Rows of a block's two norms, before attention and before the MLP."""
     return [
         Row("model.layers.{l}.input_layernorm.weight", "blocks.{l}.ln1.w"),
         Row("model.layers.{l}.input_layernorm.bias", "blocks.{l}.ln1.b"),
@@ -106,7 +106,7 @@ def norm_rows(tree: DecoderConfig) -> list[Row]:
 
 
 def post_norm_rows(tree: DecoderConfig) -> list[Row]:
-    """The two norms of a block that has them after attention and after the MLP."""
+    """Rows of a block's norms after attention and after the MLP."""
     return [
         Row("model.layers.{l}.post_attention_layernorm.weight", "blocks.{l}.ln1_post.w"),
         Row("model.layers.{l}.post_feedforward_layernorm.weight", "blocks.{l}.ln2_post.w"),
@@ -114,7 +114,7 @@ def post_norm_rows(tree: DecoderConfig) -> list[Row]:
 
 
 def four_norm_rows(tree: DecoderConfig) -> list[Row]:
-    """The four norms of a block that has them before and after both sublayers."""
+    """Rows of a block's four norms, before and after each sublayer."""
     return [
         Row("model.layers.{l}.input_layernorm.weight", "blocks.{l}.ln1.w"),
         Row("model.layers.{l}.pre_feedforward_layernorm.weight", "blocks.{l}.ln2.w"),
@@ -123,7 +123,7 @@ def four_norm_rows(tree: DecoderConfig) -> list[Row]:
 
 
 def attention_rows(tree: DecoderConfig) -> list[Row]:
-    """Projections, biases, and the norms of queries and keys."""
+    """Rows of the attention's projections, biases, query and key norms, and sinks."""
     theirs, ours = "model.layers.{l}.self_attn.", "blocks.{l}.attn."
     return [
         Row(theirs + "q_proj.weight", ours + "W_Q", "(n h) m -> n m h"),
@@ -141,7 +141,7 @@ def attention_rows(tree: DecoderConfig) -> list[Row]:
 
 
 def mlp_rows(tree: DecoderConfig) -> list[Row]:
-    """The gated MLP."""
+    """Rows of the gated MLP."""
     theirs, ours = "model.layers.{l}.mlp.", "blocks.{l}.mlp."
     return [
         Row(theirs + "gate_proj.weight", ours + "W_gate", "f m -> m f"),
@@ -154,7 +154,7 @@ def mlp_rows(tree: DecoderConfig) -> list[Row]:
 
 
 def plain_mlp_rows(tree: DecoderConfig) -> list[Row]:
-    """An MLP without a gate, under the same names."""
+    """Rows of an MLP without a gate, with the same tensor names."""
     theirs, ours = "model.layers.{l}.mlp.", "blocks.{l}.mlp."
     return [
         Row(theirs + "up_proj.weight", ours + "W_in", "f m -> m f"),
@@ -165,7 +165,7 @@ def plain_mlp_rows(tree: DecoderConfig) -> list[Row]:
 
 
 def fused_mlp_rows(tree: DecoderConfig) -> list[Row]:
-    """The gated MLP with gate and other branch in one tensor."""
+    """Rows of a gated MLP whose gate and input projections are one tensor."""
     theirs, ours = "model.layers.{l}.mlp.", "blocks.{l}.mlp."
     return [
         Row(theirs + "gate_up_proj.weight", ours + "W_{x}", "(x f) m -> m f", x=["gate", "in"]),
@@ -174,5 +174,5 @@ def fused_mlp_rows(tree: DecoderConfig) -> list[Row]:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    """Every weight that a decoder of this kind can have; those that a model lacks are left out when loading."""
+    """Rows of every weight that such a decoder can have; rows of weights that a model lacks are skipped when loading."""
     return [*outer_rows(tree), *norm_rows(tree), *attention_rows(tree), *mlp_rows(tree)]

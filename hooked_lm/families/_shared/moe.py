@@ -1,4 +1,4 @@
-"""What families with mixtures of experts share: a decoder whose layers have MLPs of their own, and the names on disk."""
+"""Shared code for mixtures of experts: a decoder with a separate MLP config per layer, and the tensor names."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,12 +15,12 @@ from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
-# They matter in training only: the loss that balances the experts' loads.
+# for training only: the loss that balances the experts' loads
 NO_EFFECT = ("output_router_logits", "router_aux_loss_coef")
 
 
 def experts(hf: HFConfig, n_experts: int, router: Router, d_mlp: int | None = None) -> MoE.Config:
-    """Gated MLPs, `num_experts_per_tok` of them for each token."""
+    """A mixture of gated MLPs; each token uses `num_experts_per_tok` of them."""
     expert = GatedMLP.Config(hf.hidden_size, d_mlp or hf.intermediate_size, hf.hidden_act)
     return MoE.Config(expert, n_experts, hf.num_experts_per_tok or 1, router)
 
@@ -28,13 +28,13 @@ def experts(hf: HFConfig, n_experts: int, router: Router, d_mlp: int | None = No
 def some_sparse(
     hf: HFConfig, sparse: MoE.Config, is_sparse: Callable[[int], bool], bias: bool = False
 ) -> list[MoE.Config | GatedMLP.Config]:
-    """The MLP of each layer: experts where `is_sparse(layer)`, else one gated MLP."""
+    """The MLP of each layer: `sparse` if `is_sparse(layer)`, else one gated MLP."""
     dense = llama_like.gated_mlp(hf, bias)
     return [sparse if is_sparse(layer) else dense for layer in range(hf.num_hidden_layers)]
 
 
 def every_nth(hf: HFConfig) -> Callable[[int], bool]:
-    """Which layers are sparse: every `decoder_sparse_step`-th, without those that are named as dense."""
+    """A test for sparse layers: every `decoder_sparse_step`-th layer that is not in `mlp_only_layers`."""
     step, dense = hf.decoder_sparse_step, hf.mlp_only_layers
     return lambda layer: layer not in dense and (layer + 1) % step == 0
 
@@ -47,7 +47,10 @@ def decoder(
     norm: NormConfig | None = None,
     **unembed: Any,
 ) -> DecoderConfig:
-    """The decoder whose layers have this attention, each with its window, and these MLPs; `unembed` are options."""
+    """The decoder with this attention in all layers, and each layer's MLP and window.
+
+    `unembed` are further arguments of `llama_like.around`.
+    """
     norm = norm or llama_like.rms_norm(hf)
     windows = [attn.window] * len(mlps) if windows is None else windows
     blocks = [
@@ -58,7 +61,7 @@ def decoder(
 
 
 def n_experts(tree: DecoderConfig) -> int:
-    """How many experts a layer has; 0 in a tree of dense layers."""
+    """The largest number of experts in a layer; 0 if all layers are dense."""
     mlps = [block.mlp for block in tree.blocks if isinstance(block, MLPPart.Config)]
     return max((mlp.n_experts for mlp in mlps if isinstance(mlp, MoE.Config)), default=0)
 
@@ -69,7 +72,10 @@ def sparse_rows(
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     shared: str = "shared_experts",
 ) -> list[Row]:
-    """Router, experts and shared expert: `part` is their name for the mixture, `names` those of an expert's weights."""
+    """Rows of the router, the experts and the shared expert.
+
+    `part` is the checkpoint's name of the mixture, `names` are those of an expert's weights, `shared` of the shared expert.
+    """
     theirs, ours = f"model.layers.{{l}}.{part}.", "blocks.{l}.mlp."
     gate, up, down = (f"{theirs}experts.{{e}}.{name}.weight" for name in names)
     expert, e = ours + "experts.{e}.", n_experts(tree)
@@ -86,5 +92,5 @@ def sparse_rows(
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    """Every weight that a decoder with dense and sparse layers can have, under the names that most of them use."""
+    """Rows of every weight that a decoder with dense and sparse layers can have, with the most common tensor names."""
     return [*llama_like.rows(tree), *sparse_rows(tree)]

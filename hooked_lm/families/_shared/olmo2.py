@@ -1,4 +1,4 @@
-"""What OLMo 2 and its successors share: norms after the sublayers, queries and keys normalised over all heads at once."""
+"""Shared code for OLMo 2 and its successors: norms after the sublayers, queries and keys normalised over all heads jointly."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from hooked_lm.weights import Row
 
 
 def joint_norms(hf: HFConfig) -> dict[str, Any]:
-    """The norms of queries and of keys, one divisor for all heads."""
+    """The norms of queries and keys; all heads share one divisor."""
     d_head = hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
     heads = {"qk_norm": hf.num_attention_heads, "k_norm": hf.num_key_value_heads}
     return {name: RMSNorm.Config(d_head, hf.rms_norm_eps, n_heads=n, joint=True) for name, n in heads.items()}
@@ -26,13 +26,13 @@ def attention(hf: HFConfig, **options: Any) -> Attention.Config:
 
 
 def block(hf: HFConfig, attn: Attention.Config) -> PreNormBlock.Config:
-    """A layer: what is added to the stream is normalised, what is read from it is not."""
+    """A layer whose sublayers have normalised outputs and unnormalised inputs."""
     norm = llama_like.rms_norm(hf)
     return PreNormBlock.Config(attn=attn, ln1_post=norm, mlp=llama_like.gated_mlp(hf), ln2_post=norm)
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    """Every weight of such a decoder."""
+    """Rows of every weight of such a decoder."""
     attn = tree.blocks[0].attn
     theirs, ours = "model.layers.{l}.self_attn.", "blocks.{l}.attn."
     return [

@@ -1,10 +1,10 @@
-"""A checkpoint's config that records which of its fields were read, so that no field is ignored silently."""
+"""A view of a checkpoint's config that records which fields were read, so that no field is ignored silently."""
 
 import fnmatch
 from collections.abc import Collection, Mapping
 from typing import Any
 
-# Globs of fields that do not change what a forward pass computes (dropout is off; token ids concern text alone).
+# Globs of fields that do not change the forward pass (dropout is off; token ids matter for text only).
 NO_EFFECT = (
     *(
         "*dropout*",
@@ -46,10 +46,9 @@ NO_EFFECT = (
 
 
 class HFConfig:
-    """Fields of a checkpoint's config as attributes; `defaults` are those of its class.
+    """A checkpoint's config with its fields as attributes; `defaults` are those of its config class.
 
-    `tensors` are the names of its weights, without the prefix that those of a base model lack: what a config does not say
-    of an encoder's heads, they do.
+    `tensors` are the checkpoint's tensor names, without the base model's prefix; they show which heads an encoder has.
 
     >>> hf = HFConfig({"width": 4, "twist": 2, "dropout": 0.1}, {"width": 8, "twist": 1, "dropout": 0.0})
     >>> hf.width, hf.unread()
@@ -68,12 +67,12 @@ class HFConfig:
         return self.get(field)
 
     def get(self, field: str, default: Any = None) -> Any:
-        """Returns a field that the config may lack."""
+        """Returns a field, or `default` if the config lacks it."""
         self._read.add(field)
         return self._values.get(field, default)
 
     def holds(self, tensor: str) -> bool:
-        """Whether the checkpoint has a weight of this name."""
+        """Whether the checkpoint has a tensor of this name."""
         return tensor in self._tensors
 
     def unread(self, no_effect: Collection[str] = ()) -> dict[str, Any]:
@@ -88,7 +87,7 @@ class HFConfig:
         }
 
     def _is_default(self, field: str, value: Any) -> bool:
-        """Whether a field has its default; the default of a field that the class does not know is off or empty."""
+        """Whether a field has its default; for fields unknown to the config class that is None, False or empty."""
         if field in self._defaults:
             return bool(value == self._defaults[field])
         return value is None or value is False or value in ([], {})

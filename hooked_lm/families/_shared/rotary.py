@@ -1,4 +1,4 @@
-"""Translates a checkpoint's `rope_parameters` into a Rotary config, for every family with rotary positions."""
+"""Translates a checkpoint's `rope_parameters` into a Rotary config."""
 
 import math
 from collections.abc import Callable
@@ -19,10 +19,10 @@ from hooked_lm.families._shared.reader import HFConfig
 def rotary(
     hf: HFConfig, d_head: int, layer_type: str | None = None, adjacent_pairs: bool = False, partial: bool = False
 ) -> Rotary:
-    """The rotary embedding that `rope_parameters` describes, for layers of this type where types have their own.
+    """The rotary embedding that `rope_parameters` describes; `layer_type` selects the entry if there is one per layer type.
 
-    `partial` architectures can leave part of a head as it is. Raises ValueError for an unknown type, for a parameter that
-    its type does not know, and for a part where the architecture turns whole heads.
+    `partial` says whether the architecture may rotate only part of a head. Raises ValueError for an unknown `rope_type`,
+    for parameters that the type does not have, and for a partial rotation that the architecture does not support.
     """
     given = {name: value for name, value in _parameters(hf, layer_type).items() if value is not None}
     given.pop("type", None)
@@ -40,7 +40,7 @@ def rotary(
 
 
 def n_ctx(hf: HFConfig, layer_type: str | None = None) -> int:
-    """The longest prompt: dynamic scaling begins where `max_position_embeddings` ends."""
+    """The longest prompt, in tokens: dynamic scaling multiplies `max_position_embeddings` by its factor."""
     given = _parameters(hf, layer_type)
     by_type = [part for part in given.values() if isinstance(part, dict)] or [given]
     factors = [part["factor"] for part in by_type if part.get("rope_type") == "dynamic"]

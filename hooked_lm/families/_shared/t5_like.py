@@ -1,4 +1,4 @@
-"""What T5 and its descendants share: RMS norms before sublayers, relative position biases, and the names on disk."""
+"""Shared code for T5-like models: RMS norms before sublayers, relative position biases, and the tensor names."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,11 +22,11 @@ from hooked_lm.models.config.tree import EncoderDecoderConfig, StackConfig
 from hooked_lm.weights import Row
 
 PREFIX = ""
-# a weight of old files that T5 never used
+# a weight in old files that T5 does not use
 IGNORED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
-# what new weights are like; notes of old files; what other fields say again
+# initialisation, unused fields of old files, and `feed_forward_proj`, which other fields repeat
 NO_EFFECT = (*GENERATION, "initializer_factor", *("n_positions", "scalable_attention"), "feed_forward_proj")
-N_CTX = 2**20  # distances have no end; it is the training that was short
+N_CTX = 2**20  # relative positions set no limit; training used shorter texts
 
 
 def mlp(hf: HFConfig) -> MLPConfig:
@@ -36,14 +36,17 @@ def mlp(hf: HFConfig) -> MLPConfig:
 
 
 def relative_bias(hf: HFConfig, bidirectional: bool) -> RelativeBias.Config:
-    """The bias of each distance."""
+    """The bias on the scores per bucket of distances."""
     return RelativeBias.Config(
         hf.num_heads, hf.relative_attention_num_buckets, hf.relative_attention_max_distance, bidirectional
     )
 
 
 def encoder_decoder(hf: HFConfig, ff: MLPConfig, scale: float, shared_bias: bool = True) -> EncoderDecoderConfig:
-    """The tree; `scale` is that of the logits. The layers of a side share one bias, or each has its own."""
+    """The config tree; `scale` multiplies the logits.
+
+    With `shared_bias` all layers of the encoder share one position bias, and all layers of the decoder another.
+    """
     sizes = {"d_model": hf.d_model, "n_heads": hf.num_heads, "d_head": hf.d_kv, "scale": 1.0}
     norm = RMSNorm.Config(hf.d_model, hf.layer_norm_epsilon)
     biases = {bidirectional: relative_bias(hf, bidirectional) for bidirectional in (True, False)}
@@ -69,9 +72,9 @@ def encoder_decoder(hf: HFConfig, ff: MLPConfig, scale: float, shared_bias: bool
 
 
 def fitted(tree: EncoderDecoderConfig, tensors: Mapping[str, Tensor]) -> EncoderDecoderConfig:
-    """The tree of a checkpoint with these tensors: one that has an unembedding of its own uses it.
+    """The tree, untied if the tensors hold an unembedding that differs from the embedding.
 
-    T5 since 1.1, mT5 and umT5 have one; their configs say that it is tied.
+    T5 since 1.1, mT5 and umT5 have one, although their configs say that it is tied.
     """
     own = tree.unembed.tied and "lm_head.weight" in tensors
     if own and not torch.equal(tensors["lm_head.weight"], tensors["shared.weight"]):
@@ -80,7 +83,7 @@ def fitted(tree: EncoderDecoderConfig, tensors: Mapping[str, Tensor]) -> Encoder
 
 
 def attention_rows(theirs: str, ours: str, **layers: Any) -> list[Row]:
-    """The four weights of self-attention or cross attention."""
+    """Rows of the four weights of self-attention or cross-attention."""
     return [
         *(Row(f"{theirs}{x}.weight", f"{ours}W_{x.upper()}", "(n h) m -> n m h", **layers) for x in "qkv"),
         Row(f"{theirs}o.weight", f"{ours}W_O", "m (n h) -> n h m", **layers),
@@ -88,7 +91,7 @@ def attention_rows(theirs: str, ours: str, **layers: Any) -> list[Row]:
 
 
 def mlp_rows(cfg: MLPConfig, theirs: str, ours: str, **layers: Any) -> list[Row]:
-    """The MLP, gated or not."""
+    """Rows of the MLP, gated or not."""
     if isinstance(cfg, MLP.Config):
         into = [Row(theirs + "wi.weight", ours + "W_in", "f m -> m f", **layers)]
     else:
@@ -100,7 +103,10 @@ def mlp_rows(cfg: MLPConfig, theirs: str, ours: str, **layers: Any) -> list[Row]
 
 
 def outer_rows(tree: EncoderDecoderConfig) -> list[Row]:
-    """Embeddings, final norms and unembedding. Files may hold one embedding once more for each side."""
+    """Rows of the embeddings, final norms and unembedding.
+
+    Files may repeat a shared embedding for the encoder and for the decoder.
+    """
     shared, of_encoder, of_decoder = "shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
     if tree.decoder_embed is None:
         embeds = [
@@ -119,7 +125,7 @@ def outer_rows(tree: EncoderDecoderConfig) -> list[Row]:
 
 
 def attention_half_rows(tree: EncoderDecoderConfig) -> list[Row]:
-    """Self-attention of both sides, cross attention, and their norms and biases."""
+    """Rows of self-attention, cross-attention, all norms of the layers, and the position biases."""
     encoder: Any = {"e": range(len(tree.encoder.blocks))}
     decoder: Any = {"d": range(len(tree.decoder.blocks))}
     bias = "SelfAttention.relative_attention_bias.weight"
@@ -141,7 +147,7 @@ def attention_half_rows(tree: EncoderDecoderConfig) -> list[Row]:
 
 
 def dense_rows(tree: EncoderDecoderConfig) -> list[Row]:
-    """The MLPs of both sides."""
+    """Rows of the MLPs of the encoder and the decoder."""
     encoder: Any = {"e": range(len(tree.encoder.blocks))}
     decoder: Any = {"d": range(len(tree.decoder.blocks))}
     theirs, ff = "DenseReluDense.", tree.encoder.blocks[0].mlp
@@ -153,5 +159,5 @@ def dense_rows(tree: EncoderDecoderConfig) -> list[Row]:
 
 
 def rows(tree: EncoderDecoderConfig) -> list[Row]:
-    """Every weight that a model of this kind can have; those that a model lacks are left out when loading."""
+    """Rows of every weight that such a model can have; rows of weights that a model lacks are skipped when loading."""
     return [*outer_rows(tree), *attention_half_rows(tree), *dense_rows(tree)]
