@@ -1,7 +1,7 @@
-"""The classes that users load: the models of `hooked_lm.models`, with loading and saving of checkpoints.
+"""The user-facing model classes: the models of `hooked_lm.models`, with loading and saving of checkpoints.
 
-`from_pretrained` loads any checkpoint, as the class that it is of. Nothing below imports this module: what studies a model
-takes a `Decoder`, `Encoder` or `EncoderDecoder`, wherever its weights are from.
+`from_pretrained` loads any checkpoint and chooses the class. Analysis code does not import this module: it takes a
+`Decoder`, `Encoder` or `EncoderDecoder`, independent of the source of the weights.
 """
 
 import os
@@ -34,7 +34,7 @@ Own = TypeVar("Own", bound="PretrainedModel")
 
 
 class PretrainedModel(BaseModel):
-    """Loading and saving of checkpoints; mixed in before a class of `models`."""
+    """A mixin for loading and saving checkpoints; it precedes the model class in the list of bases."""
 
     @classmethod
     def from_pretrained(cls: type[Own], model_name: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Own:
@@ -45,21 +45,21 @@ class PretrainedModel(BaseModel):
     def from_pretrained_no_processing(
         cls: type[Own], model_name: str | os.PathLike[str], *args: Any, **kwargs: Any
     ) -> Own:
-        """As `from_pretrained`, with the weights of the checkpoint unchanged."""
+        """Like `from_pretrained`, with the checkpoint's weights unchanged."""
         return from_pretrained_no_processing(model_name, *args, cls=cls, **kwargs)
 
     def to_hf(self) -> Any:
-        """This model as a transformers model, bit for bit; see `hooked_lm.hub.to_hf`."""
+        """Returns a transformers model with the same weights, bit for bit; see `hooked_lm.hub.to_hf`."""
         return hub.to_hf(self)  # type: ignore[arg-type]
 
     def save_pretrained(self, path: Any) -> None:
-        """Write this model to a directory in HF format; see `hooked_lm.hub.save_pretrained`."""
+        """Writes this model to a directory in HF format; see `hooked_lm.hub.save_pretrained`."""
         hub.save_pretrained(self, path)  # type: ignore[arg-type]
 
     def find_tokenizer(self, tokenizer: Any) -> Any:
-        """The tokenizer that was given, else the one that the config names, if it names one.
+        """Returns the given tokenizer, else the one that the config names, else None.
 
-        If it is not found, a model with a known vocabulary size has no tokenizer, with a warning; otherwise ValueError.
+        If the named tokenizer is not found, returns None with a warning; raises ValueError if `d_vocab` is also unknown.
         """
         if tokenizer is not None or not self.cfg.tokenizer_name:
             return tokenizer
@@ -87,12 +87,12 @@ class HookedTransformer(PretrainedModel, Decoder):
     True
     """
 
-    dataset: Any = None  # texts like those that it was trained on, once `load_sample_training_dataset` was called
+    dataset: Any = None  # set by `load_sample_training_dataset`
 
     def load_sample_training_dataset(self, **kwargs: Any) -> Any:
-        """Some 10,000 texts like those that the model was trained on, kept in `dataset`; see `hooked_lm.hub.datasets`.
+        """Loads about 10,000 texts similar to the model's training data into `dataset`; see `hooked_lm.hub.datasets`.
 
-        Raises ValueError for an architecture whose training data have no such sample.
+        Raises ValueError for an architecture without a known dataset.
         """
         known = datasets.TRAINED_ON
         if self.cfg.original_architecture not in known:
@@ -106,7 +106,7 @@ class HookedTransformer(PretrainedModel, Decoder):
     def sample_datapoint(
         self, tokenize: bool = False, prepend_bos: bool | None = None, padding_side: str | None = None
     ) -> str | Int[Tensor, "1 pos"]:
-        """One text of `dataset`, drawn at random with torch's generator, or its tokens; loads the dataset if there is none."""
+        """A random text of `dataset`, or its tokens [1, pos]; loads the dataset if needed. Uses torch's global generator."""
         texts = self.dataset if self.dataset is not None else self.load_sample_training_dataset()
         text = texts[int(torch.randint(len(texts), ()))]["text"]
         return self.to_tokens(text, prepend_bos, padding_side) if tokenize else text
@@ -115,9 +115,9 @@ class HookedTransformer(PretrainedModel, Decoder):
 class HookedEncoder(PretrainedModel, Encoder):
     """An encoder (BERT and similar) in which every intermediate value has a name.
 
-    `HookedEncoder.from_pretrained(name)` loads a checkpoint, with the heads that it has; `HookedEncoder(cfg)` builds a new
-    BERT from a `HookedEncoderConfig` (or a dict of its flat names). A head that there is not is None: `mlm_head` with
-    `unembed`, `pooler`, `nsp_head`, `classifier`, `token_classifier`, `contact_head`.
+    `HookedEncoder.from_pretrained(name)` loads a checkpoint with its heads; `HookedEncoder(cfg)` builds a new BERT from a
+    `HookedEncoderConfig` (or a dict of its flat names). Heads that the model lacks are None: `mlm_head` with `unembed`,
+    `pooler`, `nsp_head`, `classifier`, `token_classifier`, `contact_head`.
 
     >>> import torch
     >>> from hooked_lm import HookedEncoder
@@ -133,7 +133,7 @@ class HookedEncoderDecoder(PretrainedModel, EncoderDecoder):
 
     `HookedEncoderDecoder.from_pretrained(name)` loads a checkpoint (T5, BART, Marian ...); `HookedEncoderDecoder(cfg)`
     builds a new T5 from a `HookedEncoderDecoderConfig` (or a dict of its flat names). Sites are `encoder.{i}...` and
-    `decoder.{i}...`; `hook_encoder_out` is what the decoder's cross-attention reads.
+    `decoder.{i}...`; `hook_encoder_out` is the input of the decoder's cross-attention.
 
     >>> import torch
     >>> from hooked_lm import HookedEncoderDecoder
@@ -153,10 +153,7 @@ CLASSES: dict[type, Any] = {
 
 
 def class_of(tree: Tree, cls: type | None = None, model_name: str = "") -> Any:
-    """The class of the model that a tree describes, or the subclass `cls` of it that the caller wants.
-
-    Raises ValueError if `cls` is of another kind.
-    """
+    """The model class of a tree, or `cls` if it is a subclass of that class. Raises ValueError for any other `cls`."""
     known = CLASSES[type(tree)]
     if cls is None or issubclass(cls, known):
         return cls or known
@@ -190,11 +187,11 @@ def from_pretrained(
     mmap: bool = True,
     **hf_kwargs: Any,
 ) -> Any:
-    """A model with a checkpoint's weights: a HookedTransformer, HookedEncoder or HookedEncoderDecoder, as it is one.
+    """Loads a checkpoint as a HookedTransformer, HookedEncoder or HookedEncoderDecoder, depending on its architecture.
 
-    On a CPU and in the checkpoint's own dtype the weights are views of the mapped file: nothing is copied before it
-    is changed. Folding and other dtypes pay for what they change. Checkpoints that have a config in flat names, as those of
-    TransformerLens, are read too; see `hooked_lm.hub.tl_checkpoint`.
+    On the CPU and in the checkpoint's dtype, weights are views of the memory-mapped file and are not copied until they are
+    changed. Folding and other dtypes copy the weights that they change. TransformerLens checkpoints, whose configs have flat
+    names, are supported too; see `hooked_lm.hub.tl_checkpoint`.
 
     >>> from hooked_lm import pretrained
     >>> model = pretrained.from_pretrained("demo")

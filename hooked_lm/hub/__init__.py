@@ -1,8 +1,8 @@
-"""Models from checkpoints, and checkpoints from models. The only importer of transformers, and only when called.
+"""Loads models from checkpoints and writes them. The only package that imports transformers, inside functions only.
 
-`load` reads a checkpoint in the format of transformers or of TransformerLens, `save_pretrained` and `to_hf` write one.
-A checkpoint's family is found by its `model_type` and by nothing else, so a fine-tuned model loads under whatever name it
-has. `hooked_lm.pretrained` has the classes that users load.
+`load` reads a checkpoint in the format of transformers or TransformerLens, `save_pretrained` and `to_hf` write one. Only the
+`model_type` of the config determines the family, so fine-tuned models load under any name. `hooked_lm.pretrained` has the
+user-facing classes.
 """
 
 from hooked_lm.families import supported

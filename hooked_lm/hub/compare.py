@@ -1,4 +1,4 @@
-"""Compares a checkpoint as it is loaded here with the same checkpoint in transformers."""
+"""Compares a checkpoint loaded by this library with the same checkpoint loaded by transformers."""
 
 import os
 from collections.abc import Iterator
@@ -36,9 +36,9 @@ def verify(
 ) -> Verification:
     """Loads a checkpoint here and in transformers, compares the outputs, and checks the identities of the sites.
 
-    That is the logits and greedy tokens of a decoder, of an encoder-decoder too, and of an encoder its embeddings and what
-    every head gives. Numbers may differ by 1e-4 of the largest (four units of rounding in low precision). A greedy token
-    counts as wrong where another one was likelier by more than that.
+    Compares the logits and greedy tokens of decoders and encoder-decoders, and the embeddings and head outputs of encoders.
+    Numbers may differ by 1e-4 of the largest (four machine epsilons in low precision). A greedy token of transformers counts
+    as wrong if our logit of another token is larger by more than that.
     """
     where: dict[str, Any] = {"revision": revision, "local_files_only": local_files_only}
     options = Options(model_name, dtype=dtype, device=one_device(device), **where)
@@ -75,7 +75,7 @@ def _transformers_class(model: Any, config: Any) -> Any:
 
 
 def _without_padding(tokens: Tensor, config: Any) -> Tensor:
-    """Replaces ids of the pad token, for which some models have a special position or none."""
+    """Replaces pad token ids, as some models give padding a special position or none."""
     pad = -1 if config.pad_token_id is None else config.pad_token_id
     return torch.where(tokens == pad, (tokens + 1) % config.vocab_size, tokens)
 
@@ -85,7 +85,7 @@ def _error(ours: Tensor, theirs: Tensor) -> float:
 
 
 def _encoder_pairs(model: Encoder, theirs: Any, tokens: Tensor) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
-    """Yields the outputs of an encoder here and in transformers, for each output that the transformers class has."""
+    """Yields name, our output and that of transformers, for each output of the transformers class."""
     found = theirs(tokens)
     for name, return_type in HEADS.items():
         if found.get(name) is not None:
@@ -101,7 +101,9 @@ def _logits_and_greedy(model: Any, theirs: Any, tokens: Tensor, n_tokens: int, t
     is_decoder = isinstance(model, Decoder)
     options = {} if is_decoder else {"decoder_start_token_id": model.start_id(), "forced_bos_token_id": None}
     theirs.generation_config = GenerationConfig(pad_token_id=0, **options)
-    inputs = {} if is_decoder else {"decoder_input_ids": tokens % model.cfg.d_vocab_out}  # sides may have their own
+    inputs = (
+        {} if is_decoder else {"decoder_input_ids": tokens % model.cfg.d_vocab_out}
+    )  # the decoder may have its own vocabulary
     reference = theirs(tokens, **inputs).logits
     largest = reference.abs().max().clamp(min=1.0)
     error = ((model(tokens, *inputs.values()) - reference).abs().max() / largest).item()

@@ -11,7 +11,7 @@ from hooked_lm.weights.rows import Row, placeholders
 MOST = 2**31 - 1
 MOST_MODULES = 10_000  # layers or experts
 
-# Fields of all families that count modules, and that are sizes of weights.
+# Fields, of any family, that count modules (MODULES) or are sizes of weights (SIZES).
 MODULES = frozenset(
     (
         *("n_layer", "n_layers", "num_layers", "num_hidden_layers"),
@@ -31,7 +31,7 @@ SIZES = MODULES | frozenset(
 
 
 def check_values(config: Mapping[str, Any], name: str) -> None:
-    """Raises ValueError for sizes, counts and constants that no model can have. `name` is how errors refer to the config.
+    """Raises ValueError for invalid sizes, counts and constants. Error messages refer to the config by `name`.
 
     >>> check_values({"n_layer": 12, "n_head": 0}, "this config")
     Traceback (most recent call last):
@@ -52,7 +52,7 @@ def check_values(config: Mapping[str, Any], name: str) -> None:
 
 
 def check_kinds(config: Mapping[str, Any], defaults: Mapping[str, Any], name: str) -> None:
-    """Raises ValueError for text or nested fields where the default of the config class is a number."""
+    """Raises ValueError for fields with text, bools or nested fields if their default is a number."""
     for field, default in defaults.items():
         is_number = isinstance(default, (int, float)) and not isinstance(default, bool)
         if is_number and isinstance(config.get(field), (str, Mapping, bool)):
@@ -60,7 +60,7 @@ def check_kinds(config: Mapping[str, Any], defaults: Mapping[str, Any], name: st
 
 
 def check_layers(module: ModuleType, tree: Tree, tensors: Collection[str]) -> None:
-    """Raises ValueError if the config has more layers than the checkpoint has tensors for, before they are allocated."""
+    """Raises ValueError if the config has more layers than the checkpoint, before any are allocated."""
     stacks: dict[str, list[Row]] = {}
     for row in module.rows(tree):
         if "l" in placeholders(row.ours) and "l" in placeholders(row.theirs):
@@ -80,7 +80,7 @@ def _n_layers(row: Row, default: int) -> int:
 
 
 def _holds(rows: list[Row], layer: int, tensors: Collection[str], prefix: str) -> bool:
-    """Whether a checkpoint has any tensor of a layer. Of several experts only the first is looked for."""
+    """Whether a checkpoint has any tensor of a layer; of several experts only the first is checked."""
     for row in rows:
         name = row.theirs.replace("{l}", str(layer))
         for other in placeholders(name):
@@ -92,7 +92,7 @@ def _holds(rows: list[Row], layer: int, tensors: Collection[str], prefix: str) -
 
 
 def _numbers(config: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yields the fields, the entries of lists one by one, and the fields of nested descriptions of rotary embeddings."""
+    """Yields fields and values: each entry of per-layer lists of sizes, and the fields nested in `rope_*`."""
     for field, value in config.items():
         if isinstance(value, list) and field in SIZES and len(value) > 1:  # one for each layer
             yield from ((field, each) for each in value)

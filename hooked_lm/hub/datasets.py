@@ -1,10 +1,10 @@
-"""Small text datasets on the hub, and which of them resembles the training data of a model."""
+"""Small text datasets on the hub, and the one closest to each model's training data."""
 
 from typing import Any
 
 __all__ = ["DATASETS", "TRAINED_ON", "get_dataset", "load_dataset"]
 
-# familiar name -> hub id, of sets with 10,000 to 20,000 texts each
+# short name -> hub id; each dataset has 10,000 to 20,000 texts
 DATASETS = {
     "openwebtext": "stas/openwebtext-10k",
     "owt": "stas/openwebtext-10k",
@@ -16,7 +16,7 @@ DATASETS = {
     "c4-code": "NeelNanda/c4-code-20k",
     "wiki": "NeelNanda/wiki-10k",
 }
-# transformers class of a checkpoint -> the set nearest to its training data
+# transformers class of a checkpoint -> the dataset closest to its training data
 TRAINED_ON = {
     "GPT2LMHeadModel": "openwebtext",
     "GPTNeoForCausalLM": "pile",
@@ -38,7 +38,7 @@ def get_dataset(dataset_name: str, **kwargs: Any) -> Any:
 
 
 def load_dataset(path: str, *args: Any, **kwargs: Any) -> Any:
-    """`datasets.load_dataset`; ImportError with what to do if that package is not installed."""
+    """Calls `datasets.load_dataset`. Raises ImportError with instructions if that package is not installed."""
     try:
         import datasets  # type: ignore[import-not-found,unused-ignore]
     except ImportError:

@@ -1,4 +1,4 @@
-"""Writes models in the format of transformers."""
+"""Converts models to the format of transformers."""
 
 import copy
 import os
@@ -26,9 +26,9 @@ from hooked_lm.weights.write import Planned
 
 
 def to_hf(model: Model) -> Any:
-    """Returns a transformers model with copies of exactly these weights.
+    """Returns a transformers model with copies of these weights, bit for bit.
 
-    Raises ValueError for a model whose weights were folded, and for one that came from no checkpoint.
+    Raises ValueError for a model with processed (e.g. folded) weights, and for one not loaded from a transformers checkpoint.
     """
     import transformers
     from transformers.utils import logging
@@ -46,11 +46,11 @@ def to_hf(model: Model) -> Any:
 
 
 def save_pretrained(model: Model, path: str | os.PathLike[str]) -> None:
-    """Write a model in HF format: `config.json`, `model.safetensors`, and the tokenizer's files if it has one.
+    """Writes a model in HF format: `config.json`, `model.safetensors`, and the tokenizer's files if it has one.
 
-    It may be written over the checkpoint that it was loaded from. Everything is written beside the directory first, the
-    weights one tensor at a time, and then moved there: what fails half-way leaves nothing, and a checkpoint that was there
-    as it was. Raises as `to_hf` does, and OSError where nothing can be written.
+    The path may be the checkpoint that the model was loaded from. Files are first written to a temporary directory next to
+    it, the weights one tensor at a time, and then moved: if writing fails, nothing is left behind and an existing checkpoint
+    is unchanged. Raises ValueError as `to_hf` does, and OSError if the path is not writable.
     """
     config, tensors = exported(model)
     with _moved_when_done(Path(path).expanduser().resolve()) as unfinished:
@@ -62,7 +62,7 @@ def save_pretrained(model: Model, path: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def _moved_when_done(folder: Path) -> Iterator[Path]:
-    """Yields a new directory next to `folder`. At the end it is renamed to `folder`, or its files are moved there."""
+    """Yields a new directory next to `folder`; finally renames it to `folder`, or moves its files there if that exists."""
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"a model is written to a directory, and {folder} is a file")
     if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
@@ -85,7 +85,7 @@ def _moved_when_done(folder: Path) -> Iterator[Path]:
 
 
 def _move_files(source: Path, target: Path) -> None:
-    """Move all files of one directory into another, the config last; an interrupt waits until they are there."""
+    """Moves all files of one directory into another, the config last; an interrupt takes effect after the move."""
     try:
         _move_all(source, target)
     except KeyboardInterrupt:
@@ -95,12 +95,12 @@ def _move_files(source: Path, target: Path) -> None:
 
 def _move_all(source: Path, target: Path) -> None:
     for file in sorted(source.iterdir(), key=lambda file: (file.name == "config.json", file.name)):
-        file.replace(target / file.name)  # a file that is mapped must not be opened for writing
+        file.replace(target / file.name)  # never write into a file that may be memory-mapped
     source.rmdir()
 
 
 def exported(model: Model) -> tuple[Any, dict[str, Planned]]:
-    """Returns the HF config of a model, and its weights by their names on disk; each tensor is made on request."""
+    """Returns a model's HF config, and its weights by HF tensor name; tensors are computed on request."""
     if model.hf_config is None:
         raise ValueError(
             "this model was built from a config, not from a transformers checkpoint: it belongs to no HF architecture"
@@ -117,7 +117,7 @@ def exported(model: Model) -> tuple[Any, dict[str, Planned]]:
     assert tree is not None
     if isinstance(model, Decoder):
         tree = _current_tree(model, config)
-    elif isinstance(model, EncoderDecoder):  # with its unembedding, whatever the checkpoint called itself
+    elif isinstance(model, EncoderDecoder):  # the class with an unembedding, whichever the checkpoint named
         config.architectures = [AutoModelForSeq2SeqLM._model_mapping[type(config)].__name__]
     parameters = slots(model)
     rows = [row for row in concrete_rows(module, tree, range(len(model.blocks))) if row.ours in parameters]
@@ -127,9 +127,9 @@ def exported(model: Model) -> tuple[Any, dict[str, Planned]]:
 
 
 def _is_bare(model: Encoder, config: Any) -> bool:
-    """Whether the encoder belongs to a class without heads, whose files have names without a prefix.
+    """Whether the encoder's transformers class has no heads; its tensor names then have no prefix.
 
-    A config that names no class gets the one that fits the heads.
+    Adds a class that fits the heads to a config that names none.
     """
     from transformers import AutoModel, AutoModelForMaskedLM
 
@@ -139,14 +139,14 @@ def _is_bare(model: Encoder, config: Any) -> bool:
 
 
 def _cut(config: Any, n_layers: int) -> None:
-    """Sets the number of layers of an HF config, and shortens its lists with one entry per layer."""
+    """Sets the number of layers in an HF config, and shortens its per-layer lists."""
     notes = vars(config)
     try:
         config.num_hidden_layers = n_layers
         for name in ("layer_types", "attention_layers"):
             if notes.get(name):
                 setattr(config, name, list(notes[name])[:n_layers])
-        if notes.get("attention_types"):  # patterns and how often each is repeated
+        if notes.get("attention_types"):  # pairs of a pattern and its number of repetitions
             config.attention_types = [[notes["attention_layers"], 1]]
         if notes.get("attn_layer_indices"):
             config.attn_layer_indices = [layer for layer in notes["attn_layer_indices"] if layer < n_layers]
@@ -157,7 +157,7 @@ def _cut(config: Any, n_layers: int) -> None:
 
 
 def _current_tree(model: Decoder, config: Any) -> DecoderConfig:
-    """Returns the tree of a decoder that may have lost layers or been untied, and updates the HF config to match."""
+    """Returns the tree of a decoder whose layers or tying may have changed, and updates the HF config to match."""
     from transformers import AutoModelForCausalLM
 
     n_layers, tied = len(model.blocks), model.cfg.tie_word_embeddings

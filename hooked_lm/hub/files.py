@@ -1,4 +1,4 @@
-"""The files of a repository of the hub, and the tokenizer among them."""
+"""Downloads the files of a hub repository, and loads tokenizers."""
 
 import json
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json",
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The fields of a `config.json`; ValueError for a file that holds no such thing."""
+    """The fields of a `config.json`. Raises ValueError for a file that is not a JSON object."""
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except RecursionError as error:
@@ -28,9 +28,9 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def repository(options: Options, files: Iterable[str]) -> str:
-    """The hub id of a name. One that the local cache holds as it is ("gpt2") goes before its organisation's.
+    """The hub id of a name. A repository cached without its organisation ("gpt2") takes precedence.
 
-    `files` are globs of which the cache must have one.
+    A cached repository counts only if it has a file that matches one of the globs `files`.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -44,7 +44,7 @@ def repository(options: Options, files: Iterable[str]) -> str:
 
 
 def download(name: str, options: Options, weights: bool = True) -> Path:
-    """The directory in the hub's cache that holds a model's files: safetensors, pickles only where there are none."""
+    """Downloads a model and returns its directory in the hub's cache; pickles only if there are no safetensors."""
     from huggingface_hub import snapshot_download
 
     how = {"revision": options.revision, "local_files_only": options.local_files_only, **options.download}
@@ -61,7 +61,7 @@ def download(name: str, options: Options, weights: bool = True) -> Path:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a directory holds a tokenizer."""
+    """Whether a directory contains a tokenizer."""
     return any((folder / file).is_file() for file in TOKENIZER_FILES)
 
 
@@ -75,7 +75,7 @@ def tokenizer_in(folder: Path) -> Any:
 
 
 def tokenizer_of(options: Options) -> Any:
-    """The tokenizer of a directory, a short name or a hub id, which need not hold a model; None if there is none."""
+    """The tokenizer of a directory, a short name or a hub id, also without a model; None if there is none."""
     folder = options.folder
     if folder is None:
         try:

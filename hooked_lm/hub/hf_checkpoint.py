@@ -1,4 +1,4 @@
-"""A checkpoint in the format of transformers: a directory, a repository of the hub, or a model object, with its HF config."""
+"""Finds and reads checkpoints in the format of transformers: directories, hub repositories, and model objects."""
 
 import copy
 import re
@@ -24,7 +24,7 @@ GENERATION_FACTS = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "f
 
 @dataclass(frozen=True)
 class HFCheckpoint:
-    """A directory, or an HF model object, with its HF config and its family; `step` is that of a training run."""
+    """A directory or an HF model object, with its HF config and family; `step` is the training step, if one was chosen."""
 
     name: str
     folder: Path | None
@@ -35,7 +35,7 @@ class HFCheckpoint:
     options: Options
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """The weights under the names that transformers writes today."""
+        """The weights by current transformers names."""
         return in_present_names(self._tensors_on_disk(), getattr(self.family, "RENAMED", {}))
 
     def _tensors_on_disk(self) -> Mapping[str, Tensor]:
@@ -47,26 +47,26 @@ class HFCheckpoint:
         return revert_weight_conversion(self.hf_model, self.hf_model.state_dict())
 
     def tree(self, tensors: Mapping[str, Tensor]) -> Tree:
-        """The tree of the config, and of the tensors, which tell its heads."""
+        """The config tree; the tensor names show which heads the checkpoint has."""
         tree = read_config(self.family, self.config, self.architectures(), tensors)
         if tensors:
             check_layers(self.family, tree, tensors)
         return self.family.fitted(tree, tensors) if hasattr(self.family, "fitted") else tree
 
     def architectures(self) -> list[str]:
-        """The transformers class that the weights are of."""
+        """The names of the transformers classes of the weights, as in the config."""
         if self.hf_model is not None:
             return [type(self.hf_model).__name__]
         return list(self.config.architectures or [])
 
     def tokenizer(self) -> Any:
-        """The tokenizer beside the weights, or under an HF model's name; None if there is none."""
+        """The tokenizer in the directory, or that of an HF model's name; None if there is none."""
         if self.folder is not None:
             return tokenizer_in(self.folder)
         return tokenizer_of(replace(self.options, model_name=self.name))
 
     def flat_config(self, flat_class: Any, tree: Tree, tensors: Mapping[str, Tensor], device: Any = "meta") -> Any:
-        """The flat config of the model, within the limits that the options set."""
+        """The flat config of the model, limited to the options' `first_n_layers` and `n_ctx`."""
         return flat_class.from_tree(
             with_limits(tree, self.options),
             dtype=real_dtype(self.options.dtype, tensors),
@@ -77,7 +77,7 @@ class HFCheckpoint:
         )
 
     def _facts(self) -> dict[str, Any]:
-        """What the flat config says beside the tree; what is not known is left to the defaults."""
+        """The fields of the flat config that are not in the tree; unknown ones keep their defaults."""
         options, family_prepends = self.options, getattr(self.family, "PREPENDS_BOS", True)
         local = options.folder if self.hf_model is None else None
         facts = {
@@ -97,7 +97,7 @@ class HFCheckpoint:
         return {name: value for name, value in facts.items() if value is not None}
 
     def _generation_facts(self, known: Collection[str]) -> dict[str, Any]:
-        """Special tokens that the checkpoint's configs name; what is in `bad_words_ids` is suppressed."""
+        """Special tokens from the checkpoint's configs; single tokens in `bad_words_ids` are suppressed."""
         given = {**self.config.to_dict(), **self._generation_config()}
         facts = {name: given[name] for name in GENERATION_FACTS if given.get(name) is not None}
         if banned := given.get("bad_words_ids"):
@@ -113,7 +113,7 @@ class HFCheckpoint:
 
 
 def find_hf(options: Options, weights: bool = True) -> HFCheckpoint:
-    """The checkpoint that is meant; without `weights` only the small files are downloaded."""
+    """The checkpoint that the options specify; without `weights` only configs and tokenizers are downloaded."""
     asked = (options.checkpoint_index, options.checkpoint_value, options.revision)
     step, revision = checkpoint_step(options.name, *asked)
     options, name, folder = replace(options, revision=revision), options.name, options.folder
@@ -135,7 +135,7 @@ def find_hf(options: Options, weights: bool = True) -> HFCheckpoint:
 
 
 def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> tuple[Any, ModuleType]:
-    """The HF config of a directory, once it is known to be of a supported family, and the family."""
+    """The HF config of a directory, and its family. Raises ValueError for unsupported families and invalid configs."""
     file = folder / "config.json"
     if not file.is_file():
         raise ValueError(f"no config.json in {folder}: not a model in HF format")
@@ -151,7 +151,7 @@ def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> tuple[Any, ModuleT
         config, unused = AutoConfig.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True, return_unused_kwargs=True, **overrides
         )
-    except Exception as error:  # of many kinds, as each class checks its own fields
+    except Exception as error:  # each config class raises errors of other kinds
         raise ValueError(f"{file} is not the config of a {model_type}: {error}") from error
     if unused:
         raise ValueError(f"unknown options {', '.join(unused)}: neither ours nor fields of a {model_type} config")
@@ -159,7 +159,7 @@ def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> tuple[Any, ModuleT
 
 
 def _merged(hf_model: Any) -> Any:
-    """An HF model without adapters: those of a PEFT model are merged into a copy."""
+    """The HF model; for a PEFT model, a copy with the adapters merged into the weights."""
     if not hasattr(hf_model, "peft_config"):
         return hf_model
     if not hasattr(hf_model, "merge_and_unload"):
@@ -170,9 +170,9 @@ def _merged(hf_model: Any) -> Any:
 def read_config(
     module: ModuleType, config: Any, architectures: Sequence[str] = (), tensors: Collection[str] = ()
 ) -> Tree:
-    """The tree of an HF config, and of the transformers class and the names of the weights, which tell its heads.
+    """The tree of an HF config; the transformers class and the tensor names determine an encoder's heads.
 
-    Raises ValueError for a field that is not at its default and that the family does not read.
+    Raises ValueError for fields that differ from their default and that the family does not read.
     """
     values, names = config.to_dict() | {"architectures": list(architectures)}, set(tensors)
     defaults, name = type(config)().to_dict(), f"this {config.model_type} config"
@@ -205,7 +205,7 @@ class _Renamed(Mapping[str, Tensor]):
 
 
 def in_present_names(tensors: Mapping[str, Tensor], renamed: Mapping[str, str]) -> Mapping[str, Tensor]:
-    """Tensors under the names that are written today; `renamed` says what (by regular expressions) old ones have become."""
+    """Tensors by current names; `renamed` maps regular expressions of old names to their replacements."""
 
     def today(name: str) -> str:
         for old, new in renamed.items():

@@ -16,7 +16,7 @@ from hooked_lm.weights import Row, expand, load, slots
 
 
 def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
-    """Returns the model of a checkpoint with unchanged weights. `class_of` maps its tree to a class."""
+    """Returns the model of a checkpoint with unchanged weights. `class_of` maps a tree to a model class."""
     options, tensors = checkpoint.options, checkpoint.tensors()
     full = checkpoint.tree(tensors)
     model_class = class_of(full)
@@ -30,7 +30,7 @@ def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
 
 
 def _unfilled(model_class: Any, cfg: Any, tokenizer: Any) -> Any:
-    """The model of a config, without weights. Raises ValueError for sizes that no tensor can have."""
+    """Builds the model without values for its weights. Raises ValueError for sizes that cannot be allocated."""
     try:
         return model_class(replace(cfg, tokenizer_name=None) if tokenizer is None else cfg, tokenizer=tokenizer)
     except (RuntimeError, OverflowError, MemoryError) as error:
@@ -40,7 +40,7 @@ def _unfilled(model_class: Any, cfg: Any, tokenizer: Any) -> Any:
 
 
 def concrete_rows(module: ModuleType, tree: Tree, layers: Iterable[int]) -> list[Row]:
-    """Returns the rows of a family for these layers. The rows of an encoder-decoder state the layers of each side themselves."""
+    """Returns a family's rows for these layers; those of encoder-decoders already state their layers."""
     return expand(module.rows(tree), l=list(layers))
 
 
@@ -52,7 +52,7 @@ def fill(
     device: torch.device,
     copy: bool,
 ) -> None:
-    """Loads a checkpoint's weights into a model on the meta device; `full` is the tree with all of the checkpoint's layers."""
+    """Loads a checkpoint's weights into a model on the meta device; `full` is the tree with all layers."""
     n_layers, parameters = len(model.blocks), slots(model)
     rows = concrete_rows(module, full, range(n_layers))
     beyond = range(n_layers, len(full.blocks))
@@ -85,7 +85,7 @@ def fill(
 
 
 def _check_tied(tensors: Mapping[str, Tensor], row: Row, prefix: str) -> None:
-    """Raises ValueError where a file holds a tied weight too, with other values than the one that it is tied to."""
+    """Raises ValueError if a tied weight is also in the file, with values that differ from the weight it is tied to."""
     assert row.tied is not None
     source = row.tied if row.tied in tensors else row.tied.removeprefix(prefix)
     if row.theirs in tensors and source in tensors and not torch.equal(tensors[row.theirs], tensors[source]):

@@ -1,4 +1,4 @@
-"""Chooses the loader of a checkpoint: one for the format of transformers, and one for that of TransformerLens."""
+"""Loads checkpoints in the format of transformers or of TransformerLens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from hooked_lm.hub.tl_load import load_tl
 
 
 def load(options: Options, class_of: Callable[[Tree], Any] = model_class) -> Any:
-    """Returns the model of a checkpoint with unchanged weights. `class_of` maps its tree to a class."""
+    """Returns the model of a checkpoint with unchanged weights. `class_of` maps a tree to a model class."""
     tl_checkpoint = find_tl(options) if options.hf_model is None else None
     if tl_checkpoint is not None:
         return load_tl(tl_checkpoint, class_of)

@@ -1,4 +1,4 @@
-"""The classes of models that a config tree can become."""
+"""The model class for each kind of config tree."""
 
 from typing import Any
 
@@ -13,5 +13,5 @@ _CLASSES: dict[type, Any] = {DecoderConfig: Decoder, EncoderConfig: Encoder, Enc
 
 
 def model_class(tree: Tree) -> Any:
-    """The class in `models` that a tree describes."""
+    """The class in `hooked_lm.models` that a tree describes."""
     return _CLASSES[type(tree)]

@@ -11,17 +11,17 @@ DEMO = Path(__file__).parents[1] / "demo" / "model"
 
 
 def short_names() -> dict[str, str]:
-    """Short name -> hub id."""
+    """A dict from short names to hub ids."""
     return dict(SHORT_NAMES)
 
 
 def hub_id(model_name: str) -> str:
-    """The hub id of a short name; another name is its own."""
+    """The hub id of a short name; other names are returned unchanged."""
     return SHORT_NAMES.get(model_name.lower(), model_name)
 
 
 def spelled(model_name: str | os.PathLike[str]) -> str:
-    """A name as it was given; a Path is spelled such that it means neither a hub id nor a short name.
+    """The name as a string; a Path becomes one that cannot be mistaken for a hub id or a short name.
 
     >>> spelled("demo"), spelled(Path("demo"))
     ('demo', './demo')
@@ -31,16 +31,16 @@ def spelled(model_name: str | os.PathLike[str]) -> str:
 
 
 def _is_path(name: str) -> bool:
-    """Whether a name is spelled as a path: "./demo", "../demo", "~/demo", "/demo"."""
+    """Whether a name is a path, such as "./demo", "../demo", "~/demo" or "/demo"."""
     first = re.split(r"[/\\]", name)[0]
     return os.path.isabs(name) or first in (os.curdir, os.pardir) or first.startswith("~")
 
 
 def local_folder(name: str) -> Path | None:
-    """The directory of a name; None if the name is for the hub.
+    """The local directory of a name; None if the name refers to the hub.
 
-    A string that is spelled as a path means the directory there, "demo" the bundled model. Another string means
-    a directory of that name if there is one, but a short name ("gpt2") only one that holds a model.
+    "demo" is the bundled model, and a path such as "./gpt2" is always local. Any other name refers to a local directory if
+    one exists; for a short name ("gpt2") that directory must contain a `config.json`.
     """
     if name == "demo":
         return DEMO
@@ -52,7 +52,7 @@ def local_folder(name: str) -> Path | None:
 
 
 def published_steps(model_name: str) -> tuple[str, tuple[int, ...]]:
-    """The name of the revision of a step, and the steps that were saved; ValueError if none are known."""
+    """The pattern of revision names ("step{}") and the saved steps of a model. Raises ValueError if none are known."""
     for glob, run in CHECKPOINTS.items():
         if fnmatch.fnmatchcase(hub_id(model_name), glob):
             return run
@@ -65,7 +65,7 @@ def published_steps(model_name: str) -> tuple[str, tuple[int, ...]]:
 def checkpoint_step(
     name: str, index: int | None, value: int | None, revision: str | None
 ) -> tuple[int | None, str | None]:
-    """The training step that `checkpoint_index` or `checkpoint_value` means, and the revision that holds it."""
+    """The training step of `checkpoint_index` or `checkpoint_value` (None without either), and its revision."""
     if index is None and value is None:
         return None, revision
     if (index is not None) + (value is not None) + (revision is not None) > 1:

@@ -20,10 +20,10 @@ DOWNLOAD_OPTIONS = ("token", "cache_dir", "force_download")
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `from_pretrained` that say which checkpoint is meant and how to load it.
+    """The arguments of `from_pretrained` that select a checkpoint and control its loading.
 
-    `hf_kwargs` are download options and fields of the config to override. `name` is how `model_name` is spelled, and `folder` the
-    directory that it means, None if it is for the hub. Raises ValueError for `trust_remote_code`.
+    `hf_kwargs` are download options and config fields to override. `name` is `model_name` as a string, and `folder` its local
+    directory, None for a hub repository. Raises ValueError for `trust_remote_code`.
     """
 
     model_name: str | os.PathLike[str]
@@ -53,18 +53,18 @@ class Options:
 
     @property
     def download(self) -> dict[str, Any]:
-        """The options of `hf_kwargs` that are for the hub."""
+        """The download options in `hf_kwargs`."""
         return {name: self.hf_kwargs[name] for name in DOWNLOAD_OPTIONS if name in self.hf_kwargs}
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """The fields of the config to override."""
+        """The config fields in `hf_kwargs`, to override."""
         beside = (*DOWNLOAD_OPTIONS, "trust_remote_code")
         return {name: value for name, value in self.hf_kwargs.items() if name not in beside}
 
 
 def one_device(device: Any, device_map: Any = None, n_devices: int = 1, move_to_device: bool = True) -> torch.device:
-    """The device that is meant; the first GPU if none is named and there is one."""
+    """The device of these arguments; by default the first GPU, else the CPU. Raises ValueError for several devices."""
     if n_devices != 1:
         raise ValueError(f"n_devices={n_devices}: a model lives on one device; leave n_devices out")
     if isinstance(device_map, Mapping) and len(set(device_map.values())) == 1:
@@ -79,7 +79,7 @@ def one_device(device: Any, device_map: Any = None, n_devices: int = 1, move_to_
 
 
 def real_dtype(dtype: torch.dtype | str, tensors: Mapping[str, Tensor]) -> torch.dtype:
-    """The dtype that is meant; "auto" is that of the tensors."""
+    """The torch dtype; "auto" is that of the tensors. Raises ValueError for dtypes that are not floating point."""
     if dtype == "auto":
         return next((t.dtype for t in tensors.values() if t.is_floating_point()), torch.float32)
     found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
@@ -93,7 +93,10 @@ def _is_rotary(block: Any) -> bool:
 
 
 def with_limits(tree: Tree, options: Options) -> Tree:
-    """The tree with the `first_n_layers` only (a decoder's), and for prompts of length `n_ctx`."""
+    """The tree limited to the options' `first_n_layers` (decoders only) and with their `n_ctx`.
+
+    Raises ValueError for limits that the checkpoint does not allow; warns if rotary positions exceed the trained length.
+    """
     first_n_layers, n_ctx = options.first_n_layers, options.n_ctx
     if first_n_layers is not None:
         if not isinstance(tree, DecoderConfig):

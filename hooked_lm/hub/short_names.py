@@ -1,4 +1,4 @@
-"""Familiar short names of models on the hub, and the checkpoints of training runs that were published."""
+"""Short names of models on the hub, and the published checkpoints of training runs."""
 
 _PYTHIA = ("14m", "31m", "70m", "160m", "410m", "1b", "1.4b", "2.8b", "6.9b", "12b")
 _STANFORD = {
@@ -6,7 +6,7 @@ _STANFORD = {
     "medium": ("arwen-{}-x21", "beren-{}-x49", "celebrimbor-{}-x81", "durin-{}-x343", "eowyn-{}-x777"),
 }
 
-# Former and alternative names of sizes.
+# Former and alternative names of model sizes.
 _PYTHIA_BEFORE = {
     "19m": "70m",
     "125m": "160m",
@@ -26,7 +26,7 @@ _OLMO_3 = ("3-1025-7B", "3-1125-32B", "3-7B-Think", "3-7B-Instruct", "3-32B-Thin
 _GEMMA = ("2b", "2b-it", "7b", "7b-it", "3-270m", "3-270m-it", "3-1b-pt", "3-1b-it")
 _STABLELM = {f"{kind}-{size}": f"{kind}-alpha-{size}" for kind in ("base", "tuned") for size in ("3b", "7b")}
 
-# Toy models in flat names: width by number of layers, and the versions of early ones.
+# TransformerLens's toy models: width by number of layers, and the version numbers of early ones.
 _SOLU = {1: 512, 2: 512, 3: 512, 4: 512, 6: 768, 8: 1024, 10: 1280, 12: 1536}
 _EARLY_SOLU = {1: 9, 2: 10, 4: 11, 6: 13, 8: 21, 10: 22, 12: 23}
 _TOYS = {
@@ -189,7 +189,7 @@ SHORT_NAMES = {
     "othello-gpt": "Baidicoot/Othello-GPT-Transformer-Lens",
 }
 
-# glob of hub ids -> name of the revision of a step, and the steps that were saved
+# glob of hub ids -> pattern of revision names, and the saved steps
 CHECKPOINTS: dict[str, tuple[str, tuple[int, ...]]] = {
     "EleutherAI/pythia-*-v0": ("step{}", tuple(range(1000, 143_001, 1000))),
     "EleutherAI/pythia-*": ("step{}", (0, *(2**i for i in range(10)), *range(1000, 143_001, 1000))),

@@ -1,8 +1,8 @@
-"""Checkpoints of TransformerLens: a `config.json` of flat names, and a file of weights in the public names.
+"""Checkpoints of TransformerLens: a `config.json` with flat names, and a file of weights by TransformerLens names.
 
-They are recognised by their config, which has sizes under flat names and no `model_type`. Its fields about the training
-are not read. The weights are a file `*final.pth`, or the only one; those of the training run are in the folder
-`checkpoints`, each with its step, or its count of tokens, at the end of its name.
+They are recognised by a config with flat names and without `model_type`. Fields about training are ignored. The weights are
+in a file `*final.pth`, or in the only one; earlier checkpoints are in the folder `checkpoints`, with the training step or
+the number of tokens at the end of the file name.
 """
 
 import json
@@ -23,7 +23,7 @@ from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import open_checkpoint
 
 NEEDED = ("n_layers", "d_model", "n_ctx", "d_vocab", "normalization_type")
-# Fields of a config that say how a model was run or trained, and not what it is.
+# Config fields about running or training a model, not about its architecture.
 ABOUT_A_RUN = {
     *("model_name", "trust_remote_code", "device", "n_devices", "dtype", "seed", "n_params", "processed", "tree"),
     *("init_mode", "init_weights", "initializer_range", "tokenizer_prepends_bos", "ungroup_grouped_query_attention"),
@@ -31,7 +31,7 @@ ABOUT_A_RUN = {
     *("use_attn_result", "use_split_qkv_input", "use_hook_mlp_in", "use_attn_in", "use_hook_tokens", "fused_attention"),
 }
 READ = {field.name for field in fields(HookedTransformerConfig)} - ABOUT_A_RUN | FOREIGN_FIELDS.keys()
-# Other spellings, and what they mean by our names.
+# Other spellings of fields -> the fields by our names.
 SPELLINGS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "normalization": lambda value: {"normalization_type": value},
     "ln_eps": lambda value: {"eps": value},
@@ -45,7 +45,7 @@ FROM_TOKENS = 10**9  # a label that is larger counts tokens, not steps
 
 @dataclass(frozen=True)
 class Step:
-    """One checkpoint of a training run: its index in the run, its label, and its file."""
+    """One checkpoint of a training run: its index, its label (a step or a number of tokens), and its file."""
 
     index: int
     value: int
@@ -55,9 +55,9 @@ class Step:
 
 @dataclass(frozen=True)
 class TLCheckpoint:
-    """A local directory, or a repository of the hub whose config is in the cache.
+    """A checkpoint in a local directory, or in a hub repository whose config is in the cache.
 
-    `names` are the fields of the config under our names.
+    `names` are the config fields by our names.
     """
 
     name: str
@@ -66,7 +66,7 @@ class TLCheckpoint:
     options: Options
 
     def whole_config(self) -> HookedTransformerConfig:
-        """The flat config of all layers; ValueError for sizes that are missing or contradict each other."""
+        """The flat config of all layers. Raises ValueError for missing or contradictory sizes."""
         if missing := [name for name in NEEDED if name not in self.names]:
             raise ValueError(f"the config of {self.name!r} does not say {', '.join(missing)}")
         check_values(self.names, f"the config of {self.name!r}")
@@ -75,7 +75,7 @@ class TLCheckpoint:
         return whole
 
     def flat_config(self, tensors: Mapping[str, Tensor], step: Step | None) -> HookedTransformerConfig:
-        """The flat config of the model, within the limits that the options set."""
+        """The flat config of the model, limited to the options' `first_n_layers` and `n_ctx`."""
         whole, options = self.whole_config(), self.options
         assert whole.tree is not None
         prepend_bos = options.default_prepend_bos
@@ -101,7 +101,7 @@ class TLCheckpoint:
     # ---- files -------------------------------------------------------------------------------------------------------
 
     def step(self) -> Step | None:
-        """The checkpoint that `checkpoint_index` or `checkpoint_value` means; None for the last weights."""
+        """The step selected by `checkpoint_index` or `checkpoint_value`; None without either, for the final weights."""
         index, value = self.options.checkpoint_index, self.options.checkpoint_value
         if index is None and value is None:
             return None
@@ -128,14 +128,14 @@ class TLCheckpoint:
         return [Step(index, value, label_type, file) for index, (value, file) in enumerate(labelled)]
 
     def tensors(self, step: Step | None) -> Mapping[str, Tensor]:
-        """The weights under the names in the file."""
+        """The weights by their names in the file."""
         file = self._last() if step is None else step.file
         is_local = self.options.folder is not None
         path = self.folder / file if is_local else _fetched(self.name, file, self.options)
         return open_checkpoint(path, mmap=self.options.mmap)
 
     def tokenizer(self) -> Any:
-        """The tokenizer beside the weights, or the one that the config names; None if it names none."""
+        """The tokenizer in the directory, or the one that the config names; None if it names none."""
         found, name = tokenizer_in(self.folder), self.names.get("tokenizer_name")
         if found is not None or not name:
             return found
@@ -148,7 +148,7 @@ class TLCheckpoint:
         return found
 
     def _last(self) -> str:
-        """The file of the trained model: the one whose name ends in "final", or the only one."""
+        """The file of the final weights: the one whose name ends in "final", or the only one."""
         files = [file for file in self._files() if not file.startswith(STEPS)]
         final = [file for file in files if Path(file).stem.endswith("final")]
         found = [file for file in final if "/" not in file] or final or files
@@ -158,7 +158,7 @@ class TLCheckpoint:
         return found[0]
 
     def _files(self) -> list[str]:
-        """The paths of all weights in the repository."""
+        """The paths of all weight files in the repository."""
         here = (path for path in self.folder.rglob("*") if path.suffix in WEIGHTS)
         files = sorted(path.relative_to(self.folder).as_posix() for path in here)
         if self.options.folder is not None or self.options.local_files_only:
@@ -168,7 +168,7 @@ class TLCheckpoint:
         try:
             hub = HfApi(token=self.options.download.get("token"))
             listed = hub.list_repo_files(self.name, revision=self.options.revision)
-        except Exception as error:  # without a connection the library below raises errors of many kinds
+        except Exception as error:  # huggingface_hub raises errors of many kinds without a connection
             if files:
                 return files
             raise ValueError(f"the hub did not list the files of {self.name!r}: {error}") from error
@@ -176,7 +176,7 @@ class TLCheckpoint:
 
 
 def _fetched(name: str, file: str, options: Options) -> Path:
-    """A file of a repository, in the hub's cache."""
+    """The path of a repository's file in the hub's cache; downloads it if needed."""
     from huggingface_hub import hf_hub_download
 
     how = {"revision": options.revision, "local_files_only": options.local_files_only, **options.download}
@@ -187,7 +187,7 @@ def _fetched(name: str, file: str, options: Options) -> Path:
 
 
 def find_tl(options: Options) -> TLCheckpoint | None:
-    """Returns the checkpoint if its config has flat names; None if it has others or was not found."""
+    """Returns the checkpoint if its config has flat names; None for other configs, and if none was found."""
     name, folder = options.name, options.folder
     if folder is None:
         name = repository(options, ("*",))
@@ -204,7 +204,7 @@ def find_tl(options: Options) -> TLCheckpoint | None:
 
 
 def _flat_names(file: Path) -> dict[str, Any] | None:
-    """Returns a config with flat names; None for every other file, which the loader of HF checkpoints checks."""
+    """Returns a config with flat names; None for any other file, which the HF loader then checks."""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -214,7 +214,7 @@ def _flat_names(file: Path) -> dict[str, Any] | None:
 
 
 def our_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a config with flat names under the names of `HookedTransformerConfig`.
+    """Returns config fields by the names of `HookedTransformerConfig`, without fields about training.
 
     >>> our_names({"n_layers": 2, "normalization": "LNPre", "shortformer_pos": True, "lr": 0.001})
     {'n_layers': 2, 'normalization_type': 'LNPre', 'positional_embedding_type': 'shortformer'}

@@ -1,4 +1,4 @@
-"""Builds a model from a checkpoint of TransformerLens."""
+"""Builds a model from a TransformerLens checkpoint."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from hooked_lm.models.weights.state import load_state
 
 
 def load_tl(checkpoint: TLCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
-    """Returns the model of a checkpoint with unchanged weights. `class_of` maps its tree to a class."""
+    """Returns the model of a checkpoint with unchanged weights. `class_of` maps a tree to a model class."""
     step = checkpoint.step()
     tensors = checkpoint.tensors(step)
     cfg = checkpoint.flat_config(tensors, step)

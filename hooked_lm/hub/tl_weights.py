@@ -1,4 +1,4 @@
-"""Renames the weights that early training code saved to the public names. The names in the file show which code it was."""
+"""Converts weights saved by early training code to TransformerLens names; the tensor names show which code saved them."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-Turn = Callable[[Tensor, int], Tensor]  # of a weight and the number of heads
+Turn = Callable[[Tensor, int], Tensor]  # (weight, number of heads) -> weight
 
 
 def _same(weight: Tensor, n_heads: int) -> Tensor:
@@ -28,7 +28,7 @@ def _writes(weight: Tensor, n_heads: int) -> Tensor:
     return weight.T.unflatten(0, (n_heads, -1))
 
 
-# Whole names of minGPT (Karpathy 2020, github.com/karpathy/minGPT), ours, and what becomes of the weight.
+# Regular expressions of minGPT's names (Karpathy 2020, github.com/karpathy/minGPT), our names, conversions of the weights.
 MINGPT: list[tuple[str, str, Turn]] = [
     (r"tok_emb\.weight", "embed.W_E", _same),
     (r"pos_emb", "pos_embed.W_pos", lambda weight, n_heads: weight.squeeze(0)),
@@ -52,7 +52,7 @@ MINGPT: list[tuple[str, str, Turn]] = [
 
 
 def from_mingpt(state_dict: Mapping[str, Tensor], cfg: Any) -> dict[str, Tensor]:
-    """Returns the weights of a minGPT by their public names; `cfg` gives the number of heads. Other names are kept."""
+    """Returns the weights of a minGPT by TransformerLens names; `cfg` gives the number of heads. Unknown names are kept."""
     state = {}
     for name, weight in state_dict.items():
         row = next((row for row in MINGPT if re.fullmatch(row[0], name)), None)
@@ -63,14 +63,14 @@ def from_mingpt(state_dict: Mapping[str, Tensor], cfg: Any) -> dict[str, Tensor]
     return state
 
 
-NORM = re.compile(r"(^|\.)norm(?=[12]?\.)")  # what is called ln today
+NORM = re.compile(r"(^|\.)norm(?=[12]?\.)")  # the early name of ln
 
 
 def from_early_solu(state_dict: Mapping[str, Tensor], cfg: Any) -> dict[str, Tensor]:
-    """Returns the weights of the first SoLU models by their public names; `cfg` gives their sizes.
+    """Returns the weights of the first SoLU models by TransformerLens names; `cfg` gives their sizes.
 
-    Norms had another name. The models of up to 6 layers have all matrices as [out, in], and the one of 8 its position
-    embedding: shapes tell, except of a position embedding that is square.
+    Norms are renamed. Models of up to 6 layers store all matrices as [out, in]; the one with 8 layers stores only its position
+    embedding so. The shapes show this, except for a square position embedding, where the number of layers decides.
     """
     renamed = {re.sub(r"^ln\.", "ln_final.", NORM.sub(r"\1ln", name)): weight for name, weight in state_dict.items()}
     all_turned = tuple(renamed["embed.W_E"].shape) == (cfg.d_model, cfg.d_vocab) != (cfg.d_vocab, cfg.d_model)
@@ -85,7 +85,7 @@ def from_early_solu(state_dict: Mapping[str, Tensor], cfg: Any) -> dict[str, Ten
 
 
 def in_public_names(tensors: Mapping[str, Tensor], cfg: Any) -> dict[str, Tensor]:
-    """Returns weights by their public names, for each kind of training code."""
+    """Returns weights by TransformerLens names, whichever training code saved them."""
     if "tok_emb.weight" in tensors:
         return from_mingpt(tensors, cfg)
     if any(NORM.search(name) for name in tensors):

@@ -1,1 +1,1 @@
-"""The configs of models: trees of component configs (`tree.py`), and the table of flat names that users know (`flat.py`)."""
+"""Model configs: trees of component configs (`tree.py`), and the user-facing flat names such as `d_model` (`flat.py`)."""

@@ -1,4 +1,4 @@
-"""From flat names to a tree: a decoder, an encoder like BERT, an encoder-decoder like T5."""
+"""Builds config trees from flat names: decoders, BERT-like encoders, T5-like encoder-decoders."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def _check_together(c: Any) -> None:
 
 
 def decoder(cfg: Any) -> DecoderConfig:
-    """The decoder that flat names describe."""
+    """The decoder tree for these flat names. Raises ValueError for invalid combinations."""
     _check_together(cfg)
     if cfg.n_heads == cfg.d_head == -1:
         raise ValueError("a model needs n_heads or d_head")
@@ -77,7 +77,7 @@ def decoder(cfg: Any) -> DecoderConfig:
 
 
 def encoder(cfg: Any) -> EncoderConfig:
-    """The BERT that flat names describe."""
+    """The tree of a BERT with these flat names. Raises ValueError for encoders of another kind."""
     _check_together(cfg)
     _check_layers(cfg)
     kind = (cfg.positional_embedding_type, cfg.normalization_type, cfg.attention_dir)
@@ -112,7 +112,7 @@ def encoder(cfg: Any) -> EncoderConfig:
 
 
 def encoder_decoder(cfg: Any) -> EncoderDecoderConfig:
-    """The T5 that flat names describe."""
+    """The tree of a T5 with these flat names. Raises ValueError for encoder-decoders of another kind."""
     _check_together(cfg)
     _check_layers(cfg)
     if (cfg.positional_embedding_type, cfg.normalization_type) != ("relative_positional_bias", "RMS"):
@@ -184,7 +184,7 @@ def _attention(cfg: Any, layer: int) -> Attention.Config:
 
 
 def _rotary(cfg: Any, local: bool) -> Rotary:
-    """Local layers may have a base of their own, and are not stretched then, nor divided by a plain factor."""
+    """The rotary embedding of a layer. Local layers are not scaled if they have a separate base, nor by a linear factor."""
     dim = cfg.rotary_dim or cfg.d_head
     base = float(cfg.rotary_base if cfg.rotary_base_local is None or not local else cfg.rotary_base_local)
     scaling: Scaling | None = None
@@ -216,7 +216,7 @@ def _mlp(cfg: Any) -> MLPConfig | MoE.Config:
 
 
 def _mid_norm(cfg: Any, d_mlp: int) -> NormConfig:
-    """The norm of the neurons; it has weights where the norms of the stream are layer norms with weights."""
+    """The norm of the MLP activations; it has weights if the model's norms are layer norms with weights."""
     has_weights = cfg.normalization_type == "LN"
     return LayerNorm.Config(d_mlp, cfg.eps, weight=has_weights, bias=has_weights)
 

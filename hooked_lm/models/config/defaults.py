@@ -1,3 +1,3 @@
-"""Defaults of new configs that differ between the package's own interface and the one under the name `transformer_lens`."""
+"""Config defaults that change when the package is imported as `transformer_lens`."""
 
-fused_attention = "auto"  # "never" once the package was imported under the name `transformer_lens`
+fused_attention = "auto"  # "never" after an import as `transformer_lens`

@@ -1,8 +1,8 @@
-"""THE table of flat names: the configs of models as users know them.
+"""The table of flat names: the config fields that users set and read, such as `d_model`.
 
-A line for each name says its type, its meaning, where in the tree of component configs it is, its default, and what it
-follows from while it is not set; `row.py` explains the columns, `docs/config.md` prints them. Values are read from the tree
-by these rows and by nothing else, so names and tree agree; `flat_config.py` says what happens when a name is set.
+Each line states a name's type, meaning, paths in the tree of component configs, default, and the names that it is derived
+from while it is not set. `row.py` explains the columns, `docs/config.md` prints them. Values are read from the tree only
+through these rows, so that names and tree agree; `flat_config.py` handles the setting of names.
 """
 
 from dataclasses import InitVar, dataclass, field
@@ -31,15 +31,15 @@ BUCKETS = ("encoder.rel_pos_bias", "encoder.blocks.*.attn.position_bias[Relative
 @remembers
 @dataclass
 class HookedTransformerConfig(FlatConfig):
-    """A decoder in flat names.
+    """The config of a decoder, as flat names.
 
-    Made by hand it describes a model to build: `HookedTransformerConfig(n_layers=2, d_model=64, n_heads=4, n_ctx=128,
-    d_vocab=1000, act_fn="gelu")`. On a loaded model the same names describe its tree; where blocks differ, its first block.
-    Sizes that follow from others may be left out.
+    `HookedTransformerConfig(n_layers=2, d_model=64, n_heads=4, n_ctx=128, d_vocab=1000, act_fn="gelu")` describes a model to
+    build. On a loaded model the names describe its tree; if blocks differ, they describe the first one. Sizes that can be
+    derived from others may be left out.
 
-    A field that is set (here, by `dataclasses.replace` or by assignment) takes effect: the tree and all fields that follow
-    from it change too, except those that were set themselves. Raises ValueError for values that contradict each other, for
-    one that would have no effect, and for what cannot be built.
+    Setting a field (here, by `dataclasses.replace` or by assignment) updates the tree and all fields derived from it, except
+    those that were set explicitly. Raises ValueError for values that contradict each other, that would have no effect, or
+    that no model can be built from.
 
     >>> from dataclasses import replace
     >>> cfg = HookedTransformerConfig(n_layers=2, d_model=64, n_heads=4, n_ctx=128, d_vocab=1000, act_fn="gelu")
@@ -50,7 +50,7 @@ class HookedTransformerConfig(FlatConfig):
     kind: ClassVar[str] = DECODER
 
     # fmt: off
-    origin: InitVar[Any] = field(default=None, kw_only=True)  # the first field: see `remembers`
+    origin: InitVar[Any] = field(default=None, kw_only=True)  # must be the first field: see `remembers`
     n_layers: int = of_tree("number of layers; of an encoder-decoder, of its encoder",
                             "encoder.blocks", "blocks", read=len, least=0)
     d_model: int = of_tree("width of the residual stream", "embed.d_model", least=1)
@@ -221,7 +221,7 @@ class HookedTransformerConfig(FlatConfig):
 
     @staticmethod
     def build(c: Any) -> Any:
-        """The decoder of flat names; None as long as they are not enough for one."""
+        """The decoder tree; None while required names are missing."""
         needs_act_fn = c.act_fn is None and not c.attn_only and c.n_layers > 0
         is_decoder = c.positional_embedding_type != read.RELATIVE
         return build.decoder(c) if c.d_vocab >= 0 and is_decoder and not needs_act_fn else None
@@ -230,10 +230,10 @@ class HookedTransformerConfig(FlatConfig):
 @remembers
 @dataclass
 class HookedEncoderConfig(HookedTransformerConfig):
-    """An encoder in flat names.
+    """The config of an encoder, as flat names.
 
-    Made by hand it describes a BERT (Devlin et al. 2018, arXiv:1810.04805) with both of its heads: `HookedEncoderConfig(
-    n_layers=2, d_model=64, n_heads=4, n_ctx=128, d_vocab=1000, act_fn="gelu")`.
+    `HookedEncoderConfig(n_layers=2, d_model=64, n_heads=4, n_ctx=128, d_vocab=1000, act_fn="gelu")` describes a BERT (Devlin
+    et al. 2018, arXiv:1810.04805) to build, with the heads for masked tokens and next sentences.
     """
 
     kind: ClassVar[str] = ENCODER
@@ -249,12 +249,12 @@ class HookedEncoderConfig(HookedTransformerConfig):
 
     @staticmethod
     def build(c: Any) -> Any:
-        """The encoder of flat names; None as long as the size of the vocabulary is unknown."""
+        """The encoder tree; None while `d_vocab` is unknown."""
         return build.encoder(c) if c.d_vocab >= 0 else None
 
     @classmethod
     def unwrap(cls, config: HookedTransformerConfig | dict[str, Any]) -> "HookedEncoderConfig":
-        """A config, the config of a dict, or the encoder that the flat names of a decoder describe."""
+        """Returns an encoder config unchanged; converts a dict, or the flat names of a decoder config, to one."""
         if isinstance(config, HookedTransformerConfig) and not isinstance(config, cls):
             return cls(**config.flat_values() | {"attention_dir": "bidirectional"})
         return cls.from_dict(config) if isinstance(config, dict) else config
@@ -263,10 +263,10 @@ class HookedEncoderConfig(HookedTransformerConfig):
 @remembers
 @dataclass
 class HookedEncoderDecoderConfig(HookedTransformerConfig):
-    """An encoder-decoder in flat names; those that it shares with decoders describe the encoder where the sides differ.
+    """The config of an encoder-decoder, as flat names. If encoder and decoder differ, shared names describe the encoder.
 
-    Made by hand it describes a T5 (Raffel et al. 2019, arXiv:1910.10683) to build: `HookedEncoderDecoderConfig(n_layers=2,
-    d_model=64, n_heads=4, n_ctx=128, d_vocab=1000, act_fn="relu")`.
+    `HookedEncoderDecoderConfig(n_layers=2, d_model=64, n_heads=4, n_ctx=128, d_vocab=1000, act_fn="relu")` describes a T5
+    (Raffel et al. 2019, arXiv:1910.10683) to build.
     """
 
     kind: ClassVar[str] = ENCODER_DECODER
@@ -290,12 +290,12 @@ class HookedEncoderDecoderConfig(HookedTransformerConfig):
 
     @staticmethod
     def build(c: Any) -> Any:
-        """The encoder-decoder of flat names; None as long as the size of the vocabulary is unknown."""
+        """The encoder-decoder tree; None while `d_vocab` is unknown."""
         return build.encoder_decoder(c) if c.d_vocab >= 0 else None
 
     @classmethod
     def unwrap(cls, config: HookedTransformerConfig | dict[str, Any]) -> HookedTransformerConfig:
-        """A config, or that of a dict; a decoder's flat names with relative positions become those of an encoder-decoder."""
+        """Converts a dict, or a decoder config with relative position biases, to this class; other configs are unchanged."""
         if isinstance(config, dict):
             return cls.from_dict(config)
         if isinstance(config, cls) or config.positional_embedding_type != read.RELATIVE:
@@ -305,5 +305,5 @@ class HookedEncoderDecoderConfig(HookedTransformerConfig):
         return cls(**values | {"attention_dir": "bidirectional"})
 
 
-# `dataclasses.replace` reads the fields of the config that it changes, this one first.
+# `dataclasses.replace` reads `origin` from the old config; the field's default had hidden the property.
 HookedTransformerConfig.origin = FlatConfig.origin  # type: ignore[method-assign]

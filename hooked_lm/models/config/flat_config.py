@@ -1,9 +1,8 @@
-"""What happens when a flat name is set: the tree changes with it, or the name is refused.
+"""The base class of configs: setting a flat name updates the tree, or raises ValueError.
 
-A config remembers which names were set. From these the tree is built, and all other names are read from the tree by the rows
-of the table (`flat.py`). A config that was made from a tree keeps it: what the set names change in a tree built from flat
-names alone is changed in the given tree too (`tree_edit.py`). A name that was set and that the new tree does not show is
-refused with its name.
+A config records which names were set. The tree is built from these, and all other names are read from the tree by the rows
+of the table (`flat.py`). A config made from a tree keeps that tree, which may have parts without a flat name: setting a
+name changes only the parts that the name describes (`tree_edit.py`). A set name that has no effect on the tree raises.
 """
 
 import math
@@ -20,7 +19,7 @@ from hooked_lm.models.config.tree_edit import edited
 
 Config = TypeVar("Config", bound="FlatConfig")
 
-# Fields of configs written by other libraries that mean nothing here, and the one value that may be given (...: any).
+# Fields in configs of other libraries that have no effect here -> the only accepted value (...: any value).
 FOREIGN_FIELDS: dict[str, Any] = {
     "load_in_4bit": False,
     "quantization_method": None,
@@ -30,18 +29,18 @@ FOREIGN_FIELDS: dict[str, Any] = {
     "uses_rms_norm": ...,
     "layer_norm_folding": ...,
 }
-UNSET = (None, -1, -1.0)  # what a name that follows from others holds until it is computed
+UNSET = (None, -1, -1.0)  # values of a derived name before it is computed
 
 
 class FlatConfig(ABC):
-    """A config in flat names, and its tree.
+    """A config as flat names, and its tree.
 
-    Besides the values it holds `_given`, the names that were set; `_base`, the tree that it was made from; `_shown`, the
-    values of the tree's names when the tree was last computed; `_of_model`, whether a model was built from it.
+    `_given` holds the names that were set, with their values; `_base`, the tree that the config was made from; `_shown`, the
+    values of the names that describe the tree when it was last computed; `_of_model`, whether a model was built from it.
     """
 
     __slots__ = ("_base", "_given", "_of_model", "_shown")
-    kind: ClassVar[str]  # of model
+    kind: ClassVar[str]  # decoder, encoder or encoder-decoder
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     _given: dict[str, Any]
@@ -52,27 +51,27 @@ class FlatConfig(ABC):
 
     @property
     def origin(self) -> "FlatConfig":
-        """This config: what `dataclasses.replace` hands to the new one, before the fields that it copies."""
+        """This config. `dataclasses.replace` passes it to the new config, before the copied fields."""
         return self
 
     @staticmethod
     @abstractmethod
     def build(c: Any) -> Any:
-        """The tree of flat names; None where they are not enough for one yet."""
+        """The tree built from flat names; None while required names are missing."""
 
     # ---- other ways to make one, and out again -----------------------------------------------------------------------
 
     @classmethod
     def from_tree(cls: type[Config], tree: Any, **facts: Any) -> Config:
-        """The config of a tree; `facts` adds what a tree does not say (names, device, dtype, defaults)."""
+        """The config of a tree; `facts` are the fields that are not in the tree (names, device, dtype, defaults)."""
         made: Any = cls
         return made(**{**values_of(cls, tree), **facts}, tree=tree)
 
     @classmethod
     def from_dict(cls: type[Config], config_dict: dict[str, Any]) -> Config:
-        """From flat names; raises TypeError for an unknown one.
+        """A config from a dict of flat names. Raises TypeError for unknown names.
 
-        Names that only other libraries use are dropped where their value changes nothing here; ValueError otherwise.
+        Known fields of other libraries are dropped if their value has no effect here, and raise ValueError otherwise.
         """
         known = {f.name for f in fields(cls)}
         foreign = {name: value for name, value in config_dict.items() if name not in known}
@@ -86,15 +85,15 @@ class FlatConfig(ABC):
 
     @classmethod
     def unwrap(cls, config: Any) -> Any:
-        """A config, or the config of a dict."""
+        """Converts a dict to a config; a config is returned unchanged."""
         return cls.from_dict(config) if isinstance(config, dict) else config
 
     def to_dict(self) -> dict[str, Any]:
-        """The flat names and the tree; `from_dict` reads it back."""
+        """The flat names and the tree as a dict, for `from_dict`."""
         return dict(vars(self))
 
     def flat_values(self) -> dict[str, Any]:
-        """The flat names without those that follow from others and were not set: for a config of another kind."""
+        """The flat names without those that are derived and were not set, for a config of another kind."""
         given = self._all_given()
         derived = table(type(self)).following - given.keys()
         return {name: getattr(self, name) for name in table(type(self)).rows if name not in derived}
@@ -110,7 +109,7 @@ class FlatConfig(ABC):
         row = table(type(self)).rows.get(name)
         if not hasattr(self, "_given") or (
             row is None and name != "tree"
-        ):  # while it is made; an attribute of a user's
+        ):  # during __init__, or an attribute that is no config field
             return object.__setattr__(self, name, value)
         value = normalized(type(self), name, value)
         if row is not None and row.is_fact:
@@ -126,14 +125,14 @@ class FlatConfig(ABC):
             return None
         try:
             self.resolve()
-        except ValueError:  # further assignments may follow; the reason is raised where a model is built
+        except ValueError:  # later assignments may fix it; building a model raises the error
             object.__setattr__(self, "tree", self.tree if self._of_model else None)
         return None
 
     def _set_on_model(self, name: str, value: Any) -> None:
-        """Raises ValueError unless the value is unchanged: the modules of a model are already built."""
+        """Accepts only the same value, or an `n_ctx` up to the tree's; ValueError otherwise, as the modules are built."""
         if name == "n_ctx" and isinstance(value, int) and 0 < value <= self.tree.n_ctx:
-            object.__setattr__(self, name, value)  # a limit for prompts; the position embedding stays
+            object.__setattr__(self, name, value)  # limits prompts only; the position embedding keeps its size
         elif not (value is getattr(self, name) or value == getattr(self, name)):
             raise ValueError(
                 f"cfg.{name} cannot become {value!r}: a model was built from this config with {getattr(self, name)!r}, and "
@@ -141,18 +140,18 @@ class FlatConfig(ABC):
             )
 
     def seal(self) -> None:
-        """Marks this as the config of a model: names that determine its modules can no longer be set."""
+        """Marks this as the config of a built model: names that determine its modules can no longer be changed."""
         self._of_model = True
 
     def adopt_tree(self, tree: Any) -> None:
-        """Replaces the tree by that of a model whose modules were changed."""
+        """Replaces the tree after a model's modules were changed."""
         values = values_of(type(self), tree)
         self._given = {n: value for n, value in self._given.items() if n not in values or same(values[n], value)}
         self._base, self._shown = tree, {}
         self.resolve()
 
     def check_tree(self) -> None:
-        """Raises ValueError unless a model can be built."""
+        """Raises ValueError if no model can be built from this config."""
         self.resolve()
         if self.tree is not None:
             return
@@ -169,7 +168,7 @@ class FlatConfig(ABC):
     # ---- from the names that were set to all names and the tree ------------------------------------------------------
 
     def resolve(self) -> None:
-        """Compute the tree and all names from the names that were set. Raises ValueError where they make no model."""
+        """Computes the tree and all names from the names that were set. Raises ValueError if they describe no valid model."""
         self._notice_changes()
         if self._base is None:
             values = completed(type(self), self._given)
@@ -187,17 +186,17 @@ class FlatConfig(ABC):
         self._shown = {n: [*values[n]] if isinstance(values[n], list) else values[n] for n in of_tree}
 
     def _notice_changes(self) -> None:
-        """Counts a value that was changed in place, such as an entry of `attn_types`, as set."""
+        """Treats a value that was changed in place, such as an entry of `attn_types`, as set."""
         if not self._of_model:
             here = vars(self)
             self._given |= {n: here[n] for n, value in self._shown.items() if not same(here[n], value)}
 
     def _stated(self) -> dict[str, Any]:
-        """The flat values of the tree that this was made from, without those that would follow from the rest."""
+        """The flat values of the base tree, without those that can be derived from the rest."""
         cls = type(self)
         values = {n: value for n, value in values_of(cls, self._base).items() if n in table(cls).of_tree}
         stated = dict(values)
-        free = self._given.keys() | {"n_heads"}  # d_head would follow from nothing
+        free = self._given.keys() | {"n_heads"}  # d_head is derived from it
         for name in table(cls).following & values.keys() - free:
             others = {n: v for n, v in values.items() if n != name}
             if same(values[name], completed(cls, others).get(name)):
@@ -205,7 +204,7 @@ class FlatConfig(ABC):
         return stated
 
     def _all_given(self) -> dict[str, Any]:
-        """The names that were set, as if the values of the tree that this was made from had been set too."""
+        """The names that were set, and the values of the base tree."""
         return {**({} if self._base is None else self._stated()), **self._given}
 
     def _values_on_base(self) -> dict[str, Any]:
@@ -213,7 +212,7 @@ class FlatConfig(ABC):
         return completed(type(self), {**values, **self._given})
 
     def _edits(self) -> dict[str, Any]:
-        """The names that were set to something other than what the tree says."""
+        """The set names whose values differ from the base tree."""
         cls = type(self)
         values = {**table(cls).defaults, **values_of(cls, self._base)}
         return {n: v for n, v in self._given.items() if n in table(cls).of_tree and not same(v, values.get(n))}
@@ -234,7 +233,7 @@ class FlatConfig(ABC):
             ) from error
 
     def _check_effect(self, values: dict[str, Any], shown: dict[str, Any]) -> set[str]:
-        """The set names that keep their value; all others get the value of the tree.
+        """The set names that keep their value; all other names take the value of the tree.
 
         Raises ValueError for a set name that has no effect on the tree.
         """
@@ -256,7 +255,7 @@ class FlatConfig(ABC):
     # ---- copies ------------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> Any:
-        """A copy belongs to no model."""
+        """The state without `_of_model`: a copy is not the config of a built model."""
         return dict(vars(self)), dict(self._given), self._base, dict(self._shown)
 
     def __setstate__(self, state: Any) -> None:
@@ -266,10 +265,10 @@ class FlatConfig(ABC):
 
 
 def remembers(cls: type[Config]) -> type[Config]:
-    """A dataclass whose configs remember which names were set; `dataclasses.replace` hands that on.
+    """Makes the configs of a dataclass record which names were set, also through `dataclasses.replace`.
 
-    `replace` passes the names that it was given, then `origin`, then those that it copies. A copied name counts as set
-    where it was set in the origin, or differs from what the origin's tree says.
+    `replace` passes its keyword arguments first, then `origin`, then the copied fields. A copied name counts as set if it was
+    set in the origin, or differs from the value in the origin's tree.
     """
     init = cls.__init__
     positional = [field.name for field in fields(cls) if field.init and not field.kw_only]
@@ -314,13 +313,13 @@ def remembers(cls: type[Config]) -> type[Config]:
 
 
 def values_of(cls: Any, tree: Any) -> dict[str, Any]:
-    """The flat names of a tree, and their values; those of parts that it does not have are left out."""
+    """The flat names of a tree and their values, without names for parts that the tree lacks."""
     read = {name: row.value(tree) for name, row in table(cls).rows.items() if row.paths and cls.kind in row.kinds}
     return {name: value for name, value in read.items() if value is not ABSENT}
 
 
 def completed(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """The given values, those derived from them, and defaults. Raises ValueError for invalid values."""
+    """The given values, the defaults, and the values derived from both. Raises ValueError for invalid values."""
     known = table(cls).remembered
     values = {**{name: value for name, value in table(cls).defaults.items() if name in known}, **given}
     for name, row in table(cls).rows.items():
@@ -334,7 +333,7 @@ def completed(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def normalized(cls: Any, name: str, value: Any) -> Any:
-    """The stored form of a value: a torch dtype, a device, and a float for an int in a float field."""
+    """The stored form of a value: dtype names become torch dtypes, device None a device, ints in float fields floats."""
     if name == "dtype" and isinstance(value, str):
         dtype = getattr(torch, value.removeprefix("torch."), None)
         if not isinstance(dtype, torch.dtype):
@@ -347,7 +346,7 @@ def normalized(cls: Any, name: str, value: Any) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values are equal, floats up to the rounding of a reciprocal."""
+    """Whether two values are equal; floats up to a relative difference of 1e-9."""
     if isinstance(a, float) and isinstance(b, (int, float)):
         return math.isclose(a, b, rel_tol=1e-9)
     return bool(a == b)

@@ -1,4 +1,4 @@
-"""How the flat names of the table are read from the parts of a tree, where the value is not a field of one part."""
+"""Functions that compute the value of a flat name from parts of a tree, for values that are not simply a field."""
 
 from math import isclose
 from typing import Any
@@ -33,14 +33,14 @@ def position_type(tree: Any) -> str:
 
 
 def norm_type(norm: NormConfig | None) -> str | None:
-    """The kind of a norm: LN or RMS, with Pre for one without weights."""
+    """The kind of a norm: "LN" or "RMS", followed by "Pre" if it has no weights; None for no norm."""
     if norm is None:
         return None
     return ("LN" if isinstance(norm, LayerNorm.Config) else "RMS") + ("" if norm.weight else "Pre")
 
 
 def is_tied(tree: Any) -> bool:
-    """Whether the unembedding is the transposed token embedding, all of it."""
+    """Whether the unembedding is the whole token embedding, transposed."""
     if tree.unembed is None:
         return False
     embed = getattr(tree, "decoder_embed", None) or tree.embed
@@ -51,7 +51,7 @@ def is_tied(tree: Any) -> bool:
 
 
 def scale_of(attn: Any) -> float:
-    """What the scores of a layer are multiplied by."""
+    """The factor that attention scores are multiplied by; 1 / sqrt(d_head) by default."""
     return float(attn.d_head**-0.5 if attn.scale is None else attn.scale)
 
 
@@ -63,27 +63,27 @@ def scales_by_layer(blocks: Any) -> bool:
 
 
 def layer_types(blocks: Any) -> list[str] | None:
-    """For each layer "local" or "global"; None if none is local, or one has no attention."""
+    """For each layer "local" or "global"; None if no layer is local, or some layer has no attention."""
     windows = found(blocks, "*.attn.window")
     has_windows = any(windows) and len(windows) == len(blocks)
     return ["local" if window else "global" for window in windows] if has_windows else None
 
 
 def rotary_base(attns: list[Any]) -> Any:
-    """The base of layers without a window; of the others if all have one."""
+    """The rotary base of layers without a window, or of layers with one if all have one; ABSENT without rotary."""
     local, full = _rotaries(attns)
     rotary = full or local
     return ABSENT if rotary is None else float(rotary.theta)
 
 
 def rotary_base_local(attns: list[Any]) -> float | None:
-    """The base of layers with a window, where it differs."""
+    """The rotary base of layers with a window if it differs from that of the others; else None."""
     local, full = _rotaries(attns)
     return float(local.theta) if local and full and local.theta != full.theta else None
 
 
 def stretches_full_only(attns: list[Any]) -> bool:
-    """Whether YaRN is used in layers without a window only, at one base."""
+    """Whether only layers without a window use YaRN, while all layers have the same base."""
     local, full = _rotaries(attns)
     if local is None or full is None:
         return False
@@ -92,7 +92,7 @@ def stretches_full_only(attns: list[Any]) -> bool:
 
 
 def _rotaries(attns: list[Any]) -> tuple[Any, Any]:
-    """The rotary embedding of the first layer with a window, and of the first without one."""
+    """The rotary embeddings of the first layer with a window and of the first without one; None if there is none."""
     local = [attn.rotary for attn in attns if attn.rotary is not None and attn.window]
     full = [attn.rotary for attn in attns if attn.rotary is not None and not attn.window]
     return next(iter(local), None), next(iter(full), None)
@@ -102,7 +102,7 @@ def _rotaries(attns: list[Any]) -> tuple[Any, Any]:
 
 
 def one_mlp(mlp: Any) -> Any:
-    """An MLP, or an expert of a mixture."""
+    """The MLP itself, or an expert if it is a mixture."""
     return mlp.expert if isinstance(mlp, MoE.Config) else mlp
 
 
@@ -122,7 +122,7 @@ def is_gated(mlp: Any) -> bool:
 
 
 def n_params(tree: Any) -> int:
-    """The entries of the blocks' matrices, without biases, norms and embeddings; blocks that share weights count once."""
+    """The number of matrix entries in the blocks, without biases, norms and embeddings; shared weights count once."""
     sets = getattr(tree, "shares", None) or range(len(tree.blocks))
     return sum(_of_block(block) for block in dict(zip(sets, tree.blocks, strict=True)).values())
 
@@ -151,6 +151,6 @@ def n_params_from_sizes(
     d_mlp: int | None,
     gated_mlp: bool,
 ) -> int:
-    """The same for a decoder of equal layers."""
+    """`n_params` of a decoder with equal layers, from its sizes."""
     attention = 2 * d_model * d_head * (n_heads + (n_key_value_heads or n_heads))
     return n_layers * (attention + (3 if gated_mlp else 2) * d_model * (d_mlp or 0))

@@ -1,4 +1,4 @@
-"""A row of the table of flat names, and how it reads its value from a tree."""
+"""Rows of the table of flat names, which read values from a tree."""
 
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
@@ -8,21 +8,22 @@ from typing import Any, get_args
 
 DECODER, ENCODER, ENCODER_DECODER = "decoder", "encoder", "encoder-decoder"
 EVERY_KIND = (DECODER, ENCODER, ENCODER_DECODER)
-ABSENT: Any = object()  # the tree has nothing that the name describes
+ABSENT: Any = object()  # the tree lacks the part that the name describes
 
 
 @dataclass(frozen=True)
 class Row:
-    """What the table says of a flat name.
+    """The definition of a flat name; `doc` is its description.
 
-    `paths` lead through the tree to what the name describes, the first that leads anywhere counts: `*` is each of several
-    parts, `part[Class]` the parts of one class, and absent parts are skipped. `read` makes the flat value of what is found:
-    of the first, or of the list if `reads_all`. A name with `is_fact` says nothing of the tree: it is a fact about the
-    model, such as its tokenizer, and a path is where its value comes from unless it is set.
+    `paths` lead through the tree to the parts that the name describes; the first path that finds a part is used. `*` stands
+    for each entry of a tuple, `part[Class]` selects parts of one class, absent parts are skipped. `read` converts the first
+    part found (with `reads_all` the list of parts) to the flat value. With `is_fact` the name describes the model but not
+    its tree, such as the tokenizer; its paths then only supply a value if it is not set.
 
-    `follows` computes the value from other names, its parameters, while it is not set. A value may be set without effect if
-    one of the names in `unless`, which can switch off what it describes, is set too. `spelling` brings the ways to say one
-    thing to one. A `live` value is read at every run, so it can be set on the config of a model.
+    `follows` computes the value from other names, which are its parameters, while the name is not set. A value without effect
+    is accepted if a name in `unless`, which can switch it off, is also set. `spelling` maps equivalent values to the same
+    value. `kinds` are the kinds of models that have the name, `least` and `choices` limit its values. A `live` value is read
+    in every forward pass, so it can be changed on a built model.
     """
 
     doc: str
@@ -40,11 +41,11 @@ class Row:
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
-        """The names that the value follows from."""
+        """The names that the value is derived from."""
         return () if self.follows is None else tuple(signature(self.follows).parameters)
 
     def value(self, tree: Any) -> Any:
-        """The flat value that a tree has, or ABSENT."""
+        """The value of the name in a tree, or ABSENT."""
         for path in self.paths:
             if parts := found(tree, path):
                 part = parts if self.reads_all else parts[0]
@@ -52,7 +53,7 @@ class Row:
         return ABSENT
 
     def check(self, name: str, value: Any) -> None:
-        """Raises ValueError for a value that no model can have."""
+        """Raises ValueError for a value that is not in `choices` or below `least`."""
         if self.choices and value not in self.choices:
             raise ValueError(f"{name} must be one of {self.choices}, got {value!r}")
         is_whole = isinstance(value, int) and not isinstance(value, bool)
@@ -61,12 +62,12 @@ class Row:
 
 
 def of_tree(doc: str, *paths: str, default: Any = MISSING, **row: Any) -> Any:
-    """The field of a name that describes a part of the tree; the keywords are those of `Row`."""
+    """A dataclass field for a name that describes part of the tree; the keywords are those of `Row`."""
     return field(default=default, metadata={"row": Row(doc, paths, **row)})
 
 
 def fact(doc: str, default: Any = MISSING, *paths: str, factory: Any = MISSING, **row: Any) -> Any:
-    """The field of a name that says nothing of the tree; the keywords are those of `Row`."""
+    """A dataclass field for a name that does not describe the tree; the keywords are those of `Row`."""
     metadata = {"row": Row(doc, paths, is_fact=True, **row)}
     if factory is not MISSING:
         return field(default_factory=factory, metadata=metadata)
@@ -74,7 +75,7 @@ def fact(doc: str, default: Any = MISSING, *paths: str, factory: Any = MISSING, 
 
 
 def found(tree: Any, path: str) -> list[Any]:
-    """The parts that a path leads to.
+    """The parts of a tree at a path.
 
     >>> from hooked_lm.models.config.flat import HookedTransformerConfig
     >>> cfg = HookedTransformerConfig(n_layers=2, d_model=8, n_heads=2, n_ctx=4, d_vocab=5, act_fn="relu")
@@ -94,11 +95,11 @@ def found(tree: Any, path: str) -> list[Any]:
 
 
 class Table:
-    """The rows of a class of configs, and what follows from them.
+    """The rows of a config class, and sets of names computed from them.
 
-    A class that only gives another default to a name has the row of its base. `remembered` are the names of which a config
-    remembers whether they were set: those of the tree, those that follow from others, and these others. Values of `floats`
-    may be floats.
+    A subclass that only changes the default of a name inherits its row. `of_tree` are the names that describe the tree,
+    `following` the derived names. `remembered` are the names for which a config records whether they were set: both of
+    these, and the names that values are derived from. `floats` are the names with float values.
     """
 
     def __init__(self, cls: Any) -> None:
@@ -115,5 +116,5 @@ class Table:
 
 @cache
 def table(cls: Any) -> Table:
-    """The table of a class of configs."""
+    """The table of a config class, cached."""
     return Table(cls)

@@ -1,4 +1,4 @@
-"""What a model is made of, as a tree of component configs: a decoder, an encoder, an encoder-decoder."""
+"""The architecture of a model as a tree of component configs: decoders, encoders, encoder-decoders."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -40,11 +40,11 @@ class DecoderConfig:
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """An encoder: embeddings, a tuple of blocks (they may differ), an optional final norm, and the heads that there are.
+    """An encoder: embeddings, a tuple of blocks (they may differ), an optional final norm, and optional heads.
 
     `n_ctx` is the longest text. All layers share `rel_pos_bias`, a bias on the scores, `rel_embed`, a table of relative
-    positions, and the frequencies of `rotary`. `shares` names for each block its set of weights: blocks of one set share
-    them. `layout` numbers the ways in which a family names its weights, where there are several.
+    positions, and the frequencies of `rotary`. `shares` has a key for each block: blocks with the same key share weights.
+    `layout` is a number that tells apart the tensor names of a family that uses several sets of them.
     """
 
     n_ctx: int
@@ -69,8 +69,8 @@ class EncoderConfig:
 class StackConfig:
     """The layers of an encoder, or of a decoder with cross-attention, with the modules before and after them.
 
-    `ln_embed` normalises the sum of token and position embedding. `rel_pos_bias` is a bias on the scores that the layers
-    share; layers with biases of their own have them in their attention.
+    `ln_embed` normalises the sum of token and position embedding. `rel_pos_bias` is a bias on the scores that all layers
+    share; separate biases per layer are part of the attention configs.
     """
 
     blocks: tuple[SideBlockConfig, ...]
@@ -84,9 +84,8 @@ class StackConfig:
 class EncoderDecoderConfig:
     """An encoder, a decoder that attends to its output, and an unembedding.
 
-    `n_ctx` is the longest input of either. Without a `decoder_embed` both sides share one token embedding. A tied
-    unembedding is tied to the decoder's embedding. `spare_embed` is an embedding that the checkpoint holds and that no
-    module uses.
+    `n_ctx` is the longest input of either. Without a `decoder_embed` encoder and decoder share one token embedding. A tied
+    unembedding is tied to the decoder's embedding. `spare_embed` is an embedding in the checkpoint that no module uses.
     """
 
     n_ctx: int

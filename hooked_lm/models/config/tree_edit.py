@@ -1,4 +1,4 @@
-"""A change of flat names, applied to a tree that flat names describe only in part."""
+"""Applies a change of flat names to a tree that has parts without flat names."""
 
 import math
 from dataclasses import fields, is_dataclass, replace
@@ -8,10 +8,10 @@ from hooked_lm.components.attention.multihead import Attention
 
 
 def edited(tree: Any, old: Any, new: Any) -> Any:
-    """`tree` with the differences between `old` and `new`, the trees built from its flat names before and after a change.
+    """Applies the differences between `old` and `new` to `tree`.
 
-    All other parts of `tree` stay the same: biases, offsets, kinds of blocks that have no flat name. Raises ValueError, with
-    the path, where the change concerns a part that is not as its flat names describe it.
+    `old` and `new` are the trees built from its flat names before and after a change. Other parts of `tree`, such as offsets
+    and blocks without flat names, are kept. Raises ValueError, with the path, if a changed part of `tree` differs from `old`.
 
     >>> from hooked_lm.components.norm import RMSNorm
     >>> edited(RMSNorm.Config(8, offset=1.0), RMSNorm.Config(8), RMSNorm.Config(8, eps=0.1))
@@ -21,7 +21,9 @@ def edited(tree: Any, old: Any, new: Any) -> Any:
 
 
 def _edited(actual: Any, old: Any, new: Any, place: str) -> Any:
-    if _same(old, new) or (actual is None and old is not None and new is not None):  # no part to change
+    if _same(old, new) or (
+        actual is None and old is not None and new is not None
+    ):  # nothing changed, or `tree` lacks the part
         return actual
     if _same(actual, old):
         return new
@@ -36,7 +38,7 @@ def _edited(actual: Any, old: Any, new: Any, place: str) -> Any:
 
 
 def _edited_layers(actual: tuple[Any, ...], old: tuple[Any, ...], new: tuple[Any, ...], place: str) -> tuple[Any, ...]:
-    """Edits layer by layer. Added layers equal the others, which must all be equal."""
+    """Edits layer by layer. Added layers are copies of the others. Raises ValueError if these are not all equal."""
     beyond = len(new) - len(old)
     if beyond > 0 and any(layers.count(layers[0]) != len(layers) for layers in (actual, old) if layers):
         raise ValueError(
@@ -45,12 +47,12 @@ def _edited_layers(actual: tuple[Any, ...], old: tuple[Any, ...], new: tuple[Any
     if beyond > 0 and not old:
         return new
     actual, old = actual + actual[:1] * beyond, old + old[:1] * beyond
-    whole = zip(actual, old, new, strict=False)  # fewer layers: the first ones
+    whole = zip(actual, old, new, strict=False)  # if `new` has fewer layers, the first ones are kept
     return tuple(_edited(*parts, f"{place}.{layer}") for layer, parts in enumerate(whole))
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Equal, floats up to the rounding of a reciprocal."""
+    """Whether two values or configs are equal; floats up to a relative difference of 1e-9."""
     if isinstance(a, float) and isinstance(b, float):
         return math.isclose(a, b, rel_tol=1e-9)
     if type(a) is not type(b):
@@ -63,7 +65,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _with_scales(part: Any) -> Any:
-    """A tree in which every attention states its scale."""
+    """The tree with the default scale of every attention filled in."""
     if isinstance(part, tuple):
         return tuple(_with_scales(each) for each in part)
     if isinstance(part, Attention.Config) and part.scale is None:

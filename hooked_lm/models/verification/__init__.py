@@ -1,1 +1,1 @@
-"""The identities between sites, checked on a run of each kind of model."""
+"""Checks of the identities between a model's sites, for each kind of model."""

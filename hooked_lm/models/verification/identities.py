@@ -1,4 +1,4 @@
-"""The identities between the sites of each class of model: of its stacks, and of what is before and after them."""
+"""The identities between the sites of a decoder, an encoder and an encoder-decoder."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,9 +19,9 @@ from hooked_lm.models.stack import Stack
 
 
 def stack_identities(model: Any, stack: Stack, at: Sites, *given: Read | None) -> Iterator[Identity]:
-    """Those of each block, that each reads what the one before leaves, and the final norm.
+    """Identities within each block, between consecutive blocks (resid_post == next resid_pre), and of the final norm.
 
-    `given` is what all blocks are given besides the stream. Where a model has several stacks the names begin with the stack's.
+    `given` are the inputs of all blocks besides the stream. If a model has several stacks, names start with the stack's.
     """
     blocks, prefix = stack.blocks_of(model), f"{stack.blocks}: " if len(model.stacks) > 1 else ""
     for layer, block in enumerate(blocks):
@@ -37,12 +37,12 @@ def stack_identities(model: Any, stack: Stack, at: Sites, *given: Read | None) -
 
 
 def stack_output(model: Any, stack: Stack, at: Sites) -> Tensor:
-    """The stream after the final norm of a stack, from its sites."""
+    """The output of a stack's final norm, computed from the sites."""
     return normed(*_final(model, stack, at))
 
 
 def _final(model: Any, stack: Stack, at: Sites) -> tuple[Any, Sites, Read]:
-    """The final norm of a stack, its sites, and what it reads."""
+    """The final norm of a stack, its sites, and its input."""
     last = stack.site_after(model, len(stack.blocks_of(model)) - 1)
     return norm_of(model, stack.ln_final), below(at, stack.ln_final), lambda: at(last)
 
@@ -51,7 +51,7 @@ def _final(model: Any, stack: Stack, at: Sites) -> tuple[Any, Sites, Read]:
 
 
 def decoder_identities(model: Any, at: Sites, logits: Tensor, tokens: Int[Tensor, "batch pos"]) -> Iterator[Identity]:
-    """Those of the stack, the per-layer embeddings and the logits."""
+    """Identities of a decoder: of the stack, the per-layer embeddings and the logits."""
     yield from stack_identities(
         model, model.stack, at, (lambda: at("hook_pos_embed")) if model.tree.shortformer else None
     )
@@ -65,7 +65,7 @@ def decoder_identities(model: Any, at: Sites, logits: Tensor, tokens: Int[Tensor
             yield "per_layer.out == per_layer_in of each layer", given
 
     def predicted() -> tuple[Tensor, Tensor]:
-        normalized = stack_output(model, model.stack, at).to(logits.dtype)  # the stream may be wider
+        normalized = stack_output(model, model.stack, at).to(logits.dtype)  # the stream may have a wider dtype
         return model.cap_logits(model.unembed.unhooked(normalized)), logits
 
     yield "unembed(ln_final(resid_post)) == logits", predicted
@@ -75,7 +75,7 @@ def decoder_identities(model: Any, at: Sites, logits: Tensor, tokens: Int[Tensor
 
 
 def encoder_decoder_identities(model: Any, at: Sites, logits: Tensor) -> Iterator[Identity]:
-    """Those of both stacks, of what the encoder gives the decoder, and the logits."""
+    """Identities of an encoder-decoder: of both stacks, the encoder's output and the logits."""
 
     def source() -> Tensor:
         return at("hook_encoder_out")
@@ -97,7 +97,7 @@ def encoder_decoder_identities(model: Any, at: Sites, logits: Tensor) -> Iterato
 
 
 def encoder_identities(model: Any, at: Sites, output: Tensor) -> Iterator[Identity]:
-    """Those of the embeddings, the stack and the heads."""
+    """Identities of an encoder: of the embeddings, the stack and the heads."""
     if isinstance(model.embed, EncoderEmbed):
         yield from embed_identities(model, at)
     yield "full_embed == resid_pre", lambda: (at("hook_full_embed"), at("blocks.0.hook_resid_pre"))
@@ -106,7 +106,7 @@ def encoder_identities(model: Any, at: Sites, output: Tensor) -> Iterator[Identi
 
 
 def embed_identities(model: Any, at: Sites) -> Iterator[Identity]:
-    """That the embeddings add up to what enters the stream."""
+    """Identities of the embeddings: their sum, normalised, is the input of the stream."""
     parts = [
         name for name in ("hook_embed", "hook_token_type_embed", "hook_pos_embed") if f"embed.{name}" in model.hook_dict
     ]
@@ -123,7 +123,7 @@ def embed_identities(model: Any, at: Sites) -> Iterator[Identity]:
 
 
 def head_identities(model: Any, at: Sites, stream: Read, output: Tensor) -> Iterator[Identity]:
-    """What the sites of the heads satisfy; nothing is known of a foreign module in the place of one."""
+    """Identities of the heads; a head that was replaced by a foreign module has none."""
 
     def pooled() -> Tensor:
         return at("pooler.hook_pooler_out")

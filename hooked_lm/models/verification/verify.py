@@ -1,4 +1,4 @@
-"""Do the sites of a model mean what they promise? Right logits do not prove right hooks; these identities do."""
+"""Checks that the values at a model's sites satisfy their identities; correct logits alone do not show that."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ Errors = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Check:
-    """One identity: its largest error in each layer (or one number for the model), and what is allowed."""
+    """One identity: its error in each layer (or one for the whole model), and the tolerance."""
 
     name: str
     errors: tuple[float, ...]
@@ -36,7 +36,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Verification:
-    """A table of checks; `ok` says whether all of them hold, `str` prints it."""
+    """A table of checks; `ok` is True if all of them hold, `str` formats it."""
 
     checks: tuple[Check, ...]
 
@@ -68,7 +68,7 @@ def _where(check: Check) -> str:
 
 
 def drawn_tokens(cfg: Any, d_vocab: int | None = None, most: int = 12, seed: int = 0) -> Int[Tensor, "2 pos"]:
-    """Random token ids for a check, the same every time."""
+    """Random token ids for a check, [2, up to `most`]; the same ids on every call."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(d_vocab or cfg.d_vocab, (2, min(most, cfg.n_ctx)), generator=generator)
 
@@ -77,11 +77,11 @@ def drawn_tokens(cfg: Any, d_vocab: int | None = None, most: int = 12, seed: int
 def verify(
     model: Any, inputs: tuple[Tensor, ...], identities: Callable[[Sites, Tensor], Iterator[Identity]]
 ) -> Verification:
-    """Check the identities between a model's sites on one run, and that each site fires once.
+    """Checks the identities between a model's sites in one forward pass, and that each site fires exactly once.
 
-    `identities` gives them from the values at the sites and the output. A second run with the sites on demand, except those
-    that identities read, must give the same output. Errors are relative to the largest value compared, where that is above one;
-    1e-5 is allowed in fp32, and four units of rounding in lower precision. Nothing is raised for an identity that does not hold.
+    `identities` yields them, given the values at the sites and the output. A second pass with the remaining on-demand sites
+    must give the same output. Errors are relative to the largest expected value if that is above one. The tolerance is the
+    larger of 1e-5 and four machine epsilons of the output's dtype. A failed identity raises no error.
 
     >>> from hooked_lm import HookedTransformer, HookedTransformerConfig
     >>> cfg = HookedTransformerConfig(n_layers=2, d_model=16, n_heads=2, n_ctx=8, d_vocab=10, act_fn="relu")
@@ -95,7 +95,7 @@ def verify(
 
 @contextmanager
 def without_copies(model: Any) -> Iterator[None]:
-    """Within a `with` block the stream is not copied per head for a flag's sake: sites of norms are those of the stream."""
+    """Switches off `use_attn_in` and `use_split_qkv_input` in a `with` block, so that norms read the stream itself."""
     own, model.cfg = model.cfg, copy(model.cfg)
     model.cfg.use_attn_in = model.cfg.use_split_qkv_input = False
     try:
@@ -121,14 +121,14 @@ def _checked(
 
 
 def _is_read(name: str, point: HookPoint) -> bool:
-    """Of the sites on demand, those that identities read."""
+    """Whether identities use the value at this on-demand site."""
     return name.endswith("hook_result") or "routed" in point.dims
 
 
 def run_recorded(
     model: Any, inputs: tuple[Tensor, ...], names: list[str]
 ) -> tuple[Tensor, dict[str, Tensor], Counter[str]]:
-    """Logits, what passed at these sites, and how often."""
+    """The model's output, the values at these sites, and how often each site fired."""
     fired: Counter[str] = Counter()
     sites: dict[str, Tensor] = {}
 
@@ -141,7 +141,7 @@ def run_recorded(
 
 
 def error_of(pair: Pair) -> float:
-    """How far two tensors are apart; infinite where a site is missing or the shapes do not go together."""
+    """The relative error between two tensors; infinite if a site is missing or the shapes do not match."""
     try:
         left, right = pair()
         difference = (left.float() - right.float()).abs().max()
