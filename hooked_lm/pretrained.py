@@ -201,25 +201,25 @@ def from_pretrained(
     Args:
         model_name: a hub id, a local directory, a short name such as "gpt2-small", or "demo". A Path, and a string such as
             "./demo", is always a directory.
-        fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases: rewrites of
-            a decoder's weights that leave the predictions as they are; see `hooked_lm.models.weights.fold`.
-        checkpoint_index, checkpoint_value: the n-th, or the one at that step, of a training run's published
-            checkpoints (Pythia, Stanford CRFM's GPT-2, and those in a folder `checkpoints` of TransformerLens's own).
-        hf_model: a transformers or PEFT model whose weights to use instead; it is not changed.
-        device, device_map: one device; the first GPU if there is one.
+        fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases: changes to a
+            decoder's weights that keep its predictions; see `hooked_lm.models.weights.fold`.
+        checkpoint_index, checkpoint_value: a published checkpoint of a training run, by its index or its training step
+            (Pythia, Stanford CRFM's GPT-2, and TransformerLens models with a folder `checkpoints`).
+        hf_model: a transformers or PEFT model whose weights are copied instead; it is not changed.
+        device, device_map: one device; by default the first GPU, else the CPU.
         default_prepend_bos: the default of `prepend_bos`; None means that of the family.
         tokenizer: replaces the checkpoint's.
         move_to_device: False leaves the weights on the CPU.
         dtype: of the weights; "auto" for the checkpoint's own.
-        first_n_layers: leave out the layers after these.
+        first_n_layers: the number of layers to load; later layers are left out.
         n_ctx: the longest prompt, instead of the checkpoint's.
-        mmap: False copies the weights into memory, so that the files may change or go.
-        cls: the class that the model must be of; ValueError if it is of another.
+        mmap: False copies the weights into memory, so that the files may be changed or deleted.
+        cls: the required class of the model; ValueError if the checkpoint is of another class.
         hf_kwargs: fields of the HF config to override, or `token`, `cache_dir`, `force_download`.
 
     Raises:
         ValueError: a model type that is not supported, a config field that the family does not read, weights that do not
-            fit, an option that cannot be honoured.
+            fit, an unsupported option.
     """
     dtype = hf_kwargs.pop("torch_dtype", dtype)
     options = Options(
@@ -255,7 +255,7 @@ def from_pretrained_no_processing(
     fold_value_biases: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """`from_pretrained` with the weights exactly as the checkpoint has them."""
+    """Like `from_pretrained`, with the checkpoint's weights unchanged."""
     return from_pretrained(
         model_name,
         fold_ln=fold_ln,

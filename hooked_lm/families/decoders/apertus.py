@@ -1,4 +1,4 @@
-"""Apertus (Swiss AI Initiative 2025, arXiv:2509.14233): a trained activation, and queries and keys normalised head by head."""
+"""Apertus (Swiss AI Initiative 2025, arXiv:2509.14233): a trained activation, and queries and keys normalised per head."""
 
 from hooked_lm.components.activations import XIELU
 from hooked_lm.components.blocks.block import PreNormBlock
@@ -12,7 +12,7 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
-NO_EFFECT = ("qk_norm",)  # queries and keys are normalised in any case
+NO_EFFECT = ("qk_norm",)  # queries and keys are always normalised
 
 
 def config(hf: HFConfig) -> DecoderConfig:

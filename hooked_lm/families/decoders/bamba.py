@@ -12,10 +12,10 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
-# what follows from another field, in which pieces the same sum is taken, which logits and losses are wanted
+# derived fields, chunk sizes of the scan, and options of outputs and losses
 NO_EFFECT = (
     *("mamba_expand", "mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient", "partial_rotary_factor"),
-    *("attn_rotary_emb", "use_mamba_kernels"),  # of the first checkpoints
+    *("attn_rotary_emb", "use_mamba_kernels"),  # unused fields of the first checkpoints
 )
 
 

@@ -13,9 +13,9 @@ from hooked_lm.weights import Row
 
 PREFIX = "biogpt."
 IGNORED = ()
-NO_EFFECT = ("layerdrop", "layer_norm_eps")  # the norms' eps is 1e-5, whatever the config says
+NO_EFFECT = ("layerdrop", "layer_norm_eps")  # transformers uses eps 1e-5 regardless of the config
 
-OFFSET = 2  # rows of the position embedding before that of position 0
+OFFSET = 2  # row of position 0 in the position embedding
 
 
 def config(hf: HFConfig) -> DecoderConfig:

@@ -1,6 +1,6 @@
 """BitNet b1.58 (Ma et al. 2025, arXiv:2504.12285): norms before the output projections of attention and MLP.
 
-The full-precision weights, as the models are when no `quantization_config` says otherwise: nothing is rounded.
+For full-precision weights without `quantization_config`: nothing is rounded.
 """
 
 from hooked_lm.components.blocks.block import PreNormBlock

@@ -15,18 +15,18 @@ PREFIX = "transformer."
 PREPENDS_BOS = False
 IGNORED = ()
 NO_EFFECT = (
-    *("slow_but_exact", "attention_softmax_in_fp32"),  # how the same product is rounded
+    *("slow_but_exact", "attention_softmax_in_fp32"),  # rounding only
     *(
         "bias_dropout_fusion",
         "masked_softmax_fusion",
         "skip_bias_add",
         "skip_bias_add_qkv",
         "offset_alibi",
-    ),  # of training
+    ),  # for training
     "n_embed",  # an old name of hidden_size
 )
 
-TRAINED_N_CTX = 2048  # of all sizes; the biases of attention have no end
+TRAINED_N_CTX = 2048  # for all model sizes; ALiBi itself sets no limit
 
 
 def config(hf: HFConfig) -> DecoderConfig:

@@ -10,7 +10,7 @@ __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
 IGNORED = (*gptj.IGNORED, "*.attn.causal_mask")
 
-N_SHARDS = 4  # the matrix is cut as it was on four devices: each part holds some heads' queries, values and keys
+N_SHARDS = 4  # the fused matrix has one part per training device, each with the queries, values and keys of some heads
 
 
 def config(hf: HFConfig) -> DecoderConfig:

@@ -1,5 +1,5 @@
-"""Command R (Cohere 2024, docs.cohere.com/docs/command-r): attention and MLP side by side after one norm, pairs of
-adjacent features turned, scaled logits; in the larger ones each head has norms of its own."""
+"""Command R (Cohere 2024, docs.cohere.com/docs/command-r): attention and MLP in parallel after one norm, rotary in
+adjacent pairs, scaled logits; the larger models have separate query and key norms for each head."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from hooked_lm.models.config.tree import DecoderConfig
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "block", "config", "rows"]
 
-NO_EFFECT = ("model_max_length",)  # the tokenizer's
+NO_EFFECT = ("model_max_length",)  # used by the tokenizer
 
 
 def config(hf: HFConfig) -> DecoderConfig:

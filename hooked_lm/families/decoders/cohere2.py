@@ -1,5 +1,5 @@
-"""Command R7B and Command A (Cohere 2025, arXiv:2504.00698): Command R with local layers, and full ones in between that know
-no positions."""
+"""Command R7B and Command A (Cohere 2025, arXiv:2504.00698): Command R with local layers, and full-attention layers in between
+without positions."""
 
 from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX, rows
@@ -9,7 +9,7 @@ from hooked_lm.models.config.tree import DecoderConfig
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
-# layer_types say the same as the first three; the others name what all of these models are.
+# the first three repeat `layer_types`; the others have the same values in all these models
 NO_EFFECT = (
     *cohere.NO_EFFECT,
     *("layer_switch", "order_of_interleaved_layers", "sliding_window_pattern"),

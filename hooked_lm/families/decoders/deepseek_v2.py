@@ -9,7 +9,7 @@ from hooked_lm.models.config.tree import DecoderConfig
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
-NO_EFFECT = (*deepseek.NO_EFFECT, "norm_topk_prob")  # the published code renormalises nothing
+NO_EFFECT = (*deepseek.NO_EFFECT, "norm_topk_prob")  # the published code never renormalises
 
 
 def config(hf: HFConfig) -> DecoderConfig:

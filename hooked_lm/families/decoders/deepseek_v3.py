@@ -1,4 +1,4 @@
-"""DeepSeek-V3 and R1 (DeepSeek-AI 2024, arXiv:2412.19437): latent attention, experts balanced by a correction."""
+"""DeepSeek-V3 and R1 (DeepSeek-AI 2024, arXiv:2412.19437): latent attention, expert choice with a correction bias."""
 
 from hooked_lm.components.router import GroupedSigmoidRouter
 from hooked_lm.families._shared import deepseek, llama_like
@@ -9,7 +9,7 @@ from hooked_lm.models.config.tree import DecoderConfig
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
-# The layer after the last one predicts further tokens ahead; it takes no part in the next token's logits.
+# An extra layer for multi-token prediction, which the next-token logits do not depend on.
 IGNORED = (*llama_like.IGNORED, "model.layers.61.*")
 NO_EFFECT = (*deepseek.NO_EFFECT, "num_mtp_layers", "num_nextn_predict_layers")
 

@@ -1,4 +1,4 @@
-"""ERNIE 4.5 with experts (Baidu 2025): adjacent rotary pairs, a correction of the experts' choice, shared experts."""
+"""ERNIE 4.5 with experts (Baidu 2025): adjacent rotary pairs, expert choice with a correction bias, shared experts."""
 
 from dataclasses import replace
 
@@ -15,8 +15,8 @@ from hooked_lm.weights import Row
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
 PREPENDS_BOS = False
-IGNORED = (*llama_like.IGNORED, "*mtp*")  # they predict further tokens ahead
-# How training balanced the experts' loads, and how many further tokens it predicted.
+IGNORED = (*llama_like.IGNORED, "*mtp*")  # multi-token prediction
+# options of load balancing and multi-token prediction in training
 NO_EFFECT = (*moe.NO_EFFECT, "moe_capacity", "moe_gate", "moe_use_aux_free", "num_nextn_predict_layers")
 
 

@@ -1,5 +1,5 @@
-"""EXAONE 4.0 (LG AI Research 2025, arXiv:2507.11407): norms after the sublayers; where most layers are local, those that
-see everything know no positions."""
+"""EXAONE 4.0 (LG AI Research 2025, arXiv:2507.11407): norms after the sublayers; if most layers are local, the
+full-attention layers have no positions."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from hooked_lm.weights import Row
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
 PREPENDS_BOS = False
-NO_EFFECT = ("sliding_window_pattern",)  # layer_types say the same
+NO_EFFECT = ("sliding_window_pattern",)  # repeats `layer_types`
 
 
 def config(hf: HFConfig) -> DecoderConfig:

@@ -1,5 +1,5 @@
-"""Falcon (Almazrouei et al. 2023, arXiv:2311.16867): keys and values for all heads, some or one; sublayers side by side
-after two norms or one, or in sequence; rotary positions or linear biases."""
+"""Falcon (Almazrouei et al. 2023, arXiv:2311.16867): multi-head, grouped-query or multi-query attention; sublayers in
+parallel after one or two norms, or in sequence; rotary positions or ALiBi."""
 
 import torch
 
@@ -35,14 +35,14 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def attention(hf: HFConfig) -> Attention.Config:
-    """With linear biases as they were trained: in bf16, and scaled with the scores."""
+    """The attention of a layer. ALiBi biases are rounded to bf16 and scaled with the scores, as in training."""
     n_heads, d_head = hf.num_attention_heads, hf.hidden_size // hf.num_attention_heads
     new, n_kv = hf.new_decoder_architecture, hf.num_kv_heads
     if hf.multi_query and not new:
         n_kv = 1
     if not new and n_kv not in (1, n_heads):
         raise ValueError(f"num_kv_heads={n_kv} of {n_heads} heads needs new_decoder_architecture=True")
-    hf.get("rope_parameters")  # of no effect beside linear biases
+    hf.get("rope_parameters")  # no effect with ALiBi
     return Attention.Config(
         hf.hidden_size,
         n_heads,
@@ -56,7 +56,7 @@ def attention(hf: HFConfig) -> Attention.Config:
 
 
 def block_kind(hf: HFConfig) -> type[PreNormBlock] | type[ParallelBlock] | type[SharedNormBlock]:
-    """How the sublayers stand; raises ValueError for what transformers cannot run either."""
+    """The class of the blocks. Raises ValueError for combinations that transformers does not support either."""
     new, n_norms = hf.new_decoder_architecture, hf.num_ln_in_parallel_attn
     if not hf.parallel_attn:
         if new:

@@ -1,4 +1,4 @@
-"""Gemma (Gemma Team 2024, arXiv:2403.08295): norms whose weights are stored less one, a scaled embedding, a GELU gate."""
+"""Gemma (Gemma Team 2024, arXiv:2403.08295): norm weights stored minus one, a scaled embedding, a GELU gate."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from hooked_lm.models.config.tree import DecoderConfig
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
-NO_EFFECT = ("hidden_activation",)  # hidden_act is the one that counts
+NO_EFFECT = ("hidden_activation",)  # `hidden_act` is used instead
 
 
 def config(hf: HFConfig) -> DecoderConfig:

@@ -13,7 +13,7 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
-NO_EFFECT = ("hidden_act",)  # hidden_activation is the one that counts
+NO_EFFECT = ("hidden_act",)  # `hidden_activation` is used instead
 
 
 def config(hf: HFConfig) -> DecoderConfig:

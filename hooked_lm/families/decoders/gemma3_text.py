@@ -1,5 +1,5 @@
-"""Gemma 3 (Gemma Team 2025, arXiv:2503.19786): normalised queries and keys instead of Gemma 2's soft caps, and rotary
-frequencies of their own in local layers."""
+"""Gemma 3 (Gemma Team 2025, arXiv:2503.19786): normalised queries and keys instead of Gemma 2's soft caps, and
+separate rotary frequencies in local layers."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from hooked_lm.models.config.tree import DecoderConfig
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
-# layer_types say the same as the pattern, rope_parameters the same as the base; hidden_activation is the one that counts.
+# `layer_types` repeat the pattern, `rope_parameters` the base; `hidden_activation` is used instead of `hidden_act`
 NO_EFFECT = ("sliding_window_pattern", "rope_local_base_freq", "hidden_act")
 
 
@@ -23,7 +23,7 @@ def config(hf: HFConfig) -> DecoderConfig:
     norm = RMSNorm.Config(hf.hidden_size, hf.rms_norm_eps, offset=1.0)
     attn = llama_like.attention(
         hf,
-        rotary=None,  # each type of layer has its own
+        rotary=None,  # set below, separately for each layer type
         scale=hf.query_pre_attn_scalar**-0.5,
         qkv_bias=hf.attention_bias,
         out_bias=hf.attention_bias,

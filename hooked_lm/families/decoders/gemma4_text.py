@@ -1,6 +1,6 @@
-"""Gemma 4 (Google DeepMind 2026, ai.google.dev/gemma/docs/core): wider heads in full layers, of which few pairs turn; values
-are normalised, and in full layers may be made by the weights of keys; the last layers may borrow keys and values, and
-each layer may have an embedding of its own."""
+"""Gemma 4 (Google DeepMind 2026, ai.google.dev/gemma/docs/core): full-attention layers have wider heads, few of whose
+pairs are rotated, and may compute values with the key weights; values are normalised; the last layers may share the keys
+and values of earlier ones; each layer may have a separate token embedding."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,9 +21,9 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
-# Layers that borrow keys and values may have weights for them in a checkpoint. They take no part.
+# Layers that share keys and values of another layer may have unused weights for them in a checkpoint.
 IGNORED = (*llama_like.IGNORED, *(f"*.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm", "v_norm")))
-NO_EFFECT = ("hidden_act",)  # hidden_activation is the one that counts
+NO_EFFECT = ("hidden_act",)  # `hidden_activation` is used instead
 
 
 def config(hf: HFConfig) -> DecoderConfig:
@@ -31,7 +31,7 @@ def config(hf: HFConfig) -> DecoderConfig:
         raise ValueError("use_bidirectional_attention='all' is not supported for gemma4_text; None and 'vision' are")
     norm, d_layer = llama_like.rms_norm(hf), hf.hidden_size_per_layer_input
     kinds, n_own = hf.layer_types[: hf.num_hidden_layers], hf.num_hidden_layers - hf.num_kv_shared_layers
-    kv_source_layers = {kind: layer for layer, kind in enumerate(kinds[:n_own])}  # the last of each kind
+    kv_source_layers = {kind: layer for layer, kind in enumerate(kinds[:n_own])}  # the last layer of each kind
     if unlent := set(kinds) - set(kv_source_layers):
         raise ValueError(f"num_kv_shared_layers={hf.num_kv_shared_layers} leaves no layer to borrow from for {unlent}")
     block = PerLayerBlock.Config(
@@ -39,7 +39,7 @@ def config(hf: HFConfig) -> DecoderConfig:
         mlp=_mlp(hf, is_own=True),
         ln1=norm,
         ln1_post=norm,
-        ln2=None if hf.enable_moe_block else norm,  # experts and MLP have norms of their own
+        ln2=None if hf.enable_moe_block else norm,  # `NormedMoE` has separate norms for experts and MLP
         ln2_post=norm,
         per_layer=PerLayerGate.Config(hf.hidden_size, d_layer, hf.hidden_activation) if d_layer else None,
         per_layer_post=norm if d_layer else None,
@@ -60,7 +60,7 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def _options(hf: HFConfig, layer: int) -> dict[str, Any]:
-    """What the attention of a layer is given whether it makes keys and values or borrows them."""
+    """Arguments of a layer's attention config, with its own or with shared keys and values."""
     own = {int(index): fields for index, fields in (hf.get("per_layer_config") or {}).items()}.get(layer, {})
     if unknown := set(own) - {"head_dim", "num_key_value_heads"}:
         raise ValueError(f"per_layer_config of layer {layer} has fields that nobody reads: {sorted(unknown)}")
@@ -92,7 +92,7 @@ def _borrowing(hf: HFConfig, layer: int, kv_source_layer: int) -> SharedKVAttent
 
 
 def _mlp(hf: HFConfig, is_own: bool) -> GatedMLP.Config | NormedMoE.Config:
-    """The MLP of a layer, and perhaps experts beside it; layers that borrow may have it twice as wide."""
+    """The MLP of a layer, with experts in parallel if there are any; layers with shared KV may have it twice as wide."""
     d_mlp = hf.intermediate_size * (2 if hf.use_double_wide_mlp and not is_own else 1)
     mlp = GatedMLP.Config(hf.hidden_size, d_mlp, hf.hidden_activation)
     n_experts, top_k, d_expert = hf.num_experts, hf.top_k_experts, hf.moe_intermediate_size
@@ -129,7 +129,7 @@ def rows(tree: DecoderConfig) -> list[Row]:
 
 
 def _sparse_rows(tree: DecoderConfig) -> list[Row]:
-    """Router, experts, the MLP beside them, and the norms of all."""
+    """Rows of the router, the experts, the parallel MLP, and their norms."""
     theirs, ours, e = "model.layers.{l}.", "blocks.{l}.mlp.", moe.n_experts(tree)
     norms = {"pre": "", "post": "_post"}
     return [

@@ -1,4 +1,4 @@
-"""GLM-4 of 2024 (GLM Team, arXiv:2406.12793): adjacent rotary pairs in half of each head, fused gate and other branch."""
+"""GLM-4 of 2024 (GLM Team, arXiv:2406.12793): adjacent rotary pairs in half of each head, fused gate and input projections."""
 
 from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
@@ -10,7 +10,7 @@ from hooked_lm.weights import Row
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
 PREPENDS_BOS = False
-NO_EFFECT = ("partial_rotary_factor",)  # `rope_parameters` repeat it where it counts
+NO_EFFECT = ("partial_rotary_factor",)  # repeated in `rope_parameters`
 
 
 def config(hf: HFConfig) -> DecoderConfig:

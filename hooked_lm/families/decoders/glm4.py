@@ -22,7 +22,7 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 def rows(tree: DecoderConfig) -> list[Row]:
     return [
-        *glm.rows(tree),  # there, post_attention_layernorm is the norm before the MLP
+        *glm.rows(tree),  # they map post_attention_layernorm to the norm before the MLP
         Row("model.layers.{l}.post_self_attn_layernorm.weight", "blocks.{l}.ln1_post.w"),
         Row("model.layers.{l}.post_mlp_layernorm.weight", "blocks.{l}.ln2_post.w"),
     ]

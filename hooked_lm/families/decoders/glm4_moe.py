@@ -12,8 +12,8 @@ from hooked_lm.models.config.tree import DecoderConfig
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
-# The layers after the last one predict further tokens ahead; they take no part in the next token's logits.
 PREPENDS_BOS = False
+# Extra layers for multi-token prediction, which the next-token logits do not depend on.
 IGNORED = (*llama_like.IGNORED, "model.layers.46.*", "model.layers.92.*")
 NO_EFFECT = (*moe.NO_EFFECT, "num_mtp_layers", "num_nextn_predict_layers", "partial_rotary_factor")
 

@@ -15,7 +15,7 @@ IGNORED = ("*.attn.bias", "*.attn.masked_bias")
 NO_EFFECT = (
     "n_ctx",
     "reorder_and_upcast_attn",
-)  # an old name of n_positions; how the same product is rounded
+)  # an old name of `n_positions`; rounding only
 
 
 def config(hf: HFConfig) -> DecoderConfig:

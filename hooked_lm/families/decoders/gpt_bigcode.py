@@ -15,8 +15,8 @@ from hooked_lm.weights import Row
 PREFIX = "transformer."
 IGNORED = ("*.attn.bias", "*.attn.masked_bias")
 NO_EFFECT = (
-    *("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),  # how the same product is rounded
-    "num_key_value_heads",  # multi_query says it
+    *("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),  # rounding only
+    "num_key_value_heads",  # repeats `multi_query`
     *("inference_runner", "max_batch_size", "pad_key_length", "pre_allocate_kv_cache", "validate_runner_input"),
 )
 

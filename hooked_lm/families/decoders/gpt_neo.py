@@ -13,7 +13,7 @@ from hooked_lm.weights import Row
 
 PREFIX = "transformer."
 IGNORED = ("*.attention.bias", "*.attention.masked_bias")
-NO_EFFECT = ("attention_types",)  # attention_layers says the same, layer by layer
+NO_EFFECT = ("attention_types",)  # `attention_layers` lists the same per layer
 
 
 def config(hf: HFConfig) -> DecoderConfig:

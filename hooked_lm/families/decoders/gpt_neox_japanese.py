@@ -1,4 +1,4 @@
-"""GPT-NeoX Japanese (ABEJA 2022): GPT-NeoX in sequence, without biases but for the last layer's attention."""
+"""GPT-NeoX Japanese (ABEJA 2022): GPT-NeoX with sequential sublayers and one linear bias, in the last layer's attention."""
 
 from dataclasses import replace
 

@@ -10,7 +10,7 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
-# The experts have an activation of their own; the others repeat what counts under another name.
+# the experts have a fixed activation; the last two repeat other fields
 NO_EFFECT = (*moe.NO_EFFECT, "hidden_act", "experts_per_token", "initial_context_length")
 
 

@@ -1,4 +1,4 @@
-"""GPT-J (Wang and Komatsuzaki 2021, GPT-J-6B): attention and MLP side by side after one norm, rotary in adjacent pairs."""
+"""GPT-J (Wang and Komatsuzaki 2021, GPT-J-6B): attention and MLP in parallel after one norm, rotary in adjacent pairs."""
 
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.parallel import SharedNormBlock
@@ -13,7 +13,7 @@ from hooked_lm.weights import Row
 
 PREFIX = "transformer."
 IGNORED = ("*.attn.bias", "*.attn.masked_bias", "*.attn.embed_positions")
-NO_EFFECT = ("n_ctx", "rotary", "scale_attn_weights")  # of an older implementation
+NO_EFFECT = ("n_ctx", "rotary", "scale_attn_weights")  # unused fields of an older implementation
 
 
 def config(hf: HFConfig) -> DecoderConfig:
@@ -37,7 +37,7 @@ def rows(tree: DecoderConfig) -> list[Row]:
 
 
 def outer_rows(tree: DecoderConfig) -> list[Row]:
-    """All but the weights that read queries, keys and values."""
+    """Rows of all weights but those of queries, keys and values."""
     theirs = "transformer.h.{l}."
     return [
         Row("transformer.wte.weight", "embed.W_E"),

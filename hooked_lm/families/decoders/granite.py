@@ -1,4 +1,5 @@
-"""Granite 3 (Granite Team, IBM 2024, "Granite 3.0 Language Models"): LLaMA with a multiplier at every joint."""
+"""Granite 3 (Granite Team, IBM 2024, "Granite 3.0 Language Models"): LLaMA with multipliers of
+embedding, scores, sublayer outputs and logits."""
 
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.families._shared import llama_like

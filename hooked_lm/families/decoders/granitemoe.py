@@ -1,4 +1,4 @@
-"""Granite 3 MoE (IBM 2024): Granite's multipliers, and experts that are chosen first and weighed by their softmax."""
+"""Granite 3 MoE (IBM 2024): Granite's multipliers, and experts weighted by a softmax over the chosen ones."""
 
 from dataclasses import replace
 

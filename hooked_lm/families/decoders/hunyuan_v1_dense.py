@@ -1,5 +1,5 @@
 """Hunyuan's dense models (Tencent 2025, huggingface.co/tencent/Hunyuan-7B-Pretrain): queries and keys are normalised
-after rotary, whose base is stretched once and for all."""
+after rotary; the rotary base is scaled by a constant factor."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
-# What these configs say of relatives with images, experts or shared keys, and of switches that are always on.
+# fields for related models with images, experts or shared keys, and switches that are always on
 NO_EFFECT = (
     *("*_id", "anyres_*", "vit_*", "num_media_embeds", "class_num", "pool_type", "norm_type", "dense_list"),
     *("moe_*", "num_experts", "num_shared_expert", "cla_share_factor", "attention_head_dim", "org_vocab_size"),
@@ -26,7 +26,7 @@ NO_EFFECT = (
 def config(hf: HFConfig) -> DecoderConfig:
     d_head = hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
     given, turn = hf.rope_parameters, None
-    if given["rope_type"] == "dynamic" and given.get("alpha"):  # dynamic by name: the same for prompts of every length
+    if given["rope_type"] == "dynamic" and given.get("alpha"):  # independent of prompt length, despite the name
         turn = Rotary(d_head, given["rope_theta"] * given["alpha"] ** (d_head / (d_head - 2)))
     attn = llama_like.attention(
         hf,

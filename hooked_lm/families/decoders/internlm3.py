@@ -1,4 +1,4 @@
-"""InternLM3 (Shanghai AI Laboratory 2025, huggingface.co/internlm/internlm3-8b-instruct): LLaMA by other numbers."""
+"""InternLM3 (Shanghai AI Laboratory 2025, huggingface.co/internlm/internlm3-8b-instruct): LLaMA with other sizes."""
 
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX, rows
 from hooked_lm.families._shared.reader import HFConfig

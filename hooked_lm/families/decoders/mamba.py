@@ -1,4 +1,4 @@
-"""Mamba (Gu and Dao 2023, arXiv:2312.00752): nothing but selective state spaces, one in each block."""
+"""Mamba (Gu and Dao 2023, arXiv:2312.00752): a selective state space model, with one mixer per block."""
 
 from hooked_lm.components.blocks.mixer import MixerBlock
 from hooked_lm.components.embed import Embed, Unembed
@@ -10,13 +10,12 @@ from hooked_lm.weights import Row
 
 PREFIX = "backbone."
 IGNORED = ()
-# what follows from another field, how a new model is initialised, which of several ways is taken to the same numbers;
-# and what the first checkpoints say twice
+# derived fields, initialisation, choices between equivalent implementations, and duplicate fields of the first checkpoints
 NO_EFFECT = (
     *("intermediate_size", "time_step_[!r]*", "rescale_prenorm_residual", "use_mambapy", "use_associative_scan"),
     *("d_inner", "d_model", "n_layer", "ssm_cfg", "fused_add_norm", "pad_vocab_size_multiple"),
 )
-N_CTX = 2**20  # a state has no end; it is the training that was short
+N_CTX = 2**20  # the state sets no limit; training used shorter texts
 
 
 def config(hf: HFConfig) -> DecoderConfig:
@@ -43,13 +42,13 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def check_norm(hf: HFConfig) -> None:
-    """Raises ValueError for a checkpoint of LayerNorms, which the code of its authors knows and transformers does not."""
+    """Raises ValueError for checkpoints with LayerNorms, which transformers does not support."""
     if not hf.get("rms_norm", True):
         raise ValueError("rms_norm=False is not supported: this model type has RMS norms")
 
 
 def outer_rows(tree: DecoderConfig) -> list[Row]:
-    """Embedding, norms and unembedding of Mamba and Mamba-2."""
+    """Rows of the embedding, norms and unembedding of Mamba and Mamba-2."""
     tied = "backbone.embeddings.weight" if tree.unembed.tied else None
     return [
         Row("backbone.embeddings.weight", "embed.W_E"),

@@ -1,4 +1,4 @@
-"""Mamba-2 (Dao and Gu 2024, arXiv:2405.21060): state spaces with heads, one in each block."""
+"""Mamba-2 (Dao and Gu 2024, arXiv:2405.21060): multi-head state space models, with one mixer per block."""
 
 from hooked_lm.components.blocks.mixer import MixerBlock
 from hooked_lm.components.embed import Embed, Unembed
@@ -11,10 +11,10 @@ from hooked_lm.weights import Row
 
 PREFIX = "backbone."
 IGNORED = ()
-# what follows from another field, how a new model is initialised, in which pieces the same sum is taken
+# derived fields, initialisation, chunk size of the scan
 NO_EFFECT = (
     *("expand", "intermediate_size", "time_step_[!l]*", "rescale_prenorm_residual", "chunk_size"),
-    "norm_before_gate",  # transformers gates before the norm, whatever it says
+    "norm_before_gate",  # transformers always gates before the norm
 )
 
 
@@ -46,7 +46,7 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def mixer_rows(mixer: Mamba2.Config, theirs: str) -> list[Row]:
-    """The mixer of a layer, whose names begin so."""
+    """Rows of a layer's mixer, whose tensor names start with `theirs`."""
     ours = "blocks.{l}.mixer."
     made = {"gate": mixer.d_inner, "x": mixer.d_inner, "B": mixer.d_shared, "C": mixer.d_shared, "dt": mixer.n_heads}
     return [

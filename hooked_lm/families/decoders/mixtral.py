@@ -1,4 +1,4 @@
-"""Mixtral (Jiang et al. 2024, arXiv:2401.04088): Mistral with experts in the place of each MLP."""
+"""Mixtral (Jiang et al. 2024, arXiv:2401.04088): Mistral with experts instead of each MLP."""
 
 from hooked_lm.components.router import SoftmaxRouter
 from hooked_lm.families._shared import llama_like, moe

@@ -1,4 +1,4 @@
-"""MPT (MosaicML 2023, Introducing MPT-7B): attention with linear biases, no bias anywhere."""
+"""MPT (MosaicML 2023, Introducing MPT-7B): ALiBi, no biases in linear layers and norms."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ PREPENDS_BOS = False
 IGNORED = ()
 NO_EFFECT = ("init_device", "init_config", "verbose", "tokenizer_name", "embedding_fraction", "learned_pos_emb")
 
-# What the fields of `attn_config` that nobody reads have to be: transformers has no other attention.
+# The required values of other fields in `attn_config`: transformers supports no others.
 ATTENTION = {
     "attn_type": "multihead_attention",
     "prefix_lm": False,
@@ -48,7 +48,7 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def attention(d_model: int, n_heads: int, fields: dict[str, Any]) -> Attention.Config:
-    """Of a config within the config, in which nothing may be passed over either."""
+    """The attention of a layer, from the nested `attn_config`. Raises ValueError for unsupported fields."""
     hf = HFConfig(fields, ATTENTION)
     attn = Attention.Config(
         d_model,

@@ -1,5 +1,5 @@
 """nanochat (Karpathy 2025, github.com/karpathy/nanochat): norms without weights, one of them after the embedding; queries
-and keys turned the other way round and then normalised; squared ReLU, and a soft cap on the logits."""
+and keys rotated in the opposite direction and then normalised; squared ReLU, and a soft cap on the logits."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
-NO_EFFECT = ("logits_soft_cap",)  # an older name of final_logit_softcapping, which alone counts
+NO_EFFECT = ("logits_soft_cap",)  # an older name of `final_logit_softcapping`, which is used instead
 
 
 def config(hf: HFConfig) -> DecoderConfig:

@@ -1,5 +1,5 @@
-"""Nemotron-4 and Minitron (Parmar et al. 2024, arXiv:2402.16819): squared ReLU without a gate, partial rotary, layer norms
-whose weights are stored less one."""
+"""Nemotron-4 and Minitron (Parmar et al. 2024, arXiv:2402.16819): squared ReLU without a gate, partial rotary, layer norm
+weights stored minus one."""
 
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.layer_norm import LayerNorm
@@ -12,7 +12,7 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
-# `rope_parameters` repeat the first where it counts; head_dim is the width that the weights have.
+# the first is repeated in `rope_parameters`; the width of heads is `head_dim`
 NO_EFFECT = ("partial_rotary_factor", "kv_channels")
 
 

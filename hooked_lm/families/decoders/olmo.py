@@ -1,4 +1,4 @@
-"""OLMo (Groeneveld et al. 2024, arXiv:2402.00838): layer norms without weights, bounded queries, keys and values."""
+"""OLMo (Groeneveld et al. 2024, arXiv:2402.00838): layer norms without weights, clipped queries, keys and values."""
 
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.layer_norm import LayerNorm

@@ -1,4 +1,4 @@
-"""OLMo 3 (OLMo Team 2025, arXiv:2512.13961): OLMo 2 with local layers, whose rotary embedding is not stretched."""
+"""OLMo 3 (OLMo Team 2025, arXiv:2512.13961): OLMo 2 with local layers, whose rotary embedding is not scaled."""
 
 from dataclasses import replace
 

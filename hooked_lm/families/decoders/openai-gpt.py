@@ -1,4 +1,4 @@
-"""GPT (Radford et al. 2018, Improving Language Understanding by Generative Pre-Training): the norms are in the stream."""
+"""GPT (Radford et al. 2018, Improving Language Understanding by Generative Pre-Training): post-norm blocks."""
 
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.post_norm import PostNormBlock
@@ -15,7 +15,12 @@ PREFIX = "transformer."
 IGNORED = ("*.attn.bias", "transformer.position_ids")
 NO_EFFECT = ("n_ctx",)  # an old name of n_positions
 
-ACTIVATIONS = {"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}  # their "gelu" is the approximation
+ACTIVATIONS = {
+    "gelu": "gelu_new",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}  # "gelu" means the tanh approximation
 
 
 def config(hf: HFConfig) -> DecoderConfig:

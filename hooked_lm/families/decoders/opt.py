@@ -1,5 +1,5 @@
-"""OPT (Zhang et al. 2022, arXiv:2205.01068). The norms stand before sublayers or, in one size, in the stream; that size
-has embeddings narrower than the stream."""
+"""OPT (Zhang et al. 2022, arXiv:2205.01068): norms before sublayers; one size is post-norm, with embeddings
+narrower than the stream."""
 
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import PreNormBlock
@@ -18,7 +18,7 @@ PREFIX = "model."
 IGNORED = ()
 NO_EFFECT = ("layerdrop", "init_std", "prefix")
 
-OFFSET = 2  # rows of the position embedding before that of position 0
+OFFSET = 2  # row of position 0 in the position embedding
 
 
 def config(hf: HFConfig) -> DecoderConfig:
@@ -58,7 +58,7 @@ def rows(tree: DecoderConfig) -> list[Row]:
 
 
 def factored_rows(tree: DecoderConfig, table: str) -> list[Row]:
-    """The ways between narrow embeddings and the stream."""
+    """Rows of the unembedding, and of the projections between narrow embeddings and the stream."""
     tied = table if tree.unembed.tied else None
     return [
         Row("model.decoder.project_in.weight", "embed.W_proj", "m e -> e m"),

@@ -1,5 +1,5 @@
-"""Phi-1, 1.5 and 2 (Gunasekar et al. 2023, arXiv:2306.11644): attention and MLP side by side after one norm, part of each
-head rotary, biases everywhere."""
+"""Phi-1, 1.5 and 2 (Gunasekar et al. 2023, arXiv:2306.11644): attention and MLP in parallel after one norm, partial
+rotary, biases in all linear layers."""
 
 from hooked_lm.components.blocks.parallel import SharedNormBlock
 from hooked_lm.components.layer_norm import LayerNorm
@@ -13,7 +13,7 @@ from hooked_lm.weights import Row
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
 PREPENDS_BOS = False
-NO_EFFECT = ("partial_rotary_factor",)  # `rope_parameters` repeat it where it counts
+NO_EFFECT = ("partial_rotary_factor",)  # repeated in `rope_parameters`
 
 
 def config(hf: HFConfig) -> DecoderConfig:

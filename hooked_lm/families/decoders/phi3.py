@@ -8,7 +8,7 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
-# `rope_parameters` repeat both where they count.
+# both are repeated in `rope_parameters`
 NO_EFFECT = ("original_max_position_embeddings", "partial_rotary_factor")
 
 

@@ -1,6 +1,6 @@
 """Phi-3.5-MoE (Abdin et al. 2024, arXiv:2404.14219): layer norms, biases, and experts chosen by a sparse mixer.
 
-Past the trained length the frequencies are those of the long factors, as in the paper; transformers keeps the short ones.
+Prompts longer than in training use the long factors of LongRoPE, as in the paper; transformers keeps the short ones.
 """
 
 from hooked_lm.components.layer_norm import LayerNorm
@@ -18,7 +18,7 @@ __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
 PREPENDS_BOS = False
 
-# noise on the input of training; `rope_parameters` repeat the other where it counts
+# noise in training; the other field is repeated in `rope_parameters`
 NO_EFFECT = (*moe.NO_EFFECT, "input_jitter_noise", "original_max_position_embeddings")
 
 
@@ -41,7 +41,7 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def _rotary(hf: HFConfig) -> Rotary:
-    """The temperature of stretched frequencies has a name of its own here, for short and for long prompts."""
+    """The rotary embedding; `short_mscale` and `long_mscale`, which must be equal, become the attention factor."""
     given = dict(hf.rope_parameters)
     short, long = given.pop("short_mscale", None), given.pop("long_mscale", None)
     if short != long:

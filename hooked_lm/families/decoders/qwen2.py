@@ -1,4 +1,4 @@
-"""Qwen2 (Yang et al. 2024, arXiv:2407.10671), with Qwen1.5 and Qwen2.5, which are built alike."""
+"""Qwen2 (Yang et al. 2024, arXiv:2407.10671), and Qwen1.5 and Qwen2.5, which have the same architecture."""
 
 from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX, rows
@@ -8,7 +8,7 @@ from hooked_lm.models.config.tree import DecoderConfig
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
 PREPENDS_BOS = False
-NO_EFFECT = ("use_sliding_window", "max_window_layers")  # layer_types and sliding_window say the same
+NO_EFFECT = ("use_sliding_window", "max_window_layers")  # repeat `layer_types` and `sliding_window`
 
 
 def config(hf: HFConfig) -> DecoderConfig:

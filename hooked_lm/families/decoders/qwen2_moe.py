@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE and Qwen2-MoE (Yang et al. 2024, arXiv:2407.10671): small experts, and a gated one that all tokens share."""
+"""Qwen1.5-MoE and Qwen2-MoE (Yang et al. 2024, arXiv:2407.10671): small experts, and a gated shared expert."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
 PREPENDS_BOS = False
 
-# layer_types and sliding_window say the same as the last two
+# the last two repeat `layer_types` and `sliding_window`
 NO_EFFECT = (*moe.NO_EFFECT, "use_sliding_window", "max_window_layers")
 
 

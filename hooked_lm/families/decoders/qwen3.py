@@ -1,4 +1,4 @@
-"""Qwen3 (Yang et al. 2025, arXiv:2505.09388): queries and keys are normalised, head by head."""
+"""Qwen3 (Yang et al. 2025, arXiv:2505.09388): queries and keys are normalised per head."""
 
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.families._shared import llama_like
@@ -9,7 +9,7 @@ from hooked_lm.models.config.tree import DecoderConfig
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
 PREPENDS_BOS = False
-NO_EFFECT = ("use_sliding_window", "max_window_layers")  # layer_types and sliding_window say the same
+NO_EFFECT = ("use_sliding_window", "max_window_layers")  # repeat `layer_types` and `sliding_window`
 
 
 def config(hf: HFConfig) -> DecoderConfig:

@@ -1,4 +1,4 @@
-"""Qwen3-MoE (Yang et al. 2025, arXiv:2505.09388): Qwen3 with experts in the place of MLPs, none of them shared."""
+"""Qwen3-MoE (Yang et al. 2025, arXiv:2505.09388): Qwen3 with experts instead of MLPs, none of them shared."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from hooked_lm.models.config.tree import DecoderConfig
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
 PREPENDS_BOS = False
-NO_EFFECT = (*moe.NO_EFFECT, "use_sliding_window", "max_window_layers")  # sliding_window says the same
+NO_EFFECT = (*moe.NO_EFFECT, "use_sliding_window", "max_window_layers")  # repeat `sliding_window`
 
 
 def config(hf: HFConfig) -> DecoderConfig:

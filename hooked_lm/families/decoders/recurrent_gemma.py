@@ -18,7 +18,7 @@ from hooked_lm.weights import Row
 PREFIX = "model."
 PREPENDS_BOS = False
 IGNORED = ("*.rotary_emb.inv_freq",)
-# how a new model is initialised, and what follows from other fields
+# initialisation and derived fields
 NO_EFFECT = ("*w_init_variance_scale", "head_dim", "partial_rotary_factor")
 
 
@@ -35,8 +35,8 @@ def config(hf: HFConfig) -> DecoderConfig:
     }
     kinds = (list(hf.block_types) * hf.num_hidden_layers)[: hf.num_hidden_layers]
     return DecoderConfig(
-        n_ctx=N_CTX,  # states have no end, and attention is local
-        # the scale is rounded, whatever the precision of the model
+        n_ctx=N_CTX,  # neither states nor local attention set a limit
+        # the scale is rounded to bf16 for every dtype of the model
         embed=Embed.Config(hf.vocab_size, d_model, scale=torch.tensor(d_model**0.5).bfloat16().item()),
         blocks=tuple(blocks[kind] for kind in kinds),
         ln_final=norm,

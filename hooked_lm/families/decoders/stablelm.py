@@ -1,5 +1,5 @@
-"""StableLM 2 and StableLM 3B (Bellagente et al. 2024, arXiv:2402.17834): layer norms, part of each head rotary; the larger
-ones compute attention and MLP side by side after one norm, and each head has a norm of its own."""
+"""StableLM 2 and StableLM 3B (Bellagente et al. 2024, arXiv:2402.17834): layer norms, partial rotary; the larger
+models compute attention and MLP in parallel after one norm, with separate query and key norms for each head."""
 
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.parallel import SharedNormBlock
@@ -12,7 +12,7 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
-NO_EFFECT = ("partial_rotary_factor",)  # `rope_parameters` repeat it where it counts
+NO_EFFECT = ("partial_rotary_factor",)  # repeated in `rope_parameters`
 
 
 def config(hf: HFConfig) -> DecoderConfig:

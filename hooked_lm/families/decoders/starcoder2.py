@@ -1,4 +1,4 @@
-"""StarCoder2 (Lozhkov et al. 2024, arXiv:2402.19173): layer norms, biases everywhere, a plain MLP, a window."""
+"""StarCoder2 (Lozhkov et al. 2024, arXiv:2402.19173): layer norms, biases in all linear layers, a plain MLP, a sliding window."""
 
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.layer_norm import LayerNorm
@@ -13,7 +13,7 @@ __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
 PREPENDS_BOS = False
 
-# Left over from training: there is one type of each, hidden_act and norm_epsilon count, and softmax is always in fp32.
+# leftovers from training; `hidden_act` and `norm_epsilon` are used, and softmax is always in fp32
 NO_EFFECT = (
     *("mlp_type", "norm_type", "activation_function", "layer_norm_epsilon", "scale_attn_weights"),
     *("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),

@@ -1,4 +1,4 @@
-"""XGLM (Lin et al. 2021, arXiv:2112.10668): sinusoidal positions in the order of fairseq, scaled embeddings."""
+"""XGLM (Lin et al. 2021, arXiv:2112.10668): sinusoidal positions in fairseq's order, scaled embeddings."""
 
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import PreNormBlock
@@ -15,7 +15,7 @@ PREFIX = "model."
 IGNORED = ("model.embed_positions.weights",)
 NO_EFFECT = ("layerdrop", "init_std")
 
-OFFSET = 2  # the number of position 0
+OFFSET = 2  # the sinusoidal table's index of position 0
 
 
 def config(hf: HFConfig) -> DecoderConfig:

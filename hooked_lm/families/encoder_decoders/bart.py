@@ -1,4 +1,4 @@
-"""BART (Lewis et al. 2019, arXiv:1910.13461): norms in the stream, learned positions."""
+"""BART (Lewis et al. 2019, arXiv:1910.13461): post-norm blocks, learned positions."""
 
 from hooked_lm.components.pos_embed import PosEmbed
 from hooked_lm.families._shared.bart_like import IGNORED, NO_EFFECT, PREFIX, encoder_decoder, fitted, rows

@@ -1,4 +1,4 @@
-"""Marian's translation models (Junczys-Dowmunt et al. 2018, arXiv:1804.00344): norms in the stream, sinusoidal positions."""
+"""Marian's translation models (Junczys-Dowmunt et al. 2018, arXiv:1804.00344): post-norm blocks, sinusoidal positions."""
 
 from hooked_lm.components.pos_embed import SinusoidalEmbed
 from hooked_lm.families._shared import bart_like
@@ -8,7 +8,7 @@ from hooked_lm.models.config.tree import EncoderDecoderConfig
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "fitted", "rows"]
 
-IGNORED = (*bart_like.IGNORED, "*.embed_positions.weight")  # old files hold the table of sines
+IGNORED = (*bart_like.IGNORED, "*.embed_positions.weight")  # old files contain the sinusoidal table
 
 
 def config(hf: HFConfig) -> EncoderDecoderConfig:

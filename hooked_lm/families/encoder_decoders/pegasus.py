@@ -1,4 +1,4 @@
-"""PEGASUS (Zhang et al. 2019, arXiv:1912.08777): norms before sublayers, sinusoidal positions that files may hold."""
+"""PEGASUS (Zhang et al. 2019, arXiv:1912.08777): norms before sublayers, sinusoidal positions, which files may contain."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Switch Transformers (Fedus et al. 2021, arXiv:2101.03961): T5 with experts in some layers, one for each token."""
+"""Switch Transformers (Fedus et al. 2021, arXiv:2101.03961): T5 with experts in some layers; each token uses one expert."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
-# how training goes; what transformers passes over; what *_sparse_step says again
+# training options, fields that transformers ignores, and those that *_sparse_step repeat
 NO_EFFECT = (
     *t5_like.NO_EFFECT,
     *("router_*_loss_coef", "router_jitter_noise", "router_ignore_padding_tokens", "add_router_probs"),
@@ -38,7 +38,7 @@ def config(hf: HFConfig) -> EncoderDecoderConfig:
 
 
 def with_experts(blocks: Sequence[SideBlockConfig], step: int, sparse: MoE.Config) -> tuple[SideBlockConfig, ...]:
-    """The blocks with experts in every so many, from the second on."""
+    """The blocks, with experts in every `step`-th one, starting from the second; none if `step` is 0."""
     is_sparse = [step == 1 or (step > 0 and layer % step == 1) for layer in range(len(blocks))]
     return tuple(
         replace(block, mlp=sparse) if has_experts else block
@@ -47,7 +47,7 @@ def with_experts(blocks: Sequence[SideBlockConfig], step: int, sparse: MoE.Confi
 
 
 def rows(tree: EncoderDecoderConfig) -> list[Row]:
-    """Every weight that a model of this kind can have; those that a model lacks are left out when loading."""
+    """Rows of every weight that such a model can have; rows of weights that a model lacks are skipped when loading."""
     return [
         *outer_rows(tree),
         *attention_half_rows(tree),
@@ -57,7 +57,7 @@ def rows(tree: EncoderDecoderConfig) -> list[Row]:
 
 
 def side_rows(blocks: Sequence[SideBlockConfig], theirs: str, ours: str) -> list[Row]:
-    """The MLPs and experts of a side."""
+    """Rows of the encoder's or decoder's MLPs and experts."""
     found = []
     for layer, block in enumerate(blocks):
         place: Any = {"e": [layer]}

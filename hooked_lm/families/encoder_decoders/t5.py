@@ -1,4 +1,4 @@
-"""T5 (Raffel et al. 2019, arXiv:1910.10683), also in its versions 1.1 and Flan."""
+"""T5 (Raffel et al. 2019, arXiv:1910.10683), including T5 1.1 and Flan-T5."""
 
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.t5_like import IGNORED, NO_EFFECT, PREFIX, encoder_decoder, fitted, mlp, rows

@@ -9,7 +9,7 @@ from hooked_lm.weights import Row
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]
 
 PREFIX = "albert."
-# leftovers of the first checkpoints, which no model reads
+# unused fields of the first checkpoints
 NO_EFFECT = (
     *bert_like.NO_EFFECT,
     *("down_scale_factor", "gap_size", "layers_to_keep", "net_structure_type", "num_memory_blocks"),
@@ -57,7 +57,7 @@ def rows(tree: EncoderConfig) -> list[Row]:
 
 
 def layer_rows(theirs: str, ours: str) -> list[Row]:
-    """One set of weights, in the first block that has it."""
+    """Rows of one set of layer weights, for the first block that uses it."""
     attn, rows = theirs + "attention.", list[Row]()
     for name, x in (("query", "Q"), ("key", "K"), ("value", "V")):
         rows.append(Row(f"{attn}{name}.weight", f"{ours}attn.W_{x}", "(n h) m -> n m h"))

@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2018, arXiv:1810.04805), with the heads for masked tokens, next sentences, texts, tokens, spans."""
+"""BERT (Devlin et al. 2018, arXiv:1810.04805), with heads for masked tokens, next sentences, texts, tokens and spans."""
 
 from hooked_lm.families._shared import bert_like
 from hooked_lm.families._shared.bert_like import IGNORED, NO_EFFECT, RENAMED, Names

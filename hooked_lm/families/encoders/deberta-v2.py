@@ -18,7 +18,7 @@ from hooked_lm.weights import Row
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]
 
 PREFIX = "deberta."
-# what discriminators were trained with, and positions that are not added
+# training heads of discriminators, and position embeddings that are not used
 IGNORED = (*bert_like.IGNORED, "mask_predictions.*", "*embeddings.position_embeddings.*")
 NO_EFFECT = (*bert_like.NO_EFFECT, "legacy", "cls_dropout", "pooler_hidden_act", "pooler_hidden_size")
 CLASSIFIERS = {"text_dense": "pooler.dense", "text_out": "classifier", "pooler": "pooler.dense"}
@@ -50,7 +50,7 @@ def config(hf: HFConfig) -> EncoderConfig:
     norm, n_types = bert_like.layer_norm(hf), hf.type_vocab_size
     layout = int(hf.holds(LAYOUTS[1].mlm + ".weight"))
     heads = bert_like.heads(hf, LAYOUTS[layout], mlm=hf.hidden_act, text=hf.pooler_hidden_act)
-    if layout == 1:  # there the embedding unembeds whatever tie_word_embeddings says
+    if layout == 1:  # always tied, regardless of `tie_word_embeddings`
         heads["unembed"] = replace(heads["unembed"], tied=True)
     return EncoderConfig(
         n_ctx=n_ctx,
@@ -68,7 +68,7 @@ def config(hf: HFConfig) -> EncoderConfig:
 
 
 def relative(hf: HFConfig) -> RelativeEmbed.Config | None:
-    """The table of relative positions that layers share."""
+    """The table of relative positions that all layers share."""
     norms = [kind.strip() for kind in str(hf.get("norm_rel_ebd", "none")).lower().split("|")]
     n_buckets, longest = hf.get("position_buckets", -1), hf.max_relative_positions
     if not hf.relative_attention:

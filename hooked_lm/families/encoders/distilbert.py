@@ -16,8 +16,8 @@ from hooked_lm.weights import Row
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]
 
 PREFIX = "distilbert."
-NO_EFFECT = (*bert_like.NO_EFFECT, "sinusoidal_pos_embds", "tie_weights_")  # the positions are in the file either way
-EPS = 1e-12  # of every norm
+NO_EFFECT = (*bert_like.NO_EFFECT, "sinusoidal_pos_embds", "tie_weights_")  # positions are always in the file
+EPS = 1e-12  # of all norms
 HEADS = Names(
     mlm="vocab_transform",
     mlm_norm="vocab_layer_norm",

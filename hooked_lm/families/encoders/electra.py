@@ -1,4 +1,4 @@
-"""ELECTRA (Clark et al. 2020, arXiv:2003.10555): generators fill masks, discriminators tell which tokens were replaced."""
+"""ELECTRA (Clark et al. 2020, arXiv:2003.10555): generators predict masked tokens, discriminators detect replaced tokens."""
 
 from typing import Any
 

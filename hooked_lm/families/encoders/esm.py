@@ -20,12 +20,12 @@ from hooked_lm.weights import Row
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]
 
 PREFIX = "esm."
-N_TOKENS, PAD = 33, 1  # of the alphabet of ESM, where a config does not say it
+N_TOKENS, PAD = 33, 1  # defaults of ESM's alphabet
 HEADS = Names(untied_bias="lm_head.bias")
 RENAMED = bert_like.RENAMED | {
-    r"encoder\.layer\.[^.]+\.attention\.self\.rotary_embeddings": "rotary_embeddings"  # every layer had a copy
+    r"encoder\.layer\.[^.]+\.attention\.self\.rotary_embeddings": "rotary_embeddings"  # each layer had a copy
 }
-NO_EFFECT = (*bert_like.NO_EFFECT, "vocab_list", "esmfold_config", "hidden_act")  # the activation is GELU
+NO_EFFECT = (*bert_like.NO_EFFECT, "vocab_list", "esmfold_config", "hidden_act")  # the activation is always GELU
 
 
 def config(hf: HFConfig) -> EncoderConfig:

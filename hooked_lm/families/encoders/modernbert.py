@@ -1,4 +1,4 @@
-"""ModernBERT (Warner et al. 2024, arXiv:2412.13663): rotary positions, gated MLPs, norms before, local layers between."""
+"""ModernBERT (Warner et al. 2024, arXiv:2412.13663): rotary positions, gated MLPs, pre-norm blocks, some local layers."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from hooked_lm.weights import Row
 
 PREFIX = "model."
 IGNORED = ("*.rotary_emb.*inv_freq",)
-# old names of what layer_types and rope_parameters say; how it was trained; how the same is computed
+# old names for `layer_types` and `rope_parameters`, training options, choices of implementation
 NO_EFFECT = (
     *("global_attn_every_n_layers", "global_rope_theta", "local_rope_theta", "sliding_window"),
     *("sparse_prediction", "sparse_pred_ignore_index", "initializer_cutoff_factor", "gradient_checkpointing"),
@@ -43,7 +43,7 @@ def config(hf: HFConfig) -> EncoderConfig:
                 window=windows[layer_type],
                 causal=False,
             ),
-            ln1=norm if layer else None,  # the first reads the embedding, which is normalised
+            ln1=norm if layer else None,  # the embedding is already normalised
             mlp=mlp,
             ln2=norm,
         )
@@ -59,7 +59,7 @@ def config(hf: HFConfig) -> EncoderConfig:
 
 
 def heads(hf: HFConfig, norm: LayerNorm.Config) -> dict[str, Any]:
-    """The head that a checkpoint has: one layer, and after it the unembedding or a classifier."""
+    """The checkpoint's head, by field of `EncoderConfig`: a linear layer, followed by the unembedding or a classifier."""
     d_model, act_fn, tied, bias = norm.d_model, hf.classifier_activation, hf.tie_word_embeddings, hf.decoder_bias
     if not hf.holds("head.dense.weight"):
         return {}

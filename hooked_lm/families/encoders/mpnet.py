@@ -1,4 +1,4 @@
-"""MPNet (Song et al. 2020, arXiv:2004.09297): learned positions and, beside them, a bias on the scores for each distance."""
+"""MPNet (Song et al. 2020, arXiv:2004.09297): learned positions, and a bias on the scores per bucket of distances."""
 
 from hooked_lm.components.attention.position_bias import SharedBias
 from hooked_lm.components.attention.relative_bias import RelativeBias
@@ -11,8 +11,8 @@ from hooked_lm.weights import Row
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]
 
 PREFIX = "mpnet."
-PAD = 1  # positions are counted from after it, whatever pad_token_id says
-N_BUCKETS = 32  # that are in use, whatever relative_attention_num_buckets says
+PAD = 1  # positions start at PAD + 1, regardless of `pad_token_id`
+N_BUCKETS = 32  # transformers always uses 32
 
 
 def config(hf: HFConfig) -> EncoderConfig:

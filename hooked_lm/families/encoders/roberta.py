@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al. 2019, arXiv:1907.11692): BERT with positions counted from after the pad token's."""
+"""RoBERTa (Liu et al. 2019, arXiv:1907.11692): BERT with positions that start after the pad token's id."""
 
 from hooked_lm.families._shared import bert_like
 from hooked_lm.families._shared.bert_like import IGNORED, NO_EFFECT, RENAMED, ROBERTA
