@@ -101,9 +101,8 @@ def _logits_and_greedy(model: Any, theirs: Any, tokens: Tensor, n_tokens: int, t
     is_decoder = isinstance(model, Decoder)
     options = {} if is_decoder else {"decoder_start_token_id": model.start_id(), "forced_bos_token_id": None}
     theirs.generation_config = GenerationConfig(pad_token_id=0, **options)
-    inputs = (
-        {} if is_decoder else {"decoder_input_ids": tokens % model.cfg.d_vocab_out}
-    )  # the decoder may have its own vocabulary
+    # the decoder may have its own vocabulary
+    inputs = {} if is_decoder else {"decoder_input_ids": tokens % model.cfg.d_vocab_out}
     reference = theirs(tokens, **inputs).logits
     largest = reference.abs().max().clamp(min=1.0)
     error = ((model(tokens, *inputs.values()) - reference).abs().max() / largest).item()

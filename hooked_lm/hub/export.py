@@ -49,8 +49,8 @@ def save_pretrained(model: Model, path: str | os.PathLike[str]) -> None:
     """Writes a model in HF format: `config.json`, `model.safetensors`, and the tokenizer's files if it has one.
 
     The path may be the checkpoint that the model was loaded from. Files are first written to a temporary directory next to
-    it, the weights one tensor at a time, and then moved: if writing fails, nothing is left behind and an existing checkpoint
-    is unchanged. Raises ValueError as `to_hf` does, and OSError if the path is not writable.
+    it, the weights one tensor at a time, and then moved: if writing fails, no new files remain and an existing checkpoint is
+    unchanged. Raises ValueError as `to_hf` does, and OSError if the path is not writable.
     """
     config, tensors = exported(model)
     with _moved_when_done(Path(path).expanduser().resolve()) as unfinished:

@@ -19,9 +19,10 @@ IGNORED = ("*.rotary_emb.inv_freq",)
 
 
 def attention(hf: HFConfig, partial: bool = False, **options: Any) -> Attention.Config:
-    """The attention of a layer, from the usual config fields; `options` are further arguments of `Attention.Config`.
+    """The attention of a layer, from the usual config fields.
 
-    `partial` says whether the architecture may rotate only part of a head.
+    `partial` allows architectures to rotate only part of a head. `options` are further arguments of `Attention.Config`; a
+    `rotary` among them replaces that of the config.
     """
     d_head = hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
     if "rotary" not in options:

@@ -21,8 +21,8 @@ def rotary(
 ) -> Rotary:
     """The rotary embedding that `rope_parameters` describes; `layer_type` selects the entry if there is one per layer type.
 
-    `partial` says whether the architecture may rotate only part of a head. Raises ValueError for an unknown `rope_type`,
-    for parameters that the type does not have, and for a partial rotation that the architecture does not support.
+    `partial` allows architectures to rotate only part of a head. Raises ValueError for an unknown `rope_type`, for parameters
+    that the type does not have, and for a partial rotation that is not allowed.
     """
     given = {name: value for name, value in _parameters(hf, layer_type).items() if value is not None}
     given.pop("type", None)

@@ -15,12 +15,8 @@ PREFIX = "transformer."
 IGNORED = ("*.attn.bias", "transformer.position_ids")
 NO_EFFECT = ("n_ctx",)  # an old name of n_positions
 
-ACTIVATIONS = {
-    "gelu": "gelu_new",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}  # "gelu" means the tanh approximation
+# "gelu" means the tanh approximation
+ACTIVATIONS = {"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}
 
 
 def config(hf: HFConfig) -> DecoderConfig:

@@ -39,7 +39,7 @@ class HookedTransformerConfig(FlatConfig):
 
     Setting a field (here, by `dataclasses.replace` or by assignment) updates the tree and all fields derived from it, except
     those that were set explicitly. Raises ValueError for values that contradict each other, that would have no effect, or
-    that no model can be built from.
+    that no model can be built from; after an assignment the error may come only when a model is built.
 
     >>> from dataclasses import replace
     >>> cfg = HookedTransformerConfig(n_layers=2, d_model=64, n_heads=4, n_ctx=128, d_vocab=1000, act_fn="gelu")

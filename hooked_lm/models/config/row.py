@@ -15,8 +15,8 @@ ABSENT: Any = object()  # the tree lacks the part that the name describes
 class Row:
     """The definition of a flat name; `doc` is its description.
 
-    `paths` lead through the tree to the parts that the name describes; the first path that finds a part is used. `*` stands
-    for each entry of a tuple, `part[Class]` selects parts of one class, absent parts are skipped. `read` converts the first
+    `paths` lead through the tree to the parts that the name describes; the first path that finds a part is used. `*` means
+    each entry of a tuple, `part[Class]` selects parts of one class, absent parts are skipped. `read` converts the first
     part found (with `reads_all` the list of parts) to the flat value. With `is_fact` the name describes the model but not
     its tree, such as the tokenizer; its paths then only supply a value if it is not set.
 

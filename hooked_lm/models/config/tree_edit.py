@@ -21,9 +21,8 @@ def edited(tree: Any, old: Any, new: Any) -> Any:
 
 
 def _edited(actual: Any, old: Any, new: Any, place: str) -> Any:
-    if _same(old, new) or (
-        actual is None and old is not None and new is not None
-    ):  # nothing changed, or `tree` lacks the part
+    # nothing changed, or `tree` lacks the part
+    if _same(old, new) or (actual is None and old is not None and new is not None):
         return actual
     if _same(actual, old):
         return new
