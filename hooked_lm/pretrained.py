@@ -203,8 +203,8 @@ def from_pretrained(
             "./demo", is always a directory.
         fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases: changes to a
             decoder's weights that keep its predictions; see `hooked_lm.models.weights.fold`.
-        checkpoint_index, checkpoint_value: a published checkpoint of a training run, by its index or its training step
-            (Pythia, Stanford CRFM's GPT-2, and TransformerLens models with a folder `checkpoints`).
+        checkpoint_index, checkpoint_value: a published checkpoint of a training run, by its index or its training step or
+            token count (Pythia, Stanford CRFM's GPT-2, and TransformerLens models with a folder `checkpoints`).
         hf_model: a transformers or PEFT model whose weights are copied instead; it is not changed.
         device, device_map: one device; by default the first GPU, else the CPU.
         default_prepend_bos: the default of `prepend_bos`; None means that of the family.

@@ -1,4 +1,4 @@
-"""StarCoder2 (Lozhkov et al. 2024, arXiv:2402.19173): layer norms, biases in all linear layers, a plain MLP, a sliding window."""
+"""StarCoder2 (Lozhkov et al. 2024, arXiv:2402.19173): layer norms, biases in attention and MLP, a plain MLP, a sliding window."""
 
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.layer_norm import LayerNorm
