@@ -1,4 +1,4 @@
-"""Causal experiments: what changes in what a model says when values inside it are exchanged."""
+"""Causal experiments: activation patching, path patching, ablation, attention knockout and causal tracing."""
 
 from hooked_lm.engine.edit import Edit, Rewrite
 from hooked_lm.engine.experiment import Experiment

@@ -1,4 +1,4 @@
-"""`ablate`: take one part of a model away at a time, and measure what is lost."""
+"""`ablate`: ablate one component of a model at a time, and measure the effect."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ from hooked_lm.results import Label
 Place = tuple[int, ...]
 Dataset = str | Sequence[str] | Sequence[Int[Tensor, "_"]] | Int[Tensor, "_ _"]
 
-MIXED = ("attn_out", "mixer_out")  # what the mixing of tokens adds to the stream
+MIXED = ("attn_out", "mixer_out")  # outputs of token mixing: attention, or a state-space mixer
 SITES: Mapping[str, Sequence[str]] = {
     "heads": ("z",),
     "mlps": ("mlp_out",),
@@ -56,34 +56,34 @@ def ablate(
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> SweepResult:
-    """Replace what one part of the model says by something that tells nothing of the prompt, one part at a time.
+    """Ablate one component of the model at a time: replace its activation by zeros, a mean or that of another prompt.
 
-    With zeros as Michel et al. 2019 (arXiv:1905.10650) did for heads, with means as Wang et al. 2022 (arXiv:2211.00593), or
-    with what the part says of other prompts, as in causal scrubbing (Chan et al. 2022). The cells of a sweep share what they
-    have in common, and give what a forward pass for each would give.
+    Zero ablation of heads is due to Michel et al. 2019 (arXiv:1905.10650). Wang et al. 2022 (arXiv:2211.00593) use means, and
+    causal scrubbing (Chan et al. 2022) resamples. The cells share computation; the result equals that of one forward pass
+    per cell.
 
     Args:
         prompts: texts or ids [batch, pos], of one length.
-        what: "heads" (the `z` of a head), "mlps" (`mlp_out`), "attention" (`attn_out`, in layers with a state `mixer_out`),
-            "neurons" (`post` of an MLP), "positions" (the stream before each layer, at one position), or "layers" (all that
-            a layer adds to the stream).
-        metric: from logits [batch, pos, d_vocab] to one number for each prompt [batch], or to one for all; or several by name.
-            See `hooked_lm.analysis.metrics`.
-        method: "zero"; "mean", over all prompts and positions of the data set; "resample", the values of one other prompt, the
-            same in all cells, position by position.
-        dataset: texts or ids for "mean", of any lengths, BOS and all; for "resample" one row as long as the prompts and unlike
-            the prompt is drawn for each prompt. None: the prompts themselves, which "resample" exchanges among each other so
-            that each gets the values of another.
-        layers, heads, neurons: "each" gives the grid an axis, a list an axis of these, None ablates all together.
-        positions: None ablates at all positions together (for "positions" it means "each"), "each" or a list give an axis.
-        seed: of the draws of "resample", which leave the global generators alone.
+        what: "heads" (the `z` of a head), "mlps" (`mlp_out`), "attention" (`attn_out`, or `mixer_out` in state-space layers),
+            "neurons" (`post` of an MLP), "positions" (the residual stream before each layer, at one position), or "layers"
+            (all outputs that a layer adds to the residual stream).
+        metric: maps logits [batch, pos, d_vocab] to one number per prompt [batch] or one for all prompts; or a mapping of names
+            to such functions. See `hooked_lm.analysis.metrics`.
+        method: "zero"; "mean", the mean over all prompts and positions of the dataset; "resample", the values of one other
+            prompt at the same positions, the same prompt in all cells.
+        dataset: for "mean" texts or ids of any length, BOS included; for "resample" texts or ids, of which one that is as long
+            as the prompt and differs from it is drawn for each prompt. None: the prompts themselves, which "resample" permutes
+            so that each gets the values of another.
+        layers, heads, neurons: "each" adds an axis, a list an axis of these indices, None ablates all together.
+        positions: "each" or a list adds an axis, None ablates all positions together (for what="positions" it means "each").
+        seed: seed of the draws of "resample", which do not use the global generators.
         max_memory, progress, checkpoint: as in `sweep`.
 
-    Returns a SweepResult with the axes (metric), layer, position, head or neuron, as far as they exist. Its baseline
-    `corrupted` is the run without ablation, so `.effects()` is what each ablation changes; there is no `clean`. NaN for a head,
-    a neuron or a site that a layer lacks. Raises before the sweep: KeyError, with near names, if none of the layers has the
-    site (layers of experts have no `post`: their neurons see the tokens that are sent to them); IndexError for what is out of
-    range; ValueError for an unknown `what` or `method`, an empty data set or choice, and where there is no other prompt.
+    Returns a SweepResult with those of the axes (metric), layer, position, head and neuron that the arguments add. Its baseline
+    `corrupted` is the run without ablation, so `.effects()` is the effect of each ablation; there is no `clean`. NaN for a head,
+    a neuron or a site that a layer lacks. Raises before the sweep: KeyError, with similar names, if none of the layers has the
+    site (mixture-of-experts layers have no `post`, as each neuron sees only the tokens routed to it); IndexError for an index
+    out of range; ValueError for an unknown `what` or `method`, an empty dataset or choice, and if there is no other prompt.
 
     >>> from hooked_lm import HookedTransformer, patching
     >>> from hooked_lm.analysis import metrics
@@ -136,14 +136,14 @@ def _check_options(what: str, method: str, dataset: Dataset | None, heads: Which
 
 
 def _present(model: Any, names: Sequence[str], layers: Which) -> list[str]:
-    """Those of the sites that one of the layers has; if there are none the first, about which the plan then complains."""
+    """The site names that at least one of the layers has; if there is none, the first, for which `Plan` raises."""
     some = chosen(layers, model.cfg.n_layers, "layer") or range(model.cfg.n_layers)
     present = [name for name in names if any(site_of_layer(model, name, layer) for layer in some)]
     return present or [names[0]]
 
 
 def _together(axes: Mapping[str, Sequence[Label]], cells: Mapping[Place, list[Controller]]) -> tuple[Any, Any]:
-    """The grid in which the sites of a layer are changed together, where there are several."""
+    """The axes and cells with the axis "site" removed: its cells are merged into one per layer."""
     if "site" not in axes:
         return axes, cells
     joined: dict[Place, list[Controller]] = {}
@@ -152,11 +152,11 @@ def _together(axes: Mapping[str, Sequence[Label]], cells: Mapping[Place, list[Co
     return {name: labels for name, labels in axes.items() if name != "site"}, joined
 
 
-# ---- what takes the place of a value ---------------------------------------------------------------------------------
+# ---- replacement values ----------------------------------------------------------------------------------------------
 
 
 def _rows(model: Any, dataset: Dataset) -> list[Int[Tensor, " _"]]:
-    """The ids of each row of a data set."""
+    """The token ids of each row of a dataset."""
     rows = [dataset] if isinstance(dataset, str) else list(dataset)
     ids = [tokens_of(model, row, "dataset")[0] for row in rows]
     if not ids:
@@ -165,7 +165,7 @@ def _rows(model: Any, dataset: Dataset) -> list[Int[Tensor, " _"]]:
 
 
 def _means(model: HookedRootModule, rows: Sequence[Tensor], sites: Sequence[str]) -> dict[str, Tensor]:
-    """The mean of each site over all positions of these rows of ids, [1, 1, ...]; in fp32 at least."""
+    """The mean of each site over all tokens of `rows`, [1, 1, ...], in fp32 or higher precision."""
     means: dict[str, Tensor] = {}
     n_seen = n_new = 0
 
@@ -187,7 +187,7 @@ def _means(model: HookedRootModule, rows: Sequence[Tensor], sites: Sequence[str]
 
 
 def _donors(tokens: Tensor, rows: Sequence[Tensor] | None, seed: int) -> Int[Tensor, "batch pos"]:
-    """For each prompt the one whose values it is given."""
+    """For each prompt, the prompt whose values replace its values."""
     generator = torch.Generator().manual_seed(seed)
     if rows is None:
         if len(tokens) < 2:

@@ -1,9 +1,9 @@
-"""Activation patching: put one value of a clean run into a corrupted run, and see how much of the behaviour returns.
+"""Activation patching: patch an activation of a clean run into a corrupted run, and measure how much behaviour is recovered.
 
 The method of causal tracing (Meng et al. 2022, arXiv:2202.05262) and of interchange interventions (Geiger et al. 2021,
-arXiv:2106.02997). A *sweep* repeats it for every cell of a grid, such as layer x position: `get_act_patch_resid_pre`
-and its like are sweeps over common sites, and `generic_activation_patch` makes one over any site. All take the clean
-run as a cache, and a metric from logits [batch, pos, d_vocab] to one number.
+arXiv:2106.02997). A *sweep* repeats it for every cell of a grid, such as layer x position. `get_act_patch_resid_pre`
+and similar functions sweep over common sites, `generic_activation_patch` over any site. All take the cache of the clean
+run and a metric that maps logits [batch, pos, d_vocab] to one number.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,24 +43,24 @@ def generic_activation_patch(
     index_df: pd.DataFrame | None = None,
     return_index_df: bool = False,
 ) -> Any:
-    """The metric of the corrupted run with one clean value put in, for every cell of a grid.
+    """The metric of the corrupted run with one clean activation patched in, for every cell of a grid.
 
     Args:
         corrupted_tokens: the prompts to run, of the same length as those of `clean_cache`.
-        clean_cache: what `run_with_cache` kept of the clean prompts, at least this site.
-        patching_metric: from logits [batch, pos, d_vocab] to one number.
-        patch_setter: called with the corrupted value, the cell's indices and the clean value of the same site; returns
-            what the run goes on with. It may edit the corrupted value in place: it is given a copy.
-        activation_name: the short name of a site that every layer has: "resid_pre", "z", "pattern", ...
-        index_axis_names: the axes of the grid, "layer" first: "pos", "src_pos", "dest_pos" run over the positions,
-            "head" and "head_index" over the heads of the site (key/value heads where it is per key/value head).
-        index_df: instead of the axes, the cells themselves: a row each, "layer" in the first column.
-        return_index_df: return the table of cells as well.
+        clean_cache: the cache of `run_with_cache` on the clean prompts, with at least this site.
+        patching_metric: maps logits [batch, pos, d_vocab] to one number.
+        patch_setter: called with the corrupted activation, the cell's indices and the clean activation of the same site;
+            returns the patched activation. It gets a copy of the corrupted activation, which it may edit in place.
+        activation_name: the short name of a site of the layers: "resid_pre", "z", "pattern", ...
+        index_axis_names: the axes of the grid, "layer" first: "pos", "src_pos", "dest_pos" are positions, "head" and
+            "head_index" are the heads of the site (key/value heads for `k` and `v` with grouped-query attention).
+        index_df: the cells, instead of the axes: one row per cell, "layer" in the first column.
+        return_index_df: whether to return the table of cells too.
 
-    Returns the metrics, with an axis for each name, or [row] for an `index_df`. Raises, before the sweep starts,
-    TypeError for prompts that are no tensor, ValueError for prompts of unequal length and for a metric that does not
-    give one number (or gives NaN) on the corrupted run, KeyError for a site that the model or the cache lacks,
-    IndexError for cells that are out of range.
+    Returns the metrics with one axis per axis name, or [row] for an `index_df`; NaN where a layer lacks the site. Raises before
+    the sweep: TypeError if the prompts are not a tensor, ValueError for prompts of unequal length and for a metric that does
+    not give one number (or gives NaN) on the corrupted run, KeyError for a site that the model or the cache lacks,
+    IndexError for cells out of range.
 
     >>> from hooked_lm import HookedTransformer, patching
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -79,7 +79,7 @@ def generic_activation_patch(
 
 
 def make_df_from_ranges(column_max_ranges: Sequence[int], column_names: Sequence[str]) -> pd.DataFrame:
-    """Every combination of indices below the given bounds, a row each, the last column changing fastest.
+    """Every combination of indices below the given bounds, one per row; the last column changes fastest.
 
     >>> make_df_from_ranges([2, 2], ["layer", "pos"]).to_numpy().tolist()
     [[0, 0], [0, 1], [1, 0], [1, 1]]
@@ -92,7 +92,7 @@ def make_df_from_ranges(column_max_ranges: Sequence[int], column_names: Sequence
 
 @runtime_checkable
 class Sweep(Protocol):
-    """One of the sweeps below: a site and a grid, waiting for model, prompts, clean run and metric."""
+    """The type of the `get_act_patch_*` functions: a sweep with a fixed site and setter."""
 
     def __call__(
         self,
@@ -199,9 +199,9 @@ def get_act_patch_attn_head_all_pos_every(
     clean_cache: Mapping[str, Tensor],
     metric: Metric,
 ) -> Float[Tensor, "5 layer head"]:
-    """Outputs, queries, keys, values and patterns of heads, at all positions together.
+    """Patch outputs, queries, keys, values and patterns of heads, in this order, at all positions together.
 
-    In a model with fewer key/value heads than heads, the rows of keys and values end in NaN.
+    With grouped-query attention the rows of keys and values are padded with NaN.
 
     >>> from hooked_lm import HookedTransformer, patching
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -224,7 +224,9 @@ def get_act_patch_attn_head_by_pos_every(
     clean_cache: Mapping[str, Tensor],
     metric: Metric,
 ) -> Float[Tensor, "5 layer pos head"]:
-    """The same, position by position; the position of a pattern is that of the query.
+    """Patch outputs, queries, keys, values and patterns of heads, one position at a time.
+
+    The position of a pattern is that of the query.
 
     >>> from hooked_lm import HookedTransformer, patching
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -246,7 +248,7 @@ def get_act_patch_block_every(
     clean_cache: Mapping[str, Tensor],
     metric: Metric,
 ) -> Float[Tensor, "3 layer pos"]:
-    """The stream before each block, what attention adds, what the MLP adds.
+    """Patch `resid_pre`, `attn_out` and `mlp_out` of each block, one position at a time.
 
     >>> from hooked_lm import HookedTransformer, patching
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -260,12 +262,12 @@ def get_act_patch_block_every(
 
 
 def _grids(setters: Iterable[tuple[str, PatchSetter]]) -> list[Grid]:
-    """Each site with the whole grid of its setter."""
+    """The full grid of each site and setter."""
     return [Grid(name, setter, PATCH_SETTERS[setter].axes) for name, setter in setters]
 
 
 def _stacked(results: Iterable[Tensor]) -> Tensor:
-    """Sweeps along a new first axis; NaN where one has fewer heads than another."""
+    """Stack sweeps along a new first axis, padded with NaN to the largest number of heads."""
     results = list(results)
     width = max(result.shape[-1] for result in results)
     pad = torch.nn.functional.pad

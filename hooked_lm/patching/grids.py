@@ -1,4 +1,4 @@
-"""The grids of the public sweeps: a site of every layer, the axes of its cells, and what is checked before anything runs."""
+"""The grids of the `get_act_patch_*` sweeps: a site, the axes of the cells, and the checks before a sweep."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from hooked_lm.patching.setters import PATCH_SETTERS, Index, PatchSetter, change
 
 @dataclass(frozen=True)
 class Grid:
-    """A site, what a cell does there, and the cells: axes to be run through, or a table with a row each."""
+    """A site, its patch setter, and the cells: the product of `axes`, or one per row of `index_df`."""
 
     activation_name: str
     setter: PatchSetter
@@ -50,7 +50,7 @@ class Grid:
 
 
 def table(grid: Grid, model: HookedRootModule, tokens: Tensor) -> pd.DataFrame:
-    """The cells of a grid, a row each."""
+    """The cells of a grid, one per row."""
     if grid.index_df is not None:
         return grid.index_df
     return pd.DataFrame(grid.indices(axis_sizes(model, grid.activation_name, tokens)), columns=grid.names)
@@ -59,7 +59,7 @@ def table(grid: Grid, model: HookedRootModule, tokens: Tensor) -> pd.DataFrame:
 def run_grids(
     model: HookedRootModule, tokens: Any, clean_cache: Mapping[str, Tensor], metric: Metric, grids: Sequence[Grid]
 ) -> list[Tensor]:
-    """The metric of every cell of every grid, all of them in one experiment; NaN where a layer lacks the site."""
+    """The metric of every cell of every grid, computed in one experiment; NaN where a layer lacks the site."""
     shapes, cells, where = [], [], []
     for number, grid in enumerate(grids):
         sizes = axis_sizes(model, grid.activation_name, tokens)
@@ -88,7 +88,7 @@ def run_grids(
 def one_number(
     model: HookedRootModule, tokens: Tensor, metric: Metric, cells: Sequence[Cell], title: str
 ) -> list[tuple[int, float]]:
-    """Each cell and its metric, which is one number for all prompts together."""
+    """Pairs (index of the cell, its metric); the metric must be one number for all prompts."""
     sites = {change.site for cell in cells for change in cell}
     experiment = Experiment(model, tokens if tokens.ndim == 2 else tokens[None], [metric], compare=sites)
     if experiment.scores.shape[1] != 1:
@@ -105,7 +105,7 @@ def one_number(
 
 
 def axis_sizes(model: Any, activation_name: str, tokens: Any) -> dict[str, int]:
-    """How long each axis of a grid is, for this site; raises if no layer has it, or for text as tokens."""
+    """The size of each axis for this site. Raises KeyError if no layer has the site, TypeError if `tokens` is not a tensor."""
     refuse_two_stacks(model, "a classic sweep")
     if not isinstance(tokens, Tensor):
         got = type(tokens).__name__
@@ -120,7 +120,7 @@ def axis_sizes(model: Any, activation_name: str, tokens: Any) -> dict[str, int]:
 
 
 def _site_of_some_layer(model: Any, activation_name: str) -> list[str]:
-    """The name of the site in the first layer that has it; raises KeyError with near names if none has."""
+    """The name of the site in the first layer that has it; raises KeyError with similar names if no layer has it."""
     there = [layer for layer in range(model.cfg.n_layers) if site_of_layer(model, activation_name, layer) is not None]
     return model.names((activation_name, there[0] if there else 0))
 
@@ -134,8 +134,8 @@ def _size(sizes: Mapping[str, int], name: str) -> int:
 def _checked_sites(
     model: HookedRootModule, grid: Grid, sizes: Mapping[str, int], indices: Sequence[Index]
 ) -> dict[int, str]:
-    """The full name of the site in each layer that has it; raises for a cell out of range, and for a layer that a table
-    names and that lacks the site."""
+    """The full name of the site in each layer that has it. Raises IndexError for a cell out of range, KeyError for a layer of
+    `index_df` that lacks the site."""
     names = grid.names
     if names[:1] != ["layer"]:
         raise ValueError(f"the first axis of a sweep is 'layer', got {names[:1]}")
@@ -155,8 +155,7 @@ def _checked_sites(
 def _check_cache(
     model: HookedRootModule, clean_cache: Mapping[str, Tensor], sites: Iterable[str], tokens: Tensor, aligned: bool
 ) -> None:
-    """Raises if the clean cache lacks a site, or (`aligned`) holds another number of prompts or positions, or the values of
-    another model."""
+    """Raises if the clean cache lacks a site, or, with `aligned`, if its shape does not fit the prompts or the model."""
     batch, n_pos = tokens.shape if tokens.ndim == 2 else (1, tokens.shape[0])
     for site in sites:
         if site not in clean_cache:

@@ -1,4 +1,4 @@
-"""`attention_knockout`: forbid some tokens to look at others, and measure what no longer arrives."""
+"""`attention_knockout`: mask attention from some positions to others, and measure the effect."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -38,29 +38,30 @@ def attention_knockout(
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> SweepResult:
-    """Cut edges of attention, from some tokens to others, in a window of layers at a time.
+    """Mask attention edges from some tokens to others, in one window of layers at a time.
 
-    Attention knock-out after Geva et al. 2023 (arXiv:2304.14767): the scores of the edge are minus infinity before the
-    softmax, so that the other keys share what it had. Cells share what they have in common, and give what a forward pass for
-    each would give.
+    Attention knockout after Geva et al. 2023 (arXiv:2304.14767): the scores of the edge are set to minus infinity before the
+    softmax, which renormalises over the other keys. The cells share computation; the result equals that of one forward pass
+    per cell.
 
     Args:
         prompts: texts or ids [batch, pos], of one length.
-        edges: by name, (from, to): the queries at the positions `to` no longer see the keys at the positions `from`. Each is an
-            int, several ints or a slice; negative ones count from the end.
-        metric: from logits [batch, pos, d_vocab] to one number for each prompt [batch], or to one for all; or several by name.
-            See `hooked_lm.analysis.metrics`.
-        window: in how many layers an edge is cut, centred on each layer; an even window has one more before the layer than
-            after it, and at the ends of the model windows are cut off.
-        layers: "each" gives the grid an axis, a list an axis of these, None cuts in all layers together.
-        heads: None cuts in all heads together, "each" or a list give an axis.
+        edges: a mapping of names to (from, to): queries at the positions `to` no longer attend to keys at the positions `from`.
+            Each is an int, several ints or a slice; negative positions count from the end.
+        metric: maps logits [batch, pos, d_vocab] to one number per prompt [batch] or one for all prompts; or a mapping of names
+            to such functions. See `hooked_lm.analysis.metrics`.
+        window: in how many layers an edge is masked, centred on each layer; an even window has one more layer before the
+            centre than after it, and windows are truncated at the ends of the model.
+        layers: "each" adds an axis, a list an axis of these layers, None masks all layers together.
+        heads: None masks all heads together, "each" or a list adds an axis.
         max_memory, progress, checkpoint: as in `sweep`.
 
-    Returns a SweepResult with the axes (metric), edge, layer, head, as far as they exist; `corrupted` is the run in which nothing
-    is cut, so `.effects()` is what each edge is worth; there is no `clean`. NaN for windows without attention scores (layers
-    with a state), and for heads that they lack. Raises before the sweep: ValueError for an edge without positions, or backwards
-    in time (a position in it that cuts nothing in any layer), for a query that is left with no key at all, and for a window
-    below 1; IndexError for positions, layers and heads out of range; KeyError if no layer of the windows has attention scores.
+    Returns a SweepResult with those of the axes (metric), edge, layer and head that the arguments add. `corrupted` is the run
+    without masking, so `.effects()` is the effect of each edge; there is no `clean`. NaN for windows without attention scores
+    (state-space layers), and for heads that a window lacks. Raises before the sweep: ValueError for an edge without positions or
+    with a position that masks nothing in any layer (such as a key after the query), for a query left without keys, and for a
+    window below 1; IndexError for positions, layers and heads out of range; KeyError if no layer of the windows has attention
+    scores.
 
     >>> from hooked_lm import HookedTransformer, patching
     >>> from hooked_lm.analysis import metrics
@@ -104,7 +105,7 @@ class _Grid:
             self.axes["head"] = list(self.heads)
 
     def _check(self, name: str, keys: list[int], queries: list[int]) -> None:
-        """Raises ValueError for a position that cuts nothing, and for a query that is left with no key."""
+        """Raises ValueError for a position that masks nothing, and for a query left without keys."""
         cut = torch.stack([seen.any(0)[queries][:, keys] for seen in self.visible.values()]).any(0)
         edge = f"edge {name!r}, from the keys {keys} to the queries {queries},"
         for role, positions, cuts in (("key", keys, cut.any(0)), ("query", queries, cut.any(1))):
@@ -124,7 +125,7 @@ class _Grid:
                 )
 
     def cells(self) -> Iterator[tuple[tuple[int, ...], list[SetValue]]]:
-        """Each place of the grid, and the hooks that cut an edge there."""
+        """Yield each grid index with the hooks that mask its edge; indices without hooks are left out."""
         heads: list[int | None] = [None] if self.heads is None else [*self.heads]
         grid = product(enumerate(self.edges.values()), enumerate(self.windows), enumerate(heads))
         for (number, (keys, queries)), (row, window), (column, head) in grid:
@@ -139,7 +140,7 @@ class _Grid:
 
 
 def _positions(name: str, ends: tuple[Indices, Indices], n_pos: int) -> tuple[list[int], list[int]]:
-    """The keys and queries of an edge, each once and in order."""
+    """The key and query positions of an edge, each sorted and without duplicates."""
     what = f"edge {name!r}: position"
     given = (plain_indices(what, end) for end in ends)
     keys, queries = ([end] if isinstance(end, int) else end for end in given)
@@ -152,7 +153,8 @@ def _positions(name: str, ends: tuple[Indices, Indices], n_pos: int) -> tuple[li
 def _visible(
     model: HookedRootModule, tokens: Tensor, sites: Mapping[int, str]
 ) -> tuple[dict[int, Bool[Tensor, "batch query_pos key_pos"]], dict[str, Tensor]]:
-    """Which keys a query sees in each of the layers, as one run shows, and what the scores at each site are like."""
+    """One forward pass: for each layer the keys that each query attends to in any head, and for each site its scores as a
+    meta tensor."""
     seen: dict[str, Tensor] = {}
     like: dict[str, Tensor] = {}
 

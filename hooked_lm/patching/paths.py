@@ -1,4 +1,4 @@
-"""Path patching: what a head or an MLP says to others along direct paths (Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill
+"""Path patching: the effect of a head or MLP on others along direct paths (Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill
 et al. 2023, arXiv:2304.05969)."""
 
 import os
@@ -21,7 +21,7 @@ from hooked_lm.results import Label
 
 Sender = tuple[int, int | str]  # (layer, head), or (layer, "mlp")
 Receiver = tuple[int, int | str] | tuple[int, int, str]  # (layer, head, "q"), or (layer, head), or (layer, "mlp")
-Placed = Sequence[tuple[Sender, tuple[int, ...]]]  # senders, each with its place in the grid
+Placed = Sequence[tuple[Sender, tuple[int, ...]]]  # senders, each with its index in the grid
 INPUTS = ("q", "k", "v")
 
 
@@ -39,25 +39,24 @@ def path_patch(
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> SweepResult:
-    """What each sender's clean output changes by way of the receivers' inputs alone.
+    """Patch each sender's clean output into the inputs of the receivers only.
 
-    For each sender there are two runs. In the first its output is that of the clean run, and what lies between it and the
-    receivers is held at the corrupted run: the outputs of attention, or of attention and MLPs. So the receivers read the
-    sender's change directly, or through MLPs. In the second these inputs are put into the corrupted run, and everything
-    after the receivers follows.
+    Each sender takes two runs. In the first, its output is that of the clean run, and the outputs of all later attention
+    (with freeze="all" also of MLPs) are frozen at their corrupted values, so that the receivers get the change from the sender
+    directly or through MLPs. In the second, the receivers' inputs of the first run are patched into the corrupted run.
 
     Args:
-        corrupted, clean: texts or ids [batch, pos], as many prompts and tokens each.
-        receivers: (layer, head, "q" | "k" | "v"), (layer, head) for all three, or (layer, "mlp"); all together receive.
-            Keys and values of a grouped-query model are those of the head's key/value head. Or "logits": there is one
-            run, in which everything after the sender is held, and the logits hear it.
-        senders: "heads" (all that stand before the last receiver), "mlps", or a list of (layer, head) and (layer, "mlp").
-        freeze: "attention" lets MLPs pass the change on, "all" holds them too.
+        corrupted, clean: texts or ids [batch, pos] of the same shape.
+        receivers: a list of (layer, head, "q" | "k" | "v"), (layer, head) for all three, and (layer, "mlp"), patched together.
+            With grouped-query attention "k" and "v" are those of the head's key/value head. Or "logits": one run, in which
+            everything after the sender is frozen, so that only the direct path to the logits remains.
+        senders: "heads" (all heads), "mlps", or a list of (layer, head) and (layer, "mlp").
+        freeze: "attention" recomputes MLPs, "all" freezes them too.
         metric, max_memory, progress, checkpoint: as for `sweep`.
 
-    Returns a SweepResult with the axes layer and head, layer, or sender; a sender that no receiver can hear has the value of
-    the corrupted run. Raises ValueError for an empty list, a word that is none of these, and a receiver that has no such
-    input; IndexError for a layer or head that does not exist.
+    Returns a SweepResult with the axes layer and head, layer, or sender; a sender without a path to a receiver has the value of
+    the corrupted run. Raises ValueError for an empty list, an unknown word, and a receiver without such an input; IndexError
+    for a layer or head that does not exist.
 
     >>> from hooked_lm import HookedTransformer, patching
     >>> from hooked_lm.analysis import metrics
@@ -92,12 +91,12 @@ def head_to_head(
     max_memory: int | str = "auto",
     progress: bool | None = None,
 ) -> SweepResult:
-    """The path from every head to the queries, keys and values of every later head, one path at a time.
+    """Patch the path from every head to the queries, keys and values of every later head, one path at a time.
 
-    As `path_patch` with one sender and one receiver in each cell, for all pairs. Axes: input, layer and head of the sender
-    ("from_layer", "from_head"), and of the receiver ("layer", "head"); NaN where the receiver does not come later. Keys and
-    values of a grouped-query model are those of key/value heads, and the last of its heads are NaN there. Raises as
-    `path_patch`; an interrupt raises SweepInterrupted with what there is.
+    Equals `path_patch` with one sender and one receiver per cell, for all pairs. Axes: input, layer and head of the sender
+    ("from_layer", "from_head"), and of the receiver ("layer", "head"); NaN unless the receiver is in a later layer. With
+    grouped-query attention the receivers of "k" and "v" are key/value heads, and the remaining entries of the head axis are
+    NaN. Raises as `path_patch`; an interrupt raises SweepInterrupted with the partial result.
 
     >>> from hooked_lm import HookedTransformer, patching
     >>> from hooked_lm.analysis import metrics
@@ -127,7 +126,7 @@ def head_to_head(
 
 
 class Paths:
-    """The two runs between which paths are patched, and what receivers hear of a sender."""
+    """The clean and corrupted values for path patching, and the cells that patch a path."""
 
     def __init__(
         self, model: Any, corrupted: Prompts, clean: Prompts, freeze: str, max_memory: int | str = "auto"
@@ -155,7 +154,7 @@ class Paths:
         return [site for (name, _), site in self.sites.items() if name in names]
 
     def inputs(self, receiver: Receiver) -> list[tuple[str, tuple[int, ...]]]:
-        """The sites that a receiver reads, each with the index of its head."""
+        """The input sites of a receiver, each with the index of its head, () for an MLP."""
         layer, part = self._layer(receiver[0]), receiver[1]
         if isinstance(part, str):
             return [(self._site("mlp_in" if part == "mlp" else part, layer), ())]
@@ -174,18 +173,18 @@ class Paths:
         return _in_range(layer, self.n_layers, "layer")
 
     def _head_there(self, site: str, head: int) -> int:
-        """The index of a head at a site, where several may share one of keys and values."""
+        """The index of a head at a site; at `k` and `v` sites that of its key/value head."""
         if "kv_head" not in self.model.hook_dict[site].dims:
             return head
         return head * self.n_kv(site) // self.n_heads
 
     def n_kv(self, site: str) -> int:
-        """How many heads there are at a site of queries, keys or values."""
+        """The number of heads at a site of queries, keys or values."""
         attn = self.model.blocks[self.model.hook_dict[site].layer()].attn
         return attn.n_kv if "kv_head" in self.model.hook_dict[site].dims else self.n_heads
 
     def cell(self, sender: Sender) -> Cell:
-        """The sender's clean output, and everything between it and the receivers as it was."""
+        """Edits that set the sender's output to its clean value and freeze all later outputs at their corrupted values."""
         layer, part = self._layer(sender[0]), sender[1]
         is_mlp = part == "mlp"
         rest = () if isinstance(part, str) else (_in_range(part, self.n_heads, "head"),)
@@ -201,7 +200,7 @@ class Paths:
         return cell
 
     def to_inputs(self, places: Placed, receivers: Sequence[Receiver]) -> dict[tuple[int, ...], Cell]:
-        """For each sender what the receivers then read."""
+        """For each sender, the edits of the receivers' inputs in the second run."""
         inputs = [found for receiver in receivers for found in self.inputs(receiver)]
         if not inputs:
             raise ValueError("receivers is empty: name at least one")
@@ -212,12 +211,15 @@ class Paths:
         }
 
     def heard(self, senders: Sequence[Sender], sites: Sequence[str]) -> list[dict[str, Tensor]]:
-        """What passes the receivers' sites, for each sender; sites that it does not reach are left out."""
+        """For each sender, the values at `sites` in the first run; sites that the sender does not affect are left out."""
         names = list(dict.fromkeys(sites))
         return self.experiment.capture([self.cell(sender) for sender in senders], names)[1]
 
     def pairs(self, layer: int, inputs: Sequence[str]) -> dict[tuple[int, ...], Cell]:
-        """The cells of all paths from the heads of a layer, by input, sender and receiver."""
+        """The cells of all paths from the heads of a layer, by input, sender and receiver.
+
+        Keys: (index in `inputs`, 0, sender's head, receiver's layer, receiver's head).
+        """
         later = range(layer + 1, self.n_layers)
         sites = {
             (i, to_layer): self.sites[kind, to_layer]
@@ -237,7 +239,7 @@ class Paths:
 
 
 def _senders(model: Any, senders: str | Sequence[Sender]) -> tuple[dict[str, list[Label]], Placed]:
-    """The axes of the senders, and each with its place in the grid."""
+    """The axes of the senders, and each sender with its index in the grid."""
     n_layers, n_heads = _size(model)
     layers = list(range(n_layers))
     if isinstance(senders, str):
@@ -265,12 +267,12 @@ def _in_range(index: int, size: int, what: str) -> int:
 
 
 def _nothing(logits: Tensor) -> Tensor:
-    """The metric of a run whose logits nobody reads."""
+    """The metric of a run whose logits are not used."""
     return logits[:, -1, 0]
 
 
 def _joined(parts: Iterable[SweepResult], n_layers: int) -> SweepResult:
-    """Results with one layer of senders each as one; NaN for layers without a path."""
+    """Concatenate results of one sender layer each along "from_layer"; NaN for layers without a path."""
     parts = list(parts)
     first = parts[0]
     axis = list(first.axes).index("from_layer")

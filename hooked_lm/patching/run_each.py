@@ -1,4 +1,4 @@
-"""`run_each`: any lists of hooks, each list a run of its own, at the speed of a sweep."""
+"""`run_each`: run the same prompts once for each of several lists of hooks, at the speed of a sweep."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -33,23 +33,23 @@ def run_each(
 ) -> SweepResult:
     """Run the prompts once for each cell, with the hooks of that cell, and measure every run.
 
-    It gives what a loop of `model.run_with_hooks(prompts, fwd_hooks=[*base, *cell])` gives, and is many times faster: the cells
-    share what they have in common. That holds for the controllers of `hooked_lm.interventions` that change each position by
-    itself. Function hooks, controllers of other kinds, padded prompts and models other than decoders run as whole forward
-    passes; a warning says why.
+    The result equals that of a loop over `model.run_with_hooks(prompts, fwd_hooks=[*base, *cell])`, but is computed many times
+    faster, because the cells share computation. This applies to controllers of `hooked_lm.interventions` that change each
+    position independently. Function hooks, other controllers, padded prompts and models other than decoders run as whole
+    forward passes; a warning gives the reason.
 
     Args:
         prompts: texts or ids [batch, pos], of one length.
         cells: a list of cells, or cells by name. A cell is a hook or a list of hooks: controllers, pairs (site, function), and
             `Edit`s. The names are the labels of the result; a list gives names such as "ZeroAblate z L5H3".
-        metric: from logits [batch, pos, d_vocab] to one number for each prompt [batch], or to one for all; or several by name.
-            See `hooked_lm.analysis.metrics`.
-        clean: prompts for the baseline `clean` of the result, which `.normalized()` needs; no cell changes them.
-        base: hooks that are part of every run, also of the one without a cell.
+        metric: maps logits [batch, pos, d_vocab] to one number per prompt [batch] or one for all prompts; or a mapping of names
+            to such functions. See `hooked_lm.analysis.metrics`.
+        clean: prompts for the baseline `clean` of the result, which `.normalized()` needs. They run without cells.
+        base: hooks of every run, including the run without a cell.
         decoder_input, max_memory, progress, checkpoint: as in `sweep`.
 
     Returns a SweepResult with the axes (metric) and cell. Its baseline `corrupted` is the run with `base` alone, so `.effects()`
-    is what each cell changes. Raises before the sweep, naming the cell and the hook: KeyError for a site that does not exist,
+    is the effect of each cell. Raises before the sweep, naming the cell and the hook: KeyError for a site that does not exist,
     IndexError for an index out of range, ValueError for settings that do not fit the site, TypeError for hooks that change no
     value (detectors, controllers of gradients).
 
@@ -83,7 +83,7 @@ def study_of(
     names: Sequence[str] = (),
     like: Mapping[str, Tensor] | None = None,
 ) -> Study:
-    """A grid of cells of hooks as a study; `names` are those of the cells in errors, `like` as in `changes_of`."""
+    """A `Study` of a grid of cells of hooks; `names` label the cells in errors, `like` as in `changes_of`."""
     labels = names or [", ".join(map(str, place)) for place in cells]
     first, *others = changes_of(model, tokens, [base, *cells.values()], ["base", *labels], like)
     return Study(axes, dict(zip(cells, others, strict=True)), first, title)

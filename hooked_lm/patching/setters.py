@@ -1,4 +1,4 @@
-"""Patch setters: what one cell of a sweep takes over from the clean run. A setter of one's own may do anything."""
+"""Patch setters: functions that copy one part of a clean activation into the corrupted one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ PatchSetter = Callable[[Tensor, Index, Tensor], Tensor]
 
 
 def _take_over(corrupted: Tensor, clean: Tensor, *where: int | slice) -> Tensor:
-    """Overwrite one place of every row of the batch by the clean value."""
+    """Overwrite the index `where` of every batch row with the clean value."""
     corrupted[(slice(None), *where)] = clean[(slice(None), *where)]
     return corrupted
 
 
 def layer_pos_patch_setter(corrupted_activation: Tensor, index: Index, clean_activation: Tensor) -> Tensor:
-    """Index (layer, pos), of values [batch, pos, ...]. Edits in place and returns, as all setters do.
+    """Patch index (layer, pos) of an activation [batch, pos, ...]. Edits in place and returns it, as all setters do.
 
     >>> import torch
     >>> layer_pos_patch_setter(torch.zeros(1, 3, 1), [0, 1], torch.ones(1, 3, 1)).flatten()
@@ -29,25 +29,25 @@ def layer_pos_patch_setter(corrupted_activation: Tensor, index: Index, clean_act
 
 
 def layer_pos_head_vector_patch_setter(corrupted_activation: Tensor, index: Index, clean_activation: Tensor) -> Tensor:
-    """Index (layer, pos, head), of values [batch, pos, head, ...]."""
+    """Patch index (layer, pos, head) of an activation [batch, pos, head, ...]."""
     _, pos, head = index
     return _take_over(corrupted_activation, clean_activation, pos, head)
 
 
 def layer_head_vector_patch_setter(corrupted_activation: Tensor, index: Index, clean_activation: Tensor) -> Tensor:
-    """Index (layer, head), of values [batch, pos, head, ...]."""
+    """Patch index (layer, head) of an activation [batch, pos, head, ...]."""
     _, head = index
     return _take_over(corrupted_activation, clean_activation, slice(None), head)
 
 
 def layer_head_pattern_patch_setter(corrupted_activation: Tensor, index: Index, clean_activation: Tensor) -> Tensor:
-    """Index (layer, head), of scores or patterns [batch, head, query_pos, key_pos]."""
+    """Patch index (layer, head) of scores or patterns [batch, head, query_pos, key_pos]."""
     _, head = index
     return _take_over(corrupted_activation, clean_activation, head)
 
 
 def layer_head_pos_pattern_patch_setter(corrupted_activation: Tensor, index: Index, clean_activation: Tensor) -> Tensor:
-    """Index (layer, head, query_pos), of scores or patterns [batch, head, query_pos, key_pos]."""
+    """Patch index (layer, head, query_pos) of scores or patterns [batch, head, query_pos, key_pos]."""
     _, head, query_pos = index
     return _take_over(corrupted_activation, clean_activation, head, query_pos)
 
@@ -55,14 +55,14 @@ def layer_head_pos_pattern_patch_setter(corrupted_activation: Tensor, index: Ind
 def layer_head_dest_src_pos_pattern_patch_setter(
     corrupted_activation: Tensor, index: Index, clean_activation: Tensor
 ) -> Tensor:
-    """Index (layer, head, query_pos, key_pos), of scores or patterns [batch, head, query_pos, key_pos]."""
+    """Patch index (layer, head, query_pos, key_pos) of scores or patterns [batch, head, query_pos, key_pos]."""
     _, head, query_pos, key_pos = index
     return _take_over(corrupted_activation, clean_activation, head, query_pos, key_pos)
 
 
 @dataclass(frozen=True)
 class Known:
-    """The axes of the grid that a setter's indices run over, and which of them are the position and what follows it."""
+    """The axes of a setter's index, which of them is the position, and which index the dimensions after it."""
 
     axes: tuple[str, ...]
     position: int | None = None
@@ -81,7 +81,7 @@ PATCH_SETTERS: dict[PatchSetter, Known] = {
 
 
 def change(setter: PatchSetter, site: str, index: Index, clean: Tensor, n_pos: int) -> Change:
-    """What a setter does at a site for these indices: an edit if the setter is known, else a function of the whole value."""
+    """The change that a setter makes at a site: an `Edit` for a setter of `PATCH_SETTERS`, otherwise a `Rewrite`."""
     known = PATCH_SETTERS.get(setter)
     if known is None or len(known.axes) != len(index):
         return Rewrite(site, lambda value: setter(value, list(index), clean))

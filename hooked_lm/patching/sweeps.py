@@ -1,4 +1,4 @@
-"""`sweep`: any sites, any layers, positions, heads or neurons, from any source, with per-prompt results."""
+"""`sweep`: activation patching of any sites, layers, positions, heads or neurons from any source, with per-prompt results."""
 
 import os
 from collections.abc import Sequence
@@ -35,31 +35,31 @@ def sweep(
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> SweepResult:
-    """Exchange values of one run for those of another, one cell of a grid at a time, and measure what that does.
+    """Patch activations of one run into another, one cell of a grid at a time, and measure each patched run.
 
     Activation patching (Meng et al. 2022, arXiv:2202.05262; Heimersheim and Nanda 2024, arXiv:2404.15255), as exact as one
-    forward pass a cell and many times faster: the cells share what they have in common.
+    forward pass per cell and many times faster, because the cells share computation.
 
     Args:
-        corrupted, clean: texts or ids [batch, pos], as many prompts and tokens each.
-        metric: from logits [batch, pos, d_vocab] to one number for each prompt [batch], or to one for all; or several by name.
-            See `hooked_lm.analysis.metrics`.
-        sites: short names ("resid_pre", "z", "mlp_out", "pattern", ...); of several the grid has an axis.
-        layers, positions, heads, neurons: "each" gives the grid an axis, a list an axis of these, None exchanges all
-            together. The position of scores and patterns is that of the query.
+        corrupted, clean: texts or ids [batch, pos] of the same shape.
+        metric: maps logits [batch, pos, d_vocab] to one number per prompt [batch] or one for all prompts; or a mapping of names
+            to such functions. See `hooked_lm.analysis.metrics`.
+        sites: short names ("resid_pre", "z", "mlp_out", "pattern", ...); several add an axis.
+        layers, positions, heads, neurons: "each" adds an axis, a list an axis of these indices, None patches all together. The
+            position of scores and patterns is that of the query.
         source: "clean" (the other run), "mean" (the mean of its prompts), "zero", a tensor that broadcasts against the
             site [batch, pos, ...], or a cache.
-        direction: "denoise" puts clean values into the corrupted run, "noise" corrupted values into the clean run.
-        decoder_input: what the decoder of an encoder-decoder reads in all runs: ids or texts that go on, one for all prompts or
-            one for each; None: its start token. Its sites are "encoder.resid_pre", "decoder.z", "decoder.cross_attn.pattern",
-            ..., those of one stack in a grid; each cell is a whole forward pass.
-        max_memory: how much memory a pass may take besides the model: "auto", bytes, or a size such as "512MB".
-        progress: whether a progress bar is shown; None: on work longer than a second.
-        checkpoint: a file to which partial results are written, and from which the same sweep goes on.
+        direction: "denoise" patches clean values into the corrupted run, "noise" corrupted values into the clean run.
+        decoder_input: the decoder input of an encoder-decoder in all runs: ids or texts, one for all prompts or one per prompt;
+            None: its start token. Its sites are "encoder.resid_pre", "decoder.z", "decoder.cross_attn.pattern", ..., of one
+            stack per sweep; each cell is a whole forward pass.
+        max_memory: how much memory a pass may use in addition to the model: "auto", bytes, or a size such as "512MB".
+        progress: whether to show a progress bar; None: if the work takes longer than a second.
+        checkpoint: a file for partial results, from which the same sweep resumes.
 
-    Returns a SweepResult with the axes (metric), (site), layer, position, head or neuron, as far as they exist. Raises
-    before anything runs: ValueError for prompts that do not line up, an empty choice, or values that do not fit; KeyError
-    for a site that no layer has; IndexError for what is out of range. An interrupt raises SweepInterrupted with the
+    Returns a SweepResult with those of the axes (metric), (site), layer, position, head and neuron that the arguments add.
+    Raises before the sweep: ValueError for prompts of different shapes, an empty choice, or values that do not fit; KeyError
+    for a site that no layer has; IndexError for an index out of range. An interrupt raises SweepInterrupted with the
     partial result.
 
     >>> from hooked_lm import HookedTransformer, patching
@@ -92,8 +92,9 @@ def both_runs(
     decoder_input: Target = None,
     name: str = "corrupted",
 ) -> tuple[HookedRootModule, Tensor, Tensor | None]:
-    """The model as it is run, the tokens of the run that is changed, and those of the other one; raises ValueError if they do not
-    line up. `name` is what errors call the first prompts."""
+    """The model to run, the tokens of the patched run, and those of the other run; raises ValueError if their shapes differ.
+
+    `name` is the name of the first prompts in errors."""
     if direction not in ("denoise", "noise"):
         raise ValueError(f"direction must be 'denoise' or 'noise', got {direction!r}")
     first = tokens_of(model, corrupted, name)

@@ -1,4 +1,4 @@
-"""`causal_trace`: noise on the subject of a prompt, and clean values put back one place at a time."""
+"""`causal_trace`: add noise to the subject of a prompt, and restore clean activations one cell at a time."""
 
 import os
 import re
@@ -47,31 +47,33 @@ def causal_trace(
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> SweepResult:
-    """Where a model keeps what it knows of a subject: which clean values bring the answer back when the subject is noise.
+    """Locate factual recall: noise the embeddings of a subject, and measure which restored clean activations recover the answer.
 
-    Causal tracing after Meng et al. 2022 (arXiv:2202.05262). Each prompt runs `n_samples` times with normal noise on the
-    embeddings of its subject; in each cell these runs are given the clean values of one site at one position, in a window of
-    layers. All samples and cells share what they have in common, and give what a forward pass for each would give.
+    Causal tracing after Meng et al. 2022 (arXiv:2202.05262). Each prompt runs `n_samples` times with Gaussian noise on the
+    embeddings of its subject. Each cell restores the clean values of one site at one position in a window of layers. Samples
+    and cells share computation; the result equals that of one forward pass each.
 
     Args:
         prompts: texts or ids [batch, pos], of one length.
-        subject: where the noise goes: a position or several (the same in all prompts), or a text, wherever it stands in a
-            prompt; a list of texts has one for each prompt. A token counts if any part of it belongs to the text.
-        metric: from the logits [batch, pos, d_vocab] of one sample of all prompts to one number for each prompt [batch], or to
-            one for all, of which the mean over samples is taken; or several by name. See `hooked_lm.analysis.metrics`.
-        noise: the standard deviation of the noise, in units of that of the numbers of `hook_embed` at all subject tokens.
-        n_samples, seed: how many draws, by a generator of its own: the first draws are the same whatever their number.
-        window: how many layers are restored together, centred on each layer; an even window has one more before the layer than
-            after it, and at the ends of the model windows are cut off. The paper restores the stream with 1, attention and
-            MLPs with 10.
-        sites: short names; of several the grid has an axis. None: "resid_post", "attn_out", "mixer_out", "mlp_out", as far as
-            the model has them.
-        layers, positions: "each" gives the grid an axis, a list an axis of these, None restores all together.
+        subject: the tokens that get noise: one or more positions, the same in all prompts; a text, of which all occurrences in
+            each prompt are used; or a list of texts, one per prompt. A token that overlaps the text is included.
+        metric: maps the logits [batch, pos, d_vocab] of one sample of all prompts to one number per prompt [batch], or to one
+            for all prompts, which is averaged over samples; or a mapping of names to such functions. See
+            `hooked_lm.analysis.metrics`.
+        noise: the standard deviation of the noise, as a multiple of the standard deviation of `hook_embed` at subject tokens.
+        n_samples: how many noise samples each prompt gets.
+        seed: seed of the noise, which does not use the global generators; a larger `n_samples` leaves the first samples unchanged.
+        window: how many layers are restored together, centred on each layer; an even window has one more layer before the
+            centre than after it, and windows are truncated at the ends of the model. The paper uses 1 for the residual stream
+            and 10 for attention and MLPs.
+        sites: short names; several add an axis. None: those of "resid_post", "attn_out", "mixer_out", "mlp_out" that the model
+            has.
+        layers, positions: "each" adds an axis, a list an axis of these indices, None restores all together.
         max_memory, progress, checkpoint: as in `sweep`.
 
-    Returns a SweepResult with the axes (metric), (site), layer, position, as far as they exist; `corrupted` are the runs with
-    noise, `clean` those without, so `.normalized()` is the share of the answer that comes back. Its prompts are
-    `n_samples * batch` runs, sample by sample: number `sample * batch + prompt`. NaN for windows in which no layer has the site.
+    Returns a SweepResult with those of the axes (metric), (site), layer and position that the arguments add. `corrupted` are the
+    runs with noise, `clean` those without, so `.normalized()` is the recovered fraction. Its prompts are the
+    `n_samples * batch` runs, with index `sample * batch + prompt`. NaN for windows in which no layer has the site.
     Raises before the sweep: ValueError for a subject that is empty or not in the prompt, for noise that is not a positive number,
     and for n_samples or window below 1; IndexError for positions and layers out of range; KeyError for a site that no layer has.
 
@@ -121,7 +123,7 @@ def causal_trace(
 
 
 def subject_tokens(model: Any, tokens: Int[Tensor, "batch pos"], subject: Subject) -> Bool[Tensor, "batch pos"]:
-    """Which tokens of each prompt are the subject's."""
+    """A mask of the subject's tokens in each prompt."""
     parts: list[Any] = [subject] if isinstance(subject, (int, str)) else list(subject)
     if not parts or any(isinstance(part, str) and not part.strip() for part in parts):
         raise ValueError("subject is empty: there is nothing to put noise on")
@@ -139,7 +141,7 @@ def subject_tokens(model: Any, tokens: Int[Tensor, "batch pos"], subject: Subjec
 
 
 def _found(model: Any, row: Int[Tensor, " pos"], text: str) -> list[int]:
-    """The positions of the tokens that make up a text, wherever it stands."""
+    """The positions of the tokens that overlap any occurrence of a text."""
     if getattr(model, "tokenizer", None) is None:
         raise ValueError("a text as subject needs a tokenizer, which this model lacks: give positions")
     ends = [len(model.to_string(row[: pos + 1])) for pos in range(len(row))]
@@ -154,7 +156,7 @@ def _found(model: Any, row: Int[Tensor, " pos"], text: str) -> list[int]:
 def _noised(
     embed: Float[Tensor, "batch pos d_model"], where: Bool[Tensor, "batch pos"], noise: float, n_samples: int, seed: int
 ) -> Float[Tensor, "row pos d_model"]:
-    """The embeddings of all samples, one after the other."""
+    """The noised embeddings of all samples, concatenated; at least fp32."""
     embed = embed.cpu().to(torch.promote_types(embed.dtype, torch.float32))
     spread = noise * embed[where].std()
     generator = torch.Generator().manual_seed(seed)
@@ -165,7 +167,7 @@ def _noised(
 
 
 class OfSamples:
-    """A metric of prompts, for rows that repeat them sample by sample."""
+    """Apply a metric of [batch] prompts to logits of [n_samples * batch] rows, one sample after the other."""
 
     def __init__(self, metric: Metric, n_samples: int, shape: torch.Size, reads: TracedAccess) -> None:
         self.metric, self.n_samples, self.shape, self.reads = metric, n_samples, shape, reads
@@ -178,14 +180,14 @@ class OfSamples:
         except UntracedAccess:
             if self.reads == EVERYTHING:
                 raise
-            self.reads = EVERYTHING  # it reads something else than it read of the clean run
+            self.reads = EVERYTHING  # it reads other logits than in the clean run
             return self(logits)
         if values[0].numel() == self.shape[0]:
             return torch.cat([value.reshape(-1) for value in values])
         return torch.stack(values).mean()
 
     def _index(self) -> tuple[Any, ...]:
-        """The logits that the metric reads, of all rows."""
+        """The index, in all rows, of the logits that the metric reads."""
         positions, tokens = (
             slice(None) if some is None else torch.tensor(some) for some in (self.reads.positions, self.reads.tokens)
         )
@@ -198,7 +200,7 @@ class OfSamples:
 
 
 def _names(model: Any, sites: str | Sequence[str] | None) -> list[str]:
-    """The short names of the sites that are restored."""
+    """The short names of the restored sites."""
     if sites is None:
         layers = range(model.cfg.n_layers)
         return [name for name in SITES if any(site_of_layer(model, name, layer) for layer in layers)]
@@ -220,7 +222,7 @@ class _Grid:
         self.windows = windows_of(self.layers, window, n_layers)
         for name in names:
             if not any(site_of_layer(model, name, layer) for layer in range(n_layers)):
-                model.names((name, 0))  # raises, with near names
+                model.names((name, 0))  # raises, with similar names
         near = [(name, layer) for name in names for layer in sorted(set().union(*self.windows))]
         self.found = {key: site for key in near if (site := site_of_layer(model, *key)) is not None}
         self.axes: dict[str, list[Label]] = {"site": list(names)} if len(names) > 1 else {}
@@ -232,11 +234,11 @@ class _Grid:
 
     @property
     def sites(self) -> list[str]:
-        """The full names of all sites that are restored anywhere."""
+        """The full names of all sites that some cell restores."""
         return list(self.found.values())
 
     def cells(self, values: Mapping[str, Tensor]) -> Iterator[tuple[tuple[int, ...], list[Patch]]]:
-        """Each place of the grid, and the hooks that restore these values there."""
+        """Yield each grid index with the hooks that restore `values` there; indices without hooks are left out."""
         positions = [None] if self.positions is None else [[pos] for pos in self.positions]
         grid = product(enumerate(self.names), enumerate(self.windows), enumerate(positions))
         for (number, name), (row, window), (column, where) in grid:

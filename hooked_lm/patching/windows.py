@@ -1,12 +1,13 @@
-"""Windows of neighbouring layers, which causal tracing and attention knock-out change together."""
+"""Windows of neighbouring layers, which causal tracing and attention knockout change together."""
 
 from collections.abc import Sequence
 
 
 def windows_of(layers: Sequence[int] | None, window: int, n_layers: int) -> list[range]:
-    """The window around each of these layers; None: one of all layers. Raises ValueError for one without layers.
+    """The window of layers centred on each of `layers`; for None one window of all layers.
 
-    An even window has one more layer before its own than after it. At the ends of the model windows are cut off.
+    An even window has one more layer before its centre than after it. Windows are truncated at the ends of the model. Raises
+    ValueError for a window below 1.
 
     >>> [list(window) for window in windows_of([0, 5], 3, 12)], list(windows_of([5], 4, 12)[0])
     ([[0, 1], [4, 5, 6]], [3, 4, 5, 6])
