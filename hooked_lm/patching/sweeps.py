@@ -51,8 +51,8 @@ def sweep(
             site [batch, pos, ...], or a cache.
         direction: "denoise" patches clean values into the corrupted run, "noise" corrupted values into the clean run.
         decoder_input: the decoder input of an encoder-decoder in all runs: ids or texts, one for all prompts or one per prompt;
-            None: its start token. Its sites are "encoder.resid_pre", "decoder.z", "decoder.cross_attn.pattern", ..., of one
-            stack per sweep; each cell is a whole forward pass.
+            None: its start token. Its sites are "encoder.resid_pre", "decoder.z", "decoder.cross_attn.pattern",
+            ..., those of one stack in a grid; each cell is a whole forward pass.
         max_memory: how much memory a pass may use in addition to the model: "auto", bytes, or a size such as "512MB".
         progress: whether to show a progress bar; None: if the work takes longer than a second.
         checkpoint: a file for partial results, from which the same sweep resumes.

@@ -62,7 +62,7 @@ def causal_trace(
             `hooked_lm.analysis.metrics`.
         noise: the standard deviation of the noise, as a multiple of the standard deviation of `hook_embed` at subject tokens.
         n_samples: how many noise samples each prompt gets.
-        seed: seed of the noise, which does not use the global generators; a larger `n_samples` leaves the first samples unchanged.
+        seed: seed of the noise; the global generators are not used, and a larger `n_samples` keeps the first samples.
         window: how many layers are restored together, centred on each layer; an even window has one more layer before the
             centre than after it, and windows are truncated at the ends of the model. The paper uses 1 for the residual stream
             and 10 for attention and MLPs.
