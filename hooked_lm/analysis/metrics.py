@@ -4,9 +4,9 @@ A metric is any callable from logits [batch, pos, d_vocab] to numbers [batch]; a
 for all prompts. The metrics of this module index the logits once and compute on the result, so a sweep can find out which
 logits are needed and computes no others.
 
-Arguments that they share:
-- answers: an id; a list, the same for all prompts; or a tensor with a row for each prompt, [batch] or [batch, n]. Strings that
-  are one token work too if `model=` says whose tokens they are.
+Shared arguments:
+- answers: an id; a list, the same for all prompts; or a tensor with one row per prompt, [batch] or [batch, n]. With `model=`
+  also strings that are one token.
 - positions: an int (-1 is the last position); a list, over which the mean is taken; or a tensor [batch] with one position for
   each prompt.
 
@@ -74,7 +74,7 @@ class Where:
                 raise IndexError(f"position {pos} of {metric} is out of range: there are {n_pos}")
 
     def __call__(self, logits: Float[Tensor, "batch n_pos d_vocab"]) -> Float[Tensor, "batch pos column"]:
-        """The selected logits, by one plain index, in fp32 or wider."""
+        """The selected logits, by a single indexing operation, in fp32 or wider."""
         found = logits[self._index(logits.shape[0])]
         found = found if found.dtype in (torch.float32, torch.float64) else found.float()
         return found[:, None] if len(found.shape) == 2 else found
@@ -98,9 +98,9 @@ class Where:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Metric:
-    """From logits [batch, pos, d_vocab] to one number a prompt; the functions of this module make them.
+    """A callable that maps logits [batch, pos, d_vocab] to one number per prompt; created by the functions of this module.
 
-    `name` is the kind, `repr(metric)` also shows the arguments.
+    `name` is the name of that function; `repr(metric)` also shows the arguments.
     """
 
     name: str
@@ -139,8 +139,8 @@ def logit_difference(
 ) -> Metric:
     """The logit of the answer minus that of a wrong answer; the mean of each if there are several.
 
-    For two tokens it is the log of the ratio of their probabilities, in nats (Wang et al. 2022, arXiv:2211.00593). Only these
-    logits are computed.
+    For two tokens this is the log ratio of their probabilities, in nats (Wang et al. 2022, arXiv:2211.00593). Sweeps compute
+    only these logits.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -179,7 +179,7 @@ def probability(answers: Answers, positions: Positions = -1, *, model: Any = Non
 
 
 def log_probability(answers: Answers, positions: Positions = -1, *, model: Any = None) -> Metric:
-    """The log probability of a token in nats, or of any of several. Raises ValueError for a token given twice.
+    """The log probability of a token in nats, or that of the union of several. Raises ValueError for a token given twice.
 
     >>> import torch
     >>> log_probability([0, 1])(torch.zeros(1, 1, 4)).exp()
@@ -194,7 +194,7 @@ def log_probability(answers: Answers, positions: Positions = -1, *, model: Any =
 
 
 def rank(answers: Answers, positions: Positions = -1, *, model: Any = None) -> Metric:
-    """The number of tokens that are likelier than this one: 0 for the likeliest. Of several tokens, the best rank.
+    """The number of tokens with a larger logit than the answer: 0 for the most likely token. Of several answers, the best rank.
 
     NaN where the logit of the token is NaN. It has no gradient.
 
@@ -216,8 +216,8 @@ def kl_divergence(reference: Float[Tensor, "..."], positions: Positions = -1) ->
     """KL(reference || run) of the next-token distributions, in nats.
 
     Args:
-        reference: the logits or log probabilities of the other run, [batch, pos, d_vocab] of a run of the same length, or
-            [batch, d_vocab] at the one position of each prompt that is read. No gradient flows into it.
+        reference: the logits or log probabilities of the other run: [batch, pos, d_vocab] for a run of the same length, or
+            [batch, d_vocab] at the single position of each prompt. It is detached.
 
     Raises ValueError for another shape, and for a reference at one position for several positions.
 
@@ -344,7 +344,7 @@ def _distinct(answers: Any, model: Any) -> tuple[Columns, int | None]:
 
 
 def _whole_numbers(given: Any, what: str) -> tuple[Int[Tensor, "row n"], int | None]:
-    """Whole numbers as rows: one row for an int or a list, a row for each prompt for a tensor."""
+    """Integers as rows: one row for an int or a list, one row per prompt for a tensor."""
     try:
         numbers = given if isinstance(given, Tensor) else torch.tensor(given)
     except (TypeError, ValueError, RuntimeError):

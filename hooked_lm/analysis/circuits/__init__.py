@@ -1,4 +1,4 @@
-"""Circuits: the few edges of a model that a task needs, found, measured, drawn and compared."""
+"""Circuits: find, evaluate, plot and compare the edges of a model that a task depends on."""
 
 from hooked_lm.analysis.circuits.acdc import acdc
 from hooked_lm.analysis.circuits.circuit import Circuit

@@ -1,4 +1,4 @@
-"""Comparison: what two circuits of one model share."""
+"""Comparison: the shared and unshared edges and nodes of two circuits of one model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ SHARED, ONE, OTHER = "both", "one", "other"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
-    """The edges [writer, reader] of two circuits of one model, and the nodes that they have on paths from input to logits.
+    """The edges [writer, reader] of two circuits of one model, and their nodes on paths from input to logits.
 
-    `edges` and `nodes` are lists under "both", "one" (in the first alone) and "other" (in the second alone).
+    `edges` and `nodes` are lists by the keys "both", "one" (only in the first) and "other" (only in the second).
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis.circuits import Circuit
@@ -34,13 +34,13 @@ class Comparison:
 
     @cached_property
     def edges(self) -> dict[str, list[tuple[str, str]]]:
-        """The edges of both, and of each alone, as (writer, reader)."""
+        """The edges in both circuits, and in only one of them, as (writer, reader)."""
         parts = {SHARED: self.one & self.other, ONE: self.one & ~self.other, OTHER: self.other & ~self.one}
         return {where: list(self.graph.named(edges)) for where, edges in parts.items()}
 
     @cached_property
     def nodes(self) -> dict[str, list[str]]:
-        """The nodes of both, and of each alone."""
+        """The nodes in both circuits, and in only one of them."""
         one, other = (nodes_of(self.graph, on_paths(self.graph, edges)) for edges in (self.one, self.other))
         return {
             SHARED: [node for node in one if node in other],
@@ -50,11 +50,11 @@ class Comparison:
 
     @property
     def jaccard(self) -> float:
-        """The edges of both, as a share of those that any has; NaN if none has any (Jaccard 1912)."""
+        """The Jaccard index of the edges, |intersection| / |union| (Jaccard 1912); NaN if both circuits are empty."""
         return _jaccard(self.edges)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each edge and node that any has: `kind` ("edge", "node"), `name`, `where` ("both", "one", "other")."""
+        """A row for each edge and node of either circuit: `kind` ("edge", "node"), `name`, `where` ("both", "one", "other")."""
         rows = [("edge", " -> ".join(edge), where) for where, some in self.edges.items() for edge in some]
         rows += [("node", node, where) for where, some in self.nodes.items() for node in some]
         return pd.DataFrame(rows, columns=["kind", "name", "where"])

@@ -1,6 +1,6 @@
-"""Differentiable masks: a gate for each edge, trained by gradient descent to leave few edges open and the metric as it is
-(edge pruning, Bhaskar et al. 2024, arXiv:2406.16778), with gates that reach 0 and 1 (hard concrete, Louizos et al. 2018,
-arXiv:1712.01312)."""
+"""Differentiable masks: a gate for each edge, trained by gradient descent to keep few edges and preserve the metric
+(edge pruning, Bhaskar et al. 2024, arXiv:2406.16778), with hard-concrete gates, which reach exactly 0 and 1 (Louizos et al.
+2018, arXiv:1712.01312)."""
 
 import math
 from dataclasses import dataclass
@@ -21,23 +21,27 @@ from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import origin
 
-TEMPERATURE, LOW, HIGH = 2 / 3, -0.1, 1.1  # of Louizos et al.: gates are stretched to (LOW, HIGH), and cut to [0, 1]
+TEMPERATURE, LOW, HIGH = (
+    2 / 3,
+    -0.1,
+    1.1,
+)  # as in Louizos et al.: gates are stretched to (LOW, HIGH), and clamped to [0, 1]
 START = 2.0  # log alpha: nearly all gates are open
 
 
 @dataclass(frozen=True)
 class HardConcrete:
-    """Gates between 0 and 1, each with a `log_alpha`; they are 0 or 1 with more than no probability."""
+    """Random gates in [0, 1] with parameters `log_alpha`; they are exactly 0 or 1 with positive probability."""
 
     log_alpha: Float[Tensor, " edge"]
 
     def sample(self, uniform: Float[Tensor, " edge"]) -> Float[Tensor, " edge"]:
-        """The gates that these uniform numbers make."""
+        """The gates sampled from these uniform random numbers in (0, 1)."""
         noise = uniform.log() - (-uniform).log1p()
         return (((self.log_alpha + noise) / TEMPERATURE).sigmoid() * (HIGH - LOW) + LOW).clamp(0, 1)
 
     def n_open(self) -> Float[Tensor, ""]:
-        """How many gates are expected not to be 0."""
+        """The expected number of non-zero gates."""
         return (self.log_alpha - TEMPERATURE * math.log(-LOW / HIGH)).sigmoid().sum()
 
     def plain(self) -> Float[Tensor, " edge"]:
@@ -60,19 +64,19 @@ def train_masks(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Circuit:
-    """Train a gate for each edge, and keep the edges whose gates are the most open.
+    """Train a gate for each edge, and keep the edges with the largest gates.
 
-    What is minimised is how far the circuit's metric is from that of the full model, as a share of how far that of the empty
-    one is, plus what keeps the expected number of open gates at a target: two multipliers that grow as long as it is missed.
-    The target falls from all edges to `n_edges` in the first two thirds of the steps.
+    The loss is the absolute difference between the metrics of circuit and full model, divided by that between empty circuit
+    and full model, plus a Lagrangian penalty on the difference between the expected number of open gates and a target. The
+    target decreases from all edges to `n_edges` in the first two thirds of the steps.
 
     Args:
-        n_edges: how many edges are left, at most; of those with the most open gates those that lie on paths.
-        seed: of the noise of the gates, which has a generator of its own.
+        n_edges: the maximum number of edges; the kept edges are on paths from input to logits.
+        seed: seed of the gates' noise, which does not use the global generators.
 
-    Returns a Circuit whose scores are the gates (without noise), on a logistic scale. See `Runner` for the other arguments.
-    Raises ValueError for numbers out of range, a metric that does not tell the full model from the empty circuit, and a
-    loss that is not finite; an interrupt goes on as KeyboardInterrupt. Nothing half-trained is returned.
+    Returns a Circuit whose scores are sigmoid(log_alpha) of the gates. See `Runner` for the other arguments.
+    Raises ValueError for numbers out of range, for a metric that is the same in the full model and the empty circuit, and for a
+    loss that is not finite. An interrupt raises KeyboardInterrupt, without a result.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -98,7 +102,7 @@ def train_masks(
 
 
 class Training:
-    """Gates on their way."""
+    """The state of the training: gates, multipliers and optimizer."""
 
     def __init__(self, runner: Runner, n_edges: int, steps: int, learning_rate: float, seed: int) -> None:
         self.runner, self.n_edges, self.fall = runner, n_edges, max(1, steps * 2 // 3)
@@ -113,7 +117,7 @@ class Training:
         self.n_steps = 0
 
     def step(self) -> None:
-        """One step; raises ValueError if the loss or a gate is not finite."""
+        """Take one step; raises ValueError if the loss or a gate is not finite."""
         with torch.enable_grad():
             gates = HardConcrete(self.log_alpha)
             uniform = torch.rand(len(self.log_alpha), generator=self.generator).clamp(1e-6, 1 - 1e-6)
@@ -126,13 +130,13 @@ class Training:
             raise ValueError(f"the masks' loss is {loss.item()} at step {self.n_steps}: nothing was learnt")
 
     def _unfaithful(self, sampled: Float[Tensor, " edge"]) -> Float[Tensor, ""]:
-        """How far the metric is from that of the full model, as a share of how far that of the empty circuit is."""
+        """The absolute difference of the metric from the full model's, divided by that of the empty circuit."""
         gates = torch.zeros(self.runner.graph.is_edge.shape).masked_scatter(self.runner.graph.is_edge, sampled)
         scores = self.runner.with_graph(gates[None])[0]
         return (scores.cpu() - self.runner.full).abs().mean() / self.span
 
     def _missed(self, gates: HardConcrete) -> Float[Tensor, ""]:
-        """By how much the expected share of open gates misses the target, weighed by the multipliers."""
+        """The penalty for the relative deviation of the expected number of open gates from the target."""
         progress = min(1.0, self.n_steps / self.fall)
         target = self.runner.n_edges ** (1 - progress) * max(1, self.n_edges) ** progress
         missed = gates.n_open() / target - 1

@@ -1,4 +1,4 @@
-"""Paths through a model: what becomes of what is read, and which edges lie between the input and the logits."""
+"""Paths through a model: which readers are inputs of which writers, and which edges connect the input with the logits."""
 
 from collections.abc import Mapping
 
@@ -12,9 +12,9 @@ from hooked_lm.analysis.attribution.graph import INPUT, LOGITS, Graph, Node
 def feeds(graph: Graph) -> Bool[Tensor, "reader writer"]:
     """Whether each reader is an input of each writer.
 
-    Queries, keys and values of a head ("L0H1<q>") are inputs of the head ("L0H1"), keys and values of a key/value head those
-    of all heads of its group; where attention as a whole is one writer, of that. The keys of a layer that later layers read
-    are inputs of all later layers without keys of their own.
+    Queries, keys and values of a head ("L0H1<q>") are inputs of the head ("L0H1"). Keys and values of a key/value head are
+    inputs of all heads of its group. If all attention of a layer is one writer, they are inputs of that writer. With
+    cross-layer KV sharing, keys and values are also inputs of all later layers that compute none.
 
     >>> from hooked_lm import HookedTransformer
     >>> graph = Graph.of(HookedTransformer.from_pretrained("demo"))
@@ -30,7 +30,7 @@ def feeds(graph: Graph) -> Bool[Tensor, "reader writer"]:
 
 
 def _counts(graph: Graph, letter: str) -> dict[int, int]:
-    """How many heads of queries, or of keys, each layer has that has any."""
+    """The number of query or key heads by layer, for layers with at least one."""
     layers = [node.layer for node in graph.readers if node.name.endswith(letter)]
     return {layer: layers.count(layer) for layer in set(layers)}
 
@@ -49,17 +49,17 @@ def _is_input(reader: Node, writer: Node, n_queries: Mapping[int, int], n_keys: 
 
 
 def on_paths(graph: Graph, edges: Bool[Tensor, "writer reader"]) -> Bool[Tensor, "writer reader"]:
-    """The edges that lie on a path from "input" to "logits" over edges and from the inputs of heads and MLPs to their outputs."""
+    """The edges on a path from "input" to "logits", where paths also lead from the inputs of heads and MLPs to their outputs."""
     edges, inside = (edges & graph.is_edge).float(), feeds(graph).float()
     reached, useful = torch.zeros(len(graph.writers)), torch.zeros(len(graph.readers))
     reached[graph.writer(INPUT)] = useful[graph.reader(LOGITS)] = 1
-    for _ in range(len({node.rank for node in graph.readers})):  # as long as a path can be
+    for _ in range(len({node.rank for node in graph.readers})):  # the maximum path length
         reached = reached.maximum(((reached @ edges).clamp(max=1) @ inside).clamp(max=1))
         useful = useful.maximum((inside @ (edges @ useful).clamp(max=1)).clamp(max=1))
     return (edges * reached[:, None] * useful).bool()
 
 
 def nodes_of(graph: Graph, edges: Bool[Tensor, "writer reader"]) -> list[str]:
-    """The writers of these edges, in order of computation, and "logits" after them; empty if there is none."""
+    """The writers of these edges in order of computation, followed by "logits"; empty if there are no edges."""
     found = [graph.writers[i].name for i in edges.any(1).nonzero()[:, 0].tolist()]
     return [*found, LOGITS] if found else []

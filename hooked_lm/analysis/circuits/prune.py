@@ -1,4 +1,4 @@
-"""Iterative pruning: the edges that the current circuit depends on least are dropped, a share at a time."""
+"""Iterative pruning: in each round, drop a fraction of the edges, those with the least effect in the current circuit."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -27,21 +27,22 @@ def prune(
     ablation: str = "resample",
     max_memory: int | str = "auto",
 ) -> Circuit:
-    """Edges are dropped in rounds until no more than `n_edges` are left.
+    """Drop edges in rounds until at most `n_edges` are left.
 
-    In each round the gates of the edges that are left are opened together from nothing in `steps` steps, and the gradients of the
-    metric with respect to each on the way are averaged (integrated gradients, Sundararajan et al. 2017, arXiv:1703.01365): their
-    sum is what the circuit has over nothing. The edges with the smallest are dropped, and those that thereby lie on no path from
-    input to logits. As the gradients are taken anew, an edge that matters only now that another is gone is found.
+    Each round computes integrated gradients (Sundararajan et al. 2017, arXiv:1703.01365): the gates of the remaining edges go
+    together from 0 to 1 in `steps` steps, and the gradients of the metric with respect to the gates are averaged. Their sum
+    approximates the difference in metric between the circuit and the empty one. The edges with the smallest absolute gradients
+    are dropped, as are edges that are then on no path from input to logits. Because each round recomputes the gradients, it
+    finds edges that matter only after others are dropped.
 
     Args:
-        n_edges: how many are left, at most.
-        share: how many of the edges are dropped in a round.
-        steps: gradients in a round; with 1 it is the gradient in the current circuit.
+        n_edges: the maximum number of edges of the result.
+        share: the fraction of the remaining edges that each round drops.
+        steps: gradients per round; 1 is the gradient in the current circuit.
 
-    Returns a Circuit; its scores are how many of all edges had gone before an edge went, as a share (1 for those that are left),
-    so the circuits of the rounds before are those of its largest scores. See `Runner` for the other arguments. Raises ValueError
-    for numbers out of range, for a metric without a gradient, and for gradients that are NaN.
+    Returns a Circuit. The score of an edge is the fraction of all edges that had been dropped before the round that dropped it
+    (1 for edges that remain), so the circuit of an earlier round consists of the largest scores. See `Runner` for the other
+    arguments. Raises ValueError for numbers out of range, for a metric without a gradient, and for gradients that are NaN.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -76,13 +77,13 @@ def prune(
 
 
 def mean_gradient(runner: Runner, left: Bool[Tensor, "writer reader"], steps: int) -> Float[Tensor, "writer reader"]:
-    """The gradients of the mean metric with respect to the gates of these edges, averaged on the way from closed to open."""
+    """The gradients of the mean metric with respect to the gates of these edges, averaged over `steps` values up to 1."""
     gates = left.float()
     found = sum((runner.gradient(gates * (step / steps)) for step in range(1, steps)), runner.gradient(gates))
     return found / steps
 
 
 def check_size(n_edges: int) -> None:
-    """Raises unless it is a number of edges."""
+    """Raises ValueError unless `n_edges` is a non-negative int."""
     if not isinstance(n_edges, int) or isinstance(n_edges, bool) or n_edges < 0:
         raise ValueError(f"n_edges must be a whole number, not negative; got {n_edges!r}")

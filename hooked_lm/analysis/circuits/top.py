@@ -9,12 +9,15 @@ from hooked_lm.analysis.circuits.paths import on_paths
 
 
 def largest(graph: Graph, scores: Float[Tensor, "writer reader"], n_edges: int) -> Bool[Tensor, "writer reader"]:
-    """The edges with the largest scores, up or down, that lie on paths from input to logits: as many as there may be.
+    """The edges with the largest absolute scores that are on paths from input to logits, at most `n_edges`.
 
-    Edges are taken by the size of their scores until those on paths would be more than `n_edges`. NaN is no score.
+    Edges are added in order of absolute score while at most `n_edges` of them are on paths. Edges with score NaN are excluded.
     """
     order = _by_size(scores, graph)
-    low, high = 0, len(order)  # taking `low` edges leaves few enough on paths; the more are taken, the more lie on them
+    low, high = (
+        0,
+        len(order),
+    )  # binary search: with the first `low` edges at most n_edges are on paths, a count that grows with their number
     while low < high:
         middle = (low + high + 1) // 2
         if int(on_paths(graph, _taken(order[:middle], graph)).sum()) <= n_edges:
@@ -25,12 +28,12 @@ def largest(graph: Graph, scores: Float[Tensor, "writer reader"], n_edges: int) 
 
 
 def at_least(graph: Graph, scores: Float[Tensor, "writer reader"], threshold: float) -> Bool[Tensor, "writer reader"]:
-    """The edges with scores of this size, up or down, that lie on paths from input to logits."""
+    """The edges with an absolute score of at least `threshold` that are on paths from input to logits."""
     return on_paths(graph, (scores.abs() >= threshold) & graph.is_edge)
 
 
 def _by_size(scores: Float[Tensor, "writer reader"], graph: Graph) -> Tensor:
-    """The flat places of all edges that have a score, the largest first."""
+    """The flat indices of all edges with a score that is not NaN, by descending absolute score."""
     size = scores.abs().masked_fill(~graph.is_edge, torch.nan).flatten()
     order = size.nan_to_num(nan=-1.0).argsort(descending=True, stable=True)
     return order[: int((~size.isnan()).sum())]
