@@ -1,9 +1,9 @@
-"""ACDC: edges are tried one after the other, from the output to the input, and dropped if the metric hardly changes (Conmy et
-al. 2023, arXiv:2304.14997).
+"""ACDC: test edges one after the other, from output to input, and drop those that hardly change the metric (Conmy et al. 2023,
+arXiv:2304.14997).
 
-Whether an edge is dropped depends on the edges tried before it, so the runs are sequential. But most edges are dropped. So the
-next few are tried together, each with all edges before it dropped too: up to the first edge that is kept, these are the same runs
-as in the sequential search. The remaining results are discarded.
+Whether an edge is dropped depends on the edges tested before it, so the search is sequential. Because most edges are dropped,
+several are tested in one batch, each with all edges before it dropped. Up to the first edge that is kept, these are the
+runs of the sequential search. The remaining results are discarded.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import origin
 
-AT_ONCE = 64  # edges tried together, at most
+AT_ONCE = 64  # the maximum number of edges tested together
 Place = tuple[int, int]  # writer, reader
 
 
@@ -38,18 +38,18 @@ def acdc(
     max_memory: int | str = "auto",
     progress: bool | None = None,
 ) -> Circuit:
-    """The edges whose loss changes the metric by the threshold or more, each tried in what is left when its turn comes.
+    """The edges whose removal changes the metric by the threshold or more, each tested in the circuit that remains at its turn.
 
-    Readers are visited from the logits to the first layer, and the edges of each from the last writer to the first. An edge is
-    dropped if without it the metric, on average over prompts, is up by less than the threshold (KL, which counts from the full
-    model), or changes by less than that up or down (a metric that was given). The result is that of trying one by one.
+    Readers are visited from the logits to the first layer, and the edges of each reader from the last writer to the first. An
+    edge is dropped if its removal increases KL(model || circuit), averaged over prompts, by less than the threshold; for any
+    other metric, if the absolute change of the mean is less than that. The result equals that of the sequential search.
 
     Args:
-        threshold: in the units of the metric.
-        metric: None for KL(model || circuit) in nats at the last position; see `Runner` for this and the rest.
+        threshold: in units of the metric.
+        metric: None for KL(model || circuit) in nats at the last position. See `Runner` for this and the other arguments.
 
-    Returns a Circuit; its scores are the changes at each edge's turn (0 for edges into what was cut off already). Raises
-    ValueError for a threshold that is not positive, and if the metric of a circuit is NaN.
+    Returns a Circuit whose scores are the changes in the metric at each edge's turn (0 for edges whose reader is already cut off
+    from the logits). Raises ValueError for a threshold that is not positive, and if the metric of a circuit is NaN.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -69,7 +69,7 @@ def acdc(
 
 
 class Search:
-    """A search on its way: `kept` edges, those of them that were tried yet, and the metric of what is left."""
+    """The state of a search: the edges `kept` so far, those `left` to test, and the metric `now` of the kept edges."""
 
     def __init__(self, runner: Runner, threshold: float) -> None:
         self.runner, self.threshold = runner, threshold
@@ -80,7 +80,7 @@ class Search:
         self.left = _in_order(runner)
 
     def steps(self) -> Iterator[int]:
-        """Try all edges; yields how many are left to try."""
+        """Test all edges; yields how many are left."""
         n = 4
         while self.left:
             self._drop_unread()
@@ -90,18 +90,18 @@ class Search:
             yield len(self.left)
 
     def _drop_unread(self) -> None:
-        """Drop the next edges as long as the output of their reader cannot reach the logits."""
+        """Drop the next edges while the output of their reader cannot reach the logits."""
         while self.left and not self._is_read(self.left[0][1]):
             place = self.left.pop(0)
             self.kept[place], self.changes[place] = False, 0.0
 
     def _is_read(self, reader: int) -> bool:
-        """Whether an edge that is kept reads the output of this reader; all later edges were tried."""
+        """Whether a kept edge reads the output of this reader; all later edges have been tested."""
         fed = self.inside[reader]
         return not bool(fed.any()) or bool(self.kept[fed].any())
 
     def _try(self, some: list[Place]) -> int:
-        """Drop these edges up to the first that is missed, which is kept; returns how many were dropped."""
+        """Drop these edges up to the first that reaches the threshold, which is kept; returns how many were dropped."""
         rows = self.kept.repeat(len(some), 1, 1)
         for i, place in enumerate(some):
             rows[i:, place[0], place[1]] = False
@@ -109,7 +109,7 @@ class Search:
         changes = found - torch.cat([self.now[None], found[:-1]])
         missed = (changes if self.runner.is_kl else changes.abs()) >= self.threshold
         n_dropped = int(missed.int().argmax()) if bool(missed.any()) else len(some)
-        known = some[: n_dropped + 1]  # those that were dropped, and the one that was missed
+        known = some[: n_dropped + 1]  # the dropped edges, and the one that is kept
         for place, change in zip(known, changes[: len(known)], strict=True):
             self.changes[place] = change
         if n_dropped:
@@ -125,7 +125,7 @@ class Search:
 
 
 def _in_order(runner: Runner) -> list[Place]:
-    """All edges: readers from the last to the first, of each the writers from the last to the first."""
+    """All edges: readers from last to first, and for each reader the writers from last to first."""
     n_writers, n_readers = runner.graph.is_edge.shape
     places = [(writer, reader) for reader in reversed(range(n_readers)) for writer in reversed(range(n_writers))]
     return [place for place in places if bool(runner.graph.is_edge[place])]

@@ -1,4 +1,4 @@
-"""Circuit: the edges of a model that are left, with their scores; pictures, graphs, files and comparisons of it."""
+"""Circuit: a subset of the edges of a model with their scores; plots, graphs, files and comparisons."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -25,15 +25,16 @@ FORMAT = "hooked_lm.Circuit"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Circuit:
-    """Some edges of a model.
+    """A subset of the edges of a model.
 
     Args:
-        graph: who writes and reads in the model; see `Graph.of`.
-        edges: [writer, reader], whether the edge is left.
-        scores: [writer, reader], what the method that found it made of each edge of the model; NaN for none. None: nothing.
+        graph: the writers and readers of the model; see `Graph.of`.
+        edges: [writer, reader], whether the edge is in the circuit.
+        scores: [writer, reader], the score of each edge of the model by the method that found the circuit, NaN where it gave
+            none; or None.
         about: how it was found: model, versions, method, ablation, seed, settings.
 
-    Raises ValueError for tensors that are not of the graph's shape, and for edges that the graph does not have.
+    Raises ValueError for tensors of another shape than the graph, and for edges that the graph does not have.
 
     >>> from hooked_lm import HookedTransformer
     >>> graph = Graph.of(HookedTransformer.from_pretrained("demo"))
@@ -43,7 +44,7 @@ class Circuit:
     """
 
     graph: Graph
-    edges: Bool[Tensor, "..."]  # the shapes are checked below, in the words of the graph
+    edges: Bool[Tensor, "..."]  # __post_init__ checks the shapes, for errors that name the graph
     scores: Float[Tensor, "..."] | None = None
     about: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
@@ -80,15 +81,14 @@ class Circuit:
 
     @property
     def nodes(self) -> list[str]:
-        """The writers on a path from input to logits, in order of computation, and "logits" after them; empty if no path is
-        left."""
+        """The writers on a path from input to logits in order of computation, followed by "logits"; empty if there is no path."""
         return nodes_of(self.graph, self._on_paths)
 
     def pruned(self) -> "Circuit":
-        """The circuit without the edges that lie on no path from input to logits (see `feeds` for what is inside of nodes).
+        """The circuit without the edges that are on no path from input to logits (see `feeds` for the links inside nodes).
 
-        Nothing of what these carry depends on the prompt and reaches the logits: where edges are ablated by resampling, the
-        circuit computes the same without them.
+        Such edges carry nothing that depends on the clean prompt to the logits, so with resample ablation the circuit computes
+        the same without them.
         """
         return replace(self, edges=self._on_paths)
 
@@ -97,7 +97,7 @@ class Circuit:
         return replace(self, edges=self.graph.is_edge & ~self.edges)
 
     def check(self, graph: Graph) -> None:
-        """Raises ValueError unless this is a circuit of such a model."""
+        """Raises ValueError unless `graph` is the graph of this circuit."""
         if self.graph != graph:
             of = f" of {self.about['model']}" if "model" in self.about else ""
             raise ValueError(
@@ -107,14 +107,14 @@ class Circuit:
             )
 
     def compare(self, other: "Circuit") -> "Comparison":
-        """Which edges and nodes both have; raises ValueError for circuits of models of other sizes."""
+        """Compare the edges and nodes of two circuits; raises ValueError if their graphs differ."""
         other.check(self.graph)
         return Comparison(self.graph, self.edges, other.edges)
 
     # ---- tables and figures ------------------------------------------------------------------------------------------
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each edge, those of the largest score first: `writer`, `reader`, `score`, `on_path`."""
+        """A row for each edge, by descending absolute score: `writer`, `reader`, `score`, `on_path`."""
         places = self.edges.nonzero()
         named = pd.DataFrame(list(self.graph.named(self.edges)), columns=["writer", "reader"])
         scores = self.scores if self.scores is not None else torch.full(self.edges.shape, torch.nan)
@@ -122,8 +122,8 @@ class Circuit:
         return table.sort_values("score", key=abs, ascending=False, ignore_index=True, kind="stable")
 
     def to_networkx(self) -> "nx.DiGraph[str]":
-        """A directed graph of what is on paths: nodes with `layer` and `kind` ("writer", "reader"; an MLP is both), edges with
-        `score` and `kind` ("edge", or "inside" from the input of a head to its output)."""
+        """A directed graph of the edges on paths: nodes with `layer` and `kind` ("writer", "reader"; an MLP is both), edges with
+        `kind` ("edge", or "inside" from the input of a head to its output) and, for "edge", `score`."""
         import networkx as nx
 
         found: nx.DiGraph[str] = nx.DiGraph()
@@ -141,8 +141,10 @@ class Circuit:
         return found
 
     def plot(self, title: str = "") -> "go.Figure":
-        """What is on paths, layer by layer from the input below to the logits above. Edges are as wide as their scores are large;
-        queries, keys and values of a head are drawn as one node, and named where one points."""
+        """Plot the edges on paths, layer by layer from the input at the bottom to the logits at the top.
+
+        Edge width shows the score. Queries, keys and values of a head are drawn as one node and named on hover.
+        """
         from hooked_lm.viz.graphs import layered_graph
 
         table = self.pruned().to_dataframe()
@@ -154,7 +156,7 @@ class Circuit:
         return layered_graph(levels, edges, scores, title=title or repr(self))
 
     def _drawn(self, table: pd.DataFrame) -> list[str]:
-        """The node to which each edge is drawn: of several heads that share keys and values the first on a path."""
+        """The node at which each edge ends; for heads that share keys and values, the first of them on a path."""
         drawn, inside = [], feeds(self.graph)
         for reader in table["reader"]:
             fed = [self.graph.writers[i].name for i in inside[self.graph.reader(reader)].nonzero()[:, 0].tolist()]
@@ -165,7 +167,7 @@ class Circuit:
     # ---- files -------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Write everything to one safetensors file, which appears when it is whole; `load` gives it back bit for bit."""
+        """Write everything to one safetensors file, atomically; `load` restores it exactly."""
         tensors = {"edges": self.edges} | ({} if self.scores is None else {"scores": self.scores})
         ends = {"writers": self.graph.writers, "readers": self.graph.readers}
         header = {name: [asdict(node) for node in nodes] for name, nodes in ends.items()}

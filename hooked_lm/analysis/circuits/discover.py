@@ -1,4 +1,4 @@
-"""`discover`: the edges that a task needs, by any method."""
+"""`discover`: find the edges that a task depends on, with any of the methods."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -28,13 +28,13 @@ SOURCES = {
     "resample": "clean",
     "mean": "mean",
     "zero": "zero",
-}  # in the words of patching, in which the other run is "clean"
+}  # the names that patching uses, where the other run is always called "clean"
 SEARCHES: Mapping[str, tuple[Callable[..., Circuit], str]] = {
     "acdc": (acdc, "threshold"),
     "pruning": (prune, "n_edges"),
     "masks": (train_masks, "n_edges"),
 }
-CHECKED = 100  # edges whose estimates are compared with exact patching, by default
+CHECKED = 100  # default number of edges whose estimates are compared with exact patching
 METHODS = (*edges.METHODS, "exact", *SEARCHES)
 
 
@@ -55,23 +55,24 @@ def discover(
     """Find a circuit: the edges that the behaviour of a model on the clean prompts depends on.
 
     Args:
-        corrupted, clean: texts or ids [batch, pos], as many prompts and tokens each. The circuit runs on the clean prompts;
-            edges outside of it carry their values from the corrupted ones.
-        metric: from logits to one number for each prompt, or one for all; None: KL(model || circuit) at the last position.
-        method: what finds it.
-            "eap", "eap-ig-inputs", "eap-ig-activations": the edges with the largest estimated effects (`attribute_edges`); how
-            well these agree with exact patching, of 100 drawn edges or what `check` says, is in `about["agreement"]`;
-            "exact": those with the largest effects, each exchanged alone (`patch_edges`);
-            an Attribution or SweepResult over the axes writer and reader: those with the largest effects in it;
-            "acdc" (see `acdc`; give a threshold), "pruning" (`prune`) and "masks" (`train_masks`; both: give n_edges).
-        n_edges: the circuit's edges on paths from input to logits, at most. threshold: or the smallest effect, up or down, of an
-            edge, in the units of the metric. Edges that then lie on no path are left out.
-        ablation: what replaces the edges that are not in the circuit: "resample", "mean" or "zero"; see `Runner`.
-        options: what the method takes besides, such as `steps`, `seed` or `check`.
+        corrupted, clean: texts or ids [batch, pos] of the same shape. The circuit runs on the clean prompts; with resample
+            ablation edges outside the circuit carry their values from the corrupted prompts.
+        metric: maps logits to one number per prompt, or one for all; None: KL(model || circuit) at the last position.
+        method: the search method.
+            "eap", "eap-ig-inputs", "eap-ig-activations": the edges with the largest estimated effects (`attribute_edges`);
+            `about["agreement"]` compares the estimates with exact patching of `check` random edges, by default 100.
+            "exact": the edges with the largest effects when patched one at a time (`patch_edges`).
+            An Attribution or SweepResult with the axes writer and reader: the edges with the largest effects in it.
+            "acdc" (needs threshold), "pruning" (`prune`) and "masks" (`train_masks`), which both need n_edges.
+        n_edges: the maximum number of edges of the circuit, all on paths from input to logits.
+        threshold: alternatively, the smallest absolute effect of an edge, in units of the metric. Edges that are then on no path
+            are left out.
+        ablation: the ablation of edges outside the circuit: "resample", "mean" or "zero"; see `Runner`.
+        options: further arguments of the method, such as `steps`, `seed` or `check`.
 
-    Returns a Circuit; an empty one, which says so, if a threshold leaves nothing. Raises ValueError for a method or ablation that
-    does not exist, for "eap" without a metric, and unless one of n_edges and threshold is given that goes with the method;
-    TypeError for options that the method does not take.
+    Returns a Circuit, which is empty if no edge reaches the threshold. Raises ValueError for an unknown method or ablation, for
+    "eap" without a metric, and unless exactly one of n_edges and threshold is given, the one that the method takes; TypeError
+    for options that the method does not take.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis import metrics
@@ -105,7 +106,7 @@ def discover(
 
 
 def _check_limits(method: str | SweepResult, n_edges: int | None, threshold: float | None) -> None:
-    """Raises unless the limits go with the method."""
+    """Raises ValueError unless exactly one limit is given, and the method takes it."""
     if isinstance(method, str) and method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, or an Attribution; got {method!r}")
     if (n_edges is None) == (threshold is None):
@@ -129,7 +130,7 @@ def _effects(
     max_memory: int | str,
     options: Mapping[str, Any],
 ) -> SweepResult:
-    """What each edge of the clean run changes when it is ablated, measured or estimated."""
+    """The measured or estimated effect of ablating each edge of the clean run."""
     common: dict[str, Any] = {
         "metric": metric,
         "source": SOURCES[ablation],
@@ -147,7 +148,7 @@ def _best(model: Decoder, found: SweepResult, method: str, limits: Mapping[str, 
     """The circuit of the edges with the largest effects."""
     graph = Graph.of(model)
     scores = scores_of(graph, found)
-    felt = scores.masked_fill(scores == 0, torch.nan)  # an edge without any effect is none to keep
+    felt = scores.masked_fill(scores == 0, torch.nan)  # edges without effect are never kept
     by_number = "n_edges" in limits
     best = largest(graph, felt, limits["n_edges"]) if by_number else at_least(graph, felt, limits["threshold"])
     agreement = {}

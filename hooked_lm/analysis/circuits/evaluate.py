@@ -31,18 +31,17 @@ Given = Circuit | Sequence[Circuit] | Mapping[str, Circuit] | SweepResult
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation(Scores):
-    """What circuits do, for each prompt, between the full model and the empty circuit.
+    """The metric of circuits and their complements for each prompt, with the full model and the empty circuit as baselines.
 
     Args:
         values: the metric, [2, circuit, prompt]: of each circuit, and of its complement, the model without the circuit's edges.
-        axes: "of" ("circuit", "complement") and "circuit" (requested numbers of edges, or names).
+        axes: "of" ("circuit", "complement") and "circuit" (numbers of edges, or names).
         full, empty: the metric of the model, and of the circuit without edges, [prompt].
-        n_edges: of each circuit, and `n_all` of the model.
+        n_edges: the number of edges of each circuit; `n_all` that of the model.
 
-    With m for the mean of the metric over prompts, and as shares of m(full) - m(empty):
-    *faithfulness* is (m(circuit) - m(empty)) / (m(full) - m(empty)), 1 for a circuit that does all of it;
-    *completeness* the same of the complement, 0 if nothing of it is left without the circuit (both as Marks et al. 2024,
-    arXiv:2403.19647, say them).
+    With m the mean of the metric over prompts, as in Marks et al. 2024 (arXiv:2403.19647):
+    *faithfulness* is (m(circuit) - m(empty)) / (m(full) - m(empty)), 1 if the circuit recovers the full metric;
+    *completeness* is the same for the complement, 0 if the complement recovers nothing.
     """
 
     full: Float[Tensor, "..."]
@@ -69,8 +68,8 @@ class Evaluation(Scores):
     # ---- numbers -----------------------------------------------------------------------------------------------------
 
     def normalized(self) -> "Evaluation":
-        """The values on the scale on which the mean of the empty circuit is 0 and that of the full model 1. The scale is taken as
-        given: the intervals are those of the values."""
+        """The values, rescaled so that the mean of the empty circuit is 0 and that of the full model 1. The scale is treated as
+        exact, so intervals show only the spread of the values."""
         low, high = self.empty.double().mean(), self.full.double().mean()
 
         def scaled(values: Tensor) -> Tensor:
@@ -80,23 +79,23 @@ class Evaluation(Scores):
 
     @property
     def faithfulness(self) -> Float[Tensor, " circuit"]:
-        """Of each circuit."""
+        """The faithfulness of each circuit; 1 is best."""
         return self.normalized().mean[0]
 
     @property
     def completeness(self) -> Float[Tensor, " circuit"]:
-        """Of each circuit: what its complement still does; 0 is best."""
+        """The faithfulness of each circuit's complement; 0 is best."""
         return self.normalized().mean[1]
 
     @property
     def shares(self) -> Float[Tensor, " circuit"]:
-        """The edges of each circuit as a share of all."""
+        """The number of edges of each circuit as a fraction of all edges."""
         return torch.tensor(self.n_edges) / self.n_all
 
     @property
     def area(self) -> float:
-        """The area under the curve of faithfulness over the share of edges, by trapezoids, as a share of its width: its mean
-        height. NaN if all circuits are of one size."""
+        """The mean of faithfulness over the fraction of edges: the area under the curve by the trapezoidal rule, divided by its
+        width. NaN if all circuits have the same size."""
         order = self.shares.argsort(stable=True)
         x, y = self.shares[order].double(), self.faithfulness[order].double()
         width = float(x[-1] - x[0])
@@ -106,7 +105,7 @@ class Evaluation(Scores):
         """A row for each circuit: `circuit`, `edges`, `share`, `value` (the mean of the metric), `faithfulness` with its interval
         (`low`, `high`), `completeness`.
 
-        With `per_prompt` a row for each circuit, complement and prompt: `of`, `circuit`, `prompt`, `value`.
+        With `per_prompt`, a row for each circuit, complement and prompt: `of`, `circuit`, `prompt`, `value`.
         """
         if per_prompt:
             return super().to_dataframe(per_prompt=True)
@@ -117,7 +116,7 @@ class Evaluation(Scores):
         return table.assign(**{name: column.numpy() for name, column in columns.items()})
 
     def plot(self, title: str = "", show_values: bool = False) -> "go.Figure":
-        """Faithfulness, with its interval, and completeness over the number of edges."""
+        """Plot faithfulness, with its interval, and completeness against the number of edges."""
         from hooked_lm.viz.graphs import curves
 
         table = self.to_dataframe()
@@ -147,18 +146,18 @@ def evaluate(
     ablation: str = "resample",
     max_memory: int | str = "auto",
 ) -> Evaluation:
-    """Faithfulness and completeness of circuits, all in one batched run.
+    """Faithfulness and completeness of circuits, computed in one batched run.
 
     Args:
-        circuits: a Circuit, several, several by name; or effects of edges (an Attribution or a SweepResult with the axes writer
-            and reader), of which circuits of several sizes are made. So are they of one Circuit, by its scores, if
-            `sizes` are given.
-        sizes: numbers of edges, or shares of all edges as floats; 0, 1, 2, 5, 10, 20, 50 and 100 % of the edges if None. Of each
-            the edges with the largest scores that lie on paths, so many at most.
+        circuits: a Circuit, a list or a mapping of names to circuits; or effects of edges (an Attribution or a SweepResult with
+            the axes writer and reader), or one Circuit with scores together with `sizes`: then circuits of several sizes are
+            built from the scores.
+        sizes: numbers of edges, or floats for fractions of all edges; None: 0, 1, 2, 5, 10, 20, 50 and 100 % of the edges. Each
+            circuit has the edges with the largest absolute scores that are on paths, at most that many.
         metric, ablation, max_memory: as for `Runner`.
 
     Returns an Evaluation. Raises ValueError for a circuit of another model, for sizes out of range, for an empty list, and for a
-    metric that does not tell the full model from the empty circuit: there is no scale then.
+    metric with the same mean in the full model and the empty circuit, as faithfulness is undefined then.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis import metrics
@@ -203,13 +202,13 @@ def minimality(
     ablation: str = "resample",
     max_memory: int | str = "auto",
 ) -> Scores:
-    """What each edge or node adds to a circuit: the metric of the circuit minus that of the circuit without it.
+    """The contribution of each edge or node: the metric of the circuit minus that of the circuit without it.
 
     Args:
-        of: "edges" (`writer -> reader`), or "nodes": all edges from a writer, so that its inputs have no effect either.
+        of: "edges" (`writer -> reader`), or "nodes": all edges from a writer, which makes its inputs irrelevant too.
 
-    Returns Scores with the axis edge or node, in the units of the metric; a part that adds nothing could go (Wang et al. 2022,
-    arXiv:2211.00593). Raises ValueError for an empty circuit, one of another model, and another word for `of`.
+    Returns Scores with the axis edge or node, in units of the metric. In a minimal circuit no contribution is 0 (Wang et al.
+    2022, arXiv:2211.00593). Raises ValueError for an empty circuit, a circuit of another model, and an unknown `of`.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -249,7 +248,7 @@ def _without_nodes(circuit: Circuit) -> dict[str, Bool[Tensor, "writer reader"]]
 
 
 def _circuits(graph: Graph, given: Given, sizes: Sequence[int | float] | None) -> dict[Any, Circuit]:
-    """The circuits by their labels; raises ValueError for none, for those of another model, and for sizes out of range."""
+    """The circuits by label; raises ValueError if there are none, for another model's circuits, and for sizes out of range."""
     if isinstance(given, SweepResult) or (isinstance(given, Circuit) and sizes is not None):
         scores = given.scores if isinstance(given, Circuit) else scores_of(graph, given)
         if isinstance(given, Circuit):
@@ -275,7 +274,7 @@ def _circuits(graph: Graph, given: Given, sizes: Sequence[int | float] | None) -
 
 
 def _numbered(given: Sequence[Circuit]) -> dict[Any, Circuit]:
-    """Circuits by their numbers of edges, or if some are alike in that, by their place in the list."""
+    """Circuits by their number of edges, or by their index in the list if two have the same number."""
     sizes = [circuit.n_edges for circuit in given]
     return dict(zip(sizes if len(set(sizes)) == len(sizes) else range(len(sizes)), given, strict=True))
 
@@ -285,7 +284,7 @@ def _of_size(graph: Graph, scores: Float[Tensor, "writer reader"], n: int) -> Bo
 
 
 def _number(size: int | float, graph: Graph) -> int:
-    """A number of edges, of a number or a share."""
+    """The number of edges for a number or a fraction; raises ValueError if it is out of range."""
     n = round(size * graph.n_edges) if isinstance(size, float) and 0 <= size <= 1 else size
     if isinstance(n, (float, bool)) or not 0 <= n <= graph.n_edges:
         raise ValueError(f"a size is a share from 0.0 to 1.0, or a number of the {graph.n_edges} edges; got {size!r}")

@@ -1,11 +1,11 @@
-"""Runs of a model of which only some edges are left: many circuits over the same prompts, in batches.
+"""Forward passes in which only some edges of a model are active: many circuits over the same prompts, in batches.
 
-An edge that is left carries what its writer writes in this run, one that is not what it is ablated by. So a reader reads
+An active edge carries the output of its writer in this run, an inactive one the ablated output. So the input of a reader is
 
-    the stream + sum over writers of (1 - gate) * (ablated - written),
+    stream + sum over writers of (1 - gate) * (ablated - written),
 
-and what it makes of that is written into the stream for all that come after. Rows of a batch are circuits. What stands before
-the first layer with a closed gate is the plain run's, computed once.
+and its output is added to the stream as usual. Each row of a batch is a circuit. The layers before the first one with a closed
+gate are the same as in the run without gates, and are computed once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -45,13 +45,13 @@ class Place:
     scale: float
 
     def parts(self, value: Tensor) -> Float[Tensor, "batch pos node d_model"]:
-        """What the nodes of a site write, of the value at it."""
+        """The outputs of a site's nodes, from the value at the site."""
         parts = value if self.of_heads else value[:, :, None]
         return parts if self.scale == 1.0 else parts * self.scale
 
 
 def places(nodes: Sequence[Node]) -> list[Place]:
-    """Nodes by their sites."""
+    """The nodes, grouped by site."""
     found, start = [], 0
     for site, together in groupby(nodes, key=lambda node: node.site):
         first, *others = together
@@ -63,17 +63,17 @@ def places(nodes: Sequence[Node]) -> list[Place]:
 
 
 class Runner:
-    """Circuits of one model, over the same prompts, by one metric.
+    """Run circuits of one model on fixed prompts, and measure them with one metric.
 
     Args:
-        corrupted, clean: texts or ids [batch, pos], as many prompts and tokens each. Circuits run on the clean prompts.
-        metric: from logits to one number for each prompt, or one for all; None: KL(model || circuit) at the last position.
-        ablation: what replaces an edge that is not in the circuit. "resample": what its writer writes for the corrupted prompt;
-            "mean": the mean of that over the corrupted prompts, position by position; "zero": nothing.
-        max_memory: "auto", or the bytes that a pass may take besides the model.
+        corrupted, clean: texts or ids [batch, pos] of the same shape. Circuits run on the clean prompts.
+        metric: maps logits to one number per prompt, or one for all; None: KL(model || circuit) at the last position.
+        ablation: what an edge outside the circuit carries. "resample": the output of its writer on the corrupted prompt;
+            "mean": the mean of that over the corrupted prompts at each position; "zero": zeros.
+        max_memory: "auto", or the bytes that a pass may use in addition to the model.
 
-    Raises TypeError and ValueError as `Graph.of`; ValueError for prompts that do not line up or are padded, another
-    ablation, a model whose stream is not the sum of what its writers add, and a metric that is NaN.
+    Raises TypeError and ValueError as `Graph.of`; ValueError for prompts of different shapes or with padding, an unknown
+    ablation, a model whose residual stream is not the sum of its writers' outputs, and a metric that is NaN.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -113,14 +113,16 @@ class Runner:
         self.differences = torch.cat([self.ablated[place.site] - plain[place.site] for place in self.writers])
         self.is_kl = metric is None
         self.metric = metric if metric is not None else _kl_to(model, end)
-        self.reads: TracedAccess | None = None  # of the full model; everything, once a circuit's metric asks for more
+        self.reads: TracedAccess | None = (
+            None  # logits that the metric reads in the full model; all logits once a circuit's metric reads others
+        )
         self.full: Float[Tensor, " prompt"] = self._scores(end, 1)[0].float().cpu()
         if bool(self.full.isnan().any()):
             raise ValueError("the metric of the full model is NaN: no circuit can be compared with it")
         self.n_rows = self._rows(Budget.of(max_memory, self.tokens.device))
 
     def _rows(self, budget: Budget) -> int:
-        """How many circuits run in one pass."""
+        """The number of circuits per pass."""
         stream = self.streams[0]
         n_tokens, heads = self.tokens.numel(), max(place.nodes.stop - place.nodes.start for place in self.readers)
         numbers = (len(self.graph.writers) + 8 * heads) * stream.shape[-1]
@@ -137,27 +139,27 @@ class Runner:
 
     @property
     def metric_name(self) -> str:
-        """What is measured, in words."""
+        """The name of the metric."""
         if self.is_kl:
             return "KL(model || circuit)"
         return str(getattr(self.metric, "name", getattr(self.metric, "__name__", type(self.metric).__name__)))
 
     def empty(self) -> Float[Tensor, " prompt"]:
-        """The metric where no edge is left."""
+        """The metric of the circuit without edges."""
         return self.values(torch.zeros(1, *self.graph.is_edge.shape))[0]
 
     @torch.no_grad()
     def values(self, gates: Float[Tensor, "..."] | Bool[Tensor, "..."]) -> Float[Tensor, "row prompt"]:
-        """The metric of circuits [row, writer, reader], given by gates from 0 (ablated) to 1 (left); on the CPU.
+        """The metric of circuits on the CPU, from gates [row, writer, reader] between 0 (ablated) and 1 (active).
 
-        What a gate says that is no edge counts for nothing.
+        Gates that are not edges of the graph are ignored.
         """
         found = [self._pass(some).float().cpu() for some in self._checked(gates).split(self.n_rows)]
         return torch.cat(found) if found else self.full.new_zeros(0, self.n_prompts)
 
     def with_graph(self, gates: Gates) -> Float[Tensor, "row prompt"]:
-        """The same in one pass, with autograd's graph back to the gates. No weight is part of it. Raises ValueError for a
-        metric without a gradient."""
+        """As `values`, in one pass that is differentiable with respect to the gates but not the weights. Raises ValueError for
+        a metric without a gradient."""
         with torch.enable_grad(), freeze_weights(self.model):
             scores = self._pass(self._checked(gates))
         if gates.requires_grad and not scores.requires_grad:
@@ -165,8 +167,8 @@ class Runner:
         return scores
 
     def gradient(self, gates: Float[Tensor, "writer reader"]) -> Float[Tensor, "writer reader"]:
-        """How the mean of the metric over prompts changes with each gate; 0 where no edge is. ValueError if it is NaN, or
-        there is none."""
+        """The gradient of the mean metric with respect to each gate, 0 for gates that are not edges. Raises ValueError if it is
+        NaN or the metric has none."""
         own = gates.detach()[None].clone().requires_grad_()
         scores = self.with_graph(own)
         [found] = torch.autograd.grad(scores.mean(), [own])
@@ -201,7 +203,7 @@ class Runner:
         return self._scores(end, n_rows)
 
     def _first_layer(self, used: Bool[Tensor, "writer reader"]) -> int | None:
-        """The first layer in which anybody reads something else than in the plain run; None if nobody does."""
+        """The first layer in which a reader's input changes; None if no input changes."""
         layers = [place.layer for place in self.readers if bool(used[:, place.nodes].any())]
         if not layers:
             return None
@@ -209,13 +211,13 @@ class Runner:
 
     @property
     def _borrows(self) -> bool:
-        """Whether keys of one layer are looked at in another: then every run has to come by all layers."""
+        """Whether layers share keys and values (cross-layer KV sharing); then every pass has to run all layers."""
         sites = {place.site for place in self.readers}
         queries = [site for site in sites if site.endswith("hook_q_input")]
         return any(site.replace("hook_q_input", "hook_k_input") not in sites for site in queries)
 
     def _scores(self, end: Float[Tensor, "batch pos d_model"], n_rows: int) -> Float[Tensor, "row prompt"]:
-        """The metric of each row, from the stream after the last block."""
+        """The metric of each row, computed from the residual stream after the last block."""
         normalized = norm_of(self.model, "ln_final")(end).to(self.model.embed.W_E.dtype)
         points = (module for module in self.model.unembed.modules() if isinstance(module, HookPoint))
         shown = is_listening(*points)
@@ -229,13 +231,13 @@ class Runner:
 
 @dataclass
 class _Cut:
-    """One pass on its way: what has been written up to here, and what is read instead."""
+    """The hooks of one pass: they record the outputs of writers, and change the inputs of readers."""
 
     runner: Runner
     closed: Float[Tensor, "row writer reader"]
     used: Bool[Tensor, "writer reader"]
     start: int
-    written: list[tuple[Place, Tensor]] = field(default_factory=list)  # [row, node, number], less what was written
+    written: list[tuple[Place, Tensor]] = field(default_factory=list)  # ablated minus written, [row, node, numbers]
 
     def hooks(self) -> Iterator[tuple[str, Callable[..., Any]]]:
         for place in self.runner.readers:
@@ -246,11 +248,11 @@ class _Cut:
                 yield place.site, _Recording(self, place)
 
     def _is_known(self, place: Place) -> bool:
-        """Whether all rows write there what the plain run does."""
+        """Whether the outputs at this site are the same in all rows as in the run without gates."""
         return place.layer < self.start or place.rank < 0
 
     def keep(self, place: Place, value: Tensor) -> None:
-        """Keep by how much the ablated values of a site differ from what these rows write."""
+        """Store the ablated minus the written outputs of a site."""
         parts = place.parts(value).unflatten(0, (len(self.closed), -1)).permute(0, 3, 1, 2, 4)
         self.written.append((place, (self.runner.ablated[place.site] - parts).flatten(2)))
 
@@ -276,7 +278,7 @@ class _Cut:
 
 
 class _Recording:
-    """A hook that keeps what is written at a site."""
+    """A hook that records the outputs of a site's nodes."""
 
     records = True
 
@@ -287,13 +289,13 @@ class _Recording:
         self.cut.keep(self.place, value)
 
 
-# ---- the runs that circuits lie between ------------------------------------------------------------------------------
+# ---- clean and corrupted runs ----------------------------------------------------------------------------------------
 
 Written = dict[str, Float[Tensor, "node prompt pos d_model"]]
 
 
 def _run_whole(model: Decoder, tokens: Tensor, writers: Sequence[Place]) -> tuple[Written, list[Tensor], Tensor]:
-    """What is written at these places, the stream before each block, and that after the last."""
+    """The outputs of the writers, the residual stream before each block, and that after the last block."""
     written: Written = {}
     streams: list[Tensor] = []
     by_site = {place.site: place for place in writers}
@@ -318,14 +320,14 @@ def _run_whole(model: Decoder, tokens: Tensor, writers: Sequence[Place]) -> tupl
 def _ablated(
     value: Float[Tensor, "node prompt pos d_model"], ablation: str
 ) -> Float[Tensor, "node prompt pos d_model"]:
-    """What stands for what is written where edges are not left, of what is written for the corrupted prompts."""
+    """The ablated outputs of writers, from their outputs on the corrupted prompts."""
     if ablation == "resample":
         return value
     return torch.zeros_like(value) if ablation == "zero" else value.mean(1, keepdim=True).expand_as(value).contiguous()
 
 
 def _check_sum(plain: Written, other: Written, difference: Tensor, end: Tensor) -> None:
-    """Raises ValueError unless two runs' last streams differ by the sum of what the writers write differently."""
+    """Raises ValueError unless the final streams of two runs differ by the sum of the differences of the writers' outputs."""
     total = sum((plain[site] - other[site]).sum(0) for site in plain) - difference
     size, missed = float(end.abs().max()), float(total.abs().max())
     if not missed <= max(1e-4, 32 * torch.finfo(end.dtype).eps) * size:
