@@ -113,9 +113,7 @@ class Runner:
         self.differences = torch.cat([self.ablated[place.site] - plain[place.site] for place in self.writers])
         self.is_kl = metric is None
         self.metric = metric if metric is not None else _kl_to(model, end)
-        self.reads: TracedAccess | None = (
-            None  # logits that the metric reads in the full model; all logits once a circuit's metric reads others
-        )
+        self.reads: TracedAccess | None = None  # logits that the metric reads; all, once it reads others than in `full`
         self.full: Float[Tensor, " prompt"] = self._scores(end, 1)[0].float().cpu()
         if bool(self.full.isnan().any()):
             raise ValueError("the metric of the full model is NaN: no circuit can be compared with it")

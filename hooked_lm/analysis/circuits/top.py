@@ -14,10 +14,7 @@ def largest(graph: Graph, scores: Float[Tensor, "writer reader"], n_edges: int) 
     Edges are added in order of absolute score while at most `n_edges` of them are on paths. Edges with score NaN are excluded.
     """
     order = _by_size(scores, graph)
-    low, high = (
-        0,
-        len(order),
-    )  # binary search: with the first `low` edges at most n_edges are on paths, a count that grows with their number
+    low, high = 0, len(order)  # binary search: with the first `low` edges, at most `n_edges` are on paths
     while low < high:
         middle = (low + high + 1) // 2
         if int(on_paths(graph, _taken(order[:middle], graph)).sum()) <= n_edges:
