@@ -21,11 +21,7 @@ from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import origin
 
-TEMPERATURE, LOW, HIGH = (
-    2 / 3,
-    -0.1,
-    1.1,
-)  # as in Louizos et al.: gates are stretched to (LOW, HIGH), and clamped to [0, 1]
+TEMPERATURE, LOW, HIGH = 2 / 3, -0.1, 1.1  # Louizos et al.: gates are stretched to (LOW, HIGH), and clamped to [0, 1]
 START = 2.0  # log alpha: nearly all gates are open
 
 

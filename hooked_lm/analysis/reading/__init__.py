@@ -1,1 +1,1 @@
-"""Reading: lenses, direct logit attribution, scores of heads, and what weights do in terms of tokens."""
+"""Reading activations and weights: lenses, direct logit attribution, head scores, and weights in terms of tokens."""

@@ -1,4 +1,4 @@
-"""Composition of heads: how much of the output of a head a later head reads, computed from the weights."""
+"""Composition scores of pairs of heads, computed from the weights."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -21,31 +21,31 @@ PairScores = Float[Tensor, "head later_head"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CompositionScores(ChanceScores):
-    """Scores of pairs of heads; in `chance` the mean score of random heads, in `spread` its standard deviation."""
+    """Scores of pairs of heads; `chance` is the mean score of random heads, `spread` the standard deviation."""
 
     spread: Float[Tensor, "..."] | None = None
     GRID: ClassVar[tuple[str, ...]] = ("values", "chance", "spread")
 
     def in_deviations(self) -> Scores:
-        """How many standard deviations of random heads the scores lie above their mean: within 2 a pair is like most of these."""
+        """The z-scores of the pairs: (score - chance) / spread. A pair within 2 is like most random pairs."""
         assert self.spread is not None
         return Scores(self.above_chance().values / self.spread, self.axes, about=self.about)
 
 
 def head_composition(model: Decoder, kind: str = "Q", *, n_random: int = 50, seed: int = 0) -> CompositionScores:
-    """How much of what each head writes each head of a later layer reads through its queries, keys or values.
+    """The composition scores of each head with each head of a later layer, through its queries, keys or values.
 
     `|OV1 M2| / (|OV1| |M2|)` in Frobenius norms, between 0 and 1, where M2 is `W_Q W_K^T` of the later head for "Q", its
     transpose for "K", and `W_V W_O` for "V" (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"). The
-    numbers are those of `model.all_composition_scores`, layer by layer, and of hybrid models too. Two matrices have some of their
-    directions in common by chance: `chance` is the mean score of `n_random` pairs of heads of these shapes whose weights are
-    independent normal numbers (the baseline of the same source), drawn with `seed`, and `spread` the standard deviation.
+    scores equal those of `model.all_composition_scores`, and hybrid models are supported. Random matrices have scores above 0,
+    so `chance` is the mean score of `n_random` pairs of heads of the same shapes with independent normal weights (the baseline
+    of the same paper), drawn with `seed`, and `spread` the standard deviation.
 
-    Weights are taken as they are: of a model whose norms are not folded the norms' weights do not count, nor does rotary, which
-    turns queries and keys. Grouped keys and values belong to each query head of their group.
+    Neither norm weights that are not folded nor rotary embeddings are taken into account. With grouped-query attention, each
+    query head uses the keys and values of its group.
 
-    Returns scores with the axes layer, head, later_layer, later_head, for one "prompt"; NaN unless the later layer is later, and
-    for layers without such weights. Raises ValueError for another kind, and for a model of which no layer has them.
+    Returns scores with the axes layer, head, later_layer, later_head, for one "prompt"; NaN unless later_layer > layer, and for
+    layers without these weights. Raises ValueError for an unknown kind, n_random below 2, and if no layer has these weights.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -89,7 +89,7 @@ def head_composition(model: Decoder, kind: str = "Q", *, n_random: int = 50, see
 
 
 def _attentions(model: Decoder) -> dict[int, Any]:
-    """The attention of each layer that makes queries, keys and values by weights of its own."""
+    """The attention of each layer that has the weights W_Q, W_K, W_V and W_O."""
     found = {
         layer: block.attn
         for layer, block in enumerate(model.blocks)
@@ -102,8 +102,8 @@ def _attentions(model: Decoder) -> dict[int, Any]:
 
 @dataclass(frozen=True)
 class _Thin:
-    """The matrices of heads, a rotation of the far side from full: [head, d_head, d_model] or [head, d_model, d_head] with the
-    same products in norm; their own norms; and the shape [d_model, d_head] of their factors."""
+    """Low-rank matrices of heads without their outer orthogonal factor, [head, d_head, d_model] or [head, d_model, d_head], whose
+    products have the same norms; the norms of the matrices; and the shape [d_model, d_head] of their factors."""
 
     matrices: Float[Tensor, "head _ _"]
     norms: Float[Tensor, " head"]
@@ -111,12 +111,12 @@ class _Thin:
 
     @classmethod
     def left(cls, matrices: FactoredMatrix) -> "_Thin":
-        """Of what is written, for products from the right."""
+        """For the left factors of products."""
         return cls(matrices.collapse_l(), matrices.S.norm(dim=-1), tuple(matrices.A.shape[-2:]))
 
     @classmethod
     def right(cls, matrices: FactoredMatrix) -> "_Thin":
-        """Of what reads, for products from the left."""
+        """For the right factors of products."""
         return cls(matrices.collapse_r(), matrices.S.norm(dim=-1), tuple(matrices.A.shape[-2:]))
 
 
@@ -126,7 +126,7 @@ def _output(attn: Any) -> FactoredMatrix:
 
 
 def _reader(attn: Any, kind: str) -> FactoredMatrix:
-    """The matrix of each head that is multiplied by what an earlier head wrote."""
+    """The matrix M2 of each head; see `head_composition`."""
     if kind == "V":
         return _output(attn)
     W_Q, W_K = attn.W_Q.float(), _of_query_heads(attn, attn.W_K).float()
@@ -138,13 +138,13 @@ def _of_query_heads(attn: Any, weight: Float[Tensor, "kv_head d_model d_head"]) 
 
 
 def _scores(left: _Thin, right: _Thin) -> PairScores:
-    """`|left right| / (|left| |right|)` of each head of the one and of the other."""
+    """`|left right| / (|left| |right|)` for each pair of heads."""
     norms = torch.stack([(matrix @ right.matrices).norm(dim=(-2, -1)) for matrix in left.matrices])
     return norms / (left.norms[:, None] * right.norms)
 
 
 def _of_random_heads(left: Shape, right: Shape, n_random: int, seed: int) -> tuple[float, float]:
-    """The mean score of pairs of heads whose weights are independent normal numbers, and the standard deviation."""
+    """The mean score of pairs of heads with independent normal weights, and the standard deviation."""
     generator = torch.Generator().manual_seed(seed)
     pairs = ([_random(shape, generator) for shape in (left, right)] for _ in range(n_random))
     scores = torch.stack([_scores(_Thin.left(one), _Thin.right(other))[0, 0] for one, other in pairs])

@@ -1,4 +1,4 @@
-"""The logit lens: what the model would say if it had to answer after each layer."""
+"""The logit lens: the model's predictions if the residual stream is unembedded after each layer."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,29 +25,29 @@ if TYPE_CHECKING:
 __all__ = ["Lens", "Translator", "decode", "logit_lens"]
 
 Tokens = str | int | Sequence[str | int] | Tensor
-MOST_NUMBERS = 2**25  # of logits that are held at once: 128 MB in fp32
+MOST_NUMBERS = 2**25  # the maximum number of logits in memory at once: 128 MB in fp32
 
 
 @runtime_checkable
 class Translator(Protocol):
-    """What takes the stream of a layer to where the last layer would have it, such as a `TunedLens`."""
+    """A map from the residual stream of a layer to that of the last layer, such as a `TunedLens`."""
 
     def check(self, model: Any, site: str, layers: Sequence[int]) -> None:
-        """Raises ValueError if it is not made for these."""
+        """Raises ValueError if the translator does not fit the model, site or layers."""
 
     def __call__(self, stream: Float[Tensor, "*lead d_model"], layer: int) -> Float[Tensor, "*lead d_model"]:
-        """The stream, translated."""
+        """The translated stream."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Lens:
-    """What a model would say after each layer, at each position of each prompt.
+    """The predictions of a lens after each layer, at each position of each prompt.
 
-    `tokens` are the ids of the likeliest tokens, the likeliest first, `logits` and `log_probs` (in nats) theirs: all
-    [layer, position, prompt, rank]. `words` says how the ids are written. `scores` has the axes metric ("entropy" of the
-    distribution, "kl": its divergence from the model's own, KL(own || lens), in nats), layer and position. `answers`, for the
-    answers that were asked for, has the axes metric ("logit", "probability", "log_probability", "rank": how many tokens are
-    likelier), answer, layer and position.
+    `tokens` are the ids of the most likely tokens, the most likely first; `logits` and `log_probs` (in nats) are theirs, all
+    [layer, position, prompt, rank]. `words` maps ids to strings. `scores` has the axes metric ("entropy" of the lens's
+    distribution, and "kl", KL(model || lens), both in nats), layer and position. `answers`, for the requested answers, has
+    the axes metric ("logit", "probability", "log_probability", "rank": the number of more likely tokens), answer, layer and
+    position.
     """
 
     tokens: Int[Tensor, "layer position prompt rank"]
@@ -81,7 +81,7 @@ class Lens:
         )
 
     def plot(self, prompt: int = 0, title: str = "") -> "go.Figure":
-        """The likeliest token after each layer (the last at the top) at each position; in colour its probability.
+        """Plot the most likely token after each layer (the last at the top) at each position; colour shows its probability.
 
         Raises IndexError for a prompt that is out of range.
         """
@@ -103,7 +103,7 @@ class Lens:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write everything to one safetensors file; `load` gives it back bit for bit."""
+        """Write everything to one safetensors file; `load` restores it exactly."""
         tensors = {"tokens": self.tokens, "logits": self.logits, "log_probs": self.log_probs}
         tensors["scores"] = self.scores.values
         header: dict[str, Any] = {"about": self.about, "axes": {"scores": list(self.scores.axes.items())}}
@@ -138,23 +138,23 @@ def logit_lens(
     answers: Tokens | None = None,
     lens: Translator | None = None,
 ) -> Lens:
-    """The stream after each layer, read by the final norm and the unembedding (nostalgebraist 2020, "interpreting GPT: the
-    logit lens"), with the model's scale and soft cap. After the last layer this is what the model says.
+    """Apply the final norm and the unembedding, with scale and soft cap, to the residual stream after each layer
+    (nostalgebraist 2020, "interpreting GPT: the logit lens"). After the last layer the result is the model's output.
 
-    At most 128 MB of logits are held at once, however long the prompts are.
+    At most 128 MB of logits are in memory at once, independent of the length of the prompts.
 
     Args:
-        prompts: texts or ids [batch, pos] of one length, or the cache of a run that has the site and the last stream.
-        site: the short name of a site of width d_model: "resid_pre", "resid_mid", "resid_post", or what a sublayer writes
-            ("attn_out", "mlp_out"), which is then read as if it were alone.
-        layers, positions: which; "each" for all, negative ones count from the end.
-        k: how many of the likeliest tokens are kept.
-        answers: tokens whose logit, probability and rank are wanted: strings or ids, one or a list for all prompts, or a tensor
-            with a row for each prompt, [batch] or [batch, answer].
-        lens: takes the stream of each layer to the last one's form before it is read; a `TunedLens`, say.
+        prompts: texts or ids [batch, pos] of one length, or the cache of a run with the site and the last residual stream.
+        site: the short name of a site of width d_model: "resid_pre", "resid_mid", "resid_post", or the output of a sublayer
+            ("attn_out", "mlp_out"), which is then decoded alone.
+        layers, positions: indices, or "each" for all; negative ones count from the end.
+        k: how many of the most likely tokens are kept.
+        answers: tokens whose logit, probability and rank are returned: strings or ids, one or a list for all prompts, or a
+            tensor with a row for each prompt, [batch] or [batch, answer].
+        lens: a map applied to the stream of each layer before decoding, such as a `TunedLens`.
 
-    Raises ValueError for prompts that are empty or of different lengths, for a site of another width, a lens of another
-    model; IndexError for layers and positions out of range; KeyError for what the model or the cache lacks.
+    Raises ValueError for prompts that are empty or of different lengths, a site of another width, or a lens of another
+    model; IndexError for layers and positions out of range; KeyError for a site that the model or the cache lacks.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -194,7 +194,7 @@ def logit_lens(
 
 
 def decode(model: Decoder, stream: Float[Tensor, "row d_model"]) -> Float[Tensor, "row d_vocab"]:
-    """The logits of vectors of the residual stream, by final norm and unembedding without hooks, in fp32 or wider.
+    """The logits of residual stream vectors: final norm and unembedding without hooks, in fp32 or wider.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -238,7 +238,7 @@ def _answers(model: Decoder, answers: Tokens, batch: int) -> Int[Tensor, "batch 
 
 
 def _chunks(shape: Iterable[int], d_vocab: int) -> Iterator[slice]:
-    """Parts of the batch x pos rows whose logits fit into the memory that is granted."""
+    """Slices of the batch x pos rows whose logits have at most MOST_NUMBERS numbers."""
     batch, n_pos = shape
     step = max(1, MOST_NUMBERS // d_vocab)
     return (slice(start, start + step) for start in range(0, batch * n_pos, step))
@@ -258,7 +258,7 @@ def _read(
     k: int,
     answers: Int[Tensor, "row answer"] | None,
 ) -> dict[str, Float[Tensor, "row n"] | Int[Tensor, "row n"]]:
-    """What is kept of the logits of some rows; `own` are the model's own log probabilities there."""
+    """The results for the lens logits of some rows; `own` are the model's log probabilities there."""
     log_probs = _log_probs(logits)
     top = logits.topk(k, -1)
     entropy = torch.special.entr(log_probs.exp()).sum(-1)
@@ -278,7 +278,7 @@ def _read(
 
 
 def _gathered(parts: list[Tensor], n_layers: int, batch: int, n_pos: int) -> Tensor:
-    """Chunks of rows, in each all layers, as [layer, position, prompt, n]."""
+    """Concatenate chunks of rows, each with all layers, into [layer, position, prompt, n]."""
     rows = torch.cat([torch.stack(parts[i : i + n_layers]) for i in range(0, len(parts), n_layers)], 1)
     return rows.view(n_layers, batch, n_pos, -1).transpose(1, 2).contiguous()
 
@@ -311,7 +311,7 @@ def _labels(model: Decoder, answers: Tokens, n: int) -> list[Label]:
 
 
 def spelled(model: Decoder, tokens: Tensor) -> dict[int, str]:
-    """How ids are written; without a tokenizer as numbers."""
+    """The strings of token ids; the ids as strings without a tokenizer."""
     ids = tokens.unique().tolist()
     if getattr(model, "tokenizer", None) is None:
         return {token: str(token) for token in ids}

@@ -1,4 +1,4 @@
-"""The directions that a weight matrix writes or reads most, said in tokens (Millidge and Black 2022, "The singular value
+"""The singular vectors of weight matrices in terms of tokens (Millidge and Black 2022, "The singular value
 decompositions of transformer weight matrices are highly interpretable")."""
 
 from typing import Any
@@ -27,14 +27,14 @@ VECTOR_TYPES = ("OV", "w_in", "w_gate", "w_out")
 
 
 class SVDInterpreter:
-    """Singular vectors of a model's weights in the stream, read through the unembedding.
+    """Singular vectors of a model's weights in the residual stream, projected to the vocabulary by the unembedding.
 
-    - "OV": what a head writes, the right singular vectors of its `W_V W_O`.
-    - "w_in", and "w_gate" of a gated MLP: what the neurons of a layer read, the right singular vectors of its transpose.
-    - "w_out": what the neurons write, the right singular vectors of `W_out`.
+    - "OV": the output directions of a head, the right singular vectors of its `W_V W_O`.
+    - "w_in", and "w_gate" of a gated MLP: the input directions of the MLP, the right singular vectors of the transpose.
+    - "w_out": the output directions of the MLP, the right singular vectors of `W_out`.
 
-    The weights of norms before and after these matrices, and of the final norm, count where they are not folded. A singular
-    vector is defined up to its sign: look at both ends of it.
+    Weights of norms before and after these matrices, and of the final norm, are included if they are not folded. The sign of a
+    singular vector is arbitrary, so consider the tokens at both ends.
 
     >>> from hooked_lm import HookedTransformer
     >>> interpreter = SVDInterpreter(HookedTransformer.from_pretrained("demo"))
@@ -49,9 +49,9 @@ class SVDInterpreter:
     def get_singular_vectors(
         self, vector_type: str, layer_index: int, num_vectors: int = 10, head_index: int | None = None
     ) -> Float[Tensor, "d_vocab 1 num_vectors"]:
-        """How much the first singular vectors raise the logit of each token; `head_index` is needed for "OV" alone.
+        """The logit of each token for the first singular vectors; only "OV" needs `head_index`.
 
-        Raises ValueError for an unknown type, a layer without such weights, more vectors than there are; IndexError for a layer
+        Raises ValueError for an unknown type, a layer without such weights, or more vectors than the rank; IndexError for a layer
         or head that does not exist.
         """
         _, V = self._decomposed(vector_type, layer_index, num_vectors, head_index)
@@ -61,7 +61,7 @@ class SVDInterpreter:
     def top_tokens(
         self, vector_type: str, layer_index: int, num_vectors: int = 10, head_index: int | None = None, k: int = 10
     ) -> pd.DataFrame:
-        """The tokens at both ends of the first singular vectors: a row for each vector, sign and rank.
+        """The tokens with the largest and smallest logits of the first singular vectors: a row for each vector, sign and rank.
 
         Columns: vector, singular value, sign, rank, token, value (of the logit).
 

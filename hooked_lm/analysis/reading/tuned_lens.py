@@ -1,4 +1,4 @@
-"""The tuned lens: an affine map for each layer that takes its stream to where the last layer would have it."""
+"""The tuned lens: an affine map for each layer from its residual stream to that of the last layer."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ from hooked_lm.results.scores import Scores, origin
 
 __all__ = ["TunedLens", "train_tuned_lens"]
 
-Texts = Sequence[str] | Int[Tensor, "*prompt pos"]  # the shape is checked below, in words
+Texts = Sequence[str] | Int[Tensor, "*prompt pos"]  # `_tokens` checks the shape
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TunedLens:
-    """Affine translators of the stream: after layer `layers[i]` it is read as `x + x A[i] + b[i]` (Belrose et al. 2023,
-    arXiv:2303.08112). With zeros this is the logit lens.
+    """Affine translators of the residual stream: the value x of layer `layers[i]` becomes `x + x A[i] + b[i]` (Belrose et al.
+    2023, arXiv:2303.08112). With zeros this is the logit lens.
 
-    `site` is the site whose values they translate. The stream after the last block needs no translation: its part stays zero.
-    `losses` [step, layer] is the KL divergence in training, in nats; `held_out`, with the axes run ("before", "after")
-    and layer, that on prompts that were not trained on, a number for each of them.
+    `site` is the site whose values are translated. The stream after the last block needs no translation: its part stays zero.
+    `losses` [step, layer] is the KL divergence in training, in nats. `held_out`, with the axes run ("before", "after")
+    and layer, is the KL divergence on each held-out prompt.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis.reading.lens import logit_lens
@@ -49,7 +49,7 @@ class TunedLens:
 
     @classmethod
     def identity(cls, model: Decoder, layers: Which = "each", site: str = "resid_post") -> "TunedLens":
-        """The lens before training: one that changes nothing."""
+        """The lens before training, which changes nothing."""
         which = chosen(layers, model.cfg.n_layers, "layer") or []
         d_model, unknown = model.cfg.d_model, torch.full((2, len(which), 1), float("nan"))
         about = origin(model, site=site, n_layers=model.cfg.n_layers)
@@ -59,11 +59,11 @@ class TunedLens:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The model, versions, and how it was trained."""
+        """The model, versions and training settings."""
         return dict(self.held_out.about)
 
     def check(self, model: Any, site: str, layers: Sequence[int]) -> None:
-        """Raises ValueError if the lens is not made for this model, site or these layers."""
+        """Raises ValueError if the lens does not fit the model, site or layers."""
         if self.A.shape[-1] != model.cfg.d_model:
             raise ValueError(
                 f"this lens is of {self.about.get('model')}, whose d_model is {self.A.shape[-1]}; "
@@ -80,12 +80,12 @@ class TunedLens:
             raise ValueError(f"this lens was not trained for layers {untrained}; it has {list(self.layers)}")
 
     def __call__(self, stream: Float[Tensor, "*lead d_model"], layer: int) -> Float[Tensor, "*lead d_model"]:
-        """The stream of a layer as the last layer would have it."""
+        """The translated stream of a layer."""
         place = self.layers.index(layer)
         return translated(stream, self.A[place].to(stream.device), self.b[place].to(stream.device))
 
     def save(self, path: str | Path) -> None:
-        """Write everything to one safetensors file; `load` gives it back bit for bit."""
+        """Write everything to one safetensors file; `load` restores it exactly."""
         tensors = {"A": self.A, "b": self.b, "losses": self.losses, "held_out": self.held_out.values}
         header = {"layers": self.layers, "site": self.site, "about": self.about}
         stored.write(path, "hooked_lm.TunedLens", tensors, header)
@@ -110,7 +110,7 @@ class TunedLens:
 def translated(
     stream: Float[Tensor, "*lead d_model"], A: Float[Tensor, "d_model d_model"], b: Float[Tensor, " d_model"]
 ) -> Float[Tensor, "*lead d_model"]:
-    """`x + x A + b`, computed in fp32 at least and given back in the dtype of `x`."""
+    """`x + x A + b`, computed in the wider dtype of `x` and `A`, and returned in that of `x`."""
     dtype = torch.promote_types(stream.dtype, A.dtype)
     wide = stream.to(dtype)
     return (wide + wide @ A.to(dtype) + b.to(dtype)).to(stream.dtype)
@@ -129,21 +129,20 @@ def train_tuned_lens(
     seed: int = 0,
     progress: bool | None = None,
 ) -> TunedLens:
-    """Train a tuned lens on a user's text: Adam on the KL divergence of what the lens says from what the model says.
+    """Train a tuned lens: Adam on KL(model || lens), the divergence between the predictions of model and lens.
 
-    Each step takes `batch_size` prompts, runs the model once without gradients, and moves the translators of all layers; the
-    learning rate falls to zero in a line. Logits of a batch at one layer are held at a time. The model's weights get no gradient.
+    Each step takes `batch_size` prompts, runs the model once without gradients, and updates the translators of all layers. The
+    learning rate decays linearly to zero. Logits of one layer are in memory at a time. The model's weights get no gradient.
 
     Args:
-        prompts: texts, cut at the model's n_ctx, or token ids [prompt, pos]; split long ones into rows.
-        held_out: the share of the prompts, at least one and never all, on which the divergence is measured before and after.
-        layers, site: whose streams are translated.
-        seed: of the generator that chooses the prompts.
-        progress: whether to show a bar; None: on work longer than a second.
+        prompts: texts, truncated at n_ctx, or token ids [prompt, pos]; split long texts into several prompts.
+        held_out: the fraction of prompts (at least one prompt) on which the divergence is measured before and after training.
+        layers, site: the sites whose values are translated.
+        seed: seed of the order of the prompts.
+        progress: whether to show a progress bar; None: if the work takes longer than a second.
 
-    Raises ValueError for fewer than two prompts and for numbers that make no sense, TypeError for one string, RuntimeError in
-    inference mode, all before anything runs; FloatingPointError if
-    a divergence is not finite, with its step and layer. Then, as on any interruption, nothing is returned.
+    Raises before training: ValueError for fewer than two prompts and for numbers out of range, TypeError for a single string,
+    RuntimeError in inference mode. Raises FloatingPointError, with step and layer, if a divergence is not finite.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -181,7 +180,7 @@ def train_tuned_lens(
 
 
 def _check(steps: int, learning_rate: float, batch_size: int, held_out: float) -> None:
-    """Raises ValueError for numbers that make no sense."""
+    """Raises ValueError for numbers out of range."""
     for name, value in {"steps": steps, "batch_size": batch_size}.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
@@ -192,7 +191,7 @@ def _check(steps: int, learning_rate: float, batch_size: int, held_out: float) -
 
 
 def _tokens(model: Decoder, texts: Texts) -> tuple[Int[Tensor, "prompt pos"], Bool[Tensor, "prompt pos"]]:
-    """The ids of all prompts, and which of them are no padding."""
+    """The ids of all prompts, and a mask that is True except at padding."""
     if isinstance(texts, str):
         raise TypeError("a lens is trained on several texts, in a list, got one string")
     if len(texts) < 2:
@@ -207,7 +206,7 @@ def _tokens(model: Decoder, texts: Texts) -> tuple[Int[Tensor, "prompt pos"], Bo
 
 
 def _batches(order: Tensor, size: int, steps: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Prompts for so many steps, shuffled anew whenever all have been seen."""
+    """Yield batches of prompt indices for `steps` steps, reshuffled after each epoch."""
     left = order[:0]
     for _ in range(steps):
         if not len(left):
@@ -219,13 +218,13 @@ def _batches(order: Tensor, size: int, steps: int, generator: torch.Generator) -
 def divergence(
     model: Decoder, own: Float[Tensor, "row d_vocab"], stream: Float[Tensor, "row d_model"]
 ) -> Float[Tensor, " row"]:
-    """KL(own || what the model's end says of a stream) of each row, in nats; `own` are log probabilities."""
+    """KL(own || decode(stream)) of each row, in nats; `own` are log probabilities."""
     log_probs = decode(model, stream).log_softmax(-1)
     return (own.exp() * (own - log_probs)).sum(-1)
 
 
 class _Training:
-    """Translators that are being trained, and how far off they are."""
+    """The state of the training: the translators of all layers, their gradients and losses."""
 
     def __init__(self, model: Decoder, site: str, layers: Sequence[int]) -> None:
         self.model, self.layers = model, layers
@@ -242,7 +241,7 @@ class _Training:
     def streams(
         self, tokens: Int[Tensor, "batch pos"], mask: Bool[Tensor, "batch pos"]
     ) -> tuple[Float[Tensor, "row d_vocab"], dict[str, Float[Tensor, "row d_model"]]]:
-        """What the model says at real positions, as log probabilities, and the streams there."""
+        """The model's log probabilities and the values of all sites, at positions that are not padding."""
         model, sites = self.model, [*self.sites, self.last]
         tokens, mask = tokens.to(model.device), mask.to(model.device)
         _, cache = model.run_with_cache(tokens, attention_mask=mask.long(), names_filter=sites, return_type=None)
@@ -251,7 +250,7 @@ class _Training:
     def step(
         self, tokens: Int[Tensor, "batch pos"], mask: Bool[Tensor, "batch pos"], number: int
     ) -> Float[Tensor, " layer"]:
-        """Put the gradients of a batch on the translators; its divergences, layer by layer."""
+        """Set the gradients of the translators for a batch; returns its mean divergence at each layer."""
         own, streams = self.streams(tokens, mask)
         self.A.grad, self.b.grad = torch.zeros_like(self.A), torch.zeros_like(self.b)
         losses = torch.zeros(len(self.layers))
@@ -261,7 +260,7 @@ class _Training:
             A, b = self.A[place].detach().requires_grad_(), self.b[place].detach().requires_grad_()
             with torch.enable_grad():
                 loss = divergence(self.model, own, translated(streams[site], A, b)).mean()
-                found = torch.autograd.grad(loss, [A, b])  # of no weight
+                found = torch.autograd.grad(loss, [A, b])  # weights get no gradient
             if not all(bool(part.isfinite().all()) for part in (loss, *found)):
                 raise FloatingPointError(
                     f"the divergence at layer {layer} is {loss.item():.4g} in step {number}, or its gradient is not finite: "
@@ -275,7 +274,7 @@ class _Training:
     def measured(
         self, tokens: Int[Tensor, "prompt pos"], mask: Bool[Tensor, "prompt pos"], rows: Tensor, size: int
     ) -> Float[Tensor, "layer some_prompt"]:
-        """The mean divergence of each of these prompts."""
+        """The mean divergence of each of these prompts at each layer."""
         parts = []
         for some in rows.split(size):
             own, streams = self.streams(tokens[some], mask[some])
