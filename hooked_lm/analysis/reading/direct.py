@@ -1,4 +1,4 @@
-"""Direct logit attribution: what each component writes along the direction that a logit reads."""
+"""Direct logit attribution: the direct contribution of each component to a logit."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,24 +37,24 @@ def direct_logit_attribution(
     layers: Which = "each",
     positions: int = -1,
 ) -> Scores:
-    """What each component adds directly to the logit of an answer, or to its difference to that of a wrong one.
+    """The direct contribution of each component to the logit of an answer, or to its difference from that of a wrong answer.
 
-    The stream at a position is a sum of what the embeddings and all sublayers wrote, and with the divisor that the final norm
-    had in the run, the logit before any soft cap is linear in it: so the numbers of all components sum to it. (After a soft cap,
-    which `about` then names, the logit itself differs.) What a component does through later ones is not counted. The idea is
-    that of Elhage et al. 2021, "A mathematical framework for transformer circuits".
+    The residual stream at a position is the sum of the outputs of the embeddings and all sublayers. With the scale of the final
+    norm held fixed, the logit before any soft cap is linear in it, so the contributions of all components sum to that logit.
+    (`about` names the soft cap of a model.) Indirect effects through later components are not included. The method is due to
+    Elhage et al. 2021, "A mathematical framework for transformer circuits".
 
     Args:
-        answers, wrong_answers: strings or ids; one for all prompts, or one for each.
-        by: "layer": attention and MLP of each layer; "head": attention by heads and its bias; "neuron": MLPs by neurons and
-            their biases.
-        layers: which layers are taken apart into heads or neurons; the others stay whole, so that the sum holds.
-        positions: the position whose logits are read, the last for -1.
+        answers, wrong_answers: strings or ids; one for all prompts, or one per prompt.
+        by: "layer": attention and MLP of each layer; "head": attention split into heads and bias; "neuron": MLPs split into
+            neurons and bias.
+        layers: the layers to split into heads or neurons; the others stay whole, so that the sum holds.
+        positions: the position of the logits, -1 for the last.
 
     Returns Scores with the axis component: "embed", "pos_embed", "0_attn_out" or "L0H0", ... and "0_attn_bias", "0_mlp_out" or
-    "L0N0", ... and "0_mlp_bias", "ln_final_bias" and "unembed_bias", as far as the model has them.
+    "L0N0", ... and "0_mlp_bias", "ln_final_bias" and "unembed_bias", those that the model has.
 
-    Raises ValueError for tokens that do not fit, for a model with norms in the stream itself, whose stream is no sum, and for
+    Raises ValueError for answers that do not fit, for a post-norm model, whose residual stream is not a sum, and for
     neurons of a mixture of experts; IndexError for positions and layers out of range.
 
     >>> from hooked_lm import HookedTransformer
@@ -95,11 +95,11 @@ def source_attribution(
     layers: Which = "each",
     positions: int = -1,
 ) -> Scores:
-    """What each head adds directly to a logit (difference), by the position that it moved it from: pattern x value through `W_O`.
+    """The direct contribution of each head to a logit (difference), split by source position: pattern x value through `W_O`.
 
-    Arguments and errors are those of `direct_logit_attribution`. Returns Scores with the axes layer, head and position;
-    over positions they sum to what the head adds there. NaN where a layer has fewer heads. Also raises ValueError for layers
-    whose heads are no sum over positions, such as those that normalise the mixed values.
+    Arguments and errors are those of `direct_logit_attribution`. Returns Scores with the axes layer, head and position, whose
+    sum over positions is the contribution of the head. NaN where a layer has fewer heads. Also raises ValueError for layers
+    whose heads are not a sum over positions, such as those that normalise `z`.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -127,7 +127,7 @@ def source_attribution(
 
 
 class _Run:
-    """A run, and how the logits at one of its positions read what was written into the stream there."""
+    """A cached run, and the contributions of its components to the logits at one position."""
 
     def __init__(
         self,
@@ -142,12 +142,12 @@ class _Run:
         _, self.cache = model.run_with_cache(tokens, names_filter=list(sites), return_type=None)
 
     def read(self, written: Float[Tensor, "component prompt d_model"]) -> Float[Tensor, "component prompt"]:
-        """What vectors in the stream add to the logits."""
+        """The contributions of residual stream vectors to the logits."""
         cache: ActivationCache = self.cache
         return cache.logit_attrs(written, self.ids, self.others, pos_slice=self.pos)
 
     def heads(self, layer: int, like: Float[Tensor, "prompt d_model"]) -> Part:
-        """The heads of a layer and its bias."""
+        """The contributions of the heads and the attention bias of a layer."""
         results = decompose.head_results(self.model, self.cache, layer, self.pos)
         post_norm = residual.output_norm(self.model, self.cache, layer, "ln1_post", self.pos)
         attn: Any = self.model.blocks[layer].attn
@@ -157,7 +157,7 @@ class _Run:
         return [*(f"L{layer}H{head}" for head in range(len(written) - 1)), f"{layer}_attn_bias"], self.read(written)
 
     def neurons(self, layer: int, like: Float[Tensor, "prompt d_model"]) -> Part:
-        """The neurons of a layer and its bias; no vector of a neuron is made."""
+        """The contributions of the neurons and the MLP bias of a layer, without computing each neuron's output vector."""
         model = self.model
         norm = residual.input_norm(model, self.cache, model.cfg.n_layers, False, self.pos)
         directions, of_prompt = self.directions()
@@ -169,7 +169,7 @@ class _Run:
         return [*(f"L{layer}N{neuron}" for neuron in range(len(values) - 1)), f"{layer}_mlp_bias"], values
 
     def directions(self) -> tuple[Float[Tensor, "d_model direction"], Int[Tensor, " prompt"]]:
-        """The directions that logits read after the final norm's division, and which one each prompt reads."""
+        """The distinct directions of the logits after the final norm's division, and the index of each prompt's direction."""
         columns = [self.ids] if self.others is None else [self.ids, self.others]
         pairs, of_prompt = torch.stack(columns, 1).unique(dim=0, return_inverse=True)
         W_U, scale = self.model.W_U.detach(), self.model.unembed.cfg.scale
@@ -179,7 +179,7 @@ class _Run:
         return directions * scale, of_prompt
 
     def sources(self, layer: int) -> Float[Tensor, "prompt head key_pos"]:
-        """What each head moved from each position into the logits."""
+        """The contribution of each head to the logits, by source position."""
         model, cache, attn = self.model, self.cache, self.model.blocks[layer].attn
         pattern = self.pos.apply(cache["pattern", layer], -2)
         values = cache["v", layer]
@@ -198,7 +198,7 @@ class _Run:
         return torch.stack(found).permute(2, 0, 1)
 
     def constants(self) -> Part:
-        """What the biases of the final norm and the unembedding add."""
+        """The contributions of the biases of the final norm and the unembedding."""
         model, parts = self.model, []
         final = norm_of(model, "ln_final")
         if isinstance(final, LayerNorm) and (shift := final.shift()) is not None:
@@ -211,7 +211,7 @@ class _Run:
 
 
 def _apart(model: Decoder, by: str, layers: Which) -> set[int]:
-    """The layers that are taken apart."""
+    """The layers to split into heads or neurons."""
     if by == "layer":
         return set()
     which = set(chosen(layers, model.cfg.n_layers, "layer") or range(model.cfg.n_layers))
@@ -228,7 +228,7 @@ def _apart(model: Decoder, by: str, layers: Which) -> set[int]:
 def _checked(
     model: Decoder, prompts: Prompts, answers: Tokens, wrong_answers: Tokens | None, pos: int
 ) -> tuple[Int[Tensor, "prompt n_pos"], Int[Tensor, " prompt"], Int[Tensor, " prompt"] | None, int]:
-    """Prompts and tokens as ids, and the position counted from the start."""
+    """The ids of prompts, answers and wrong answers, and the non-negative position."""
     if not len(prompts):
         raise ValueError("there are no prompts: give at least one text or row of ids")
     tokens = tokens_of(model, prompts).to(model.device)
@@ -240,7 +240,7 @@ def _checked(
 
 
 def _one_each(model: Decoder, tokens: Tokens, batch: int, name: str) -> Int[Tensor, " prompt"]:
-    """One id for each prompt."""
+    """One token id per prompt."""
     ids = model.tokens.answer_ids(tokens, name, model.device).reshape(-1)
     if len(ids) not in (1, batch):
         raise ValueError(f"{name} must be one token, or one for each of the {batch} prompts; there are {len(ids)}")
@@ -248,13 +248,13 @@ def _one_each(model: Decoder, tokens: Tokens, batch: int, name: str) -> Int[Tens
 
 
 def _norms(model: Decoder) -> list[str]:
-    """The sites with the divisors of the norms that follow sublayers, and of the final one."""
+    """The `hook_scale` sites of the norms after sublayers, and of the final norm."""
     ends = ("ln1_post.hook_scale", "ln2_post.hook_scale", "ln_final.hook_scale")
     return [name for name in model.all_points() if name.endswith(ends)]
 
 
 def _sites(model: Decoder, by: str, apart: set[int]) -> list[str]:
-    """What a decomposition reads."""
+    """The sites that a decomposition needs."""
     names = ("hook_embed", "hook_pos_embed", "hook_attn_out", "hook_mixer_out", "hook_mlp_out")
     sites = [name for name in model.all_points() if name.endswith(names)]
     for layer in apart:

@@ -1,4 +1,4 @@
-"""How well attention heads match a pattern of attention that one expects: `detect_head` and its pattern builders."""
+"""Match attention heads with an expected attention pattern: `detect_head` and its pattern builders."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,7 +29,7 @@ ERROR_MEASURES = ("mul", "abs")
 
 
 def get_previous_token_head_detection_pattern(tokens: Tokens) -> Detection:
-    """1 from each token to the one before.
+    """The attention pattern with 1 from each token to the previous one.
 
     >>> get_previous_token_head_detection_pattern(torch.tensor([[5, 6, 5]]))
     tensor([[0., 0., 0.],
@@ -40,7 +40,7 @@ def get_previous_token_head_detection_pattern(tokens: Tokens) -> Detection:
 
 
 def get_duplicate_token_head_detection_pattern(tokens: Tokens) -> Detection:
-    """1 from each token to the earlier ones that are the same.
+    """The attention pattern with 1 from each token to its earlier occurrences.
 
     >>> get_duplicate_token_head_detection_pattern(torch.tensor([[5, 6, 5]])).nonzero()
     tensor([[2, 0]])
@@ -49,7 +49,7 @@ def get_duplicate_token_head_detection_pattern(tokens: Tokens) -> Detection:
 
 
 def get_induction_head_detection_pattern(tokens: Tokens) -> Detection:
-    """1 from each token to those that came after earlier ones that are the same.
+    """The attention pattern with 1 from each token to the tokens that follow its earlier occurrences.
 
     >>> get_induction_head_detection_pattern(torch.tensor([[5, 6, 5]])).nonzero()
     tensor([[2, 1]])
@@ -81,20 +81,20 @@ def detect_head(
     exclude_current_token: bool = False,
     error_measure: str = "mul",
 ) -> Float[Tensor, "layer head"]:
-    """How well heads match a pattern of attention, [layer, head]; 1 is a perfect match.
+    """The similarity of heads to an attention pattern, [layer, head]; 1 is a perfect match.
 
     Args:
-        seq: a prompt, or several: the score is the mean over them. Ids [batch, pos] or [pos] will do.
+        seq: one or more texts, or ids [batch, pos] or [pos]; scores are averaged over prompts.
         detection_pattern: "previous_token_head", "duplicate_token_head", "induction_head", or a lower triangle [pos, pos]: the
-            attention that is expected of a query (row) to a key (column).
-        heads: `[(layer, head), ...]` or `{layer: [head, ...]}`; all if None.
-        cache: a cache of a run on these prompts, to spare the run.
-        exclude_bos, exclude_current_token: leave out the attention that goes to the first token, to the query's own token.
-        error_measure: "mul": the share of attention that goes where the pattern is 1 (it is 0 if nothing is left of the
-            attention); "abs": 1 less the sum of absolute differences, in the mean over queries, which may be below 0.
+            expected attention from a query (row) to a key (column).
+        heads: `[(layer, head), ...]` or `{layer: [head, ...]}`; None: all.
+        cache: the cache of a run on these prompts, instead of a run.
+        exclude_bos, exclude_current_token: ignore attention to the first token, or to the query's own token.
+        error_measure: "mul": the fraction of the attention that goes to entries where the pattern is 1 (0 if all attention is
+            ignored); "abs": 1 minus the sum of absolute differences, averaged over queries, which may be negative.
 
-    Heads that are not in `heads` are -1. A layer without attention is NaN, and so are heads that it lacks. Raises ValueError for
-    a prompt that is shorter than two tokens or longer than the context, for a pattern that is no lower triangle of the prompt's
+    Heads that are not in `heads` are -1. Layers without attention and heads that a layer lacks are NaN. Raises ValueError for
+    a prompt of fewer than two tokens or more than n_ctx, for a pattern that is not a lower triangle of the prompt's
     length, and for unknown names; IndexError for a head that does not exist.
 
     >>> from hooked_lm import HookedTransformer
@@ -134,7 +134,7 @@ def compute_head_attention_similarity_score(
     exclude_current_token: bool,
     error_measure: str,
 ) -> float:
-    """How well one pattern of attention matches another: see `detect_head`.
+    """The similarity of an attention pattern to another; see `detect_head`.
 
     >>> uniform = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
     >>> before = get_previous_token_head_detection_pattern(torch.tensor([3, 4]))
@@ -174,7 +174,7 @@ def _row(tokens: Tokens) -> Row:
 
 
 def _expected(detection_pattern: str | Detection, row: Row) -> Detection:
-    """The pattern that is expected on a prompt."""
+    """The expected attention pattern for a prompt."""
     if isinstance(detection_pattern, str):
         if detection_pattern not in BUILDERS:
             raise ValueError(
@@ -212,7 +212,7 @@ def _wanted(model: Decoder, heads: Heads | None) -> Bool[Tensor, "layer head"]:
 
 
 def _cached(cache: Any, layer: int, rows: Rows) -> Pattern:
-    """A layer's patterns from a cache, with or without its batch dimension."""
+    """A layer's patterns from a cache with or without a batch dimension."""
     pattern = cache["pattern", layer]
     pattern = pattern if pattern.ndim == 4 else pattern[None]
     lengths = [len(row) for row in rows]

@@ -1,6 +1,6 @@
-"""What attention heads look at: scores of known kinds of heads, and statistics of their attention.
+"""Attention heads: scores of known kinds of heads, and statistics of attention patterns.
 
-Patterns are reduced layer by layer while the model runs: those of one layer are in memory at a time.
+Patterns are reduced while the model runs, so only those of one layer are in memory at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,27 +17,27 @@ from hooked_lm.results.scores import Label, Scores, origin
 
 Row = Int[Tensor, " pos"]  # the ids of one prompt, without padding
 Pattern = Float[Tensor, "prompt head query_pos key_pos"]
-Rows = list[Tensor]  # such, of several lengths
-Targets = Bool[Tensor, "pos pos"]  # the keys that a query is expected to look at
-See = Callable[[int, list[int], Pattern], None]  # the layer, the prompts, their patterns there
-NUMBERS = 1 << 24  # of a layer's patterns that are made at once, about
+Rows = list[Tensor]  # `Row`s, of different lengths
+Targets = Bool[Tensor, "pos pos"]  # [query, key]: the keys that a query is expected to attend to
+See = Callable[[int, list[int], Pattern], None]  # the layer, the indices of the prompts, their patterns
+NUMBERS = 1 << 24  # approximate limit of the numbers in a layer's patterns per batch
 
 
 # ---- kinds of heads ------------------------------------------------------------------------------------------------
 
 
 def previous_token(tokens: Row) -> Targets:
-    """Of each token, the one before."""
+    """For each query, the previous token."""
     return torch.ones(len(tokens) - 1, device=tokens.device).diag(-1).bool()
 
 
 def duplicate_token(tokens: Row) -> Targets:
-    """Of each token, the earlier ones that are the same."""
+    """For each query, the earlier occurrences of the same token."""
     return (tokens[:, None] == tokens).tril(-1)
 
 
 def induction(tokens: Row) -> Targets:
-    """Of each token, those that came after earlier ones that are the same.
+    """For each query, the tokens that follow earlier occurrences of the same token.
 
     >>> induction(torch.tensor([7, 8, 9, 7])).nonzero()
     tensor([[3, 1]])
@@ -57,7 +57,7 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ChanceScores(Scores):
-    """Scores, and in `chance` [*grid, prompt] what they would be by chance."""
+    """Scores with their values by chance, `chance` [*grid, prompt]."""
 
     chance: Float[Tensor, "..."] | None = None
     GRID: ClassVar[tuple[str, ...]] = ("values", "chance")
@@ -69,7 +69,7 @@ class ChanceScores(Scores):
             raise ValueError(f"chance is {shape}; expected the shape of the values, {list(self.values.shape)}")
 
     def above_chance(self) -> Scores:
-        """The scores less what chance gives, for each prompt."""
+        """The scores minus those by chance, for each prompt."""
         assert self.chance is not None
         return Scores(self.values - self.chance, self.axes, about=self.about)
 
@@ -84,23 +84,23 @@ def head_scores(
     seed: int = 0,
     chance: str = "uniform",
 ) -> ChanceScores:
-    """How much each head is a previous-token, duplicate-token or induction head (Olsson et al. 2022, arXiv:2209.11895).
+    """Previous-token, duplicate-token and induction scores of each head (Olsson et al. 2022, arXiv:2209.11895).
 
-    The score is the share of attention, between 0 and 1, that goes to the tokens such a head looks at: the mean over those
-    queries of a prompt for which there are any.
+    The score is the attention, between 0 and 1, to the tokens that a head of this kind attends to, averaged over the queries of
+    a prompt that have such tokens.
 
     Args:
         prompts: texts, or ids [batch, pos]; padding is left out. None: random tokens, repeated once (`repeated_random_tokens`
-            of `n_prompts`, `length` and `seed`), on which a head has nothing but repetition to go by.
-        kinds: names, or functions from a prompt's ids [pos] to the keys that each query is expected to look at, a boolean
-            lower triangle [pos, pos], by name.
-        chance: "uniform", what a head would score that looks at all it can see alike; or "shuffled", what the head itself scores
-            at the same places when the prompt's tokens (but for a BOS) are in random order: what is left above that depends on
-            the tokens. A previous-token head that goes by position is none by that measure.
+            of `n_prompts`, `length` and `seed`), in which repetition is the only structure.
+        kinds: names; or a mapping of names to functions from a prompt's ids [pos] to a boolean lower triangle [query, key] of
+            the keys that each query is expected to attend to.
+        chance: "uniform": the score of uniform attention; or "shuffled": the score of the head itself at the same positions when
+            the prompt's tokens, except leading special tokens, are shuffled. Scores above "shuffled" depend on the tokens, so a
+            head that attends to the previous position whatever its token is about 0 above chance.
 
     Returns scores with the axes kind, layer, head, for each prompt; NaN where a layer has no attention, or fewer heads. Raises
-    ValueError for unknown kinds, prompts without a target (such as a text in which nothing is repeated), and prompts of less
-    than two tokens or more than the model takes.
+    ValueError for unknown kinds, prompts without a target (such as a text without repeated tokens), and prompts of fewer than
+    two tokens or more than n_ctx.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -164,7 +164,7 @@ def _targets(row: Row, prompt: int, kinds: Mapping[str, Kind]) -> Bool[Tensor, "
 def _attention_to(
     model: Decoder, rows: Rows, targets: list[Bool[Tensor, "kind _ _"]]
 ) -> Float[Tensor, "kind layer head prompt"]:
-    """The share of attention that goes to the targets, of each layer and head."""
+    """The attention of each head to the targets."""
     shares = [torch.full((len(targets[0]), n, len(rows)), torch.nan) for n in head_counts(model)]
 
     def see(layer: int, which: list[int], pattern: Pattern) -> None:
@@ -179,12 +179,12 @@ def _attention_to(
 def _on_targets(
     pattern: Float[Tensor, "*#cell query_pos key_pos"], targets: Bool[Tensor, "*#cell query_pos key_pos"]
 ) -> Float[Tensor, "*#cell"]:
-    """The attention to the targets, in the mean over queries that have one."""
+    """The attention to the targets, averaged over queries that have a target."""
     return (pattern * targets).sum((-2, -1)) / targets.any(-1).sum(-1)
 
 
 def _uniform(attn: Any, targets: list[Bool[Tensor, "kind _ _"]]) -> Float[Tensor, "kind head prompt"]:
-    """What heads of a layer would score that look at all they can see alike."""
+    """The scores of a layer's heads if their attention were uniform over the visible keys."""
     found = []
     for looked_at in targets:
         visible = _visible(attn, looked_at.shape[-1]).to(looked_at.device)
@@ -193,27 +193,27 @@ def _uniform(attn: Any, targets: list[Bool[Tensor, "kind _ _"]]) -> Float[Tensor
 
 
 def _visible(attn: Any, n_pos: int) -> Bool[Tensor, "pos pos"]:
-    """Which keys a query sees."""
+    """Which keys each query can attend to, [query, key]."""
     away = torch.arange(n_pos)[:, None] - torch.arange(n_pos)
     visible = away >= 0 if attn.causal else torch.ones_like(away, dtype=torch.bool)
     return visible if attn.window is None else visible & (away < attn.window)
 
 
-# ---- attention on the whole ----------------------------------------------------------------------------------------
+# ---- attention statistics ------------------------------------------------------------------------------------------
 
 
 def attention_statistics(model: Decoder, prompts: Any) -> Scores:
-    """What the attention of each head is like: the mean over the queries of a prompt, the first excepted, that sees only itself.
+    """Statistics of each head's attention: means over the queries of a prompt, except the first, which sees only itself.
 
-    - "entropy" in nats: 0 for a head that looks at one token, log n for one that looks at n alike.
-    - "distance" in tokens: how far back a head looks, on average.
-    - "first_token": the share of attention that goes to the first token, where heads rest (Xiao et al. 2023, arXiv:2309.17453).
+    - "entropy" in nats: 0 for a head that attends to one token, log n for uniform attention to n tokens.
+    - "distance" in tokens: the mean distance from query to key.
+    - "first_token": the attention to the first token, a common attention sink (Xiao et al. 2023, arXiv:2309.17453).
 
-    `prompts` are texts, or ids [batch, pos]; padding is left out. Of attention with learned sinks the entropy and distance are
-    those of what is left to the tokens.
+    `prompts` are texts, or ids [batch, pos]; padding is left out. For attention with learned sinks, entropy and distance are
+    computed from the attention to tokens, normalised to 1.
 
     Returns Scores with the axes statistic, layer, head, for each prompt; NaN where a layer has no attention. Raises ValueError
-    for prompts of less than two tokens or more than the model takes.
+    for prompts of fewer than two tokens or more than n_ctx.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -245,9 +245,9 @@ def attention_statistics(model: Decoder, prompts: Any) -> Scores:
 def repeated_random_tokens(
     model: Decoder, n_prompts: int = 16, length: int = 40, seed: int = 0
 ) -> Int[Tensor, "prompt pos"]:
-    """Random tokens, repeated once: a BOS if the model's prompts begin with one, `length` different tokens, the same again.
+    """Random tokens, repeated once: a BOS if the model prepends one, then `length` distinct tokens twice.
 
-    Special tokens are not drawn. Raises ValueError if there are not so many tokens, or the model's context is too short.
+    Special tokens are not drawn. Raises ValueError if the vocabulary or n_ctx is too small.
 
     >>> from hooked_lm import HookedTransformer
     >>> tokens = repeated_random_tokens(HookedTransformer.from_pretrained("demo"), n_prompts=2, length=5)
@@ -271,7 +271,7 @@ def repeated_random_tokens(
 
 
 def _shuffled(model: Decoder, rows: Rows, seed: int) -> Rows:
-    """The tokens of each prompt in random order; the special tokens it begins with stay."""
+    """The tokens of each prompt in random order, except for leading special tokens."""
     generator = torch.Generator().manual_seed(seed)
     special = set() if model.tokenizer is None else set(model.tokenizer.all_special_ids)
     found = []
@@ -283,7 +283,8 @@ def _shuffled(model: Decoder, rows: Rows, seed: int) -> Rows:
 
 
 def rows_of(model: Decoder, prompts: Any) -> Rows:
-    """The ids of each prompt, of texts or of ids [batch, pos] or [pos], without padding."""
+    """The ids of each prompt without padding, from texts or ids [batch, pos] or [pos]; raises ValueError for other lengths
+    than 2 to n_ctx."""
     if isinstance(prompts, Tensor):
         if prompts.ndim not in (1, 2) or prompts.is_floating_point() or not len(prompts):
             raise ValueError(f"prompts must be texts, or ids [batch, pos] or [pos], got {tuple(prompts.shape)}")
@@ -306,7 +307,7 @@ def rows_of(model: Decoder, prompts: Any) -> Rows:
 
 
 def check_model(model: Any) -> None:
-    """Raises TypeError for what is no decoder, and ValueError for one without attention."""
+    """Raises TypeError unless the model is a `Decoder`, and ValueError if it has no attention."""
     if not isinstance(model, Decoder):
         raise TypeError(f"heads are read of a HookedTransformer, got a {type(model).__name__}")
     if not any(head_counts(model)):
@@ -314,7 +315,7 @@ def check_model(model: Any) -> None:
 
 
 def head_counts(model: Decoder) -> list[int]:
-    """How many heads each layer has; 0 where there is no attention."""
+    """The number of heads of each layer; 0 for layers without attention."""
     return [block.attn.cfg.n_heads if isinstance(block, AttentionPart) else 0 for block in model.blocks]
 
 
@@ -325,7 +326,7 @@ def _layers_and_heads(model: Decoder) -> dict[str, range]:
 def _of_layers(
     model: Decoder, of_layer: Callable[[int], Float[Tensor, "of _ prompt"]]
 ) -> Float[Tensor, "of layer head prompt"]:
-    """What layers have, side by side; NaN for heads that a layer lacks."""
+    """Stack the values of all layers; NaN for heads that a layer lacks."""
     counts = head_counts(model)
     some = {layer: of_layer(layer) for layer, n in enumerate(counts) if n}
     of, _, prompt = next(iter(some.values())).shape
@@ -342,16 +343,16 @@ class _Look:
     see: See
     layer: int
     prompts: list[int]
-    records = True  # edits nothing, so that it may be shown the value itself
+    records = True  # a read-only hook, which needs no copy of the value
 
     def __call__(self, pattern: Tensor, hook: Any) -> None:
         self.see(self.layer, self.prompts, pattern.float())
 
 
 def see_patterns(model: Decoder, rows: Rows, see: See, layers: Sequence[int] | None = None) -> None:
-    """Run prompts of any lengths and show the patterns of each layer, as it is reached, to `see(layer, prompts, pattern)`.
+    """Run prompts of any lengths, and call `see(layer, prompts, pattern)` with the patterns of each layer.
 
-    Prompts of one length run together, so there is no padding; as many as keep a layer's patterns small.
+    Batches consist of prompts of one length, so there is no padding; NUMBERS limits their size.
     """
     counts = head_counts(model)
     which = [layer for layer, n in enumerate(counts) if n and (layers is None or layer in layers)]
@@ -367,7 +368,7 @@ def see_patterns(model: Decoder, rows: Rows, see: See, layers: Sequence[int] | N
 
 
 def _batches(lengths: list[int], n_heads: int) -> Iterator[list[int]]:
-    """Indices of prompts that run together."""
+    """Yield the indices of the prompts of each batch."""
     for length in sorted(set(lengths)):
         same = [i for i, other in enumerate(lengths) if other == length]
         size = max(1, NUMBERS // (n_heads * length**2))
