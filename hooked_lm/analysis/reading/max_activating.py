@@ -1,4 +1,4 @@
-"""Max-activating examples: where in a data set a direction, a neuron or a head is strongest, and what is written there."""
+"""Max-activating examples: the positions of a dataset with the largest activations of a direction, neuron or head."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,11 +31,11 @@ Site = str | tuple[str, int]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MaxActivating:
-    """The places of a data set where something is strongest, the strongest first.
+    """The positions of a dataset with the largest (or smallest) activations, sorted.
 
-    `values` [example] are how strong, `texts` and `positions` [example] say where: the row of the data set and the token in it.
-    `tokens` and `activations` [example, place] are the tokens around it and their activations: the example itself is in the
-    middle, -1 and NaN where the text has no token. `words` says how ids are written.
+    `values` [example] are the activations; `texts` and `positions` [example] are the row in the dataset and the position in it.
+    `tokens` and `activations` [example, place] are the context around the example, which is in the middle; -1 and NaN beyond
+    the ends of the text. `words` maps ids to strings.
     """
 
     values: Float[Tensor, " example"]
@@ -48,19 +48,19 @@ class MaxActivating:
 
     @property
     def context(self) -> int:
-        """How many tokens are shown on each side."""
+        """The number of context tokens on each side."""
         return self.tokens.shape[1] // 2
 
     def __len__(self) -> int:
         return len(self.values)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each example: `value`, `text` and `position` (where), `token`, and the `snippet` with it in brackets."""
+        """A row for each example: `value`, `text`, `position`, `token`, and the `snippet` with the token in brackets."""
         found = Examples(self.values, self.texts, self.positions, self.tokens)
         return found.to_dataframe(self.words).drop(columns="rank")
 
     def to_html(self) -> str:
-        """A table of the snippets, each token on a ground as strong as its activation; numbers where one points."""
+        """A table of the snippets, each token coloured by its activation, with the number on hover."""
         from hooked_lm.viz.tokens import coloured_tokens
 
         finite = self.activations[self.activations.isfinite()]
@@ -79,7 +79,7 @@ class MaxActivating:
         return self.to_html()
 
     def plot(self, title: str = "") -> "go.Figure":
-        """The snippets in a grid, a row for each example; in colour the activations."""
+        """Plot the snippets as a grid with a row for each example; colour shows the activation."""
         from hooked_lm.viz.tokens import token_grid
 
         return token_grid(
@@ -94,7 +94,7 @@ class MaxActivating:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write everything to one safetensors file; `load` gives it back bit for bit."""
+        """Write everything to one safetensors file; `load` restores it exactly."""
         names = ("values", "texts", "positions", "tokens", "activations")
         header = {"words": list(self.words.items()), "about": self.about}
         stored.write(path, "hooked_lm.MaxActivating", {name: getattr(self, name) for name in names}, header)
@@ -125,22 +125,22 @@ def max_activating_examples(
     skip: int = 0,
     batch_size: int = 8,
 ) -> MaxActivating:
-    """The `k` positions of a data set where the value at a site is largest, in one pass over the data.
+    """The `k` positions of a dataset with the largest activation at a site, in one pass over the data.
 
-    The number at a position is the product with `direction`, or the entry `neuron` of the last axis, or the norm of the vector if
-    neither is given. At a site with heads, such as ("z", 3), `heads` chooses one. Among equal numbers the first one is kept.
-    Memory is that of one batch and of `k` examples.
+    The activation at a position is the dot product with `direction`, or the entry `neuron` of the last axis, or the norm of the
+    vector if neither is given. At a site with heads, such as ("z", 3), `heads` selects one. Among equal activations the first
+    is kept. Only one batch and `k` examples are in memory.
 
     Args:
         prompts: texts, token ids [prompt, pos], or an iterator of batches, each texts or ids [batch, pos]. Texts get the model's
-            BOS and are cut at n_ctx; their padding is left out.
+            BOS and are truncated at n_ctx; padding is left out.
         site: a full name, or a short one with its layer, such as ("post", 2).
-        context: how many tokens are shown on each side.
-        largest: False for the smallest.
-        skip: how many tokens at the start of each text are left out, such as a BOS on which everything is strong.
+        context: the number of context tokens on each side.
+        largest: False for the smallest activations.
+        skip: the number of tokens left out at the start of each text, such as a BOS, whose activations are often extreme.
 
-    Raises ValueError for data without a position, a site without positions, a direction of another width, values that are
-    NaN; IndexError for a neuron or head out of range; KeyError for an unknown site.
+    Raises ValueError for data without positions, a site without positions, a direction of another width, or activations that
+    are NaN; IndexError for a neuron or head out of range; KeyError for an unknown site.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -158,7 +158,7 @@ def max_activating_examples(
     for tokens, real in _batches(model, prompts, batch_size):
         top.batch(tokens, real)
         run: dict[str, Any] = {"return_type": None, "attention_mask": real.long().to(model.device)}
-        with model.hooks([top]):  # the cache says where the run may stop
+        with model.hooks([top]):  # `names_filter` stops the run after the site
             model.run_with_cache(tokens.to(model.device), names_filter=measure.site, **run)
         n_positions += int((real.cumsum(1) > skip)[real].sum())
     n_texts = top.inputs.n_texts
@@ -171,7 +171,7 @@ def max_activating_examples(
 
 
 class _Measure:
-    """How strong something is at each position of a site."""
+    """A function from the value at a site to the activation at each position."""
 
     def __init__(
         self,
@@ -224,7 +224,7 @@ def _index(index: int, size: int, what: str, site: str) -> int:
 def _batches(
     model: Decoder, data: Data, size: int
 ) -> Iterator[tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"]]]:
-    """Ids on the CPU, and which are no padding, of data in any form."""
+    """Yield batches of ids on the CPU with a mask that is True except at padding."""
     if isinstance(data, str):
         data = [data]
     if isinstance(data, Tensor):

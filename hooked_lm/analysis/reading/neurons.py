@@ -1,9 +1,9 @@
-"""What weights say in tokens: which tokens a neuron or a head responds to, and which it raises or lowers.
+"""Weights in terms of tokens: the tokens that a neuron or head responds to, and those whose logits it raises or lowers.
 
-A direction that is written into the stream raises the logits `through the final norm's weight and the unembedding`; a direction
-that is read responds to the tokens whose embedding has a product with it. Norms divide by a scale that depends on the run,
-which is left out: numbers are right up to a positive factor, the same for all tokens. So are constants that multiply what is
-added. What positions and earlier layers add is no part of this.
+An output direction changes the logits through the final norm's weight and the unembedding. An input direction responds to
+tokens by its dot product with their embeddings. The scales by which norms divide depend on the input and are left out, as are
+constant factors of sublayer outputs: values are exact up to a positive factor that is the same for all tokens. Contributions
+of positions and earlier layers are not included.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ from hooked_lm.results.scores import Scores, origin
 
 Directions = Float[Tensor, "*some d_model"]
 Heads = int | str | Sequence[int | str]
-NUMBERS = 1 << 24  # that are held at once, about
+NUMBERS = 1 << 24  # approximate limit of the numbers per chunk
 
 
 # ---- neurons -------------------------------------------------------------------------------------------------------
@@ -36,15 +36,15 @@ NUMBERS = 1 << 24  # that are held at once, about
 
 @torch.no_grad()
 def neuron_top_tokens(model: Decoder, layer: int, neurons: int | Sequence[int], k: int = 10) -> pd.DataFrame:
-    """The tokens that neurons raise and lower most, and those whose embedding excites and inhibits them most.
+    """The tokens whose logits neurons raise and lower most, and those whose embeddings excite and inhibit them most.
 
     A row for each neuron, weight, sign and rank. `weight` is "W_out" for the tokens that the neuron's output raises ("+") or
-    lowers ("-"), and "W_in" (and "W_gate" of a gated MLP) for those that excite ("+") or inhibit ("-") it. `value` is the
+    lowers ("-"), and "W_in" (and "W_gate" of a gated MLP) for those that excite ("+") or inhibit ("-") it. `value` is the dot
     product of the neuron's weights with the token's unembedding or embedding (Geva et al. 2021, arXiv:2012.14913; 2022,
     arXiv:2203.14680).
 
-    Raises ValueError for a layer without an MLP, or with a mixture of experts; IndexError for a layer or neuron that there is
-    not.
+    Raises ValueError for a layer without an MLP, or with a mixture of experts; IndexError for a layer or neuron that does not
+    exist.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -68,7 +68,7 @@ def neuron_top_tokens(model: Decoder, layer: int, neurons: int | Sequence[int], 
 
 
 def _ends(model: Decoder, values: Float[Tensor, " d_vocab"], k: int, **labels: Any) -> list[dict[str, Any]]:
-    """The largest numbers and the smallest, with their tokens."""
+    """A row for each of the `k` largest and `k` smallest values, with their tokens."""
     rows = []
     for sign, best in (("+", values.topk(k)), ("-", values.topk(k, largest=False))):
         numbers = zip(best.values.tolist(), token_strings(model, best.indices), strict=True)
@@ -90,14 +90,14 @@ def head_top_tokens(
     k: int = 10,
     sources: str | int | Sequence[str | int] | None = None,
 ) -> pd.DataFrame:
-    """The largest pairs of a head's OV circuit: a source token, and the token whose logit rises where the head attends to it.
+    """The largest entries of a head's OV circuit: pairs of a source token and a token whose logit attention to it raises.
 
     The OV circuit is `embedding W_V W_O unembedding`, [d_vocab, d_vocab] (Elhage et al. 2021, "A Mathematical Framework for
-    Transformer Circuits"); it is computed for a few sources at a time.
+    Transformer Circuits"), computed for a few source tokens at a time.
 
     Args:
-        heads: heads of the layer, one or several: indices, or labels such as "L3H4".
-        k: how many pairs for each head, or for each source if sources are given.
+        heads: one or more heads of the layer: indices, or labels such as "L3H4".
+        k: the number of pairs per head, or per source token if `sources` is given.
         sources: source tokens, strings or ids; None: all.
 
     Columns: head, rank, source, token, value. Raises ValueError for a layer without attention, and IndexError for a layer or head
@@ -117,7 +117,7 @@ def head_top_tokens(
 
 def _top_pairs(model: Decoder, layer: int, head: int, k: int, sources: list[int] | None) -> pd.DataFrame:
     circuit = _circuit(model, layer, head)
-    if sources is None:  # the largest pairs are of the sources that have the largest numbers
+    if sources is None:  # the k largest entries are in the rows with the k largest maxima
         chosen = torch.cat([part.amax(1) for part in circuit(range(model.cfg.d_vocab))]).topk(k).indices.tolist()
     else:
         chosen = sources
@@ -144,7 +144,7 @@ def _top_pairs(model: Decoder, layer: int, head: int, k: int, sources: list[int]
 def _circuit(
     model: Decoder, layer: int, head: int
 ) -> Callable[[Sequence[int]], Iterator[Float[Tensor, "source d_vocab"]]]:
-    """What some sources raise, where a head attends to them; a few sources at a time."""
+    """A function that yields the OV circuit's rows for given source tokens, a few at a time."""
     reading, writing = head_weights(model.blocks[layer], head)
     source_side, token_side = embeddings(model) @ reading, to_logits(model, writing)
     size = NUMBERS // model.cfg.d_vocab
@@ -153,13 +153,14 @@ def _circuit(
 
 @torch.no_grad()
 def copying_scores(model: Decoder) -> Scores:
-    """How far each head raises the tokens that it attends to: 1 if its OV circuit copies, -1 if it does the opposite.
+    """The copying score of each head: 1 if all eigenvalues of its OV circuit are positive, -1 if all are negative.
 
-    The sum of the eigenvalues of `embedding W_V W_O unembedding` over the sum of their sizes (Elhage et al. 2021, "A Mathematical
-    Framework for Transformer Circuits"). They are those of a matrix [d_head, d_head]; the circuit is never made.
+    The sum of the eigenvalues of `embedding W_V W_O unembedding` divided by the sum of their absolute values (Elhage et al. 2021,
+    "A Mathematical Framework for Transformer Circuits"), computed from a matrix [d_head, d_head] with the same non-zero
+    eigenvalues.
 
-    Returns Scores with the axes layer, head; NaN where a layer has no such weights. Raises ValueError for a model whose output
-    vocabulary is not that of its input.
+    Returns Scores with the axes layer, head; NaN where a layer has no such weights. Raises ValueError for a model with different
+    input and output vocabularies.
 
     >>> from hooked_lm import HookedTransformer
     >>> copying_scores(HookedTransformer.from_pretrained("demo"))
@@ -174,7 +175,7 @@ def copying_scores(model: Decoder) -> Scores:
     counts = head_counts(model)
     scores = torch.full((len(counts), max(counts), 1), torch.nan)
     embedding = embeddings(model)
-    # embedding and unembedding meet in [d_model, d_model], which all heads share
+    # unembedding times embedding, [d_model, d_model], is the same for all heads
     around = seen_through(norm_of(model, "ln_final"), (model.unembed.W_U.float() @ embedding).T).T
     for layer, block in enumerate(model.blocks):
         for head in range(counts[layer] if _reads_and_writes(block) else 0):
@@ -185,7 +186,7 @@ def copying_scores(model: Decoder) -> Scores:
 
 
 def head_weights(block: Any, head: int) -> tuple[Float[Tensor, "d_model d_head"], Float[Tensor, "d_head d_model"]]:
-    """What a head reads of the stream, and what it writes: its value and output weights with the norms' weights about them."""
+    """The value and output weights of a head, with the weights of the norms before and after attention folded in."""
     attn = block.attn
     W_V = attn.W_V[head * attn.W_V.shape[0] // attn.cfg.n_heads]
     reading = seen_through(norm_before(block, "attn"), W_V.T.float()).T
@@ -196,7 +197,7 @@ def head_weights(block: Any, head: int) -> tuple[Float[Tensor, "d_model d_head"]
 
 
 def written(norm: nn.Module, directions: Directions) -> Directions:
-    """Directions as they are after a norm, but for its divisor."""
+    """Output directions after a norm, without the division by its scale."""
     if not isinstance(norm, (LayerNorm, RMSNorm)):
         return directions.float()
     directions = directions.float()
@@ -206,7 +207,7 @@ def written(norm: nn.Module, directions: Directions) -> Directions:
 
 
 def seen_through(norm: nn.Module, directions: Directions) -> Directions:
-    """Directions of the stream to which those after a norm respond, but for its divisor."""
+    """Input directions before a norm that correspond to `directions` after it, without the division by its scale."""
     if not isinstance(norm, (LayerNorm, RMSNorm)):
         return directions.float()
     gain = norm.gain()
@@ -215,12 +216,12 @@ def seen_through(norm: nn.Module, directions: Directions) -> Directions:
 
 
 def to_logits(model: Decoder, directions: Directions) -> Float[Tensor, "*some d_vocab"]:
-    """How much directions of the stream raise each token's logit, but for the final norm's divisor."""
+    """The logits of residual stream directions, without the division by the final norm's scale."""
     return written(norm_of(model, "ln_final"), directions) @ model.unembed.W_U.float()
 
 
 def embeddings(model: Decoder) -> Float[Tensor, "d_vocab d_model"]:
-    """What each token puts into the stream."""
+    """The embedding of each token in the residual stream."""
     embed = model.embed
     table = embed.table().float()
     table = table if embed.cfg.scale == 1.0 else table * embed.cfg.scale
@@ -228,14 +229,14 @@ def embeddings(model: Decoder) -> Float[Tensor, "d_vocab d_model"]:
 
 
 def norm_before(block: Any, part: str) -> nn.Module:
-    """The norm through which a block's "attn" or "mlp" reads the stream."""
+    """The norm before a block's "attn" or "mlp"; the identity in post-norm blocks."""
     if isinstance(block, PostNormBlock):
         return nn.Identity()
     return getattr(block, "ln1" if part == "attn" else block.mlp_norm)
 
 
 def attention_of(model: Decoder, layer: int) -> tuple[int, Any]:
-    """A layer and its attention; raises ValueError if it has none that reads and writes by `W_V` and `W_O`."""
+    """The non-negative index of a layer and its attention; raises ValueError if it has no attention with `W_V` and `W_O`."""
     check_model(model)
     layer = checked_index(layer, len(model.blocks), "layer")
     if not _reads_and_writes(model.blocks[layer]):
@@ -248,7 +249,7 @@ def _reads_and_writes(block: Any) -> bool:
 
 
 def mlp_of(model: Decoder, layer: int) -> tuple[int, Any]:
-    """A layer and its MLP; raises ValueError if it has none, or many."""
+    """The non-negative index of a layer and its MLP; raises ValueError if it has none, or a mixture of experts."""
     layer = checked_index(layer, len(model.blocks), "layer")
     block = model.blocks[layer]
     if not isinstance(block, MLPPart):

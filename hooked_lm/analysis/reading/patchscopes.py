@@ -1,4 +1,4 @@
-"""Patchscopes: a hidden state of one run is put into another prompt, and the model continues it."""
+"""Patchscopes: patch a hidden state of one run into another prompt, and let the model continue that prompt."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 __all__ = ["IDENTITY_PROMPT", "Patchscope", "patchscope"]
 
 IDENTITY_PROMPT = "cat -> cat; 135 -> 135; hello -> hello; ?"
-ROWS = 64  # that are generated together
+ROWS = 64  # the maximum batch size of generation
 
 Mapping = Callable[[Float[Tensor, "layer d_source"]], Float[Tensor, "layer d_target"]]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Patchscope:
-    """What was generated with a state of each source layer at each target layer.
+    """The continuations generated with the state of each source layer patched into each target layer.
 
-    `tokens` [source, target, new] are ids, `texts` [source][target] what they say (None without a tokenizer). `unpatched` are
-    the ids of the target prompt's own continuation. Without `target_layers` each state went to the layer it came from.
+    `tokens` [source, target, new] are ids, `texts` [source][target] their strings (None without a tokenizer). `unpatched` are
+    the ids of the continuation without patching. If `target_layers` is None, each state was patched into its source layer.
     """
 
     tokens: Int[Tensor, "source target new"]
@@ -45,8 +45,8 @@ class Patchscope:
     about: dict[str, Any]
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each pair of layers: `source_layer`, `target_layer`, `text`, `tokens` (the new ones), `first` and whether
-        anything `changed` from the continuation without the patch."""
+        """A row for each pair of layers: `source_layer`, `target_layer`, `text`, `tokens` (the new tokens), `first` (the first of
+        them) and `changed` (whether they differ from the continuation without patching)."""
         rows = []
         for (i, source), j in product(enumerate(self.source_layers), range(self.tokens.shape[1])):
             new = self.tokens[i, j].tolist()
@@ -63,7 +63,7 @@ class Patchscope:
         return pd.DataFrame(rows)
 
     def plot(self, title: str = "") -> "go.Figure":
-        """The first new token of each pair of layers; in colour the share of new tokens that the patch changed."""
+        """Plot the first new token of each pair of layers; colour shows the fraction of new tokens that the patch changed."""
         from hooked_lm.viz.tokens import token_grid
 
         changed = (self.tokens != self.unpatched).float().mean(-1)
@@ -81,7 +81,7 @@ class Patchscope:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write everything to one safetensors file; `load` gives it back."""
+        """Write everything to one safetensors file; `load` restores it."""
         header = {name: getattr(self, name) for name in ("source_layers", "target_layers", "texts", "about")}
         header["words"] = list(self.words.items())
         stored.write(path, "hooked_lm.Patchscope", {"tokens": self.tokens, "unpatched": self.unpatched}, header)
@@ -118,23 +118,23 @@ def patchscope(
     target_model: Decoder | None = None,
     mapping: Mapping | None = None,
 ) -> Patchscope:
-    """Decode hidden states with the model's own words (Ghandeharioun et al. 2024, arXiv:2401.06102).
+    """Decode hidden states by text generation (Ghandeharioun et al. 2024, arXiv:2401.06102).
 
-    The stream of the source prompt, at a position after each source layer, replaces that of the target prompt at a position
-    after a target layer; then the target prompt is continued with the likeliest tokens. The state is put in while the prompt is
-    read; what is generated later sees it through attention only. The target prompt should make the model repeat or describe what
-    it finds, as `IDENTITY_PROMPT` does with few-shot repetitions; a model has to be able to follow it.
+    The residual stream of the source prompt, at one position after each source layer, replaces that of the target prompt at one
+    position after a target layer. Then greedy decoding continues the target prompt. The state is patched only while the prompt
+    is processed; generated tokens see it through attention. The target prompt should make the model repeat or describe the
+    state, as `IDENTITY_PROMPT` does with few-shot repetitions, which the model must be able to follow.
 
     Args:
         source_prompt, target_prompt: one text or row of ids each.
-        source_layers, target_layers: a grid of them; without target layers each state goes to the layer it came from.
-        max_new_tokens: how many are generated, past an end of sequence too.
-        site: the short name of the site that is read and replaced, [batch, pos, d_model].
-        target_model: another model that reads the state, if not this one; it has a tokenizer of its own.
-        mapping: from states [layer, d_model] to those of the target model; needed where its width differs.
+        source_layers, target_layers: the axes of the grid; without target layers each state is patched into its source layer.
+        max_new_tokens: the number of generated tokens; an end-of-sequence token does not stop generation.
+        site: the short name of the site that is copied and replaced, [batch, pos, d_model].
+        target_model: the model of the target prompt, with its tokenizer; None: `model`.
+        mapping: maps states [layer, d_model] to those of the target model; required if the widths differ.
 
     Raises IndexError for layers and positions out of range; ValueError for more than one prompt, widths that differ, a mapping to
-    another width, a target prompt that leaves no room in n_ctx.
+    another width, or a target prompt that leaves no room in n_ctx.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -185,7 +185,7 @@ def _all_or_some(layers: Which, model: Decoder, what: str) -> list[int]:
 
 
 def _one(model: Decoder, prompt: Prompts, position: int, name: str) -> tuple[Int[Tensor, "1 pos"], int]:
-    """The ids of one prompt, and a position of it counted from the start."""
+    """The ids of one prompt, and the non-negative position."""
     tokens = tokens_of(model, prompt, f"the {name} prompt").to(model.device)
     if len(tokens) != 1:
         raise ValueError(f"there is one {name} prompt, got {len(tokens)}")
@@ -198,7 +198,7 @@ def _one(model: Decoder, prompt: Prompts, position: int, name: str) -> tuple[Int
 def _mapped(
     states: Float[Tensor, "layer d_source"], mapping: Mapping | None, reader: Decoder
 ) -> Float[Tensor, "layer d_target"]:
-    """States as the target model can read them."""
+    """The mapped states on the target model's device; raises ValueError if their width is not its d_model."""
     wanted = (len(states), reader.cfg.d_model)
     found = states if mapping is None else mapping(states)
     if tuple(found.shape) != wanted:
@@ -214,7 +214,7 @@ def _continued(
     cells: Sequence[tuple[Tensor | None, str]],
     n: int,
 ) -> Int[Tensor, "cell n"]:
-    """The tokens that follow the target prompt, a row for each cell: a state, and the site where it is put."""
+    """The generated tokens for each cell, a pair of a state (None: no patch) and the site to patch."""
     tokens = target.expand(len(cells), -1)
     by_site: dict[str, dict[int, Tensor]] = {}
     for row, (state, site) in enumerate(cells):
@@ -230,7 +230,7 @@ def _continued(
 
 
 class _PutOnce:
-    """A hook that puts states at a position of some rows while the prompt is read, and then no more."""
+    """A hook that replaces a position of some rows in the first forward pass only, that of the prompt."""
 
     def __init__(self, states: dict[int, Tensor], position: int) -> None:
         self.rows, self.states = list(states), torch.stack(list(states.values()))
