@@ -48,8 +48,8 @@ def path_patch(
     Args:
         corrupted, clean: texts or ids [batch, pos] of the same shape.
         receivers: a list of (layer, head, "q" | "k" | "v"), (layer, head) for all three, and (layer, "mlp"), patched together.
-            With grouped-query attention "k" and "v" are those of the head's key/value head. Or "logits": one run, in which
-            everything after the sender is frozen, so that only the direct path to the logits remains.
+            With grouped-query attention "k" and "v" are those of the head's key/value head. Or "logits": only the first run,
+            whose logits are measured.
         senders: "heads" (all heads), "mlps", or a list of (layer, head) and (layer, "mlp").
         freeze: "attention" recomputes MLPs, "all" freezes them too.
         metric, max_memory, progress, checkpoint: as for `sweep`.
@@ -184,7 +184,7 @@ class Paths:
         return attn.n_kv if "kv_head" in self.model.hook_dict[site].dims else self.n_heads
 
     def cell(self, sender: Sender) -> Cell:
-        """Edits that set the sender's output to its clean value and freeze all later outputs at their corrupted values."""
+        """Edits that set the sender's output to its clean value, and freeze later outputs (see `freeze`) at corrupted values."""
         layer, part = self._layer(sender[0]), sender[1]
         is_mlp = part == "mlp"
         rest = () if isinstance(part, str) else (_in_range(part, self.n_heads, "head"),)

@@ -54,8 +54,8 @@ def direct_logit_attribution(
     Returns Scores with the axis component: "embed", "pos_embed", "0_attn_out" or "L0H0", ... and "0_attn_bias", "0_mlp_out" or
     "L0N0", ... and "0_mlp_bias", "ln_final_bias" and "unembed_bias", those that the model has.
 
-    Raises ValueError for answers that do not fit, for a post-norm model, whose residual stream is not a sum, and for
-    neurons of a mixture of experts; IndexError for positions and layers out of range.
+    Raises ValueError for answers that do not fit, for a model whose residual stream is not a sum of outputs (such as a post-norm
+    model), and for neurons of a mixture of experts; IndexError for positions and layers out of range.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")

@@ -95,8 +95,8 @@ def head_scores(
         kinds: names; or a mapping of names to functions from a prompt's ids [pos] to a boolean lower triangle [query, key] of
             the keys that each query is expected to attend to.
         chance: "uniform": the score of uniform attention; or "shuffled": the score of the head itself at the same positions when
-            the prompt's tokens, except leading special tokens, are shuffled. Scores above "shuffled" depend on the tokens, so a
-            head that attends to the previous position whatever its token is about 0 above chance.
+            the prompt's tokens, except leading special tokens, are shuffled. Only token-dependent attention exceeds "shuffled"; a
+            head that always attends to the previous position does not.
 
     Returns scores with the axes kind, layer, head, for each prompt; NaN where a layer has no attention, or fewer heads. Raises
     ValueError for unknown kinds, prompts without a target (such as a text without repeated tokens), and prompts of fewer than
