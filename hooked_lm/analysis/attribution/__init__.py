@@ -1,1 +1,1 @@
-"""Attribution: what each node or edge is worth, estimated from gradients, beside what exact patching says."""
+"""Attribution: the effects of nodes and edges, estimated from gradients and compared with exact patching."""

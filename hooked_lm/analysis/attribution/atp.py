@@ -1,9 +1,9 @@
-"""AtP*: attribution patching, mended where it is known to fail (Kramar et al. 2024, arXiv:2403.00745).
+"""AtP*: attribution patching with two corrections for its known failures (Kramar et al. 2024, arXiv:2403.00745).
 
-A saturated softmax hardly moves with its query or key, so a gradient says nothing of an exchange that turns attention
-elsewhere. So for queries and keys the exchanged pattern is computed, and only what follows it is taken as linear. And effects
-along two paths may cancel in the gradient, though not in the run. So gradients are also taken with one layer's outputs held,
-for each layer ("GradDrop"), and of all these estimates the mean size counts.
+Where a softmax is saturated, its gradient with respect to queries and keys almost vanishes, even if exchanging them moves
+attention. So for queries and keys the new pattern is computed, and only what follows it is linearised. Effects along two paths
+may cancel in the gradient, but not in an exact run. So the gradient is also taken with the outputs of one layer held constant,
+for each layer ("GradDrop"), and the size of an estimate is the mean of the sizes over these gradients.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,17 +21,17 @@ from hooked_lm.engine.site_info import kv_source_layer, mixing
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
 
-OUTPUTS = ("attn_out", "mlp_out", "mixer_out")  # what a layer adds to the stream
+OUTPUTS = ("attn_out", "mlp_out", "mixer_out")  # the outputs of a layer to the stream
 SCORES, PATTERN, MIXED = "attn_scores", "pattern", "z"
 
 PerQuery = Float[Tensor, "batch head query_pos key_pos"]
 
 
 def atp_star(run: Run, steps: int) -> Estimates:
-    """Queries and keys by their exchanged patterns; everything by the mean size over gradients with one layer dropped each,
-    with the sign of the estimate without dropping. `steps` says nothing here.
+    """Estimates by AtP*: the mean size over the gradients that each drop one layer, with the sign of the estimate without
+    dropping; for queries and keys by their exchanged patterns. `steps` is not used.
 
-    Of two layers there is one to drop, the other: what a node does by way of that alone counts for nothing.
+    With two layers, effects that reach the output through the other layer alone are estimated as zero.
     """
     fix = PatternFix(run)
     drop = Drop(run.model)
@@ -43,17 +43,17 @@ def atp_star(run: Run, steps: int) -> Estimates:
     for layer in range(n_layers):
         drop.layer = layer
         for site, effect in estimates.of(run.gradients(tape, again=layer < n_layers - 1)).items():
-            if site not in drop.sites[layer]:  # what is stopped has no effect
+            if site not in drop.sites[layer]:  # the gradient is stopped here: no effect
                 sizes[site] += effect.abs()
     if n_layers == 1:  # nothing can cancel
         return Estimates(tape.scores.detach(), plain)
-    # of n_layers gradients a node has one less: none where its own layer is dropped
+    # a node has n_layers - 1 estimates: none where its own layer is dropped
     sizes = {site: size / (n_layers - 1) for site, size in sizes.items()}
     return Estimates(tape.scores.detach(), {s: torch.where(plain[s] < 0, -size, size) for s, size in sizes.items()})
 
 
 class _Estimator:
-    """Effects from gradients, of queries and keys by way of patterns."""
+    """Effects from gradients; those of queries and keys by their exchanged patterns."""
 
     def __init__(self, run: Run, fix: "PatternFix", values: Mapping[str, Tensor]) -> None:
         self.run, self.fix, self.values = run, fix, values
@@ -69,7 +69,7 @@ class _Estimator:
 
 
 class Drop:
-    """Stops the gradient at what one layer adds to the stream; `layer` is None for none."""
+    """Stops the gradient at the outputs of one layer to the stream; `layer` None: of no layer."""
 
     def __init__(self, model: HookedRootModule) -> None:
         self.layer: int | None = None
@@ -78,22 +78,22 @@ class Drop:
         self.sites = {layer: [site for site in sites if site is not None] for layer, sites in found.items()}
 
     def hooks(self) -> list[tuple[str, Any]]:
-        """Those of a forward pass."""
+        """The hooks for a forward pass."""
         return [(site, self._hook(layer)) for layer, sites in self.sites.items() for site in sites]
 
     def _hook(self, layer: int) -> Any:
         def hook(value: Tensor, hook: Any) -> Tensor:
             if value.requires_grad:
                 value.register_hook(lambda gradient: torch.zeros_like(gradient) if layer == self.layer else gradient)
-            return value.view_as(value)  # what is watched is after the stop, wherever autograd looks first
+            return value.view_as(value)  # gradients are taken at this view, after the stop
 
         return hook
 
 
 class PatternFix:
-    """Queries and keys among a run's sites, and the patterns that they make when they are exchanged.
+    """The queries and keys among a run's sites, and the patterns that result from exchanging them.
 
-    `readers` has for each of these sites the layers whose patterns it makes: its own, and for keys those that borrow them.
+    `readers` maps each of these sites to the layers whose patterns use it: its own, and for keys those that share them.
     """
 
     def __init__(self, run: Run) -> None:
@@ -108,7 +108,7 @@ class PatternFix:
 
     @property
     def patterns(self) -> list[str]:
-        """The sites whose gradients are needed."""
+        """The sites of patterns, whose gradients are needed."""
         return [site for _, site in self._sites_of_layers(PATTERN)]
 
     def _sites_of_layers(self, name: str) -> list[tuple[int, str]]:
@@ -116,8 +116,8 @@ class PatternFix:
         return [(layer, site) for layer, site in found if site is not None]
 
     def _patched(self, kind: str) -> dict[str, Tensor]:
-        """All scores (of keys) or patterns (of queries) with all of these exchanged; what each head gives is held, so that
-        every layer reads what it reads in the unchanged run."""
+        """The scores (for keys) or patterns (for queries) with all of these exchanged. Mixed values are held at the base run,
+        so that the input of every layer is that of the base run."""
         sites = [site for site in self.readers if _kind(site) == kind]
         if not sites:
             return {}
@@ -134,7 +134,7 @@ class PatternFix:
             return self.run.seen(wanted)[0]
 
     def effects(self, site: str, gradients: Mapping[str, Tensor]) -> Effects:
-        """The effect of exchanging the queries or keys of a site, by what that does to patterns."""
+        """The effect of exchanging the queries or keys of a site, through the change of patterns."""
         effect = self._of_queries if _kind(site) == "q" else self._of_keys
         own, *borrowed = [effect(site, layer, gradients) for layer in self.readers[site]]
         return sum(borrowed, own)
@@ -155,11 +155,12 @@ class PatternFix:
 
 
 def one_key_exchanged(scores: PerQuery, exchanged: PerQuery, pattern: PerQuery, gradient: PerQuery) -> PerQuery:
-    """What happens to `sum(gradient * pattern)` in each row when one score alone is exchanged, for each of them.
+    """The change of `sum(gradient * pattern)` of a row if one score alone is exchanged, for each score.
 
-    With P the share of the key, R that of all else and d the change of its score, its share becomes P exp(d) / (R + P exp(d)),
-    and all others shrink alike. So the sum moves by P (exp(d) - 1) / (R + P exp(d)) times the sum over the others of their share
-    times the distance of their gradient from the key's. R is summed by itself: 1 - P would be 0 where a softmax is saturated.
+    Let P be the weight of the key in the softmax, R that of all others and d the change of its score. The weight becomes
+    P exp(d) / (R + P exp(d)), and the others shrink in proportion. So the sum changes by P (exp(d) - 1) / (R + P exp(d)) times
+    the sum, over the others, of their weight times (the key's gradient - theirs). R is summed directly, since 1 - P would be 0
+    where the softmax is saturated.
 
     >>> rows = torch.tensor([[[[0.0, 0.0]]]])
     >>> one_key_exchanged(rows, rows + 2.0, rows.softmax(-1), torch.tensor([[[[1.0, 0.0]]]]))[0, 0, 0, 0]
@@ -169,21 +170,21 @@ def one_key_exchanged(scores: PerQuery, exchanged: PerQuery, pattern: PerQuery, 
     slopes, sink = gradient.double(), _share_of_sink(pattern)
     share = scores.double().softmax(-1) * (1 - sink)
     others = _sum_of_others(share) + sink
-    up, down = change.clamp(min=0), change.clamp(max=0)  # no exponential grows beyond 1
+    up, down = change.clamp(min=0), change.clamp(max=0)  # no exponential exceeds 1
     moved = share * (down.exp() - (-up).exp()) / (others * (-up).exp() + share * down.exp()).clamp(min=1e-300)
     above = slopes * others - _sum_of_others(share * slopes)
     return torch.where(share > 0, moved * above, 0.0).to(gradient.dtype)
 
 
 def _sum_of_others(values: PerQuery) -> PerQuery:
-    """For each key the sum over all other keys, without rounding errors from a large value of the key itself."""
+    """For each key the sum over all other keys, without rounding errors from a large value of that key."""
     before = F.pad(values.cumsum(-1), (1, 0))[..., :-1]
     after = F.pad(values.flip(-1).cumsum(-1), (1, 0))[..., :-1].flip(-1)
     return before + after
 
 
 def _share_of_sink(pattern: PerQuery) -> Float[Tensor, "batch head query_pos 1"]:
-    """What of a softmax goes to no key: nothing but rounding, unless there is a sink."""
+    """The share of the softmax that no key has: that of the sink, or 0 (up to rounding) without one."""
     share = 1 - pattern.double().sum(-1, keepdim=True)
     return torch.where(share < 1e-4, 0.0, share)
 
@@ -193,7 +194,7 @@ def _kind(site: str) -> str:
 
 
 def _readers(model: HookedRootModule, sites: Sequence[str]) -> dict[str, list[int]]:
-    """The layers whose patterns each of these queries and keys makes."""
+    """The queries and keys among these sites, each with the layers whose patterns use it."""
     if not isinstance(model, Decoder):
         return {}
     found: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Exact patching beside estimates: of all cells of a grid, or of some at random, where it can be afforded."""
+"""Exact patching to check estimates: all cells of a grid, or some at random, if the cost allows."""
 
 import torch
 from jaxtyping import Float, Int
@@ -10,10 +10,10 @@ from hooked_lm.engine.prompts import Source
 from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.models.decoder import Decoder
 
-Check = bool | int | None  # True: all cells; a number: so many; False: none; None: what can be afforded
+Check = bool | int | None  # True: all cells; a number: that many; False: none; None: as many as are affordable
 AFFORDABLE = 2e11  # floating-point operations
 ENOUGH = 2000  # cells
-FEWEST = 30  # fewer tell too little about the others
+FEWEST = 30  # fewer would be too small a sample
 
 
 def check_valid(check: Check) -> None:
@@ -23,7 +23,7 @@ def check_valid(check: Check) -> None:
 
 
 def n_checked(check: Check, n_cells: int, flops: float) -> int:
-    """How many of so many cells are run, at so many floating-point operations each.
+    """The number of cells to run, of `n_cells` that take `flops` floating-point operations each.
 
     >>> n_checked(None, 500, 1e6), n_checked(None, 500, 1e12), n_checked(100, 500, 1e12)
     (500, 0, 100)
@@ -49,9 +49,9 @@ def exact_values(
     max_memory: int | str = "auto",
     progress: bool | None = None,
 ) -> Float[Tensor, "..."] | None:
-    """What exact patching finds, in the shape of the estimates, NaN where it was not run; None if it was run nowhere.
+    """The results of exact patching in the shape of the estimates, NaN where it was not run; None if it was run for no cell.
 
-    `changes` says which run is changed; `tokens` are those of that run.
+    `changes` says which run is the base run ("corrupted" or "clean"), `tokens` are its tokens.
     """
     n_axes = len(plan.axes)
     is_there = ~estimated.reshape(-1, *estimated.shape[-n_axes - 1 :])[0, ..., 0].isnan()
@@ -70,7 +70,7 @@ def exact_values(
 
 
 def _token_flops(model: torch.nn.Module) -> float:
-    """What a token costs in one forward pass, about."""
+    """The approximate floating-point operations of a forward pass per token."""
     if isinstance(model, Decoder):
         return float(sum(cost.keys + cost.rest for cost in map(token_cost, model.blocks)))
     return 2.0 * sum(weight.numel() for weight in model.parameters() if weight.ndim >= 2)

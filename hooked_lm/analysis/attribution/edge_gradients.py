@@ -1,4 +1,4 @@
-"""How a metric changes with what each reader of a graph reads: a layer at a time, of gradients that one backward pass gives."""
+"""Gradients of a metric at the inputs of the readers of a graph, one layer at a time, from one backward pass."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ Read = Callable[[Tensor], Tensor]
 class Readers:
     """The readers of one site: the queries, keys or values of a layer, or an MLP, a mixer, the unembedding.
 
-    `seen` is where a backward pass is asked for a gradient: of heads after the projection, where it is small. From there
-    `InputGradients` takes it on to what they read.
+    `seen` is the site at which the backward pass takes a gradient: for heads after the projection, where it is small.
+    `InputGradients` propagates it from there to the inputs of the readers.
     """
 
     nodes: tuple[Node, ...]
-    first: int  # the place of the first of them among all readers
+    first: int  # the index of the first of them among all readers
     seen: str
-    is_behind_norm: bool = False  # whether the first norm of the layer is between what they read and `seen`
+    is_behind_norm: bool = False  # whether `ln1` is between their inputs and `seen`
 
     @classmethod
     def of(cls, model: Decoder, graph: Graph) -> "list[Readers]":
@@ -42,7 +42,7 @@ class Readers:
             block, name = f"blocks.{nodes[0].layer}", site.rpartition(".")[2]
             if nodes[0].head is not None:
                 found.append(cls(nodes, first, f"{block}.attn.hook_{letter_of(name)}", True))
-            elif name == "hook_mlp_in" and model.blocks[nodes[0].layer].mlp_norm == "ln1":  # that of attention too
+            elif name == "hook_mlp_in" and model.blocks[nodes[0].layer].mlp_norm == "ln1":  # shared with attention
                 found.append(cls(nodes, first, f"{block}.mlp.hook_in", True))
             else:
                 found.append(cls(nodes, first, site))
@@ -54,17 +54,17 @@ class Readers:
 
 
 class InputGradients:
-    """From the gradients of a backward pass to those at what a layer's readers read.
+    """Propagates the gradients of a backward pass to the inputs of a layer's readers.
 
-    The norm that is between is differentiated as it is, or with its divisor held. Nothing is known of the kind of attention:
-    its part before the scores runs once more, for the queries of all heads, then for the keys, then for the values.
+    The norm between them is differentiated, with `freeze_norms` as if its divisor were constant. Nothing is assumed about the
+    kind of attention: it is run again up to its queries, keys or values.
     """
 
     def __init__(self, model: Decoder, context: Context, freeze_norms: bool) -> None:
         self.model, self.context, self.freeze_norms = model, context, freeze_norms
 
     def at(self, readers: Readers, gradient: Tensor, stream: Stream | None) -> Gradients:
-        """Of these readers; `gradient` is that at `readers.seen`, `stream` what comes to the layer."""
+        """The gradients of these readers, from the `gradient` at `readers.seen`; `stream` is the input of the layer."""
         if not readers.is_behind_norm:
             return gradient[None]
         assert stream is not None, "the norm was given something"
@@ -81,13 +81,13 @@ class InputGradients:
         return held(norm) if self.freeze_norms else lambda x: norm_unhooked(norm, x)
 
     def _projection(self, block: Any, layer: int, letter: str, stream: Stream) -> Read:
-        """From the normalised copies of the heads to their queries, keys or values, with which the run of attention ends."""
+        """A function from the normalised copies of the heads to their queries, keys or values, where attention is stopped."""
         shared = norm_unhooked(block.ln1, stream)
         shift = self.context.pos_embed
         point = getattr(block.attn, f"hook_{letter}")
 
         def moved(x: Tensor) -> Tensor:
-            """A shortformer's queries and keys read the position besides."""
+            """The input of queries and keys: in a shortformer with the position embedding added."""
             if shift is None:
                 return x
             return x + (shift[: len(x), :, None] if x.ndim == 4 else shift[: len(x)])
@@ -107,11 +107,11 @@ class InputGradients:
 
 
 class _Stop(Exception):
-    """What is wanted of a run is made."""
+    """Stops a run when the value that is needed is computed."""
 
 
 class _Made:
-    """A hook that ends a run with the value it sees."""
+    """A hook that keeps its value and stops the run."""
 
     records = True
 
@@ -124,7 +124,7 @@ class _Made:
 
 
 def held(norm: nn.Module) -> Read:
-    """A norm whose divisor counts as a constant; raises TypeError for a module that is no norm of ours."""
+    """A norm with its divisor taken as a constant; raises TypeError for a module that is not one of this library's norms."""
     if isinstance(norm, nn.Identity):
         return lambda x: x
     if not isinstance(norm, (LayerNorm, RMSNorm)):
@@ -139,7 +139,7 @@ def held(norm: nn.Module) -> Read:
 
 
 def frozen_norms(model: Decoder) -> Iterator[tuple[str, Callable[..., Tensor]]]:
-    """Hooks that hold the divisor of each norm through which the stream is read."""
+    """Hooks that detach the divisor of each norm between the stream and the readers."""
     for name in model.all_points():
         head, _, tail = name.rpartition(".")
         if tail == "hook_scale" and (head == "ln_final" or head.split(".")[2:] in (["ln1"], ["ln2"])):
@@ -159,5 +159,5 @@ def _pulled_back(function: Read, x: Tensor, gradient: Tensor) -> Tensor:
 
 
 def by_layer(readers: list[Readers]) -> Mapping[int, list[Readers]]:
-    """Those of one layer together."""
+    """The readers of each layer."""
     return {layer: list(group) for layer, group in groupby(readers, key=lambda some: some.layer)}

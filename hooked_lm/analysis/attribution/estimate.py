@@ -1,4 +1,4 @@
-"""Attribution: the estimated effects of many exchanges, and how well they agree with the exact ones."""
+"""The result of attribution: the estimated effects of many exchanges, and how well they agree with exact ones."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,16 +10,16 @@ from torch import Tensor
 
 from hooked_lm.engine.result import SweepResult
 
-ROUNDING = 1e-5  # of the largest effect; smaller ones are none
+ROUNDING = 1e-5  # relative to the largest effect; smaller ones count as 0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Attribution(SweepResult):
-    """What a sweep over the same grid would find, estimated from gradients.
+    """Estimates, from gradients, of the results of a sweep over the same grid.
 
-    `values` are estimates of the metric with each cell exchanged, so `effects()`, `normalized()`, `top` and `plot` mean what they
-    mean of a SweepResult. Where exact patching was run, for all cells or some, `exact` holds what it found (NaN elsewhere), and
-    `agreement` says how far the estimates can be trusted.
+    `values` are estimates of the metric with each cell exchanged, so `effects()`, `normalized()`, `top` and `plot` mean the same
+    as for a SweepResult. `exact` has the results of exact patching where it was run (NaN elsewhere), and `agreement` how well
+    the estimates agree with them.
 
     >>> import torch
     >>> estimated = torch.tensor([[1.0], [2.0], [4.0]])
@@ -41,10 +41,10 @@ class Attribution(SweepResult):
 
     @property
     def agreement(self) -> pd.DataFrame:
-        """How well estimated and exact mean effects agree: a row for each site (or one) of each metric.
+        """How well estimated and exact mean effects agree: a row for each metric and site.
 
-        Columns: `cells` that were measured exactly, `spearman` (rank correlation), `pearson`, `sign` (the share of cells with
-        the right sign, of those whose exact effect is above a hundredth of the largest). Empty without exact values.
+        Columns: `cells` (the number measured exactly), `spearman` (rank correlation), `pearson`, `sign` (the share of cells
+        with the right sign, of those whose exact effect is above a hundredth of the largest). Empty without exact values.
         """
         if self.exact is None:
             return pd.DataFrame(columns=["cells", "spearman", "pearson", "sign"])
@@ -60,7 +60,7 @@ class Attribution(SweepResult):
         return pd.DataFrame(rows)
 
     def to_dataframe(self, per_prompt: bool = False, level: float = 0.95) -> pd.DataFrame:
-        """As that of a SweepResult, and after it what exact patching found, `exact`, where it was run; NaN for other cells."""
+        """The table of a SweepResult; if exact patching was run, with a column `exact`, NaN for cells it did not include."""
         table = super().to_dataframe(per_prompt, level)
         if self.exact is None:
             return table
@@ -85,7 +85,7 @@ def agreement(estimated: Float[Tensor, " cell"], exact: Float[Tensor, " cell"]) 
     """How well estimates agree with exact effects: the number of cells, the rank correlation (Spearman 1904), the correlation
     (Pearson), and the share of right signs among the effects above a hundredth of the largest. NaN where nothing varies.
 
-    Effects below a hundred-thousandth of the largest are rounding, and count as none: ranks of noise would say nothing.
+    For ranks, effects below a hundred-thousandth of the largest count as 0: they are rounding.
 
     >>> import torch
     >>> agreement(torch.tensor([0.1, 0.2, -5.0]), torch.tensor([1.0, 2.0, -1.0]))["spearman"]

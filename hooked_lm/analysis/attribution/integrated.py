@@ -1,7 +1,7 @@
-"""Integrated gradients: the mean gradient on the way from one run to the other, in place of that at its beginning.
+"""Integrated gradients: the mean gradient between the base run and the source run, instead of the gradient in the base run.
 
 Sundararajan et al. 2017 (arXiv:1703.01365); at the activations of transformers, Hanna et al. 2024 (arXiv:2403.17806) and Marks
-et al. 2024 (arXiv:2403.19647). On the straight way at a full cut of the network the effects add up to the whole difference.
+et al. 2024 (arXiv:2403.19647). Along a straight line at a full cut of the network the effects sum to the whole difference.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ def embeddings(model: HookedRootModule) -> list[str]:
 
 
 def ig_inputs(run: Run, steps: int) -> Estimates:
-    """The embeddings go from those of the changed run to those of the source; the rest follows."""
+    """Effects from the mean gradient over runs whose embeddings are between those of the base run and those of the source."""
     [site] = embeddings(run.model)
     old, logits = run.seen(list(dict.fromkeys([*run.sites, site])))
     part = Part(run.metric, logits)
@@ -43,7 +43,8 @@ def ig_inputs(run: Run, steps: int) -> Estimates:
 
 
 def ig_activations(run: Run, steps: int) -> Estimates:
-    """The activations of one site in one layer go from run to run, at all positions; the rest follows. Then the next site."""
+    """Effects at each site from the mean gradient over runs in which its activations, at all positions, are between those of
+    the base run and those of the source."""
     old, logits = run.seen(run.sites)
     part, effects = Part(run.metric, logits), {}
     for site in run.sites:
@@ -61,8 +62,7 @@ def _all(run: Run) -> slice:
 
 
 def nodes(steps: int) -> tuple[Float[Tensor, " step"], Float[Tensor, " step"]]:
-    """Where from 0 to 1 the gradient is taken, and how much it counts: Gauss-Legendre, exact for polynomials of degree
-    2 * steps - 1.
+    """The nodes and weights of Gauss-Legendre quadrature from 0 to 1, which is exact for polynomials of degree 2 * steps - 1.
 
     >>> at, weights = nodes(2)
     >>> float((weights * at**3).sum())  # the integral of x**3
@@ -73,7 +73,7 @@ def nodes(steps: int) -> tuple[Float[Tensor, " step"], Float[Tensor, " step"]]:
 
 
 def batched(steps: int, n: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The nodes, `n` at a time."""
+    """The nodes and weights, `n` at a time."""
     yield from zip(*(part.split(n) for part in nodes(steps)), strict=True)
 
 
