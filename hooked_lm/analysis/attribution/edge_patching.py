@@ -1,4 +1,4 @@
-"""Exact edge patching: what one writer says to one reader, exchanged there and nowhere else."""
+"""Exact edge patching: the output of one writer is exchanged in the input of one reader only."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,25 +33,25 @@ def patch_edges(
     max_memory: int | str = "auto",
     progress: bool | None = None,
 ) -> SweepResult:
-    """The effect of every edge of a model's graph, each exchanged alone.
+    """Measures the effect of every edge of a model's graph, each exchanged alone.
 
-    One reader's input changes by what one writer wrote differently in the other run. All else that it reads is as in the
-    changed run, and everything after it follows (path patching of single edges: Goldowsky-Dill et al. 2023,
-    arXiv:2304.05969). It is what `attribute_edges` estimates.
+    The difference of one writer's output between both runs is added to the input of one reader. The other terms of that input
+    are those of the base run, and everything after the reader is recomputed (path patching of single edges: Goldowsky-Dill et
+    al. 2023, arXiv:2304.05969). `attribute_edges` estimates the same.
 
     Args:
         corrupted, clean: texts or ids [batch, pos], as many prompts and tokens each.
         metric: from logits [batch, pos, d_vocab] to a number for each prompt, or one for all; or several by name.
         edges: names of writers and readers, e.g. [("L0H1", "L2H7<v>"), ("m3", "logits")]; None: all. See `Graph`.
-        source: what the writer says instead: "clean" (what it wrote in the other run), "mean" (the mean of that over prompts),
-            or "zero".
+        source: what replaces the output of the writer: "clean" (that of the other run), "mean" (its mean over prompts), or
+            "zero".
         direction: "denoise" changes the corrupted run, "noise" the clean run.
         max_memory, progress: as for `patching.sweep`.
 
-    Returns a SweepResult with the axes writer and reader; NaN where there is no edge, or it was not asked for. Raises KeyError
-    for a name that is none and ValueError for a pair that is no edge, an empty list, prompts that do not line up, a
-    model whose stream is not the sum of what its writers add, and open hooks (see `check_unhooked`). An interrupt raises
-    SweepInterrupted with what there is.
+    Returns a SweepResult with the axes writer and reader; NaN where there is no edge, or it is not in `edges`. Raises KeyError
+    for an unknown name, and ValueError for a pair that is no edge, an empty list, prompts that do not line up, a model whose
+    stream is not the sum of its writers' outputs, and open hooks (see `check_unhooked`). An interrupt raises SweepInterrupted
+    with the partial result.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis import metrics
@@ -83,16 +83,16 @@ def patch_edges(
 
 
 def decoder(model: HookedRootModule) -> Decoder:
-    """The model, if it is one that has edges; raises TypeError for another."""
+    """The model; raises TypeError unless it is a decoder, which has edges."""
     if not isinstance(model, Decoder):
         raise TypeError(f"edges are those of a HookedTransformer, got a {type(model).__name__}")
     return model
 
 
 def check_unhooked(model: Decoder, graph: Graph) -> None:
-    """Raises ValueError for a hook that is open where readers read, or on the norm before attention.
+    """Raises ValueError for an open hook at the input of a reader, or at the norm before attention.
 
-    There edges are exchanged: an open hook's change would be lost, or the heads, each with a norm of its own, would pass it by.
+    Edges are exchanged there: the change of such a hook would be overwritten, or missed by the copies for single heads.
     """
     read = {node.site for node in graph.readers if node.name != LOGITS}
     norms = {f"blocks.{node.layer}.ln1" for node in graph.readers if node.head is not None}
@@ -104,7 +104,7 @@ def check_unhooked(model: Decoder, graph: Graph) -> None:
 def runs_of(
     model: Decoder, corrupted: Prompts, clean: Prompts | None, source: str, direction: str
 ) -> tuple[Tensor, Tensor | None]:
-    """The tokens of the run that is changed, and of the other one; raises for what does not go together."""
+    """The tokens of the base run and of the other run; raises ValueError for arguments that do not go together."""
     if direction not in ("denoise", "noise"):
         raise ValueError(f"direction must be 'denoise' or 'noise', got {direction!r}")
     if source not in SOURCES:
@@ -119,7 +119,7 @@ def runs_of(
 
 
 def chosen_edges(graph: Graph, edges: Edges) -> Tensor:
-    """These edges, as a mask [writer, reader]."""
+    """A mask [writer, reader] of these edges."""
     if not len(edges):
         raise ValueError("edges is empty: name at least one, or give None for all")
     chosen = torch.zeros_like(graph.is_edge)
@@ -131,7 +131,7 @@ def chosen_edges(graph: Graph, edges: Edges) -> Tensor:
 def changes_of(
     writers: Sequence[Writers], own: dict[str, Tensor], other: dict[str, Tensor] | None, source: str
 ) -> dict[str, Tensor]:
-    """What is kept of the other run minus what is kept of the changed one, by the writers' sites."""
+    """The kept values of the other run (or its mean, or zero) minus those of the base run, by the writers' sites."""
     found = {}
     for some in writers:
         if source == "zero" or other is None:
@@ -143,7 +143,7 @@ def changes_of(
 
 
 class _Edges:
-    """What every writer says differently, and what the readers read otherwise."""
+    """The change of every writer's output, and the inputs of the readers in the base run."""
 
     def __init__(self, model: Decoder, graph: Graph, tokens: Tensor, other: Tensor | None, source: str) -> None:
         self.graph, self.writers = graph, Writers.of(model, graph)
@@ -161,7 +161,7 @@ class _Edges:
         self.changes = changes_of(self.writers, own, there, source)
 
     def cells(self, chosen: Tensor, layer: int) -> dict[tuple[int, ...], Cell]:
-        """A cell for each of these edges that ends in a layer; readers of one stream share its new values."""
+        """A cell for each chosen edge into a layer; readers of the same stream share its new values."""
         readers = [(i, node) for i, node in enumerate(self.graph.readers) if node.layer == layer]
         cells: dict[tuple[int, ...], Cell] = {}
         for some in self.writers:
@@ -179,7 +179,7 @@ class _Edges:
         stream = self.streams[reader.site]
         if stream not in new:
             new[stream] = self.values[reader.site] + change
-        first = int((change != 0).transpose(0, 1).flatten(1).any(1).long().argmax())  # before it, nothing differs
+        first = int((change != 0).transpose(0, 1).flatten(1).any(1).long().argmax())  # no position before it differs
         positions = tuple(range(first, change.shape[1]))
         if reader.head is None:
             return Edit(reader.site, new[stream], positions)
@@ -196,7 +196,7 @@ def _stream(model: Decoder, reader: Node) -> str:
 
 
 def _joined(parts: Sequence[SweepResult]) -> SweepResult:
-    """Results with other cells each as one."""
+    """One result from several with different cells."""
     first, values = parts[0], parts[0].values.clone()
     cost: dict[str, int | float] = dict(first.cost or {})
     for part in parts[1:]:

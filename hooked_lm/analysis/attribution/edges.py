@@ -1,4 +1,4 @@
-"""Edge attribution: what every writer says to every reader, estimated by a few backward passes."""
+"""Edge attribution: the effect of every writer's output on every reader, estimated by a few backward passes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +35,7 @@ from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import origin
 
 METHODS = ("eap", "eap-ig-inputs", "eap-ig-activations")
-AT_ONCE = 1 << 24  # bytes that the gradients of one layer's readers may take, by default
+AT_ONCE = 1 << 24  # default limit on the bytes of the gradients of one layer's readers
 
 EdgeScores = Float[Tensor, "writer reader batch"]
 
@@ -56,35 +56,35 @@ def attribute_edges(
     seed: int = 0,
     max_memory: int | str = "auto",
 ) -> Attribution:
-    """Estimate the effect of every edge of a model's graph: what `patch_edges` would find, from gradients.
+    """Estimates the effect of every edge of a model's graph, as `patch_edges` measures it, from gradients.
 
-    The score of an edge is what the writer writes in the other run minus what it writes in the changed one, times the
-    gradient of the metric with respect to what the reader reads, summed over positions. The gradient is taken
+    The score of an edge is the writer's output in the other run minus that in the base run, times the gradient of the metric
+    with respect to the reader's input, summed over positions. The gradient is
 
-    - "eap": in the changed run. Two forward passes and one backward (Syed et al. 2023, arXiv:2310.10348);
-    - "eap-ig-inputs": on average over runs whose embeddings lie between those of both runs (Hanna et al. 2024,
+    - "eap": that of the base run. Two forward passes and one backward (Syed et al. 2023, arXiv:2310.10348);
+    - "eap-ig-inputs": the mean over runs whose embeddings are between those of both runs (Hanna et al. 2024,
       arXiv:2403.17806);
-    - "eap-ig-activations": for the writers of each rank in turn, on average over runs in which what these write lies
-      between (over activations as in Marks et al. 2024, arXiv:2403.19647). A backward pass for each step of each rank.
+    - "eap-ig-activations": for the writers of each rank in turn, the mean over runs in which their outputs are between those
+      of both runs (as in Marks et al. 2024, arXiv:2403.19647). A backward pass for each step of each rank.
 
-    Where the runs are far apart, the averages are nearer to the large effects, and the first ranks the many small ones
-    better. The memory is that of a backward pass and of one layer's readers, never that of all edges.
+    If the runs differ much, the means estimate the large effects better, while "eap" ranks the many small ones better. Memory
+    is needed for a backward pass and the readers of one layer, not for all edges at once.
 
     Args:
         corrupted, clean: texts or ids [batch, pos], as many prompts and tokens each.
         metric: from logits [batch, pos, d_vocab] to one number for each prompt, or to one for all; differentiable.
-        steps: how many runs are averaged for integrated gradients: the middles of as many equal parts of the way.
-        source: what writers say instead: "clean" (what they wrote in the other run), "mean" (its mean over prompts), "zero".
+        steps: the number of runs that integrated gradients average: the midpoints of as many equal intervals.
+        source: what replaces the outputs of writers: "clean" (those of the other run), "mean" (their mean over prompts), "zero".
         direction: "denoise" changes the corrupted run, "noise" the clean run.
-        freeze_norms: hold the divisors of the norms through which the stream is read.
-        check: measure edges exactly, for `agreement`: True all, a number so many drawn by `seed`, False none, None as many
-            as can be afforded (of the bundled model all, up to some 20 prompts).
+        freeze_norms: treat the divisors of the norms before the readers as constants.
+        check: how many edges to measure exactly, for `agreement`: True all, a number that many drawn by `seed`, False none,
+            None as many as are affordable (for the bundled model all, up to about 20 prompts).
         max_memory: "auto", or the bytes that the gradients of one layer's readers may take; also for the exact runs.
 
     Returns an Attribution with the axes writer and reader (see `Graph`; NaN where there is no edge): `effects()` are the
     scores. Raises TypeError for another model, ValueError for prompts that do not line up, a metric without a gradient,
-    gradients that are NaN, a model whose stream is not the sum of what its writers add, and hooks that are open where readers
-    read (see `check_unhooked`); RuntimeError in inference mode.
+    gradients that are NaN, a model whose stream is not the sum of its writers' outputs, and open hooks at the inputs of
+    readers (see `check_unhooked`); RuntimeError in inference mode.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis import metrics
@@ -132,7 +132,7 @@ def attribute_edges(
 
 @dataclass(frozen=True)
 class _Way:
-    """Runs whose gradients are averaged: of some writers' edges, with these writers moved to the other run by some share."""
+    """Runs whose gradients are averaged for the edges of the writers `of`; each adds a share of the change of `moved`."""
 
     of: Sequence[Writers]
     moved: Writers
@@ -140,7 +140,7 @@ class _Way:
 
 
 class _Edges:
-    """The two runs, and what a backward pass of one of them says of all edges."""
+    """The two runs, and the scores of all edges from backward passes."""
 
     def __init__(
         self,
@@ -167,7 +167,9 @@ class _Edges:
     def scores(self, method: str, steps: int) -> EdgeScores:
         """The scores of all edges; NaN where there is none."""
         base = self._differentiated(self.readers) if method == "eap" else self._watched(self.tokens)
-        theirs = None if self.other is None else self._watched(self.other)  # after the backward pass: its graph is gone
+        theirs = (
+            None if self.other is None else self._watched(self.other)
+        )  # after the backward pass, whose graph is freed
         check_sum(self.writers, base.kept, base.last)
         self.unchanged, self.baseline = base.scores, None if theirs is None else theirs.scores
         self.changes = changes_of(self.writers, base.kept, None if theirs is None else theirs.kept, self.source)
@@ -190,7 +192,7 @@ class _Edges:
                 yield _Way([some], some, shares)
 
     def _move(self, writers: Writers, share: float) -> Hooks:
-        """The hook that lets writers write a part of what they would in the other run."""
+        """A hook that adds this share of the writers' change to their output."""
         change = share * writers.total(self.changes[writers.site])
         return [(writers.added, lambda value, hook: value + change)]
 
@@ -204,7 +206,7 @@ class _Edges:
         return found
 
     def _differentiated(self, readers: Sequence[Readers], moves: Hooks = ()) -> "_Run":
-        """A run and its gradients where these readers are seen; with moves, what writers write is not kept."""
+        """A run and its gradients at the `seen` sites of these readers; with moves, outputs of writers are not kept."""
         keep = Keep()
         streams = dict.fromkeys(_stream(some.layer) for some in readers if some.is_behind_norm)
         sites = dict.fromkeys([*streams, *([] if moves else self._written)])
@@ -217,7 +219,7 @@ class _Edges:
             {site: keep.live[site].detach() for site in streams},
             tape.gradients(),
         )
-        tape.live.clear()  # a hook outlives its run until it is collected as garbage; what it saw should not
+        tape.live.clear()  # hooks stay alive until garbage collection; their values should not
         keep.live.clear()
         return found
 
@@ -229,7 +231,7 @@ class _Edges:
         return {some.site: some.kept(keep.live[some.site].detach()) for some in self.writers}
 
     def _add(self, total: EdgeScores, run: "_Run", writers: Sequence[Writers], weight: float) -> None:
-        """Add the scores of the edges from these writers, by the gradients of one run, which are gone then."""
+        """Adds the scores of the edges from these writers by the gradients of a run, and deletes these gradients."""
         there = [some for some in self.readers if some.seen in run.gradients]
         for layer, readers in by_layer(there).items():
             columns = slice(readers[0].first, readers[-1].first + len(readers[-1].nodes))
@@ -239,14 +241,14 @@ class _Edges:
                 for written in earlier:
                     parts = written.parts(self.changes[written.site][rows])
                     total[written.places, columns, rows] += weight * _products(parts, read)
-                del read  # before the next are made
+                del read  # before the next one is allocated
             for some in readers:
                 del run.gradients[some.seen]
 
     def _read(
         self, readers: Sequence[Readers], run: "_Run", stream: Tensor | None, rows: slice
     ) -> Float[Tensor, "reader some_prompts pos d_model"]:
-        """The gradients at what the readers of a layer read, for some prompts."""
+        """The gradients at the inputs of the readers of a layer, for some prompts."""
         like = run.last[rows]
         found = like.new_empty(sum(len(some.nodes) for some in readers), *like.shape)
         for some in readers:
@@ -255,7 +257,7 @@ class _Edges:
         return found
 
     def _some_prompts(self, n_readers: int) -> Iterator[slice]:
-        """As many prompts at a time as the memory allows."""
+        """Slices of the prompts, each of as many as the memory allows."""
         n_prompts, n_pos = self.tokens.shape
         width = 4 * n_readers * n_pos * self.model.cfg.d_model
         at_once = max(1, min(n_prompts, self.n_bytes // width))
@@ -264,7 +266,7 @@ class _Edges:
 
     def attribution(self, scores: EdgeScores, method: str, direction: str, settings: dict[str, Any]) -> Attribution:
         """The result, without exact values."""
-        if len(self.unchanged) == 1 < scores.shape[2]:  # a metric of all prompts together
+        if len(self.unchanged) == 1 < scores.shape[2]:  # one number for all prompts
             scores = scores.sum(2, keepdim=True)
         of_first, of_other = self.unchanged, self.baseline
         if direction == "noise":
@@ -287,8 +289,8 @@ class _Edges:
 
 @dataclass
 class _Run:
-    """What a run's metric is, what is kept of its writers, its last stream; and the streams before the layers and the gradients
-    that were asked for."""
+    """A run: its metric, the kept outputs of its writers, the last stream, and the requested streams before layers and
+    gradients."""
 
     scores: Float[Tensor, " prompt"]
     kept: dict[str, Tensor]
@@ -302,7 +304,7 @@ def _stream(layer: int) -> str:
 
 
 class _Copy(Keep):
-    """Keeps copies: where no gradient is wanted, what follows may go on in the memory of what it is given."""
+    """Keeps copies: without gradients, later operations may work in place on the value."""
 
     def __call__(self, value: Tensor, hook: Any) -> None:
         self.live[hook.name] = value.clone()
@@ -311,7 +313,7 @@ class _Copy(Keep):
 def _products(
     parts: Float[Tensor, "writer some_prompts pos d_model"], read: Float[Tensor, "reader some_prompts pos d_model"]
 ) -> Float[Tensor, "writer reader some_prompts"]:
-    """Of each writer and reader, over features and then positions; in at least fp32."""
+    """The product of each writer and reader, summed over features, then in at least fp32 over positions."""
     by_position = torch.bmm(parts.flatten(1, 2).transpose(0, 1), read.flatten(1, 2).permute(1, 2, 0))
     return upcast(by_position).unflatten(0, parts.shape[1:3]).sum(1).permute(1, 2, 0)
 
@@ -320,6 +322,6 @@ def _drawn(model: Decoder, graph: Graph, n_tokens: int, check: Check, seed: int)
     """The edges to measure exactly."""
     of_token = sum(cost.keys + cost.rest for cost in map(token_cost, model.blocks))
     edges = list(graph.named(graph.is_edge))
-    n = n_checked(check, len(edges), n_tokens * of_token / 2)  # half of the layers lie after an edge
+    n = n_checked(check, len(edges), n_tokens * of_token / 2)  # on average half of the layers are after an edge
     drawn = torch.randperm(len(edges), generator=torch.Generator().manual_seed(seed))[:n]
     return [edges[i] for i in sorted(drawn.tolist())]

@@ -1,4 +1,4 @@
-"""What all methods of attribution share: the run that is changed, what is put into it, and the sums that fill a grid."""
+"""The common part of all attribution methods: the base run, the values put into it, and the sums that fill a grid."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +20,8 @@ Effects = Float[Tensor, "batch pos_or_1 feature_or_1"]
 
 @dataclass(frozen=True)
 class Estimates:
-    """The metric of the unchanged run [prompt] (one number for all: [1]), and at each site what the exchange of its nodes
-    changes in it: [batch, pos, feature], of length 1 where all are exchanged together."""
+    """The metric of the base run [prompt] (one number for all: [1]), and for each site the estimated changes of it
+    [batch, pos, feature]; an axis whose entries are exchanged together has length 1."""
 
     scores: Float[Tensor, " prompt"]
     effects: Mapping[str, Effects]
@@ -29,7 +29,7 @@ class Estimates:
 
 @dataclass
 class Cost:
-    """Forward and backward passes of all prompts, or of a part of them."""
+    """The number of forward and backward passes, each of all prompts or a part of them."""
 
     forwards: int = 0
     backwards: int = 0
@@ -37,9 +37,9 @@ class Cost:
 
 @dataclass
 class Run:
-    """The run that is changed, of some prompts, and `source(site)`, the values that are put into it.
+    """The base run of some prompts; `source(site)` returns the values that are put into it.
 
-    `part` is the metric where other prompts, or copies of these, are in the same pass; None: it is never needed.
+    `metric` is a metric of these prompts; `tape` takes another one for copies of them.
     """
 
     model: HookedRootModule
@@ -54,30 +54,30 @@ class Run:
     def tape(
         self, sites: Sequence[str] | None = None, hooks: Hooks = (), metric: Metric | None = None, copies: int = 1
     ) -> Tape:
-        """A pass with a graph, of the prompts or of several copies of them."""
+        """A forward pass with a graph, of the prompts or of several copies of them."""
         self.cost.forwards += 1
         tokens = self.tokens.repeat(copies, 1) if copies > 1 else self.tokens
         return Tape(self.model, tokens, self.sites if sites is None else sites, metric or self.metric, hooks)
 
     def gradients(self, tape: Tape, again: bool = False) -> dict[str, Tensor]:
-        """The gradients at the sites of a tape; raises ValueError, with the name of the site, where there is none."""
+        """The gradients at the sites of a tape; raises ValueError, naming the site, if the metric does not depend on it."""
         self.cost.backwards += 1
         return tape.gradients(check=True, again=again)
 
     def seen(self, sites: Sequence[str]) -> tuple[dict[str, Tensor], Tensor | Logits]:
-        """What the unchanged run has at these sites, and its logits; without a graph."""
+        """The values of the base run at these sites, and its logits; without a graph."""
         self.cost.forwards += 1
         return seen(self.model, self.tokens, sites)
 
     def new(self, site: str, old: Tensor) -> Tensor:
-        """What is put in at a site, in the shape of what is there; raises ValueError if it does not fit."""
+        """The new value at a site, in the shape of `old`; raises ValueError if it does not fit."""
         dims, value = self.model.hook_dict[site].dims, self.source(site).to(old)
         edit = Edit(site, value)
         whole = edit.source(by_position(old, dims), dims, by_position(old, dims).shape[1])
         return whole.movedim(1, dims.index("query_pos")) if "query_pos" in dims else whole
 
     def difference(self, site: str, old: Tensor) -> Tensor:
-        """What is put in, minus what is there. Nothing where both are minus infinity, as masked scores are."""
+        """The new value minus `old`; 0 where both are minus infinity, as masked scores are."""
         new = self.new(site, old)
         difference = new - old
         return difference.masked_fill_(new == old, 0.0) if "key_pos" in self.model.hook_dict[site].dims else difference
@@ -85,14 +85,14 @@ class Run:
     def product(self, site: str, gradient: Tensor, old: Tensor) -> Effects:
         """Gradient times difference, summed over what each cell exchanges."""
         difference = self.difference(site, old)
-        if "key_pos" in self.model.hook_dict[site].dims:  # infinitely far, but no way to get there
+        if "key_pos" in self.model.hook_dict[site].dims:  # inf * 0 would be NaN
             difference = difference.masked_fill(gradient == 0, 0.0)
         return self.sums[site].product(gradient, difference)
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Of a site's axes `dims`, which ones its cells tell apart: `kept`, from batch, position and feature."""
+    """Sums over the axes of a site (`dims`), except batch and, where cells separate them, `position` and `feature`."""
 
     site: str
     dims: tuple[str, ...]
@@ -101,7 +101,7 @@ class Sums:
 
     @classmethod
     def of(cls, plan: Plan, site: str) -> "Sums":
-        """As a plan has it; raises ValueError for a site without prompts or positions."""
+        """The sums for a site of a plan; raises ValueError for a site without prompts or positions."""
         dims = plan.model.hook_dict[site].dims
         where = next(
             (dim for dim in ("pos", "query_pos", *(dims[1:2] if "key_pos" in dims[1:2] else ())) if dim in dims), None
@@ -115,13 +115,13 @@ class Sums:
         return cls(site, dims, None if plan.positions is None else where, feature)
 
     def product(self, gradient: Tensor, difference: Tensor) -> Effects:
-        """The sum of the products over all that is exchanged together."""
+        """The products, summed over the axes that are not kept."""
         letters = {dim: chr(ord("a") + i) for i, dim in enumerate(self.dims)}
         own, kept = "".join(letters.values()), "".join(letters[dim] for dim in self._kept)
         return self._shaped(torch.einsum(f"{own},{own}->{kept}", _wide(gradient), _wide(difference)))
 
     def total(self, effects: Tensor) -> Effects:
-        """The sum of effects at a site, whose other axes may be of length 1."""
+        """Effects at a site, summed over the axes that are not kept, which may have length 1."""
         gone = [i for i, dim in enumerate(self.dims) if dim not in self._kept]
         order = [dim for dim in self.dims if dim in self._kept]
         summed = _wide(effects).sum(gone) if gone else _wide(effects)
@@ -137,7 +137,7 @@ class Sums:
 
 
 def _wide(value: Tensor) -> Tensor:
-    """In fp32 at least: sums are long."""
+    """The value in at least fp32, since sums are long."""
     return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
 
 
@@ -145,7 +145,7 @@ def _wide(value: Tensor) -> Tensor:
 def seen(
     model: HookedRootModule, tokens: Int[Tensor, "batch pos"], sites: Sequence[str]
 ) -> tuple[dict[str, Tensor], Tensor | Logits]:
-    """What a run has at these sites, and its logits."""
+    """The values of a run at these sites, and its logits."""
     keep = Keep()
     with model.hooks(fwd_hooks=[(site, keep) for site in sites]):
         logits = logits_for(model, tokens)
@@ -153,7 +153,7 @@ def seen(
 
 
 class Filled:
-    """The grid of a plan, filled with effects prompt by prompt: `values` [*grid, prompt]."""
+    """The grid of a plan, to which effects are added for some prompts at a time."""
 
     def __init__(self, plan: Plan, n_prompts: int) -> None:
         self.plan = plan
@@ -162,7 +162,7 @@ class Filled:
         self._is_there = torch.zeros(len(plan.names), sizes[0], 1, sizes[2], 1, dtype=torch.bool)
 
     def add(self, effects: Mapping[str, Effects], rows: slice) -> None:
-        """Add the effects of some prompts; into one number, where there is one for all prompts."""
+        """Adds the effects of some prompts; sums over prompts if the metric is one number for all."""
         plan = self.plan
         for (name, layer), site in plan.found.items():
             at = plan.names.index(name), 0 if plan.layers is None else plan.layers.index(layer)
@@ -186,7 +186,7 @@ class Filled:
         return block, wanted < n
 
     def values(self, scores: Float[Tensor, " prompt"]) -> Float[Tensor, "*grid prompt"]:
-        """What the metric is with each cell exchanged; NaN for cells that do not exist."""
+        """The metric with each cell exchanged, [*grid, prompt]; NaN for cells that do not exist."""
         self._all += scores.to(self._all)
         if not bool(self._is_there.all()):
             self._all.masked_fill_(~self._is_there, torch.nan)
@@ -194,9 +194,10 @@ class Filled:
 
 
 class Collected:
-    """What is estimated for one metric: a grid for each plan, and the metric of the unchanged run.
+    """The estimates for one metric: a grid for each plan, and the metric of the base run.
 
-    `n_prompts` says how many prompts come in parts; None: all come at once, and may have one number.
+    `n_prompts` is the number of prompts if they are added in parts; None: all are added at once, and the metric may be one
+    number.
     """
 
     def __init__(self, plans: Sequence[Plan], n_prompts: int | None = None) -> None:
@@ -205,7 +206,7 @@ class Collected:
         self._scores: list[Tensor] = []
 
     def add(self, found: Estimates, rows: slice) -> None:
-        """Add what was found of some prompts."""
+        """Adds the estimates of some prompts."""
         self._scores.append(found.scores)
         n_prompts = len(found.scores) if self.n_prompts is None else self.n_prompts
         self._grids = self._grids or [Filled(plan, n_prompts) for plan in self.plans]
@@ -214,7 +215,7 @@ class Collected:
 
     @property
     def scores(self) -> Float[Tensor, " prompt"]:
-        """The metric of the unchanged run."""
+        """The metric of the base run."""
         return torch.cat(self._scores)
 
     def values(self) -> list[Tensor]:
@@ -226,7 +227,7 @@ class Collected:
 
 
 class Part:
-    """A metric of all prompts, of which some are run, or several copies of them; the others are as in a base run."""
+    """A metric of all prompts when some (or copies of them) are run: the others keep their logits of the base run."""
 
     def __init__(self, metric: Metric, logits: Tensor | Logits) -> None:
         self.metric, self.shape = metric, logits.shape
@@ -246,7 +247,7 @@ class Part:
                 if self.reads == EVERYTHING:
                     raise
                 self.reads, self.base = EVERYTHING, self.source.some(EVERYTHING).detach()
-                return metric(logits)  # it reads something else than it read of the whole
+                return metric(logits)  # the metric indexes other logits than in the base run
             return torch.cat(scores) if len(scores[0]) > 1 or rows.stop - rows.start == 1 else torch.stack(scores).sum()
 
         metric.__name__ = getattr(self.metric, "name", getattr(self.metric, "__name__", type(self.metric).__name__))
@@ -259,7 +260,7 @@ class Part:
 
 
 def _index(reads: TracedAccess, device: torch.device) -> tuple[Any, ...]:
-    """The index that takes these logits out."""
+    """The index of these logits."""
     positions = None if reads.positions is None else torch.tensor(reads.positions, device=device)
     tokens = None if reads.tokens is None else torch.tensor(reads.tokens, device=device)
     if positions is not None and tokens is not None:
@@ -268,7 +269,7 @@ def _index(reads: TracedAccess, device: torch.device) -> tuple[Any, ...]:
 
 
 def joined(parts: Sequence[Tensor | Logits]) -> Tensor | Logits:
-    """The logits of all prompts, from those of parts of them."""
+    """The logits of all prompts, from the logits of parts."""
     if len(parts) == 1:
         return parts[0]
     if isinstance(parts[0], Tensor):

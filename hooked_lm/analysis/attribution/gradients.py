@@ -18,7 +18,7 @@ from hooked_lm.models.decoder import Decoder
 
 Metric = Callable[[Tensor], Any]
 Hooks = Sequence[tuple[str, Callable[..., Any]]]
-EMBEDDINGS = ("embed", "pos_embed", "decoder_embed", "decoder_pos_embed")  # the modules with which a graph begins
+EMBEDDINGS = ("embed", "pos_embed", "decoder_embed", "decoder_pos_embed")  # the modules at whose weights a graph begins
 # Attributes and methods that describe a weight and compute nothing with it.
 _ASKED = [getattr(Tensor, name) for name in ("requires_grad", "grad", "is_leaf", "grad_fn")]
 _SAID = [getattr(Tensor, name) for name in ("requires_grad", "grad", "data")]
@@ -27,10 +27,10 @@ OF_THE_WEIGHT = {Tensor.requires_grad_, *(of.__get__ for of in _ASKED), *(of.__s
 
 @dataclass(frozen=True)
 class Gradients:
-    """What a run had at some sites, and how its metric changes with it.
+    """The values of a run at some sites, and the gradients of its metric there.
 
-    `scores` [prompt] is the metric, one number a prompt or one for all; `values` and `gradients` have the shapes of the sites.
-    As prompts do not see each other, the gradient of one prompt's row is that of its own number.
+    `scores` [prompt] is the metric, one number for each prompt or one for all; `values` and `gradients` have the shapes of the
+    sites. As prompts do not see each other, the gradient in the row of a prompt is that of the prompt's score.
     """
 
     scores: Float[Tensor, " prompt"]
@@ -46,7 +46,7 @@ def gradients(
     hooks: Hooks = (),
     check: bool = True,
 ) -> Gradients:
-    """Values and gradients at sites (full names); `hooks` change the run.
+    """The values and gradients at sites (full names) of a run with these hooks.
 
     Raises ValueError for a metric without a gradient, for a site that the metric does not depend on (with `check`; zeros
     otherwise), and for gradients that are NaN, named by site.
@@ -63,9 +63,9 @@ def gradients(
 
 
 class Keep:
-    """A hook that keeps the values it sees, with their graph."""
+    """A hook that keeps the values at its sites, with their graph."""
 
-    records = True  # edits nothing, so that it may be shown the value itself
+    records = True  # it edits nothing, so it may get the value itself and not a copy
 
     def __init__(self) -> None:
         self.live: dict[str, Tensor] = {}
@@ -75,7 +75,7 @@ class Keep:
 
 
 class Tape:
-    """A forward pass whose gradients can be taken, more than once if need be."""
+    """A forward pass of which gradients can be taken, also several times."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Tape:
 
     @property
     def values(self) -> dict[str, Tensor]:
-        """What the run had at its sites."""
+        """The values at its sites."""
         return {site: self.live[site].detach() for site in self.sites}
 
     def gradients(self, check: bool = True, again: bool = False) -> dict[str, Tensor]:
@@ -124,7 +124,7 @@ class Tape:
         for site, gradient in each.items():
             if gradient is None and check:
                 raise ValueError(f"the metric does not depend on '{site}': there is no gradient")
-            # a sum is a tenth of the work, and NaN wherever a part is
+            # the sum is NaN if any entry is, and takes a tenth of the time
             if gradient is not None and bool(gradient.sum().isnan()) and bool(gradient.isnan().any()):
                 raise ValueError(f"the gradient at '{site}' is NaN")
         return {
@@ -134,13 +134,13 @@ class Tape:
 
 
 def check_grad_mode(what: str) -> None:
-    """Raises RuntimeError in inference mode, where `what` cannot have the gradients that it needs."""
+    """Raises RuntimeError in inference mode, where there are no gradients; `what` names the caller in the message."""
     if torch.is_inference_mode_enabled():
         raise RuntimeError(f"{what} takes gradients, and there are none in torch.inference_mode(): leave it before")
 
 
 def logits_for(model: HookedRootModule, tokens: Int[Tensor, "batch pos"]) -> Tensor | Logits:
-    """The logits of a run; of a decoder only what is read of them is computed."""
+    """The logits of a run; for a decoder only those that are read are computed."""
     if not isinstance(model, Decoder) or type(model).forward is not Decoder.forward:
         return model(tokens)
     normalized = norm_of(model, "ln_final")(model(tokens, stop_at_layer=len(model.blocks))).to(model.embed.W_E.dtype)
@@ -150,18 +150,18 @@ def logits_for(model: HookedRootModule, tokens: Int[Tensor, "batch pos"]) -> Ten
 
 @contextmanager
 def freeze_weights(model: nn.Module, begins: Container[str] = EMBEDDINGS) -> Iterator[None]:
-    """Inside, what this thread computes with weights of the model has no graph back to them, but to those of the modules with
-    which a graph begins: the embeddings.
+    """A context in which this thread's operations have no graph to the weights of the model, except to those of the modules
+    `begins`, by default the embeddings.
 
-    What a weight's gradient would need is then not kept, and nothing is computed for it: a third of a backward pass's work
-    and most of its memory. The model itself stays as it is, also for other threads, which may train it meanwhile.
+    This saves the gradients of weights and the activations kept for them: a third of the work of a backward pass and most of
+    its memory. The model itself is not changed; other threads may train it at the same time.
     """
     with _Apart(model, begins):
         yield
 
 
 class _Apart(TorchFunctionMode):
-    """Puts views without a graph in the place of weights, wherever this thread gives them to a function of torch."""
+    """Replaces weights by detached views in this thread's calls of torch functions."""
 
     def __init__(self, model: nn.Module, begins: Container[str]) -> None:
         super().__init__()
@@ -173,13 +173,13 @@ class _Apart(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in OF_THE_WEIGHT:
             return func(*args, **(kwargs or {}))
-        if func is Tensor.__getitem__ and isinstance(args[0], Shown):  # logits that are computed now
+        if func is Tensor.__getitem__ and isinstance(args[0], Shown):  # its logits are computed by this call
             with self:
                 return Shown.__torch_function__(func, types, args, kwargs)
         return func(*self._apart(args), **(self._apart(kwargs) if kwargs else {}))
 
     def _apart(self, given: Any) -> Any:
-        """The same, with views for weights."""
+        """The arguments with views in place of weights."""
         if isinstance(given, nn.Parameter):
             return self._views.get(id(given), given)
         if type(given) in (tuple, list):

@@ -28,7 +28,7 @@ class Node:
     site times `scale`.
     """
 
-    name: str  # "input", "L2H1", "m3"; of readers "L2H1<q>", "m3", "logits"
+    name: str  # writers: "input", "L2H1", "m3"; readers: "L2H1<q>", "m3", "logits"
     site: str
     layer: int
     rank: int

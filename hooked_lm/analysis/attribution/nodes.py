@@ -1,4 +1,4 @@
-"""Attribution: the effects of all exchanges of a sweep, estimated from gradients in a few passes instead of one for each cell."""
+"""Attribution: the effects of all cells of a sweep, estimated from gradients in a few passes instead of one for each cell."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,16 +33,16 @@ NODES = ("resid_pre", "attn_out", "mlp_out", "z", "post")
 
 @dataclass(frozen=True)
 class Method:
-    """A way to estimate, from a run and a number of steps; and the sites whose new values it needs besides."""
+    """A function that estimates effects from a run and a number of steps; `also` are further sites whose new values it needs."""
 
     estimate: Callable[[Run, int], Estimates]
     also: Callable[[HookedRootModule], Sequence[str]] = lambda model: ()
     copies: bool = False  # whether it runs several copies of the prompts
-    in_steps: bool = False  # whether it looks at scores and patterns
+    in_steps: bool = False  # whether it reads scores and patterns
 
 
 def gradient(run: Run, steps: int) -> Estimates:
-    """The gradient of the unchanged run times the difference; `steps` says nothing here."""
+    """The gradient of the base run times the difference; `steps` is not used."""
     tape = run.tape()
     values, gradients = tape.values, run.gradients(tape)
     return Estimates(
@@ -80,26 +80,26 @@ def attribute(
     max_memory: int | str = "auto",
     progress: bool | None = None,
 ) -> Attribution:
-    """What `patching.sweep` with these arguments would find, estimated for all cells at once, and how well that agrees.
+    """Estimates the result of `patching.sweep` for all cells at once, and checks the estimates by exact patching.
 
     Args:
-        corrupted, clean, sites, layers, positions, heads, neurons, source, direction, decoder_input: as for `patching.sweep`,
-            which has the same grid.
-        metric: as there, made of the logits by differentiable operations; or several by name.
+        corrupted, clean, sites, layers, positions, heads, neurons, source, direction, decoder_input: as for `patching.sweep`;
+            the grid is the same.
+        metric: as for `patching.sweep`, but differentiable; or several by name.
         method: "gradient" is gradient times difference, in one forward and one backward pass (attribution patching: Nanda
-            2023; Syed et al. 2023, arXiv:2310.10348). "ig-inputs" takes the mean gradient while the embeddings go from run
-            to run (Sundararajan et al. 2017, arXiv:1703.01365); "ig-activations" while one site of a layer does (Hanna et al.
-            2024, arXiv:2403.17806). "atp*" computes what exchanged queries and keys do to the pattern, and drops one
-            layer's gradient at a time (Kramar et al. 2024, arXiv:2403.00745).
-        steps: how many gradients an integral takes (Gauss-Legendre).
-        check: whether exact patching is run beside: True for all cells, a number for so many at random, False never. None:
-            where it costs less than 2e11 floating-point operations, of all cells or of up to 2000.
-        seed: of the random cells.
-        max_memory: "auto", or the bytes that a pass may take besides the model; prompts go in parts that fit.
+            2023; Syed et al. 2023, arXiv:2310.10348). "ig-inputs" takes the mean gradient over runs whose embeddings are
+            between those of both runs (Sundararajan et al. 2017, arXiv:1703.01365); "ig-activations" does so for the
+            activations of each site of each layer (Hanna et al. 2024, arXiv:2403.17806). "atp*" computes the patterns of
+            exchanged queries and keys, and drops one layer's gradient at a time (Kramar et al. 2024, arXiv:2403.00745).
+        steps: the number of gradients for each integral (Gauss-Legendre).
+        check: the cells that are also patched exactly: True all, a number that many at random, False none. None: as many as
+            2e11 floating-point operations allow, at most 2000.
+        seed: the seed of the random cells.
+        max_memory: "auto", or the bytes that a pass may take in addition to the model; prompts are split into parts that fit.
 
     Returns an Attribution with the axes (metric), (site), layer, position, head or neuron, as far as they exist; its `values`
-    are estimates of the metric with each cell exchanged, `exact` what exact patching found, `agreement` how close both are.
-    The model's weights, flags, mode and hooks stay as they are. Raises as `patching.sweep`, and ValueError for an unknown
+    are estimates of the metric with each cell exchanged, `exact` the results of exact patching, `agreement` how well both
+    agree. The model's weights, flags, mode and hooks are unchanged. Raises as `patching.sweep`, and ValueError for an unknown
     method, steps below 1, a metric or a site without a gradient, and gradients that are NaN, named by site; RuntimeError in
     inference mode.
 
@@ -139,7 +139,7 @@ def attribute_nodes(
     max_memory: int | str = "auto",
     progress: bool | None = None,
 ) -> dict[str, Attribution]:
-    """`attribute` for several sites in the same passes, each as fine as it goes: by position, and by head or neuron.
+    """`attribute` for several sites in the same passes: each by layer, position, and head or neuron if it has them.
 
     Returns an Attribution for each site, by its short name. The other arguments and the errors are those of `attribute`.
 
@@ -162,7 +162,7 @@ def attribute_nodes(
 
 
 def _feature(model: Any, name: str) -> str:
-    """What a site has beside positions, in the word of the arguments of `attribute`."""
+    """The axis of a site other than positions ("head" or "neuron"); "position" if it has none."""
     dims = {dim for layer in range(stack_of(model, name)[1]) for dim in _dims(model, name, layer)}
     return next((kind for kind, words in FEATURES.items() if dims & set(words)), "position")
 
@@ -173,7 +173,7 @@ def _dims(model: Any, name: str, layer: int) -> tuple[str, ...]:
 
 
 class Job:
-    """Both runs of an attribution, checked; `carry_out` estimates."""
+    """The checked arguments of an attribution; `carry_out` estimates."""
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class Job:
         self.max_memory, self.budget = max_memory, Budget.of(max_memory, device)
 
     def carry_out(self, plans: Sequence[Plan], check: Check, seed: int, progress: bool | None) -> list[Attribution]:
-        """The estimates of all plans, from the same passes, and exact patching beside them."""
+        """The estimates of all plans from the same passes, with the results of exact patching."""
         check_valid(check)
         started = time.perf_counter()
         with torch.no_grad():
@@ -233,7 +233,7 @@ class Job:
         return found
 
     def _estimated(self, plans: Sequence[Plan]) -> tuple[list[Tensor], Tensor, Tensor | None, Cost]:
-        """Of each plan the estimates [metric, *grid, prompt]; the metrics of the changed run and of the other one."""
+        """For each plan the estimates [metric, *grid, prompt]; the metrics of the base run and of the other run; the cost."""
         sums = {site: Sums.of(plan, site) for plan in plans for site in plan.sites}
         news = NewValues(self.model, self.tokens, self.other, self.source, [*sums, *self.method.also(self.model)])
         rows, n_copies = self._parts(list(sums))
@@ -255,7 +255,10 @@ class Job:
         return values, scores, clean, news.cost
 
     def _metrics_of(self, rows: list[slice], cost: Cost) -> tuple[list[slice], list[Part | None]]:
-        """The metrics where prompts go in parts. One number of all prompts is one of all in one pass: there are no parts."""
+        """The parts of the prompts, with each metric as a `Part`, or None if there is one part only.
+
+        A metric that is one number for all prompts needs them in one pass.
+        """
         if len(rows) == 1:
             return rows, [None] * len(self.metrics)
         cost.forwards += len(rows)
@@ -266,10 +269,10 @@ class Job:
         return rows, [*parts]
 
     def _parts(self, sites: Sequence[str]) -> tuple[list[slice], int]:
-        """The prompts in parts that fit into memory, and how many copies of a part do."""
+        """The parts of the prompts that fit into memory, and the number of copies of a part that do."""
         n_prompts, n_pos = self.tokens.shape
         whole = [slice(0, n_prompts)]
-        if any(point.is_listening for point in self.model.hook_points()):  # a hook may rely on the number of rows
+        if any(point.is_listening for point in self.model.hook_points()):  # hooks may depend on the batch size
             return whole, 1
         size = n_pos * self._token_bytes(sites)
         if self.budget.is_asked and size > self.budget.n_bytes:
@@ -281,7 +284,7 @@ class Job:
         return rows, max(1, min(self.budget.n_bytes // (n * size), self.budget.n_tokens // (n * n_pos)))
 
     def _token_bytes(self, sites: Sequence[str]) -> int:
-        """What a token takes in a pass with a graph, about."""
+        """The approximate bytes of a token in a pass with a graph."""
         model = self.model
         if not isinstance(model, Decoder):
             return token_bytes(model)
@@ -291,7 +294,7 @@ class Job:
 
 
 class NewValues:
-    """The new values of the sites, a part of the prompts at a time; `logits` are those of the other run."""
+    """The new values of the sites, for a part of the prompts at a time; `logits` are those of the other run."""
 
     def __init__(
         self, model: HookedRootModule, tokens: Tensor, other: Tensor | None, source: Any, sites: Sequence[str]
@@ -306,7 +309,7 @@ class NewValues:
             self.given = {site: given.value(site) for site in self.sites}
 
     def of(self, rows: slice) -> Callable[[str], Tensor]:
-        """The new values of some prompts."""
+        """A function from a site to its new values for some prompts."""
         values = {site: new[rows] if len(new) == self.n_prompts else new for site, new in self.given.items()}
         if self.other is not None:
             self.cost.forwards += 1
@@ -321,7 +324,7 @@ class NewValues:
 
 
 def _checked(found: Estimates, metric: Any) -> Estimates:
-    """Raises ValueError for a metric that is NaN."""
+    """The estimates; raises ValueError if the metric is NaN."""
     if bool(found.scores.isnan().any()):
         name = getattr(metric, "name", getattr(metric, "__name__", type(metric).__name__))
         raise ValueError(f"the metric {name} of the unchanged run is NaN: nothing can be compared with it")
@@ -334,7 +337,7 @@ def _scores(metric: Any, logits: Tensor | Logits) -> Float[Tensor, " prompt"]:
 
 
 def _stacked(each: Sequence[Tensor], width: int) -> Tensor:
-    """One tensor of all metrics; a single number for all prompts is repeated if other metrics have one per prompt."""
+    """One tensor of all metrics; one number for all prompts is repeated if other metrics have one per prompt."""
     if len(each) == 1:
         return each[0][None]
     return torch.stack([part.expand(*part.shape[:-1], width).cpu().float() for part in each])

@@ -1,4 +1,4 @@
-"""What the writers of a graph add to the stream: kept in small, and taken apart for one layer at a time."""
+"""The outputs of the writers of a graph: stored compactly, and split into single writers one layer at a time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ from hooked_lm.models.decoder import Decoder
 
 Stream = Float[Tensor, "batch pos d_model"]
 Parts = Float[Tensor, "writer batch pos d_model"]
-Kept = Float[Tensor, "batch pos *features"]  # of heads [batch, pos, head, d_head], else [batch, pos, d_model]
+Kept = Float[Tensor, "batch pos *features"]  # heads: [batch, pos, head, d_head]; others: [batch, pos, d_model]
 
 
 @dataclass(frozen=True)
 class Writers:
     """The writers of one rank: the heads of a layer, or an MLP, a mixer, the input.
 
-    What they write is a linear map of what is kept of them: of heads the mixed values as `W_O` reads them, of others what they
-    add. So differences and means may be taken of what is kept.
+    Their outputs are a linear map of the kept value: for heads the input of `W_O`, for others the output itself. So differences
+    and means may be computed from kept values.
     """
 
     nodes: tuple[Node, ...]
-    first: int  # the place of the first of them among all writers
-    site: str  # of what is kept
-    added: str  # where their sum, and a bias, passes on its way into the stream
+    first: int  # the index of the first of them among all writers
+    site: str  # of the kept value
+    added: str  # the site of their sum, with the bias
     attn: Attend | None = None
 
     @classmethod
@@ -52,15 +52,15 @@ class Writers:
 
     @property
     def places(self) -> slice:
-        """Where they are among all writers."""
+        """Their indices among all writers."""
         return slice(self.first, self.first + len(self.nodes))
 
     def kept(self, value: Kept) -> Kept:
-        """What is kept of the value at the site."""
+        """The kept value, from the value at the site."""
         return value if self.attn is None else norm_unhooked(norm_of(self.attn, "z_norm"), value)
 
     def parts(self, kept: Kept) -> Parts:
-        """What each of them writes."""
+        """The output of each of them."""
         if self.attn is None:
             return kept[None] if self.nodes[0].scale == 1.0 else kept[None] * self.nodes[0].scale
         written = torch.bmm(kept.flatten(0, 1).transpose(0, 1), self.attn.W_O.detach())
@@ -69,21 +69,21 @@ class Writers:
         return written.unflatten(1, kept.shape[:2])
 
     def total(self, kept: Kept) -> Stream:
-        """What they write together."""
+        """The sum of their outputs, without the bias."""
         if self.attn is None:
             return self.parts(kept)[0]
         written = kept.flatten(2) @ self.attn.W_O.detach().flatten(0, 1)
         return written if self.nodes[0].scale == 1.0 else written * self.nodes[0].scale
 
     def constant(self) -> Float[Tensor, " d_model"] | None:
-        """What is added besides, the same at all positions."""
+        """The bias that is added to their sum; None if there is none."""
         if self.attn is None or self.attn.b_O is None:
             return None
         return self.attn.b_O.detach() * self.nodes[0].scale
 
 
 def check_sum(writers: Sequence[Writers], kept: Mapping[str, Tensor], stream: Stream) -> None:
-    """Raises ValueError unless the last stream is the sum of what the writers wrote, and of constants."""
+    """Raises ValueError unless the last stream is the sum of the writers' outputs and biases."""
     total = torch.zeros_like(stream)
     for some in writers:
         total += some.total(kept[some.site])
