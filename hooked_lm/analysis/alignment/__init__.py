@@ -1,1 +1,1 @@
-"""Alignment: the directions of a site that carry a variable, and interchange interventions on them."""
+"""Alignment: the subspace of a site that represents a causal variable, and interchange interventions on it."""

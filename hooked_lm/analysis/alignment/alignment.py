@@ -1,8 +1,8 @@
 """Distributed alignment search: the subspace of a site in which a causal variable is represented, found by training.
 
-Exchanging the part of the base run's value that lies in the subspace for that of a source run should make the model say what
-the causal model says (Geiger et al. 2023, arXiv:2303.02536); the directions of the subspace are trained until it does. In the
-boundless form (Wu et al. 2023, arXiv:2305.08809) the size of the subspace is trained as well.
+The base run's component in the subspace is replaced by that of a source run, and the directions of the subspace are trained so
+that the model then gives the answer of the causal model (Geiger et al. 2023, arXiv:2303.02536). In the boundless form (Wu et
+al. 2023, arXiv:2305.08809) the size of the subspace is trained too.
 """
 
 from collections.abc import Mapping
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 FORMAT = "hooked_lm.Alignment"
-EXCHANGED = ("subspace", "nothing", "everything", "random subspace")  # what an alignment is compared with
+EXCHANGED = ("subspace", "nothing", "everything", "random subspace")  # the alignment, and what it is compared with
 Own = TypeVar("Own", bound="Alignment")
 
 
 class Alignment(nn.Module):
     """A subspace of the vectors at a location, as an intervention: base + R R^T (source - base).
 
-    R, `directions` [width, size], has orthonormal columns, whatever an optimiser does to the parameters after it. Only these
-    `size` directions are kept, as Householder reflections: the rest of a rotation [width, width] would change nothing, and cost
-    `width / size` times as much. The same subspace is exchanged at each position of the location. `train_alignment` makes one.
+    R, `directions` [width, size], has orthonormal columns, also after steps of an optimiser. Only these `size` directions are
+    stored, as Householder reflections: the other columns of a rotation [width, width] would have no effect, and cost
+    `width / size` times as much. The same subspace is exchanged at each position of the location. `train_alignment` trains one.
 
     Args:
-        location: where; see `Location.of`.
-        width: how long the vectors there are.
-        size: how many directions; 0 exchanges nothing, `width` everything.
-        seed: of the random directions to begin with.
+        location: the site, positions and head; see `Location.of`.
+        width: the length of the vectors there.
+        size: the number of directions; 0 exchanges nothing, `width` everything.
+        seed: the seed of the initial random directions.
 
-    `history` has the course of training, a number a step ("loss", and "size" of the boundless form); `accuracy` says how well
-    it does, beside what it is to be compared with; `about` has the model, versions and settings.
+    `history` has a number for each step of training ("loss", and "size" of the boundless form); `accuracy` is that on held-out
+    pairs, with its baselines; `about` has the model, versions and settings.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -67,7 +67,7 @@ class Alignment(nn.Module):
         orthogonal(self, "directions", orthogonal_map="householder", use_trivialization=False)
 
     def exchanged(self, base: Vectors, source: Vectors) -> Vectors:
-        """What the base run goes on with."""
+        """The vectors with which the base run continues; ValueError for vectors of another width."""
         if base.shape[-1] != self.width:
             raise ValueError(
                 f"the alignment was made for vectors of width {self.width}, and those at '{self.location.site}' have "
@@ -79,40 +79,40 @@ class Alignment(nn.Module):
         return (own + moved @ directions.T).to(base)
 
     def shares(self) -> Float[Tensor, " size"]:
-        """How much of each direction is exchanged: here all."""
+        """The share of each direction that is exchanged: 1."""
         return torch.ones(self.size, device=self.directions.device)
 
     def extent(self) -> float | Tensor:
-        """How much of the width is exchanged, where that is trained; else 0: it is for nothing."""
+        """The trained share of the width that is exchanged, whose cost is added to the loss; 0 if it is not trained."""
         return 0.0
 
     def anneal(self, done: float) -> None:
-        """Get ready for a step of training, of which this share is done."""
+        """Called before each step of training; `done` is the share of the steps that are done."""
 
     # ---- as an intervention ------------------------------------------------------------------------------------------
 
     def at(self: Own, positions: Positions, source_positions: Positions = None) -> Own:
-        """The same subspace at other positions, such as those of other prompts; training of one trains both."""
+        """The same subspace at other positions, e.g. of other prompts; both share their parameters."""
         other = self.__class__.__new__(self.__class__)
         other.__dict__.update(self.__dict__)
         other.location = self.location.at(positions, source_positions)
         return other
 
     def hooks(self, source: Tensor | Mapping[Any, Tensor]) -> Hooks:
-        """The intervention, for `model.hooks(...)`; `source` is a cache of the source run, or the site's value there.
+        """The intervention, for `model.hooks(...)`; `source` is a cache of the source run, or the value of the site in it.
 
-        ValueError, when it runs, for values of another width: the alignment is of another model.
+        The hooks raise ValueError for values of another width, which are those of another model.
         """
         return hooks_of(self, source)
 
     def rewrite(self, source: Tensor | Mapping[Any, Tensor]) -> Rewrite:
-        """The intervention as a change of a cell of `patching.Experiment`."""
+        """The intervention as a change in a cell of `patching.Experiment`."""
         return rewrite_of(self, source)
 
     # ---- results -----------------------------------------------------------------------------------------------------
 
     def to_dataframe(self) -> pd.DataFrame:
-        """The course of training, a row for each step: `step`, `loss` (nats), and `size` of the boundless form."""
+        """The history of training, a row for each step: `step`, `loss` (nats), and `size` of the boundless form."""
         return pd.DataFrame(self.history).rename_axis("step").reset_index()
 
     def plot(self) -> "go.Figure":
@@ -123,7 +123,7 @@ class Alignment(nn.Module):
         return figure.update_layout(xaxis_title="step", yaxis_title="loss (nats)", title=repr(self))
 
     def save(self, path: str | Path) -> None:
-        """Write the directions and how they came about to one safetensors file, which appears when it is whole."""
+        """Writes the directions, history and settings to one safetensors file, atomically."""
         location = self.location
         tensors = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
         for name in ("positions", "source_positions"):
@@ -136,7 +136,7 @@ class Alignment(nn.Module):
 
     @classmethod
     def load(cls, path: str | Path) -> "Alignment":
-        """Read what `save` wrote, bit for bit. Raises ValueError for any other file."""
+        """The alignment that `save` wrote, bit for bit. Raises ValueError for any other file."""
         tensors, header = stored.read(path, FORMAT)
         own, others, accuracy = (tensors.pop(name, None) for name in ("positions", "source_positions", "accuracy"))
         [weight] = tensors.values()
@@ -154,9 +154,9 @@ class Alignment(nn.Module):
 
 
 class BoundlessAlignment(Alignment):
-    """An alignment in training whose size is trained too: all directions in order, exchanged up to a soft boundary.
+    """An alignment in training whose size is trained too: ordered directions, exchanged up to a soft boundary.
 
-    The share of direction i is sigmoid((boundary * width - i) / temperature); the lower the temperature, the sharper.
+    The share of direction i is sigmoid((boundary * width - i - 1/2) / temperature), which is sharper for lower temperatures.
     `hardened` cuts at the boundary.
 
     >>> boundless = BoundlessAlignment(Location("blocks.0.hook_resid_pre"), width=8)
@@ -172,7 +172,7 @@ class BoundlessAlignment(Alignment):
         self.temperature = 1.0
 
     def shares(self) -> Float[Tensor, " size"]:
-        """How much of each direction is exchanged, from 1 to 0."""
+        """The share of each direction that is exchanged, between 0 and 1."""
         middle = torch.arange(self.width, device=self.boundary.device) + 0.5
         return ((self.boundary * self.width - middle) / self.temperature).sigmoid()
 
@@ -181,18 +181,18 @@ class BoundlessAlignment(Alignment):
         return self.boundary
 
     def anneal(self, done: float) -> None:
-        """Sharpen the boundary, from a tenth of the width to a tenth of a direction, and keep it inside."""
+        """Lowers the temperature, from a tenth of the width to a tenth of a direction, and clamps the boundary to [0, 1]."""
         hot, cold = max(self.width / 10, 0.1), 0.1
         self.temperature = hot * (cold / hot) ** done
         with torch.no_grad():
             self.boundary.clamp_(0, 1)
 
     def save(self, path: str | Path) -> None:
-        """Not while it is in training: raises ValueError."""
+        """Raises ValueError: `hardened()` returns the alignment to save."""
         raise ValueError("a BoundlessAlignment is in training; hardened() gives the alignment to be saved")
 
     def hardened(self) -> Alignment:
-        """The directions inside of the boundary, as a plain alignment."""
+        """The directions within the boundary, as an `Alignment`."""
         size = min(max(round(self.boundary.item() * self.width), 0), self.width)
         found = Alignment(self.location, self.width, size).to(self.boundary.device)
         with torch.no_grad():

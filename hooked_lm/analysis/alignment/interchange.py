@@ -1,4 +1,4 @@
-"""Interchange interventions: values of source runs put into a base run, and whether the answer is that of a causal model."""
+"""Interchange interventions: values of source runs replace those of a base run, to compare the model with a causal model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from hooked_lm.hooks.select import Site
 from hooked_lm.results.scores import Scores, origin
 
 Vectors = Float[Tensor, "batch n width"]
-Change = Callable[[Tensor, Tensor], Tensor]  # base and source vectors -> what the base run goes on with
+Change = Callable[[Tensor, Tensor], Tensor]  # base and source vectors -> the new vectors of the base run
 Hooks = list[tuple[str, Callable[..., Tensor]]]
 Positions = int | slice | Sequence[int] | Tensor | None
 Answers = str | Sequence[str | int] | Tensor
@@ -29,9 +29,9 @@ Rows = Int[Tensor, " row"]
 
 @dataclass(frozen=True, eq=False)
 class Location:
-    """A place in a model: positions of a site, of one head or of all heads.
+    """Positions of a site, for one head or all heads.
 
-    `Location.of` makes one and checks it. As an intervention it exchanges the whole value.
+    `Location.of` checks its arguments. As an intervention a location exchanges the whole vectors.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -44,7 +44,7 @@ class Location:
 
     site: str
     positions: Int[Tensor, "row n"] | None = None  # one row for all prompts, or one for each; None: all positions
-    source_positions: Int[Tensor, "other_row n"] | None = None  # those of the source run
+    source_positions: Int[Tensor, "other_row n"] | None = None  # of the source run
     heads: int | None = None  # the index of one head; None: all
 
     @classmethod
@@ -56,17 +56,17 @@ class Location:
         heads: int | str | None = None,
         source_positions: Positions = None,
     ) -> "Location":
-        """A location in a model.
+        """A checked location in a model.
 
         Args:
             site: a full name, or a short one with its layer: ("resid_pre", 2).
-            positions: an int or several for all prompts, a `slice` with a start and a stop from the front, a tensor [batch, n]
-                with a row for each prompt, or None: all.
+            positions: an int or several for all prompts, a `slice` with a start and a stop that are not negative, a tensor
+                [batch, n] with a row for each prompt, or None: all.
             heads: one head, an index or a label such as "L1H7"; None: all heads of the site.
             source_positions: the positions in the source run, if they differ.
 
         Raises KeyError for an unknown site, and ValueError for several sites, for one without a vector at each position,
-        for a head at a site without heads, and for positions that do not go together.
+        for a head at a site without heads, and for different numbers of positions and source positions.
         """
         if len(names := model.names(site)) != 1:
             raise ValueError(f"a location is at one site, and {site!r} means {len(names)}: {', '.join(names[:3])}, ...")
@@ -82,7 +82,7 @@ class Location:
         return cls(names[0], own, others, None if heads is None else head_at_site(heads, names[0]))
 
     def some(self, rows: Rows) -> "Location":
-        """The location in some of the prompts."""
+        """The location for some of the prompts."""
         own, others = (
             given if given is None or len(given) == 1 else given[rows]
             for given in (self.positions, self.source_positions)
@@ -90,21 +90,21 @@ class Location:
         return replace(self, positions=own, source_positions=others)
 
     def at(self, positions: Positions, source_positions: Positions = None) -> "Location":
-        """The same at other positions."""
+        """The same site and head at other positions."""
         own, others = _rows_of(positions, "positions"), _rows_of(source_positions, "source_positions")
         return replace(self, positions=own, source_positions=others)
 
     def read(self, value: Float[Tensor, "batch pos ..."]) -> Vectors:
-        """The vectors here, of the value of the site in a run; heads one after the other if no head is chosen."""
+        """The vectors at this location, from the value of the site; all heads are concatenated if none is chosen."""
         return value[self._index(value, self.positions)].flatten(2)
 
     def read_source(self, value: Float[Tensor, "batch pos ..."]) -> Vectors:
-        """The same for the source run."""
+        """The same at the positions of the source run."""
         positions = self.positions if self.source_positions is None else self.source_positions
         return value[self._index(value, positions)].flatten(2)
 
     def written(self, value: Float[Tensor, "batch pos ..."], vectors: Vectors) -> Float[Tensor, "batch pos ..."]:
-        """The value with other vectors here."""
+        """A copy of the value with these vectors at this location."""
         index, new = self._index(value, self.positions), value.clone()
         new[index] = vectors.to(value).view(value[index].shape)
         return new
@@ -125,25 +125,25 @@ class Location:
 
     @property
     def location(self) -> "Location":
-        """Where it acts."""
+        """The location itself; see `Intervention`."""
         return self
 
     def exchanged(self, base: Vectors, source: Vectors) -> Vectors:
-        """What the base run goes on with: the vectors of the source run."""
+        """The vectors with which the base run continues: those of the source run."""
         return source
 
     def hooks(self, source: Tensor | Mapping[Any, Tensor]) -> Hooks:
-        """The intervention, for `model.hooks(...)`; `source` is a cache of the source run, or the site's value there."""
+        """The intervention, for `model.hooks(...)`; `source` is a cache of the source run, or the value of the site in it."""
         return hooks_of(self, source)
 
     def rewrite(self, source: Tensor | Mapping[Any, Tensor]) -> Rewrite:
-        """The intervention as a change of a cell of `patching.Experiment`."""
+        """The intervention as a change in a cell of `patching.Experiment`."""
         return rewrite_of(self, source)
 
 
 @runtime_checkable
 class Intervention(Protocol):
-    """A location, and what happens there: a `Location` itself, or an `Alignment`."""
+    """A location, and the exchange that is made there: a `Location` itself, or an `Alignment`."""
 
     @property
     def location(self) -> Location: ...
@@ -152,7 +152,7 @@ class Intervention(Protocol):
 
 
 def hook_of(location: Location, vectors: Vectors, change: Change) -> tuple[str, Callable[..., Tensor]]:
-    """The hook that makes `change` of the base run's vectors and those of the source run; one prompt's serve all."""
+    """A hook that replaces the vectors of the base run by `change(base, source)`; vectors of one prompt are used for all."""
 
     def exchange(value: Tensor, hook: Any = None) -> Tensor:
         own = location.read(value)
@@ -174,7 +174,7 @@ def hooks_of(intervention: Intervention, source: Tensor | Mapping[Any, Tensor]) 
 
 
 def rewrite_of(intervention: Intervention, source: Tensor | Mapping[Any, Tensor]) -> Rewrite:
-    """The same as a change of a whole value."""
+    """The intervention with the values of a source run, as a `Rewrite`."""
     [(site, function)] = hooks_of(intervention, source)
     return Rewrite(site, function)
 
@@ -184,7 +184,7 @@ def rewrite_of(intervention: Intervention, source: Tensor | Mapping[Any, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """The answer that each run should give at a position, among all tokens or some answers."""
+    """The right answer of each run at a position, among all tokens or some answers."""
 
     labels: Int[Tensor, " batch"]
     pos: int | Int[Tensor, "batch 1"] = -1
@@ -199,7 +199,7 @@ class Question:
         pos: int | Tensor = -1,
         answers: Answers | None = None,
     ) -> "Question":
-        """Checked against the prompts: ValueError where they do not line up, IndexError for what is out of range."""
+        """A question checked for these prompts: ValueError if lengths differ, IndexError for ids or positions out of range."""
         batch, n_pos = tokens.shape
         known = _whole(_ids(model, labels, "labels"), "labels").reshape(-1)
         at = pos if isinstance(pos, int) else _whole(pos, "answer_positions").reshape(-1, 1)
@@ -220,7 +220,7 @@ class Question:
         return cls(known, at, some)
 
     def some(self, rows: Rows) -> "Question":
-        """That of some of the prompts."""
+        """The question for some of the prompts."""
         answers = self.answers if self.answers is None or len(self.answers) == 1 else self.answers[rows]
         return Question(self.labels[rows], self.pos if isinstance(self.pos, int) else self.pos[rows], answers)
 
@@ -234,11 +234,11 @@ class Question:
 
     @property
     def targets(self) -> Int[Tensor, " batch"]:
-        """Which of the answers is right."""
+        """The index of the right answer."""
         return self.labels if self.answers is None else (self.answers == self.labels[:, None]).long().argmax(1)
 
     def right(self, logits: Float[Tensor, "batch answer"]) -> Bool[Tensor, " batch"]:
-        """Whether the right answer is the likeliest."""
+        """Whether the right answer has the highest logit."""
         return logits.argmax(1).cpu() == self.targets
 
 
@@ -250,9 +250,9 @@ def interchange(
     Args:
         prompts: texts or ids [batch, pos] of the run that is changed (the base run of the literature).
         changes: interventions, each with the prompts of its source run: one for each prompt, or one for all. In contrast to
-            a cell of `patching.sweep` each has a source of its own, positions may differ between prompts and runs, and a
-            trained `Alignment` exchanges its subspace only. Those at one site act in the given order, so that several variables
-            of one site can be exchanged together, each with its alignment.
+            a cell of `patching.sweep`, each has a separate source, positions may differ between prompts and runs, and an
+            `Alignment` exchanges its subspace only. Interventions at the same site are applied in the given order, so several
+            variables of one site can be exchanged together, each with its alignment.
 
     Raises ValueError for prompts that do not line up, IndexError for positions and heads that do not exist.
 
@@ -279,16 +279,16 @@ def interchange_accuracy(
     answers: Answers | None = None,
     batch_size: int = 64,
 ) -> Scores:
-    """Whether the intervened model says what the causal model says: 1 or 0 for each prompt, and the share is `.mean`.
+    """Whether the intervened model gives the answer of the causal model: 1 or 0 for each prompt; the accuracy is `.mean`.
 
     Args:
         prompts, changes: as for `interchange`.
-        labels: the token that the causal model gives under the same intervention, a string or id for each prompt.
-        answer_positions: the position that is read, one or [batch].
-        answers: the tokens of which the likeliest counts, a list, or [batch, n] for each prompt; None: all of the vocabulary.
+        labels: the answer of the causal model under the same intervention, a string or id for each prompt.
+        answer_positions: the position of the answer, one or [batch].
+        answers: the tokens that are compared, a list for all prompts or [batch, n]; None: the vocabulary.
 
-    Returns Scores of one cell, with an interval over prompts. Raises ValueError for what does not line up, IndexError for
-    labels and positions that are out of range.
+    Returns Scores of one cell, with an interval over prompts. Raises ValueError for prompts, labels or answers that do not line
+    up, IndexError for labels and positions that are out of range.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -313,7 +313,7 @@ def interchange_accuracy(
 def _runs(
     model: HookedRootModule, base: Prompts, changes: Sequence[tuple[Intervention, Prompts]]
 ) -> tuple[Int[Tensor, "batch pos"], list[Tensor]]:
-    """The tokens of the base run and of the source runs; raises ValueError for a number of prompts that does not fit."""
+    """The tokens of the base run and of the source runs; raises ValueError if their numbers of prompts differ."""
     device = next(model.parameters()).device
     tokens = tokens_of(model, base, "prompts").to(device)
     sources = [tokens_of(model, source, "source").to(device) for _, source in changes]
@@ -327,7 +327,7 @@ def _runs(
 
 
 def check_run(location: Location, base: Int[Tensor, "batch pos"], source: Int[Tensor, "other other_pos"]) -> None:
-    """Raises, before anything runs, for positions that runs of these tokens do not have."""
+    """Raises ValueError or IndexError for positions that do not fit these tokens."""
     if location.positions is None and base.shape[1] != source.shape[1]:
         raise ValueError(
             f"all positions at '{location.site}' are exchanged, and base and source prompts differ in length: "
@@ -351,7 +351,7 @@ def _hooks(
     sources: Sequence[Tensor],
     rows: Rows | None = None,
 ) -> Hooks:
-    """The hooks of all changes, in some of the prompts."""
+    """The hooks of all changes, for some of the prompts."""
     hooks: Hooks = []
     for (change, _), tokens in zip(changes, sources, strict=True):
         location = change.location if rows is None else change.location.some(rows)
@@ -371,7 +371,7 @@ def check_range(indices: Int[Tensor, "*shape"], size: int, what: str) -> None:
 
 
 def _rows_of(positions: Positions, name: str) -> Int[Tensor, "row n"] | None:
-    """Positions as rows: one for all prompts, or one for each."""
+    """Positions as rows: one row for all prompts, or one for each."""
     if positions is None:
         return None
     if isinstance(positions, slice):

@@ -31,7 +31,7 @@ from hooked_lm.results.scores import Label, Scores, origin
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Base runs, the vectors of their source runs, and what the intervened runs should answer."""
+    """Base prompts, the vectors of their source runs, and the right answers under the intervention."""
 
     model: HookedRootModule
     base: Int[Tensor, "batch pos"]
@@ -54,7 +54,7 @@ class Pairs:
         return nn.functional.cross_entropy(logits.float(), self.question.targets.to(logits.device))
 
     def right(self, alignment: Alignment, rows: Rows, batch_size: int) -> Float[Tensor, " row"]:
-        """1 for each of some pairs in which the right answer is the likeliest, else 0."""
+        """For each of these pairs 1 if the right answer has the highest logit, else 0."""
         with torch.no_grad():
             parts = [self.some(part) for part in rows.split(batch_size)]
             return torch.cat([part.question.right(part.logits(alignment)) for part in parts]).float()
@@ -82,28 +82,27 @@ def train_alignment(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Alignment:
-    """Find the subspace whose exchange between corrupted and clean runs makes the model give the labels as answers.
+    """Trains the subspace whose exchange between clean and corrupted runs makes the model give the labels as answers.
 
     Args:
         corrupted, clean: texts or ids [batch, pos], pair by pair: the base runs and the source runs of the literature. Values of
             the clean run are put into the corrupted one.
-        labels: the answer that the causal model gives when the variable has its value in the clean prompt, for each pair: strings
-            or ids.
-        site, positions, source_positions, heads: where to look; see `Location.of`.
-        size: of the subspace; None: it is trained too (boundless), from half of the width, at a price of `size_cost` nats
-            for all of it.
+        labels: the answer of the causal model if the variable has its value in the clean prompt, a string or id for each pair.
+        site, positions, source_positions, heads: the location of the subspace; see `Location.of`.
+        size: the number of directions; None: it is trained too (boundless), starting at half of the width, with a loss of
+            `size_cost` nats for the whole width.
         answer_positions: the position at which the label is the answer, one or [batch].
-        answers: the tokens among which the label should be the likeliest, a list, or [batch, n]; None: the vocabulary.
-        held_out: the share of pairs that are not trained on, or these pairs by number: those that have something in common
-            which the alignment might learn by heart, such as names, should be held out together.
-        steps, learning_rate, batch_size: of Adam, with batches drawn by `seed`. A size of 0 or of the whole width leaves
-            nothing to train.
+        answers: the tokens that the label is compared with, a list, or [batch, n]; None: the vocabulary.
+        held_out: the share of pairs that are not trained on, or their indices. Pairs with something in common that the
+            alignment could memorise, such as names, should be held out together.
+        steps, learning_rate, batch_size: those of Adam, with batches drawn by `seed`. With a size of 0 or the whole width there
+            is nothing to train.
 
-    Returns the alignment; training it stays off unless `requires_grad_` turns it on. Its `accuracy` (Scores) says for each pair
-    held out whether the intervened model gives the label, and beside the subspace found the same for exchanging nothing,
-    everything, and a random subspace of the same size; `about["accuracy_trained_on"]` is the share of the other pairs.
-    Raises before it trains: KeyError for an unknown site, ValueError for what does not line up, IndexError for what is out of
-    range; while it trains ValueError for a loss that is not finite. An interrupt leaves nothing behind.
+    Returns the alignment, whose parameters do not require gradients. Its `accuracy` (Scores) is 1 or 0 for each held-out pair:
+    whether the intervened model gives the label. Its axis "exchanged" has the trained subspace, nothing, everything, and a
+    random subspace of the same size. `about["accuracy_trained_on"]` is the accuracy on the other pairs. Raises before training
+    KeyError for an unknown site, ValueError for arguments that do not line up, and IndexError for positions or ids out of
+    range; during training ValueError for a loss that is not finite. After an interrupt the model is unchanged.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.demo.experiment import prompt_pairs
@@ -143,7 +142,7 @@ def train_alignment(
 
 @dataclass(frozen=True)
 class Schedule:
-    """How to train; raises ValueError for numbers that are no schedule."""
+    """The settings of training; raises ValueError for numbers out of range."""
 
     steps: int
     learning_rate: float
@@ -161,7 +160,7 @@ class Schedule:
                 raise ValueError(f"{name} must be a finite number and not negative, got {number}")
 
     def batches(self, rows: Rows) -> Iterator[Rows]:
-        """Rows in a new order each time round, some at a time, for ever."""
+        """Endless batches of rows, in a new order in each epoch."""
         generator = torch.Generator().manual_seed(self.seed)
         while True:
             yield from rows[torch.randperm(len(rows), generator=generator)].split(self.batch_size)
@@ -177,7 +176,7 @@ def _pairs(
     answers: Answers | None,
     batch_size: int,
 ) -> Pairs:
-    """The pairs, checked; the source runs are run here, once."""
+    """The checked pairs; the source runs are computed here."""
     device = next(model.parameters()).device
     base_tokens, source_tokens = (
         tokens_of(model, given, name).to(device) for given, name in ((base, "corrupted"), (source, "clean"))
@@ -212,7 +211,7 @@ def _split(n: int, held_out: float | Sequence[int], seed: int) -> tuple[Rows, In
 
 
 def _train(alignment: Alignment, pairs: Pairs, rows: Rows, schedule: Schedule) -> dict[str, list[float]]:
-    """Train on these pairs; what happened, step by step."""
+    """Trains on these pairs; returns the history of the steps."""
     optimiser = torch.optim.Adam(alignment.parameters(), lr=schedule.learning_rate)
     slower = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.05, schedule.steps)
     history: dict[str, list[float]] = {"loss": []}
@@ -240,7 +239,7 @@ def _train(alignment: Alignment, pairs: Pairs, rows: Rows, schedule: Schedule) -
 
 
 def _accuracy(found: Alignment, pairs: Pairs, rows: Rows, schedule: Schedule) -> Scores:
-    """Whether the intervened model says the label, and what that is to be compared with."""
+    """The accuracy on these pairs, with its baselines."""
 
     def of(size: int, seed: int = 0) -> Alignment:
         return Alignment(found.location, found.width, size, seed).to(pairs.base.device)
@@ -262,14 +261,15 @@ def sweep_alignments(
     positions: Sequence[int] | str = "each",
     **settings: Any,
 ) -> Scores:
-    """An alignment trained at each layer and position: whether the intervened model says the label, for each pair held out.
+    """Trains an alignment at each layer and position; returns the accuracies on held-out pairs.
 
     Args:
-        site: a short name. layers, positions: "each", or some.
-        corrupted, clean, labels, size and settings: as for `train_alignment`; the pairs held out are the same everywhere.
+        site: a short name.
+        layers, positions: "each", or a list.
+        corrupted, clean, labels, size and settings: as for `train_alignment`; the held-out pairs are the same for all alignments.
 
-    Returns Scores with the axes exchanged (the "subspace" found, and what it is compared with), layer and position; NaN in
-    layers that lack the site. Raises what `train_alignment` raises.
+    Returns Scores with the axes exchanged (the trained "subspace" and its baselines), layer and position; NaN in layers
+    without the site. Raises the errors of `train_alignment`.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.demo.experiment import prompt_pairs
@@ -288,7 +288,7 @@ def sweep_alignments(
     some_positions = chosen(positions, tokens.shape[1], "position") or []
     sites = [site_of_layer(model, site, layer) for layer in some_layers]
     if not any(sites):
-        model.names((site, some_layers[0]))  # raises, with near names
+        model.names((site, some_layers[0]))  # raises KeyError, with similar names
     tried: dict[tuple[int, int], Scores] = {}
     for (row, where), (column, at) in product(enumerate(sites), enumerate(some_positions)):
         if where is not None:
