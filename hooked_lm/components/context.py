@@ -105,7 +105,7 @@ class Context:
     # ---- masks -------------------------------------------------------------------------------------------------------
 
     def mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"] | None:
-        """Which keys a query may see; None if these are all of them, or just itself and all before it."""
+        """Which keys a query may see; None if it sees all, or with `causal` all up to itself."""
         windowed = window is not None and window < self.n_key
         square_or_row = not causal or self.n_pos in (1, self.n_key)
         if self.real is None and not windowed and square_or_row:
@@ -113,7 +113,7 @@ class Context:
         return self.full_mask(causal, window)
 
     def full_mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"]:
-        """Which keys a query may see. A query sees itself in any case, so that padding has no empty rows."""
+        """Which keys a query may see. A query always sees itself, so that padding has no empty rows."""
         return self.once((causal, window), lambda: self._full_mask(causal, window))
 
     def _full_mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"]:

@@ -57,7 +57,7 @@ def soft_capped(logits: Float[Tensor, "*batch d_vocab"], cap: float | None) -> F
 
 
 class Unembed(nn.Module):
-    """`x W_U + b_U` with `W_U` [d_model, d_vocab], times `scale`. The soft cap of the logits is the model's to apply."""
+    """`x W_U + b_U` with `W_U` [d_model, d_vocab], times `scale`. The model applies the soft cap."""
 
     @dataclass(frozen=True)
     class Config:
@@ -94,7 +94,7 @@ class Unembed(nn.Module):
         return self.finished(self.product(x, tokens))
 
     def product(self, x: Stream, tokens: Int[Tensor, " token"] | None = None) -> Logits:
-        """`x W_U + b_U`, or the columns of some tokens of it."""
+        """`x W_U + b_U`, or its columns for some tokens."""
         return columns(x, self.W_U, self.b_U, tokens)
 
     def finished(self, logits: Logits) -> Logits:
@@ -122,7 +122,7 @@ class TiedUnembed(Unembed):
     tied_to = "embed.W_E"  # the name of that weight in a model's state dict
 
     def __init__(self, cfg: Unembed.Config, embed: Embed) -> None:
-        object.__setattr__(self, "_embed", (embed,))  # a tuple: the embedding is no submodule of this one
+        object.__setattr__(self, "_embed", (embed,))  # a tuple, so that the embedding is no submodule
         super().__init__(cfg)
 
     def _make_weight(self) -> None:

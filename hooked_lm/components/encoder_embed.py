@@ -99,7 +99,7 @@ class EncoderEmbed(nn.Module):
         return self.into_stream(norm_of(self, "ln")(total))
 
     def vectors(self, tokens: Ids, context: StackContext) -> Vectors:
-        """The token embeddings, as they are added to the others."""
+        """The token embeddings that are added to the others."""
         return self.embed(tokens)
 
     def into_stream(self, normalized: Vectors) -> Stream:
@@ -112,7 +112,7 @@ class EncoderEmbed(nn.Module):
         return self.embed.W_E
 
     def table(self) -> Float[Tensor, "d_vocab d_embed"]:
-        """The same, as `Embed.table`."""
+        """The embeddings of all tokens, under the name of `Embed.table`."""
         return self.embed.table()
 
 
@@ -142,7 +142,7 @@ class ProjectedEncoderEmbed(EncoderEmbed):
 
 
 class MaskScaledEncoderEmbed(EncoderEmbed):
-    """Embeddings where mask tokens are zero and the others are scaled up in return (Lin et al. 2022, ESM-2).
+    """Embeddings where mask tokens are zero and the others are scaled up to compensate (Lin et al. 2022, ESM-2).
 
     Each row is multiplied by the fraction of unmasked tokens in training, divided by the fraction in the row.
     """
@@ -158,7 +158,7 @@ class MaskScaledEncoderEmbed(EncoderEmbed):
     cfg: Config
 
     def vectors(self, tokens: Ids, context: StackContext) -> Vectors:
-        """The token embeddings, as they are added to the others."""
+        """The token embeddings that are added to the others."""
         rows, masked = self.embed(tokens), tokens == self.cfg.mask_token
         real = torch.ones_like(masked) if context.real is None else context.real
         share = (masked & real).sum(1).float() / real.sum(1)

@@ -35,13 +35,13 @@ class FactoredEmbed(Embed):
         return F.linear(F.embedding(tokens, self.W_E), self.W_proj.T, self.b_proj)
 
     def table(self) -> Float[Tensor, "d_vocab d_model"]:
-        """The vectors of all tokens, before scale and norm: a product that is made for each call."""
+        """The vectors of all tokens, before scale and norm: a product that is computed at each call."""
         return F.linear(self.W_E, self.W_proj.T, self.b_proj)
 
 
 class FactoredUnembed(Unembed):
     """An unembedding from a narrower space: `(x W_proj) W_vocab + b_U` with `W_proj` [d_model, d_embed] and `W_vocab`
-    [d_embed, d_vocab]. `W_U` is their product, made whenever it is read."""
+    [d_embed, d_vocab]. `W_U` is their product, computed at each access."""
 
     @dataclass(frozen=True)
     class Config(Unembed.Config):
@@ -60,7 +60,7 @@ class FactoredUnembed(Unembed):
         self.W_vocab = nn.Parameter(torch.empty(self.cfg.d_vocab, self.cfg.d_embed).T)
 
     def product(self, x: Stream, tokens: Int[Tensor, " token"] | None = None) -> Logits:
-        """`x W_U + b_U`, past `W_U`."""
+        """`x W_U + b_U`, without computing `W_U`."""
         return columns(F.linear(x, self.W_proj.T), self.W_vocab, self.b_U, tokens)
 
     @property
@@ -69,16 +69,16 @@ class FactoredUnembed(Unembed):
 
 
 class TiedFactoredUnembed(FactoredUnembed):
-    """The same with the embedding's `W_E`, transposed, for `W_vocab`: one parameter."""
+    """A `FactoredUnembed` whose `W_vocab` is the transpose of the embedding's `W_E`."""
 
     _embed: tuple[Embed]
 
     def __init__(self, cfg: FactoredUnembed.Config, embed: Embed) -> None:
-        object.__setattr__(self, "_embed", (embed,))  # a tuple: the embedding is no submodule of this one
+        object.__setattr__(self, "_embed", (embed,))  # a tuple, so that the embedding is no submodule
         super().__init__(cfg)
 
     def _make_vocab(self) -> None:
-        """There is none of its own."""
+        """Makes no parameter."""
 
     @property
     def W_vocab(self) -> Float[Tensor, "d_embed d_vocab"]:  # type: ignore[override]

@@ -40,7 +40,7 @@ class KeyValueCacheEntry:
 
         If gradients are needed the result is a new tensor, which replaces the buffer.
         """
-        if self.length == 0:  # what an interrupted run left
+        if self.length == 0:  # discards what an interrupted run stored
             self._keys = self._values = None
         past_keys, past_values = self.past_keys, self.past_values
         if past_keys is None or past_values is None:

@@ -54,7 +54,7 @@ class LayerNorm(Norm):
     def unhooked(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """The same output by one fused kernel, without the hook points."""
         cfg = self.cfg
-        if cfg.n_heads is not None or (cfg.weight and self.w.dtype != x.dtype):  # or of a wider stream
+        if cfg.n_heads is not None or (cfg.weight and self.w.dtype != x.dtype):  # the fused kernel needs one dtype
             return self.apply_weights(F.layer_norm(x, (cfg.d_model,), eps=cfg.eps))
         gain = None if not cfg.weight else self.w if cfg.offset == 0.0 else self.w + cfg.offset
         return F.layer_norm(x, (cfg.d_model,), gain, self.shift(), cfg.eps)

@@ -11,7 +11,7 @@ Stream = Float[Tensor, "batch pos d_model"]
 
 
 class Positions(nn.Module):
-    """A vector for each position, `at` some or for the tokens of a run."""
+    """Position embeddings: `at` returns those of given positions, `forward` those of a run's tokens."""
 
     def forward(
         self,
@@ -19,9 +19,9 @@ class Positions(nn.Module):
         past_kv_pos_offset: int = 0,
         attention_mask: Int[Tensor, "batch key_pos"] | Bool[Tensor, "batch key_pos"] | None = None,
     ) -> Stream:
-        """The vectors of as many positions as there are tokens, from an offset on.
+        """The vectors of the positions of these tokens, starting at the offset.
 
-        With a mask of all tokens so far positions count real tokens only, and padding has zeros.
+        With a mask of past and new tokens, positions count real tokens only, and the vectors of padding are zero.
         """
         here = slice(past_kv_pos_offset, past_kv_pos_offset + tokens.shape[1])
         if attention_mask is None:
@@ -32,7 +32,7 @@ class Positions(nn.Module):
         return self.at(counted).masked_fill(~real[:, here, None], 0.0)
 
     def at(self, positions: Int[Tensor, "batch pos"]) -> Stream:
-        """The vectors of these positions. Each kind has its own; no ABC, as the shim's classes have another metaclass."""
+        """The vectors of these positions. Abstract; not an ABC, as the shim's classes have another metaclass."""
         raise NotImplementedError
 
 
@@ -63,7 +63,7 @@ class PosEmbed(Positions):
 
 
 class FixedPosEmbed(PosEmbed):
-    """The same with vectors that are not trained, though checkpoints hold them."""
+    """A `PosEmbed` that is not trained, though checkpoints contain it."""
 
     @dataclass(frozen=True)
     class Config(PosEmbed.Config):
@@ -97,7 +97,7 @@ class SinusoidalEmbed(Positions):
         self.cfg = cfg
 
     def exponents(self) -> Float[Tensor, " half"]:
-        """Of 10000, one for each pair."""
+        """The exponents of 10000, one for each pair."""
         return torch.arange(0, self.cfg.d_model, 2, dtype=torch.float32) / self.cfg.d_model
 
     def at(self, positions: Int[Tensor, "batch pos"]) -> Stream:
@@ -108,8 +108,8 @@ class SinusoidalEmbed(Positions):
 
 
 class FairseqSinusoidalEmbed(SinusoidalEmbed):
-    """The same with pair i turning `10000 ** (-i / (n - 1))` radians a position, so that the last of n pairs turns 1/10000
-    (Ott et al. 2019, arXiv:1904.01038)."""
+    """A `SinusoidalEmbed` whose pair i turns `10000 ** (-i / (n - 1))` radians a position, so that the last of n pairs turns
+    1/10000 (Ott et al. 2019, arXiv:1904.01038)."""
 
     @dataclass(frozen=True)
     class Config(SinusoidalEmbed.Config):
@@ -117,7 +117,7 @@ class FairseqSinusoidalEmbed(SinusoidalEmbed):
             return FairseqSinusoidalEmbed(self)
 
     def exponents(self) -> Float[Tensor, " half"]:
-        """Of 10000, one for each pair."""
+        """The exponents of 10000, one for each pair."""
         half = self.cfg.d_model // 2
         return torch.arange(half, dtype=torch.float32) / (half - 1)
 

@@ -14,10 +14,10 @@ Frequencies = Float[Tensor, " half"]
 
 @runtime_checkable
 class Scaling(Protocol):
-    """A way to stretch a rotary embedding over longer contexts; `rotary_scaling` has them."""
+    """A way to stretch a rotary embedding over longer contexts; see `rotary_scaling`."""
 
     def __call__(self, rotary: "Rotary", n_pos: int) -> tuple[Frequencies, float]:
-        """The frequencies for a context of `n_pos`, and the factor by which queries and keys become longer."""
+        """The frequencies for a context of `n_pos`, and the factor of queries and keys."""
 
 
 @dataclass(frozen=True)

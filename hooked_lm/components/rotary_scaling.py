@@ -71,11 +71,11 @@ class YarnScaling:
         return base * (kept + (1 - kept) / self.factor), self._temperature()
 
     def _turning_dim(self, rotary: Rotary, turns: float) -> float:
-        """The (fractional) pair of features that turns so often over the trained context."""
+        """The (fractional) index of the pair that turns this many times over the trained context."""
         return rotary.dim * math.log(self.trained_n_ctx / (turns * 2 * math.pi)) / (2 * math.log(rotary.theta))
 
     def temperature(self, weight: float = 1.0) -> float:
-        """How much longer queries and keys become with the stretch."""
+        """The factor by which queries and keys are multiplied."""
         return 1.0 if self.factor <= 1 else 0.1 * weight * math.log(self.factor) + 1.0
 
     def _temperature(self) -> float:
@@ -88,7 +88,7 @@ class YarnScaling:
 
 @dataclass(frozen=True)
 class LongRopeScaling:
-    """A searched factor per frequency, one set up to the trained length and one beyond (Ding et al. 2024,
+    """A searched factor per frequency, with one set up to the trained length and one beyond it (Ding et al. 2024,
     arXiv:2402.13753)."""
 
     short_factor: tuple[float, ...]
@@ -103,7 +103,7 @@ class LongRopeScaling:
 
 @dataclass(frozen=True)
 class ProportionalScaling:
-    """Only this share of the pairs turns, the fastest; positions divided by a factor ("p-RoPE", Barbero et al. 2024,
+    """Rotates only the fastest `share` of the pairs, with positions divided by a factor ("p-RoPE", Barbero et al. 2024,
     arXiv:2410.06205)."""
 
     share: float
@@ -116,7 +116,7 @@ class ProportionalScaling:
 
 @dataclass(frozen=True)
 class Backward:
-    """The other way round: every pair turns by the negative of its angle, otherwise as `scaling` says."""
+    """The reverse direction: every pair turns by the negative of its angle, which `scaling` may change."""
 
     scaling: Scaling | None = None
 

@@ -8,7 +8,7 @@ FUSED = ("auto", "never")  # fused kernels run while nothing listens inside them
 
 
 class RunSettings(NamedTuple):
-    """What a component reads of the model's config in each run.
+    """The settings in a model's config that components read in each run.
 
     `fused` allows fused kernels where nothing listens to the sites inside them. Without it results do not depend on which sites
     are recorded, bit for bit. A flag for on-demand sites computes them whenever something listens near them, and without fused
@@ -23,7 +23,7 @@ class RunSettings(NamedTuple):
 
 
 def apply_run_settings(model: nn.Module, settings: RunSettings) -> None:
-    """Set these settings on every component of a model."""
+    """Sets these settings on every component of a model."""
     for module in model.modules():
         if isinstance(getattr(type(module), "settings", None), RunSettings):
             module.__dict__["settings"] = settings

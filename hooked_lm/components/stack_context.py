@@ -14,7 +14,7 @@ from hooked_lm.components.kv_cache import KeyValueCache
 class EncodedSource:
     """The output of an encoder; `real` marks its positions that are not padding, None: all.
 
-    With `cache_kv` each decoder layer computes its keys and values of it once, for this run and all later ones.
+    With `cache_kv` each decoder layer computes the keys and values of it once, for this and all later runs.
     """
 
     def __init__(

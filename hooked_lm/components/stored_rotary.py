@@ -1,4 +1,4 @@
-"""Rotary frequencies that a checkpoint holds: they may be rounded, and were so in training."""
+"""Rotary frequencies that a checkpoint contains, possibly rounded as they were in training."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class StoredRotary(nn.Module):
         self.frequencies = nn.Buffer(cfg.rotary.base_frequencies())
 
     def put_into(self, context: Context) -> None:
-        """Let the layers that turn by this rotary embedding find these angles."""
+        """Stores the angles in a context, for the layers with this rotary embedding."""
 
         def angles() -> tuple[Tensor, Tensor]:
             turn = context.positions[..., None, None].float() * self.frequencies
@@ -35,7 +35,7 @@ class StoredRotary(nn.Module):
         context.once(self.cfg.rotary, angles)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
-        """Moved to other devices, never to another dtype."""
+        """Moves the frequencies to other devices, but never to another dtype."""
         before = self.frequencies
         super()._apply(fn, recurse)
         if self.frequencies.dtype != before.dtype:

@@ -42,7 +42,7 @@ class Attend(PublicAttributes):
     before `W_O`.
     """
 
-    computes_kv = True  # whether it computes keys and values of its own
+    computes_kv = True  # whether it computes keys and values
     kv_source_layer: int | None = None  # otherwise the layer whose keys and values it uses
     # the sites and weights of keys and values
     of_keys: tuple[str, ...] = ("hook_k", "hook_v", "hook_rot_k", "k_norm", "v_norm", "W_K", "W_V")
@@ -95,10 +95,10 @@ class Attend(PublicAttributes):
         else:
             mask = context.mask(self.causal, self.window)
             is_causal = self.causal and mask is None
-        if context.n_pos == 1:  # a last token sees all; a branch, as the compiler knows n_pos only as a symbol
+        if context.n_pos == 1:  # one query sees all keys; a branch, as n_pos is symbolic when compiled
             is_causal = False
         d_value, missing = v.shape[-1], q.shape[-1] - v.shape[-1]
-        if missing > 0:  # without zeros that make values as wide as queries there is no fused kernel on a CPU
+        if missing > 0:  # padded: the fused CPU kernel needs values as wide as queries
             v = F.pad(v, (0, missing))
         z = F.scaled_dot_product_attention(
             q.transpose(1, 2),
@@ -148,16 +148,15 @@ class Attention(SelfAttention):
     """`z = softmax(q k^T * scale + mask) v`, and `W_O` back into the stream.
 
     `W_Q` is [head, d_model, d_head], `W_K` and `W_V` [kv_head, d_model, d_head], `W_O` [head, d_head, d_model]; a bias
-    may be None. The memory of each weight is that of one matrix. With `ungrouped` set, keys and values are computed and shown
-    at their sites once for each query head.
+    may be None. Each weight is one matrix in memory. With `ungrouped` set, keys and values are computed and shown at their
+    sites once for each query head.
     """
 
     @dataclass(frozen=True)
     class Config:
         """`qk_norm` normalises queries and keys before rotary, or after it with `rotary_first`; `clip` bounds the outputs of the
-        projections. With `values_from_keys` values have the weights of keys; `hook_v` shows the values that are mixed, after
-        `v_norm`. A layer with `is_kv_source` keeps its keys
-        and values for `SharedKVAttention` in later layers."""
+        projections. With `values_from_keys` values have the weights of keys. `hook_v` is after `v_norm`. A layer with
+        `is_kv_source` keeps its keys and values for `SharedKVAttention` in later layers."""
 
         d_model: int
         n_heads: int
@@ -168,7 +167,7 @@ class Attention(SelfAttention):
         out_bias: bool = False
         rotary: Rotary | None = None
         qk_norm: NormConfig | None = None
-        k_norm: NormConfig | None = None  # where it is not that of the queries
+        k_norm: NormConfig | None = None  # None: that of the queries
         rotary_first: bool = False
         v_norm: NormConfig | None = None
         values_from_keys: bool = False
@@ -230,7 +229,7 @@ class Attention(SelfAttention):
         if self.cfg.qk_norm is not None:
             self.q_norm = build_norm(self.cfg.qk_norm, QUERY)
             self.k_norm = build_norm(self.cfg.k_norm or self.cfg.qk_norm, KEY)
-        else:  # the public interface says so by None
+        else:  # as in the public interface
             self.q_norm = self.k_norm = None
 
     def _make_rotary_points(self) -> None:
@@ -245,9 +244,9 @@ class Attention(SelfAttention):
         context: Context | None = None,
         layer: int = 0,
     ) -> Stream:
-        """The three inputs are the normalised stream, or one copy of it per (key/value) head; by default all the same.
+        """The three inputs are the normalised stream, or one copy of it per (key/value) head; by default all are the first.
 
-        `layer` says which entry of the context's key/value cache is this layer's.
+        `layer` is the index of this layer's entry in the context's key/value cache.
         """
         context = context or Context(query_input.shape[1], query_input.device)
         q = self.hook_q(self._projected(query_input, self.W_Q, self.b_Q))
@@ -289,14 +288,14 @@ class Attention(SelfAttention):
 
     @property
     def is_linear_in_values(self) -> bool:
-        """Whether what all values share arrives in the output as it is, through `W_O`."""
+        """Whether a vector added to all values is added to the output, through `W_O`."""
         cfg = self.cfg
         normed = cfg.v_norm is not None or cfg.z_norm is not None
         return not normed and not cfg.values_from_keys and cfg.clip is None and self.sinks is None
 
 
 def projection(n_heads: int, d_model: int, d_head: int) -> nn.Parameter:
-    """[head, d_model, d_head], laid out in memory as the [head * d_head, d_model] matrix of one product."""
+    """[head, d_model, d_head], laid out in memory as one matrix [head * d_head, d_model]."""
     return nn.Parameter(torch.empty(n_heads, d_head, d_model).transpose(1, 2))
 
 
@@ -305,7 +304,7 @@ def project(
     W: Float[Tensor, "head d_model d_head"],
     b: Float[Tensor, "head d_head"] | None,
 ) -> PerHead:
-    """Queries, keys or values of a stream shared by all heads, or of one copy per head."""
+    """The queries, keys or values of a stream that all heads share, or of one copy per head."""
     if x.ndim == 4:
         projected = torch.einsum("bpnm,nmh->bpnh", x, W)
         return projected if b is None else projected + b

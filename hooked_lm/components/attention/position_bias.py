@@ -47,7 +47,7 @@ class Alibi:
         return context.once((self, dtype), compute)
 
     def build(self) -> "Alibi":
-        """The bias itself, which has no weights."""
+        """Returns this object, which has no weights."""
         return self
 
 
@@ -64,7 +64,7 @@ class SharedBias:
         return context.score_bias.to(dtype)
 
     def build(self) -> "SharedBias":
-        """The bias itself, which has no weights."""
+        """Returns this object, which has no weights."""
         return self
 
 

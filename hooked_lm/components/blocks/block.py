@@ -1,4 +1,4 @@
-"""The pre-norm block of most decoders, and its two halves; other structures are other classes, in the files beside this one."""
+"""The pre-norm block of most decoders, and its two halves; other structures are in the other files of this folder."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +29,7 @@ class AttentionPart(nn.Module):
 
     @dataclass(frozen=True)
     class Config:
-        """A norm that is None is none; `ln1_post` normalises what is added, and `residual_scale` multiplies it."""
+        """A norm may be None. `ln1_post` normalises the output of attention, and `residual_scale` multiplies it."""
 
         attn: AttentionConfig
         ln1: NormConfig | None = None
@@ -42,7 +42,7 @@ class AttentionPart(nn.Module):
 
     @property
     def normalization_type(self) -> str | None:
-        """The kind of its first norm, as in a flat config: "LN", "LNPre", "RMS", "RMSPre"; None for no norm of ours."""
+        """The kind of its first norm, as in a flat config: "LN", "LNPre", "RMS", "RMSPre"; None for others."""
         return getattr(self.ln1, "normalization_type", None)
 
     def make_attention(self, cfg: Config) -> None:
@@ -67,14 +67,14 @@ class AttentionPart(nn.Module):
         return super().__call__(resid_pre, context)
 
     def attn_out(self, resid: Stream, context: Context | None, shared: Stream | None = None) -> Stream:
-        """What attention adds to the stream; `shared` is the normalised stream if it is known already."""
+        """The output of attention to the stream; `shared` is the normalised stream, if it is already computed."""
         context = context or Context(resid.shape[1], resid.device)
         inputs = self.attn_inputs(resid, shared, context)
         out = norm_of(self, "ln1_post")(self.attn(*inputs, context, self.layer))
         return self.hook_attn_out(_scaled(out, self.cfg.residual_scale))
 
     def attn_inputs(self, resid: Stream, shared: Stream | None, context: Context) -> Inputs:
-        """The inputs of queries, keys and values: the normalised stream, or a copy for each head where something listens."""
+        """The inputs of queries, keys and values: the normalised stream, or one copy of it per head if something listens."""
         points = [self._modules[name] for name in INPUT_POINTS if name in self._modules]
         if self.settings.attn_in or self.settings.split_qkv or is_listening(*points):  # type: ignore[arg-type]
             query, key, value = head_inputs(self, resid, shared, context)
@@ -85,7 +85,7 @@ class AttentionPart(nn.Module):
         return _plus(query, context.pos_embed), _plus(key, context.pos_embed), value
 
     def read(self, copies: Copies, at_sites: bool = True) -> Copies:
-        """The input of attention for the stream or copies of it; without the sites of the norm unless `at_sites`."""
+        """The input of attention, for the stream or copies of it; past the sites of the norm unless `at_sites`."""
         return self.ln1(copies) if at_sites else norm_unhooked(self.ln1, copies)
 
 
@@ -112,11 +112,11 @@ class MLPPart(nn.Module):
         self.hook_mlp_out = HookPoint(*RESIDUAL)
 
     def mlp_out(self, resid: Stream) -> Stream:
-        """What the MLP adds to the stream."""
+        """The output of the MLP to the stream."""
         return self.mlp_written(self.ln2(hook_if_listening(self.hook_mlp_in, resid)))
 
     def mlp_written(self, normalized: Stream) -> Stream:
-        """What the MLP adds to the stream for this input."""
+        """The output of the MLP to the stream, for this input."""
         out = norm_of(self, "ln2_post")(self.mlp(normalized))
         return self.hook_mlp_out(_scaled(out, self.cfg.residual_scale))
 

@@ -48,7 +48,7 @@ class ConvPostNormBlock(PostNormBlock):
         self.ln3 = build_norm(cfg.ln3)
         self._modules["hook_normalized_resid_post"] = self._modules.pop(
             "hook_normalized_resid_post"
-        )  # the last of them
+        )  # sites are in the order of computation
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = source = self.hook_resid_pre(resid)

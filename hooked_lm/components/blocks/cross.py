@@ -117,7 +117,7 @@ class PostNormCrossBlock(CrossPart):
         self.hook_normalized_resid_post = HookPoint(*RESIDUAL)
 
     def _move_to_the_end(self, norm: str) -> None:
-        """Sites are listed in the order of computation."""
+        """Moves a norm to the end, since sites are listed in the order of computation."""
         self._modules[norm] = self._modules.pop(norm)
 
     def forward(self, resid: Stream, context: StackContext) -> Stream:

@@ -10,7 +10,7 @@ from hooked_lm.hooks import HookPoint
 
 
 class PostNormBlock(AttentionPart, MLPPart):
-    """`ln1(resid + attn(resid))`, then `ln2(that + mlp(that))`: the norms are in the stream (Vaswani et al. 2017).
+    """`x = ln1(resid + attn(resid))`, then `ln2(x + mlp(x))`: the norms are in the stream (Vaswani et al. 2017).
 
     `hook_resid_mid` and `hook_resid_post` are the sums before these norms; `hook_normalized_resid_mid` and
     `hook_normalized_resid_post` are the stream after them, which the MLP and the next block read.
@@ -29,7 +29,7 @@ class PostNormBlock(AttentionPart, MLPPart):
         self.hook_resid_pre = HookPoint(*RESIDUAL)
         self.make_attention(cfg)
         self.hook_resid_mid = HookPoint(*RESIDUAL)
-        self._modules["ln1"] = self._modules.pop("ln1")  # again: sites are listed in the order of computation
+        self._modules["ln1"] = self._modules.pop("ln1")  # to the end: sites are listed in the order of computation
         self.hook_normalized_resid_mid = HookPoint(*RESIDUAL)
         self.make_mlp(cfg)
         self.hook_resid_post = HookPoint(*RESIDUAL)
@@ -44,5 +44,5 @@ class PostNormBlock(AttentionPart, MLPPart):
         return self.hook_normalized_resid_post(self.ln2(resid))
 
     def read(self, copies: Copies, at_sites: bool = True) -> Copies:
-        """Copies of the stream as attention reads them: as they are."""
+        """The input of attention: the stream, or copies of it, without a norm."""
         return copies

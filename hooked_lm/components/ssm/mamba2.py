@@ -170,7 +170,7 @@ class Mamba2(nn.Module):
         return (grouped @ C[..., None]).reshape(states.shape[:-1])
 
     def in_chunks(self, u: PerHead, dt: Rates, B: PerGroup, C: PerGroup, state: State | None) -> tuple[PerHead, State]:
-        """The same in chunks: masked products of C and B within a chunk, a recurrence of states between chunks.
+        """The results of `recur`, with masked products of C and B within chunks and a recurrence of states between chunks.
 
         Only the last state of each chunk is computed.
         """

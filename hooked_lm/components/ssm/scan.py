@@ -33,7 +33,7 @@ def linear_scan(decay: Tensor, update: Steps, start: Tensor | None = None) -> St
 
 
 def step_by_step(decay: Tensor, update: Steps, start: Tensor | None = None) -> Steps:
-    """The same, one position at a time."""
+    """All states of `linear_scan`, computed one position at a time."""
     # unbound, not indexed: the gradient of each index is as large as the tensor
     decays, updates = decay.unbind(1), update.unbind(1)
     states = [updates[0] if start is None else torch.addcmul(updates[0], decays[0], start)]
@@ -43,7 +43,7 @@ def step_by_step(decay: Tensor, update: Steps, start: Tensor | None = None) -> S
 
 
 def _in_segments(decay: Tensor, update: Steps, start: Tensor | None, length: int) -> Steps:
-    """The same in segments of `length` positions, which must divide their number."""
+    """All states of `linear_scan`, in segments of `length` positions, which must divide their number."""
     decays, updates = decay.unflatten(1, (-1, length)).unbind(2), update.unflatten(1, (-1, length)).unbind(2)
     totals, states = [decays[0]], [updates[0]]
     for decay_here, update_here in zip(decays[1:], updates[1:], strict=True):

@@ -171,5 +171,5 @@ def _(block: ParallelBlock) -> list[tuple[str, list[Reader]]]:
 
 @norm_readers.register
 def _(block: SharedNormBlock) -> list[tuple[str, list[Reader]]]:
-    """The one norm, with the weights of both that read it."""
+    """The one norm, with the weights of attention and MLP that read it."""
     return [("ln1", readers_of(block.attn, block.mlp))]
