@@ -47,7 +47,7 @@ def atp_star(run: Run, steps: int) -> Estimates:
                 sizes[site] += effect.abs()
     if n_layers == 1:  # nothing can cancel
         return Estimates(tape.scores.detach(), plain)
-    # a node has n_layers - 1 estimates: none where its own layer is dropped
+    # a node inside a layer has n_layers - 1 estimates: none if its layer is dropped
     sizes = {site: size / (n_layers - 1) for site, size in sizes.items()}
     return Estimates(tape.scores.detach(), {s: torch.where(plain[s] < 0, -size, size) for s, size in sizes.items()})
 

@@ -47,7 +47,7 @@ def attn_identities(block: AttentionPart, at: Sites, shift: Read | None = None) 
 
 
 def attn_out_identity(block: AttentionPart, at: Sites) -> Iterator[Identity]:
-    """Identity from the output of attention to what is added to the stream."""
+    """Identity from the output of attention to its term of the stream."""
     yield (
         "sum of results + b_O, normed and scaled == attn_out",
         lambda: (
@@ -77,7 +77,7 @@ def mlp_identities(block: MLPPart, at: Sites, stream: str) -> Iterator[Identity]
 
 
 def mlp_out_identity(block: MLPPart, at: Sites) -> Iterator[Identity]:
-    """Identity from the output of the MLP to what is added to the stream."""
+    """Identity from the output of the MLP to its term of the stream."""
     yield (
         "post -> mlp_out, normed and scaled",
         lambda: (

@@ -27,7 +27,7 @@ from hooked_lm.components.verification.registry import (
 def written_identities(
     block: CrossPart, at: Sites, read_cross: Read, read_mlp: Read, read_source: Read | None
 ) -> Iterator[Identity]:
-    """Identities in cross attention and the MLP, and from there to what is added to the stream."""
+    """Identities in cross attention and the MLP, and from there to their terms of the stream."""
     if isinstance(block.cross_attn, CrossAttention):
         for name, pair in identities(block.cross_attn, below(at, "cross_attn"), read_cross, read_source):
             yield f"cross attention: {name}", pair

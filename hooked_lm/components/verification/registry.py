@@ -94,7 +94,7 @@ def norm_identity(name: str, norm: nn.Module, at: Sites, x: Read) -> Iterator[Id
 
 
 def added(out: Float[Tensor, "batch pos d_model"], post_norm: nn.Module, scale: float) -> Tensor:
-    """What a block adds to the stream, from the output of a sublayer."""
+    """The output of a sublayer to the stream, after its norm and scale."""
     return norm_unhooked(post_norm, out) * scale
 
 
