@@ -443,7 +443,7 @@ WRONG_TREES = {
     "softmax of all experts": ("granitemoe-grouped", every_mixture(router=SoftmaxRouter())),
     "missing groups of experts": ("glm4_moe-grouped-qk-norm-scaled", every_router(n_groups=1, top_groups=1)),
     "missing scale of experts": ("glm4_moe-grouped-qk-norm-scaled", every_router(scale=1.0)),
-    "least sum of weights": ("ernie4_5_moe-biased-one-shared-every-other", every_router(least=1e-12)),
+    "least sum of weights": ("ernie4_5_moe-biased-one-shared-every-other", every_router(min_sum=1e-12)),
     "tolerance of the sparse mixer": ("phimoe-biased-window", every_router(tolerance=0.01)),
     "norms of each head alone": ("olmo2-grouped", every_attn(norms_apart)),
     "missing clip": ("olmo-full-clipped", every_attn(lambda _: {"clip": None})),

@@ -46,7 +46,7 @@ def test_spans_and_numbers_are_no_words() -> None:
     with pytest.raises(ValueError, match="span"):
         asks(IDS, return_type="predictions")
     rates = BertForSequenceClassification(BertConfig(**BERT, num_labels=1)).eval()
-    with pytest.raises(ValueError, match="one number"):
+    with pytest.raises(ValueError, match="does not support regression"):
         HookedEncoder.from_pretrained("tiny", hf_model=rates)(IDS, return_type="predictions")
 
 
@@ -84,7 +84,7 @@ def test_an_expert_that_there_is_not() -> None:
     model = pretrained.from_pretrained_no_processing("tiny", hf_model=reference(first("mixtral")))
     for wrong in (-1, 99):
         hook = ("blocks.0.mlp.hook_expert_indices", lambda value, hook, wrong=wrong: torch.full_like(value, wrong))
-        with pytest.raises(ValueError, match="hook_expert_indices go from 0 to"):
+        with pytest.raises(ValueError, match=r"hook_expert_indices contains .*indices of experts are 0 to"):
             model.run_with_hooks(IDS, fwd_hooks=[hook])
 
 

@@ -116,3 +116,13 @@ def unknown_id(tokens: Tensor, d_vocab: int) -> ValueError:
         f"token id {tokens[tuple(place)].item()}{where} is out of range: d_vocab is {d_vocab}, so ids are 0 to "
         f"{d_vocab - 1}, or {-d_vocab} to -1 from the end"
     )
+
+
+def check_mask(mask: Tensor, batch: int, n_pos: int, n_past: int) -> None:
+    """Raises ValueError for a mask that covers neither the new tokens nor the cached and the new ones."""
+    if mask.ndim == 2 and mask.shape[0] == batch and (mask.shape[1] == n_pos or mask.shape[1] == n_past + n_pos):
+        return
+    with_cached = f", or {(batch, n_past + n_pos)} with the cached ones" if n_past else ""
+    raise ValueError(
+        f"the attention mask is {tuple(mask.shape)}; expected {(batch, n_pos)}, for the new tokens{with_cached}"
+    )

@@ -15,7 +15,7 @@ from hooked_lm.components.context import Context
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.norm import NormConfig, add_norm, norm_of
 from hooked_lm.hooks import HookPoint, is_listening
-from hooked_lm.models.checks import check_cacheable, check_layers, real_of, unknown_id
+from hooked_lm.models.checks import check_cacheable, check_layers, check_mask, real_of, unknown_id
 from hooked_lm.models.loss import from_the_end
 
 Stream = Float[Tensor, "batch pos d_model"]
@@ -110,11 +110,8 @@ class Stack:
         (batch, n_pos), n_past = new.shape[:2], 0 if cache is None else cache.length
         if mask is None and cache is None:
             return None
-        if mask is not None and mask.shape not in ((batch, n_pos), (batch, n_past + n_pos)):
-            raise ValueError(
-                f"the attention mask is {tuple(mask.shape)}; expected {(batch, n_pos)}, for the new tokens"
-                + (f", or {(batch, n_past + n_pos)} with the cached ones" if n_past else "")
-            )
+        if mask is not None:
+            check_mask(mask, batch, n_pos, n_past)
         real = None if mask is None else real_of(mask).to(new.device)
         if cache is not None:
             check_cacheable(self.blocks_of(model))

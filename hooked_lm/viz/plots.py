@@ -168,7 +168,7 @@ def attention_patterns(
     >>> import torch
     >>> figure = attention_patterns(torch.eye(3).expand(2, 3, 3), ["When", " Mary", " and"], ["L1H4", "L2H0"])
     >>> len(figure.data), figure.layout.annotations[1].text
-    (2, '2.0')
+    (2, 'L2H0')
     """
     n_heads, n_pos, _ = pattern.shape
     labels = [f"head {head}" for head in range(n_heads)] if head_labels is None else list(head_labels)

@@ -38,7 +38,7 @@ def parts_and_stream(model: HookedTransformer) -> tuple[Tensor, Tensor]:
 def test_every_family_has_a_graph_or_a_reason(case: Case):
     model = hooked(case)
     if case.family in NO_SUM:
-        with pytest.raises(ValueError, match="layer 0 is a PostNormBlock: its stream is not a sum"):
+        with pytest.raises(ValueError, match="layer 0 is a PostNormBlock: its stream is not the sum"):
             Graph.of(model)
         return
     parts, stream = parts_and_stream(model)

@@ -211,7 +211,7 @@ IN_A_RUN: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: ZeroAblate("resid_post", 1, heads=0), ValueError, f"heads=0, and {STREAM_1} has no such axis"),
     (lambda: ZeroAblate("z", 1, heads=4), IndexError, "heads 4 is out of range .* there are 4, so -4 to 3"),
     (lambda: ZeroAblate("z", 1, heads=1, rest=(2,)), ValueError, r"rest\[0\]=2: this axis .* is asked for twice"),
-    (lambda: ZeroAblate("z", 1, rest=(1, 2, 3)), ValueError, "indexes 3 axes; .* has 2 behind"),
+    (lambda: ZeroAblate("z", 1, rest=(1, 2, 3)), ValueError, "indexes 3 axes; .* has 2 after batch and position"),
     (lambda: ZeroAblate("resid_pst", 1), KeyError, "resid_pst"),
     (lambda: ZeroAblate("blocks.*.hook_resid_pst"), KeyError, r"did you mean 'blocks.\*.hook_resid_post'"),
 ]

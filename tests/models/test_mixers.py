@@ -195,7 +195,7 @@ def test_folding_keeps_the_predictions(model: HookedTransformer) -> None:
 
 
 def test_refactoring_refuses_the_rotation_of_its_attention(hybrid: HookedTransformer) -> None:
-    with pytest.raises(ValueError, match="turns"):
+    with pytest.raises(ValueError, match="rotates"):
         refactor_factored_attn_matrices(hybrid)
     refactor_factored_attn_matrices(built("pure"))  # nothing to do
 

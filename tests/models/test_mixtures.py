@@ -144,7 +144,7 @@ def test_what_a_mixture_adds_can_be_decomposed_as_a_whole() -> None:
     assert_close(whole.sum(0), stream)
     assert_close(cache.decompose_resid().sum(0), stream)
     for refused in (lambda: cache.get_neuron_results(1), lambda: cache.get_full_resid_decomposition()):
-        with pytest.raises(ValueError, match=r"layer 1 has neurons in each of its experts.*expand_neurons=False"):
+        with pytest.raises(ValueError, match=r"the neurons of layer 1 belong to experts.*expand_neurons=False"):
             refused()
 
 
