@@ -1,6 +1,6 @@
-"""Hooks as objects: detectors watch, controllers change; each carries its own target.
+"""Hook objects: detectors read values, controllers change them; each knows its site.
 
-They go wherever a hook goes: `model.hooks([a, b])`, `run_with_hooks(..., fwd_hooks=[a])`, `model.register(a)`.
+They are accepted wherever a hook is: `model.hooks([a, b])`, `run_with_hooks(..., fwd_hooks=[a])`, `model.register(a)`.
 """
 
 from hooked_lm.interventions import dictionaries

@@ -1,6 +1,6 @@
-"""Hooks as objects: each carries its own target, can be switched off, described, saved and loaded.
+"""Base classes of hook objects: each knows its site, and can be switched off, described, saved and loaded.
 
-They go wherever a hook goes: `model.hooks([a, b])`, `run_with_hooks(..., fwd_hooks=[a])`, `model.register(a)`.
+They are accepted wherever a hook is: `model.hooks([a, b])`, `run_with_hooks(..., fwd_hooks=[a])`, `model.register(a)`.
 """
 
 from abc import ABC, abstractmethod
@@ -24,8 +24,8 @@ from hooked_lm.interventions.settings_json import as_json, check_types, from_jso
 from hooked_lm.results import stored
 
 FORMAT = "hooked_lm.interventions"
-VERSION = 2  # 1: classes by bare name only; in `Record` a tuple was a range
-PLAIN = (bool, int, float, str, list, tuple, slice)  # settings that hold no tensors
+VERSION = 2  # version 1 had classes by bare name only, and a tuple in `Record` meant a range
+PLAIN = (bool, int, float, str, list, tuple, slice)  # types of settings without tensors
 UNREADABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 _disabled: ContextVar[tuple["HookObject", ...]] = ContextVar("disabled", default=())
@@ -33,11 +33,11 @@ _disabled: ContextVar[tuple["HookObject", ...]] = ContextVar("disabled", default
 
 @dataclass(eq=False, repr=False)
 class HookObject(ABC):
-    """A hook that knows where it belongs.
+    """A hook with its site and settings.
 
-    `hook_point` is a site (name, glob, short name, list or predicate); with a `layer` the short name of a site of that layer.
-    Subclasses are dataclasses whose fields are their settings, and say by `direction` whether they see values ("fwd") or
-    gradients ("bwd"), by `when` whether they see what goes into the site's module ("pre") or what comes out ("post").
+    `hook_point` is a site (name, glob, short name, list or predicate); with `layer`, the short name of a site of that layer.
+    Subclasses are dataclasses whose fields are their settings. `direction` is "fwd" for values or "bwd" for gradients;
+    `when` is "pre" for the input of the site's module or "post" for its output.
     """
 
     hook_point: Site = ""
@@ -53,7 +53,7 @@ class HookObject(ABC):
 
     @classmethod
     def kind_name(cls) -> str:
-        """The name in descriptions and files: of classes of this package the bare name, of others with their module."""
+        """The class name in descriptions and files; includes the module for classes outside this package."""
         is_ours = cls.__module__.partition(".")[0] == __name__.partition(".")[0]
         return cls.__name__ if is_ours else f"{cls.__module__}.{cls.__qualname__}"
 
@@ -72,20 +72,20 @@ class HookObject(ABC):
                     )
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: what belongs to the threads of this object stays here."""
+        """The state for copies and pickles, without the per-thread values."""
         return {
             name: value.anew() if isinstance(value, (PerThread, Lock)) else value for name, value in vars(self).items()
         }
 
     @abstractmethod
     def __call__(self, value: Any, hook: HookPoint) -> Any:
-        """What the hook makes of a value or gradient; None leaves it as it is."""
+        """Returns the new value or gradient; None leaves it unchanged."""
 
     # ---- on and off --------------------------------------------------------------------------------------------------
 
     @property
     def is_enabled(self) -> bool:
-        """Whether it takes part in runs of this thread or task."""
+        """Whether the hook acts in forward passes of this thread or task."""
         return self._is_on and not any(one is self for one in _disabled.get())
 
     @is_enabled.setter
@@ -93,16 +93,16 @@ class HookObject(ABC):
         self._is_on = is_on
 
     def enable(self) -> None:
-        """Take part in runs again, in all threads."""
+        """Switches the hook on again, in all threads."""
         self.is_enabled = True
 
     def disable(self) -> None:
-        """Take no part in runs of any thread until `enable`."""
+        """Switches the hook off in all threads until `enable`."""
         self.is_enabled = False
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Take no part in runs inside the block; those of other threads and tasks are not affected."""
+        """Switches the hook off inside the block, in this thread or task only."""
         token = _disabled.set((*_disabled.get(), self))
         try:
             yield
@@ -112,12 +112,14 @@ class HookObject(ABC):
     # ---- descriptions ------------------------------------------------------------------------------------------------
 
     def settings(self) -> dict[str, Any]:
-        """What makes another one like this: the fields that the constructor takes."""
+        """The arguments of the constructor that make an equal object."""
         return {of.name: getattr(self, of.name) for of in fields(self) if of.init}
 
     def to_dict(self) -> dict[str, Any]:
-        """The kind and settings; `from_dict` makes the same object of them. Raises ValueError for what cannot be written down,
-        such as a predicate, and for a class whose constructor is not that of a dataclass."""
+        """The class name and settings, for `from_dict`.
+
+        Raises ValueError for settings that cannot be serialised, such as a predicate, and for a class with its own `__init__`.
+        """
         found = self.settings()
         if wrong := sorted(found.keys() ^ signature(type(self)).parameters.keys()):
             raise ValueError(
@@ -130,16 +132,16 @@ class HookObject(ABC):
 
     @staticmethod
     def from_dict(described: Mapping[str, Any]) -> "HookObject":
-        """The object that was described.
+        """The object of a description from `to_dict`.
 
-        Raises ValueError for a class that is not defined here, and for a bare name that several classes of users have.
+        Raises ValueError for a class that is not imported, and for a bare name that several user classes have.
         """
         settings = dict(described)
         return HookObject.kind_named(settings.pop("kind", None)).from_settings(settings)
 
     @staticmethod
     def kind_named(name: Any, is_old: bool = False) -> type["HookObject"]:
-        """The class of that name. `is_old`: the name is of a file whose writer did not say the modules of users' classes."""
+        """The class of that name. `is_old`: the name is from a version 1 file, without the modules of user classes."""
         kinds = HookObject._kinds
         if isinstance(name, str) and name in kinds and not is_old:
             return kinds[name]
@@ -154,20 +156,20 @@ class HookObject(ABC):
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "HookObject":
-        """The object of this class that has these settings, as `to_dict` gives them."""
+        """The object of this class with these settings, in the form of `to_dict`."""
         return cls(**settings)
 
     @classmethod
     def settings_from_file(cls, settings: dict[str, Any], file: "HookFile") -> dict[str, Any]:
-        """What the settings of a file mean here, for `from_settings`; raises ValueError for what a file must not decide."""
+        """Converts the settings of a file for `from_settings`; ValueError for those that a file may not decide."""
         return settings
 
     def settings_for_file(self, file: "HookFile") -> dict[str, Any]:
-        """`to_dict`, with what depends on where the file is."""
+        """`to_dict`, with paths adapted to the location of the file."""
         return self.to_dict()
 
     def __repr__(self) -> str:
-        """The target, and the settings that are not as they are by default."""
+        """The site, and the settings that differ from their defaults."""
         usual = {of.name: _as_text(of.default) for of in fields(self)}
         shown = {
             name: _as_text(value) for name, value in self.settings().items() if name not in ("hook_point", "layer")
@@ -178,10 +180,10 @@ class HookObject(ABC):
 
 
 class Detector(HookObject):
-    """Watches and changes nothing: `see` is shown a copy, and what it returns is ignored.
+    """Reads values without changing them: `see` gets a copy, and its return value is ignored.
 
-    A class that never writes may say `copies = False`: then it is shown the value itself, and RuntimeError names it if it does
-    write.
+    A class that never writes in place may set `copies = False`: `see` then gets the value itself, and writing to it raises
+    RuntimeError.
     """
 
     records: ClassVar[bool] = True
@@ -199,11 +201,11 @@ class Detector(HookObject):
 
     @abstractmethod
     def see(self, value: Any, hook: HookPoint) -> None:
-        """Look at the value of a site."""
+        """Processes the value of a site."""
 
 
 class Controller(HookObject):
-    """Replaces the value of a site by what `change` returns."""
+    """Replaces the value of a site by the return value of `change`."""
 
     def __call__(self, value: Any, hook: HookPoint) -> Any:
         return self.change(value, hook) if self.is_enabled else None
@@ -213,17 +215,17 @@ class Controller(HookObject):
         """The new value of a site."""
 
     def as_edit(self, point: HookPoint, like: Tensor | None = None) -> Change:
-        """The same change at one site for the engine, as a cell of a sweep holds it.
+        """The same change at one site, in the form that the engine takes in a cell of a sweep.
 
-        An `Edit` if it is known which part of the value changes, and each position depends on that position alone; otherwise a
+        An `Edit` if the changed part of the value is known and each position depends on that position alone; otherwise a
         `Rewrite` of the whole value, which needs whole forward passes. `like` is a tensor on the meta device with the shape
-        and dtype of the value in that run; None: not known.
+        and dtype of the value; None if unknown.
         """
         return rewrite(self, point)
 
 
 def rewrite(hook: Callable[..., Any], point: HookPoint) -> Rewrite:
-    """Any hook function at a site as a `Rewrite` of its whole value."""
+    """Wraps any hook function at a site as a `Rewrite` of the whole value."""
     return Rewrite(point.name or "", partial(_rewritten, hook, point))
 
 
@@ -236,7 +238,7 @@ def _rewritten(hook: Callable[..., Any], point: HookPoint, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class HookFile:
-    """A file of hook objects: its folder, the format's version, and the store that the caller of `load` gave."""
+    """A file of hook objects: its folder, the format version, and the `store` argument of `load`."""
 
     folder: Path
     version: int = VERSION
@@ -244,9 +246,9 @@ class HookFile:
 
 
 def save(objects: Sequence[HookObject], path: str | Path) -> None:
-    """Write a list of hook objects to one safetensors file: tensors bit for bit, the rest as JSON.
+    """Writes a list of hook objects to one safetensors file: tensors bit for bit, other settings as JSON.
 
-    Raises ValueError for a setting that neither can hold; then nothing is written.
+    Raises ValueError for a setting that cannot be serialised; then nothing is written.
     """
     tensors: dict[str, Tensor] = {}
     file = HookFile(Path(path).absolute().parent)
@@ -258,13 +260,13 @@ def save(objects: Sequence[HookObject], path: str | Path) -> None:
 
 
 def load(path: str | Path, store: str | Path | None = None) -> list[HookObject]:
-    """What `save` wrote.
+    """The hook objects of a file that `save` wrote.
 
-    A file does not decide where later runs write: the `store` of a detector must be inside the folder of the file. Otherwise
-    give `store`, the directory that all of them write into.
+    For safety, the `store` of a detector must be inside the folder of the file. Otherwise pass `store`, a directory that all
+    of them write into.
 
-    Raises ValueError for any other file, for classes that are not defined here, for settings that an object does not take, and
-    for a store outside.
+    Raises ValueError for any other file, classes that are not imported, settings that a class does not have, and a store
+    outside the folder.
     """
     tensors, header = stored.read(path, FORMAT)
     version, objects = header.get("version", 1), header.get("objects")
@@ -277,7 +279,7 @@ def load(path: str | Path, store: str | Path | None = None) -> list[HookObject]:
 
 
 def _object(described: dict[str, Any], tensors: Mapping[str, Tensor], file: HookFile, where: str) -> HookObject:
-    """An object of a file. Whatever its settings are, what goes wrong is a ValueError that names the object."""
+    """One object of a file. Any error in its settings becomes a ValueError that names the object."""
     try:
         settings = {name: from_json(value, tensors) for name, value in described.items()}
         name = settings.pop("kind", None)
@@ -289,7 +291,7 @@ def _object(described: dict[str, Any], tensors: Mapping[str, Tensor], file: Hook
 
 
 def _version(value: Any) -> int:
-    """How often a tensor was written to; in inference mode nobody counts."""
+    """The number of in-place writes to a tensor; 0 for inference tensors, which have no version counter."""
     return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
 
 

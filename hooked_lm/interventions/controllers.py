@@ -1,6 +1,6 @@
-"""Controllers that compute: ablation, noise, steering, projection, clamping, scaling.
+"""Controllers that compute new values: ablation, noise, steering, projection, clamping, scaling.
 
-Every one makes new values out of place, so that the gradient is that of the changed run.
+All work out of place, so that gradients are those of the changed forward pass.
 """
 
 import zlib
@@ -21,7 +21,7 @@ Schedule = Sequence[float | int] | Callable[[int, int], float | int] | None
 
 @dataclass(eq=False, repr=False)
 class ZeroAblate(PartEditor):
-    """Sets a part of a site to zero (Michel et al. 2019, arXiv:1905.10650); its gradient is zero too.
+    """Sets a part of a site to zero (Michel et al. 2019, arXiv:1905.10650); its gradient is also zero.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.interventions.controllers import ZeroAblate
@@ -44,8 +44,11 @@ class ZeroAblate(PartEditor):
 
 @dataclass(eq=False, repr=False)
 class SetValue(PartEditor):
-    """Sets a part of a site to a number, or to a tensor that broadcasts to the part; axes of which one index is taken stay,
-    with length 1. Raises ValueError during the run for a tensor that does not broadcast."""
+    """Sets a part of a site to a number, or to a tensor that broadcasts to the part.
+
+    Axes with a single selected index are kept, with length 1. Raises ValueError in the forward pass for a tensor that does not
+    broadcast.
+    """
 
     value: float | int | Tensor = field(kw_only=True)
 
@@ -66,7 +69,7 @@ class SetValue(PartEditor):
     def replacement(self, like: Tensor, part: Part, hook: HookPoint) -> Tensor | None:
         if not isinstance(self.value, Tensor):
             return constant(float(self.value), like.ndim)
-        is_whole = all(axis == part.pos_axis for axis in part.indices)  # then what fits the part fits the site
+        is_whole = all(axis == part.pos_axis for axis in part.indices)  # then the tensor broadcasts to the site too
         return self.value if is_whole else None
 
 
@@ -92,7 +95,7 @@ class Scale(PartEditor):
 
 @dataclass(eq=False, repr=False)
 class Clamp(PartEditor):
-    """Holds a part of a site between `min` and `max`; where it is held, the gradient is zero.
+    """Clamps a part of a site between `min` and `max`; the gradient of clamped values is zero.
 
     Raises ValueError if neither is given, or if `min` is above `max`.
     """
@@ -120,17 +123,17 @@ class Clamp(PartEditor):
 class Noise(LocalController):
     """Adds Gaussian noise, as causal tracing does to the embeddings of a subject (Meng et al. 2022, arXiv:2202.05262).
 
-    The same in every run: it is drawn from `seed`, the site's name and the position alone, so another site or position has
-    other noise, and generation with a key/value cache has what it has without (except at patterns and scores, whose rows
-    grow). The global generators are left alone.
+    The noise depends only on `seed`, the site's name and the position, so it is the same in every forward pass, and the same
+    in generation with and without a key/value cache (except at patterns and scores, whose rows grow). The global random
+    generators are not used.
 
     Args:
         std: standard deviation of the noise.
-        multiple: instead, the noise's deviation as a multiple of the deviation of the values of the site in this run, taken
-            over each row of the batch and position by itself.
-        seed: of the draws.
+        multiple: instead of `std`, a multiple of the standard deviation of the site's values in this forward pass, computed
+            separately for each row of the batch and position.
+        seed: seed of the noise.
 
-    Raises ValueError unless one of `std` and `multiple` is given, and is not negative.
+    Raises ValueError unless exactly one of `std` and `multiple` is given and is not negative.
     """
 
     std: float | int | None = field(default=None, kw_only=True)
@@ -163,7 +166,7 @@ class Noise(LocalController):
         return self.multiple * part.take(value.detach().std(axes, correction=0, keepdim=True))
 
     def _noise(self, part: Part, name: str) -> Tensor:
-        """Standard normal numbers for the part, position by position."""
+        """Standard normal noise for the part, drawn separately for each position."""
         shape = [n for axis, n in enumerate(part.shape) if axis != part.pos_axis]
         generator = torch.Generator()
         drawn = []
@@ -181,19 +184,19 @@ class Noise(LocalController):
 class AddDirection(PartEditor):
     """Adds a direction: steering (Turner et al. 2023, arXiv:2308.10248).
 
-    The direction is added at every position that is asked for, once: with a key/value cache, positions of the prompt are
-    steered when the prompt is read and no more. "last_prompt" is the position whose logits give the first new token.
+    The direction is added once at every selected position: with a key/value cache, positions of the prompt are steered only
+    in the step that processes the prompt. "last_prompt" is the position whose logits predict the first new token.
 
     Args:
-        vector: the direction: as wide as the site's last axis, or more of its last axes, e.g. [head, d_head] at `hook_z`. If
-            one of them is that of positions, it has an entry for each from 0 to the last that is asked for.
-        coefficient: how much of it.
-        schedule: a factor more for each position: a function of (position, step), where the step is 0 in the prompt and k at
-            the k-th new token; or a list for the positions asked for, in their order, its last number going on.
-        unit: whether the direction is scaled to length 1 first.
+        vector: the direction: as wide as the site's last axis, or with more of its last axes, e.g. [head, d_head] at `hook_z`.
+            An axis of positions has an entry for each position from 0 to the last selected one.
+        coefficient: factor of the direction.
+        schedule: an additional factor for each position: a function of (position, step), where the step is 0 in the prompt and
+            k at the k-th new token; or a list for the selected positions, in their order, whose last number repeats.
+        unit: whether the direction is first scaled to length 1.
 
-    Raises ValueError for numbers that are not finite, for a direction of length 0 with `unit`, for an empty schedule; during
-    the run for a direction of another width than the site.
+    Raises ValueError for numbers that are not finite, for a direction of length 0 with `unit`, for an empty schedule; in the
+    forward pass for a direction whose width differs from the site's.
 
     >>> import torch
     >>> from hooked_lm import HookedTransformer
@@ -226,7 +229,7 @@ class AddDirection(PartEditor):
         return True
 
     def _taken(self, vector: Tensor, part: Part) -> Tensor:
-        """What of the direction belongs to a part."""
+        """The entries of the direction for a part."""
         if vector.ndim > len(part.shape):
             raise ValueError(f"vector has shape {tuple(vector.shape)}, more axes than '{part.where}'")
         vector = vector[(None,) * (len(part.shape) - vector.ndim)]
@@ -244,7 +247,7 @@ class AddDirection(PartEditor):
         return vector
 
     def _factors(self, part: Part) -> list[float]:
-        """A factor for each position of the part."""
+        """The schedule's factor for each position of the part."""
         if self.schedule is None:
             return [1.0] * len(part.orders)
         if callable(self.schedule):
@@ -255,13 +258,14 @@ class AddDirection(PartEditor):
 
 @dataclass(eq=False, repr=False)
 class ProjectOut(PartEditor):
-    """Takes a direction, or the space that several span, out of a site: `x - x Q^T Q` with orthonormal `Q` (Arditi et al.
-    2024, arXiv:2406.11717, do so with the direction of refusal).
+    """Projects a direction, or the span of several, out of a site: `x - x Q^T Q` with orthonormal rows `Q`.
+
+    Arditi et al. 2024 (arXiv:2406.11717) do so with the refusal direction.
 
     Args:
-        vectors: [width] or [n, width]; neither orthogonal nor independent of each other, at least one not zero.
+        vectors: [width] or [n, width]; they need not be orthogonal or independent, but at least one is not zero.
 
-    Raises ValueError if they span nothing; during the run if they are not as wide as the site's last axis.
+    Raises ValueError if all are zero; in the forward pass if their width differs from the site's last axis.
     """
 
     vectors: Float[Tensor, "*n width"] = field(kw_only=True)
@@ -278,7 +282,7 @@ class ProjectOut(PartEditor):
 
     @property
     def basis(self) -> Float[Tensor, "rank width"]:
-        """Orthonormal rows that span what the vectors span."""
+        """An orthonormal basis of the span of the vectors, as rows."""
         _, sizes, rows = torch.linalg.svd(
             self.vectors.double().reshape(-1, self.vectors.shape[-1]), full_matrices=False
         )
@@ -295,7 +299,7 @@ class ProjectOut(PartEditor):
 
 
 def check_width(vector: Tensor, part: Part) -> None:
-    """Raise ValueError, with both widths, for a direction that is not as wide as the site."""
+    """Raises ValueError, with both widths, for a direction that is not as wide as the site."""
     if vector.shape[-1] != part.shape[-1]:
         raise ValueError(
             f"a direction of width {vector.shape[-1]} at '{part.where}', whose last axis is {part.shape[-1]}"

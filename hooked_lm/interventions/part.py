@@ -1,8 +1,8 @@
-"""Which part of a value a controller changes: positions, heads, features, rows; in generation too.
+"""Selects the part of a value that a controller changes: positions, heads, features, rows; also during generation.
 
 Indices are those of `hooks/indices.py`: an int, several ints, or a slice. Outside generation a position is a column of the
-value. During generation it is a token of the row, without padding, and negative positions count from the end of the prompt at
-every step: each token is changed once, when it is read, with a key/value cache as without.
+value. During generation it is a token index in the row, without padding, and negative positions count from the end of the
+prompt at every step. The result is the same with and without a key/value cache.
 """
 
 import sys
@@ -31,8 +31,10 @@ PLACES = ("all", "prompt", "last_prompt", "generated")
 
 @dataclass(frozen=True)
 class Shown:
-    """What a value shows of one row's sequence: `n` columns, the first of them position `first` (below 0: padding), of a prompt
-    of `n_prompt` tokens and what follows. `row` is None where all rows are alike."""
+    """The positions of one row's sequence in a value: `n` columns from position `first` on (below 0: padding).
+
+    The sequence is a prompt of `n_prompt` tokens and its continuation. `row` is None if all rows have the same positions.
+    """
 
     first: int
     n: int
@@ -42,7 +44,7 @@ class Shown:
 
     @classmethod
     def at(cls, hook: HookPoint, n: int) -> "list[Shown]":
-        """What a value with `n` positions shows, row by row if they differ. Outside generation: everything, all of it prompt."""
+        """The positions in a value with `n` columns, one entry per row if rows differ. Outside generation all are prompt."""
         positions, step = hook.positions, hook.step
         if positions is None or step is None or positions.shape[-1] != n:
             return [cls(0, n, n)]
@@ -51,7 +53,7 @@ class Shown:
         return [cls(last - n + 1, n, last + 1 - step, True, row) for row, last in zip(rows, lasts, strict=True)]
 
     def chosen(self, given: Positions, where: str) -> dict[int, int]:
-        """The positions asked for that are shown, and which of those asked for each is."""
+        """The selected positions in the value, each with its index in the selection `given`."""
         here = range(max(self.first, 0), self.first + self.n)
         if given is None or given == "all":
             return {position: position for position in here}
@@ -71,7 +73,7 @@ class Shown:
         return {position: resolved.index(position) for position in dict.fromkeys(resolved) if position in here}
 
     def _in_slice(self, given: slice, here: range, where: str) -> dict[int, int]:
-        """The same for a slice; without a stop it goes on into what is generated."""
+        """`chosen` for a slice; without a stop it includes generated tokens."""
         start, step = self._bound(given.start, 0), 1 if given.step is None else given.step
         stop = self._bound(given.stop, here.stop)
         if step < 0:
@@ -88,7 +90,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Along:
-    """The positions of a part: their axis, what the value shows, and for each which of those asked for it is."""
+    """The positions of a part: their axis, the positions in the value, and `orders`: position -> index in the selection."""
 
     axis: int
     shown: Shown
@@ -97,8 +99,10 @@ class Along:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a value: the indices that are taken of some axes; other axes are taken whole. `along` is None where a site has
-    no positions; `orders` and `by_position` serve changes that depend on the position."""
+    """A part of a value: `indices` maps axis -> selected indices; other axes are selected whole.
+
+    `along` is None at a site without positions; `orders` and `by_position` are for changes that depend on the position.
+    """
 
     where: str
     dims: tuple[str, ...]
@@ -108,22 +112,22 @@ class Part:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is taken."""
+        """Whether the part has no entries."""
         return any(not indices for indices in self.indices.values())
 
     @property
     def pos_axis(self) -> int | None:
-        """Where the position stands."""
+        """The axis of positions, if there is one."""
         return None if self.along is None else self.along.axis
 
     @property
     def positions(self) -> tuple[int, ...] | None:
-        """The positions that are taken; None for all of them."""
+        """The selected positions; None for all."""
         return tuple(self.orders) if self.pos_axis in self.indices else None
 
     @property
     def index(self) -> list[slice | list[int]]:
-        """What is taken of each axis but that of the positions."""
+        """The selected indices of each axis except that of the positions."""
         others = [axis for axis in range(len(self.shape)) if axis != self.pos_axis]
         return [_compact(self.indices.get(axis)) for axis in others]
 
@@ -136,23 +140,25 @@ class Part:
 
     @property
     def orders(self) -> Mapping[int, int]:
-        """The positions of the part in the sequence, in the order of its values, each with its place among those asked for;
-        `{0: 0}` where a site has no positions."""
+        """The positions of the part in the sequence, in the order of its values -> index in the selection.
+
+        `{0: 0}` at a site without positions.
+        """
         return {0: 0} if self.along is None else self.along.orders
 
     def take(self, value: Tensor) -> Tensor:
-        """The part of a tensor like the value; axes of length 1 stand for all and stay."""
+        """The part of a tensor that broadcasts to the value; broadcast axes (length 1) are kept."""
         for axis, indices in self.indices.items():
             if value.shape[axis] > 1 or self.shape[axis] == 1:
                 value = value.index_select(axis, _tensor(indices, value))
         return value
 
     def replaced(self, value: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-        """The value with its part changed, in new memory, so that the gradient changes with it."""
+        """The value with its part changed, out of place, so that autograd follows the change."""
         return value if self.is_empty else _replaced(value, list(self.indices.items()), change)
 
     def by_position(self, numbers: Sequence[float], like: Tensor) -> Tensor:
-        """A number for each position of the part, with axes to broadcast; one for all where a site has no positions."""
+        """One number for each position of the part as a tensor that broadcasts to it; one in all at a site without positions."""
         shape = [1] * len(self.shape)
         if self.along is not None:
             shape[self.along.axis] = len(numbers)
@@ -168,9 +174,9 @@ def parts_of(
     rows: Indices = None,
     rest: Sequence[Indices] = (),
 ) -> list[Part]:
-    """The part of the value of a site that is asked for; a part for each row of a generation from unequal prompts.
+    """The selected part of a site's value; one part for each row if a generation has prompts of different lengths.
 
-    Raises ValueError for an axis that the site has not or that is asked for twice, IndexError for what is out of range.
+    Raises ValueError for an axis that the site lacks or that is selected twice, IndexError for an index out of range.
     """
     axes = _axes_of(hook.name, hook.dims, tuple(value.shape))
     where, pos_axis = axes.where, axes.positions
@@ -199,7 +205,7 @@ def parts_of(
 
 
 class Axes(NamedTuple):
-    """The axes of a value by their role; None for a role that no axis has. `rest` are those after batch and position."""
+    """The axes of a value by role; None for a role without an axis. `rest` are the axes after batch and position."""
 
     where: str  # the site with its axes, for messages
     dims: tuple[str, ...]
@@ -212,7 +218,7 @@ class Axes(NamedTuple):
 
 @lru_cache(1024)
 def _axes_of(name: str | None, names: tuple[str, ...], shape: tuple[int, ...]) -> Axes:
-    """The axes of a value of this shape at a site whose axes have these names, or none."""
+    """The axes of a value of this shape at a site with these axis names (or no names)."""
     dims = names if len(names) == len(shape) else ()
     shown = [f"{dim} {n}" for dim, n in zip(dims, shape, strict=True)] if dims else map(str, shape)
     pos_axis = _position_axis(len(shape), names)
@@ -229,22 +235,22 @@ def _axes_of(name: str | None, names: tuple[str, ...], shape: tuple[int, ...]) -
 
 @dataclass(eq=False, repr=False)
 class LocalController(Controller):
-    """Changes a part of a site's value, and hands on the rest as it is.
+    """Changes a part of a site's value; the rest is unchanged.
 
-    Args (of all that change a part):
+    Args (of all subclasses):
         positions: an int, several ints, a slice, "prompt", "last_prompt" (the last of the prompt), "generated" (tokens that
-            generation added) or "all". Negative ones count from the end of the prompt. A slice without a stop includes tokens
-            that are generated. None: "all".
+            generation added) or "all". Negative ones count from the end of the prompt. A slice without a stop includes
+            generated tokens. None: "all".
         heads: indices of heads (of keys and values: key/value heads). None: all.
         features: indices of the last axis: neurons, dimensions of the stream.
         rows: indices of the batch.
         rest: for each axis after batch and position the indices, or None for all; e.g. `(3,)` is head 3 at `hook_z`, and
             head 3 at `hook_pattern`, where the position is that of the query.
 
-    All indices are an int, a list, tuple or array of ints (these indices), or a `slice` (a range).
+    All indices are an int, a list, tuple or array of ints, or a `slice`.
 
-    Raises TypeError for an index that is no whole number, such as a mask; during the run ValueError for an axis that the site
-    does not have and for a site that holds no floating-point numbers, IndexError for what is out of range.
+    Raises TypeError for an index that is not an int, such as a mask; in the forward pass, ValueError for an axis that the site
+    does not have and for a site without floating-point values, IndexError for an index out of range.
     """
 
     positions: Positions = field(default=None, kw_only=True)
@@ -276,7 +282,7 @@ class LocalController(Controller):
         return super().__call__(value, hook)
 
     def parts(self, value: Tensor, hook: HookPoint, positions: Positions = None) -> list[Part]:
-        """The parts of this value that are changed; `positions` replaces those that were not given."""
+        """The parts of this value to change; `positions` is the default for the setting of that name."""
         given = positions if self.positions is None else self.positions
         return parts_of(value, hook, given, self.heads, self.features, self.rows, self.rest)
 
@@ -286,15 +292,17 @@ class LocalController(Controller):
         super().__init_subclass__(**kwargs)
         own = vars(cls)
         if "acts_by_position" not in own and any(name in own for name in ("__call__", "change", "edit", "made")):
-            cls.acts_by_position = LocalController.acts_by_position  # type: ignore[method-assign]  # another rule: not known
+            cls.acts_by_position = LocalController.acts_by_position  # type: ignore[method-assign]  # unknown for a new rule
 
     def acts_by_position(self, part: Part) -> bool:
-        """Whether the new value at each position depends on the value at that position alone. A class that says so is an `Edit`
-        in sweeps, and `change` is then given some positions at a time."""
+        """Whether the new value at each position depends on the value at that position alone.
+
+        If so, it is an `Edit` in sweeps, and `change` gets some of the positions at a time.
+        """
         return False
 
     def replacement(self, like: Tensor, part: Part, hook: HookPoint) -> Tensor | None:
-        """The new values, if they do not depend on what is there, with the axes of the site (length 1: the same for all)."""
+        """The new values if they do not depend on the old ones, broadcastable to the site's value; None otherwise."""
         return None
 
     def as_edit(self, point: HookPoint, like: Tensor | None = None) -> Change:
@@ -321,10 +329,10 @@ class LocalController(Controller):
 
 @dataclass(eq=False, repr=False)
 class PartEditor(LocalController):
-    """A local controller that makes the new values of a part from the old ones alone: the base of controllers of one's own.
+    """Base class for your own controllers: computes the new values of a part from the old ones alone.
 
-    A subclass is a dataclass of its settings, defines `edit`, and says by `acts_by_position` whether it can share the passes of a
-    sweep; see docs/interventions.md.
+    A subclass is a dataclass of its settings and defines `edit`. `acts_by_position` says whether it can share the forward
+    passes of a sweep; see docs/interventions.md.
     """
 
     def change(self, value: Any, hook: HookPoint) -> Any:
@@ -334,12 +342,11 @@ class PartEditor(LocalController):
 
     @abstractmethod
     def edit(self, value: Tensor, part: Part) -> Tensor:
-        """The new values of a part, all axes of the site kept; never in place."""
+        """The new values of a part, with all axes of the site; must not change `value` in place."""
 
 
 def position_axis(value: Tensor, hook: HookPoint) -> int | None:
-    """Where the position stands in a value of a site, if anywhere; in a network whose axes have no names, second of at least
-    three."""
+    """The axis of positions in a value of a site, or None; without axis names, axis 1 of at least three."""
     return _position_axis(value.ndim, hook.dims)
 
 
@@ -360,7 +367,7 @@ def listed(given: Any) -> list[int]:
 
 
 def check_finite(hook: Any, *names: str) -> None:
-    """Raise ValueError for settings that are, or contain, NaN, infinity or a number beyond what floats hold; None is none."""
+    """Raises ValueError for settings that are or contain NaN, infinity or an int too large for a float; None is allowed."""
     for name in names:
         given = getattr(hook, name)
         for one in given if isinstance(given, (list, tuple)) else [given]:
@@ -371,7 +378,7 @@ def check_finite(hook: Any, *names: str) -> None:
 
 
 def fitted(given: Tensor, like: Tensor, part: Part, what: str) -> Tensor:
-    """Given values as large as a part, in its dtype; raises ValueError, with both shapes, if they do not broadcast."""
+    """`given` broadcast to the shape of a part, in its dtype; raises ValueError, with both shapes, if it does not broadcast."""
     try:
         return given.to(like).expand_as(like)
     except RuntimeError:
@@ -382,7 +389,7 @@ def fitted(given: Tensor, like: Tensor, part: Part, what: str) -> Tensor:
 
 
 def _along(part: Part, along: Along) -> Part:
-    """The part with the columns of its positions, and the row that they are of."""
+    """The part with the columns of its positions, and their row."""
     indices, shown = dict(part.indices), along.shown
     columns = [position - shown.first for position in along.orders]
     if columns != list(range(shown.n)):
@@ -395,7 +402,7 @@ def _along(part: Part, along: Along) -> Part:
 def _add(
     found: dict[int, Sequence[int]], name: str, index: Any, axis: int | None, shape: Sequence[int], where: str
 ) -> None:
-    """Adds the indices given for one axis to those found before."""
+    """Adds the indices of one axis to `found`."""
     if axis is None:
         raise ValueError(f"{name}={index!r}, and '{where}' has no such axis")
     if axis in found:
@@ -412,7 +419,7 @@ def _replaced(value: Tensor, chosen: list[tuple[int, Sequence[int]]], change: Ca
 
 
 def _compact(indices: Sequence[int] | None) -> slice | list[int]:
-    """Indices as a slice where they are a range."""
+    """Indices as a slice if they are a contiguous range."""
     if indices is None:
         return WHOLE
     first, n = indices[0] if indices else 0, len(indices)

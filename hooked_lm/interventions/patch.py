@@ -1,4 +1,4 @@
-"""Controllers that put in values from elsewhere: of another run, of other prompts, means of them; or hold values as they are."""
+"""Controllers that replace values by those of another forward pass, by means, or by resampled rows; and that freeze values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,19 +25,19 @@ class SourcedController(LocalController):
     """Replaces a part of a site by the same part of a source.
 
     Args:
-        source: values [batch, pos, ...] for one site, or a cache or dictionary of them by site. Leading axes that it lacks, and
-            axes of length 1, broadcast. None, in the classes that allow it: the value of the run itself at the site.
+        source: values [batch, pos, ...] for one site, or a cache or dictionary of values by site. Missing leading axes, and
+            axes of length 1, broadcast. None, in the classes that allow it: the site's value in the same forward pass.
         source_positions: the positions of the source whose values replace those at `positions`, one for each. None: the same
             positions; negative ones then count from the end of the source.
         positions: None means all of the prompt, and the source must be as long as the prompt.
 
-    Raises ValueError for `source_positions` without as many `positions`; during the run KeyError if the source has no value for
-    a site, ValueError for a source that is too short, or that does not broadcast.
+    Raises ValueError for `source_positions` without as many `positions`; in the forward pass, KeyError if the source has no
+    value for a site, ValueError for a source that is too short or does not broadcast.
     """
 
     source: Source = field(default=None, kw_only=True)
     source_positions: Indices = field(default=None, kw_only=True)
-    default_site: ClassVar[tuple[str, str] | None] = None  # in all layers; in one that is given besides
+    default_site: ClassVar[tuple[str, str] | None] = None  # (glob without `layer`, short name with `layer`)
 
     def __post_init__(self) -> None:
         self.hook_point, self.layer = self.place(self.hook_point, self.layer)
@@ -55,7 +55,7 @@ class SourcedController(LocalController):
 
     @classmethod
     def place(cls, hook_point: Site, layer: int | None) -> tuple[Site, int | None]:
-        """The site and layer that are meant: the default site of this kind, if it has one, where none is given."""
+        """The site and layer, with the default site of the class if no site is given."""
         if cls.default_site is None or hook_point != "":
             return hook_point, layer
         return cls.default_site[layer is not None], layer
@@ -64,16 +64,16 @@ class SourcedController(LocalController):
     def from_run(
         cls: type[Made], model: Any, prompt: Any, hook_point: Site = "", layer: int | None = None, **settings: Any
     ) -> Made:
-        """One whose source is what a run of another prompt leaves at the site, without gradients.
+        """A controller whose source is the site's value in a forward pass of another prompt, without gradients.
 
-        `prompt` is what the model is called with; a tuple is several arguments.
+        `prompt` is the argument of the model's call; a tuple is several arguments.
         """
         site, at = cls.place(hook_point, layer)
         names = model.names(site if at is None else (site, at))
         arguments = prompt if isinstance(prompt, tuple) else (prompt,)
         with torch.no_grad():
             _, cache = model.run_with_cache(*arguments, names_filter=names)
-        values = dict(cache.items())  # several of a module that is called several times
+        values = dict(cache.items())  # a module that is called several times has several values
         return cls(hook_point, layer, source=values if len(values) > 1 else next(iter(values.values())), **settings)
 
     def change(self, value: Any, hook: HookPoint) -> Any:
@@ -97,17 +97,17 @@ class SourcedController(LocalController):
             return None
         given = _with_axes(given, like, hook)
         source = self.made(given, like, hook)
-        if source is not given and given.dtype != like.dtype:  # means are those of the rounded values
+        if source is not given and given.dtype != like.dtype:  # as in `change`, which converts before the mean
             source = self.made(given.to(like.dtype), like, hook)
         return source if source.shape[part.pos_axis] in (1, like.shape[part.pos_axis]) else None
 
     def made(self, source: Tensor, value: Tensor, hook: HookPoint) -> Tensor:
-        """What of the source is put in for this value; the source as it is."""
+        """The new values computed from the source; here the source itself."""
         return source
 
     @property
     def _by_number(self) -> bool:
-        """Whether the positions are given as numbers, whose order is known before the run."""
+        """Whether the positions are given as numbers, whose order is known before the forward pass."""
         is_range = isinstance(self.positions, slice) and self.source_positions is not None
         return self.positions == "last_prompt" or is_range or isinstance(self.positions, (int, list))
 
@@ -121,7 +121,7 @@ class SourcedController(LocalController):
         return self.source[hook.name]
 
     def _taken(self, source: Tensor, part: Part) -> Tensor:
-        """What of the source belongs to a part."""
+        """The entries of the source for a part."""
         source = _with_later_keys(source, part)
         numbers: Sequence[int] | None
         for axis, n in enumerate(part.shape):
@@ -142,7 +142,7 @@ class SourcedController(LocalController):
         return source
 
     def _source_positions(self, along: Along, n: int, where: str) -> list[int]:
-        """Where in a source of `n` positions the values for the positions of a part stand."""
+        """The columns of a source with `n` positions that hold the values for the positions of a part."""
         asked, chosen = self.positions, along.orders
         padding = max(0, -along.shown.first)
         n_prompt = along.shown.n_prompt + padding
@@ -151,7 +151,7 @@ class SourcedController(LocalController):
                 f"the source has {n} positions, and there are {n_prompt} at '{where}': say by positions "
                 "which of them are meant"
             )
-        if n == n_prompt and self.source_positions is None:  # columns are the same
+        if n == n_prompt and self.source_positions is None:  # same columns as the value
             numbers = {position: position + padding for position in chosen}
         elif self._by_number:
             given = listed(asked if self.source_positions is None else self.source_positions)
@@ -174,8 +174,9 @@ class SourcedController(LocalController):
 
 @dataclass(eq=False, repr=False)
 class Patch(SourcedController):
-    """Puts the values of another run in (activation patching; Vig et al. 2020, arXiv:2004.12265; Meng et al. 2022,
-    arXiv:2202.05262): any site, positions, heads, features, rows. Raises ValueError without a source.
+    """Replaces values by those of another forward pass: activation patching at any site, positions, heads, features, rows.
+
+    Vig et al. 2020 (arXiv:2004.12265), Meng et al. 2022 (arXiv:2202.05262). Raises ValueError without a source.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.interventions.patch import Patch
@@ -197,35 +198,37 @@ class Patch(SourcedController):
 
 @dataclass(eq=False, repr=False)
 class PatchResidual(Patch):
-    """`Patch` at the stream after a layer, `hook_resid_post`."""
+    """`Patch` at the residual stream after a layer, `hook_resid_post`."""
 
     default_site = ("*.hook_resid_post", "resid_post")
 
 
 @dataclass(eq=False, repr=False)
 class PatchHead(Patch):
-    """`Patch` at what heads give, `hook_z`; `heads` says which."""
+    """`Patch` at the outputs of attention heads, `hook_z`; `heads` selects heads."""
 
     default_site = ("*.attn.hook_z", "z")
 
 
 @dataclass(eq=False, repr=False)
 class PatchMLP(Patch):
-    """`Patch` at what MLPs add to the stream, `hook_mlp_out`."""
+    """`Patch` at the outputs of MLPs, `hook_mlp_out`."""
 
     default_site = ("*.hook_mlp_out", "mlp_out")
 
 
 @dataclass(eq=False, repr=False)
 class MeanAblate(SourcedController):
-    """Puts a mean in: of a source, e.g. a cache of many prompts, or of the run itself (Wang et al. 2022, arXiv:2211.00593).
+    """Replaces values by a mean over a source, e.g. a cache of many prompts, or over the same forward pass.
+
+    Wang et al. 2022 (arXiv:2211.00593).
 
     Args:
-        over: what the mean is taken over: "batch" (each position has its own), "pos" (each row has its own) or "batch pos".
-            Padding counts as what it is. Without a source it is what the run shows at the time: during generation with a
-            key/value cache, means over positions are those of the new token alone.
+        over: the axes of the mean: "batch" (a mean for each position), "pos" (a mean for each row) or "batch pos". Padding is
+            included. Without a source, generation with a key/value cache shows one new token at a time, and a mean over
+            positions is over that token alone.
 
-    Raises ValueError for another `over`; during the run for "pos" at a site without positions.
+    Raises ValueError for another `over`; in the forward pass for "pos" at a site without positions.
     """
 
     over: str = field(default="batch", kw_only=True)
@@ -251,12 +254,13 @@ class MeanAblate(SourcedController):
 
 @dataclass(eq=False, repr=False)
 class ResampleAblate(SourcedController):
-    """Gives each row of the batch the values of another prompt (causal scrubbing; Chan et al. 2022).
+    """Replaces each row of the batch by the values of another prompt (causal scrubbing; Chan et al. 2022).
 
-    Of the run itself: rows change places so that none keeps its own. Of a source: a row is drawn for each. The same rows at
-    every site, position and step; drawn from `seed`, the global generators are left alone.
+    Without a source, rows of the batch are permuted so that none keeps its values. With a source, a row of it is drawn for
+    each. The rows depend only on `seed`: they are the same at every site, position and step. The global random generators are
+    not used.
 
-    Raises ValueError during the run if it has a single row, and there is no source.
+    Raises ValueError in the forward pass for a batch of one row without a source.
     """
 
     seed: int = field(default=0, kw_only=True)
@@ -280,10 +284,10 @@ class ResampleAblate(SourcedController):
 
 @dataclass(eq=False, repr=False)
 class FreezeAttention(Patch):
-    """Holds attention patterns at given values, so that only what is moved can change, not where from (Elhage et al. 2021,
-    "A Mathematical Framework for Transformer Circuits"). By default those of all layers.
+    """Freezes attention patterns at given values, so that OV circuits can change but QK circuits cannot. Default: all layers.
 
-    During generation the rows of the prompt are held; new tokens attend freely.
+    Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits". During generation the patterns of the prompt are
+    frozen; those of new tokens are not.
     """
 
     default_site = ("*.attn.hook_pattern", "pattern")
@@ -291,8 +295,10 @@ class FreezeAttention(Patch):
 
 @dataclass(eq=False, repr=False)
 class FreezeNorm(SourcedController):
-    """Holds the divisors of norms, `hook_scale`: at given values, or without a source as constants for the gradient, so that a
-    norm is linear in what it divides. By default those of all norms, or of all in a layer, which is counted from 0."""
+    """Freezes the divisors of norms, `hook_scale`, so that a norm is linear in its input. Default: all norms, or all of `layer`.
+
+    With a source, at its values; without, at those of the forward pass, detached from the graph. `layer` counts from 0.
+    """
 
     default_site = ("*.hook_scale", "scale")
 
@@ -312,7 +318,7 @@ class FreezeNorm(SourcedController):
 
 
 def other_rows(n: int, generator: torch.Generator) -> Int[Tensor, " row"]:
-    """For each of `n` rows another one, drawn as one cycle through all of them."""
+    """Another row for each of `n` rows: a random cyclic permutation."""
     order = torch.randperm(n, generator=generator)
     donors = torch.empty_like(order)
     donors[order] = order.roll(1)
@@ -324,7 +330,7 @@ def _put(new: Tensor, part: Part, old: Tensor) -> Tensor:
 
 
 def _of_site(source: Mapping[str, Tensor], site: Any) -> Source:
-    """What of a source a site needs, as far as the names say."""
+    """The values of a source for a site, or all of them if its names do not match the site."""
     if isinstance(site, str) and f"{site}@1" in source:
         return {name: value for name, value in source.items() if name.partition("@")[0] == site}
     if isinstance(site, (str, tuple)) and site in source:
@@ -336,7 +342,7 @@ def _of_site(source: Mapping[str, Tensor], site: Any) -> Source:
 
 
 def _with_axes(source: Tensor, value: Tensor, hook: HookPoint) -> Tensor:
-    """The source with the axes that it lacks in front."""
+    """The source with missing leading axes added, of length 1."""
     if source.ndim > value.ndim:
         raise ValueError(
             f"the source has shape {tuple(source.shape)}, which does not broadcast to {tuple(value.shape)} at '{hook.name}'"
@@ -350,7 +356,7 @@ def _has_positions(source: Tensor, hook: HookPoint) -> bool:
 
 
 def _with_later_keys(source: Tensor, part: Part) -> Tensor:
-    """Rows of a pattern as wide as those of a text that has grown since: nobody attends to what comes later."""
+    """Attention patterns padded to the current number of keys, with no attention to keys after the source."""
     if "key_pos" not in part.dims or part.along is None or not part.along.shown.is_generating:
         return source
     axis = part.dims.index("key_pos")

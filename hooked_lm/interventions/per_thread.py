@@ -1,4 +1,4 @@
-"""What hook objects keep besides their settings, when several threads run with the same object."""
+"""State of hook objects that several threads share."""
 
 import threading
 from collections.abc import Callable
@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 class PerThread(Generic[Value]):
-    """A value that each thread has for itself; copies and pickles begin anew.
+    """A separate value for each thread; copies and pickles start empty.
 
     >>> seen = PerThread(list)
     >>> seen.value.append(1)
@@ -25,7 +25,7 @@ class PerThread(Generic[Value]):
 
     @property
     def value(self) -> Value:
-        """The value of this thread, which `make` created."""
+        """The value of this thread, created by `make` on first use."""
         thread = threading.current_thread()
         if thread not in self._values:
             self._values[thread] = self._make()
@@ -36,7 +36,7 @@ class PerThread(Generic[Value]):
         self._values[threading.current_thread()] = value
 
     def anew(self) -> "PerThread[Value]":
-        """One in which no thread has a value yet."""
+        """A copy without any values."""
         return PerThread(self._make)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -44,7 +44,7 @@ class PerThread(Generic[Value]):
 
 
 class Lock:
-    """A reentrant lock in an object that can be copied and pickled: each copy has a lock of its own."""
+    """A reentrant lock that can be copied and pickled; each copy is a new lock."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -56,7 +56,7 @@ class Lock:
         self._lock.release()
 
     def anew(self) -> "Lock":
-        """Another lock."""
+        """A new lock."""
         return Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:

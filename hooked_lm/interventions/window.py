@@ -1,4 +1,4 @@
-"""Controllers in the engine, which computes some positions of a prompt at a time."""
+"""Applies controllers in the engine, which computes some positions of a prompt at a time."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,7 +13,7 @@ from hooked_lm.interventions.base import Controller
 
 @dataclass(frozen=True, eq=False)
 class Window(WindowFunction):
-    """A controller at a site: what it makes of some positions. `axis` is that of the positions."""
+    """A controller applied to some positions of a site. `axis` is the axis of positions."""
 
     controller: Controller
     site: str
@@ -25,7 +25,7 @@ class Window(WindowFunction):
 
 
 class WindowPoint(HookPoint):
-    """A point that shows `n` positions from `first` on, of a prompt of `n_pos`, as a step that reads a part of it."""
+    """A hook point for `n` positions from `first` on of a prompt of `n_pos`, like a generation step on part of the prompt."""
 
     def __init__(self, name: str, dims: tuple[str, ...], first: int, n: int, n_pos: int) -> None:
         super().__init__(*dims)
@@ -45,5 +45,5 @@ _point = lru_cache(1024)(WindowPoint)
 
 @lru_cache(64)
 def constant(number: float, n_axes: int) -> Tensor:
-    """A number that broadcasts to a site: the same tensor in all cells, so that the engine compares it with the base run once."""
+    """A number that broadcasts to a site; cached, so that the engine compares it with the base run only once."""
     return torch.full([1] * n_axes, number, dtype=torch.float64)
