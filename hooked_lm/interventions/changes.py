@@ -1,4 +1,4 @@
-"""From hooks as users give them (objects, pairs, lists of these) to the changes of a run that the engine carries out."""
+"""Converts hooks as users give them (objects, pairs, lists of these) to the changes that the engine applies."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -25,14 +25,14 @@ def changes_of(
     names: Sequence[str] = (),
     like: Mapping[str, Tensor] | None = None,
 ) -> list[list[Change]]:
-    """The changes that each cell of hooks makes in a run of these tokens.
+    """The changes that the hooks of each cell make in a forward pass of these tokens.
 
-    `like` are tensors with the shapes and dtypes of the values of that run at sites where these are known; other sites are looked
-    up by a run of one token.
+    `like` maps sites to tensors with the shape and dtype of their values in that forward pass; missing sites are determined by
+    a forward pass of one token.
 
-    Raises, with the name of the cell and the hook, what the hooks would raise in the run: KeyError for a site that does not
-    exist, IndexError for an index out of range, ValueError for settings that do not fit the site; TypeError for what changes no
-    value, such as a detector or a controller of gradients.
+    Raises the errors of the hooks in advance, with the cell and the hook: KeyError for a site that does not exist, IndexError
+    for an index out of range, ValueError for settings that do not fit the site; TypeError for a hook that changes no value,
+    such as a detector or a controller of gradients.
     """
     labels = names or [str(number) for number in range(len(cells))]
     known: dict[Any, list[HookPoint]] = {}
@@ -49,7 +49,7 @@ def changes_of(
 
 
 def listed_hooks(cell: Hooks) -> list[Any]:
-    """The hooks of a cell, in the order in which they run; those that are switched off left out."""
+    """The enabled hooks of a cell, in the order in which they run."""
     hooks = [hook for hook in _flat(cell) if not isinstance(hook, HookObject) or hook.is_enabled]
     return sorted(hooks, key=lambda hook: getattr(hook, "when", "post") != "pre")
 
@@ -64,7 +64,7 @@ def _flat(cell: Hooks) -> Iterator[Any]:
 
 
 def _points(model: HookedRootModule, hook: Any, cell: str, known: dict[Any, list[HookPoint]]) -> list[HookPoint]:
-    """The points at which a hook changes something; raises TypeError if it changes no value. `known` are those found before."""
+    """The points at which a hook acts; raises TypeError if it changes no value. `known` caches the points of sites."""
     try:
         if isinstance(hook, (Edit, Rewrite)):
             return model.points(hook.site)
@@ -95,7 +95,7 @@ def _change(hook: Any, point: HookPoint, like: Mapping[str, Tensor], cell: str) 
 
 
 def _named(error: Exception, cell: str, hook: Any) -> Exception:
-    """The same error, which says in which cell and at which hook it arose."""
+    """The same error with the cell and the hook in its message."""
     return type(error)(f"cell '{cell}', {hook!r}: {error}")
 
 
@@ -103,7 +103,7 @@ def _named(error: Exception, cell: str, hook: Any) -> Exception:
 
 
 def labels_of(model: HookedRootModule, cells: Sequence[Hooks]) -> list[str]:
-    """A label for each cell, such as "ZeroAblate z L5H3"; equal ones are numbered."""
+    """A label for each cell, such as "ZeroAblate z L5H3"; duplicates are numbered."""
     labels: list[str] = []
     for cell in cells:
         label = " + ".join(map(label_of, listed_hooks(cell))) or "unchanged"
@@ -113,7 +113,7 @@ def labels_of(model: HookedRootModule, cells: Sequence[Hooks]) -> list[str]:
 
 
 def label_of(hook: Any) -> str:
-    """What a hook does and where, in few words.
+    """A short description of a hook: what it does, and where.
 
     >>> from hooked_lm.interventions import ZeroAblate
     >>> label_of(ZeroAblate("z", 5, heads=[3], positions=-1)), label_of(ZeroAblate("resid_pre", 2))
@@ -135,7 +135,7 @@ def label_of(hook: Any) -> str:
 
 
 def _site(site: Any) -> str:
-    """A site in few words: "z L5" for ("z", 5)."""
+    """A short description of a site: "z L5" for ("z", 5)."""
     if is_shorthand(site) and len(site) == 2 and isinstance(site[0], str):
         return f"{site[0]} L{site[1]}"
     return site if isinstance(site, str) else repr(site)

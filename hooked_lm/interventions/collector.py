@@ -1,4 +1,4 @@
-"""Collectors: detectors that add up what they are shown, in memory or in a store on disk."""
+"""Collectors: detectors that accumulate results in memory or in a store on disk."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,10 +17,10 @@ __all__ = ["Collector"]
 
 @dataclass(eq=False, repr=False)
 class Collector(Detector):
-    """A detector that may be given a `store`: a directory, or a `Run` that several share, into which it writes what it found.
+    """A detector that can write its results to a `store`: a directory, or a `Run` that several detectors share.
 
-    It is shown the live value, without a copy, and neither writes into it nor keeps it. Runs of several threads may share one:
-    they add to it one after the other.
+    `see` gets the value itself, not a copy, and must neither change nor keep it. Several threads may share a collector; a lock
+    serialises their calls.
     """
 
     store: str | Path | Run | None = field(default=None, kw_only=True)
@@ -37,7 +37,7 @@ class Collector(Detector):
 
     @property
     def run(self) -> Run:
-        """The run of the store that this writes into. Raises ValueError without a store."""
+        """The run of the store that this detector writes to; ValueError without a store."""
         if self.store is None:
             raise ValueError(f"{self!r} has no store: give store=, a directory")
         if self._run is None:
@@ -51,7 +51,7 @@ class Collector(Detector):
         return found
 
     def settings_for_file(self, file: HookFile) -> dict[str, Any]:
-        """As for any hook object; a store in the folder of the file is written relative to that."""
+        """As for any hook object; a store inside the folder of the file is saved as a relative path."""
         found = self.to_dict()
         if self.store is not None:
             store = Path(found["store"]).absolute()
@@ -60,7 +60,7 @@ class Collector(Detector):
 
     @classmethod
     def settings_from_file(cls, settings: dict[str, Any], file: HookFile) -> dict[str, Any]:
-        """The settings, with the store that was given to `load`, or one inside the folder of the file."""
+        """The settings with the `store` of `load`, or else the file's store, which must be inside the folder of the file."""
         given = settings.get("store")
         if given is None:
             return settings

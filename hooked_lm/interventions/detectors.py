@@ -1,4 +1,4 @@
-"""Detectors: hook objects that watch. Record, Output and NanGuard; see also input_tokens.py, statistics.py, top_examples.py."""
+"""Detectors: hook objects that only read values. Record, Output, NanGuard; see also input_tokens, statistics, top_examples."""
 
 import warnings
 from collections.abc import Sequence
@@ -23,22 +23,22 @@ PARTS = ("rows", "positions", "heads", "features")
 
 @dataclass(eq=False, repr=False)
 class Record(Collector):
-    """Keeps the values of its sites, of every call: of each batch, and in cached generation of each step.
+    """Keeps copies of the values of its sites for every call: each batch, and each step of cached generation.
 
-    What is kept is a copy that nothing else holds; a copy on another device has arrived when the call is over.
+    Copies to another device are synchronous.
 
     Args:
-        rows, positions, heads, features: indices of the batch, of the positions, of the heads and of the last axis to keep: an
-            int (the axis stays, with length 1), a list, tuple or array of ints, or a `slice` for a range. Positions are columns
-            of what one call passes: in generation with a key/value cache, -1 is the new token of each step.
-        dtype, device: what to keep values in (whole numbers stay whole) and where; as they are if None.
-        axes: the names of the axes, e.g. ("batch", "pos", "d_model"), where the point does not know them: in a wrapped module.
-        most_calls, most_bytes: how much to keep in memory, of all sites together. A store gets everything.
+        rows, positions, heads, features: indices of the batch, the positions, the heads and the last axis to keep: an int (the
+            axis is kept, with length 1), a list, tuple or array of ints, or a `slice`. Positions are columns of one call's
+            value: in generation with a key/value cache, -1 is the new token of each step.
+        dtype, device: dtype (of floating-point values) and device of the copies; unchanged if None.
+        axes: the names of the axes, e.g. ("batch", "pos", "d_model"), for points without axis names (wrapped modules).
+        most_calls, most_bytes: limits of what is kept in memory, for all sites together. A store gets everything.
         at_cap: "stop" keeps no more, and warns once; "oldest" drops the oldest, and raises MemoryError for a single value above
             the limit; "raise" raises MemoryError.
 
-    Raises ValueError for a part of an axis that a site does not have, IndexError for an index out of range, TypeError for
-    what is no tensor.
+    Raises ValueError for indices of an axis that a site lacks, IndexError for an index out of range, TypeError for a value
+    that is not a tensor.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -76,14 +76,14 @@ class Record(Collector):
 
     @classmethod
     def settings_from_file(cls, settings: dict[str, Any], file: HookFile) -> dict[str, Any]:
-        """The settings; in the first version of the format a tuple was a range."""
+        """The settings; in version 1 of the format a tuple meant a range."""
         if file.version == 1:
             ranges = {name: slice(*settings[name]) for name in PARTS if isinstance(settings.get(name), tuple)}
             settings = {**settings, **ranges}
         return super().settings_from_file(settings, file)
 
     def clear(self) -> None:
-        """Forget everything; a store keeps what was written."""
+        """Deletes the values in memory; a store is not changed."""
         self._kept: list[tuple[str, Tensor]] = []
         self._dims: dict[str, tuple[str, ...]] = {}
         self.n_bytes, self.n_dropped = 0, 0
@@ -136,22 +136,22 @@ class Record(Collector):
         self.n_dropped += 1
 
     def _fits(self, size: int, kept: Sequence[Any], n_bytes: int) -> bool:
-        """Whether a value of that size may be kept beside others."""
+        """Whether a value of that size may be kept in addition to `kept`."""
         enough_calls = self.most_calls is None or len(kept) < self.most_calls
         return enough_calls and (self.most_bytes is None or n_bytes + size <= self.most_bytes)
 
     @property
     def values(self) -> dict[str, list[Tensor]]:
-        """What was kept, by site, a tensor for each call."""
+        """The kept values: site -> one tensor for each call."""
         found: dict[str, list[Tensor]] = {}
         for name, value in self._kept:
             found.setdefault(name, []).append(value)
         return found
 
     def stacked(self, site: str | None = None) -> Tensor:
-        """The values of a site (of the only one if None) along a new first axis, one for each call.
+        """The values of a site (None: the only one), stacked along a new first axis of calls.
 
-        Raises ValueError if their shapes differ, KeyError for a site that nothing was kept of.
+        Raises ValueError if their shapes differ, KeyError for a site without values.
         """
         _, values = self._of(site)
         if len(shapes := list(dict.fromkeys(tuple(value.shape) for value in values))) > 1:
@@ -159,7 +159,7 @@ class Record(Collector):
         return torch.stack(values)
 
     def joined(self, site: str | None = None, axis: str = "batch") -> Tensor:
-        """The values of a site put together along an axis: "batch" for batches, "pos" for the steps of cached generation.
+        """The values of a site concatenated along an axis: "batch" for batches, "pos" for the steps of cached generation.
 
         Raises ValueError for an axis that the site does not have.
         """
@@ -180,10 +180,9 @@ class Record(Collector):
 
 @dataclass(eq=False, repr=False)
 class Output(Record):
-    """Records what the model says: the logits, before a soft cap or a factor if there is one; with "unembed.hook_in" the last
-    stream.
+    """Records the logits, before any soft cap or scaling; with "unembed.hook_in", the input of the unembedding.
 
-    Both sites are in every model class. In generation it asks for the logits of all positions, not of the last one alone.
+    Every model class has both sites. In generation, logits are then computed at all positions instead of the last alone.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -200,8 +199,7 @@ class Output(Record):
 class NanGuard(Collector):
     """Raises ValueError at the first value that is NaN or infinite: its site, its index and how many there are.
 
-    Scores of attention are -inf where they are masked, by design: watch them with `nan_only`. With a store, the value is
-    written there first.
+    Masked attention scores are -inf by design: use `nan_only` for them. With a store, the value is first written there.
 
     >>> import torch
     >>> from hooked_lm.hooks import wrap
@@ -218,7 +216,7 @@ class NanGuard(Collector):
         if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
             return
         value = value.detach()
-        if bool(value.sum().isfinite()):  # then every summand is
+        if bool(value.sum().isfinite()):  # then every entry is finite
             return
         bad = value.isnan() if self.nan_only else ~value.isfinite()
         if not (count := int(bad.sum())):
@@ -235,7 +233,7 @@ class NanGuard(Collector):
 
 @dataclass(eq=False, repr=False)
 class NanGradientGuard(NanGuard):
-    """The same on the gradient: the first one that is NaN or infinite, going backwards."""
+    """`NanGuard` for gradients: raises at the first one in the backward pass that is NaN or infinite."""
 
     direction: ClassVar[str] = "bwd"
 

@@ -1,4 +1,4 @@
-"""Hook objects on gradients: what a site hands back to the layers before it."""
+"""Hook objects on the gradients that flow from a site to earlier layers."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -12,7 +12,7 @@ from hooked_lm.interventions.part import Part, PartEditor, check_finite
 
 @dataclass(eq=False, repr=False)
 class ScaleGradient(PartEditor):
-    """Multiplies the gradient of a part of a site by a number; 0 stops it, -1 turns it round. Values stay as they are.
+    """Multiplies the gradient of a part of a site by a number: 0 stops it, -1 reverses it. Values do not change.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.interventions.gradients import ScaleGradient
@@ -36,13 +36,13 @@ class ScaleGradient(PartEditor):
 
 @dataclass(eq=False, repr=False)
 class ClipGradient(PartEditor):
-    """Keeps the gradient of a part of a site small; a gradient that is small enough stays as it is, bit for bit.
+    """Clips the gradient of a part of a site; a gradient within the limits is unchanged, bit for bit.
 
     Args:
-        max_norm: the largest length of the part's gradient, each row of the batch by itself; a longer one keeps its direction.
-        max_value: the largest absolute value of a number in it.
+        max_norm: the largest norm of the part's gradient, separately for each row of the batch; a larger one is scaled down.
+        max_value: the largest absolute value of an entry.
 
-    Raises ValueError if neither is given, or one of them is not above 0.
+    Raises ValueError if neither is given, or if one of them is not above 0.
     """
 
     max_norm: float | int | None = field(default=None, kw_only=True)
@@ -64,13 +64,13 @@ class ClipGradient(PartEditor):
             return value
         axes = list(range(1, value.ndim))
         largest = value.abs().amax(axes, keepdim=True)
-        scaled = value / largest  # as squares of large numbers are beyond what half precision holds
+        scaled = value / largest  # squares of large numbers overflow in half precision
         norms = torch.linalg.vector_norm(scaled, dim=axes, keepdim=True)
         return torch.where(norms * largest > self.max_norm, scaled * (self.max_norm / norms), value)
 
 
 @dataclass(eq=False, repr=False)
 class RecordGradient(Record):
-    """`Record` of the gradient: a copy of each that comes, apart from the graph."""
+    """`Record` for gradients: keeps a detached copy of each."""
 
     direction: ClassVar[str] = "bwd"

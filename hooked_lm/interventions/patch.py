@@ -284,7 +284,7 @@ class ResampleAblate(SourcedController):
 
 @dataclass(eq=False, repr=False)
 class FreezeAttention(Patch):
-    """Freezes attention patterns at given values, so that OV circuits can change but QK circuits cannot. Default: all layers.
+    """Freezes attention patterns at given values: what heads move can change, where they attend cannot. Default: all layers.
 
     Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits". During generation the patterns of the prompt are
     frozen; those of new tokens are not.

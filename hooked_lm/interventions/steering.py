@@ -1,4 +1,4 @@
-"""Steering: directions that tell two sides of prompts apart, how well they do, and runs that are pushed along them."""
+"""Steering vectors: directions that separate two sets of prompts, their quality, and sweeps of steered forward passes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 FORMAT = "hooked_lm.SteeringVectors"
-Layers = str | int | Sequence[int]  # "each", a layer or some
+Layers = str | int | Sequence[int]  # "each", a layer or several
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SteeringVectors:
-    """A direction for each layer, from the negative to the positive side; `steering_vectors` makes them.
+    """A direction for each layer, from the negative to the positive prompts; computed by `steering_vectors`.
 
     Args:
-        directions: layer -> [d_model]. As long as the means of the two sides are apart along it: a coefficient of 1 moves a
-            value from the negative mean to the positive one.
-        midpoints: layer -> how far along the direction the middle between the sides lies, in lengths of the direction.
-        separation: how well each direction tells held-out pairs apart: Scores with the axes metric, layer, and "of": the method,
-            and random directions beside it. A value for each held-out pair. The metrics are accuracy (with the threshold of the
-            training pairs), auc, and d_prime, how far apart the sides are in standard deviations of one.
-        site: the short name of the site that they belong to.
-        method: how they were made.
+        directions: layer -> [d_model]. The length is the distance between the means of the two sides along the direction, so
+            a coefficient of 1 moves a value from the negative mean to the positive one.
+        midpoints: layer -> the projection of the midpoint between the sides, in lengths of the direction.
+        separation: how well each direction separates held-out pairs: Scores with the axes metric, layer, and "of" (the method,
+            "random" as a control), one value for each held-out pair. The metrics are accuracy (with the threshold of the
+            training pairs), auc, and d_prime, the distance between the sides in standard deviations of one side.
+        site: the short name of the site.
+        method: the method that computed them.
 
-    Raises ValueError for layers that do not go together.
+    Raises ValueError if the arguments have different layers.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -73,23 +73,23 @@ class SteeringVectors:
 
     @property
     def layers(self) -> list[int]:
-        """The layers that there is a direction for."""
+        """The layers with a direction."""
         return list(self.directions)
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """How the directions came about: model, versions, seed, settings."""
+        """Metadata of the directions: model, versions, seed, settings."""
         return self.separation.about
 
     # ---- how good they are -------------------------------------------------------------------------------------------
 
     def best_layer(self) -> int:
-        """The layer whose direction separates held-out pairs best: by accuracy, then by AUC; of equals the first."""
+        """The layer whose direction separates held-out pairs best, by accuracy, then by AUC; the first one in a tie."""
         accuracy, auc, _ = self.separation.select(of=self.method).mean.tolist()
         return max(self.layers, key=lambda layer: (accuracy[self.layers.index(layer)], auc[self.layers.index(layer)]))
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each layer: the separation by its direction and by random ones, and its length."""
+        """A row for each layer: the separation by its direction and by random ones, and the norm of the direction."""
         table: dict[str, Any] = {"layer": self.layers}
         for of, prefix in ((self.method, ""), ("random", "random_")):
             for metric in METRICS:
@@ -97,7 +97,7 @@ class SteeringVectors:
         return pd.DataFrame({**table, "norm": [found.norm().item() for found in self.directions.values()]})
 
     def plot(self, metric: str = "accuracy", title: str = "") -> "go.Figure":
-        """A heat map of the separation of each layer, beside that of random directions."""
+        """A heat map of the separation by the direction of each layer and by random directions."""
         return self.separation.select(metric=metric).plot(title or f"{metric} on held-out pairs, {self.site}", True)
 
     # ---- steering ----------------------------------------------------------------------------------------------------
@@ -109,17 +109,17 @@ class SteeringVectors:
         positions: Positions = "all",
         unit: bool = False,
     ) -> list[AddDirection]:
-        """What adds `coefficient` directions to the site: hook objects for `model.hooks(...)`, one for each layer.
+        """Hook objects for `model.hooks(...)`, one for each layer, that add `coefficient` times the direction.
 
         Args:
-            coefficient: 1 moves as far as the two sides are apart, negative ones the other way.
-            layers: a layer, some, or "each"; None: the best one.
-            positions: "all"; "prompt", what is given to `generate`; "last_prompt", its last token; "generated", what comes
-                after it; or numbers, negative ones from the end of the prompt. A run outside of `generate` is all prompt, and
-                padding counts: give it texts of one length, or pad them on the left.
-            unit: whether the coefficient counts in units of the activations instead of lengths of the direction.
+            coefficient: 1 moves by the distance between the two sides; negative ones move in the opposite direction.
+            layers: a layer, several, or "each"; None: the best one.
+            positions: "all"; "prompt", the prompt of `generate`; "last_prompt", its last token; "generated", the tokens after
+                it; or numbers, negative ones from the end of the prompt. Outside `generate` all tokens are prompt, including
+                padding: use texts of one length, or pad them on the left.
+            unit: whether the direction is first scaled to length 1.
 
-        Raises ValueError for a layer that there is no direction for, and for positions of another name.
+        Raises ValueError for a layer without a direction, and for an unknown name of positions.
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
@@ -134,7 +134,7 @@ class SteeringVectors:
         return [AddDirection(self.site, layer, vector=self.direction(layer, unit), **options) for layer in chosen]
 
     def direction(self, layer: int, unit: bool = False) -> Float[Tensor, " d_model"]:
-        """The direction of a layer, as it is or with length 1. ValueError for one that has no length."""
+        """The direction of a layer, with `unit` scaled to length 1; ValueError if it is zero."""
         [layer] = self._chosen(layer)
         found = self.directions[layer]
         if unit and not found.norm() > 0:
@@ -152,10 +152,12 @@ class SteeringVectors:
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def project(self, model: Any, prompts: Prompts, layers: Layers = "each", batch_size: int = 32) -> Scores:
-        """How far prompts lie along the directions: 0 in the middle between the sides, 0.5 at the mean of the positive side
-        of the training pairs and -0.5 at that of the negative one, at the position that the directions were read at.
+        """Projects the activations of prompts on the directions.
 
-        Returns Scores with the axes layer and position. Positions of one text are its tokens; of several they count from
+        0 is the midpoint between the sides of the training pairs, 0.5 the mean of the positive and -0.5 that of the negative
+        side (at the position that the directions were computed at).
+
+        Returns Scores with the axes layer and position. For one text, positions are its tokens; for several they count from
         the end of each (-1: the last), with NaN before a text begins. Raises ValueError for a model of another width.
 
         >>> from hooked_lm import HookedTransformer
@@ -185,7 +187,7 @@ class SteeringVectors:
                 raise ValueError(f"the direction of layer {layer} is {width} wide, '{site}' {model.cfg.d_model}")
 
     def _along(self, sites: Mapping[int, str]) -> contrast.Take:
-        """Where the values of a site lie along its direction, [batch, pos], each row at the right; NaN where there is none."""
+        """A function that projects the values of a site on its direction: [batch, pos], right-aligned, NaN at padding."""
         layer_of = {site: layer for layer, site in sites.items()}
 
         def take(site: str, value: Tensor, real: Tensor, rows: slice) -> Tensor:
@@ -198,7 +200,7 @@ class SteeringVectors:
     # ---- files -------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Write everything to one safetensors file; `load` gives it back bit for bit."""
+        """Writes everything to one safetensors file; `load` restores it bit for bit."""
         tensors = {f"directions.{layer}": found for layer, found in self.directions.items()}
         told = {
             "site": self.site,
@@ -211,7 +213,7 @@ class SteeringVectors:
 
     @classmethod
     def load(cls, path: str | Path) -> "SteeringVectors":
-        """Read what `save` wrote. Raises ValueError for any other file."""
+        """Reads a file that `save` wrote; ValueError for any other file."""
         tensors, told = stored.read(path, FORMAT)
         midpoints = dict(told["midpoints"])
         separation = Scores(tensors["separation"], dict(told["axes"]), about=told["about"])
@@ -243,24 +245,24 @@ def steering_vectors(
     seed: int = 0,
     batch_size: int = 32,
 ) -> SteeringVectors:
-    """Directions that tell pairs of prompts apart, one for each layer, tried on pairs that they were not made of.
+    """Directions that separate pairs of prompts, one for each layer, evaluated on held-out pairs.
 
     Args:
         positive, negative: texts, or ids [batch, pos], as many of each; their lengths may differ.
         site: the short name of a site [batch, pos, d_model].
-        position: where in each prompt values are read: one number for all (-1: the last token of each), one for each pair, or
+        position: the position in each prompt: one number for all (-1: the last token of each), one for each pair, or
             [pair, 2] for positive and negative; or "mean" over all its tokens.
         method: "mean", the mean of the differences (contrastive activation addition, Rimsky et al. 2023, arXiv:2312.06681);
             "pca", the first principal component of the differences, taken with both signs (representation engineering, Zou et
             al. 2023, arXiv:2310.01405); "logistic", the weights of a logistic probe.
-        held_out: the share of the pairs that the directions are tried on, at least one pair.
-        seed: of the draw of these pairs and of the random directions.
-        batch_size: prompts in one pass; of these only the values at the position are kept.
+        held_out: the fraction of pairs held out for evaluation, at least one pair.
+        seed: seed of the choice of held-out pairs and of the random directions.
+        batch_size: prompts in one forward pass; only the values at the position are kept.
 
-    Returns SteeringVectors. Raises before anything runs: TypeError for a model that does not read one text, KeyError for a
-    site that no layer has, IndexError for a layer out of range, ValueError for sides of different size, fewer than two pairs,
-    and a method that there is not; then IndexError for a position that a prompt lacks, ValueError for values that are not
-    finite and for sides that are the same in all layers.
+    Returns SteeringVectors. Raises before any forward pass: TypeError for a model whose input is not one text, KeyError for
+    a site that no layer has, IndexError for a layer out of range, ValueError for sides of different size, fewer than two
+    pairs, and an unknown method; later IndexError for a position that a prompt lacks, ValueError for values that are not
+    finite and for sides that are equal in all layers.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -294,7 +296,7 @@ def steering_vectors(
 
 
 def _flush(parts: list[Tensor]) -> list[Tensor]:
-    """Rows of different length [batch, pos], made equal on the left."""
+    """Batches [batch, pos] of different length, padded on the left with NaN to the same length."""
     n_pos = max(part.shape[1] for part in parts)
     return [F.pad(part, (n_pos - part.shape[1], 0), value=torch.nan) for part in parts]
 
@@ -315,20 +317,20 @@ def sweep_steering(
     max_memory: int | str = "auto",
     progress: bool | None = None,
 ) -> SweepResult:
-    """The metric of steered runs, over layers and coefficients: what a run under `vectors.hooks(...)` gives, cell by cell.
+    """The metric under steering, over layers and coefficients; each cell equals a forward pass under `vectors.hooks(...)`.
 
     Args:
-        prompts: texts or ids [batch, pos]. Texts may differ in length; those of one length are run together, and nothing is
-            padded. A metric then reads positions from the end, and is one for any number of prompts.
+        prompts: texts or ids [batch, pos]. Texts may differ in length: those of one length run together, without padding.
+            The metric must then index positions from the end, and work for any number of prompts.
         metric: from logits [batch, pos, d_vocab] to a number for each prompt; or several by name.
-        positions: "all" (or "prompt", which is the same here), or "last_prompt": the last token of each.
+        positions: "all" (or "prompt", the same here), or "last_prompt": the last token of each.
         coefficients, layers, unit: as for `SteeringVectors.hooks`.
-        max_memory: "auto", or the bytes that a pass may take besides the model; cells share a pass where they fit.
+        max_memory: "auto", or the bytes that a forward pass may use in addition to the model; cells share passes if they fit.
 
-    Returns a SweepResult with the axes (metric), layer and coefficient, whose labels are numbers where they are whole and
-    strings such as "0.5" elsewhere; `.corrupted` is the run that is not steered, so `.effects()` is what steering changes.
-    Raises before anything runs: ValueError for coefficients that are none, given twice or not finite, and for positions that
-    such a run does not have.
+    Returns a SweepResult with the axes (metric), layer and coefficient; coefficient labels are ints if whole, otherwise
+    strings such as "0.5". `.corrupted` is the run without steering, so `.effects()` is the effect of steering.
+    Raises before any forward pass: ValueError for coefficients that are empty, repeated or not finite, and for other
+    positions.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis import metrics
@@ -364,7 +366,7 @@ def sweep_steering(
 
 
 def _labels(coefficients: Sequence[float | int]) -> list[Label]:
-    """Coefficients as labels; ValueError for none, the same twice, and what is no finite number."""
+    """Coefficients as labels; ValueError if they are empty, repeated or not finite."""
     if len(coefficients) == 0 or not all(map(math.isfinite, coefficients)):
         raise ValueError(f"coefficients are finite numbers, at least one, got {list(coefficients)}")
     if len(set(coefficients)) < len(coefficients):
@@ -373,7 +375,7 @@ def _labels(coefficients: Sequence[float | int]) -> list[Label]:
 
 
 def _ids(model: Any, prompts: Sequence[Any] | Tensor) -> list[Int[Tensor, "1 pos"]]:
-    """The ids of each prompt by itself; ValueError for a pair of texts, whose token types the runs of a sweep do not know."""
+    """The ids of each prompt separately; ValueError for pairs of texts, since sweeps do not support token types."""
     found = [contrast.tokenized(model, prompts[row : row + 1])[0:2] for row in range(len(prompts))]
     if any((types := options.get("token_type_ids")) is not None and bool(types.any()) for _, options in found):
         raise ValueError(
