@@ -1,4 +1,4 @@
-"""Where gradients explode, vanish or are not finite, site by site."""
+"""Finds the sites whose gradients explode, vanish or are not finite."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -13,11 +13,11 @@ from hooked_lm.interventions.per_thread import Lock
 
 @dataclass(eq=False, repr=False)
 class GradientReport(Detector):
-    """Measures the gradient of every site that it stands at, and says which are out of proportion.
+    """Measures the gradients of its sites, and reports exploding and vanishing ones.
 
     Args:
-        factor: a site's gradient explodes if its root mean square is so many times the median of all sites, and vanishes if it is
-            so many times smaller, or zero.
+        factor: a site's gradient explodes if its root mean square is more than `factor` times the median of all sites, and
+            vanishes if it is less than the median divided by `factor`, or zero.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -48,10 +48,10 @@ class GradientReport(Detector):
             self._sums.setdefault(hook.name or "", Sums()).add(value.detach())
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each site, in the order of computation.
+        """A row for each site, in the order of the forward pass.
 
-        `calls`; `rms` (root mean square), `largest` and `zeros` (the share that is 0) of the finite numbers; `not_finite`, how
-        many are NaN or infinite; `verdict`: "not finite", "explodes", "vanishes" or "".
+        Columns: `calls`; `rms` (root mean square), `largest` absolute value and `zeros` (fraction of 0) of the finite entries;
+        `not_finite`, the number of NaN or infinite entries; `verdict`: "not finite", "explodes", "vanishes" or "".
         """
         rows = [{"site": site, **sums.told()} for site, sums in reversed(self._sums.items())]
         table = pd.DataFrame(rows, columns=["site", "calls", "rms", "largest", "zeros", "not_finite"])
@@ -67,7 +67,7 @@ class GradientReport(Detector):
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong, a line for each site; empty if nothing is."""
+        """A message for each site with a problem; empty if there are none."""
         table = self.to_dataframe()
         wrong = table[table["verdict"] != ""].to_dict("records")
         return [
@@ -78,19 +78,19 @@ class GradientReport(Detector):
         ]
 
     def clear(self) -> None:
-        """Forget what was measured."""
+        """Deletes all measurements."""
         self._sums.clear()
 
 
 class Sums:
-    """What is known of the gradients at a site."""
+    """Running sums over the gradients at a site."""
 
     def __init__(self) -> None:
         self.calls = self.n = self.n_finite = self.n_zero = 0
         self.squares = self.largest = 0.0
 
     def add(self, gradient: Tensor) -> None:
-        """One more."""
+        """Adds a gradient."""
         finite = gradient[gradient.isfinite()].double()
         self.calls += 1
         self.n += gradient.numel()
@@ -100,7 +100,7 @@ class Sums:
         self.largest = max(self.largest, float(finite.abs().max()) if finite.numel() else 0.0)
 
     def told(self) -> dict[str, float | int]:
-        """In figures."""
+        """The columns of the report."""
         n = max(1, self.n_finite)
         return {
             "calls": self.calls,

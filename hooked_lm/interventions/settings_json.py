@@ -1,4 +1,4 @@
-"""Settings of hook objects as JSON and tensors, and checks of what a file gives back."""
+"""Settings of hook objects as JSON and tensors, and checks of settings from a file."""
 
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-DEEPEST = 20  # lists in lists
+DEEPEST = 20  # nested lists
 
 
 def as_json(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
-    """A setting as JSON; tensors are put into `tensors`, under their key. Raises ValueError for what a file cannot hold."""
+    """A setting as JSON; tensors are added to `tensors`. Raises ValueError for types that cannot be serialised."""
     if isinstance(value, Tensor):
         tensors[key] = value.detach()
         return {"tensor": key}
@@ -32,7 +32,7 @@ def as_json(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def from_json(value: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Any:
-    """The setting that `as_json` wrote. Raises ValueError for anything that it does not write."""
+    """The setting from the output of `as_json`; ValueError for anything else."""
     if depth > DEEPEST:
         raise ValueError(f"a setting is nested more than {DEEPEST} deep")
     if isinstance(value, list):
@@ -52,7 +52,7 @@ def from_json(value: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Any:
 
 
 def check_types(kind: type, settings: Mapping[str, Any]) -> None:
-    """Raises ValueError for settings that a class does not have, and for values of types that it does not take."""
+    """Raises ValueError for settings that a class does not have, and for values of the wrong type."""
     try:
         hints = get_type_hints(kind)
     except (NameError, TypeError):  # a user's class whose annotations cannot be evaluated
@@ -66,7 +66,7 @@ def check_types(kind: type, settings: Mapping[str, Any]) -> None:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value that JSON can hold, or a tensor, is of a type. What is not known here fits.
+    """Whether a JSON value or tensor matches a type hint; unsupported hints match everything.
 
     >>> fits(3, float | int | None), fits("3", float | int), fits([1, "a"], list[int])
     (True, False, False)

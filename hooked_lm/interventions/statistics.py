@@ -1,4 +1,4 @@
-"""Streaming statistics of sites: one pass over any number of batches, in memory that does not grow with them."""
+"""Streaming statistics of sites: one pass over any number of batches, in constant memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,16 +18,16 @@ from hooked_lm.results.scores import Scores
 
 __all__ = ["Statistics", "Summary"]
 
-AT_ONCE = 1 << 20  # entries that are looked at at a time
+AT_ONCE = 1 << 20  # entries in one chunk
 
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """What is known of a site: `count` vectors were seen, and of each entry of [*features] the rest, in double precision.
+    """Statistics of a site over `count` vectors, for each entry of [*features], in double precision.
 
-    `variance` is that of the data itself (divided by `count`). `covariance` is [*features, *features]. `histogram` is
-    [*features, bin], how many values lie from one of the `edges` to the next, the last one included; `below` and `above`
-    [*features] are those outside.
+    `variance` is the population variance (divided by `count`). `covariance` is [*features, *features]. `histogram` is
+    [*features, bin]: counts of the values between neighbouring `edges`, including the last edge; `below` and `above`
+    [*features] count the values outside.
     """
 
     count: int
@@ -46,7 +46,7 @@ class Summary:
         return self.variance.sqrt()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that there is, by name."""
+        """The statistics that were computed, by name."""
         found = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         return {"count": torch.tensor(self.count), **found}
 
@@ -62,7 +62,7 @@ class _Moments:
         self.minimum = torch.full_like(self.mean, torch.inf)
         self.maximum = torch.full_like(self.mean, -torch.inf)
         self.edges = None if edges is None else edges.to(self.mean)
-        n_bins = 0 if edges is None else len(edges) + 1  # with one on each side
+        n_bins = 0 if edges is None else len(edges) + 1  # including one below and one above
         self.histogram = torch.zeros((size, n_bins), dtype=torch.long, device=device)
 
     @property
@@ -71,7 +71,7 @@ class _Moments:
         return [self.mean, self.spread, self.minimum, self.maximum, self.histogram, *edges]
 
     def add(self, values: Shaped[Tensor, "sample feature"]) -> None:
-        """See more vectors, some at a time."""
+        """Adds vectors, in chunks."""
         values = values if values.is_floating_point() else values.double()
         for part in values.split(max(1, AT_ONCE // max(1, values.shape[1]))):
             if len(part):
@@ -86,13 +86,13 @@ class _Moments:
             self.histogram += self._counted(values, self.edges)
         values = values.double() if has_pairs else values
         near = values.mean(0)
-        deviations = values - near  # small numbers, so their sums are right, and tell how far from the mean `near` is
+        deviations = values - near  # small numbers, so their sums are exact enough to correct `near`
         off = deviations.sum(0).double() / n
         squares = deviations.T @ deviations if has_pairs else deviations.square_().sum(0).double()
         self.merge(n, near.double() + off, squares - n * (torch.outer(off, off) if has_pairs else off.square()))
 
     def merge(self, count: int, mean: Tensor, spread: Tensor) -> None:
-        """Add the moments of other data (Chan, Golub and LeVeque 1979): no difference of large sums is ever taken."""
+        """Adds the moments of other data (Chan, Golub and LeVeque 1979), without differences of large sums."""
         total = self.count + count
         if not count:
             return
@@ -103,7 +103,7 @@ class _Moments:
         self.count = total
 
     def _counted(self, values: Tensor, edges: Tensor) -> Tensor:
-        """How many values are in each bin, [feature, bin]: below, between the edges, above; NaN in none."""
+        """The number of values in each bin, [feature, bin]: below, between the edges, above; NaN is not counted."""
         n_bins = len(edges) + 1
         bins = torch.bucketize(values, edges, right=True)
         bins -= (values == edges[-1]).long()
@@ -124,22 +124,22 @@ class _Moments:
 
 @dataclass(eq=False, repr=False)
 class Statistics(Streaming[_Moments]):
-    """Mean, variance, covariance, extremes and histogram of sites, over all batches that it is shown.
+    """Mean, variance, covariance, extremes and histogram of sites, over all batches.
 
-    Deviations are taken from the mean of some vectors at a time, before they are squared, and these are merged in double
-    precision: a variance of 1 around a mean of a million is right to six digits, in data of fp32.
+    Deviations from the mean are computed in chunks and merged in double precision: with fp32 data, a variance of 1 around a
+    mean of a million is exact to six digits.
 
     Args:
-        n_axes: how many of the last axes are features; the others are samples. 1 is each entry of a vector (of all heads
-            together), 2 at ("z", 3) each entry of each head, 0 one number for everything.
-        covariance: whether that of all features with each other is kept, too.
-        edges: of the bins of a histogram, rising.
+        n_axes: how many of the last axes are features; the others are samples. 1 is each entry of a vector (heads are
+            samples), 2 at ("z", 3) each entry of each head, 0 one number for everything.
+        covariance: whether to compute the covariance of all features.
+        edges: the increasing edges of the histogram's bins.
 
-    Padding is left out where it is known: in generation, and in a run before which `batch(tokens, mask)` was called. In
-    generation without the key/value cache, which reads all tokens at every step, each token counts once. Both need a site whose
-    first axes are batch and position. While a batch is added, 8 MiB and what histograms and covariances need come on top.
+    Padding is excluded if it is known: in generation, and after `batch(tokens, mask)` before a forward pass. In generation
+    without the key/value cache, which computes all tokens at every step, each token counts once. Both need a site whose
+    first axes are batch and position. Adding a batch temporarily needs 8 MiB in addition to histograms and covariances.
 
-    Raises ValueError for edges that do not rise, a site with fewer axes, a mask that does not fit.
+    Raises ValueError for edges that do not increase, a site with fewer axes, a mask that does not fit.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -178,7 +178,7 @@ class Statistics(Streaming[_Moments]):
         state.add(value.reshape(-1, prod(features)))
 
     def _counted(self, value: Tensor, hook: HookPoint) -> Tensor:
-        """The part of a value that is neither padding nor was counted at an earlier step of generation."""
+        """The entries of a value that are not padding and were not counted at an earlier step of generation."""
         read, axis, name = self.inputs.latest, position_axis(value, hook), hook.name or ""
         if read is None or (read.n_new == read.ids.shape[1] and read.mask.all()):
             return value
@@ -192,7 +192,7 @@ class Statistics(Streaming[_Moments]):
         return value if axis is None else value.narrow(axis, n_seen, value.shape[axis] - n_seen)
 
     def __getitem__(self, site: str) -> Summary:
-        """What is known of a site. Raises KeyError if nothing was seen of it."""
+        """The statistics of a site; KeyError if it had no values."""
         if site not in self._states:
             raise KeyError(f"nothing was seen of '{site}'; there are {', '.join(self.sites) or 'no sites'}")
         return self._states[site].summary()
@@ -200,7 +200,7 @@ class Statistics(Streaming[_Moments]):
     def scores(self) -> Scores:
         """Mean, std, minimum and maximum with axes "site", "statistic" and "feature" (or "feature 0", "feature 1", ...).
 
-        Raises ValueError if nothing was seen, or the sites have not all the same number of features.
+        Raises ValueError if there were no values, or if the sites have different numbers of features.
         """
         shapes = {site: state.features for site, state in self._states.items()}
         if len(set(shapes.values())) != 1:
@@ -214,7 +214,7 @@ class Statistics(Streaming[_Moments]):
         return Scores(found[..., None], {"site": list(shapes), "statistic": names, **axes}, about=about)
 
     def merge(self, other: "Statistics") -> None:
-        """Add what another one saw, with the same settings. Raises ValueError if they differ; then nothing is added."""
+        """Adds the statistics of another object with the same settings; ValueError if they differ (then nothing is added)."""
         for setting in ("n_axes", "covariance", "edges"):
             if getattr(self, setting) != getattr(other, setting):
                 raise ValueError(f"{setting} is {getattr(self, setting)} here and {getattr(other, setting)} there")
@@ -230,25 +230,25 @@ class Statistics(Streaming[_Moments]):
             mine.histogram += theirs.histogram.to(mine.histogram)
 
     def write(self) -> None:
-        """Write what is known by now of each site into the store. Raises ValueError without one."""
+        """Writes the current statistics of each site to the store; ValueError without one."""
         run = self.run
         for site in self.sites:
             run.add(site, self[site].tensors(), detector=type(self).__name__, edges=self.edges)
 
     def to_file(self, path: str | Path) -> None:
-        """Write what is known to one safetensors file: `<site>/<name>`."""
+        """Writes the statistics to one safetensors file, as tensors `<site>/<name>`."""
         tensors = {f"{site}/{name}": value for site in self.sites for name, value in self[site].tensors().items()}
         stored.write(path, "hooked_lm.Statistics", tensors, {"sites": self.sites, "edges": self.edges})
 
     @staticmethod
     def from_file(path: str | Path) -> dict[str, Summary]:
-        """What `to_file` wrote, by site."""
+        """The statistics of a file that `to_file` wrote, by site."""
         tensors, told = stored.read(path, "hooked_lm.Statistics")
         return {site: summary_of(_of_site(tensors, site)) for site in told["sites"]}
 
 
 def summary_of(tensors: Mapping[str, Tensor]) -> Summary:
-    """A summary of its tensors by name, as a store gives them back."""
+    """The summary with these tensors, as read from a store."""
     rest: dict[str, Any] = {name: value for name, value in tensors.items() if name != "count"}
     return Summary(int(tensors["count"]), **rest)
 

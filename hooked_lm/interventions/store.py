@@ -1,4 +1,4 @@
-"""A directory of what detectors collected: runs, each with its batches; safetensors, and an index in JSON."""
+"""A directory of detector results: runs of batches, in safetensors files with an index in JSON."""
 
 import json
 import os
@@ -25,7 +25,7 @@ ABOUT, INDEX = "run.json", "index.jsonl"
 
 @dataclass(frozen=True)
 class Batch:
-    """What one site left in one call: where it is, and what was said about it. `load` reads the tensors."""
+    """The result of one site in one call: its file and metadata. `load` reads the tensors."""
 
     path: Path
     site: str
@@ -33,7 +33,7 @@ class Batch:
     about: dict[str, Any]
 
     def load(self) -> dict[str, Tensor]:
-        """The tensors, bit for bit. Raises ValueError if the file is gone or is no batch."""
+        """The tensors, bit for bit; ValueError if the file is missing or not a batch."""
         if not self.path.exists():
             raise ValueError(f"{self.path} is gone: its run was deleted")
         return stored.read(self.path, FORMAT)[0]
@@ -41,25 +41,25 @@ class Batch:
 
 @dataclass
 class Run:
-    """One collection in a store. `add` writes a batch, iterating gives them in the order in which they were written.
+    """One run of detectors in a store. `add` writes a batch; iteration yields batches in the order of writing.
 
-    Lines of the index are added when their file is whole, each in one piece: whoever reads sees whole batches only, and two
-    processes may write into one run.
+    A line is added to the index atomically, after its file is complete: readers see complete batches only, and several
+    processes may write to one run.
     """
 
     path: Path
     about: dict[str, Any] = field(default_factory=dict)
-    texts: list[str] | None = None  # those of the batches to come
+    texts: list[str] | None = None  # the default texts of new batches
 
     @property
     def id(self) -> str:
-        """The name by which its store knows it."""
+        """The key of the run in its store."""
         return self.path.name
 
     def add(self, site: str, tensors: Mapping[str, Tensor], texts: Sequence[str] | None = None, **about: Any) -> Batch:
-        """Write the tensors of a site; `texts` are those of its rows, else the run's own `texts`.
+        """Writes the tensors of a site; `texts` are the texts of its rows (default: the `texts` of the run).
 
-        Raises ValueError if the run was deleted, TypeError for something in `about` that JSON cannot hold.
+        Raises ValueError if the run was deleted, TypeError if `about` is not JSON serialisable.
         """
         if not self.path.is_dir():
             raise ValueError(f"the run {self.id} is not in {self.path.parent} any more: it was deleted")
@@ -80,11 +80,11 @@ class Run:
 
     @property
     def sites(self) -> list[str]:
-        """The sites that there is something of, in order."""
+        """The sites with batches, in the order of writing."""
         return list(dict.fromkeys(batch.site for batch in self))
 
     def read(self, site: str, name: str = "value") -> list[Tensor]:
-        """The tensor of this name of each batch of a site. Raises KeyError for a site or name that there is not."""
+        """The tensor `name` of each batch of a site; KeyError for an unknown site or name."""
         batches = [batch for batch in self if batch.site == site]
         if not batches:
             raise KeyError(
@@ -100,10 +100,10 @@ class Run:
 
 
 class Store:
-    """A directory that outlives the process: runs of detectors, listed, read back, deleted.
+    """A persistent directory of detector runs: list, read and delete them.
 
-    Several processes may use it at once: each run has a directory of its own, files appear when they are whole, and
-    a deleted run is gone at once.
+    Several processes may use it at once: each run has a separate directory, files are written atomically, and runs are
+    deleted atomically.
 
     >>> import tempfile, torch
     >>> store = Store(tempfile.mkdtemp())
@@ -120,7 +120,7 @@ class Store:
         self.path = Path(path)
 
     def start(self, **about: Any) -> Run:
-        """Begin a run; `about` is what JSON can hold. Versions and the time are told besides."""
+        """Starts a run; `about` is JSON-serialisable metadata. Versions and the time are added."""
         versions = {"hooked_lm": version("hooked-lm"), "torch": str(torch.__version__)}
         told = {**versions, **about, "started": time.time_ns()}
         text = json.dumps(told)
@@ -131,7 +131,7 @@ class Store:
         return Run(path, told)
 
     def runs(self) -> list[Run]:
-        """The runs, the first one first."""
+        """The runs, oldest first."""
         found = [Run(file.parent, _json(file)) for file in self.path.glob(f"*/{ABOUT}") if _is_run(file.parent)]
         return sorted(found, key=lambda run: (run.about["started"], run.id))
 
@@ -142,17 +142,17 @@ class Store:
         return len(self.runs())
 
     def __getitem__(self, id: str) -> Run:
-        """A run by its id. Raises KeyError if there is none."""
+        """The run with this id; KeyError if there is none."""
         for run in self.runs():
             if run.id == id:
                 return run
         raise KeyError(f"there is no run {id!r} in {self.path}; it has {', '.join(run.id for run in self) or 'none'}")
 
     def delete(self, id: str) -> None:
-        """Remove a run with all its files. Raises KeyError if there is none."""
+        """Deletes a run with all its files; KeyError if there is none."""
         run = self[id]
         doomed = run.path.with_name(f".{run.id}.deleted")
-        run.path.rename(doomed)  # at once; what follows takes time
+        run.path.rename(doomed)  # atomic, unlike the removal of the files
         shutil.rmtree(doomed)
 
     def __repr__(self) -> str:
@@ -168,23 +168,23 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _append(file: Path, line: str) -> None:
-    """Add a line in one write, which the system puts at the end, wherever that is by now."""
+    """Appends a line in one write (O_APPEND: at the current end of the file)."""
     descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         end = os.lseek(descriptor, 0, os.SEEK_END)
-        is_torn = end > 0 and os.pread(descriptor, 1, end - 1) != b"\n"  # another writer died within its line
+        is_torn = end > 0 and os.pread(descriptor, 1, end - 1) != b"\n"  # another process died while writing a line
         os.write(descriptor, b"\n" * is_torn + line.encode())
     finally:
         os.close(descriptor)
 
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of an index; one that was cut off when its writer died is none."""
+    """The complete lines of an index; a line that was cut off when its process died is skipped."""
     if not file.exists():
         return
     for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
         if line.endswith("\n"):
             try:
                 yield json.loads(line)
-            except json.JSONDecodeError:  # a piece of a line
+            except json.JSONDecodeError:  # an incomplete line
                 continue

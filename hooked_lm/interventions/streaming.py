@@ -1,4 +1,4 @@
-"""What detectors share that go through a data set batch by batch: the texts, and for each site what was found by now."""
+"""Base class of detectors that process a data set batch by batch, with a state for each site."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ __all__ = ["Streaming"]
 
 @runtime_checkable
 class State(Protocol):
-    """What was found at a site, for each of [*features], in tensors whose sizes stay as they are."""
+    """The state of a site, for each of [*features], in tensors of constant size."""
 
     features: tuple[int, ...]
 
@@ -30,11 +30,11 @@ Found = TypeVar("Found", bound=State)
 
 @dataclass(eq=False, repr=False)
 class Streaming(Collector, Generic[Found]):
-    """A detector that is shown a data set batch by batch, and whose memory does not grow with it.
+    """A detector that processes a data set batch by batch, in constant memory.
 
-    `inputs` records the token ids that a run reads. It is added to every run of this detector, where the model has the site
-    `tokens` ("hook_decoder_tokens" for the decoder of an encoder-decoder). Models receive the mask of padding separately: say
-    it by `batch(tokens, mask)` before each run, which also says the ids of a wrapped module.
+    `inputs` records the input token ids. It is added to every forward pass with this detector if the model has the site
+    `tokens` ("hook_decoder_tokens" for the decoder of an encoder-decoder). The padding mask is not part of the ids: pass it to
+    `batch(tokens, mask)` before each forward pass; for a wrapped module this also passes the ids.
     """
 
     tokens: Site = field(default="hook_tokens", kw_only=True)
@@ -46,12 +46,12 @@ class Streaming(Collector, Generic[Found]):
 
     @property
     def companions(self) -> tuple[InputTokens]:
-        """The hook objects that every run of this one needs, before it."""
+        """The hook objects that must run before this one."""
         return (self.inputs,)
 
     @property
     def is_enabled(self) -> bool:
-        """Whether it takes part in runs of this thread or task."""
+        """Whether the hook acts in forward passes of this thread or task."""
         return super().is_enabled
 
     @is_enabled.setter
@@ -60,21 +60,21 @@ class Streaming(Collector, Generic[Found]):
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Take no part in runs inside the block; texts of such runs are not counted."""
+        """Switches the hook off inside the block; its texts are not counted."""
         with super().disabled(), self.inputs.disabled():
             yield
 
     def clear(self) -> None:
-        """Forget everything, and count texts from 0 again."""
+        """Deletes all results, and counts texts from 0 again."""
         self._states: dict[str, Found] = {}
         self.inputs.clear()
 
     def batch(self, tokens: Int[Tensor, "batch pos"], mask: Tensor | None = None) -> None:
-        """Say which tokens the next run reads, and which are real."""
+        """Sets the tokens of the next forward pass, and which of them are real (not padding)."""
         self.inputs.batch(tokens, mask)
 
     def _state(self, site: str, features: tuple[int, ...], new: Callable[[], Found]) -> Found:
-        """What was found at a site by now. Raises ValueError if it had other features."""
+        """The state of a site, created by `new` if needed; ValueError if it has other features."""
         if site not in self._states:
             self._states[site] = new()
         state = self._states[site]
@@ -84,9 +84,9 @@ class Streaming(Collector, Generic[Found]):
 
     @property
     def n_bytes(self) -> int:
-        """What is held: it depends on the sites and settings alone, not on how much was seen.
+        """The memory of the states, which depends on the sites and settings alone, not on the amount of data.
 
-        Beside it are the ids of one batch, `inputs.n_bytes`, and while a batch is looked at what the class says.
+        Not included: the ids of one batch (`inputs.n_bytes`), and temporary memory (see the class).
         """
         return sum(
             tensor.numel() * tensor.element_size() for state in self._states.values() for tensor in state.tensors
@@ -94,5 +94,5 @@ class Streaming(Collector, Generic[Found]):
 
     @property
     def sites(self) -> list[str]:
-        """The sites that were seen."""
+        """The sites that had values."""
         return list(self._states)

@@ -1,4 +1,4 @@
-"""The texts that activate each neuron, head or direction of a site most, over a data set that passes batch by batch."""
+"""The texts that most activate each neuron, head or direction of a site, over a data set processed batch by batch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,12 +22,12 @@ __all__ = ["Examples", "TopExamples"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Examples:
-    """For each feature of [*features] its strongest places, the strongest first.
+    """The top-activating examples of each feature of [*features], strongest first.
 
-    `values` [*features, rank] are how strong, `texts` and `positions` [*features, rank] say where: the row of the data set and
-    the token in it. `tokens` [*features, rank, place] are the ids around: the example itself is in the middle, -1 where the text
-    has no token. `activations`, if they were asked for, are how strong it is around; NaN where the text has no token. Where
-    fewer places than asked were seen, the last have text -1 and NaN.
+    `values` [*features, rank] are the activations; `texts` and `positions` [*features, rank] are the row in the data set and
+    the token in the row. `tokens` [*features, rank, place] are the ids of the context: the example is in the middle, and -1
+    means no token. `activations`, if requested, are the activations in the context; NaN where there is no token. If fewer
+    examples were found than requested, the last ones have text -1 and value NaN.
     """
 
     values: Float[Tensor, "*features rank"]
@@ -37,18 +37,18 @@ class Examples:
     activations: Float[Tensor, "*features rank place"] | None = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that there is, by name."""
+        """The tensors by name."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def __getitem__(self, feature: int | tuple[int, ...]) -> "Examples":
-        """Those of one feature (or head). Raises IndexError if it is out of range."""
+        """The examples of one feature (or head); IndexError if it is out of range."""
         return Examples(**{name: value[feature] for name, value in self.tensors().items()})
 
     def to_dataframe(self, words: Callable[[int], str] | Mapping[int, str] = str) -> pd.DataFrame:
-        """A row for each place: `feature` (`feature 0`, ... of several axes), `rank`, `value`, `text`, `position`, `token`, and
-        the `snippet` with it in brackets.
+        """A row for each example: `feature` (`feature 0`, ... for several axes), `rank`, `value`, `text`, `position`, `token`,
+        and `snippet`, the context with the token in brackets.
 
-        `words` says how an id is written, e.g. `model.to_string`; else ids are numbers.
+        `words` converts an id to text, e.g. `model.to_string`; by default ids are shown as numbers.
         """
         spell = words if callable(words) else words.__getitem__
         shape, context = self.values.shape, self.tokens.shape[-1] // 2
@@ -64,12 +64,12 @@ class Examples:
         return pd.DataFrame(rows, columns=[*axes, "rank", "value", "text", "position", "token", "snippet"])
 
     def save(self, path: str | Path) -> None:
-        """Write everything to one safetensors file; `load` gives it back bit for bit."""
+        """Writes everything to one safetensors file; `load` restores it bit for bit."""
         stored.write(path, "hooked_lm.Examples", self.tensors(), {})
 
     @classmethod
     def load(cls, path: str | Path) -> "Examples":
-        """Read what `save` wrote. Raises ValueError for any other file."""
+        """Reads a file that `save` wrote; ValueError for any other file."""
         return cls(**stored.read(path, "hooked_lm.Examples")[0])
 
     def __repr__(self) -> str:
@@ -79,35 +79,36 @@ class Examples:
 
 @dataclass(eq=False, repr=False)
 class TopExamples(Streaming[TopPositions]):
-    """For each feature of its sites the `k` places of a data set where it is largest, in one pass, in memory of fixed size.
+    """The `k` positions of a data set where each feature of its sites is largest, in one pass and constant memory.
 
-    Features are what is measured at each position:
+    Features are computed at each position:
 
     - neurons, the entries of the last axis: `TopExamples("post", 2)`; at ("z", 2) entries of each head;
-    - heads, with `measure="norm"` by the length of their vectors: `TopExamples("z", 2, measure="norm")`;
-    - directions, by the product with each: `TopExamples("resid_post", 2, directions=directions)`; at ("z", 2) for each head;
+    - heads, by the norm of their vectors: `TopExamples("z", 2, measure="norm")`;
+    - directions, by the dot product: `TopExamples("resid_post", 2, directions=directions)`; at ("z", 2) for each head;
     - features of a dictionary: `TopExamples("mlp_out", 2, measure=sae.encode)`, or any other function.
 
-    Of equal numbers those seen first stay, and come first.
+    Ties keep the order of the data.
 
-    The ids are recorded by `inputs`, which every run of this object includes; say padding by `batch(tokens, mask)` before the
-    run, and for a wrapped module the ids too. Rows of batches are the texts, counted from 0, and positions are columns of the
-    row, padding included. In generation each token counts once, and the context after it is not known yet.
+    The token ids are recorded by `inputs`, which is added to every forward pass with this object. Pass the padding mask to
+    `batch(tokens, mask)` before the forward pass; for a wrapped module this also passes the ids. Texts are the rows of all
+    batches, counted from 0; positions are columns of the row, including padding. In generation each token counts once, without
+    the context after it.
 
     Args:
-        measure: "entries", "norm", or a function of the values at a site [batch, pos, ...] that gives [batch, pos, *features].
-        k, context: how many places for each feature, and how many tokens of each side are kept.
+        measure: "entries", "norm", or a function of the values at a site [batch, pos, ...] that returns [batch, pos, *features].
+        k, context: the number of examples for each feature, and the number of context tokens on each side.
         directions: [direction, width of the last axis].
         largest: False for the smallest.
-        skip: how many real tokens at the start of each text are left out, such as a BOS on which everything is strong.
-        activations: whether the numbers of the feature around each place are kept, too; in generation those of the same step.
+        skip: how many real tokens at the start of each text are excluded, such as a BOS with large activations.
+        activations: whether to keep the feature's activations in the context; in generation, those of the same step.
         tokens: the site of the ids; "hook_decoder_tokens" for the decoder of an encoder-decoder.
 
-    As many candidates as are kept wait in a queue, which is ranked when it is full and before anything is read; `n_bytes` counts
-    it. While a batch is looked at, at most 16 MiB and twice what is held come for a moment, beside what `measure` makes.
+    A queue of up to `k` candidates is merged into the results when it is full and before results are read; `n_bytes` includes
+    it. A batch temporarily needs at most 16 MiB and twice `n_bytes`, in addition to the output of `measure`.
 
-    Raises ValueError for sites that are not [batch, pos, ...], ids that are not known or of another shape, directions of
-    another width, values that are NaN.
+    Raises ValueError for sites that are not [batch, pos, ...], ids that are unknown or of another shape, directions of another
+    width, values that are NaN.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -153,7 +154,7 @@ class TopExamples(Streaming[TopPositions]):
             raise ValueError(f"'{name}' is NaN at some position of the texts from {texts.first} on")
 
     def _measured(self, value: Tensor, name: str) -> Tensor:
-        """How strong each feature is, [batch, pos, *features]."""
+        """The activations of the features, [batch, pos, *features]."""
         if callable(self.measure):
             found = self.measure(value)
             if not isinstance(found, Tensor) or found.shape[:2] != value.shape[:2]:
@@ -173,7 +174,7 @@ class TopExamples(Streaming[TopPositions]):
         return upcast(value) @ self.directions.to(upcast(value)).T
 
     def examples(self, site: str | None = None) -> Examples:
-        """What was found at a site, at the only one if None. Raises KeyError if nothing was seen of it."""
+        """The examples of a site (None: the only one); KeyError if it had no values."""
         if site is None and len(self._states) == 1:
             site = self.sites[0]
         if site is None or site not in self._states:
@@ -182,7 +183,7 @@ class TopExamples(Streaming[TopPositions]):
             return Examples(**self._states[site].found())
 
     def write(self) -> None:
-        """Write what was found by now at each site into the store. Raises ValueError without one."""
+        """Writes the current examples of each site to the store; ValueError without one."""
         run = self.run
         for site in self.sites:
             run.add(site, self.examples(site).tensors(), detector=type(self).__name__)

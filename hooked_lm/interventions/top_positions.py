@@ -1,4 +1,4 @@
-"""The positions in a data set where each feature of a site is largest: sorted lists, and a queue of candidates."""
+"""The positions in a data set where each feature of a site is largest: sorted lists with queues of candidates."""
 
 from functools import cached_property
 from math import gcd, isnan, prod
@@ -12,14 +12,14 @@ from hooked_lm.interventions.input_tokens import Texts
 
 __all__ = ["NewTokens", "TopPositions"]
 
-AT_ONCE = 1 << 19  # entries that are looked at at a time
-GROUP = 16  # places, at most, whose maximum is compared before each of them
+AT_ONCE = 1 << 19  # entries in one chunk
+GROUP = 16  # places, at most, whose maximum is compared first
 
 
 class NewTokens:
-    """The values at the new tokens of a batch, which of them count, and the ids around them, -1 where a text has none.
+    """The values at the new tokens of a batch, which of them count, and the ids of their context (-1: no token).
 
-    Places are rows of `flat` [place, feature]. The first `skip` real tokens of a text do not count, and padding never does.
+    Places are rows of `flat` [place, feature]. Padding and the first `skip` real tokens of a text do not count.
     """
 
     def __init__(self, values: Shaped[Tensor, "batch new feature"], texts: Texts, context: int, skip: int) -> None:
@@ -37,7 +37,7 @@ class NewTokens:
 
     def has_nan(self, n_at_once: int) -> bool:
         """Whether a value that counts is NaN."""
-        if not isnan(self.flat.sum()):  # it is NaN for one in padding, too, and for opposite infinities
+        if not isnan(self.flat.sum()):  # the sum is also NaN for NaN in padding and for opposite infinities
             return False
         parts = zip(self.flat.split(n_at_once), self.counts.split(n_at_once), strict=True)
         return any(bool((part.isnan().any(1) & counts).any()) for part, counts in parts)
@@ -45,7 +45,7 @@ class NewTokens:
     def at(
         self, places: Int[Tensor, " some"], feature: Int[Tensor, " some"], has_activations: bool
     ) -> dict[str, Tensor]:
-        """Texts, positions and tokens of places, and how strong a feature is around each."""
+        """Texts, positions and context tokens of places, and a feature's activations in the context."""
         row, new = places // self.n_new, places % self.n_new
         tokens = self.tokens[row, new]
         found = {"texts": row + self.texts.first, "positions": new + self.n_before, "tokens": tokens}
@@ -58,12 +58,12 @@ class NewTokens:
 
 
 class TopPositions:
-    """The k best places so far of each of [*features], and what is written there.
+    """The k best places so far of each of [*features], with their texts, positions and tokens.
 
-    `values` [feature, column] are sorted in the first k columns. The other k are a queue: values that were more than the least
-    of the sorted ones, in the order of the data. `n_queued` [feature] says how many there are, and after them are -inf. A
-    queue that is full is ranked, and so is every queue before anything is read. What belongs to a value is in `kept`
-    [feature * slot, ...], where nothing moves; `slots` [feature, column] says in which slot of its feature.
+    `values` [feature, column] are sorted in the first k columns. The other k are a queue of values above the smallest sorted
+    one, in the order of the data; `n_queued` [feature] is their number, and the rest is -inf. Queues are merged when one is
+    full, and before results are read. The data of a value are in `kept` [feature * slot, ...], which is never reordered;
+    `slots` [feature, column] is the slot of the value.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class TopPositions:
     ) -> None:
         self.features, self.k, self.largest = features, k, largest
         size, dtype, width = prod(features), torch.promote_types(like.dtype, torch.float32), 2 * context + 1
-        with torch.inference_mode(False):  # whatever mode the later runs, and the reading, are in
+        with torch.inference_mode(False):  # so that the tensors can be used in any mode later
             self.values = torch.full((size, 2 * k), -torch.inf, dtype=dtype, device=like.device)
             self.n_queued = torch.zeros(size, dtype=torch.int32, device=like.device)
             self.slots = torch.arange(2 * k, dtype=torch.int32, device=like.device).repeat(size, 1)
@@ -86,11 +86,11 @@ class TopPositions:
 
     @property
     def bar(self) -> Float[Tensor, " feature"]:
-        """The least of the sorted values: of the places to come only those count that are more."""
+        """The smallest of the sorted values: only larger ones are candidates."""
         return self.values[:, self.k - 1]
 
     def add(self, batch: NewTokens) -> bool:
-        """Look at the new tokens of a batch; False if a value is NaN, and then nothing is changed."""
+        """Adds the new tokens of a batch; returns False, without any change, if a value is NaN."""
         if not batch.n_counted or not len(self.values):
             return True
         n_at_once = max(1, AT_ONCE // (GROUP * len(self.values))) * GROUP
@@ -101,9 +101,9 @@ class TopPositions:
         return True
 
     def _search(self, batch: NewTokens, values: Shaped[Tensor, "place feature"], start: int) -> None:
-        """Queue what is above the bar at the places from `start` on.
+        """Queues the values above the bar at the places from `start` on.
 
-        The maximum of each group of places is compared first: once some batches were seen, few are above.
+        The maximum of each group of places is compared first: after some batches, few groups are above.
         """
         size, bar = gcd(len(values), GROUP), self.bar
         feature, group = (values.unflatten(0, (-1, size)).amax(1) > bar).T.nonzero().unbind(1)
@@ -118,12 +118,12 @@ class TopPositions:
         self._queue(batch, values[place, feature], feature, start + place)
 
     def _search_all(self, batch: NewTokens, values: Shaped[Tensor, "place feature"], start: int) -> None:
-        """As `_search`, while the lists fill: most places are above, and of these the k largest are enough."""
+        """`_search` for when most places are above the bar, as at the start: only the k largest are needed."""
         counts, many = batch.counts[start : start + len(values)], 2 * self.k * len(self.values)
         is_above = (values > self.bar) & counts[:, None]
         if int(is_above.count_nonzero()) > many:
             is_above &= values >= _kth_at_least(values[counts], self.k)
-            if int(is_above.count_nonzero()) > many:  # many are equal: those of the first half keep the others out
+            if int(is_above.count_nonzero()) > many:  # many ties: those of the first half exclude the others
                 half = len(values) // 2
                 self._search(batch, values[:half], start)
                 return self._search(batch, values[half:], start + half)
@@ -137,8 +137,10 @@ class TopPositions:
         feature: Int[Tensor, " new"],
         place: Int[Tensor, " new"],
     ) -> None:
-        """Write candidates to the queue, and rank it where one is full. They come feature by feature, each in the order of
-        the data."""
+        """Writes candidates to the queues, and merges these when one is full.
+
+        Candidates are ordered by feature, then by the order of the data.
+        """
         value = value.to(self.values.dtype)
         while len(value):
             n_new = feature.bincount(minlength=len(self.values))
@@ -167,7 +169,7 @@ class TopPositions:
             self.kept[name].index_copy_(0, slots, found.to(self.kept[name].dtype))
 
     def _rank(self) -> None:
-        """Sort the queued values into the others. Of equal ones those seen first are first."""
+        """Merges the queued values into the sorted ones. Ties keep the order of the data."""
         which = self.n_queued.nonzero().flatten()
         values, order = self.values[which].sort(dim=1, descending=True, stable=True)
         values[:, self.k :] = -torch.inf
@@ -175,7 +177,7 @@ class TopPositions:
         self.n_queued.zero_()
 
     def found(self) -> dict[str, Tensor]:
-        """What is kept, the best first: values, texts, positions, tokens and activations [*features, rank, ...]."""
+        """The results, best first: values, texts, positions, tokens and activations [*features, rank, ...]."""
         self._rank()
         first = 2 * self.k * torch.arange(len(self.values), device=self.slots.device)
         at = (first[:, None] + self.slots[:, : self.k]).view(*self.features, self.k)
@@ -186,7 +188,7 @@ class TopPositions:
 
 
 def _kth_at_least(values: Shaped[Tensor, "place feature"], k: int) -> Shaped[Tensor, " feature"]:
-    """What the k-th largest of each feature is not below: the k-th largest of the maxima of groups, or the least of all."""
+    """A lower bound of each feature's k-th largest value: the k-th largest group maximum, or the smallest maximum."""
     size = max(1, len(values) // (3 * k))
     maxima = values[: len(values) // size * size].unflatten(0, (-1, size)).amax(1)
     return maxima.topk(min(k, len(maxima)), 0, sorted=False).values.amin(0)
