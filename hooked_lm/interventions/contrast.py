@@ -1,4 +1,4 @@
-"""Two sides of prompts, distinguished by a direction: what they leave at a site, the direction, how well it separates them."""
+"""Contrast of two sets of prompts ("sides"): their activations at a site, the direction between them, and its separation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from hooked_lm.results.scores import Scores, origin
 Prompts = str | Sequence[str] | Sequence[tuple[str, str]] | Int[Tensor, "..."]
 Position = int | str | Sequence[int] | Sequence[Sequence[int]] | Int[Tensor, "..."]
 Real = Bool[Tensor, "batch pos"]  # which tokens are no padding
-Take = Callable[[str, Tensor, Tensor, slice], Tensor]  # of a site, its value, what is real, and which prompts these are
+Take = Callable[[str, Tensor, Tensor, slice], Tensor]  # of the site, its value, the mask of real tokens, the prompts
 
 STREAM = ("batch", "pos", "d_model")
 METHODS = ("mean", "pca", "logistic")
@@ -30,7 +30,7 @@ PENALTY = 0.01  # of the squared weights of the logistic probe, in inputs of mea
 
 
 def check_model(model: Any) -> None:
-    """Raises TypeError for a model that does not read one text and has no layers by name."""
+    """Raises TypeError unless the model is a decoder or an encoder."""
     if not isinstance(model, (Decoder, Encoder)):
         raise TypeError(
             f"prompts are read by a HookedTransformer or a HookedEncoder, got {type(model).__name__}: a model of two texts "
@@ -39,7 +39,7 @@ def check_model(model: Any) -> None:
 
 
 def listed(prompts: Prompts, name: str) -> Sequence[Any] | Tensor:
-    """Several prompts; ValueError if there are none."""
+    """The prompts as a list or a tensor [batch, pos]; ValueError if there are none."""
     several = [prompts] if isinstance(prompts, str) else prompts
     if isinstance(several, Tensor):
         if several.ndim not in (1, 2):
@@ -51,7 +51,7 @@ def listed(prompts: Prompts, name: str) -> Sequence[Any] | Tensor:
 
 
 def pairs(positive: Prompts, negative: Prompts) -> tuple[Sequence[Any] | Tensor, Sequence[Any] | Tensor]:
-    """Both sides; ValueError unless there are as many prompts on each."""
+    """Both sides; ValueError if they have different numbers of prompts."""
     sides = listed(positive, "the positive prompts"), listed(negative, "the negative prompts")
     n_positive, n_negative = map(len, sides)
     if n_positive != n_negative:
@@ -60,7 +60,7 @@ def pairs(positive: Prompts, negative: Prompts) -> tuple[Sequence[Any] | Tensor,
 
 
 def tokenized(model: Any, prompts: Any) -> tuple[tuple[Any, ...], dict[str, Any], Real]:
-    """What to call the model with, and which tokens are real."""
+    """The model's arguments and keyword arguments, and the mask of real tokens."""
     if isinstance(model, Encoder):
         tokens, types, mask = model._inputs(prompts, None, None)
         args, options = (tokens,), {"token_type_ids": types, "attention_mask": mask}
@@ -71,10 +71,10 @@ def tokenized(model: Any, prompts: Any) -> tuple[tuple[Any, ...], dict[str, Any]
 
 
 def sites_of(model: Any, site: str, layers: Any, dims: tuple[str, ...]) -> dict[int, str]:
-    """Layer -> full name, of the layers that have the site; it must have these axes.
+    """Layer -> full name, for the layers that have the site; it must have these axes.
 
-    Raises KeyError, with near names, if no layer has it (or one of the layers that are asked for), IndexError for a layer out
-    of range, ValueError for a site of other axes.
+    Raises KeyError, with similar names, if no layer has it (or one of the given layers lacks it), IndexError for a layer out
+    of range, ValueError for a site with other axes.
     """
     n_layers = model.cfg.n_layers
     given = [layers] if isinstance(layers, int) else layers
@@ -86,19 +86,19 @@ def sites_of(model: Any, site: str, layers: Any, dims: tuple[str, ...]) -> dict[
         if name is not None:
             found[layer % n_layers] = name
     if not found:
-        model.names((site, 0))  # which says what names are near
+        model.names((site, 0))  # raises KeyError with similar names
     for name in found.values():
         if model.hook_dict[name].dims != dims:
             raise ValueError(f"'{name}' has the axes {list(model.hook_dict[name].dims)}; expected {list(dims)}")
     return found
 
 
-# ---- what the prompts leave ------------------------------------------------------------------------------------------
+# ---- activations of the prompts --------------------------------------------------------------------------------------
 
 
 @dataclass
 class _Taker:
-    """A hook that keeps what `take` makes of the values of one batch; it edits nothing, so it is shown them as they are."""
+    """A hook that keeps the results of `take` for one batch; as it edits nothing, it gets the values without a copy."""
 
     take: Take
     real: Real
@@ -115,7 +115,7 @@ class _Taker:
 def read(
     model: Any, prompts: Sequence[Any] | Tensor, sites: Sequence[str], take: Take, batch_size: int
 ) -> dict[str, list[Tensor]]:
-    """What `take` makes of each site, batch by batch; of the values themselves nothing is kept."""
+    """The results of `take` for each site, batch by batch; the values themselves are not kept."""
     if batch_size < 1:
         raise ValueError(f"batch_size is a number of prompts, at least 1, got {batch_size}")
     kept: dict[str, list[Tensor]] = {}
@@ -123,7 +123,7 @@ def read(
         rows = slice(start, start + batch_size)
         args, options, real = tokenized(model, prompts[rows])
         taker = _Taker(take, real, rows, kept)
-        # a run for a cache stops after the last layer that is listened to
+        # run_with_cache stops after the last layer with a hook
         with model.hooks([(site, taker) for site in sites]):
             model.run_with_cache(*args, return_type=None, names_filter=list(sites[:1]), **options)
     return kept
@@ -153,7 +153,7 @@ def values_at(
 
 
 def columns(position: Int[Tensor, " batch"], real: Real, first: int = 0) -> Int[Tensor, " batch"]:
-    """Where in the padded rows these positions of the texts are; negative ones count from the end of each text."""
+    """The columns of these positions in the padded rows; negative positions count from the end of each text."""
     lengths, asked = real.sum(1), position.to(real.device)
     place = torch.where(asked < 0, asked + lengths, asked)
     for row in ((place < 0) | (place >= lengths)).nonzero()[:1, 0].tolist():
@@ -165,7 +165,7 @@ def columns(position: Int[Tensor, " batch"], real: Real, first: int = 0) -> Int[
 
 
 def positions_of(position: Position, n_pairs: int) -> tuple[Tensor | str, Tensor | str]:
-    """The position of each prompt, of both sides: one for all, one for each pair, or one for each pair and side."""
+    """The position in each prompt of both sides: one for all, one for each pair, or one for each pair and side."""
     if isinstance(position, str):
         if position != "mean":
             raise ValueError(f"position must be an int, one for each pair, or 'mean', got {position!r}")
@@ -188,10 +188,10 @@ def positions_of(position: Position, n_pairs: int) -> tuple[Tensor | str, Tensor
 def fitted(
     method: str, positive: Float[Tensor, "pair width"], negative: Float[Tensor, "pair width"]
 ) -> Float[Tensor, " width"]:
-    """The direction from the negative to the positive side, as long as their means are apart along it.
+    """The direction from the negative to the positive side; its length is the distance of their means along it.
 
-    "mean": the mean of the differences. "pca": the first principal component of the differences, taken with both signs, so
-    about zero. "logistic": the weights of a logistic probe with a small penalty on their squares.
+    "mean": the mean of the differences. "pca": the first principal component of the differences, taken with both signs and
+    therefore not centred. "logistic": the weights of a logistic probe with a small L2 penalty.
     """
     positive, negative = positive.double(), negative.double()
     apart = (positive - negative).mean(0)
@@ -199,7 +199,7 @@ def fitted(
         return apart.float()
     found = _component(positive - negative) if method == "pca" else _probe(positive, negative)
     unit, along = F.normalize(found, dim=0), F.normalize(found, dim=0) @ apart
-    if method == "pca":  # a component has no sign of its own
+    if method == "pca":  # the sign of a component is arbitrary
         return (unit * along).float()
     return (unit * along.abs()).float()
 
@@ -211,7 +211,7 @@ def _component(differences: Float[Tensor, "pair width"]) -> Float[Tensor, " widt
 @torch.inference_mode(False)
 @torch.enable_grad()
 def _probe(positive: Float[Tensor, "pair width"], negative: Float[Tensor, "pair width"]) -> Float[Tensor, " width"]:
-    """The weights of the probe that is best: the loss is convex, and they start at zero, so nothing is drawn."""
+    """The weights of the optimal probe; deterministic, since the loss is convex and the weights start at zero."""
     inputs = torch.cat([positive, negative]).detach()
     sides = torch.cat([torch.ones(len(positive)), -torch.ones(len(negative))]).double()
     inputs = inputs - inputs.mean(0)
@@ -234,14 +234,14 @@ def _probe(positive: Float[Tensor, "pair width"], negative: Float[Tensor, "pair 
 
 @dataclass(frozen=True)
 class Split:
-    """Which pairs a direction is made of, and which ones are held out to try it."""
+    """The pairs for computing a direction (`train`), and the held-out pairs for evaluating it (`held`)."""
 
     train: Int[Tensor, " train"]
     held: Int[Tensor, " held"]
 
     @classmethod
     def drawn(cls, n_pairs: int, held_out: float, generator: torch.Generator) -> "Split":
-        """A share of the pairs, drawn, at least one. ValueError for a share that is none, and if none is left."""
+        """A random split with a fraction `held_out`, at least one pair; ValueError for an invalid fraction or too few pairs."""
         if not 0 < held_out < 1:
             raise ValueError(
                 f"held_out is the share of pairs to try the directions on, between 0 and 1, got {held_out}"
@@ -255,27 +255,27 @@ class Split:
 
 @dataclass(frozen=True)
 class Sides:
-    """The values of both sides at one site [pair, width], and which of them are held out."""
+    """The values of both sides at one site [pair, width], and their split."""
 
     positive: Float[Tensor, "pair width"]
     negative: Float[Tensor, "pair width"]
     split: Split
 
     def direction(self, method: str) -> Float[Tensor, " width"]:
-        """What a method makes of the training pairs."""
+        """The direction of a method for the training pairs."""
         return fitted(method, self.positive[self.split.train], self.negative[self.split.train])
 
     def midpoint(self, direction: Float[Tensor, "*n width"]) -> Float[Tensor, "*n"]:
-        """The threshold: halfway between the mean projections of the two sides, of the training pairs."""
+        """The threshold: halfway between the mean projections of the two sides of the training pairs."""
         train = self.split.train
         return direction @ ((self.positive[train].mean(0) + self.negative[train].mean(0)) / 2)
 
     def separation(self, directions: Float[Tensor, "n width"]) -> Float[Tensor, "metric held"]:
-        """How well projections tell the sides of each held-out pair apart: accuracy and AUC, the mean over directions.
+        """How well projections separate each held-out pair: accuracy, AUC and d', averaged over directions.
 
-        Accuracy is the share of the pair on its side of the threshold, ties half; AUC the share of held-out prompts of the
-        other side on the right side of each of the pair; d' how far apart the pair is, in standard deviations of a side (NaN if
-        only one pair is held out).
+        Accuracy is the fraction of the pair on the correct side of the threshold; AUC the fraction of correctly ordered
+        comparisons of each prompt of the pair with the held-out prompts of the other side. Ties count one half. d' is the
+        difference of the pair in standard deviations of a side (NaN if only one pair is held out).
         """
         threshold = self.midpoint(directions)
         up, down = (side[self.split.held] @ directions.T for side in (self.positive, self.negative))
@@ -288,7 +288,7 @@ class Sides:
         return torch.stack([accuracy.mean(-1), auc.mean(-1), d_prime.mean(-1)])
 
     def control(self, generator: torch.Generator) -> Float[Tensor, "n width"]:
-        """Random directions, each with the sign and (in `separation`) the threshold that are best for the training pairs."""
+        """Random directions with signs (and, in `separation`, thresholds) fitted to the training pairs."""
         drawn = torch.randn(N_RANDOM, self.positive.shape[1], generator=generator)
         train = self.split.train
         along = drawn @ (self.positive[train] - self.negative[train]).mean(0)
@@ -296,7 +296,7 @@ class Sides:
 
 
 def _above(one: Tensor, other: Tensor) -> Tensor:
-    """1 where the one is larger, 0 where it is smaller, one half where they are the same."""
+    """1 where `one` is larger, 0 where it is smaller, one half where they are equal."""
     return ((one - other).sign() + 1) / 2
 
 
@@ -314,13 +314,12 @@ def rank_heads(
     seed: int = 0,
     batch_size: int = 32,
 ) -> Scores:
-    """How well the output of each head, and of each MLP, tells pairs of prompts apart: along a direction of its own, on
-    held-out pairs.
+    """How well the output of each head and each MLP separates held-out pairs of prompts, along its contrast direction.
 
-    The arguments are those of `steering_vectors`. Of a head `z` is read, of an MLP `mlp_out`.
+    The arguments are those of `steering_vectors`. The output of a head is `z`, that of an MLP `mlp_out`.
 
-    Returns Scores with the axes metric (accuracy and auc, of which 0.5 is chance, and d_prime), layer and head, whose last
-    label is "mlp"; a value for each held-out pair, NaN for what a layer lacks.
+    Returns Scores with the axes metric (accuracy and auc, with 0.5 at chance, and d_prime), layer and head (the last label is
+    "mlp"), and a value for each held-out pair; NaN for heads and MLPs that a layer lacks.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -355,7 +354,7 @@ def rank_heads(
 def prepared(
     model: Any, positive: Prompts, negative: Prompts, position: Position, method: str, held_out: float, seed: int
 ) -> tuple[Any, Split, Any, torch.Generator]:
-    """Both sides, which pairs are held out, the positions of both sides, and a generator; all checked."""
+    """Checks the arguments; returns both sides, the split, the positions of both sides, and a random generator."""
     check_model(model)
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
@@ -372,7 +371,7 @@ def told(method: str, position: Position, split: Split, seed: int) -> dict[str, 
 
 
 def _present(model: Any, site: str, dims: tuple[str, ...]) -> dict[int, str]:
-    """The layers that have a site; perhaps none."""
+    """The layers that have a site; empty if none has it."""
     try:
         return sites_of(model, site, "each", dims)
     except KeyError:

@@ -1,4 +1,4 @@
-"""InputTokens: which token ids a model reads, and which of them are padding."""
+"""InputTokens records the input token ids of a model, and which of them are padding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,8 +20,8 @@ __all__ = ["InputTokens", "Texts"]
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """The tokens that one call reads: all ids of its rows so far and which are real, the number of the first row, how many ids
-    are new. `sites` are those whose values of this call were looked up."""
+    """The tokens of one call: all ids of its rows so far, the mask of real ones, the number of the first row, and how many ids
+    are new. `sites` are the sites that have already used them in this call."""
 
     ids: Int[Tensor, "batch pos"]
     mask: Bool[Tensor, "batch pos"]
@@ -32,8 +32,8 @@ class Texts:
 
 @dataclass
 class _Reading:
-    """What a thread reads: the tokens of its last call, whether `batch` has said those of the next, and the tokens so far of
-    each generation that is under way."""
+    """The state of a thread: the tokens of its last call, whether `batch` has set those of the next, and the tokens so far of
+    each running generation."""
 
     latest: Texts | None = None
     is_said: bool = False
@@ -42,17 +42,17 @@ class _Reading:
 
 @dataclass(eq=False, repr=False)
 class InputTokens(Collector):
-    """Keeps the token ids of each batch, which are no padding, and which are special.
+    """Keeps the token ids of each batch, with masks of real (not padding) and special tokens.
 
-    Models get their mask apart from the ids, so say it with `batch(tokens, mask)` before the run. Else ids at either end of a
-    row that are `pad` are taken for padding, and without `pad` none. Generation says itself what is padding; there each step
-    is a call, and belongs to the rows before. An encoder-decoder has "hook_tokens" (its source) and
-    "hook_decoder_tokens"; of a wrapped module nothing is seen, and `batch` says everything.
+    The attention mask is not part of the ids: pass it to `batch(tokens, mask)` before the forward pass. Otherwise ids equal to
+    `pad` at either end of a row count as padding; without `pad` there is none. In generation the padding is known, and each
+    step is a call that continues the earlier rows. An encoder-decoder has "hook_tokens" (its source) and
+    "hook_decoder_tokens"; for a wrapped module, which has no such site, `batch` must pass the ids.
 
     Args:
-        pad: the id of padding, if it means nothing else.
+        pad: the id of padding, unless it has another meaning too.
         special: the ids of special tokens.
-        most_calls: how many batches to keep; the oldest are forgotten. All if None.
+        most_calls: how many batches to keep; the oldest are dropped. All if None.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -76,7 +76,7 @@ class InputTokens(Collector):
 
     @classmethod
     def of(cls, model: Any, hook_point: Site = "hook_tokens", **settings: Any) -> "InputTokens":
-        """With the special ids of a model's tokenizer, and its padding where that has an id of its own."""
+        """InputTokens with the special ids of a model's tokenizer, and its pad id unless that is also BOS or EOS."""
         tokenizer = model.tokens.need_tokenizer()
         ids = {name: getattr(tokenizer, f"{name}_token_id", None) for name in ("pad", "bos", "eos")}
         alone = ids["pad"] not in (ids["bos"], ids["eos"])
@@ -84,7 +84,7 @@ class InputTokens(Collector):
         return cls(hook_point, pad=ids["pad"] if alone else None, special=special, **settings)
 
     def clear(self) -> None:
-        """Forget everything, and count texts from 0 again."""
+        """Deletes everything, and counts texts from 0 again."""
         self.ids: list[Tensor] = []
         self.mask: list[Tensor] = []
         self.n_texts = 0
@@ -92,11 +92,11 @@ class InputTokens(Collector):
 
     @property
     def latest(self) -> Texts | None:
-        """The tokens of the last call in this thread, or of the next where `batch` has said them."""
+        """The tokens of the last call in this thread, or of the next one if `batch` has set them."""
         return self._reading.value.latest
 
     def batch(self, tokens: Int[Tensor, "batch pos"], mask: Tensor | None = None) -> None:
-        """Say what the next run reads: ids, and 1 for real tokens or 0 for padding. Raises ValueError for another shape."""
+        """Sets the ids of the next forward pass and their mask (1: real, 0: padding); ValueError for a mask of another shape."""
         if mask is not None and mask.shape != tokens.shape:
             raise ValueError(f"the mask is {list(mask.shape)}, and the tokens are {list(tokens.shape)}")
         with self._lock:
@@ -123,7 +123,7 @@ class InputTokens(Collector):
         self.n_texts += len(ids)
 
     def _go_on(self, tokens: Tensor, hook: HookPoint, before: Texts) -> None:
-        """A step of generation: with the key/value cache it reads what is new, without it everything again."""
+        """Adds a generation step: its input is the new tokens with a key/value cache, and all tokens without."""
         real = torch.ones_like(tokens) if hook.positions is None else hook.positions.expand(tokens.shape) >= 0
         ids, mask = self._add(tokens, real)
         if ids.shape[1] > before.ids.shape[1]:
@@ -150,19 +150,19 @@ class InputTokens(Collector):
 
     @property
     def n_bytes(self) -> int:
-        """What is held."""
+        """The memory of the ids and masks."""
         kept = [*self.ids, *self.mask, *((self.latest.ids, self.latest.mask) if self.latest else ())]
         return sum({id(ids): ids.numel() * ids.element_size() for ids in kept}.values())
 
     @property
     def special_mask(self) -> list[Tensor]:
-        """Which ids are special, for each batch."""
+        """The mask of special ids, for each batch."""
         return [torch.isin(ids, torch.tensor(self.special, dtype=torch.long)) for ids in self.ids]
 
     def texts_of(self, value: Tensor, site: str) -> "Texts":
-        """The texts that a value [batch, pos, ...] was computed on, each call once.
+        """The texts of a value [batch, pos, ...] of this call; each site may get them once for each call.
 
-        Raises ValueError if they are not known, as in a run that begins after the embedding.
+        Raises ValueError if they are not known, as in a forward pass that starts after the embedding.
         """
         now = self.latest
         if now is not None and site in now.sites:

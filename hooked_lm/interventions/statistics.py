@@ -86,7 +86,7 @@ class _Moments:
             self.histogram += self._counted(values, self.edges)
         values = values.double() if has_pairs else values
         near = values.mean(0)
-        deviations = values - near  # small numbers, so their sums are exact enough to correct `near`
+        deviations = values - near  # small numbers, so their sums are accurate enough to correct `near`
         off = deviations.sum(0).double() / n
         squares = deviations.T @ deviations if has_pairs else deviations.square_().sum(0).double()
         self.merge(n, near.double() + off, squares - n * (torch.outer(off, off) if has_pairs else off.square()))
@@ -127,7 +127,7 @@ class Statistics(Streaming[_Moments]):
     """Mean, variance, covariance, extremes and histogram of sites, over all batches.
 
     Deviations from the mean are computed in chunks and merged in double precision: with fp32 data, a variance of 1 around a
-    mean of a million is exact to six digits.
+    mean of a million is accurate to six digits.
 
     Args:
         n_axes: how many of the last axes are features; the others are samples. 1 is each entry of a vector (heads are

@@ -1,4 +1,4 @@
-"""Sparse dictionaries (autoencoders and transcoders): in a run, in files, and from scratch."""
+"""Sparse dictionaries (autoencoders and transcoders): hooks, file formats, training, evaluation."""
 
 from hooked_lm.interventions.dictionaries.evaluate import evaluate_dictionary
 from hooked_lm.interventions.dictionaries.formats import (

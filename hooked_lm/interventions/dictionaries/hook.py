@@ -1,4 +1,4 @@
-"""Dictionary: any object with `encode` and `decode`, spliced into a run; its features are watched and edited."""
+"""Hooks with a dictionary (any object with `encode` and `decode`): splice it into the model, read and edit its features."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -19,11 +19,11 @@ from hooked_lm.interventions.per_thread import PerThread
 
 Edit = Callable[[Tensor], Tensor | None]
 ERRORS = ("keep", "detach", "drop")
-_foreign = RLock()  # dictionaries of others may keep state from `encode` to `decode`: one thread at a time
+_foreign = RLock()  # third-party dictionaries may keep state from `encode` to `decode`: one thread at a time
 
 
 class _Read(NamedTuple):
-    """The vectors at a site, and their features: as they follow from these, and as a node of their own, which is watched."""
+    """The vectors at a site, their features, and `watched`: the features as a separate graph node, for gradients."""
 
     site: str
     x: Tensor
@@ -32,7 +32,7 @@ class _Read(NamedTuple):
 
 
 class _Seen:
-    """The features at a site in the last run: in the run's graph as long as something else holds that, then the values."""
+    """The features at a site in the last forward pass: in its graph while something else keeps that alive, then detached."""
 
     def __init__(self, features: Tensor) -> None:
         has_graph = features.grad_fn is not None
@@ -47,7 +47,7 @@ class _Seen:
 
 @dataclass(eq=False, repr=False)
 class _WithFeatures(HookObject):
-    """What hooks with a dictionary share: the dictionary, and the features of the last run of each thread."""
+    """Base class of hooks with a dictionary: keeps the features of the last forward pass of each thread."""
 
     sae: Any = None
     _seen: PerThread[dict[str, _Seen]] = field(default_factory=lambda: PerThread(dict), init=False)
@@ -61,18 +61,17 @@ class _WithFeatures(HookObject):
                 raise TypeError(f"a dictionary has encode and decode, and a {type(self.sae).__name__} has no {name}")
 
     def _own_site(self) -> Any:
-        """The site that the dictionary says it belongs to."""
+        """The site in the dictionary's config, or ""."""
         cfg = getattr(self.sae, "cfg", None)
         return getattr(cfg, "hook_point", None) or getattr(getattr(cfg, "metadata", None), "hook_name", None) or ""
 
     @property
     def features(self) -> Tensor:
-        """The features of the last run in this thread: [batch, pos, feature], before any edit; in generation, of the last step.
+        """The features of this thread's last forward pass (or generation step), [batch, pos, feature], before any edit.
 
-        While the output of the run (or its loss) is alive, a `Dictionary` returns the tensor in the run's graph, so a gradient
-        with respect to it exists. After that, and for `Features`, they are values without a graph; `run_with_features` returns
-        features in the graph for both. Raises ValueError before the first run, and if there are several sites; `by_site` has
-        those of each.
+        While the output (or loss) of the forward pass is alive, a `Dictionary` returns the tensor in its graph, for gradients
+        with respect to it. Afterwards, and for `Features`, the tensor is detached; `run_with_features` returns features in the
+        graph for both. Raises ValueError before the first forward pass, and for several sites (see `by_site`).
         """
         found = self.by_site
         if len(found) != 1:
@@ -82,11 +81,11 @@ class _WithFeatures(HookObject):
 
     @property
     def by_site(self) -> Mapping[str, Tensor]:
-        """The features of the last run in this thread, at each site."""
+        """Site -> features of the last forward pass in this thread."""
         return {site: seen.features for site, seen in self._seen.value.items()}
 
     def forget(self) -> None:
-        """Drop the features of the last run in this thread."""
+        """Deletes the features of the last forward pass in this thread."""
         self._seen.value.clear()
 
     def _encoded(self, value: Any, hook: HookPoint) -> "_Read":
@@ -107,7 +106,7 @@ class _WithFeatures(HookObject):
                 f"NaN or infinite{whose}"
             )
         watched = features
-        if torch.is_grad_enabled():  # its gradient is that of what is done with it from here on
+        if torch.is_grad_enabled():  # a separate node, whose gradient is that of all later uses
             watched = features.clone() if features.requires_grad else features.detach().requires_grad_()
         self._seen.value[name] = _Seen(watched)
         if (kept := _kept.get()) is not None:
@@ -115,7 +114,7 @@ class _WithFeatures(HookObject):
         return _Read(name, x, features, watched)
 
     def to_dict(self) -> dict[str, Any]:
-        """As of any hook object; the dictionary is described by its kind and sizes, with its weights beside."""
+        """As for any hook object, with the dictionary's kind and sizes, and its weights as tensors `sae.<name>`."""
         sae, self_without = self.sae, dict(self.settings())
         if not isinstance(sae, SAE):
             raise ValueError(
@@ -129,7 +128,7 @@ class _WithFeatures(HookObject):
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "_WithFeatures":
-        """The object that `to_dict` describes."""
+        """The object of a description from `to_dict`."""
         weights = {name[4:]: value.clone() for name, value in settings.items() if name.startswith("sae.")}
         rest = {name: value for name, value in settings.items() if not name.startswith("sae.")}
         sae = filled(rest.pop("sae", None), weights, "its dictionary")
@@ -138,7 +137,7 @@ class _WithFeatures(HookObject):
 
 @dataclass(eq=False, repr=False)
 class Features(_WithFeatures, Detector):
-    """Watches the features at a site, and changes nothing.
+    """Computes the features at a site, without changing its value.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -154,23 +153,23 @@ class Features(_WithFeatures, Detector):
 
 @dataclass(eq=False, repr=False)
 class Dictionary(_WithFeatures, Controller):
-    """Splices a dictionary into a site: the value becomes its reconstruction from features, which may be edited.
+    """Splices a dictionary into a site: replaces the value by its reconstruction from features, which may be edited.
 
-    Sites with heads, such as `hook_z`, are read as [batch, pos, head * d_head] if the dictionary is that wide.
+    Sites with heads, such as `hook_z`, are flattened to [batch, pos, head * d_head] if the dictionary is that wide.
 
     Args:
-        hook_point, layer: the site, or all sites of a glob; that of the dictionary's config if it is not given.
-        sae: an object with `encode` and `decode`. It is used as it is: a module should be in evaluation mode.
-        error: what becomes of the value's part that the reconstruction misses.
-            "keep": it is added back. Without an edit the run stays as it was, and so do gradients before the site; the gradient
-            with respect to `features` is that of their part of the value.
-            "detach": it is added back as a constant. Gradients reach what comes before the site through the features alone.
-            "drop": it is lost, and the reconstruction stands alone.
-        edit: called with a copy of the features, [batch, pos, feature]; changes it in place or returns other features.
-            As decoders are linear, changing one feature moves the value along its direction and along nothing else.
+        hook_point, layer: the site, or all sites of a glob; by default the site in the dictionary's config.
+        sae: an object with `encode` and `decode`. Its mode is not changed: a module should be in evaluation mode.
+        error: the treatment of the reconstruction error.
+            "keep": it is added back. Without an edit, the forward pass and gradients before the site are unchanged; the
+            gradient with respect to `features` is that of their contribution to the value.
+            "detach": it is added back as a constant. Gradients flow to earlier layers through the features alone.
+            "drop": it is dropped, and the value becomes the reconstruction alone.
+        edit: a function of a copy of the features, [batch, pos, feature]; changes it in place or returns new features. As
+            decoders are linear, changing one feature moves the value along its direction only.
 
-    Raises, in the run, ValueError for a site and a dictionary of different widths, features that are not finite, an edit that
-    changes their shape. TypeError for an object without `encode` or `decode`.
+    Raises, in the forward pass, ValueError for a site and a dictionary of different widths, features that are not finite, an
+    edit that changes their shape. TypeError for an object without `encode` or `decode`.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -193,7 +192,7 @@ class Dictionary(_WithFeatures, Controller):
         self._check_sites()
 
     def _check_sites(self) -> None:
-        """Raises ValueError for sites that the dictionary cannot stand at."""
+        """Raises ValueError for sites that do not suit the dictionary."""
         written = getattr(getattr(self.sae, "cfg", None), "hook_point_out", None)
         if written is not None:
             raise ValueError(f"a transcoder reads one site and writes another ({written!r}): use Transcode")
@@ -202,7 +201,7 @@ class Dictionary(_WithFeatures, Controller):
         return self._spliced(self._encoded(value, hook), value, hook)
 
     def _spliced(self, read: _Read, value: Tensor, hook: HookPoint) -> Tensor:
-        """The value, in which the watched features (as edited) replace what the features decode to."""
+        """The value with the reconstruction from the (edited) watched features, and the error according to `error`."""
         edited = self._edited(read.watched)
         made = self._decoded(read, edited, value, hook)
         if self.error != "drop":
@@ -211,9 +210,7 @@ class Dictionary(_WithFeatures, Controller):
             made = made + (missing.detach() if self.error == "detach" else missing)
         made = made.to(value.dtype)
         if (node := made.grad_fn) is not None:
-            cast(Any, node).metadata["features"] = (
-                read.watched
-            )  # the run's graph keeps them alive, this object does not
+            cast(Any, node).metadata["features"] = read.watched  # kept alive by the graph, not by this object
         return made
 
     def _edited(self, features: Tensor) -> Tensor:
@@ -228,7 +225,7 @@ class Dictionary(_WithFeatures, Controller):
         return edited
 
     def _decoded(self, read: _Read, features: Tensor, value: Tensor, hook: HookPoint) -> Tensor:
-        """The vectors that features stand for, in the shape of a value."""
+        """The decoded features, in the shape of the value."""
         made = decoded(self.sae, features, read.x)
         if made.numel() != value.numel():
             raise ValueError(
@@ -239,14 +236,14 @@ class Dictionary(_WithFeatures, Controller):
 
 @dataclass(eq=False, repr=False)
 class Transcode(Dictionary):
-    """Splices a transcoder into a run: features of what one site reads replace what another writes.
+    """Splices a transcoder into the model: encodes the value of one site, and replaces another by the decoded features.
 
     Args:
-        hook_point: the two sites by full name, [read, written]; those of the dictionary's config if it is not given. For an MLP:
+        hook_point: the full names of the two sites, [input, output]; by default those in the dictionary's config. For an MLP:
             ["blocks.3.mlp.hook_in", "blocks.3.hook_mlp_out"].
-        sae, error, edit: as for `Dictionary`; the error is what the written value has beyond the transcoder's.
+        sae, error, edit: as for `Dictionary`; the error is the difference of the output site's value and the transcoder's output.
 
-    Raises ValueError for anything but two sites, and if the second is computed before the first.
+    Raises ValueError unless there are two sites, and if the second is computed before the first.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.interventions.dictionaries.sae import Transcoder
@@ -275,7 +272,7 @@ class Transcode(Dictionary):
 
     def change(self, value: Any, hook: HookPoint) -> Any:
         reads = self._reads.value
-        if not reads or reads[0].site == hook.name:  # a run that was interrupted may have left something
+        if not reads or reads[0].site == hook.name:  # an interrupted forward pass may have left an entry
             if hook.name == self.hook_point[1]:  # type: ignore[index]
                 raise ValueError(f"'{hook.name}' is computed before what it should be made of: give [read, written]")
             reads[:] = [self._encoded(value, hook)]
@@ -289,11 +286,11 @@ _kept: ContextVar[list[tuple[_WithFeatures, str, Tensor]] | None] = ContextVar("
 def run_with_features(
     model: HookedRootModule, prompts: Any, dictionaries: Sequence[_WithFeatures], **options: Any
 ) -> tuple[Any, dict[str, Tensor]]:
-    """One run with dictionaries: the logits, and the features at each site, [batch, pos, feature], in the run's graph.
+    """A forward pass with dictionaries: returns the logits, and the features at each site, [batch, pos, feature], in its graph.
 
     Args:
-        prompts: what the model is called with.
-        dictionaries: `Dictionary` (which change the run), `Features` (which do not), `Transcode`. No two of them on one site.
+        prompts: the input of the model.
+        dictionaries: `Dictionary` or `Transcode` (which change values), or `Features` (which do not); one at each site.
         options: other arguments of the model, such as `attention_mask`.
 
     >>> from hooked_lm import HookedTransformer
@@ -313,7 +310,7 @@ def run_with_features(
         _kept.reset(token)
     found: dict[str, tuple[_WithFeatures, Tensor]] = {}
     for one, site, features in kept:
-        if one not in dictionaries:  # registered besides
+        if one not in dictionaries:  # registered on the model elsewhere
             continue
         if found.get(site, (one,))[0] is not one:
             raise ValueError(f"two dictionaries have features at '{site}': run them apart, or read their by_site")
@@ -322,7 +319,7 @@ def run_with_features(
 
 
 def encoded(sae: Any, x: Tensor) -> Any:
-    """`sae.encode(x)`; of an object of others while no other thread is between its `encode` and `decode`."""
+    """`sae.encode(x)`; third-party objects may keep state between `encode` and `decode`, so a lock serialises their calls."""
     if isinstance(sae, (SAE, Normalized)):
         return sae.encode(x)
     with _foreign:
@@ -330,9 +327,9 @@ def encoded(sae: Any, x: Tensor) -> Any:
 
 
 def decoded(sae: Any, features: Tensor, x: Tensor) -> Tensor:
-    """The vectors that features stand for, of which those of `x` are the features, as `encode` gave them or edited.
+    """The decoded `features`, which are those of `x`, possibly edited.
 
-    An object of others may keep from `encode` what one `decode` uses up. So it is shown `x` right before.
+    A third-party object may keep state in `encode` that one `decode` consumes, so `encode(x)` is called first.
     """
     if isinstance(sae, Normalized):
         return sae.decode(features, of=x)
@@ -344,7 +341,7 @@ def decoded(sae: Any, features: Tensor, x: Tensor) -> Tensor:
 
 
 def width(sae: Any) -> int | None:
-    """How wide the vectors are that an object encodes, if it says so in any of the usual ways."""
+    """The input width of a dictionary, if it has one of the usual attributes; else None."""
     weight = getattr(sae, "W_enc", None)
     said = (getattr(getattr(sae, "cfg", None), "d_in", None), getattr(sae, "activation_dim", None))
     known = (*said, weight.shape[0] if isinstance(weight, Tensor) else None)
@@ -352,9 +349,9 @@ def width(sae: Any) -> int | None:
 
 
 def flat(sae: Any, value: Any, where: str) -> Tensor:
-    """A site's value as the dictionary reads it: heads side by side where it is as wide as all of them.
+    """A site's value with heads flattened to [..., head * d_head], if that is the dictionary's width.
 
-    Raises ValueError, with both widths, if neither fits; TypeError for what is no tensor of numbers.
+    Raises ValueError, with both widths, if neither shape fits; TypeError unless the value is a floating-point tensor.
     """
     if not isinstance(value, Tensor) or not value.is_floating_point():
         got = f"{value.dtype} numbers" if isinstance(value, Tensor) else f"a {type(value).__name__}"
@@ -375,6 +372,6 @@ def _axes(value: Tensor, hook: HookPoint) -> str:
 
 
 def _dtype(sae: Any, x: Tensor) -> torch.dtype:
-    """The type of the dictionary's weights, or of what it is given."""
+    """The dtype of the dictionary's weights, or of `x` if it has none."""
     weights = sae.parameters() if isinstance(sae, nn.Module) else ()
     return next((weight.dtype for weight in weights if weight.is_floating_point()), x.dtype)

@@ -1,4 +1,4 @@
-"""Dictionaries of vectors that are normalised first, each by itself."""
+"""Dictionaries that normalise each input vector."""
 
 from collections.abc import Callable
 
@@ -6,16 +6,16 @@ from torch import Tensor, nn
 
 from hooked_lm.interventions.dictionaries.sae import SAE, Features, Inputs, Outputs
 
-Norm = Callable[[Tensor], tuple[Tensor, Tensor | float]]  # the divisor, and what is subtracted
+Norm = Callable[[Tensor], tuple[Tensor, Tensor | float]]  # the divisor and the offset
 
 
 def layer_norm(x: Tensor) -> tuple[Tensor, Tensor | float]:
-    """The deviation of each vector's entries, and their mean."""
+    """The standard deviation and the mean of each vector's entries."""
     return x.std(-1, keepdim=True), x.mean(-1, keepdim=True)
 
 
 def constant_norm(x: Tensor) -> tuple[Tensor, Tensor | float]:
-    """What leaves each vector with the length sqrt(d_in)."""
+    """The divisor that scales each vector to the norm sqrt(d_in), and offset 0."""
     return x.norm(dim=-1, keepdim=True) / x.shape[-1] ** 0.5, 0.0
 
 
@@ -27,8 +27,8 @@ EPS = {"layer_norm": 1e-5, "constant_norm_rescale": 0.0}  # added to the divisor
 class Normalized(nn.Module):
     """A dictionary that was trained on normalised vectors: `encode` normalises them, `decode` reverses that.
 
-    `how` is "layer_norm" (mean zero, deviation one) or "constant_norm_rescale" (length sqrt(d_in)). The module keeps nothing
-    from one call to the next: the tensor that `encode` returns carries the norms of its vectors.
+    `how` is "layer_norm" (mean zero, standard deviation one) or "constant_norm_rescale" (norm sqrt(d_in)). The module has no
+    state: the tensor that `encode` returns carries the norms of its vectors.
 
     >>> sae = Normalized(SAE.Config(d_in=8, d_sae=32).build(), "layer_norm")
     >>> import torch
@@ -54,10 +54,10 @@ class Normalized(nn.Module):
         return features
 
     def decode(self, features: Features, of: Inputs | None = None) -> Outputs:
-        """The vectors that features stand for, with the mean and length of the vectors `of` which these are the features.
+        """The decoded features, rescaled with the norms of the encoded vectors `of`.
 
-        `of` may be left out for the tensor that `encode` returned, also after edits in place. Raises ValueError for any other
-        tensor without `of`, and for vectors of another number.
+        `of` may be omitted for the tensor that `encode` returned, also after edits in place. Raises ValueError for any other
+        tensor without `of`, and for a different number of vectors.
         """
         norms = getattr(features, CARRIED, None) if of is None else NORMS[self.how](of)
         if norms is None:

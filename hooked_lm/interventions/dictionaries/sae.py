@@ -1,7 +1,7 @@
-"""Sparse dictionaries: vectors as few of many features, and back. Autoencoders read and write one site, transcoders two.
+"""Sparse dictionaries: encode vectors as sparse features, and decode them. Autoencoders use one site, transcoders two.
 
 All of them compute `features = activation((x - b_dec) W_enc + b_enc)` and `x ~ features W_dec + b_dec`; the classes differ in
-the activation, and in what they are trained with.
+the activation and the training objective.
 """
 
 from collections.abc import Iterator
@@ -33,10 +33,10 @@ class SAE(nn.Module):
 
     @dataclass(frozen=True)
     class Config:
-        """Sizes, and where the dictionary belongs.
+        """Sizes and sites of a dictionary.
 
-        `subtract_b_dec`: whether `b_dec` is taken from the input (autoencoders mostly, transcoders never). `d_out`: the width of
-        what is written, None for that of the input. `hook_point`, `hook_point_out`: the sites read and written, if known.
+        `subtract_b_dec`: whether `b_dec` is subtracted from the input (most autoencoders, no transcoders). `d_out`: the width
+        of the output, None for that of the input. `hook_point`, `hook_point_out`: the sites of input and output, if known.
         """
 
         d_in: int
@@ -63,7 +63,7 @@ class SAE(nn.Module):
 
         @property
         def width_out(self) -> int:
-            """The width of what is written."""
+            """The width of the output."""
             return self.d_in if self.d_out is None else self.d_out
 
         def build(self, seed: int = 0) -> "SAE":
@@ -90,14 +90,14 @@ class SAE(nn.Module):
     def _more_weights(self) -> None:
         self.b_enc = nn.Parameter(torch.zeros(self.cfg.d_sae))
 
-    # ---- there and back ----------------------------------------------------------------------------------------------
+    # ---- encode and decode -------------------------------------------------------------------------------------------
 
     def encode(self, x: Inputs) -> Features:
-        """The features of vectors: none negative, most of them zero."""
+        """The features of vectors: nonnegative and sparse."""
         return self.activate(self.hidden(x))
 
     def decode(self, features: Features) -> Outputs:
-        """The vectors that features stand for."""
+        """The reconstructed vectors."""
         return features @ self.W_dec + self.b_dec
 
     def forward(self, x: Inputs) -> Outputs:
@@ -105,11 +105,11 @@ class SAE(nn.Module):
         return self.decode(self.encode(x))
 
     def hidden(self, x: Inputs) -> Features:
-        """What the activation is applied to."""
+        """The pre-activations."""
         return self._read(x) + self.b_enc
 
     def activate(self, hidden: Features) -> Features:
-        """Features of what `hidden` gave."""
+        """The activation function: pre-activations to features."""
         return hidden.relu()
 
     def _read(self, x: Inputs) -> Features:
@@ -120,19 +120,19 @@ class SAE(nn.Module):
     def objective(
         self, x: Float[Tensor, "row d_in"], target: Float[Tensor, "row d_out"], sparsity: float
     ) -> tuple[Float[Tensor, ""], Float[Tensor, "row d_sae"], Float[Tensor, "row d_sae"]]:
-        """What training makes small (the squared error, and `sparsity` times the penalty), with hidden values and features."""
+        """The training loss (squared error plus `sparsity` times the penalty), with pre-activations and features."""
         hidden = self.hidden(x)
         features = self.activate(hidden)
         error = (target - self.decode(features)).pow(2).sum(-1).mean()
         return error + sparsity * self.penalty(hidden, features), hidden, features
 
     def penalty(self, hidden: Float[Tensor, "row d_sae"], features: Float[Tensor, "row d_sae"]) -> Float[Tensor, ""]:
-        """How little sparse features are: here their sum, each as long as its direction."""
+        """The sparsity penalty: here the L1 norm of the features, weighted by the norms of their directions."""
         return (features * self.W_dec.norm(dim=1)).sum(-1).mean()
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Whatever holds of the weights after each step of an optimiser: directions of length one."""
+        """Restores the constraints on the weights after an optimiser step: directions of unit norm."""
         self.W_dec.div_(self.W_dec.norm(dim=1, keepdim=True).clamp_min(1e-8))
 
     @torch.no_grad()
@@ -143,18 +143,18 @@ class SAE(nn.Module):
         directions: Float[Tensor, "some d_out"],
         biases: Float[Tensor, " some"],
     ) -> None:
-        """Give some features other weights, and whatever else they have as it is at the start."""
+        """Gives some features new encoder weights, directions and biases, and resets their other weights."""
         self.W_enc[:, which], self.W_dec[which], self.b_enc[which] = readers, directions, biases
 
     # ---- units -------------------------------------------------------------------------------------------------------
 
     def per_feature(self) -> list[nn.Parameter]:
-        """The weights, other than `W_enc` and `W_dec`, that are measured in units of the features."""
+        """The weights, other than `W_enc` and `W_dec`, that scale with the features."""
         return [self.b_enc]
 
     @torch.no_grad()
     def scale_features_(self, factors: PerFeature) -> "SAE":
-        """Measure features in other units: each becomes so many times what it was, and reconstructions stay."""
+        """Multiplies the features by these factors, in place, without changing reconstructions."""
         self.W_enc.mul_(factors)
         self.W_dec.div_(factors[:, None])
         for weight in self.per_feature():
@@ -163,16 +163,16 @@ class SAE(nn.Module):
 
     @torch.no_grad()
     def scale_inputs_(self, inputs: float, outputs: float) -> "SAE":
-        """Make a dictionary of vectors that were multiplied by these numbers one of the vectors themselves."""
+        """Converts, in place, a dictionary of inputs and outputs that were multiplied by these numbers to the unscaled ones."""
         self.W_enc.mul_(inputs)
         self.W_dec.div_(outputs)
         self.b_dec.div_(outputs)
         return self
 
-    # ---- at a glance -------------------------------------------------------------------------------------------------
+    # ---- description -------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """The kind and sizes; `build` makes a dictionary of the same structure of them."""
+        """The kind and sizes, from which `build` makes a dictionary of the same structure."""
         return {"kind": self.kind, **asdict(self.cfg)}
 
     def extra_repr(self) -> str:
@@ -180,7 +180,7 @@ class SAE(nn.Module):
 
 
 class TopK(SAE):
-    """The `k` largest features of each vector are kept; no penalty is needed (Gao et al. 2024, arXiv:2406.04093).
+    """Keeps the `k` largest features of each vector, without a penalty (Gao et al. 2024, arXiv:2406.04093).
 
     >>> sae = TopK.Config(d_in=8, d_sae=32, k=3).build()
     >>> (sae.encode(torch.randn(100, 8)) > 0).sum(-1).max()
@@ -189,7 +189,7 @@ class TopK(SAE):
 
     @dataclass(frozen=True)
     class Config(SAE.Config):
-        """`k`: how many features may be active at once."""
+        """`k`: the largest number of active features of a vector."""
 
         k: int = 32
 
@@ -208,16 +208,16 @@ class TopK(SAE):
 
 
 class BatchTopK(TopK):
-    """On average `k` features of a vector, more of some and fewer of others (Bussmann et al. 2024, arXiv:2412.06410).
+    """Keeps on average `k` features of each vector (Bussmann et al. 2024, arXiv:2412.06410).
 
-    In training mode the `k * rows` largest features of a batch are kept. Otherwise, so that vectors do not depend on their
-    company, those above `threshold`: the smallest kept feature, averaged over batches. Before training that is every positive
-    one.
+    In training mode the `k * rows` largest features of a batch are kept. In evaluation mode, so that vectors do not depend on
+    the rest of the batch, features above `threshold` are kept: a moving average of the smallest kept feature of each batch.
+    Before training all positive features are kept.
     """
 
     @dataclass(frozen=True)
     class Config(TopK.Config):
-        """`k`: how many features are active at once, on average."""
+        """`k`: the average number of active features of a vector."""
 
         def build(self, seed: int = 0) -> "BatchTopK":
             return BatchTopK(self, seed)
@@ -256,15 +256,15 @@ class BatchTopK(TopK):
 
 
 class JumpReLU(SAE):
-    """A feature counts from a threshold of its own on, with its full size (Rajamanoharan et al. 2024, arXiv:2407.14435).
+    """Keeps features above learned thresholds, one for each feature (Rajamanoharan et al. 2024, arXiv:2407.14435).
 
-    The number of active features is the penalty. As it is flat in the thresholds, these are trained by a straight-through
-    estimate: a rectangle of width `bandwidth` around the step.
+    The penalty is the number of active features (L0). Its gradient with respect to the thresholds is a straight-through
+    estimate with a rectangular kernel of width `bandwidth`.
     """
 
     @dataclass(frozen=True)
     class Config(SAE.Config):
-        """`threshold`: at the start; `bandwidth`: of the estimate of gradients, in units of the features."""
+        """`threshold`: the initial value; `bandwidth`: of the gradient estimate, in units of the features."""
 
         threshold: float = 0.01
         bandwidth: float = 0.1
@@ -300,15 +300,16 @@ class JumpReLU(SAE):
 
 
 class Gated(SAE):
-    """One reading decides which features are active, another how strongly (Rajamanoharan et al. 2024, arXiv:2404.16014).
+    """A gate decides which features are active, and a second path their magnitudes (Rajamanoharan et al. 2024, arXiv:2404.16014).
 
-    Both share `W_enc`: a feature is active where `x W_enc + b_gate` is positive, with the size
-    `relu(exp(r_mag) * x W_enc + b_mag)`. The L1 penalty rests on the first alone, which learns by reconstructing, too.
+    Both share `W_enc`: a feature is active where `x W_enc + b_gate` is positive, with the magnitude
+    `relu(exp(r_mag) * x W_enc + b_mag)`. The L1 penalty applies to the gate alone, which is also trained by an auxiliary
+    reconstruction loss.
     """
 
     @dataclass(frozen=True)
     class Config(SAE.Config):
-        """As of any dictionary."""
+        """The settings of `SAE.Config`."""
 
         def build(self, seed: int = 0) -> "Gated":
             return Gated(self, seed)
@@ -347,15 +348,15 @@ class Gated(SAE):
 
 
 class Transcoder(SAE):
-    """From what a part of a model reads to what it writes, by way of sparse features (Dunefsky et al. 2024, arXiv:2406.11944).
+    """Maps the input of a layer, such as an MLP, to its output through sparse features (Dunefsky et al. 2024, arXiv:2406.11944).
 
-    It stands for a layer where a model has one, such as an MLP. Its features have a ReLU; every other class is a transcoder, too,
-    with `subtract_b_dec=False` and the sites and width of the output.
+    Its activation is a ReLU. The other classes can also be transcoders, with `subtract_b_dec=False` and the site and width of
+    the output.
     """
 
     @dataclass(frozen=True)
     class Config(SAE.Config):
-        """`hook_point` is read, `hook_point_out` is written."""
+        """`hook_point` is the site of the input, `hook_point_out` that of the output."""
 
         subtract_b_dec: bool = False
 
@@ -369,7 +370,7 @@ KINDS: dict[str, type[SAE]] = {of.kind: of for of in (SAE, TopK, BatchTopK, Jump
 
 
 def build(described: dict[str, Any], seed: int = 0) -> SAE:
-    """A dictionary of the kind and sizes that `SAE.to_dict` tells. Raises ValueError for a kind that there is not.
+    """A new dictionary from the output of `SAE.to_dict`; ValueError for an unknown kind.
 
     >>> build({"kind": "topk", "d_in": 8, "d_sae": 32, "k": 4}).cfg.k
     4
@@ -383,7 +384,7 @@ def build(described: dict[str, Any], seed: int = 0) -> SAE:
 
 @contextmanager
 def mode(module: nn.Module, training: bool) -> Iterator[None]:
-    """Inside, a module is in training mode or is not; afterwards it is as it was."""
+    """Sets the training mode of a module inside the block, and restores it afterwards."""
     before = module.training
     module.train(training)
     try:
@@ -393,7 +394,7 @@ def mode(module: nn.Module, training: bool) -> Iterator[None]:
 
 
 class _Jump(torch.autograd.Function):
-    """Each number where it is above its threshold, else 0; the threshold's gradient is that of a ramp."""
+    """Values above their threshold, else 0; the threshold's gradient uses a rectangular kernel."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, threshold: Tensor, bandwidth: float) -> Tensor:
@@ -410,7 +411,7 @@ class _Jump(torch.autograd.Function):
 
 
 class _Step(torch.autograd.Function):
-    """1 where a number is above its threshold, else 0; the threshold's gradient is that of a ramp."""
+    """1 for values above their threshold, else 0; the threshold's gradient uses a rectangular kernel."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, threshold: Tensor, bandwidth: float) -> Tensor:
