@@ -1,4 +1,4 @@
-"""How good a dictionary is: what it explains, with how many features, and what a model loses that runs on reconstructions."""
+"""Evaluates dictionaries: explained variance, sparsity, and the model's loss with reconstructions."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,17 +26,17 @@ def evaluate_dictionary(
     skip: int = 0,
     batch_size: int = 32,
 ) -> Scores:
-    """The figures of a dictionary on a user's texts, along the axis `figure`.
+    """The metrics of a dictionary on texts, along the axis `figure`.
 
     "explained variance": one minus the squared error of reconstructions over the variance of the vectors.
-    "L0": active features of a vector, on average. "dead": the share of features that are never active.
-    And for language models, in nats of next-token cross entropy: "CE", of the model as it is; "CE spliced", with reconstructions
-    in the site's place, without the error; "CE mean-ablated", "CE zero-ablated", with the mean vector or zeros there; and which
-    share of the difference the reconstructions recover, "CE recovered (mean)", "CE recovered (zero)": 1 is everything.
+    "L0": the average number of active features of a vector. "dead": the fraction of features that are never active.
+    For language models also the next-token cross entropy in nats: "CE" of the unchanged model; "CE spliced" with the site
+    replaced by reconstructions, without the error; "CE mean-ablated", "CE zero-ablated" with the mean vector or zeros; and the
+    fraction of the difference that reconstructions recover, "CE recovered (mean)", "CE recovered (zero)" (1: all of it).
 
     Args:
-        data, skip: as for `train_dictionary`; positions left out stay as they are in the spliced runs.
-        site, site_out: those of the dictionary's config unless they are given.
+        data, skip: as for `train_dictionary`; skipped positions are unchanged in the spliced forward passes.
+        site, site_out: by default those in the dictionary's config.
 
     Raises ValueError if the site is not known, or the widths differ.
 
@@ -65,10 +65,10 @@ def evaluate_dictionary(
 def _of_vectors(
     stream: Activations, sae: Any, rows: Sequence[range]
 ) -> tuple[dict[str, float], Float[Tensor, " d_out"]]:
-    """The figures that need no further run, and the mean of what is written."""
+    """The metrics that need no spliced forward passes, and the mean of the output vectors."""
     n, n_active, error, total = 0, 0.0, 0.0, 0.0
     ever: Tensor | None = None
-    first: Tensor | None = None  # sums of deviations from one of the vectors, so that large means cost no digits
+    first: Tensor | None = None  # sums are over deviations from the first vector, so that large means cost no precision
     shift: Tensor | None = None
     for some in rows:
         read, written = stream.vectors(some)
@@ -97,7 +97,7 @@ def _of_vectors(
 
 
 def _of_runs(model: Decoder, stream: Activations, sae: Any, rows: Sequence[range], mean: Tensor) -> dict[str, float]:
-    """The cross entropies of runs with something in the site's place."""
+    """The cross entropies of the model, unchanged and with the site replaced."""
     target = stream.sites[-1]
     if len(stream.sites) == 2:
         splice: Dictionary = Transcode(stream.sites, sae=sae, error="drop")
@@ -105,7 +105,7 @@ def _of_runs(model: Decoder, stream: Activations, sae: Any, rows: Sequence[range
         splice = Dictionary(target, sae=sae, error="drop")
 
     def kept(hook: Callable[..., Any]) -> Callable[..., Any]:
-        """A hook that leaves the first positions as they are."""
+        """A hook that does not change the skipped positions."""
 
         def change(value: Tensor, hook_point: Any) -> Tensor | None:
             new = hook(value, hook_point)

@@ -1,6 +1,6 @@
-"""Dictionaries in files: this package's safetensors, SAELens's folders, and those of `dictionary_learning`. No pickled code.
+"""File formats of dictionaries: safetensors of this package, folders of SAELens and `dictionary_learning`. No pickled code.
 
-What other libraries compute is taken over exactly: factors that they apply at each run are folded into the weights.
+Results equal those of the other libraries: factors that they apply in each forward pass are folded into the weights.
 """
 
 import json
@@ -26,15 +26,15 @@ Frozen = TypeVar("Frozen", bound=nn.Module)
 
 
 def save(sae: SAE | Normalized, path: str | Path) -> None:
-    """Write a dictionary to one safetensors file, bit for bit; it appears when it is whole."""
+    """Writes a dictionary to one safetensors file, bit for bit and atomically."""
     inner, how = (sae.sae, sae.how) if isinstance(sae, Normalized) else (sae, None)
     stored.write(path, FORMAT, inner.state_dict(), {"dictionary": inner.to_dict(), "normalized": how})
 
 
 def load(path: str | Path) -> Any:
-    """The dictionary in a file or folder, whoever wrote it: `save`, SAELens or `dictionary_learning`.
+    """The dictionary of a file or folder that `save`, SAELens or `dictionary_learning` wrote.
 
-    It is in evaluation mode, and its weights ask for no gradient. Raises ValueError for files that are none of these.
+    It is in evaluation mode, and its weights require no gradient. Raises ValueError for other files.
     """
     path = Path(path)
     if path.is_dir() and (path / "cfg.json").exists():
@@ -50,14 +50,13 @@ def load_saelens(path: str | Path, scaling_factor: float | None = None) -> SAE |
     """A dictionary in SAELens's format: a folder with `cfg.json` and `sae_weights.safetensors`.
 
     Architectures "standard", "topk", "batchtopk", "jumprelu", "gated", and the transcoders "transcoder" and
-    "jumprelu_transcoder". The site that the config names is the dictionary's `cfg.hook_point`, unless it is that of a
-    single head.
+    "jumprelu_transcoder". The site in the config becomes the dictionary's `cfg.hook_point`, unless it is that of a single head.
 
     Args:
-        scaling_factor: for `normalize_activations` "expected_average_only_in": the number that vectors were multiplied by in
-            training, sqrt(d_in) over their mean length, which SAELens does not store. Folded into the weights.
+        scaling_factor: for `normalize_activations` "expected_average_only_in": the factor of the vectors in training, sqrt(d_in)
+            over their mean norm, which SAELens does not store. It is folded into the weights.
 
-    Raises ValueError for architectures, settings and tensors that are not understood, each by name.
+    Raises ValueError for unsupported architectures, settings and tensors, with their names.
     """
     path = Path(path)
     cfg, tensors = _json(path / "cfg.json"), _tensors(path / "sae_weights.safetensors")
@@ -72,7 +71,7 @@ def load_saelens(path: str | Path, scaling_factor: float | None = None) -> SAE |
         raise ValueError(f"{path}: the architecture {kind!r} is not among {', '.join(known)}")
     if missing := [name for name in ("d_in", "d_sae") if name not in about]:
         raise ValueError(f"{path}: cfg.json does not say {' and '.join(missing)}")
-    factor = tensors.pop("scaling_factor", torch.ones(1))  # was stored for a time, as ones
+    factor = tensors.pop("scaling_factor", torch.ones(1))  # some versions stored ones
     if about.get("finetuning_scaling_factor") or not bool((factor == 1).all()):
         raise ValueError(f"{path}: a finetuning_scaling_factor is not understood")
     activation = about.get("activation_fn", about.get("activation_fn_str", "relu"))
@@ -106,9 +105,9 @@ def load_saelens(path: str | Path, scaling_factor: float | None = None) -> SAE |
 
 
 def save_saelens(sae: SAE | Normalized, path: str | Path) -> None:
-    """Write a dictionary as a folder that SAELens reads; a BatchTopK one as the "jumprelu" that it is outside training.
+    """Writes a dictionary as a folder that SAELens reads; BatchTopK is saved as "jumprelu", as it is outside training.
 
-    Raises ValueError for transcoders whose activation SAELens does not have.
+    Raises ValueError for transcoders whose activation SAELens does not support.
     """
     inner, how = (sae.sae, sae.how) if isinstance(sae, Normalized) else (sae, "none")
     cfg, tensors = inner.cfg, {name: weight.detach().cpu() for name, weight in inner.state_dict().items()}
@@ -137,16 +136,16 @@ def save_saelens(sae: SAE | Normalized, path: str | Path) -> None:
 
 
 def load_dictionary_learning(path: str | Path, dict_class: str | None = None) -> SAE:
-    """A dictionary that `dictionary_learning` wrote: `ae.pt`, or the folder with it and `config.json`.
+    """A dictionary in the format of `dictionary_learning`: `ae.pt`, or the folder with it and `config.json`.
 
-    `ae.pt` is read as tensors only: a pickle of anything else is refused. Classes AutoEncoder, AutoEncoderNew, GatedAutoEncoder,
-    JumpReluAutoEncoder, AutoEncoderTopK and BatchTopKSAE. Features are measured as there: of gated and JumpReLU ones, by the
-    length of what they add.
+    `ae.pt` may contain tensors only; other pickles are refused. Supported classes are AutoEncoder, AutoEncoderNew,
+    GatedAutoEncoder, JumpReluAutoEncoder, AutoEncoderTopK and BatchTopKSAE. Features have the same scale as in that library:
+    gated and JumpReLU features are multiplied by the norm of their decoder direction.
 
     Args:
-        dict_class: the class, if there is no config that tells it; the names of the tensors do not always.
+        dict_class: the class, needed if there is no config and the names of the tensors are ambiguous.
 
-    Raises ValueError for other classes, for tensors that are not understood, and where the class is needed and not known.
+    Raises ValueError for other classes, for unknown tensors, and if the class is ambiguous.
     """
     path = Path(path)
     file, config = (path / "ae.pt", path / "config.json") if path.is_dir() else (path, path.with_name("config.json"))
@@ -161,7 +160,7 @@ def load_dictionary_learning(path: str | Path, dict_class: str | None = None) ->
         weights[name] = weights[name] if named is JUMP else weights[name].T.contiguous()
     d_in, d_sae = weights["W_enc"].shape
     if kind == "topk":
-        weights.pop("threshold", None)  # what could stand for k features in its place
+        weights.pop("threshold", None)  # an alternative to k at inference, not used here
     elif kind == "batchtopk" and "threshold" in weights:
         weights["threshold"] = weights["threshold"].to(weights["W_enc"].dtype).expand(d_sae).clone()
     described = {"kind": kind, "d_in": d_in, "d_sae": d_sae, "subtract_b_dec": named not in (NEW, JUMP)}
@@ -192,7 +191,7 @@ CLASSES = {
 
 
 def _class_of(tensors: Tensors, dict_class: str | None, file: Path) -> tuple[dict[str, str], str]:
-    """Which tensor is which weight, and of what kind the dictionary is."""
+    """The mapping of tensor names to weights, and the kind of the dictionary."""
     if dict_class is not None and dict_class not in CLASSES:
         raise ValueError(f"{file} is a {dict_class}; those known are {', '.join(CLASSES)}")
     if dict_class is not None:
@@ -236,12 +235,12 @@ def _tensors(file: Path) -> Tensors:
 
 
 def _unpickled(file: Path) -> Tensors:
-    """The tensors in a file of `torch.save`, nothing of which is run."""
+    """The tensors in a file of `torch.save`, loaded with `weights_only`."""
     if not file.exists():
         raise ValueError(f"there is no {file.name} in {file.parent}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of kinds of pickles, all of which are refused or harmless
+            warnings.simplefilter("ignore")  # about kinds of pickles, all of which are refused or harmless
             found = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         reason = str(error).strip().splitlines()[0]
@@ -255,7 +254,7 @@ def _unpickled(file: Path) -> Tensors:
 
 
 def _filled(described: Any, tensors: Tensors, path: Path) -> SAE:
-    """A dictionary with these weights, all in the precision of `W_enc`."""
+    """A dictionary with these weights, all converted to the dtype of `W_enc`."""
     same = {
         name: weight.to(tensors["W_enc"].dtype) if "W_enc" in tensors else weight for name, weight in tensors.items()
     }
@@ -263,10 +262,10 @@ def _filled(described: Any, tensors: Tensors, path: Path) -> SAE:
 
 
 def filled(described: Any, tensors: Mapping[str, Tensor], where: str) -> SAE:
-    """A dictionary with these weights, in the dtype of `W_enc`.
+    """A dictionary with these weights, in their dtypes.
 
-    Raises ValueError for a description that is none, and for weights missing, left over, or of another shape. Nothing larger
-    than the tensors is allocated.
+    Raises ValueError for an invalid description, and for weights that are missing, unexpected, or of the wrong shape. Shapes
+    are checked first, so that nothing larger than the tensors is allocated.
     """
     sizes = {"W_enc": ("d_in", "d_sae"), "W_dec": ("d_sae", "d_out")}
     if not isinstance(described, dict):
@@ -291,7 +290,7 @@ def filled(described: Any, tensors: Mapping[str, Tensor], where: str) -> SAE:
     if wrong:
         what = f"a dictionary of kind {sae.kind!r} from {sae.cfg.d_in} to {sae.cfg.d_sae}"
         raise ValueError(f"{where}, {what}: {'; '.join(wrong)}")
-    sae.load_state_dict(dict(tensors), assign=True)  # in their own precision
+    sae.load_state_dict(dict(tensors), assign=True)  # keeps their dtypes
     return sae
 
 

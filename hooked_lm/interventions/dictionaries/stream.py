@@ -1,4 +1,4 @@
-"""What dictionaries are trained on: the vectors at a site, in an order that a seed determines and that can be taken up again."""
+"""Training data of dictionaries: the vectors at a site, in a seeded order that can be resumed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ Data = Sequence[str] | Tensor
 
 @runtime_checkable
 class Stream(Protocol):
-    """A source of vectors: what is read, and what is to be written (the same, for an autoencoder)."""
+    """A source of training vectors: inputs and target outputs (the same for an autoencoder)."""
 
     def fill(self, number: int) -> Pair:
-        """The vectors of one filling of the buffer; the same for the same number."""
+        """The vectors of buffer `number`; deterministic."""
 
     def about(self) -> dict[str, Any]:
-        """Where they come from."""
+        """Metadata of the vectors."""
 
 
 @dataclass
 class Vectors:
-    """Vectors that are at hand, such as harvested ones: `read` [row, d_in], and `written` [row, d_out] for a transcoder."""
+    """Vectors in memory: inputs `read` [row, d_in], and outputs `written` [row, d_out] of a transcoder."""
 
     read: Tensor
     written: Tensor | None = None
@@ -42,16 +42,17 @@ class Vectors:
 
 
 class Activations:
-    """Vectors at one site of a model, or at two, while texts pass through it; no gradients, no padding.
+    """The activations of a model at one site, or at two, without gradients and padding.
 
-    Each filling runs `n_texts` texts, in an order shuffled anew whenever all have been seen.
+    Each buffer is filled with `n_texts` texts, in an order that is reshuffled in each epoch.
 
     Args:
-        data: texts (cut at the model's n_ctx), token ids [prompt, pos], or, for a model without a tokenizer, its inputs, stacked.
-        site, site_out: one site each, by name or short name; `site_out` is that which a transcoder writes.
-        skip: how many positions at the start of each text are left out, such as a BOS, whose vectors are like no others.
+        data: texts (truncated to the model's n_ctx), token ids [prompt, pos], or, for a model without a tokenizer, its stacked
+            inputs.
+        site, site_out: one site each, by name or short name; `site_out` is the output site of a transcoder.
+        skip: how many positions at the start of each text are excluded, such as a BOS, whose activations are atypical.
 
-    Raises ValueError for no data and for a name that means several sites.
+    Raises ValueError for empty data and for a name that matches several sites.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Activations:
         return origin(self.model, sites=self.sites, prompts=len(self.data), skip=self.skip, seed=self.seed)
 
     def _order(self, epoch: int) -> list[int]:
-        """The order of the texts the so manyth time round."""
+        """The order of the texts in an epoch."""
         if getattr(self, "_known", (-1, []))[0] != epoch:
             generator = torch.Generator().manual_seed(self.seed + epoch)
             self._known = (epoch, torch.randperm(len(self.data), generator=generator).tolist())
@@ -96,7 +97,7 @@ class Activations:
 
     @torch.no_grad()
     def vectors(self, rows: Sequence[int]) -> Pair:
-        """The vectors at the sites, of some texts, position by position."""
+        """The vectors at the sites for these texts, [row, width]: one row for each position."""
         inputs, mask = self.inputs(rows)
         options: dict[str, Any] = {} if mask is None else {"attention_mask": mask.long()}
         _, cache = self.model.run_with_cache(inputs, names_filter=self.sites, **options)
@@ -112,12 +113,12 @@ class Activations:
         return found[0], found[-1]
 
     def inputs(self, rows: Sequence[int]) -> tuple[Tensor, Bool[Tensor, "batch pos"] | None]:
-        """What the model is called with for some texts, and what of it is no padding (None: it knows none)."""
+        """The model's input for these texts, and the mask of real tokens (None: the input has no padding)."""
         return inputs_of(self.model, self.data, rows)
 
 
 def inputs_of(model: Any, data: Data, rows: Sequence[int]) -> tuple[Tensor, Bool[Tensor, "batch pos"] | None]:
-    """What a model is called with for some of the data, and which tokens of it are no padding."""
+    """The model's input for some rows of the data, and the mask of real tokens (None: the input has no padding)."""
     device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
     if isinstance(data, Tensor):
         chosen = data[list(rows)].to(device)
@@ -128,7 +129,7 @@ def inputs_of(model: Any, data: Data, rows: Sequence[int]) -> tuple[Tensor, Bool
 
 
 def one_site(model: HookedRootModule, site: Any) -> str:
-    """The full name of one site. Raises ValueError for what means several."""
+    """The full name of one site; ValueError if the name matches several."""
     names = model.names(site)
     if len(names) != 1:
         raise ValueError(f"{site!r} means {len(names)} sites: give one, such as {names[0]!r}")
@@ -136,7 +137,7 @@ def one_site(model: HookedRootModule, site: Any) -> str:
 
 
 def side_by_side(model: HookedRootModule, site: str, value: Tensor) -> Tensor:
-    """A site's value with its heads in one axis."""
+    """A site's value with its heads flattened into the last axis."""
     dims = model.hook_dict[site].dims
     has_heads = len(dims) == 4 and dims[2].endswith("head")
     return value.flatten(-2) if has_heads else flat(None, value, f"'{site}'")
@@ -145,7 +146,7 @@ def side_by_side(model: HookedRootModule, site: str, value: Tensor) -> Tensor:
 def batches(
     stream: Stream, size: int, seed: int, fill: int = 0, start: int = 0
 ) -> Iterator[tuple[Pair, tuple[int, int]]]:
-    """Shuffled batches without an end, from a place in the stream on; with each, the place after it."""
+    """Yields shuffled batches endlessly from a place (buffer, row) in the stream on, each with the place after it."""
     while True:
         read, written = stream.fill(fill)
         if len(read) < size:

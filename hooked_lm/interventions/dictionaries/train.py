@@ -1,4 +1,4 @@
-"""Training dictionaries: on the vectors at a site of a model, or on any others, with figures of how good they are."""
+"""Trains dictionaries on the activations at a site of a model, or on other vectors, and evaluates them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ FORMAT = "hooked_lm.dictionary_training"
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained dictionary, its loss in each step (axis `step`), and its figures on texts that it was not trained on.
+    """A trained dictionary, its loss in each step (axis `step`), and its metrics on held-out texts (`figures`).
 
-    Losses are of vectors scaled to a mean length of sqrt(d). `figures` is None where there was nothing to measure on.
+    Losses are for vectors scaled to a mean norm of sqrt(d). `figures` is None without held-out texts.
     """
 
     sae: SAE
@@ -36,20 +36,20 @@ class Trained:
 
 @dataclass(frozen=True)
 class Settings:
-    """How a dictionary is trained.
+    """The training settings of a dictionary.
 
     Args:
-        steps, batch_size: how many steps, of how many vectors.
-        learning_rate: of Adam; it rises for a twentieth of the steps and falls to zero in the last fifth.
-        sparsity: what the kind's penalty is multiplied by; it rises for a tenth of the steps. TopK and BatchTopK have none.
-        dead_after: a feature counts as dead when so many vectors have gone by without it.
-        auxiliary: the weight of the loss that revives dead features: how badly they reconstruct what the others leave
-            (Gao et al. 2024, arXiv:2406.04093). It moves those alone that some vector would activate if it were not for larger
-            ones or for a threshold: features of TopK, BatchTopK and JumpReLU.
-        resample_after: a feature that has been dead for so many vectors, whatever its kind, begins anew, as what is missing of
-            some vector, which is drawn by its squared error (after Bricken et al. 2023); not before the learning rate has risen
-            nor while it falls. None: never.
-        seed: of new weights and of the order of vectors.
+        steps, batch_size: the number of steps, and of vectors in each step.
+        learning_rate: of Adam, with a warmup over the first 5% of the steps and a decay to zero over the last 20%.
+        sparsity: the weight of the penalty, with a warmup over the first 10% of the steps. TopK and BatchTopK have no penalty.
+        dead_after: a feature counts as dead after so many vectors without an activation.
+        auxiliary: the weight of the auxiliary loss that revives dead features: the error of their reconstruction of the residual
+            (Gao et al. 2024, arXiv:2406.04093). It affects only features with positive pre-activations that larger ones or a
+            threshold suppress: those of TopK, BatchTopK and JumpReLU.
+        resample_after: after so many vectors without an activation, a feature is resampled: it gets the reconstruction error of
+            a vector, drawn with probability proportional to its squared error (after Bricken et al. 2023). Only at the full
+            learning rate, not during warmup and decay. None: never.
+        seed: of the initial weights and of the order of vectors.
     """
 
     steps: int = 1000
@@ -74,7 +74,7 @@ class Settings:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 
     def rate(self, step: int) -> float:
-        """The share of the learning rate in a step."""
+        """The factor of the learning rate in a step."""
         warm, falling = max(1, self.steps // 20), max(1, self.steps // 5)
         return min(1.0, (step + 1) / warm, (self.steps - step) / falling)
 
@@ -107,28 +107,28 @@ def train_dictionary(
     progress: bool = False,
     **sizes: Any,
 ) -> Trained:
-    """Train a sparse dictionary of a site of a model on a user's texts, and measure it on some that are kept apart.
+    """Trains a sparse dictionary of a site on texts, and evaluates it on held-out texts.
 
-    The model runs without gradients and stays as it is. Vectors are scaled to a mean length of sqrt(d) for the training, so
-    that settings carry over between sites; the dictionary that comes out is one of the site's own vectors.
+    The model runs without gradients and is not changed. In training, vectors are scaled to a mean norm of sqrt(d), so that
+    settings transfer between sites; the scale is folded into the resulting dictionary.
 
     Args:
         data: texts, token ids [prompt, pos], or stacked inputs of a model without a tokenizer.
-        site: name or short name with layer, such as ("mlp_out", 1); heads are read side by side.
+        site: name or short name with layer, such as ("mlp_out", 1); heads are flattened.
         kind: "standard", "topk", "batchtopk", "jumprelu", "gated" or "transcoder".
         width: how many features (d_sae).
         steps, batch_size, learning_rate, sparsity, dead_after, auxiliary, resample_after, seed: see `Settings`.
-        site_out: what a transcoder writes; every kind is one if it is given.
-        n_texts: how many texts the buffer holds, whose vectors are shuffled together.
-        skip: how many positions at the start of each text are left out.
-        held_out: the share of the data, at least one text, on which the figures are measured; 0 for no figures.
-        directory: where checkpoints go, every `checkpoint_every` steps, and the finished dictionary. A training that was broken
-            off goes on from there, and comes out as if it had not been.
+        site_out: the output site of a transcoder; if given, a dictionary of any kind is a transcoder.
+        n_texts: the number of texts in the buffer, whose vectors are shuffled together.
+        skip: how many positions at the start of each text are excluded.
+        held_out: the fraction of the data for evaluation, at least one text; 0 for no evaluation.
+        directory: the folder of checkpoints, every `checkpoint_every` steps, and of the final dictionary. An interrupted
+            training resumes from it, with the same result as without the interruption.
         progress: show a bar.
-        sizes: further settings of the kind's Config, such as `k`.
+        sizes: other settings of the kind's Config, such as `k`.
 
-    Raises ValueError for settings that make no sense and for a directory with another training's checkpoint, before anything
-    runs; FloatingPointError for a loss that is not finite, with its step. Then nothing is returned or saved.
+    Raises ValueError for invalid settings and for a directory with the checkpoint of another training, before training;
+    FloatingPointError, with the step, for a loss that is not finite. Then nothing is returned or saved.
 
     >>> from random import Random
     >>> from hooked_lm import HookedTransformer
@@ -173,7 +173,7 @@ def train_on(
     checkpoint_every: int = 500,
     progress: bool = False,
 ) -> Trained:
-    """Train a dictionary on any stream of vectors; see `train_dictionary` for what the arguments mean.
+    """Trains a dictionary on any stream of vectors; see `train_dictionary` for the arguments.
 
     >>> from hooked_lm.interventions.dictionaries import TopK, Vectors
     >>> rows = torch.randn(500, 16, generator=torch.Generator().manual_seed(0))
@@ -206,7 +206,7 @@ def train_on(
 
 
 class _Training:
-    """A dictionary that is being trained, and everything that it takes to go on."""
+    """A dictionary in training, with all state that a checkpoint needs."""
 
     def __init__(self, stream: Stream, cfg: SAE.Config, settings: Settings) -> None:
         self.settings, self.about = settings, stream.about()
@@ -232,7 +232,7 @@ class _Training:
     # ---- a step ------------------------------------------------------------------------------------------------------
 
     def step(self, read: Float[Tensor, "row d_in"], written: Float[Tensor, "row d_out"], number: int) -> None:
-        """Move the weights once."""
+        """Makes one training step."""
         settings, sae = self.settings, self.sae
         x, target = read * self.scales[0], written * self.scales[1]
         loss, hidden, features = sae.objective(x, target, settings.sparsity_at(number))
@@ -262,7 +262,7 @@ class _Training:
     def _revived(
         self, target: Tensor, hidden: Tensor, features: Tensor, dead: Bool[Tensor, " d_sae"]
     ) -> Float[Tensor, ""]:
-        """How badly dead features reconstruct what the others leave: the largest of them, half as many as the width."""
+        """The auxiliary loss: the error of the residual's reconstruction by the top dead features, up to half the width."""
         sae = self.sae
         missing = target - sae.decode(features).detach()
         n_best = min(int(dead.sum()), max(1, sae.cfg.width_out // 2))
@@ -278,13 +278,13 @@ class _Training:
         missing: Float[Tensor, "row d_out"],
         number: int,
     ) -> None:
-        """Let features read some vectors, and write what is missing of them."""
+        """Resamples features: each detects a drawn vector, and writes its reconstruction error."""
         errors, n = missing.pow(2).sum(-1).clamp_min(1e-12), int(which.sum())
         generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + number)
         rows = errors.cpu().multinomial(n, replacement=n > len(x), generator=generator).to(x.device)
         sizes = errors[rows].sqrt()[:, None]
         apart = (x - x.mean(0))[rows]
-        readers = apart * sizes / apart.pow(2).sum(-1, keepdim=True).clamp_min(1e-12)  # of its own vector, the size
+        readers = apart * sizes / apart.pow(2).sum(-1, keepdim=True).clamp_min(1e-12)  # activation on its vector: size
         middle = x.mean(0) - self.sae.b_dec if self.sae.cfg.subtract_b_dec else x.mean(0)
         self.sae.resample(which, readers.T, missing[rows] / sizes, -readers @ middle)
         self.unseen_for[which] = 0
@@ -294,7 +294,7 @@ class _Training:
 
     @torch.no_grad()
     def _only_turning(self) -> None:
-        """Take from the gradient of the directions what would change their length."""
+        """Projects out of the gradient of the directions the component that would change their norm."""
         W, gradient = self.sae.W_dec, self.sae.W_dec.grad
         assert gradient is not None
         gradient -= (gradient * W).sum(1, keepdim=True) * W / W.pow(2).sum(1, keepdim=True)
@@ -302,7 +302,7 @@ class _Training:
     # ---- the end, and checkpoints ------------------------------------------------------------------------------------
 
     def finished(self) -> Trained:
-        """The dictionary of the vectors as they are."""
+        """The dictionary for unscaled vectors, with the losses."""
         sae, (inputs, outputs) = self.sae, self.scales
         sae.scale_inputs_(inputs, outputs)
         sae.scale_features_(torch.full_like(sae.W_enc[0].detach(), 1 / outputs))
@@ -312,11 +312,11 @@ class _Training:
         return Trained(sae, Scores(losses, {"step": range(len(losses))}, about=about))
 
     def _told(self) -> dict[str, Any]:
-        """What a checkpoint must share with a training that goes on from it."""
+        """The metadata that must be equal in a checkpoint and a training that resumes from it."""
         return {"dictionary": self.sae.to_dict(), "settings": vars(self.settings), "stream": self.about}
 
     def save(self, path: Path) -> None:
-        """Write everything down."""
+        """Writes a checkpoint."""
         tensors = {f"sae.{name}": weight for name, weight in self.sae.state_dict().items()}
         for index, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"adam.{index}.{name}": value for name, value in state.items()}
@@ -324,7 +324,7 @@ class _Training:
         stored.write(path, FORMAT, tensors, {**self._told(), "place": self.place, "scales": self.scales})
 
     def resume(self, path: Path) -> None:
-        """Go on from what `save` wrote. Raises ValueError for the checkpoint of another training."""
+        """Resumes from a checkpoint; ValueError for one of another training."""
         tensors, told = stored.read(path, FORMAT)
         for name, ours in self._told().items():
             wrong = {key: (told[name].get(key), value) for key, value in ours.items() if told[name].get(key) != value}
@@ -348,7 +348,7 @@ class _Training:
 
 
 def _scale(vectors: Float[Tensor, "row d"]) -> float:
-    """What gives vectors a mean length of sqrt(d)."""
+    """The factor that scales vectors to a mean norm of sqrt(d)."""
     length = vectors.norm(dim=-1).mean().item()
     if not 0 < length < float("inf"):
         raise ValueError(f"the vectors have a mean length of {length}: there is nothing to learn from them")
