@@ -1,4 +1,4 @@
-"""Edits: what an experiment changes in a run. A cell of a sweep is a list of them; each cell is one run of all prompts."""
+"""Edits: the changes of an experiment. A cell of a sweep is a list of edits, applied in one forward pass of all prompts."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -8,18 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Interval = tuple[int, int]  # positions from the first to before the second
+Interval = tuple[int, int]  # positions [start, stop)
 NONE: Interval = (0, 0)
 Rest = tuple[Any, ...]  # indices of the axes after batch and position
 
 
 class WindowFunction(ABC):
-    """A function of the values at some neighbouring positions of a site. It is told which positions these are, and treats each
-    position by itself."""
+    """A function of the values at contiguous positions of a site, applied to each position separately."""
 
     @abstractmethod
     def __call__(self, value: Tensor, first: int, n_pos: int) -> Tensor:
-        """The new values, out of place. `value` has all axes of the site; it shows the positions from `first` on, of `n_pos`."""
+        """The new values, out of place. `value` has all axes of the site, and the positions from `first` on, of `n_pos`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,12 +26,12 @@ class Edit:
     """New values at some positions of one site.
 
     Args:
-        value: a tensor with the axes of the site [batch, pos, ...], which replaces what is there (axes of length 1 broadcast);
-            or a function of what is there, [batch, pos, ...] with the axes that an index leaves, that treats each position by
-            itself; or a `WindowFunction`, which is given all axes.
+        value: a tensor with the axes of the site [batch, pos, ...] that replaces the old values (axes of length 1 broadcast);
+            or a function of the old values [batch, pos, ...], after indexing, that treats each position separately; or a
+            `WindowFunction`, which gets all axes.
         positions: None: all. At scores and patterns [batch, head, query_pos, key_pos] the position is that of the query.
-        rest: indexes the axes after the position, e.g. `(head,)`; at scores and patterns head and key.
-        rows: the rows of the batch; None: all. Of `rows` and `rest` at most one is a list.
+        rest: indices of the axes after the position, e.g. `(head,)`; at scores and patterns head and key.
+        rows: the rows of the batch; None: all. At most one of `rows` and `rest` contains a list.
     """
 
     site: str
@@ -42,25 +41,24 @@ class Edit:
     rows: slice | list[int] | None = None
 
     def span(self, n_pos: int) -> Interval:
-        """From the first position to after the last."""
+        """The smallest interval that contains all positions."""
         if self.positions is None:
             return 0, n_pos
         return (min(self.positions), max(self.positions) + 1) if self.positions else NONE
 
     def covers(self, interval: Interval) -> bool:
-        """Whether nothing of what was at the site remains at these positions; a function depends on what was there."""
+        """Whether the new values at these positions do not depend on the old ones."""
         if not isinstance(self.value, Tensor) or self.rows is not None:
             return False
         return self.rest == () and (self.positions is None or set(self.positions) >= set(range(*interval)))
 
     def starting_at(self, first: int, n_pos: int) -> "Edit":
-        """The same from a position on."""
+        """The edit restricted to the positions from `first` on."""
         positions = range(n_pos) if self.positions is None else self.positions
         return self if not first else replace(self, positions=tuple(pos for pos in positions if pos >= first))
 
     def write(self, value: Tensor, dims: tuple[str, ...], start: int, n_pos: int) -> None:
-        """Change values in place, at a site with these axes; they begin at position `start` of `n_pos`, and need not reach
-        to the end."""
+        """Applies the edit in place to values at a site with these axes: some positions from `start` on, of `n_pos`."""
         target = by_position(value, dims)
         rows: Any = slice(None) if self.rows is None else self.rows
         for first, stop in self._pieces(start, start + target.shape[1]):
@@ -74,10 +72,10 @@ class Edit:
                 target[here] = self.value(target[here])
 
     def source(self, target: Tensor, dims: tuple[str, ...], n_pos: int) -> Tensor:
-        """The new values for all positions; raises ValueError if they do not fit."""
+        """The new values for all positions; raises ValueError if they do not broadcast."""
         assert isinstance(self.value, Tensor), "functions have no values"
         shape = (target.shape[0], n_pos, *target.shape[2:])
-        value = dense(self.value)[(None,) * (len(dims) - self.value.ndim)]  # axes that it lacks are all alike
+        value = dense(self.value)[(None,) * (len(dims) - self.value.ndim)]  # missing leading axes broadcast
         try:
             return by_position(value, dims).expand(shape)
         except (RuntimeError, IndexError):
@@ -88,7 +86,7 @@ class Edit:
             ) from None
 
     def _pieces(self, start: int, stop: int) -> Iterator[Interval]:
-        """The positions of this edit from `start` to before `stop`, those side by side together."""
+        """Yields the positions of this edit in [start, stop) as contiguous intervals."""
         if self.positions is None:
             if start < stop:
                 yield start, stop
@@ -102,7 +100,7 @@ class Edit:
 
 @dataclass(frozen=True, eq=False)
 class Rewrite:
-    """A function of the whole value of a site, as a hook is one; nothing is known of what it touches."""
+    """A function of the whole value of a site, such as a hook; which parts it changes is not known."""
 
     site: str
     function: Callable[[Tensor], Tensor]
@@ -113,12 +111,12 @@ Cell = Sequence[Change]
 
 
 def dense(value: Tensor) -> Tensor:
-    """The same numbers in a plain tensor: sparse ones can be neither reshaped nor expanded."""
+    """The value as a dense tensor, since sparse ones can be neither reshaped nor expanded."""
     return value if value.layout == torch.strided else value.to_dense()
 
 
 def by_position(value: Tensor, dims: tuple[str, ...]) -> Tensor:
-    """A view in which the position of a value at a site with these axes comes second."""
+    """A view of a value with the axis of (query) positions moved to axis 1."""
     return value.movedim(dims.index("query_pos"), 1) if "query_pos" in dims else value
 
 
@@ -128,9 +126,9 @@ def by_site(value: Tensor, dims: tuple[str, ...]) -> Tensor:
 
 
 def write_all(changes: Sequence[Change], value: Tensor, dims: tuple[str, ...]) -> Tensor:
-    """All changes of a site, in order, of a whole value of the run of a cell; in place where they allow it.
+    """Applies all changes of a site, in order, to a whole value; in place if possible.
 
-    A value with an axis of heads that the site does not have shows copies per head: each is changed by itself.
+    A value with an additional axis of heads has a copy for each head: each copy is changed separately.
     """
     if value.ndim > len(dims):
         return torch.stack([write_all(changes, copy, dims) for copy in value.clone().unbind(2)], 2)
@@ -143,19 +141,19 @@ def write_all(changes: Sequence[Change], value: Tensor, dims: tuple[str, ...]) -
 
 
 def union(*intervals: Interval) -> Interval:
-    """The smallest interval around these; empty ones count for nothing."""
+    """The smallest interval that contains all of these; empty ones are ignored."""
     filled = [(start, stop) for start, stop in intervals if stop > start]
     return (min(start for start, _ in filled), max(stop for _, stop in filled)) if filled else NONE
 
 
 def overlap(one: Interval, other: Interval) -> Interval:
-    """What both have."""
+    """The intersection."""
     start, stop = max(one[0], other[0]), min(one[1], other[1])
     return (start, stop) if start < stop else NONE
 
 
 def repeated(value: Tensor, n: int) -> Tensor:
-    """The rows [batch, ...] `n` times over, cell by cell; no copy where a view can say it."""
+    """The rows [batch, ...] repeated for `n` cells; a view if possible."""
     if n == 1:
         return value
     if value.shape[0] == 1:

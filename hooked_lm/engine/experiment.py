@@ -1,7 +1,7 @@
-"""The one place that runs interventions: thousands of small changes of one base run, and what metrics make of each.
+"""Runs interventions: thousands of small changes ("cells") of one base run, and the metrics of each.
 
-Where it is known what a change can reach, the runs share one pass through the layers (see `schedule`); everywhere else each cell
-is a whole forward pass, several in a batch. Both give what a loop of one forward pass a cell would give.
+If the positions that a change can affect are known, cells share one pass through the layers (see `schedule`); otherwise each
+cell is a whole forward pass, several in a batch. Both give the results of a loop with one forward pass for each cell.
 """
 
 import sys
@@ -32,15 +32,15 @@ from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.decoder import Decoder
 
 Metric = Callable[[Tensor], Any]
-Scores = Float[Tensor, "metric prompt"]  # a metric of all prompts together has one column
+Scores = Float[Tensor, "metric prompt"]  # one column if metrics give one number for all prompts
 
 
 class Experiment:
-    """Many cells on one base run: the corrupted prompts of a sweep, say, and `base` what was exchanged in all of their runs.
+    """Many cells on one base run, for example of the corrupted prompts of a sweep; `base` holds changes that all cells share.
 
-    `metrics` map logits [batch, pos, d_vocab] to one number for each prompt [batch], or to one for all. `max_memory` is how much
-    memory a pass may take besides the model. What the base run has at the sites of `compare` is kept, so that nothing is
-    computed before the first position at which a cell changes anything. Raises ValueError for a metric that gives something
+    `metrics` map logits [batch, pos, d_vocab] to one number for each prompt [batch], or to one for all. `max_memory` is the
+    memory that a pass may use in addition to the model. The base run's values at the sites of `compare` are kept, so that
+    computation can start at the first position that a cell changes. Raises ValueError for a metric that returns something
     else, or NaN, on the base run.
     """
 
@@ -86,7 +86,7 @@ class Experiment:
         self.base_logits = logits.some(self.reads)
 
     def _checked(self, values: Sequence[Any], n_expected: int | None = None) -> Scores:
-        """The metrics as one tensor; raises ValueError for what is neither one number nor one a prompt."""
+        """The metrics as one tensor; raises ValueError unless each is one number, or one for each prompt."""
         n_prompts = self.tokens.shape[0]
         rows = []
         for metric, value in zip(self.metrics, values, strict=True):
@@ -108,7 +108,7 @@ class Experiment:
 
     @torch.no_grad()
     def capture(self, cells: Sequence[Cell], sites: Sequence[str]) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
-        """What passes these sites [batch, pos, ...] in the base run, and in each cell, where it differs."""
+        """The values at these sites [batch, pos, ...] in the base run, and in each cell where they may differ."""
         known = all(site in self.places and self.places[site].dims[:2] == ("batch", "pos") for site in sites)
         if self.base is None or not known or not all(map(self._is_known, cells)):
             return self._captured_by_whole_forwards(cells, sites)
@@ -141,8 +141,7 @@ class Experiment:
     def run(
         self, cells: Sequence[Cell], title: str = "patching", progress: bool | None = None
     ) -> Iterator[tuple[int, Scores]]:
-        """Each cell's index and scores, in the order in which they are ready. Between them gradients are as the caller has
-        them."""
+        """Yields each cell's index and scores, in the order of completion. The caller's grad mode is restored at each yield."""
         scores = self.run_without_gradients(cells, title, progress)
         while True:
             before = torch.is_grad_enabled()
@@ -158,9 +157,9 @@ class Experiment:
     def run_without_gradients(
         self, cells: Sequence[Cell], title: str = "patching", progress: bool | None = None
     ) -> Iterator[tuple[int, Scores]]:
-        """The same, for callers that have switched gradients off."""
+        """`run` for callers that have disabled gradients."""
         cells = [self._checked_cell(cell) for cell in cells]
-        self.obstacle = obstacle(self.model, self.places, self.tokens)  # hooks may have come since
+        self.obstacle = obstacle(self.model, self.places, self.tokens)  # hooks may have been added since
         started = time.perf_counter()
         try:
             yield from self._run(cells, title, progress)
@@ -184,21 +183,18 @@ class Experiment:
                 for cell, scores in self._incrementally(cells, known, self.reads, title, progress):
                     done.add(cell)
                     yield cell, scores
-            except (
-                UntracedAccess
-            ):  # a metric that reads what it did not read of the base run: now it is given everything
+            except UntracedAccess:  # a metric reads logits that it did not read in the base run: compute all of them
                 left = [cell for cell in known if cell not in done]
                 yield from self._incrementally(cells, left, EVERYTHING, title, progress)
         yield from self._whole(cells, others, title, progress)
 
     def _is_kept_by_a_base_run(self, change: Change) -> bool:
-        """Whether rows that differ from a base run have this change of it: as it is before the blocks, or made again."""
+        """Whether a base run can include this change: it is before the blocks, or at a site where cells can repeat it."""
         before = not any((point.name or "").startswith("blocks.") for point in self.model.points(change.site))
         return isinstance(change, Edit) and (change.site in self.places or before)
 
     def _checked_cell(self, cell: Cell) -> list[Change]:
-        """The cell with the full names of its sites and positions counted from the front; raises KeyError for a site and
-        IndexError for a position that does not exist."""
+        """The cell with full site names and nonnegative positions; KeyError and IndexError for those that do not exist."""
         checked = list[Change]()
         for change in cell:
             [site] = self.model.names(change.site)
@@ -212,8 +208,11 @@ class Experiment:
         return checked
 
     def _is_known(self, cell: Cell) -> bool:
-        """Whether it is known what a cell reaches. A site on demand shows copies that were made past the sites of a norm: where
-        the base run was changed there, every position of the cell differs from it."""
+        """Whether the positions that a cell affects are known.
+
+        They are not if the cell edits an on-demand site, and the base run is changed before attention in the same layer: the
+        copies at on-demand sites bypass the sites of the norm, so every position of the cell differs from the base run.
+        """
         if not all(isinstance(change, Edit) and change.site in self.places for change in cell):
             return False
         if norm_and_copies([*cell, *self.base_changes]) or sees_changed_states(self.base_changes, cell):
@@ -264,17 +263,17 @@ class Experiment:
                 bar.update(sum(schedule.layer_rows for schedule in batch) * base.n_prompts)
 
     def _scores(self, logits: Float[Tensor, "batch some_pos some_token"], reads: TracedAccess) -> Scores:
-        """What the metrics make of a cell; each of them may write into what it is given."""
+        """The metrics of a cell; each may change its logits in place."""
         return self._checked(values_of(self.metrics, logits, reads, self.shape), self.scores.shape[1])
 
     def _edits_logits(self, edits: Sequence[Sequence[Edit]]) -> bool:
-        """Whether any cell changes something of the unembedding, which then has to be whole."""
+        """Whether any cell edits a site of the unembedding, which then computes all logits."""
         return any(edit.site.startswith("unembed.") for cell in (*edits, _edits(self.base_changes)) for edit in cell)
 
     def _filled(
         self, base: Tensor, own: Tensor, start: int, stop: int, reads: TracedAccess, all_tokens: bool
     ) -> Float[Tensor, "batch some_pos some_token"]:
-        """The logits that are read: those of the base run, but for the positions that differ."""
+        """The logits that metrics read: those of the base run, with the cell's at the positions that differ."""
         positions = range(base.shape[1]) if reads.positions is None else reads.positions
         slots = [slot for slot, pos in enumerate(positions) if start <= pos < stop]
         if all_tokens and reads.tokens is not None:
@@ -302,19 +301,19 @@ class Experiment:
 
     @property
     def _may_see_the_batch(self) -> bool:
-        """Whether there is something of somebody else's, a hook or a module, that may rely on the number of rows."""
+        """Whether there is a user hook or a third-party module, which may depend on the number of rows."""
         return any(
             module.is_listening if isinstance(module, HookPoint) else not _is_ours(module)
             for module in self.model.modules()
         )
 
     def _is_by_row(self, site: str) -> bool:
-        """Whether a site's rows are those of the batch; those of experts are tokens."""
+        """Whether axis 0 of a site is the batch; inside experts it is tokens."""
         return all(point.dims[:1] == ("batch",) for point in self.model.points(site))
 
 
 def obstacle(model: HookedRootModule, known: Mapping[str, SiteInfo], tokens: Tensor) -> str | None:
-    """Why nothing can be said of what changes reach in this model as it stands; None if it can."""
+    """The reason why the effect of changes cannot be localised in this model; None if it can."""
     if not isinstance(model, Decoder):
         return f"a {type(model).__name__} is not a causal decoder"
     if type(model).forward is not Decoder.forward:
@@ -333,7 +332,7 @@ def obstacle(model: HookedRootModule, known: Mapping[str, SiteInfo], tokens: Ten
 
 
 def _is_ours(module: nn.Module) -> bool:
-    """Whether a module treats each token by itself, or is one of those whose mixing of tokens is known."""
+    """Whether a module is one of this package (or a container), without foreign hooks, so that its mixing of tokens is known."""
     kind = type(module)
     known = kind.__module__.startswith("hooked_lm.") or kind in (nn.Identity, nn.ModuleList, nn.ParameterList)
     return known and "forward" not in vars(module) and (isinstance(module, HookPoint) or not _has_torch_hooks(module))
@@ -344,7 +343,7 @@ def _has_torch_hooks(module: nn.Module) -> bool:
 
 
 def norm_and_copies(changes: Sequence[Change]) -> bool:
-    """Whether in one layer a norm is changed, and a copy of the stream that passes it where somebody changes the norm."""
+    """Whether a norm and a per-sublayer copy of the residual stream (`hook_q_input`, `hook_attn_in`, ...) change in one layer."""
     blocks: dict[bool, set[str]] = {True: set(), False: set()}
     for change in changes:
         block, _, site = change.site.partition(".ln1.hook_")
@@ -357,8 +356,8 @@ def norm_and_copies(changes: Sequence[Change]) -> bool:
 def sees_changed_states(base: Sequence[Change], changes: Sequence[Change]) -> bool:
     """Whether a function of a mixer's states comes after a change of these states in the base run.
 
-    In a forward pass it is given the states of the run without that change. A base run goes position by position, and
-    gives it the states that follow from the change.
+    In a forward pass the function gets the states without that change. A base run computes position by position, and the
+    function would get the states after the change.
     """
     states = [change for change in _edits(base) if change.site.endswith(".mixer.hook_state") and change.positions != ()]
     functions = [
@@ -384,7 +383,7 @@ def _is_number_like(value: Any) -> bool:
 
 
 def outside(frame: FrameType) -> int:
-    """How many calls lie between a warning in this frame and whoever called this package; checks of annotations are none."""
+    """The `stacklevel` of a warning in this frame that points to the caller of this package; jaxtyping's frames are skipped."""
     level = 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("hooked_lm.", "jaxtyping.")):
         level, frame = level + 1, frame.f_back

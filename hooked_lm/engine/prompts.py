@@ -1,4 +1,4 @@
-"""What users give a sweep, checked and made plain: prompts, layers, positions, where values come from."""
+"""Checks and normalises the arguments of a sweep: prompts, layers, positions, sources of values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,12 +14,14 @@ from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.results import Label
 
 Prompts = str | Sequence[str] | Int[Tensor, "..."]  # ids [batch, pos] or [pos]; lengths are compared in words
-Which = str | Indices  # "each": an axis; indices: an axis of these; None: all together
+Which = str | Indices  # "each": an axis of all; indices: an axis of these; None: no axis, all together
 
 
 def tokens_of(model: Any, prompts: Prompts, name: str = "prompts") -> Int[Tensor, "batch pos"]:
-    """Token ids [batch, pos] of texts, or of ids; raises TypeError for anything else, ValueError for prompts of different
-    lengths and for none."""
+    """Token ids [batch, pos] of texts or ids.
+
+    Raises TypeError for other types, ValueError for prompts of different lengths and for empty prompts.
+    """
     if isinstance(prompts, Tensor):
         if prompts.ndim not in (1, 2) or prompts.numel() == 0:
             raise ValueError(f"{name} must be ids [batch, pos] or [pos], got {tuple(prompts.shape)}")
@@ -32,7 +34,7 @@ def tokens_of(model: Any, prompts: Prompts, name: str = "prompts") -> Int[Tensor
     if not texts:
         raise ValueError(f"{name} is empty: give at least one")
     both = [model.to_tokens(text) for text in texts]
-    rows = [ids[0][0] if isinstance(ids, tuple) else ids[0] for ids in both]  # with a mask, or without one
+    rows = [ids[0][0] if isinstance(ids, tuple) else ids[0] for ids in both]  # a tuple is (ids, mask)
     lengths = [len(row) for row in rows]
     if len(set(lengths)) != 1:
         raise ValueError(f"{name} must have as many tokens each, these have {lengths}")
@@ -40,7 +42,7 @@ def tokens_of(model: Any, prompts: Prompts, name: str = "prompts") -> Int[Tensor
 
 
 def aligned(corrupted: Tensor, clean: Tensor) -> None:
-    """Raises ValueError unless both have as many prompts and tokens."""
+    """Raises ValueError unless both have the same number of prompts and tokens."""
     if corrupted.shape != clean.shape:
         raise ValueError(
             f"clean and corrupted prompts must line up; there are {tuple(clean.shape)} and {tuple(corrupted.shape)} "
@@ -49,10 +51,10 @@ def aligned(corrupted: Tensor, clean: Tensor) -> None:
 
 
 def chosen(which: Which, size: int, what: str) -> list[int] | None:
-    """The indices of an axis: of "each", an int, several ints or a slice. None: no axis, all together.
+    """The selected indices of an axis, for "each", an int, several ints or a slice. None: no axis, all together.
 
-    Raises IndexError for one that is out of range, ValueError for one that is given twice, for an empty choice and for another
-    word, TypeError for what is no index.
+    Raises IndexError for an index out of range, ValueError for a repeated index, an empty selection and another word,
+    TypeError for other types.
     """
     if which is None:
         return None
@@ -71,14 +73,14 @@ def chosen(which: Which, size: int, what: str) -> list[int] | None:
 
 
 def position_labels(model: Any, tokens: Int[Tensor, "batch pos"]) -> list[Label]:
-    """The positions, with the tokens of the first prompt where there is a tokenizer."""
+    """Labels of the positions, with the tokens of the first prompt if there is a tokenizer."""
     if getattr(model, "tokenizer", None) is None:
         return list(range(tokens.shape[1]))
     return [f"{pos} {model.to_single_str_token(int(token))}" for pos, token in enumerate(tokens[0])]
 
 
 def values_of(model: Any, tokens: Tensor, sites: Sequence[str]) -> Mapping[str, Tensor]:
-    """What a run leaves at these sites."""
+    """The values at these sites in a forward pass."""
     with torch.no_grad():
         return model.run_with_cache(tokens, names_filter=list(sites), return_type=None, return_cache_object=False)[1]
 
@@ -94,15 +96,14 @@ def site_of_layer(model: Any, name: str, layer: int) -> str | None:
 
 
 def check_has_mean(site: str, value: Tensor) -> None:
-    """Raises ValueError for whole numbers, such as tokens, whose mean would be another token."""
+    """Raises ValueError for integer values, such as token ids, which have no meaningful mean."""
     if not (value.is_floating_point() or value.is_complex()):
         kind = str(value.dtype).removeprefix("torch.")
         raise ValueError(f"'{site}' holds whole numbers ({kind}), which have no mean: take the values of another run")
 
 
 def check_source(model: Any, value: Tensor, site: str, batch: int, n_pos: int) -> None:
-    """Raises ValueError if a clean value does not stand beside a corrupted run of `batch` prompts of `n_pos` tokens, or
-    comes of a model of other sizes."""
+    """Raises ValueError if a clean value does not fit a corrupted run of `batch` prompts of `n_pos` tokens, or this model."""
     dims, shape = model.hook_dict[site].dims, tuple(value.shape)
     if len(shape) != len(dims):
         raise ValueError(
@@ -122,9 +123,9 @@ def check_source(model: Any, value: Tensor, site: str, batch: int, n_pos: int) -
 
 
 class Source:
-    """Where new values come from: another run, its mean over prompts, zeros, a tensor, or a cache.
+    """The source of new values: another run ("clean"), its mean over prompts, zeros, a tensor, or a cache.
 
-    Raises ValueError for a word that is none of these, and where there is no other run to take them from.
+    Raises ValueError for another word, and if the other run is missing; TypeError for other types.
     """
 
     def __init__(self, model: Any, source: Any, other: Tensor | None, tokens: Tensor, sites: Sequence[str]) -> None:
@@ -144,7 +145,7 @@ class Source:
         self.batch, self.tokens = len(tokens), tokens
 
     def value(self, site: str) -> Tensor:
-        """The new value of a site, with all of its axes, length 1 where it is the same everywhere."""
+        """The new value of a site, with all of its axes; those of length 1 broadcast."""
         dims = self.model.hook_dict[site].dims
         if isinstance(self.source, Tensor):
             given = dense(self.source)

@@ -1,4 +1,4 @@
-"""SweepResult: what a sweep found, a number for each cell of a grid and each prompt."""
+"""SweepResult: the scores of a sweep, one for each cell of a grid and each prompt."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,22 +14,22 @@ Own = TypeVar("Own", bound="SweepResult")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SweepResult(Scores):
-    """The numbers of a sweep over a grid of interventions, kept for each prompt, with the runs that they lie between.
+    """The scores of a sweep over a grid of interventions, for each prompt, with the baselines.
 
     Args:
         values: [*grid, prompt], in fp32 on the CPU; NaN for cells that do not exist, such as a head that a layer lacks.
-            A metric that gives one number for all prompts has one prompt.
+            A metric that returns one number for all prompts counts as one prompt.
         axes: the axes of the grid in order, each with its labels (strings or ints, no two alike), e.g.
             {"metric": ["logit_difference"], "layer": [0, 1], "position": ["0 <bos>", "1 When"]}. Several metrics are
             the first axis, "metric".
-        corrupted: the metric of the corrupted run, [prompt], or [metric, prompt] if there is that axis.
-        clean: that of the clean run, or None.
-        cost: what the sweep has spent (forwards, layer_rows, flops, seconds), or None.
-        base: which of the two runs was changed, "corrupted" or "clean".
-        fingerprint: identifies the sweeps that may resume from one file; empty for parts and rescaled results.
-        about: how the numbers came about: the model, versions, seeds.
+        corrupted: the metric of the corrupted run, [prompt], or [metric, prompt] if there is an axis "metric".
+        clean: the metric of the clean run, or None.
+        cost: the cost of the sweep (forwards, layer_rows, flops, seconds), or None.
+        base: the run that was changed, "corrupted" or "clean".
+        fingerprint: identifies the sweep, for resuming from a file; empty for parts and rescaled results.
+        about: metadata: the model, versions, seeds.
 
-    Raises ValueError for shapes that do not go together.
+    Raises ValueError for inconsistent shapes.
 
     >>> import torch
     >>> result = SweepResult(torch.tensor([[1.0, 2.0], [5.0, 7.0]]), {"layer": [0, 1]}, torch.zeros(2), torch.full((2,), 6.0))
@@ -61,21 +61,21 @@ class SweepResult(Scores):
 
     @property
     def unchanged(self) -> Float[Tensor, "..."]:
-        """The metric of the run that was changed, as it is without a change: of the shape of the baselines."""
+        """The baseline of the run that was changed: its metric without a change."""
         return self.clean if self.base == "clean" and self.clean is not None else self.corrupted
 
     def effects(self: Own) -> Own:
-        """What each cell changes: every value minus that of the unchanged run of the same prompt."""
+        """The effect of each cell: every value minus the value of the unchanged run for the same prompt."""
         start = self.unchanged
         clean = None if self.clean is None else self.clean - start
         cells = self._of_cells(lambda values: values - self._for_cells(start))
         return replace(self, **cells, corrupted=self.corrupted - start, clean=clean, fingerprint="")
 
     def normalized(self: Own) -> Own:
-        """The values on a scale on which the mean of the corrupted run is 0 and that of the clean run is 1.
+        """The values rescaled so that the mean of the corrupted run is 0 and that of the clean run is 1.
 
-        Each metric by itself, and the scale is taken as given: the intervals are those of the values. Raises ValueError if
-        there is no clean run, or none that differs by more than 1e-6.
+        Each metric is scaled separately. Confidence intervals treat the scale as exact. Raises ValueError if there is no clean
+        run, or if the two means differ by at most 1e-6.
         """
         if self.clean is None:
             raise ValueError("this sweep has no clean baseline, so there is no 1 to its 0; effects() needs none")
@@ -97,7 +97,7 @@ class SweepResult(Scores):
         return replace(self, **cells, corrupted=scaled(self.corrupted), clean=scaled(self.clean), fingerprint="")
 
     def _for_cells(self, baseline: Float[Tensor, "*metric prompt_or_1"]) -> Tensor:
-        """A baseline in the shape in which it goes with the values."""
+        """A baseline in a shape that broadcasts to the values."""
         n_other = self.values.ndim - baseline.ndim
         return baseline.view(*baseline.shape[:-1], *[1] * n_other, baseline.shape[-1])
 

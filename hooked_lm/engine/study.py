@@ -1,4 +1,4 @@
-"""A study: a grid of cells over one base run, carried out into a SweepResult; bounded in memory, interruptible, resumable."""
+"""A study runs a grid of cells over one base run into a SweepResult, with bounded memory; interruptible and resumable."""
 
 import os
 import sys
@@ -28,7 +28,7 @@ SAVE_EVERY = 30.0  # seconds
 
 
 class SweepInterrupted(KeyboardInterrupt):
-    """A sweep was interrupted; `result` holds what was measured until then, NaN elsewhere."""
+    """A sweep was interrupted; `result` holds the scores of the finished cells, NaN elsewhere."""
 
     def __init__(self, result: SweepResult) -> None:
         done = int((~result.values.isnan()).all(-1).sum())
@@ -37,7 +37,7 @@ class SweepInterrupted(KeyboardInterrupt):
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint could not be written; `result` holds what was measured until then."""
+    """A checkpoint could not be written; `result` holds the scores of the finished cells."""
 
     def __init__(self, message: str, result: SweepResult) -> None:
         super().__init__(message)
@@ -46,13 +46,13 @@ class CheckpointWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Study:
-    """Axes with their labels, and for each place of the grid that exists a cell; `base` is exchanged in all runs."""
+    """The axes of a grid with their labels, and the cell at each index; `base` holds changes that all cells share."""
 
     axes: Mapping[str, Sequence[Label]]
     cells: Mapping[tuple[int, ...], Cell]
     base: Cell = ()
     title: str = "patching"
-    changes: str = "corrupted"  # which run is changed; the other one is "clean", or "corrupted"
+    changes: str = "corrupted"  # the run that is changed: "corrupted" or "clean"
 
     @undisturbed
     def carry_out(
@@ -65,14 +65,14 @@ class Study:
         progress: bool | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> SweepResult:
-        """Run all cells on these tokens; `other` are those of the other baseline.
+        """Runs all cells on these tokens; `other` are the tokens of the other baseline.
 
-        With a `checkpoint` what was measured is written to that file every half minute and when the sweep ends, and a
-        file of the same sweep is gone on from: the same model, tokens, values, metrics and changes (see `fingerprint`). Raises
-        before anything runs: ValueError for a study without cells, for a file of another sweep, and for a metric without a
-        name that nothing else identifies; OSError for a file that cannot be written. Where writing fails later, a warning
-        says so and the result is returned. SweepInterrupted, a KeyboardInterrupt with the partial result, when it is
-        interrupted.
+        With a `checkpoint`, results are written to that file every 30 seconds and at the end, and an existing file of the same
+        sweep is resumed: the same model, tokens, values, metrics and changes (see `fingerprint`). Raises before any forward
+        pass: ValueError for a study without cells, and for an unnamed metric that cannot be identified; OSError for a file
+        that cannot be written. ValueError, before any cell runs, for a file of another sweep. If writing fails later, a
+        CheckpointWarning is issued and the result is returned. On an interrupt, raises SweepInterrupted, a KeyboardInterrupt
+        with the partial result.
         """
         if not self.cells:
             raise ValueError(f"{self.title}: there is nothing to do; no cell of {_sizes(self.axes)} exists")
@@ -98,7 +98,7 @@ class Study:
 
 
 def named(metric: Metrics) -> dict[str, Metric]:
-    """The metrics by name, one without a name by ""; raises TypeError for what is no function, ValueError where there is none."""
+    """The metrics by name, a single one as ""; raises TypeError for non-callables, ValueError for an empty mapping."""
     metrics = dict(metric) if isinstance(metric, Mapping) else {"": metric}
     for name, given in metrics.items():
         if not callable(given) or not isinstance(name, str):
@@ -111,7 +111,7 @@ def named(metric: Metrics) -> dict[str, Metric]:
 
 
 class _Run:
-    """A study on its way."""
+    """A running study."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class _Run:
         self.values = earlier.values.reshape(self.values.shape).clone()
 
     def go(self, progress: bool | None) -> None:
-        """Run what is not there yet."""
+        """Runs the cells without scores."""
         left = [place for place in self.places if bool(self.values[_at(place)].isnan().any())]
         saved = time.monotonic()
         torch.set_grad_enabled(False)  # until the study ends
@@ -155,7 +155,7 @@ class _Run:
                 saved = time.monotonic()
 
     def save(self) -> None:
-        """Write what there is to the checkpoint, if one is wanted; a warning says that it cannot be written."""
+        """Writes the current result to the checkpoint, if there is one; a warning if that fails."""
         if self.checkpoint is None:
             return
         try:
@@ -165,7 +165,7 @@ class _Run:
             warnings.warn(CheckpointWarning(said, self.result()), stacklevel=outside(sys._getframe()))
 
     def result(self) -> SweepResult:
-        """What there is."""
+        """The current result."""
         named = bool(self.names)
         axes = {"metric": self.names, **self.study.axes} if named else dict(self.study.axes)
 
@@ -184,7 +184,7 @@ class _Run:
 
 
 def _at(place: tuple[int, ...]) -> tuple[slice | int, ...]:
-    """The index of a place, for all metrics and prompts."""
+    """The index of a grid cell, for all metrics and prompts."""
     return (slice(None), *place)
 
 
