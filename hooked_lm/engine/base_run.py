@@ -19,9 +19,9 @@ from hooked_lm.models.decoder import Decoder
 
 
 class BaseRun:
-    """A decoder's run over some prompts: the stream before each block, keys, values and states.
+    """A decoder's forward pass over some prompts, with the residual stream before each block, keys, values and states.
 
-    With `edits` it is a run in which these values are already changed, such as a prompt with noise on its embeddings.
+    `edits` are changes of the base run, which all cells share, such as noise on the embeddings.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class BaseRun:
             self._logits = model.cap_logits(model.unembed(self.normalized)) if is_edited else None
 
     def _keep(self, value: Tensor, hook: Any) -> None:
-        self.kept[hook.name] = value.clone()  # the model may go on to write into its memory
+        self.kept[hook.name] = value.clone()  # the model may overwrite the value later
 
     def _hook(self, edit: Edit, place: SiteInfo | None) -> Any:
         def write(value: Tensor, hook: Any) -> None:
@@ -64,7 +64,7 @@ class BaseRun:
 
     @property
     def logits(self) -> Logits:
-        """The logits, computed where they are read."""
+        """The logits, computed lazily for the positions and tokens that are read."""
         return Logits.of(self._logits) if self._logits is not None else logits_of(self.model, self.normalized)
 
     @property
@@ -78,7 +78,7 @@ class BaseRun:
 
 
 def logits_of(model: Decoder, normalized: Float[Tensor, "batch pos d_model"]) -> Logits:
-    """The logits of a normalised stream, without the hook points; computed where they are read."""
+    """The logits of a normalised stream, without hook points; computed lazily where they are read."""
 
     def some(reads: TracedAccess) -> Float[Tensor, "batch some_pos some_token"]:
         rows = normalized if reads.positions is None else normalized[:, list(reads.positions)]

@@ -1,6 +1,6 @@
-"""Encoder-decoders in sweeps and attribution: a run reads a source and a target, here as one row of tokens, source first.
+"""Encoder-decoders in sweeps and attribution: source and target are concatenated into one row of tokens.
 
-So prompts are cut, repeated and compared as those of any other model; the model is seen through a view that takes them apart.
+Prompts can then be indexed, repeated and compared as for other models; a view of the model splits the rows again.
 """
 
 from collections.abc import Sequence
@@ -18,18 +18,18 @@ SIDES = ("encoder", "decoder")
 
 
 class SourceAndTarget(EncoderDecoder):
-    """A view of an encoder-decoder, of the same modules and points, whose input is a source and a target side by side."""
+    """A view of an encoder-decoder, with the same modules and points, whose input is source and target concatenated."""
 
     whole: ClassVar[EncoderDecoder]
     n_source: ClassVar[int]
 
     def forward(self, input: Int[Tensor, "batch pos"], **settings: Any) -> Any:  # type: ignore[override]
-        """The run of the source and target in each row."""
+        """The forward pass of the source and target in each row."""
         return super().forward(input[:, : self.n_source], input[:, self.n_source :], **settings)
 
     @property
     def context_level(self) -> int:
-        """How many blocks of hooks are open, on the view or on the model."""
+        """The number of nested hook contexts, of the view and of the model."""
         return scope.depth(self) + self.whole.context_level
 
     @context_level.setter
@@ -40,17 +40,17 @@ class SourceAndTarget(EncoderDecoder):
 def joined(
     model: EncoderDecoder, source: Tensor, other: Tensor | None, target: Target
 ) -> tuple[SourceAndTarget, Tensor, Tensor | None]:
-    """The view of a model, and the rows of two runs, or of one: sources [batch, pos] followed by the target.
+    """The view of a model, and the rows of one or two runs: sources [batch, pos] followed by the target.
 
-    The target is ids or texts that go on (without an end token), one for all prompts or one for each, the same in both runs;
-    None: the start token. Raises ValueError for targets of different lengths, or of another number than there are prompts.
+    The target is ids or texts (without an end token), one for all prompts or one for each, the same in both runs; None: the
+    start token. Raises ValueError for targets of different lengths, or a number of targets that differs from that of prompts.
     """
     batch, n_source = source.shape
     kind = type(model)
     kinds = (SourceAndTarget,) if kind is EncoderDecoder else (SourceAndTarget, kind)
     made = {"whole": model, "n_source": n_source, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     view: Any = object.__new__(type(kind.__name__, kinds, made))
-    object.__setattr__(view, "__dict__", model.__dict__)  # whatever becomes of the one becomes of the other
+    object.__setattr__(view, "__dict__", model.__dict__)  # shared state
     rows = _rows(model, target, batch)
     both = [None if each is None else torch.cat([each.to(rows), rows], 1) for each in (source, other)]
     assert both[0] is not None, "the first run"
@@ -75,7 +75,7 @@ def _rows(model: EncoderDecoder, target: Target, batch: int) -> Int[Tensor, "bat
 
 
 def refuse_two_stacks(model: HookedRootModule, what: str) -> None:
-    """Raises TypeError for an encoder-decoder, of which `what` makes no sense or is not known."""
+    """Raises TypeError for an encoder-decoder, which `what` does not support."""
     if isinstance(model, EncoderDecoder):
         raise TypeError(
             f"{what} is made for one stack of layers, and a HookedEncoderDecoder has two; patching.sweep, analysis.attribute and "
@@ -85,7 +85,7 @@ def refuse_two_stacks(model: HookedRootModule, what: str) -> None:
 
 
 def stack_of(model: Any, name: str) -> tuple[str, int]:
-    """The stack to which a site with this short name belongs ("" where there is but one), and how many layers that has."""
+    """The stack of a site with this short name ("" in a model with one stack), and its number of layers."""
     if not isinstance(model, EncoderDecoder):
         return "", model.cfg.n_layers
     side = name.partition(".")[0]
@@ -95,10 +95,10 @@ def stack_of(model: Any, name: str) -> tuple[str, int]:
 
 
 def tokens_at(model: Any, tokens: Int[Tensor, "batch pos"], site: str) -> Int[Tensor, "batch site_pos"]:
-    """The tokens at the positions of a site: of source or target, where there are both."""
+    """The tokens at the positions of a site: in an encoder-decoder, those of the source or of the target."""
     if not isinstance(model, SourceAndTarget):
         return tokens
     dims, of_source = model.hook_dict[site].dims, not model.hook_dict[site].grows
-    if dims[1:2] == ("key_pos",):  # what cross attention reads is the encoder's
+    if dims[1:2] == ("key_pos",):  # keys of cross-attention are positions of the encoder
         of_source = True
     return tokens[:, : model.n_source] if of_source else tokens[:, model.n_source :]

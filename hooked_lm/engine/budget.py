@@ -1,4 +1,4 @@
-"""How many cells go into one pass, by the memory that it may take."""
+"""The number of cells in one pass, limited by memory."""
 
 import re
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from hooked_lm.engine.base_run import BaseRun
 from hooked_lm.engine.metric_trace import TracedAccess
 from hooked_lm.engine.schedule import CellSchedule
 
-ENOUGH = 2048  # tokens in a pass: more make the products of a CPU no faster
+ENOUGH = 2048  # tokens in a pass; more do not increase the throughput of a CPU
 ENOUGH_ON_GPU = 32768
 AUTO = 1 << 30
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes for what a pass makes, and the most tokens that are worth having in one."""
+    """The memory of a pass in bytes, and the largest useful number of tokens; `is_asked`: the user set the memory."""
 
     n_bytes: int
     n_tokens: int
@@ -26,7 +26,7 @@ class Budget:
 
     @classmethod
     def of(cls, max_memory: int | str, device: torch.device) -> "Budget":
-        """From what users give: see `bytes_of`. "auto" is 1 GiB on a CPU, half of the free memory on a GPU."""
+        """The budget of a user's `max_memory` (see `bytes_of`). "auto" is 1 GiB on a CPU, half of the free memory on a GPU."""
         enough = ENOUGH if device.type == "cpu" else ENOUGH_ON_GPU
         if max_memory == "auto":
             free = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else AUTO
@@ -34,14 +34,14 @@ class Budget:
         return cls(bytes_of(max_memory), enough, is_asked=True)
 
     def cells_of_whole_forwards(self, model: nn.Module, shape: torch.Size) -> int:
-        """How many cells of these logits [batch, pos, d_vocab] fit into one batch; at least one."""
+        """The number of cells in one batch, for logits of this shape [batch, pos, d_vocab]; at least one."""
         n_tokens = shape[0] * shape[1]
         width = max(token_bytes(model), 4 * shape[-1])
         return max(1, min(self.n_tokens // n_tokens, self.n_bytes // (n_tokens * width)))
 
 
 def bytes_of(max_memory: int | str) -> int:
-    """Bytes given as a number, or as a text such as "512MB" or "2 GiB". Raises ValueError for anything else.
+    """The number of bytes of an int or a string such as "512MB" or "2 GiB"; ValueError for anything else.
 
     >>> bytes_of("512MB"), bytes_of("1.5 GiB"), bytes_of(1000)
     (512000000, 1610612736, 1000)
@@ -58,14 +58,14 @@ def bytes_of(max_memory: int | str) -> int:
 def batches(
     schedules: Sequence[CellSchedule], budget: Budget, base: BaseRun, reads: TracedAccess
 ) -> list[list[CellSchedule]]:
-    """Routes in passes that fit; those that join in the same layer together, and none with sites that others do not ask for.
+    """Groups schedules into passes that fit the budget; those of a pass have the same on-demand sites and similar first layers.
 
-    Raises ValueError if a budget that was asked for is too small for one of them.
+    Raises ValueError if a budget that the user set is too small for one schedule.
     """
     width = max(token_bytes(block) for block in base.model.blocks)
     looked_at = max((both_bytes(both) for both in base.context.keys_values.values()), default=0)
     shows_scores = any(schedule.shows_scores for schedule in schedules)
-    seen = 16 * base.model.cfg.n_heads * base.n_pos if shows_scores else 0  # scores, in four steps
+    seen = 16 * base.model.cfg.n_heads * base.n_pos if shows_scores else 0  # four fp32 copies of the scores
     d_vocab = base.logits.shape[-1] if reads.tokens is None else len(reads.tokens)
     available = budget.n_bytes - (base.n_bytes if budget.is_asked else 0)
     passes: list[list[CellSchedule]] = []
@@ -92,12 +92,12 @@ def batches(
 
 
 def both_bytes(both: tuple[Tensor, Tensor]) -> int:
-    """Bytes of the keys and values of all positions, which a row has for itself however few tokens are its own."""
+    """Bytes of the keys and values of all positions, which each row needs regardless of its number of tokens."""
     return sum(some.numel() * some.element_size() for some in both)
 
 
 def token_bytes(module: nn.Module) -> int:
-    """Bytes that a token takes in a module, about: what its products make, and as much again for what is made of that."""
+    """Estimated bytes for one token in a module: the outputs of its matrix products, times two for other intermediates."""
     dtype = next((p.dtype for p in module.parameters()), torch.float32)
     widths = sum(max(p.shape[-2:]) for p in module.parameters() if p.ndim >= 2)
     return 2 * widths * torch.finfo(dtype).bits // 8

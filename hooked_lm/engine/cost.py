@@ -1,4 +1,4 @@
-"""The cost of a sweep, counted as it runs."""
+"""Counts the cost of a sweep."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,8 @@ from hooked_lm.engine.site_info import mixing
 
 @dataclass(frozen=True)
 class TokenCost:
-    """Multiplications and additions of one token in the products with a layer's weights: in a mixer with a state, which reads it,
-    for its keys and values, and for the rest."""
+    """Floating-point operations of one token in the products with a layer's weights: in a mixer with a state, for keys and
+    values, and for the rest."""
 
     mixer: int
     keys: int
@@ -21,7 +21,7 @@ class TokenCost:
 
 
 def token_cost(block: nn.Module) -> TokenCost:
-    """The cost of a token in a block. Of experts only those that the token is routed to count."""
+    """The cost of a token in a block. Only the experts that the token is routed to count."""
     mixer = keys = rest = 0
     module, of_keys, of_mixer = mixing(block), set(), set()
     if isinstance(module, Attend):
@@ -31,7 +31,7 @@ def token_cost(block: nn.Module) -> TokenCost:
     mixtures = [module for module in block.modules() if isinstance(module, MoE)]
     shares = {id(p): moe.cfg.top_k / moe.cfg.n_experts for moe in mixtures for p in moe.experts.parameters()}
     for name, weight in block.named_parameters():
-        if weight.ndim < 2 or name.split(".")[-1].startswith("b_"):  # biases of heads have two axes, too
+        if weight.ndim < 2 or name.split(".")[-1].startswith("b_"):  # biases of heads have two axes
             continue
         cost = int(2 * weight.numel() * shares.get(id(weight), 1.0))
         if id(weight) in of_mixer:
@@ -45,7 +45,7 @@ def token_cost(block: nn.Module) -> TokenCost:
 
 @dataclass
 class Cost:
-    """Whole forward passes, tokens times layers, and floating-point operations (multiplications and additions)."""
+    """The number of whole forward passes, of tokens times layers, and of floating-point operations, and the time in seconds."""
 
     forwards: int = 0
     layer_rows: int = 0
@@ -59,7 +59,7 @@ class Cost:
         self.flops += n_tokens * (cost.mixer + cost.keys) + context.query_packing.n_tokens * cost.rest
 
     def add(self, other: "Cost") -> None:
-        """Adds the cost of another part."""
+        """Adds another cost, without its seconds."""
         self.forwards += other.forwards
         self.layer_rows += other.layer_rows
         self.flops += other.flops

@@ -1,5 +1,7 @@
-"""A name for what a study measures: a digest of everything that its numbers follow from, so that no file is gone on from with
-numbers of another study. Tensors count by their bytes, functions by their code and by all that they reach."""
+"""A digest of everything that determines the results of a study, so that it does not resume from the file of another one.
+
+Tensors are hashed by their bytes, functions by their code and everything that it refers to.
+"""
 
 import dataclasses
 import functools
@@ -18,25 +20,25 @@ from hooked_lm.engine.edit import Cell, Change, Edit
 from hooked_lm.hooks import HookedRootModule, HookPoint
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, range, type(...), torch.dtype, torch.device, torch.Size)
-WRAPPERS = ("jaxtyping", "beartype")  # packages whose wrappers check annotations, and change nothing else
+WRAPPERS = ("jaxtyping", "beartype")  # packages whose wrappers only check annotations
 
 
 class Unknown(TypeError):
-    """Something that cannot be distinguished from another of its kind."""
+    """An object whose contents cannot be hashed."""
 
 
 class Digest:
-    """Digests of values; what was met before is not hashed again."""
+    """Digests of values; each object is hashed once."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, bytes]] = {}  # with the values themselves, whose ids then stay theirs
+        self._known: dict[int, tuple[Any, bytes]] = {}  # keeps the values alive, so that ids are not reused
 
     def of(self, value: Any) -> bytes:
-        """Of anything; raises Unknown, with the type, for what holds something that has no fixed contents."""
+        """The digest of any value; raises Unknown, with the type, if it contains an object that cannot be hashed."""
         if isinstance(value, PLAIN):
             return _hashed(type(value).__name__, repr(value))
         if id(value) not in self._known:
-            self._known[id(value)] = value, _hashed("met before", str(len(self._known)))  # it may hold itself
+            self._known[id(value)] = value, _hashed("met before", str(len(self._known)))  # for cyclic references
             self._known[id(value)] = value, _hashed(type(value).__qualname__, *self._parts(value))
         return self._known[id(value)][1]
 
@@ -72,7 +74,7 @@ class Digest:
         yield value.__name__
 
     def _of_model(self, value: nn.Module) -> Iterator[bytes | str]:
-        """The kinds of its parts, its numbers, its configuration, and the hooks that are open on it."""
+        """By the classes of its modules, its parameters and buffers, its configuration and its hooks."""
         for name, part in value.named_modules():
             yield name
             yield self.of(type(part))
@@ -83,7 +85,7 @@ class Digest:
                 yield self.of(function)
         for name, tensor in [*value.named_parameters(), *value.named_buffers()]:
             yield from (name, self.of(tensor))
-        yield self.of(getattr(value, "n_source", None))  # where a target begins, in the rows of an encoder-decoder
+        yield self.of(getattr(value, "n_source", None))  # the column where the target starts, in an encoder-decoder
         cfg = getattr(value, "cfg", None)
         if dataclasses.is_dataclass(cfg):
             fields = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
@@ -110,7 +112,7 @@ class Digest:
     def _of_cell(self, value: CellType) -> Iterator[bytes | str]:
         try:
             yield self.of(value.cell_contents)
-        except ValueError:  # nothing has been put into it
+        except ValueError:  # an unbound variable
             yield "empty"
 
     def _of_method(self, value: MethodType) -> Iterator[bytes | str]:
@@ -138,7 +140,7 @@ class Digest:
         yield from map(self.of, (value.func, value.args, value.keywords))
 
     def _of_object(self, value: Any) -> Iterator[bytes | str]:
-        """By what pickle would keep of it."""
+        """By its reduced form for pickle."""
         yield self.of(type(value))
         try:
             reduced = value.__reduce_ex__(4)
@@ -166,10 +168,10 @@ def fingerprint(
     cells: Iterable[tuple[Sequence[int], Cell]],
     about: Any,
 ) -> str:
-    """The digest of a study: its model, the tokens of its runs, its metrics by name, its cells by place, and what else is said.
+    """The digest of a study: its model, the tokens of its runs, its metrics by name, its cells by grid index, and `about`.
 
-    A metric that cannot be distinguished from others counts by its name. Raises ValueError if it has none, and for hooks and
-    changes that cannot be distinguished.
+    A metric that cannot be hashed is identified by its name. Raises ValueError if it has none, and for hooks and changes that
+    cannot be hashed.
     """
     digest = Digest()
     parts = [*map(digest.of, (version("hooked-lm"), str(torch.__version__), about, list(runs)))]
@@ -202,7 +204,7 @@ def _said(change: Change) -> tuple[Any, ...]:
 
 
 def _hashed(*parts: bytes | str) -> bytes:
-    """One digest of several parts, none of which can run into the next."""
+    """One digest of several parts, each with its length, so that part boundaries matter."""
     digest = hashlib.sha256()
     for part in parts:
         part = part.encode() if isinstance(part, str) else part
@@ -215,7 +217,7 @@ def _full_name(value: Any) -> str:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The names that a function, and those inside it, may look up in its module."""
+    """The global names that a function, including nested functions, may refer to."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -227,7 +229,7 @@ def _root(module: str | None) -> str:
 
 
 def _is_installed(module: str | None) -> bool:
-    """Whether a module is part of Python, of this package or of another installed one, so that names identify its contents."""
+    """Whether a module belongs to Python, this package or an installed one, so that names identify its contents."""
     root = _root(module)
     if root in sys.stdlib_module_names or root in ("builtins", "hooked_lm"):
         return True

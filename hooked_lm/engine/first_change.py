@@ -1,4 +1,4 @@
-"""The first position at which a cell differs from the base run: before it there is nothing to compute."""
+"""The first position at which a cell differs from the base run; earlier positions need no computation."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,8 +10,10 @@ from hooked_lm.engine.site_info import SiteInfo, edits_of_scores
 
 
 class FirstChange:
-    """Finds the first position at which a cell differs from the base run. Before it a causal model gives the base run, unless a
-    pattern is changed in the base run."""
+    """Finds the first position at which a cell differs from the base run.
+
+    Earlier positions of a causal model equal the base run, unless the base run has an edited attention pattern.
+    """
 
     def __init__(self, base: BaseRun, places: Mapping[str, SiteInfo]) -> None:
         self.base, self.places = base, places
@@ -20,8 +22,7 @@ class FirstChange:
         self._known: dict[tuple[str, int], int] = {}
 
     def trimmed(self, edits: Sequence[Edit]) -> list[Edit]:
-        """The edits of a cell from its first change on. Edits without positions are dropped, unless they make a layer compute
-        in another way."""
+        """The edits of a cell from its first change on, without empty edits (except at on-demand sites)."""
         n_pos = self.base.n_pos
         first = min((self.of(edit) for edit in edits), default=n_pos)
         if first < n_pos:
@@ -30,7 +31,7 @@ class FirstChange:
         return [edit for edit in later if edit.span(n_pos) != NONE or self.places[edit.site].on_demand]
 
     def of(self, edit: Edit) -> int:
-        """The first position that an edit changes in the base run, or may change, if the base run did not keep the site."""
+        """The first position that an edit changes (or may change, if the base run did not keep the site)."""
         start, stop = edit.span(self.base.n_pos)
         if edit.site not in self.base.kept or not isinstance(edit.value, Tensor):
             return start

@@ -1,4 +1,4 @@
-"""Whole forward passes, several cells in one batch: for experiments where it is not known what a change affects."""
+"""Whole forward passes, several cells in one batch: for changes whose affected positions are not known."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -34,7 +34,7 @@ def _keeper(keep: Keep) -> Callable[..., None]:
 
 
 def _writer(site: str, batch: Sequence[Sequence[Change]], n_prompts: int) -> Callable[..., Tensor]:
-    """The hook of one site, which makes each cell's changes in its rows."""
+    """The hook of one site, which applies each cell's changes to its rows."""
     changes = [[change for change in cell if change.site == site] for cell in batch]
 
     def write(value: Tensor, hook: Any) -> Tensor:

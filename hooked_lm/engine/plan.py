@@ -1,4 +1,4 @@
-"""Which cells a sweep has: sites x layers x positions x heads or neurons, as far as the layers have them."""
+"""The cells of a sweep: sites x layers x positions x heads or neurons, where the layers have them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
@@ -19,7 +19,7 @@ Choice = list[int] | None  # indices of an axis of the grid; None: no axis, all 
 
 
 class Plan:
-    """The grid of a sweep over sites with these short names; see `sweep` for the rest."""
+    """The grid of a sweep over sites with these short names; see `sweep` for the other arguments."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Plan:
         self.found = self._found()
         self.tokens = self._tokens(tokens, apart=positions is not None)
         self.positions = chosen(positions, self.tokens.shape[1], "position")
-        self.like: dict[str, Tensor] = {}  # what the values are like, where that was looked up
+        self.like: dict[str, Tensor] = {}  # shapes and dtypes of values, as meta tensors, if determined
         self.feature = "head" if heads is not None else "neuron" if neurons is not None else None
         self.sizes = self._sizes(tokens) if self.feature is not None else {}
         which = heads if heads is not None else neurons
@@ -60,12 +60,12 @@ class Plan:
         return Study(self.axes, cells, title=title, changes=changes)
 
     def cells(self, change: Callable[[str, tuple[int, ...] | None, Rest], T]) -> dict[tuple[int, ...], list[T]]:
-        """At each place of the grid that exists what `change(site, positions, rest)` gives for each site."""
+        """Maps each existing grid index to the results of `change(site, positions, rest)` for its sites."""
         cells = {place: [change(*each) for each in self._targets(*cell)] for place, cell in self._places()}
         return {place: cell for place, cell in cells.items() if cell}
 
     def cell_at(self, values: dict[str, Tensor], place: Sequence[int]) -> list[Change]:
-        """The edits at one place of the grid, of these values of the sites."""
+        """The edits at one grid index, with these values of the sites."""
         indices = list(place)
         name = self.names[indices.pop(0)] if len(self.names) > 1 else self.names[0]
         some = (
@@ -74,7 +74,7 @@ class Plan:
         return [Edit(site, values[site], positions, rest) for site, positions, rest in self._targets(name, *some)]
 
     def _places(self) -> Iterator[tuple[tuple[int, ...], tuple[str, Choice, Choice, Choice]]]:
-        """Each place of the grid: its indices; the site's name, layers, positions and features that it exchanges."""
+        """Yields each grid index, with the site's name, layers, positions and features that it edits."""
         each = [_each(some) for some in (self.layers, self.positions, self.features)]
         for (number, name), chosen_ones in product(enumerate(self.names), product(*each)):
             place = [number] if len(self.names) > 1 else []
@@ -85,7 +85,7 @@ class Plan:
     def _targets(
         self, name: str, layers: Choice, positions: Choice, features: Choice
     ) -> Iterator[tuple[str, tuple[int, ...] | None, Rest]]:
-        """The sites of a place, with positions and indices; none where the layer lacks the site, or the site the head."""
+        """Yields the sites of a cell, with positions and indices; skips layers without the site or the head."""
         where = None if positions is None else tuple(positions)
         for layer in range(self.n_layers) if layers is None else layers:
             site = self.found.get((name, layer))
@@ -93,7 +93,7 @@ class Plan:
                 yield site, where, () if features is None else self._rest(site, features[0])
 
     def _n_layers(self) -> int:
-        """How many layers the stack of the sites has; raises ValueError for sites of two."""
+        """The number of layers of the sites' stack; raises ValueError for sites of both stacks."""
         stacks = {name: stack_of(self.model, name) for name in self.names}
         if len(set(stacks.values())) > 1:
             raise ValueError(
@@ -102,7 +102,7 @@ class Plan:
         return stacks[self.names[0]][1]
 
     def _tokens(self, tokens: Tensor, apart: bool) -> Tensor:
-        """The tokens at the positions of the sites; raises ValueError if labels distinguish them and they are of two kinds."""
+        """The tokens at the positions of the sites; with `apart`, raises ValueError if sites have different tokens."""
         found = {site: tokens_at(self.model, tokens, site) for site in self.sites}
         first, *others = found.values()
         if apart and any(other.shape != first.shape or not bool((other == first).all()) for other in others):
@@ -112,7 +112,7 @@ class Plan:
         return first
 
     def _found(self) -> dict[tuple[str, int], str]:
-        """The full name of each site in each layer that has it; raises KeyError, with near names, if none has."""
+        """The full name of each site in each layer that has it; raises KeyError, with similar names, if no layer has it."""
         layers = range(self.n_layers) if self.layers is None else self.layers
         found = {(name, layer): site_of_layer(self.model, name, layer) for name in self.names for layer in layers}
         for name in self.names:
@@ -121,7 +121,7 @@ class Plan:
         return {key: site for key, site in found.items() if site is not None}
 
     def _sizes(self, tokens: Tensor) -> dict[str, int]:
-        """How many heads or neurons each site has, as a run of one token shows."""
+        """The number of heads or neurons of each site, determined by a forward pass of one token."""
         self.like = values_like(self.model, tokens, self.sites)
         if self.like.keys() == set(self.sites):
             return {site: self.like[site].shape[self._axis(site)] for site in self.sites}
@@ -130,7 +130,7 @@ class Plan:
         return {site: shown[site].shape[self._axis(site)] for site in self.sites}
 
     def _axis(self, site: str) -> int:
-        """Which of a site's axes the heads or neurons are; raises ValueError if there are none."""
+        """The axis of heads or neurons of a site; raises ValueError if there is none."""
         dims = self.model.hook_dict[site].dims
         for dim in FEATURES[self.feature or "head"]:
             if dim in dims:
@@ -138,7 +138,7 @@ class Plan:
         raise ValueError(f"'{site}' [{', '.join(dims)}] has no {self.feature}s")
 
     def _rest(self, site: str, feature: int) -> Rest:
-        """The index of a head or neuron after batch and position."""
+        """The index of a head or neuron, for the axes after batch and position."""
         dims = list(self.model.hook_dict[site].dims)
         axis = dims[self._axis(site)]
         if "query_pos" in dims:

@@ -1,4 +1,4 @@
-"""Progress bars: one way to read `progress=None`."""
+"""Progress bars with the common meaning of `progress=None`."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,7 +9,7 @@ from tqdm.auto import tqdm
 def progress_bar(
     title: str, total: int, progress: bool | None, unit: str = "steps", steps: Iterable[Any] | None = None
 ) -> Any:
-    """A bar; `progress` None shows it on work longer than a second, True at once, False never.
+    """A progress bar: `progress` None shows it after one second, True at once, False never.
 
     >>> list(progress_bar("training", 2, progress=False, steps=range(2)))
     [0, 1]

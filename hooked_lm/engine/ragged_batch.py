@@ -18,9 +18,10 @@ from hooked_lm.engine.edit import NONE, Interval, union
 class LayerSpans:
     """The positions of a cell that one layer computes, as intervals.
 
-    came: positions whose stream differs from the base run when it enters the layer. query_rows: positions that pass the whole
-    layer. key_rows: positions before these that it reads only for their keys and values, or for the state of a mixer after them.
-    keys: positions with keys and values that are not those of the base run: of both, or of the layer whose keys it shares.
+    came: positions whose residual stream differs from the base run at the input of the layer. query_rows: positions that are
+    computed through the whole layer. key_rows: earlier positions, computed only for their keys and values, or for the state of
+    a mixer after them. keys: positions whose keys and values differ from the base run: of key_rows and query_rows, or of the
+    layer that provides shared keys and values.
     """
 
     came: Interval = NONE
@@ -30,7 +31,7 @@ class LayerSpans:
 
     @cached_property
     def rows(self) -> Interval:
-        """All positions that the layer reads."""
+        """All positions that the layer computes."""
         return union(self.key_rows, self.query_rows)
 
 
@@ -43,7 +44,7 @@ class Run:
 
 
 class Packing:
-    """The place of each run's tokens in the batch: `n_prompts` rows for each of its cells, with the positions of an interval."""
+    """The layout of the runs' tokens in the batch: for each cell of a run, `n_prompts` rows with the positions of an interval."""
 
     def __init__(self, n_prompts: int, n_cells: Sequence[int], intervals: Sequence[Interval]) -> None:
         self.n_prompts, self.n_cells, self.intervals = n_prompts, n_cells, intervals

@@ -1,9 +1,9 @@
-"""Incremental batching: many runs that differ from a base run in few places, in one pass through the layers.
+"""Incremental batching: many cells that differ from a base run at few positions, in one pass through the layers.
 
-A row joins the batch at the first layer that it changes, with the stream of the base run. The model is causal, so only the
-positions from the first change on are computed; keys, values and states of earlier positions are those of the base run.
-An edit after attention (of what attention or an MLP adds to the stream) changes one token only, until the next layer attends to
-it. In the last layer only the positions that the metric reads are computed.
+A row joins the batch at the first layer that it changes, with the residual stream of the base run. The model is causal, so only
+the positions from the first change on are computed; keys, values and states of earlier positions are those of the base run.
+An edit after attention (of the output of attention or an MLP) changes only its own tokens, until the next layer attends to
+them. In the last layer only the positions that the metric reads are computed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ class CellSchedule:
     cell: int
     first: int
     steps: tuple[LayerSpans, ...]
-    on_demand: frozenset[str] = frozenset()  # its sites that make the model compute in another way
+    on_demand: frozenset[str] = frozenset()  # its edited on-demand sites, which change how the model computes
     shows_scores: bool = False  # then all rows of a pass compute explicit scores
 
     def at(self, layer: int) -> LayerSpans:
@@ -54,7 +54,7 @@ class CellSchedule:
 
 
 class Planner:
-    """Makes the schedules of cells, so that no pass computes more than they need."""
+    """Makes the schedules of cells, with the fewest positions to compute."""
 
     def __init__(self, base: BaseRun, places: Mapping[str, SiteInfo], reads: Interval) -> None:
         self.places, self.n_pos, self.reads = places, base.n_pos, reads
@@ -131,7 +131,7 @@ class BatchedPass:
         schedules: Sequence[CellSchedule],
     ) -> None:
         self.base, self.places = base, places
-        # neighbours have the same spans in most layers, and are one run there
+        # neighbours have the same spans in most layers, where they form one run
         self.schedules = sorted(
             schedules, key=lambda schedule: (schedule.steps[0].query_rows, schedule.first, schedule.cell)
         )
@@ -144,7 +144,7 @@ class BatchedPass:
         self.cost = Cost()
 
     def run(self, tokens: Tensor | None) -> Iterator[tuple[int, Interval, Tensor]]:
-        """Yields each cell, the positions that the metric reads, and their logits [batch, pos, token], of `tokens` or of all."""
+        """Yields each cell, its interval of positions, and their logits [batch, pos, token], of `tokens` or of all tokens."""
         model = self.base.model
         with model.hooks(fwd_hooks=[(site, self._write) for site in self.by_site]):
             packed = self._entered(len(model.blocks), self._through(len(model.blocks)))
@@ -157,7 +157,7 @@ class BatchedPass:
                 yield self.schedules[index].cell, run.steps.query_rows, of_cell
 
     def capture(self) -> dict[int, dict[str, Tensor]]:
-        """The values [batch, pos, ...] of each cell at the sites that the base run kept, for cells that have joined by then."""
+        """The values [batch, pos, ...] of each cell at the sites that the base run kept, from the cell's first layer on."""
         self.captured: dict[int, dict[str, Tensor]] = {schedule.cell: {} for schedule in self.schedules}
         sites = list(self.base.kept)
         stop = 1 + max(self.places[site].layer for site in sites)
@@ -181,7 +181,7 @@ class BatchedPass:
         return packed
 
     def _split(self, packed: Tensor) -> tuple[Tensor, Tensor]:
-        """The key rows and the query rows of what a layer reads."""
+        """The key rows and the query rows of a layer's input."""
         both = self.context.key_packing.lengths, self.context.query_packing.lengths
         reading = Packing(
             self.base.n_prompts, self.context.packing.n_cells, [run.steps.rows for run in self.context.runs]
@@ -190,7 +190,7 @@ class BatchedPass:
         return pack([early for early, _ in each]), pack([late for _, late in each])
 
     def _entered(self, layer: int, packed: Tensor | None) -> Tensor:
-        """The rows that a layer reads: the output of the layer below, completed from the stream of the base run."""
+        """The input rows of a layer: the output of the layer below, completed from the stream of the base run."""
         there = [index for index, schedule in enumerate(self.schedules) if schedule.first <= layer]
         grouped = groupby(there, key=lambda index: self.schedules[index].at(layer))
         self.context.enter([Run(list(cells), steps) for steps, cells in grouped])
@@ -215,7 +215,7 @@ class BatchedPass:
         return pack(parts)
 
     def _write(self, value: Tensor, hook: Any) -> None:
-        """Makes the edits of all cells at a site."""
+        """Applies the edits of all cells at a site."""
         place = self.places[hook.name]
         for index, edit in self.by_site[hook.name]:
             if (found := self._rows(place, index, value)) is not None:

@@ -1,4 +1,4 @@
-"""A decorator that restores the grad mode, torch's modes and the open hooks, wherever a function is interrupted."""
+"""A decorator that restores the grad mode, torch's function modes and hooks, even after a KeyboardInterrupt."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -13,9 +13,9 @@ R = TypeVar("R")
 
 
 def undisturbed(function: Callable[P, R]) -> Callable[P, R]:
-    """The same function, which leaves the grad mode as it was, and no mode of torch and no hook open that it opened.
+    """Decorates a function to restore the grad mode, and to close torch function modes and hooks that it opened.
 
-    Blocks of `with` see to that; but an interrupt may come between two of their steps. Here it is remembered once, outside.
+    Context managers inside the function do so too, but an interrupt may come between two of their steps.
     """
 
     @wraps(function)
@@ -33,7 +33,7 @@ def undisturbed(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _close(before: tuple[scope.Frame, ...]) -> None:
-    """Close the scopes that are open here and were not before."""
+    """Closes the hook scopes that are open now and are not in `before`."""
     for frame in reversed(scope.current()):
         if frame not in before and isinstance(frame.root, HookedRootModule):
             points = list(frame.root.hook_points())

@@ -1,4 +1,4 @@
-"""The shapes and dtypes of the values at sites, as a run of one token shows them."""
+"""The shapes and dtypes of the values at sites, determined by a forward pass of one token."""
 
 from collections.abc import Collection
 from typing import Any
@@ -14,10 +14,10 @@ from hooked_lm.models.decoder import Decoder
 
 
 def values_like(model: Any, tokens: Int[Tensor, "batch pos"], sites: Collection[str]) -> dict[str, Tensor]:
-    """Tensors on the meta device, with the shapes and dtypes of the values at these sites in a run of the tokens.
+    """Tensors on the meta device, with the shapes and dtypes of the values at these sites in a forward pass of the tokens.
 
-    Only sites with axes of batch and position that hold floating-point numbers are included; none of a model or prompts for which
-    the engine runs whole forward passes.
+    Only sites with axes of batch and position and floating-point values are included. Empty if the engine needs whole forward
+    passes for this model or these prompts.
     """
     if not isinstance(model, Decoder) or obstacle(model, places(model), tokens) is not None:
         return {}
@@ -37,6 +37,6 @@ def values_like(model: Any, tokens: Int[Tensor, "batch pos"], sites: Collection[
 
 
 def is_positional(value: Any, dims: tuple[str, ...]) -> bool:
-    """Whether a value at a site with these axes has a batch and positions, and holds floating-point numbers."""
+    """Whether a value at a site with these axes has axes of batch and position, and is floating-point."""
     fits = isinstance(value, Tensor) and value.is_floating_point() and value.ndim == len(dims)
     return fits and dims[:1] == ("batch",) and (dims[1:2] == ("pos",) or "query_pos" in dims)
