@@ -1,4 +1,4 @@
-"""The contexts of a base run, which keeps keys, values and states for later, and of the rows that differ from it."""
+"""The contexts of a base run, which keeps keys, values and states, and of batched rows that differ from it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ class BaseContext(Context):
         self.pos_embed, self.per_layer = context.pos_embed, context.per_layer
         self.keys_values: dict[int, KeysValues] = {}
         self.states: dict[int, list[StateCacheEntry]] = {}
-        self.start = 0  # the first position of the value that hooks are given
+        self.start = 0  # the first position of the value that hooks get
 
     def attend_rows(self, layer: int, mix: Mix, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         self.keys_values[layer] = keys, values
@@ -48,7 +48,7 @@ class BaseContext(Context):
 
 
 class RowContext(Context):
-    """The context of some neighbouring positions of a whole prompt: queries from `start` to before `stop`, all keys."""
+    """The context of contiguous positions of a prompt: queries in [start, stop), all keys."""
 
     def __init__(self, base: Context, interval: Interval) -> None:
         start, stop = interval
@@ -69,8 +69,8 @@ class RowContext(Context):
 class PackedContext(Context):
     """The context of a ragged batch: positions that a row does not compute are those of the base run.
 
-    A layer may read some tokens, the key rows, only for their keys and values or for the state after them. They go first, by
-    themselves (`makes_keys_only`); the block then runs on the query rows, and meets these keys and states as if they were cached.
+    A layer computes some tokens, the key rows, only for their keys and values or for the state after them. They are computed
+    first, separately (`makes_keys_only`); the block then runs on the query rows, and uses these keys and states like a cache.
     """
 
     norms_see_copies = False
@@ -97,7 +97,7 @@ class PackedContext(Context):
 
     @contextmanager
     def keys_only(self) -> Iterator[None]:
-        """Within a `with` block, the tokens of the batch are the key rows of the layer."""
+        """Inside the `with` block, the tokens of the batch are the key rows of the layer."""
         self.makes_keys_only = True
         self._show(self.key_packing)
         try:
@@ -143,7 +143,7 @@ class PackedContext(Context):
         return keys, values
 
     def _after_early(self, early: Tensor, x: Tensor) -> Tensor:
-        """Keys or values of the key rows and of the query rows, one after the other in each row."""
+        """Keys or values of the key rows and the query rows, concatenated in each row."""
         both = zip(self.key_packing.parts(early), self.query_packing.parts(x), strict=True)
         return pack([torch.cat(parts, 1) for parts in both])
 
@@ -161,7 +161,7 @@ class PackedContext(Context):
         return mixed
 
     def _whole(self, base: Tensor, own: Tensor, interval: Interval) -> Tensor:
-        """Keys or values of all positions: those of the rows where they differ, else those of the base run."""
+        """Keys or values of all positions: those of the rows in `interval`, and those of the base run elsewhere."""
         n_cells, (start, stop) = own.shape[0] // self.n_prompts, interval
         if start == stop:
             return repeated(base, n_cells)
@@ -175,7 +175,7 @@ class PackedContext(Context):
         return whole.flatten(0, 1)
 
     def kv_of(self, kv_source_layer: int) -> KeysValues | None:
-        """The keys and values of the rows in a layer; no positions, if all rows joined after it."""
+        """The keys and values of the rows in a layer; without positions if all rows joined after it."""
         keys, values = self.base.keys_values[kv_source_layer]
         return super().kv_of(kv_source_layer) or (keys[:1, :0], values[:1, :0])
 
@@ -212,7 +212,7 @@ class PackedContext(Context):
 
 
 def _after(before: StateCacheEntry, n_cells: int) -> KeyValueCache:
-    """A cache of one layer for the rows of cells that start from this state."""
+    """A cache of one layer with this state, repeated for the rows of `n_cells` cells."""
     cache, entry = KeyValueCache(0), StateCacheEntry()
     entry.length = before.length
     if before.window is not None and before.state is not None:

@@ -1,6 +1,9 @@
-"""Which logits a metric reads. It is run once on the base run's to find out: whatever it takes out of them by an index is noted.
-All scores, those of the base run too, are then made of these logits alone, by the same steps; so what a metric does with what
-it took, writing into it included, is its own affair. An index that a tensor would refuse is refused by a tensor."""
+"""Traces which logits a metric reads, so that only these are computed.
+
+Each metric runs once on a wrapper of the base run's logits that records its indices. All scores, including those of the base
+run, are then computed from copies of these logits alone, so a metric may do anything with the indexed values. Anything but
+indexing, and an index that the tracer does not support, makes all logits be computed.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ ALL = slice(None)
 
 
 class UntracedAccess(BaseException):
-    """A metric asks for logits that it did not ask for in the base run."""
+    """A metric reads logits that it did not read in the base run."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class TracedAccess:
     tokens: tuple[int, ...] | None = None
 
     def interval(self, n_pos: int) -> tuple[int, int]:
-        """From the first position that is read to after the last."""
+        """The smallest interval that contains the positions that are read."""
         return (0, n_pos) if self.positions is None else (self.positions[0], self.positions[-1] + 1)
 
 
@@ -37,7 +40,7 @@ EVERYTHING = TracedAccess()
 
 @dataclass(frozen=True)
 class Logits:
-    """Logits [batch, pos, d_vocab] that are computed where they are read: `some(reads)` makes a tensor of its own."""
+    """Lazy logits [batch, pos, d_vocab]: `some(reads)` computes those that are read, as a new tensor."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -46,7 +49,7 @@ class Logits:
 
     @classmethod
     def of(cls, logits: Float[Tensor, "..."]) -> "Logits":
-        """Of logits that are there."""
+        """Wraps a tensor of logits."""
         return cls(logits.shape, logits.dtype, logits.device, lambda reads: taken(logits, reads).clone())
 
 
@@ -59,8 +62,7 @@ def taken(logits: Float[Tensor, "..."], reads: TracedAccess) -> Float[Tensor, ".
 def reads_of(
     metrics: Sequence[Metric], logits: Tensor | Logits, known: TracedAccess | None = None
 ) -> tuple[TracedAccess, list[Any]]:
-    """What these metrics read of the logits, and what they make of them; `known` is what they are taken to read, until they ask
-    for more."""
+    """The logits that these metrics read, and their values; `known` skips the tracing, unless they turn out to read more."""
     source = Logits.of(logits) if isinstance(logits, Tensor) else logits
     reads, pieces = (known, {}) if known is not None else _traced(metrics, source)
     some = pieces[reads] if reads in pieces else source.some(reads)
@@ -76,31 +78,35 @@ def reads_of(
 def values_of(
     metrics: Sequence[Metric], logits: Float[Tensor, "..."], reads: TracedAccess, shape: torch.Size
 ) -> list[Any]:
-    """The values of metrics on logits of which only those of `reads` exist; each metric may write into its copy. Raises
-    UntracedAccess if one reads others."""
+    """The values of metrics on logits of which only those of `reads` exist; each metric may change its copy in place.
+
+    Raises UntracedAccess if one reads other logits.
+    """
     copies = (logits.clone() if left else logits for left in reversed(range(len(metrics))))
     return [value_of(metric, copy, reads, shape) for metric, copy in zip(metrics, copies, strict=True)]
 
 
 def value_of(metric: Metric, logits: Float[Tensor, "..."], reads: TracedAccess, shape: torch.Size) -> Any:
-    """What one metric makes of logits of which these are there, also of a tensor that it writes into."""
+    """The value of one metric on logits of which only those of `reads` exist; raises UntracedAccess if it reads others."""
     given = served(logits, reads, shape)
     value = metric(given)
-    if isinstance(given, Shown) and given.is_short:  # the metric has caught what said so
+    if isinstance(given, Shown) and given.is_short:  # the metric caught the UntracedAccess
         raise UntracedAccess
     return value
 
 
 def served(logits: Float[Tensor, "..."], reads: TracedAccess, shape: torch.Size) -> Float[Tensor, "..."]:
-    """Logits of a given shape of which only some are there; taking others out raises UntracedAccess."""
+    """Logits of a given shape of which only those of `reads` exist; reading others raises UntracedAccess."""
     if reads == EVERYTHING:
         return logits
     return Shown.over(shape, logits, lambda index: _indexed(logits, index, reads, shape))
 
 
 def _traced(metrics: Sequence[Metric], source: Logits) -> tuple[TracedAccess, dict[TracedAccess, Tensor]]:
-    """What these metrics read; everything, if they read nothing, or do anything but take out of the logits. And the logits that
-    were computed to find out."""
+    """The logits that these metrics read, and the tensors that were computed to trace them.
+
+    EVERYTHING if they read nothing, or do anything but index the logits.
+    """
     indices, pieces = list[Index](), dict[TracedAccess, Tensor]()
 
     def take(index: Index) -> Tensor:
@@ -117,7 +123,7 @@ def _traced(metrics: Sequence[Metric], source: Logits) -> tuple[TracedAccess, di
         except (
             UntracedAccess,
             Exception,
-        ):  # it may be that the pieces are not parts of one tensor: they are in the next run
+        ):  # in tracing, the pieces are separate tensors, which may cause the error: use all logits
             shown.is_short = True
         if shown.is_short:
             return EVERYTHING, pieces
@@ -125,19 +131,19 @@ def _traced(metrics: Sequence[Metric], source: Logits) -> tuple[TracedAccess, di
 
 
 def _reads(indices: Sequence[Index], shape: torch.Size) -> TracedAccess:
-    """What these indices take together; everything, if they take nothing."""
+    """The union of the logits that these indices select; EVERYTHING if they select none."""
     axes = [[places_of(index[axis], shape[axis]) for index in indices] for axis in (1, 2)]
     found = [None if None in axis else tuple(sorted({i for some in axis for i in some or ()})) for axis in axes]
     return EVERYTHING if () in found else TracedAccess(*found)
 
 
-# What may be asked of logits without reading them.
+# Attributes and methods that do not read the logits.
 FREE = {getattr(Tensor, name).__get__ for name in ("shape", "ndim", "dtype", "device", "layout", "requires_grad")}
 FREE |= {Tensor.is_floating_point, Tensor.size, Tensor.dim, Tensor.__len__, Tensor.__repr__}
 
 
 class Shown(Tensor):
-    """Logits with a shape that can be indexed; anything else needs more of them: `is_short` is set, and UntracedAccess raised."""
+    """A wrapper of logits that supports indexing; any other operation sets `is_short` and raises UntracedAccess."""
 
     is_short: bool
     _take: Callable[[Index], Tensor]
@@ -177,13 +183,13 @@ class Shown(Tensor):
 
 
 def _indexed(compact: Tensor, index: Index, reads: TracedAccess, shape: torch.Size) -> Tensor:
-    """What an index takes of logits of which these are there; raises UntracedAccess if not all of it is."""
+    """Indexes logits of which only those of `reads` exist; raises UntracedAccess if the index selects others."""
     first, pos, token = index
     return compact[first, _translated(pos, reads.positions, shape[1]), _translated(token, reads.tokens, shape[2])]
 
 
 def _index(index: Any, shape: torch.Size) -> Index | None:
-    """An index of three axes; None for one that is not understood (new axes, masks, out of range): then everything is read."""
+    """The index with one entry for each of three axes; None if it is not supported (new axes, masks, out of range)."""
     items = list(index) if isinstance(index, tuple) else [index]
     if len(shape) != 3 or any(item is None or isinstance(item, Shown) or _is_mask(item) for item in items):
         return None
@@ -198,7 +204,7 @@ def _index(index: Any, shape: torch.Size) -> Index | None:
 
 
 def _is_plain(item: Any) -> bool:
-    """Whether an index says by numbers which places it takes."""
+    """Whether an index is an int, a slice, or several ints."""
     if isinstance(item, Tensor):
         return not item.is_floating_point() and not item.is_complex()
     return isinstance(item, (int, slice)) or (isinstance(item, (list, range)) and all(isinstance(i, int) for i in item))
@@ -211,7 +217,7 @@ def _is_mask(item: Any) -> bool:
 
 
 def _is_in(item: Any, size: int) -> bool:
-    """Whether a tensor has all the places of an index."""
+    """Whether an index is in range for an axis of this size (and not a slice with a negative step)."""
     if isinstance(item, slice):
         return item.step is None or item.step > 0
     numbers = _numbers(item)
@@ -223,14 +229,14 @@ def _numbers(item: Any) -> list[int]:
 
 
 def places_of(item: Any, size: int) -> tuple[int, ...] | None:
-    """The places on an axis that an index in range takes; None for all of them."""
+    """The entries of an axis that an index in range selects; None for all."""
     if isinstance(item, slice):
         return None if item == ALL else tuple(range(*item.indices(size)))
     return tuple(sorted({i % size for i in _numbers(item)}))
 
 
 def _translated(item: Any, there: tuple[int, ...] | None, size: int) -> Any:
-    """The same index into an axis of which only some places are there."""
+    """Translates an index to an axis of which only the entries `there` exist; raises UntracedAccess if it selects others."""
     if there is None:
         return item
     wanted = places_of(item, size)
@@ -240,7 +246,7 @@ def _translated(item: Any, there: tuple[int, ...] | None, size: int) -> Any:
     if isinstance(item, slice):
         first = slots[wanted[0]] if wanted else 0
         if [slots[place] for place in wanted] != list(range(first, first + len(wanted))):
-            raise UntracedAccess  # others are between them
+            raise UntracedAccess  # the entries are not contiguous
         return slice(first, first + len(wanted))
     if isinstance(item, int):
         return slots[item % size]

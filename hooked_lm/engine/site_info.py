@@ -1,4 +1,4 @@
-"""The layer of each site of a decoder, and which positions of a row an edit there can affect. Other sites are left out."""
+"""The layer of each site of a decoder, and the positions that an edit there can affect. Unsupported sites are left out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from hooked_lm.models.decoder import Decoder
 
 
 class TokenScope(Enum):
-    """Which tokens the values at a site belong to."""
+    """The tokens whose values pass a site."""
 
     BEFORE_MIXING = "before attention: all tokens that the block reads"
     KEYS_AND_VALUES = "between the stream and keys or values: the tokens that others attend to"
@@ -34,22 +34,22 @@ REACHES_LATER = {
 
 @dataclass(frozen=True)
 class SiteInfo:
-    """The layer of a site (the number of layers, for sites after the last block) and the tokens that it shows."""
+    """The layer of a site (the number of layers, for sites after the last block) and its tokens."""
 
     layer: int
     stage: TokenScope
     dims: tuple[str, ...]
-    ends_sublayer: bool = False  # its value is all that attention or the mixer adds to the stream
-    on_demand: bool = False  # the layer computes in another way if something listens there
+    ends_sublayer: bool = False  # its value is the whole output of attention or the mixer
+    on_demand: bool = False  # a hook there changes how the layer computes
 
     @property
     def is_plain(self) -> bool:
-        """Whether a run may be watched there at no cost, all positions at once."""
+        """Whether a hook can read the site cheaply, with all positions in one call."""
         return not self.on_demand and self.stage not in (TokenScope.SCORES, TokenScope.STATE)
 
 
 def places(model: Decoder) -> dict[str, SiteInfo]:
-    """The place of every site that has one."""
+    """The SiteInfo of every supported site."""
     found: dict[str, SiteInfo] = {}
     n_layers = len(model.blocks)
     names = {id(point): name for name, point in model.all_points().items()}
@@ -71,14 +71,14 @@ def edits_of_scores(edits: Sequence[Edit], known: Mapping[str, SiteInfo], layer:
 
 
 def mixing(block: nn.Module) -> nn.Module | None:
-    """The module of a block that mixes tokens; None for a foreign block."""
+    """The module of a block that mixes tokens; None for an unknown block."""
     if isinstance(block, AttentionPart) and isinstance(block.attn, Attend):
         return block.attn
     return block.mixer if isinstance(block, MixerPart) else None
 
 
 def kv_source_layer(block: nn.Module) -> int | None:
-    """The layer whose keys and values the block looks at; None: its own."""
+    """The layer whose keys and values the block shares; None if it computes its own."""
     module = mixing(block)
     return module.kv_source_layer if isinstance(module, Attend) else None
 
@@ -98,7 +98,7 @@ def _points(module: nn.Module) -> list[HookPoint]:
 
 
 def _stages(block: nn.Module) -> list[tuple[HookPoint, TokenScope]]:
-    """The points of a block in the order of computation, each with its stage."""
+    """The points of a block in the order of computation, each with its TokenScope."""
     module = mixing(block)
     if module is None:
         return []
