@@ -11,7 +11,7 @@ from hooked_lm.components.context import Context
 from hooked_lm.components.embed import soft_capped
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import HookPoint, is_listening
-from hooked_lm.models.checks import RETURN_TYPES, check_length, check_loss, check_options, check_stream, one_input
+from hooked_lm.models import checks
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.decoder_methods import DecoderMethods, Mask
@@ -110,9 +110,11 @@ class Decoder(DecoderMethods):
         no input or two.
         """
         if input is None or input_ids is not None:
-            input = one_input(input, input_ids)
-        if return_type not in RETURN_TYPES or logits_to_keep is not None:
-            check_options(return_type, logits_to_keep)
+            input = checks.one_input(input, input_ids)
+        if return_type not in checks.RETURN_TYPES or logits_to_keep is not None:
+            checks.check_options(return_type, logits_to_keep)
+        if start_at_layer is not None or stop_at_layer is not None:  # before any hook is called
+            checks.check_layers(start_at_layer, stop_at_layer, len(self.blocks), past_kv_cache)
         if start_at_layer is None:
             resid, tokens, context = self.embedded(input, prepend_bos, padding_side, attention_mask, past_kv_cache)
         else:
@@ -160,7 +162,7 @@ class Decoder(DecoderMethods):
         cache: KeyValueCache | None,
     ) -> tuple[Stream, Context]:
         """A given residual stream, checked, and the context of the run."""
-        check_stream(input, self.cfg.d_model)
+        checks.check_stream(input, self.cfg.d_model)
         context = self._context(input, mask, cache)
         context.pos_embed = pos_embed
         if self.tree.per_layer is not None and tokens is not None:
@@ -173,7 +175,7 @@ class Decoder(DecoderMethods):
         """Positions and masks of a run over new tokens, or their stream."""
         n_past = n_past if cache is None else cache.length
         if new.numel() == 0 or n_past + new.shape[1] > self.cfg.n_ctx:
-            check_length(new, n_past, self.cfg.n_ctx)
+            checks.check_length(new, n_past, self.cfg.n_ctx)
         follow_flags(self)
         return Context(new.shape[1], new.device, self.stack.real(self, mask, new, cache), cache)
 
@@ -196,6 +198,6 @@ class Decoder(DecoderMethods):
         """The loss, alone or beside the logits, as `return_type` says."""
         if return_type is None:
             return None
-        tokens = check_loss(logits, tokens)
+        tokens = checks.check_loss(logits, tokens)
         loss = self.loss_fn(logits, tokens, context.new_real(), per_token=per_token)
         return loss if return_type == "loss" else Output(logits, loss)

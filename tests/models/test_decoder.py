@@ -719,6 +719,7 @@ def test_an_attention_only_model_learns_to_copy() -> None:
         (lambda m: m(torch.rand(1, 4, 32), start_at_layer=0, return_type="loss"), ValueError, "tokens="),
         (lambda m: m(ids(), stop_at_layer=N_LAYERS + 1), IndexError, "-3 to 3"),
         (lambda m: m(torch.rand(1, 4, 32), start_at_layer=-4), IndexError, "-4.*-3 to 3"),
+        (lambda m: m(ids(), start_at_layer=9), IndexError, "9 is out of range"),
         (lambda m: m(ids(), attention_mask=torch.ones(3, 9, dtype=torch.long)), ValueError, r"\(3, 9\).*\(3, 10\)"),
         (lambda m: m(ids(), attention_mask=torch.ones(2, 10, dtype=torch.long)), ValueError, r"\(2, 10\).*\(3, 10\)"),
     ],

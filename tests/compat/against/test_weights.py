@@ -277,7 +277,7 @@ def test_rotary_queries_and_keys_are_not_refactored(name: str):
     """Both refuse."""
     with pytest.raises(AssertionError):
         original(name, refactor_factored_attn_matrices=True)
-    with pytest.raises(ValueError, match="this model turns"):
+    with pytest.raises(ValueError, match="this model rotates"):
         pretrained.from_pretrained_no_processing("tiny", hf_model=hf_model(name), refactor_factored_attn_matrices=True)
 
 
