@@ -49,7 +49,7 @@ class Norm(nn.Module):
     cfg: Any
 
     def unhooked(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """The output for `x` by one fused kernel, without the hook points."""
+        """The output for `x` by one fused kernel, without the hook points. Abstract; not an ABC, see `Positions.at`."""
         raise NotImplementedError
 
     @property

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.engine.base_run import BaseRun
@@ -26,6 +25,7 @@ from hooked_lm.engine.edit import Cell, Change, Edit
 from hooked_lm.engine.first_change import FirstChange
 from hooked_lm.engine.full_forward import whole_forwards
 from hooked_lm.engine.metric_trace import EVERYTHING, Logits, TracedAccess, UntracedAccess, reads_of, values_of
+from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.schedule import BatchedPass, Planner
 from hooked_lm.engine.site_info import SiteInfo, TokenScope, places
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
@@ -252,7 +252,8 @@ class Experiment:
         )
         base_logits = self.base_logits if reads == self.reads else base.logits.some(reads)
         alive = [schedule for schedule in schedules if schedule.steps]
-        with _bar(title, sum(schedule.layer_rows for schedule in alive) * base.n_prompts, progress) as bar:
+        n_rows = sum(schedule.layer_rows for schedule in alive) * base.n_prompts
+        with progress_bar(title, n_rows, progress, unit="rows") as bar:
             for batch in batches(alive, self.budget, base, reads):
                 this = BatchedPass(base, self.places, edits, batch)
                 for cell, (start, stop), logits in this.run(tokens):
@@ -293,7 +294,7 @@ class Experiment:
         together = not self._may_see_the_batch and all(map(self._is_by_row, sites))
         shape = torch.Size([len(self.tokens), max(self.tokens.shape[1], self.shape[1]), self.shape[-1]])
         n_cells = self.budget.cells_of_whole_forwards(self.model, shape) if together else 1
-        with _bar(title, len(chosen), progress if chosen else False) as bar:
+        with progress_bar(title, len(chosen), progress if chosen else False, unit="cells") as bar:
             for i, logits in whole_forwards(self.model, self.tokens, chosen, self.base_changes, n_cells):
                 self.cost.forwards += 1
                 bar.update()
@@ -388,9 +389,3 @@ def outside(frame: FrameType) -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("hooked_lm.", "jaxtyping.")):
         level, frame = level + 1, frame.f_back
     return level
-
-
-def _bar(title: str, total: int, progress: bool | None) -> Any:
-    """A progress bar; None: one that appears after a second."""
-    delay = 1.0 if progress is None else 0.0
-    return tqdm(total=total, desc=title, unit="rows", unit_scale=True, disable=progress is False, delay=delay)
