@@ -110,6 +110,6 @@ class SweepResult(Scores):
         clean = None if self.clean is None else self.clean[index]
         return {"fingerprint": "", "corrupted": self.corrupted[index], "clean": clean}
 
-    def _said(self) -> list[str]:
+    def _summary(self) -> list[str]:
         baselines = {"corrupted": self.corrupted, "clean": self.clean}
         return [f"{name} {part.mean():.4g}" for name, part in baselines.items() if part is not None]

@@ -20,8 +20,8 @@ from hooked_lm.interventions.changes import changes_of
 from hooked_lm.interventions.contrast import METRICS, STREAM, Position, Prompts, Sides
 from hooked_lm.interventions.controllers import AddDirection
 from hooked_lm.interventions.part import Positions
-from hooked_lm.results import stored
-from hooked_lm.results.scores import Label, Scores, origin
+from hooked_lm.results import Label, stored
+from hooked_lm.results.scores import Scores, origin
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

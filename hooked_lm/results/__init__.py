@@ -1,5 +1,6 @@
 """Numbers with named axes: the results of experiments and analyses."""
 
-from hooked_lm.results.scores import Label, Scores
+from hooked_lm.results.labels import Label
+from hooked_lm.results.scores import Scores
 
 __all__ = ["Label", "Scores"]

@@ -1,6 +1,6 @@
 """Scores: numbers over a grid with named axes, for each prompt; with tables, figures and files."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from html import escape
 from importlib.metadata import version
@@ -16,19 +16,12 @@ from torch import Tensor
 
 from hooked_lm.results import stored
 from hooked_lm.results.bootstrap import bootstrap
+from hooked_lm.results.labels import Label, Wanted, chosen_places
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-Label = str | int
-COLUMNS = (
-    "prompt",
-    "value",
-    "effect",
-    "mean",
-    "low",
-    "high",
-)  # columns of the tables, which are not allowed as names of axes
+COLUMNS = ("prompt", "value", "effect", "mean", "low", "high")  # of the tables, which are not allowed as names of axes
 METRIC, POSITION = "metric", "position"
 Own = TypeVar("Own", bound="Scores")
 
@@ -75,8 +68,8 @@ class Scores:
         for name, labels in self.axes.items():
             if name in COLUMNS:
                 raise ValueError(f"an axis cannot be called {name!r}: the tables have a column of that name")
-            if strange := [label for label in labels if not isinstance(label, Label) or isinstance(label, bool)]:
-                raise ValueError(f"labels are strings or ints, and axis {name!r} has {strange[0]!r}")
+            if odd := [label for label in labels if not isinstance(label, Label) or isinstance(label, bool)]:
+                raise ValueError(f"labels are strings or ints, and axis {name!r} has {odd[0]!r}")
             if len(set(labels)) < len(labels):
                 twice = next(label for label in labels if labels.count(label) > 1)
                 raise ValueError(f"axis {name!r} has the label {twice!r} twice")
@@ -113,46 +106,40 @@ class Scores:
 
     # ---- parts -------------------------------------------------------------------------------------------------------
 
-    def select(self: Own, **labels: Any) -> Own:
+    def select(self: Own, **labels: Wanted) -> Own:
         """The cells with these labels: `layer=3` removes the axis, `layer=[3, 4]` keeps it with these labels, in this order.
 
-        >>> Scores(torch.tensor([[1.0], [5.0]]), {"layer": [0, 1]}).select(layer=1).mean
-        tensor(5.)
+        >>> scores = Scores(torch.tensor([[1.0], [5.0]]), {"position": ["0 <bos>", "1  Mary"]})
+        >>> [scores.select(position=which).mean.item() for which in (1, -1, " Mary", "1  Mary")]
+        [5.0, 5.0, 5.0, 5.0]
 
-        Raises ValueError for unknown axes and labels.
+        Besides the label itself, these select an entry of an axis: the number of a position, or its token; a head such as
+        "L1H7", which selects from both axes, layer and head; an index, for labels that are words. Negative indices count from
+        the end of the axis, -1 is its last entry; the numbers of its labels have to be ascending and not negative.
+
+        Raises ValueError for unknown axes, and for unknown or ambiguous labels, with the nearest ones.
         """
         found = self
-        for name, wanted in labels.items():
-            if name not in found.axes:
-                raise ValueError(f"there is no axis {name!r}; the axes are {', '.join(found.axes) or 'none'}")
-            single = isinstance(wanted, str) or not isinstance(wanted, Iterable)
-            places = [found._place(name, label) for label in ([wanted] if single else wanted)]
-            found = found._taken(name, places[0] if single else places)
+        for name, places in chosen_places(self.axes, labels).items():
+            found = found._taken(name, places)
         return found
 
-    def _place(self, name: str, label: Any) -> int:
-        labels = list(self.axes[name])
-        if label not in labels:
-            shown = ", ".join(map(repr, labels[:12])) + (f", ... {len(labels)} in all" if len(labels) > 12 else "")
-            raise ValueError(f"axis {name!r} has no label {label!r}; its labels are {shown}")
-        return labels.index(label)
-
     def _taken(self: Own, name: str, index: int | list[int]) -> Own:
-        """The part at one place of an axis, which then is none, or at some."""
+        """The part at one index of an axis, which is removed, or at several."""
         at = (slice(None),) * list(self.axes).index(name) + (index,)
         axes = dict(self.axes)
         if isinstance(index, int):
             del axes[name]
         else:
-            axes[name] = [self.axes[name][place] for place in index]
+            axes[name] = [self.axes[name][i] for i in index]
         return replace(self, axes=axes, **self._of_cells(lambda values: values[at]), **self._changed_by(name, index))
 
     def _of_cells(self, made_of: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-        """What a function makes of each tensor that has the axes of the grid."""
+        """The results of a function of each tensor that has the axes of the grid, by name."""
         return {name: made_of(getattr(self, name)) for name in self._tensors() if name in self.GRID}
 
     def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any]:
-        """What else is another thing in a part of the grid."""
+        """Other fields that differ in a part of the grid."""
         return {}
 
     # ---- tables and figures ------------------------------------------------------------------------------------------
@@ -180,21 +167,21 @@ class Scores:
         """The numbers that rank the cells, by absolute value."""
         return self.values
 
-    def top(self, k: int = 10, level: float = 0.95) -> pd.DataFrame:
-        """The `k` cells (of each metric) with the largest absolute values.
+    def top(self, n: int = 10, level: float = 0.95) -> pd.DataFrame:
+        """The `n` cells (of each metric) with the largest absolute values.
 
         Columns: the labels, `value` (the mean), in a sweep `effect` (the mean difference from the unpatched run), by which its
         cells are ranked, and the interval (`low`, `high`) of the ranked number.
         """
         if METRIC in self.axes:
-            parts = [(metric, self.select(metric=metric).top(k, level)) for metric in self.axes[METRIC]]
+            parts = [(metric, self.select(metric=metric).top(n, level)) for metric in self.axes[METRIC]]
             for metric, part in parts:
                 part.insert(0, METRIC, metric)
             return pd.concat([part for _, part in parts], ignore_index=True)
         effects = self._ranked().reshape(-1, self.n_prompts)
         size = effects.mean(-1).abs()
         best = size.nan_to_num(nan=-1.0, posinf=torch.inf).argsort(descending=True, stable=True)
-        best = best[: min(k, int((~size.isnan()).sum()))]
+        best = best[: min(n, int((~size.isnan()).sum()))]
         low, high = bootstrap(effects[best], level)
         ranked = {"effect": effects[best].mean(-1)} if self.RANKED_BY == "effect" else {}
         columns = {"value": self.mean.flatten()[best], **ranked, "low": low, "high": high}
@@ -239,14 +226,14 @@ class Scores:
     def save(self, path: str | Path) -> None:
         """Writes everything to one safetensors file, atomically; `load` restores it bit for bit."""
         tensors = {name: getattr(self, name) for name in self._tensors()}
-        told = {of.name: getattr(self, of.name) for of in fields(self) if of.name not in tensors}
-        stored.write(path, self._format(), tensors, {**told, "axes": list(self.axes.items())})
+        metadata = {of.name: getattr(self, of.name) for of in fields(self) if of.name not in tensors}
+        stored.write(path, self._format(), tensors, {**metadata, "axes": list(self.axes.items())})
 
     @classmethod
     def load(cls: type[Own], path: str | Path) -> Own:
         """The scores that `save` wrote. Raises ValueError for any other file."""
-        tensors, told = stored.read(path, cls._format())
-        return cls(**{**tensors, **told, "axes": dict(told["axes"])})
+        tensors, metadata = stored.read(path, cls._format())
+        return cls(**{**tensors, **metadata, "axes": dict(metadata["axes"])})
 
     # ---- at a glance -------------------------------------------------------------------------------------------------
 
@@ -257,10 +244,10 @@ class Scores:
             return f"{type(self).__name__}({grid}, {prompts}; metrics {', '.join(map(str, self.axes[METRIC]))})"
         found = self.mean[~self.mean.isnan()]
         means = f"means {found.min():.4g} to {found.max():.4g}" if len(found) else "no value"
-        return f"{type(self).__name__}({grid}, {prompts}; {', '.join([means, *self._said()])})"
+        return f"{type(self).__name__}({grid}, {prompts}; {', '.join([means, *self._summary()])})"
 
-    def _said(self) -> list[str]:
-        """What else is said at a glance."""
+    def _summary(self) -> list[str]:
+        """Further parts of the summary."""
         return []
 
     def _repr_html_(self) -> str:

@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hooked_lm.engine.result import SweepResult
+from hooked_lm.results import Scores
 from hooked_lm.results import bootstrap as module
 from hooked_lm.results.bootstrap import bootstrap
 from tests.close import assert_close, assert_near
@@ -225,13 +226,77 @@ def test_select():
     [
         ({"head": 1}, "no axis 'head'; the axes are metric, layer, position"),
         ({"layer": 3}, "axis 'layer' has no label 3; its labels are 0, 1, 2"),
-        ({"position": ["0 <bos>", 1]}, "axis 'position' has no label 1"),
+        ({"layer": -4}, "axis 'layer' has no label -4"),
+        ({"layer": True}, "axis 'layer' has no label True"),
+        ({"position": ["0 <bos>", 4]}, "axis 'position' has no label 4"),
+        ({"position": "Marry"}, r"no label 'Marry'; did you mean '2 Mary'\?; its labels are '0 <bos>'"),
+        ({"position": "When"}, "'When' is 2 labels of axis 'position': '1 When', '3 When'; give one of these"),
+        ({"metric": "diference"}, r"no label 'diference'; did you mean 'difference'\?"),
+        ({"metric": 2}, "axis 'metric' has no label 2"),
         ({"layer": [1, 1]}, "axis 'layer' has the label 1 twice"),
+        ({"layer": [2, -1]}, "axis 'layer' has the label 2 twice"),
     ],
 )
-def test_parts_that_there_are_not(labels: dict, says: str):
+def test_unknown_and_ambiguous_labels(labels: dict, says: str):
     with pytest.raises(ValueError, match=says):
         result().select(**labels)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "label"),
+    [
+        ({"position": 2}, "2 Mary"),
+        ({"position": "Mary"}, "2 Mary"),
+        ({"position": -1}, "3 When"),
+        ({"position": [-2, 0]}, ["2 Mary", "0 <bos>"]),
+        ({"position": torch.tensor([3, 1])}, ["3 When", "1 When"]),
+        ({"layer": -1}, 2),
+        ({"layer": torch.tensor(1)}, 1),
+        ({"metric": 1}, "probability"),
+        ({"metric": -2}, "difference"),
+    ],
+)
+def test_select_by_index_and_by_token(wanted: dict, label: object):
+    [axis] = wanted
+    assert same(result().select(**wanted), result().select(**{axis: label}))
+
+
+def test_positions_are_found_by_their_number_in_a_part():
+    part = result().select(position=["1 When", "3 When"])
+    assert same(part.select(position=3), part.select(position="3 When"))
+    assert same(part.select(position=-1), part.select(position="3 When"))
+    with pytest.raises(ValueError, match="no label 0"):
+        part.select(position=0)
+    with pytest.raises(ValueError, match="no label -1"):  # the last entry is not the last position
+        result().select(position=[3, 1]).select(position=-1)
+
+
+def test_negative_labels_are_labels():
+    values = draw(3, PROMPTS)
+    found = SweepResult(values, {"coefficient": [-2, 0, 2]}, torch.zeros(PROMPTS))
+    assert torch.equal(found.select(coefficient=-2).values, values[0])
+    with pytest.raises(ValueError, match="axis 'coefficient' has no label -1"):
+        found.select(coefficient=-1)
+
+
+def test_select_heads_by_their_labels():
+    axes = {"from_layer": [0, 1], "from_head": [0, 1, 2], "layer": LAYERS, "head": [0, 1, "mlp"]}
+    scores = Scores(draw(2, 3, 3, 3, 1), axes)
+    one = scores.select(head="L2H1", from_head=["L1H2", "L1H0"])
+    assert dict(one.axes) == {"from_head": (2, 0)}
+    assert torch.equal(one.values, scores.values[1, [2, 0], 2, 1])
+    assert torch.equal(scores.select(layer=2, head="L2H1").values, scores.values[:, :, 2, 1])
+    for wanted, says in (
+        ({"head": "L2H1", "layer": 1}, "head 'L2H1' is in layer 2, and layer=1 was given"),
+        ({"head": ["L2H1", "L1H1"]}, "select heads of one layer at a time"),
+        ({"head": "L2H2"}, "axis 'head' has no label 2"),
+        ({"head": "L3H1"}, "axis 'layer' has no label 3"),
+        ({"head": -1}, "axis 'head' has no label -1"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            scores.select(**wanted)
+    with pytest.raises(ValueError, match="axis 'head' has no label 'L2H1'"):
+        scores.select(layer=2).select(head="L2H1")  # the layer of these heads is no longer known
 
 
 # ---- tables and figures ----------------------------------------------------------------------------------------------

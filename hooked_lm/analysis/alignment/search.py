@@ -26,7 +26,8 @@ from hooked_lm.engine.prompts import Prompts, chosen, position_labels, site_of_l
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.select import Site
-from hooked_lm.results.scores import Label, Scores, origin
+from hooked_lm.results import Label
+from hooked_lm.results.scores import Scores, origin
 
 
 @dataclass(frozen=True, eq=False)

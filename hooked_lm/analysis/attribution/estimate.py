@@ -66,8 +66,8 @@ class Attribution(SweepResult):
             return table
         return table.assign(exact=(self.exact if per_prompt else self.exact.mean(-1)).flatten().numpy())
 
-    def _said(self) -> list[str]:
-        said = [*super()._said(), *([self.method] if self.method else [])]
+    def _summary(self) -> list[str]:
+        said = [*super()._summary(), *([self.method] if self.method else [])]
         table = self.agreement
         if not len(table) or not table["cells"].sum():
             return [*said, "not checked by exact patching"]

@@ -26,7 +26,8 @@ from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.patching.sweeps import both_runs
-from hooked_lm.results.scores import METRIC, Label, origin
+from hooked_lm.results import Label
+from hooked_lm.results.scores import METRIC, origin
 
 NODES = ("resid_pre", "attn_out", "mlp_out", "z", "post")
 

@@ -129,7 +129,7 @@ class Evaluation(Scores):
         x = torch.tensor(table["edges"].to_numpy(), dtype=torch.float32)
         return curves(x, lines, intervals, title, "edges", show_values=show_values)
 
-    def _said(self) -> list[str]:
+    def _summary(self) -> list[str]:
         best = ", ".join(f"{f:.2f} with {n} edges" for f, n in zip(self.faithfulness, self.n_edges, strict=True))
         return [f"faithfulness {best}"] if len(self.n_edges) <= 8 else [f"area {self.area:.3f}"]
 

@@ -17,7 +17,8 @@ from hooked_lm.models.caches import decompose, residual
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.weights.fixed_norm import norm_gain
-from hooked_lm.results.scores import Label, Scores, origin
+from hooked_lm.results import Label
+from hooked_lm.results.scores import Scores, origin
 
 __all__ = ["direct_logit_attribution", "source_attribution"]
 

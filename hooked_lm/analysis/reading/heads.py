@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.results.scores import Label, Scores, origin
+from hooked_lm.results import Label
+from hooked_lm.results.scores import Scores, origin
 
 Row = Int[Tensor, " pos"]  # the ids of one prompt, without padding
 Pattern = Float[Tensor, "prompt head query_pos key_pos"]

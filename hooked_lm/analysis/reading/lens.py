@@ -16,8 +16,8 @@ from hooked_lm.components.norm import norm_of, norm_unhooked, upcast
 from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, tokens_of
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.results import stored
-from hooked_lm.results.scores import Label, Scores, origin
+from hooked_lm.results import Label, stored
+from hooked_lm.results.scores import Scores, origin
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
