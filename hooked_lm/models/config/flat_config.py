@@ -314,8 +314,13 @@ def remembers(cls: type[Config]) -> type[Config]:
 
 def values_of(cls: Any, tree: Any) -> dict[str, Any]:
     """The flat names of a tree and their values, without names for parts that the tree lacks."""
-    read = {name: row.value(tree) for name, row in table(cls).rows.items() if row.paths and cls.kind in row.kinds}
-    return {name: value for name, value in read.items() if value is not ABSENT}
+    names = table(cls)
+    last_tree, values = names.last_read
+    if last_tree is not tree:  # trees do not change, and most configs are resolved several times on one tree
+        read = {name: row.value(tree) for name, row in names.rows.items() if row.paths and cls.kind in row.kinds}
+        values = {name: value for name, value in read.items() if value is not ABSENT}
+        names.last_read = tree, values
+    return {name: [*value] if isinstance(value, list) else value for name, value in values.items()}
 
 
 def completed(cls: Any, given: dict[str, Any]) -> dict[str, Any]:

@@ -99,7 +99,8 @@ class Table:
 
     A subclass that only changes the default of a name inherits its row. `of_tree` are the names that describe the tree,
     `following` the derived names. `remembered` are the names for which a config records whether they were set: both of
-    these, and the names that values are derived from. `floats` are the names with float values.
+    these, and the names that values are derived from. `floats` are the names with float values. `last_read` is the tree
+    that was read last, and its values.
     """
 
     def __init__(self, cls: Any) -> None:
@@ -111,6 +112,7 @@ class Table:
         self.following = frozenset(name for name, row in self.rows.items() if row.follows is not None)
         sources = {source for row in self.rows.values() for source in row.sources}
         self.remembered = self.of_tree | self.following | sources
+        self.last_read: tuple[Any, dict[str, Any]] = (None, {})
         self.floats = frozenset(f.name for f in fields(cls) if {float, int} <= {*get_args(f.type)})
 
 
