@@ -240,8 +240,8 @@ def test_the_first_layers_alone() -> None:
     [
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention='all' is not supported"),
         ({"vocab_size_per_layer_input": 60}, "vocab_size_per_layer_input=60 has no rows for all of vocab_size=61"),
-        ({"per_layer_config": {"01": {"intermediate_size": 8}}}, r"layer 1 has fields .*intermediate_size"),
-        ({"num_kv_shared_layers": 4}, "num_kv_shared_layers=4 leaves no layer to borrow from for {'full_attention'}"),
+        ({"per_layer_config": {"01": {"intermediate_size": 8}}}, r"layer 1 has unknown fields: intermediate_size"),
+        ({"num_kv_shared_layers": 4}, "num_kv_shared_layers=4: layers of type full_attention share the keys"),
     ],
 )
 def test_what_is_not_supported_is_refused(fields: dict[str, Any], message: str) -> None:

@@ -551,8 +551,8 @@ def test_verify(llama: Path, gpt2: Path, monkeypatch: pytest.MonkeyPatch):
         rows = right(tree)
         return [
             Row(
-                row.theirs,
-                row.ours,
+                row.source,
+                row.target,
                 row.pattern,
                 tied=row.tied,
                 **{**row.axes, **({"qkv": "KQV"} if "qkv" in row.axes else {})},

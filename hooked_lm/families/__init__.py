@@ -1,7 +1,7 @@
 """The supported architectures: one file per `model_type`, in a folder per model class.
 
 A family defines `config(hf)`, which translates a checkpoint's config into a tree of component configs, and `rows(tree)`,
-which maps the checkpoint's tensors to our weights. `PREFIX` is the prefix that the tensor names of a base model (without
+which maps the checkpoint's tensors to parameters. `PREFIX` is the prefix that the tensor names of a base model (without
 heads) lack. `IGNORED` holds globs of tensors that are not loaded. Optional: `RENAMED`, regular expressions of old tensor
 names and their replacements; `NO_EFFECT`, globs of config fields that do not change the forward pass; `PREPENDS_BOS`, False
 if BOS is prepended only on request; `fitted(tree, tensors)`, which corrects the tree according to the tensors.
@@ -45,7 +45,7 @@ def family(model_type: str) -> ModuleType:
     if folder is None:
         raise ValueError(
             f"model_type {model_type!r} is not supported; supported are {', '.join(supported())}. To hook a model "
-            "as it is, by the names of its own modules, use hooked_lm.hooks.wrap(model)"
+            "by the names of its modules, without conversion, use hooked_lm.hooks.wrap(model)"
         )
     return import_module(f"{__name__}.{folder}.{model_type}")
 

@@ -63,8 +63,8 @@ def check_layers(module: ModuleType, tree: Tree, tensors: Collection[str]) -> No
     """Raises ValueError if the config has more layers than the checkpoint, before any are allocated."""
     stacks: dict[str, list[Row]] = {}
     for row in module.rows(tree):
-        if "l" in placeholders(row.ours) and "l" in placeholders(row.theirs):
-            stacks.setdefault(row.ours.partition("{l}")[0], []).append(row)
+        if "l" in placeholders(row.target) and "l" in placeholders(row.source):
+            stacks.setdefault(row.target.partition("{l}")[0], []).append(row)
     for stack, rows in stacks.items():
         n_layers = max(_n_layers(row, len(tree.blocks)) for row in rows)
         if n_layers and not _holds(rows, n_layers - 1, tensors, module.PREFIX):
@@ -82,7 +82,7 @@ def _n_layers(row: Row, default: int) -> int:
 def _holds(rows: list[Row], layer: int, tensors: Collection[str], prefix: str) -> bool:
     """Whether a checkpoint has any tensor of a layer; of several experts only the first is checked."""
     for row in rows:
-        name = row.theirs.replace("{l}", str(layer))
+        name = row.source.replace("{l}", str(layer))
         for other in placeholders(name):
             labels = row.axes.get(other, 1)
             name = name.replace(f"{{{other}}}", str(0 if isinstance(labels, int) else next(iter(labels), "")))

@@ -120,7 +120,7 @@ def exported(model: Model) -> tuple[Any, dict[str, Planned]]:
     elif isinstance(model, EncoderDecoder):  # the class with an unembedding, whichever the checkpoint named
         config.architectures = [AutoModelForSeq2SeqLM._model_mapping[type(config)].__name__]
     parameters = slots(model)
-    rows = [row for row in concrete_rows(module, tree, range(len(model.blocks))) if row.ours in parameters]
+    rows = [row for row in concrete_rows(module, tree, range(len(model.blocks))) if row.target in parameters]
     if isinstance(model, Encoder) and _is_bare(model, config):
         rows = unprefixed(rows, module.PREFIX)
     return config, plan_export(model, rows)

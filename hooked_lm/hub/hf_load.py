@@ -57,20 +57,20 @@ def fill(
     rows = concrete_rows(module, full, range(n_layers))
     beyond = range(n_layers, len(full.blocks))
     left_out = (
-        {row.theirs for row in concrete_rows(module, full, beyond) if row.ours.startswith("blocks.")}
+        {row.source for row in concrete_rows(module, full, beyond) if row.target.startswith("blocks.")}
         if beyond
         else set()
     )
-    tied = [row for row in rows if row.tied is not None and row.ours not in parameters]
+    tied = [row for row in rows if row.tied is not None and row.target not in parameters]
     for row in tied:
         _check_tied(tensors, row, module.PREFIX)
     load(
         model,
         tensors,
-        [row for row in rows if row.ours in parameters],
+        [row for row in rows if row.target in parameters],
         dtype=model.cfg.dtype,
         device=device,
-        ignore=[*module.IGNORED, *left_out, *(row.theirs for row in tied)],
+        ignore=[*module.IGNORED, *left_out, *(row.source for row in tied)],
         prefix=module.PREFIX,
         copy=copy,
         own_dtype=[name for name, slot in parameters.items() if slot.tensor.dtype != model.cfg.dtype],
@@ -88,5 +88,5 @@ def _check_tied(tensors: Mapping[str, Tensor], row: Row, prefix: str) -> None:
     """Raises ValueError if a tied weight is also in the file, with values that differ from the weight it is tied to."""
     assert row.tied is not None
     source = row.tied if row.tied in tensors else row.tied.removeprefix(prefix)
-    if row.theirs in tensors and source in tensors and not torch.equal(tensors[row.theirs], tensors[source]):
-        raise ValueError(f"{row.theirs!r} differs from {source!r}, but the config says that they are tied")
+    if row.source in tensors and source in tensors and not torch.equal(tensors[row.source], tensors[source]):
+        raise ValueError(f"{row.source!r} differs from {source!r}, but the config says that they are tied")

@@ -1,4 +1,4 @@
-"""Write a model back as a checkpoint, by the rows that it was loaded by.
+"""Writes a model back as a checkpoint, by the rows that loaded it.
 
 Names, shapes and dtypes are checked before the first tensor is made.
 """
@@ -21,7 +21,7 @@ def export(model: nn.Module, rows: Iterable[Row], *, write_tied: bool = False) -
     Args:
         model: a model whose every parameter has a row.
         rows: concrete rows.
-        write_tied: also return the tensors that rows call tied to another (each a view of our own parameter).
+        write_tied: also return the tensors that rows call tied to another (each a view of its own parameter).
 
     Raises:
         ValueError: a parameter without a row, a row without a parameter, a tensor of which a part would be missing or
@@ -34,37 +34,37 @@ def plan_export(model: nn.Module, rows: Iterable[Row], *, write_tied: bool = Fal
     """Like `export`, with the same checks, but each tensor is made when its `make` is called."""
     rows, targets = list(rows), slots(model)
     refuse(name_problems(targets, rows))
-    groups = group_by_name((row.theirs, row) for row in rows)
-    planned = {theirs: _planned(theirs, group, targets) for theirs, group in groups.items()}
+    groups = group_by_name((row.source, row) for row in rows)
+    planned = {source: _planned(source, group, targets) for source, group in groups.items()}
     for row in rows:
         if row.tied is None:
             continue
         if row.tied not in planned:
             raise ValueError(f"{row}: tied to {row.tied!r}, which no row writes")
-        if not same_bits(planned[row.theirs].make(), planned[row.tied].make()):
+        if not same_bits(planned[row.source].make(), planned[row.tied].make()):
             raise ValueError(
-                f"{row.ours!r} no longer equals the weight that the checkpoint ties it to: {row.theirs!r} would "
+                f"{row.target!r} no longer equals the weight that the checkpoint ties it to: {row.source!r} would "
                 f"differ from {row.tied!r}. Export with rows that do not tie them (and a config that says so)"
             )
-    tied = {row.theirs for row in rows if row.tied is not None}
+    tied = {row.source for row in rows if row.tied is not None}
     return {name: tensor for name, tensor in planned.items() if write_tied or name not in tied}
 
 
-def _planned(theirs: str, group: Sequence[Row], targets: Mapping[str, Slot]) -> Planned:
+def _planned(source: str, group: Sequence[Row], targets: Mapping[str, Slot]) -> Planned:
     """A tensor of the checkpoint, made from all parameters that are parts of it."""
-    ours = [targets[row.ours].tensor.detach() for row in group]
-    shape = group[0].their_shape(ours[0].shape)
-    check_coverage(group, [tensor.shape for tensor in ours], shape)
-    if len({tensor.dtype for tensor in ours}) > 1:
-        parts = ", ".join(f"{row.ours!r} {tensor.dtype}" for row, tensor in zip(group, ours, strict=True))
-        raise ValueError(f"the parts of {theirs!r} have different dtypes: {parts}")
+    parameters = [targets[row.target].tensor.detach() for row in group]
+    shape = group[0].source_shape(parameters[0].shape)
+    check_coverage(group, [tensor.shape for tensor in parameters], shape)
+    if len({tensor.dtype for tensor in parameters}) > 1:
+        parts = ", ".join(f"{row.target!r} {tensor.dtype}" for row, tensor in zip(group, parameters, strict=True))
+        raise ValueError(f"the parts of {source!r} have different dtypes: {parts}")
 
     def make() -> Tensor:
         if len(group) == 1 and not group[0].partial_dims:
-            return group[0].to_theirs(ours[0])
-        whole = ours[0].new_empty(shape)
-        for row, tensor in zip(group, ours, strict=True):
+            return group[0].to_source(parameters[0])
+        whole = parameters[0].new_empty(shape)
+        for row, tensor in zip(group, parameters, strict=True):
             row.write(tensor, whole)
         return whole
 
-    return Planned(tuple(shape), ours[0].dtype, make)
+    return Planned(tuple(shape), parameters[0].dtype, make)

@@ -1,4 +1,4 @@
-"""Fill a model from a checkpoint by rows.
+"""Fills a model from a checkpoint by rows.
 
 Names, shapes and dtypes are compared in full before the first tensor is read, and all mismatches are reported at once. Every
 new parameter is made before the first one is put into the model, so an error leaves the model unchanged. Loading computes
@@ -30,7 +30,7 @@ def load(
     copy: bool = False,
     own_dtype: Collection[str] = (),
 ) -> None:
-    """Replace every parameter and persistent buffer of `model` by tensors of a checkpoint, as the rows say.
+    """Replaces every parameter and persistent buffer of `model` by tensors of a checkpoint, as the rows say.
 
     The model is usually on the meta device. Peak memory is the model plus one tensor; without a change of
     dtype or device no memory is allocated. Parameters keep their `requires_grad`. Buffers that are not persistent
@@ -68,19 +68,19 @@ def load(
     filled: dict[str, Tensor] = {}
     shared: set[int] = set()  # addresses of the checkpoint's tensors of which parameters are views
     for source, group in groups:
-        theirs = tensors[source].detach()
+        tensor = tensors[source].detach()
         for row in group:
-            if row.tied is not None and row.theirs == source and not same_bits(theirs, tensors[row.tied]):
+            if row.tied is not None and row.source == source and not same_bits(tensor, tensors[row.tied]):
                 raise ValueError(f"{_described(tensors, source)} differs from {row.tied!r}, to which {row} ties it")
         # Two names of the same memory become two parameters: an edit of one must not change the other.
-        is_alias = theirs.data_ptr() in shared
+        is_alias = tensor.data_ptr() in shared
         for row in group:
-            slot = targets[row.ours]
-            view = row.to_ours(theirs, slot.tensor.shape)
-            kind = slot.tensor.dtype if row.ours in own_dtype else dtype
-            filled[row.ours] = slot.like(_move(view, kind, device, copy or is_alias))
-        if any(filled[row.ours].untyped_storage()._cdata == theirs.untyped_storage()._cdata for row in group):
-            shared.add(theirs.data_ptr())
+            slot = targets[row.target]
+            view = row.to_target(tensor, slot.tensor.shape)
+            kind = slot.tensor.dtype if row.target in own_dtype else dtype
+            filled[row.target] = slot.like(_move(view, kind, device, copy or is_alias))
+        if any(filled[row.target].untyped_storage()._cdata == tensor.untyped_storage()._cdata for row in group):
+            shared.add(tensor.data_ptr())
     for name, tensor in filled.items():
         targets[name].replace(tensor)
 
@@ -92,28 +92,28 @@ def _plan_load(
     problems = name_problems(targets, rows)
     sourced = []
     for row in rows:
-        source = row.theirs if row.theirs in tensors or row.tied is None else row.tied
+        source = row.source if row.source in tensors or row.tied is None else row.tied
         if source not in tensors:
             where = f" in {tensors.where}" if isinstance(tensors, Checkpoint) else ""
-            problems.append(Problem(f"no tensor {source!r}{where} for {row.ours!r}", source, tensors))
+            problems.append(Problem(f"no tensor {source!r}{where} for {row.target!r}", source, tensors))
         elif row.tied is not None and row.tied not in tensors:
             problems.append(Problem(f"no tensor {row.tied!r}, to which {row} ties it", row.tied, tensors))
-        elif row.ours in targets:
+        elif row.target in targets:
             sourced.append((source, row))
-    read = {row.theirs for row in rows}
+    read = {row.source for row in rows}
     for name in tensors:
         if name not in read and not any(fnmatch.fnmatchcase(name, glob) for glob in ignore):
             problems.append(Problem(f"no row for the tensor {_described(tensors, name)}", name, read))
-    own = group_by_name((source, row) for source, row in sourced if source == row.theirs)
-    groups = [*own.items(), *((source, [row]) for source, row in sourced if source != row.theirs)]
+    own = group_by_name((source, row) for source, row in sourced if source == row.source)
+    groups = [*own.items(), *((source, [row]) for source, row in sourced if source != row.source)]
     problems += [
-        Problem(f"{_described(tensors, source)} is {dtype}, not floating point as {row.ours!r} is")
+        Problem(f"{_described(tensors, source)} is {dtype}, not floating point as {row.target!r} is")
         for source, row in sourced
-        if not (dtype := _dtype(tensors, source)).is_floating_point and targets[row.ours].tensor.is_floating_point()
+        if not (dtype := _dtype(tensors, source)).is_floating_point and targets[row.target].tensor.is_floating_point()
     ]
     fitting = set()  # layers with the same patterns and shapes are checked once
     for source, group in groups:
-        shapes = _shape(tensors, source), tuple(targets[row.ours].tensor.shape for row in group)
+        shapes = _shape(tensors, source), tuple(targets[row.target].tensor.shape for row in group)
         if (key := (shapes, tuple(row.rearrangement(len(shapes[0])) for row in group))) not in fitting:
             found = _shape_problems(_described(tensors, source), *shapes, group)
             problems += found
@@ -123,20 +123,20 @@ def _plan_load(
 
 
 def _shape_problems(
-    name: str, theirs: Sequence[int], ours: Sequence[Sequence[int]], rows: Sequence[Row]
+    name: str, source_shape: Sequence[int], target_shapes: Sequence[Sequence[int]], rows: Sequence[Row]
 ) -> list[Problem]:
-    """Why the rows of one tensor cannot turn it into parameters of our shapes."""
+    """Why the rows of one tensor cannot turn it into parameters of these shapes."""
     try:
-        for row, shape in zip(rows, ours, strict=True):
-            row.sizes(theirs, shape)
-        check_coverage(rows, ours, theirs)
+        for row, shape in zip(rows, target_shapes, strict=True):
+            row.sizes(source_shape, shape)
+        check_coverage(rows, target_shapes, source_shape)
     except ValueError as error:
         return [Problem(f"{name}: {error}")]
     return []
 
 
 def _move(view: Tensor, dtype: torch.dtype | None, device: torch.device | str | None, copy: bool) -> Tensor:
-    """Convert, with strides in the same order; returns the view itself if nothing changes."""
+    """Converts a view, with strides in the same order; returns the view itself if nothing changes."""
     kind = dtype if dtype is not None and view.is_floating_point() else view.dtype
     return view.to(device=view.device if device is None else device, dtype=kind, copy=copy)
 

@@ -1,4 +1,4 @@
-"""What loading and export check alike: which rows belong to which tensor, and what does not match."""
+"""Checks that loading and export share: which rows belong to which tensor, and what does not match."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ class Problem:
     """A mismatch. The search for a similar name takes long, so it is done when the message is needed."""
 
     text: str
-    name: str = ""  # not found
-    among: Collection[str] = ()  # the names that there are
+    name: str = ""  # the name that was not found
+    among: Collection[str] = ()  # the known names
 
     def __str__(self) -> str:
         near = get_close_matches(self.name, self.among, n=1, cutoff=0.8)
@@ -28,13 +28,13 @@ def name_problems(targets: Mapping[str, Slot], rows: Sequence[Row]) -> list[Prob
     """Parameters with no row or with two, rows for no parameter, rows with placeholders left."""
     problems, filled = [], set[str]()
     for row in rows:
-        if open_names := placeholders(row.theirs) | placeholders(row.ours):
+        if open_names := placeholders(row.source) | placeholders(row.target):
             problems.append(Problem(f"{row} still has {', '.join(sorted(open_names))}: call expand(rows, ...) first"))
-        elif row.ours not in targets:
-            problems.append(Problem(f"{row}: the model has no {row.ours!r}", row.ours, targets))
-        elif row.ours in filled:
-            problems.append(Problem(f"two rows fill {row.ours!r}"))
-        filled.add(row.ours)
+        elif row.target not in targets:
+            problems.append(Problem(f"{row}: the model has no {row.target!r}", row.target, targets))
+        elif row.target in filled:
+            problems.append(Problem(f"two rows fill {row.target!r}"))
+        filled.add(row.target)
     empty = [name for name in targets if name not in filled]
     return problems + [Problem(f"no row for {name!r} of the model", name, filled) for name in empty]
 
@@ -56,7 +56,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def refuse(problems: Sequence[Problem]) -> None:
-    """Raise a ValueError if there are problems: one line for each of the first twenty, and the number of the others."""
+    """Raises a ValueError if there are problems: one line for each of the first twenty, and the number of the others."""
     if problems:
         more = f"\n- and {len(problems) - 20} more" if len(problems) > 20 else ""
         listing = "\n- ".join(str(problem) for problem in problems[:20])

@@ -3,7 +3,7 @@
 Weights that were cut from one fused tensor are views of one storage. `copy.deepcopy`, `torch.save` of a model or state dict,
 and optimiser steps handle this correctly: each element is stored once, and no two parameters overlap. `torch.save` of one
 such weight, and plain `pickle` of the model, would store the fused tensor once for each of them. `compact` copies one weight
-into a storage of its own, `compact_model` all of a model's, which also closes the mapped file.
+into its own storage, `compact_model` all weights of a model, which also closes the mapped file.
 """
 
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ class Slot:
     tensor: Tensor
 
     def like(self, tensor: Tensor) -> Tensor:
-        """`tensor` as what this slot holds: a parameter with the same `requires_grad`, or a buffer."""
+        """`tensor` as the kind of value that this slot holds: a parameter with the same `requires_grad`, or a buffer."""
         if not isinstance(self.tensor, nn.Parameter):
             return tensor
         return nn.Parameter(tensor, requires_grad=self.tensor.requires_grad)
 
     def replace(self, tensor: Tensor) -> None:
-        """Put the result of `like` in place of the parameter or buffer, in every module that holds it."""
+        """Puts the result of `like` in place of the parameter or buffer, in every module that holds it."""
         for module, leaf in self.holders:
             held = module._parameters if isinstance(self.tensor, nn.Parameter) else module._buffers
             held[leaf] = tensor  # type: ignore[assignment]
@@ -52,7 +52,7 @@ def slots(model: nn.Module) -> dict[str, Slot]:
 def compact(tensor: Tensor) -> Tensor:
     """The tensor in a storage that holds nothing but its elements, for `torch.save`, pickling or sharing of one weight.
 
-    Returns the tensor itself if its storage is like that already, else a copy with strides in the same order.
+    Returns the tensor itself if that already holds, else a copy with strides in the same order.
 
     >>> import torch
     >>> from hooked_lm.weights.parameters import compact
@@ -66,7 +66,7 @@ def compact(tensor: Tensor) -> Tensor:
 
 
 def compact_model(model: nn.Module) -> None:
-    """Copy every parameter and buffer into a storage of its own, in place: no shared storage, no mapped file.
+    """Copies every parameter and buffer into its own storage, in place: no shared storage, no mapped file.
 
     The parameter objects stay the same, so optimisers stay valid. The copies take as much memory as the model.
     """

@@ -1,11 +1,11 @@
 """An einops pattern from one shape to another, in both directions, for a whole tensor or for a part of one.
 
-einops parses the pattern and rearranges the tensors. Four things that checkpoints need are not in its language, and are
+einops parses the pattern and rearranges the tensors. Four things that checkpoints need and einops lacks are
 added here:
 
 - A part of a tensor. The axes of which a part is taken move to the front, where they are sliced; a second pattern
   arranges the slice, and writes `1` for an axis of which one index is taken.
-- The way back. The pattern with its sides exchanged.
+- The inverse. The pattern with its sides exchanged.
 - Sizes that follow from the shape of the result. einops infers sizes from its input alone.
 - Shapes without tensors. They are checked on the meta device, before anything is read.
 
@@ -41,7 +41,7 @@ class Rearrangement:
     >>> import torch
     >>> from hooked_lm.weights.rearrangement import Rearrangement
     >>> keys = Rearrangement("m (qkv n h) -> n m h", take=(("qkv", 1, 2),), given=(("qkv", 3), ("h", 2)))
-    >>> keys.to_ours(torch.zeros(8, 24), keys.sizes((8, 24))).shape
+    >>> keys.to_target(torch.zeros(8, 24), keys.sizes((8, 24))).shape
     torch.Size([4, 8, 2])
     """
 
@@ -62,18 +62,18 @@ class Rearrangement:
 
     @cached_property
     def split(self) -> str:
-        """From the left side to one dimension for each axis, the taken ones first."""
+        """The pattern from the left side to one dimension for each axis, the taken ones first."""
         taken = [axis for axis, _, _ in self.take]
         others = [axis for axis in flat(self.left) if axis not in taken]
         return f"{self.pattern.split('->')[0]} -> {' '.join(taken + others)}"
 
     @cached_property
     def arrange(self) -> tuple[str, str]:
-        """From what is taken to the right side, and the way back."""
+        """The pattern from the part that is taken to the right side, and its inverse."""
         left, right = self.pattern.split("->")
         if self.take:
-            ours = flat(self.right)
-            left = " ".join(axis if axis in ours else "1" for axis in self.split.split("->")[1].split())
+            kept = flat(self.right)
+            left = " ".join(axis if axis in kept else "1" for axis in self.split.split("->")[1].split())
         return f"{left} -> {right}", f"{right} -> {left}"
 
     @property
@@ -82,51 +82,51 @@ class Rearrangement:
         taken = {axis for axis, _, _ in self.take}
         return {dim for dim, group in enumerate(self.left) if taken & set(group)}
 
-    def sizes(self, theirs: Sequence[int] | None, ours: Sequence[int] | None = None) -> dict[str, int]:
-        """Axis -> its size in a checkpoint's tensor of shape `theirs` (None: as follows from `ours`).
+    def sizes(self, source: Sequence[int] | None, target: Sequence[int] | None = None) -> dict[str, int]:
+        """Axis -> its size in a checkpoint's tensor of shape `source` (None: derived from `target`).
 
         Raises:
             ValueError: the shapes do not fit the pattern, the sizes or each other, or leave a size open.
         """
-        return dict(_sizes(self, None if theirs is None else tuple(theirs), None if ours is None else tuple(ours)))
+        return dict(_sizes(self, None if source is None else tuple(source), None if target is None else tuple(target)))
 
-    def their_shape(self, sizes: dict[str, int]) -> tuple[int, ...]:
+    def source_shape(self, sizes: dict[str, int]) -> tuple[int, ...]:
         """The shape of the left side."""
         return _merged(self.left, sizes)
 
-    def part(self, theirs: Tensor, sizes: dict[str, int]) -> Tensor:
-        """What is taken of a checkpoint's tensor, always a view: the whole tensor, or one dimension for each axis."""
+    def part(self, source: Tensor, sizes: dict[str, int]) -> Tensor:
+        """The part of a checkpoint's tensor that is taken, a view: the whole tensor, or one dimension for each axis."""
         if not self.take:
-            return theirs
-        return rearrange(theirs, self.split, **sizes)[tuple(slice(start, stop) for _, start, stop in self.take)]
+            return source
+        return rearrange(source, self.split, **sizes)[tuple(slice(start, stop) for _, start, stop in self.take)]
 
-    def to_ours(self, theirs: Tensor, sizes: dict[str, int]) -> Tensor:
-        """What is taken of a checkpoint's tensor, in the shape of the right side."""
-        return rearrange(self.part(theirs, sizes), self.arrange[0], **self.our_sizes(sizes))
+    def to_target(self, source: Tensor, sizes: dict[str, int]) -> Tensor:
+        """The part of a checkpoint's tensor that is taken, in the shape of the right side."""
+        return rearrange(self.part(source, sizes), self.arrange[0], **self.target_sizes(sizes))
 
-    def from_ours(self, ours: Tensor, sizes: dict[str, int]) -> Tensor:
-        """The inverse of `to_ours`: a parameter in the shape of `part`."""
-        return rearrange(ours, self.arrange[1], **self.our_sizes(sizes))
+    def from_target(self, target: Tensor, sizes: dict[str, int]) -> Tensor:
+        """The inverse of `to_target`: a parameter in the shape of `part`."""
+        return rearrange(target, self.arrange[1], **self.target_sizes(sizes))
 
-    def our_sizes(self, sizes: dict[str, int]) -> dict[str, int]:
+    def target_sizes(self, sizes: dict[str, int]) -> dict[str, int]:
         """Axis -> its size in a parameter, where a slice is shorter than the axis."""
         slices = {axis: stop - start for axis, start, stop in self.take}
         return {axis: size for axis, size in {**sizes, **slices}.items() if axis in flat(self.right)}
 
-    def expected(self, ours: Sequence[int] | None) -> str:
-        """The shape of the left side as far as it is known, for messages."""
+    def expected(self, target: Sequence[int] | None) -> str:
+        """The known part of the shape of the left side, for messages."""
         known = dict(self.given)
-        if ours is not None and len(ours) == len(self.right):
-            known = {**self._sizes_of_single_axes(ours), **known}
+        if target is not None and len(target) == len(self.right):
+            known = {**self._sizes_of_single_axes(target), **known}
         dims = [
             str(prod(known[a] for a in group)) if known.keys() >= {*group} else "*".join(group) for group in self.left
         ]
         return f"[{', '.join(dims)}]"
 
-    def _sizes_of_single_axes(self, ours: Sequence[int]) -> dict[str, int]:
-        """What the shape of the right side says at once; of a slice it does not say how long its axis is."""
+    def _sizes_of_single_axes(self, target: Sequence[int]) -> dict[str, int]:
+        """The sizes that the shape of the right side gives directly; a slice does not give the length of its axis."""
         taken = {axis for axis, _, _ in self.take}
-        return {g[0]: size for g, size in zip(self.right, ours, strict=True) if len(g) == 1 and g[0] not in taken}
+        return {g[0]: size for g, size in zip(self.right, target, strict=True) if len(g) == 1 and g[0] not in taken}
 
 
 def flat(side: Side) -> list[str]:
@@ -135,30 +135,30 @@ def flat(side: Side) -> list[str]:
 
 
 @lru_cache(maxsize=4096)  # the layers of a model have the same shapes
-def _sizes(how: Rearrangement, theirs: tuple[int, ...] | None, ours: tuple[int, ...] | None) -> dict[str, int]:
+def _sizes(how: Rearrangement, source: tuple[int, ...] | None, target: tuple[int, ...] | None) -> dict[str, int]:
     misfit = ValueError(
-        f"the shapes do not fit: expected {how.expected(ours)}, got {'nothing' if theirs is None else list(theirs)}; "
-        f"the parameter is {'of any shape' if ours is None else list(ours)}"
+        f"the shapes do not fit: expected {how.expected(target)}, got {'nothing' if source is None else list(source)}; "
+        f"the parameter is {'of any shape' if target is None else list(target)}"
     )
-    for side, shape in ((how.left, theirs), (how.right, ours)):
+    for side, shape in ((how.left, source), (how.right, target)):
         if shape is not None and len(shape) != len(side):
             raise misfit
-    known = {**({} if ours is None else how._sizes_of_single_axes(ours)), **dict(how.given)}
+    known = {**({} if target is None else how._sizes_of_single_axes(target)), **dict(how.given)}
     try:
-        if theirs is not None:
-            known |= _axis_sizes(how.left, theirs, known)
-        elif ours is not None:
+        if source is not None:
+            known |= _axis_sizes(how.left, source, known)
+        elif target is not None:
             taken = {axis for axis, _, _ in how.take}
-            found = _axis_sizes(how.right, ours, how.our_sizes(known))
+            found = _axis_sizes(how.right, target, how.target_sizes(known))
             known |= {axis: size for axis, size in found.items() if axis not in taken}
     except (EinopsError, ZeroDivisionError):  # the latter for a dimension of size 0
         raise misfit from None
     if unknown := [axis for axis in flat(how.left) if axis not in known]:
-        raise ValueError(f"the size of {quoted(unknown)} does not follow from {list(theirs or ours or ())}; give it")
+        raise ValueError(f"the size of {quoted(unknown)} does not follow from {list(source or target or ())}; give it")
     for axis, start, stop in how.take:
         if not 0 <= start < stop <= known[axis]:
             raise ValueError(f"the part {start}:{stop} of {axis!r} lies outside the {known[axis]} of the axis")
-    if ours is not None and _merged(how.right, how.our_sizes(known)) != ours:
+    if target is not None and _merged(how.right, how.target_sizes(known)) != target:
         raise misfit
     return known
 
@@ -183,7 +183,9 @@ def _merged(side: Side, sizes: dict[str, int]) -> tuple[int, ...]:
 def _parse(pattern: str, side: int) -> Side:
     sides = pattern.split("->")
     if len(sides) != 2:
-        raise ValueError(f"pattern {pattern!r}: expected one '->' between the checkpoint's axes and ours")
+        raise ValueError(
+            f"pattern {pattern!r}: expected one '->' between the axes of the checkpoint and of the parameter"
+        )
     try:
         parsed = ParsedExpression(sides[side])
     except EinopsError as error:

@@ -1,16 +1,16 @@
-"""One line for each weight of a checkpoint: where it is in the model, and in which shape.
+"""Rows: one line for each weight of a checkpoint says which parameter of the model it is, and in which shape.
 
 A checkpoint and a model hold the same numbers under different names and shapes. A `Row` states one such
 correspondence: the name in the checkpoint, the name in the model, and an einops pattern from the one shape to the other.
 
     Row("q_proj.weight", "attn.W_Q", "(n h) m -> n m h")
 
-The way back is derived from the same line. Throughout, *theirs* is the checkpoint's side and *ours* the model's.
+The inverse is derived from the same line. Throughout, *source* is the checkpoint's side and *target* the model's.
 Three further notations:
 
 - `{l}` in both names stands for a range (layers, experts): `expand(rows, l=12)` writes one row for each layer.
 - A fused tensor has an axis whose parts are different parameters. Label the parts, and put the axis in
-  our name: `Row("c_attn.weight", "attn.W_{qkv}", "m (qkv n h) -> n m h", qkv="QKV")` is three rows, one for
+  the target name: `Row("c_attn.weight", "attn.W_{qkv}", "m (qkv n h) -> n m h", qkv="QKV")` is three rows, one for
   each index of `qkv`. `x={"Q": 32, "K": 8, "V": 8}` cuts an axis into consecutive slices of these lengths
   and keeps it.
 - `tied="wte.weight"`: the tensor equals that other tensor, and files may leave it out.
@@ -40,15 +40,15 @@ _rearrangement = lru_cache(maxsize=1024)(Rearrangement)  # the layers of a model
 
 @dataclass(init=False)
 class Row:
-    """One weight: the einops `pattern` turns the checkpoint's tensor `theirs` into the parameter `ours`, and back.
+    """One weight: the einops `pattern` turns the checkpoint's tensor `source` into the parameter `target`, and back.
 
     Args:
-        theirs, ours: names in the checkpoint and in the model, with `{placeholders}` for what `expand`
+        source, target: names in the checkpoint and in the model, with `{placeholders}` for what `expand`
             enumerates.
-        pattern: einops pattern from the checkpoint's shape to ours; None if the shapes are equal.
-        take: the part of a fused tensor that is ours: axis -> index (the axis is dropped) or slice (it is kept).
-        tied: name of the tensor that `theirs` equals. If a file lacks `theirs`, that tensor is read. A file in which
-            the two differ is refused. `export` leaves `theirs` out by default.
+        pattern: einops pattern from the source's shape to the target's; None if the shapes are equal.
+        take: the part of a fused tensor that is the target: axis -> index (the axis is dropped) or slice (it is kept).
+        tied: name of the tensor that `source` equals. If a file lacks `source`, that tensor is read. A file in which
+            the two differ is refused. `export` leaves `source` out by default.
         **axes: sizes of axes, labels of their parts (see the module), or ranges of placeholders. Sizes that
             follow from the shapes can be omitted.
 
@@ -59,15 +59,15 @@ class Row:
     >>> from hooked_lm.weights.rows import Row
     >>> row = Row("c_attn.weight", "attn.W_K", "m (qkv n h) -> n m h", take={"qkv": 1}, qkv=3, h=2)
     >>> fused = torch.arange(8 * 24.0).view(8, 24)
-    >>> key = row.to_ours(fused)
+    >>> key = row.to_target(fused)
     >>> key.shape, torch.equal(key[3], fused[:, 8:16][:, 6:8])
     (torch.Size([4, 8, 2]), True)
     >>> key.untyped_storage().data_ptr() == fused.untyped_storage().data_ptr()
     True
     """
 
-    theirs: str
-    ours: str
+    source: str
+    target: str
     pattern: str | None
     take: dict[str, int | slice]
     tied: str | None
@@ -75,15 +75,15 @@ class Row:
 
     def __init__(
         self,
-        theirs: str,
-        ours: str,
+        source: str,
+        target: str,
         pattern: str | None = None,
         *,
         take: Mapping[str, int | slice] | None = None,
         tied: str | None = None,
         **axes: Axis,
     ):
-        self.theirs, self.ours, self.pattern, self.tied = theirs, ours, pattern, tied
+        self.source, self.target, self.pattern, self.tied = source, target, pattern, tied
         self.take, self.axes = dict(take or {}), dict(axes)
         self._parts: tuple[tuple[str, int, int], ...] = ()
         self._given: tuple[tuple[str, int], ...] = ()
@@ -97,29 +97,29 @@ class Row:
         )
 
     def __str__(self) -> str:
-        return f"Row {self.theirs!r} -> {self.ours!r}" + (f" by {self.pattern!r}" if self.pattern else "")
+        return f"Row {self.source!r} -> {self.target!r}" + (f" by {self.pattern!r}" if self.pattern else "")
 
     def _problem(self) -> str | None:
         """What is wrong with the definition, or None."""
         left, right = self._left, self._right
-        theirs, ours = placeholders(self.theirs), placeholders(self.ours)
+        source, target = placeholders(self.source), placeholders(self.target)
         dropped = {axis for axis, part in self.take.items() if isinstance(part, int)}
         labelled = {axis for axis in left if axis in self.axes and not isinstance(self.axes[axis], int)}
         gone = set(left) - set(right)
         if unknown := set(self.take) - set(left):
             return f"take names {quoted(unknown)}, which the left side of the pattern does not have"
-        if unknown := set(self.axes) - set(left) - theirs - ours:
+        if unknown := set(self.axes) - set(left) - source - target:
             return f"{quoted(unknown)} is neither an axis of the pattern nor a placeholder of the names"
         if unknown := set(right) - set(left):
             return f"{quoted(unknown)} is on the right side only"
-        if unknown := gone - dropped - ours:
+        if unknown := gone - dropped - target:
             return f"{quoted(unknown)} is on the left side only: take an index of it, or label its parts"
         if kept := dropped - gone:
             return f"take drops {quoted(kept)} by an index, but the right side keeps it"
-        if unnamed := labelled - ours:
-            return f"{quoted(unnamed)} has labels, but {self.ours!r} has no placeholder for it"
-        if unknown := ours - theirs - set(left):
-            return f"the placeholder {quoted(unknown)} of ours is neither in {self.theirs!r} nor an axis"
+        if unnamed := labelled - target:
+            return f"{quoted(unnamed)} has labels, but {self.target!r} has no placeholder for it"
+        if unknown := target - source - set(left):
+            return f"the placeholder {quoted(unknown)} of the target is neither in {self.source!r} nor an axis"
         slices = [part for part in self.take.values() if isinstance(part, slice)]
         if any(part.start is None or part.stop is None or part.step not in (None, 1) for part in slices):
             return "a slice in take has a start, a stop and no step"
@@ -128,7 +128,7 @@ class Row:
     def expand(self, ranges: Mapping[str, Axis]) -> Iterator["Row"]:
         """This row for every value of its placeholders; see `expand`."""
         known = {**{k: v for k, v in ranges.items() if k in self._left}, **self.axes}
-        free = sorted(placeholders(self.theirs) | placeholders(self.ours))
+        free = sorted(placeholders(self.source) | placeholders(self.target))
         if missing := [name for name in free if name not in known and name not in ranges]:
             raise ValueError(f"{self}: no range for the placeholder {quoted(missing)}")
         values = [list(_labels(known.get(name, ranges.get(name)))) for name in free]
@@ -144,8 +144,8 @@ class Row:
             names = {key: str(label) for key, label in chosen.items()}
             tied = self.tied and _fill(self.tied, names)
             yield Row(
-                _fill(self.theirs, names),
-                _fill(self.ours, names),
+                _fill(self.source, names),
+                _fill(self.target, names),
                 self.pattern,
                 take=take,
                 tied=tied,
@@ -153,51 +153,51 @@ class Row:
             )
 
     def rearrangement(self, n_dims: int) -> Rearrangement:
-        """What the row does to a tensor. Rows that differ in names only share it."""
+        """The rearrangement that the row does; rows that differ only in their names share it."""
         unchanged = " ".join(f"dim{dim}" for dim in range(n_dims))
         return _rearrangement(self.pattern or f"{unchanged} -> {unchanged}", self._parts, self._given)
 
-    def sizes(self, theirs: Sequence[int] | None, ours: Sequence[int] | None = None) -> dict[str, int]:
+    def sizes(self, source: Sequence[int] | None, target: Sequence[int] | None = None) -> dict[str, int]:
         """Axis -> size in the checkpoint's tensor, from the sizes given and the shapes (one of them may be None).
 
         Raises:
             ValueError: the shapes do not fit the pattern or each other, or a size does not follow from them.
         """
-        n_dims = len((theirs if ours is None else ours) or ())
+        n_dims = len((source if target is None else target) or ())
         try:
-            return self.rearrangement(n_dims).sizes(theirs, ours)
+            return self.rearrangement(n_dims).sizes(source, target)
         except ValueError as error:
             given = "".join(f", {axis}={size}" for axis, size in self.axes.items())
             raise ValueError(f"{self}{given}: {error}") from None
 
-    def their_shape(self, ours: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the checkpoint's tensor, given that of our parameter.
+    def source_shape(self, target: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the checkpoint's tensor, given that of the parameter.
 
         Raises:
-            ValueError: it does not follow from our shape and the sizes given.
+            ValueError: it does not follow from that shape and the sizes given.
         """
-        return self.rearrangement(len(ours)).their_shape(self.sizes(None, ours))
+        return self.rearrangement(len(target)).source_shape(self.sizes(None, target))
 
-    def to_ours(self, theirs: Tensor, shape: Sequence[int] | None = None) -> Tensor:
-        """Our parameter from the checkpoint's tensor: a view where torch can make one. `shape`: ours, if it is known.
+    def to_target(self, source: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+        """The parameter, of shape `shape` if given, from the checkpoint's tensor: a view where torch can make one.
 
         Raises:
             ValueError: the tensor's shape does not fit the pattern, the sizes or `shape`.
         """
-        return self.rearrangement(theirs.ndim).to_ours(theirs, self.sizes(theirs.shape, shape))
+        return self.rearrangement(source.ndim).to_target(source, self.sizes(source.shape, shape))
 
-    def to_theirs(self, ours: Tensor) -> Tensor:
-        """The checkpoint's tensor from our parameter, if the row takes all of it: a view where torch can make one."""
-        return self.rearrangement(ours.ndim).from_ours(ours, self.sizes(None, ours.shape))
+    def to_source(self, target: Tensor) -> Tensor:
+        """The checkpoint's tensor from the parameter, if the row takes all of it: a view where torch can make one."""
+        return self.rearrangement(target.ndim).from_target(target, self.sizes(None, target.shape))
 
-    def write(self, ours: Tensor, theirs: Tensor) -> None:
-        """Copy our parameter into its place in the checkpoint's tensor.
+    def write(self, target: Tensor, source: Tensor) -> None:
+        """Copies the parameter into its place in the checkpoint's tensor.
 
         Raises:
             ValueError: the two shapes do not fit.
         """
-        how, sizes = self.rearrangement(ours.ndim), self.sizes(theirs.shape, ours.shape)
-        how.part(theirs, sizes).copy_(how.from_ours(ours, sizes))
+        how, sizes = self.rearrangement(target.ndim), self.sizes(source.shape, target.shape)
+        how.part(source, sizes).copy_(how.from_target(target, sizes))
 
     @property
     def partial_dims(self) -> set[int]:
@@ -216,7 +216,7 @@ def expand(rows: Iterable[Row], **ranges: Axis) -> list[Row]:
 
     >>> from hooked_lm.weights.rows import Row, expand
     >>> rows = [Row("h.{l}.qkv.bias", "blocks.{l}.b_{qkv}", "(qkv n h) -> n h", qkv="QKV")]
-    >>> [(row.theirs, row.ours, row.take) for row in expand(rows, l=12)][-2:]
+    >>> [(row.source, row.target, row.take) for row in expand(rows, l=12)][-2:]
     [('h.11.qkv.bias', 'blocks.11.b_K', {'qkv': 1}), ('h.11.qkv.bias', 'blocks.11.b_V', {'qkv': 2})]
     """
     return [concrete for row in rows for concrete in row.expand(ranges)]
@@ -226,8 +226,8 @@ def unprefixed(rows: Iterable[Row], prefix: str) -> list[Row]:
     """The rows for a checkpoint whose names lack `prefix`, such as `"transformer."` in that of a base model."""
     return [
         Row(
-            row.theirs.removeprefix(prefix),
-            row.ours,
+            row.source.removeprefix(prefix),
+            row.target,
             row.pattern,
             take=row.take,
             tied=row.tied and row.tied.removeprefix(prefix),
@@ -237,8 +237,8 @@ def unprefixed(rows: Iterable[Row], prefix: str) -> list[Row]:
     ]
 
 
-def check_coverage(rows: Sequence[Row], our_shapes: Sequence[Sequence[int]], their_shape: Sequence[int]) -> None:
-    """Check that the rows of one tensor take every element of it exactly once.
+def check_coverage(rows: Sequence[Row], target_shapes: Sequence[Sequence[int]], source_shape: Sequence[int]) -> None:
+    """Checks that the rows of one tensor take every element of it exactly once.
 
     Raises:
         ValueError: an element is taken twice, or by no row.
@@ -247,18 +247,18 @@ def check_coverage(rows: Sequence[Row], our_shapes: Sequence[Sequence[int]], the
     if len(rows) == 1 and not partial:
         return
     # Dimensions of which no row takes a part have one element in the mask, so it stays small.
-    taken = torch.zeros([size if dim in partial else 1 for dim, size in enumerate(their_shape)], dtype=torch.bool)
-    for row, shape in zip(rows, our_shapes, strict=True):
-        how, sizes = row.rearrangement(len(their_shape)), row.sizes(their_shape, shape)
+    taken = torch.zeros([size if dim in partial else 1 for dim, size in enumerate(source_shape)], dtype=torch.bool)
+    for row, shape in zip(rows, target_shapes, strict=True):
+        how, sizes = row.rearrangement(len(source_shape)), row.sizes(source_shape, shape)
         shrunk = {axis for dim, group in enumerate(how.left) if dim not in partial for axis in group}
         part = how.part(taken, {axis: 1 if axis in shrunk else size for axis, size in sizes.items()})
         if part.any():
-            raise ValueError(f"{row}: takes elements of {row.theirs!r} that another row takes too")
+            raise ValueError(f"{row}: takes elements of {row.source!r} that another row takes too")
         part.fill_(True)
     if not taken.all():
         share = 1 - taken.float().mean().item()
-        fillers = quoted(row.ours for row in rows)
-        raise ValueError(f"{share:.0%} of {rows[0].theirs!r} {list(their_shape)} is taken by no row: only {fillers}")
+        fillers = quoted(row.target for row in rows)
+        raise ValueError(f"{share:.0%} of {rows[0].source!r} {list(source_shape)} is taken by no row: only {fillers}")
 
 
 def placeholders(name: str) -> set[str]:

@@ -80,7 +80,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
 
 def open_checkpoint(path: str | os.PathLike[str], *, mmap: bool = True) -> Checkpoint:
-    """Open a checkpoint: a directory, a file of tensors, or the index of a sharded one.
+    """Opens a checkpoint: a directory, a file of tensors, or the index of a sharded one.
 
     In a directory, the first that exists of `model.safetensors`, `model.safetensors.index.json`, `pytorch_model.bin` and
     `pytorch_model.bin.index.json` is opened. Files other than safetensors are loaded with `weights_only=True`: a file that

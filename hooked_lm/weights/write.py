@@ -1,11 +1,10 @@
-"""Write a safetensors file one tensor at a time."""
+"""Writes safetensors files one tensor at a time."""
 
 import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +35,7 @@ class Planned:
 
 
 def write_safetensors(tensors: Mapping[str, Planned], path: Path) -> None:
-    """Write a new file with these tensors. Only one of them is in memory at a time.
+    """Writes a new file with these tensors. Only one of them is in memory at a time.
 
     Raises:
         ValueError: safetensors files have no such dtype, or `make` returned another shape or dtype than announced.
@@ -52,9 +51,8 @@ def write_safetensors(tensors: Mapping[str, Planned], path: Path) -> None:
     """
     if unknown := {tensor.dtype for tensor in tensors.values()} - DTYPES.keys():
         raise ValueError(f"safetensors files cannot hold {', '.join(map(str, unknown))}")
-    names = sorted(
-        tensors, key=lambda name: (-tensors[name].dtype.itemsize, name)
-    )  # so each begins at a multiple of its item size
+    # the largest items first, so each tensor begins at a multiple of its item size
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in names:
@@ -69,10 +67,10 @@ def write_safetensors(tensors: Mapping[str, Planned], path: Path) -> None:
             file.write(_bytes(name, tensors[name]))
 
 
-def _bytes(name: str, planned: Planned) -> Any:
+def _bytes(name: str, planned: Planned) -> memoryview:
     tensor = planned.make().detach()
     if tuple(tensor.shape) != planned.shape or tensor.dtype != planned.dtype:
         raise ValueError(
             f"{name!r}: expected {planned.dtype} {list(planned.shape)}, got {tensor.dtype} {list(tensor.shape)}"
         )
-    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

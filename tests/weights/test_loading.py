@@ -56,24 +56,24 @@ def same(a, b):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_load_then_export_returns_every_bit(dtype):
-    model, theirs = Model(), tensors(dtype)
-    theirs["t.wte.weight"][0, :2] = torch.tensor([float("nan"), -0.0])
-    load(model, theirs, rows())
+    model, source = Model(), tensors(dtype)
+    source["t.wte.weight"][0, :2] = torch.tensor([float("nan"), -0.0])
+    load(model, source, rows())
     assert model.W_E.dtype == dtype
     assert model.W_E.device.type == "cpu"
     back = export(model, rows())
-    assert back.keys() == theirs.keys()
-    for name in theirs:
-        assert torch.equal(back[name].view(torch.uint8), theirs[name].view(torch.uint8)), name
-    assert torch.equal(export(model, rows(), write_tied=True)["lm_head.weight"][1:], theirs["t.wte.weight"][1:])
+    assert back.keys() == source.keys()
+    for name in source:
+        assert torch.equal(back[name].view(torch.uint8), source[name].view(torch.uint8)), name
+    assert torch.equal(export(model, rows(), write_tied=True)["lm_head.weight"][1:], source["t.wte.weight"][1:])
 
 
 def test_a_wrong_row_exports_bit_for_bit_but_loads_other_weights():
-    theirs, right, wrong = tensors(), Model(), Model()
+    source, right, wrong = tensors(), Model(), Model()
     twisted = [
         Row(
-            r.theirs,
-            r.ours,
+            r.source,
+            r.target,
             r.pattern and r.pattern.replace("(qkv n h)", "(n qkv h)"),
             take=r.take,
             tied=r.tied,
@@ -81,37 +81,37 @@ def test_a_wrong_row_exports_bit_for_bit_but_loads_other_weights():
         )
         for r in rows()
     ]
-    load(right, theirs, rows())
-    load(wrong, theirs, twisted)
-    assert same(export(wrong, twisted), theirs)
+    load(right, source, rows())
+    load(wrong, source, twisted)
+    assert same(export(wrong, twisted), source)
     assert not torch.equal(right.blocks[0].W_Q, wrong.blocks[0].W_Q)
 
 
 def test_parameters_are_views_unless_something_changes():
-    model, theirs = Model(), tensors()
-    load(model, theirs, rows())
-    assert model.W_E.data_ptr() == theirs["t.wte.weight"].data_ptr()
+    model, source = Model(), tensors()
+    load(model, source, rows())
+    assert model.W_E.data_ptr() == source["t.wte.weight"].data_ptr()
     storages = {getattr(model.blocks[1], f"W_{x}").untyped_storage().data_ptr() for x in "QKV"}
-    assert storages == {theirs["t.h.1.qkv"].data_ptr()}
-    kept = {name: tensor.clone() for name, tensor in theirs.items()}
-    load(model, theirs, rows(), copy=True)
+    assert storages == {source["t.h.1.qkv"].data_ptr()}
+    kept = {name: tensor.clone() for name, tensor in source.items()}
+    load(model, source, rows(), copy=True)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    assert same(theirs, kept)
+    assert same(source, kept)
 
 
 def test_conversion_keeps_the_order_of_the_strides_and_integers():
-    model, theirs = Model(), tensors()
+    model, source = Model(), tensors()
     model.blocks[0].scale = torch.zeros(1, dtype=torch.int64, device="meta")
-    theirs["t.h.0.scale"] = torch.tensor([5])
-    load(model, theirs, rows(), dtype=torch.float64)
+    source["t.h.0.scale"] = torch.tensor([5])
+    load(model, source, rows(), dtype=torch.float64)
     query = model.blocks[0].W_Q
     assert query.dtype == torch.float64
     assert model.blocks[0].scale.dtype == torch.int64
     assert query.stride() == (H, N * H, 1)
     assert query.untyped_storage().nbytes() == 8 * query.numel()
-    load(model, theirs, rows(), device="meta")
+    load(model, source, rows(), device="meta")
     assert model.W_E.is_meta
     assert model.W_E.dtype == torch.float32
 
@@ -129,28 +129,28 @@ def test_parameters_stay_parameters_and_buffers_that_are_not_persistent_stay_unc
 
 
 def test_tied_weights_are_equal_but_independent():
-    model, theirs = Model(), tensors()
-    load(model, theirs, rows())
+    model, source = Model(), tensors()
+    load(model, source, rows())
     assert torch.equal(model.W_U, model.W_E.T)
     with torch.no_grad():
         model.W_U.add_(1.0)
-    assert torch.equal(model.W_E, theirs["t.wte.weight"])
+    assert torch.equal(model.W_E, source["t.wte.weight"])
     assert not torch.equal(model.W_U, model.W_E.T)
     with pytest.raises(ValueError, match="'W_U' no longer equals the weight that the checkpoint ties"):
         export(model, rows())
 
 
 def test_a_tied_tensor_in_the_file_must_be_equal():
-    model, theirs = Model(), tensors()
-    theirs["lm_head.weight"] = theirs["t.wte.weight"]  # two names of the same memory, as in many pickles
-    load(model, theirs, rows())
+    model, source = Model(), tensors()
+    source["lm_head.weight"] = source["t.wte.weight"]  # two names of the same memory, as in many pickles
+    load(model, source, rows())
     assert model.W_U.data_ptr() != model.W_E.data_ptr()
-    theirs["lm_head.weight"] = theirs["t.wte.weight"] + 1
+    source["lm_head.weight"] = source["t.wte.weight"] + 1
     with pytest.raises(ValueError, match=r"'lm_head.weight' differs from 't.wte.weight'"):
-        load(Model(), theirs, rows())
-    theirs.pop("t.wte.weight")
+        load(Model(), source, rows())
+    source.pop("t.wte.weight")
     with pytest.raises(ValueError, match=r"no tensor 't.wte.weight'"):
-        load(Model(), theirs, rows())
+        load(Model(), source, rows())
 
 
 def test_two_names_of_the_same_memory_become_two_parameters():
@@ -170,12 +170,12 @@ def test_names_with_or_without_the_prefix():
         load(model, {**bare, "t.h.1.scale": bare.pop("h.1.scale")}, rows(), prefix="t.", ignore=["*.mask"])
 
 
-def fused_too_short(theirs):
-    theirs["t.h.1.qkv"] = theirs["t.h.1.qkv"][:, :-1]
+def fused_too_short(source):
+    source["t.h.1.qkv"] = source["t.h.1.qkv"][:, :-1]
 
 
-def transposed(theirs):
-    theirs["t.wte.weight"] = theirs["t.wte.weight"].T
+def transposed(source):
+    source["t.wte.weight"] = source["t.wte.weight"].T
 
 
 BAD = {
@@ -188,12 +188,12 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_checkpoint_that_does_not_fit_changes_nothing(case):
-    model, theirs = Model("cpu"), tensors()
+    model, source = Model("cpu"), tensors()
     before, values = dict(model.named_parameters()), copy.deepcopy(model.state_dict())
     spoil, message = BAD[case]
-    spoil(theirs)
+    spoil(source)
     with pytest.raises(ValueError, match=message):
-        load(model, theirs, rows())
+        load(model, source, rows())
     assert all(before[name] is parameter for name, parameter in model.named_parameters())
     assert same(model.state_dict(), values)
 
@@ -201,7 +201,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(case):
 class Breaks(Row):
     """A row whose shapes fit, and that fails when its tensor is read."""
 
-    def to_ours(self, theirs, shape=None):
+    def to_target(self, source, shape=None):
         raise OSError("the disk is gone")
 
 
@@ -210,7 +210,7 @@ def test_an_error_while_loading_changes_nothing(position):
     model, chosen = Model("cpu"), rows()
     before, values = dict(model.named_parameters()), copy.deepcopy(model.state_dict())
     row = chosen[position]
-    chosen[position] = Breaks(row.theirs, row.ours, row.pattern, take=row.take, tied=row.tied, **row.axes)
+    chosen[position] = Breaks(row.source, row.target, row.pattern, take=row.take, tied=row.tied, **row.axes)
     with pytest.raises(OSError, match="disk"):
         load(model, tensors(), chosen)
     assert all(before[name] is parameter for name, parameter in model.named_parameters())
@@ -218,26 +218,26 @@ def test_an_error_while_loading_changes_nothing(position):
 
 
 def test_rows_that_do_not_fit_the_model_are_named():
-    theirs = tensors()
+    source = tensors()
     complete = rows()
-    without_K = [row for row in complete if row.ours != "blocks.0.W_K"]
+    without_K = [row for row in complete if row.target != "blocks.0.W_K"]
     with pytest.raises(ValueError, match=r"(?s)no row for 'blocks.0.W_K'.*33% of 't.h.0.qkv' .* taken by no row"):
-        load(Model(), theirs, without_K)
+        load(Model(), source, without_K)
     with pytest.raises(ValueError, match=r"no row for 'blocks.0.W_K'"):
         export(Model("cpu"), without_K)
     with pytest.raises(ValueError, match=r"no 'blocks.0.W_KK' .did you mean 'blocks.0.W_K'"):
         load(
             Model(),
-            theirs,
+            source,
             [*without_K, Row("t.h.0.qkv", "blocks.0.W_KK", "m (x n h) -> n m h", x=3, take={"x": 1})],
         )
     with pytest.raises(ValueError, match="two rows fill 'W_E'"):
-        load(Model(), theirs, [*complete, Row("t.wte.weight", "W_E")])
+        load(Model(), source, [*complete, Row("t.wte.weight", "W_E")])
     with pytest.raises(ValueError, match=r"still has l: call expand"):
-        load(Model(), theirs, [Row("t.h.{l}.scale", "blocks.{l}.scale")])
-    twice = [row for row in complete if row.ours != "W_U"] + [Row("t.wte.weight", "W_U", "v m -> m v")]
+        load(Model(), source, [Row("t.h.{l}.scale", "blocks.{l}.scale")])
+    twice = [row for row in complete if row.target != "W_U"] + [Row("t.wte.weight", "W_U", "v m -> m v")]
     with pytest.raises(ValueError, match="another row takes too"):
-        load(Model(), theirs, twice)
+        load(Model(), source, twice)
     with pytest.raises(ValueError, match="another row takes too"):
         export(Model("cpu"), twice)
 
@@ -252,9 +252,9 @@ def test_export_refuses_parts_of_different_dtypes():
 
 def test_an_optimiser_step_writes_each_weight_once():
     mapped, plain = Model(), Model()
-    theirs = tensors()
-    load(mapped, theirs, rows())
-    load(plain, theirs, rows(), copy=True)
+    source = tensors()
+    load(mapped, source, rows())
+    load(plain, source, rows(), copy=True)
     for model in (mapped, plain):
         model.W_U.requires_grad_(True)
         optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -298,7 +298,7 @@ def test_integers_are_refused_for_floating_point_parameters() -> None:
 
 def test_own_dtype_keeps_the_dtype_of_the_model() -> None:
     model = nn.ParameterDict({name: nn.Parameter(torch.empty(3, device="meta")) for name in ("narrow", "wide")})
-    theirs = {"a": torch.rand(3), "b": torch.rand(3)}
-    load(model, theirs, [Row("a", "narrow"), Row("b", "wide")], dtype=torch.bfloat16, own_dtype=["wide"])
+    source = {"a": torch.rand(3), "b": torch.rand(3)}
+    load(model, source, [Row("a", "narrow"), Row("b", "wide")], dtype=torch.bfloat16, own_dtype=["wide"])
     assert model["narrow"].dtype == torch.bfloat16
-    assert torch.equal(model["wide"], theirs["b"])
+    assert torch.equal(model["wide"], source["b"])

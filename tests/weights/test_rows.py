@@ -47,7 +47,7 @@ def mappings(draw):
     return left, right, sizes, cut, labels
 
 
-def their_tensor(left, sizes):
+def source_tensor(left, sizes):
     """Different numbers, so that the position of each element can be checked."""
     elements = prod(sizes.values())
     names = [axis for axis in left if axis in sizes]
@@ -57,14 +57,14 @@ def their_tensor(left, sizes):
 
 def row_of(left, right, sizes, cut, labels):
     axes = {**sizes, cut: labels} if cut else sizes
-    return expand([Row("w", f"our_{{{cut}}}" if cut else "our", f"{left} -> {right}", **axes)])
+    return expand([Row("w", f"target_{{{cut}}}" if cut else "target", f"{left} -> {right}", **axes)])
 
 
 @given(mappings())
 @settings(deadline=None, max_examples=200)
 def test_reading_is_einops_on_the_part(mapping):
     left, right, sizes, cut, labels = mapping
-    theirs, names, flat = their_tensor(left, sizes)
+    source, names, flat = source_tensor(left, sizes)
     start = 0
     for index, row in enumerate(row_of(*mapping)):
         if isinstance(labels, dict):
@@ -81,23 +81,23 @@ def test_reading_is_einops_on_the_part(mapping):
             expected = part.reshape([1] * len(right.split()))
         else:
             expected = einops.rearrange(part, f"{' '.join(left_axes)} -> {right}", **extents)
-        assert torch.equal(row.to_ours(theirs), expected)
+        assert torch.equal(row.to_target(source), expected)
 
 
 @given(mappings(), st.randoms())
 @settings(deadline=None, max_examples=200)
 def test_writing_all_parts_in_any_order_restores_the_tensor(mapping, random):
-    theirs, _, _ = their_tensor(mapping[0], mapping[2])
+    source, _, _ = source_tensor(mapping[0], mapping[2])
     rows = row_of(*mapping)
-    parts = [row.to_ours(theirs).clone() for row in rows]
-    check_coverage(rows, [part.shape for part in parts], theirs.shape)
-    back = torch.full_like(theirs, -1)
+    parts = [row.to_target(source).clone() for row in rows]
+    check_coverage(rows, [part.shape for part in parts], source.shape)
+    back = torch.full_like(source, -1)
     for row, part in random.sample(list(zip(rows, parts, strict=True)), len(rows)):
-        assert row.their_shape(part.shape) == theirs.shape
+        assert row.source_shape(part.shape) == source.shape
         row.write(part, back)
-    assert torch.equal(back, theirs)
+    assert torch.equal(back, source)
     if mapping[3] is None:
-        assert torch.equal(rows[0].to_theirs(parts[0]), theirs)
+        assert torch.equal(rows[0].to_source(parts[0]), source)
 
 
 @given(mappings(), st.data())
@@ -105,18 +105,18 @@ def test_writing_all_parts_in_any_order_restores_the_tensor(mapping, random):
 def test_a_part_that_no_row_or_two_rows_take_is_refused(mapping, data):
     rows = row_of(*mapping)
     assume(mapping[3] is not None)
-    theirs, _, _ = their_tensor(mapping[0], mapping[2])
-    shapes = [row.to_ours(theirs).shape for row in rows]
+    source, _, _ = source_tensor(mapping[0], mapping[2])
+    shapes = [row.to_target(source).shape for row in rows]
     chosen = data.draw(st.integers(0, len(rows) - 1))
     with pytest.raises(ValueError, match="another row takes too"):
-        check_coverage([*rows, rows[chosen]], [*shapes, shapes[chosen]], theirs.shape)
+        check_coverage([*rows, rows[chosen]], [*shapes, shapes[chosen]], source.shape)
     if len(rows) > 1:
         del rows[chosen], shapes[chosen]
         with pytest.raises(ValueError, match="taken by no row"):
-            check_coverage(rows, shapes, theirs.shape)
+            check_coverage(rows, shapes, source.shape)
 
 
-def our_parts(right, sizes, cut, labels):
+def target_parts(right, sizes, cut, labels):
     """For each row the groups of its parameter, and the size in it of each axis."""
     groups = [group.strip("()").split() for group in re.findall(r"\([^)]*\)|\S+", right)]
     groups = [[axis for axis in group if axis != "1"] for group in groups]
@@ -134,41 +134,41 @@ def is_mergeable(group, extents, strides):
 @settings(deadline=None, max_examples=200)
 def test_load_then_export_is_the_identity_and_loading_copies_only_what_cannot_be_a_view(mapping, random):
     left, right, sizes, cut, labels = mapping
-    theirs, names, _ = their_tensor(left, sizes)
-    layout = random.sample(range(theirs.ndim), theirs.ndim)  # the order of the dimensions in memory
-    theirs = theirs.double().permute(layout).contiguous().permute([layout.index(dim) for dim in range(theirs.ndim)])
-    strides = dict(zip(names, theirs.view([sizes[axis] for axis in names]).stride(), strict=True))
-    rows, parts = row_of(*mapping), our_parts(right, sizes, cut, labels)
+    source, names, _ = source_tensor(left, sizes)
+    layout = random.sample(range(source.ndim), source.ndim)  # the order of the dimensions in memory
+    source = source.double().permute(layout).contiguous().permute([layout.index(dim) for dim in range(source.ndim)])
+    strides = dict(zip(names, source.view([sizes[axis] for axis in names]).stride(), strict=True))
+    rows, parts = row_of(*mapping), target_parts(right, sizes, cut, labels)
     model = nn.Module()
     for row, (groups, extents) in zip(rows, parts, strict=True):
         shape = [prod(extents[axis] for axis in group) for group in groups]
-        model.register_parameter(row.ours, nn.Parameter(torch.empty(shape, device="meta")))
-    load(model, {"w": theirs}, rows)
+        model.register_parameter(row.target, nn.Parameter(torch.empty(shape, device="meta")))
+    load(model, {"w": source}, rows)
     for row, (groups, extents) in zip(rows, parts, strict=True):
-        parameter = model.get_parameter(row.ours)
-        shares_memory = parameter.untyped_storage().data_ptr() == theirs.untyped_storage().data_ptr()
+        parameter = model.get_parameter(row.target)
+        shares_memory = parameter.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
         assert shares_memory == all(is_mergeable(group, extents, strides) for group in groups)
     back = export(model, rows)["w"]
-    assert torch.equal(back, theirs)
+    assert torch.equal(back, source)
     if cut is None and shares_memory:
-        assert back.data_ptr() == theirs.data_ptr()
+        assert back.data_ptr() == source.data_ptr()
 
 
 def test_another_way_back_is_not_the_identity_and_merging_distant_axes_copies():
-    theirs, model = torch.arange(72.0).view(12, 6), nn.Linear(4, 18, bias=False)
-    load(model, {"w": theirs}, [Row("w", "weight", "(n h) m -> (n m) h", n=3)])
-    assert model.weight.untyped_storage().data_ptr() != theirs.untyped_storage().data_ptr()
-    assert torch.equal(export(model, [Row("w", "weight", "(n h) m -> (n m) h", n=3)])["w"], theirs)
-    assert not torch.equal(export(model, [Row("w", "weight", "(h n) m -> (n m) h", n=3)])["w"], theirs)
+    source, model = torch.arange(72.0).view(12, 6), nn.Linear(4, 18, bias=False)
+    load(model, {"w": source}, [Row("w", "weight", "(n h) m -> (n m) h", n=3)])
+    assert model.weight.untyped_storage().data_ptr() != source.untyped_storage().data_ptr()
+    assert torch.equal(export(model, [Row("w", "weight", "(n h) m -> (n m) h", n=3)])["w"], source)
+    assert not torch.equal(export(model, [Row("w", "weight", "(h n) m -> (n m) h", n=3)])["w"], source)
 
 
 def test_a_wrong_permutation_gives_another_tensor():
     square = torch.arange(16 * 16.0).view(16, 16)
-    right = Row("w", "W", "(n h) m -> n m h", n=4).to_ours(square)
-    heads_inside = Row("w", "W", "(h n) m -> n m h", n=4).to_ours(square)
+    right = Row("w", "W", "(n h) m -> n m h", n=4).to_target(square)
+    heads_inside = Row("w", "W", "(h n) m -> n m h", n=4).to_target(square)
     fused = torch.arange(6 * 12.0).view(6, 12)
-    gpt2 = Row("w", "W", "m (qkv n h) -> n m h", take={"qkv": 0}, qkv=3, n=2).to_ours(fused)
-    neox = Row("w", "W", "m (n qkv h) -> n m h", take={"qkv": 0}, qkv=3, n=2).to_ours(fused)
+    gpt2 = Row("w", "W", "m (qkv n h) -> n m h", take={"qkv": 0}, qkv=3, n=2).to_target(fused)
+    neox = Row("w", "W", "m (n qkv h) -> n m h", take={"qkv": 0}, qkv=3, n=2).to_target(fused)
     assert right.shape == heads_inside.shape
     assert not torch.equal(right, heads_inside)
     assert gpt2.shape == neox.shape
@@ -188,15 +188,15 @@ def test_a_wrong_permutation_gives_another_tensor():
     ],
 )
 def test_the_usual_weights_are_views(pattern, shape, axes):
-    theirs = torch.randn(shape)
-    ours = Row("w", "W", pattern, **axes).to_ours(theirs)
-    ours.fill_(7.0)
-    assert (theirs == 7.0).sum() == ours.numel()
-    assert 0 <= ours.data_ptr() - theirs.data_ptr() < theirs.nbytes
+    source = torch.randn(shape)
+    target = Row("w", "W", pattern, **axes).to_target(source)
+    target.fill_(7.0)
+    assert (source == 7.0).sum() == target.numel()
+    assert 0 <= target.data_ptr() - source.data_ptr() < source.nbytes
 
 
 def test_a_query_weight_is_multiplied_without_a_copy():
-    W_Q = Row("q", "W_Q", "(n h) m -> n m h").to_ours(torch.randn(12, 6), (3, 6, 4))
+    W_Q = Row("q", "W_Q", "(n h) m -> n m h").to_target(torch.randn(12, 6), (3, 6, 4))
     assert W_Q.shape == (3, 6, 4)
     assert W_Q.transpose(1, 2).flatten(0, 1).data_ptr() == W_Q.data_ptr()
 
@@ -210,27 +210,27 @@ def test_expand_makes_a_row_for_each_placeholder_and_part():
         Row("lm_head", "W_U", "v m -> m v", tied="wte"),
     ]
     out = expand(rows, l=2, e=2)
-    names = [(row.theirs, row.ours) for row in out]
+    names = [(row.source, row.target) for row in out]
     assert names[:3] == [("h.0.c_attn.bias", f"blocks.0.attn.b_{x}") for x in "QKV"]
-    assert [(r.ours, r.take) for r in out if "qkv.weight" in r.theirs] == [
+    assert [(r.target, r.take) for r in out if "qkv.weight" in r.source] == [
         ("blocks.1.W_Q", {"x": slice(0, 4)}),
         ("blocks.1.W_K", {"x": slice(4, 5)}),
         ("blocks.1.W_V", {"x": slice(5, 6)}),
     ]
     assert ("h.1.w0", "blocks.1.experts.0.W") in names
-    packed = [r for r in out if r.ours == "blocks.0.experts.1.W_in"]
+    packed = [r for r in out if r.target == "blocks.0.experts.1.W_in"]
     assert len(packed) == 1
     assert packed[0].take == {"e": 1, "part": 1}
     assert packed[0].axes == {"e": 2, "part": 2}
     assert len(out) == 6 + 3 + 4 + 8 + 1
-    assert len({row.ours for row in out}) == len(out)
+    assert len({row.target for row in out}) == len(out)
     with pytest.raises(ValueError, match="no range for the placeholder 'l'"):
         expand(rows)
 
 
 def test_unprefixed_strips_the_names_of_the_checkpoint_only():
     (row,) = unprefixed([Row("model.head", "model.U", tied="model.embed")], "model.")
-    assert (row.theirs, row.tied, row.ours) == ("head", "embed", "model.U")
+    assert (row.source, row.tied, row.target) == ("head", "embed", "model.U")
 
 
 @pytest.mark.parametrize(
@@ -251,29 +251,29 @@ def test_unprefixed_strips_the_names_of_the_checkpoint_only():
         ({"pattern": "n m -> n m", "take": {"m": slice(0, 4, 2)}}, "no step"),
         ({"pattern": "n m -> n m", "k": 3}, "'k' is neither an axis"),
         ({"pattern": "n m -> m", "n": "QKV", "take": {"n": 0}}, "has labels"),
-        ({"ours": "W_{x}"}, "placeholder 'x'"),
+        ({"target": "W_{x}"}, "placeholder 'x'"),
     ],
 )
 def test_a_malformed_row_is_refused_when_it_is_made(arguments, message):
     with pytest.raises(ValueError, match=message):
-        Row(**{"theirs": "w", "ours": "W", **arguments})
+        Row(**{"source": "w", "target": "W", **arguments})
 
 
 def test_the_error_of_a_wrong_shape_names_row_pattern_and_shapes():
     row = Row("q_proj.weight", "attn.W_Q", "(n h) m -> n m h", h=4)
     with pytest.raises(ValueError, match="the shapes do not fit") as caught:
-        row.to_ours(torch.zeros(13, 6), (3, 6, 4))
+        row.to_target(torch.zeros(13, 6), (3, 6, 4))
     for word in ("q_proj.weight", "attn.W_Q", "(n h) m -> n m h", "[12, 6]", "[13, 6]", "[3, 6, 4]"):
         assert word in str(caught.value)
     with pytest.raises(ValueError, match=r"expected \[n\*h, m\], got \[12\]"):
-        row.to_ours(torch.zeros(12))
+        row.to_target(torch.zeros(12))
     with pytest.raises(ValueError, match=r"expected \[2, 3\], got \[3, 2\]"):
-        Row("w", "W").to_ours(torch.zeros(3, 2), (2, 3))
+        Row("w", "W").to_target(torch.zeros(3, 2), (2, 3))
     with pytest.raises(ValueError, match="the size of 'h', 'n' does not follow"):
-        Row("w", "W", "(n h) -> n h").to_ours(torch.zeros(12))
+        Row("w", "W", "(n h) -> n h").to_target(torch.zeros(12))
     with pytest.raises(ValueError, match="outside the 3 of the axis"):
-        Row("w", "W", "(x h) -> x h", x=3, take={"x": slice(2, 4)}).to_ours(torch.zeros(12))
+        Row("w", "W", "(x h) -> x h", x=3, take={"x": slice(2, 4)}).to_target(torch.zeros(12))
     with pytest.raises(ValueError, match="does not follow"):
-        Row("w", "W", "(x h) -> h", take={"x": 0}).their_shape((4,))
+        Row("w", "W", "(x h) -> h", take={"x": 0}).source_shape((4,))
     with pytest.raises(ValueError, match="do not fit"):
         row.write(torch.zeros(3, 4, 6), torch.zeros(12, 6))

@@ -21,7 +21,7 @@ from hooked_lm.weights import Row
 
 PREFIX = "model."
 IGNORED = ("*.version",)
-# training options, and old flags for what each family does in any case
+# training options, and old flags without effect
 NO_EFFECT = (
     *GENERATION,
     *("init_std", "*_layerdrop", "replacing_rate", "save_step", "student_*", "num_hidden_layers"),
@@ -111,9 +111,9 @@ def outer_rows(tree: EncoderDecoderConfig) -> list[Row]:
     return [
         *embeds,
         *(
-            Row(f"model.{side}.{theirs}.{weight}", f"{side}_{ours}.{weight[0]}")
+            Row(f"model.{side}.{source}.{weight}", f"{side}_{target}.{weight[0]}")
             for side in sides
-            for theirs, ours in norms.items()
+            for source, target in norms.items()
             for weight in ("weight", "bias")
         ),
         Row("model.encoder.embed_positions.weight", "pos_embed.W_pos"),
@@ -124,33 +124,33 @@ def outer_rows(tree: EncoderDecoderConfig) -> list[Row]:
 
 
 def layer_rows(side: str, names: dict[str, str], n_layers: int) -> list[Row]:
-    """Rows of the encoder's or decoder's layers; `names` maps HF names of attentions and norms to ours."""
-    theirs, ours, layers = f"model.{side}.layers.{{i}}.", f"{side}.{{i}}.", range(n_layers)
+    """Rows of the encoder's or decoder's layers; `names` maps HF names of attentions and norms to names of the model."""
+    source, target, layers = f"model.{side}.layers.{{i}}.", f"{side}.{{i}}.", range(n_layers)
     found = []
-    for their_name, our_name in names.items():
-        part_rows = norm_rows if our_name.startswith("ln") else attention_rows
-        found += part_rows(f"{theirs}{their_name}.", f"{ours}{our_name}.", layers)
+    for source_name, target_name in names.items():
+        part_rows = norm_rows if target_name.startswith("ln") else attention_rows
+        found += part_rows(f"{source}{source_name}.", f"{target}{target_name}.", layers)
     return [
         *found,
-        Row(theirs + "fc1.weight", ours + "mlp.W_in", "f m -> m f", i=layers),
-        Row(theirs + "fc1.bias", ours + "mlp.b_in", i=layers),
-        Row(theirs + "fc2.weight", ours + "mlp.W_out", "m f -> f m", i=layers),
-        Row(theirs + "fc2.bias", ours + "mlp.b_out", i=layers),
+        Row(source + "fc1.weight", target + "mlp.W_in", "f m -> m f", i=layers),
+        Row(source + "fc1.bias", target + "mlp.b_in", i=layers),
+        Row(source + "fc2.weight", target + "mlp.W_out", "m f -> f m", i=layers),
+        Row(source + "fc2.bias", target + "mlp.b_out", i=layers),
     ]
 
 
-def norm_rows(theirs: str, ours: str, layers: range) -> list[Row]:
+def norm_rows(source: str, target: str, layers: range) -> list[Row]:
     """Rows of one norm of each layer."""
-    return [Row(theirs + "weight", ours + "w", i=layers), Row(theirs + "bias", ours + "b", i=layers)]
+    return [Row(source + "weight", target + "w", i=layers), Row(source + "bias", target + "b", i=layers)]
 
 
-def attention_rows(theirs: str, ours: str, layers: range) -> list[Row]:
+def attention_rows(source: str, target: str, layers: range) -> list[Row]:
     """Rows of self-attention or cross-attention of each layer."""
     return [
-        *(Row(f"{theirs}{x}_proj.weight", f"{ours}W_{x.upper()}", "(n h) m -> n m h", i=layers) for x in "qkv"),
-        *(Row(f"{theirs}{x}_proj.bias", f"{ours}b_{x.upper()}", "(n h) -> n h", i=layers) for x in "qkv"),
-        Row(theirs + "out_proj.weight", ours + "W_O", "m (n h) -> n h m", i=layers),
-        Row(theirs + "out_proj.bias", ours + "b_O", i=layers),
+        *(Row(f"{source}{x}_proj.weight", f"{target}W_{x.upper()}", "(n h) m -> n m h", i=layers) for x in "qkv"),
+        *(Row(f"{source}{x}_proj.bias", f"{target}b_{x.upper()}", "(n h) -> n h", i=layers) for x in "qkv"),
+        Row(source + "out_proj.weight", target + "W_O", "m (n h) -> n h m", i=layers),
+        Row(source + "out_proj.bias", target + "b_O", i=layers),
     ]
 
 

@@ -144,36 +144,36 @@ def _one_layer(hf: HFConfig, d_model: int, n_labels: int) -> dict[str, Any]:
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-def linear(theirs: str, ours: str) -> list[Row]:
+def linear(source: str, target: str) -> list[Row]:
     """Rows of a linear layer of a head."""
-    return [Row(theirs + ".weight", ours + ".W", "o m -> m o"), Row(theirs + ".bias", ours + ".b")]
+    return [Row(source + ".weight", target + ".W", "o m -> m o"), Row(source + ".bias", target + ".b")]
 
 
-def embedding_rows(theirs: str, norm: str = "LayerNorm") -> list[Row]:
+def embedding_rows(source: str, norm: str = "LayerNorm") -> list[Row]:
     """Rows of the token, type and position embeddings and their norm."""
     return [
-        Row(theirs + "word_embeddings.weight", "embed.embed.W_E"),
-        Row(theirs + "token_type_embeddings.weight", "embed.token_type_embed.W_token_type"),
-        Row(theirs + "position_embeddings.weight", "embed.pos_embed.W_pos"),
-        *classic.norm(theirs + norm, "embed.ln"),
+        Row(source + "word_embeddings.weight", "embed.embed.W_E"),
+        Row(source + "token_type_embeddings.weight", "embed.token_type_embed.W_token_type"),
+        Row(source + "position_embeddings.weight", "embed.pos_embed.W_pos"),
+        *classic.norm(source + norm, "embed.ln"),
     ]
 
 
-def projection_rows(theirs: str) -> list[Row]:
+def projection_rows(source: str) -> list[Row]:
     """Rows of the projection from narrow embeddings into the residual stream."""
-    return [Row(theirs + ".weight", "embed.W_proj", "m e -> e m"), Row(theirs + ".bias", "embed.b_proj")]
+    return [Row(source + ".weight", "embed.W_proj", "m e -> e m"), Row(source + ".bias", "embed.b_proj")]
 
 
-def layer_rows(theirs: str) -> list[Row]:
+def layer_rows(source: str) -> list[Row]:
     """Rows of a layer with BERT's tensor names."""
-    attn = theirs + "attention.self."
+    attn = source + "attention.self."
     return [
         *classic.into_attention(attn + "query", attn + "key", attn + "value"),
-        *classic.out_of_attention(theirs + "attention.output.dense"),
-        *classic.norm(theirs + "attention.output.LayerNorm", "blocks.{l}.ln1"),
-        *classic.into_mlp(theirs + "intermediate.dense"),
-        *classic.out_of_mlp(theirs + "output.dense"),
-        *classic.norm(theirs + "output.LayerNorm", "blocks.{l}.ln2"),
+        *classic.out_of_attention(source + "attention.output.dense"),
+        *classic.norm(source + "attention.output.LayerNorm", "blocks.{l}.ln1"),
+        *classic.into_mlp(source + "intermediate.dense"),
+        *classic.out_of_mlp(source + "output.dense"),
+        *classic.norm(source + "output.LayerNorm", "blocks.{l}.ln2"),
     ]
 
 

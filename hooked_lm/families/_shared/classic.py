@@ -5,69 +5,69 @@ from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 
-def norm(theirs: str, ours: str) -> list[Row]:
+def norm(source: str, target: str) -> list[Row]:
     """A norm with weight and bias."""
-    return [Row(theirs + ".weight", ours + ".w"), Row(theirs + ".bias", ours + ".b")]
+    return [Row(source + ".weight", target + ".w"), Row(source + ".bias", target + ".b")]
 
 
-def into_mlp(theirs: str) -> list[Row]:
+def into_mlp(source: str) -> list[Row]:
     """The input projection of an MLP."""
-    return [Row(theirs + ".weight", "blocks.{l}.mlp.W_in", "f m -> m f"), Row(theirs + ".bias", "blocks.{l}.mlp.b_in")]
+    return [Row(source + ".weight", "blocks.{l}.mlp.W_in", "f m -> m f"), Row(source + ".bias", "blocks.{l}.mlp.b_in")]
 
 
-def out_of_mlp(theirs: str) -> list[Row]:
+def out_of_mlp(source: str) -> list[Row]:
     """The output projection of an MLP."""
     return [
-        Row(theirs + ".weight", "blocks.{l}.mlp.W_out", "m f -> f m"),
-        Row(theirs + ".bias", "blocks.{l}.mlp.b_out"),
+        Row(source + ".weight", "blocks.{l}.mlp.W_out", "m f -> f m"),
+        Row(source + ".bias", "blocks.{l}.mlp.b_out"),
     ]
 
 
 def into_attention(q: str, k: str, v: str) -> list[Row]:
     """Three linear layers for queries, keys and values."""
     rows = []
-    for theirs, x in ((q, "Q"), (k, "K"), (v, "V")):
+    for source, x in ((q, "Q"), (k, "K"), (v, "V")):
         rows += [
-            Row(theirs + ".weight", f"blocks.{{l}}.attn.W_{x}", "(n h) m -> n m h"),
-            Row(theirs + ".bias", f"blocks.{{l}}.attn.b_{x}", "(n h) -> n h"),
+            Row(source + ".weight", f"blocks.{{l}}.attn.W_{x}", "(n h) m -> n m h"),
+            Row(source + ".bias", f"blocks.{{l}}.attn.b_{x}", "(n h) -> n h"),
         ]
     return rows
 
 
-def fused_by_group(theirs: str, tree: DecoderConfig) -> list[Row]:
+def fused_by_group(source: str, tree: DecoderConfig) -> list[Row]:
     """One fused linear layer: for each key/value head, its query heads, its key and its value."""
     block = tree.blocks[0]
     assert isinstance(block, AttentionPart.Config)
     n_kv = block.attn.n_kv
     parts = {"Q": block.attn.n_heads // n_kv, "K": 1, "V": 1}
     return [
-        Row(theirs + ".weight", "blocks.{l}.attn.W_{g}", "(kv g h) m -> (kv g) m h", kv=n_kv, g=parts),
-        Row(theirs + ".bias", "blocks.{l}.attn.b_{g}", "(kv g h) -> (kv g) h", kv=n_kv, g=parts),
+        Row(source + ".weight", "blocks.{l}.attn.W_{g}", "(kv g h) m -> (kv g) m h", kv=n_kv, g=parts),
+        Row(source + ".bias", "blocks.{l}.attn.b_{g}", "(kv g h) -> (kv g) h", kv=n_kv, g=parts),
     ]
 
 
-def out_of_attention(theirs: str) -> list[Row]:
+def out_of_attention(source: str) -> list[Row]:
     """The output projection of attention."""
     return [
-        Row(theirs + ".weight", "blocks.{l}.attn.W_O", "m (n h) -> n h m"),
-        Row(theirs + ".bias", "blocks.{l}.attn.b_O"),
+        Row(source + ".weight", "blocks.{l}.attn.W_O", "m (n h) -> n h m"),
+        Row(source + ".bias", "blocks.{l}.attn.b_O"),
     ]
 
 
-def fairseq_layer(theirs: str) -> list[Row]:
+def fairseq_layer(source: str) -> list[Row]:
     """A layer with fairseq's tensor names (OPT, XGLM, BioGPT)."""
-    ours, attn = "blocks.{l}.", theirs + "self_attn."
+    target, attn = "blocks.{l}.", source + "self_attn."
     return [
-        *norm(theirs + "self_attn_layer_norm", ours + "ln1"),
+        *norm(source + "self_attn_layer_norm", target + "ln1"),
         *into_attention(attn + "q_proj", attn + "k_proj", attn + "v_proj"),
         *out_of_attention(attn + "out_proj"),
-        *norm(theirs + "final_layer_norm", ours + "ln2"),
-        *into_mlp(theirs + "fc1"),
-        *out_of_mlp(theirs + "fc2"),
+        *norm(source + "final_layer_norm", target + "ln2"),
+        *into_mlp(source + "fc1"),
+        *out_of_mlp(source + "fc2"),
     ]
 
 
-def head(theirs: str, tree: DecoderConfig, tied_to: str) -> list[Row]:
+def head(source: str, tree: DecoderConfig, tied_to: str) -> list[Row]:
     """The unembedding, which may be tied to the embedding `tied_to`."""
     tied = tied_to if tree.unembed.tied else None
-    return [Row(theirs + ".weight", "unembed.W_U", "v m -> m v", tied=tied), Row(theirs + ".bias", "unembed.b_U")]
+    return [Row(source + ".weight", "unembed.W_U", "v m -> m v", tied=tied), Row(source + ".bias", "unembed.b_U")]

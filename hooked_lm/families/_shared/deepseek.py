@@ -50,27 +50,27 @@ def decoder(hf: HFConfig, attn: LatentAttention.Config, router: Router, mlp_bias
 def rows(tree: DecoderConfig) -> list[Row]:
     """Rows of every weight that such a decoder can have."""
     attn = tree.blocks[0].attn
-    theirs, ours = "model.layers.{l}.self_attn.", "blocks.{l}.attn."
+    source, target = "model.layers.{l}.self_attn.", "blocks.{l}.attn."
     down = {"DKV": attn.d_kv_latent, "KR": attn.rotary.dim}
     up = {"UK": attn.d_nope, "UV": attn.d_value}
     return [
         *llama_like.outer_rows(tree),
         *llama_like.norm_rows(tree),
-        Row(theirs + "q_proj.weight", ours + "W_Q", "(n h) m -> n m h"),
-        Row(theirs + "q_a_proj.weight", ours + "W_DQ", "d m -> m d"),
-        Row(theirs + "q_a_proj.bias", ours + "b_DQ"),
-        Row(theirs + "q_a_layernorm.weight", ours + "q_norm.w"),
-        Row(theirs + "q_b_proj.weight", ours + "W_UQ", "(n h) d -> n d h"),
-        Row(theirs + "kv_a_proj_with_mqa.weight", ours + "W_{x}", "x m -> m x", x=down),
-        Row(theirs + "kv_a_proj_with_mqa.bias", ours + "b_{x}", "x -> x", x=down),
-        Row(theirs + "kv_a_layernorm.weight", ours + "kv_norm.w"),
-        Row(theirs + "kv_b_proj.weight", ours + "W_{x}", "(n x) d -> n d x", x=up, n=attn.n_heads),
-        Row(theirs + "o_proj.weight", ours + "W_O", "m (n h) -> n h m"),
-        Row(theirs + "o_proj.bias", ours + "b_O"),
+        Row(source + "q_proj.weight", target + "W_Q", "(n h) m -> n m h"),
+        Row(source + "q_a_proj.weight", target + "W_DQ", "d m -> m d"),
+        Row(source + "q_a_proj.bias", target + "b_DQ"),
+        Row(source + "q_a_layernorm.weight", target + "q_norm.w"),
+        Row(source + "q_b_proj.weight", target + "W_UQ", "(n h) d -> n d h"),
+        Row(source + "kv_a_proj_with_mqa.weight", target + "W_{x}", "x m -> m x", x=down),
+        Row(source + "kv_a_proj_with_mqa.bias", target + "b_{x}", "x -> x", x=down),
+        Row(source + "kv_a_layernorm.weight", target + "kv_norm.w"),
+        Row(source + "kv_b_proj.weight", target + "W_{x}", "(n x) d -> n d x", x=up, n=attn.n_heads),
+        Row(source + "o_proj.weight", target + "W_O", "m (n h) -> n h m"),
+        Row(source + "o_proj.bias", target + "b_O"),
         *llama_like.mlp_rows(tree),
         *moe.sparse_rows(tree),
         *(
-            Row(f"model.layers.{{l}}.mlp.shared_experts.{their}_proj.bias", f"blocks.{{l}}.mlp.shared.b_{our}")
-            for their, our in (("gate", "gate"), ("up", "in"), ("down", "out"))
+            Row(f"model.layers.{{l}}.mlp.shared_experts.{hf_name}_proj.bias", f"blocks.{{l}}.mlp.shared.b_{name}")
+            for hf_name, name in (("gate", "gate"), ("up", "in"), ("down", "out"))
         ),
     ]

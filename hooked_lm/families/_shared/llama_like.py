@@ -125,52 +125,52 @@ def four_norm_rows(tree: DecoderConfig) -> list[Row]:
 
 def attention_rows(tree: DecoderConfig) -> list[Row]:
     """Rows of the attention's projections, biases, query and key norms, and sinks."""
-    theirs, ours = "model.layers.{l}.self_attn.", "blocks.{l}.attn."
+    source, target = "model.layers.{l}.self_attn.", "blocks.{l}.attn."
     return [
-        Row(theirs + "q_proj.weight", ours + "W_Q", "(n h) m -> n m h"),
-        Row(theirs + "k_proj.weight", ours + "W_K", "(n h) m -> n m h"),
-        Row(theirs + "v_proj.weight", ours + "W_V", "(n h) m -> n m h"),
-        Row(theirs + "o_proj.weight", ours + "W_O", "m (n h) -> n h m"),
-        Row(theirs + "q_proj.bias", ours + "b_Q", "(n h) -> n h"),
-        Row(theirs + "k_proj.bias", ours + "b_K", "(n h) -> n h"),
-        Row(theirs + "v_proj.bias", ours + "b_V", "(n h) -> n h"),
-        Row(theirs + "o_proj.bias", ours + "b_O"),
-        Row(theirs + "q_norm.weight", ours + "q_norm.w"),
-        Row(theirs + "k_norm.weight", ours + "k_norm.w"),
-        Row(theirs + "sinks", ours + "sinks"),
+        Row(source + "q_proj.weight", target + "W_Q", "(n h) m -> n m h"),
+        Row(source + "k_proj.weight", target + "W_K", "(n h) m -> n m h"),
+        Row(source + "v_proj.weight", target + "W_V", "(n h) m -> n m h"),
+        Row(source + "o_proj.weight", target + "W_O", "m (n h) -> n h m"),
+        Row(source + "q_proj.bias", target + "b_Q", "(n h) -> n h"),
+        Row(source + "k_proj.bias", target + "b_K", "(n h) -> n h"),
+        Row(source + "v_proj.bias", target + "b_V", "(n h) -> n h"),
+        Row(source + "o_proj.bias", target + "b_O"),
+        Row(source + "q_norm.weight", target + "q_norm.w"),
+        Row(source + "k_norm.weight", target + "k_norm.w"),
+        Row(source + "sinks", target + "sinks"),
     ]
 
 
 def mlp_rows(tree: DecoderConfig) -> list[Row]:
     """Rows of the gated MLP."""
-    theirs, ours = "model.layers.{l}.mlp.", "blocks.{l}.mlp."
+    source, target = "model.layers.{l}.mlp.", "blocks.{l}.mlp."
     return [
-        Row(theirs + "gate_proj.weight", ours + "W_gate", "f m -> m f"),
-        Row(theirs + "up_proj.weight", ours + "W_in", "f m -> m f"),
-        Row(theirs + "down_proj.weight", ours + "W_out", "m f -> f m"),
-        Row(theirs + "gate_proj.bias", ours + "b_gate"),
-        Row(theirs + "up_proj.bias", ours + "b_in"),
-        Row(theirs + "down_proj.bias", ours + "b_out"),
+        Row(source + "gate_proj.weight", target + "W_gate", "f m -> m f"),
+        Row(source + "up_proj.weight", target + "W_in", "f m -> m f"),
+        Row(source + "down_proj.weight", target + "W_out", "m f -> f m"),
+        Row(source + "gate_proj.bias", target + "b_gate"),
+        Row(source + "up_proj.bias", target + "b_in"),
+        Row(source + "down_proj.bias", target + "b_out"),
     ]
 
 
 def plain_mlp_rows(tree: DecoderConfig) -> list[Row]:
     """Rows of an MLP without a gate, with the same tensor names."""
-    theirs, ours = "model.layers.{l}.mlp.", "blocks.{l}.mlp."
+    source, target = "model.layers.{l}.mlp.", "blocks.{l}.mlp."
     return [
-        Row(theirs + "up_proj.weight", ours + "W_in", "f m -> m f"),
-        Row(theirs + "up_proj.bias", ours + "b_in"),
-        Row(theirs + "down_proj.weight", ours + "W_out", "m f -> f m"),
-        Row(theirs + "down_proj.bias", ours + "b_out"),
+        Row(source + "up_proj.weight", target + "W_in", "f m -> m f"),
+        Row(source + "up_proj.bias", target + "b_in"),
+        Row(source + "down_proj.weight", target + "W_out", "m f -> f m"),
+        Row(source + "down_proj.bias", target + "b_out"),
     ]
 
 
 def fused_mlp_rows(tree: DecoderConfig) -> list[Row]:
     """Rows of a gated MLP whose gate and input projections are one tensor."""
-    theirs, ours = "model.layers.{l}.mlp.", "blocks.{l}.mlp."
+    source, target = "model.layers.{l}.mlp.", "blocks.{l}.mlp."
     return [
-        Row(theirs + "gate_up_proj.weight", ours + "W_{x}", "(x f) m -> m f", x=["gate", "in"]),
-        Row(theirs + "down_proj.weight", ours + "W_out", "m f -> f m"),
+        Row(source + "gate_up_proj.weight", target + "W_{x}", "(x f) m -> m f", x=["gate", "in"]),
+        Row(source + "down_proj.weight", target + "W_out", "m f -> f m"),
     ]
 
 

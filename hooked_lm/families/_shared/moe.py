@@ -76,18 +76,18 @@ def sparse_rows(
 
     `part` is the checkpoint's name of the mixture, `names` are those of an expert's weights, `shared` of the shared expert.
     """
-    theirs, ours = f"model.layers.{{l}}.{part}.", "blocks.{l}.mlp."
-    gate, up, down = (f"{theirs}experts.{{e}}.{name}.weight" for name in names)
-    expert, e = ours + "experts.{e}.", n_experts(tree)
+    source, target = f"model.layers.{{l}}.{part}.", "blocks.{l}.mlp."
+    gate, up, down = (f"{source}experts.{{e}}.{name}.weight" for name in names)
+    expert, e = target + "experts.{e}.", n_experts(tree)
     return [
-        Row(theirs + "gate.weight", ours + "W_router", "e m -> m e"),
-        Row(theirs + "gate.e_score_correction_bias", ours + "b_choice"),
+        Row(source + "gate.weight", target + "W_router", "e m -> m e"),
+        Row(source + "gate.e_score_correction_bias", target + "b_choice"),
         Row(gate, expert + "W_gate", "f m -> m f", e=e),
         Row(up, expert + "W_in", "f m -> m f", e=e),
         Row(down, expert + "W_out", "m f -> f m", e=e),
-        Row(f"{theirs}{shared}.gate_proj.weight", ours + "shared.W_gate", "f m -> m f"),
-        Row(f"{theirs}{shared}.up_proj.weight", ours + "shared.W_in", "f m -> m f"),
-        Row(f"{theirs}{shared}.down_proj.weight", ours + "shared.W_out", "m f -> f m"),
+        Row(f"{source}{shared}.gate_proj.weight", target + "shared.W_gate", "f m -> m f"),
+        Row(f"{source}{shared}.up_proj.weight", target + "shared.W_in", "f m -> m f"),
+        Row(f"{source}{shared}.down_proj.weight", target + "shared.W_out", "m f -> f m"),
     ]
 
 

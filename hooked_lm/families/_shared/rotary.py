@@ -35,7 +35,7 @@ def rotary(
     theta = float(given.pop("rope_theta", 10000.0))
     scaling = SCALINGS[kind](given, hf.max_position_embeddings)
     if given:
-        raise ValueError(f"rope_parameters of type {kind!r} have fields that nobody reads: {given}")
+        raise ValueError(f"rope_parameters of type {kind!r} have unknown fields: {given}")
     return Rotary(dim, theta, adjacent_pairs, scaling=scaling)
 
 

@@ -82,24 +82,24 @@ def fitted(tree: EncoderDecoderConfig, tensors: Mapping[str, Tensor]) -> Encoder
     return tree
 
 
-def attention_rows(theirs: str, ours: str, **layers: Any) -> list[Row]:
+def attention_rows(source: str, target: str, **layers: Any) -> list[Row]:
     """Rows of the four weights of self-attention or cross-attention."""
     return [
-        *(Row(f"{theirs}{x}.weight", f"{ours}W_{x.upper()}", "(n h) m -> n m h", **layers) for x in "qkv"),
-        Row(f"{theirs}o.weight", f"{ours}W_O", "m (n h) -> n h m", **layers),
+        *(Row(f"{source}{x}.weight", f"{target}W_{x.upper()}", "(n h) m -> n m h", **layers) for x in "qkv"),
+        Row(f"{source}o.weight", f"{target}W_O", "m (n h) -> n h m", **layers),
     ]
 
 
-def mlp_rows(cfg: MLPConfig, theirs: str, ours: str, **layers: Any) -> list[Row]:
+def mlp_rows(cfg: MLPConfig, source: str, target: str, **layers: Any) -> list[Row]:
     """Rows of the MLP, gated or not."""
     if isinstance(cfg, MLP.Config):
-        into = [Row(theirs + "wi.weight", ours + "W_in", "f m -> m f", **layers)]
+        into = [Row(source + "wi.weight", target + "W_in", "f m -> m f", **layers)]
     else:
         into = [
-            Row(theirs + "wi_0.weight", ours + "W_gate", "f m -> m f", **layers),
-            Row(theirs + "wi_1.weight", ours + "W_in", "f m -> m f", **layers),
+            Row(source + "wi_0.weight", target + "W_gate", "f m -> m f", **layers),
+            Row(source + "wi_1.weight", target + "W_in", "f m -> m f", **layers),
         ]
-    return [*into, Row(theirs + "wo.weight", ours + "W_out", "m f -> f m", **layers)]
+    return [*into, Row(source + "wo.weight", target + "W_out", "m f -> f m", **layers)]
 
 
 def outer_rows(tree: EncoderDecoderConfig) -> list[Row]:
@@ -150,11 +150,11 @@ def dense_rows(tree: EncoderDecoderConfig) -> list[Row]:
     """Rows of the MLPs of the encoder and the decoder."""
     encoder: Any = {"e": range(len(tree.encoder.blocks))}
     decoder: Any = {"d": range(len(tree.decoder.blocks))}
-    theirs, ff = "DenseReluDense.", tree.encoder.blocks[0].mlp
+    source, ff = "DenseReluDense.", tree.encoder.blocks[0].mlp
     assert isinstance(ff, (MLP.Config, GatedMLP.Config))
     return [
-        *mlp_rows(ff, "encoder.block.{e}.layer.1." + theirs, "encoder.{e}.mlp.", **encoder),
-        *mlp_rows(ff, "decoder.block.{d}.layer.2." + theirs, "decoder.{d}.mlp.", **decoder),
+        *mlp_rows(ff, "encoder.block.{e}.layer.1." + source, "encoder.{e}.mlp.", **encoder),
+        *mlp_rows(ff, "decoder.block.{d}.layer.2." + source, "decoder.{d}.mlp.", **decoder),
     ]
 
 

@@ -30,13 +30,13 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    theirs, ours = "model.layers.{l}.", "blocks.{l}."
+    source, target = "model.layers.{l}.", "blocks.{l}."
     numbers = ("alpha_p", "alpha_n", "beta", "eps")
     return [
         *llama_like.outer_rows(tree),
-        Row(theirs + "attention_layernorm.weight", ours + "ln1.w"),
-        Row(theirs + "feedforward_layernorm.weight", ours + "ln2.w"),
+        Row(source + "attention_layernorm.weight", target + "ln1.w"),
+        Row(source + "feedforward_layernorm.weight", target + "ln2.w"),
         *llama_like.attention_rows(tree),
         *llama_like.plain_mlp_rows(tree),
-        *(Row(f"{theirs}mlp.act_fn.{name}", f"{ours}mlp.act_fn.{name}") for name in numbers),
+        *(Row(f"{source}mlp.act_fn.{name}", f"{target}mlp.act_fn.{name}") for name in numbers),
     ]

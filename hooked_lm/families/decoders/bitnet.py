@@ -32,9 +32,9 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    theirs, ours = "model.layers.{l}.", "blocks.{l}."
+    source, target = "model.layers.{l}.", "blocks.{l}."
     return [
         *llama_like.rows(tree),
-        Row(theirs + "self_attn.attn_sub_norm.weight", ours + "attn.z_norm.w", "(n h) -> n h"),
-        Row(theirs + "mlp.ffn_sub_norm.weight", ours + "mlp.ln.w"),
+        Row(source + "self_attn.attn_sub_norm.weight", target + "attn.z_norm.w", "(n h) -> n h"),
+        Row(source + "mlp.ffn_sub_norm.weight", target + "mlp.ln.w"),
     ]

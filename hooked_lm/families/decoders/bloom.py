@@ -32,7 +32,7 @@ TRAINED_N_CTX = 2048  # for all model sizes; ALiBi itself sets no limit
 def config(hf: HFConfig) -> DecoderConfig:
     if hf.apply_residual_connection_post_layernorm:
         raise ValueError(
-            "apply_residual_connection_post_layernorm=True is not supported: no block of ours adds to the normalised stream"
+            "apply_residual_connection_post_layernorm=True is not supported: no block adds to the normalised stream"
         )
     attn = Attention.Config(
         hf.hidden_size,
@@ -54,16 +54,16 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    theirs, ours = "transformer.h.{l}.", "blocks.{l}."
+    source, target = "transformer.h.{l}.", "blocks.{l}."
     return [
         Row("transformer.word_embeddings.weight", "embed.W_E"),
         *classic.norm("transformer.word_embeddings_layernorm", "embed.ln"),
-        *classic.norm(theirs + "input_layernorm", ours + "ln1"),
-        *classic.fused_by_group(theirs + "self_attention.query_key_value", tree),
-        *classic.out_of_attention(theirs + "self_attention.dense"),
-        *classic.norm(theirs + "post_attention_layernorm", ours + "ln2"),
-        *classic.into_mlp(theirs + "mlp.dense_h_to_4h"),
-        *classic.out_of_mlp(theirs + "mlp.dense_4h_to_h"),
+        *classic.norm(source + "input_layernorm", target + "ln1"),
+        *classic.fused_by_group(source + "self_attention.query_key_value", tree),
+        *classic.out_of_attention(source + "self_attention.dense"),
+        *classic.norm(source + "post_attention_layernorm", target + "ln2"),
+        *classic.into_mlp(source + "mlp.dense_h_to_4h"),
+        *classic.out_of_mlp(source + "mlp.dense_4h_to_h"),
         *classic.norm("transformer.ln_f", "ln_final"),
         *classic.head("lm_head", tree, "transformer.word_embeddings.weight"),
     ]

@@ -32,16 +32,16 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    theirs, ours = "transformer.h.{l}.", "blocks.{l}."
-    attn = theirs + "multi_head_attention."
+    source, target = "transformer.h.{l}.", "blocks.{l}."
+    attn = source + "multi_head_attention."
     return [
         Row("transformer.w.weight", "embed.W_E"),
-        *classic.norm(theirs + "layernorm1", ours + "ln1"),
+        *classic.norm(source + "layernorm1", target + "ln1"),
         *classic.into_attention(attn + "Wq", attn + "Wk", attn + "Wv"),
         *classic.out_of_attention(attn + "dense"),
-        *classic.norm(theirs + "layernorm2", ours + "ln2"),
-        *classic.into_mlp(theirs + "ffn.0"),
-        *classic.out_of_mlp(theirs + "ffn.2"),
+        *classic.norm(source + "layernorm2", target + "ln2"),
+        *classic.into_mlp(source + "ffn.0"),
+        *classic.out_of_mlp(source + "ffn.2"),
         *classic.norm("transformer.layernorm", "ln_final"),
         *classic.head("lm_head", tree, "transformer.w.weight"),
     ]

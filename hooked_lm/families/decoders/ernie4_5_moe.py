@@ -41,12 +41,12 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    theirs, ours = "model.layers.{l}.mlp.", "blocks.{l}.mlp."
-    correction = ours + "b_choice"
+    source, target = "model.layers.{l}.mlp.", "blocks.{l}.mlp."
+    correction = target + "b_choice"
     return [
-        *(row for row in moe.rows(tree) if row.ours != correction),
-        Row(theirs + "moe_statics.e_score_correction_bias", correction, "1 e -> e"),
-        Row(theirs + "shared_experts.gate_proj.bias", ours + "shared.b_gate"),
-        Row(theirs + "shared_experts.up_proj.bias", ours + "shared.b_in"),
-        Row(theirs + "shared_experts.down_proj.bias", ours + "shared.b_out"),
+        *(row for row in moe.rows(tree) if row.target != correction),
+        Row(source + "moe_statics.e_score_correction_bias", correction, "1 e -> e"),
+        Row(source + "shared_experts.gate_proj.bias", target + "shared.b_gate"),
+        Row(source + "shared_experts.up_proj.bias", target + "shared.b_in"),
+        Row(source + "shared_experts.down_proj.bias", target + "shared.b_out"),
     ]

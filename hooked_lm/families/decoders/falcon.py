@@ -70,16 +70,16 @@ def block_kind(hf: HFConfig) -> type[PreNormBlock] | type[ParallelBlock] | type[
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    theirs, ours = "transformer.h.{l}.", "blocks.{l}."
+    source, target = "transformer.h.{l}.", "blocks.{l}."
     two = isinstance(tree.blocks[0], ParallelBlock.Config) and not isinstance(tree.blocks[0], SharedNormBlock.Config)
     return [
         Row("transformer.word_embeddings.weight", "embed.W_E"),
-        *classic.norm(theirs + ("ln_attn" if two else "input_layernorm"), ours + "ln1"),
-        *classic.fused_by_group(theirs + "self_attention.query_key_value", tree),
-        *classic.out_of_attention(theirs + "self_attention.dense"),
-        *classic.norm(theirs + ("ln_mlp" if two else "post_attention_layernorm"), ours + "ln2"),
-        *classic.into_mlp(theirs + "mlp.dense_h_to_4h"),
-        *classic.out_of_mlp(theirs + "mlp.dense_4h_to_h"),
+        *classic.norm(source + ("ln_attn" if two else "input_layernorm"), target + "ln1"),
+        *classic.fused_by_group(source + "self_attention.query_key_value", tree),
+        *classic.out_of_attention(source + "self_attention.dense"),
+        *classic.norm(source + ("ln_mlp" if two else "post_attention_layernorm"), target + "ln2"),
+        *classic.into_mlp(source + "mlp.dense_h_to_4h"),
+        *classic.out_of_mlp(source + "mlp.dense_4h_to_h"),
         *classic.norm("transformer.ln_f", "ln_final"),
         *classic.head("lm_head", tree, "transformer.word_embeddings.weight"),
     ]

@@ -43,22 +43,22 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    theirs, ours = "transformer.h.{l}.", "blocks.{l}."
+    source, target = "transformer.h.{l}.", "blocks.{l}."
     return [
         Row("transformer.wte.weight", "embed.W_E"),
         Row("transformer.wpe.weight", "pos_embed.W_pos"),
-        Row(theirs + "ln_1.weight", ours + "ln1.w"),
-        Row(theirs + "ln_1.bias", ours + "ln1.b"),
-        Row(theirs + "attn.c_attn.weight", ours + "attn.W_{qkv}", "m (qkv n h) -> n m h", qkv="QKV"),
-        Row(theirs + "attn.c_attn.bias", ours + "attn.b_{qkv}", "(qkv n h) -> n h", qkv="QKV"),
-        Row(theirs + "attn.c_proj.weight", ours + "attn.W_O", "(n h) m -> n h m"),
-        Row(theirs + "attn.c_proj.bias", ours + "attn.b_O"),
-        Row(theirs + "ln_2.weight", ours + "ln2.w"),
-        Row(theirs + "ln_2.bias", ours + "ln2.b"),
-        Row(theirs + "mlp.c_fc.weight", ours + "mlp.W_in"),
-        Row(theirs + "mlp.c_fc.bias", ours + "mlp.b_in"),
-        Row(theirs + "mlp.c_proj.weight", ours + "mlp.W_out"),
-        Row(theirs + "mlp.c_proj.bias", ours + "mlp.b_out"),
+        Row(source + "ln_1.weight", target + "ln1.w"),
+        Row(source + "ln_1.bias", target + "ln1.b"),
+        Row(source + "attn.c_attn.weight", target + "attn.W_{qkv}", "m (qkv n h) -> n m h", qkv="QKV"),
+        Row(source + "attn.c_attn.bias", target + "attn.b_{qkv}", "(qkv n h) -> n h", qkv="QKV"),
+        Row(source + "attn.c_proj.weight", target + "attn.W_O", "(n h) m -> n h m"),
+        Row(source + "attn.c_proj.bias", target + "attn.b_O"),
+        Row(source + "ln_2.weight", target + "ln2.w"),
+        Row(source + "ln_2.bias", target + "ln2.b"),
+        Row(source + "mlp.c_fc.weight", target + "mlp.W_in"),
+        Row(source + "mlp.c_fc.bias", target + "mlp.b_in"),
+        Row(source + "mlp.c_proj.weight", target + "mlp.W_out"),
+        Row(source + "mlp.c_proj.bias", target + "mlp.b_out"),
         Row("transformer.ln_f.weight", "ln_final.w"),
         Row("transformer.ln_f.bias", "ln_final.b"),
         Row(

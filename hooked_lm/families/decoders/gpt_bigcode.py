@@ -45,16 +45,16 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    theirs, ours = "transformer.h.{l}.", "blocks.{l}."
+    source, target = "transformer.h.{l}.", "blocks.{l}."
     return [
         Row("transformer.wte.weight", "embed.W_E"),
         Row("transformer.wpe.weight", "pos_embed.W_pos"),
-        *classic.norm(theirs + "ln_1", ours + "ln1"),
-        *classic.fused_by_group(theirs + "attn.c_attn", tree),
-        *classic.out_of_attention(theirs + "attn.c_proj"),
-        *classic.norm(theirs + "ln_2", ours + "ln2"),
-        *classic.into_mlp(theirs + "mlp.c_fc"),
-        *classic.out_of_mlp(theirs + "mlp.c_proj"),
+        *classic.norm(source + "ln_1", target + "ln1"),
+        *classic.fused_by_group(source + "attn.c_attn", tree),
+        *classic.out_of_attention(source + "attn.c_proj"),
+        *classic.norm(source + "ln_2", target + "ln2"),
+        *classic.into_mlp(source + "mlp.c_fc"),
+        *classic.out_of_mlp(source + "mlp.c_proj"),
         *classic.norm("transformer.ln_f", "ln_final"),
         *classic.head("lm_head", tree, "transformer.wte.weight"),
     ]

@@ -46,17 +46,17 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    theirs, ours = "transformer.h.{l}.", "blocks.{l}."
-    attn = theirs + "attn.attention."
+    source, target = "transformer.h.{l}.", "blocks.{l}."
+    attn = source + "attn.attention."
     return [
         Row("transformer.wte.weight", "embed.W_E"),
         Row("transformer.wpe.weight", "pos_embed.W_pos"),
-        *classic.norm(theirs + "ln_1", ours + "ln1"),
+        *classic.norm(source + "ln_1", target + "ln1"),
         *classic.into_attention(attn + "q_proj", attn + "k_proj", attn + "v_proj"),
         *classic.out_of_attention(attn + "out_proj"),
-        *classic.norm(theirs + "ln_2", ours + "ln2"),
-        *classic.into_mlp(theirs + "mlp.c_fc"),
-        *classic.out_of_mlp(theirs + "mlp.c_proj"),
+        *classic.norm(source + "ln_2", target + "ln2"),
+        *classic.into_mlp(source + "mlp.c_fc"),
+        *classic.out_of_mlp(source + "mlp.c_proj"),
         *classic.norm("transformer.ln_f", "ln_final"),
         *classic.head("lm_head", tree, "transformer.wte.weight"),
     ]

@@ -39,23 +39,23 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    theirs, ours = "gpt_neox.layers.{l}.", "blocks.{l}."
-    fused = theirs + "attention.query_key_value."
+    source, target = "gpt_neox.layers.{l}.", "blocks.{l}."
+    fused = source + "attention.query_key_value."
     tied = "gpt_neox.embed_in.weight" if tree.unembed.tied else None
     return [
         Row("gpt_neox.embed_in.weight", "embed.W_E"),
-        Row(theirs + "input_layernorm.weight", ours + "ln1.w"),
-        Row(theirs + "input_layernorm.bias", ours + "ln1.b"),
-        Row(fused + "weight", ours + "attn.W_{qkv}", "(n qkv h) m -> n m h", qkv="QKV"),
-        Row(fused + "bias", ours + "attn.b_{qkv}", "(n qkv h) -> n h", qkv="QKV"),
-        Row(theirs + "attention.dense.weight", ours + "attn.W_O", "m (n h) -> n h m"),
-        Row(theirs + "attention.dense.bias", ours + "attn.b_O"),
-        Row(theirs + "post_attention_layernorm.weight", ours + "ln2.w"),
-        Row(theirs + "post_attention_layernorm.bias", ours + "ln2.b"),
-        Row(theirs + "mlp.dense_h_to_4h.weight", ours + "mlp.W_in", "f m -> m f"),
-        Row(theirs + "mlp.dense_h_to_4h.bias", ours + "mlp.b_in"),
-        Row(theirs + "mlp.dense_4h_to_h.weight", ours + "mlp.W_out", "m f -> f m"),
-        Row(theirs + "mlp.dense_4h_to_h.bias", ours + "mlp.b_out"),
+        Row(source + "input_layernorm.weight", target + "ln1.w"),
+        Row(source + "input_layernorm.bias", target + "ln1.b"),
+        Row(fused + "weight", target + "attn.W_{qkv}", "(n qkv h) m -> n m h", qkv="QKV"),
+        Row(fused + "bias", target + "attn.b_{qkv}", "(n qkv h) -> n h", qkv="QKV"),
+        Row(source + "attention.dense.weight", target + "attn.W_O", "m (n h) -> n h m"),
+        Row(source + "attention.dense.bias", target + "attn.b_O"),
+        Row(source + "post_attention_layernorm.weight", target + "ln2.w"),
+        Row(source + "post_attention_layernorm.bias", target + "ln2.b"),
+        Row(source + "mlp.dense_h_to_4h.weight", target + "mlp.W_in", "f m -> m f"),
+        Row(source + "mlp.dense_h_to_4h.bias", target + "mlp.b_in"),
+        Row(source + "mlp.dense_4h_to_h.weight", target + "mlp.W_out", "m f -> f m"),
+        Row(source + "mlp.dense_4h_to_h.bias", target + "mlp.b_out"),
         Row("gpt_neox.final_layer_norm.weight", "ln_final.w"),
         Row("gpt_neox.final_layer_norm.bias", "ln_final.b"),
         Row("embed_out.weight", "unembed.W_U", "v m -> m v", tied=tied),

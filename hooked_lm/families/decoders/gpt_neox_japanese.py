@@ -34,16 +34,16 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    theirs, ours = "gpt_neox_japanese.layers.{l}.", "blocks.{l}."
+    source, target = "gpt_neox_japanese.layers.{l}.", "blocks.{l}."
     return [
         Row("gpt_neox_japanese.embed_in.weight", "embed.W_E"),
-        *classic.norm(theirs + "input_layernorm", ours + "ln1"),
-        *classic.fused_by_group(theirs + "attention.query_key_value", tree),
-        Row(theirs + "attention.dense.weight", ours + "attn.W_O", "m (n h) -> n h m"),
-        Row(theirs + "attention.dense_bias", ours + "attn.b_O"),
-        *classic.norm(theirs + "post_attention_layernorm", ours + "ln2"),
-        *classic.into_mlp(theirs + "mlp.dense_h_to_4h"),
-        *classic.out_of_mlp(theirs + "mlp.dense_4h_to_h"),
+        *classic.norm(source + "input_layernorm", target + "ln1"),
+        *classic.fused_by_group(source + "attention.query_key_value", tree),
+        Row(source + "attention.dense.weight", target + "attn.W_O", "m (n h) -> n h m"),
+        Row(source + "attention.dense_bias", target + "attn.b_O"),
+        *classic.norm(source + "post_attention_layernorm", target + "ln2"),
+        *classic.into_mlp(source + "mlp.dense_h_to_4h"),
+        *classic.out_of_mlp(source + "mlp.dense_4h_to_h"),
         *classic.norm("gpt_neox_japanese.final_layer_norm", "ln_final"),
         *classic.head("embed_out", tree, "gpt_neox_japanese.embed_in.weight"),
     ]

@@ -22,16 +22,16 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    theirs, ours, e = "model.layers.{l}.mlp.", "blocks.{l}.mlp.", moe.n_experts(tree)
-    expert = ours + "experts.{e}."
+    source, target, e = "model.layers.{l}.mlp.", "blocks.{l}.mlp.", moe.n_experts(tree)
+    expert = target + "experts.{e}."
     return [
         *llama_like.outer_rows(tree),
         *llama_like.norm_rows(tree),
         *llama_like.attention_rows(tree),
-        Row(theirs + "router.weight", ours + "W_router", "e m -> m e"),
-        Row(theirs + "router.bias", ours + "b_router"),
-        Row(theirs + "experts.gate_up_proj", expert + "W_gate_in", "e m x -> m x", e=e),
-        Row(theirs + "experts.gate_up_proj_bias", expert + "b_gate_in", "e x -> x", e=e),
-        Row(theirs + "experts.down_proj", expert + "W_out", "e f m -> f m", e=e),
-        Row(theirs + "experts.down_proj_bias", expert + "b_out", "e m -> m", e=e),
+        Row(source + "router.weight", target + "W_router", "e m -> m e"),
+        Row(source + "router.bias", target + "b_router"),
+        Row(source + "experts.gate_up_proj", expert + "W_gate_in", "e m x -> m x", e=e),
+        Row(source + "experts.gate_up_proj_bias", expert + "b_gate_in", "e x -> x", e=e),
+        Row(source + "experts.down_proj", expert + "W_out", "e f m -> f m", e=e),
+        Row(source + "experts.down_proj_bias", expert + "b_out", "e m -> m", e=e),
     ]

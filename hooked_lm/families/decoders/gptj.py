@@ -38,13 +38,13 @@ def rows(tree: DecoderConfig) -> list[Row]:
 
 def outer_rows(tree: DecoderConfig) -> list[Row]:
     """Rows of all weights but those of queries, keys and values."""
-    theirs = "transformer.h.{l}."
+    source = "transformer.h.{l}."
     return [
         Row("transformer.wte.weight", "embed.W_E"),
-        *classic.norm(theirs + "ln_1", "blocks.{l}.ln1"),
-        *classic.out_of_attention(theirs + "attn.out_proj"),
-        *classic.into_mlp(theirs + "mlp.fc_in"),
-        *classic.out_of_mlp(theirs + "mlp.fc_out"),
+        *classic.norm(source + "ln_1", "blocks.{l}.ln1"),
+        *classic.out_of_attention(source + "attn.out_proj"),
+        *classic.into_mlp(source + "mlp.fc_in"),
+        *classic.out_of_mlp(source + "mlp.fc_out"),
         *classic.norm("transformer.ln_f", "ln_final"),
         *classic.head("lm_head", tree, "transformer.wte.weight"),
     ]

@@ -30,13 +30,13 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    theirs, ours, e = "model.layers.{l}.block_sparse_moe.", "blocks.{l}.mlp.", moe.n_experts(tree)
-    expert = ours + "experts.{e}.W_"
+    source, target, e = "model.layers.{l}.block_sparse_moe.", "blocks.{l}.mlp.", moe.n_experts(tree)
+    expert = target + "experts.{e}.W_"
     return [
         *llama_like.outer_rows(tree),
         *llama_like.norm_rows(tree),
         *llama_like.attention_rows(tree),
-        Row(theirs + "router.layer.weight", ours + "W_router", "e m -> m e"),
-        Row(theirs + "input_linear.weight", expert + "{x}", "e (x f) m -> m f", e=e, x=["gate", "in"]),
-        Row(theirs + "output_linear.weight", expert + "out", "e m f -> f m", e=e),
+        Row(source + "router.layer.weight", target + "W_router", "e m -> m e"),
+        Row(source + "input_linear.weight", expert + "{x}", "e (x f) m -> m f", e=e, x=["gate", "in"]),
+        Row(source + "output_linear.weight", expert + "out", "e m f -> f m", e=e),
     ]

@@ -41,9 +41,9 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    theirs, ours = "model.layers.{l}.self_attn.", "blocks.{l}.attn."
+    source, target = "model.layers.{l}.self_attn.", "blocks.{l}.attn."
     return [
-        *(row for row in llama_like.rows(tree) if not row.ours.endswith(("q_norm.w", "k_norm.w"))),
-        Row(theirs + "query_layernorm.weight", ours + "q_norm.w"),
-        Row(theirs + "key_layernorm.weight", ours + "k_norm.w"),
+        *(row for row in llama_like.rows(tree) if not row.target.endswith(("q_norm.w", "k_norm.w"))),
+        Row(source + "query_layernorm.weight", target + "q_norm.w"),
+        Row(source + "key_layernorm.weight", target + "k_norm.w"),
     ]

@@ -61,18 +61,18 @@ def outer_rows(tree: DecoderConfig) -> list[Row]:
 def rows(tree: DecoderConfig) -> list[Row]:
     mixer = tree.blocks[0].mixer
     made = {"dt_down": mixer.dt_rank, "B": mixer.d_state, "C": mixer.d_state}
-    theirs, ours = "backbone.layers.{l}.mixer.", "blocks.{l}.mixer."
+    source, target = "backbone.layers.{l}.mixer.", "blocks.{l}.mixer."
     return [
         *outer_rows(tree),
-        Row(theirs + "in_proj.weight", ours + "W_{x}", "(x i) m -> m i", x=["x", "gate"]),
-        Row(theirs + "in_proj.bias", ours + "b_{x}", "(x i) -> i", x=["x", "gate"]),
-        Row(theirs + "conv1d.weight", ours + "conv.W_conv", "i 1 k -> k i"),
-        Row(theirs + "conv1d.bias", ours + "conv.b_conv"),
-        Row(theirs + "x_proj.weight", ours + "W_{x}", "x i -> i x", x=made),
-        Row(theirs + "dt_proj.weight", ours + "W_dt_up", "i r -> r i"),
-        Row(theirs + "dt_proj.bias", ours + "dt_bias"),
-        Row(theirs + "A_log", ours + "A_log"),
-        Row(theirs + "D", ours + "D"),
-        Row(theirs + "out_proj.weight", ours + "W_out", "m i -> i m"),
-        Row(theirs + "out_proj.bias", ours + "b_out"),
+        Row(source + "in_proj.weight", target + "W_{x}", "(x i) m -> m i", x=["x", "gate"]),
+        Row(source + "in_proj.bias", target + "b_{x}", "(x i) -> i", x=["x", "gate"]),
+        Row(source + "conv1d.weight", target + "conv.W_conv", "i 1 k -> k i"),
+        Row(source + "conv1d.bias", target + "conv.b_conv"),
+        Row(source + "x_proj.weight", target + "W_{x}", "x i -> i x", x=made),
+        Row(source + "dt_proj.weight", target + "W_dt_up", "i r -> r i"),
+        Row(source + "dt_proj.bias", target + "dt_bias"),
+        Row(source + "A_log", target + "A_log"),
+        Row(source + "D", target + "D"),
+        Row(source + "out_proj.weight", target + "W_out", "m i -> i m"),
+        Row(source + "out_proj.bias", target + "b_out"),
     ]

@@ -45,21 +45,21 @@ def config(hf: HFConfig) -> DecoderConfig:
     )
 
 
-def mixer_rows(mixer: Mamba2.Config, theirs: str) -> list[Row]:
-    """Rows of a layer's mixer, whose tensor names start with `theirs`."""
-    ours = "blocks.{l}.mixer."
+def mixer_rows(mixer: Mamba2.Config, source: str) -> list[Row]:
+    """Rows of a layer's mixer, whose tensor names start with `source`."""
+    target = "blocks.{l}.mixer."
     made = {"gate": mixer.d_inner, "x": mixer.d_inner, "B": mixer.d_shared, "C": mixer.d_shared, "dt": mixer.n_heads}
     return [
-        Row(theirs + "in_proj.weight", ours + "W_{x}", "x m -> m x", x=made),
-        Row(theirs + "in_proj.bias", ours + "b_{x}", "x -> x", x=made),
-        Row(theirs + "conv1d.weight", ours + "conv.W_conv", "i 1 k -> k i"),
-        Row(theirs + "conv1d.bias", ours + "conv.b_conv"),
-        Row(theirs + "A_log", ours + "A_log"),
-        Row(theirs + "dt_bias", ours + "dt_bias"),
-        Row(theirs + "D", ours + "D"),
-        Row(theirs + "norm.weight", ours + "norm.w", "(g i) -> g i"),
-        Row(theirs + "out_proj.weight", ours + "W_out", "m i -> i m"),
-        Row(theirs + "out_proj.bias", ours + "b_out"),
+        Row(source + "in_proj.weight", target + "W_{x}", "x m -> m x", x=made),
+        Row(source + "in_proj.bias", target + "b_{x}", "x -> x", x=made),
+        Row(source + "conv1d.weight", target + "conv.W_conv", "i 1 k -> k i"),
+        Row(source + "conv1d.bias", target + "conv.b_conv"),
+        Row(source + "A_log", target + "A_log"),
+        Row(source + "dt_bias", target + "dt_bias"),
+        Row(source + "D", target + "D"),
+        Row(source + "norm.weight", target + "norm.w", "(g i) -> g i"),
+        Row(source + "out_proj.weight", target + "W_out", "m i -> i m"),
+        Row(source + "out_proj.bias", target + "b_out"),
     ]
 
 

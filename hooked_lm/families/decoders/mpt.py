@@ -66,15 +66,15 @@ def attention(d_model: int, n_heads: int, fields: dict[str, Any]) -> Attention.C
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    theirs, ours = "transformer.blocks.{l}.", "blocks.{l}."
+    source, target = "transformer.blocks.{l}.", "blocks.{l}."
     return [
         Row("transformer.wte.weight", "embed.W_E"),
-        Row(theirs + "norm_1.weight", ours + "ln1.w"),
-        Row(theirs + "attn.Wqkv.weight", ours + "attn.W_{qkv}", "(qkv n h) m -> n m h", qkv="QKV"),
-        *classic.out_of_attention(theirs + "attn.out_proj"),
-        Row(theirs + "norm_2.weight", ours + "ln2.w"),
-        *classic.into_mlp(theirs + "ffn.up_proj"),
-        *classic.out_of_mlp(theirs + "ffn.down_proj"),
+        Row(source + "norm_1.weight", target + "ln1.w"),
+        Row(source + "attn.Wqkv.weight", target + "attn.W_{qkv}", "(qkv n h) m -> n m h", qkv="QKV"),
+        *classic.out_of_attention(source + "attn.out_proj"),
+        Row(source + "norm_2.weight", target + "ln2.w"),
+        *classic.into_mlp(source + "ffn.up_proj"),
+        *classic.out_of_mlp(source + "ffn.down_proj"),
         Row("transformer.norm_f.weight", "ln_final.w"),
         *classic.head("lm_head", tree, "transformer.wte.weight"),
     ]

@@ -37,10 +37,10 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    theirs, ours = "model.layers.{l}.mlp.", "blocks.{l}.mlp."
+    source, target = "model.layers.{l}.mlp.", "blocks.{l}.mlp."
     return [
         *llama_like.outer_rows(tree),
         *llama_like.attention_rows(tree),
-        Row(theirs + "fc1.weight", ours + "W_in", "f m -> m f"),
-        Row(theirs + "fc2.weight", ours + "W_out", "m f -> f m"),
+        Row(source + "fc1.weight", target + "W_in", "f m -> m f"),
+        Row(source + "fc2.weight", target + "W_out", "m f -> f m"),
     ]

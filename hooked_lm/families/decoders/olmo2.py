@@ -33,11 +33,11 @@ def block(hf: HFConfig, **options: Any) -> PreNormBlock.Config:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    theirs, ours = "model.layers.{l}.self_attn.", "blocks.{l}.attn."
+    source, target = "model.layers.{l}.self_attn.", "blocks.{l}.attn."
     return [
         *llama_like.outer_rows(tree),
         *llama_like.post_norm_rows(tree),
-        *(row for row in llama_like.attention_rows(tree) if "_norm." not in row.theirs),
-        *(Row(f"{theirs}{x}_norm.weight", f"{ours}{x}_norm.w", "(n h) -> n h") for x in "qk"),
+        *(row for row in llama_like.attention_rows(tree) if "_norm." not in row.source),
+        *(Row(f"{source}{x}_norm.weight", f"{target}{x}_norm.w", "(n h) -> n h") for x in "qk"),
         *llama_like.mlp_rows(tree),
     ]

@@ -27,7 +27,7 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    attention = [row for row in llama_like.attention_rows(tree) if "_norm." not in row.theirs]
+    attention = [row for row in llama_like.attention_rows(tree) if "_norm." not in row.source]
     return [
         *llama_like.outer_rows(tree),
         *llama_like.norm_rows(tree),

@@ -35,19 +35,19 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    theirs, ours = "transformer.h.{l}.", "blocks.{l}."
+    source, target = "transformer.h.{l}.", "blocks.{l}."
     return [
         Row("transformer.tokens_embed.weight", "embed.W_E"),
         Row("transformer.positions_embed.weight", "pos_embed.W_pos"),
-        Row(theirs + "attn.c_attn.weight", ours + "attn.W_{qkv}", "m (qkv n h) -> n m h", qkv="QKV"),
-        Row(theirs + "attn.c_attn.bias", ours + "attn.b_{qkv}", "(qkv n h) -> n h", qkv="QKV"),
-        Row(theirs + "attn.c_proj.weight", ours + "attn.W_O", "(n h) m -> n h m"),
-        Row(theirs + "attn.c_proj.bias", ours + "attn.b_O"),
-        *classic.norm(theirs + "ln_1", ours + "ln1"),
-        Row(theirs + "mlp.c_fc.weight", ours + "mlp.W_in"),
-        Row(theirs + "mlp.c_fc.bias", ours + "mlp.b_in"),
-        Row(theirs + "mlp.c_proj.weight", ours + "mlp.W_out"),
-        Row(theirs + "mlp.c_proj.bias", ours + "mlp.b_out"),
-        *classic.norm(theirs + "ln_2", ours + "ln2"),
+        Row(source + "attn.c_attn.weight", target + "attn.W_{qkv}", "m (qkv n h) -> n m h", qkv="QKV"),
+        Row(source + "attn.c_attn.bias", target + "attn.b_{qkv}", "(qkv n h) -> n h", qkv="QKV"),
+        Row(source + "attn.c_proj.weight", target + "attn.W_O", "(n h) m -> n h m"),
+        Row(source + "attn.c_proj.bias", target + "attn.b_O"),
+        *classic.norm(source + "ln_1", target + "ln1"),
+        Row(source + "mlp.c_fc.weight", target + "mlp.W_in"),
+        Row(source + "mlp.c_fc.bias", target + "mlp.b_in"),
+        Row(source + "mlp.c_proj.weight", target + "mlp.W_out"),
+        Row(source + "mlp.c_proj.bias", target + "mlp.b_out"),
+        *classic.norm(source + "ln_2", target + "ln2"),
         *classic.head("lm_head", tree, "transformer.tokens_embed.weight"),
     ]

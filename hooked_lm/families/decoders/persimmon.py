@@ -38,18 +38,18 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    theirs, ours = "model.layers.{l}.", "blocks.{l}."
-    attn = theirs + "self_attn."
+    source, target = "model.layers.{l}.", "blocks.{l}."
+    attn = source + "self_attn."
     return [
         Row("model.embed_tokens.weight", "embed.W_E"),
-        *classic.norm(theirs + "input_layernorm", ours + "ln1"),
+        *classic.norm(source + "input_layernorm", target + "ln1"),
         *classic.fused_by_group(attn + "query_key_value", tree),
-        *classic.norm(attn + "q_layernorm", ours + "attn.q_norm"),
-        *classic.norm(attn + "k_layernorm", ours + "attn.k_norm"),
+        *classic.norm(attn + "q_layernorm", target + "attn.q_norm"),
+        *classic.norm(attn + "k_layernorm", target + "attn.k_norm"),
         *classic.out_of_attention(attn + "dense"),
-        *classic.norm(theirs + "post_attention_layernorm", ours + "ln2"),
-        *classic.into_mlp(theirs + "mlp.dense_h_to_4h"),
-        *classic.out_of_mlp(theirs + "mlp.dense_4h_to_h"),
+        *classic.norm(source + "post_attention_layernorm", target + "ln2"),
+        *classic.into_mlp(source + "mlp.dense_h_to_4h"),
+        *classic.out_of_mlp(source + "mlp.dense_4h_to_h"),
         *classic.norm("model.final_layernorm", "ln_final"),
         *classic.head("lm_head", tree, "model.embed_tokens.weight"),
     ]

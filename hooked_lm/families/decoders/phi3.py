@@ -19,11 +19,11 @@ def config(hf: HFConfig) -> DecoderConfig:
 def rows(tree: DecoderConfig) -> list[Row]:
     attn = tree.blocks[0].attn
     heads = {"Q": attn.n_heads, "K": attn.n_kv, "V": attn.n_kv}
-    theirs, ours = "model.layers.{l}.", "blocks.{l}."
+    source, target = "model.layers.{l}.", "blocks.{l}."
     return [
         *llama_like.outer_rows(tree),
         *llama_like.norm_rows(tree),
-        Row(theirs + "self_attn.qkv_proj.weight", ours + "attn.W_{x}", "(x h) m -> x m h", x=heads),
-        Row(theirs + "self_attn.o_proj.weight", ours + "attn.W_O", "m (n h) -> n h m"),
+        Row(source + "self_attn.qkv_proj.weight", target + "attn.W_{x}", "(x h) m -> x m h", x=heads),
+        Row(source + "self_attn.o_proj.weight", target + "attn.W_O", "m (n h) -> n h m"),
         *llama_like.fused_mlp_rows(tree),
     ]

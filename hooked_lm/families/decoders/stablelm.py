@@ -30,9 +30,9 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    attn, theirs, ours = tree.blocks[0].attn, "model.layers.{l}.self_attn.", "blocks.{l}.attn."
+    attn, source, target = tree.blocks[0].attn, "model.layers.{l}.self_attn.", "blocks.{l}.attn."
     return [
         *llama_like.rows(tree),
-        Row(theirs + "q_layernorm.norms.{n}.weight", ours + "q_norm.heads.{n}", n=attn.n_heads),
-        Row(theirs + "k_layernorm.norms.{n}.weight", ours + "k_norm.heads.{n}", n=attn.n_kv),
+        Row(source + "q_layernorm.norms.{n}.weight", target + "q_norm.heads.{n}", n=attn.n_heads),
+        Row(source + "k_layernorm.norms.{n}.weight", target + "k_norm.heads.{n}", n=attn.n_kv),
     ]

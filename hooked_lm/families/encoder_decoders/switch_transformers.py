@@ -56,7 +56,7 @@ def rows(tree: EncoderDecoderConfig) -> list[Row]:
     ]
 
 
-def side_rows(blocks: Sequence[SideBlockConfig], theirs: str, ours: str) -> list[Row]:
+def side_rows(blocks: Sequence[SideBlockConfig], source: str, target: str) -> list[Row]:
     """Rows of the encoder's or decoder's MLPs and experts."""
     found = []
     for layer, block in enumerate(blocks):
@@ -64,10 +64,10 @@ def side_rows(blocks: Sequence[SideBlockConfig], theirs: str, ours: str) -> list
         if isinstance(block.mlp, MoE.Config):
             expert, places = block.mlp.expert, {**place, "x": range(block.mlp.n_experts)}
             assert isinstance(expert, MLP.Config)
-            found += mlp_rows(expert, theirs + "experts.expert_{x}.", ours + "experts.{x}.", **places)
-            found.append(Row(theirs + "router.classifier.weight", ours + "W_router", "n m -> m n", **place))
-            found.append(Row(theirs + "router.classifier.bias", ours + "b_router", **place))
+            found += mlp_rows(expert, source + "experts.expert_{x}.", target + "experts.{x}.", **places)
+            found.append(Row(source + "router.classifier.weight", target + "W_router", "n m -> m n", **place))
+            found.append(Row(source + "router.classifier.bias", target + "b_router", **place))
         else:
             assert isinstance(block.mlp, MLP.Config)
-            found += mlp_rows(block.mlp, theirs, ours, **place)
+            found += mlp_rows(block.mlp, source, target, **place)
     return found

@@ -30,15 +30,15 @@ def config(hf: HFConfig) -> EncoderConfig:
     n_layers, n_groups, per_group = hf.num_hidden_layers, hf.num_hidden_groups, hf.inner_group_num
     group_of = [int(layer / (n_layers / n_groups)) for layer in range(n_layers)]
     if set(group_of) != set(range(n_groups)):
-        raise ValueError(f"num_hidden_groups={n_groups}: {n_layers} layers leave some of the groups without use")
-    places = [(group, inner) for group in group_of for inner in range(per_group)]
+        raise ValueError(f"num_hidden_groups={n_groups}: {n_layers} layers do not use all groups")
+    shares = [(group, inner) for group in group_of for inner in range(per_group)]
     block = bert_like.blocks(hf, bert_like.attention(hf))[0]
     embed = bert_like.embed(hf, n_types=hf.type_vocab_size, d_embed=hf.embedding_size)
     return EncoderConfig(
         n_ctx=hf.max_position_embeddings,
         embed=bert_like.projected(embed, hf.hidden_size),
-        blocks=(block,) * len(places),
-        shares=tuple(places),
+        blocks=(block,) * len(shares),
+        shares=tuple(shares),
         **bert_like.heads(hf, HEADS, d_embed=hf.embedding_size, mlm=hf.hidden_act),
     )
 
@@ -46,8 +46,8 @@ def config(hf: HFConfig) -> EncoderConfig:
 def rows(tree: EncoderConfig) -> list[Row]:
     layers, shares = list[Row](), tree.shares or ()
     for group, inner in dict.fromkeys(shares):
-        theirs = f"albert.encoder.albert_layer_groups.{group}.albert_layers.{inner}."
-        layers += layer_rows(theirs, f"blocks.{shares.index((group, inner))}.")
+        source = f"albert.encoder.albert_layer_groups.{group}.albert_layers.{inner}."
+        layers += layer_rows(source, f"blocks.{shares.index((group, inner))}.")
     return [
         *bert_like.embedding_rows("albert.embeddings."),
         *bert_like.projection_rows("albert.encoder.embedding_hidden_mapping_in"),
@@ -56,20 +56,20 @@ def rows(tree: EncoderConfig) -> list[Row]:
     ]
 
 
-def layer_rows(theirs: str, ours: str) -> list[Row]:
+def layer_rows(source: str, target: str) -> list[Row]:
     """Rows of one set of layer weights, for the first block that uses it."""
-    attn, rows = theirs + "attention.", list[Row]()
+    attn, rows = source + "attention.", list[Row]()
     for name, x in (("query", "Q"), ("key", "K"), ("value", "V")):
-        rows.append(Row(f"{attn}{name}.weight", f"{ours}attn.W_{x}", "(n h) m -> n m h"))
-        rows.append(Row(f"{attn}{name}.bias", f"{ours}attn.b_{x}", "(n h) -> n h"))
+        rows.append(Row(f"{attn}{name}.weight", f"{target}attn.W_{x}", "(n h) m -> n m h"))
+        rows.append(Row(f"{attn}{name}.bias", f"{target}attn.b_{x}", "(n h) -> n h"))
     return [
         *rows,
-        Row(attn + "dense.weight", ours + "attn.W_O", "m (n h) -> n h m"),
-        Row(attn + "dense.bias", ours + "attn.b_O"),
-        *classic.norm(attn + "LayerNorm", ours + "ln1"),
-        Row(theirs + "ffn.weight", ours + "mlp.W_in", "f m -> m f"),
-        Row(theirs + "ffn.bias", ours + "mlp.b_in"),
-        Row(theirs + "ffn_output.weight", ours + "mlp.W_out", "m f -> f m"),
-        Row(theirs + "ffn_output.bias", ours + "mlp.b_out"),
-        *classic.norm(theirs + "full_layer_layer_norm", ours + "ln2"),
+        Row(attn + "dense.weight", target + "attn.W_O", "m (n h) -> n h m"),
+        Row(attn + "dense.bias", target + "attn.b_O"),
+        *classic.norm(attn + "LayerNorm", target + "ln1"),
+        Row(source + "ffn.weight", target + "mlp.W_in", "f m -> m f"),
+        Row(source + "ffn.bias", target + "mlp.b_in"),
+        Row(source + "ffn_output.weight", target + "mlp.W_out", "m f -> f m"),
+        Row(source + "ffn_output.bias", target + "mlp.b_out"),
+        *classic.norm(source + "full_layer_layer_norm", target + "ln2"),
     ]

@@ -111,8 +111,8 @@ def blocks(hf: HFConfig) -> tuple[PostNormBlock.Config, ...]:
 
 
 def rows(tree: EncoderConfig) -> list[Row]:
-    theirs = "deberta.encoder.layer.{l}."
-    attn, conv = theirs + "attention.self.", "deberta.encoder.conv."
+    source = "deberta.encoder.layer.{l}."
+    attn, conv = source + "attention.self.", "deberta.encoder.conv."
     by_position = [
         row
         for name, x in (("pos_key_proj", "pos_K"), ("pos_query_proj", "pos_Q"))
@@ -128,11 +128,11 @@ def rows(tree: EncoderConfig) -> list[Row]:
         Row("deberta.encoder.LayerNorm.bias", "rel_embed.b"),
         *classic.into_attention(attn + "query_proj", attn + "key_proj", attn + "value_proj"),
         *by_position,
-        *classic.out_of_attention(theirs + "attention.output.dense"),
-        *classic.norm(theirs + "attention.output.LayerNorm", "blocks.{l}.ln1"),
-        *classic.into_mlp(theirs + "intermediate.dense"),
-        *classic.out_of_mlp(theirs + "output.dense"),
-        *classic.norm(theirs + "output.LayerNorm", "blocks.{l}.ln2"),
+        *classic.out_of_attention(source + "attention.output.dense"),
+        *classic.norm(source + "attention.output.LayerNorm", "blocks.{l}.ln1"),
+        *classic.into_mlp(source + "intermediate.dense"),
+        *classic.out_of_mlp(source + "output.dense"),
+        *classic.norm(source + "output.LayerNorm", "blocks.{l}.ln2"),
         Row(conv + "conv.weight", "blocks.0.W_conv", "o i k -> k i o"),
         Row(conv + "conv.bias", "blocks.0.b_conv"),
         *classic.norm(conv + "LayerNorm", "blocks.0.ln3"),

@@ -43,15 +43,15 @@ def config(hf: HFConfig) -> EncoderConfig:
 
 
 def rows(tree: EncoderConfig) -> list[Row]:
-    theirs = "distilbert.transformer.layer.{l}."
-    attn = theirs + "attention."
+    source = "distilbert.transformer.layer.{l}."
+    attn = source + "attention."
     return [
         *bert_like.embedding_rows("distilbert.embeddings."),
         *classic.into_attention(attn + "q_lin", attn + "k_lin", attn + "v_lin"),
         *classic.out_of_attention(attn + "out_lin"),
-        *classic.norm(theirs + "sa_layer_norm", "blocks.{l}.ln1"),
-        *classic.into_mlp(theirs + "ffn.lin1"),
-        *classic.out_of_mlp(theirs + "ffn.lin2"),
-        *classic.norm(theirs + "output_layer_norm", "blocks.{l}.ln2"),
+        *classic.norm(source + "sa_layer_norm", "blocks.{l}.ln1"),
+        *classic.into_mlp(source + "ffn.lin1"),
+        *classic.out_of_mlp(source + "ffn.lin2"),
+        *classic.norm(source + "output_layer_norm", "blocks.{l}.ln2"),
         *bert_like.head_rows(tree, HEADS, PREFIX),
     ]

@@ -68,16 +68,16 @@ def config(hf: HFConfig) -> EncoderConfig:
 
 
 def rows(tree: EncoderConfig) -> list[Row]:
-    theirs = "esm.encoder.layer.{l}."
-    attn = theirs + "attention.self."
+    source = "esm.encoder.layer.{l}."
+    attn = source + "attention.self."
     return [
         *bert_like.embedding_rows("esm.embeddings.", norm="layer_norm"),
-        *classic.norm(theirs + "attention.LayerNorm", "blocks.{l}.ln1"),
+        *classic.norm(source + "attention.LayerNorm", "blocks.{l}.ln1"),
         *classic.into_attention(attn + "query", attn + "key", attn + "value"),
-        *classic.out_of_attention(theirs + "attention.output.dense"),
-        *classic.norm(theirs + "LayerNorm", "blocks.{l}.ln2"),
-        *classic.into_mlp(theirs + "intermediate.dense"),
-        *classic.out_of_mlp(theirs + "output.dense"),
+        *classic.out_of_attention(source + "attention.output.dense"),
+        *classic.norm(source + "LayerNorm", "blocks.{l}.ln2"),
+        *classic.into_mlp(source + "intermediate.dense"),
+        *classic.out_of_mlp(source + "output.dense"),
         *classic.norm("esm.encoder.emb_layer_norm_after", "ln_final"),
         Row("esm.rotary_embeddings.inv_freq", "rotary.frequencies"),
         *bert_like.linear("esm.contact_head.regression", "contact_head"),

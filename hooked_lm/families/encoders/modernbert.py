@@ -78,20 +78,20 @@ def heads(hf: HFConfig, norm: LayerNorm.Config) -> dict[str, Any]:
 
 
 def rows(tree: EncoderConfig) -> list[Row]:
-    theirs, ours = "model.layers.{l}.", "blocks.{l}."
+    source, target = "model.layers.{l}.", "blocks.{l}."
     embedding = "model.embeddings.tok_embeddings.weight"
     reads = "pooler" if tree.classifier else "token_classifier.transform" if tree.token_classifier else "mlm_head"
     return [
         Row(embedding, "embed.embed.W_E"),
         *classic.norm("model.embeddings.norm", "embed.ln"),
-        *classic.norm(theirs + "attn_norm", ours + "ln1"),
-        Row(theirs + "attn.Wqkv.weight", ours + "attn.W_{qkv}", "(qkv n h) m -> n m h", qkv="QKV"),
-        Row(theirs + "attn.Wqkv.bias", ours + "attn.b_{qkv}", "(qkv n h) -> n h", qkv="QKV"),
-        *classic.out_of_attention(theirs + "attn.Wo"),
-        *classic.norm(theirs + "mlp_norm", ours + "ln2"),
-        Row(theirs + "mlp.Wi.weight", ours + "mlp.W_{x}", "(x f) m -> m f", x=["gate", "in"]),
-        Row(theirs + "mlp.Wi.bias", ours + "mlp.b_{x}", "(x f) -> f", x=["gate", "in"]),
-        *classic.out_of_mlp(theirs + "mlp.Wo"),
+        *classic.norm(source + "attn_norm", target + "ln1"),
+        Row(source + "attn.Wqkv.weight", target + "attn.W_{qkv}", "(qkv n h) m -> n m h", qkv="QKV"),
+        Row(source + "attn.Wqkv.bias", target + "attn.b_{qkv}", "(qkv n h) -> n h", qkv="QKV"),
+        *classic.out_of_attention(source + "attn.Wo"),
+        *classic.norm(source + "mlp_norm", target + "ln2"),
+        Row(source + "mlp.Wi.weight", target + "mlp.W_{x}", "(x f) m -> m f", x=["gate", "in"]),
+        Row(source + "mlp.Wi.bias", target + "mlp.b_{x}", "(x f) -> f", x=["gate", "in"]),
+        *classic.out_of_mlp(source + "mlp.Wo"),
         *classic.norm("model.final_norm", "ln_final"),
         *bert_like.linear("head.dense", reads),
         *classic.norm("head.norm", reads + ".ln"),

@@ -29,16 +29,16 @@ def config(hf: HFConfig) -> EncoderConfig:
 
 
 def rows(tree: EncoderConfig) -> list[Row]:
-    theirs = "mpnet.encoder.layer.{l}."
-    attn = theirs + "attention.attn."
+    source = "mpnet.encoder.layer.{l}."
+    attn = source + "attention.attn."
     return [
         *bert_like.embedding_rows("mpnet.embeddings."),
         Row("mpnet.encoder.relative_attention_bias.weight", "rel_pos_bias.W_rel"),
         *classic.into_attention(attn + "q", attn + "k", attn + "v"),
         *classic.out_of_attention(attn + "o"),
-        *classic.norm(theirs + "attention.LayerNorm", "blocks.{l}.ln1"),
-        *classic.into_mlp(theirs + "intermediate.dense"),
-        *classic.out_of_mlp(theirs + "output.dense"),
-        *classic.norm(theirs + "output.LayerNorm", "blocks.{l}.ln2"),
+        *classic.norm(source + "attention.LayerNorm", "blocks.{l}.ln1"),
+        *classic.into_mlp(source + "intermediate.dense"),
+        *classic.out_of_mlp(source + "output.dense"),
+        *classic.norm(source + "output.LayerNorm", "blocks.{l}.ln2"),
         *bert_like.head_rows(tree, ROBERTA, PREFIX),
     ]
