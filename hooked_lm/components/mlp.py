@@ -10,15 +10,10 @@ from torch import Tensor, nn
 
 from hooked_lm.components.activations import Activation, activation
 from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm
-from hooked_lm.hooks import HookPoint, is_listening
+from hooked_lm.hooks import HookPoint, hook_if_listening, is_listening
 
 HIDDEN = ("batch", "pos", "d_mlp")
 Stream = Float[Tensor, "*batch d_model"]  # the tokens of an expert have no batch and pos
-
-
-def hook_if_listening(point: nn.Module, x: Tensor) -> Tensor:
-    """Passes a copy of `x` through the point if something listens there, so that edits in place do not reach `x`."""
-    return point(x.clone()) if is_listening(point) else x
 
 
 def hooked_input(module: Any, x: Tensor) -> Tensor:

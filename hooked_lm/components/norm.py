@@ -4,6 +4,7 @@ A norm runs one fused kernel if nothing listens to its hook points, and the same
 at least fp32 and return the dtype of the input.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,28 +30,29 @@ def root_mean_square(x: Float[Tensor, "*batch d"], eps: float) -> Float[Tensor, 
     return (length.square() / x.shape[-1] + eps).sqrt()
 
 
-class Norm(nn.Module):
+class Norm(nn.Module, ABC):
     """A norm with the divisor and the normalised value at hook points."""
 
     settings = RunSettings()
     kind = ""  # "LN" or "RMS"
 
     @dataclass(frozen=True)
-    class Config:
+    class Config(ABC):
         """Without a `weight` the norm only normalises, e.g. since its weight was folded into the next layer."""
 
         d_model: int
         eps: float = 1e-5
         weight: bool = True
 
+        @abstractmethod
         def build(self, dims: tuple[str, ...] = RESIDUAL) -> "Norm":
-            raise NotImplementedError
+            """The norm of this config, for a value with these axes."""
 
     cfg: Any
 
+    @abstractmethod
     def unhooked(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """The output for `x` by one fused kernel, without the hook points. Abstract; not an ABC, see `Positions.at`."""
-        raise NotImplementedError
+        """The output for `x` by one fused kernel, without the hook points."""
 
     @property
     def eps(self) -> float:

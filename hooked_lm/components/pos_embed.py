@@ -1,5 +1,6 @@
 """Embeddings of positions, learned or computed."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 Stream = Float[Tensor, "batch pos d_model"]
 
 
-class Positions(nn.Module):
+class Positions(nn.Module, ABC):
     """Position embeddings: `at` returns those of given positions, `forward` those of a run's tokens."""
 
     def forward(
@@ -31,9 +32,9 @@ class Positions(nn.Module):
         counted = (real.long().cumsum(1) - 1).clamp(min=0)[:, here]
         return self.at(counted).masked_fill(~real[:, here, None], 0.0)
 
+    @abstractmethod
     def at(self, positions: Int[Tensor, "batch pos"]) -> Stream:
-        """The vectors of these positions. Abstract; not an ABC, as the shim's classes have another metaclass."""
-        raise NotImplementedError
+        """The vectors of these positions."""
 
 
 class PosEmbed(Positions):

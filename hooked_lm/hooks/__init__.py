@@ -3,12 +3,12 @@
 from hooked_lm.hooks.cache import Cache
 from hooked_lm.hooks.hook import Hook, HookFunction
 from hooked_lm.hooks.module import HookedRootModule, NamesFilter
-from hooked_lm.hooks.point import HookPoint, is_listening
+from hooked_lm.hooks.point import HookPoint, hook_if_listening, is_listening
 from hooked_lm.hooks.select import UnknownSite, site_glob
 from hooked_lm.hooks.slice import Slice, SliceInput
 from hooked_lm.hooks.wrap import WrappedModule, wrap
 
 __all__ = [
     "Cache", "Hook", "HookFunction", "HookPoint", "HookedRootModule", "NamesFilter", "Slice", "SliceInput",
-    "UnknownSite", "WrappedModule", "is_listening", "site_glob", "wrap",
+    "UnknownSite", "WrappedModule", "hook_if_listening", "is_listening", "site_glob", "wrap",
 ]  # fmt: skip

@@ -344,6 +344,11 @@ def is_listening(*points: nn.Module) -> bool:
     return any(not isinstance(point, HookPoint) or point.is_listening for point in points)
 
 
+def hook_if_listening(point: nn.Module, x: Tensor) -> Tensor:
+    """Passes a copy of `x` through a point if something listens there, so that edits in place do not reach `x`; else `x`."""
+    return point(x.clone()) if is_listening(point) else x
+
+
 def _do_nothing(*_: Any) -> None:
     """A PyTorch hook without effect."""
 

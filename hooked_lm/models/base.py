@@ -7,6 +7,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.components.run_settings import RunSettings, apply_run_settings
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint
@@ -138,7 +139,7 @@ class BaseModel(HookedRootModule):
         apply_run_settings(self, RunSettings(cfg.fused_attention == "auto", *copies, length))
         for stack in self.stacks:
             for block in stack.blocks_of(self):
-                if isinstance(block, AttentionPart) and getattr(block.attn, "ungrouped", ungrouped) != ungrouped:
+                if isinstance(block, AttentionPart) and isinstance(block.attn, Attention):
                     block.attn.ungrouped = ungrouped
 
     def setup(self) -> None:

@@ -27,7 +27,6 @@ INSIDE_OTHERS = {
     "HeadLayerNorm",
     "LayerNorm",
     "MaskScaledEncoderEmbed",
-    "Norm",
     "PosEmbed",
     "ProjectedEncoderEmbed",
     "RMSNorm",
@@ -47,9 +46,10 @@ def components() -> list[type[nn.Module]]:
     for info in pkgutil.walk_packages(hooked_lm.components.__path__, "hooked_lm.components."):
         module = importlib.import_module(info.name)
         classes = [value for value in vars(module).values() if inspect.isclass(value) and issubclass(value, nn.Module)]
-        found |= {
-            kind for kind in classes if kind.__module__ == info.name and hasattr(vars(kind).get("Config"), "build")
-        }
+        for kind in classes:
+            config = vars(kind).get("Config")
+            if kind.__module__ == info.name and hasattr(config, "build") and not inspect.isabstract(config):
+                found.add(kind)
     return sorted(found, key=lambda kind: kind.__name__)
 
 

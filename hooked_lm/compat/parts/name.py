@@ -6,6 +6,7 @@ TransformerLens has a class where hooked_lm has an option in a config: `LayerNor
 user's subclass is a subclass of the class of hooked_lm, with an `__init__` that takes the flat config.
 """
 
+from abc import ABCMeta
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ Flat = HookedTransformerConfig | dict[str, Any]
 Plan = tuple[Any, ...]  # a class of hooked_lm, and its arguments
 
 
-class PublicName(type):
+class PublicName(ABCMeta):
     """The metaclass of names: calling one builds a module of hooked_lm, and `isinstance` calls `is_one`.
 
     Subclasses that users define are ordinary classes.

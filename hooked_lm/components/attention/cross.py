@@ -21,17 +21,14 @@ class CrossAttention(Attend):
     """
 
     @dataclass(frozen=True)
-    class Config:
+    class Config(Attend.Config):
         d_model: int
         n_heads: int
         d_head: int
         scale: float | None = None  # of the scores; None: d_head ** -0.5
         qkv_bias: bool = False
         out_bias: bool = False
-
-        @property
-        def n_kv(self) -> int:
-            return self.n_heads
+        causal, rotary = False, None
 
         def build(self) -> "CrossAttention":
             return CrossAttention(self)
@@ -47,14 +44,7 @@ class CrossAttention(Attend):
         self.b_V = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) if cfg.qkv_bias else None
         self.q_norm = self.k_norm = None  # attributes of the public interface
         self.hook_q, self.hook_k, self.hook_v = HookPoint(*QUERY), HookPoint(*SOURCE_KEY), HookPoint(*SOURCE_KEY)
-        self.make_mixing(
-            cfg.n_heads,
-            cfg.d_head,
-            cfg.d_model,
-            scale=cfg.d_head**-0.5 if cfg.scale is None else cfg.scale,
-            out_bias=cfg.out_bias,
-            causal=False,
-        )
+        self.make_mixing(cfg, cfg.d_head)
 
     def forward(self, query_input: Stream, context: StackContext, layer: int = 0) -> Stream:
         """`query_input` is the normalised stream; `layer` is the index of this layer in the cache of the source."""

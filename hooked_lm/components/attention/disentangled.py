@@ -3,7 +3,6 @@ position-to-content."""
 
 from copy import copy
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -94,7 +93,7 @@ class DisentangledAttention(Attend):
     """
 
     @dataclass(frozen=True)
-    class Config:
+    class Config(Attend.Config):
         d_model: int
         n_heads: int
         d_head: int
@@ -102,28 +101,14 @@ class DisentangledAttention(Attend):
         c2p: bool = True
         p2c: bool = True
         shared: bool = False
-
-        causal: ClassVar[bool] = False
-        # read by the flat config of every model
-        n_key_value_heads: ClassVar[None] = None
-        rotary: ClassVar[None] = None
-        qk_norm: ClassVar[None] = None
-        window: ClassVar[None] = None
-        soft_cap: ClassVar[None] = None
-        position_bias: ClassVar[None] = None
-        sinks: ClassVar[bool] = False
-        clip: ClassVar[None] = None
-
-        @property
-        def n_kv(self) -> int:
-            return self.n_heads
+        causal, out_bias, rotary = False, True, None
 
         def build(self) -> "DisentangledAttention":
             return DisentangledAttention(self)
 
     def __init__(self, cfg: Config) -> None:
         super().__init__()
-        self.cfg, self.n_kv, self.ungrouped = cfg, cfg.n_heads, False
+        self.cfg = cfg
         sizes = (cfg.n_heads, cfg.d_model, cfg.d_head)
         self.W_Q, self.W_K, self.W_V = projection(*sizes), projection(*sizes), projection(*sizes)
         self.b_Q, self.b_K, self.b_V = (nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) for _ in range(3))
@@ -138,15 +123,8 @@ class DisentangledAttention(Attend):
         if cfg.p2c and not cfg.shared:
             self.W_pos_Q = projection(*sizes)
             self.b_pos_Q = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head))
-        self.make_mixing(
-            cfg.n_heads,
-            cfg.d_head,
-            cfg.d_model,
-            scale=cfg.scale,
-            out_bias=True,
-            causal=False,
-            position_bias=SharedBias() if cfg.c2p or cfg.p2c else None,
-        )
+        self.make_mixing(cfg, cfg.d_head)
+        self.position_bias = SharedBias() if cfg.c2p or cfg.p2c else None
 
     def forward(
         self,

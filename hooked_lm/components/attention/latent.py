@@ -4,14 +4,13 @@ Weights are named as in the paper: D projects down to a latent, U up to the head
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.attention.multihead import QUERY, PerHead, SelfAttention, Stream, project, projection
+from hooked_lm.components.attention.multihead import QUERY, Attend, PerHead, SelfAttention, Stream, project, projection
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import RMSNorm, norm_unhooked
 from hooked_lm.components.rotary import Rotary
@@ -31,7 +30,7 @@ class LatentAttention(SelfAttention):
     of_keys = ("hook_k", "hook_v", "hook_rot_k", "hook_kv_latent", "kv_norm", "W_DKV", "W_UK", "W_UV", "W_KR")
 
     @dataclass(frozen=True)
-    class Config:
+    class Config(Attend.Config):
         """`down_bias` adds biases to the projections `W_DKV`, `W_KR` and `W_DQ`."""
 
         d_model: int
@@ -46,22 +45,10 @@ class LatentAttention(SelfAttention):
         down_bias: bool = False
         out_bias: bool = False
         causal: bool = True
-        # read by the flat config of every model
-        n_key_value_heads: ClassVar[None] = None
-        qk_norm: ClassVar[None] = None
-        window: ClassVar[None] = None
-        soft_cap: ClassVar[None] = None
-        position_bias: ClassVar[None] = None
-        sinks: ClassVar[bool] = False
-        clip: ClassVar[None] = None
 
         @property
-        def d_head(self) -> int:
+        def d_head(self) -> int:  # type: ignore[override]
             return self.d_nope + self.rotary.dim
-
-        @property
-        def n_kv(self) -> int:
-            return self.n_heads
 
         def build(self) -> "LatentAttention":
             return LatentAttention(self)
@@ -69,7 +56,6 @@ class LatentAttention(SelfAttention):
     def __init__(self, cfg: Config) -> None:
         super().__init__()
         self.cfg = cfg
-        self.n_kv, self.ungrouped = cfg.n_heads, False
         if cfg.d_q_latent is None:
             self.W_Q = projection(cfg.n_heads, cfg.d_model, cfg.d_head)
         else:
@@ -91,14 +77,7 @@ class LatentAttention(SelfAttention):
         self.hook_k = HookPoint(*QUERY)
         self.hook_v = HookPoint(*QUERY[:-1], "d_value")
         self.hook_rot_q, self.hook_rot_k = HookPoint(*QUERY), HookPoint(*QUERY)
-        self.make_mixing(
-            cfg.n_heads,
-            cfg.d_value,
-            cfg.d_model,
-            scale=cfg.d_head**-0.5 if cfg.scale is None else cfg.scale,
-            out_bias=cfg.out_bias,
-            causal=cfg.causal,
-        )
+        self.make_mixing(cfg, cfg.d_value)
         self.hook_z = HookPoint(*QUERY[:-1], "d_value")
 
     def forward(

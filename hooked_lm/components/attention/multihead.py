@@ -4,6 +4,7 @@
 the pattern it runs the fused kernel, otherwise the same computation in steps (`steps.py`). Grouped heads are never copied.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -42,33 +43,50 @@ class Attend(PublicAttributes):
     before `W_O`.
     """
 
+    class Config(ABC):
+        """What all kinds of attention have. A kind declares its mechanisms as fields; others have the values here."""
+
+        d_model: int
+        n_heads: int
+        d_head: int  # the width of queries and keys
+        scale: float | None  # of the scores; None: d_head ** -0.5
+        rotary: Rotary | None
+        n_key_value_heads: int | None = None
+        out_bias: bool = False
+        causal: bool = True
+        window: int | None = None  # how many positions back a query sees, itself included
+        soft_cap: float | None = None
+        sinks: bool = False
+        position_bias: PositionBias | None = None
+        qk_norm: NormConfig | None = None
+        z_norm: NormConfig | None = None
+        clip: float | None = None
+
+        @property
+        def n_kv(self) -> int:
+            """The number of key/value heads."""
+            return self.n_key_value_heads or self.n_heads
+
+        @abstractmethod
+        def build(self) -> "Attend":
+            """The attention of this config."""
+
+    ungrouped = False  # whether each query head has a copy of its key/value head; only an `Attention` can be set so
     computes_kv = True  # whether it computes keys and values
     kv_source_layer: int | None = None  # otherwise the layer whose keys and values it uses
     # the sites and weights of keys and values
     of_keys: tuple[str, ...] = ("hook_k", "hook_v", "hook_rot_k", "k_norm", "v_norm", "W_K", "W_V")
 
-    def make_mixing(
-        self,
-        n_heads: int,
-        d_value: int,
-        d_model: int,
-        scale: float,
-        out_bias: bool,
-        causal: bool = True,
-        window: int | None = None,
-        soft_cap: float | None = None,
-        sinks: bool = False,
-        position_bias: PositionBias | None = None,
-        z_norm: NormConfig | None = None,
-    ) -> None:
-        self.scale, self.causal, self.window, self.soft_cap = scale, causal, window, soft_cap
-        self.position_bias = None if position_bias is None else position_bias.build()
-        self.W_O = nn.Parameter(torch.empty(n_heads, d_value, d_model))
-        self.b_O = nn.Parameter(torch.zeros(d_model)) if out_bias else None
-        self.sinks = nn.Parameter(torch.zeros(n_heads)) if sinks else None
+    def make_mixing(self, cfg: Config, d_value: int) -> None:
+        self.scale = cfg.d_head**-0.5 if cfg.scale is None else cfg.scale
+        self.causal, self.window, self.soft_cap = cfg.causal, cfg.window, cfg.soft_cap
+        self.position_bias = None if cfg.position_bias is None else cfg.position_bias.build()
+        self.W_O = nn.Parameter(torch.empty(cfg.n_heads, d_value, cfg.d_model))
+        self.b_O = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.out_bias else None
+        self.sinks = nn.Parameter(torch.zeros(cfg.n_heads)) if cfg.sinks else None
         self.hook_attn_scores, self.hook_pattern = HookPoint(*SCORES), HookPoint(*SCORES)
         self.hook_z = HookPoint(*QUERY)
-        add_norm(self, "z_norm", z_norm, QUERY)
+        add_norm(self, "z_norm", cfg.z_norm, QUERY)
         self.hook_result = HookPoint("batch", "pos", "head", "d_model", on_demand=True)
         order_parameters(self)
 
@@ -78,6 +96,11 @@ class Attend(PublicAttributes):
         for name, weight in self.named_parameters(recurse=False):
             if name in PROJECTIONS and weight.stride(0) != weight.shape[2] * weight.stride(2):
                 weight.data = weight.data.transpose(1, 2).contiguous().transpose(1, 2)
+
+    @property
+    def n_kv(self) -> int:
+        """The number of key/value heads at the hook points."""
+        return self.cfg.n_heads if self.ungrouped else self.cfg.n_kv
 
     def mix(self, q: PerHead, k: Keys, v: Values, context: Context, layer: int = 0) -> Mixed:
         """The mixed values of each head, at their site."""
@@ -153,7 +176,7 @@ class Attention(SelfAttention):
     """
 
     @dataclass(frozen=True)
-    class Config:
+    class Config(Attend.Config):
         """`qk_norm` normalises queries and keys before rotary, or after it with `rotary_first`; `clip` bounds the outputs of the
         projections. With `values_from_keys` values have the weights of keys. `hook_v` is after `v_norm`. A layer with
         `is_kv_source` keeps its keys and values for `SharedKVAttention` in later layers."""
@@ -180,10 +203,6 @@ class Attention(SelfAttention):
         position_bias: PositionBias | None = None
         causal: bool = True
 
-        @property
-        def n_kv(self) -> int:
-            return self.n_key_value_heads or self.n_heads
-
         def build(self) -> "Attention":
             return Attention(self)
 
@@ -195,7 +214,6 @@ class Attention(SelfAttention):
         if cfg.n_heads % cfg.n_kv:
             raise ValueError(f"{cfg.n_heads} heads cannot share {cfg.n_kv} key/value heads evenly")
         self.cfg = cfg
-        self.ungrouped = False
         self.W_Q = projection(cfg.n_heads, cfg.d_model, cfg.d_head)
         self.W_K = projection(cfg.n_kv, cfg.d_model, cfg.d_head)
         if not cfg.values_from_keys:
@@ -211,19 +229,7 @@ class Attention(SelfAttention):
         in_order = (self._make_norms, self._make_rotary_points)
         for make in reversed(in_order) if cfg.rotary_first else in_order:
             make()
-        self.make_mixing(
-            cfg.n_heads,
-            cfg.d_head,
-            cfg.d_model,
-            scale=cfg.d_head**-0.5 if cfg.scale is None else cfg.scale,
-            out_bias=cfg.out_bias,
-            causal=cfg.causal,
-            window=cfg.window,
-            soft_cap=cfg.soft_cap,
-            sinks=cfg.sinks,
-            position_bias=cfg.position_bias,
-            z_norm=cfg.z_norm,
-        )
+        self.make_mixing(cfg, cfg.d_head)
 
     def _make_norms(self) -> None:
         if self.cfg.qk_norm is not None:
@@ -264,11 +270,6 @@ class Attention(SelfAttention):
         if self.cfg.is_kv_source:
             context.keep_kv(layer, k, v)
         return self.output(self.mix(q, k, v, context, layer))
-
-    @property
-    def n_kv(self) -> int:
-        """The number of key/value heads at the hook points."""
-        return self.cfg.n_heads if self.ungrouped else self.cfg.n_kv
 
     @property
     def value_weights(self) -> tuple[Tensor, Tensor | None]:

@@ -1,7 +1,6 @@
 """Attention to the keys and values of an earlier layer (Brandon et al. 2024, arXiv:2405.12981): only queries are computed."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -9,10 +8,9 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention.multihead import QUERY, Attend, PerHead, Stream, project, projection
 from hooked_lm.components.context import Context, KeysValues
-from hooked_lm.components.mlp import hook_if_listening
 from hooked_lm.components.norm import NormConfig, add_norm, norm_of
 from hooked_lm.components.rotary import Rotary
-from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks import HookPoint, hook_if_listening
 
 SOURCE_KV = ("batch", "key_pos", "kv_head", "d_head")
 
@@ -26,7 +24,7 @@ class SharedKVAttention(Attend):
     computes_kv = False
 
     @dataclass(frozen=True)
-    class Config:
+    class Config(Attend.Config):
         d_model: int
         n_heads: int
         d_head: int
@@ -39,37 +37,19 @@ class SharedKVAttention(Attend):
         qk_norm: NormConfig | None = None
         window: int | None = None  # how many positions back a query sees, itself included
         causal: bool = True
-        # read by the flat config of every model
-        soft_cap: ClassVar[None] = None
-        position_bias: ClassVar[None] = None
-        sinks: ClassVar[bool] = False
-        clip: ClassVar[None] = None
-
-        @property
-        def n_kv(self) -> int:
-            return self.n_key_value_heads or self.n_heads
 
         def build(self) -> "SharedKVAttention":
             return SharedKVAttention(self)
 
     def __init__(self, cfg: Config) -> None:
         super().__init__()
-        self.cfg = cfg
-        self.n_kv, self.ungrouped, self.kv_source_layer = cfg.n_kv, False, cfg.kv_source_layer
+        self.cfg, self.kv_source_layer = cfg, cfg.kv_source_layer
         self.W_Q = projection(cfg.n_heads, cfg.d_model, cfg.d_head)
         self.b_Q = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) if cfg.qkv_bias else None
         self.hook_q = HookPoint(*QUERY)
         add_norm(self, "q_norm", cfg.qk_norm, QUERY)
         self.hook_rot_q, self.hook_rot_k, self.hook_v = HookPoint(*QUERY), HookPoint(*SOURCE_KV), HookPoint(*SOURCE_KV)
-        self.make_mixing(
-            cfg.n_heads,
-            cfg.d_head,
-            cfg.d_model,
-            scale=cfg.d_head**-0.5 if cfg.scale is None else cfg.scale,
-            out_bias=cfg.out_bias,
-            causal=cfg.causal,
-            window=cfg.window,
-        )
+        self.make_mixing(cfg, cfg.d_head)
 
     def forward(
         self,

@@ -6,20 +6,16 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.attention.disentangled import DisentangledAttention
 from hooked_lm.components.attention.head_inputs import INPUT_POINTS, Inputs, head_inputs
-from hooked_lm.components.attention.latent import LatentAttention
-from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.components.attention.shared_kv import SharedKVAttention
+from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.components.context import Context
-from hooked_lm.components.mlp import MLPConfig, hook_if_listening
+from hooked_lm.components.mlp import MLPConfig
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of, norm_unhooked
 from hooked_lm.components.public_call import block_context
 from hooked_lm.components.run_settings import RunSettings
-from hooked_lm.hooks import HookPoint, is_listening
+from hooked_lm.hooks import HookPoint, hook_if_listening, is_listening
 
-AttentionConfig = Attention.Config | LatentAttention.Config | SharedKVAttention.Config | DisentangledAttention.Config
 Stream = Float[Tensor, "batch pos d_model"]
 Copies = Float[Tensor, "batch pos *head d_model"]  # of the stream, one for each head
 
@@ -31,7 +27,7 @@ class AttentionPart(nn.Module):
     class Config:
         """A norm may be None. `ln1_post` normalises the output of attention, and `residual_scale` multiplies it."""
 
-        attn: AttentionConfig
+        attn: Attend.Config
         ln1: NormConfig | None = None
         ln1_post: NormConfig | None = None
         residual_scale: float = 1.0

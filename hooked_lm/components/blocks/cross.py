@@ -7,11 +7,11 @@ from torch import Tensor
 
 from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.blocks.block import AttentionPart
-from hooked_lm.components.mlp import MLPConfig, hook_if_listening
+from hooked_lm.components.mlp import MLPConfig
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm
 from hooked_lm.components.stack_context import StackContext
-from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks import HookPoint, hook_if_listening
 
 Stream = Float[Tensor, "batch pos d_model"]
 

@@ -8,12 +8,11 @@ from torch import Tensor, nn
 
 from hooked_lm.components.blocks.block import MLPPart
 from hooked_lm.components.context import Context
-from hooked_lm.components.mlp import hook_if_listening
 from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of, upcast
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.components.ssm.rg_lru import RGLRU
-from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks import HookPoint, hook_if_listening
 
 Stream = Float[Tensor, "batch pos d_model"]
 MixerConfig = Mamba.Config | Mamba2.Config | RGLRU.Config

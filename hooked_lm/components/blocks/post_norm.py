@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from hooked_lm.components.blocks.block import AttentionPart, Copies, MLPPart, Stream
 from hooked_lm.components.context import Context
-from hooked_lm.components.mlp import hook_if_listening
 from hooked_lm.components.norm import RESIDUAL
-from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks import HookPoint, hook_if_listening
 
 
 class PostNormBlock(AttentionPart, MLPPart):

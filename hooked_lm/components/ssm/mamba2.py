@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from hooked_lm.components.activations import activation
 from hooked_lm.components.context import Context
-from hooked_lm.components.mlp import hook_if_listening
 from hooked_lm.components.norm import RESIDUAL, RMSNorm, upcast
 from hooked_lm.components.ssm.convolution import CausalConvolution
 from hooked_lm.components.ssm.mamba import initial_dt_bias
 from hooked_lm.components.ssm.scan import hooked_states, linear_scan
-from hooked_lm.hooks import HookPoint, is_listening
+from hooked_lm.hooks import HookPoint, hook_if_listening, is_listening
 
 INNER = ("batch", "pos", "d_inner")
 HEADS = ("batch", "pos", "ssm_head", "d_ssm_head")

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from hooked_lm.components.activations import activation
 from hooked_lm.components.context import Context
-from hooked_lm.components.mlp import hook_if_listening
 from hooked_lm.components.norm import RESIDUAL, upcast
 from hooked_lm.components.ssm.convolution import CausalConvolution
 from hooked_lm.components.ssm.scan import hooked_states
-from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks import HookPoint, hook_if_listening
 
 INNER = ("batch", "pos", "d_inner")
 SHARPNESS = 8.0  # the paper's c
