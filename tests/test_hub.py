@@ -255,7 +255,7 @@ def test_fields_without_effect(llama: Path):
         ({"dtype": "int8"}, "int8"),
         ({"dtype": "float33"}, "float33"),
         ({"checkpoint_value": 3}, "no checkpoints of"),
-        ({"checkpoint_value": 3, "checkpoint_index": 1}, "not two"),
+        ({"checkpoint_value": 3, "checkpoint_index": 1}, "not several"),
     ],
 )
 def test_options_that_cannot_be_honoured(llama: Path, options: dict[str, Any], message: str):
@@ -264,7 +264,7 @@ def test_options_that_cannot_be_honoured(llama: Path, options: dict[str, Any], m
 
 
 def test_names_that_are_nowhere():
-    with pytest.raises(ValueError, match=r"'gpt2-smal' is no directory here.*gpt2-small"):
+    with pytest.raises(ValueError, match=r"there is no directory 'gpt2-smal'.*gpt2-small"):
         load("gpt2-smal", local_files_only=True)
 
 

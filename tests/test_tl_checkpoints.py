@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from hooked_lm import HookedEncoder, HookedTransformer, HookedTransformerConfig, hub, pretrained
 from hooked_lm.compat import loading
 from hooked_lm.hub.options import Options
+from hooked_lm.hub.source import find
 from hooked_lm.hub.tl_checkpoint import find_tl
 from hooked_lm.hub.tl_weights import from_early_solu
 from tests.close import assert_apart, assert_close
@@ -347,7 +348,7 @@ def test_checkpoints_that_are_not_there(run: Path, gelu: Path):
         load(run, checkpoint_value=81)
     with pytest.raises(IndexError, match="there are 3"):
         load(run, checkpoint_index=3)
-    with pytest.raises(ValueError, match="not two"):
+    with pytest.raises(ValueError, match="not both"):
         load(run, checkpoint_index=1, checkpoint_value=80)
     with pytest.raises(ValueError, match=r"no checkpoints of .*gelu.*checkpoints/\*_<number>\.pth"):
         load(gelu, checkpoint_index=0)
@@ -463,11 +464,11 @@ def test_weights_that_do_not_fit(gelu: Path):
 
 def test_what_is_of_this_kind(gelu: Path, tmp_path: Path):
     """A config that names a model type is a transformers one; one without sizes in flat names is none at all."""
-    assert find_tl(Options(str(gelu))) is not None
-    assert find_tl(Options("demo")) is None
-    assert find_tl(Options(str(tmp_path / "nowhere"))) is None
+    assert find_tl(find(gelu), Options()) is not None
+    assert find_tl(find("demo"), Options()) is None
+    assert find_tl(find(tmp_path / "nowhere"), Options()) is None
     set_config(gelu, model_type="rwkv")
-    assert find_tl(Options(str(gelu))) is None
+    assert find_tl(find(gelu), Options()) is None
     with pytest.raises(ValueError, match="'rwkv' is not supported"):
         load(gelu)
 

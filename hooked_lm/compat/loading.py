@@ -12,11 +12,12 @@ from hooked_lm.compat.state_dicts import their_weights
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.pos_embed import PosEmbed
-from hooked_lm.hub.hf_checkpoint import HFCheckpoint, find_hf
+from hooked_lm.hub.hf_checkpoint import HFCheckpoint, from_model, from_source
 from hooked_lm.hub.hf_load import fill
 from hooked_lm.hub.names import published_steps
 from hooked_lm.hub.options import Options, one_device
 from hooked_lm.hub.short_names import CHECKPOINTS, SHORT_NAMES
+from hooked_lm.hub.source import find
 from hooked_lm.hub.tl_checkpoint import find_tl
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.tree import DecoderConfig, EncoderDecoderConfig
@@ -102,8 +103,8 @@ def get_checkpoint_labels(model_name: str, **kwargs: Any) -> tuple[list[int], st
     Raises ValueError if none are known.
     """
     revision, local_files_only = kwargs.pop("revision", None), kwargs.pop("local_files_only", False)
-    options = Options(model_name, revision=revision, local_files_only=local_files_only, hf_kwargs=kwargs)
-    checkpoint = find_tl(options)
+    options = Options(revision=revision, local_files_only=local_files_only, hf_kwargs=kwargs)
+    checkpoint = find_tl(find(model_name, **options.download), options)
     if checkpoint is not None and (steps := checkpoint.steps()):
         return [step.value for step in steps], steps[0].label_type
     return list(published_steps(model_name)[1]), "step"
@@ -137,7 +138,6 @@ def get_pretrained_model_config(
     (4, 128, 'LN')
     """
     options = Options(
-        model_name,
         revision=kwargs.pop("revision", None),
         local_files_only=kwargs.pop("local_files_only", False),
         checkpoint_index=checkpoint_index,
@@ -149,19 +149,20 @@ def get_pretrained_model_config(
         n_ctx=n_ctx,
         default_prepend_bos=default_prepend_bos,
     )
-    if (checkpoint := find_tl(options)) is not None:
+    source = find(model_name, **options.download)
+    if (checkpoint := find_tl(source, options)) is not None:
         flat_cfg = checkpoint.flat_config({}, checkpoint.step())
         return _folded(flat_cfg) if fold_ln else flat_cfg
     if hf_cfg is not None and "vocab_size" in hf_cfg:
         options = replace(options, hf_kwargs={**kwargs, "vocab_size": hf_cfg["vocab_size"]})
-    return _hf_config(find_hf(options, weights=False), fold_ln)
+    folder = source.folder(weights=False)
+    has_weights = any(folder.glob("*.safetensors*")) or any(folder.glob("pytorch_model*"))
+    return _hf_config(from_source(source, options, weights=False), has_weights, fold_ln)
 
 
-def _hf_config(checkpoint: HFCheckpoint, fold_ln: bool) -> HookedTransformerConfig:
+def _hf_config(checkpoint: HFCheckpoint, has_weights: bool, fold_ln: bool) -> HookedTransformerConfig:
     """The flat config of a checkpoint in the format of transformers; reads at most the names of its weights."""
-    assert checkpoint.folder is not None
-    here = any(checkpoint.folder.glob("*.safetensors*")) or any(checkpoint.folder.glob("pytorch_model*"))
-    tree = checkpoint.tree(checkpoint.tensors() if here else {})
+    tree = checkpoint.tree(checkpoint.tensors() if has_weights else {})
     model_class = class_of(tree)
     cfg = checkpoint.flat_config(model_class.config_class, _plain(tree), {}, checkpoint.options.device)
     return _folded(cfg) if fold_ln and model_class is HookedTransformer else cfg
@@ -257,7 +258,7 @@ def convert_hf_weights(hf_model: Any, cfg: Any) -> dict[str, Tensor]:
     `cfg` is the flat config of the model to load them into. If it has `n_key_value_heads`, keys and values are named `_W_K`
     and `_W_V`. Layers beyond `cfg.n_layers`, and positions beyond `cfg.n_ctx`, are omitted.
     """
-    checkpoint = find_hf(Options(hf_model.config.name_or_path, hf_model=hf_model))
+    checkpoint = from_model(find(hf_model.config.name_or_path), Options(hf_model=hf_model))
     tensors = checkpoint.tensors()
     tree = checkpoint.tree(tensors)
     model_class = class_of(tree)

@@ -8,8 +8,8 @@ user-facing classes.
 from hooked_lm.families import supported
 from hooked_lm.hub.compare import verify
 from hooked_lm.hub.export import save_pretrained, to_hf
-from hooked_lm.hub.files import named_tokenizer
 from hooked_lm.hub.load import load
 from hooked_lm.hub.names import short_names
+from hooked_lm.hub.source import named_tokenizer
 
 __all__ = ["load", "named_tokenizer", "save_pretrained", "short_names", "supported", "to_hf", "verify"]

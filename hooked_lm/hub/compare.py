@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.hub.hf_checkpoint import find_hf
+from hooked_lm.hub.hf_checkpoint import from_source
 from hooked_lm.hub.load import load
 from hooked_lm.hub.options import Options, one_device
+from hooked_lm.hub.source import WEIGHT_FILES, find
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder import Encoder
 from hooked_lm.models.verification.verify import Check, Verification
@@ -41,21 +42,22 @@ def verify(
     as wrong if our logit of another token is larger by more than that.
     """
     where: dict[str, Any] = {"revision": revision, "local_files_only": local_files_only}
-    options = Options(model_name, dtype=dtype, device=one_device(device), **where)
-    model, checkpoint = load(options).eval(), find_hf(options)
-    hf_class = _transformers_class(model, checkpoint.config)
-    theirs = hf_class.from_pretrained(checkpoint.folder, dtype=model.cfg.dtype, local_files_only=True)
-    theirs = theirs.to(model.device).eval()
+    options = Options(dtype=dtype, device=one_device(device), **where)
+    model, source = load(model_name, options).eval(), find(model_name, WEIGHT_FILES, **options.download)
+    config = from_source(source, options).config
+    hf_class = _transformers_class(model, config)
+    reference = hf_class.from_pretrained(source.folder(), dtype=model.cfg.dtype, local_files_only=True)
+    reference = reference.to(model.device).eval()
     length = min(16, model.cfg.n_ctx - 1)
     tokens = torch.randint(model.cfg.d_vocab, (2, length), generator=torch.Generator().manual_seed(0)).to(model.device)
     if not isinstance(model, Decoder):
-        tokens = _without_padding(tokens, checkpoint.config)
+        tokens = _without_padding(tokens, config)
     tolerance = max(1e-4, 4 * torch.finfo(model.cfg.dtype).eps)
     if isinstance(model, Encoder):
-        pairs = _encoder_pairs(model, theirs, tokens)
+        pairs = _encoder_pairs(model, reference, tokens)
         checks = [Check(f"{name} as in transformers", (_error(*pair),), tolerance) for name, pair in pairs]
     else:
-        checks = _logits_and_greedy(model, theirs, tokens, n_tokens, tolerance)
+        checks = _logits_and_greedy(model, reference, tokens, n_tokens, tolerance)
     return Verification((*checks, *model.verify(tokens).checks))
 
 
@@ -80,13 +82,13 @@ def _without_padding(tokens: Tensor, config: Any) -> Tensor:
     return torch.where(tokens == pad, (tokens + 1) % config.vocab_size, tokens)
 
 
-def _error(ours: Tensor, theirs: Tensor) -> float:
-    return ((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1.0)).item()
+def _error(value: Tensor, expected: Tensor) -> float:
+    return ((value - expected).abs().max() / expected.abs().max().clamp(min=1.0)).item()
 
 
-def _encoder_pairs(model: Encoder, theirs: Any, tokens: Tensor) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+def _encoder_pairs(model: Encoder, reference: Any, tokens: Tensor) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
     """Yields name, our output and that of transformers, for each output of the transformers class."""
-    found = theirs(tokens)
+    found = reference(tokens)
     for name, return_type in HEADS.items():
         if found.get(name) is not None:
             yield return_type, (model(tokens, return_type=return_type), found[name])
@@ -94,21 +96,21 @@ def _encoder_pairs(model: Encoder, theirs: Any, tokens: Tensor) -> Iterator[tupl
         yield "logits", (model(tokens), torch.stack([found.start_logits, found.end_logits], -1))
 
 
-def _logits_and_greedy(model: Any, theirs: Any, tokens: Tensor, n_tokens: int, tolerance: float) -> list[Check]:
+def _logits_and_greedy(model: Any, reference: Any, tokens: Tensor, n_tokens: int, tolerance: float) -> list[Check]:
     """Checks the logits and the greedy tokens of a decoder or an encoder-decoder."""
     from transformers import GenerationConfig
 
     is_decoder = isinstance(model, Decoder)
     options = {} if is_decoder else {"decoder_start_token_id": model.start_id(), "forced_bos_token_id": None}
-    theirs.generation_config = GenerationConfig(pad_token_id=0, **options)
+    reference.generation_config = GenerationConfig(pad_token_id=0, **options)
     # the decoder may have its own vocabulary
     inputs = {} if is_decoder else {"decoder_input_ids": tokens % model.cfg.d_vocab_out}
-    reference = theirs(tokens, **inputs).logits
-    largest = reference.abs().max().clamp(min=1.0)
-    error = ((model(tokens, *inputs.values()) - reference).abs().max() / largest).item()
+    expected = reference(tokens, **inputs).logits
+    largest = expected.abs().max().clamp(min=1.0)
+    error = ((model(tokens, *inputs.values()) - expected).abs().max() / largest).item()
     n_before = tokens.shape[1] if is_decoder else 1
     options = {"max_new_tokens": min(n_tokens, model.cfg.n_ctx - n_before), "do_sample": False}
-    greedy = theirs.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
+    greedy = reference.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
     predicted = (model(greedy) if is_decoder else model(tokens, greedy))[:, n_before - 1 : -1]
     lead = predicted.amax(-1) - predicted.gather(-1, greedy[:, n_before:, None])[..., 0]
     wrong = float((lead > tolerance * largest).sum())

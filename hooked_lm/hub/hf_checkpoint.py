@@ -1,71 +1,66 @@
 """Finds and reads checkpoints in the format of transformers: directories, hub repositories, and model objects."""
 
 import copy
+import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hooked_lm.families import family
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.hub.config_checks import check_kinds, check_layers, check_values
-from hooked_lm.hub.files import download, has_tokenizer, read_json, repository, tokenizer_in, tokenizer_of
 from hooked_lm.hub.names import checkpoint_step, hub_id
 from hooked_lm.hub.options import Options, Tree, real_dtype, with_limits
+from hooked_lm.hub.source import Repository, Source, has_tokenizer, tokenizer_in
+from hooked_lm.models.config.flat_config import FlatConfig
 from hooked_lm.weights import open_checkpoint
 
-WEIGHT_FILES = ("model*.safetensors", "pytorch_model*.bin")
 GENERATION_FACTS = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "forced_bos_token_id")
 
 
 @dataclass(frozen=True)
 class HFCheckpoint:
-    """A directory or an HF model object, with its HF config and family; `step` is the training step, if one was chosen."""
+    """A checkpoint with its HF config and its family.
 
-    name: str
-    folder: Path | None
-    hf_model: Any
+    `open_weights` returns the weights by the names in the file, `find_tokenizer` the tokenizer or None. `architectures` are
+    the transformers classes of the weights, `generation` is the generation config, and `labels` are fields of the flat config
+    that neither config has.
+    """
+
     config: Any
     family: ModuleType
-    step: int | None
+    architectures: list[str]
+    generation: dict[str, Any]
+    labels: dict[str, Any]
+    open_weights: Callable[[], Mapping[str, Tensor]]
+    find_tokenizer: Callable[[], Any]
     options: Options
 
     def tensors(self) -> Mapping[str, Tensor]:
         """The weights by current transformers names."""
-        return in_present_names(self._tensors_on_disk(), getattr(self.family, "RENAMED", {}))
-
-    def _tensors_on_disk(self) -> Mapping[str, Tensor]:
-        if self.hf_model is None:
-            assert self.folder is not None
-            return open_checkpoint(self.folder, mmap=self.options.mmap)
-        from transformers.core_model_loading import revert_weight_conversion
-
-        return revert_weight_conversion(self.hf_model, self.hf_model.state_dict())
+        return in_present_names(self.open_weights(), getattr(self.family, "RENAMED", {}))
 
     def tree(self, tensors: Mapping[str, Tensor]) -> Tree:
         """The config tree; the tensor names show which heads the checkpoint has."""
-        tree = read_config(self.family, self.config, self.architectures(), tensors)
+        tree = read_config(self.family, self.config, self.architectures, tensors)
         if tensors:
             check_layers(self.family, tree, tensors)
         return self.family.fitted(tree, tensors) if hasattr(self.family, "fitted") else tree
 
-    def architectures(self) -> list[str]:
-        """The names of the transformers classes of the weights, as in the config."""
-        if self.hf_model is not None:
-            return [type(self.hf_model).__name__]
-        return list(self.config.architectures or [])
-
-    def tokenizer(self) -> Any:
-        """The tokenizer in the directory, or that of an HF model's name; None if there is none."""
-        if self.folder is not None:
-            return tokenizer_in(self.folder)
-        return tokenizer_of(replace(self.options, model_name=self.name))
-
-    def flat_config(self, flat_class: Any, tree: Tree, tensors: Mapping[str, Tensor], device: Any = "meta") -> Any:
+    def flat_config(
+        self,
+        flat_class: type[FlatConfig],
+        tree: Tree,
+        tensors: Mapping[str, Tensor],
+        device: torch.device | str = "meta",
+    ) -> Any:
         """The flat config of the model, limited to the options' `first_n_layers` and `n_ctx`."""
         return flat_class.from_tree(
             with_limits(tree, self.options),
@@ -78,60 +73,92 @@ class HFCheckpoint:
 
     def _facts(self) -> dict[str, Any]:
         """The fields of the flat config that are not in the tree; unknown ones keep their defaults."""
-        options, family_prepends = self.options, getattr(self.family, "PREPENDS_BOS", True)
-        local = options.folder if self.hf_model is None else None
+        prepends = self.options.default_prepend_bos
         facts = {
-            "model_name": self.name.rpartition("/")[2],
-            "original_architecture": next(iter(self.architectures()), self.config.model_type),
-            "tokenizer_name": self.name if local is None or has_tokenizer(local) else None,
-            "from_checkpoint": self.step is not None,
-            "checkpoint_index": options.checkpoint_index,
-            "checkpoint_value": self.step,
-            "checkpoint_label_type": None if self.step is None else "step",
-            "default_prepend_bos": family_prepends
-            if options.default_prepend_bos is None
-            else options.default_prepend_bos,
-            "default_padding_side": options.default_padding_side,
+            **self.labels,
+            "original_architecture": next(iter(self.architectures), self.config.model_type),
+            "default_prepend_bos": getattr(self.family, "PREPENDS_BOS", True) if prepends is None else prepends,
+            "default_padding_side": self.options.default_padding_side,
             "initializer_range": getattr(self.config, "initializer_range", None),
         }
         return {name: value for name, value in facts.items() if value is not None}
 
     def _generation_facts(self, known: Collection[str]) -> dict[str, Any]:
         """Special tokens from the checkpoint's configs; single tokens in `bad_words_ids` are suppressed."""
-        given = {**self.config.to_dict(), **self._generation_config()}
+        given = {**self.config.to_dict(), **self.generation}
         facts = {name: given[name] for name in GENERATION_FACTS if given.get(name) is not None}
         if banned := given.get("bad_words_ids"):
             facts["suppress_tokens"] = tuple(ids[0] for ids in banned if len(ids) == 1)
         return {name: value for name, value in facts.items() if name in known}
 
-    def _generation_config(self) -> dict[str, Any]:
-        if self.hf_model is not None:
-            config = getattr(self.hf_model, "generation_config", None)
-            return {} if config is None else {k: v for k, v in config.to_dict().items() if v is not None}
-        file = (self.folder or Path()) / "generation_config.json"
-        return read_json(file) if file.is_file() else {}
 
-
-def find_hf(options: Options, weights: bool = True) -> HFCheckpoint:
-    """The checkpoint that the options specify; without `weights` only configs and tokenizers are downloaded."""
-    asked = (options.checkpoint_index, options.checkpoint_value, options.revision)
-    step, revision = checkpoint_step(options.name, *asked)
-    options, name, folder = replace(options, revision=revision), options.name, options.folder
-    if options.hf_model is not None:
-        if options.overrides:
-            raise ValueError(
-                f"{', '.join(options.overrides)} cannot be given beside hf_model: it brings its own config"
-            )
-        hf_model = _merged(options.hf_model)
-        module = family(hf_model.config.model_type)
-        return HFCheckpoint(hub_id(name), None, hf_model, hf_model.config, module, step, options)
-    if folder is not None and not folder.is_dir():
-        raise ValueError(f"{name!r} is no directory here")
-    if folder is None:
-        name = repository(options, WEIGHT_FILES if weights else ("*",))
-        folder = download(name, options, weights)
+def from_source(source: Source, options: Options, weights: bool = True) -> HFCheckpoint:
+    """The checkpoint in a directory or a repository; without `weights` only configs and tokenizers are downloaded."""
+    step, revision = checkpoint_step(source.name, options)
+    folder = source.at(revision).folder(weights)
     config, module = _hf_config(folder, options.overrides)
-    return HFCheckpoint(name, folder, None, config, module, step, options)
+    generation = folder / "generation_config.json"
+    has_name = isinstance(source, Repository) or has_tokenizer(folder)
+    return HFCheckpoint(
+        config,
+        module,
+        architectures=list(config.architectures or []),
+        generation=_read_json(generation) if generation.is_file() else {},
+        labels=_labels(source.name, has_name, step, options),
+        open_weights=partial(open_checkpoint, folder, mmap=options.mmap),
+        find_tokenizer=partial(tokenizer_in, folder),
+        options=options,
+    )
+
+
+def from_model(source: Source, options: Options) -> HFCheckpoint:
+    """The weights of the options' `hf_model`, with the tokenizer of `source`."""
+    step, revision = checkpoint_step(source.name, options)
+    if options.overrides:
+        raise ValueError(f"{', '.join(options.overrides)} cannot be given with hf_model: it has a config already")
+    hf_model = _merged(options.hf_model)
+    generation = getattr(hf_model, "generation_config", None)
+    return HFCheckpoint(
+        hf_model.config,
+        family(hf_model.config.model_type),
+        architectures=[type(hf_model).__name__],
+        generation={} if generation is None else {k: v for k, v in generation.to_dict().items() if v is not None},
+        labels=_labels(hub_id(source.name), True, step, options),
+        open_weights=partial(_saved_weights, hf_model),
+        find_tokenizer=source.at(revision).tokenizer,
+        options=options,
+    )
+
+
+def _labels(name: str, has_tokenizer: bool, step: int | None, options: Options) -> dict[str, Any]:
+    return {
+        "model_name": name.rpartition("/")[2],
+        "tokenizer_name": name if has_tokenizer else None,
+        "from_checkpoint": step is not None,
+        "checkpoint_index": options.checkpoint_index,
+        "checkpoint_value": step,
+        "checkpoint_label_type": None if step is None else "step",
+    }
+
+
+def _saved_weights(hf_model: Any) -> Mapping[str, Tensor]:
+    """The weights of a transformers model by the names that it saves them under."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return revert_weight_conversion(hf_model, hf_model.state_dict())
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """The fields of a `config.json`. Raises ValueError for a file that is not a JSON object."""
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{file} is not a model's config: it is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"{file} is not a model's config: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{file} is not a model's config: it holds a {type(config).__name__}")
+    return config
 
 
 def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> tuple[Any, ModuleType]:
@@ -139,7 +166,7 @@ def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> tuple[Any, ModuleT
     file = folder / "config.json"
     if not file.is_file():
         raise ValueError(f"no config.json in {folder}: not a model in HF format")
-    written = read_json(file)
+    written = _read_json(file)
     model_type = written.get("model_type")
     if model_type is None:
         raise ValueError(f"{file} names no model_type: it is not the config of a transformers model")

@@ -21,11 +21,11 @@ def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
     full = checkpoint.tree(tensors)
     model_class = class_of(full)
     cfg = checkpoint.flat_config(model_class.config_class, full, tensors)
-    tokenizer = checkpoint.tokenizer() if options.tokenizer is None else options.tokenizer
+    tokenizer = checkpoint.find_tokenizer() if options.tokenizer is None else options.tokenizer
     model = _unfilled(model_class, cfg, tokenizer)
     fill(model, tensors, checkpoint.family, full, torch.device(options.device), copy=options.hf_model is not None)
     model.cfg.tokenizer_name = cfg.tokenizer_name
-    model.hf_config = checkpoint.config.to_dict() | {"architectures": checkpoint.architectures()}
+    model.hf_config = checkpoint.config.to_dict() | {"architectures": checkpoint.architectures}
     return model
 
 

@@ -5,6 +5,7 @@ import os
 import re
 from pathlib import Path
 
+from hooked_lm.hub.options import Options
 from hooked_lm.hub.short_names import CHECKPOINTS, SHORT_NAMES
 
 DEMO = Path(__file__).parents[1] / "demo" / "model"
@@ -57,19 +58,18 @@ def published_steps(model_name: str) -> tuple[str, tuple[int, ...]]:
         if fnmatch.fnmatchcase(hub_id(model_name), glob):
             return run
     raise ValueError(
-        f"no checkpoints of {model_name!r} are known; known are those of {', '.join(CHECKPOINTS)}. "
-        "revision= names any revision of a repository"
+        f"no checkpoints of {model_name!r} are known, only those of {', '.join(CHECKPOINTS)}. "
+        "revision=... selects any revision of a repository"
     )
 
 
-def checkpoint_step(
-    name: str, index: int | None, value: int | None, revision: str | None
-) -> tuple[int | None, str | None]:
+def checkpoint_step(name: str, options: Options) -> tuple[int | None, str | None]:
     """The training step of `checkpoint_index` or `checkpoint_value` (None without either), and its revision."""
+    index, value, revision = options.checkpoint_index, options.checkpoint_value, options.revision
     if index is None and value is None:
         return None, revision
     if (index is not None) + (value is not None) + (revision is not None) > 1:
-        raise ValueError("give one of checkpoint_index, checkpoint_value and revision, not two of them")
+        raise ValueError("give one of checkpoint_index, checkpoint_value and revision, not several")
     pattern, steps = published_steps(name)
     if index is not None:
         if not -len(steps) <= index < len(steps):

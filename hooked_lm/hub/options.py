@@ -1,17 +1,14 @@
 """The options of loading a checkpoint; unsupported ones raise ValueError."""
 
-import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hooked_lm.components.pos_embed import PosEmbed
-from hooked_lm.hub.names import local_folder, spelled
 from hooked_lm.models.config.tree import DecoderConfig, EncoderConfig, EncoderDecoderConfig
 
 Tree = DecoderConfig | EncoderConfig | EncoderDecoderConfig
@@ -20,13 +17,11 @@ DOWNLOAD_OPTIONS = ("token", "cache_dir", "force_download")
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `from_pretrained` that select a checkpoint and control its loading.
+    """The arguments of `from_pretrained` that control the loading of a checkpoint.
 
-    `hf_kwargs` are download options and config fields to override. `name` is `model_name` as a string, and `folder` its local
-    directory, None for a hub repository. Raises ValueError for `trust_remote_code`.
+    `hf_kwargs` are download options and config fields to override. Raises ValueError for `trust_remote_code`.
     """
 
-    model_name: str | os.PathLike[str]
     hf_model: Any = None
     checkpoint_index: int | None = None
     checkpoint_value: int | None = None
@@ -41,20 +36,16 @@ class Options:
     default_prepend_bos: bool | None = None
     default_padding_side: str | None = None
     mmap: bool = True
-    name: str = field(init=False)
-    folder: Path | None = field(init=False)
 
     def __post_init__(self) -> None:
         if self.hf_kwargs.get("trust_remote_code"):
             raise ValueError("trust_remote_code=True is refused: code from a checkpoint is never run")
-        name = spelled(self.model_name)
-        object.__setattr__(self, "name", name)
-        object.__setattr__(self, "folder", local_folder(name))
 
     @property
     def download(self) -> dict[str, Any]:
-        """The download options in `hf_kwargs`."""
-        return {name: self.hf_kwargs[name] for name in DOWNLOAD_OPTIONS if name in self.hf_kwargs}
+        """The options of a download from the hub, for `find`."""
+        more = {name: self.hf_kwargs[name] for name in DOWNLOAD_OPTIONS if name in self.hf_kwargs}
+        return {"revision": self.revision, "local_files_only": self.local_files_only, **more}
 
     @property
     def overrides(self) -> dict[str, Any]:

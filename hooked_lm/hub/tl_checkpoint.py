@@ -8,18 +8,20 @@ the number of tokens at the end of the file name.
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from hooked_lm.hub.config_checks import check_values
-from hooked_lm.hub.files import repository, tokenizer_in, tokenizer_of
-from hooked_lm.hub.options import Options, real_dtype, with_limits
+from hooked_lm.hub.options import Options, Tree, real_dtype, with_limits
+from hooked_lm.hub.source import TOKENIZER_FILES, Source, find, tokenizer_in
+from hooked_lm.hub.tl_weights import in_public_names
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.flat_config import FOREIGN_FIELDS
 from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.models.weights.state import load_state
 from hooked_lm.weights import open_checkpoint
 
 NEEDED = ("n_layers", "d_model", "n_ctx", "d_vocab", "normalization_type")
@@ -55,12 +57,9 @@ class Step:
 
 @dataclass(frozen=True)
 class TLCheckpoint:
-    """A checkpoint in a local directory, or in a hub repository whose config is in the cache.
+    """A TransformerLens checkpoint; `folder` has its config, `names` are the config fields by our names."""
 
-    `names` are the config fields by our names.
-    """
-
-    name: str
+    source: Source
     folder: Path
     names: dict[str, Any]
     options: Options
@@ -68,8 +67,8 @@ class TLCheckpoint:
     def whole_config(self) -> HookedTransformerConfig:
         """The flat config of all layers. Raises ValueError for missing or contradictory sizes."""
         if missing := [name for name in NEEDED if name not in self.names]:
-            raise ValueError(f"the config of {self.name!r} does not say {', '.join(missing)}")
-        check_values(self.names, f"the config of {self.name!r}")
+            raise ValueError(f"the config of {self.source.name!r} does not say {', '.join(missing)}")
+        check_values(self.names, f"the config of {self.source.name!r}")
         whole = HookedTransformerConfig.from_dict({**self.names, "init_weights": False, "device": "meta"})
         whole.check_tree()
         return whole
@@ -80,7 +79,7 @@ class TLCheckpoint:
         assert whole.tree is not None
         prepend_bos = options.default_prepend_bos
         facts: dict[str, Any] = {
-            "model_name": Path(self.name).name,
+            "model_name": Path(self.source.name).name,
             "original_architecture": whole.original_architecture or "neel",
             "tokenizer_name": whole.tokenizer_name,
             "default_prepend_bos": whole.default_prepend_bos if prepend_bos is None else prepend_bos,
@@ -106,10 +105,10 @@ class TLCheckpoint:
         if index is None and value is None:
             return None
         if index is not None and value is not None:
-            raise ValueError("give one of checkpoint_index and checkpoint_value, not two of them")
+            raise ValueError("give checkpoint_index or checkpoint_value, not both")
         steps = self.steps()
         if not steps:
-            raise ValueError(f"no checkpoints of {self.name!r}: it has no files {STEPS}*_<number>.pth")
+            raise ValueError(f"no checkpoints of {self.source.name!r}: it has no files {STEPS}*_<number>.pth")
         if index is not None:
             if not -len(steps) <= index < len(steps):
                 raise IndexError(f"checkpoint_index {index} is out of range: there are {len(steps)}")
@@ -129,21 +128,19 @@ class TLCheckpoint:
 
     def tensors(self, step: Step | None) -> Mapping[str, Tensor]:
         """The weights by their names in the file."""
-        file = self._last() if step is None else step.file
-        is_local = self.options.folder is not None
-        path = self.folder / file if is_local else _fetched(self.name, file, self.options)
-        return open_checkpoint(path, mmap=self.options.mmap)
+        file = self.source.file(self._last() if step is None else step.file)
+        return open_checkpoint(file, mmap=self.options.mmap)
 
     def tokenizer(self) -> Any:
         """The tokenizer in the directory, or the one that the config names; None if it names none."""
         found, name = tokenizer_in(self.folder), self.names.get("tokenizer_name")
         if found is not None or not name:
             return found
-        found = tokenizer_of(replace(self.options, model_name=name, revision=None))
+        found = find(name, TOKENIZER_FILES, **{**self.options.download, "revision": None}).tokenizer()
         if found is None:
             raise ValueError(
-                f"{self.name!r} reads text with the tokenizer {name!r}, which is no directory here and which the hub did "
-                "not give: give one with tokenizer=..."
+                f"the tokenizer {name!r} of {self.source.name!r} was found neither in a directory nor on the hub: give one with "
+                "tokenizer=..."
             )
         return found
 
@@ -154,53 +151,41 @@ class TLCheckpoint:
         found = [file for file in final if "/" not in file] or final or files
         if len(found) != 1:
             there = ", ".join(found) or "none"
-            raise ValueError(f"{self.name!r} should have one file of weights, or one *final.pth; it has {there}")
+            raise ValueError(f"{self.source.name!r} should have one file of weights, or one *final.pth; it has {there}")
         return found[0]
 
     def _files(self) -> list[str]:
-        """The paths of all weight files in the repository."""
-        here = (path for path in self.folder.rglob("*") if path.suffix in WEIGHTS)
-        files = sorted(path.relative_to(self.folder).as_posix() for path in here)
-        if self.options.folder is not None or self.options.local_files_only:
-            return files
-        from huggingface_hub import HfApi
-
-        try:
-            hub = HfApi(token=self.options.download.get("token"))
-            listed = hub.list_repo_files(self.name, revision=self.options.revision)
-        except Exception as error:  # huggingface_hub raises errors of many kinds without a connection
-            if files:
-                return files
-            raise ValueError(f"the hub did not list the files of {self.name!r}: {error}") from error
-        return [file for file in listed if file.endswith(WEIGHTS)]
+        """The paths of all weight files."""
+        return [file for file in self.source.files() if file.endswith(WEIGHTS)]
 
 
-def _fetched(name: str, file: str, options: Options) -> Path:
-    """The path of a repository's file in the hub's cache; downloads it if needed."""
-    from huggingface_hub import hf_hub_download
-
-    how = {"revision": options.revision, "local_files_only": options.local_files_only, **options.download}
+def find_tl(source: Source, options: Options) -> TLCheckpoint | None:
+    """Returns the checkpoint if its config has flat names; None for other configs, and if there is none."""
     try:
-        return Path(hf_hub_download(name, file, **how))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"the hub did not give {file} of {name!r}: {error}") from error
-
-
-def find_tl(options: Options) -> TLCheckpoint | None:
-    """Returns the checkpoint if its config has flat names; None for other configs, and if none was found."""
-    name, folder = options.name, options.folder
-    if folder is None:
-        name = repository(options, ("*",))
-        try:
-            folder = _fetched(name, "config.json", options).parent
-        except ValueError:
-            return None
-    config = _flat_names(folder / "config.json")
+        file = source.file("config.json")
+    except ValueError:  # the hub did not give the file
+        return None
+    config = _flat_names(file)
     if config is None:
         return None
     if unknown := options.overrides.keys() - READ - SPELLINGS.keys():
         raise ValueError(f"unknown options {', '.join(sorted(unknown))}: neither ours nor fields of a flat config")
-    return TLCheckpoint(name, folder, our_names(config) | our_names(options.overrides), options)
+    return TLCheckpoint(source, file.parent, our_names(config) | our_names(options.overrides), options)
+
+
+def load_tl(checkpoint: TLCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
+    """Returns the model of a checkpoint with unchanged weights. `class_of` maps a tree to a model class."""
+    step = checkpoint.step()
+    tensors = checkpoint.tensors(step)
+    cfg = checkpoint.flat_config(tensors, step)
+    assert cfg.tree is not None
+    model_class, whole = class_of(cfg.tree), checkpoint.whole_config()
+    beyond = tuple(f"blocks.{layer}." for layer in range(cfg.n_layers, whole.n_layers))
+    weights = in_public_names(tensors, whole)
+    given = checkpoint.options.tokenizer
+    model = model_class(cfg, tokenizer=checkpoint.tokenizer() if given is None else given)
+    load_state(model, {name: weight for name, weight in weights.items() if not name.startswith(beyond)})
+    return model
 
 
 def _flat_names(file: Path) -> dict[str, Any] | None:

@@ -563,10 +563,10 @@ def test_layers_with_and_without_sharing_learn_as_one():
 
 def test_the_classes_say_which_is_right(tmp_path: Path):
     reference(by_name("bert-masked")).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"is no HookedTransformer: load it with HookedEncoder\.from_pretrained"):
+    with pytest.raises(ValueError, match=r"is not a HookedTransformer: load it with HookedEncoder\.from_pretrained"):
         HookedTransformer.from_pretrained(tmp_path)
     assert isinstance(pretrained.from_pretrained(tmp_path), HookedEncoder)
-    with pytest.raises(ValueError, match=r"is no HookedEncoder: load it with HookedTransformer\.from_pretrained"):
+    with pytest.raises(ValueError, match=r"is not a HookedEncoder: load it with HookedTransformer\.from_pretrained"):
         HookedEncoder.from_pretrained("demo")
 
 

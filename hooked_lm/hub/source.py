@@ -1,0 +1,173 @@
+"""Where a checkpoint is: a local directory, or a repository on the hub. Both give files by their paths, and a tokenizer."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from hooked_lm.hub.names import hub_id, local_folder, spelled
+from hooked_lm.hub.short_names import SHORT_NAMES
+
+TEXT_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.pth")
+
+
+@dataclass(frozen=True)
+class Directory:
+    """A local directory; `name` is the name that the user gave for it."""
+
+    name: str
+    path: Path
+
+    def file(self, name: str) -> Path:
+        """The path of a file, which may be missing."""
+        return self.path / name
+
+    def files(self) -> list[str]:
+        """The relative paths of all files."""
+        return _files_below(self.path)
+
+    def folder(self, weights: bool = True) -> Path:
+        """The directory. Raises ValueError if there is none."""
+        if not self.path.is_dir():
+            raise ValueError(f"there is no directory {self.name!r}")
+        return self.path
+
+    def tokenizer(self) -> Any:
+        """The tokenizer in the directory; None if there is none."""
+        return tokenizer_in(self.path)
+
+    def at(self, revision: str | None) -> "Directory":
+        """This directory: it has no revisions."""
+        return self
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A repository on the hub; its files are downloaded into the hub's cache when they are needed."""
+
+    name: str
+    revision: str | None = None
+    local_files_only: bool = False
+    token: str | bool | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    force_download: bool = False
+
+    def file(self, name: str) -> Path:
+        """The path of a file in the cache, after a download if needed. Raises ValueError if the hub does not give it."""
+        from huggingface_hub import hf_hub_download
+
+        try:
+            return Path(hf_hub_download(self.name, name, **self._download))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"the hub did not give {name} of {self.name!r}: {error}") from error
+
+    def files(self) -> list[str]:
+        """The paths of all files of the repository; without a connection, of those in the cache."""
+        if self.local_files_only:
+            return _files_below(self.file("config.json").parent)
+        from huggingface_hub import HfApi
+
+        try:
+            return list(HfApi(token=self.token).list_repo_files(self.name, revision=self.revision))
+        except Exception as error:  # huggingface_hub raises errors of many kinds without a connection
+            cached = _files_below(self.file("config.json").parent)
+            if any(file.endswith((".pth", ".safetensors")) for file in cached):
+                return cached
+            raise ValueError(f"the hub did not list the files of {self.name!r}: {error}") from error
+
+    def folder(self, weights: bool = True) -> Path:
+        """The directory in the cache, after a download of configs, tokenizer and weights.
+
+        Pickles are downloaded only if there are no safetensors. Raises ValueError if the hub does not give the repository.
+        """
+        from huggingface_hub import snapshot_download
+
+        patterns = [*TEXT_FILES, *(["model*.safetensors"] if weights else [])]
+        try:
+            folder = Path(
+                snapshot_download(self.name, allow_patterns=patterns, ignore_patterns="*/*", **self._download)
+            )
+            if weights and not list(folder.glob("model*.safetensors")):
+                pickles = "pytorch_model*.bin"
+                snapshot_download(self.name, allow_patterns=pickles, ignore_patterns="*/*", **self._download)
+        except (OSError, ValueError) as error:
+            near = get_close_matches(self.name.lower(), SHORT_NAMES, n=3)
+            hint = f" (similar short names: {', '.join(near)})" if near else ""
+            raise ValueError(
+                f"there is no directory {self.name!r}, and the hub did not give a repository of that name{hint}: {error}"
+            ) from error
+        return folder
+
+    def tokenizer(self) -> Any:
+        """The tokenizer of the repository; None if there is none, or no such repository."""
+        try:
+            return tokenizer_in(self.folder(weights=False))
+        except ValueError:
+            return None
+
+    def at(self, revision: str | None) -> "Repository":
+        """The repository at a revision."""
+        return replace(self, revision=revision)
+
+    @property
+    def _download(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "name" and value is not None}
+
+
+Source = Directory | Repository
+
+
+def find(model_name: str | os.PathLike[str], files: Iterable[str] = ("*",), **download: Any) -> Source:
+    """The directory or repository that a name means; `download` are fields of `Repository`.
+
+    A repository that is cached without its organisation ("gpt2") takes precedence if it has a file that matches a glob of
+    `files`.
+    """
+    name = spelled(model_name)
+    folder = local_folder(name)
+    if folder is not None:
+        return Directory(name, folder)
+    return Repository(_repository_id(name, files, **download), **download)
+
+
+def _repository_id(
+    name: str, files: Iterable[str], cache_dir: Any = None, revision: str | None = None, **unused: Any
+) -> str:
+    from huggingface_hub import try_to_load_from_cache
+
+    known = hub_id(name)
+    for bare in dict.fromkeys((name, known.rpartition("/")[2])) if known != name else ():
+        cached = try_to_load_from_cache(bare, "config.json", cache_dir, revision)
+        if isinstance(cached, str) and any(any(Path(cached).parent.glob(glob)) for glob in files):
+            return bare
+    return known
+
+
+def _files_below(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a directory contains a tokenizer."""
+    return any((folder / file).is_file() for file in TOKENIZER_FILES)
+
+
+def tokenizer_in(folder: Path) -> Any:
+    """The tokenizer in a directory; None if there is none."""
+    if not has_tokenizer(folder):
+        return None
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+
+
+def named_tokenizer(name: str) -> Any:
+    """The tokenizer of a directory, a short name or a hub id. Raises ValueError if there is none."""
+    found = find(name, TOKENIZER_FILES).tokenizer()
+    if found is None:
+        raise ValueError(f"there is no tokenizer in a directory {name!r}, and the hub gave none of that name")
+    return found
