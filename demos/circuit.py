@@ -26,9 +26,9 @@ def main(report: str = "hooked_lm_circuit.html") -> None:
     model = HookedTransformer.from_pretrained("demo")
     pairs = experiment.prompt_pairs(8)
     task = circuit.Task(
-        *([getattr(pair, name) for pair in pairs] for name in ("clean", "corrupted", "answer", "wrong"))
+        *([getattr(pair, name) for pair in pairs] for name in ("clean", "corrupted", "answer", "wrong_answer"))
     )
-    print(f"{task.clean[0]!r} -> {task.right[0]!r}, and {len(pairs) - 1} more pairs like this one\n")
+    print(f"{task.clean[0]!r} -> {task.answers[0]!r}, and {len(pairs) - 1} more pairs like this one\n")
     print(agreement(model, task).to_string(index=False, float_format=lambda number: f"{number:.2f}"))
 
     study = circuit.find(model, task)

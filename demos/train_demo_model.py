@@ -235,7 +235,7 @@ def evaluate_task(
     logits = last_logits(model, tokenizer, [example.prompt for example in examples])
     answers, foils = (
         torch.tensor([tokenizer.encode(getattr(example, field)) for example in examples])
-        for field in ("answer", "wrong")
+        for field in ("answer", "wrong_answer")
     )
     correct = logits.argmax(-1, keepdim=True) == answers
     if examples[0].task == "greater_than":

@@ -89,7 +89,7 @@ def _show_setting(model: "HookedTransformer", pair: "Pair") -> None:
         f"[bold]model[/]      {cfg.n_layers} layers, {cfg.n_heads} heads, d_model {cfg.d_model}, {size:.2f} M"
     )
     console.print(f"[bold]clean[/]      {escape(pair.clean)}[green]{escape(pair.answer)}[/]")
-    console.print(f"[bold]corrupted[/]  {escape(pair.corrupted)}[red]{escape(pair.wrong)}[/]")
+    console.print(f"[bold]corrupted[/]  {escape(pair.corrupted)}[red]{escape(pair.wrong_answer)}[/]")
 
 
 def _show_result(result: "Result") -> None:

@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner, Result
 
 import hooked_lm
-from hooked_lm import HookedTransformer, HookedTransformerConfig, families, hub, pretrained
+from hooked_lm import HookedTransformer, families, hub, pretrained
 from hooked_lm.cli import app
 from hooked_lm.demo import corpus, experiment
 from hooked_lm.models.decoder import Decoder
@@ -79,7 +79,7 @@ def test_the_experiment_finds_something_true(result: experiment.Result):
     assert clean > 1
     assert corrupted < -1
     [giver] = result.changed
-    assert result.tokens[giver] == result.pairs[0].wrong
+    assert result.tokens[giver] == result.pairs[0].wrong_answer
     assert result.corrupted_tokens[giver] == result.pairs[0].answer
     n_pos, n_layers, n_heads = len(result.tokens), result.model.cfg.n_layers, result.model.cfg.n_heads
     effects = result.sites.mean
@@ -105,7 +105,9 @@ def test_effects_are_those_of_a_forward_pass_a_cell(result: experiment.Result):
     rows = torch.arange(len(pairs))
 
     def difference(logits: torch.Tensor) -> torch.Tensor:
-        right, wrong = ([model.to_single_token(getattr(pair, of)) for pair in pairs] for of in ("answer", "wrong"))
+        right, wrong = (
+            [model.to_single_token(getattr(pair, of)) for pair in pairs] for of in ("answer", "wrong_answer")
+        )
         return logits[rows, -1, right] - logits[rows, -1, wrong]
 
     _, cache = model.run_with_cache(clean)
@@ -209,20 +211,14 @@ def test_pairs_differ_in_the_giver_alone():
     for pair in pairs:
         clean, corrupted = pair.clean.split(" "), pair.corrupted.split(" ")
         changed = [(a, b) for a, b in zip(clean, corrupted, strict=True) if a != b]
-        assert changed == [(pair.wrong[1:], pair.answer[1:])]
-        assert corpus.is_held_out("indirect_object", *sorted((pair.wrong[1:], pair.answer[1:])))
+        assert changed == [(pair.wrong_answer[1:], pair.answer[1:])]
+        assert corpus.is_held_out("indirect_object", *sorted((pair.wrong_answer[1:], pair.answer[1:])))
 
 
 def test_a_model_that_cannot_tell_is_refused():
-    class Letters:
-        """As many tokens as words; all names are one token."""
-
-        def to_tokens(self, prompt: str) -> torch.Tensor:
-            return torch.arange(len(prompt.split()))[None]
-
-    model = HookedTransformer(HookedTransformerConfig(1, 8, 32, n_heads=2, d_vocab=32, act_fn="relu", seed=0))
-    model.to_single_token = lambda name: 3 if name in corpus.FEMALE_NAMES else 4
-    model.to_tokens = Letters().to_tokens
+    model = HookedTransformer.from_pretrained("demo")
+    with torch.no_grad():
+        model.unembed.W_U.zero_()
     with pytest.raises(ValueError, match="answers clean and corrupted prompts alike"):
         experiment.run(model, experiment.prompt_pairs(2))
 

@@ -5,8 +5,8 @@ for all prompts. The metrics of this module index the logits once and compute on
 logits are needed and computes no others.
 
 Shared arguments:
-- answers: an id; a list, the same for all prompts; or a tensor with one row per prompt, [batch] or [batch, n]. With `model=`
-  also strings that are one token.
+- answers: an id, or, with `model=`, a string that is one token; a list or a tensor [batch], with one for each prompt; a nested
+  list or a tensor [batch, n], with several for each prompt (one row: the same for all prompts).
 - positions: an int (-1 is the last position); a list, over which the mean is taken; or a tensor [batch] with one position for
   each prompt.
 
@@ -22,13 +22,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hooked_lm.analysis.answers import NEST, Answers, Rows, answer_rows, whole_numbers
+
 __all__ = [
     "Metric", "kl_divergence", "log_probability", "logit", "logit_difference", "loss", "probability", "rank",
 ]  # fmt: skip
 
-Answers = str | int | Sequence[str | int] | Tensor
 Positions = int | Sequence[int] | Tensor
-Columns = Int[Tensor, "row token"]  # one row for all prompts, or one for each
 
 
 # ---- shared parts -----------------------------------------------------------------------------------------------------
@@ -42,6 +42,7 @@ class Fits:
     positions: int | None = None
     d_vocab: int | None = None
     largest_token: int = -1
+    hint: str = ""  # for another number of prompts
 
     def check(self, shape: Sequence[int], metric: object) -> None:
         """Raises ValueError or IndexError if logits of this shape do not fit."""
@@ -50,7 +51,8 @@ class Fits:
         wanted = {"prompts": self.prompts, "positions": self.positions, "tokens in the vocabulary": self.d_vocab}
         for (what, want), got in zip(wanted.items(), shape, strict=True):
             if want is not None and want != got:
-                raise ValueError(f"{metric} was made for {want} {what}, and the logits {list(shape)} have {got}")
+                hint = f": {self.hint}" if self.hint and what == "prompts" else ""
+                raise ValueError(f"{metric} was made for {want} {what}, and the logits {list(shape)} have {got}{hint}")
         if self.largest_token >= shape[2]:
             raise IndexError(
                 f"token {self.largest_token} of {metric} is out of range: the logits are of {shape[2]} tokens"
@@ -62,7 +64,7 @@ class Where:
     """The positions and tokens of the logits that a metric reads; tokens None: all."""
 
     pos: int | slice | Int[Tensor, "pos_row pos"]
-    tokens: Columns | None = None
+    tokens: Rows | None = None
 
     def check(self, n_pos: int, metric: object) -> None:
         """Raises IndexError if the positions are out of range for `n_pos` positions."""
@@ -130,7 +132,7 @@ def logit(answers: Answers, positions: Positions = -1, *, model: Any = None) -> 
     >>> metric(model("The capital of France is")).shape
     torch.Size([1])
     """
-    ids, prompts = _ids(answers, "answers", model)
+    ids, prompts = answer_rows(answers, "answers", model)
     return _metric("logit", (answers,), positions, ids, prompts, lambda read: read.mean((1, 2)), columns=ids)
 
 
@@ -148,7 +150,10 @@ def logit_difference(
     >>> bool(metric(model("The capital of France is")) > 0)
     True
     """
-    (right, n_right), (other, n_wrong) = _ids(answers, "answers", model), _ids(wrong_answers, "wrong_answers", model)
+    (right, n_right), (other, n_wrong) = (
+        answer_rows(answers, "answers", model),
+        answer_rows(wrong_answers, "wrong_answers", model),
+    )
     if None not in (n_right, n_wrong) and n_right != n_wrong:
         raise ValueError(f"answers are given for {n_right} prompts, wrong_answers for {n_wrong}")
     rows, n = max(len(right), len(other)), right.shape[1]
@@ -182,7 +187,7 @@ def log_probability(answers: Answers, positions: Positions = -1, *, model: Any =
     """The log probability of a token in nats, or that of the union of several. Raises ValueError for a token given twice.
 
     >>> import torch
-    >>> log_probability([0, 1])(torch.zeros(1, 1, 4)).exp()
+    >>> log_probability([[0, 1]])(torch.zeros(1, 1, 4)).exp()
     tensor([0.5000])
     """
     ids, prompts = _distinct(answers, model)
@@ -202,7 +207,7 @@ def rank(answers: Answers, positions: Positions = -1, *, model: Any = None) -> M
     >>> rank(2)(torch.tensor([[[0.0, 3.0, 1.0, 2.0]]]))
     tensor([2.])
     """
-    ids, prompts = _ids(answers, "answers", model)
+    ids, prompts = answer_rows(answers, "answers", model)
 
     def compute(read: Float[Tensor, "batch pos d_vocab"]) -> Float[Tensor, " batch"]:
         best = _picked(read, ids).amax(-1, keepdim=True)
@@ -271,7 +276,7 @@ def loss(tokens: Int[Tensor, "..."], attention_mask: Tensor | None = None) -> Me
     shape = list(tokens.shape)
     if len(shape) != 2 or shape[1] < 2:
         raise ValueError(f"loss needs tokens [batch, pos] with two positions at least, got {shape}")
-    ids, _ = _ids(tokens, "tokens")
+    ids, _ = answer_rows(tokens, "tokens")
     real = torch.ones(shape, dtype=torch.bool) if attention_mask is None else attention_mask.cpu().bool()
     if list(real.shape) != shape:
         raise ValueError(f"the attention mask is {list(real.shape)}, the tokens are {shape}")
@@ -295,10 +300,10 @@ def _metric(
     name: str,
     arguments: tuple[Any, ...],
     positions: Positions,
-    ids: Columns | None,
+    ids: Rows | None,
     prompts: int | None,
     compute: Callable[[Tensor], Tensor],
-    columns: Columns | None = None,
+    columns: Rows | None = None,
     fits: Fits | None = None,
 ) -> Metric:
     """A metric of these tokens and positions; raises ValueError if they are given for different numbers of prompts."""
@@ -307,61 +312,32 @@ def _metric(
     if None not in (prompts, of_pos) and prompts != of_pos:
         raise ValueError(f"{name} is given {prompts} prompts, and positions for {of_pos}")
     if fits is None:
-        fits = Fits(of_pos if prompts is None else prompts, largest_token=-1 if ids is None else int(ids.max()))
+        hint = "" if prompts is None else NEST
+        largest = -1 if ids is None else int(ids.max())
+        fits = Fits(of_pos if prompts is None else prompts, largest_token=largest, hint=hint)
     shown = ", ".join([*map(_shown, arguments), f"positions={_shown(positions)}"])
     return Metric(name, shown, Where(where, columns), fits, compute)
 
 
-def _positions(positions: Any) -> tuple[int | Int[Tensor, "pos_row pos"], int | None]:
+def _positions(positions: Positions) -> tuple[int | Int[Tensor, "pos_row pos"], int | None]:
     """Positions as indices of logits, and the number of prompts they are given for (None: any number)."""
-    if isinstance(positions, Tensor) and positions.ndim > 1:
-        shape = list(positions.shape)
-        raise ValueError(f"positions must be an int, a list, or a tensor [batch]; got a tensor {shape}")
-    ids, prompts = _whole_numbers(positions, "positions")
-    return (int(ids), None) if ids.numel() == 1 and prompts is None else (ids, prompts)
+    found = whole_numbers(positions, "positions")
+    if found.ndim > 1:
+        raise ValueError(f"positions must be an int, a list, or a tensor [batch]; got shape {list(found.shape)}")
+    if isinstance(positions, Tensor) and found.ndim:
+        return found[:, None], len(found)
+    return (int(found), None) if found.numel() == 1 else (found[None], None)
 
 
-def _ids(answers: Any, what: str, model: Any = None) -> tuple[Columns, int | None]:
-    """Token ids as columns, and the number of prompts they are given for (None: any number)."""
-    if isinstance(answers, str) or (isinstance(answers, Sequence) and any(isinstance(one, str) for one in answers)):
-        if model is None:
-            raise TypeError(
-                f"{what}: {answers!r} needs a tokenizer: pass model=..., or ids (see model.to_single_token)"
-            )
-        answers = model.tokens.answer_ids(answers, what).tolist()
-    ids, prompts = _whole_numbers(answers, what)
-    if (smallest := int(ids.min())) < 0:
-        raise IndexError(f"{what}: {smallest} is not a token id")
-    return ids, prompts
-
-
-def _distinct(answers: Any, model: Any) -> tuple[Columns, int | None]:
-    ids, prompts = _ids(answers, "answers", model)
+def _distinct(answers: Answers, model: Any) -> tuple[Rows, int | None]:
+    ids, prompts = answer_rows(answers, "answers", model)
     ordered = ids.sort(1).values
     if len(twice := ordered[:, 1:][ordered.diff(dim=1) == 0]):
         raise ValueError(f"token {int(twice[0])} is given twice, and would count twice")
     return ids, prompts
 
 
-def _whole_numbers(given: Any, what: str) -> tuple[Int[Tensor, "row n"], int | None]:
-    """Integers as rows: one row for an int or a list, one row per prompt for a tensor."""
-    try:
-        numbers = given if isinstance(given, Tensor) else torch.tensor(given)
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"{what} must be an int, a list of ints or a tensor, got {given!r}") from None
-    if numbers.numel() == 0 or numbers.ndim > 2 or (numbers.ndim == 2 and not isinstance(given, Tensor)):
-        expected = "an int, a list of ints, or a tensor [batch] or [batch, n]"
-        raise ValueError(f"{what} must be {expected}, not empty; got shape {list(numbers.shape)}")
-    if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
-        raise TypeError(f"{what} must be whole numbers, got {str(numbers.dtype).removeprefix('torch.')}")
-    numbers = numbers.detach().long().cpu()
-    if numbers.ndim == 2:
-        return numbers, len(numbers)
-    per_prompt = isinstance(given, Tensor) and numbers.ndim == 1
-    return (numbers[:, None], len(numbers)) if per_prompt else (numbers.view(1, -1), None)
-
-
-def _picked(values: Float[Tensor, "batch pos d_vocab"], tokens: Columns) -> Float[Tensor, "batch pos token"]:
+def _picked(values: Float[Tensor, "batch pos d_vocab"], tokens: Rows) -> Float[Tensor, "batch pos token"]:
     batch, n_pos, _ = values.shape
     return values.gather(-1, tokens.to(values.device)[:, None].expand(batch, n_pos, -1))
 

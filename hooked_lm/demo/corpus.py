@@ -156,12 +156,12 @@ WORDS = sorted({*NOUNS, *NOUNS.values(), *ADJECTIVES, *STATES, *PLACES, *EVENTS}
 
 @dataclass(frozen=True)
 class Example:
-    """One filled-in template: a model should continue `prompt` with `answer`, not with the foil `wrong`."""
+    """One filled-in template: a model should continue `prompt` with `answer`, not with the foil `wrong_answer`."""
 
     task: str
     prompt: str
     answer: str
-    wrong: str
+    wrong_answer: str
     ending: str
     key: tuple[str | int, ...]
 
@@ -399,14 +399,14 @@ def training_text(rng: Random) -> str:
 
 
 def ioi_pairs(rng: Random, n: int) -> list[tuple[str, str, str, str]]:
-    """Held-out (clean, corrupted, answer, wrong) prompts for activation patching on the indirect object task.
+    """Held-out (clean, corrupted, answer, wrong_answer) prompts for activation patching on the indirect object task.
 
-    The corrupted prompt repeats the other name, so that `answer` and `wrong` change places; names are single
+    The corrupted prompt repeats the other name, so that `answer` and `wrong_answer` change places; names are single
     tokens, so that both prompts have the same length.
     """
     pairs = []
     for _ in range(n):
         example = TASKS["indirect_object"](rng)
-        before, after = example.prompt.rsplit(example.wrong, 1)
-        pairs.append((example.prompt, before + example.answer + after, example.answer, example.wrong))
+        before, after = example.prompt.rsplit(example.wrong_answer, 1)
+        pairs.append((example.prompt, before + example.answer + after, example.answer, example.wrong_answer))
     return pairs

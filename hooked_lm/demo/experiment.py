@@ -35,12 +35,12 @@ Cost = Mapping[str, int | float]
 
 @dataclass(frozen=True)
 class Pair:
-    """A clean prompt and the prompt with the other giver, for which `answer` and `wrong` are swapped."""
+    """A clean prompt and the prompt with the other giver, for which `answer` and `wrong_answer` are swapped."""
 
     clean: str
     corrupted: str
     answer: str
-    wrong: str
+    wrong_answer: str
 
 
 def prompt_pairs(n: int) -> list[Pair]:
@@ -49,7 +49,7 @@ def prompt_pairs(n: int) -> list[Pair]:
     Receiver and giver take turns. Raises ValueError for a number that is not positive or exceeds the pairs of names.
 
     >>> pair = prompt_pairs(1)[0]
-    >>> pair.clean == pair.corrupted.replace(f",{pair.answer} gave", f",{pair.wrong} gave")
+    >>> pair.clean == pair.corrupted.replace(f",{pair.answer} gave", f",{pair.wrong_answer} gave")
     True
     """
     everybody = product(corpus.FEMALE_NAMES, corpus.MALE_NAMES)
@@ -140,8 +140,8 @@ def run(model: HookedTransformer, pairs: Sequence[Pair]) -> Result:
     """
     clean = tokens_of(model, [pair.clean for pair in pairs], "clean prompts")
     corrupted = tokens_of(model, [pair.corrupted for pair in pairs], "corrupted prompts")
-    answers, wrong = (_ids(model, [getattr(pair, which) for pair in pairs]) for which in ("answer", "wrong"))
-    difference = metrics.logit_difference(answers, wrong)
+    answers, wrong_answers = [pair.answer for pair in pairs], [pair.wrong_answer for pair in pairs]
+    difference = metrics.logit_difference(answers, wrong_answers, model=model)
     clean_logits, cache = model.run_with_cache(clean, names_filter="blocks.*.attn.hook_pattern")
     gap = (difference(clean_logits) - difference(model(corrupted))).mean()
     if gap.abs() < 1e-3:
@@ -161,10 +161,6 @@ def run(model: HookedTransformer, pairs: Sequence[Pair]) -> Result:
         patterns=torch.stack([cache["pattern", layer].mean(0) for layer in range(model.cfg.n_layers)]),
         work=_work([sites, heads], _forward_cost(model, corrupted)),
     )
-
-
-def _ids(model: HookedTransformer, words: Sequence[str]) -> Int[Tensor, " batch"]:
-    return torch.tensor([model.to_single_token(word) for word in words])
 
 
 def _strings(model: HookedTransformer, tokens: Int[Tensor, " pos"]) -> list[str]:

@@ -35,22 +35,19 @@ class Task:
 
     clean: Sequence[str]
     corrupted: Sequence[str]
-    right: Sequence[str]
-    wrong: Sequence[str]
+    answers: Sequence[str]
+    wrong_answers: Sequence[str]
 
     def __post_init__(self) -> None:
-        sizes = {name: len(getattr(self, name)) for name in ("clean", "corrupted", "right", "wrong")}
+        sizes = {name: len(getattr(self, name)) for name in ("clean", "corrupted", "answers", "wrong_answers")}
         if len(set(sizes.values())) > 1 or not self.clean:
             raise ValueError(
-                f"as many clean and corrupted prompts, right and wrong answers are needed, at least one; got {sizes}"
+                f"a task has the same number of clean prompts, corrupted prompts, answers and wrong answers; got {sizes}"
             )
 
     def metric(self, model: HookedTransformer) -> metrics.Metric:
         """The logit difference of right and wrong answer, in nats. Raises ValueError for answers of several tokens."""
-        right, wrong = (
-            torch.tensor([model.to_single_token(text) for text in some]) for some in (self.right, self.wrong)
-        )
-        return metrics.logit_difference(right, wrong)
+        return metrics.logit_difference(self.answers, self.wrong_answers, model=model)
 
 
 def answers_of(pairs: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -188,7 +185,7 @@ def _nodes(model: HookedTransformer, circuit: circuits.Circuit, common: dict[str
 
 def write_report(study: Study, path: str | os.PathLike[str]) -> Path:
     """Writes the study as one self-contained HTML page; returns its path."""
-    clean, right, wrong = (getattr(study.task, name)[0] for name in ("clean", "right", "wrong"))
+    clean, right, wrong = (getattr(study.task, name)[0] for name in ("clean", "answers", "wrong_answers"))
     answer = f"“{right.strip()}” after “{clean}”"
     asked = f"Why does the model say {answer}, and not “{wrong.strip()}”?"
     if not study.ahead["clean"] > 0:

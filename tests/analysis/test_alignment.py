@@ -69,9 +69,9 @@ def pairs(n: int = 320, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 
 def aligned(site: Any = ("resid_pre", 0), positions: Any = 0, size: int | None = SIZE, **settings: Any) -> Alignment:
     base, source, labels = pairs()
-    known = {"answers": ANSWERS, "steps": 70, "learning_rate": 0.1, "batch_size": 60, "progress": False, **settings}
+    known = {"candidates": ANSWERS, "steps": 70, "learning_rate": 0.1, "batch_size": 60, "progress": False, **settings}
     return train_alignment(
-        planted(), base, source, known.pop("labels", labels), site=site, size=size, positions=positions, **known
+        planted(), base, source, known.pop("answers", labels), site=site, size=size, positions=positions, **known
     )
 
 
@@ -131,7 +131,7 @@ def test_too_small_a_subspace_does_not_do() -> None:
 def test_on_shuffled_labels_held_out_accuracy_is_at_chance() -> None:
     _, _, labels = pairs()
     shuffled = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))]
-    found = aligned(labels=shuffled, held_out=0.5, steps=50)
+    found = aligned(answers=shuffled, held_out=0.5, steps=50)
     assert abs(accuracy(found) - 1 / N) < 0.1  # 160 pairs: three standard errors
     assert found.accuracy is not None
     low, high = (end[0] for end in found.accuracy.interval())
@@ -238,9 +238,9 @@ def test_accuracy_of_interchange_is_counted_prompt_by_prompt() -> None:
     wrong[::5] = QUERY  # never said
     found = interchange_accuracy(model, base, [(stream, source)], wrong, batch_size=7)
     assert found.values.tolist() == [float(i % 5 != 0) for i in range(50)]
-    assert float(interchange_accuracy(model, base, [(stream, source)], labels, answers=ANSWERS).mean) == 1
+    assert float(interchange_accuracy(model, base, [(stream, source)], labels, candidates=ANSWERS).mean) == 1
     own = torch.stack([labels, ANSWERS[0] + (labels + 1 - ANSWERS[0]) % N], 1)
-    assert float(interchange_accuracy(model, base, [(stream, source)], own[:, 1], answers=own).mean) == 0
+    assert float(interchange_accuracy(model, base, [(stream, source)], own[:, 1], candidates=own).mean) == 0
 
 
 def test_positions_may_differ_between_prompts_and_runs() -> None:
@@ -249,8 +249,8 @@ def test_positions_may_differ_between_prompts_and_runs() -> None:
     flipped = source[:, [1, 0]]
     found = train_alignment(
         planted(), base, flipped, labels, site="hook_embed", size=SIZE, positions=torch.zeros(80, 1, dtype=torch.long),
-        source_positions=torch.ones(80, 1, dtype=torch.long), answer_positions=torch.ones(80, dtype=torch.long), answers=ANSWERS,
-        steps=40, learning_rate=0.1, progress=False,
+        source_positions=torch.ones(80, 1, dtype=torch.long), answer_positions=torch.ones(80, dtype=torch.long),
+        candidates=ANSWERS, steps=40, learning_rate=0.1, progress=False,
     )  # fmt: skip
     assert accuracy(found) > 0.9
     with pytest.raises(ValueError, match="positions are given for 80 prompts, and there are 3"):
@@ -363,7 +363,7 @@ def test_the_course_of_training_is_a_table_and_a_figure() -> None:
 def test_a_sweep_finds_where_the_variable_is() -> None:
     base, source, labels = pairs(80)
     found = sweep_alignments(
-        planted(), base, source, labels, size=SIZE, answers=ANSWERS, steps=20, learning_rate=0.2, progress=False
+        planted(), base, source, labels, size=SIZE, candidates=ANSWERS, steps=20, learning_rate=0.2, progress=False
     )
     assert list(found.axes) == ["exchanged", "layer", "position"]
     assert found.n_prompts == 20
@@ -379,10 +379,10 @@ def test_a_sweep_finds_where_the_variable_is() -> None:
 @pytest.mark.parametrize(
     ("changed", "error", "said"),
     [
-        ({"labels": [99] * 320}, IndexError, "labels 99 to 99 are no tokens: there are 31"),
-        ({"labels": [-1] * 320}, IndexError, "labels -1"),
-        ({"labels": [3] * 320}, ValueError, "the labels of prompts .* are not among the answers"),
-        ({"labels": ANSWERS}, ValueError, "labels are given for 5 prompts, and there are 320"),
+        ({"answers": [99] * 320}, ValueError, "99"),
+        ({"answers": [-1] * 320}, IndexError, "answers: -1"),
+        ({"answers": [3] * 320}, ValueError, "the answers of prompts .* are not among the candidates"),
+        ({"answers": ANSWERS}, ValueError, "answers are given for 5 prompts, and there are 320"),
         ({"size": 17}, ValueError, "0 to 16 directions, got size=17"),
         ({"size": -1}, ValueError, "0 to 16 directions"),
         ({"site": ("resid_prae", 0)}, KeyError, "did you mean"),
@@ -434,10 +434,10 @@ def test_a_few_directions_at_the_giver_hold_who_gave() -> None:
     pair was trained on; where the last token has read it already, all of the stream is not."""
     model, some = HookedTransformer.from_pretrained("demo"), prompt_pairs(60)
     base, source = [pair.corrupted for pair in some], [pair.clean for pair in some]
-    words = [[model.to_single_token(getattr(pair, which)) for pair in some] for which in ("answer", "wrong")]
+    words = [[model.to_single_token(getattr(pair, which)) for pair in some] for which in ("answer", "wrong_answer")]
     answers = torch.tensor([words[0] + words[1], words[1] + words[0]])
     known = {
-        "size": 32, "positions": 10, "answers": answers.T, "progress": False,
+        "size": 32, "positions": 10, "candidates": answers.T, "progress": False,
         "held_out": [*range(0, 60, 4), *range(60, 120, 4)],
     }  # fmt: skip
     pairs = (base + source, source + base, answers[0])

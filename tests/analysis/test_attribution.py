@@ -39,7 +39,7 @@ def demo() -> tuple[HookedTransformer, list[str], list[str], Any]:
     pairs = experiment.prompt_pairs(4)
     right, wrong = (
         torch.tensor([model.to_single_token(t) for t in some])
-        for some in zip(*[(p.answer, p.wrong) for p in pairs], strict=True)
+        for some in zip(*[(p.answer, p.wrong_answer) for p in pairs], strict=True)
     )
     return model, [p.corrupted for p in pairs], [p.clean for p in pairs], metrics.logit_difference(right, wrong)
 

@@ -112,9 +112,9 @@ def test_sources_sum_to_heads(family: str):
             assert part.abs().max() > 0
 
 
-def test_heads_that_are_no_sum_over_positions_are_refused():
+def test_heads_that_are_not_a_sum_over_positions_are_refused():
     case = FIRST["bitnet"]  # it normalises the mixed values
-    with pytest.raises(ValueError, match="no sum over positions"):
+    with pytest.raises(ValueError, match="not a sum over positions"):
         source_attribution(hooked(case), prompt(case, length=5), 3)
     with pytest.raises(ValueError, match="have no attention"):
         source_attribution(hooked(FIRST["mamba"]), prompt(FIRST["mamba"], length=5), 3)
@@ -142,7 +142,7 @@ def test_it_says_where_the_answer_comes_from(model: HookedTransformer):
         ({"by": "expert"}, ValueError, "by must be"),
         ({"positions": 6}, IndexError, "position 6 is out of range"),
         ({"by": "head", "layers": [9]}, IndexError, "layer 9 is out of range"),
-        ({"answers": [1, 2, 3]}, ValueError, "answers must be one token"),
+        ({"answers": [1, 2, 3]}, ValueError, "given for 3 prompts, and there are 1"),
         ({"wrong_answers": 10**6}, ValueError, "out of range"),
         ({"prompts": []}, ValueError, "no prompts"),
     ],

@@ -88,7 +88,9 @@ def test_shuffled_answers(method: str) -> None:
     model = HookedTransformer.from_pretrained("demo")
     pairs = experiment.prompt_pairs(24)
     clean, corrupted = (model.to_tokens([getattr(pair, name) for pair in pairs]) for name in ("clean", "corrupted"))
-    answers = torch.tensor([[model.to_single_token(pair.answer), model.to_single_token(pair.wrong)] for pair in pairs])
+    answers = torch.tensor(
+        [[model.to_single_token(pair.answer), model.to_single_token(pair.wrong_answer)] for pair in pairs]
+    )
 
     def share(labels: Tensor) -> float:
         metric = metrics.logit_difference(labels[:, 0], labels[:, 1])

@@ -80,11 +80,11 @@ def test_every_number_is_that_of_the_formula(model: HookedTransformer):
 
 
 def test_a_cache_and_small_pieces_give_the_same(model: HookedTransformer, monkeypatch: pytest.MonkeyPatch):
-    whole = logit_lens(model, PROMPTS, answers=[" Paris", " Madrid"])
+    whole = logit_lens(model, PROMPTS, answers=[[" Paris", " Madrid"]])
     assert list(whole.answers.axes["answer"]) == [" Paris", " Madrid"]
     _, cache = model.run_with_cache(PROMPTS, names_filter="blocks.*.hook_resid_post")
     monkeypatch.setattr(lens_module, "MOST_NUMBERS", 5 * model.cfg.d_vocab)
-    pieces = logit_lens(model, cache, answers=[" Paris", " Madrid"])
+    pieces = logit_lens(model, cache, answers=[[" Paris", " Madrid"]])
     for part in ("tokens", "logits"):
         assert_close(getattr(pieces, part), getattr(whole, part))
     assert_close(pieces.answers.values, whole.answers.values)
@@ -131,7 +131,7 @@ def test_tables_figures_files(model: HookedTransformer, tmp_path: Path):
         ({"site": "resid_nowhere"}, KeyError, "resid_nowhere"),
         ({"answers": 10**6}, ValueError, "out of range"),
         ({"answers": " Parisian days"}, ValueError, "not a single token"),
-        ({"answers": torch.tensor([1, 2, 3])}, ValueError, "a row for each of the 2 prompts"),
+        ({"answers": torch.tensor([1, 2, 3])}, ValueError, "given for 3 prompts, and there are 2"),
     ],
 )
 def test_what_is_wrong_is_said(model: HookedTransformer, options: dict[str, Any], error: type, said: str):

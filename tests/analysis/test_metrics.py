@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer
-from hooked_lm.analysis import metrics
+from hooked_lm.analysis import direct_logit_attribution, logit_lens, metrics
+from hooked_lm.analysis.answers import answer_rows, whole_numbers
 from hooked_lm.analysis.metrics import kl_divergence, log_probability, logit, logit_difference, loss, probability, rank
 from tests.close import assert_apart, assert_close
 
@@ -31,9 +32,11 @@ TEXT = torch.tensor([[1, 2, 3, 4, 5], [5, 4, 3, 2, 1], [0, 10, 0, 10, 0]])
 # tokens as they are given -> those of each prompt
 TOKENS = {
     "one": (4, [[4]] * BATCH),
-    "a list": ([4, 0, 10], [[4, 0, 10]] * BATCH),
+    "several": ([[4, 0, 10]], [[4, 0, 10]] * BATCH),
+    "a list": ([0, 10, 4], [[0], [10], [4]]),
     "one a prompt": (PER_PROMPT, [[0], [10], [4]]),
     "two a prompt": (SEVERAL, SEVERAL.tolist()),
+    "a nested list": (SEVERAL.tolist(), SEVERAL.tolist()),
 }
 PLACES = {
     "last": (-1, [[4]] * BATCH),
@@ -169,9 +172,9 @@ def test_ties_have_the_rank_of_the_first_and_nan_has_none():
 
 EVERY = {
     "logit": logit(SEVERAL, [0, 2]),
-    "logit_difference": logit_difference(PER_PROMPT, [1, 2], torch.tensor([1, 2, 3])),
+    "logit_difference": logit_difference(PER_PROMPT, [[1, 2]], torch.tensor([1, 2, 3])),
     "probability": probability(SEVERAL),
-    "log_probability": log_probability([1, 7]),
+    "log_probability": log_probability([[1, 7]]),
     "kl_divergence": kl_divergence(REFERENCE, [0, 1]),
     "loss": loss(TEXT),
     "rank": rank(3),
@@ -277,7 +280,7 @@ def test_the_loss_leaves_out_the_last_position():
 
 def test_indices_are_plain_where_they_can_be():
     assert read_by(probability(3))[0] == (slice(None), -1)
-    (rows, pos, columns) = read_by(logit_difference(3, [4, 5], 2))[0]
+    (rows, pos, columns) = read_by(logit_difference(3, [[4, 5]], 2))[0]
     assert (rows, pos, columns.tolist()) == (slice(None), 2, [3, 4, 5])
 
 
@@ -287,9 +290,9 @@ def test_indices_are_plain_where_they_can_be():
 @pytest.mark.parametrize(
     ("metric", "shown"),
     [
-        (logit_difference(5, [7, 9]), "logit_difference(5, [7, 9], positions=-1)"),
+        (logit_difference(5, [[7, 9]]), "logit_difference(5, [[7, 9]], positions=-1)"),
         (probability(SEVERAL, [0, 1]), "probability(<3 x 2>, positions=[0, 1])"),
-        (rank(list(range(10)), torch.tensor([1, 1, 1])), "rank([0, 1, 2, ... 10 in all], positions=<3>)"),
+        (rank(list(range(10)), torch.ones(10).long()), "rank([0, 1, 2, ... 10 in all], positions=<10>)"),
         (loss(TEXT), "loss(tokens <3 x 5>)"),
         (kl_divergence(REFERENCE, 2), "kl_divergence(<3 x 5 x 11>, positions=2)"),
         (logit(torch.tensor(4)), "logit(4, positions=-1)"),
@@ -323,7 +326,12 @@ def test_metrics_tell_what_they_are(metric: metrics.Metric, shown: str):
         ),
         (logit(3, [0, -6]), (BATCH, POS, VOCAB), IndexError, "position -6 of .* there are 5"),
         (logit(PER_PROMPT), (2, POS, VOCAB), ValueError, "was made for 3 prompts, and the logits .2, 5, 11. have 2"),
-        (logit(torch.tensor([1])), (2, POS, VOCAB), ValueError, "was made for 1 prompts, .* have 2"),
+        (
+            logit([1, 2]),
+            (1, POS, VOCAB),
+            ValueError,
+            r"was made for 2 prompts, .* have 1: .* nest it, \[\[...\]\], for several",
+        ),
         (logit(3, torch.tensor([1])), (2, POS, VOCAB), ValueError, "was made for 1 prompts, .* have 2"),
         (logit_difference(3, 12), (BATCH, POS, VOCAB), IndexError, "token 12 of logit_difference"),
         (probability(torch.tensor([3, 3, 12])), (BATCH, POS, VOCAB), IndexError, "token 12 of probability"),
@@ -342,9 +350,11 @@ def test_logits_that_do_not_fit(metric: metrics.Metric, shape: tuple[int, ...], 
 @pytest.mark.parametrize(
     ("make", "error", "says"),
     [
-        (lambda: logit([]), ValueError, r"answers must be .*, not empty; got shape \[0\]"),
+        (lambda: logit([]), ValueError, r"answers must .* not be empty, got shape \[0\]"),
+        (lambda: logit([[1, 2], [3]]), ValueError, r"as many entries for each prompt, got \[\[1, 2\], \[3\]\]"),
+        (lambda: logit([1, [3]]), TypeError, r"answers must be an int, .* got \[1, \[3\]\]"),
         (lambda: logit(-1), IndexError, "answers: -1 is not a token id"),
-        (lambda: logit(torch.zeros(2, 0, dtype=torch.long)), ValueError, r"not empty; got shape \[2, 0\]"),
+        (lambda: logit(torch.zeros(2, 0, dtype=torch.long)), ValueError, r"not be empty, got shape \[2, 0\]"),
         (lambda: logit(torch.zeros(2, 2, 2, dtype=torch.long)), ValueError, r"got shape \[2, 2, 2\]"),
         (lambda: logit(torch.zeros(2)), TypeError, "answers must be whole numbers, got float32"),
         (lambda: logit(torch.ones(2, dtype=torch.bool)), TypeError, "answers must be whole numbers, got bool"),
@@ -356,7 +366,7 @@ def test_logits_that_do_not_fit(metric: metrics.Metric, shape: tuple[int, ...], 
         (lambda: logit(PER_PROMPT, torch.tensor([1, 2])), ValueError, "logit is given 3 prompts, and positions for 2"),
         (lambda: logit_difference(PER_PROMPT, torch.tensor([1, 2])), ValueError, "for 3 prompts, wrong_answers for 2"),
         (lambda: logit_difference(1, -4), IndexError, "wrong_answers: -4 is not a token id"),
-        (lambda: probability([4, 5, 4]), ValueError, "token 4 is given twice"),
+        (lambda: probability([[4, 5, 4]]), ValueError, "token 4 is given twice"),
         (lambda: log_probability(torch.tensor([[1, 2], [6, 6]])), ValueError, "token 6 is given twice"),
         (lambda: kl_divergence(torch.zeros(4)), ValueError, r"the reference must be .*, got \[4\]"),
         (
@@ -370,9 +380,13 @@ def test_logits_that_do_not_fit(metric: metrics.Metric, shape: tuple[int, ...], 
         (lambda: loss(TEXT[:, :1]), ValueError, r"two positions at least, got \[3, 1\]"),
         (lambda: loss(TEXT, torch.ones(3, 4)), ValueError, r"mask is \[3, 4\], the tokens are \[3, 5\]"),
         (lambda: loss(TEXT, torch.eye(5)[:3]), ValueError, r"nothing to predict in prompts \[0, 1, 2\]"),
-        (lambda: metrics._ids(" Mary", "tokens"), TypeError, r"tokens: ' Mary' needs a tokenizer: pass model="),
-        (lambda: metrics._ids([" a", 3], "wrong"), TypeError, r"wrong: \[' a', 3\] needs a tokenizer"),
-        (lambda: metrics._ids({3}, "wrong"), TypeError, r"wrong must be an int, a list of ints or a tensor, got \{3\}"),
+        (lambda: answer_rows(" Mary"), TypeError, r"answers: ' Mary' needs a tokenizer: pass model="),
+        (lambda: answer_rows([" a", 3], "wrong"), TypeError, r"wrong: \[' a', 3\] needs a tokenizer"),
+        (
+            lambda: whole_numbers({3}, "wrong"),
+            TypeError,
+            r"wrong must be an int, a list of ints or a tensor, got \{3\}",
+        ),
     ],
 )
 def test_arguments_that_make_no_metric(make: Callable, error: type, says: str):
@@ -386,10 +400,29 @@ def test_answers_are_strings_or_ids() -> None:
     numbers = torch.randn(2, 5, model.cfg.d_vocab, generator=torch.Generator().manual_seed(2))
     for named, numbered in (
         (logit_difference(" Paris", [" Rome", paris], model=model), logit_difference(paris, [rome, paris])),
-        (probability([" Paris", " Rome"], model=model), probability([paris, rome])),
+        (probability([[" Paris", " Rome"]], model=model), probability([[paris, rome]])),
         (rank(" Paris", model=model), rank(paris)),
     ):
         assert torch.equal(named(numbers), numbered(numbers))
     assert repr(logit(" Paris", model=model)) == "logit(' Paris', positions=-1)"
     with pytest.raises(ValueError, match=r"'Rome' is not a single token: .*; ' Rome' is one"):
         logit_difference(" Paris", "Rome", model=model)
+
+
+def test_a_list_of_answers_has_one_for_each_prompt_everywhere() -> None:
+    model, prompts = HookedTransformer.from_pretrained("demo"), ["The capital of France is", "The capital of Italy is"]
+    answers, wrong = [" Paris", " Rome"], [" Rome", " Paris"]
+    logits = model(prompts)
+    expected = logit_difference(answers, wrong, model=model)(logits)
+    rows = [[model.to_single_token(word) for word in some] for some in (answers, wrong)]
+    assert torch.equal(expected, torch.stack([logits[i, -1, rows[0][i]] - logits[i, -1, rows[1][i]] for i in range(2)]))
+    assert_close(direct_logit_attribution(model, prompts, answers, wrong).values.sum(0), expected)
+    lens = logit_lens(model, prompts, answers=answers, positions=[-1]).answers
+    assert_close(lens.select(metric="logit", layer=-1, position=-1, answer=0).values, logits[range(2), -1, rows[0]])
+    for call in (
+        lambda: logit_difference(answers, wrong, model=model)(logits[:1]),
+        lambda: direct_logit_attribution(model, prompts[:1], answers),
+        lambda: logit_lens(model, prompts[:1], answers=answers),
+    ):
+        with pytest.raises(ValueError, match=r"2 prompts.* nest it, \[\[...\]\], for several answers of every prompt"):
+            call()

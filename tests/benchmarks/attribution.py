@@ -141,4 +141,4 @@ def _acdc_figures() -> list[Figure]:
 
 
 def _answers(pairs: list[experiment.Pair]) -> tuple[list[str], list[str]]:
-    return [pair.answer for pair in pairs], [pair.wrong for pair in pairs]
+    return [pair.answer for pair in pairs], [pair.wrong_answer for pair in pairs]

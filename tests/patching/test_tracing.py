@@ -178,7 +178,7 @@ def at_most(logits: Tensor) -> Tensor:
 METRICS: dict[str, Callable[[Tensor], Any]] = {
     "tokens of each prompt": metrics.logit_difference(torch.tensor([3, 4, 5]), torch.tensor([6, 7, 8])),
     "positions of each prompt": metrics.probability(3, positions=torch.tensor([3, 4, 5])),
-    "several positions": metrics.log_probability([3, 4], positions=[3, 5]),
+    "several positions": metrics.log_probability([[3, 4]], positions=[3, 5]),
     "of one's own": lambda logits: logits[:, [2, -1]].softmax(-1)[:, :, 3].sum(1),
     "reads by what it sees": at_most,
 }

@@ -27,14 +27,14 @@ def model() -> HookedTransformer:
 def task() -> circuit.Task:
     pairs = experiment.prompt_pairs(4)
     return circuit.Task(
-        *([getattr(pair, name) for pair in pairs] for name in ("clean", "corrupted", "answer", "wrong"))
+        *([getattr(pair, name) for pair in pairs] for name in ("clean", "corrupted", "answer", "wrong_answer"))
     )
 
 
 def test_a_twentieth_of_the_edges_does_nine_tenths(model: HookedTransformer) -> None:
     pairs = experiment.prompt_pairs(8)
     task = circuit.Task(
-        *([getattr(pair, name) for pair in pairs] for name in ("clean", "corrupted", "answer", "wrong"))
+        *([getattr(pair, name) for pair in pairs] for name in ("clean", "corrupted", "answer", "wrong_answer"))
     )
     study = circuit.find(model, task)
     assert study.circuit.n_edges <= 0.05 * study.circuit.graph.n_edges
@@ -81,7 +81,7 @@ def test_what_there_is_not(model: HookedTransformer, task: circuit.Task, options
 
 
 def test_tasks_that_do_not_go_together() -> None:
-    with pytest.raises(ValueError, match="'wrong': 0"):
+    with pytest.raises(ValueError, match="'wrong_answers': 0"):
         circuit.Task([CLEAN], [CORRUPTED], [" Mary"], [])
     with pytest.raises(ValueError, match="with a comma between, such as ' Mary, John'; got 'Mary'"):
         circuit.answers_of(["Mary"])

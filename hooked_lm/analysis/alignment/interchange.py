@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hooked_lm.analysis.answers import Answers, answers_of_prompts, whole_numbers
 from hooked_lm.analysis.attribution.gradients import logits_for
 from hooked_lm.analysis.metrics import Where
 from hooked_lm.engine.edit import Rewrite
@@ -23,7 +24,6 @@ Vectors = Float[Tensor, "batch n width"]
 Change = Callable[[Tensor, Tensor], Tensor]  # base and source vectors -> the new vectors of the base run
 Hooks = list[tuple[str, Callable[..., Tensor]]]
 Positions = int | slice | Sequence[int] | Tensor | None
-Answers = str | Sequence[str | int] | Tensor
 Rows = Int[Tensor, " row"]
 
 
@@ -184,60 +184,57 @@ def rewrite_of(intervention: Intervention, source: Tensor | Mapping[Any, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """The right answer of each run at a position, among all tokens or some answers."""
+    """The right answer of each run at a position, among all tokens or some candidates."""
 
-    labels: Int[Tensor, " batch"]
-    pos: int | Int[Tensor, "batch 1"] = -1
-    answers: Int[Tensor, "row n"] | None = None
+    answers: Int[Tensor, " batch"]
+    positions: int | Int[Tensor, "batch 1"] = -1
+    candidates: Int[Tensor, "batch n"] | None = None
 
     @classmethod
     def of(
         cls,
         model: HookedRootModule,
         tokens: Int[Tensor, "batch pos"],
-        labels: Any,
-        pos: int | Tensor = -1,
-        answers: Answers | None = None,
+        answers: Answers,
+        positions: int | Tensor = -1,
+        candidates: Answers | None = None,
     ) -> "Question":
         """A question checked for these prompts: ValueError if lengths differ, IndexError for ids or positions out of range."""
         batch, n_pos = tokens.shape
-        known = _whole(_ids(model, labels, "labels"), "labels").reshape(-1)
-        at = pos if isinstance(pos, int) else _whole(pos, "answer_positions").reshape(-1, 1)
-        for name, given in (("labels", known), ("answer_positions", at)):
-            if isinstance(given, Tensor) and len(given) != batch:
-                raise ValueError(f"{name} are given for {len(given)} prompts, and there are {batch}")
+        known = answers_of_prompts(answers, batch, "answers", model).cpu()
+        if known.shape[1] > 1:
+            raise ValueError(f"answers must be one token for each prompt, got {known.shape[1]}")
+        at = positions if isinstance(positions, int) else whole_numbers(positions, "answer_positions").reshape(-1, 1)
+        if isinstance(at, Tensor) and len(at) != batch:
+            raise ValueError(f"answer_positions are given for {len(at)} prompts, and there are {batch}")
         check_range(at if isinstance(at, Tensor) else torch.tensor([at]), n_pos, "answer_positions")
-        some = None if answers is None else _whole(_ids(model, answers, "answers"), "answers")
-        some = some[None] if some is not None and some.ndim == 1 else some
-        if some is not None and len(some) not in (1, batch):
-            raise ValueError(f"answers are given for {len(some)} prompts, and there are {batch}")
-        cfg: Any = model.cfg
-        for name, ids in (("labels", known), ("answers", some)):
-            if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < cfg.d_vocab:
-                raise IndexError(f"{name} {ids.min()} to {ids.max()} are no tokens: there are {cfg.d_vocab}")
-        if some is not None and (missing := (some != known[:, None]).all(1).nonzero()[:, 0].tolist()):
-            raise ValueError(f"the labels of prompts {missing[:6]} are not among the answers")
-        return cls(known, at, some)
+        some = None
+        if candidates is not None:
+            some = answers_of_prompts(_in_rows(candidates), batch, "candidates", model).cpu()
+            if missing := (some != known).all(1).nonzero()[:, 0].tolist():
+                raise ValueError(f"the answers of prompts {missing[:6]} are not among the candidates")
+        return cls(known[:, 0], at, some)
 
     def some(self, rows: Rows) -> "Question":
         """The question for some of the prompts."""
-        answers = self.answers if self.answers is None or len(self.answers) == 1 else self.answers[rows]
-        return Question(self.labels[rows], self.pos if isinstance(self.pos, int) else self.pos[rows], answers)
+        candidates = None if self.candidates is None else self.candidates[rows]
+        positions = self.positions if isinstance(self.positions, int) else self.positions[rows]
+        return Question(self.answers[rows], positions, candidates)
 
     def logits(
         self, model: HookedRootModule, tokens: Int[Tensor, "batch pos"], hooks: Hooks
-    ) -> Float[Tensor, "batch answer"]:
-        """The logits of the answers in a run with these hooks."""
+    ) -> Float[Tensor, "batch candidate"]:
+        """The logits of the candidates in a run with these hooks."""
         with model.hooks(fwd_hooks=hooks):
-            _, [read] = reads_of([Where(self.pos, self.answers)], logits_for(model, tokens))
+            _, [read] = reads_of([Where(self.positions, self.candidates)], logits_for(model, tokens))
         return read[:, 0]
 
     @property
     def targets(self) -> Int[Tensor, " batch"]:
         """The index of the right answer."""
-        return self.labels if self.answers is None else (self.answers == self.labels[:, None]).long().argmax(1)
+        return self.answers if self.candidates is None else (self.candidates == self.answers[:, None]).long().argmax(1)
 
-    def right(self, logits: Float[Tensor, "batch answer"]) -> Bool[Tensor, " batch"]:
+    def right(self, logits: Float[Tensor, "batch candidate"]) -> Bool[Tensor, " batch"]:
         """Whether the right answer has the highest logit."""
         return logits.argmax(1).cpu() == self.targets
 
@@ -273,33 +270,33 @@ def interchange_accuracy(
     model: HookedRootModule,
     prompts: Prompts,
     changes: Sequence[tuple[Intervention, Prompts]],
-    labels: Answers,
+    answers: Answers,
     *,
     answer_positions: int | Int[Tensor, "..."] = -1,
-    answers: Answers | None = None,
+    candidates: Answers | None = None,
     batch_size: int = 64,
 ) -> Scores:
     """Whether the intervened model gives the answer of the causal model: 1 or 0 for each prompt; the accuracy is `.mean`.
 
     Args:
         prompts, changes: as for `interchange`.
-        labels: the answer of the causal model under the same intervention, a string or id for each prompt.
+        answers: the answer of the causal model under the same intervention, a string or id for each prompt.
         answer_positions: the position of the answer, one or [batch].
-        answers: the tokens that are compared, a list for all prompts or [batch, n]; None: the vocabulary.
+        candidates: the tokens that are compared, a list for all prompts or [batch, n]; None: the vocabulary.
 
-    Returns Scores of one cell, with an interval over prompts. Raises ValueError for prompts, labels or answers that do not line
-    up, IndexError for labels and positions that are out of range.
+    Returns Scores of one cell, with an interval over prompts. Raises ValueError for prompts, answers or candidates that do not
+    line up, and for unknown tokens, IndexError for positions that are out of range.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> names = [" Mary", " John"]
     >>> base, source = ("When Mary and John went to the store,{} gave a drink to".format(name) for name in (" John", " Mary"))
     >>> giver = Location.of(model, ("resid_pre", 0), 10)
-    >>> interchange_accuracy(model, base, [(giver, source)], names[1:], answers=names).mean
+    >>> interchange_accuracy(model, base, [(giver, source)], names[1], candidates=names).mean
     tensor(1.)
     """
     tokens, sources = _runs(model, prompts, changes)
-    question = Question.of(model, tokens, labels, answer_positions, answers)
+    question = Question.of(model, tokens, answers, answer_positions, candidates)
     right = []
     with torch.no_grad():
         for rows in torch.arange(len(tokens)).split(batch_size):
@@ -376,7 +373,7 @@ def _rows_of(positions: Positions, name: str) -> Int[Tensor, "row n"] | None:
         return None
     if isinstance(positions, slice):
         positions = indices_of_slice(positions)
-    found = _whole([positions] if isinstance(positions, int) else positions, name)
+    found = whole_numbers([positions] if isinstance(positions, int) else positions, name)
     if found.ndim == 1 and isinstance(positions, Tensor) and len(found) > 1:
         raise ValueError(
             f"{name} of shape {list(found.shape)} are either the same for all prompts or one for each: give {name}.tolist() for "
@@ -385,22 +382,9 @@ def _rows_of(positions: Positions, name: str) -> Int[Tensor, "row n"] | None:
     return found if found.ndim == 2 else found[None]
 
 
-def _ids(model: Any, answers: Answers, name: str) -> Any:
-    """Answers with strings replaced by ids."""
-    has_strings = isinstance(answers, str) or (
-        not isinstance(answers, Tensor) and any(isinstance(one, str) for one in answers)
-    )
-    return model.tokens.answer_ids(answers, name) if has_strings else answers
-
-
-def _whole(given: Any, name: str) -> Int[Tensor, "..."]:
-    """Whole numbers as a tensor on the CPU."""
-    try:
-        found = given.detach().cpu() if isinstance(given, Tensor) else torch.tensor(given)
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"{name} must be whole numbers, got {given!r}") from None
-    if found.is_floating_point() or found.dtype == torch.bool:
-        raise TypeError(f"{name} must be whole numbers, got {str(found.dtype).removeprefix('torch.')}")
-    if found.numel() == 0 or found.ndim > 2:
-        raise ValueError(f"{name} must have one or two axes and not be empty, got shape {list(found.shape)}")
-    return found.long()
+def _in_rows(candidates: Answers) -> Any:
+    """Candidates as rows; a list without nesting is the row of all prompts."""
+    if isinstance(candidates, Tensor):
+        return candidates[None] if candidates.ndim == 1 else candidates
+    is_nested = isinstance(candidates, (list, tuple)) and any(isinstance(row, (list, tuple)) for row in candidates)
+    return candidates if is_nested else [candidates]

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from hooked_lm.analysis.alignment.alignment import EXCHANGED, Alignment, BoundlessAlignment
 from hooked_lm.analysis.alignment.interchange import (
-    Answers,
     Location,
     Positions,
     Question,
@@ -20,6 +19,7 @@ from hooked_lm.analysis.alignment.interchange import (
     check_run,
     hook_of,
 )
+from hooked_lm.analysis.answers import Answers
 from hooked_lm.analysis.attribution.gradients import check_grad_mode, freeze_weights
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts, chosen, position_labels, site_of_layer, tokens_of, values_of
@@ -45,8 +45,8 @@ class Pairs:
         on = rows.to(self.base.device)
         return Pairs(self.model, self.base[on], self.vectors[on], self.location.some(rows), self.question.some(rows))
 
-    def logits(self, alignment: Alignment) -> Float[Tensor, "batch answer"]:
-        """The logits of the answers under an alignment."""
+    def logits(self, alignment: Alignment) -> Float[Tensor, "batch candidate"]:
+        """The logits of the candidates under an alignment."""
         return self.question.logits(self.model, self.base, [hook_of(self.location, self.vectors, alignment.exchanged)])
 
     def loss(self, alignment: Alignment) -> Float[Tensor, ""]:
@@ -66,7 +66,7 @@ def train_alignment(
     model: HookedRootModule,
     corrupted: Prompts,
     clean: Prompts,
-    labels: Answers,
+    answers: Answers,
     *,
     site: Site,
     size: int | None,
@@ -74,7 +74,7 @@ def train_alignment(
     source_positions: Positions = None,
     heads: int | str | None = None,
     answer_positions: int | Int[Tensor, "..."] = -1,
-    answers: Answers | None = None,
+    candidates: Answers | None = None,
     held_out: float | Sequence[int] = 0.25,
     steps: int = 200,
     learning_rate: float = 0.02,
@@ -83,24 +83,24 @@ def train_alignment(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Alignment:
-    """Trains the subspace whose exchange between clean and corrupted runs makes the model give the labels as answers.
+    """Trains the subspace whose exchange between clean and corrupted runs makes the model give the answers.
 
     Args:
         corrupted, clean: texts or ids [batch, pos], pair by pair: the base runs and the source runs of the literature. Values of
             the clean run are put into the corrupted one.
-        labels: the answer of the causal model if the variable has its value in the clean prompt, a string or id for each pair.
+        answers: the answer of the causal model if the variable has its value in the clean prompt, a string or id for each pair.
         site, positions, source_positions, heads: the location of the subspace; see `Location.of`.
         size: the number of directions; None: it is trained too (boundless), starting at half of the width, with a loss of
             `size_cost` nats for the whole width.
-        answer_positions: the position at which the label is the answer, one or [batch].
-        answers: the tokens that the label is compared with, a list, or [batch, n]; None: the vocabulary.
+        answer_positions: the position of the answer, one or [batch].
+        candidates: the tokens that the answer is compared with, a list, or [batch, n]; None: the vocabulary.
         held_out: the share of pairs that are not trained on, or their indices. Pairs with something in common that the
             alignment could memorise, such as names, should be held out together.
         steps, learning_rate, batch_size: those of Adam, with batches drawn by `seed`. With a size of 0 or the whole width there
             is nothing to train.
 
     Returns the alignment, whose parameters do not require gradients. Its `accuracy` (Scores) is 1 or 0 for each held-out pair:
-    whether the intervened model gives the label. Its axis "exchanged" has the trained subspace, nothing, everything, and a
+    whether the intervened model gives the answer. Its axis "exchanged" has the trained subspace, nothing, everything, and a
     random subspace of the same size. `about["accuracy_trained_on"]` is the accuracy on the other pairs. Raises before training
     KeyError for an unknown site, ValueError for arguments that do not line up, and IndexError for positions or ids out of
     range; during training ValueError for a loss that is not finite. After an interrupt the model is unchanged.
@@ -110,11 +110,10 @@ def train_alignment(
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> pairs = prompt_pairs(24)
     >>> corrupted, clean = [pair.corrupted for pair in pairs], [pair.clean for pair in pairs]
-    >>> labels = [pair.answer for pair in pairs]
-    >>> answers = torch.tensor([[model.to_single_token(name) for name in (pair.answer, pair.wrong)] for pair in pairs])
+    >>> answers, candidates = [pair.answer for pair in pairs], [[pair.answer, pair.wrong_answer] for pair in pairs]
     >>> alignment = train_alignment(
-    ...     model, corrupted, clean, labels, site=("resid_pre", 3), size=24, positions=-1,
-    ...     answers=answers, steps=30, progress=False,
+    ...     model, corrupted, clean, answers, site=("resid_pre", 3), size=24, positions=-1,
+    ...     candidates=candidates, steps=30, progress=False,
     ... )
     >>> bool(alignment.accuracy.mean[0] > alignment.accuracy.select(exchanged="random subspace").mean)
     True
@@ -122,7 +121,7 @@ def train_alignment(
     check_grad_mode("training an alignment")
     location = Location.of(model, site, positions, heads, source_positions)
     schedule = Schedule(steps, learning_rate, batch_size, size_cost, seed, progress)
-    pairs = _pairs(model, corrupted, clean, location, labels, answer_positions, answers, batch_size)
+    pairs = _pairs(model, corrupted, clean, location, answers, answer_positions, candidates, batch_size)
     train, test = _split(len(pairs.base), held_out, seed)
     width = pairs.vectors.shape[2]
     if size is None:
@@ -169,25 +168,25 @@ class Schedule:
 
 def _pairs(
     model: HookedRootModule,
-    base: Prompts,
-    source: Prompts,
+    corrupted: Prompts,
+    clean: Prompts,
     location: Location,
-    labels: Any,
-    pos: int | Tensor,
-    answers: Answers | None,
+    answers: Answers,
+    answer_positions: int | Tensor,
+    candidates: Answers | None,
     batch_size: int,
 ) -> Pairs:
     """The checked pairs; the source runs are computed here."""
     device = next(model.parameters()).device
     base_tokens, source_tokens = (
-        tokens_of(model, given, name).to(device) for given, name in ((base, "corrupted"), (source, "clean"))
+        tokens_of(model, given, name).to(device) for given, name in ((corrupted, "corrupted"), (clean, "clean"))
     )
     if len(base_tokens) != len(source_tokens):
         raise ValueError(
             f"each corrupted prompt needs a clean one; there are {len(base_tokens)} and {len(source_tokens)}"
         )
     check_run(location, base_tokens, source_tokens)
-    question = Question.of(model, base_tokens, labels, pos, answers)
+    question = Question.of(model, base_tokens, answers, answer_positions, candidates)
     vectors = [
         location.some(rows).read_source(values_of(model, source_tokens[rows], [location.site])[location.site])
         for rows in torch.arange(len(base_tokens)).split(batch_size)
@@ -254,7 +253,7 @@ def sweep_alignments(
     model: HookedRootModule,
     corrupted: Prompts,
     clean: Prompts,
-    labels: Answers,
+    answers: Answers,
     *,
     size: int | None,
     site: str = "resid_pre",
@@ -267,7 +266,7 @@ def sweep_alignments(
     Args:
         site: a short name.
         layers, positions: "each", or a list.
-        corrupted, clean, labels, size and settings: as for `train_alignment`; the held-out pairs are the same for all alignments.
+        corrupted, clean, answers, size and settings: as for `train_alignment`. The held-out pairs are the same for all.
 
     Returns Scores with the axes exchanged (the trained "subspace" and its baselines), layer and position; NaN in layers
     without the site. Raises the errors of `train_alignment`.
@@ -276,9 +275,9 @@ def sweep_alignments(
     >>> from hooked_lm.demo.experiment import prompt_pairs
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> corrupted, clean = [pair.corrupted for pair in prompt_pairs(8)], [pair.clean for pair in prompt_pairs(8)]
-    >>> labels = [pair.answer for pair in prompt_pairs(8)]
+    >>> answers = [pair.answer for pair in prompt_pairs(8)]
     >>> where = {"layers": [0, 2], "positions": [10, 14]}
-    >>> found = sweep_alignments(model, corrupted, clean, labels, size=8, steps=2, progress=False, **where)
+    >>> found = sweep_alignments(model, corrupted, clean, answers, size=8, steps=2, progress=False, **where)
     >>> found.select(exchanged="everything").mean
     tensor([[1., 0.],
             [0., 0.]])
@@ -293,7 +292,7 @@ def sweep_alignments(
     tried: dict[tuple[int, int], Scores] = {}
     for (row, where), (column, at) in product(enumerate(sites), enumerate(some_positions)):
         if where is not None:
-            found = train_alignment(model, tokens, clean, labels, site=where, positions=at, size=size, **settings)
+            found = train_alignment(model, tokens, clean, answers, site=where, positions=at, size=size, **settings)
             assert found.accuracy is not None, "what was trained has been tried"
             tried[row, column] = found.accuracy
     first = next(iter(tried.values()))

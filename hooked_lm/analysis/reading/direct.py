@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hooked_lm.analysis.answers import Answers, answers_of_prompts
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.moe import MoE
@@ -22,7 +23,6 @@ from hooked_lm.results.scores import Scores, origin
 
 __all__ = ["direct_logit_attribution", "source_attribution"]
 
-Tokens = str | int | Sequence[str | int] | Tensor
 Part = tuple[list[str], Float[Tensor, "component prompt"]]
 Parts = list[Part]
 
@@ -31,8 +31,8 @@ Parts = list[Part]
 def direct_logit_attribution(
     model: Decoder,
     prompts: Prompts,
-    answers: Tokens,
-    wrong_answers: Tokens | None = None,
+    answers: Answers,
+    wrong_answers: Answers | None = None,
     *,
     by: str = "layer",
     layers: Which = "each",
@@ -46,7 +46,7 @@ def direct_logit_attribution(
     Elhage et al. 2021, "A mathematical framework for transformer circuits".
 
     Args:
-        answers, wrong_answers: strings or ids; one for all prompts, or one per prompt.
+        answers, wrong_answers: strings or ids; one for all prompts, or a list or tensor with one for each prompt.
         by: "layer": attention and MLP of each layer; "head": attention split into heads and bias; "neuron": MLPs split into
             neurons and bias.
         layers: the layers to split into heads or neurons; the others stay whole, so that the sum holds.
@@ -90,8 +90,8 @@ def direct_logit_attribution(
 def source_attribution(
     model: Decoder,
     prompts: Prompts,
-    answers: Tokens,
-    wrong_answers: Tokens | None = None,
+    answers: Answers,
+    wrong_answers: Answers | None = None,
     *,
     layers: Which = "each",
     positions: int = -1,
@@ -111,7 +111,7 @@ def source_attribution(
     which = chosen(layers, model.cfg.n_layers, "layer") or list(range(model.cfg.n_layers))
     tokens, ids, others, pos = _checked(model, prompts, answers, wrong_answers, positions)
     if without := [layer for layer in which if not isinstance(model.blocks[layer], AttentionPart)]:
-        raise ValueError(f"layers {without} have no attention: leave them away")
+        raise ValueError(f"layers {without} have no attention: leave them out of layers")
     sites = [f"blocks.{layer}.attn.hook_{name}" for layer in which for name in ("pattern", "v", "z")]
     run = _Run(model, tokens, ids, others, pos, [*sites, *_norms(model)])
     each = [run.sources(layer) for layer in which]  # [prompt, head, pos]
@@ -190,7 +190,9 @@ class _Run:
         off = (moved.sum(2) - z).abs().max() if moved.sum(2).shape == z.shape else float("inf")
         rounding = max(1e-3, 16 * torch.finfo(z.dtype).eps) * max(1.0, float(z.abs().max()))
         if not isinstance(norm_of(attn, "z_norm"), torch.nn.Identity) or not off <= rounding:
-            raise ValueError(f"the heads of layer {layer} are no sum over positions of pattern x value: leave it away")
+            raise ValueError(
+                f"the heads of layer {layer} are not a sum over positions of pattern x value: leave it out of layers"
+            )
         post_norm = residual.output_norm(model, cache, layer, "ln1_post", self.pos)
         found = []
         for head in range(moved.shape[1]):
@@ -227,7 +229,7 @@ def _apart(model: Decoder, by: str, layers: Which) -> set[int]:
 
 
 def _checked(
-    model: Decoder, prompts: Prompts, answers: Tokens, wrong_answers: Tokens | None, pos: int
+    model: Decoder, prompts: Prompts, answers: Answers, wrong_answers: Answers | None, pos: int
 ) -> tuple[Int[Tensor, "prompt n_pos"], Int[Tensor, " prompt"], Int[Tensor, " prompt"] | None, int]:
     """The ids of prompts, answers and wrong answers, and the non-negative position."""
     if not len(prompts):
@@ -240,12 +242,12 @@ def _checked(
     return tokens, ids, others, pos % tokens.shape[1]
 
 
-def _one_each(model: Decoder, tokens: Tokens, batch: int, name: str) -> Int[Tensor, " prompt"]:
-    """One token id per prompt."""
-    ids = model.tokens.answer_ids(tokens, name, model.device).reshape(-1)
-    if len(ids) not in (1, batch):
-        raise ValueError(f"{name} must be one token, or one for each of the {batch} prompts; there are {len(ids)}")
-    return ids.expand(batch)
+def _one_each(model: Decoder, answers: Answers, batch: int, name: str) -> Int[Tensor, " prompt"]:
+    """One token id for each prompt."""
+    ids = answers_of_prompts(answers, batch, name, model)
+    if ids.shape[1] > 1:
+        raise ValueError(f"{name} must be one token for each prompt, got {ids.shape[1]}")
+    return ids[:, 0]
 
 
 def _norms(model: Decoder) -> list[str]:
@@ -271,7 +273,7 @@ def _of_z(name: str) -> bool:
     return name.endswith("attn.hook_z") or ".z_norm." in name
 
 
-def _about(model: Decoder, wrong_answers: Tokens | None, pos: int) -> dict[str, Any]:
+def _about(model: Decoder, wrong_answers: Answers | None, pos: int) -> dict[str, Any]:
     of = "logit" if wrong_answers is None else "logit difference"
     cap = getattr(model.unembed.cfg, "soft_cap", None)
     return origin(model, of=of if cap is None else f"{of} before the soft cap of {cap:g}", position=pos)

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hooked_lm.analysis.answers import Answers, answers_of_prompts
 from hooked_lm.components.embed import Unembed
 from hooked_lm.components.norm import norm_of, norm_unhooked, upcast
 from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, tokens_of
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Lens", "Translator", "decode", "logit_lens"]
 
-Tokens = str | int | Sequence[str | int] | Tensor
 MOST_NUMBERS = 2**25  # the maximum number of logits in memory at once: 128 MB in fp32
 
 
@@ -135,7 +135,7 @@ def logit_lens(
     layers: Which = "each",
     positions: Which = "each",
     k: int = 5,
-    answers: Tokens | None = None,
+    answers: Answers | None = None,
     lens: Translator | None = None,
 ) -> Lens:
     """Apply the final norm and the unembedding, with scale and soft cap, to the residual stream after each layer
@@ -149,8 +149,8 @@ def logit_lens(
             ("attn_out", "mlp_out"), which is then decoded alone.
         layers, positions: indices, or "each" for all; negative ones count from the end.
         k: how many of the most likely tokens are kept.
-        answers: tokens whose logit, probability and rank are returned: strings or ids, one or a list for all prompts, or a
-            tensor with a row for each prompt, [batch] or [batch, answer].
+        answers: tokens whose logit, probability and rank are returned: one string or id for all prompts, a list or tensor with
+            one for each prompt, or a nested list or tensor [batch, answer] with several (one row: the same for all prompts).
         lens: a map applied to the stream of each layer before decoding, such as a `TunedLens`.
 
     Raises ValueError for prompts that are empty or of different lengths, a site of another width, or a lens of another
@@ -178,7 +178,7 @@ def logit_lens(
     if at is None:
         raise ValueError("a lens looks at each position alone: positions must be 'each' or some, not None")
     streams = {name: stream[:, at] for name, stream in streams.items()}
-    wanted = None if answers is None else _answers(model, answers, len(streams[last]))
+    wanted = None if answers is None else answers_of_prompts(answers, len(streams[last]), "answers", model)
     found: list[dict[str, Tensor]] = []
     for rows in _chunks(streams[last].shape[:2], model.cfg.d_vocab):
         own = _log_probs(decode(model, _rows(streams[last], rows).to(model.device)))
@@ -190,7 +190,7 @@ def logit_lens(
     tensors = {name: _gathered([part[name] for part in found], *grid) for name in found[0]}
     axes: dict[str, Sequence[Label]] = {"layer": which, "position": [labels[pos] for pos in at]}
     about = origin(model, lens=_name(lens), site=site)
-    return _result(model, tensors, axes, about, answers)
+    return _result(model, tensors, axes, about, wanted)
 
 
 def decode(model: Decoder, stream: Float[Tensor, "row d_model"]) -> Float[Tensor, "row d_vocab"]:
@@ -222,19 +222,6 @@ def _run(
     tokens = tokens_of(model, prompts)
     _, cache = model.run_with_cache(tokens, names_filter=list(sites), return_type=None)
     return {name: cache[name] for name in sites}, position_labels(model, tokens)
-
-
-def _answers(model: Decoder, answers: Tokens, batch: int) -> Int[Tensor, "batch answer"]:
-    """The ids of the answers for each prompt."""
-    if isinstance(answers, Tensor) and answers.ndim:
-        if answers.ndim > 2 or len(answers) != batch:
-            raise ValueError(
-                f"a tensor of answers has a row for each of the {batch} prompts, [batch] or [batch, answer]; "
-                f"got {list(answers.shape)} (a list is for all prompts)"
-            )
-        ids = model.tokens.answer_ids(answers, device=model.device)
-        return ids.reshape(batch, -1)
-    return model.tokens.answer_ids(answers, device=model.device).reshape(1, -1).expand(batch, -1)
 
 
 def _chunks(shape: Iterable[int], d_vocab: int) -> Iterator[slice]:
@@ -288,26 +275,25 @@ def _result(
     tensors: dict[str, Tensor],
     axes: Mapping[str, Sequence[Label]],
     about: dict[str, Any],
-    answers: Tokens | None,
+    answers: Int[Tensor, "batch answer"] | None,
 ) -> Lens:
     scores = Scores(tensors.pop("scores").movedim(-1, 0), {"metric": ["entropy", "kl"], **axes}, about=about)
     of_answers = None
     if answers is not None:
         values = tensors.pop("answers").unflatten(-1, (-1, 4)).permute(4, 3, 0, 1, 2)
-        labels = _labels(model, answers, values.shape[1])
+        labels = _labels(model, answers)
         metrics = ["logit", "probability", "log_probability", "rank"]
         of_answers = Scores(values, {"metric": metrics, "answer": labels, **axes}, about=about)
     words = spelled(model, tensors["tokens"])
     return Lens(**tensors, scores=scores, answers=of_answers, words=words)
 
 
-def _labels(model: Decoder, answers: Tokens, n: int) -> list[Label]:
-    if isinstance(answers, Tensor) and answers.ndim:
-        return [f"answer {i}" for i in range(n)]
-    several = answers if isinstance(answers, Sequence) and not isinstance(answers, str) else [answers]
-    ids = [model.to_single_token(one) if isinstance(one, str) else int(one) for one in several]
-    words = spelled(model, torch.tensor(ids))
-    return [words[token] for token in ids]
+def _labels(model: Decoder, answers: Int[Tensor, "batch answer"]) -> list[Label]:
+    """The words of the answers; numbers if there are others for each prompt."""
+    if len(answers) > 1 and bool((answers != answers[0]).any()):
+        return [f"answer {i}" for i in range(answers.shape[1])]
+    words = spelled(model, answers[0])
+    return [words[token] for token in answers[0].tolist()]
 
 
 def spelled(model: Decoder, tokens: Tensor) -> dict[int, str]:
