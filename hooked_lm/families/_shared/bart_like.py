@@ -14,10 +14,11 @@ from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.pos_embed import PosEmbedConfig
+from hooked_lm.families._shared import classic
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.seq2seq import GENERATION
 from hooked_lm.models.config.tree import EncoderDecoderConfig, SideBlockConfig, StackConfig
-from hooked_lm.weights import Row
+from hooked_lm.weights import Row, expand
 
 PREFIX = "model."
 IGNORED = ("*.version",)
@@ -111,47 +112,28 @@ def outer_rows(tree: EncoderDecoderConfig) -> list[Row]:
     return [
         *embeds,
         *(
-            Row(f"model.{side}.{source}.{weight}", f"{side}_{target}.{weight[0]}")
+            row
             for side in sides
             for source, target in norms.items()
-            for weight in ("weight", "bias")
+            for row in classic.norm(f"model.{side}.{source}", f"{side}_{target}")
         ),
         Row("model.encoder.embed_positions.weight", "pos_embed.W_pos"),
         Row("model.decoder.embed_positions.weight", "decoder_pos_embed.W_pos"),
-        Row("lm_head.weight", "unembed.W_U", "v m -> m v", tied=tied_to if tree.unembed.tied else None),
+        classic.head("lm_head", tree, tied_to)[0],
         Row("final_logits_bias", "unembed.b_U", "1 v -> v"),
     ]
 
 
 def layer_rows(side: str, names: dict[str, str], n_layers: int) -> list[Row]:
     """Rows of the encoder's or decoder's layers; `names` maps HF names of attentions and norms to names of the model."""
-    source, target, layers = f"model.{side}.layers.{{i}}.", f"{side}.{{i}}.", range(n_layers)
-    found = []
+    source, target = f"model.{side}.layers.{{i}}.", f"{side}.{{i}}."
+    found = [*classic.into_mlp(source + "fc1", target + "mlp."), *classic.out_of_mlp(source + "fc2", target + "mlp.")]
     for source_name, target_name in names.items():
-        part_rows = norm_rows if target_name.startswith("ln") else attention_rows
-        found += part_rows(f"{source}{source_name}.", f"{target}{target_name}.", layers)
-    return [
-        *found,
-        Row(source + "fc1.weight", target + "mlp.W_in", "f m -> m f", i=layers),
-        Row(source + "fc1.bias", target + "mlp.b_in", i=layers),
-        Row(source + "fc2.weight", target + "mlp.W_out", "m f -> f m", i=layers),
-        Row(source + "fc2.bias", target + "mlp.b_out", i=layers),
-    ]
-
-
-def norm_rows(source: str, target: str, layers: range) -> list[Row]:
-    """Rows of one norm of each layer."""
-    return [Row(source + "weight", target + "w", i=layers), Row(source + "bias", target + "b", i=layers)]
-
-
-def attention_rows(source: str, target: str, layers: range) -> list[Row]:
-    """Rows of self-attention or cross-attention of each layer."""
-    return [
-        *(Row(f"{source}{x}_proj.weight", f"{target}W_{x.upper()}", "(n h) m -> n m h", i=layers) for x in "qkv"),
-        *(Row(f"{source}{x}_proj.bias", f"{target}b_{x.upper()}", "(n h) -> n h", i=layers) for x in "qkv"),
-        Row(source + "out_proj.weight", target + "W_O", "m (n h) -> n h m", i=layers),
-        Row(source + "out_proj.bias", target + "b_O", i=layers),
-    ]
+        if target_name.startswith("ln"):
+            found += classic.norm(source + source_name, target + target_name)
+        else:
+            found += classic.attention(f"{source}{source_name}.", f"{target}{target_name}.", "out_proj")
+    return expand(found, i=n_layers)
 
 
 ENCODER_NAMES = {"self_attn": "attn", "self_attn_layer_norm": "ln1", "final_layer_norm": "ln2"}

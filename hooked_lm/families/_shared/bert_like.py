@@ -193,15 +193,11 @@ def head_rows(tree: EncoderConfig, names: Names, prefix: str) -> list[Row]:
 def mlm_rows(names: Names, prefix: str | None) -> list[Row]:
     """Rows of the masked-token head. `prefix` is the base model's if the unembedding is tied to its embedding, else None."""
     bias, other = (names.untied_bias, names.bias) if prefix is None else (names.bias, names.untied_bias)
+    tied = None if prefix is None else prefix + names.embedding
     found = [
         *linear(names.mlm, "mlm_head"),
         *classic.norm(names.mlm_norm, "mlm_head.ln"),
-        Row(
-            names.decoder + ".weight",
-            "unembed.W_U",
-            "v m -> m v",
-            tied=None if prefix is None else prefix + names.embedding,
-        ),
+        Row(names.decoder + ".weight", "unembed.W_U", "v m -> m v", tied=tied),
         Row(bias, "unembed.b_U"),
     ]
     if other == bias:

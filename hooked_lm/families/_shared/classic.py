@@ -1,8 +1,13 @@
-"""Rows for families with layer norms and plain MLPs; the tensor names are arguments."""
+"""Rows of the common parts of a model; the tensor names are arguments.
+
+A linear layer or norm without bias has the same rows: rows of weights that a model lacks are skipped when loading.
+"""
 
 from hooked_lm.components.blocks.block import AttentionPart
-from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig, EncoderConfig, EncoderDecoderConfig
 from hooked_lm.weights import Row
+
+ATTENTION, MLP = "blocks.{l}.attn.", "blocks.{l}.mlp."
 
 
 def norm(source: str, target: str) -> list[Row]:
@@ -10,28 +15,51 @@ def norm(source: str, target: str) -> list[Row]:
     return [Row(source + ".weight", target + ".w"), Row(source + ".bias", target + ".b")]
 
 
-def into_mlp(source: str) -> list[Row]:
+def linear(source: str, target: str, name: str) -> list[Row]:
+    """A linear layer that becomes `W_name` and `b_name` of the module `target`."""
+    weight = Row(source + ".weight", f"{target}W_{name}", "o m -> m o")
+    return [weight, Row(source + ".bias", f"{target}b_{name}")]
+
+
+def into_mlp(source: str, target: str = MLP) -> list[Row]:
     """The input projection of an MLP."""
-    return [Row(source + ".weight", "blocks.{l}.mlp.W_in", "f m -> m f"), Row(source + ".bias", "blocks.{l}.mlp.b_in")]
+    return linear(source, target, "in")
 
 
-def out_of_mlp(source: str) -> list[Row]:
+def out_of_mlp(source: str, target: str = MLP) -> list[Row]:
     """The output projection of an MLP."""
+    return linear(source, target, "out")
+
+
+def gated_mlp(source: str, target: str = MLP) -> list[Row]:
+    """A gated MLP with the layers gate_proj, up_proj and down_proj."""
+    names = {"gate": "gate", "up": "in", "down": "out"}
+    return [row for x, y in names.items() for row in linear(f"{source}{x}_proj", target, y)]
+
+
+def heads_in(source: str, name: str, target: str = ATTENTION) -> list[Row]:
+    """A linear layer from the stream to all heads, such as the one that computes their queries."""
     return [
-        Row(source + ".weight", "blocks.{l}.mlp.W_out", "m f -> f m"),
-        Row(source + ".bias", "blocks.{l}.mlp.b_out"),
+        Row(source + ".weight", f"{target}W_{name}", "(n h) m -> n m h"),
+        Row(source + ".bias", f"{target}b_{name}", "(n h) -> n h"),
     ]
 
 
-def into_attention(q: str, k: str, v: str) -> list[Row]:
+def into_attention(q: str, k: str, v: str, target: str = ATTENTION) -> list[Row]:
     """Three linear layers for queries, keys and values."""
-    rows = []
-    for source, x in ((q, "Q"), (k, "K"), (v, "V")):
-        rows += [
-            Row(source + ".weight", f"blocks.{{l}}.attn.W_{x}", "(n h) m -> n m h"),
-            Row(source + ".bias", f"blocks.{{l}}.attn.b_{x}", "(n h) -> n h"),
-        ]
-    return rows
+    return [row for name, source in {"Q": q, "K": k, "V": v}.items() for row in heads_in(source, name, target)]
+
+
+def out_of_attention(source: str, target: str = ATTENTION) -> list[Row]:
+    """The output projection of attention."""
+    weight = Row(source + ".weight", target + "W_O", "m (n h) -> n h m")
+    return [weight, Row(source + ".bias", target + "b_O")]
+
+
+def attention(source: str, target: str = ATTENTION, out: str = "o_proj") -> list[Row]:
+    """Attention with the layers q_proj, k_proj and v_proj, and the output projection `out`."""
+    q, k, v = (f"{source}{x}_proj" for x in "qkv")
+    return [*into_attention(q, k, v, target), *out_of_attention(source + out, target)]
 
 
 def fused_by_group(source: str, tree: DecoderConfig) -> list[Row]:
@@ -46,28 +74,18 @@ def fused_by_group(source: str, tree: DecoderConfig) -> list[Row]:
     ]
 
 
-def out_of_attention(source: str) -> list[Row]:
-    """The output projection of attention."""
-    return [
-        Row(source + ".weight", "blocks.{l}.attn.W_O", "m (n h) -> n h m"),
-        Row(source + ".bias", "blocks.{l}.attn.b_O"),
-    ]
-
-
 def fairseq_layer(source: str) -> list[Row]:
     """A layer with fairseq's tensor names (OPT, XGLM, BioGPT)."""
-    target, attn = "blocks.{l}.", source + "self_attn."
     return [
-        *norm(source + "self_attn_layer_norm", target + "ln1"),
-        *into_attention(attn + "q_proj", attn + "k_proj", attn + "v_proj"),
-        *out_of_attention(attn + "out_proj"),
-        *norm(source + "final_layer_norm", target + "ln2"),
+        *norm(source + "self_attn_layer_norm", "blocks.{l}.ln1"),
+        *attention(source + "self_attn.", out="out_proj"),
+        *norm(source + "final_layer_norm", "blocks.{l}.ln2"),
         *into_mlp(source + "fc1"),
         *out_of_mlp(source + "fc2"),
     ]
 
 
-def head(source: str, tree: DecoderConfig, tied_to: str) -> list[Row]:
+def head(source: str, tree: DecoderConfig | EncoderConfig | EncoderDecoderConfig, tied_to: str) -> list[Row]:
     """The unembedding, which may be tied to the embedding `tied_to`."""
-    tied = tied_to if tree.unembed.tied else None
+    tied = tied_to if tree.unembed is not None and tree.unembed.tied else None
     return [Row(source + ".weight", "unembed.W_U", "v m -> m v", tied=tied), Row(source + ".bias", "unembed.b_U")]

@@ -6,7 +6,7 @@ from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.rotary_scaling import YarnScaling
 from hooked_lm.components.router import Router
-from hooked_lm.families._shared import llama_like, moe
+from hooked_lm.families._shared import classic, llama_like, moe
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.rotary import rotary
 from hooked_lm.models.config.tree import DecoderConfig
@@ -55,7 +55,7 @@ def rows(tree: DecoderConfig) -> list[Row]:
     up = {"UK": attn.d_nope, "UV": attn.d_value}
     return [
         *llama_like.outer_rows(tree),
-        *llama_like.norm_rows(tree),
+        *llama_like.norm_rows(),
         Row(source + "q_proj.weight", target + "W_Q", "(n h) m -> n m h"),
         Row(source + "q_a_proj.weight", target + "W_DQ", "d m -> m d"),
         Row(source + "q_a_proj.bias", target + "b_DQ"),
@@ -65,12 +65,7 @@ def rows(tree: DecoderConfig) -> list[Row]:
         Row(source + "kv_a_proj_with_mqa.bias", target + "b_{x}", "x -> x", x=down),
         Row(source + "kv_a_layernorm.weight", target + "kv_norm.w"),
         Row(source + "kv_b_proj.weight", target + "W_{x}", "(n x) d -> n d x", x=up, n=attn.n_heads),
-        Row(source + "o_proj.weight", target + "W_O", "m (n h) -> n h m"),
-        Row(source + "o_proj.bias", target + "b_O"),
-        *llama_like.mlp_rows(tree),
+        *classic.out_of_attention(source + "o_proj"),
+        *llama_like.mlp_rows(),
         *moe.sparse_rows(tree),
-        *(
-            Row(f"model.layers.{{l}}.mlp.shared_experts.{hf_name}_proj.bias", f"blocks.{{l}}.mlp.shared.b_{name}")
-            for hf_name, name in (("gate", "gate"), ("up", "in"), ("down", "out"))
-        ),
     ]

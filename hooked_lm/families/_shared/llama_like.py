@@ -9,6 +9,7 @@ from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.norm import NormConfig, RMSNorm
+from hooked_lm.families._shared import classic
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.rotary import n_ctx, rotary
 from hooked_lm.models.config.tree import DecoderConfig
@@ -18,13 +19,18 @@ PREFIX = "model."
 IGNORED = ("*.rotary_emb.inv_freq",)
 
 
+def head_dim(hf: HFConfig) -> int:
+    """The width of a head: `head_dim`, or by default an equal part of the stream's."""
+    return hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
+
+
 def attention(hf: HFConfig, partial: bool = False, **options: Any) -> Attention.Config:
     """The attention of a layer, from the usual config fields.
 
     `partial` allows architectures to rotate only part of a head. `options` are further arguments of `Attention.Config`; a
     `rotary` among them replaces that of the config.
     """
-    d_head = hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
+    d_head = head_dim(hf)
     if "rotary" not in options:
         options["rotary"] = rotary(hf, d_head, partial=partial)
     return Attention.Config(
@@ -86,27 +92,22 @@ def around(
 
 def outer_rows(tree: DecoderConfig) -> list[Row]:
     """Rows of the embedding, the final norm and the unembedding."""
-    tied = "model.embed_tokens.weight" if tree.unembed.tied else None
     return [
         Row("model.embed_tokens.weight", "embed.W_E"),
-        Row("model.norm.weight", "ln_final.w"),
-        Row("model.norm.bias", "ln_final.b"),
-        Row("lm_head.weight", "unembed.W_U", "v m -> m v", tied=tied),
-        Row("lm_head.bias", "unembed.b_U"),
+        *classic.norm("model.norm", "ln_final"),
+        *classic.head("lm_head", tree, "model.embed_tokens.weight"),
     ]
 
 
-def norm_rows(tree: DecoderConfig) -> list[Row]:
+def norm_rows() -> list[Row]:
     """Rows of a block's two norms, before attention and before the MLP."""
     return [
-        Row("model.layers.{l}.input_layernorm.weight", "blocks.{l}.ln1.w"),
-        Row("model.layers.{l}.input_layernorm.bias", "blocks.{l}.ln1.b"),
-        Row("model.layers.{l}.post_attention_layernorm.weight", "blocks.{l}.ln2.w"),
-        Row("model.layers.{l}.post_attention_layernorm.bias", "blocks.{l}.ln2.b"),
+        *classic.norm("model.layers.{l}.input_layernorm", "blocks.{l}.ln1"),
+        *classic.norm("model.layers.{l}.post_attention_layernorm", "blocks.{l}.ln2"),
     ]
 
 
-def post_norm_rows(tree: DecoderConfig) -> list[Row]:
+def post_norm_rows() -> list[Row]:
     """Rows of a block's norms after attention and after the MLP."""
     return [
         Row("model.layers.{l}.post_attention_layernorm.weight", "blocks.{l}.ln1_post.w"),
@@ -114,58 +115,32 @@ def post_norm_rows(tree: DecoderConfig) -> list[Row]:
     ]
 
 
-def four_norm_rows(tree: DecoderConfig) -> list[Row]:
+def four_norm_rows() -> list[Row]:
     """Rows of a block's four norms, before and after each sublayer."""
     return [
         Row("model.layers.{l}.input_layernorm.weight", "blocks.{l}.ln1.w"),
         Row("model.layers.{l}.pre_feedforward_layernorm.weight", "blocks.{l}.ln2.w"),
-        *post_norm_rows(tree),
+        *post_norm_rows(),
     ]
 
 
-def attention_rows(tree: DecoderConfig) -> list[Row]:
+def attention_rows() -> list[Row]:
     """Rows of the attention's projections, biases, query and key norms, and sinks."""
     source, target = "model.layers.{l}.self_attn.", "blocks.{l}.attn."
     return [
-        Row(source + "q_proj.weight", target + "W_Q", "(n h) m -> n m h"),
-        Row(source + "k_proj.weight", target + "W_K", "(n h) m -> n m h"),
-        Row(source + "v_proj.weight", target + "W_V", "(n h) m -> n m h"),
-        Row(source + "o_proj.weight", target + "W_O", "m (n h) -> n h m"),
-        Row(source + "q_proj.bias", target + "b_Q", "(n h) -> n h"),
-        Row(source + "k_proj.bias", target + "b_K", "(n h) -> n h"),
-        Row(source + "v_proj.bias", target + "b_V", "(n h) -> n h"),
-        Row(source + "o_proj.bias", target + "b_O"),
+        *classic.attention(source),
         Row(source + "q_norm.weight", target + "q_norm.w"),
         Row(source + "k_norm.weight", target + "k_norm.w"),
         Row(source + "sinks", target + "sinks"),
     ]
 
 
-def mlp_rows(tree: DecoderConfig) -> list[Row]:
-    """Rows of the gated MLP."""
-    source, target = "model.layers.{l}.mlp.", "blocks.{l}.mlp."
-    return [
-        Row(source + "gate_proj.weight", target + "W_gate", "f m -> m f"),
-        Row(source + "up_proj.weight", target + "W_in", "f m -> m f"),
-        Row(source + "down_proj.weight", target + "W_out", "m f -> f m"),
-        Row(source + "gate_proj.bias", target + "b_gate"),
-        Row(source + "up_proj.bias", target + "b_in"),
-        Row(source + "down_proj.bias", target + "b_out"),
-    ]
+def mlp_rows() -> list[Row]:
+    """Rows of the MLP, with or without a gate."""
+    return classic.gated_mlp("model.layers.{l}.mlp.")
 
 
-def plain_mlp_rows(tree: DecoderConfig) -> list[Row]:
-    """Rows of an MLP without a gate, with the same tensor names."""
-    source, target = "model.layers.{l}.mlp.", "blocks.{l}.mlp."
-    return [
-        Row(source + "up_proj.weight", target + "W_in", "f m -> m f"),
-        Row(source + "up_proj.bias", target + "b_in"),
-        Row(source + "down_proj.weight", target + "W_out", "m f -> f m"),
-        Row(source + "down_proj.bias", target + "b_out"),
-    ]
-
-
-def fused_mlp_rows(tree: DecoderConfig) -> list[Row]:
+def fused_mlp_rows() -> list[Row]:
     """Rows of a gated MLP whose gate and input projections are one tensor."""
     source, target = "model.layers.{l}.mlp.", "blocks.{l}.mlp."
     return [
@@ -176,4 +151,4 @@ def fused_mlp_rows(tree: DecoderConfig) -> list[Row]:
 
 def rows(tree: DecoderConfig) -> list[Row]:
     """Rows of every weight that such a decoder can have; rows of weights that a model lacks are skipped when loading."""
-    return [*outer_rows(tree), *norm_rows(tree), *attention_rows(tree), *mlp_rows(tree)]
+    return [*outer_rows(tree), *norm_rows(), *attention_rows(), *mlp_rows()]

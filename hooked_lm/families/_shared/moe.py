@@ -10,7 +10,7 @@ from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import NormConfig
 from hooked_lm.components.router import Router
-from hooked_lm.families._shared import llama_like
+from hooked_lm.families._shared import classic, llama_like
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
@@ -85,9 +85,7 @@ def sparse_rows(
         Row(gate, expert + "W_gate", "f m -> m f", e=e),
         Row(up, expert + "W_in", "f m -> m f", e=e),
         Row(down, expert + "W_out", "m f -> f m", e=e),
-        Row(f"{source}{shared}.gate_proj.weight", target + "shared.W_gate", "f m -> m f"),
-        Row(f"{source}{shared}.up_proj.weight", target + "shared.W_in", "f m -> m f"),
-        Row(f"{source}{shared}.down_proj.weight", target + "shared.W_out", "m f -> f m"),
+        *classic.gated_mlp(f"{source}{shared}.", target + "shared."),
     ]
 
 

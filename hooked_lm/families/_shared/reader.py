@@ -6,42 +6,12 @@ from typing import Any
 
 # Globs of fields that do not change the forward pass (dropout is off; token ids matter for text only).
 NO_EFFECT = (
-    *(
-        "*dropout*",
-        "*pdrop",
-        "*_token_id",
-        "*_token_ids",
-        "initializer_range",
-        "use_cache",
-        "cache_implementation",
-    ),
-    *(
-        "architectures",
-        "model_type",
-        "transformers_version",
-        "dtype",
-        "torch_dtype",
-        "auto_map",
-        "tokenizer_class",
-    ),
+    *("*dropout*", "*pdrop", "*_token_id", "*_token_ids", "initializer_range", "use_cache", "cache_implementation"),
+    *("architectures", "model_type", "transformers_version", "dtype", "torch_dtype", "auto_map", "tokenizer_class"),
     *("_*", "name_or_path", "attn_implementation", "use_flash_attn*", "unsloth_*", "pretraining_tp"),
-    *(
-        "id2label",
-        "label2id",
-        "num_labels",
-        "problem_type",
-        "finetuning_task",
-        "task_specific_params",
-        "summary_*",
-    ),
+    *("id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params", "summary_*"),
     *("return_dict", "output_hidden_states", "output_attentions", "chunk_size_feed_forward", "is_decoder"),
-    *(
-        "gradient_checkpointing",
-        "predict_special_tokens",
-        "n_special",
-        "is_llama_config",
-        "max_sequence_length",
-    ),
+    *("gradient_checkpointing", "predict_special_tokens", "n_special", "is_llama_config", "max_sequence_length"),
 )
 
 
@@ -55,7 +25,9 @@ class HFConfig:
     (4, {'twist': 2})
     """
 
-    def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any], tensors: Collection[str] = ()) -> None:
+    def __init__(
+        self, values: Mapping[str, object], defaults: Mapping[str, object], tensors: Collection[str] = ()
+    ) -> None:
         self._values, self._defaults, self._read = dict(values), dict(defaults), set[str]()
         self._tensors = frozenset(tensors)
 
@@ -66,7 +38,7 @@ class HFConfig:
             raise ValueError(f"the config has no field {field!r}; it has {', '.join(sorted(self._values))}")
         return self.get(field)
 
-    def get(self, field: str, default: Any = None) -> Any:
+    def get(self, field: str, default: object = None) -> Any:
         """Returns a field, or `default` if the config lacks it."""
         self._read.add(field)
         return self._values.get(field, default)
@@ -86,7 +58,7 @@ class HFConfig:
             and not any(fnmatch.fnmatchcase(field, glob) for glob in quiet)
         }
 
-    def _is_default(self, field: str, value: Any) -> bool:
+    def _is_default(self, field: str, value: object) -> bool:
         """Whether a field has its default; for fields unknown to the config class that is None, False or empty."""
         if field in self._defaults:
             return bool(value == self._defaults[field])

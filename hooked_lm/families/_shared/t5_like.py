@@ -16,10 +16,11 @@ from hooked_lm.components.blocks.cross import PreNormCrossBlock
 from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.mlp import MLP, GatedMLP, MLPConfig
 from hooked_lm.components.norm import RMSNorm
+from hooked_lm.families._shared import classic
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.seq2seq import GENERATION
 from hooked_lm.models.config.tree import EncoderDecoderConfig, StackConfig
-from hooked_lm.weights import Row
+from hooked_lm.weights import Row, expand
 
 PREFIX = ""
 # a weight in old files that T5 does not use
@@ -82,24 +83,17 @@ def fitted(tree: EncoderDecoderConfig, tensors: Mapping[str, Tensor]) -> Encoder
     return tree
 
 
-def attention_rows(source: str, target: str, **layers: Any) -> list[Row]:
+def attention_rows(source: str, target: str) -> list[Row]:
     """Rows of the four weights of self-attention or cross-attention."""
-    return [
-        *(Row(f"{source}{x}.weight", f"{target}W_{x.upper()}", "(n h) m -> n m h", **layers) for x in "qkv"),
-        Row(f"{source}o.weight", f"{target}W_O", "m (n h) -> n h m", **layers),
-    ]
+    q, k, v, o = (source + x for x in "qkvo")
+    return [*classic.into_attention(q, k, v, target), *classic.out_of_attention(o, target)]
 
 
-def mlp_rows(cfg: MLPConfig, source: str, target: str, **layers: Any) -> list[Row]:
+def mlp_rows(cfg: MLPConfig, source: str, target: str) -> list[Row]:
     """Rows of the MLP, gated or not."""
-    if isinstance(cfg, MLP.Config):
-        into = [Row(source + "wi.weight", target + "W_in", "f m -> m f", **layers)]
-    else:
-        into = [
-            Row(source + "wi_0.weight", target + "W_gate", "f m -> m f", **layers),
-            Row(source + "wi_1.weight", target + "W_in", "f m -> m f", **layers),
-        ]
-    return [*into, Row(source + "wo.weight", target + "W_out", "m f -> f m", **layers)]
+    names = {"wi": "in"} if isinstance(cfg, MLP.Config) else {"wi_0": "gate", "wi_1": "in"}
+    names |= {"wo": "out"}
+    return [row for name, x in names.items() for row in classic.linear(source + name, target, x)]
 
 
 def outer_rows(tree: EncoderDecoderConfig) -> list[Row]:
@@ -120,42 +114,43 @@ def outer_rows(tree: EncoderDecoderConfig) -> list[Row]:
         *embeds,
         Row("encoder.final_layer_norm.weight", "encoder_final_ln.w"),
         Row("decoder.final_layer_norm.weight", "decoder_final_ln.w"),
-        Row("lm_head.weight", "unembed.W_U", "v m -> m v", tied=shared if tree.unembed.tied else None),
+        *classic.head("lm_head", tree, shared),
     ]
 
 
 def attention_half_rows(tree: EncoderDecoderConfig) -> list[Row]:
     """Rows of self-attention, cross-attention, all norms of the layers, and the position biases."""
-    encoder: Any = {"e": range(len(tree.encoder.blocks))}
-    decoder: Any = {"d": range(len(tree.decoder.blocks))}
     bias = "SelfAttention.relative_attention_bias.weight"
-    e, d = "encoder.block.{e}.layer.0.", "decoder.block.{d}.layer.0."
+    e, d = "encoder.block.{i}.layer.", "decoder.block.{i}.layer."
+    encoder = [
+        *attention_rows(e + "0.SelfAttention.", "encoder.{i}.attn."),
+        Row(e + "0.layer_norm.weight", "encoder.{i}.ln1.w"),
+        Row(e + "1.layer_norm.weight", "encoder.{i}.ln2.w"),
+        Row(e + "0." + bias, "encoder.{i}.attn.position_bias.W_rel"),
+    ]
+    decoder = [
+        *attention_rows(d + "0.SelfAttention.", "decoder.{i}.attn."),
+        *attention_rows(d + "1.EncDecAttention.", "decoder.{i}.cross_attn."),
+        Row(d + "0.layer_norm.weight", "decoder.{i}.ln1.w"),
+        Row(d + "1.layer_norm.weight", "decoder.{i}.ln2.w"),
+        Row(d + "2.layer_norm.weight", "decoder.{i}.ln3.w"),
+        Row(d + "0." + bias, "decoder.{i}.attn.position_bias.W_rel"),
+    ]
     return [
-        *attention_rows(e + "SelfAttention.", "encoder.{e}.attn.", **encoder),
-        *attention_rows(d + "SelfAttention.", "decoder.{d}.attn.", **decoder),
-        *attention_rows("decoder.block.{d}.layer.1.EncDecAttention.", "decoder.{d}.cross_attn.", **decoder),
-        Row(e + "layer_norm.weight", "encoder.{e}.ln1.w", **encoder),
-        Row("encoder.block.{e}.layer.1.layer_norm.weight", "encoder.{e}.ln2.w", **encoder),
-        Row(d + "layer_norm.weight", "decoder.{d}.ln1.w", **decoder),
-        Row("decoder.block.{d}.layer.1.layer_norm.weight", "decoder.{d}.ln2.w", **decoder),
-        Row("decoder.block.{d}.layer.2.layer_norm.weight", "decoder.{d}.ln3.w", **decoder),
+        *expand(encoder, i=len(tree.encoder.blocks)),
+        *expand(decoder, i=len(tree.decoder.blocks)),
         Row("encoder.block.0.layer.0." + bias, "encoder_rel_pos_bias.W_rel"),
         Row("decoder.block.0.layer.0." + bias, "decoder_rel_pos_bias.W_rel"),
-        Row(e + bias, "encoder.{e}.attn.position_bias.W_rel", **encoder),
-        Row(d + bias, "decoder.{d}.attn.position_bias.W_rel", **decoder),
     ]
 
 
 def dense_rows(tree: EncoderDecoderConfig) -> list[Row]:
     """Rows of the MLPs of the encoder and the decoder."""
-    encoder: Any = {"e": range(len(tree.encoder.blocks))}
-    decoder: Any = {"d": range(len(tree.decoder.blocks))}
-    source, ff = "DenseReluDense.", tree.encoder.blocks[0].mlp
-    assert isinstance(ff, (MLP.Config, GatedMLP.Config))
-    return [
-        *mlp_rows(ff, "encoder.block.{e}.layer.1." + source, "encoder.{e}.mlp.", **encoder),
-        *mlp_rows(ff, "decoder.block.{d}.layer.2." + source, "decoder.{d}.mlp.", **decoder),
-    ]
+    cfg = tree.encoder.blocks[0].mlp
+    assert isinstance(cfg, (MLP.Config, GatedMLP.Config))
+    encoder = mlp_rows(cfg, "encoder.block.{i}.layer.1.DenseReluDense.", "encoder.{i}.mlp.")
+    decoder = mlp_rows(cfg, "decoder.block.{i}.layer.2.DenseReluDense.", "decoder.{i}.mlp.")
+    return [*expand(encoder, i=len(tree.encoder.blocks)), *expand(decoder, i=len(tree.decoder.blocks))]
 
 
 def rows(tree: EncoderDecoderConfig) -> list[Row]:

@@ -16,7 +16,7 @@ NO_EFFECT = ("qk_norm",)  # queries and keys are always normalised
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    norm, d_head = llama_like.rms_norm(hf), hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
+    norm, d_head = llama_like.rms_norm(hf), llama_like.head_dim(hf)
     attn = llama_like.attention(
         hf,
         qkv_bias=hf.attention_bias,
@@ -36,7 +36,7 @@ def rows(tree: DecoderConfig) -> list[Row]:
         *llama_like.outer_rows(tree),
         Row(source + "attention_layernorm.weight", target + "ln1.w"),
         Row(source + "feedforward_layernorm.weight", target + "ln2.w"),
-        *llama_like.attention_rows(tree),
-        *llama_like.plain_mlp_rows(tree),
+        *llama_like.attention_rows(),
+        *llama_like.mlp_rows(),
         *(Row(f"{source}mlp.act_fn.{name}", f"{target}mlp.act_fn.{name}") for name in numbers),
     ]

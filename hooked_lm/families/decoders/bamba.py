@@ -3,7 +3,7 @@
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.mixer import MixerMLPBlock
 from hooked_lm.components.ssm.mamba2 import Mamba2
-from hooked_lm.families._shared import llama_like
+from hooked_lm.families._shared import classic, llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.decoders.mamba2 import mixer_rows
@@ -45,18 +45,15 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    layer, mlp = "model.layers.{l}.", "blocks.{l}.mlp."
+    layer = "model.layers.{l}."
     mixers = [block.mixer for block in tree.blocks if not isinstance(block, PreNormBlock.Config)]
-    projections = {"gate": "gate", "up": "in", "down": "out"}
-    tied = "model.embed_tokens.weight" if tree.unembed.tied else None
     return [
         Row("model.embed_tokens.weight", "embed.W_E"),
         Row(layer + "input_layernorm.weight", "blocks.{l}.ln1.w"),
-        *llama_like.attention_rows(tree),
+        *llama_like.attention_rows(),
         *(row for mixer in mixers[:1] for row in mixer_rows(mixer, layer + "mamba.")),
         Row(layer + "pre_ff_layernorm.weight", "blocks.{l}.ln2.w"),
-        *(Row(f"{layer}feed_forward.{x}_proj.weight", f"{mlp}W_{y}", "o i -> i o") for x, y in projections.items()),
-        *(Row(f"{layer}feed_forward.{x}_proj.bias", f"{mlp}b_{y}") for x, y in projections.items()),
+        *classic.gated_mlp(layer + "feed_forward."),
         Row("model.final_layernorm.weight", "ln_final.w"),
-        Row("lm_head.weight", "unembed.W_U", "v m -> m v", tied=tied),
+        *classic.head("lm_head", tree, "model.embed_tokens.weight"),
     ]

@@ -16,13 +16,7 @@ PREPENDS_BOS = False
 IGNORED = ()
 NO_EFFECT = (
     *("slow_but_exact", "attention_softmax_in_fp32"),  # rounding only
-    *(
-        "bias_dropout_fusion",
-        "masked_softmax_fusion",
-        "skip_bias_add",
-        "skip_bias_add_qkv",
-        "offset_alibi",
-    ),  # for training
+    *("bias_dropout_fusion", "masked_softmax_fusion", "skip_bias_add*", "offset_alibi"),  # for training
     "n_embed",  # an old name of hidden_size
 )
 

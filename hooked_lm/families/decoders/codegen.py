@@ -1,5 +1,6 @@
 """CodeGen (Nijkamp et al. 2022, arXiv:2203.13474): GPT-J with queries, values and keys in one matrix."""
 
+from hooked_lm.families._shared import classic
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.decoders import gptj
 from hooked_lm.families.decoders.gptj import NO_EFFECT, PREFIX
@@ -20,6 +21,9 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    fused = "transformer.h.{l}.attn.qkv_proj.weight"
-    pattern = "(shard x n h) m -> (shard n) m h"
-    return [*gptj.outer_rows(tree), Row(fused, "blocks.{l}.attn.W_{x}", pattern, shard=N_SHARDS, x="QVK")]
+    attn, pattern = "transformer.h.{l}.attn.", "(shard x n h) m -> (shard n) m h"
+    return [
+        *gptj.outer_rows(tree),
+        Row(attn + "qkv_proj.weight", "blocks.{l}.attn.W_{x}", pattern, shard=N_SHARDS, x="QVK"),
+        *classic.out_of_attention(attn + "out_proj"),
+    ]

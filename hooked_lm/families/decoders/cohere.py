@@ -17,7 +17,7 @@ NO_EFFECT = ("model_max_length",)  # used by the tokenizer
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    d_head = hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
+    d_head = llama_like.head_dim(hf)
     q_norm = LayerNorm.Config(d_head, hf.layer_norm_eps, bias=False, n_heads=hf.num_attention_heads)
     k_norm = LayerNorm.Config(d_head, hf.layer_norm_eps, bias=False, n_heads=hf.num_key_value_heads)
     norms = {"qk_norm": q_norm, "k_norm": k_norm} if hf.use_qk_norm else {}
@@ -28,7 +28,7 @@ def config(hf: HFConfig) -> DecoderConfig:
 def block(hf: HFConfig, **options: Any) -> SharedNormBlock.Config:
     """A layer; `options` are those of its attention."""
     norm = LayerNorm.Config(hf.hidden_size, hf.layer_norm_eps, bias=False)
-    d_head = hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
+    d_head = llama_like.head_dim(hf)
     options = {"rotary": rotary(hf, d_head, adjacent_pairs=True)} | options
     attn = llama_like.attention(hf, qkv_bias=hf.attention_bias, out_bias=hf.attention_bias, **options)
     return SharedNormBlock.Config(attn=attn, ln1=norm, mlp=llama_like.gated_mlp(hf))

@@ -21,14 +21,12 @@ NO_EFFECT = (*moe.NO_EFFECT, "moe_capacity", "moe_gate", "moe_use_aux_free", "nu
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    d_head = hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
+    d_head = llama_like.head_dim(hf)
     attn = llama_like.attention(
         hf, rotary=rotary(hf, d_head, adjacent_pairs=True), qkv_bias=hf.use_bias, out_bias=hf.use_bias
     )
-    expert, n_shared = (
-        GatedMLP.Config(hf.hidden_size, hf.moe_intermediate_size, hf.hidden_act),
-        hf.moe_num_shared_experts,
-    )
+    expert = GatedMLP.Config(hf.hidden_size, hf.moe_intermediate_size, hf.hidden_act)
+    n_shared = hf.moe_num_shared_experts
     shared = replace(expert, d_mlp=hf.moe_intermediate_size * n_shared, bias=hf.use_bias) if n_shared > 0 else None
     router = CorrectedSoftmaxRouter(hf.moe_norm_min)
     experts = MoE.Config(expert, hf.moe_num_experts, hf.moe_k, router, shared=shared)
@@ -41,12 +39,8 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    source, target = "model.layers.{l}.mlp.", "blocks.{l}.mlp."
-    correction = target + "b_choice"
+    correction = "blocks.{l}.mlp.b_choice"
     return [
         *(row for row in moe.rows(tree) if row.target != correction),
-        Row(source + "moe_statics.e_score_correction_bias", correction, "1 e -> e"),
-        Row(source + "shared_experts.gate_proj.bias", target + "shared.b_gate"),
-        Row(source + "shared_experts.up_proj.bias", target + "shared.b_in"),
-        Row(source + "shared_experts.down_proj.bias", target + "shared.b_out"),
+        Row("model.layers.{l}.mlp.moe_statics.e_score_correction_bias", correction, "1 e -> e"),
     ]

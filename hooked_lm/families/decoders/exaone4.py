@@ -18,7 +18,7 @@ NO_EFFECT = ("sliding_window_pattern",)  # repeats `layer_types`
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    norm, d_head = llama_like.rms_norm(hf), hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
+    norm, d_head = llama_like.rms_norm(hf), llama_like.head_dim(hf)
     attn = llama_like.attention(hf, qk_norm=RMSNorm.Config(d_head, hf.rms_norm_eps))
     block = PreNormBlock.Config(attn=attn, ln1_post=norm, mlp=llama_like.gated_mlp(hf), ln2_post=norm)
     is_hybrid = hf.sliding_window is not None
@@ -32,7 +32,7 @@ def config(hf: HFConfig) -> DecoderConfig:
 def rows(tree: DecoderConfig) -> list[Row]:
     return [
         *llama_like.outer_rows(tree),
-        *llama_like.post_norm_rows(tree),
-        *llama_like.attention_rows(tree),
-        *llama_like.mlp_rows(tree),
+        *llama_like.post_norm_rows(),
+        *llama_like.attention_rows(),
+        *llama_like.mlp_rows(),
     ]

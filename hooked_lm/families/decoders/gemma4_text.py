@@ -12,7 +12,7 @@ from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.normed_moe import NormedMoE
 from hooked_lm.components.router import SoftmaxRouter
-from hooked_lm.families._shared import llama_like, moe
+from hooked_lm.families._shared import classic, llama_like, moe
 from hooked_lm.families._shared.llama_like import PREFIX
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.rotary import n_ctx, rotary
@@ -113,9 +113,9 @@ def rows(tree: DecoderConfig) -> list[Row]:
     source, target = "model.layers.{l}.", "blocks.{l}."
     return [
         *llama_like.outer_rows(tree),
-        *llama_like.four_norm_rows(tree),
-        *llama_like.attention_rows(tree),
-        *llama_like.mlp_rows(tree),
+        *llama_like.four_norm_rows(),
+        *llama_like.attention_rows(),
+        *llama_like.mlp_rows(),
         *_sparse_rows(tree),
         Row("model.embed_tokens_per_layer.weight", "per_layer.W_E", "v (n h) -> v n h"),
         Row("model.per_layer_model_projection.weight", "per_layer.W_proj", "(n h) m -> m n h"),
@@ -140,7 +140,5 @@ def _sparse_rows(tree: DecoderConfig) -> list[Row]:
         Row(source + "router.per_expert_scale", target + "expert_scale"),
         Row(source + "experts.gate_up_proj", target + "experts.{e}.W_{x}", "e (x f) m -> m f", e=e, x=["gate", "in"]),
         Row(source + "experts.down_proj", target + "experts.{e}.W_out", "e m f -> f m", e=e),
-        Row(source + "mlp.gate_proj.weight", target + "shared.W_gate", "f m -> m f"),
-        Row(source + "mlp.up_proj.weight", target + "shared.W_in", "f m -> m f"),
-        Row(source + "mlp.down_proj.weight", target + "shared.W_out", "m f -> f m"),
+        *classic.gated_mlp(source + "mlp.", target + "shared."),
     ]

@@ -24,7 +24,7 @@ def config(hf: HFConfig) -> DecoderConfig:
 def rows(tree: DecoderConfig) -> list[Row]:
     return [
         *llama_like.outer_rows(tree),
-        *llama_like.norm_rows(tree),
-        *llama_like.attention_rows(tree),
-        *llama_like.fused_mlp_rows(tree),
+        *llama_like.norm_rows(),
+        *llama_like.attention_rows(),
+        *llama_like.fused_mlp_rows(),
     ]

@@ -17,29 +17,18 @@ NO_EFFECT = ("attention_types",)  # `attention_layers` lists the same per layer
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    windows = {"global": None, "local": hf.window_size}
+    d_head, windows = hf.hidden_size // hf.num_heads, {"global": None, "local": hf.window_size}
+    attns = [
+        Attention.Config(hf.hidden_size, hf.num_heads, d_head, scale=1.0, out_bias=True, window=windows[kind])
+        for kind in hf.attention_layers[: hf.num_layers]
+    ]
     norm = LayerNorm.Config(hf.hidden_size, hf.layer_norm_epsilon)
     mlp = MLP.Config(hf.hidden_size, hf.intermediate_size or 4 * hf.hidden_size, hf.activation_function)
     return DecoderConfig(
         n_ctx=hf.max_position_embeddings,
         embed=Embed.Config(hf.vocab_size, hf.hidden_size),
         pos_embed=PosEmbed.Config(hf.max_position_embeddings, hf.hidden_size),
-        blocks=tuple(
-            PreNormBlock.Config(
-                attn=Attention.Config(
-                    hf.hidden_size,
-                    hf.num_heads,
-                    hf.hidden_size // hf.num_heads,
-                    scale=1.0,
-                    out_bias=True,
-                    window=windows[kind],
-                ),
-                ln1=norm,
-                mlp=mlp,
-                ln2=norm,
-            )
-            for kind in hf.attention_layers[: hf.num_layers]
-        ),
+        blocks=tuple(PreNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm) for attn in attns),
         ln_final=norm,
         unembed=Unembed.Config(hf.hidden_size, hf.vocab_size, tied=hf.tie_word_embeddings),
     )
@@ -47,13 +36,11 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 def rows(tree: DecoderConfig) -> list[Row]:
     source, target = "transformer.h.{l}.", "blocks.{l}."
-    attn = source + "attn.attention."
     return [
         Row("transformer.wte.weight", "embed.W_E"),
         Row("transformer.wpe.weight", "pos_embed.W_pos"),
         *classic.norm(source + "ln_1", target + "ln1"),
-        *classic.into_attention(attn + "q_proj", attn + "k_proj", attn + "v_proj"),
-        *classic.out_of_attention(attn + "out_proj"),
+        *classic.attention(source + "attn.attention.", out="out_proj"),
         *classic.norm(source + "ln_2", target + "ln2"),
         *classic.into_mlp(source + "mlp.c_fc"),
         *classic.out_of_mlp(source + "mlp.c_proj"),

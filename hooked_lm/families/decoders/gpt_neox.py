@@ -6,6 +6,7 @@ from hooked_lm.components.blocks.parallel import ParallelBlock
 from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP
+from hooked_lm.families._shared import classic
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.rotary import n_ctx, rotary
 from hooked_lm.models.config.tree import DecoderConfig
@@ -40,23 +41,14 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 def rows(tree: DecoderConfig) -> list[Row]:
     source, target = "gpt_neox.layers.{l}.", "blocks.{l}."
-    fused = source + "attention.query_key_value."
-    tied = "gpt_neox.embed_in.weight" if tree.unembed.tied else None
     return [
         Row("gpt_neox.embed_in.weight", "embed.W_E"),
-        Row(source + "input_layernorm.weight", target + "ln1.w"),
-        Row(source + "input_layernorm.bias", target + "ln1.b"),
-        Row(fused + "weight", target + "attn.W_{qkv}", "(n qkv h) m -> n m h", qkv="QKV"),
-        Row(fused + "bias", target + "attn.b_{qkv}", "(n qkv h) -> n h", qkv="QKV"),
-        Row(source + "attention.dense.weight", target + "attn.W_O", "m (n h) -> n h m"),
-        Row(source + "attention.dense.bias", target + "attn.b_O"),
-        Row(source + "post_attention_layernorm.weight", target + "ln2.w"),
-        Row(source + "post_attention_layernorm.bias", target + "ln2.b"),
-        Row(source + "mlp.dense_h_to_4h.weight", target + "mlp.W_in", "f m -> m f"),
-        Row(source + "mlp.dense_h_to_4h.bias", target + "mlp.b_in"),
-        Row(source + "mlp.dense_4h_to_h.weight", target + "mlp.W_out", "m f -> f m"),
-        Row(source + "mlp.dense_4h_to_h.bias", target + "mlp.b_out"),
-        Row("gpt_neox.final_layer_norm.weight", "ln_final.w"),
-        Row("gpt_neox.final_layer_norm.bias", "ln_final.b"),
-        Row("embed_out.weight", "unembed.W_U", "v m -> m v", tied=tied),
+        *classic.norm(source + "input_layernorm", target + "ln1"),
+        *classic.fused_by_group(source + "attention.query_key_value", tree),
+        *classic.out_of_attention(source + "attention.dense"),
+        *classic.norm(source + "post_attention_layernorm", target + "ln2"),
+        *classic.into_mlp(source + "mlp.dense_h_to_4h"),
+        *classic.out_of_mlp(source + "mlp.dense_4h_to_h"),
+        *classic.norm("gpt_neox.final_layer_norm", "ln_final"),
+        *classic.head("embed_out", tree, "gpt_neox.embed_in.weight"),
     ]

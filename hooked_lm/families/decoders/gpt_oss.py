@@ -26,8 +26,8 @@ def rows(tree: DecoderConfig) -> list[Row]:
     expert = target + "experts.{e}."
     return [
         *llama_like.outer_rows(tree),
-        *llama_like.norm_rows(tree),
-        *llama_like.attention_rows(tree),
+        *llama_like.norm_rows(),
+        *llama_like.attention_rows(),
         Row(source + "router.weight", target + "W_router", "e m -> m e"),
         Row(source + "router.bias", target + "b_router"),
         Row(source + "experts.gate_up_proj", expert + "W_gate_in", "e m x -> m x", e=e),

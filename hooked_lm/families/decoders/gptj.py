@@ -32,17 +32,15 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    attn = "transformer.h.{l}.attn."
-    return [*outer_rows(tree), *classic.into_attention(attn + "q_proj", attn + "k_proj", attn + "v_proj")]
+    return [*outer_rows(tree), *classic.attention("transformer.h.{l}.attn.", out="out_proj")]
 
 
 def outer_rows(tree: DecoderConfig) -> list[Row]:
-    """Rows of all weights but those of queries, keys and values."""
+    """Rows of all weights but those of attention."""
     source = "transformer.h.{l}."
     return [
         Row("transformer.wte.weight", "embed.W_E"),
         *classic.norm(source + "ln_1", "blocks.{l}.ln1"),
-        *classic.out_of_attention(source + "attn.out_proj"),
         *classic.into_mlp(source + "mlp.fc_in"),
         *classic.out_of_mlp(source + "mlp.fc_out"),
         *classic.norm("transformer.ln_f", "ln_final"),

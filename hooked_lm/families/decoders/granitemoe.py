@@ -34,8 +34,8 @@ def rows(tree: DecoderConfig) -> list[Row]:
     expert = target + "experts.{e}.W_"
     return [
         *llama_like.outer_rows(tree),
-        *llama_like.norm_rows(tree),
-        *llama_like.attention_rows(tree),
+        *llama_like.norm_rows(),
+        *llama_like.attention_rows(),
         Row(source + "router.layer.weight", target + "W_router", "e m -> m e"),
         Row(source + "input_linear.weight", expert + "{x}", "e (x f) m -> m f", e=e, x=["gate", "in"]),
         Row(source + "output_linear.weight", expert + "out", "e m f -> f m", e=e),

@@ -24,7 +24,7 @@ NO_EFFECT = (
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    d_head = hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
+    d_head = llama_like.head_dim(hf)
     given, turn = hf.rope_parameters, None
     if given["rope_type"] == "dynamic" and given.get("alpha"):  # independent of prompt length, despite the name
         turn = Rotary(d_head, given["rope_theta"] * given["alpha"] ** (d_head / (d_head - 2)))

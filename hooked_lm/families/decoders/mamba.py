@@ -4,6 +4,7 @@ from hooked_lm.components.blocks.mixer import MixerBlock
 from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.ssm.mamba import Mamba
+from hooked_lm.families._shared import classic
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
@@ -49,12 +50,11 @@ def check_norm(hf: HFConfig) -> None:
 
 def outer_rows(tree: DecoderConfig) -> list[Row]:
     """Rows of the embedding, norms and unembedding of Mamba and Mamba-2."""
-    tied = "backbone.embeddings.weight" if tree.unembed.tied else None
     return [
         Row("backbone.embeddings.weight", "embed.W_E"),
         Row("backbone.layers.{l}.norm.weight", "blocks.{l}.ln1.w"),
         Row("backbone.norm_f.weight", "ln_final.w"),
-        Row("lm_head.weight", "unembed.W_U", "v m -> m v", tied=tied),
+        *classic.head("lm_head", tree, "backbone.embeddings.weight"),
     ]
 
 
@@ -73,6 +73,5 @@ def rows(tree: DecoderConfig) -> list[Row]:
         Row(source + "dt_proj.bias", target + "dt_bias"),
         Row(source + "A_log", target + "A_log"),
         Row(source + "D", target + "D"),
-        Row(source + "out_proj.weight", target + "W_out", "m i -> i m"),
-        Row(source + "out_proj.bias", target + "b_out"),
+        *classic.linear(source + "out_proj", target, "out"),
     ]

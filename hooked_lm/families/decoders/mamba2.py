@@ -4,6 +4,7 @@ from hooked_lm.components.blocks.mixer import MixerBlock
 from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.ssm.mamba2 import Mamba2
+from hooked_lm.families._shared import classic
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.decoders.mamba import N_CTX, check_norm, outer_rows
 from hooked_lm.models.config.tree import DecoderConfig
@@ -58,8 +59,7 @@ def mixer_rows(mixer: Mamba2.Config, source: str) -> list[Row]:
         Row(source + "dt_bias", target + "dt_bias"),
         Row(source + "D", target + "D"),
         Row(source + "norm.weight", target + "norm.w", "(g i) -> g i"),
-        Row(source + "out_proj.weight", target + "W_out", "m i -> i m"),
-        Row(source + "out_proj.bias", target + "b_out"),
+        *classic.linear(source + "out_proj", target, "out"),
     ]
 
 

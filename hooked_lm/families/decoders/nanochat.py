@@ -7,7 +7,7 @@ from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.rotary_scaling import Backward
-from hooked_lm.families._shared import llama_like
+from hooked_lm.families._shared import classic, llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.rotary import rotary
@@ -20,7 +20,7 @@ NO_EFFECT = ("logits_soft_cap",)  # an older name of `final_logit_softcapping`, 
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    d_head = hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
+    d_head = llama_like.head_dim(hf)
     norm, turn = RMSNorm.Config(hf.hidden_size, hf.rms_norm_eps, weight=False), rotary(hf, d_head)
     attn = llama_like.attention(
         hf,
@@ -37,10 +37,9 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    source, target = "model.layers.{l}.mlp.", "blocks.{l}.mlp."
     return [
         *llama_like.outer_rows(tree),
-        *llama_like.attention_rows(tree),
-        Row(source + "fc1.weight", target + "W_in", "f m -> m f"),
-        Row(source + "fc2.weight", target + "W_out", "m f -> f m"),
+        *llama_like.attention_rows(),
+        *classic.into_mlp("model.layers.{l}.mlp.fc1"),
+        *classic.out_of_mlp("model.layers.{l}.mlp.fc2"),
     ]

@@ -1,17 +1,19 @@
 """OLMo 2 (OLMo Team 2024, arXiv:2501.00656): norms after the sublayers; queries and keys are normalised over all heads
 together."""
 
+from dataclasses import replace
 from typing import Any
 
+from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.norm import RMSNorm
-from hooked_lm.families._shared import llama_like
+from hooked_lm.families._shared import classic, llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
-__all__ = ["IGNORED", "PREFIX", "block", "config", "rows"]
+__all__ = ["IGNORED", "PREFIX", "attention", "attention_rows", "block", "config", "rows"]
 
 
 def config(hf: HFConfig) -> DecoderConfig:
@@ -20,24 +22,30 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 def block(hf: HFConfig, **options: Any) -> PreNormBlock.Config:
     """A layer; `options` are those of its attention."""
-    norm, d_head = llama_like.rms_norm(hf), hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
-    attn = llama_like.attention(
-        hf,
-        qkv_bias=hf.attention_bias,
-        out_bias=hf.attention_bias,
-        qk_norm=RMSNorm.Config(d_head, hf.rms_norm_eps, n_heads=hf.num_attention_heads, joint=True),
-        k_norm=RMSNorm.Config(d_head, hf.rms_norm_eps, n_heads=hf.num_key_value_heads, joint=True),
-        **options,
-    )
+    norm = llama_like.rms_norm(hf)
+    attn = attention(hf, **options)
     return PreNormBlock.Config(attn=attn, ln1_post=norm, mlp=llama_like.gated_mlp(hf), ln2_post=norm)
 
 
+def attention(hf: HFConfig, **options: Any) -> Attention.Config:
+    """The attention of a layer; the norm of queries, or of keys, has one divisor for all heads."""
+    norm = RMSNorm.Config(llama_like.head_dim(hf), hf.rms_norm_eps, n_heads=hf.num_attention_heads, joint=True)
+    return llama_like.attention(
+        hf,
+        qkv_bias=hf.attention_bias,
+        out_bias=hf.attention_bias,
+        qk_norm=norm,
+        k_norm=replace(norm, n_heads=hf.num_key_value_heads),
+        **options,
+    )
+
+
 def rows(tree: DecoderConfig) -> list[Row]:
+    return [*llama_like.outer_rows(tree), *llama_like.post_norm_rows(), *attention_rows(), *llama_like.mlp_rows()]
+
+
+def attention_rows() -> list[Row]:
+    """Rows of attention whose query and key norms have a weight for each entry of each head."""
     source, target = "model.layers.{l}.self_attn.", "blocks.{l}.attn."
-    return [
-        *llama_like.outer_rows(tree),
-        *llama_like.post_norm_rows(tree),
-        *(row for row in llama_like.attention_rows(tree) if "_norm." not in row.source),
-        *(Row(f"{source}{x}_norm.weight", f"{target}{x}_norm.w", "(n h) -> n h") for x in "qk"),
-        *llama_like.mlp_rows(tree),
-    ]
+    norms = [Row(f"{source}{x}_norm.weight", f"{target}{x}_norm.w", "(n h) -> n h") for x in "qk"]
+    return [*classic.attention(source), *norms]

@@ -14,7 +14,7 @@ __all__ = ["IGNORED", "PREFIX", "config", "rows"]
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    d_head = hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads
+    d_head = llama_like.head_dim(hf)
     blocks = [
         olmo2.block(hf, window=window, rotary=rotary(hf, d_head, layer_type))
         for window, layer_type in zip(llama_like.windows(hf), hf.layer_types, strict=False)

@@ -22,8 +22,8 @@ def rows(tree: DecoderConfig) -> list[Row]:
     source, target = "model.layers.{l}.", "blocks.{l}."
     return [
         *llama_like.outer_rows(tree),
-        *llama_like.norm_rows(tree),
+        *llama_like.norm_rows(),
         Row(source + "self_attn.qkv_proj.weight", target + "attn.W_{x}", "(x h) m -> x m h", x=heads),
         Row(source + "self_attn.o_proj.weight", target + "attn.W_O", "m (n h) -> n h m"),
-        *llama_like.fused_mlp_rows(tree),
+        *llama_like.fused_mlp_rows(),
     ]

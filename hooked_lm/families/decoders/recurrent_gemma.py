@@ -10,6 +10,7 @@ from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.components.ssm.rg_lru import RGLRU
+from hooked_lm.families._shared import classic
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.decoders.mamba import N_CTX
 from hooked_lm.models.config.tree import DecoderConfig
@@ -63,34 +64,21 @@ def _attention(hf: HFConfig) -> Attention.Config:
 
 def rows(tree: DecoderConfig) -> list[Row]:
     layer = "model.layers.{l}."
-    temporal, attn, mixer = layer + "temporal_block.", "blocks.{l}.attn.", "blocks.{l}.mixer."
-    mlp, gates = {"gate": "gate", "up": "in", "down": "out"}, {"input": "i", "recurrent": "r"}
+    temporal, mixer, gates = layer + "temporal_block.", "blocks.{l}.mixer.", {"input": "i", "recurrent": "r"}
     return [
         Row("model.embed_tokens.weight", "embed.W_E"),
         Row(layer + "temporal_pre_norm.weight", "blocks.{l}.ln1.w"),
-        *(Row(f"{temporal}{x}_proj.weight", f"{attn}W_{x.upper()}", "(n h) m -> n m h") for x in "qkv"),
-        *(Row(f"{temporal}{x}_proj.bias", f"{attn}b_{x.upper()}", "(n h) -> n h") for x in "qkv"),
-        Row(temporal + "o_proj.weight", attn + "W_O", "m (n h) -> n h m"),
-        Row(temporal + "o_proj.bias", attn + "b_O"),
-        Row(temporal + "linear_x.weight", mixer + "W_x", "i m -> m i"),
-        Row(temporal + "linear_x.bias", mixer + "b_x"),
-        Row(temporal + "linear_y.weight", mixer + "W_gate", "i m -> m i"),
-        Row(temporal + "linear_y.bias", mixer + "b_gate"),
+        *classic.attention(temporal),
+        *classic.linear(temporal + "linear_x", mixer, "x"),
+        *classic.linear(temporal + "linear_y", mixer, "gate"),
         Row(temporal + "conv_1d.weight", mixer + "conv.W_conv", "i 1 k -> k i"),
         Row(temporal + "conv_1d.bias", mixer + "conv.b_conv"),
         *(Row(f"{temporal}rg_lru.{source}_gate_weight", f"{mixer}W_{target}") for source, target in gates.items()),
         *(Row(f"{temporal}rg_lru.{source}_gate_bias", f"{mixer}b_{target}") for source, target in gates.items()),
         Row(temporal + "rg_lru.recurrent_param", mixer + "Lambda"),
-        Row(temporal + "linear_out.weight", mixer + "W_out", "m i -> i m"),
-        Row(temporal + "linear_out.bias", mixer + "b_out"),
+        *classic.linear(temporal + "linear_out", mixer, "out"),
         Row(layer + "channel_pre_norm.weight", "blocks.{l}.ln2.w"),
-        *(Row(f"{layer}mlp_block.{x}_proj.weight", f"blocks.{{l}}.mlp.W_{y}", "o i -> i o") for x, y in mlp.items()),
-        *(Row(f"{layer}mlp_block.{x}_proj.bias", f"blocks.{{l}}.mlp.b_{y}") for x, y in mlp.items()),
+        *classic.gated_mlp(layer + "mlp_block."),
         Row("model.final_norm.weight", "ln_final.w"),
-        Row(
-            "lm_head.weight",
-            "unembed.W_U",
-            "v m -> m v",
-            tied="model.embed_tokens.weight" if tree.unembed.tied else None,
-        ),
+        *classic.head("lm_head", tree, "model.embed_tokens.weight"),
     ]

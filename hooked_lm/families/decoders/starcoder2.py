@@ -31,8 +31,8 @@ def config(hf: HFConfig) -> DecoderConfig:
 def rows(tree: DecoderConfig) -> list[Row]:
     return [
         *llama_like.outer_rows(tree),
-        *llama_like.norm_rows(tree),
-        *llama_like.attention_rows(tree),
+        *llama_like.norm_rows(),
+        *llama_like.attention_rows(),
         *classic.into_mlp("model.layers.{l}.mlp.c_fc"),
         *classic.out_of_mlp("model.layers.{l}.mlp.c_proj"),
     ]

@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.router import CapacityRouter
-from hooked_lm.families._shared import t5_like
+from hooked_lm.families._shared import classic, t5_like
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.t5_like import IGNORED, PREFIX, attention_half_rows, mlp_rows, outer_rows
 from hooked_lm.models.config.tree import EncoderDecoderConfig, SideBlockConfig
-from hooked_lm.weights import Row
+from hooked_lm.weights import Row, expand
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
@@ -51,8 +50,8 @@ def rows(tree: EncoderDecoderConfig) -> list[Row]:
     return [
         *outer_rows(tree),
         *attention_half_rows(tree),
-        *side_rows(tree.encoder.blocks, "encoder.block.{e}.layer.1.mlp.", "encoder.{e}.mlp."),
-        *side_rows(tree.decoder.blocks, "decoder.block.{e}.layer.2.mlp.", "decoder.{e}.mlp."),
+        *side_rows(tree.encoder.blocks, "encoder.block.{i}.layer.1.mlp.", "encoder.{i}.mlp."),
+        *side_rows(tree.decoder.blocks, "decoder.block.{i}.layer.2.mlp.", "decoder.{i}.mlp."),
     ]
 
 
@@ -60,14 +59,15 @@ def side_rows(blocks: Sequence[SideBlockConfig], source: str, target: str) -> li
     """Rows of the encoder's or decoder's MLPs and experts."""
     found = []
     for layer, block in enumerate(blocks):
-        place: Any = {"e": [layer]}
         if isinstance(block.mlp, MoE.Config):
-            expert, places = block.mlp.expert, {**place, "x": range(block.mlp.n_experts)}
+            expert, n_experts = block.mlp.expert, block.mlp.n_experts
             assert isinstance(expert, MLP.Config)
-            found += mlp_rows(expert, source + "experts.expert_{x}.", target + "experts.{x}.", **places)
-            found.append(Row(source + "router.classifier.weight", target + "W_router", "n m -> m n", **place))
-            found.append(Row(source + "router.classifier.bias", target + "b_router", **place))
+            rows = [
+                *mlp_rows(expert, source + "experts.expert_{x}.", target + "experts.{x}."),
+                *classic.linear(source + "router.classifier", target, "router"),
+            ]
+            found += expand(rows, i=[layer], x=n_experts)
         else:
             assert isinstance(block.mlp, MLP.Config)
-            found += mlp_rows(block.mlp, source, target, **place)
+            found += expand(mlp_rows(block.mlp, source, target), i=[layer])
     return found

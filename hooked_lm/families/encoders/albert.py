@@ -58,18 +58,12 @@ def rows(tree: EncoderConfig) -> list[Row]:
 
 def layer_rows(source: str, target: str) -> list[Row]:
     """Rows of one set of layer weights, for the first block that uses it."""
-    attn, rows = source + "attention.", list[Row]()
-    for name, x in (("query", "Q"), ("key", "K"), ("value", "V")):
-        rows.append(Row(f"{attn}{name}.weight", f"{target}attn.W_{x}", "(n h) m -> n m h"))
-        rows.append(Row(f"{attn}{name}.bias", f"{target}attn.b_{x}", "(n h) -> n h"))
+    attn = source + "attention."
     return [
-        *rows,
-        Row(attn + "dense.weight", target + "attn.W_O", "m (n h) -> n h m"),
-        Row(attn + "dense.bias", target + "attn.b_O"),
+        *classic.into_attention(attn + "query", attn + "key", attn + "value", target + "attn."),
+        *classic.out_of_attention(attn + "dense", target + "attn."),
         *classic.norm(attn + "LayerNorm", target + "ln1"),
-        Row(source + "ffn.weight", target + "mlp.W_in", "f m -> m f"),
-        Row(source + "ffn.bias", target + "mlp.b_in"),
-        Row(source + "ffn_output.weight", target + "mlp.W_out", "m f -> f m"),
-        Row(source + "ffn_output.bias", target + "mlp.b_out"),
+        *classic.into_mlp(source + "ffn", target + "mlp."),
+        *classic.out_of_mlp(source + "ffn_output", target + "mlp."),
         *classic.norm(source + "full_layer_layer_norm", target + "ln2"),
     ]

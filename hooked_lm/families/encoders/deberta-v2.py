@@ -113,21 +113,13 @@ def blocks(hf: HFConfig) -> tuple[PostNormBlock.Config, ...]:
 def rows(tree: EncoderConfig) -> list[Row]:
     source = "deberta.encoder.layer.{l}."
     attn, conv = source + "attention.self.", "deberta.encoder.conv."
-    by_position = [
-        row
-        for name, x in (("pos_key_proj", "pos_K"), ("pos_query_proj", "pos_Q"))
-        for row in (
-            Row(f"{attn}{name}.weight", f"blocks.{{l}}.attn.W_{x}", "(n h) m -> n m h"),
-            Row(f"{attn}{name}.bias", f"blocks.{{l}}.attn.b_{x}", "(n h) -> n h"),
-        )
-    ]
     return [
         *bert_like.embedding_rows("deberta.embeddings."),
         Row("deberta.encoder.rel_embeddings.weight", "rel_embed.W_rel"),
-        Row("deberta.encoder.LayerNorm.weight", "rel_embed.w"),
-        Row("deberta.encoder.LayerNorm.bias", "rel_embed.b"),
+        *classic.norm("deberta.encoder.LayerNorm", "rel_embed"),
         *classic.into_attention(attn + "query_proj", attn + "key_proj", attn + "value_proj"),
-        *by_position,
+        *classic.heads_in(attn + "pos_key_proj", "pos_K"),
+        *classic.heads_in(attn + "pos_query_proj", "pos_Q"),
         *classic.out_of_attention(source + "attention.output.dense"),
         *classic.norm(source + "attention.output.LayerNorm", "blocks.{l}.ln1"),
         *classic.into_mlp(source + "intermediate.dense"),

@@ -95,12 +95,6 @@ def rows(tree: EncoderConfig) -> list[Row]:
         *classic.norm("model.final_norm", "ln_final"),
         *bert_like.linear("head.dense", reads),
         *classic.norm("head.norm", reads + ".ln"),
-        Row(
-            "decoder.weight",
-            "unembed.W_U",
-            "v m -> m v",
-            tied=embedding if tree.unembed and tree.unembed.tied else None,
-        ),
-        Row("decoder.bias", "unembed.b_U"),
+        *classic.head("decoder", tree, embedding),
         *bert_like.linear("classifier", "classifier" if tree.classifier else "token_classifier"),
     ]
