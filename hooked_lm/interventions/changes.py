@@ -23,12 +23,8 @@ def changes_of(
     tokens: Int[Tensor, "batch pos"],
     cells: Sequence[Hooks],
     names: Sequence[str] = (),
-    like: Mapping[str, Tensor] | None = None,
 ) -> list[list[Change]]:
     """The changes that the hooks of each cell make in a forward pass of these tokens.
-
-    `like` maps sites to tensors with the shape and dtype of their values in that forward pass; missing sites are determined by
-    a forward pass of one token.
 
     Raises the errors of the hooks in advance, with the cell and the hook: KeyError for a site that does not exist, IndexError
     for an index out of range, ValueError for settings that do not fit the site; TypeError for a hook that changes no value,
@@ -40,9 +36,8 @@ def changes_of(
         [(hook, point) for hook in listed_hooks(cell) for point in _points(model, hook, label, known)]
         for label, cell in zip(labels, cells, strict=True)
     ]
-    like = dict(like or {})
-    if missing := {point.name or "" for cell in located for _, point in cell} - like.keys():
-        like |= values_like(model, tokens, missing)
+    sites = {point.name or "" for cell in located for _, point in cell}
+    like = values_like(model, tokens, sites) if sites else {}
     return [
         [_change(hook, point, like, label) for hook, point in cell] for label, cell in zip(labels, located, strict=True)
     ]

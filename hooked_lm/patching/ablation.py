@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,20 +10,15 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.engine.both_stacks import refuse_two_stacks
-from hooked_lm.engine.edit import Rest
+from hooked_lm.engine.edit import Change
 from hooked_lm.engine.plan import Plan
 from hooked_lm.engine.prompts import Prompts, Which, check_has_mean, chosen, site_of_layer, tokens_of, values_of
 from hooked_lm.engine.result import SweepResult
-from hooked_lm.engine.study import Metrics
+from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.interventions.base import Controller
-from hooked_lm.interventions.controllers import ZeroAblate
-from hooked_lm.interventions.patch import MeanAblate, Patch, other_rows
-from hooked_lm.patching.run_each import study_of
-from hooked_lm.results import Label
+from hooked_lm.interventions.patch import other_rows
 
-Place = tuple[int, ...]
 Dataset = str | Sequence[str] | Sequence[Int[Tensor, "_"]] | Int[Tensor, "_ _"]
 
 MIXED = ("attn_out", "mixer_out")  # outputs of token mixing: attention, or a state-space mixer
@@ -107,19 +103,13 @@ def ablate(
         heads if what == "heads" else None,
         neurons if what == "neurons" else None,
     )
-    kinds: dict[str, Callable[..., Controller]] = {"zero": ZeroAblate, "mean": MeanAblate, "resample": Patch}
-    source: Mapping[str, Tensor] = {}
     if donors is not None:
-        source = values_of(model, donors, plan.sites)
+        value = values_of(model, donors, plan.sites).__getitem__
     elif method == "mean":
-        source = _means(model, list(tokens) if rows is None else rows, plan.sites)
-
-    def ablated(site: str, positions: tuple[int, ...] | None, rest: Rest) -> Controller:
-        options = {"source": source[site]} if source else {}
-        return kinds[method](site, positions=positions, rest=rest, **options)
-
-    axes, cells = _together(plan.axes, plan.cells(ablated))
-    study = study_of(model, tokens, axes, cells, title=f"ablating {what}", like=plan.like)
+        value = _means(model, list(tokens) if rows is None else rows, plan.sites).__getitem__
+    else:
+        value = _zeros(model)
+    study = _together(plan.study(value, f"ablating {what}"))
     return study.carry_out(model, tokens, metric, None, max_memory, progress, checkpoint)
 
 
@@ -142,17 +132,22 @@ def _present(model: Any, names: Sequence[str], layers: Which) -> list[str]:
     return present or [names[0]]
 
 
-def _together(axes: Mapping[str, Sequence[Label]], cells: Mapping[Place, list[Controller]]) -> tuple[Any, Any]:
-    """The axes and cells with the axis "site" removed: its cells are merged into one per layer."""
-    if "site" not in axes:
-        return axes, cells
-    joined: dict[Place, list[Controller]] = {}
-    for (_, *place), cell in cells.items():
-        joined.setdefault(tuple(place), []).extend(cell)
-    return {name: labels for name, labels in axes.items() if name != "site"}, joined
+def _together(study: Study) -> Study:
+    """The study with the axis "site" removed: the cells of the sites are merged into one per layer."""
+    if "site" not in study.axes:
+        return study
+    cells: dict[tuple[int, ...], list[Change]] = {}
+    for (_, *place), cell in study.cells.items():
+        cells.setdefault(tuple(place), []).extend(cell)
+    axes = {name: labels for name, labels in study.axes.items() if name != "site"}
+    return replace(study, axes=axes, cells=cells)
 
 
 # ---- replacement values ----------------------------------------------------------------------------------------------
+
+
+def _zeros(model: HookedRootModule) -> Callable[[str], Tensor]:
+    return lambda site: torch.zeros([1] * len(model.hook_dict[site].dims))
 
 
 def _rows(model: Any, dataset: Dataset) -> list[Int[Tensor, " _"]]:

@@ -10,14 +10,13 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from hooked_lm.engine.both_stacks import refuse_two_stacks
+from hooked_lm.engine.edit import Edit
 from hooked_lm.engine.prompts import Prompts, Which, chosen, site_of_layer, tokens_of
 from hooked_lm.engine.result import SweepResult
-from hooked_lm.engine.study import Metrics
+from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule, UnknownSite
 from hooked_lm.hooks.indices import Indices, plain_indices
-from hooked_lm.interventions.controllers import SetValue
-from hooked_lm.patching.run_each import study_of
 from hooked_lm.patching.windows import windows_of
 from hooked_lm.results import Label
 
@@ -75,7 +74,7 @@ def attention_knockout(
     refuse_two_stacks(model, "attention_knockout")
     tokens = tokens_of(model, prompts)
     grid = _Grid(model, tokens, edges, layers, heads, window)
-    study = study_of(model, tokens, grid.axes, dict(grid.cells()), title="knocking out attention", like=grid.scores)
+    study = Study(grid.axes, dict(grid.cells()), title="knocking out attention")
     return study.carry_out(model, tokens, metric, None, max_memory, progress, checkpoint)
 
 
@@ -93,8 +92,7 @@ class _Grid:
         self.sites = {layer: site for layer, site in found.items() if site is not None}
         if not self.sites:
             raise UnknownSite(f"there is no attention to cut: none of the layers {near} has a site 'attn_scores'")
-        self.visible, self.scores = _visible(model, tokens, self.sites)
-        self.n_heads = {layer: self.scores[site].shape[1] for layer, site in self.sites.items()}
+        self.visible, self.n_heads = _visible(model, tokens, self.sites)
         self.heads = chosen(heads, max(self.n_heads.values()), "head")
         for name, (keys, queries) in self.edges.items():
             self._check(name, keys, queries)
@@ -124,19 +122,18 @@ class _Grid:
                     f"{edge} leaves the query {query} of layer {layer} no key at all: keep one, such as itself"
                 )
 
-    def cells(self) -> Iterator[tuple[tuple[int, ...], list[SetValue]]]:
-        """Yield each grid index with the hooks that mask its edge; indices without hooks are left out."""
+    def cells(self) -> Iterator[tuple[tuple[int, ...], list[Edit]]]:
+        """Yield each grid index with the edits that mask its edge; indices without edits are left out."""
         heads: list[int | None] = [None] if self.heads is None else [*self.heads]
+        masked = torch.full((1, 1, 1, 1), float("-inf"))
         grid = product(enumerate(self.edges.values()), enumerate(self.windows), enumerate(heads))
         for (number, (keys, queries)), (row, window), (column, head) in grid:
             there = [layer for layer in window if layer in self.sites and (head or 0) < self.n_heads[layer]]
-            hooks = [
-                SetValue(self.sites[layer], value=float("-inf"), positions=queries, rest=(head, keys))
-                for layer in there
-            ]
+            rest = (slice(None) if head is None else head, keys)
+            edits = [Edit(self.sites[layer], masked, tuple(queries), rest) for layer in there]
             index = {"edge": number, "layer": row, "head": column}
-            if hooks:
-                yield tuple(index[axis] for axis in self.axes), hooks
+            if edits:
+                yield tuple(index[axis] for axis in self.axes), edits
 
 
 def _positions(name: str, ends: tuple[Indices, Indices], n_pos: int) -> tuple[list[int], list[int]]:
@@ -152,18 +149,14 @@ def _positions(name: str, ends: tuple[Indices, Indices], n_pos: int) -> tuple[li
 
 def _visible(
     model: HookedRootModule, tokens: Tensor, sites: Mapping[int, str]
-) -> tuple[dict[int, Bool[Tensor, "batch query_pos key_pos"]], dict[str, Tensor]]:
-    """One forward pass: for each layer the keys that each query attends to in any head, and for each site its scores as a
-    meta tensor."""
+) -> tuple[dict[int, Bool[Tensor, "batch query_pos key_pos"]], dict[int, int]]:
+    """The keys that each query of a layer attends to in any head, and the number of heads; by one forward pass."""
     seen: dict[str, Tensor] = {}
-    like: dict[str, Tensor] = {}
+    n_heads: dict[str, int] = {}
 
     def look(scores: Tensor, hook: Any) -> None:
-        seen[hook.name], like[hook.name] = (
-            (scores > float("-inf")).all(1).cpu(),
-            torch.empty_like(scores, device="meta"),
-        )
+        seen[hook.name], n_heads[hook.name] = (scores > float("-inf")).all(1).cpu(), scores.shape[1]
 
     with torch.no_grad():
         model.run_with_hooks(tokens, return_type=None, fwd_hooks=[(site, look) for site in sites.values()])
-    return {layer: seen[site] for layer, site in sites.items()}, like
+    return {layer: seen[site] for layer, site in sites.items()}, {layer: n_heads[site] for layer, site in sites.items()}

@@ -3,9 +3,6 @@
 import os
 from collections.abc import Mapping, Sequence
 
-from jaxtyping import Int
-from torch import Tensor
-
 from hooked_lm.engine.both_stacks import Target
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.result import SweepResult
@@ -14,7 +11,6 @@ from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.interventions.changes import Hooks, changes_of, labels_of
 from hooked_lm.patching.sweeps import both_runs
-from hooked_lm.results import Label
 
 
 @undisturbed
@@ -68,22 +64,6 @@ def run_each(
     model, tokens, other = both_runs(model, prompts, clean, "denoise", decoder_input, "prompts")
     given = list(cells.values()) if isinstance(cells, Mapping) else list(cells)
     labels = list(cells) if isinstance(cells, Mapping) else labels_of(model, given)
-    places: dict[tuple[int, ...], Hooks] = {(number,): cell for number, cell in enumerate(given)}
-    study = study_of(model, tokens, {"cell": labels}, places, base, "running cells", labels)
+    shared, *changes = changes_of(model, tokens, [base, *given], ["base", *labels])
+    study = Study({"cell": labels}, {(i,): cell for i, cell in enumerate(changes)}, shared, "running cells")
     return study.carry_out(model, tokens, metric, other, max_memory, progress, checkpoint)
-
-
-def study_of(
-    model: HookedRootModule,
-    tokens: Int[Tensor, "batch pos"],
-    axes: Mapping[str, Sequence[Label]],
-    cells: Mapping[tuple[int, ...], Hooks],
-    base: Hooks = (),
-    title: str = "patching",
-    names: Sequence[str] = (),
-    like: Mapping[str, Tensor] | None = None,
-) -> Study:
-    """A `Study` of a grid of cells of hooks; `names` label the cells in errors, `like` as in `changes_of`."""
-    labels = names or [", ".join(map(str, place)) for place in cells]
-    first, *others = changes_of(model, tokens, [base, *cells.values()], ["base", *labels], like)
-    return Study(axes, dict(zip(cells, others, strict=True)), first, title)

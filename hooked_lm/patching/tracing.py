@@ -11,16 +11,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.engine.both_stacks import refuse_two_stacks
-from hooked_lm.engine.edit import repeated
+from hooked_lm.engine.edit import Edit, repeated
 from hooked_lm.engine.experiment import Experiment, Metric
 from hooked_lm.engine.metric_trace import EVERYTHING, TracedAccess, UntracedAccess, value_of
 from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, site_of_layer, tokens_of, values_of
 from hooked_lm.engine.result import SweepResult
-from hooked_lm.engine.study import Metrics, named
+from hooked_lm.engine.study import Metrics, Study, named
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.interventions.patch import Patch
-from hooked_lm.patching.run_each import study_of
 from hooked_lm.patching.windows import windows_of
 from hooked_lm.results import Label
 
@@ -101,14 +99,13 @@ def causal_trace(
     clean = Experiment(model, tokens, list(metrics.values()), (), max_memory)
     values = values_of(model, tokens, [embed, *grid.sites])
     noised = _noised(values[embed], noisy, noise, n_samples, seed)
-    base = Patch(embed, source=noised, positions=noisy.any(0).nonzero().flatten())
-    restored = {site: repeated(values[site], n_samples) for site in grid.sites}
-    cells = dict(grid.cells(restored))
+    base = Edit(embed, noised, tuple(noisy.any(0).nonzero().flatten().tolist()))
+    cells = dict(grid.cells({site: repeated(values[site], n_samples) for site in grid.sites}))
     of_samples: dict[str, Metric] = {
         name: OfSamples(metric, n_samples, clean.shape, clean.reads) for name, metric in metrics.items()
     }
     runs = tokens.repeat(n_samples, 1)
-    return study_of(model, runs, grid.axes, cells, base, "causal tracing", like={**restored, embed: noised}).carry_out(
+    return Study(grid.axes, cells, [base], "causal tracing").carry_out(
         model,
         runs,
         of_samples if isinstance(metric, Mapping) else of_samples[""],
@@ -237,13 +234,13 @@ class _Grid:
         """The full names of all sites that some cell restores."""
         return list(self.found.values())
 
-    def cells(self, values: Mapping[str, Tensor]) -> Iterator[tuple[tuple[int, ...], list[Patch]]]:
-        """Yield each grid index with the hooks that restore `values` there; indices without hooks are left out."""
-        positions = [None] if self.positions is None else [[pos] for pos in self.positions]
+    def cells(self, values: Mapping[str, Tensor]) -> Iterator[tuple[tuple[int, ...], list[Edit]]]:
+        """Yield each grid index with the edits that restore `values` there; indices without edits are left out."""
+        positions = [None] if self.positions is None else [(pos,) for pos in self.positions]
         grid = product(enumerate(self.names), enumerate(self.windows), enumerate(positions))
         for (number, name), (row, window), (column, where) in grid:
             there = [self.found[name, layer] for layer in window if (name, layer) in self.found]
-            hooks = [Patch(site, source=values[site], positions=where) for site in there]
+            edits = [Edit(site, values[site], where) for site in there]
             index = {"site": number, "layer": row, "position": column}
-            if hooks:
-                yield tuple(index[axis] for axis in self.axes), hooks
+            if edits:
+                yield tuple(index[axis] for axis in self.axes), edits
