@@ -10,7 +10,8 @@ from hooked_lm.interventions.controllers import AddDirection, Clamp, Noise, Proj
 from hooked_lm.interventions.detectors import InputTokens, NanGradientGuard, NanGuard, Output, Record
 from hooked_lm.interventions.gradient_report import GradientReport
 from hooked_lm.interventions.gradients import ClipGradient, RecordGradient, ScaleGradient
-from hooked_lm.interventions.part import Part, PartEditor
+from hooked_lm.interventions.part import Part
+from hooked_lm.interventions.part_editor import PartEditor
 from hooked_lm.interventions.patch import (
     FreezeAttention,
     FreezeNorm,

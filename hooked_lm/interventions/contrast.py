@@ -15,7 +15,7 @@ from hooked_lm.models.encoder import Encoder
 from hooked_lm.results.scores import Scores, origin
 
 Prompts = str | Sequence[str] | Sequence[tuple[str, str]] | Int[Tensor, "..."]
-Position = int | str | Sequence[int] | Sequence[Sequence[int]] | Int[Tensor, "..."]
+PairPositions = int | str | Sequence[int] | Sequence[Sequence[int]] | Int[Tensor, "..."]
 Real = Bool[Tensor, "batch pos"]  # which tokens are no padding
 Take = Callable[[str, Tensor, Tensor, slice], Tensor]  # of the site, its value, the mask of real tokens, the prompts
 
@@ -130,7 +130,7 @@ def read(
 
 
 def values_at(
-    model: Any, prompts: Sequence[Any] | Tensor, sites: Sequence[str], position: Tensor | str, batch_size: int
+    model: Any, prompts: Sequence[Any] | Tensor, sites: Sequence[str], positions: Tensor | str, batch_size: int
 ) -> dict[str, Float[Tensor, "prompt ..."]]:
     """Each site's values [prompt, ...] at one position of each prompt [prompt], or (for "mean") the mean over its tokens.
 
@@ -138,10 +138,10 @@ def values_at(
     """
 
     def take(site: str, value: Tensor, real: Tensor, rows: slice) -> Tensor:
-        if isinstance(position, str):
+        if isinstance(positions, str):
             shown = real.view(*real.shape, *[1] * (value.ndim - 2))
             return value.float().masked_fill(~shown, 0).sum(1) / shown.sum(1)
-        return value[torch.arange(len(value), device=value.device), columns(position[rows], real, rows.start)]
+        return value[torch.arange(len(value), device=value.device), columns(positions[rows], real, rows.start)]
 
     found = {site: torch.cat(parts) for site, parts in read(model, prompts, sites, take, batch_size).items()}
     for site, values in found.items():
@@ -152,30 +152,30 @@ def values_at(
     return found
 
 
-def columns(position: Int[Tensor, " batch"], real: Real, first: int = 0) -> Int[Tensor, " batch"]:
+def columns(positions: Int[Tensor, " batch"], real: Real, first: int = 0) -> Int[Tensor, " batch"]:
     """The columns of these positions in the padded rows; negative positions count from the end of each text."""
-    lengths, asked = real.sum(1), position.to(real.device)
-    place = torch.where(asked < 0, asked + lengths, asked)
+    lengths, positions = real.sum(1), positions.to(real.device)
+    place = torch.where(positions < 0, positions + lengths, positions)
     for row in ((place < 0) | (place >= lengths)).nonzero()[:1, 0].tolist():
         n = int(lengths[row])
         raise IndexError(
-            f"position {int(asked[row])} is out of range: prompt {first + row} has {n} tokens, so {-n} to {n - 1}"
+            f"position {int(positions[row])} is out of range: prompt {first + row} has {n} tokens, so {-n} to {n - 1}"
         )
     return ((real.cumsum(1) - 1 == place[:, None]) & real).int().argmax(1)
 
 
-def positions_of(position: Position, n_pairs: int) -> tuple[Tensor | str, Tensor | str]:
+def positions_of(positions: PairPositions, n_pairs: int) -> tuple[Tensor | str, Tensor | str]:
     """The position in each prompt of both sides: one for all, one for each pair, or one for each pair and side."""
-    if isinstance(position, str):
-        if position != "mean":
-            raise ValueError(f"position must be an int, one for each pair, or 'mean', got {position!r}")
-        return position, position
-    given = torch.as_tensor(position).cpu()
+    if isinstance(positions, str):
+        if positions != "mean":
+            raise ValueError(f"positions must be an int, one for each pair, or 'mean', got {positions!r}")
+        return positions, positions
+    given = torch.as_tensor(positions).cpu()
     if given.is_floating_point() or given.dtype == torch.bool:
         raise TypeError(f"positions are whole numbers, got {given.dtype}")
     if tuple(given.shape) not in ((), (n_pairs,), (n_pairs, 2)):
         raise ValueError(
-            f"position must be one number, one for each of {n_pairs} pairs, or [{n_pairs}, 2] for both sides; got shape "
+            f"positions must be one number, one for each of {n_pairs} pairs, or [{n_pairs}, 2] for both sides; got shape "
             f"{list(given.shape)}"
         )
     both = given.long().expand(n_pairs) if given.ndim < 2 else given.long()
@@ -308,7 +308,7 @@ def rank_heads(
     positive: Prompts,
     negative: Prompts,
     *,
-    position: Position = -1,
+    positions: PairPositions = -1,
     method: str = "mean",
     held_out: float = 0.25,
     seed: int = 0,
@@ -327,7 +327,7 @@ def rank_heads(
     >>> rank_heads(model, women, men).select(metric="auc").mean.shape == (model.cfg.n_layers, model.cfg.n_heads + 1)
     True
     """
-    sides, split, places, _ = prepared(model, positive, negative, position, method, held_out, seed)
+    sides, split, places, _ = prepared(model, positive, negative, positions, method, held_out, seed)
     heads = _present(model, "z", ("batch", "pos", "head", "d_head"))
     mlps = _present(model, "mlp_out", STREAM)
     if not heads and not mlps:
@@ -348,11 +348,11 @@ def rank_heads(
         both = Sides(above, below, split)
         scores[:, layer, head] = both.separation(both.direction(method)[None])
     axes = {"metric": METRICS, "layer": range(model.cfg.n_layers), "head": [*range(n_heads), "mlp"]}
-    return Scores(scores, axes, about=origin(model, **told(method, position, split, seed)))
+    return Scores(scores, axes, about=origin(model, **settings_of(method, positions, split, seed)))
 
 
 def prepared(
-    model: Any, positive: Prompts, negative: Prompts, position: Position, method: str, held_out: float, seed: int
+    model: Any, positive: Prompts, negative: Prompts, positions: PairPositions, method: str, held_out: float, seed: int
 ) -> tuple[Any, Split, Any, torch.Generator]:
     """Checks the arguments; returns both sides, the split, the positions of both sides, and a random generator."""
     check_model(model)
@@ -361,13 +361,14 @@ def prepared(
     sides = pairs(positive, negative)
     generator = torch.Generator().manual_seed(seed)
     split = Split.drawn(len(sides[0]), held_out, generator)
-    return sides, split, positions_of(position, len(sides[0])), generator
+    return sides, split, positions_of(positions, len(sides[0])), generator
 
 
-def told(method: str, position: Position, split: Split, seed: int) -> dict[str, Any]:
-    where = position if isinstance(position, (int, str)) else torch.as_tensor(position).tolist()
+def settings_of(method: str, positions: PairPositions, split: Split, seed: int) -> dict[str, Any]:
+    """The settings of a contrast, for the metadata of its results."""
+    where = positions if isinstance(positions, (int, str)) else torch.as_tensor(positions).tolist()
     counts = {"train_pairs": len(split.train), "held_out_pairs": len(split.held)}
-    return {"method": method, "position": where, "seed": seed, **counts}
+    return {"method": method, "positions": where, "seed": seed, **counts}
 
 
 def _present(model: Any, site: str, dims: tuple[str, ...]) -> dict[int, str]:

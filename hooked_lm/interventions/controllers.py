@@ -13,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.hooks import HookPoint
-from hooked_lm.interventions.part import LocalController, Part, PartEditor, check_finite, fitted
+from hooked_lm.interventions.part import Part
+from hooked_lm.interventions.part_editor import LocalController, PartEditor, check_finite, fitted
 from hooked_lm.interventions.window import constant
 
 Schedule = Sequence[float | int] | Callable[[int, int], float | int] | None

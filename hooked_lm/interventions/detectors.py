@@ -9,28 +9,25 @@ import torch
 from torch import Tensor
 
 from hooked_lm.hooks import HookPoint
-from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.base import HookFile
 from hooked_lm.interventions.collector import Collector
 from hooked_lm.interventions.input_tokens import InputTokens
-from hooked_lm.interventions.part import HEADS, QUERY_POSITIONS
+from hooked_lm.interventions.part import selected
+from hooked_lm.interventions.part_editor import PartHook
 
 __all__ = ["Collector", "InputTokens", "NanGradientGuard", "NanGuard", "Output", "Record"]
 
-PARTS = ("rows", "positions", "heads", "features")
-
 
 @dataclass(eq=False, repr=False)
-class Record(Collector):
+class Record(PartHook, Collector):
     """Keeps copies of the values of its sites for every call: each batch, and each step of cached generation.
 
-    Copies to another device are synchronous.
+    Copies to another device are synchronous. A call without any of the positions is not kept.
 
     Args:
-        rows, positions, heads, features: indices of the batch, the positions, the heads and the last axis to keep: an int (the
-            axis is kept, with length 1), a list, tuple or array of ints, or a `slice`. Positions are columns of one call's
-            value: in generation with a key/value cache, -1 is the new token of each step.
+        positions, heads, features, rows: what is kept, as for controllers (`PartHook`); all axes are kept. In generation
+            `positions=-1` is the last token of the prompt, "generated" the tokens after it, and `slice(-1, None)` both.
         dtype, device: dtype (of floating-point values) and device of the copies; unchanged if None.
         axes: the names of the axes, e.g. ("batch", "pos", "d_model"), for points without axis names (wrapped modules).
         most_calls, most_bytes: limits of what is kept in memory, for all sites together. A store gets everything.
@@ -49,10 +46,6 @@ class Record(Collector):
     torch.Size([2, 1, 1, 2, 16])
     """
 
-    rows: Indices = field(default=None, kw_only=True)
-    positions: Indices = field(default=None, kw_only=True)
-    heads: Indices = field(default=None, kw_only=True)
-    features: Indices = field(default=None, kw_only=True)
     dtype: torch.dtype | str | None = field(default=None, kw_only=True)
     device: torch.device | str | None = field(default=None, kw_only=True)
     axes: Sequence[str] = field(default=(), kw_only=True)
@@ -70,15 +63,14 @@ class Record(Collector):
         if self.dtype is not None:
             self.dtype = str(_dtype(self.dtype)).removeprefix("torch.")
         self.device = None if self.device is None else str(self.device)
-        for name in PARTS:
-            setattr(self, name, plain_indices(name, getattr(self, name)))
         self.clear()
 
     @classmethod
     def settings_from_file(cls, settings: dict[str, Any], file: HookFile) -> dict[str, Any]:
         """The settings; in version 1 of the format a tuple meant a range."""
         if file.version == 1:
-            ranges = {name: slice(*settings[name]) for name in PARTS if isinstance(settings.get(name), tuple)}
+            names = ("rows", "positions", "heads", "features")
+            ranges = {name: slice(*settings[name]) for name in names if isinstance(settings.get(name), tuple)}
             settings = {**settings, **ranges}
         return super().settings_from_file(settings, file)
 
@@ -95,26 +87,14 @@ class Record(Collector):
         dims = hook.dims or tuple(self.axes)
         if dims and len(dims) != value.ndim:
             raise ValueError(f"'{name}' has {value.ndim} axes, and {dims} names {len(dims)}")
-        part = self._part(value.detach(), name, dims)
+        part = selected(value.detach(), hook, self.positions, self.heads, self.features, self.rows, dims)
+        if value.numel() and not part.numel():
+            return
         dtype = _dtype(self.dtype) if self.dtype is not None and part.is_floating_point() else None
         part = part.to(device=self.device, dtype=dtype, copy=True)
         self._dims[name] = dims
         self._write(name, {"value": part})
         self._keep(name, part)
-
-    def _part(self, value: Tensor, name: str, dims: tuple[str, ...]) -> Tensor:
-        chosen = [("rows", ("batch",)), ("positions", QUERY_POSITIONS), ("heads", HEADS), ("features", dims[-1:])]
-        for setting, axes in chosen:
-            if (wanted := getattr(self, setting)) is None:
-                continue
-            axis = value.ndim - 1 if setting == "features" else _axis(dims, axes)
-            if axis is None:
-                known = f"its axes are {dims}" if dims else "it does not name its axes: say axes=('batch', 'pos', ...)"
-                raise ValueError(f"'{name}' has no {setting} to choose: {known}")
-            indices = indices_in(setting, wanted, value.shape[axis], name)
-            index: Any = wanted if isinstance(wanted, slice) and (wanted.step or 1) > 0 else indices
-            value = value[(slice(None),) * axis + (index,)]
-        return value
 
     def _keep(self, name: str, part: Tensor) -> None:
         size = part.numel() * part.element_size()
@@ -243,7 +223,3 @@ def _dtype(dtype: torch.dtype | str) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise ValueError(f"there is no dtype {dtype!r} in torch")
     return found
-
-
-def _axis(dims: tuple[str, ...], wanted: tuple[str, ...]) -> int | None:
-    return next((axis for axis, dim in enumerate(dims) if dim in wanted), None)

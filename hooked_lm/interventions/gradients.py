@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from hooked_lm.interventions.detectors import Record
-from hooked_lm.interventions.part import Part, PartEditor, check_finite
+from hooked_lm.interventions.part import Part
+from hooked_lm.interventions.part_editor import PartEditor, check_finite
 
 
 @dataclass(eq=False, repr=False)

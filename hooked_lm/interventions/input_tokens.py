@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.generation_step import current
+from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.collector import Collector
 from hooked_lm.interventions.per_thread import PerThread
@@ -76,7 +77,11 @@ class InputTokens(Collector):
 
     @classmethod
     def of(cls, model: Any, hook_point: Site = "hook_tokens", **settings: Any) -> "InputTokens":
-        """InputTokens with the special ids of a model's tokenizer, and its pad id unless that is also BOS or EOS."""
+        """InputTokens with the special ids of a model's tokenizer, and its pad id unless that is also BOS or EOS.
+
+        `settings` are the other arguments of the class; TypeError for one that it does not have.
+        """
+        check_keywords("InputTokens.of", settings, ("layer", "most_calls", "store", "when"))
         tokenizer = model.tokens.need_tokenizer()
         ids = {name: getattr(tokenizer, f"{name}_token_id", None) for name in ("pad", "bos", "eos")}
         alone = ids["pad"] not in (ids["bos"], ids["eos"])

@@ -1,32 +1,61 @@
-"""Selects the part of a value that a controller changes: positions, heads, features, rows; also during generation.
+"""Selects the part of a value that a hook object records or changes: positions, heads, features, rows; also in generation.
 
 Indices are those of `hooks/indices.py`: an int, several ints, or a slice. Outside generation a position is a column of the
 value. During generation it is a token index in the row, without padding, and negative positions count from the end of the
 prompt at every step. The result is the same with and without a key/value cache.
 """
 
-import sys
-from abc import abstractmethod
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hooked_lm.engine.edit import Change, Edit
-from hooked_lm.engine.values_like import is_positional
 from hooked_lm.hooks import HookPoint
-from hooked_lm.hooks.indices import Indices, indices_in, indices_of_slice, plain_indices
-from hooked_lm.interventions.base import Controller
-from hooked_lm.interventions.window import Window
+from hooked_lm.hooks.head_labels import head_in_layer
+from hooked_lm.hooks.indices import Indices, Plain, indices_in, indices_of_slice, plain_indices
+from hooked_lm.hooks.select import Site, is_shorthand
 
 Positions = str | Indices
+Heads = str | Sequence[str] | Indices
 HEADS = ("head", "kv_head", "ssm_head")
 QUERY_POSITIONS = ("pos", "query_pos")
 WHOLE = slice(None)
-PLACES = ("all", "prompt", "last_prompt", "generated")
+NAMED_POSITIONS = ("all", "prompt", "last_prompt", "generated")
+
+
+def check_positions(given: Positions) -> str | Plain:
+    """The positions as a name or as plain indices; ValueError for an unknown name, TypeError for what is no index."""
+    if not isinstance(given, str):
+        return plain_indices("positions", given)
+    if given not in NAMED_POSITIONS:
+        raise ValueError(f"positions must be numbers or one of {', '.join(NAMED_POSITIONS)}, got {given!r}")
+    return given
+
+
+def head_indices(given: Heads, hook_point: Site, layer: int | None) -> Plain:
+    """Heads as plain indices. Labels such as "L1H7" are accepted where the site belongs to one layer, which is checked.
+
+    >>> head_indices(["L1H7", 0], "z", layer=1), head_indices("L1H7", "blocks.1.attn.hook_z", layer=None)
+    ([7, 0], 7)
+    """
+    if isinstance(given, str):
+        [head] = head_indices([given], hook_point, layer)  # type: ignore[misc]  # a list of one
+        return head
+    if not isinstance(given, (list, tuple)) or not any(isinstance(one, str) for one in given):
+        return plain_indices("heads", given)
+    if layer is None and isinstance(hook_point, str) and (found := re.search(r"blocks\.(\d+)\.", hook_point)):
+        layer = int(found[1])
+    elif layer is None and is_shorthand(hook_point):
+        layer = hook_point[1]  # type: ignore[index, assignment]
+    if layer is None:
+        raise ValueError(
+            f"heads={given!r}: a label needs a site in one layer, and {hook_point!r} has none; give indices"
+        )
+    return [head_in_layer(head, layer) for head in given]
 
 
 @dataclass(frozen=True)
@@ -54,13 +83,20 @@ class Shown:
 
     def chosen(self, given: Positions, where: str) -> dict[int, int]:
         """The selected positions in the value, each with its index in the selection `given`."""
+        found: dict[int, int] = {}
+        for position, order in self.listed(given, where):
+            found.setdefault(position, order)
+        return found
+
+    def listed(self, given: Positions, where: str) -> list[tuple[int, int]]:
+        """`chosen` as pairs, including positions that are given twice."""
         here = range(max(self.first, 0), self.first + self.n)
         if given is None or given == "all":
-            return {position: position for position in here}
+            return [(position, position) for position in here]
         if given == "prompt":
-            return {position: position for position in here if position < self.n_prompt}
+            return [(position, position) for position in here if position < self.n_prompt]
         if given == "generated":
-            return {position: position - self.n_prompt for position in here if position >= self.n_prompt}
+            return [(position, position - self.n_prompt) for position in here if position >= self.n_prompt]
         if isinstance(given, slice):
             return self._in_slice(given, here, where)
         numbers = listed(given)
@@ -70,10 +106,10 @@ class Shown:
                 f"to {self.n_prompt - 1}"
             )
         resolved = [i if i >= 0 else self.n_prompt + i for i in numbers]
-        return {position: resolved.index(position) for position in dict.fromkeys(resolved) if position in here}
+        return [(position, order) for order, position in enumerate(resolved) if position in here]
 
-    def _in_slice(self, given: slice, here: range, where: str) -> dict[int, int]:
-        """`chosen` for a slice; without a stop it includes generated tokens."""
+    def _in_slice(self, given: slice, here: range, where: str) -> list[tuple[int, int]]:
+        """`listed` for a slice; without a stop it includes generated tokens."""
         start, step = self._bound(given.start, 0), 1 if given.step is None else given.step
         stop = self._bound(given.stop, here.stop)
         if step < 0:
@@ -81,7 +117,7 @@ class Shown:
         wanted = range(start, stop, step)
         if not self.is_generating and not any(position in wanted for position in here):
             raise IndexError(f"positions={given} contains none of the {self.n_prompt} positions at '{where}'")
-        return {position: wanted.index(position) for position in here if position in wanted}
+        return [(position, wanted.index(position)) for position in here if position in wanted]
 
     def _bound(self, bound: int | None, default: int) -> int:
         """A bound of a slice; negative ones count from the end of the prompt."""
@@ -169,7 +205,7 @@ def parts_of(
     value: Tensor,
     hook: HookPoint,
     positions: Positions = None,
-    heads: Indices = None,
+    heads: Heads = None,
     features: Indices = None,
     rows: Indices = None,
     rest: Sequence[Indices] = (),
@@ -179,29 +215,78 @@ def parts_of(
     Raises ValueError for an axis that the site lacks or that is selected twice, IndexError for an index out of range.
     """
     axes = _axes_of(hook.name, hook.dims, tuple(value.shape))
-    where, pos_axis = axes.where, axes.positions
-    if pos_axis is None and positions not in (None, "all"):
-        raise ValueError(f"positions={positions!r}, and '{where}' has no axis of positions")
+    _check_pos_axis(axes, positions)
     if len(rest) > len(axes.rest):
         raise ValueError(
-            f"rest={rest!r} indexes {len(rest)} axes; '{where}' has {len(axes.rest)} after batch and position"
+            f"rest={rest!r} indexes {len(rest)} axes; '{axes.where}' has {len(axes.rest)} after batch and position"
         )
+    given = [("rows", rows, axes.rows), ("heads", heads, axes.heads), ("features", features, axes.features)]
+    given += [(f"rest[{i}]", index, axis) for i, (index, axis) in enumerate(zip(rest, axes.rest, strict=False))]
     found: dict[int, Sequence[int]] = {}
+    for name, index, axis in given:
+        if index is None:
+            continue
+        if axis in found:
+            raise ValueError(f"{name}={index!r}: this axis of '{axes.where}' is selected twice")
+        indices = _indices(name, index, axis, axes)
+        found[axis] = list(dict.fromkeys(indices))  # type: ignore[index]  # `_indices` refuses None
+    part = Part(axes.where, axes.dims, tuple(value.shape), found)
+    if axes.positions is None:
+        return [part]
+    shown_rows = Shown.at(hook, value.shape[axes.positions])
+    return [_along(part, Along(axes.positions, shown, shown.chosen(positions, axes.where))) for shown in shown_rows]
+
+
+def selected(
+    value: Tensor,
+    hook: HookPoint,
+    positions: Positions = None,
+    heads: Heads = None,
+    features: Indices = None,
+    rows: Indices = None,
+    dims: tuple[str, ...] = (),
+) -> Tensor:
+    """The selected entries of a site's value, in the given order; all axes are kept.
+
+    `dims` names the axes at a site without axis names. Raises as `parts_of`, and ValueError if a generation has prompts of
+    different lengths and the rows have different numbers of selected positions.
+    """
+    axes = _axes_of(hook.name, hook.dims or dims, tuple(value.shape))
+    _check_pos_axis(axes, positions)
+    if positions is not None and axes.positions is not None:
+        value = _at_positions(value, hook, positions, axes.positions, axes.where)
     for name, index, axis in (
         ("rows", rows, axes.rows),
         ("heads", heads, axes.heads),
         ("features", features, axes.features),
     ):
         if index is not None:
-            _add(found, name, index, axis, value.shape, where)
-    for i, (index, axis) in enumerate(zip(rest, axes.rest, strict=False)):
-        if index is not None:
-            _add(found, f"rest[{i}]", index, axis, value.shape, where)
-    part = Part(where, axes.dims, tuple(value.shape), found)
-    if pos_axis is None:
-        return [part]
-    shown_rows = Shown.at(hook, value.shape[pos_axis])
-    return [_along(part, Along(pos_axis, shown, shown.chosen(positions, where))) for shown in shown_rows]
+            indices = _compact(_indices(name, index, axis, axes))
+            value = value[(WHOLE,) * axis + (indices,)]  # type: ignore[operator]  # `_indices` refuses None
+    return value
+
+
+def _at_positions(value: Tensor, hook: HookPoint, positions: Positions, axis: int, where: str) -> Tensor:
+    """The value at some positions, whose columns may differ from row to row."""
+    columns = [
+        [position - shown.first for position, _ in shown.listed(positions, where)]
+        for shown in Shown.at(hook, value.shape[axis])
+    ]
+    if all(some == columns[0] for some in columns):
+        return value[(WHOLE,) * axis + (_compact(columns[0]),)]
+    if len({len(some) for some in columns}) > 1:
+        raise ValueError(
+            f"positions={positions!r} selects {[len(some) for some in columns]} positions in the rows at '{where}', which "
+            "cannot be one tensor: give positions that all rows have"
+        )
+    index = _tensor(columns, value)
+    shape = [len(index) if i == 0 else index.shape[1] if i == axis else 1 for i in range(value.ndim)]
+    return value.take_along_dim(index.view(shape), axis)
+
+
+def _check_pos_axis(axes: "Axes", positions: Positions) -> None:
+    if axes.positions is None and positions not in (None, "all"):
+        raise ValueError(f"positions={positions!r}, and '{axes.where}' has no axis of positions")
 
 
 class Axes(NamedTuple):
@@ -209,6 +294,7 @@ class Axes(NamedTuple):
 
     where: str  # the site with its axes, for messages
     dims: tuple[str, ...]
+    shape: tuple[int, ...]
     rows: int | None
     positions: int | None
     heads: int | None
@@ -225,124 +311,13 @@ def _axes_of(name: str | None, names: tuple[str, ...], shape: tuple[int, ...]) -
     return Axes(
         where=f"{name} [{', '.join(shown)}]",
         dims=dims,
+        shape=shape,
         rows=0 if shape and (not dims or dims[0] == "batch") else None,
         positions=pos_axis,
         heads=next((dims.index(dim) for dim in HEADS if dim in dims), None),
         features=len(shape) - 1,
         rest=tuple(axis for axis in range(1, len(shape)) if axis != pos_axis),
     )
-
-
-@dataclass(eq=False, repr=False)
-class LocalController(Controller):
-    """Changes a part of a site's value; the rest is unchanged.
-
-    Args (of all subclasses):
-        positions: an int, several ints, a slice, "prompt", "last_prompt" (the last of the prompt), "generated" (tokens that
-            generation added) or "all". Negative ones count from the end of the prompt. A slice without a stop includes
-            generated tokens. None: "all".
-        heads: indices of heads (of keys and values: key/value heads). None: all.
-        features: indices of the last axis: neurons, dimensions of the stream.
-        rows: indices of the batch.
-        rest: for each axis after batch and position the indices, or None for all; e.g. `(3,)` is head 3 at `hook_z`, and
-            head 3 at `hook_pattern`, where the position is that of the query.
-
-    All indices are an int, a list, tuple or array of ints, or a `slice`.
-
-    Raises TypeError for an index that is not an int, such as a mask; in the forward pass, ValueError for an axis that the site
-    does not have and for a site without floating-point values, IndexError for an index out of range.
-    """
-
-    positions: Positions = field(default=None, kw_only=True)
-    heads: Indices = field(default=None, kw_only=True)
-    features: Indices = field(default=None, kw_only=True)
-    rows: Indices = field(default=None, kw_only=True)
-    rest: Sequence[Indices] = field(default=(), kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.positions, str) and self.positions not in PLACES:
-            raise ValueError(f"positions must be numbers or one of {', '.join(PLACES)}, got {self.positions!r}")
-        if not isinstance(self.positions, str):
-            self.positions = plain_indices("positions", self.positions)
-        self.heads, self.features, self.rows = (
-            plain_indices(name, getattr(self, name)) for name in ("heads", "features", "rows")
-        )
-        self.rest = tuple(plain_indices("rest", index) for index in self.rest)
-
-    def __call__(self, value: Any, hook: HookPoint) -> Any:
-        if not self.is_enabled:
-            return None
-        if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
-            got = f"numbers of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-            raise ValueError(
-                f"{type(self).__name__} changes activations, and '{hook.name}' passes {got}; to change token ids, change the "
-                "model's input, or use a hook function"
-            )
-        return super().__call__(value, hook)
-
-    def parts(self, value: Tensor, hook: HookPoint, positions: Positions = None) -> list[Part]:
-        """The parts of this value to change; `positions` is the default for the setting of that name."""
-        given = positions if self.positions is None else self.positions
-        return parts_of(value, hook, given, self.heads, self.features, self.rows, self.rest)
-
-    # ---- as a cell of a sweep ----------------------------------------------------------------------------------------
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        own = vars(cls)
-        if "acts_by_position" not in own and any(name in own for name in ("__call__", "change", "edit", "made")):
-            cls.acts_by_position = LocalController.acts_by_position  # type: ignore[method-assign]  # unknown for a new rule
-
-    def acts_by_position(self, part: Part) -> bool:
-        """Whether the new value at each position depends on the value at that position alone.
-
-        If so, it is an `Edit` in sweeps, and `change` gets some of the positions at a time.
-        """
-        return False
-
-    def replacement(self, like: Tensor, part: Part, hook: HookPoint) -> Tensor | None:
-        """The new values if they do not depend on the old ones, broadcastable to the site's value; None otherwise."""
-        return None
-
-    def as_edit(self, point: HookPoint, like: Tensor | None = None) -> Change:
-        if like is None or not is_positional(like, point.dims):
-            return super().as_edit(point, like)
-        [part] = self.parts(like, point)
-        if part.pos_axis is None or not self.acts_by_position(part):
-            return super().as_edit(point, like)
-        positions, site = part.positions, point.name or ""
-        if part.is_empty:
-            return Edit(site, torch.zeros([1] * like.ndim), ())
-        new, index = self.replacement(like, part, point), part.index
-        if new is None or not all(
-            n in (1, size) for n, size in zip(reversed(new.shape), reversed(like.shape), strict=False)
-        ):
-            self.change(like, point)  # raises for settings that do not fit the site
-        if new is None or sum(isinstance(some, list) for some in index) > 1:
-            return Edit(site, Window(self, site, point.dims, part.pos_axis), positions)
-        rows, *rest = index
-        while rest and rest[-1] == WHOLE:
-            rest.pop()
-        return Edit(site, new, positions, tuple(rest), None if rows == WHOLE else rows)
-
-
-@dataclass(eq=False, repr=False)
-class PartEditor(LocalController):
-    """Base class for your own controllers: computes the new values of a part from the old ones alone.
-
-    A subclass is a dataclass of its settings and defines `edit`. `acts_by_position` says whether it can share the forward
-    passes of a sweep; see docs/interventions.md.
-    """
-
-    def change(self, value: Any, hook: HookPoint) -> Any:
-        for part in self.parts(value, hook):
-            value = part.replaced(value, partial(self.edit, part=part))
-        return value
-
-    @abstractmethod
-    def edit(self, value: Tensor, part: Part) -> Tensor:
-        """The new values of a part, with all axes of the site; must not change `value` in place."""
 
 
 def position_axis(value: Tensor, hook: HookPoint) -> int | None:
@@ -356,36 +331,14 @@ def _position_axis(n_axes: int, dims: tuple[str, ...]) -> int | None:
     return next((dims.index(name) for name in QUERY_POSITIONS if name in dims), None)
 
 
-def listed(given: Any) -> list[int]:
+def listed(given: Positions) -> list[int]:
     """Positions given as ints, as "last_prompt" or as a slice with a start and a stop from the front, as a list.
 
     Raises ValueError for a slice with an open or negative end, whose length depends on the prompt.
     """
     if isinstance(given, slice):
         return indices_of_slice(given)
-    return [-1] if given == "last_prompt" else [given] if isinstance(given, int) else list(given)
-
-
-def check_finite(hook: Any, *names: str) -> None:
-    """Raises ValueError for settings that are or contain NaN, infinity or an int too large for a float; None is allowed."""
-    for name in names:
-        given = getattr(hook, name)
-        for one in given if isinstance(given, (list, tuple)) else [given]:
-            if one is None or callable(one):
-                continue
-            if not (bool(one.isfinite().all()) if isinstance(one, Tensor) else abs(one) <= sys.float_info.max):
-                raise ValueError(f"{name} of {type(hook).__name__} must be finite, got {repr(given)[:80]}")
-
-
-def fitted(given: Tensor, like: Tensor, part: Part, what: str) -> Tensor:
-    """`given` broadcast to the shape of a part, in its dtype; raises ValueError, with both shapes, if it does not broadcast."""
-    try:
-        return given.to(like).expand_as(like)
-    except RuntimeError:
-        raise ValueError(
-            f"{what} has shape {tuple(given.shape)}, which does not broadcast to {tuple(like.shape)}, what is changed at "
-            f"'{part.where}'"
-        ) from None
+    return [-1] if given == "last_prompt" else [given] if isinstance(given, int) else list(given)  # type: ignore[arg-type]  # ints
 
 
 def _along(part: Part, along: Along) -> Part:
@@ -399,15 +352,12 @@ def _along(part: Part, along: Along) -> Part:
     return Part(part.where, part.dims, part.shape, indices, along)
 
 
-def _add(
-    found: dict[int, Sequence[int]], name: str, index: Any, axis: int | None, shape: Sequence[int], where: str
-) -> None:
-    """Adds the indices of one axis to `found`."""
+def _indices(name: str, given: Heads, axis: int | None, axes: "Axes") -> list[int]:
+    """The indices along one axis; ValueError if the site does not have it."""
     if axis is None:
-        raise ValueError(f"{name}={index!r}, and '{where}' has no such axis")
-    if axis in found:
-        raise ValueError(f"{name}={index!r}: this axis of '{where}' is asked for twice")
-    found[axis] = list(dict.fromkeys(indices_in(name, plain_indices(name, index), shape[axis], where)))
+        unnamed = "" if axes.dims else " (its axes have no names)"
+        raise ValueError(f"{name}={given!r}, and '{axes.where}' has no such axis{unnamed}")
+    return indices_in(name, plain_indices(name, given), axes.shape[axis], axes.where)
 
 
 def _replaced(value: Tensor, chosen: list[tuple[int, Sequence[int]]], change: Callable[[Tensor], Tensor]) -> Tensor:
@@ -426,5 +376,5 @@ def _compact(indices: Sequence[int] | None) -> slice | list[int]:
     return slice(first, first + n) if list(indices) == list(range(first, first + n)) else list(indices)
 
 
-def _tensor(indices: Sequence[int], like: Tensor) -> Tensor:
+def _tensor(indices: Sequence[int] | Sequence[Sequence[int]], like: Tensor) -> Tensor:
     return torch.tensor(indices, dtype=torch.long, device=like.device)

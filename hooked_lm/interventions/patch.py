@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
+from inspect import signature
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -11,10 +12,12 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
-from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.hooks.indices import Indices, plain_indices
+from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.hooks.select import Site
-from hooked_lm.interventions.part import Along, LocalController, Part, fitted, listed, position_axis
+from hooked_lm.interventions.part import Along, Part, listed, position_axis
+from hooked_lm.interventions.part_editor import LocalController, fitted
 
 Source = Tensor | Mapping[str, Tensor] | None
 Made = TypeVar("Made", bound="SourcedController")
@@ -62,17 +65,26 @@ class SourcedController(LocalController):
 
     @classmethod
     def from_run(
-        cls: type[Made], model: Any, prompt: Any, hook_point: Site = "", layer: int | None = None, **settings: Any
+        cls: type[Made],
+        model: HookedRootModule,
+        prompts: Any,
+        hook_point: Site = "",
+        layer: int | None = None,
+        *,
+        other_inputs: Sequence[Any] = (),
+        **settings: Any,
     ) -> Made:
-        """A controller whose source is the site's value in a forward pass of another prompt, without gradients.
+        """A controller whose source is the site's value in a forward pass of other prompts, without gradients.
 
-        `prompt` is the argument of the model's call; a tuple is several arguments.
+        `prompts` is the first argument of the model's call, and `other_inputs` the following ones, such as the target of an
+        encoder-decoder. `settings` are the other arguments of the class; TypeError for one that it does not have.
         """
+        check_keywords(f"from_run of {cls.__name__}", settings, signature(cls).parameters.keys() - {"source"})
         site, at = cls.place(hook_point, layer)
         names = model.names(site if at is None else (site, at))
-        arguments = prompt if isinstance(prompt, tuple) else (prompt,)
+        given = list(prompts) if isinstance(prompts, tuple) else prompts
         with torch.no_grad():
-            _, cache = model.run_with_cache(*arguments, names_filter=names)
+            _, cache = model.run_with_cache(given, *other_inputs, names_filter=names)
         values = dict(cache.items())  # a module that is called several times has several values
         return cls(hook_point, layer, source=values if len(values) > 1 else next(iter(values.values())), **settings)
 
@@ -191,9 +203,7 @@ class Patch(SourcedController):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.source is None:
-            raise ValueError(
-                f"{type(self).__name__} needs a source: a cache, a tensor, or `from_run` of another prompt"
-            )
+            raise ValueError(f"{type(self).__name__} needs a source: a cache, a tensor, or `from_run` of other prompts")
 
 
 @dataclass(eq=False, repr=False)

@@ -17,7 +17,7 @@ from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.interventions import contrast
 from hooked_lm.interventions.changes import changes_of
-from hooked_lm.interventions.contrast import METRICS, STREAM, Position, Prompts, Sides
+from hooked_lm.interventions.contrast import METRICS, STREAM, PairPositions, Prompts, Sides
 from hooked_lm.interventions.controllers import AddDirection
 from hooked_lm.interventions.part import Positions
 from hooked_lm.results import Label, stored
@@ -239,7 +239,7 @@ def steering_vectors(
     *,
     site: str = "resid_post",
     layers: Layers = "each",
-    position: Position = -1,
+    positions: PairPositions = -1,
     method: str = "mean",
     held_out: float = 0.25,
     seed: int = 0,
@@ -250,14 +250,14 @@ def steering_vectors(
     Args:
         positive, negative: texts, or ids [batch, pos], as many of each; their lengths may differ.
         site: the short name of a site [batch, pos, d_model].
-        position: the position in each prompt: one number for all (-1: the last token of each), one for each pair, or
+        positions: the position in each prompt: one number for all (-1: the last token of each), one for each pair, or
             [pair, 2] for positive and negative; or "mean" over all its tokens.
         method: "mean", the mean of the differences (contrastive activation addition, Rimsky et al. 2023, arXiv:2312.06681);
             "pca", the first principal component of the differences, taken with both signs (representation engineering, Zou et
             al. 2023, arXiv:2310.01405); "logistic", the weights of a logistic probe.
         held_out: the fraction of pairs held out for evaluation, at least one pair.
         seed: seed of the choice of held-out pairs and of the random directions.
-        batch_size: prompts in one forward pass; only the values at the position are kept.
+        batch_size: prompts in one forward pass; only the values at the positions are kept.
 
     Returns SteeringVectors. Raises before any forward pass: TypeError for a model whose input is not one text, KeyError for
     a site that no layer has, IndexError for a layer out of range, ValueError for sides of different size, fewer than two
@@ -270,7 +270,7 @@ def steering_vectors(
     >>> steering_vectors(model, women, men, layers=[1, 2]).directions[1].shape == (model.cfg.d_model,)
     True
     """
-    sides, split, places, generator = contrast.prepared(model, positive, negative, position, method, held_out, seed)
+    sides, split, places, generator = contrast.prepared(model, positive, negative, positions, method, held_out, seed)
     sites = contrast.sites_of(model, site, layers, STREAM)
     up, down = (
         contrast.values_at(model, side, list(sites.values()), place, batch_size)
@@ -280,14 +280,14 @@ def steering_vectors(
     directions = {layer: of.direction(method) for layer, of in found.items()}
     if not any(direction.norm() > 0 for direction in directions.values()):
         raise ValueError(
-            f"both sides are the same at {site} of layers {list(sites)}, position {position}: nothing tells them apart there"
+            f"both sides are the same at {site} of layers {list(sites)}, positions {positions}: no direction separates them"
         )
     separation = [
         torch.stack([of.separation(directions[layer][None]), of.separation(of.control(generator))], 1)
         for layer, of in found.items()
     ]
     axes: dict[str, Sequence[Label]] = {"metric": METRICS, "layer": list(found), "of": [method, "random"]}
-    about = origin(model, site=site, **contrast.told(method, position, split, seed))
+    about = origin(model, site=site, **contrast.settings_of(method, positions, split, seed))
     midpoints = {
         layer: (of.midpoint(directions[layer]) / directions[layer].square().sum().clamp(min=1e-30)).item()
         for layer, of in found.items()

@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hooked_lm import HookedTransformer
 from hooked_lm.hooks import wrap
 from hooked_lm.interventions.base import HookObject
 from hooked_lm.interventions.controllers import AddDirection, Clamp, Noise, ProjectOut, Scale, SetValue, ZeroAblate
-from hooked_lm.interventions.part import LocalController
+from hooked_lm.interventions.input_tokens import InputTokens
+from hooked_lm.interventions.part_editor import LocalController
 from hooked_lm.interventions.patch import (
     FreezeAttention,
     FreezeNorm,
@@ -98,7 +100,7 @@ def test_patching_the_stream_everywhere_gives_the_other_run():
     assert_apart(model(tokens), expected)
     model = of_family("t5")
     sources, target = (TOKENS, TOKENS.flip(0)), TOKENS + 1
-    hook = Patch.from_run(model, (sources[1], target), "encoder_final_ln.hook_normalized")
+    hook = Patch.from_run(model, sources[1], "encoder_final_ln.hook_normalized", other_inputs=[target])
     assert_close(model.run_with_hooks(sources[0], target, fwd_hooks=[hook]), model(sources[1], target))
 
 
@@ -254,3 +256,16 @@ def test_a_gradient_reaches_the_direction():
         numbers(2, 3, 3).double(), fwd_hooks=[AddDirection("1", vector=vector, coefficient=2)]
     ).sum().backward()
     assert_close(vector.grad, 2 * 6 * net.module[2].weight.sum(0), depth=GRADIENT)
+
+
+@torch.no_grad()
+def test_from_run_takes_texts_and_refuses_unknown_arguments():
+    model, texts = HookedTransformer.from_pretrained("demo"), ("The capital of Italy is", "The capital of France is")
+    hook = Patch.from_run(model, texts, "resid_post", 3, positions=-1)
+    assert torch.equal(
+        hook.source, model.run_with_cache(list(texts), names_filter=("resid_post", 3))[1]["resid_post", 3]
+    )
+    with pytest.raises(TypeError, match=r"from_run of Patch has no argument 'position'; did you mean 'positions'"):
+        Patch.from_run(model, texts, "resid_post", 3, position=-1)
+    with pytest.raises(TypeError, match=r"InputTokens.of has no argument 'most_call'; did you mean 'most_calls'"):
+        InputTokens.of(model, most_call=1)

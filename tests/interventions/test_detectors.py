@@ -110,19 +110,22 @@ def test_a_part_that_is_kept_does_not_hold_the_rest(demo: Any) -> None:
     assert record.values["blocks.0.hook_resid_post"][0].untyped_storage().nbytes() == 128 * 4 == record.n_bytes
 
 
-def test_axes_of_a_wrapped_module_are_said() -> None:
+def test_a_wrapped_module_needs_names_of_axes() -> None:
     model, (batch, _), site = one("wrapped")
-    with pytest.raises(ValueError, match="'1' has no positions to choose: it does not name its axes: say axes="):
-        model.run_with_hooks(*batch, fwd_hooks=[Record(site, positions=-1)])
-    record = Record(site, positions=-1, features=0, axes=("batch", "pos", "d"))
-    model.run_with_hooks(*batch, fwd_hooks=[record])
-    assert record.stacked()[0].equal(model.run_with_cache(*batch)[1][site][:, -1:, :1])
+    with pytest.raises(ValueError, match=r"heads=0, and '1 \[.*\]' has no such axis \(its axes have no names\)"):
+        model.run_with_hooks(*batch, fwd_hooks=[Record(site, heads=0)])
+    value = model.run_with_cache(*batch)[1][site]
+    unnamed = Record(site, positions=-1, features=0)
+    named = Record(site, heads=1, features=0, axes=("batch", "head", "d"))
+    model.run_with_hooks(*batch, fwd_hooks=[unnamed, named])
+    assert unnamed.stacked()[0].equal(value[:, -1:, :1])
+    assert named.stacked()[0].equal(value[:, 1:2, :1])
     with pytest.raises(ValueError, match=r"has 3 axes, and .* names 2"):
         model.run_with_hooks(*batch, fwd_hooks=[Record(site, axes=("batch", "d"))])
 
 
 def test_what_a_site_does_not_have(demo: Any) -> None:
-    with pytest.raises(ValueError, match=r"has no heads to choose: its axes are .'batch', 'pos', 'd_model'"):
+    with pytest.raises(ValueError, match=r"heads=1, and 'blocks.0.*pos 2, d_model 128\]' has no such axis"):
         demo.run_with_hooks("a", fwd_hooks=[Record("resid_post", 0, heads=1)])
     with pytest.raises(IndexError, match=r"heads 8 is out of range at .*hook_z.*: there are 8"):
         demo.run_with_hooks("a", fwd_hooks=[Record("z", 0, heads=8)])

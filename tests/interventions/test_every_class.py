@@ -40,10 +40,11 @@ def of_others(kind: str) -> list[Callable[..., Any]]:
     """What takes its values from another run, with the sites of that class of model."""
     if kind == "module":
         return [
-            lambda of, *run, of_kind=of_kind: of_kind.from_run(of, *run, "2") for of_kind in (PatchHead, FreezeNorm)
+            lambda of, run, of_kind=of_kind: of_kind.from_run(of, run[0], "2", other_inputs=run[1:])
+            for of_kind in (PatchHead, FreezeNorm)
         ]
     kinds = (PatchResidual, PatchHead, PatchMLP, FreezeAttention, FreezeNorm)
-    return [lambda of, *run, of_kind=of_kind: of_kind.from_run(of, *run) for of_kind in kinds]
+    return [lambda of, run, of_kind=of_kind: of_kind.from_run(of, run[0], other_inputs=run[1:]) for of_kind in kinds]
 
 
 @torch.no_grad()
@@ -99,7 +100,7 @@ def test_two_rows_change_places_and_noise_stays_where_it_is_asked_for(kind: str)
 def test_the_norms_of_one_layer_are_held():
     make, inputs, _ = KINDS["encoder-decoder"]
     model = make()
-    hook = FreezeNorm.from_run(model, other(inputs), layer=1)
+    hook = FreezeNorm.from_run(model, other(inputs)[0], layer=1, other_inputs=other(inputs)[1:])
     assert sorted(hook.source) == sorted(
         name for name in model.all_points() if ".1.ln" in name and "hook_scale" in name
     )

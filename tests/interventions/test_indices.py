@@ -11,6 +11,7 @@ from hooked_lm.hooks import Slice, wrap
 from hooked_lm.hooks.indices import plain_indices
 from hooked_lm.interventions import Noise, Patch, Record, ScaleGradient, SetValue, ZeroAblate
 from hooked_lm.patching import attention_knockout, sweep
+from tests.close import assert_close
 from tests.models.toys import ids, toy
 
 SPELLED: list[tuple[Any, list[int]]] = [
@@ -121,6 +122,69 @@ WRONG: list[tuple[Any, str]] = [
 def test_what_is_no_index_is_refused(given: Any, words: str) -> None:
     with pytest.raises(TypeError, match=f"heads .*{words}"):
         plain_indices("heads", given)
+
+
+GENERATING: dict[str, Any] = {"do_sample": False, "verbose": False, "stop_at_eos": False}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize(
+    ("positions", "expected"),
+    [(-1, [3]), ("last_prompt", [3]), ("prompt", range(4)), ("generated", range(4, 7)), (slice(-1, None), range(3, 7)),
+     ([5, 1, 1], [5, 1, 1]), (range(2, 5), [2, 3, 4])],
+    ids=str,
+)  # fmt: skip
+def test_a_record_of_a_generation_has_the_positions_of_controllers(positions: Any, expected: Any, cached: bool) -> None:
+    """Without the cache the last step shows all positions; with it each is kept in the step that computes it."""
+    model, record = toy("rotary"), Record("resid_post", 1, positions=positions)
+    with model.hooks([record]):
+        made = model.generate(ids(2, 4), 4, use_past_kv_cache=cached, **GENERATING)
+    whole = model.run_with_cache(made[:, :-1])[1]["resid_post", 1]
+    if cached:
+        in_steps = sorted(expected) if isinstance(expected, list) else list(expected)
+        assert_close(record.joined(axis="pos"), whole[:, in_steps])
+    else:
+        assert_close(record.values["blocks.1.hook_resid_post"][-1], whole[:, list(expected)])
+
+
+@torch.no_grad()
+def test_a_record_of_prompts_of_two_lengths_has_the_tokens_of_each_row() -> None:
+    model, tokens, mask = toy("rotary"), ids(2, 4), torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    second = Record("resid_post", 1, positions=1)
+    with model.hooks([second]):
+        model.generate(tokens, 2, attention_mask=mask, **GENERATING)
+    whole = model.run_with_cache(tokens, attention_mask=mask)[1]["resid_post", 1]
+    assert_close(second.stacked()[0, :, 0], torch.stack([whole[0, 2], whole[1, 1]]))
+    refused = pytest.raises(ValueError, match=r"positions='prompt' selects \[3, 4\] positions in the rows at")
+    with refused, model.hooks([Record("resid_post", 1, positions="prompt")]):
+        model.generate(tokens, 2, attention_mask=mask, **GENERATING)
+
+
+@torch.no_grad()
+def test_heads_are_indices_or_labels_of_the_layer() -> None:
+    model, tokens = toy("rotary"), ids(2, 4)
+    labels: list[Any] = [
+        ("z", 1, "L1H3", [3]),
+        ("blocks.1.attn.hook_z", None, ["L1H3", 0], [3, 0]),
+        (("z", 1), None, ("L1H2",), [2]),
+    ]
+    for site, layer, heads, expected in labels:
+        record = Record(site, layer, heads=heads)
+        off = ZeroAblate(site, layer, heads=heads)
+        with model.hooks([off, record]):
+            _, cache = model.run_with_cache(tokens, names_filter=("z", 1))
+        assert record.stacked().shape[3] == len(expected)
+        assert (cache["z", 1] == 0).all(-1).all(0).all(0).nonzero().flatten().tolist() == sorted(expected)
+    assert repr(ZeroAblate("z", 1, heads="L1H3")) == "ZeroAblate('z', 1, heads=3)"
+    with pytest.raises(ValueError, match="head 'L0H3' is in layer 0, and layer 1 was chosen"):
+        ZeroAblate("z", 1, heads="L0H3")
+    with pytest.raises(
+        ValueError, match=r"heads=\['L0H3'\]: a label needs a site in one layer, and '\*.attn.hook_z' has none"
+    ):
+        Record("*.attn.hook_z", heads="L0H3")
+    with pytest.raises(ValueError, match="'3' is not the label of a head"):
+        Record("z", 1, heads="3")
 
 
 @torch.no_grad()

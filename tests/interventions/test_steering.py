@@ -119,7 +119,7 @@ def read_alone(texts: list[str], positions: list[int | str], layer: int) -> Tens
 
 
 @pytest.mark.parametrize(
-    ("position", "sides"),
+    ("positions", "sides"),
     [
         (-1, ([-1] * 12, [-1] * 12)),
         ("mean", (["mean"] * 12, ["mean"] * 12)),
@@ -128,9 +128,9 @@ def read_alone(texts: list[str], positions: list[int | str], layer: int) -> Tens
     ],
     ids=["last", "mean", "by pair", "by side"],
 )
-def test_mean_directions_and_their_separation_by_hand(position: Any, sides: Any) -> None:
+def test_mean_directions_and_their_separation_by_hand(positions: Any, sides: Any) -> None:
     texts = women_and_men(12)
-    found = steering_vectors(demo(), *texts, position=position, batch_size=7, layers=[2], seed=5, held_out=0.34)
+    found = steering_vectors(demo(), *texts, positions=positions, batch_size=7, layers=[2], seed=5, held_out=0.34)
     up, down = (read_alone(side, places, 2) for side, places in zip(texts, sides, strict=True))
     order = torch.randperm(12, generator=torch.Generator().manual_seed(5))
     held, train = order[:4].sort().values, order[4:].sort().values
@@ -202,7 +202,7 @@ def test_the_model_is_as_it_was() -> None:
     flags = [weight.requires_grad for weight in model.parameters()]
     steering_vectors(model, *women_and_men(6), method="logistic")
     with pytest.raises(IndexError, match="position 40"):
-        steering_vectors(model, *women_and_men(6), position=40)
+        steering_vectors(model, *women_and_men(6), positions=40)
     assert not model.list_hooks()
     assert flags == [weight.requires_grad for weight in model.parameters()]
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
@@ -415,7 +415,7 @@ def test_layers_without_heads_are_left_out() -> None:
 def test_an_encoder_is_steered_too() -> None:
     case = next(case for case in ENCODER_CASES if case.family == "bert")
     model, tokens = hooked(case), prompt(case, 6)
-    found = steering_vectors(model, tokens, tokens.flip(0), position=2)
+    found = steering_vectors(model, tokens, tokens.flip(0), positions=2)
     with model.hooks(found.hooks(3.0, layers=0, positions=[0])):
         steered = model(tokens)
 
@@ -485,16 +485,16 @@ def changed(name: str, value: Any) -> dict[str, Any]:
         ("positive", torch.zeros(2, 2, 2).long(), ValueError, r"got \(2, 2, 2\)"),
         ("method", "median", ValueError, "mean, pca, logistic, got 'median'"),
         ("held_out", 0.0, ValueError, "between 0 and 1, got 0.0"),
-        ("position", "last", ValueError, "'mean', got 'last'"),
-        ("position", [1, 2], ValueError, r"each of 4 pairs, or \[4, 2\].*got shape \[2\]"),
-        ("position", 50, IndexError, "position 50 is out of range: prompt 0 has"),
-        ("position", [0, 0, 0, -50], IndexError, "position -50 is out of range: prompt 3 has"),
+        ("positions", "last", ValueError, "'mean', got 'last'"),
+        ("positions", [1, 2], ValueError, r"each of 4 pairs, or \[4, 2\].*got shape \[2\]"),
+        ("positions", 50, IndexError, "position 50 is out of range: prompt 0 has"),
+        ("positions", [0, 0, 0, -50], IndexError, "position -50 is out of range: prompt 3 has"),
         ("batch_size", 0, ValueError, "at least 1, got 0"),
         ("site", "resid_pots", KeyError, "resid_post"),
         ("site", "z", ValueError, "expected .*d_model"),
         ("layers", [], ValueError, r"got \[\]"),
         ("layers", [9], IndexError, "layer 9 is out of range"),
-        ("position", 0, ValueError, "both sides are the same"),
+        ("positions", 0, ValueError, "both sides are the same"),
     ],
 )
 def test_what_is_wrong_is_said(name: str, value: Any, error: type[Exception], match: str) -> None:

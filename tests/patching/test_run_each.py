@@ -32,7 +32,7 @@ from hooked_lm.interventions import (
     ZeroAblate,
 )
 from hooked_lm.interventions.changes import changes_of, label_of
-from hooked_lm.interventions.part import PartEditor
+from hooked_lm.interventions.part_editor import PartEditor
 from tests.close import assert_close
 from tests.engine.exactness import Spy, far
 from tests.engine.naive import unchecked

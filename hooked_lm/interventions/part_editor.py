@@ -1,0 +1,164 @@
+"""Base classes of hook objects that act on a part of a site: its positions, heads, features and rows."""
+
+import sys
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hooked_lm.engine.edit import Change, Edit
+from hooked_lm.engine.values_like import is_positional
+from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks.indices import Indices, plain_indices
+from hooked_lm.interventions.base import Controller, HookObject
+from hooked_lm.interventions.part import WHOLE, Heads, Part, Positions, check_positions, head_indices, parts_of
+from hooked_lm.interventions.window import Window
+
+
+@dataclass(eq=False, repr=False)
+class PartHook(HookObject):
+    """Selects a part of a site's value; the rest is ignored, or unchanged.
+
+    Args (of all subclasses):
+        positions: an int, several ints, a slice, "prompt", "last_prompt" (the last of the prompt), "generated" (tokens that
+            generation added) or "all". Negative ones count from the end of the prompt. A slice without a stop includes
+            generated tokens. None: "all".
+        heads: indices of heads (of keys and values: key/value heads), or labels such as "L1H7" where the site belongs to one
+            layer. None: all.
+        features: indices of the last axis: neurons, dimensions of the stream.
+        rows: indices of the batch.
+
+    All indices are an int, a list, tuple or array of ints, or a `slice`.
+
+    Raises TypeError for an index that is not an int, such as a mask, and ValueError for the label of a head of another layer;
+    in the forward pass, ValueError for an axis that the site does not have, IndexError for an index out of range.
+    """
+
+    positions: Positions = field(default=None, kw_only=True)
+    heads: Heads = field(default=None, kw_only=True)
+    features: Indices = field(default=None, kw_only=True)
+    rows: Indices = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.positions = check_positions(self.positions)
+        self.heads = head_indices(self.heads, self.hook_point, self.layer)
+        self.features, self.rows = plain_indices("features", self.features), plain_indices("rows", self.rows)
+
+
+@dataclass(eq=False, repr=False)
+class LocalController(PartHook, Controller):
+    """Changes a part of a site's value; the rest is unchanged.
+
+    Args (of all subclasses, besides those of `PartHook`):
+        rest: for each axis after batch and position the indices, or None for all; e.g. `(3,)` is head 3 at `hook_z`, and
+            head 3 at `hook_pattern`, where the position is that of the query.
+
+    Raises ValueError in the forward pass for a site without floating-point values.
+    """
+
+    rest: Sequence[Indices] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rest = tuple(plain_indices("rest", index) for index in self.rest)
+
+    def __call__(self, value: Any, hook: HookPoint) -> Any:
+        if not self.is_enabled:
+            return None
+        if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+            got = f"numbers of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise ValueError(
+                f"{type(self).__name__} changes activations, and '{hook.name}' passes {got}; to change token ids, change the "
+                "model's input, or use a hook function"
+            )
+        return super().__call__(value, hook)
+
+    def parts(self, value: Tensor, hook: HookPoint, positions: Positions = None) -> list[Part]:
+        """The parts of this value to change; `positions` is the default for the setting of that name."""
+        given = positions if self.positions is None else self.positions
+        return parts_of(value, hook, given, self.heads, self.features, self.rows, self.rest)
+
+    # ---- as a cell of a sweep ----------------------------------------------------------------------------------------
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = vars(cls)
+        if "acts_by_position" not in own and any(name in own for name in ("__call__", "change", "edit", "made")):
+            cls.acts_by_position = LocalController.acts_by_position  # type: ignore[method-assign]  # unknown for a new rule
+
+    def acts_by_position(self, part: Part) -> bool:
+        """Whether the new value at each position depends on the value at that position alone.
+
+        If so, it is an `Edit` in sweeps, and `change` gets some of the positions at a time.
+        """
+        return False
+
+    def replacement(self, like: Tensor, part: Part, hook: HookPoint) -> Tensor | None:
+        """The new values if they do not depend on the old ones, broadcastable to the site's value; None otherwise."""
+        return None
+
+    def as_edit(self, point: HookPoint, like: Tensor | None = None) -> Change:
+        if like is None or not is_positional(like, point.dims):
+            return super().as_edit(point, like)
+        [part] = self.parts(like, point)
+        if part.pos_axis is None or not self.acts_by_position(part):
+            return super().as_edit(point, like)
+        positions, site = part.positions, point.name or ""
+        if part.is_empty:
+            return Edit(site, torch.zeros([1] * like.ndim), ())
+        new, index = self.replacement(like, part, point), part.index
+        if new is None or not all(
+            n in (1, size) for n, size in zip(reversed(new.shape), reversed(like.shape), strict=False)
+        ):
+            self.change(like, point)  # raises for settings that do not fit the site
+        if new is None or sum(isinstance(some, list) for some in index) > 1:
+            return Edit(site, Window(self, site, point.dims, part.pos_axis), positions)
+        rows, *rest = index
+        while rest and rest[-1] == WHOLE:
+            rest.pop()
+        return Edit(site, new, positions, tuple(rest), None if rows == WHOLE else rows)
+
+
+@dataclass(eq=False, repr=False)
+class PartEditor(LocalController):
+    """Base class for your own controllers: computes the new values of a part from the old ones alone.
+
+    A subclass is a dataclass of its settings and defines `edit`. `acts_by_position` says whether it can share the forward
+    passes of a sweep; see docs/interventions.md.
+    """
+
+    def change(self, value: Any, hook: HookPoint) -> Any:
+        for part in self.parts(value, hook):
+            value = part.replaced(value, partial(self.edit, part=part))
+        return value
+
+    @abstractmethod
+    def edit(self, value: Tensor, part: Part) -> Tensor:
+        """The new values of a part, with all axes of the site; must not change `value` in place."""
+
+
+def check_finite(hook: Any, *names: str) -> None:
+    """Raises ValueError for settings that are or contain NaN, infinity or an int too large for a float; None is allowed."""
+    for name in names:
+        given = getattr(hook, name)
+        for one in given if isinstance(given, (list, tuple)) else [given]:
+            if one is None or callable(one):
+                continue
+            if not (bool(one.isfinite().all()) if isinstance(one, Tensor) else abs(one) <= sys.float_info.max):
+                raise ValueError(f"{name} of {type(hook).__name__} must be finite, got {repr(given)[:80]}")
+
+
+def fitted(given: Tensor, like: Tensor, part: Part, what: str) -> Tensor:
+    """`given` broadcast to the shape of a part, in its dtype; raises ValueError, with both shapes, if it does not broadcast."""
+    try:
+        return given.to(like).expand_as(like)
+    except RuntimeError:
+        raise ValueError(
+            f"{what} has shape {tuple(given.shape)}, which does not broadcast to {tuple(like.shape)}, what is changed at "
+            f"'{part.where}'"
+        ) from None
