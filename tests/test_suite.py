@@ -49,6 +49,18 @@ def test_another_way_is_reported(tmp_path: Path, line: str) -> None:
     assert comparisons_of_their_own(tmp_path) == ["test_a.py:4"]
 
 
+def test_folders_mirror_the_package() -> None:
+    """A test is in the folder of what it tests; at the top are tests of top-level modules and of the whole repository."""
+    package = TESTS.parent / "hooked_lm"
+    folders = {str(file.parent.relative_to(TESTS)) for file in TESTS.rglob("test_*.py")} - {"."}
+    others = {"clients", "compat/against", "benchmarks"}
+    assert [folder for folder in sorted(folders - others) if not (package / folder).is_dir()] == []
+    modules = {file.stem for file in package.glob("*.py")}
+    about_the_repository = {"benchmarks", "close", "docs", "floors", "readme", "suite"}
+    named = {file.stem.removeprefix("test_") for file in TESTS.glob("test_*.py")}
+    assert sorted(named - modules - about_the_repository) == []
+
+
 def test_families_that_stand_for_all_are_in_the_table() -> None:
     assert set(CORE) <= {case.family for case in CASES}
 

@@ -103,7 +103,7 @@ class HookedRootModule(Properties):
         """The hook points, in order of computation, then those that hooks on inputs of modules created."""
         return iter([*self.all_points().values(), *self._input_points.values()])
 
-    def site_name(self, site: Any) -> str:
+    def site_name(self, site: object) -> str:
         """The full name of a short name such as ("z", 5); this class has no short names."""
         return str(site)
 
@@ -195,12 +195,12 @@ class HookedRootModule(Properties):
 
     def run_with_hooks(
         self,
-        *model_args: Any,
+        *model_args: object,
         fwd_hooks: HookList = (),
         bwd_hooks: HookList = (),
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
-        **model_kwargs: Any,
+        **model_kwargs: object,
     ) -> Any:
         """Runs a forward pass with these hooks and returns the model's output."""
         block = self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts)
@@ -208,16 +208,16 @@ class HookedRootModule(Properties):
 
     def run_with_cache(
         self,
-        *model_args: Any,
+        *model_args: object,
         names_filter: NamesFilter = None,
         device: torch.device | str | None = None,
         remove_batch_dim: bool = False,
         incl_bwd: bool = False,
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
-        pos_slice: Any = None,
+        pos_slice: object = None,
         return_cache_object: bool = True,
-        **model_kwargs: Any,
+        **model_kwargs: object,
     ) -> tuple[Any, Any]:
         """Runs a forward pass and returns (output, cache) with the values at the sites that `names_filter` selects.
 
@@ -249,7 +249,7 @@ class HookedRootModule(Properties):
         device: torch.device | str | None = None,
         remove_batch_dim: bool = False,
         cache: dict[str, Tensor] | None = None,
-        pos_slice: Any = None,
+        pos_slice: object = None,
     ) -> tuple[dict[str, Tensor], list[tuple[str, Recorder]], list[tuple[str, Recorder]]]:
         """An empty cache, and the forward and backward hooks that fill it."""
         cache = {} if cache is None else cache
@@ -300,7 +300,7 @@ class HookedRootModule(Properties):
     def add_hook(
         self,
         name: Site,
-        hook: Callable[..., Any],
+        hook: Callable[..., object],
         dir: str | None = None,
         is_permanent: bool = False,
         level: int | None = None,
@@ -322,7 +322,7 @@ class HookedRootModule(Properties):
         self,
         hook_point: HookPoint,
         hook_point_name: str,
-        hook: Callable[..., Any],
+        hook: Callable[..., object],
         dir: str | None = None,
         is_permanent: bool = False,
         level: int | None = None,
@@ -333,11 +333,11 @@ class HookedRootModule(Properties):
         self.check_hooks_to_add(hook_point, hook_point_name, hook, direction, is_permanent, prepend)
         hook_point.add_hook(hook, dir, is_permanent, level, prepend)
 
-    def add_perma_hook(self, name: Site, hook: Callable[..., Any], dir: str | None = None) -> None:
+    def add_perma_hook(self, name: Site, hook: Callable[..., object], dir: str | None = None) -> None:
         """Adds a hook that survives resets."""
         self.add_hook(name, hook, dir, is_permanent=True)
 
-    def register(self, hook: Any) -> int:
+    def register(self, hook: object) -> int:
         """Adds a hook, an object or a pair, for all threads and through all resets; returns its id for `unregister`.
 
         >>> from hooked_lm import HookedTransformer
@@ -353,7 +353,7 @@ class HookedRootModule(Properties):
         return hook_id
 
     @scope.synchronized
-    def _register(self, hook_id: int, hook: Any, plan: list[tuple[HookPoint, Hook]]) -> None:
+    def _register(self, hook_id: int, hook: object, plan: list[tuple[HookPoint, Hook]]) -> None:
         try:
             self._registered = {**self._registered, hook_id: (hook, [handle for _, handle in plan])}
             install_all(plan)
@@ -380,7 +380,7 @@ class HookedRootModule(Properties):
         self,
         hook_point: HookPoint,
         hook_point_name: str,
-        hook: Callable[..., Any],
+        hook: Callable[..., object],
         dir: str = "fwd",
         is_permanent: bool = False,
         prepend: bool = False,

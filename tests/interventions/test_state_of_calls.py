@@ -27,8 +27,8 @@ from hooked_lm.interventions.dictionaries import (
     run_with_features,
 )
 from tests.close import assert_apart, assert_close
+from tests.interventions.dictionaries.test_hook import TWO_SITES, noisy
 from tests.interventions.tables import D, numbers
-from tests.interventions.test_dictionary_hooks import TWO_SITES, noisy
 from tests.models.toys import ids, toy
 
 N_THREADS = 4

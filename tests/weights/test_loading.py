@@ -1,90 +1,13 @@
-"""Loading a model from tensors and exporting it: bit for bit, all or nothing, and which memory is shared."""
+"""Loading a model from tensors: all or nothing, and which memory is shared."""
 
 import copy
-import io
-import pickle
 
 import pytest
 import torch
 from torch import nn
 
-from hooked_lm.weights import Row, compact, compact_model, expand, export, load
-
-N, H, M, V, LAYERS = 3, 4, 6, 10, 2
-
-
-class Attention(nn.Module):
-    def __init__(self, device):
-        super().__init__()
-        for name in "QKV":
-            setattr(self, f"W_{name}", nn.Parameter(torch.randn(N, M, H, device=device)))
-        self.register_buffer("scale", torch.zeros(1, device=device))
-        self.register_buffer("cache", torch.zeros(1), persistent=False)
-
-
-class Model(nn.Module):
-    def __init__(self, device="meta"):
-        super().__init__()
-        self.W_E = nn.Parameter(torch.randn(V, M, device=device))
-        self.W_U = nn.Parameter(torch.randn(M, V, device=device), requires_grad=False)
-        self.blocks = nn.ModuleList(Attention(device) for _ in range(LAYERS))
-
-
-def rows():
-    return expand(
-        [
-            Row("t.wte.weight", "W_E"),
-            Row("lm_head.weight", "W_U", "v m -> m v", tied="t.wte.weight"),
-            Row("t.h.{l}.qkv", "blocks.{l}.W_{qkv}", "m (qkv n h) -> n m h", qkv="QKV"),
-            Row("t.h.{l}.scale", "blocks.{l}.scale"),
-        ],
-        l=LAYERS,
-    )
-
-
-def tensors(dtype=torch.float32):
-    out = {"t.wte.weight": torch.randn(V, M).to(dtype)}
-    for layer in range(LAYERS):
-        out[f"t.h.{layer}.qkv"] = torch.randn(M, 3 * N * H).to(dtype)
-        out[f"t.h.{layer}.scale"] = torch.randn(1).to(dtype)
-    return out
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in a)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_load_then_export_returns_every_bit(dtype):
-    model, source = Model(), tensors(dtype)
-    source["t.wte.weight"][0, :2] = torch.tensor([float("nan"), -0.0])
-    load(model, source, rows())
-    assert model.W_E.dtype == dtype
-    assert model.W_E.device.type == "cpu"
-    back = export(model, rows())
-    assert back.keys() == source.keys()
-    for name in source:
-        assert torch.equal(back[name].view(torch.uint8), source[name].view(torch.uint8)), name
-    assert torch.equal(export(model, rows(), write_tied=True)["lm_head.weight"][1:], source["t.wte.weight"][1:])
-
-
-def test_a_wrong_row_exports_bit_for_bit_but_loads_other_weights():
-    source, right, wrong = tensors(), Model(), Model()
-    twisted = [
-        Row(
-            r.source,
-            r.target,
-            r.pattern and r.pattern.replace("(qkv n h)", "(n qkv h)"),
-            take=r.take,
-            tied=r.tied,
-            **r.axes,
-        )
-        for r in rows()
-    ]
-    load(right, source, rows())
-    load(wrong, source, twisted)
-    assert same(export(wrong, twisted), source)
-    assert not torch.equal(right.blocks[0].W_Q, wrong.blocks[0].W_Q)
+from hooked_lm.weights import Row, export, load
+from tests.weights.small import H, Model, N, rows, same, tensors
 
 
 def test_parameters_are_views_unless_something_changes():
@@ -240,54 +163,6 @@ def test_rows_that_do_not_fit_the_model_are_named():
         load(Model(), source, twice)
     with pytest.raises(ValueError, match="another row takes too"):
         export(Model("cpu"), twice)
-
-
-def test_export_refuses_parts_of_different_dtypes():
-    model = Model()
-    load(model, tensors(), rows())
-    model.blocks[0].W_K = nn.Parameter(model.blocks[0].W_K.double())
-    with pytest.raises(ValueError, match=r"'t.h.0.qkv' have different dtypes"):
-        export(model, rows())
-
-
-def test_an_optimiser_step_writes_each_weight_once():
-    mapped, plain = Model(), Model()
-    source = tensors()
-    load(mapped, source, rows())
-    load(plain, source, rows(), copy=True)
-    for model in (mapped, plain):
-        model.W_U.requires_grad_(True)
-        optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
-        sum((p**2).sum() for p in model.parameters()).backward()
-        optimiser.step()
-    assert same(mapped.state_dict(), plain.state_dict())
-
-
-def saved_bytes(thing):
-    buffer = io.BytesIO()
-    torch.save(thing, buffer)
-    return len(buffer.getvalue())
-
-
-def test_copies_and_saves_of_fused_weights_store_each_element_once():
-    big = torch.randn(64, 3 * N * 64)
-    model = nn.ParameterDict({x: nn.Parameter(torch.empty(N, 64, 64, device="meta")) for x in "QKV"})
-    load(model, {"qkv": big}, expand([Row("qkv", "{x}", "m (x n h) -> n m h", x="QKV")]))
-    assert saved_bytes(model.state_dict()) < 1.1 * big.nbytes + 4000
-    assert saved_bytes(copy.deepcopy(model)["Q"]) < 1.1 * big.nbytes / 3 + 4000
-    assert saved_bytes(model["Q"]) > big.nbytes  # what compact is for
-    one = compact(model["Q"])
-    assert saved_bytes(one) < 1.1 * big.nbytes / 3 + 4000
-    assert torch.equal(one, model["Q"])
-    assert one.stride() == (64, N * 64, 1)
-    assert compact(one) is one
-    values, optimised = copy.deepcopy(model.state_dict()), list(model.parameters())
-    compact_model(model)
-    assert len(pickle.dumps(model)) < 1.1 * big.nbytes + 8000
-    assert same(model.state_dict(), values)
-    assert all(a is b for a, b in zip(model.parameters(), optimised, strict=True))
-    model.share_memory()
-    assert same(model.state_dict(), values)
 
 
 def test_integers_are_refused_for_floating_point_parameters() -> None:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from hooked_lm.components.ssm.rg_lru import RGLRU
 from tests.close import assert_close
-from tests.components import mixers
+from tests.components.ssm import mixers
 
 
 @pytest.fixture(params=[(8, 2), (8, 8), (9, 1)], ids=["two-parts", "part-per-channel", "one-part"])

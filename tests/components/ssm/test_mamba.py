@@ -5,7 +5,7 @@ from torch import Tensor
 
 from hooked_lm.components.ssm.mamba import Mamba, initial_dt_bias
 from tests.close import assert_close
-from tests.components import mixers
+from tests.components.ssm import mixers
 
 
 @pytest.fixture(params=[True, False], ids=["biased", "unbiased"])

@@ -1,6 +1,6 @@
 """Encoders and encoder-decoders of configs that nobody thought of, compared in all that they give and in gradients.
 
-`HOOKED_LM_DRAWS=50 python -m pytest tests/test_random_encoder_families.py` draws more, from other seeds.
+`HOOKED_LM_DRAWS=50 python -m pytest tests/families/test_random_encoders.py` draws more, from other seeds.
 """
 
 import os
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-import tests.test_encoder_decoder_families as of_encoder_decoders
-import tests.test_encoder_families as of_encoders
+import tests.families.test_encoder_decoders as of_encoder_decoders
+import tests.families.test_encoders as of_encoders
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.families import family
 from hooked_lm.families._shared.reader import HFConfig

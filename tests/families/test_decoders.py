@@ -67,7 +67,7 @@ def weights(checkpoint: Path) -> dict[str, Tensor]:
 
 
 def test_the_table_covers_every_family():
-    """At least one line each; more configs of every family are drawn in `test_random_families.py` and its sibling of encoders."""
+    """At least one line each; `test_random_decoders.py` and `test_random_encoders.py` draw more configs of every family."""
     assert {case.family for case in CASES} == set(supported())
     assert len({str(case) for case in CASES}) == len(CASES), "two cases of one name"
 

@@ -1,6 +1,6 @@
 """Configs that nobody thought of: drawn at random, accepted by transformers, compared in logits and gradients.
 
-`HOOKED_LM_DRAWS=50 python -m pytest tests/test_random_families.py` draws more, from other seeds.
+`HOOKED_LM_DRAWS=50 python -m pytest tests/families/test_random_decoders.py` draws more, from other seeds.
 """
 
 import os

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from hooked_lm.components.ssm.mamba2 import Mamba2, decays
 from tests.close import assert_close
-from tests.components import mixers
+from tests.components.ssm import mixers
 
 SHAPES = {
     "one-group": {"n_heads": 4, "d_head": 2, "n_groups": 1, "bias": True},
