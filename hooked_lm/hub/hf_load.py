@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.attention.multihead import Attend
+from hooked_lm.components.attention.projection import make_contiguous
 from hooked_lm.hub.hf_checkpoint import HFCheckpoint
 from hooked_lm.hub.model_classes import Model
 from hooked_lm.hub.options import Tree
@@ -75,9 +76,9 @@ def fill(
         copy=copy,
         own_dtype=[name for name, slot in parameters.items() if slot.tensor.dtype != model.cfg.dtype],
     )
-    for module_of_ours in model.modules():
-        if isinstance(module_of_ours, Attend):
-            module_of_ours.make_contiguous()
+    for component in model.modules():
+        if isinstance(component, Attend):
+            make_contiguous(component)
     stranded = [name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta]
     if stranded:
         raise ValueError(f"the checkpoint gives no values for {', '.join(stranded)} of {type(model).__name__}")

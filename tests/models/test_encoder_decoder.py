@@ -629,8 +629,8 @@ def test_identities(model: HookedEncoderDecoder):
 
 def add_more_than_is_shown(model: Any) -> str:
     block = model.decoder[1]
-    shown = block.cross_written
-    block.cross_written = lambda *inputs: 2 * shown(*inputs)
+    shown = block.apply_cross_attn
+    block.apply_cross_attn = lambda *inputs: 2 * shown(*inputs)
     return "decoder: resid_mid + cross_attn_out == resid_mid_cross"
 
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from hooked_lm.components.attention.multihead import QUERY, Attend, Stream, project, projection
+from hooked_lm.components.attention.multihead import QUERY, Attend, Stream, project
+from hooked_lm.components.attention.projection import projection
 from hooked_lm.components.context import KeysValues
 from hooked_lm.components.stack_context import EncodedSource, StackContext
 from hooked_lm.hooks import HookPoint

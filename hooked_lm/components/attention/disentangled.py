@@ -20,9 +20,9 @@ from hooked_lm.components.attention.multihead import (
     Stream,
     Values,
     project,
-    projection,
 )
 from hooked_lm.components.attention.position_bias import SharedBias
+from hooked_lm.components.attention.projection import projection
 from hooked_lm.components.context import Context
 from hooked_lm.components.stack_context import StackContext
 from hooked_lm.hooks import HookPoint

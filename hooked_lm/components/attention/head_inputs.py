@@ -27,11 +27,11 @@ def head_inputs(block: Any, resid: Stream, normalized: Stream | None, context: C
     """
     points = _points_with_copies(block, context)
     if not points:
-        x = block.read(resid) if normalized is None else normalized
+        x = block.attn_norm(resid) if normalized is None else normalized
         return x, x, x
     at_sites = norm_shows_copies(block, context)
     if normalized is None and not at_sites:
-        normalized = block.read(resid)
+        normalized = block.attn_norm(resid)
     n_heads, n_kv = _head_counts(block)
     queries = keys = resid
     if "hook_attn_in" in points:
@@ -52,9 +52,9 @@ def head_inputs(block: Any, resid: Stream, normalized: Stream | None, context: C
     def after_norm(letter: str, x: Tensor) -> Tensor:
         """The normalised copy, or without one the normalised stream, computed once for all three inputs."""
         if letter in copies:
-            return block.read(copies[letter], at_sites)
+            return block.attn_norm(copies[letter], at_sites)
         if not any(stream is x for stream, _ in normalized_streams):
-            normalized_streams.append((x, block.read(x, at_sites)))
+            normalized_streams.append((x, block.attn_norm(x, at_sites)))
         return next(value for stream, value in normalized_streams if stream is x)
 
     return after_norm("q", queries), after_norm("k", keys), after_norm("v", keys)

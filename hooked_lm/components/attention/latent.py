@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.attention.multihead import QUERY, Attend, PerHead, SelfAttention, Stream, project, projection
+from hooked_lm.components.attention.multihead import QUERY, Attend, PerHead, SelfAttention, Stream, project
+from hooked_lm.components.attention.projection import projection
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import RMSNorm, norm_unhooked
 from hooked_lm.components.rotary import Rotary

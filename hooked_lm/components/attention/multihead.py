@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.attention.position_bias import PositionBias
+from hooked_lm.components.attention.projection import projection
 from hooked_lm.components.attention.public_attributes import PublicAttributes, order_parameters
 from hooked_lm.components.attention.steps import mix_in_steps
 from hooked_lm.components.context import Context
@@ -26,7 +27,6 @@ from hooked_lm.hooks import HookPoint, is_listening
 QUERY = ("batch", "pos", "head", "d_head")
 KEY = ("batch", "pos", "kv_head", "d_head")
 SCORES = ("batch", "head", "query_pos", "key_pos")
-PROJECTIONS = ("W_Q", "W_K", "W_V", "W_UQ", "W_UK", "W_UV")  # [head, ..., d_head]
 
 Stream = Float[Tensor, "batch pos d_model"]
 PerHead = Float[Tensor, "batch pos head d_head"]
@@ -89,13 +89,6 @@ class Attend(PublicAttributes):
         add_norm(self, "z_norm", cfg.z_norm, QUERY)
         self.hook_result = HookPoint("batch", "pos", "head", "d_model", on_demand=True)
         order_parameters(self)
-
-    def make_contiguous(self) -> None:
-        """Copies weights of heads that are not one matrix in memory, e.g. slices of a fused weight in a checkpoint, which every
-        run would have to copy."""
-        for name, weight in self.named_parameters(recurse=False):
-            if name in PROJECTIONS and weight.stride(0) != weight.shape[2] * weight.stride(2):
-                weight.data = weight.data.transpose(1, 2).contiguous().transpose(1, 2)
 
     @property
     def n_kv(self) -> int:
@@ -216,11 +209,10 @@ class Attention(SelfAttention):
         self.cfg = cfg
         self.W_Q = projection(cfg.n_heads, cfg.d_model, cfg.d_head)
         self.W_K = projection(cfg.n_kv, cfg.d_model, cfg.d_head)
-        if not cfg.values_from_keys:
-            self.W_V = projection(cfg.n_kv, cfg.d_model, cfg.d_head)
         self.b_Q = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) if cfg.qkv_bias else None
         self.b_K = nn.Parameter(torch.zeros(cfg.n_kv, cfg.d_head)) if cfg.qkv_bias else None
         if not cfg.values_from_keys:
+            self.W_V = projection(cfg.n_kv, cfg.d_model, cfg.d_head)
             self.b_V = nn.Parameter(torch.zeros(cfg.n_kv, cfg.d_head)) if cfg.qkv_bias else None
 
         self.hook_q, self.hook_k = HookPoint(*QUERY), HookPoint(*KEY)
@@ -293,11 +285,6 @@ class Attention(SelfAttention):
         cfg = self.cfg
         normed = cfg.v_norm is not None or cfg.z_norm is not None
         return not normed and not cfg.values_from_keys and cfg.clip is None and self.sinks is None
-
-
-def projection(n_heads: int, d_model: int, d_head: int) -> nn.Parameter:
-    """[head, d_model, d_head], laid out in memory as one matrix [head * d_head, d_model]."""
-    return nn.Parameter(torch.empty(n_heads, d_head, d_model).transpose(1, 2))
 
 
 def project(

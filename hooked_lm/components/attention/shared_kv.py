@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.attention.multihead import QUERY, Attend, PerHead, Stream, project, projection
+from hooked_lm.components.attention.multihead import QUERY, Attend, PerHead, Stream, project
+from hooked_lm.components.attention.projection import projection
 from hooked_lm.components.context import Context, KeysValues
 from hooked_lm.components.norm import NormConfig, add_norm, norm_of
 from hooked_lm.components.rotary import Rotary

@@ -16,11 +16,10 @@ class AttentionOnlyBlock(AttentionPart):
         def build(self, layer: int) -> "AttentionOnlyBlock":
             return AttentionOnlyBlock(self, layer)
 
-    def __init__(self, cfg: Config, layer: int) -> None:
-        super().__init__()
-        self.cfg, self.layer = cfg, layer
-        self.hook_resid_pre = HookPoint(*RESIDUAL)
-        self.make_attention(cfg)
+    cfg: Config
+
+    def make_parts(self) -> None:
+        self.make_attention()
         self.hook_resid_post = HookPoint(*RESIDUAL)
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:

@@ -1,5 +1,6 @@
 """The pre-norm block of most decoders, and its two halves; other structures are in the other files of this folder."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,31 @@ Stream = Float[Tensor, "batch pos d_model"]
 Copies = Float[Tensor, "batch pos *head d_model"]  # of the stream, one for each head
 
 
-class AttentionPart(nn.Module):
+class Block(nn.Module, ABC):
+    """A layer of a stack: the sublayers between the stream before and after it."""
+
+    cfg: Any
+
+    def __init__(self, cfg: Any, layer: int) -> None:
+        super().__init__()
+        self.cfg, self.layer = cfg, layer
+        self.hook_resid_pre = HookPoint(*RESIDUAL)
+        self.make_parts()
+
+    @abstractmethod
+    def make_parts(self) -> None:
+        """Adds the sublayers and sites, in the order of computation, in which sites are listed."""
+
+    def move_to_end(self, name: str) -> None:
+        """Makes a part the last in the order."""
+        self._modules[name] = self._modules.pop(name)
+
+    def scaled(self, out: Stream) -> Stream:
+        """The output of a sublayer times `residual_scale`."""
+        return out if self.cfg.residual_scale == 1.0 else out * self.cfg.residual_scale
+
+
+class AttentionPart(Block):
     """The half of a block with attention."""
 
     @dataclass(frozen=True)
@@ -33,7 +58,6 @@ class AttentionPart(nn.Module):
         residual_scale: float = 1.0
 
     cfg: Config
-    layer: int
     settings = RunSettings()
 
     @property
@@ -41,19 +65,19 @@ class AttentionPart(nn.Module):
         """The kind of its first norm, as in a flat config: "LN", "LNPre", "RMS", "RMSPre"; None for others."""
         return getattr(self.ln1, "normalization_type", None)
 
-    def make_attention(self, cfg: Config) -> None:
-        self.ln1 = build_norm(cfg.ln1)
+    def make_attention(self) -> None:
+        self.ln1 = build_norm(self.cfg.ln1)
         per_head, per_kv_head = ("batch", "pos", "head", "d_model"), ("batch", "pos", "kv_head", "d_model")
         self.hook_attn_in = HookPoint(*per_head, on_demand=True)
         self.hook_q_input = HookPoint(*per_head, on_demand=True)
-        attn = cfg.attn.build()
+        attn = self.cfg.attn.build()
         attn.layer_id = self.layer
         self.computes_kv = attn.computes_kv
         if self.computes_kv:
             self.hook_k_input = HookPoint(*per_kv_head, on_demand=True)
             self.hook_v_input = HookPoint(*per_kv_head, on_demand=True)
         self.attn = attn
-        add_norm(self, "ln1_post", cfg.ln1_post)
+        add_norm(self, "ln1_post", self.cfg.ln1_post)
         self.hook_attn_out = HookPoint(*RESIDUAL)
 
     def __call__(self, resid_pre: Stream, context: Any = None, *args: Any, **kwargs: Any) -> Stream:
@@ -67,7 +91,7 @@ class AttentionPart(nn.Module):
         context = context or Context(resid.shape[1], resid.device)
         inputs = self.attn_inputs(resid, shared, context)
         out = norm_of(self, "ln1_post")(self.attn(*inputs, context, self.layer))
-        return self.hook_attn_out(_scaled(out, self.cfg.residual_scale))
+        return self.hook_attn_out(self.scaled(out))
 
     def attn_inputs(self, resid: Stream, shared: Stream | None, context: Context) -> Inputs:
         """The inputs of queries, keys and values: the normalised stream, or one copy of it per head if something listens."""
@@ -75,17 +99,17 @@ class AttentionPart(nn.Module):
         if self.settings.attn_in or self.settings.split_qkv or is_listening(*points):  # type: ignore[arg-type]
             query, key, value = head_inputs(self, resid, shared, context)
         else:
-            query = key = value = self.read(resid) if shared is None else shared
+            query = key = value = self.attn_norm(resid) if shared is None else shared
         if context.pos_embed is None:
             return query, key, value
         return _plus(query, context.pos_embed), _plus(key, context.pos_embed), value
 
-    def read(self, copies: Copies, at_sites: bool = True) -> Copies:
-        """The input of attention, for the stream or copies of it; past the sites of the norm unless `at_sites`."""
+    def attn_norm(self, copies: Copies, at_sites: bool = True) -> Copies:
+        """The input of attention, for the stream or copies of it; the norm has its sites only if `at_sites`."""
         return self.ln1(copies) if at_sites else norm_unhooked(self.ln1, copies)
 
 
-class MLPPart(nn.Module):
+class MLPPart(Block):
     """The half of a block with an MLP."""
 
     @dataclass(frozen=True)
@@ -100,25 +124,20 @@ class MLPPart(nn.Module):
     cfg: Config
     mlp_norm = "ln2"  # the name of the norm in front of the MLP
 
-    def make_mlp(self, cfg: Config) -> None:
+    def make_mlp(self) -> None:
         self.hook_mlp_in = HookPoint(*RESIDUAL, on_demand=True)
-        self.ln2 = build_norm(cfg.ln2)
-        self.mlp = cfg.mlp.build()
-        add_norm(self, "ln2_post", cfg.ln2_post)
+        self.ln2 = build_norm(self.cfg.ln2)
+        self.mlp = self.cfg.mlp.build()
+        add_norm(self, "ln2_post", self.cfg.ln2_post)
         self.hook_mlp_out = HookPoint(*RESIDUAL)
 
     def mlp_out(self, resid: Stream) -> Stream:
         """The output of the MLP to the stream."""
-        return self.mlp_written(self.ln2(hook_if_listening(self.hook_mlp_in, resid)))
-
-    def mlp_written(self, normalized: Stream) -> Stream:
-        """The output of the MLP to the stream, for this input."""
-        out = norm_of(self, "ln2_post")(self.mlp(normalized))
-        return self.hook_mlp_out(_scaled(out, self.cfg.residual_scale))
+        return self.apply_mlp(self.ln2(hook_if_listening(self.hook_mlp_in, resid)))
 
     def apply_mlp(self, normalized_resid: Stream) -> Stream:
-        """`mlp_written` under its public name."""
-        return self.mlp_written(normalized_resid)
+        """The output of the MLP to the stream, for the normalised stream."""
+        return self.hook_mlp_out(self.scaled(norm_of(self, "ln2_post")(self.mlp(normalized_resid))))
 
 
 class PreNormBlock(AttentionPart, MLPPart):
@@ -131,23 +150,16 @@ class PreNormBlock(AttentionPart, MLPPart):
 
     cfg: Config
 
-    def __init__(self, cfg: Config, layer: int) -> None:
-        super().__init__()
-        self.cfg, self.layer = cfg, layer
-        self.hook_resid_pre = HookPoint(*RESIDUAL)
-        self.make_attention(cfg)
+    def make_parts(self) -> None:
+        self.make_attention()
         self.hook_resid_mid = HookPoint(*RESIDUAL)
-        self.make_mlp(cfg)
+        self.make_mlp()
         self.hook_resid_post = HookPoint(*RESIDUAL)
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(resid + self.attn_out(resid, context))
         return self.hook_resid_post(resid + self.mlp_out(resid))
-
-
-def _scaled(x: Stream, scale: float) -> Stream:
-    return x if scale == 1.0 else x * scale
 
 
 def _plus(x: Tensor, pos_embed: Stream) -> Tensor:

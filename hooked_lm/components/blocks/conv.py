@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hooked_lm.components.activations import Activation, activation
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm
+from hooked_lm.components.norm import RESIDUAL, NormConfig
 from hooked_lm.hooks import HookPoint, hook_if_listening
 
 Stream = Float[Tensor, "batch pos d_model"]
@@ -35,25 +35,23 @@ class ConvPostNormBlock(PostNormBlock):
 
     cfg: Config
 
-    def __init__(self, cfg: Config, layer: int) -> None:
-        super().__init__(cfg, layer)
-        d_model = cfg.ln3.d_model
+    def make_parts(self) -> None:
+        super().make_parts()
+        cfg, d_model = self.cfg, self.cfg.ln3.d_model
         self.W_conv = nn.Parameter(torch.empty(d_model, d_model // cfg.n_groups, cfg.n_offsets).permute(2, 1, 0))
         self.b_conv = nn.Parameter(torch.zeros(d_model))
         self.hook_conv_pre = HookPoint(*RESIDUAL)
         self.conv_act = activation(cfg.conv_act_fn)
         self.hook_conv_out = HookPoint(*RESIDUAL)
         self.hook_resid_conv = HookPoint(*RESIDUAL)
-        self.ln3 = build_norm(cfg.ln3)
-        self._modules["hook_normalized_resid_post"] = self._modules.pop(
-            "hook_normalized_resid_post"
-        )  # sites are in the order of computation
+        self.ln3 = cfg.ln3.build()
+        self.move_to_end("hook_normalized_resid_post")
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = source = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(resid + self.attn_out(resid, context, resid))
         resid = self.hook_normalized_resid_mid(self.ln1(resid))
-        resid = self.ln2(self.hook_resid_post(resid + self.mlp_written(hook_if_listening(self.hook_mlp_in, resid))))
+        resid = self.ln2(self.hook_resid_post(resid + self.apply_mlp(hook_if_listening(self.hook_mlp_in, resid))))
         pre = self.hook_conv_pre(self.convolved(source, context))
         resid = self.hook_resid_conv(resid + self.hook_conv_out(self.conv_act(pre)))
         return self.hook_normalized_resid_post(self.ln3(resid))

@@ -2,18 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from jaxtyping import Float
-from torch import Tensor
-
 from hooked_lm.components.attention.cross import CrossAttention
-from hooked_lm.components.blocks.block import AttentionPart
+from hooked_lm.components.blocks.block import AttentionPart, Copies, Stream
 from hooked_lm.components.mlp import MLPConfig
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm
 from hooked_lm.components.stack_context import StackContext
 from hooked_lm.hooks import HookPoint, hook_if_listening
-
-Stream = Float[Tensor, "batch pos d_model"]
 
 
 class CrossPart(AttentionPart):
@@ -30,30 +25,26 @@ class CrossPart(AttentionPart):
 
     cfg: Config
 
-    def make_cross_attention(self, cfg: Config) -> None:
+    def make_cross_attention(self) -> None:
         self.hook_cross_attn_in = HookPoint(*RESIDUAL, on_demand=True)
-        self.ln2 = build_norm(cfg.ln2)
-        self.cross_attn = cfg.cross_attn.build()
+        self.ln2 = build_norm(self.cfg.ln2)
+        self.cross_attn = self.cfg.cross_attn.build()
         self.cross_attn.layer_id = self.layer
         self.hook_cross_attn_out = HookPoint(*RESIDUAL)
 
-    def make_mlp(self, cfg: Config) -> None:
+    def make_mlp(self) -> None:
         self.hook_mlp_in = HookPoint(*RESIDUAL, on_demand=True)
-        self.ln3 = build_norm(cfg.ln3)
-        self.mlp = cfg.mlp.build()
+        self.ln3 = build_norm(self.cfg.ln3)
+        self.mlp = self.cfg.mlp.build()
         self.hook_mlp_out = HookPoint(*RESIDUAL)
 
-    def cross_written(self, normalized: Stream, context: StackContext) -> Stream:
-        """The output of cross attention to the stream, for this input of its queries."""
-        return self.hook_cross_attn_out(self.scaled(self.cross_attn(normalized, context, self.layer)))
+    def apply_cross_attn(self, normalized_resid: Stream, context: StackContext) -> Stream:
+        """The output of cross attention to the stream, with queries from the normalised stream."""
+        return self.hook_cross_attn_out(self.scaled(self.cross_attn(normalized_resid, context, self.layer)))
 
-    def mlp_written(self, normalized: Stream) -> Stream:
-        """The output of the MLP to the stream, for this input."""
-        return self.hook_mlp_out(self.scaled(self.mlp(normalized)))
-
-    def scaled(self, out: Stream) -> Stream:
-        """The output of a sublayer, times `residual_scale`."""
-        return out if self.cfg.residual_scale == 1.0 else out * self.cfg.residual_scale
+    def apply_mlp(self, normalized_resid: Stream) -> Stream:
+        """The output of the MLP to the stream, for the normalised stream."""
+        return self.hook_mlp_out(self.scaled(self.mlp(normalized_resid)))
 
 
 class PreNormCrossBlock(CrossPart):
@@ -66,23 +57,20 @@ class PreNormCrossBlock(CrossPart):
 
     cfg: Config
 
-    def __init__(self, cfg: Config, layer: int) -> None:
-        super().__init__()
-        self.cfg, self.layer = cfg, layer
-        self.hook_resid_pre = HookPoint(*RESIDUAL)
-        self.make_attention(cfg)
+    def make_parts(self) -> None:
+        self.make_attention()
         self.hook_resid_mid = HookPoint(*RESIDUAL)
-        self.make_cross_attention(cfg)
+        self.make_cross_attention()
         self.hook_resid_mid_cross = HookPoint(*RESIDUAL)
-        self.make_mlp(cfg)
+        self.make_mlp()
         self.hook_resid_post = HookPoint(*RESIDUAL)
 
     def forward(self, resid: Stream, context: StackContext) -> Stream:
         resid = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(resid + self.attn_out(resid, context))
-        cross_out = self.cross_written(self.ln2(hook_if_listening(self.hook_cross_attn_in, resid)), context)
+        cross_out = self.apply_cross_attn(self.ln2(hook_if_listening(self.hook_cross_attn_in, resid)), context)
         resid = self.hook_resid_mid_cross(resid + cross_out)
-        return self.hook_resid_post(resid + self.mlp_written(self.ln3(hook_if_listening(self.hook_mlp_in, resid))))
+        return self.hook_resid_post(resid + self.apply_mlp(self.ln3(hook_if_listening(self.hook_mlp_in, resid))))
 
 
 class PostNormCrossBlock(CrossPart):
@@ -99,40 +87,31 @@ class PostNormCrossBlock(CrossPart):
 
     cfg: Config
 
-    def __init__(self, cfg: Config, layer: int) -> None:
-        super().__init__()
-        self.cfg, self.layer = cfg, layer
-        self.hook_resid_pre = HookPoint(*RESIDUAL)
-        self.make_attention(cfg)
+    def make_parts(self) -> None:
+        self.make_attention()
         self.hook_resid_mid = HookPoint(*RESIDUAL)
-        self._move_to_the_end("ln1")
+        self.move_to_end("ln1")
         self.hook_normalized_resid_mid = HookPoint(*RESIDUAL)
-        self.make_cross_attention(cfg)
+        self.make_cross_attention()
         self.hook_resid_mid_cross = HookPoint(*RESIDUAL)
-        self._move_to_the_end("ln2")
+        self.move_to_end("ln2")
         self.hook_normalized_resid_mid_cross = HookPoint(*RESIDUAL)
-        self.make_mlp(cfg)
+        self.make_mlp()
         self.hook_resid_post = HookPoint(*RESIDUAL)
-        self._move_to_the_end("ln3")
+        self.move_to_end("ln3")
         self.hook_normalized_resid_post = HookPoint(*RESIDUAL)
-
-    def _move_to_the_end(self, norm: str) -> None:
-        """Moves a norm to the end, since sites are listed in the order of computation."""
-        self._modules[norm] = self._modules.pop(norm)
 
     def forward(self, resid: Stream, context: StackContext) -> Stream:
         resid = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(resid + self.attn_out(resid, context, resid))
         resid = self.hook_normalized_resid_mid(self.ln1(resid))
-        cross_out = self.cross_written(hook_if_listening(self.hook_cross_attn_in, resid), context)
+        cross_out = self.apply_cross_attn(hook_if_listening(self.hook_cross_attn_in, resid), context)
         resid = self.hook_resid_mid_cross(resid + cross_out)
         resid = self.hook_normalized_resid_mid_cross(self.ln2(resid))
-        resid = self.hook_resid_post(resid + self.mlp_written(hook_if_listening(self.hook_mlp_in, resid)))
+        resid = self.hook_resid_post(resid + self.apply_mlp(hook_if_listening(self.hook_mlp_in, resid)))
         return self.hook_normalized_resid_post(self.ln3(resid))
 
-    def read(
-        self, copies: Float[Tensor, "batch pos *head d_model"], at_sites: bool = True
-    ) -> Float[Tensor, "batch pos *head d_model"]:
+    def attn_norm(self, copies: Copies, at_sites: bool = True) -> Copies:
         """The input of attention: the stream, or copies of it, without a norm."""
         return copies
 

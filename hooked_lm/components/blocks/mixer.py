@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
 
-from hooked_lm.components.blocks.block import MLPPart
+from hooked_lm.components.blocks.block import Block, MLPPart, Stream
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of, upcast
 from hooked_lm.components.ssm.mamba import Mamba
@@ -14,11 +12,10 @@ from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.components.ssm.rg_lru import RGLRU
 from hooked_lm.hooks import HookPoint, hook_if_listening
 
-Stream = Float[Tensor, "batch pos d_model"]
 MixerConfig = Mamba.Config | Mamba2.Config | RGLRU.Config
 
 
-class MixerPart(nn.Module):
+class MixerPart(Block):
     """The half of a block with a mixer, in place of attention."""
 
     @dataclass(frozen=True)
@@ -31,23 +28,22 @@ class MixerPart(nn.Module):
         residual_scale: float = 1.0
 
     cfg: Config
-    layer: int
 
-    def make_mixer(self, cfg: Config) -> None:
+    def make_mixer(self) -> None:
         self.hook_mixer_in = HookPoint(*RESIDUAL, on_demand=True)
-        self.ln1 = build_norm(cfg.ln1)
-        self.mixer = cfg.mixer.build()
-        add_norm(self, "ln1_post", cfg.ln1_post)
+        self.ln1 = build_norm(self.cfg.ln1)
+        self.mixer = self.cfg.mixer.build()
+        add_norm(self, "ln1_post", self.cfg.ln1_post)
         self.hook_mixer_out = HookPoint(*RESIDUAL)
 
     def mixer_out(self, resid: Stream, context: Context | None) -> Stream:
         """The output of the mixer to the stream. Its input is cast to the dtype of its weights."""
         context = context or Context(resid.shape[1], resid.device)
-        normalized = self.ln1(hook_if_listening(self.hook_mixer_in, resid)).to(self.reading_dtype(resid))
+        normalized = self.ln1(hook_if_listening(self.hook_mixer_in, resid)).to(self.mixer_dtype(resid))
         out = norm_of(self, "ln1_post")(context.scan(self.layer, self.mixer, normalized))
-        return self.hook_mixer_out(out if self.cfg.residual_scale == 1.0 else out * self.cfg.residual_scale)
+        return self.hook_mixer_out(self.scaled(out))
 
-    def reading_dtype(self, resid: Stream) -> torch.dtype:
+    def mixer_dtype(self, resid: Stream) -> torch.dtype:
         """The dtype of the mixer's weights, or that of the stream for a module without weights."""
         return next(self.mixer.parameters(), resid).dtype
 
@@ -64,11 +60,8 @@ class MixerBlock(MixerPart):
 
     cfg: Config
 
-    def __init__(self, cfg: Config, layer: int) -> None:
-        super().__init__()
-        self.cfg, self.layer = cfg, layer
-        self.hook_resid_pre = HookPoint(*RESIDUAL)
-        self.make_mixer(cfg)
+    def make_parts(self) -> None:
+        self.make_mixer()
         self.hook_resid_post = HookPoint(*RESIDUAL)
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
@@ -86,13 +79,10 @@ class MixerMLPBlock(MixerPart, MLPPart):
 
     cfg: Config
 
-    def __init__(self, cfg: Config, layer: int) -> None:
-        super().__init__()
-        self.cfg, self.layer = cfg, layer
-        self.hook_resid_pre = HookPoint(*RESIDUAL)
-        self.make_mixer(cfg)
+    def make_parts(self) -> None:
+        self.make_mixer()
         self.hook_resid_mid = HookPoint(*RESIDUAL)
-        self.make_mlp(cfg)
+        self.make_mlp()
         self.hook_resid_post = HookPoint(*RESIDUAL)
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:

@@ -19,12 +19,9 @@ class ParallelBlock(AttentionPart, MLPPart):
 
     cfg: Config
 
-    def __init__(self, cfg: Config, layer: int) -> None:
-        super().__init__()
-        self.cfg, self.layer = cfg, layer
-        self.hook_resid_pre = HookPoint(*RESIDUAL)
-        self.make_attention(cfg)
-        self.make_mlp(cfg)
+    def make_parts(self) -> None:
+        self.make_attention()
+        self.make_mlp()
         self.hook_resid_post = HookPoint(*RESIDUAL)
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
@@ -48,5 +45,5 @@ class SharedNormBlock(ParallelBlock):
         shared = self.ln1(resid)
         attn_out = self.attn_out(resid, context, shared)
         if is_listening(self.hook_mlp_in):
-            shared = self.read(self.hook_mlp_in(resid.clone()), norm_shows_copies(self, context))
-        return self.hook_resid_post(resid + attn_out + self.mlp_written(shared))
+            shared = self.attn_norm(self.hook_mlp_in(resid.clone()), norm_shows_copies(self, context))
+        return self.hook_resid_post(resid + attn_out + self.apply_mlp(shared))

@@ -107,15 +107,15 @@ class PerLayerBlock(PreNormBlock):
 
     cfg: Config
 
-    def __init__(self, cfg: Config, layer: int) -> None:
-        super().__init__(cfg, layer)
-        self.scale = nn.Buffer(torch.ones(1))
+    def make_parts(self) -> None:
+        super().make_parts()
+        cfg, self.scale = self.cfg, nn.Buffer(torch.ones(1))
         if cfg.per_layer is not None:
             self.hook_per_layer_in = HookPoint(*GIVEN)
             self.per_layer = cfg.per_layer.build()
             add_norm(self, "per_layer_post", cfg.per_layer_post)
             self.hook_per_layer_out = HookPoint(*RESIDUAL)
-        self._modules["hook_resid_post"] = self._modules.pop("hook_resid_post")  # sites in the order of computation
+        self.move_to_end("hook_resid_post")
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)

@@ -22,26 +22,23 @@ class PostNormBlock(AttentionPart, MLPPart):
 
     cfg: Config
 
-    def __init__(self, cfg: Config, layer: int) -> None:
-        super().__init__()
-        self.cfg, self.layer = cfg, layer
-        self.hook_resid_pre = HookPoint(*RESIDUAL)
-        self.make_attention(cfg)
+    def make_parts(self) -> None:
+        self.make_attention()
         self.hook_resid_mid = HookPoint(*RESIDUAL)
-        self._modules["ln1"] = self._modules.pop("ln1")  # to the end: sites are listed in the order of computation
+        self.move_to_end("ln1")
         self.hook_normalized_resid_mid = HookPoint(*RESIDUAL)
-        self.make_mlp(cfg)
+        self.make_mlp()
         self.hook_resid_post = HookPoint(*RESIDUAL)
-        self._modules["ln2"] = self._modules.pop("ln2")
+        self.move_to_end("ln2")
         self.hook_normalized_resid_post = HookPoint(*RESIDUAL)
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(resid + self.attn_out(resid, context, resid))
         resid = self.hook_normalized_resid_mid(self.ln1(resid))
-        resid = self.hook_resid_post(resid + self.mlp_written(hook_if_listening(self.hook_mlp_in, resid)))
+        resid = self.hook_resid_post(resid + self.apply_mlp(hook_if_listening(self.hook_mlp_in, resid)))
         return self.hook_normalized_resid_post(self.ln2(resid))
 
-    def read(self, copies: Copies, at_sites: bool = True) -> Copies:
+    def attn_norm(self, copies: Copies, at_sites: bool = True) -> Copies:
         """The input of attention: the stream, or copies of it, without a norm."""
         return copies

@@ -38,7 +38,7 @@ def mixer_identities(block: MixerPart, at: Sites) -> Iterator[Identity]:
         return at("hook_resid_pre")
 
     def read() -> Tensor:
-        return normed(block.ln1, below(at, "ln1"), resid).to(block.reading_dtype(resid()))
+        return normed(block.ln1, below(at, "ln1"), resid).to(block.mixer_dtype(resid()))
 
     yield from norm_identity("ln1", block.ln1, below(at, "ln1"), resid)
     if is_known(block.mixer):
