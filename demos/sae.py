@@ -14,7 +14,7 @@ import torch
 
 from hooked_lm import HookedTransformer
 from hooked_lm.demo.corpus import training_text
-from hooked_lm.interventions.dictionaries import SAE, Dictionary, Features, run_with_features, save, train_dictionary
+from hooked_lm.interventions.dictionaries import SAE, Dictionary, Features, run_with_features, train_dictionary
 
 SITE = "blocks.1.hook_mlp_out"
 N_TEXTS, N_NAMED = 6000, 5
@@ -26,7 +26,7 @@ def main(path: str = "dictionary.safetensors") -> None:
     rng = Random(0)
     texts = [training_text(rng) for _ in range(N_TEXTS)]
     trained = train_dictionary(model, texts, site=SITE, width=512, k=16, steps=600, skip=1, progress=True)
-    save(trained.sae, path)
+    trained.sae.save(path)
     for figure, value in trained.figures.to_dataframe()[["figure", "mean"]].itertuples(index=False):
         print(f"{figure:22} {value:.3f}")
 

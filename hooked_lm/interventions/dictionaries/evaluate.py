@@ -8,8 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.dictionaries.hook import Dictionary, Transcode, decoded, encoded
-from hooked_lm.interventions.dictionaries.stream import Activations, Data
+from hooked_lm.interventions.dictionaries.stream import Activations, Prompts
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import Scores, origin
 
@@ -18,11 +19,11 @@ ABLATIONS = ("mean", "zero")
 
 def evaluate_dictionary(
     model: HookedRootModule,
-    data: Data,
+    prompts: Prompts,
     sae: Any,
     *,
-    site: Any = None,
-    site_out: Any = None,
+    site: Site | None = None,
+    site_out: Site | None = None,
     skip: int = 0,
     batch_size: int = 32,
 ) -> Scores:
@@ -35,7 +36,8 @@ def evaluate_dictionary(
     fraction of the difference that reconstructions recover, "CE recovered (mean)", "CE recovered (zero)" (1: all of it).
 
     Args:
-        data, skip: as for `train_dictionary`; skipped positions are unchanged in the spliced forward passes.
+        prompts, skip: as for `train_dictionary`; skipped positions are unchanged in the spliced forward passes.
+        batch_size: how many prompts run together.
         site, site_out: by default those in the dictionary's config.
 
     Raises ValueError if the site is not known, or the widths differ.
@@ -51,14 +53,15 @@ def evaluate_dictionary(
     site = site if site is not None else getattr(cfg, "hook_point", None)
     site_out = site_out if site_out is not None else getattr(cfg, "hook_point_out", None)
     if site is None:
-        raise ValueError("the dictionary does not say which site it is of: give site=")
-    stream = Activations(model, data, site, site_out, batch_size=batch_size, skip=skip)
-    rows = [range(start, min(start + batch_size, len(data))) for start in range(0, len(data), batch_size)]
+        raise ValueError("the config of the dictionary names no site: give site=")
+    stream = Activations(model, prompts, site, site_out, batch_size=batch_size, skip=skip)
+    n_prompts = len(stream.prompts)
+    rows = [range(start, min(start + batch_size, n_prompts)) for start in range(0, n_prompts, batch_size)]
     with torch.no_grad():
         figures, mean = _of_vectors(stream, sae, rows)
         if isinstance(model, Decoder):
             figures |= _of_runs(model, stream, sae, rows, mean)
-    about = origin(model, sites=stream.sites, prompts=len(data), skip=skip)
+    about = origin(model, sites=stream.sites, prompts=n_prompts, skip=skip)
     return Scores(torch.tensor(list(figures.values()))[:, None], {"figure": list(figures)}, about=about)
 
 
@@ -78,7 +81,7 @@ def _of_vectors(
         made = decoded(sae, features, read)
         if made.shape != written.shape:
             raise ValueError(
-                f"the dictionary writes vectors {list(made.shape)}, and the site has {list(written.shape)}"
+                f"the dictionary decodes vectors {list(made.shape)}, and those of the site are {list(written.shape)}"
             )
         first = written[0].double() if first is None else first
         moved = written.double() - first
@@ -89,7 +92,7 @@ def _of_vectors(
         n, n_active = n + len(read), n_active + active.sum().item()
         ever = active.any(0) if ever is None else ever | active.any(0)
     if first is None or shift is None or ever is None:
-        raise ValueError("the data have no position to look at")
+        raise ValueError(f"no prompt has a position that counts, with skip={stream.skip}")
     variance = total - (shift.pow(2).sum() / n).item()
     explained = 1 - error / variance if variance > 0 else float("nan")
     mean = (first + shift / n).float()

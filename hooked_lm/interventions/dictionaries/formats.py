@@ -7,32 +7,23 @@ import json
 import math
 import pickle
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from hooked_lm.files import replacing
 from hooked_lm.interventions.dictionaries.normalized import NORMS, Normalized
-from hooked_lm.interventions.dictionaries.sae import KINDS, SAE, build
+from hooked_lm.interventions.dictionaries.sae import KINDS, SAE, filled, frozen, read_dictionary
 from hooked_lm.results import stored
 
-FORMAT = "hooked_lm.dictionary"
 Tensors = dict[str, Tensor]
-Frozen = TypeVar("Frozen", bound=nn.Module)
 
 
-def save(sae: SAE | Normalized, path: str | Path) -> None:
-    """Writes a dictionary to one safetensors file, bit for bit and atomically."""
-    inner, how = (sae.sae, sae.how) if isinstance(sae, Normalized) else (sae, None)
-    stored.write(path, FORMAT, inner.state_dict(), {"dictionary": inner.to_dict(), "normalized": how})
-
-
-def load(path: str | Path) -> Any:
-    """The dictionary of a file or folder that `save`, SAELens or `dictionary_learning` wrote.
+def load(path: str | Path) -> SAE | Normalized:
+    """The dictionary of a file or folder that `SAE.save`, `Normalized.save`, SAELens or `dictionary_learning` wrote.
 
     It is in evaluation mode, and its weights require no gradient. Raises ValueError for other files.
     """
@@ -41,9 +32,8 @@ def load(path: str | Path) -> Any:
         return load_saelens(path)
     if path.is_dir() or path.suffix in (".pt", ".pth"):
         return load_dictionary_learning(path)
-    tensors, told = stored.read(path, FORMAT)
-    sae, how = _filled(told.get("dictionary"), tensors, path), told.get("normalized")
-    return _ready(sae if how is None else Normalized(sae, how))
+    sae, normalization = read_dictionary(path)
+    return sae if normalization is None else frozen(Normalized(sae, normalization))
 
 
 def load_saelens(path: str | Path, scaling_factor: float | None = None) -> SAE | Normalized:
@@ -98,10 +88,10 @@ def load_saelens(path: str | Path, scaling_factor: float | None = None) -> SAE |
         described["k"] = round(k) if isinstance(k, float) and math.isfinite(k) else k
     if kind == "batchtopk" and "topk_threshold" in tensors:
         tensors["threshold"] = tensors.pop("topk_threshold").to(tensors["b_enc"].dtype).expand(about["d_sae"]).clone()
-    sae = _filled(described, tensors, path)
+    sae = _with_weights(described, tensors, path)
     if about.get("rescale_acts_by_decoder_norm"):
         sae.scale_features_(sae.W_dec.detach().norm(dim=1))
-    return _ready(_with_normalization(sae, about.get("normalize_activations"), scaling_factor, path))
+    return frozen(_with_normalization(sae, about.get("normalize_activations"), scaling_factor, path))
 
 
 def save_saelens(sae: SAE | Normalized, path: str | Path) -> None:
@@ -166,10 +156,10 @@ def load_dictionary_learning(path: str | Path, dict_class: str | None = None) ->
     described = {"kind": kind, "d_in": d_in, "d_sae": d_sae, "subtract_b_dec": named not in (NEW, JUMP)}
     if "topk" in kind:
         described["k"] = int(trainer["k"] if k is None else k)
-    sae = _filled(described, weights, file)
+    sae = _with_weights(described, weights, file)
     if kind in ("gated", "jumprelu"):
         sae.scale_features_(sae.W_dec.detach().norm(dim=1))
-    return _ready(sae)
+    return frozen(sae)
 
 
 # ---- dictionary_learning: names -------------------------------------------------------------------------------------
@@ -253,45 +243,12 @@ def _unpickled(file: Path) -> Tensors:
     return dict(found)
 
 
-def _filled(described: Any, tensors: Tensors, path: Path) -> SAE:
+def _with_weights(described: Any, tensors: Tensors, path: Path) -> SAE:
     """A dictionary with these weights, all converted to the dtype of `W_enc`."""
     same = {
         name: weight.to(tensors["W_enc"].dtype) if "W_enc" in tensors else weight for name, weight in tensors.items()
     }
     return filled(described, {name: weight.clone() for name, weight in same.items()}, str(path))
-
-
-def filled(described: Any, tensors: Mapping[str, Tensor], where: str) -> SAE:
-    """A dictionary with these weights, in their dtypes.
-
-    Raises ValueError for an invalid description, and for weights that are missing, unexpected, or of the wrong shape. Shapes
-    are checked first, so that nothing larger than the tensors is allocated.
-    """
-    sizes = {"W_enc": ("d_in", "d_sae"), "W_dec": ("d_sae", "d_out")}
-    if not isinstance(described, dict):
-        raise ValueError(f"{where} does not describe a dictionary: {repr(described)[:80]}")
-    for name, axes in sizes.items():
-        expected = [described.get(axis) or described.get("d_in") for axis in axes]
-        found = list(tensors[name].shape) if name in tensors else "missing"
-        if found != expected:
-            raise ValueError(f"{where}: {name} is {found}, expected {expected} ({', '.join(axes)})")
-    try:
-        sae = build(described)
-    except TypeError as error:
-        raise ValueError(f"{where} does not describe a dictionary: {error}") from None
-    wanted = sae.state_dict()
-    wrong = [f"{name} is missing" for name in wanted if name not in tensors]
-    wrong += [f"{name} is not understood" for name in tensors if name not in wanted]
-    wrong += [
-        f"{name} is {list(tensors[name].shape)}, expected {list(weight.shape)}"
-        for name, weight in wanted.items()
-        if name in tensors and tensors[name].shape != weight.shape
-    ]
-    if wrong:
-        what = f"a dictionary of kind {sae.kind!r} from {sae.cfg.d_in} to {sae.cfg.d_sae}"
-        raise ValueError(f"{where}, {what}: {'; '.join(wrong)}")
-    sae.load_state_dict(dict(tensors), assign=True)  # keeps their dtypes
-    return sae
 
 
 def _with_normalization(sae: SAE, how: str | bool | None, scaling_factor: float | None, path: Path) -> SAE | Normalized:
@@ -309,7 +266,3 @@ def _with_normalization(sae: SAE, how: str | bool | None, scaling_factor: float 
     if how not in (None, False, "none"):
         raise ValueError(f"{path}: normalize_activations {how!r} is not understood")
     return sae
-
-
-def _ready(sae: Frozen) -> Frozen:
-    return sae.eval().requires_grad_(False)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from inspect import Parameter, signature
 from threading import RLock
 from typing import Any, NamedTuple, cast
 from weakref import ref
@@ -11,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.hooks import HookedRootModule, HookPoint
+from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.interventions.base import Controller, Detector, HookObject
-from hooked_lm.interventions.dictionaries.formats import filled
 from hooked_lm.interventions.dictionaries.normalized import Normalized
-from hooked_lm.interventions.dictionaries.sae import SAE
+from hooked_lm.interventions.dictionaries.sae import SAE, filled, frozen
 from hooked_lm.interventions.per_thread import PerThread
 
 Edit = Callable[[Tensor], Tensor | None]
@@ -132,7 +133,7 @@ class _WithFeatures(HookObject):
         weights = {name[4:]: value.clone() for name, value in settings.items() if name.startswith("sae.")}
         rest = {name: value for name, value in settings.items() if not name.startswith("sae.")}
         sae = filled(rest.pop("sae", None), weights, "its dictionary")
-        return cls(**rest, sae=sae.eval().requires_grad_(False))
+        return cls(**rest, sae=frozen(sae))
 
 
 @dataclass(eq=False, repr=False)
@@ -246,7 +247,7 @@ class Transcode(Dictionary):
     Raises ValueError unless there are two sites, and if the second is computed before the first.
 
     >>> from hooked_lm import HookedTransformer
-    >>> from hooked_lm.interventions.dictionaries.sae import Transcoder
+    >>> from hooked_lm.interventions.dictionaries import Transcoder
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> transcoder = Transcoder.Config(d_in=128, d_sae=512).build()
     >>> splice = Transcode(["blocks.1.mlp.hook_in", "blocks.1.hook_mlp_out"], sae=transcoder, error="drop")
@@ -284,14 +285,15 @@ _kept: ContextVar[list[tuple[_WithFeatures, str, Tensor]] | None] = ContextVar("
 
 
 def run_with_features(
-    model: HookedRootModule, prompts: Any, dictionaries: Sequence[_WithFeatures], **options: Any
+    model: HookedRootModule, prompts: Any, dictionaries: "_WithFeatures | Sequence[_WithFeatures]", **options: Any
 ) -> tuple[Any, dict[str, Tensor]]:
     """A forward pass with dictionaries: returns the logits, and the features at each site, [batch, pos, feature], in its graph.
 
     Args:
         prompts: the input of the model.
-        dictionaries: `Dictionary` or `Transcode` (which change values), or `Features` (which do not); one at each site.
-        options: other arguments of the model, such as `attention_mask`.
+        dictionaries: `Dictionary` or `Transcode` (which change values), or `Features` (which do not): an object or several, one
+            at each site.
+        options: other arguments of the model, such as `attention_mask`; TypeError for one that it does not have.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -300,12 +302,16 @@ def run_with_features(
     >>> list(features)[0], features["blocks.0.hook_mlp_out"].shape[-1]
     ('blocks.0.hook_mlp_out', 512)
     """
+    accepted = signature(model.forward).parameters.values()
+    if not any(argument.kind is Parameter.VAR_KEYWORD for argument in accepted):
+        check_keywords("run_with_features", options, [argument.name for argument in accepted])
+    dictionaries = [dictionaries] if isinstance(dictionaries, _WithFeatures) else list(dictionaries)
     for one in dictionaries:
         one.forget()
     kept: list[tuple[_WithFeatures, str, Tensor]] = []
     token = _kept.set(kept)
     try:
-        output = model.run_with_hooks(prompts, fwd_hooks=list(dictionaries), **options)
+        output = model.run_with_hooks(prompts, fwd_hooks=dictionaries, **options)
     finally:
         _kept.reset(token)
     found: dict[str, tuple[_WithFeatures, Tensor]] = {}
@@ -313,7 +319,9 @@ def run_with_features(
         if one not in dictionaries:  # registered on the model elsewhere
             continue
         if found.get(site, (one,))[0] is not one:
-            raise ValueError(f"two dictionaries have features at '{site}': run them apart, or read their by_site")
+            raise ValueError(
+                f"two dictionaries have features at '{site}': use one forward pass for each, or read their by_site"
+            )
         found[site] = one, features
     return output, {site: features for site, (_, features) in found.items()}
 

@@ -1,10 +1,19 @@
 """Dictionaries that normalise each input vector."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from torch import Tensor, nn
 
-from hooked_lm.interventions.dictionaries.sae import SAE, Features, Inputs, Outputs
+from hooked_lm.interventions.dictionaries.sae import (
+    SAE,
+    FeatureValues,
+    Inputs,
+    Outputs,
+    frozen,
+    read_dictionary,
+    write_dictionary,
+)
 
 Norm = Callable[[Tensor], tuple[Tensor, Tensor | float]]  # the divisor and the offset
 
@@ -46,14 +55,14 @@ class Normalized(nn.Module):
             raise ValueError(f"vectors are normalised by {' or '.join(NORMS)}, not by {how!r}")
         self.sae, self.how, self.cfg = sae, how, sae.cfg
 
-    def encode(self, x: Inputs) -> Features:
+    def encode(self, x: Inputs) -> FeatureValues:
         """The features of normalised vectors."""
         divisor, offset = norms = NORMS[self.how](x)
         features = self.sae.encode((x - offset) / (divisor + EPS[self.how]))
         setattr(features, CARRIED, norms)
         return features
 
-    def decode(self, features: Features, of: Inputs | None = None) -> Outputs:
+    def decode(self, features: FeatureValues, of: Inputs | None = None) -> Outputs:
         """The decoded features, rescaled with the norms of the encoded vectors `of`.
 
         `of` may be omitted for the tensor that `encode` returned, also after edits in place. Raises ValueError for any other
@@ -75,6 +84,18 @@ class Normalized(nn.Module):
     def forward(self, x: Inputs) -> Outputs:
         """The reconstruction."""
         return self.decode(self.encode(x))
+
+    def save(self, path: str | Path) -> None:
+        """Writes the dictionary to one safetensors file, bit for bit and atomically."""
+        write_dictionary(self.sae, path, self.how)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Normalized":
+        """The dictionary of a file that `save` wrote, in evaluation mode; ValueError for any other file."""
+        sae, normalization = read_dictionary(path)
+        if normalization is None:
+            raise ValueError(f"{path} holds a {type(sae).__name__}, not a Normalized: use {type(sae).__name__}.load")
+        return frozen(cls(sae, normalization))
 
     def extra_repr(self) -> str:
         return f"how={self.how!r}"

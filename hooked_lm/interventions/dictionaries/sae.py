@@ -4,18 +4,24 @@ All of them compute `features = activation((x - b_dec) W_enc + b_enc)` and `x ~ 
 the activation and the training objective.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from hooked_lm.hooks.keywords import check_keywords
+from hooked_lm.results import stored
+
+FORMAT = "hooked_lm.dictionary"
+Kind = TypeVar("Kind", bound="SAE")
+Module = TypeVar("Module", bound=nn.Module)
 Inputs = Float[Tensor, "*batch d_in"]
 Outputs = Float[Tensor, "*batch d_out"]
-Features = Float[Tensor, "*batch d_sae"]
+FeatureValues = Float[Tensor, "*batch d_sae"]
 PerFeature = Float[Tensor, " d_sae"]
 
 
@@ -72,6 +78,10 @@ class SAE(nn.Module):
 
     kind: ClassVar[str] = "standard"
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        KINDS.setdefault(cls.kind, cls)
+
     def __init__(self, cfg: Config, seed: int = 0) -> None:
         super().__init__()
         self.cfg = cfg
@@ -92,11 +102,11 @@ class SAE(nn.Module):
 
     # ---- encode and decode -------------------------------------------------------------------------------------------
 
-    def encode(self, x: Inputs) -> Features:
+    def encode(self, x: Inputs) -> FeatureValues:
         """The features of vectors: nonnegative and sparse."""
         return self.activate(self.hidden(x))
 
-    def decode(self, features: Features) -> Outputs:
+    def decode(self, features: FeatureValues) -> Outputs:
         """The reconstructed vectors."""
         return features @ self.W_dec + self.b_dec
 
@@ -104,15 +114,15 @@ class SAE(nn.Module):
         """The reconstruction."""
         return self.decode(self.encode(x))
 
-    def hidden(self, x: Inputs) -> Features:
+    def hidden(self, x: Inputs) -> FeatureValues:
         """The pre-activations."""
         return self._read(x) + self.b_enc
 
-    def activate(self, hidden: Features) -> Features:
+    def activate(self, hidden: FeatureValues) -> FeatureValues:
         """The activation function: pre-activations to features."""
         return hidden.relu()
 
-    def _read(self, x: Inputs) -> Features:
+    def _read(self, x: Inputs) -> FeatureValues:
         return (x - self.b_dec if self.cfg.subtract_b_dec else x) @ self.W_enc
 
     # ---- training ----------------------------------------------------------------------------------------------------
@@ -178,250 +188,92 @@ class SAE(nn.Module):
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in asdict(self.cfg).items() if value is not None)
 
+    # ---- files -------------------------------------------------------------------------------------------------------
 
-class TopK(SAE):
-    """Keeps the `k` largest features of each vector, without a penalty (Gao et al. 2024, arXiv:2406.04093).
+    def save(self, path: str | Path) -> None:
+        """Writes the dictionary to one safetensors file, bit for bit and atomically."""
+        write_dictionary(self, path)
 
-    >>> sae = TopK.Config(d_in=8, d_sae=32, k=3).build()
-    >>> (sae.encode(torch.randn(100, 8)) > 0).sum(-1).max()
-    tensor(3)
-    """
+    @classmethod
+    def load(cls: type[Kind], path: str | Path) -> Kind:
+        """The dictionary of a file that `save` wrote, in evaluation mode; its weights require no gradient.
 
-    @dataclass(frozen=True)
-    class Config(SAE.Config):
-        """`k`: the largest number of active features of a vector."""
-
-        k: int = 32
-
-        def build(self, seed: int = 0) -> "TopK":
-            return TopK(self, seed)
-
-    kind = "topk"
-    cfg: Config
-
-    def activate(self, hidden: Features) -> Features:
-        values, places = hidden.topk(self.cfg.k, dim=-1, sorted=False)
-        return torch.zeros_like(hidden).scatter(-1, places, values.relu())
-
-    def penalty(self, hidden: Float[Tensor, "row d_sae"], features: Float[Tensor, "row d_sae"]) -> Float[Tensor, ""]:
-        return hidden.new_zeros(())
+        Raises ValueError for other files, and for a dictionary of another class.
+        """
+        sae, normalization = read_dictionary(path)
+        if normalization is not None or not isinstance(sae, cls):
+            found = type(sae).__name__ if normalization is None else "Normalized"
+            raise ValueError(f"{path} holds a {found}, not a {cls.__name__}: use {found}.load")
+        return sae
 
 
-class BatchTopK(TopK):
-    """Keeps on average `k` features of each vector (Bussmann et al. 2024, arXiv:2412.06410).
-
-    In training mode the `k * rows` largest features of a batch are kept. In evaluation mode, so that vectors do not depend on
-    the rest of the batch, features above `threshold` are kept: a moving average of the smallest kept feature of each batch.
-    Before training all positive features are kept.
-    """
-
-    @dataclass(frozen=True)
-    class Config(TopK.Config):
-        """`k`: the average number of active features of a vector."""
-
-        def build(self, seed: int = 0) -> "BatchTopK":
-            return BatchTopK(self, seed)
-
-    kind = "batchtopk"
-    threshold: Tensor
-    threshold_decay: ClassVar[float] = 0.99
-
-    def _more_weights(self) -> None:
-        super()._more_weights()
-        self.register_buffer("threshold", torch.full((self.cfg.d_sae,), -1.0))
-
-    def activate(self, hidden: Features) -> Features:
-        positive = hidden.relu()
-        if not self.training:
-            return positive * (positive > self.threshold)
-        n_kept = min(self.cfg.k * (positive.numel() // self.cfg.d_sae), positive.numel())
-        values, places = positive.flatten().topk(n_kept, sorted=False)
-        return torch.zeros_like(positive).flatten().scatter(0, places, values).view_as(positive)
-
-    def objective(
-        self, x: Float[Tensor, "row d_in"], target: Float[Tensor, "row d_out"], sparsity: float
-    ) -> tuple[Float[Tensor, ""], Float[Tensor, "row d_sae"], Float[Tensor, "row d_sae"]]:
-        loss, hidden, features = super().objective(x, target, sparsity)
-        active = features.detach()[features.detach() > 0]
-        if self.training and len(active):
-            smallest, known = active.min(), self.threshold >= 0
-            moved = self.threshold_decay * self.threshold + (1 - self.threshold_decay) * smallest
-            self.threshold.copy_(torch.where(known, moved, smallest))
-        return loss, hidden, features
-
-    def scale_features_(self, factors: PerFeature) -> "SAE":
-        super().scale_features_(factors)
-        self.threshold.mul_(factors)
-        return self
+KINDS: dict[str, type[SAE]] = {SAE.kind: SAE}  # subclasses register themselves
 
 
-class JumpReLU(SAE):
-    """Keeps features above learned thresholds, one for each feature (Rajamanoharan et al. 2024, arXiv:2407.14435).
-
-    The penalty is the number of active features (L0). Its gradient with respect to the thresholds is a straight-through
-    estimate with a rectangular kernel of width `bandwidth`.
-    """
-
-    @dataclass(frozen=True)
-    class Config(SAE.Config):
-        """`threshold`: the initial value; `bandwidth`: of the gradient estimate, in units of the features."""
-
-        threshold: float = 0.01
-        bandwidth: float = 0.1
-
-        def build(self, seed: int = 0) -> "JumpReLU":
-            return JumpReLU(self, seed)
-
-    kind = "jumprelu"
-    cfg: Config
-
-    def _more_weights(self) -> None:
-        super()._more_weights()
-        self.threshold = nn.Parameter(torch.full((self.cfg.d_sae,), self.cfg.threshold))
-
-    def activate(self, hidden: Features) -> Features:
-        return _Jump.apply(hidden.relu(), self.threshold, self.cfg.bandwidth)
-
-    def penalty(self, hidden: Float[Tensor, "row d_sae"], features: Float[Tensor, "row d_sae"]) -> Float[Tensor, ""]:
-        return _Step.apply(hidden, self.threshold, self.cfg.bandwidth).sum(-1).mean()
-
-    @torch.no_grad()
-    def after_step(self) -> None:
-        super().after_step()
-        self.threshold.clamp_(min=0)
-
-    @torch.no_grad()
-    def resample(self, which: Tensor, readers: Tensor, directions: Tensor, biases: Tensor) -> None:
-        super().resample(which, readers, directions, biases)
-        self.threshold[which] = self.cfg.threshold
-
-    def per_feature(self) -> list[nn.Parameter]:
-        return [self.b_enc, self.threshold]
-
-
-class Gated(SAE):
-    """A gate decides which features are active, and a second path their magnitudes (Rajamanoharan et al. 2024, arXiv:2404.16014).
-
-    Both share `W_enc`: a feature is active where `x W_enc + b_gate` is positive, with the magnitude
-    `relu(exp(r_mag) * x W_enc + b_mag)`. The L1 penalty applies to the gate alone, which is also trained by an auxiliary
-    reconstruction loss.
-    """
-
-    @dataclass(frozen=True)
-    class Config(SAE.Config):
-        """The settings of `SAE.Config`."""
-
-        def build(self, seed: int = 0) -> "Gated":
-            return Gated(self, seed)
-
-    kind = "gated"
-
-    def _more_weights(self) -> None:
-        self.b_gate = nn.Parameter(torch.zeros(self.cfg.d_sae))
-        self.b_mag = nn.Parameter(torch.zeros(self.cfg.d_sae))
-        self.r_mag = nn.Parameter(torch.zeros(self.cfg.d_sae))
-
-    def hidden(self, x: Inputs) -> Features:
-        return self._read(x) + self.b_gate
-
-    def activate(self, hidden: Features) -> Features:
-        sizes = self.r_mag.exp() * (hidden - self.b_gate) + self.b_mag
-        return (hidden > 0) * sizes.relu()
-
-    def objective(
-        self, x: Float[Tensor, "row d_in"], target: Float[Tensor, "row d_out"], sparsity: float
-    ) -> tuple[Float[Tensor, ""], Float[Tensor, "row d_sae"], Float[Tensor, "row d_sae"]]:
-        loss, hidden, features = super().objective(x, target, sparsity)
-        through_gate = hidden.relu() @ self.W_dec.detach() + self.b_dec.detach()
-        return loss + (target - through_gate).pow(2).sum(-1).mean(), hidden, features
-
-    def penalty(self, hidden: Float[Tensor, "row d_sae"], features: Float[Tensor, "row d_sae"]) -> Float[Tensor, ""]:
-        return (hidden.relu() * self.W_dec.detach().norm(dim=1)).sum(-1).mean()
-
-    @torch.no_grad()
-    def resample(self, which: Tensor, readers: Tensor, directions: Tensor, biases: Tensor) -> None:
-        self.W_enc[:, which], self.W_dec[which], self.r_mag[which] = readers, directions, 0.0
-        self.b_gate[which], self.b_mag[which] = biases, biases
-
-    def per_feature(self) -> list[nn.Parameter]:
-        return [self.b_gate, self.b_mag]
-
-
-class Transcoder(SAE):
-    """Maps the input of a layer, such as an MLP, to its output through sparse features (Dunefsky et al. 2024, arXiv:2406.11944).
-
-    Its activation is a ReLU. The other classes can also be transcoders, with `subtract_b_dec=False` and the site and width of
-    the output.
-    """
-
-    @dataclass(frozen=True)
-    class Config(SAE.Config):
-        """`hook_point` is the site of the input, `hook_point_out` that of the output."""
-
-        subtract_b_dec: bool = False
-
-        def build(self, seed: int = 0) -> "Transcoder":
-            return Transcoder(self, seed)
-
-    kind = "transcoder"
-
-
-KINDS: dict[str, type[SAE]] = {of.kind: of for of in (SAE, TopK, BatchTopK, JumpReLU, Gated, Transcoder)}
-
-
-def build(described: dict[str, Any], seed: int = 0) -> SAE:
-    """A new dictionary from the output of `SAE.to_dict`; ValueError for an unknown kind.
+def build(described: Mapping[str, Any], seed: int = 0) -> SAE:
+    """A new dictionary from the output of `SAE.to_dict`; ValueError for an unknown kind, TypeError for an unknown setting.
 
     >>> build({"kind": "topk", "d_in": 8, "d_sae": 32, "k": 4}).cfg.k
     4
     """
     settings = dict(described)
-    kind = settings.pop("kind", None)
+    config = config_of(settings.pop("kind", None))
+    check_keywords(f"{config.__qualname__}", settings, [of.name for of in fields(config)])
+    return config(**settings).build(seed)
+
+
+def config_of(kind: Any) -> type[SAE.Config]:
+    """The Config of a kind of dictionary; ValueError for an unknown kind."""
     if kind not in KINDS:
         raise ValueError(f"there is no dictionary of kind {kind!r}; there are {', '.join(KINDS)}")
-    return KINDS[kind].Config(**settings).build(seed)
+    return KINDS[kind].Config
 
 
-@contextmanager
-def mode(module: nn.Module, training: bool) -> Iterator[None]:
-    """Sets the training mode of a module inside the block, and restores it afterwards."""
-    before = module.training
-    module.train(training)
+def frozen(sae: Module) -> Module:
+    """The module in evaluation mode, with weights that require no gradient."""
+    return sae.eval().requires_grad_(False)
+
+
+def write_dictionary(sae: SAE, path: str | Path, normalization: str | None = None) -> None:
+    """Writes a dictionary and the normalisation of its input."""
+    stored.write(path, FORMAT, sae.state_dict(), {"dictionary": sae.to_dict(), "normalized": normalization})
+
+
+def read_dictionary(path: str | Path) -> tuple[SAE, str | None]:
+    """The dictionary of a file that `save` wrote, and the normalisation of its input (None: it is not normalised)."""
+    tensors, header = stored.read(path, FORMAT)
+    weights = {name: weight.clone() for name, weight in tensors.items()}  # not views of the file
+    return frozen(filled(header.get("dictionary"), weights, str(path))), header.get("normalized")
+
+
+def filled(described: Any, tensors: Mapping[str, Tensor], where: str) -> SAE:
+    """A dictionary with these weights, in their dtypes.
+
+    Raises ValueError for an invalid description, and for weights that are missing, unexpected, or of the wrong shape. Shapes
+    are checked first, so that nothing larger than the tensors is allocated.
+    """
+    sizes = {"W_enc": ("d_in", "d_sae"), "W_dec": ("d_sae", "d_out")}
+    if not isinstance(described, dict):
+        raise ValueError(f"{where} does not describe a dictionary: {repr(described)[:80]}")
+    for name, axes in sizes.items():
+        expected = [described.get(axis) or described.get("d_in") for axis in axes]
+        found = list(tensors[name].shape) if name in tensors else "missing"
+        if found != expected:
+            raise ValueError(f"{where}: {name} is {found}, expected {expected} ({', '.join(axes)})")
     try:
-        yield
-    finally:
-        module.train(before)
-
-
-class _Jump(torch.autograd.Function):
-    """Values above their threshold, else 0; the threshold's gradient uses a rectangular kernel."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, threshold: Tensor, bandwidth: float) -> Tensor:
-        ctx.save_for_backward(value, threshold)
-        ctx.bandwidth = bandwidth
-        return value * (value > threshold)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        value, threshold = ctx.saved_tensors
-        near = (value - threshold).abs() < ctx.bandwidth / 2
-        each = -(threshold / ctx.bandwidth) * near * gradient
-        return gradient * (value > threshold), each.flatten(0, -2).sum(0), None
-
-
-class _Step(torch.autograd.Function):
-    """1 for values above their threshold, else 0; the threshold's gradient uses a rectangular kernel."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, threshold: Tensor, bandwidth: float) -> Tensor:
-        ctx.save_for_backward(value, threshold)
-        ctx.bandwidth = bandwidth
-        return (value > threshold).to(value.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
-        value, threshold = ctx.saved_tensors
-        near = (value - threshold).abs() < ctx.bandwidth / 2
-        each = -near.to(value.dtype) / ctx.bandwidth * gradient
-        return None, each.flatten(0, -2).sum(0), None
+        sae = build(described)
+    except TypeError as error:
+        raise ValueError(f"{where} does not describe a dictionary: {error}") from None
+    wanted = sae.state_dict()
+    wrong = [f"{name} is missing" for name in wanted if name not in tensors]
+    wrong += [f"{name} is not understood" for name in tensors if name not in wanted]
+    wrong += [
+        f"{name} is {list(tensors[name].shape)}, expected {list(weight.shape)}"
+        for name, weight in wanted.items()
+        if name in tensors and tensors[name].shape != weight.shape
+    ]
+    if wrong:
+        what = f"a dictionary of kind {sae.kind!r} from {sae.cfg.d_in} to {sae.cfg.d_sae}"
+        raise ValueError(f"{where}, {what}: {'; '.join(wrong)}")
+    sae.load_state_dict(dict(tensors), assign=True)  # keeps their dtypes
+    return sae

@@ -9,11 +9,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.dictionaries.hook import flat
 from hooked_lm.results.scores import origin
 
 Pair = tuple[Float[Tensor, "row d_in"], Float[Tensor, "row d_out"]]
-Data = Sequence[str] | Tensor
+Prompts = Sequence[str] | Tensor
 
 
 @runtime_checkable
@@ -29,75 +30,83 @@ class Stream(Protocol):
 
 @dataclass
 class Vectors:
-    """Vectors in memory: inputs `read` [row, d_in], and outputs `written` [row, d_out] of a transcoder."""
+    """Vectors in memory: inputs [row, d_in], and outputs [row, d_out] of a transcoder."""
 
-    read: Tensor
-    written: Tensor | None = None
+    inputs: Tensor
+    outputs: Tensor | None = None
 
     def fill(self, number: int) -> Pair:
-        return self.read, self.read if self.written is None else self.written
+        return self.inputs, self.inputs if self.outputs is None else self.outputs
 
     def about(self) -> dict[str, Any]:
-        return origin(None, rows=len(self.read))
+        return origin(None, rows=len(self.inputs))
 
 
 class Activations:
     """The activations of a model at one site, or at two, without gradients and padding.
 
-    Each buffer is filled with `n_texts` texts, in an order that is reshuffled in each epoch.
+    Each buffer is filled with the vectors of `buffer_prompts` prompts, in an order that is reshuffled in each epoch;
+    `batch_size` of them run together.
 
     Args:
-        data: texts (truncated to the model's n_ctx), token ids [prompt, pos], or, for a model without a tokenizer, its stacked
-            inputs.
+        prompts: texts (truncated to the model's n_ctx), token ids [prompt, pos], or, for a model without a tokenizer, its
+            stacked inputs.
         site, site_out: one site each, by name or short name; `site_out` is the output site of a transcoder.
-        skip: how many positions at the start of each text are excluded, such as a BOS, whose activations are atypical.
+        skip: how many positions at the start of each prompt are excluded, such as a BOS, whose activations are atypical.
 
-    Raises ValueError for empty data and for a name that matches several sites.
+    Raises ValueError for no prompts and for a name that matches several sites.
     """
 
     def __init__(
         self,
         model: HookedRootModule,
-        data: Data,
-        site: Any,
-        site_out: Any = None,
+        prompts: Prompts,
+        site: Site,
+        site_out: Site | None = None,
         *,
-        n_texts: int = 256,
+        buffer_prompts: int = 256,
         batch_size: int = 32,
         skip: int = 0,
         seed: int = 0,
     ) -> None:
-        if not len(data):
-            raise ValueError("there are no data: give at least one text")
-        for name, number, least in (("n_texts", n_texts, 1), ("batch_size", batch_size, 1), ("skip", skip, 0)):
+        if isinstance(prompts, str):
+            prompts = [prompts]
+        if not len(prompts):
+            raise ValueError("prompts is empty: give at least one")
+        for name, number, least in (
+            ("buffer_prompts", buffer_prompts, 1),
+            ("batch_size", batch_size, 1),
+            ("skip", skip, 0),
+        ):
             if number < least:
                 raise ValueError(f"{name} must be at least {least}, got {number}")
-        if skip and isinstance(data, Tensor) and (data.is_floating_point() or not hasattr(model, "tokens")):
+        if skip and isinstance(prompts, Tensor) and (prompts.is_floating_point() or not hasattr(model, "tokens")):
             raise ValueError("positions can be skipped in texts and token ids only: give skip=0")
-        self.model, self.data, self.seed = model, data, seed
+        self.model, self.prompts, self.seed = model, prompts, seed
         self.sites = [one_site(model, of) for of in ([site] if site_out is None else [site, site_out])]
-        self.n_texts, self.batch_size, self.skip = min(n_texts, len(data)), batch_size, skip
+        self.buffer_prompts, self.batch_size, self.skip = min(buffer_prompts, len(prompts)), batch_size, skip
 
     def fill(self, number: int) -> Pair:
-        start, n = number * self.n_texts, len(self.data)
-        chosen = [self._order(i // n)[i % n] for i in range(start, start + self.n_texts)]
+        start, n = number * self.buffer_prompts, len(self.prompts)
+        chosen = [self._order(i // n)[i % n] for i in range(start, start + self.buffer_prompts)]
         parts = [self.vectors(chosen[i : i + self.batch_size]) for i in range(0, len(chosen), self.batch_size)]
         read = torch.cat([part[0] for part in parts])
         return read, read if len(self.sites) == 1 else torch.cat([part[1] for part in parts])
 
     def about(self) -> dict[str, Any]:
-        return origin(self.model, sites=self.sites, prompts=len(self.data), skip=self.skip, seed=self.seed)
+        counts = {"prompts": len(self.prompts), "buffer_prompts": self.buffer_prompts}
+        return origin(self.model, sites=self.sites, **counts, skip=self.skip, seed=self.seed)
 
     def _order(self, epoch: int) -> list[int]:
-        """The order of the texts in an epoch."""
+        """The order of the prompts in an epoch."""
         if getattr(self, "_known", (-1, []))[0] != epoch:
             generator = torch.Generator().manual_seed(self.seed + epoch)
-            self._known = (epoch, torch.randperm(len(self.data), generator=generator).tolist())
+            self._known = (epoch, torch.randperm(len(self.prompts), generator=generator).tolist())
         return self._known[1]
 
     @torch.no_grad()
     def vectors(self, rows: Sequence[int]) -> Pair:
-        """The vectors at the sites for these texts, [row, width]: one row for each position."""
+        """The vectors at the sites for these prompts, [row, width]: one row for each position."""
         inputs, mask = self.inputs(rows)
         options: dict[str, Any] = {} if mask is None else {"attention_mask": mask.long()}
         _, cache = self.model.run_with_cache(inputs, names_filter=self.sites, **options)
@@ -107,32 +116,32 @@ class Activations:
             kept = value.flatten(0, -2) if mask is None else value[:, self.skip :][mask[:, self.skip :]]
             if not bool(kept.isfinite().all()):
                 raise FloatingPointError(
-                    f"the model has NaN or infinite numbers at '{site}': a dictionary of them cannot be"
+                    f"the model has NaN or infinite values at '{site}': no dictionary can be trained"
                 )
             found.append(kept.float())
         return found[0], found[-1]
 
     def inputs(self, rows: Sequence[int]) -> tuple[Tensor, Bool[Tensor, "batch pos"] | None]:
-        """The model's input for these texts, and the mask of real tokens (None: the input has no padding)."""
-        return inputs_of(self.model, self.data, rows)
+        """The model's input for these prompts, and the mask of real tokens (None: the input has no padding)."""
+        return inputs_of(self.model, self.prompts, rows)
 
 
-def inputs_of(model: Any, data: Data, rows: Sequence[int]) -> tuple[Tensor, Bool[Tensor, "batch pos"] | None]:
-    """The model's input for some rows of the data, and the mask of real tokens (None: the input has no padding)."""
+def inputs_of(model: Any, prompts: Prompts, rows: Sequence[int]) -> tuple[Tensor, Bool[Tensor, "batch pos"] | None]:
+    """The model's input for some of the prompts, and the mask of real tokens (None: the input has no padding)."""
     device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
-    if isinstance(data, Tensor):
-        chosen = data[list(rows)].to(device)
-        is_text = not data.is_floating_point() and data.ndim == 2 and hasattr(model, "tokens")
+    if isinstance(prompts, Tensor):
+        chosen = prompts[list(rows)].to(device)
+        is_text = not prompts.is_floating_point() and prompts.ndim == 2 and hasattr(model, "tokens")
         return chosen, torch.ones_like(chosen, dtype=torch.bool) if is_text else None
-    tokens, mask = model.tokens.encode([data[row] for row in rows], padding_side="right", truncate=True)
+    tokens, mask = model.tokens.encode([prompts[row] for row in rows], padding_side="right", truncate=True)
     return tokens.to(device), mask.bool().to(device)
 
 
-def one_site(model: HookedRootModule, site: Any) -> str:
+def one_site(model: HookedRootModule, site: Site) -> str:
     """The full name of one site; ValueError if the name matches several."""
     names = model.names(site)
     if len(names) != 1:
-        raise ValueError(f"{site!r} means {len(names)} sites: give one, such as {names[0]!r}")
+        raise ValueError(f"{site!r} matches {len(names)} sites: give one, such as {names[0]!r}")
     return names[0]
 
 
@@ -150,7 +159,9 @@ def batches(
     while True:
         read, written = stream.fill(fill)
         if len(read) < size:
-            raise ValueError(f"the buffer holds {len(read)} vectors, fewer than a batch of {size}: give more texts")
+            raise ValueError(
+                f"the buffer holds {len(read)} vectors, fewer than a step needs ({size}): give more prompts"
+            )
         order = torch.randperm(len(read), generator=torch.Generator().manual_seed(seed * 1_000_003 + fill))
         for at in range(start, len(read) - size + 1, size):
             rows = order[at : at + size].to(read.device)

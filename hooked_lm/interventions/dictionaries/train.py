@@ -1,20 +1,22 @@
 """Trains dictionaries on the activations at a site of a model, or on other vectors, and evaluates them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from tqdm import tqdm
 
+from hooked_lm.engine.progress import progress_bar
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.interventions.dictionaries import formats
+from hooked_lm.hooks.keywords import check_keywords
+from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.dictionaries.evaluate import evaluate_dictionary
-from hooked_lm.interventions.dictionaries.sae import KINDS, SAE, mode
-from hooked_lm.interventions.dictionaries.stream import Activations, Data, Stream, batches
+from hooked_lm.interventions.dictionaries.sae import SAE, config_of
+from hooked_lm.interventions.dictionaries.stream import Activations, Prompts, Stream, batches
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores
 
@@ -39,7 +41,7 @@ class Settings:
     """The training settings of a dictionary.
 
     Args:
-        steps, batch_size: the number of steps, and of vectors in each step.
+        steps, vectors_per_step: the number of steps, and of vectors in each step.
         learning_rate: of Adam, with a warmup over the first 5% of the steps and a decay to zero over the last 20%.
         sparsity: the weight of the penalty, with a warmup over the first 10% of the steps. TopK and BatchTopK have no penalty.
         dead_after: a feature counts as dead after so many vectors without an activation.
@@ -53,7 +55,7 @@ class Settings:
     """
 
     steps: int = 1000
-    batch_size: int = 512
+    vectors_per_step: int = 512
     learning_rate: float = 1e-3
     sparsity: float = 1.0
     dead_after: int = 20_000
@@ -62,7 +64,7 @@ class Settings:
     resample_after: int | None = 40_000
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "dead_after"):
+        for name in ("steps", "vectors_per_step", "dead_after"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.resample_after is not None and self.resample_after < 1:
@@ -85,26 +87,27 @@ class Settings:
 
 def train_dictionary(
     model: HookedRootModule,
-    data: Data,
+    prompts: Prompts,
     *,
-    site: Any,
+    site: Site,
     kind: str = "topk",
     width: int,
     steps: int = 1000,
-    batch_size: int = 512,
+    vectors_per_step: int = 512,
     learning_rate: float = 1e-3,
     sparsity: float = 1.0,
     dead_after: int = 20_000,
     auxiliary: float = 1 / 32,
     resample_after: int | None = 40_000,
-    site_out: Any = None,
-    n_texts: int = 256,
+    site_out: Site | None = None,
+    buffer_prompts: int = 256,
+    batch_size: int = 32,
     skip: int = 0,
     held_out: float = 0.1,
     directory: str | Path | None = None,
     checkpoint_every: int = 500,
     seed: int = 0,
-    progress: bool = False,
+    progress: bool | None = None,
     **sizes: Any,
 ) -> Trained:
     """Trains a sparse dictionary of a site on texts, and evaluates it on held-out texts.
@@ -113,55 +116,66 @@ def train_dictionary(
     settings transfer between sites; the scale is folded into the resulting dictionary.
 
     Args:
-        data: texts, token ids [prompt, pos], or stacked inputs of a model without a tokenizer.
+        prompts: texts, token ids [prompt, pos], or stacked inputs of a model without a tokenizer.
         site: name or short name with layer, such as ("mlp_out", 1); heads are flattened.
         kind: "standard", "topk", "batchtopk", "jumprelu", "gated" or "transcoder".
         width: how many features (d_sae).
-        steps, batch_size, learning_rate, sparsity, dead_after, auxiliary, resample_after, seed: see `Settings`.
+        steps, vectors_per_step, learning_rate, sparsity, dead_after, auxiliary, resample_after, seed: see `Settings`.
         site_out: the output site of a transcoder; if given, a dictionary of any kind is a transcoder.
-        n_texts: the number of texts in the buffer, whose vectors are shuffled together.
-        skip: how many positions at the start of each text are excluded.
-        held_out: the fraction of the data for evaluation, at least one text; 0 for no evaluation.
+        buffer_prompts: the number of prompts in the buffer, whose vectors are shuffled together.
+        batch_size: how many prompts run together, in training and in evaluation.
+        skip: how many positions at the start of each prompt are excluded.
+        held_out: the fraction of the prompts for evaluation, at least one; 0 for no evaluation.
         directory: the folder of checkpoints, every `checkpoint_every` steps, and of the final dictionary. An interrupted
             training resumes from it, with the same result as without the interruption.
-        progress: show a bar.
+        progress: show a bar; None: after one second.
         sizes: other settings of the kind's Config, such as `k`.
 
-    Raises ValueError for invalid settings and for a directory with the checkpoint of another training, before training;
-    FloatingPointError, with the step, for a loss that is not finite. Then nothing is returned or saved.
+    Raises, before training, ValueError for invalid settings and for a directory with the checkpoint of another training, and
+    TypeError for an unknown argument; FloatingPointError, with the step, for a loss that is not finite. Then nothing is returned
+    or saved.
 
     >>> from random import Random
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.demo.corpus import training_text
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> texts = [training_text(Random(seed)) for seed in range(40)]
-    >>> trained = train_dictionary(model, texts, site=("mlp_out", 1), width=256, k=8, steps=20, batch_size=64)
+    >>> trained = train_dictionary(model, texts, site=("mlp_out", 1), width=256, k=8, steps=20, vectors_per_step=64)
     >>> trained.sae.cfg.hook_point, trained.figures.axes["figure"][:2]
     ('blocks.1.hook_mlp_out', ('explained variance', 'L0'))
     """
-    settings = Settings(steps, batch_size, learning_rate, sparsity, dead_after, auxiliary, seed, resample_after)
-    if kind not in KINDS:
-        raise ValueError(f"there is no dictionary of kind {kind!r}; there are {', '.join(KINDS)}")
+    prompts = [prompts] if isinstance(prompts, str) else prompts
+    settings = Settings(steps, vectors_per_step, learning_rate, sparsity, dead_after, auxiliary, seed, resample_after)
+    config = config_of(kind)
+    chosen_here = {"d_in", "d_sae", "hook_point", "hook_point_out"}
+    check_keywords("train_dictionary", sizes, {of.name for of in fields(config)} - chosen_here | set(ARGUMENTS))
     if not 0 <= held_out < 1:
-        raise ValueError(f"held_out is a share of the data, from 0 to below 1, got {held_out}")
-    n_held = min(len(data) - 1, max(1, round(held_out * len(data)))) if held_out else 0
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed)).tolist()
-    kept, apart = _rows(data, order[n_held:]), _rows(data, order[:n_held])
-    stream = Activations(model, kept, site, site_out, n_texts=n_texts, skip=skip, seed=seed)
+        raise ValueError(f"held_out must be a fraction of the prompts, from 0 to below 1; got {held_out}")
+    n_held = min(len(prompts) - 1, max(1, round(held_out * len(prompts)))) if held_out else 0
+    order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed)).tolist()
+    train, evaluation = _rows(prompts, order[n_held:]), _rows(prompts, order[:n_held])
+    stream = Activations(
+        model, train, site, site_out, buffer_prompts=buffer_prompts, batch_size=batch_size, skip=skip, seed=seed
+    )
     read, written = stream.vectors([0])
     where: dict[str, Any] = dict(zip(("hook_point", "hook_point_out"), stream.sites, strict=False))
     if site_out is not None:
         sizes = {"d_out": written.shape[1], "subtract_b_dec": False, **sizes}
-    cfg = KINDS[kind].Config(d_in=read.shape[1], d_sae=width, **where, **sizes)
+    cfg = config(d_in=read.shape[1], d_sae=width, **where, **sizes)
     trained = train_on(stream, cfg, settings, directory=directory, checkpoint_every=checkpoint_every, progress=progress)
     if not n_held:
         return trained
-    figures = evaluate_dictionary(model, apart, trained.sae, site=site, site_out=site_out, skip=skip)
+    figures = evaluate_dictionary(
+        model, evaluation, trained.sae, site=site, site_out=site_out, skip=skip, batch_size=batch_size
+    )
     return Trained(trained.sae, trained.losses, figures)
 
 
-def _rows(data: Data, rows: Sequence[int]) -> Data:
-    return data[list(rows)] if isinstance(data, Tensor) else [data[row] for row in rows]
+ARGUMENTS = signature(train_dictionary).parameters
+
+
+def _rows(prompts: Prompts, rows: Sequence[int]) -> Prompts:
+    return prompts[list(rows)] if isinstance(prompts, Tensor) else [prompts[row] for row in rows]
 
 
 def train_on(
@@ -171,13 +185,13 @@ def train_on(
     *,
     directory: str | Path | None = None,
     checkpoint_every: int = 500,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> Trained:
     """Trains a dictionary on any stream of vectors; see `train_dictionary` for the arguments.
 
     >>> from hooked_lm.interventions.dictionaries import TopK, Vectors
     >>> rows = torch.randn(500, 16, generator=torch.Generator().manual_seed(0))
-    >>> trained = train_on(Vectors(rows), TopK.Config(d_in=16, d_sae=64, k=4), Settings(steps=10, batch_size=100))
+    >>> trained = train_on(Vectors(rows), TopK.Config(d_in=16, d_sae=64, k=4), Settings(steps=10, vectors_per_step=100))
     >>> trained.losses.axes["step"][-1]
     9
     """
@@ -188,12 +202,11 @@ def train_on(
     folder = None if directory is None else Path(directory)
     if folder is not None and (folder / CHECKPOINT).exists():
         training.resume(folder / CHECKPOINT)
-    source = batches(stream, settings.batch_size, settings.seed, *training.place)
-    with mode(training.sae, True), torch.enable_grad():
-        for step in tqdm(
-            range(len(training.losses), settings.steps), "dictionary", settings.steps, disable=not progress,
-            initial=len(training.losses),
-        ):  # fmt: skip
+    source = batches(stream, settings.vectors_per_step, settings.seed, *training.place)
+    steps = range(len(training.losses), settings.steps)
+    training.sae.train()
+    with torch.enable_grad():
+        for step in progress_bar("training", len(steps), progress, steps=steps):
             (read, written), training.place = next(source)
             training.step(read, written, step)
             if folder is not None and ((step + 1) % checkpoint_every == 0 or step + 1 == settings.steps):
@@ -201,7 +214,7 @@ def train_on(
                 training.save(folder / CHECKPOINT)
     found = training.finished()
     if folder is not None:
-        formats.save(found.sae, folder / FINISHED)
+        found.sae.save(folder / FINISHED)
     return found
 
 
@@ -213,13 +226,13 @@ class _Training:
         read, written = stream.fill(0)
         if (read.shape[1], written.shape[1]) != (cfg.d_in, cfg.width_out):
             raise ValueError(
-                f"the stream has vectors of widths {read.shape[1]} and {written.shape[1]}, and the dictionary leads from "
-                f"{cfg.d_in} to {cfg.width_out}"
+                f"the stream has vectors of widths {read.shape[1]} and {written.shape[1]}, and the dictionary has inputs of "
+                f"width {cfg.d_in} and outputs of width {cfg.width_out}"
             )
         self.scales = _scale(read), _scale(written)
         if cfg.subtract_b_dec and written is not read:
             raise ValueError(
-                "b_dec is that of what is written and cannot be taken from what is read: give subtract_b_dec=False"
+                "b_dec belongs to the outputs and cannot be subtracted from other inputs: give subtract_b_dec=False"
             )
         self.sae = cfg.build(settings.seed).to(read.device)
         with torch.no_grad():
@@ -248,15 +261,15 @@ class _Training:
             )
         for group in self.optimizer.param_groups:
             group["lr"] = settings.learning_rate * settings.rate(number)
-        self._only_turning()
+        self._keep_norms()
         self.optimizer.step()
         sae.after_step()
         self.unseen_for += len(x)
         self.unseen_for[(features.detach() > 0).any(0)] = 0
         if settings.resample_after is not None and settings.rate(number) == 1:
-            gone = self.unseen_for >= settings.resample_after
-            if bool(gone.any()):
-                self._begin_anew(gone, x, (target - sae.decode(features)).detach(), number)
+            dead = self.unseen_for >= settings.resample_after
+            if bool(dead.any()):
+                self._resample(dead, x, (target - sae.decode(features)).detach(), number)
         self.losses.append(loss.item())
 
     def _revived(
@@ -271,7 +284,7 @@ class _Training:
         return (missing - revived @ sae.W_dec).pow(2).sum(-1).mean()
 
     @torch.no_grad()
-    def _begin_anew(
+    def _resample(
         self,
         which: Bool[Tensor, " d_sae"],
         x: Float[Tensor, "row d_in"],
@@ -283,8 +296,10 @@ class _Training:
         generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + number)
         rows = errors.cpu().multinomial(n, replacement=n > len(x), generator=generator).to(x.device)
         sizes = errors[rows].sqrt()[:, None]
-        apart = (x - x.mean(0))[rows]
-        readers = apart * sizes / apart.pow(2).sum(-1, keepdim=True).clamp_min(1e-12)  # activation on its vector: size
+        centred = (x - x.mean(0))[rows]
+        readers = (
+            centred * sizes / centred.pow(2).sum(-1, keepdim=True).clamp_min(1e-12)
+        )  # activation on its vector: size
         middle = x.mean(0) - self.sae.b_dec if self.sae.cfg.subtract_b_dec else x.mean(0)
         self.sae.resample(which, readers.T, missing[rows] / sizes, -readers @ middle)
         self.unseen_for[which] = 0
@@ -293,7 +308,7 @@ class _Training:
                 (average.T if weight is self.sae.W_enc else average)[which] = 0
 
     @torch.no_grad()
-    def _only_turning(self) -> None:
+    def _keep_norms(self) -> None:
         """Projects out of the gradient of the directions the component that would change their norm."""
         W, gradient = self.sae.W_dec, self.sae.W_dec.grad
         assert gradient is not None
@@ -311,7 +326,7 @@ class _Training:
         about = {**self.about, **vars(self.settings), "dictionary": sae.to_dict()}
         return Trained(sae, Scores(losses, {"step": range(len(losses))}, about=about))
 
-    def _told(self) -> dict[str, Any]:
+    def _metadata(self) -> dict[str, Any]:
         """The metadata that must be equal in a checkpoint and a training that resumes from it."""
         return {"dictionary": self.sae.to_dict(), "settings": vars(self.settings), "stream": self.about}
 
@@ -321,18 +336,17 @@ class _Training:
         for index, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"adam.{index}.{name}": value for name, value in state.items()}
         tensors |= {"unseen_for": self.unseen_for, "losses": torch.tensor(self.losses, dtype=torch.float64)}
-        stored.write(path, FORMAT, tensors, {**self._told(), "place": self.place, "scales": self.scales})
+        stored.write(path, FORMAT, tensors, {**self._metadata(), "place": self.place, "scales": self.scales})
 
     def resume(self, path: Path) -> None:
         """Resumes from a checkpoint; ValueError for one of another training."""
-        tensors, told = stored.read(path, FORMAT)
-        for name, ours in self._told().items():
-            wrong = {key: (told[name].get(key), value) for key, value in ours.items() if told[name].get(key) != value}
-            if wrong:
-                key, (theirs, value) = next(iter(wrong.items()))
+        tensors, header = stored.read(path, FORMAT)
+        for name, ours in self._metadata().items():
+            theirs = header[name]
+            if wrong := next((key for key, value in ours.items() if theirs.get(key) != value), None):
                 raise ValueError(
-                    f"{path} is of another training: its {key} is {theirs!r}, and this one's is {value!r}. Give the settings of "
-                    "that one, or another directory"
+                    f"{path} is a checkpoint of another training: {wrong} is {theirs.get(wrong)!r} there and {ours[wrong]!r} "
+                    "here; give the settings of that training, or another directory"
                 )
         device = self.sae.W_enc.device
         self.sae.load_state_dict({name[4:]: value for name, value in tensors.items() if name.startswith("sae.")})
@@ -344,12 +358,14 @@ class _Training:
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
         self.unseen_for = tensors["unseen_for"].to(device)
         self.losses = tensors["losses"].tolist()
-        self.place, self.scales = tuple(told["place"]), tuple(told["scales"])
+        self.place, self.scales = tuple(header["place"]), tuple(header["scales"])
 
 
 def _scale(vectors: Float[Tensor, "row d"]) -> float:
     """The factor that scales vectors to a mean norm of sqrt(d)."""
     length = vectors.norm(dim=-1).mean().item()
     if not 0 < length < float("inf"):
-        raise ValueError(f"the vectors have a mean length of {length}: there is nothing to learn from them")
+        raise ValueError(
+            f"the vectors have a mean norm of {length}, and training needs one that is positive and finite"
+        )
     return vectors.shape[1] ** 0.5 / length

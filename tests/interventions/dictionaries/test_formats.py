@@ -21,7 +21,6 @@ from hooked_lm.interventions.dictionaries import (
     load,
     load_dictionary_learning,
     load_saelens,
-    save,
     save_saelens,
 )  # fmt: skip
 from tests.close import assert_close
@@ -66,9 +65,14 @@ def assert_same(one: Any, other: Any) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_ours_come_back_bit_for_bit(cfg: SAE.Config, dtype: torch.dtype, tmp_path: Path) -> None:
     sae = filled(cfg).to(dtype)
-    save(sae, tmp_path / "sae.safetensors")
-    again = load(tmp_path / "sae.safetensors")
-    assert_same(again, sae)
+    sae.save(tmp_path / "sae.safetensors")
+    for again in (load(tmp_path / "sae.safetensors"), type(sae).load(tmp_path / "sae.safetensors")):
+        assert_same(again, sae)
+    again = SAE.load(tmp_path / "sae.safetensors")
+    other = Gated if type(sae) is TopK else TopK
+    if not isinstance(sae, other):
+        with pytest.raises(ValueError, match=f"holds a {type(sae).__name__}, not a {other.__name__}"):
+            other.load(tmp_path / "sae.safetensors")
     assert type(again) is type(sae)
     assert again.cfg == cfg
     assert not again.training
@@ -77,9 +81,14 @@ def test_ours_come_back_bit_for_bit(cfg: SAE.Config, dtype: torch.dtype, tmp_pat
 
 def test_normalized_ones_come_back(tmp_path: Path) -> None:
     sae, x = Normalized(filled(CONFIGS[0]), "layer_norm"), 5 * numbers(7, D) + 2
-    save(sae, tmp_path / "sae.safetensors")
-    again = load(tmp_path / "sae.safetensors")
-    assert torch.equal(again(x), sae(x))
+    sae.save(tmp_path / "sae.safetensors")
+    for again in (load(tmp_path / "sae.safetensors"), Normalized.load(tmp_path / "sae.safetensors")):
+        assert torch.equal(again(x), sae(x))
+    with pytest.raises(ValueError, match=r"holds a Normalized, not a SAE: use Normalized\.load"):
+        SAE.load(tmp_path / "sae.safetensors")
+    filled(CONFIGS[0]).save(tmp_path / "plain.safetensors")
+    with pytest.raises(ValueError, match=r"not a Normalized: use \w+.load"):
+        Normalized.load(tmp_path / "plain.safetensors")
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

@@ -404,6 +404,13 @@ def test_errors_name_both_sides(model: HookedTransformer, sae: SAE) -> None:
         model.run_with_hooks(TEXTS, fwd_hooks=[Dictionary("blocks.1.hook_mlp_aut", sae=sae)])
     with pytest.raises(ValueError, match="two dictionaries have features at"):
         run_with_features(model, TEXTS, [Dictionary(SITE, sae=sae), Features(SITE, sae=sae)])
+    with pytest.raises(
+        TypeError, match="run_with_features has no argument 'attention_msk'; did you mean 'attention_mask'"
+    ):
+        run_with_features(model, TEXTS, Features(SITE, sae=sae), attention_msk=None)
+    watch = Features(SITE, sae=sae)
+    alone, listed = (run_with_features(model, TEXTS, one)[1][SITE] for one in (watch, [watch]))
+    assert torch.equal(alone, listed)
     assert not model.list_hooks()
 
 

@@ -78,7 +78,7 @@ def texts() -> list[str]:
 )
 def test_planted_directions_are_recovered(cfg: SAE.Config) -> None:
     directions = planted()
-    settings = Settings(steps=500, batch_size=256, learning_rate=3e-3, dead_after=5000)
+    settings = Settings(steps=500, vectors_per_step=256, learning_rate=3e-3, dead_after=5000)
     sae = train_on(Vectors(mixtures(directions)), cfg, settings).sae
     assert found_of(directions, sae) > 0.9
     assert found_of(directions, cfg.build(0)) < 0.6  # before the training
@@ -102,7 +102,7 @@ PENALIZED = pytest.mark.parametrize(
 @PENALIZED
 def test_planted_directions_are_recovered_by_kinds_with_a_penalty(cfg: SAE.Config, sparsity: float) -> None:
     directions = planted()
-    settings = Settings(steps=2000, batch_size=256, learning_rate=3e-3, sparsity=sparsity)
+    settings = Settings(steps=2000, vectors_per_step=256, learning_rate=3e-3, sparsity=sparsity)
     sae = train_on(Vectors(mixtures(directions, 8192)), cfg, settings).sae
     assert found_of(directions, sae) > 0.9
     assert (sae.encode(mixtures(directions, 1000, seed=1)) > 0).sum(1).float().mean() < 6
@@ -114,7 +114,7 @@ def test_the_penalty_makes_features_sparse_and_the_error_small(cfg: SAE.Config, 
     data, fresh = mixtures(directions), mixtures(directions, 1000, seed=1)
 
     def trained(weight: float) -> SAE:
-        settings = Settings(steps=200, batch_size=256, learning_rate=3e-3, sparsity=weight)
+        settings = Settings(steps=200, vectors_per_step=256, learning_rate=3e-3, sparsity=weight)
         return train_on(Vectors(data), cfg, settings).sae
 
     def n_active(sae: SAE) -> float:
@@ -141,7 +141,7 @@ def test_the_auxiliary_loss_revives_dead_features() -> None:
     data = mixtures(planted())
 
     def dead(auxiliary: float) -> float:
-        settings = Settings(steps=120, batch_size=256, learning_rate=3e-3, dead_after=1000, auxiliary=auxiliary)
+        settings = Settings(steps=120, vectors_per_step=256, learning_rate=3e-3, dead_after=1000, auxiliary=auxiliary)
         sae = train_on(Vectors(data), Shy(D, 128, k=ACTIVE), settings).sae
         return (sae.encode(data) > 0).any(0).logical_not()[:64].float().mean().item()
 
@@ -174,14 +174,14 @@ def buried(cfg: SAE.Config) -> SAE.Config:
 
 
 @pytest.mark.parametrize("cfg", ALL_KINDS, ids=lambda cfg: type(cfg.build()).kind)
-def test_features_of_every_kind_that_nothing_activates_begin_anew(cfg: SAE.Config) -> None:
+def test_features_of_every_kind_that_nothing_activates_resample(cfg: SAE.Config) -> None:
     data = mixtures(planted())
     is_transcoder = isinstance(cfg, Transcoder.Config)
     written = data @ torch.randn(D, 7, generator=torch.Generator().manual_seed(3)) + 2 if is_transcoder else None
 
     def dead(resample_after: int | None) -> tuple[float, float]:
         settings = Settings(
-            steps=100, batch_size=256, learning_rate=3e-3, sparsity=0.05 if is_transcoder else 0.5, dead_after=1000,
+            steps=100, vectors_per_step=256, learning_rate=3e-3, sparsity=0.05 if is_transcoder else 0.5, dead_after=1000,
             resample_after=resample_after,
         )  # fmt: skip
         sae = train_on(Vectors(data, written), buried(cfg), settings).sae
@@ -199,7 +199,7 @@ def test_features_of_every_kind_that_nothing_activates_begin_anew(cfg: SAE.Confi
 def test_a_feature_begins_as_what_is_missing_of_a_vector() -> None:
     data = mixtures(planted(), 64)
     for cfg in ALL_KINDS[:5]:
-        training = training_file._Training(Vectors(data), cfg, Settings(steps=9, batch_size=64))
+        training = training_file._Training(Vectors(data), cfg, Settings(steps=9, vectors_per_step=64))
         training.step(data, data, 0)
         x, sae = data * training.scales[0], training.sae
         with torch.no_grad():
@@ -208,7 +208,7 @@ def test_a_feature_begins_as_what_is_missing_of_a_vector() -> None:
         which[[3, 40, 41]] = True
         before = {name: weight.detach().clone() for name, weight in sae.named_parameters()}
         training.unseen_for[:] = 9
-        training._begin_anew(which, x, missing, 1)
+        training._resample(which, x, missing, 1)
         hidden = sae.hidden(x).detach()
         for feature in (3, 40, 41):
             row = int((sae.W_dec[feature] @ missing.T).div(missing.norm(dim=1)).argmax())
@@ -235,7 +235,7 @@ def test_a_transcoder_learns_a_map_between_two_spaces() -> None:
     directions, generator = planted(), torch.Generator().manual_seed(3)
     read = mixtures(directions)
     written = read @ torch.randn(D, 7, generator=generator) + 2
-    settings = Settings(steps=200, batch_size=256, learning_rate=1e-2, sparsity=0.02)
+    settings = Settings(steps=200, vectors_per_step=256, learning_rate=1e-2, sparsity=0.02)
     cfg = Transcoder.Config(D, 64, d_out=7)
     sae = train_on(Vectors(read, written), cfg, settings).sae
     assert 1 - ((sae(read) - written).pow(2).sum() / (written - written.mean(0)).pow(2).sum()) > 0.8
@@ -245,7 +245,7 @@ LEARNED = "thirty steps of Adam, which divides small gradients by themselves, en
 
 
 def test_the_scale_of_the_data_does_not_matter() -> None:
-    data, settings = mixtures(planted()), Settings(steps=30, batch_size=128)
+    data, settings = mixtures(planted()), Settings(steps=30, vectors_per_step=128)
     small = train_on(Vectors(data), JumpReLU.Config(D, 48), settings).sae
     large = train_on(Vectors(1000 * data), JumpReLU.Config(D, 48), settings).sae
     assert_near(1000 * small(data), large(1000 * data), 1e-3, because=LEARNED)
@@ -270,8 +270,8 @@ def test_a_training_that_was_broken_off_goes_on_as_if_it_had_not_been(
         "kind": kind,
         "width": 160,
         "steps": 12,
-        "batch_size": 64,
-        "n_texts": 8,
+        "vectors_per_step": 64,
+        "buffer_prompts": 8,
     }
     options |= {"k": 4} if kind != "jumprelu" else {}
     options |= {"dead_after": 64, "resample_after": 192}
@@ -295,7 +295,7 @@ def test_a_training_that_was_broken_off_goes_on_as_if_it_had_not_been(
         with pytest.raises(KeyboardInterrupt):
             train_dictionary(model, texts, **options)
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.safetensors"]
-    with pytest.raises(ValueError, match="of another training: its steps is 12, and this one's is 13"):
+    with pytest.raises(ValueError, match="of another training: steps is 12 there and 13 here"):
         train_dictionary(model, texts, **{**options, "steps": 13})
     resumed = train_dictionary(model, texts, **options)
     assert_same(resumed.sae, whole.sae)
@@ -309,7 +309,7 @@ def test_a_training_that_was_broken_off_goes_on_as_if_it_had_not_been(
 def test_the_model_stays_as_it_was(model: HookedTransformer, texts: list[str]) -> None:
     model.train()
     before = {name: weight.clone() for name, weight in model.named_parameters()}
-    train_dictionary(model, texts, site=("resid_post", 1), width=160, k=4, steps=3, batch_size=64)
+    train_dictionary(model, texts, site=("resid_post", 1), width=160, k=4, steps=3, vectors_per_step=64)
     assert model.training
     model.eval()
     assert all(torch.equal(weight, before[name]) and weight.grad is None for name, weight in model.named_parameters())
@@ -321,7 +321,7 @@ def test_the_model_stays_as_it_was(model: HookedTransformer, texts: list[str]) -
 
 
 def test_a_filling_is_the_vectors_of_the_next_texts_without_padding(model: HookedTransformer, texts: list[str]) -> None:
-    stream = Activations(model, texts[:6], SITE, n_texts=4, batch_size=3, skip=1)
+    stream = Activations(model, texts[:6], SITE, buffer_prompts=4, batch_size=3, skip=1)
     seen = torch.cat([stream.fill(number)[0] for number in range(3)])  # twice each of the six texts
 
     def of(text: str) -> Tensor:
@@ -336,7 +336,7 @@ def test_a_filling_is_the_vectors_of_the_next_texts_without_padding(model: Hooke
 
 
 def test_figures_are_those_of_hand_written_runs(model: HookedTransformer, texts: list[str]) -> None:
-    sae = train_dictionary(model, texts, site=SITE, width=160, k=4, steps=10, batch_size=64, held_out=0.0).sae
+    sae = train_dictionary(model, texts, site=SITE, width=160, k=4, steps=10, vectors_per_step=64, held_out=0.0).sae
     apart = texts[:5]
     figures = evaluate_dictionary(model, apart, sae, batch_size=2)
     rows = [model.run_with_cache(text, names_filter=SITE)[1][SITE][0] for text in apart]
@@ -376,7 +376,7 @@ def test_a_dictionary_that_loses_nothing_recovers_everything(model: HookedTransf
         shares = ["explained variance", "CE recovered (mean)", "CE recovered (zero)"]
         assert_close(figures.select(figure=shares).mean, torch.ones(3))
     reads, writes = "blocks.1.mlp.hook_in", SITE
-    options: dict[str, Any] = {"width": 160, "steps": 5, "batch_size": 64, "k": 4}
+    options: dict[str, Any] = {"width": 160, "steps": 5, "vectors_per_step": 64, "k": 4}
     trained = train_dictionary(model, texts, site=reads, site_out=writes, **options)
     assert trained.figures.select(figure="CE recovered (zero)").mean.isfinite()
     assert (trained.sae.cfg.hook_point, trained.sae.cfg.hook_point_out) == (reads, writes)
@@ -386,10 +386,10 @@ def test_models_of_other_classes() -> None:
     case = ENCODER_CASES[0]
     model, tokens = hooked(case), prompt(case, batch=8).clamp(min=3)
     site = next(name for name in model.all_points() if name.endswith("hook_mlp_out"))
-    trained = train_dictionary(model, tokens, site=site, width=40, k=3, steps=3, batch_size=16)
+    trained = train_dictionary(model, tokens, site=site, width=40, k=3, steps=3, vectors_per_step=16)
     assert list(trained.figures.axes["figure"]) == ["explained variance", "L0", "dead"]
     net = wrap(torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU()))
-    trained = train_dictionary(net, torch.randn(50, 4), site="1", width=12, k=3, steps=3, batch_size=16)
+    trained = train_dictionary(net, torch.randn(50, 4), site="1", width=12, k=3, steps=3, vectors_per_step=16)
     assert trained.figures.select(figure="L0").mean <= 3
 
 
@@ -399,7 +399,7 @@ def test_models_of_other_classes() -> None:
 def test_what_is_not_finite_is_an_error_and_nothing_is_saved(tmp_path: Path) -> None:
     data, cfg = mixtures(planted()), TopK.Config(D, 48, k=3)
     data[17, 3] = torch.nan
-    with pytest.raises(ValueError, match="mean length of nan"):
+    with pytest.raises(ValueError, match="mean norm of nan"):
         train_on(Vectors(data), cfg, directory=tmp_path)
 
     class Spoils(SAE):
@@ -418,22 +418,38 @@ def test_what_is_not_finite_is_an_error_and_nothing_is_saved(tmp_path: Path) -> 
 def test_settings_that_make_no_sense_are_refused(model: HookedTransformer, texts: list[str]) -> None:
     for name, wrong in {
         "steps": 0,
-        "batch_size": 0,
+        "vectors_per_step": 0,
         "learning_rate": 0.0,
         "sparsity": -1.0,
         "held_out": 1.0,
-        "n_texts": 0,
+        "buffer_prompts": 0,
+        "batch_size": 0,
         "resample_after": 0,
     }.items():
         with pytest.raises(ValueError, match=name):
             train_dictionary(model, texts, site=SITE, width=160, k=4, **{name: wrong})
     with pytest.raises(ValueError, match="no dictionary of kind 'odd'; there are standard, topk"):
         train_dictionary(model, texts, site=SITE, width=160, kind="odd")
-    with pytest.raises(ValueError, match="means 4 sites"):
+    with pytest.raises(ValueError, match="matches 4 sites"):
         train_dictionary(model, texts, site="blocks.*.hook_mlp_out", width=160, k=4)
-    with pytest.raises(ValueError, match="there are no data"):
+    with pytest.raises(ValueError, match="prompts is empty: give at least one"):
         train_dictionary(model, [], site=SITE, width=160, k=4)
-    with pytest.raises(ValueError, match=r"buffer holds .* fewer than a batch of 4096"):
-        train_dictionary(model, texts, site=SITE, width=160, k=4, batch_size=4096, steps=2)
-    with pytest.raises(ValueError, match="widths 20 and 20, and the dictionary leads from 5 to 5"):
+    with pytest.raises(ValueError, match=r"buffer holds .* fewer than a step needs \(4096\)"):
+        train_dictionary(model, texts, site=SITE, width=160, k=4, vectors_per_step=4096, steps=2)
+    with pytest.raises(
+        ValueError, match="widths 20 and 20, and the dictionary has inputs of width 5 and outputs of width 5"
+    ):
         train_on(Vectors(mixtures(planted())), SAE.Config(5, 9))
+    with pytest.raises(TypeError, match="train_dictionary has no argument 'widht'; did you mean 'width'"):
+        train_dictionary(model, texts, site=SITE, width=160, widht=3)
+    with pytest.raises(TypeError, match="train_dictionary has no argument 'k'"):  # a setting of another kind
+        train_dictionary(model, texts, site=SITE, width=160, kind="standard", k=3)
+
+
+def test_batch_size_is_how_many_prompts_run_together(model: HookedTransformer, texts: list[str]) -> None:
+    sizes: list[int] = []
+    with model.hooks([("hook_tokens", lambda tokens, hook: sizes.append(len(tokens)))]):
+        options: dict[str, Any] = {"width": 160, "k": 4, "steps": 2, "vectors_per_step": 16}
+        train_dictionary(model, texts[:12], site=SITE, batch_size=5, held_out=0.5, **options)
+    assert max(sizes) == 5
+    assert sizes.count(5) > 1
