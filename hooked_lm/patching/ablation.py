@@ -38,11 +38,11 @@ TOKENS_A_RUN = 4096
 def ablate(
     model: HookedRootModule,
     prompts: Prompts,
-    what: str = "heads",
+    components: str = "heads",
     *,
     metric: Metrics,
     method: str = "zero",
-    dataset: Dataset | None = None,
+    source_prompts: Dataset | None = None,
     layers: Which = "each",
     heads: Which = "each",
     neurons: Which = "each",
@@ -60,18 +60,18 @@ def ablate(
 
     Args:
         prompts: texts or ids [batch, pos], of one length.
-        what: "heads" (the `z` of a head), "mlps" (`mlp_out`), "attention" (`attn_out`, or `mixer_out` in state-space layers),
+        components: "heads" (the `z` of a head), "mlps" (`mlp_out`), "attention" (`attn_out`, or `mixer_out` in state-space layers),
             "neurons" (`post` of an MLP), "positions" (the residual stream before each layer, at one position), or "layers"
             (all outputs that a layer adds to the residual stream).
         metric: maps logits [batch, pos, d_vocab] to one number per prompt [batch] or one for all prompts; or a mapping of names
             to such functions. See `hooked_lm.analysis.metrics`.
-        method: "zero"; "mean", the mean over all prompts and positions of the dataset; "resample", the values of one other
+        method: "zero"; "mean", the mean over all source prompts and positions; "resample", the values of one other
             prompt at the same positions, the same prompt in all cells.
-        dataset: for "mean" texts or ids of any length, BOS included; for "resample" texts or ids, of which one that is as long
+        source_prompts: for "mean" texts or ids of any length, BOS included; for "resample" texts or ids, of which one that is as long
             as the prompt and differs from it is drawn for each prompt. None: the prompts themselves, which "resample" permutes
             so that each gets the values of another.
         layers, heads, neurons: "each" adds an axis, a list an axis of these indices, None ablates all together.
-        positions: "each" or a list adds an axis, None ablates all positions together (for what="positions" it means "each").
+        positions: "each" or a list adds an axis, None ablates all positions together (for components="positions" it means "each").
         seed: seed of the draws of "resample", which do not use the global generators.
         max_memory, progress, checkpoint: as in `sweep`.
 
@@ -79,7 +79,7 @@ def ablate(
     `corrupted` is the run without ablation, so `.effects()` is the effect of each ablation; there is no `clean`. NaN for a head,
     a neuron or a site that a layer lacks. Raises before the sweep: KeyError, with similar names, if none of the layers has the
     site (mixture-of-experts layers have no `post`, as each neuron sees only the tokens routed to it); IndexError for an index
-    out of range; ValueError for an unknown `what` or `method`, an empty dataset or choice, and if there is no other prompt.
+    out of range; ValueError for unknown `components` or `method`, an empty choice, and if there is no other prompt.
 
     >>> from hooked_lm import HookedTransformer, patching
     >>> from hooked_lm.analysis import metrics
@@ -90,18 +90,18 @@ def ablate(
     (['layer'], True)
     """
     refuse_two_stacks(model, "ablate")
-    _check_options(what, method, dataset, heads, neurons)
+    _check_options(components, method, source_prompts, heads, neurons)
     tokens = tokens_of(model, prompts)
-    rows = None if dataset is None else _rows(model, dataset)
+    rows = None if source_prompts is None else _rows(model, source_prompts)
     donors = _donors(tokens, rows, seed) if method == "resample" else None
     plan = Plan(
         model,
         tokens,
-        _present(model, SITES[what], layers),
+        _present(model, SITES[components], layers),
         layers,
-        "each" if what == "positions" and positions is None else positions,
-        heads if what == "heads" else None,
-        neurons if what == "neurons" else None,
+        "each" if components == "positions" and positions is None else positions,
+        heads if components == "heads" else None,
+        neurons if components == "neurons" else None,
     )
     if donors is not None:
         value = values_of(model, donors, plan.sites).__getitem__
@@ -109,20 +109,20 @@ def ablate(
         value = _means(model, list(tokens) if rows is None else rows, plan.sites).__getitem__
     else:
         value = _zeros(model)
-    study = _together(plan.study(value, f"ablating {what}"))
+    study = _together(plan.study(value, f"ablating {components}"))
     return study.carry_out(model, tokens, metric, None, max_memory, progress, checkpoint)
 
 
-def _check_options(what: str, method: str, dataset: Dataset | None, heads: Which, neurons: Which) -> None:
-    if what not in SITES:
-        raise ValueError(f"what must be one of {', '.join(SITES)}, got {what!r}")
+def _check_options(components: str, method: str, source_prompts: Dataset | None, heads: Which, neurons: Which) -> None:
+    if components not in SITES:
+        raise ValueError(f"components must be one of {', '.join(SITES)}, got {components!r}")
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    if method == "zero" and dataset is not None:
-        raise ValueError("method='zero' reads no dataset: give method='mean' or 'resample'")
+    if method == "zero" and source_prompts is not None:
+        raise ValueError("method='zero' uses no source_prompts: give method='mean' or 'resample'")
     for name, choice in (("heads", heads), ("neurons", neurons)):
-        if what != name and choice != "each":
-            raise ValueError(f"{name}={choice!r} goes with what={name!r}, and what is {what!r}")
+        if components != name and choice != "each":
+            raise ValueError(f"{name}={choice!r} goes with components={name!r}, and these are {components!r}")
 
 
 def _present(model: Any, names: Sequence[str], layers: Which) -> list[str]:
@@ -150,12 +150,12 @@ def _zeros(model: HookedRootModule) -> Callable[[str], Tensor]:
     return lambda site: torch.zeros([1] * len(model.hook_dict[site].dims))
 
 
-def _rows(model: Any, dataset: Dataset) -> list[Int[Tensor, " _"]]:
-    """The token ids of each row of a dataset."""
-    rows = [dataset] if isinstance(dataset, str) else list(dataset)
-    ids = [tokens_of(model, row, "dataset")[0] for row in rows]
+def _rows(model: Any, prompts: Dataset) -> list[Int[Tensor, " _"]]:
+    """The token ids of each source prompt."""
+    rows = [prompts] if isinstance(prompts, str) else list(prompts)
+    ids = [tokens_of(model, row, "source_prompts")[0] for row in rows]
     if not ids:
-        raise ValueError("dataset is empty: there is nothing to take values of")
+        raise ValueError("source_prompts is empty: give at least one")
     return ids
 
 
@@ -186,7 +186,7 @@ def _donors(tokens: Tensor, rows: Sequence[Tensor] | None, seed: int) -> Int[Ten
     generator = torch.Generator().manual_seed(seed)
     if rows is None:
         if len(tokens) < 2:
-            raise ValueError("method='resample' takes values of other prompts: give several, or dataset=...")
+            raise ValueError("method='resample' takes values of other prompts: give several, or source_prompts=...")
         return tokens[other_rows(len(tokens), generator).to(tokens.device)]
     lengths = sorted({len(row) for row in rows})
     fitting = [row.to(tokens) for row in rows if len(row) == tokens.shape[1]]
@@ -195,8 +195,8 @@ def _donors(tokens: Tensor, rows: Sequence[Tensor] | None, seed: int) -> Int[Ten
         others = [row for row in fitting if not torch.equal(row, prompt)]
         if not others:
             raise ValueError(
-                f"no row of the dataset has the {len(prompt)} tokens of prompt {number} and differs from it; "
-                f"its {len(rows)} rows have {lengths} tokens"
+                f"no source prompt has the {len(prompt)} tokens of prompt {number} and differs from it; "
+                f"these {len(rows)} have {lengths} tokens"
             )
         drawn.append(others[int(torch.randint(len(others), (), generator=generator))])
     return torch.stack(drawn)

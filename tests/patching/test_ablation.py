@@ -94,7 +94,7 @@ def test_a_cell_is_a_forward_pass_with_that_part_silenced(kind: str, what: str):
     ]
     for method, dataset, values in methods:
         found = ablate(
-            model, tokens, what, metric=score, method=method, dataset=dataset, progress=False, **choices(what)
+            model, tokens, what, metric=score, method=method, source_prompts=dataset, progress=False, **choices(what)
         )
         close(found.values, by_hand(model, tokens, what, values))
         assert_close(found.corrupted, score(model(tokens)))
@@ -139,11 +139,11 @@ def test_texts_and_several_metrics():
     model = toy(tokenizer=words())
     two = {"three": score, "four": lambda logits: logits[:, -1, 4]}
     prompts, dataset = ["w3 w4 w5", "w6 w7 w8"], ["w9", "w3 w4 w5"]
-    found = ablate(model, prompts, "mlps", metric=two, method="mean", dataset=dataset, progress=False)
+    found = ablate(model, prompts, "mlps", metric=two, method="mean", source_prompts=dataset, progress=False)
     assert dict(found.axes) == {"metric": ("three", "four"), "layer": (0, 1, 2)}
     rows = [model.to_tokens(text)[0] for text in dataset]
     tokens = model.to_tokens(prompts)
-    alone = ablate(model, tokens, "mlps", metric=two["four"], method="mean", dataset=rows, progress=False)
+    alone = ablate(model, tokens, "mlps", metric=two["four"], method="mean", source_prompts=rows, progress=False)
     assert_close(found.select(metric="four").values, alone.values)
 
 
@@ -187,20 +187,20 @@ def test_no_prompt_is_given_its_own_values(batch: int):
 # ---- bad input -------------------------------------------------------------------------------------------------------
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"what": "head"}, ValueError, "what must be one of heads, .*'head'"),
+    ({"components": "head"}, ValueError, "what must be one of heads, .*'head'"),
     ({"method": "median"}, ValueError, "method must be one of zero, mean, resample, got 'median'"),
-    ({"dataset": ids()}, ValueError, "'zero' reads no dataset"),
-    ({"method": "mean", "dataset": []}, ValueError, "dataset is empty"),
-    ({"method": "resample", "prompts": ids(1)}, ValueError, "values of other prompts: give several, or dataset"),
-    ({"method": "resample", "dataset": ids(3, 4)}, ValueError, r"the 6 tokens of prompt 0 .* its 3 rows have \[4\]"),
-    ({"method": "resample", "dataset": ids()[1:]}, ValueError, "prompt 1 and differs from it"),
-    ({"what": "mlps", "heads": [1]}, ValueError, r"heads=\[1\] goes with what='heads', and what is 'mlps'"),
-    ({"neurons": None}, ValueError, "neurons=None goes with what='neurons'"),
+    ({"source_prompts": ids()}, ValueError, "'zero' uses no source_prompts"),
+    ({"method": "mean", "source_prompts": []}, ValueError, "source_prompts is empty"),
+    ({"method": "resample", "prompts": ids(1)}, ValueError, "values of other prompts: give several, or source_prompts"),
+    ({"method": "resample", "source_prompts": ids(3, 4)}, ValueError, r"the 6 tokens of prompt 0 .* these 3 have \[4\]"),
+    ({"method": "resample", "source_prompts": ids()[1:]}, ValueError, "prompt 1 and differs from it"),
+    ({"components": "mlps", "heads": [1]}, ValueError, r"heads=\[1\] goes with components='heads', and these are 'mlps'"),
+    ({"neurons": None}, ValueError, "neurons=None goes with components='neurons'"),
     ({"layers": [3]}, IndexError, "layer 3 is out of range"),
     ({"layers": []}, ValueError, "layer is empty"),
     ({"heads": [0, 4]}, IndexError, "head 4 is out of range"),
-    ({"what": "positions", "positions": [6]}, IndexError, "position 6 is out of range"),
-    ({"what": "heads", "layers": [0, 2]}, KeyError, "no hook point 'blocks.0.attn.hook_z'; did you mean"),
+    ({"components": "positions", "positions": [6]}, IndexError, "position 6 is out of range"),
+    ({"components": "heads", "layers": [0, 2]}, KeyError, "no hook point 'blocks.0.attn.hook_z'; did you mean"),
 ]
 
 
