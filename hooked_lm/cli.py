@@ -60,7 +60,7 @@ def main(
 @clean_errors
 def demo(
     output: Annotated[Path, typer.Option(help="The path of the report.")] = Path("hooked_lm_demo.html"),
-    prompts: Annotated[int, typer.Option(help="The number of prompt pairs.")] = 8,
+    n_pairs: Annotated[int, typer.Option(help="The number of prompt pairs.")] = 8,
     open_report: Annotated[bool, typer.Option("--open/--no-open", help="Show the report in a browser.")] = False,
 ) -> None:
     """Patch the bundled model on the indirect-object task, and write an HTML report."""
@@ -72,7 +72,7 @@ def demo(
     from hooked_lm.demo import experiment
     from hooked_lm.pretrained import HookedTransformer
 
-    pairs = experiment.prompt_pairs(prompts)
+    pairs = experiment.prompt_pairs(n_pairs)
     model = HookedTransformer.from_pretrained("demo")
     _show_setting(model, pairs[0])
     result = experiment.run(model, pairs)
@@ -129,7 +129,7 @@ def circuit(
     by: Annotated[
         str, typer.Option(help="The metric of circuits: kl (to the full model) or 'logit difference'.")
     ] = "kl",
-    edges: Annotated[int | None, typer.Option(help="The number of edges to keep; 5% of all by default.")] = None,
+    n_edges: Annotated[int | None, typer.Option(help="The number of edges to keep; 5% of all by default.")] = None,
     threshold: Annotated[
         float | None, typer.Option(help="Or: the smallest effect of an edge, in nats (acdc needs it).")
     ] = None,
@@ -152,7 +152,7 @@ def circuit(
         task,
         method=method,
         by=by,
-        n_edges=edges,
+        n_edges=n_edges,
         threshold=threshold,
         ablation=ablation,
         check=check,

@@ -19,6 +19,7 @@ import hooked_lm
 from hooked_lm import HookedTransformer, families, hub, pretrained
 from hooked_lm.cli import app
 from hooked_lm.demo import corpus, experiment
+from hooked_lm.hooks.head_labels import parse_head_label
 from hooked_lm.models.decoder import Decoder
 from tests.close import assert_close, assert_near
 
@@ -44,10 +45,10 @@ def result(model: HookedTransformer) -> experiment.Result:
 
 def test_demo_writes_the_report(tmp_path: Path):
     path = tmp_path / "report.html"
-    shown = call("demo", "--output", path, "--prompts", 2)
+    shown = call("demo", "--output", path, "--n-pairs", 2)
     assert shown.exit_code == 0, shown.output
     assert f"report: {path}" in shown.output
-    rows = re.findall(r"│ \d\.\d\s+│((?:\s+[+-]\d\.\d{3} │){3})", shown.output)
+    rows = re.findall(r"│ L\dH\d\s+│((?:\s+[+-]\d\.\d{3} │){3})", shown.output)
     assert len(rows) == 10
     for row in rows:
         restored, low, high = map(float, re.findall(r"[+-]\d\.\d{3}", row))
@@ -61,9 +62,9 @@ def test_demo_writes_the_report(tmp_path: Path):
 
 def test_one_pair_has_no_intervals(tmp_path: Path):
     path = tmp_path / "report.html"
-    shown = call("demo", "--output", path, "--prompts", 1)
+    shown = call("demo", "--output", path, "--n-pairs", 1)
     assert shown.exit_code == 0, shown.output
-    assert len(re.findall(r"│ \d\.\d\s+│\s+[+-]\d\.\d{3} │", shown.output)) == 10
+    assert len(re.findall(r"│ L\dH\d\s+│\s+[+-]\d\.\d{3} │", shown.output)) == 10
     assert "95%" not in shown.output
     body = path.read_text(encoding="utf-8").split("</head>")[1]
     assert "one pair tells nothing about others" in body
@@ -135,7 +136,7 @@ def test_heads_are_ranked_by_the_size_of_their_effect(result: experiment.Result)
     ranking = result.ranking(5)
     effects = ranking["restored"].to_list()
     assert [abs(effect) for effect in effects] == sorted(map(abs, effects), reverse=True)
-    layer, head = map(int, ranking["head"][0].split("."))
+    layer, head = parse_head_label(ranking["head"][0])
     assert (layer, head) == result.top_heads(1)[0]
     assert_close(effects[0], result.heads.mean[layer, head].item())
     assert_close(abs(effects[0]), result.heads.mean.abs().max().item())
@@ -228,8 +229,8 @@ def test_a_model_that_cannot_tell_is_refused():
     [
         (["--output", "{tmp}/nowhere/report.html"], "there is no folder"),
         (["--output", "{tmp}"], "it is a folder"),
-        (["--output", "{tmp}/report.html", "--prompts", "0"], "must be from 1 to"),
-        (["--output", "{tmp}/report.html", "--prompts", "100000"], "must be from 1 to"),
+        (["--output", "{tmp}/report.html", "--n-pairs", "0"], "must be from 1 to"),
+        (["--output", "{tmp}/report.html", "--n-pairs", "100000"], "must be from 1 to"),
     ],
 )
 def test_bad_input_is_refused_before_the_work(

@@ -22,6 +22,7 @@ from hooked_lm import patching, viz
 from hooked_lm.analysis import metrics
 from hooked_lm.demo import corpus
 from hooked_lm.engine.prompts import tokens_of
+from hooked_lm.hooks.head_labels import head_label
 from hooked_lm.pretrained import HookedTransformer
 
 TEMPLATE = corpus.INDIRECT_OBJECT_TEMPLATES[0]
@@ -126,7 +127,7 @@ class Result:
         for layer, head in self.top_heads(n):
             weight, pos = self.patterns[layer, head, -1].max(0)
             looks.append((f"{viz.visible(self.tokens[int(pos)])} (position {int(pos)})", weight.item()))
-        names = [f"{layer}.{head}" for layer, head in self.top_heads(n)]
+        names = [head_label(layer, head) for layer, head in self.top_heads(n)]
         ranking = pd.DataFrame({"head": names, "restored": top["effect"], "low": top["low"], "high": top["high"]})
         ranking[["the last token looks at", "weight"]] = looks
         return ranking if self.heads.n_prompts > 1 else ranking.drop(columns=["low", "high"])
@@ -314,7 +315,7 @@ def _interval(effects: patching.SweepResult) -> tuple[Tensor, Tensor] | None:
 
 def _patterns_section(result: Result) -> viz.Section:
     top = result.top_heads(SHOWN_HEADS)
-    labels = [f"head {layer}.{head}, restores {result.heads.mean[layer, head]:.0%}" for layer, head in top]
+    labels = [f"{head_label(layer, head)}, restores {result.heads.mean[layer, head]:.0%}" for layer, head in top]
     patterns = torch.stack([result.patterns[layer, head] for layer, head in top])
     return viz.Section(
         "Where these heads look",

@@ -8,9 +8,18 @@ from torch import Tensor
 
 from hooked_lm.engine.both_stacks import SourceAndTarget, stack_of, tokens_at
 from hooked_lm.engine.edit import Change, Edit, Rest
-from hooked_lm.engine.prompts import Which, chosen, position_labels, site_of_layer, values_of
+from hooked_lm.engine.prompts import (
+    Which,
+    WhichHeads,
+    chosen,
+    labelled_heads,
+    position_labels,
+    site_of_layer,
+    values_of,
+)
 from hooked_lm.engine.study import Study
 from hooked_lm.engine.values_like import values_like
+from hooked_lm.hooks.head_labels import head_label
 from hooked_lm.results import Label
 
 FEATURES = {"head": ("head", "kv_head", "ssm_head"), "neuron": ("d_mlp", "d_inner")}
@@ -28,7 +37,7 @@ class Plan:
         names: Sequence[str],
         layers: Which = "each",
         positions: Which = "each",
-        heads: Which = None,
+        heads: WhichHeads = None,
         neurons: Which = None,
     ) -> None:
         if heads is not None and neurons is not None:
@@ -37,6 +46,11 @@ class Plan:
             raise TypeError(f"sites must be short names such as 'resid_pre', got {strange[0]!r}")
         self.model, self.names = model, names
         self.n_layers = self._n_layers()
+        self.pairs = labelled_heads(heads)  # (layer, head) of each head, if they are named by labels
+        if self.pairs is not None:
+            if not (isinstance(layers, str) and layers == "each"):
+                raise ValueError(f"heads={heads!r} have their layers in their labels: leave out layers={layers!r}")
+            layers, heads = (sorted({pair[i] for pair in self.pairs}) for i in (0, 1))
         self.layers = chosen(layers, self.n_layers, "layer")
         self.found = self._found()
         self.tokens = self._tokens(tokens, apart=positions is not None)
@@ -44,7 +58,7 @@ class Plan:
         self.like: dict[str, Tensor] = {}  # shapes and dtypes of values, as meta tensors, if determined
         self.feature = "head" if heads is not None else "neuron" if neurons is not None else None
         self.sizes = self._sizes(tokens) if self.feature is not None else {}
-        which = heads if heads is not None else neurons
+        which: Any = heads if heads is not None else neurons
         self.features = None if self.feature is None else chosen(which, max(self.sizes.values()), self.feature)
         self.axes = self._axes()
 
@@ -68,19 +82,25 @@ class Plan:
         """The edits at one grid index, with these values of the sites."""
         indices = list(place)
         name = self.names[indices.pop(0)] if len(self.names) > 1 else self.names[0]
-        some = (
-            None if axis is None else [axis[indices.pop(0)]] for axis in (self.layers, self.positions, self.features)
-        )
-        return [Edit(site, values[site], positions, rest) for site, positions, rest in self._targets(name, *some)]
+        layers = None if self.layers is None or self.pairs else [self.layers[indices.pop(0)]]
+        positions = None if self.positions is None else [self.positions[indices.pop(0)]]
+        features = None if self.features is None or self.pairs else [self.features[indices.pop(0)]]
+        if self.pairs:
+            layers, features = ([number] for number in self.pairs[indices.pop(0)])
+        targets = self._targets(name, layers, positions, features)
+        return [Edit(site, values[site], where, rest) for site, where, rest in targets]
 
     def _places(self) -> Iterator[tuple[tuple[int, ...], tuple[str, Choice, Choice, Choice]]]:
         """Yields each grid index, with the site's name, layers, positions and features that it edits."""
-        each = [_each(some) for some in (self.layers, self.positions, self.features)]
-        for (number, name), chosen_ones in product(enumerate(self.names), product(*each)):
+        layers, positions, features = (_each(some) for some in (self.layers, self.positions, self.features))
+        grid = list(product(layers, positions, features))
+        if self.pairs:
+            heads = list(enumerate(self.pairs))
+            grid = [((None, [layer]), where, (i, [head])) for where, (i, (layer, head)) in product(positions, heads)]
+        for (number, name), cell in product(enumerate(self.names), grid):
             place = [number] if len(self.names) > 1 else []
-            place += [i for i, _ in chosen_ones if i is not None]
-            layers, positions, features = (some for _, some in chosen_ones)
-            yield tuple(place), (name, layers, positions, features)
+            place += [i for i, _ in cell if i is not None]
+            yield tuple(place), (name, *(some for _, some in cell))  # type: ignore[misc]
 
     def _targets(
         self, name: str, layers: Choice, positions: Choice, features: Choice
@@ -147,13 +167,13 @@ class Plan:
 
     def _axes(self) -> dict[str, list[Label]]:
         axes: dict[str, list[Label]] = {"site": list(self.names)} if len(self.names) > 1 else {}
-        if self.layers is not None:
+        if self.layers is not None and not self.pairs:
             axes["layer"] = list(self.layers)
         if self.positions is not None:
             labels = position_labels(self.model, self.tokens)
             axes["position"] = [labels[pos] for pos in self.positions]
         if self.features is not None and self.feature is not None:
-            axes[self.feature] = list(self.features)
+            axes[self.feature] = [head_label(*pair) for pair in self.pairs or ()] or list(self.features)
         return axes
 
 

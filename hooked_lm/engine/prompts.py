@@ -10,11 +10,13 @@ from torch import Tensor
 from hooked_lm.engine.both_stacks import tokens_at
 from hooked_lm.engine.edit import dense
 from hooked_lm.hooks import UnknownSite
+from hooked_lm.hooks.head_labels import parse_head_label
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.results import Label
 
 Prompts = str | Sequence[str] | Int[Tensor, "..."]  # ids [batch, pos] or [pos]; lengths are compared in words
 Which = str | Indices  # "each": an axis of all; indices: an axis of these; None: no axis, all together
+WhichHeads = Which | Sequence[str]  # or labels such as "L1H7": an axis of these
 
 
 def tokens_of(model: Any, prompts: Prompts, name: str = "prompts") -> Int[Tensor, "batch pos"]:
@@ -70,6 +72,22 @@ def chosen(which: Which, size: int, what: str) -> list[int] | None:
         twice = next(index for index in indices if indices.count(index) > 1)
         raise ValueError(f"{what} {twice} is given twice in {some}")
     return indices
+
+
+def labelled_heads(heads: WhichHeads) -> list[tuple[int, int]] | None:
+    """The layer and index of each head, if heads are labels such as "L1H7"; otherwise None.
+
+    Raises ValueError for a mixture of labels and indices, and for a head that is given twice.
+    """
+    several = [heads] if isinstance(heads, str) else heads if isinstance(heads, (list, tuple)) else []
+    if heads == "each" or not any(isinstance(head, str) for head in several):
+        return None
+    if numbers := [head for head in several if not isinstance(head, str)]:
+        raise ValueError(f"heads are labels such as 'L1H7', or indices; got {numbers[0]!r} among labels")
+    found = [parse_head_label(str(head)) for head in several]
+    if len(set(found)) < len(found):
+        raise ValueError(f"a head is given twice in {several}")
+    return found
 
 
 def position_labels(model: Any, tokens: Int[Tensor, "batch pos"]) -> list[Label]:

@@ -12,7 +12,16 @@ from torch import Tensor
 from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.edit import Change
 from hooked_lm.engine.plan import Plan
-from hooked_lm.engine.prompts import Prompts, Which, check_has_mean, chosen, site_of_layer, tokens_of, values_of
+from hooked_lm.engine.prompts import (
+    Prompts,
+    Which,
+    WhichHeads,
+    check_has_mean,
+    chosen,
+    site_of_layer,
+    tokens_of,
+    values_of,
+)
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.engine.undisturbed import undisturbed
@@ -44,7 +53,7 @@ def ablate(
     method: str = "zero",
     source_prompts: Dataset | None = None,
     layers: Which = "each",
-    heads: Which = "each",
+    heads: WhichHeads = "each",
     neurons: Which = "each",
     positions: Which = None,
     seed: int = 0,
@@ -60,18 +69,19 @@ def ablate(
 
     Args:
         prompts: texts or ids [batch, pos], of one length.
-        components: "heads" (the `z` of a head), "mlps" (`mlp_out`), "attention" (`attn_out`, or `mixer_out` in state-space layers),
-            "neurons" (`post` of an MLP), "positions" (the residual stream before each layer, at one position), or "layers"
-            (all outputs that a layer adds to the residual stream).
+        components: "heads" (the `z` of a head), "mlps" (`mlp_out`), "attention" (`attn_out`, or `mixer_out` in state-space
+            layers), "neurons" (`post` of an MLP), "positions" (the residual stream before each layer, at one position), or
+            "layers" (all outputs that a layer adds to the residual stream).
         metric: maps logits [batch, pos, d_vocab] to one number per prompt [batch] or one for all prompts; or a mapping of names
             to such functions. See `hooked_lm.analysis.metrics`.
         method: "zero"; "mean", the mean over all source prompts and positions; "resample", the values of one other
             prompt at the same positions, the same prompt in all cells.
-        source_prompts: for "mean" texts or ids of any length, BOS included; for "resample" texts or ids, of which one that is as long
-            as the prompt and differs from it is drawn for each prompt. None: the prompts themselves, which "resample" permutes
-            so that each gets the values of another.
-        layers, heads, neurons: "each" adds an axis, a list an axis of these indices, None ablates all together.
-        positions: "each" or a list adds an axis, None ablates all positions together (for components="positions" it means "each").
+        source_prompts: for "mean" texts or ids of any length, BOS included; for "resample" texts or ids, of which one that is
+            as long as the prompt and differs from it is drawn for each prompt. None: the prompts themselves, which "resample"
+            permutes so that each gets the values of another.
+        layers, heads, neurons: "each" adds an axis, a list an axis of these indices (heads: or labels such as "L1H7"), None
+            ablates all together.
+        positions: "each" or a list adds an axis, None ablates all positions together ("each" for components="positions").
         seed: seed of the draws of "resample", which do not use the global generators.
         max_memory, progress, checkpoint: as in `sweep`.
 
@@ -113,7 +123,9 @@ def ablate(
     return study.carry_out(model, tokens, metric, None, max_memory, progress, checkpoint)
 
 
-def _check_options(components: str, method: str, source_prompts: Dataset | None, heads: Which, neurons: Which) -> None:
+def _check_options(
+    components: str, method: str, source_prompts: Dataset | None, heads: WhichHeads, neurons: Which
+) -> None:
     if components not in SITES:
         raise ValueError(f"components must be one of {', '.join(SITES)}, got {components!r}")
     if method not in METHODS:

@@ -2,6 +2,7 @@
 et al. 2023, arXiv:2304.05969)."""
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Any
@@ -17,10 +18,12 @@ from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, Study, SweepInterrupted
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.hooks.head_labels import head_label
 from hooked_lm.results import Label
 
-Sender = tuple[int, int | str]  # (layer, head), or (layer, "mlp")
-Receiver = tuple[int, int | str] | tuple[int, int, str]  # (layer, head, "q"), or (layer, head), or (layer, "mlp")
+Sender = str | tuple[int, int | str]  # "L1H7" or "m1", or (layer, head) or (layer, "mlp")
+Receiver = Sender | tuple[int, int, str]  # "L1H7<q>", or (layer, head, "q"); a head without a letter: all three
+LABEL = re.compile(r"L(?P<layer>\d+)H(?P<head>\d+)(<(?P<input>[qkv])>)?|m(?P<mlp>\d+)")
 Placed = Sequence[tuple[Sender, tuple[int, ...]]]  # senders, each with its index in the grid
 INPUTS = ("q", "k", "v")
 
@@ -47,10 +50,10 @@ def path_patch(
 
     Args:
         corrupted, clean: texts or ids [batch, pos] of the same shape.
-        receivers: a list of (layer, head, "q" | "k" | "v"), (layer, head) for all three, and (layer, "mlp"), patched together.
+        receivers: a list of inputs of heads such as "L3H0<q>", "L3H0" for all three, and MLPs such as "m3", patched together.
             With grouped-query attention "k" and "v" are those of the head's key/value head. Or "logits": only the first run,
-            whose logits are measured.
-        senders: "heads" (all heads), "mlps", or a list of (layer, head) and (layer, "mlp").
+            whose logits are measured. Tuples mean the same: (3, 0, "q"), (3, 0), (3, "mlp").
+        senders: "heads" (all heads), "mlps", or a list of heads and MLPs such as ["L1H7", "m0"].
         freeze: "attention" recomputes MLPs, "all" freezes them too.
         metric, max_memory, progress, checkpoint: as for `sweep`.
 
@@ -63,7 +66,7 @@ def path_patch(
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> clean, corrupted = "When Mary and John left, John", "When Mary and John left, Mary"
     >>> answers = metrics.logit_difference(model.to_single_token(" Mary"), model.to_single_token(" John"))
-    >>> result = patching.path_patch(model, corrupted, clean, receivers=[(3, 0, "q")], metric=answers)
+    >>> result = patching.path_patch(model, corrupted, clean, receivers=["L3H0<q>"], metric=answers)
     >>> result.mean.shape == (model.cfg.n_layers, model.cfg.n_heads)
     True
     """
@@ -155,6 +158,7 @@ class Paths:
 
     def inputs(self, receiver: Receiver) -> list[tuple[str, tuple[int, ...]]]:
         """The input sites of a receiver, each with the index of its head, () for an MLP."""
+        receiver = _parts(receiver)
         layer, part = self._layer(receiver[0]), receiver[1]
         if isinstance(part, str):
             return [(self._site("mlp_in" if part == "mlp" else part, layer), ())]
@@ -185,7 +189,8 @@ class Paths:
 
     def cell(self, sender: Sender) -> Cell:
         """Edits that set the sender's output to its clean value, and freeze later outputs (see `freeze`) at corrupted values."""
-        layer, part = self._layer(sender[0]), sender[1]
+        number, part, *_ = _parts(sender)
+        layer = self._layer(number)
         is_mlp = part == "mlp"
         rest = () if isinstance(part, str) else (_in_range(part, self.n_heads, "head"),)
         name = "mlp_out" if is_mlp else "z"
@@ -253,7 +258,24 @@ def _senders(model: Any, senders: str | Sequence[Sender]) -> tuple[dict[str, lis
         return {"layer": list(layers), "head": list(heads)}, [(both, both) for both in product(there, heads)]
     if not senders:
         raise ValueError("senders is empty: name at least one")
-    return {"sender": [f"{layer}.{part}" for layer, part in senders]}, [(s, (i,)) for i, s in enumerate(senders)]
+    return {"sender": [_label(sender) for sender in senders]}, [(s, (i,)) for i, s in enumerate(senders)]
+
+
+def _parts(node: Receiver) -> tuple[int, int | str] | tuple[int, int, str]:
+    """The tuple of a sender or receiver: (layer, head), (layer, head, "q") or (layer, "mlp")."""
+    if not isinstance(node, str):
+        return node
+    if (found := LABEL.fullmatch(node)) is None:
+        raise ValueError(f"{node!r} is neither a head such as 'L1H7' or 'L1H7<q>' nor an MLP such as 'm1'")
+    if found["mlp"] is not None:
+        return int(found["mlp"]), "mlp"
+    layer, head = int(found["layer"]), int(found["head"])
+    return (layer, head) if found["input"] is None else (layer, head, found["input"])
+
+
+def _label(sender: Sender) -> str:
+    layer, part, *_ = _parts(sender)
+    return head_label(layer, part) if isinstance(part, int) else f"m{layer}"
 
 
 def _size(model: Any) -> tuple[int, int]:

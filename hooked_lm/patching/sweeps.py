@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hooked_lm.engine.both_stacks import Target, joined
 from hooked_lm.engine.plan import Plan
-from hooked_lm.engine.prompts import Prompts, Source, Which, aligned, tokens_of
+from hooked_lm.engine.prompts import Prompts, Source, Which, WhichHeads, aligned, tokens_of
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics
 from hooked_lm.engine.undisturbed import undisturbed
@@ -26,7 +26,7 @@ def sweep(
     sites: str | Sequence[str] = "resid_pre",
     layers: Which = "each",
     positions: Which = "each",
-    heads: Which = None,
+    heads: WhichHeads = None,
     neurons: Which = None,
     source: Any = "clean",
     direction: str = "denoise",
@@ -46,7 +46,7 @@ def sweep(
             to such functions. See `hooked_lm.analysis.metrics`.
         sites: short names ("resid_pre", "z", "mlp_out", "pattern", ...); several add an axis.
         layers, positions, heads, neurons: "each" adds an axis, a list an axis of these indices, None patches all together. The
-            position of scores and patterns is that of the query.
+            position of scores and patterns is that of the query. Heads may be labels, ["L1H7", "L2H0"], which have one axis.
         source: "clean" (the other run), "mean" (the mean of its prompts), "zero", a tensor that broadcasts against the
             site [batch, pos, ...], or a cache.
         direction: "denoise" patches clean values into the corrupted run, "noise" corrupted values into the clean run.

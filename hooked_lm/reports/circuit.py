@@ -166,7 +166,7 @@ def _effects(
     """The effects of all edges on the clean run, if the method computes them."""
     common: dict[str, Any] = {**prompts, "metric": metric, "source": SOURCES[ablation], "direction": "noise"}
     if method == "exact":
-        return patch_edges(model, progress=False, **common)
+        return patch_edges(model, **common)
     if method in METHODS:
         return attribute_edges(model, method=method, steps=STEPS, check=check, **common)
     return None

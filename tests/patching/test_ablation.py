@@ -187,14 +187,22 @@ def test_no_prompt_is_given_its_own_values(batch: int):
 # ---- bad input -------------------------------------------------------------------------------------------------------
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"components": "head"}, ValueError, "what must be one of heads, .*'head'"),
+    ({"components": "head"}, ValueError, "components must be one of heads, .*'head'"),
     ({"method": "median"}, ValueError, "method must be one of zero, mean, resample, got 'median'"),
     ({"source_prompts": ids()}, ValueError, "'zero' uses no source_prompts"),
     ({"method": "mean", "source_prompts": []}, ValueError, "source_prompts is empty"),
     ({"method": "resample", "prompts": ids(1)}, ValueError, "values of other prompts: give several, or source_prompts"),
-    ({"method": "resample", "source_prompts": ids(3, 4)}, ValueError, r"the 6 tokens of prompt 0 .* these 3 have \[4\]"),
+    (
+        {"method": "resample", "source_prompts": ids(3, 4)},
+        ValueError,
+        r"the 6 tokens of prompt 0 .* these 3 have \[4\]",
+    ),
     ({"method": "resample", "source_prompts": ids()[1:]}, ValueError, "prompt 1 and differs from it"),
-    ({"components": "mlps", "heads": [1]}, ValueError, r"heads=\[1\] goes with components='heads', and these are 'mlps'"),
+    (
+        {"components": "mlps", "heads": [1]},
+        ValueError,
+        r"heads=\[1\] goes with components='heads', and these are 'mlps'",
+    ),
     ({"neurons": None}, ValueError, "neurons=None goes with components='neurons'"),
     ({"layers": [3]}, IndexError, "layer 3 is out of range"),
     ({"layers": []}, ValueError, "layer is empty"),

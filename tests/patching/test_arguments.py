@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm import patching
-from hooked_lm.analysis import attribute
+from hooked_lm.analysis import Attribution, attribute
 from hooked_lm.patching import Edit
 from tests.close import assert_close
 from tests.engine.naive import naive
@@ -96,3 +96,37 @@ def test_sparse_values_are_their_numbers() -> None:
     [(_, found)] = patching.Experiment(MODEL, CORRUPTED, [metric]).run([[edit]], progress=False)
     dense = Edit("blocks.1.hook_resid_pre", value.expand(1, 4, 32), (2,))
     assert_close(found[0], metric(naive(MODEL, CORRUPTED, [dense])))
+
+
+def test_heads_are_chosen_by_their_labels() -> None:
+    three, study = toy(n_layers=3), {"metric": metric, "sites": ["z", "q"], "progress": False}
+    labels = ["L2H1", "L0H3", "L2H0"]
+    for positions in (None, [1, -1]):
+        for run in (patching.sweep, lambda *args, **options: attribute(*args, check=True, **options)):
+            whole = run(three, CORRUPTED, CLEAN, positions=positions, heads="each", **study)
+            found = run(three, CORRUPTED, CLEAN, positions=positions, heads=labels, **study)
+            assert list(found.axes) == ["site", *(["position"] if positions else []), "head"]
+            assert found.axes["head"] == tuple(labels)
+            for label in labels:
+                assert_close(found.select(head=label).values, whole.select(head=label).values)
+                if isinstance(found, Attribution) and isinstance(whole, Attribution):
+                    assert found.exact is not None
+                    assert_close(found.select(head=label).exact, whole.select(head=label).exact)
+    by_label = patching.ablate(three, CORRUPTED, heads="L1H2", metric=metric, progress=False)
+    assert_close(by_label.values[0], patching.ablate(three, CORRUPTED, metric=metric, progress=False).values[1, 2])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"heads": ["L1H2", 3]}, ValueError, "labels such as 'L1H7', or indices; got 3 among labels"),
+        ({"heads": ["L1H2", "L1H2"]}, ValueError, "a head is given twice"),
+        ({"heads": "L1H2", "layers": [1]}, ValueError, r"leave out layers=\[1\]"),
+        ({"heads": "L5H2"}, IndexError, "layer 5 is out of range"),
+        ({"heads": "L1H9"}, IndexError, "head 9 is out of range"),
+        ({"heads": "1.7"}, ValueError, "'1.7' is not the label of a head; labels are like 'L1H7'"),
+    ],
+)
+def test_labels_that_name_no_head(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        patching.sweep(MODEL, CORRUPTED, CLEAN, metric=metric, sites="z", **options)

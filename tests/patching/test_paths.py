@@ -113,7 +113,9 @@ def test_paths_from_and_to_mlps(kind: str):
     receivers = [(2, "mlp"), (3, 1)]
     senders = [(0, "mlp"), (1, 2), (1, "mlp")]
     result = patching.path_patch(model, corrupted, clean, receivers, senders, metric=metric)
-    assert dict(result.axes) == {"sender": ("0.mlp", "1.2", "1.mlp")}
+    assert dict(result.axes) == {"sender": ("m0", "L1H2", "m1")}
+    by_name = patching.path_patch(model, corrupted, clean, ["m2", "L3H1"], ["m0", "L1H2", "m1"], metric=metric)
+    assert torch.equal(by_name.values, result.values)
     for index, sender in enumerate(senders):
         expected = by_hand(model, sender, receivers, "attention")
         assert_close(result.values[index], expected)
@@ -165,6 +167,11 @@ def test_a_model_with_an_open_hook_takes_whole_forwards():
         ({"receivers": [(0, 0, "z")]}, ValueError, "a head receives through q, k or v, got 'z'"),
         ({"senders": []}, ValueError, "senders is empty"),
         ({"senders": "neurons"}, ValueError, "senders must be 'heads', 'mlps' or a list"),
+        (
+            {"senders": ["1.2"]},
+            ValueError,
+            "'1.2' is neither a head such as 'L1H7' or 'L1H7<q>' nor an MLP such as 'm1'",
+        ),
         ({"senders": [(0, 4)]}, IndexError, "head 4 is out of range"),
         ({"senders": [(0, "attn")]}, ValueError, "layer 0 has nothing to send at 'attn'"),
         ({"freeze": "mlps"}, ValueError, "freeze must be 'attention' or 'all'"),

@@ -89,7 +89,18 @@ def test_tasks_that_do_not_go_together() -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     report, saved = tmp_path / "report.html", tmp_path / "circuit.safetensors"
-    given = ["--clean", CLEAN, "--corrupted", CORRUPTED, "--answers", " Mary, John", "--method", "eap", "--edges", "40"]
+    given = [
+        "--clean",
+        CLEAN,
+        "--corrupted",
+        CORRUPTED,
+        "--answers",
+        " Mary, John",
+        "--method",
+        "eap",
+        "--n-edges",
+        "40",
+    ]
     found = CliRunner().invoke(app, ["circuit", "demo", *given, "--output", str(report), "--save", str(saved)])
     assert found.exit_code == 0, found.output
     assert "faithfulness" in found.output

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from inspect import signature
 from itertools import product
 from typing import Any
 
@@ -25,6 +26,7 @@ from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts, chosen, position_labels, site_of_layer, tokens_of, values_of
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.hooks.select import Site
 from hooked_lm.results import Label
 from hooked_lm.results.scores import Scores, origin
@@ -283,6 +285,8 @@ def sweep_alignments(
             [0., 0.]])
     """
     cfg: Any = model.cfg
+    known = set(signature(train_alignment).parameters) - {"model", "corrupted", "clean", "answers", "site", "positions"}
+    check_keywords("sweep_alignments", settings, known)
     tokens = tokens_of(model, corrupted, "corrupted")
     some_layers = chosen(layers, cfg.n_layers, "layer") or []
     some_positions = chosen(positions, tokens.shape[1], "position") or []

@@ -55,6 +55,7 @@ def attribute_edges(
     check: Check = None,
     seed: int = 0,
     max_memory: int | str = "auto",
+    progress: bool | None = None,
 ) -> Attribution:
     """Estimates the effect of every edge of a model's graph, as `patch_edges` measures it, from gradients.
 
@@ -80,6 +81,7 @@ def attribute_edges(
         check: how many edges to measure exactly, for `agreement`: True all, a number that many drawn by `seed`, False none,
             None as many as are affordable (for the bundled model all, up to about 20 prompts).
         max_memory: "auto", or the bytes that the gradients of one layer's readers may take; also for the exact runs.
+        progress: whether the exact runs show a progress bar; None: if the work takes longer than a second.
 
     Returns an Attribution with the axes writer and reader (see `Graph`; NaN where there is no edge): `effects()` are the
     scores. Raises TypeError for another model, ValueError for prompts that do not line up, a metric without a gradient,
@@ -125,7 +127,7 @@ def attribute_edges(
         source=source,
         direction=direction,
         max_memory=max_memory,
-        progress=False,
+        progress=progress,
     )
     return replace(found, exact=exact.values)
 

@@ -190,6 +190,11 @@ class Filled:
         self._all += scores.to(self._all)
         if not bool(self._is_there.all()):
             self._all.masked_fill_(~self._is_there, torch.nan)
+        if self.plan.pairs:
+            rows, columns = zip(*self.plan.pairs, strict=True)
+            layers, heads = self.plan.layers or [], self.plan.features or []
+            at = [layers.index(layer) for layer in rows], [heads.index(head) for head in columns]
+            self._all = self._all[:, at[0], :, at[1]].movedim(0, 2).contiguous()
         return self._all.view(*(len(labels) for labels in self.plan.axes.values()), self._all.shape[-1])
 
 

@@ -19,7 +19,7 @@ from hooked_lm.engine.both_stacks import SIDES, Target, refuse_two_stacks, stack
 from hooked_lm.engine.budget import Budget, token_bytes
 from hooked_lm.engine.metric_trace import Logits, reads_of
 from hooked_lm.engine.plan import FEATURES, Plan
-from hooked_lm.engine.prompts import Prompts, Source, Which, site_of_layer
+from hooked_lm.engine.prompts import Prompts, Source, Which, WhichHeads, site_of_layer
 from hooked_lm.engine.study import Metrics, named
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
@@ -69,7 +69,7 @@ def attribute(
     sites: str | Sequence[str] = "resid_pre",
     layers: Which = "each",
     positions: Which = "each",
-    heads: Which = None,
+    heads: WhichHeads = None,
     neurons: Which = None,
     source: Any = "clean",
     direction: str = "denoise",

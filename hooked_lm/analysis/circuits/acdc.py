@@ -118,7 +118,7 @@ class Search:
         return n_dropped
 
     def _measured(self, rows: Bool[Tensor, "row writer reader"]) -> Float[Tensor, " row"]:
-        found = self.runner.values(rows).double().mean(1)
+        found = self.runner.values(rows, progress=False).double().mean(1)
         if bool(found.isnan().any()):
             raise ValueError("the metric of a circuit is NaN: edges cannot be told apart by it")
         return found

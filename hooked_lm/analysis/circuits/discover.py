@@ -21,6 +21,7 @@ from hooked_lm.analysis.circuits.top import at_least, largest
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.undisturbed import undisturbed
+from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import origin
 
@@ -35,6 +36,13 @@ SEARCHES: Mapping[str, tuple[Callable[..., Circuit], str]] = {
     "masks": (train_masks, "n_edges"),
 }
 CHECKED = 100  # default number of edges whose estimates are compared with exact patching
+OPTIONS: Mapping[str, Sequence[str]] = {
+    "acdc": (),
+    "pruning": ("share", "steps"),
+    "masks": ("steps", "learning_rate", "seed"),
+    **dict.fromkeys(edges.METHODS, ("steps", "freeze_norms", "check", "seed")),
+    "exact": ("edges",),
+}
 METHODS = (*edges.METHODS, "exact", *SEARCHES)
 
 
@@ -50,6 +58,7 @@ def discover(
     threshold: float | None = None,
     ablation: str = "resample",
     max_memory: int | str = "auto",
+    progress: bool | None = None,
     **options: Any,
 ) -> Circuit:
     """Find a circuit: the edges that the behaviour of a model on the clean prompts depends on.
@@ -68,6 +77,7 @@ def discover(
         threshold: alternatively, the smallest absolute effect of an edge, in units of the metric. Edges that are then on no path
             are left out.
         ablation: the ablation of edges outside the circuit: "resample", "mean" or "zero"; see `Runner`.
+        max_memory, progress: as for `patching.sweep`.
         options: further arguments of the method, such as `steps`, `seed` or `check`.
 
     Returns a Circuit, which is empty if no edge reaches the threshold. Raises ValueError for an unknown method or ablation, for
@@ -88,7 +98,13 @@ def discover(
     limits = {name: limit for name, limit in (("n_edges", n_edges), ("threshold", threshold)) if limit is not None}
     if isinstance(method, str) and method in SEARCHES:
         search, _ = SEARCHES[method]
-        common: dict[str, Any] = {"metric": metric, "ablation": ablation, "max_memory": max_memory}
+        common: dict[str, Any] = {
+            "metric": metric,
+            "ablation": ablation,
+            "max_memory": max_memory,
+            "progress": progress,
+        }
+        check_keywords(f"method {method!r}", options, OPTIONS[method])
         return search(model, corrupted, clean, **common, **limits, **options).pruned()
     if not isinstance(method, str):
         if options:
@@ -101,7 +117,9 @@ def discover(
             "another method, such as 'eap-ig-inputs'"
         )
     metric = metric or Runner(model, corrupted, clean, max_memory=max_memory).metric
-    found = _effects(model, corrupted, clean, metric, method, ablation, max_memory, options)
+    check_keywords(f"method {method!r}", options, OPTIONS[method])
+    common = {"metric": metric, "source": SOURCES[ablation], "direction": "noise", "max_memory": max_memory}
+    found = _effects(model, corrupted, clean, method, {**common, "progress": progress, **options})
     return _best(model, found, method, limits, {"ablation": ablation, **options})
 
 
@@ -124,24 +142,13 @@ def _effects(
     model: Decoder,
     corrupted: Prompts,
     clean: Prompts,
-    metric: Metric,
     method: str,
-    ablation: str,
-    max_memory: int | str,
     options: Mapping[str, Any],
 ) -> SweepResult:
     """The measured or estimated effect of ablating each edge of the clean run."""
-    common: dict[str, Any] = {
-        "metric": metric,
-        "source": SOURCES[ablation],
-        "direction": "noise",
-        "max_memory": max_memory,
-    }
-    if given := common.keys() & options.keys():
-        raise TypeError(f"{', '.join(sorted(given))} follow from ablation={ablation!r}, and are no options of discover")
     if method == "exact":
-        return patch_edges(model, corrupted, clean, **common, **{"progress": False, **options})
-    return edges.attribute_edges(model, corrupted, clean, method=method, **common, **{"check": CHECKED, **options})
+        return patch_edges(model, corrupted, clean, **options)
+    return edges.attribute_edges(model, corrupted, clean, method=method, **{"check": CHECKED, **options})
 
 
 def _best(model: Decoder, found: SweepResult, method: str, limits: Mapping[str, Any], about: dict[str, Any]) -> Circuit:

@@ -145,6 +145,7 @@ def evaluate(
     sizes: Sequence[int | float] | None = None,
     ablation: str = "resample",
     max_memory: int | str = "auto",
+    progress: bool | None = None,
 ) -> Evaluation:
     """Faithfulness and completeness of circuits, computed in one batched run.
 
@@ -155,6 +156,7 @@ def evaluate(
         sizes: numbers of edges, or floats for fractions of all edges; None: 0, 1, 2, 5, 10, 20, 50 and 100 % of the edges. Each
             circuit has the edges with the largest absolute scores that are on paths, at most that many.
         metric, ablation, max_memory: as for `Runner`.
+        progress: whether to show a progress bar; None: if the work takes longer than a second.
 
     Returns an Evaluation. Raises ValueError for a circuit of another model, for sizes out of range, for an empty list, and for a
     metric with the same mean in the full model and the empty circuit, as faithfulness is undefined then.
@@ -174,7 +176,7 @@ def evaluate(
     named = _circuits(runner.graph, circuits, sizes)
     edges = torch.stack([circuit.edges for circuit in named.values()])
     nothing = torch.zeros_like(edges[:1])
-    found = runner.values(torch.cat([edges, runner.graph.is_edge & ~edges, nothing]))
+    found = runner.values(torch.cat([edges, runner.graph.is_edge & ~edges, nothing]), progress)
     empty = found[-1]
     difference = float((runner.full.double() - empty.double()).mean())
     if not abs(difference) > 1e-6:
@@ -201,6 +203,7 @@ def minimality(
     of: str = "edges",
     ablation: str = "resample",
     max_memory: int | str = "auto",
+    progress: bool | None = None,
 ) -> Scores:
     """The contribution of each edge or node: the metric of the circuit minus that of the circuit without it.
 
@@ -223,7 +226,7 @@ def minimality(
     if not circuit.n_edges:
         raise ValueError("the circuit is empty: there is nothing to leave out")
     without = _without_edges(circuit) if of == "edges" else _without_nodes(circuit)
-    found = runner.values(torch.stack([circuit.edges, *without.values()]))
+    found = runner.values(torch.stack([circuit.edges, *without.values()]), progress)
     about = origin(model, ablation=ablation, metric=runner.metric_name)
     return Scores(found[0] - found[1:], {of.removesuffix("s"): list(without)}, about=about)
 

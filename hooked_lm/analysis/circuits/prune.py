@@ -8,6 +8,7 @@ from hooked_lm.analysis.attribution.gradients import Metric, check_grad_mode
 from hooked_lm.analysis.circuits.circuit import Circuit
 from hooked_lm.analysis.circuits.paths import on_paths
 from hooked_lm.analysis.circuits.run import Runner
+from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.models.decoder import Decoder
@@ -26,6 +27,7 @@ def prune(
     steps: int = 5,
     ablation: str = "resample",
     max_memory: int | str = "auto",
+    progress: bool | None = None,
 ) -> Circuit:
     """Drop edges in rounds until at most `n_edges` are left.
 
@@ -63,14 +65,16 @@ def prune(
     runner = Runner(model, corrupted, clean, metric, ablation, max_memory)
     left = runner.graph.is_edge.clone()
     scores = torch.where(left, 1.0, torch.nan)
-    while (n := int(left.sum())) > n_edges:
-        effects = mean_gradient(runner, left, steps).abs().masked_fill(~left, torch.inf)
-        weakest = effects.flatten().argsort(stable=True)[: max(1, min(int(n * share), n - n_edges))]
-        after = left.clone()
-        after.view(-1)[weakest] = False
-        after = on_paths(runner.graph, after)
-        scores[left & ~after] = 1 - n / runner.n_edges
-        left = after
+    with progress_bar("pruning", max(runner.n_edges - n_edges, 0), progress, unit="edges") as bar:
+        while (n := int(left.sum())) > n_edges:
+            effects = mean_gradient(runner, left, steps).abs().masked_fill(~left, torch.inf)
+            weakest = effects.flatten().argsort(stable=True)[: max(1, min(int(n * share), n - n_edges))]
+            after = left.clone()
+            after.view(-1)[weakest] = False
+            after = on_paths(runner.graph, after)
+            scores[left & ~after] = 1 - n / runner.n_edges
+            bar.update(n - max(int(after.sum()), n_edges))
+            left = after
     settings = {"n_edges": n_edges, "share": share, "steps": steps, "metric": runner.metric_name}
     about = origin(model, method="pruning", ablation=ablation, **settings)
     return Circuit(runner.graph, left, scores, about=about)

@@ -25,6 +25,7 @@ from hooked_lm.components.norm import norm_of
 from hooked_lm.engine.base_run import logits_of
 from hooked_lm.engine.budget import Budget, token_bytes
 from hooked_lm.engine.metric_trace import TracedAccess, reads_of
+from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts, aligned, tokens_of
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.decoder import Decoder
@@ -147,12 +148,16 @@ class Runner:
         return self.values(torch.zeros(1, *self.graph.is_edge.shape))[0]
 
     @torch.no_grad()
-    def values(self, gates: Float[Tensor, "..."] | Bool[Tensor, "..."]) -> Float[Tensor, "row prompt"]:
+    def values(
+        self, gates: Float[Tensor, "..."] | Bool[Tensor, "..."], progress: bool | None = None
+    ) -> Float[Tensor, "row prompt"]:
         """The metric of circuits on the CPU, from gates [row, writer, reader] between 0 (ablated) and 1 (active).
 
         Gates that are not edges of the graph are ignored.
         """
-        found = [self._pass(some).float().cpu() for some in self._checked(gates).split(self.n_rows)]
+        parts = self._checked(gates).split(self.n_rows)
+        bar = progress_bar("circuits", len(parts), progress, unit="passes", steps=parts)
+        found = [self._pass(some).float().cpu() for some in bar]
         return torch.cat(found) if found else self.full.new_zeros(0, self.n_prompts)
 
     def with_graph(self, gates: Gates) -> Float[Tensor, "row prompt"]:

@@ -1,0 +1,64 @@
+"""Each argument has one name in all functions that are ours; docs/glossary.md and the docstrings use the same ones."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+MODULES = (
+    "patching", "analysis", "analysis.circuits", "analysis.metrics", "results", "viz", "reports.circuit", "demo.experiment",
+    "cli",
+)  # fmt: skip
+INSTEAD = {
+    "positions": ("pos", "position", "pos_slice", "source_position", "target_position"),
+    "heads": ("head", "head_index"),
+    "sites or components": ("what", "hook_name", "hook_names", "act_name", "activation_name", "site_name"),
+    "prompts": ("data", "text", "texts", "seq", "seqs", "dataset", "input_tokens"),
+    "corrupted and clean": ("corrupted_tokens", "clean_tokens", "clean_cache"),
+    "answers": ("right", "correct", "correct_tokens", "right_answers"),
+    "wrong_answers": ("wrong", "incorrect_tokens", "foils"),
+    "max_memory": ("memory", "budget", "n_bytes"),
+    "k, or top(n)": ("top_k", "topk", "n_top"),
+    "progress": ("verbose", "show_progress", "tqdm", "bar"),
+}
+OF_THE_INTERFACE = (
+    "generic_activation_patch", "get_act_patch_", "make_df_from_ranges", "_patch_setter", "detect_head", "SVDInterpreter.",
+    "Sweep",
+)  # fmt: skip
+DEFAULTS = {"progress": None, "max_memory": "auto"}
+
+
+def functions(module: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The public functions of a module, and the public methods of its public classes."""
+    found = import_module(f"hooked_lm.{module}")
+    own = [name for name, item in vars(found).items() if getattr(item, "__module__", "") == found.__name__]
+    for name in getattr(found, "__all__", [name for name in own if not name.startswith("_")]):
+        item = getattr(found, name)
+        if inspect.isfunction(item):
+            yield name, item
+        elif inspect.isclass(item):
+            methods = {method: getattr(item, method) for method in vars(item) if method[0] != "_"}
+            yield from ((f"{name}.{method}", found) for method, found in methods.items() if callable(found))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_arguments_have_the_names_of_the_library(module: str) -> None:
+    mistakes, n_seen = [], 0
+    for name, function in functions(module):
+        if any(part in name for part in OF_THE_INTERFACE):
+            continue
+        for argument in inspect.signature(function).parameters.values():
+            n_seen += 1
+            mistakes += [f"{name}({argument.name}) is {good}" for good, bad in INSTEAD.items() if argument.name in bad]
+            if argument.name in DEFAULTS and argument.default not in (DEFAULTS[argument.name], inspect.Parameter.empty):
+                mistakes.append(f"{name}({argument}): the default is {DEFAULTS[argument.name]!r}")
+    assert n_seen
+    assert not mistakes
+
+
+def test_a_name_of_another_library_is_found() -> None:
+    assert any(name == "sweep" for name, _ in functions("patching"))
+    assert "pos" in INSTEAD["positions"]
+    assert not {name for bad in INSTEAD.values() for name in bad} & {*INSTEAD, *DEFAULTS}
