@@ -8,22 +8,20 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.activations import activation
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import RESIDUAL, upcast
-from hooked_lm.components.ssm.convolution import CausalConvolution
+from hooked_lm.components.ssm.convolution import Window
+from hooked_lm.components.ssm.mixer import INNER, Inner, Mixer, Stream
 from hooked_lm.components.ssm.scan import hooked_states
-from hooked_lm.hooks import HookPoint, hook_if_listening, is_listening
+from hooked_lm.hooks import HookPoint, is_listening
 
-INNER = ("batch", "pos", "d_inner")
 STATE = ("batch", "pos", "d_state")
 SEGMENT = 256  # positions whose states are in memory at once, unless something listens to hook_state
 
-Stream = Float[Tensor, "batch pos d_model"]
-Inner = Float[Tensor, "batch pos d_inner"]
+State = Float[Tensor, "batch d_inner d_state"]
 
 
-class Mamba(nn.Module):
+class Mamba(Mixer):
     """`h[pos] = exp(dt A) h[pos - 1] + dt B u` and `y = C h + D u`, gated: `(y * silu(gate)) W_out`.
 
     `u = act(conv(x W_x))` is the input of the state space, `dt`, `B` and `C` are functions of it, and `A = -exp(A_log)`.
@@ -56,14 +54,8 @@ class Mamba(nn.Module):
             return Mamba(self)
 
     def __init__(self, cfg: Config) -> None:
-        super().__init__()
-        self.cfg = cfg
-        self.act = activation(cfg.act_fn)
-        self.W_x = nn.Parameter(torch.empty(cfg.d_inner, cfg.d_model).T)
-        self.W_gate = nn.Parameter(torch.empty(cfg.d_inner, cfg.d_model).T)
-        self.b_x = nn.Parameter(torch.zeros(cfg.d_inner)) if cfg.bias else None
-        self.b_gate = nn.Parameter(torch.zeros(cfg.d_inner)) if cfg.bias else None
-        self.conv = CausalConvolution.Config(cfg.d_inner, cfg.conv_width, cfg.conv_bias).build()
+        super().__init__(cfg)
+        self.make_inputs()
         self.W_dt_down = nn.Parameter(torch.empty(cfg.dt_rank, cfg.d_inner).T)
         self.W_dt_up = nn.Parameter(torch.empty(cfg.d_inner, cfg.dt_rank).T)
         self.dt_bias = nn.Parameter(initial_dt_bias(cfg.d_inner))
@@ -74,48 +66,40 @@ class Mamba(nn.Module):
         self.W_out = nn.Parameter(torch.empty(cfg.d_model, cfg.d_inner).T)
         self.b_out = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
 
-        self.hook_in = HookPoint(*RESIDUAL, on_demand=True)
-        self.hook_x, self.hook_gate = HookPoint(*INNER), HookPoint(*INNER)
-        self.hook_conv = HookPoint(*INNER)
+        self.make_input_sites()
         self.hook_dt = HookPoint(*INNER)
         self.hook_B, self.hook_C = HookPoint(*STATE), HookPoint(*STATE)
         self.hook_state = HookPoint(*INNER, "d_state", on_demand=True)
         self.hook_y = HookPoint(*INNER)
         self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
 
-    def forward(self, stream: Stream, context: Context | None = None, layer: int = 0) -> Stream:
-        """`layer` is the index of this layer's entry in the context's cache."""
-        stream = hook_if_listening(self.hook_in, stream)
-        context = context or Context(stream.shape[1], stream.device)
-        real, entry = context.new_real(), None if context.cache is None else context.cache.state(layer)
-        window, state = (None, None) if entry is None else entry.past(stream.shape[0])
-
-        x = self.hook_x(F.linear(stream, self.W_x.T, self.b_x))
-        gate = self.hook_gate(F.linear(stream, self.W_gate.T, self.b_gate))
+    def recurrence(
+        self, x: Inner, stream: Stream, context: Context, window: Window | None, state: State | None
+    ) -> tuple[Inner, Window, State]:
+        """y, and the window and the state after the last position; see `Mixer`."""
+        real = context.new_real()
         convolved, window = self.conv(x, window, real)
         u = self.hook_conv(self.act(convolved).to(x.dtype))
         dt = self.hook_dt(self.step_size(u))
         B, C = self.hook_B(F.linear(u, self.W_B.T)), self.hook_C(F.linear(u, self.W_C.T))
 
         masked_dt = dt if real is None else dt.masked_fill(~real[..., None], 0.0)  # padding does not change the state
-        y, state = self.recur(upcast(u), masked_dt, upcast(B), upcast(C), state)
-        if entry is not None:
-            entry.keep(window, state, context.n_pos)
-        return self.hook_out(self.output(self.hook_y(y), gate))
+        y, state = self.scan(upcast(u), masked_dt, upcast(B), upcast(C), state)
+        return y, window, state
 
     def step_size(self, u: Inner) -> Inner:
         """The step size at each position, in at least fp32."""
         low = F.linear(F.linear(u, self.W_dt_down.T), self.W_dt_up.T)
         return F.softplus(upcast(low) + upcast(self.dt_bias))
 
-    def recur(
+    def scan(
         self,
         u: Inner,
         dt: Inner,
         B: Float[Tensor, "batch pos d_state"],
         C: Float[Tensor, "batch pos d_state"],
-        state: Float[Tensor, "batch d_inner d_state"] | None,
-    ) -> tuple[Inner, Float[Tensor, "batch d_inner d_state"]]:
+        state: State | None,
+    ) -> tuple[Inner, State]:
         """`C h` at every position, and the last state; in segments, so that few states are in memory at a time."""
         length = u.shape[1] if is_listening(self.hook_state) else SEGMENT
         outputs = []

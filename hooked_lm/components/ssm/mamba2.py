@@ -9,28 +9,25 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.activations import activation
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import RESIDUAL, RMSNorm, upcast
-from hooked_lm.components.ssm.convolution import CausalConvolution
+from hooked_lm.components.ssm.convolution import CausalConvolution, Window
 from hooked_lm.components.ssm.mamba import initial_dt_bias
+from hooked_lm.components.ssm.mixer import Inner, Mixer, Stream
 from hooked_lm.components.ssm.scan import hooked_states, linear_scan
-from hooked_lm.hooks import HookPoint, hook_if_listening, is_listening
+from hooked_lm.hooks import HookPoint, is_listening
 
-INNER = ("batch", "pos", "d_inner")
 HEADS = ("batch", "pos", "ssm_head", "d_ssm_head")
 GROUPS = ("batch", "pos", "group", "d_state")
 CHUNK = 64  # positions whose pairs are computed as a masked product
 
-Stream = Float[Tensor, "batch pos d_model"]
-Inner = Float[Tensor, "batch pos d_inner"]
 PerHead = Float[Tensor, "batch pos ssm_head d_ssm_head"]
 PerGroup = Float[Tensor, "batch pos group d_state"]
 Rates = Float[Tensor, "batch pos ssm_head"]
 State = Float[Tensor, "batch ssm_head d_ssm_head d_state"]
 
 
-class Mamba2(nn.Module):
+class Mamba2(Mixer):
     """In each head `h[pos] = exp(dt A) h[pos - 1] + dt u B^T` and `y = h C + D u`; `norm(y * silu(gate)) W_out`.
 
     `u`, `B` and `C` are `act(conv(x [W_x W_B W_C]))`, `dt = softplus(x W_dt + dt_bias)` within `dt_limit`, and
@@ -76,11 +73,9 @@ class Mamba2(nn.Module):
             return Mamba2(self)
 
     def __init__(self, cfg: Config) -> None:
-        super().__init__()
+        super().__init__(cfg)
         if cfg.n_heads % cfg.n_groups:
             raise ValueError(f"n_heads={cfg.n_heads} must be a multiple of n_groups={cfg.n_groups}")
-        self.cfg = cfg
-        self.act = activation(cfg.act_fn)
         self.W_gate, self.b_gate = self._projection(cfg.d_inner)
         self.W_x, self.b_x = self._projection(cfg.d_inner)
         self.W_B, self.b_B = self._projection(cfg.d_shared)
@@ -91,9 +86,7 @@ class Mamba2(nn.Module):
         self.A_log = nn.Parameter(torch.arange(1.0, cfg.n_heads + 1).log())
         self.D = nn.Parameter(torch.ones(cfg.n_heads))
 
-        self.hook_in = HookPoint(*RESIDUAL, on_demand=True)
-        self.hook_x, self.hook_gate = HookPoint(*INNER), HookPoint(*INNER)
-        self.hook_conv = HookPoint(*INNER)
+        self.make_input_sites()
         self.hook_B, self.hook_C = HookPoint(*GROUPS), HookPoint(*GROUPS)
         self.hook_dt = HookPoint("batch", "pos", "ssm_head")
         self.hook_state = HookPoint(*HEADS, "d_state", on_demand=True)
@@ -109,15 +102,11 @@ class Mamba2(nn.Module):
         weight = nn.Parameter(torch.empty(size, self.cfg.d_model).T)
         return weight, nn.Parameter(torch.zeros(size)) if self.cfg.bias else None
 
-    def forward(self, stream: Stream, context: Context | None = None, layer: int = 0) -> Stream:
-        """`layer` is the index of this layer's entry in the context's cache."""
-        stream = hook_if_listening(self.hook_in, stream)
-        context = context or Context(stream.shape[1], stream.device)
-        real, entry = context.new_real(), None if context.cache is None else context.cache.state(layer)
-        window, state = (None, None) if entry is None else entry.past(stream.shape[0])
-
-        x = self.hook_x(F.linear(stream, self.W_x.T, self.b_x))
-        gate = self.hook_gate(F.linear(stream, self.W_gate.T, self.b_gate))
+    def recurrence(
+        self, x: Inner, stream: Stream, context: Context, window: Window | None, state: State | None
+    ) -> tuple[PerHead, Window, State]:
+        """y, and the window and the state after the last position; see `Mixer`."""
+        real = context.new_real()
         u, B, C, window = self.convolved(x, stream, window, real)
         u, B, C = self.hook_conv(u), self.hook_B(B), self.hook_C(C)
         dt = self.hook_dt(self.step_size(stream))
@@ -125,12 +114,10 @@ class Mamba2(nn.Module):
         masked_dt = dt if real is None else dt.masked_fill(~real[..., None], 0.0)  # padding does not change the state
         heads = upcast(u).unflatten(-1, (self.cfg.n_heads, -1))
         if context.n_pos == 1 or is_listening(self.hook_state):
-            y, state = self.recur(heads, masked_dt, upcast(B), upcast(C), state)
+            y, state = self.scan(heads, masked_dt, upcast(B), upcast(C), state)
         else:
             y, state = self.in_chunks(heads, masked_dt, upcast(B), upcast(C), state)
-        if entry is not None:
-            entry.keep(window, state, context.n_pos)
-        return self.hook_out(self.output(self.hook_y(y + upcast(self.D)[:, None] * heads), gate))
+        return y + upcast(self.D)[:, None] * heads, window, state
 
     def convolved(
         self, x: Inner, stream: Stream, window: Tensor | None = None, real: Tensor | None = None
@@ -153,7 +140,7 @@ class Mamba2(nn.Module):
 
     # ---- two ways to compute the state space --------------------------------------------------------------------------
 
-    def recur(self, u: PerHead, dt: Rates, B: PerGroup, C: PerGroup, state: State | None) -> tuple[PerHead, State]:
+    def scan(self, u: PerHead, dt: Rates, B: PerGroup, C: PerGroup, state: State | None) -> tuple[PerHead, State]:
         """`h C` at every position and the last state, from all states."""
         states = hooked_states(self.hook_state, *self.discretized(u, dt, B), state)
         return self.outputs_of(states, C), states[:, -1]
@@ -169,7 +156,7 @@ class Mamba2(nn.Module):
         return (grouped @ C[..., None]).reshape(states.shape[:-1])
 
     def in_chunks(self, u: PerHead, dt: Rates, B: PerGroup, C: PerGroup, state: State | None) -> tuple[PerHead, State]:
-        """The results of `recur`, with masked products of C and B within chunks and a recurrence of states between chunks.
+        """The results of `scan`, with masked products of C and B within chunks and a recurrence of states between chunks.
 
         Only the last state of each chunk is computed.
         """

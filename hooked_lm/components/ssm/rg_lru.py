@@ -7,21 +7,19 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.activations import activation
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import RESIDUAL, upcast
-from hooked_lm.components.ssm.convolution import CausalConvolution
+from hooked_lm.components.ssm.convolution import Window
+from hooked_lm.components.ssm.mixer import INNER, Inner, Mixer, Stream
 from hooked_lm.components.ssm.scan import hooked_states
-from hooked_lm.hooks import HookPoint, hook_if_listening
+from hooked_lm.hooks import HookPoint
 
-INNER = ("batch", "pos", "d_inner")
 SHARPNESS = 8.0  # the paper's c
 
-Stream = Float[Tensor, "batch pos d_model"]
-Inner = Float[Tensor, "batch pos d_inner"]
+State = Float[Tensor, "batch d_inner"]
 
 
-class RGLRU(nn.Module):
+class RGLRU(Mixer):
     """`h[pos] = a h[pos - 1] + sqrt(1 - a^2) i u` in each channel, gated: `(h * act(gate)) W_out`.
 
     `u = conv(x W_x)`; `r = sigmoid(u W_r + b_r)` is the recurrence gate, `i = sigmoid(u W_i + b_i)` the input gate, and
@@ -54,17 +52,11 @@ class RGLRU(nn.Module):
             return RGLRU(self)
 
     def __init__(self, cfg: Config) -> None:
-        super().__init__()
+        super().__init__(cfg)
         if cfg.d_inner % cfg.n_channel_groups:
             raise ValueError(f"d_inner={cfg.d_inner} must be a multiple of n_channel_groups={cfg.n_channel_groups}")
         d_group = cfg.d_inner // cfg.n_channel_groups
-        self.cfg = cfg
-        self.act = activation(cfg.act_fn)
-        self.W_x = nn.Parameter(torch.empty(cfg.d_inner, cfg.d_model).T)
-        self.W_gate = nn.Parameter(torch.empty(cfg.d_inner, cfg.d_model).T)
-        self.b_x = nn.Parameter(torch.zeros(cfg.d_inner)) if cfg.bias else None
-        self.b_gate = nn.Parameter(torch.zeros(cfg.d_inner)) if cfg.bias else None
-        self.conv = CausalConvolution.Config(cfg.d_inner, cfg.conv_width, cfg.conv_bias).build()
+        self.make_inputs()
         self.W_r = nn.Parameter(torch.empty(cfg.n_channel_groups, d_group, d_group))
         self.W_i = nn.Parameter(torch.empty(cfg.n_channel_groups, d_group, d_group))
         self.b_r = nn.Parameter(torch.zeros(cfg.n_channel_groups, d_group))
@@ -75,23 +67,17 @@ class RGLRU(nn.Module):
         self.W_out = nn.Parameter(torch.empty(cfg.d_model, cfg.d_inner).T)
         self.b_out = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
 
-        self.hook_in = HookPoint(*RESIDUAL, on_demand=True)
-        self.hook_x, self.hook_gate = HookPoint(*INNER), HookPoint(*INNER)
-        self.hook_conv = HookPoint(*INNER)
+        self.make_input_sites()
         self.hook_r, self.hook_i, self.hook_a = HookPoint(*INNER), HookPoint(*INNER), HookPoint(*INNER)
         self.hook_state = HookPoint(*INNER, on_demand=True)
         self.hook_y = HookPoint(*INNER)
         self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
 
-    def forward(self, stream: Stream, context: Context | None = None, layer: int = 0) -> Stream:
-        """`layer` is the index of this layer's entry in the context's cache."""
-        stream = hook_if_listening(self.hook_in, stream)
-        context = context or Context(stream.shape[1], stream.device)
-        real, entry = context.new_real(), None if context.cache is None else context.cache.state(layer)
-        window, state = (None, None) if entry is None else entry.past(stream.shape[0])
-
-        x = self.hook_x(F.linear(stream, self.W_x.T, self.b_x))
-        gate = self.hook_gate(F.linear(stream, self.W_gate.T, self.b_gate))
+    def recurrence(
+        self, x: Inner, stream: Stream, context: Context, window: Window | None, state: State | None
+    ) -> tuple[Inner, Window, State]:
+        """y, and the window and the state after the last position; see `Mixer`."""
+        real = context.new_real()
         u, window = self.conv(x, window, real)
         u = self.hook_conv(u.to(x.dtype))
         r, i = self.hook_r(self.gate(u, self.W_r, self.b_r)), self.hook_i(self.gate(u, self.W_i, self.b_i))
@@ -102,9 +88,7 @@ class RGLRU(nn.Module):
             decay = decay.masked_fill(~real[..., None], 1.0)
             update = update.masked_fill(~real[..., None], 0.0)
         states = hooked_states(self.hook_state, decay, update, state)
-        if entry is not None:
-            entry.keep(window, states[:, -1], context.n_pos)
-        return self.hook_out(self.output(self.hook_y(states), gate))
+        return states, window, states[:, -1]
 
     def gate(
         self, u: Inner, W: Float[Tensor, "channel_group d_in d_out"], b: Float[Tensor, "channel_group d_out"]

@@ -8,6 +8,7 @@ from torch import Tensor
 from hooked_lm.components.norm import upcast
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.mamba2 import Mamba2
+from hooked_lm.components.ssm.mixer import Mixer
 from hooked_lm.components.ssm.rg_lru import RGLRU
 from hooked_lm.components.ssm.scan import step_by_step
 from hooked_lm.components.verification.registry import (
@@ -25,6 +26,30 @@ from hooked_lm.components.verification.registry import (
 )
 
 
+def input_identities(mixer: Mixer, at: Sites, read: Read) -> Iterator[Identity]:
+    """The identities of the input projections."""
+    yield "stream -> x", lambda: (plus(read() @ mixer.W_x, mixer.b_x), at("hook_x"))
+    yield "stream -> gate", lambda: (plus(read() @ mixer.W_gate, mixer.b_gate), at("hook_gate"))
+
+
+@output_from_sites.register
+def _(mixer: Mixer, at: Sites) -> Tensor:
+    """The output, computed from the last sites."""
+    return mixer.output(at("hook_y"), at("hook_gate"))
+
+
+@input_weights.register
+def _(mixer: Mixer) -> list[Reader]:
+    """The weights that read the stream."""
+    return [(mixer, "W_x", "b_x"), (mixer, "W_gate", "b_gate")]
+
+
+@output_weights.register
+def _(mixer: Mixer) -> list[Tensor]:
+    """The weights that write the output."""
+    return [mixer.W_out] if mixer.b_out is None else [mixer.W_out, mixer.b_out]
+
+
 @identities.register
 def _(mixer: Mamba, at: Sites, read: Read) -> Iterator[Identity]:
     """Identities between the sites of a run without padding or a cache."""
@@ -34,31 +59,12 @@ def _(mixer: Mamba, at: Sites, read: Read) -> Iterator[Identity]:
         states = step_by_step(*mixer.discretized(u, dt, B))
         return torch.einsum("bpds,bps->bpd", states, C) + upcast(mixer.D) * u, at("hook_y")
 
-    yield "stream -> x", lambda: (plus(read() @ mixer.W_x, mixer.b_x), at("hook_x"))
-    yield "stream -> gate", lambda: (plus(read() @ mixer.W_gate, mixer.b_gate), at("hook_gate"))
+    yield from input_identities(mixer, at, read)
     yield "act(conv(x)) == conv", lambda: (mixer.act(mixer.conv(at("hook_x"))[0]), at("hook_conv"))
     yield "conv -> dt", lambda: (mixer.step_size(at("hook_conv")), at("hook_dt"))
     yield "conv -> B", lambda: (at("hook_conv") @ mixer.W_B, at("hook_B"))
     yield "conv -> C", lambda: (at("hook_conv") @ mixer.W_C, at("hook_C"))
     yield "the recurrence of conv, dt, B, C == y", by_steps
-
-
-@output_from_sites.register
-def _(mixer: Mamba, at: Sites) -> Tensor:
-    """The output, computed from the last sites."""
-    return mixer.output(at("hook_y"), at("hook_gate"))
-
-
-@input_weights.register
-def _(mixer: Mamba) -> list[Reader]:
-    """The weights that read the stream."""
-    return [(mixer, "W_x", "b_x"), (mixer, "W_gate", "b_gate")]
-
-
-@output_weights.register
-def _(mixer: Mamba) -> list[Tensor]:
-    """The weights that write the output."""
-    return [mixer.W_out] if mixer.b_out is None else [mixer.W_out, mixer.b_out]
 
 
 @identities.register
@@ -74,8 +80,7 @@ def _(mixer: Mamba2, at: Sites, read: Read) -> Iterator[Identity]:
         states = step_by_step(*mixer.discretized(u, dt, B))
         return mixer.outputs_of(states, C) + upcast(mixer.D)[:, None] * u, at("hook_y")
 
-    yield "stream -> x", lambda: (plus(read() @ mixer.W_x, mixer.b_x), at("hook_x"))
-    yield "stream -> gate", lambda: (plus(read() @ mixer.W_gate, mixer.b_gate), at("hook_gate"))
+    yield from input_identities(mixer, at, read)
     yield "stream -> dt", lambda: (mixer.step_size(read()), at("hook_dt"))
     yield "act(conv(x)) == conv", lambda: (conv()[0], at("hook_conv"))
     yield "act(conv(stream W_B)) == B", lambda: (conv()[1], at("hook_B"))
@@ -99,12 +104,6 @@ def _(mixer: Mamba2) -> list[Reader]:
     return [(mixer, f"W_{name}", f"b_{name}") for name in ("gate", "x", "B", "C", "dt")]
 
 
-@output_weights.register
-def _(mixer: Mamba2) -> list[Tensor]:
-    """The weights that write the output."""
-    return [mixer.W_out] if mixer.b_out is None else [mixer.W_out, mixer.b_out]
-
-
 @identities.register
 def _(mixer: RGLRU, at: Sites, read: Read) -> Iterator[Identity]:
     """Identities between the sites of a run without padding or a cache."""
@@ -114,28 +113,9 @@ def _(mixer: RGLRU, at: Sites, read: Read) -> Iterator[Identity]:
         first = (torch.arange(u.shape[1], device=u.device) == 0)[None, :, None]
         return step_by_step(*mixer.discretized(u, i, a, first)), at("hook_y")
 
-    yield "stream -> x", lambda: (plus(read() @ mixer.W_x, mixer.b_x), at("hook_x"))
-    yield "stream -> gate", lambda: (plus(read() @ mixer.W_gate, mixer.b_gate), at("hook_gate"))
+    yield from input_identities(mixer, at, read)
     yield "conv(x) == conv", lambda: (mixer.conv(at("hook_x"))[0], at("hook_conv"))
     yield "conv -> r", lambda: (mixer.gate(at("hook_conv"), mixer.W_r, mixer.b_r), at("hook_r"))
     yield "conv -> i", lambda: (mixer.gate(at("hook_conv"), mixer.W_i, mixer.b_i), at("hook_i"))
     yield "r -> a", lambda: (mixer.decay(at("hook_r")), at("hook_a"))
     yield "the recurrence of conv, i, a == y", by_steps
-
-
-@output_from_sites.register
-def _(mixer: RGLRU, at: Sites) -> Tensor:
-    """The output, computed from the last sites."""
-    return mixer.output(at("hook_y"), at("hook_gate"))
-
-
-@input_weights.register
-def _(mixer: RGLRU) -> list[Reader]:
-    """The weights that read the stream."""
-    return [(mixer, "W_x", "b_x"), (mixer, "W_gate", "b_gate")]
-
-
-@output_weights.register
-def _(mixer: RGLRU) -> list[Tensor]:
-    """The weights that write the output."""
-    return [mixer.W_out] if mixer.b_out is None else [mixer.W_out, mixer.b_out]

@@ -67,7 +67,7 @@ def test_chunks_are_steps(model: mixers.Rooted) -> None:
     dt = mixers.some(batch, n_pos, cfg.n_heads, seed=4).exp()
     for first in (None, state.double()):
         arguments = (u.double(), dt.double(), B.double(), C.double(), first)
-        for found, expected in zip(mixer.in_chunks(*arguments), mixer.recur(*arguments), strict=True):
+        for found, expected in zip(mixer.in_chunks(*arguments), mixer.scan(*arguments), strict=True):
             assert_close(found, expected)
 
 

@@ -1,0 +1,81 @@
+"""What all state-space mixers have in common: a recurrence between an input projection and a gated output projection."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hooked_lm.components.activations import activation
+from hooked_lm.components.context import Context
+from hooked_lm.components.norm import RESIDUAL
+from hooked_lm.components.ssm.convolution import CausalConvolution, Window
+from hooked_lm.hooks import HookPoint, hook_if_listening
+
+INNER = ("batch", "pos", "d_inner")
+
+Stream = Float[Tensor, "batch pos d_model"]
+Inner = Float[Tensor, "batch pos d_inner"]
+
+
+class Mixer(nn.Module, ABC):
+    """`output(recurrence(stream W_x), stream W_gate)`; `W_x` and `W_gate` are [d_model, d_inner].
+
+    `output` gates the result of the recurrence and projects it into the stream by `W_out` [d_inner, d_model].
+    """
+
+    W_x: Tensor
+    W_gate: Tensor
+    W_out: Tensor
+    b_x: Tensor | None
+    b_gate: Tensor | None
+    b_out: Tensor | None
+    hook_y: HookPoint
+    hook_out: HookPoint
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.act = activation(cfg.act_fn)
+
+    def make_inputs(self) -> None:
+        """Adds the input projections and the convolution."""
+        cfg = self.cfg
+        self.W_x = nn.Parameter(torch.empty(cfg.d_inner, cfg.d_model).T)
+        self.W_gate = nn.Parameter(torch.empty(cfg.d_inner, cfg.d_model).T)
+        self.b_x = nn.Parameter(torch.zeros(cfg.d_inner)) if cfg.bias else None
+        self.b_gate = nn.Parameter(torch.zeros(cfg.d_inner)) if cfg.bias else None
+        self.conv = CausalConvolution.Config(cfg.d_inner, cfg.conv_width, cfg.conv_bias).build()
+
+    def make_input_sites(self) -> None:
+        """Adds the sites up to the recurrence."""
+        self.hook_in = HookPoint(*RESIDUAL, on_demand=True)
+        self.hook_x, self.hook_gate, self.hook_conv = HookPoint(*INNER), HookPoint(*INNER), HookPoint(*INNER)
+
+    def forward(self, stream: Stream, context: Context | None = None, layer: int = 0) -> Stream:
+        """`layer` is the index of this layer's entry in the context's cache."""
+        stream = hook_if_listening(self.hook_in, stream)
+        context = context or Context(stream.shape[1], stream.device)
+        entry = None if context.cache is None else context.cache.state(layer)
+        window, state = (None, None) if entry is None else entry.past(stream.shape[0])
+        x = self.hook_x(F.linear(stream, self.W_x.T, self.b_x))
+        gate = self.hook_gate(F.linear(stream, self.W_gate.T, self.b_gate))
+        y, window, state = self.recurrence(x, stream, context, window, state)
+        if entry is not None:
+            entry.keep(window, state, context.n_pos)
+        return self.hook_out(self.output(self.hook_y(y), gate))
+
+    @abstractmethod
+    def recurrence(
+        self, x: Inner, stream: Stream, context: Context, window: Window | None, state: Tensor | None
+    ) -> tuple[Float[Tensor, "batch pos *inner"], Window, Tensor]:
+        """The output of the recurrence at every position, and the convolution's window and the state after the last one.
+
+        The given window and state are those after the past tokens.
+        """
+
+    @abstractmethod
+    def output(self, y: Tensor, gate: Inner) -> Stream:
+        """Gates the output of the recurrence and projects it into the stream."""
