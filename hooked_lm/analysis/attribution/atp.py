@@ -3,9 +3,12 @@
 Where a softmax is saturated, its gradient with respect to queries and keys almost vanishes, even if exchanging them moves
 attention. So for queries and keys the new pattern is computed, and only what follows it is linearised. Effects along two paths
 may cancel in the gradient, but not in an exact run. So the gradient is also taken with the outputs of one layer held constant,
-for each layer ("GradDrop"), and the size of an estimate is the mean of the sizes over these gradients.
+for each layer ("GradDrop"), and the size of an estimate is the mean of the sizes over these gradients. The paper divides the sum
+over the L layers by L - 1, since its nodes lie inside layers and have no gradient when their own layer is dropped. A site of the
+residual stream has a gradient in all L cases, so there the mean is over L.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +24,8 @@ from hooked_lm.engine.site_info import kv_source_layer, mixing
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
 
-OUTPUTS = ("attn_out", "mlp_out", "mixer_out")  # the outputs of a layer to the stream
+OUTPUTS = ("attn_out", "mlp_out", "mixer_out", "per_layer_out", "conv_out")  # the outputs of a layer to the stream
+STREAM = re.compile(r"(?!.*blocks\.).*|.*\.hook_(normalized_)?resid_[a-z]+")  # embeddings too: all outside of layers
 SCORES, PATTERN, MIXED = "attn_scores", "pattern", "z"
 
 PerQuery = Float[Tensor, "batch head query_pos key_pos"]
@@ -47,8 +51,7 @@ def atp_star(run: Run, steps: int) -> Estimates:
                 sizes[site] += effect.abs()
     if n_layers == 1:  # nothing can cancel
         return Estimates(tape.scores.detach(), plain)
-    # a node inside a layer has n_layers - 1 estimates: none if its layer is dropped
-    sizes = {site: size / (n_layers - 1) for site, size in sizes.items()}
+    sizes = {site: size / (n_layers - (STREAM.fullmatch(site) is None)) for site, size in sizes.items()}
     return Estimates(tape.scores.detach(), {s: torch.where(plain[s] < 0, -size, size) for s, size in sizes.items()})
 
 

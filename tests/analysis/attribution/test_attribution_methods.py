@@ -259,8 +259,20 @@ def test_paths_that_cancel_in_the_gradient_alone() -> None:
     exact = float(plain.exact - plain.corrupted)
     assert_close(exact, 1.0)
     assert_close(float(plain.effects().values), 0.0)
-    # 2 without either of the layers, 0 without the first: over 3 layers, of which a node's own never counts
-    assert_close(float(mended.effects().values), 2.0)
+    # 2 without either of the two layers, 0 without the first; a site of the stream has a gradient in all three cases
+    assert_close(float(mended.effects().values), 4 / 3)
+    inside = attribute(
+        model, torch.tensor([[A]]), torch.tensor([[B]]), method="atp*", **{**own, "layers": [0], "sites": "mlp_out"}
+    )
+    assert_close(float(inside.effects().values), 0.0)  # the first MLP does nothing
+
+
+def test_without_cancellation_dropping_changes_no_effect_on_the_stream() -> None:
+    """After the last layer nothing is dropped on the way to the logits, so the mean over layers is the effect itself."""
+    model, corrupted, clean = mild("standard")
+    own = {"metric": score, "sites": "resid_post", "layers": [-1], **QUIET}
+    plain = attribute(model, corrupted, clean, **own)
+    assert_close(attribute(model, corrupted, clean, method="atp*", **own).values, plain.values)
 
 
 def test_dropping_keeps_the_sign_of_the_gradient_and_the_sizes_of_its_parts() -> None:
