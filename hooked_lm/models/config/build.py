@@ -76,26 +76,23 @@ def decoder(cfg: Any) -> DecoderConfig:
     )
 
 
-def encoder(cfg: Any) -> EncoderConfig:
-    """The tree of a BERT with these flat names. Raises ValueError for encoders of another kind."""
+def encoder(cfg: Any, is_sketch: bool = False) -> EncoderConfig:
+    """The tree of a BERT with these flat names. Raises ValueError for encoders of another kind.
+
+    With `is_sketch` it is the BERT with the sizes of an encoder of any kind.
+    """
     _check_together(cfg)
     _check_layers(cfg)
     kind = (cfg.positional_embedding_type, cfg.normalization_type, cfg.attention_dir)
-    if kind != ("standard", "LN", "bidirectional") or cfg.attn_only or cfg.gated_mlp or cfg.parallel_attn_mlp:
+    is_bert = kind == ("standard", "LN", "bidirectional") and not (
+        cfg.attn_only or cfg.gated_mlp or cfg.parallel_attn_mlp
+    )
+    if not (is_sketch or is_bert):
         raise ValueError(
             "flat names build encoders like BERT: positional_embedding_type='standard', normalization_type='LN', "
             f"attention_dir='bidirectional' and plain MLPs, not {kind}; give a tree for others"
         )
     norm, act_fn = LayerNorm.Config(cfg.d_model, cfg.eps), cfg.act_fn or "gelu"
-    attn = Attention.Config(
-        cfg.d_model,
-        cfg.n_heads,
-        cfg.d_head,
-        scale=_scale(cfg),
-        qkv_bias=True,
-        out_bias=True,
-        causal=False,
-    )
     mlp = MLP.Config(cfg.d_model, cfg.d_mlp or 4 * cfg.d_model, act_fn)
     types = TokenTypeEmbed.Config(cfg.n_token_types, cfg.d_model) if cfg.n_token_types else None
     return EncoderConfig(
@@ -103,7 +100,10 @@ def encoder(cfg: Any) -> EncoderConfig:
         embed=EncoderEmbed.Config(
             Embed.Config(cfg.d_vocab, cfg.d_model), PosEmbed.Config(cfg.n_ctx, cfg.d_model), types, norm
         ),
-        blocks=(PostNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm),) * cfg.n_layers,
+        blocks=tuple(
+            PostNormBlock.Config(attn=_attention(cfg, layer), ln1=norm, mlp=mlp, ln2=norm)
+            for layer in range(cfg.n_layers)
+        ),
         mlm_head=MLMHead.Config(cfg.d_model, cfg.d_model, act_fn, norm),
         unembed=Unembed.Config(cfg.d_model, cfg.d_vocab, bias=True, tied=cfg.tie_word_embeddings),
         pooler=Pooler.Config(cfg.d_model),
@@ -111,11 +111,14 @@ def encoder(cfg: Any) -> EncoderConfig:
     )
 
 
-def encoder_decoder(cfg: Any) -> EncoderDecoderConfig:
-    """The tree of a T5 with these flat names. Raises ValueError for encoder-decoders of another kind."""
+def encoder_decoder(cfg: Any, is_sketch: bool = False) -> EncoderDecoderConfig:
+    """The tree of a T5 with these flat names. Raises ValueError for encoder-decoders of another kind.
+
+    With `is_sketch` it is the T5 with the sizes of an encoder-decoder of any kind.
+    """
     _check_together(cfg)
     _check_layers(cfg)
-    if (cfg.positional_embedding_type, cfg.normalization_type) != ("relative_positional_bias", "RMS"):
+    if not is_sketch and (cfg.positional_embedding_type, cfg.normalization_type) != ("relative_positional_bias", "RMS"):
         raise ValueError(
             "flat names build encoder-decoders with positional_embedding_type='relative_positional_bias' and "
             f"normalization_type='RMS', not {cfg.positional_embedding_type!r} and {cfg.normalization_type!r}; "

@@ -220,7 +220,7 @@ class HookedTransformerConfig(FlatConfig):
     tree: DecoderConfig | None = field(default=None, repr=False)
 
     @staticmethod
-    def build(c: Any) -> Any:
+    def build(c: Any, is_sketch: bool = False) -> Any:
         """The decoder tree; None while required names are missing."""
         needs_act_fn = c.act_fn is None and not c.attn_only and c.n_layers > 0
         is_decoder = c.positional_embedding_type != read.RELATIVE
@@ -248,9 +248,9 @@ class HookedEncoderConfig(HookedTransformerConfig):
     tree: EncoderConfig | None = field(default=None, repr=False)  # type: ignore[assignment]
 
     @staticmethod
-    def build(c: Any) -> Any:
+    def build(c: Any, is_sketch: bool = False) -> Any:
         """The encoder tree; None while `d_vocab` is unknown."""
-        return build.encoder(c) if c.d_vocab >= 0 else None
+        return build.encoder(c, is_sketch) if c.d_vocab >= 0 else None
 
     @classmethod
     def unwrap(cls, config: HookedTransformerConfig | dict[str, Any]) -> "HookedEncoderConfig":
@@ -289,9 +289,9 @@ class HookedEncoderDecoderConfig(HookedTransformerConfig):
     tree: EncoderDecoderConfig | None = field(default=None, repr=False)  # type: ignore[assignment]
 
     @staticmethod
-    def build(c: Any) -> Any:
+    def build(c: Any, is_sketch: bool = False) -> Any:
         """The encoder-decoder tree; None while `d_vocab` is unknown."""
-        return build.encoder_decoder(c) if c.d_vocab >= 0 else None
+        return build.encoder_decoder(c, is_sketch) if c.d_vocab >= 0 else None
 
     @classmethod
     def unwrap(cls, config: HookedTransformerConfig | dict[str, Any]) -> HookedTransformerConfig:

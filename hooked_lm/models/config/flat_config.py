@@ -29,6 +29,8 @@ FOREIGN_FIELDS: dict[str, Any] = {
     "uses_rms_norm": ...,
     "layer_norm_folding": ...,
 }
+# Names that say of which kinds of parts a model is made.
+KINDS_OF_PARTS = {"positional_embedding_type", "normalization_type", "attention_dir", "attn_only", "gated_mlp"}
 UNSET = (None, -1, -1.0)  # values of a derived name before it is computed
 
 
@@ -56,8 +58,11 @@ class FlatConfig(ABC):
 
     @staticmethod
     @abstractmethod
-    def build(c: Any) -> Any:
-        """The tree built from flat names; None while required names are missing."""
+    def build(c: Any, is_sketch: bool = False) -> Any:
+        """The tree built from flat names; None while required names are missing.
+
+        A sketch is a tree with the sizes of a model that flat names alone do not describe, for `edited`.
+        """
 
     # ---- other ways to make one, and out again -----------------------------------------------------------------------
 
@@ -222,9 +227,11 @@ class FlatConfig(ABC):
         if not edits:
             return self._base
         try:
-            before = self.build(SimpleNamespace(**completed(type(self), self._stated())))
-            after = self.build(SimpleNamespace(**values))
-            return None if after is None else edited(self._base, before, after)
+            old = completed(type(self), self._stated())
+            is_sketch = not KINDS_OF_PARTS & edits.keys()
+            before = self.build(SimpleNamespace(**old), is_sketch)
+            after = self.build(SimpleNamespace(**values), is_sketch)
+            return None if after is None else edited(self._base, before, after, old, values)
         except (ValueError, TypeError, ZeroDivisionError) as error:
             named = ", ".join(f"{name}={value!r}" for name, value in edits.items())
             raise ValueError(

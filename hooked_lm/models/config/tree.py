@@ -64,6 +64,12 @@ class EncoderConfig:
     contact_head: ContactHead.Config | None = None
     layout: int = 0
 
+    def __post_init__(self) -> None:
+        if self.shares is not None and len(self.shares) != len(self.blocks):
+            raise ValueError(
+                f"shares says which weights {len(self.shares)} layers share, but there are {len(self.blocks)}"
+            )
+
 
 @dataclass(frozen=True)
 class StackConfig:

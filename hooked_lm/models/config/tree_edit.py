@@ -1,42 +1,93 @@
 """Applies a change of flat names to a tree that has parts without flat names."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from hooked_lm.components.attention.multihead import Attention
 
+# Sizes of several parts of a tree, and those that every part has under the same name.
+SIZES = ("d_model", "n_heads", "d_head", "d_mlp")
+FOLLOWING = ("d_model", "n_heads", "eps")
 
-def edited(tree: Any, old: Any, new: Any) -> Any:
-    """Applies the differences between `old` and `new` to `tree`.
 
-    `old` and `new` are the trees built from its flat names before and after a change. Other parts of `tree`, such as offsets
-    and blocks without flat names, are kept. Raises ValueError, with the path, if a changed part of `tree` differs from `old`.
+def edited(tree: Any, old: Any, new: Any, before: Mapping[str, Any], after: Mapping[str, Any]) -> Any:
+    """Applies a change of flat names to `tree`: the values `before` and `after` it, and the trees built from them.
+
+    Where `old` and `new` differ, `tree` is changed in the same way. In parts that flat names do not describe, fields of
+    `FOLLOWING` follow, and all else is kept. Raises ValueError, with the path, if a changed part of `tree` differs from
+    `old`, or if a part that is kept has a size that changes.
 
     >>> from hooked_lm.components.norm import RMSNorm
-    >>> edited(RMSNorm.Config(8, offset=1.0), RMSNorm.Config(8), RMSNorm.Config(8, eps=0.1))
+    >>> small, large = {"d_model": 8, "n_heads": 2, "eps": 1e-05}, {"d_model": 8, "n_heads": 2, "eps": 0.1}
+    >>> edited(RMSNorm.Config(8, offset=1.0), RMSNorm.Config(8), RMSNorm.Config(8, eps=0.1), small, large)
     RMSNorm.Config(d_model=8, eps=0.1, weight=True, offset=1.0, ...)
     """
-    return _edited(_with_scales(tree), old, new, "")
+    sizes = {name: before[name] for name in SIZES if before.get(name) != after.get(name)}
+    return _with_following(_edited(_normalised(tree), old, new, "", sizes), before, after)
 
 
-def _edited(actual: Any, old: Any, new: Any, place: str) -> Any:
+def _edited(actual: Any, old: Any, new: Any, place: str, sizes: Mapping[str, Any]) -> Any:
+    if old is None and new is None:
+        _check_sizes(actual, place, sizes)
     # nothing changed, or `tree` lacks the part
     if _same(old, new) or (actual is None and old is not None and new is not None):
         return actual
     if _same(actual, old):
         return new
     if isinstance(actual, tuple) and isinstance(old, tuple) and isinstance(new, tuple):
-        return _edited_layers(actual, old, new, place)
-    if type(actual) is type(old) and is_dataclass(actual) and is_dataclass(new) and not isinstance(new, type):
-        parts = {field.name: getattr(new, field.name) for field in fields(new)}
-        for name in parts.keys() & {field.name for field in fields(old)}:
-            parts[name] = _edited(getattr(actual, name), getattr(old, name), parts[name], f"{place}.{name}")
-        return type(new)(**parts)
-    raise ValueError(f"the tree has {actual!r} at {place.lstrip('.')}, where its flat names say {old!r}")
+        return _edited_layers(actual, old, new, place, sizes)
+    if _is_config(actual) and _is_config(old) and _is_config(new) and type(old) in (type(actual), type(new)):
+        # parts of other kinds may have some fields of the same names
+        into = new if type(actual) is type(old) else actual
+        parts = {field.name: getattr(into, field.name) for field in fields(into)}
+        described = parts.keys() & {field.name for field in fields(old)} & {field.name for field in fields(new)}
+        for name in parts:
+            if name in described:
+                parts[name] = _edited(
+                    getattr(actual, name), getattr(old, name), getattr(new, name), f"{place}.{name}", sizes
+                )
+            elif into is actual:
+                _check_sizes(parts[name], f"{place}.{name}", sizes)
+        return type(into)(**parts)
+    raise ValueError(f"the tree has {actual!r} at {place.lstrip('.')}, where flat names describe {old!r}")
 
 
-def _edited_layers(actual: tuple[Any, ...], old: tuple[Any, ...], new: tuple[Any, ...], place: str) -> tuple[Any, ...]:
+def _is_config(part: Any) -> bool:
+    return is_dataclass(part) and not isinstance(part, type)
+
+
+def _check_sizes(part: Any, place: str, sizes: Mapping[str, Any], name: str = "") -> None:
+    """Raises ValueError if a part that flat names do not describe has one of the sizes that change."""
+    if _is_config(part):
+        for field in fields(part):
+            _check_sizes(getattr(part, field.name), f"{place}.{field.name}", sizes, field.name)
+    elif isinstance(part, tuple):
+        for each in part:
+            _check_sizes(each, place, sizes, name)
+    elif type(part) is int and part in sizes.values() and name.startswith(("d_", "dim", "n_heads")):
+        if name in FOLLOWING and sizes.get(name) == part:
+            return
+        raise ValueError(f"flat names do not describe {place.lstrip('.')}, which would keep {part}")
+
+
+def _with_following(part: Any, before: Mapping[str, Any], after: Mapping[str, Any]) -> Any:
+    if isinstance(part, tuple) and not hasattr(part, "_fields"):
+        return tuple(_with_following(each, before, after) for each in part)
+    if not _is_config(part):
+        return part
+    values = {field.name: getattr(part, field.name) for field in fields(part) if field.init}
+    changed = {
+        name: after[name] if name in FOLLOWING and _same(value, before[name]) else _with_following(value, before, after)
+        for name, value in values.items()
+    }
+    return part if all(changed[name] is values[name] for name in changed) else replace(part, **changed)
+
+
+def _edited_layers(
+    actual: tuple[Any, ...], old: tuple[Any, ...], new: tuple[Any, ...], place: str, sizes: Mapping[str, Any]
+) -> tuple[Any, ...]:
     """Edits layer by layer. Added layers are copies of the others. Raises ValueError if these are not all equal."""
     beyond = len(new) - len(old)
     if beyond > 0 and any(layers.count(layers[0]) != len(layers) for layers in (actual, old) if layers):
@@ -47,7 +98,7 @@ def _edited_layers(actual: tuple[Any, ...], old: tuple[Any, ...], new: tuple[Any
         return new
     actual, old = actual + actual[:1] * beyond, old + old[:1] * beyond
     whole = zip(actual, old, new, strict=False)  # if `new` has fewer layers, the first ones are kept
-    return tuple(_edited(*parts, f"{place}.{layer}") for layer, parts in enumerate(whole))
+    return tuple(_edited(*parts, f"{place}.{layer}", sizes) for layer, parts in enumerate(whole))
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -63,14 +114,13 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def _with_scales(part: Any) -> Any:
-    """The tree with the default scale of every attention filled in."""
+def _normalised(part: Any) -> Any:
+    """The tree with the default scale of every attention filled in, and None for as many key and value heads as heads."""
     if isinstance(part, tuple):
-        return tuple(_with_scales(each) for each in part)
-    if isinstance(part, Attention.Config) and part.scale is None:
-        return replace(part, scale=part.d_head**-0.5)
-    if not is_dataclass(part) or isinstance(part, type):
+        return tuple(_normalised(each) for each in part)
+    if isinstance(part, Attention.Config):
+        scale = part.d_head**-0.5 if part.scale is None else part.scale
+        return replace(part, scale=scale, n_key_value_heads=None if part.n_kv == part.n_heads else part.n_kv)
+    if not _is_config(part):
         return part
-    return replace(
-        part, **{field.name: _with_scales(getattr(part, field.name)) for field in fields(part) if field.init}
-    )
+    return replace(part, **{field.name: _normalised(getattr(part, field.name)) for field in fields(part) if field.init})
