@@ -6,13 +6,14 @@ singular values.
 """
 
 import operator
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 
 HALF = (torch.float16, torch.bfloat16)
+Scalar = TypeVar("Scalar")
 SVD = tuple[Float[Tensor, "*leading ldim k"], Float[Tensor, "*leading k"], Float[Tensor, "*leading rdim k"]]
 
 
@@ -272,12 +273,13 @@ class FactoredMatrix:
         return f"FactoredMatrix({list(self.shape)}, mdim={self.mdim})"
 
 
-def _dims_used(item: Any) -> int:
+def _dims_used(item: object) -> int:
     """The number of dimensions that an item of an index consumes."""
     if item is None or item is Ellipsis:
         return 0
-    is_mask = isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8)
-    return item.ndim if is_mask else 1
+    if isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8):
+        return item.ndim
+    return 1
 
 
 def _keeping(item: Any, size: int, what: str) -> Any:
@@ -291,7 +293,7 @@ def _keeping(item: Any, size: int, what: str) -> Any:
     return slice(place % size, place % size + 1)
 
 
-def _checked_scalar(scalar: Any) -> Any:
+def _checked_scalar(scalar: Scalar) -> Scalar:
     if isinstance(scalar, Tensor) and scalar.numel() != 1:
         raise ShapeMismatch(
             f"a matrix is scaled by a tensor of one element, got shape {list(scalar.shape)}; products are @"

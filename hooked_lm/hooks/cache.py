@@ -12,8 +12,9 @@ from torch import Tensor
 
 from hooked_lm.files import replacing
 from hooked_lm.hooks import checkpoint
+from hooked_lm.hooks.point import HookPoint
 from hooked_lm.hooks.select import UnknownSite, nearest, site_glob
-from hooked_lm.hooks.slice import Slice
+from hooked_lm.hooks.slice import Slice, SliceInput
 
 
 class Cache(Mapping[str, Tensor]):
@@ -46,11 +47,11 @@ class Cache(Mapping[str, Tensor]):
         """The names of the axes at a site, batch included; empty if they are unknown."""
         return self.dims.get(site, ())
 
-    def full_name(self, key: Any) -> str:
+    def full_name(self, key: object) -> str:
         """The site name of a key. The caches of models also accept short names and aliases."""
-        return key
+        return str(key)
 
-    def __getitem__(self, key: Any) -> Tensor:
+    def __getitem__(self, key: object) -> Tensor:
         if isinstance(key, str) and key in self.cache_dict:
             return self.cache_dict[key]
         name = self.full_name(key)
@@ -118,7 +119,7 @@ class Cache(Mapping[str, Tensor]):
             self.has_batch_dim = False
         return self
 
-    def apply_slice_to_batch_dim(self, batch_slice: Any) -> "Cache":
+    def apply_slice_to_batch_dim(self, batch_slice: Slice | SliceInput) -> "Cache":
         """A cache of some rows of the batch; an int removes the axis. Raises ValueError without a batch axis."""
         if not self.has_batch_dim:
             raise ValueError("this cache has no batch dimension left to slice")
@@ -198,7 +199,7 @@ class Recorder:
         cache: dict[str, Tensor],
         device: torch.device | str | None = None,
         remove_batch_dim: bool = False,
-        pos_slice: Any = None,
+        pos_slice: Slice | SliceInput = None,
         suffix: str = "",
     ) -> None:
         self.cache = cache
@@ -207,21 +208,21 @@ class Recorder:
         self.pos_slice = Slice.unwrap(pos_slice)
         self.suffix = suffix
 
-    def __call__(self, value: Any, hook: Any) -> None:
+    def __call__(self, value: object, hook: HookPoint) -> None:
         if not isinstance(value, Tensor):
             raise TypeError(
                 f"the value at '{hook.name}' is a {type(value).__name__}, not a tensor: exclude it from the cache"
             )
         if not self.suffix and checkpoint.is_recomputing():
             return  # the forward pass has stored the value
-        name, value = hook.name + self.suffix, value.detach()
+        name, value = f"{hook.name}{self.suffix}", value.detach()
         if self.pos_slice.mode != "identity":
             value = self._some_positions(value, hook)
         if self.remove_batch_dim and has_batch_axis(hook.dims):
             value = _only_row(name, value)
         self.cache[name] = value if self.device is None else value.to(self.device)
 
-    def _some_positions(self, value: Tensor, hook: Any) -> Tensor:
+    def _some_positions(self, value: Tensor, hook: HookPoint) -> Tensor:
         axis = _position_axis(value, hook)
         if axis is None:
             return value
@@ -239,7 +240,7 @@ def _site(name: str) -> str:
     return name.removesuffix("_grad")
 
 
-def _position_axis(value: Tensor, hook: Any) -> int | None:
+def _position_axis(value: Tensor, hook: HookPoint) -> int | None:
     """The index of the position axis, or None. Of three or more axes without names it is the second.
 
     Raises ValueError for two axes without names, because both could be the positions.

@@ -41,7 +41,7 @@ class CallRecord:
         for point in list(self.points):
             point.uninstall(self)
 
-    def next_call(self, point: Any) -> int:
+    def next_call(self, point: object) -> int:
         """The number of the module's call that the recomputation repeats; advances with each call of this method."""
         turn = (point, torch._C._current_graph_task_id())
         self.repeated[turn] = i = self.repeated.get(turn, -1) + 1

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import ContextVar
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ def set_current(step: GenerationStep | None) -> None:
     _now.set(step)
 
 
-def run_generation(work: Callable[[], T], scope: AbstractContextManager[Any] | None = None) -> T:
+def run_generation(work: Callable[[], T], scope: AbstractContextManager[object] | None = None) -> T:
     """Returns `work()`, run without gradients and inside a scope of hooks if one is passed.
 
     Afterwards torch's grad mode and the step are restored and the scope is closed, also after an error. `restore` is called

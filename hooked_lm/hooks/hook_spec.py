@@ -47,7 +47,7 @@ def companions_of(entries: Sequence[HookSpec]) -> list[HookSpec]:
     return [parse_hook(one) for one in brought if id(one) not in given]
 
 
-def direction_and_when(function: Any, dir: str | None) -> tuple[str, str]:
+def direction_and_when(function: object, dir: str | None) -> tuple[str, str]:
     """The direction ("fwd", "bwd" or "both") and `when` of a hook passed to `add_hook` with this `dir` (None: not given).
 
     Raises ValueError for a `dir` that would use a hook object for gradients on values.
@@ -64,7 +64,7 @@ def direction_and_when(function: Any, dir: str | None) -> tuple[str, str]:
     return dir or own, when
 
 
-def _options_of(function: Any) -> tuple[str, str]:
+def _options_of(function: object) -> tuple[str, str]:
     """The `direction` and `when` of a hook object; the defaults for any other function, whatever its attributes."""
     if not hasattr(function, "hook_point"):
         return "fwd", "post"
@@ -74,6 +74,6 @@ def _options_of(function: Any) -> tuple[str, str]:
     return own, when
 
 
-def _check(name: str, value: Any, known: tuple[str, str], hook: Any) -> None:
+def _check(name: str, value: object, known: tuple[str, str], hook: object) -> None:
     if not isinstance(value, str) or value not in known:
         raise ValueError(f"the {name} of a hook object is {known[0]!r} or {known[1]!r}; that of {hook!r} is {value!r}")

@@ -6,7 +6,7 @@ from the end. (`Slice` and `pos_slice` belong to the HookedTransformer interface
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeGuard
 
 import numpy as np
 from torch import Tensor
@@ -73,5 +73,5 @@ def indices_of_slice(given: slice) -> list[int]:
     return list(range(start, given.stop, step))
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: object) -> TypeGuard[SupportsIndex]:
     return type(value) is int or (isinstance(value, SupportsIndex) and not isinstance(value, bool))

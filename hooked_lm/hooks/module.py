@@ -19,6 +19,7 @@ from hooked_lm.hooks.properties import Properties
 from hooked_lm.hooks.replaced_points import SiteMetadata, give_name, inherit_metadata
 from hooked_lm.hooks.scope import Scope
 from hooked_lm.hooks.select import PointDict, Site, UnknownSite, select
+from hooked_lm.hooks.slice import Slice, SliceInput
 from hooked_lm.hooks.values import backward_from
 
 NamesFilter = Site | None
@@ -215,7 +216,7 @@ class HookedRootModule(Properties):
         incl_bwd: bool = False,
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
-        pos_slice: object = None,
+        pos_slice: Slice | SliceInput = None,
         return_cache_object: bool = True,
         **model_kwargs: object,
     ) -> tuple[Any, Any]:
@@ -249,7 +250,7 @@ class HookedRootModule(Properties):
         device: torch.device | str | None = None,
         remove_batch_dim: bool = False,
         cache: dict[str, Tensor] | None = None,
-        pos_slice: object = None,
+        pos_slice: Slice | SliceInput = None,
     ) -> tuple[dict[str, Tensor], list[tuple[str, Recorder]], list[tuple[str, Recorder]]]:
         """An empty cache, and the forward and backward hooks that fill it."""
         cache = {} if cache is None else cache

@@ -105,22 +105,22 @@ class ModulePoint(HookPoint):
 # ---- what PyTorch calls ----------------------------------------------------------------------------------------------
 
 
-def _at_output(point: ModulePoint, module: nn.Module, args: Any, output: Any) -> Any:
+def _at_output(point: ModulePoint, module: nn.Module, args: object, output: object) -> Any:
     return _run_point(point, output) if point.is_listening else None
 
 
 def _at_inputs(
-    point: ModulePoint, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    point: ModulePoint, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object] | None = None
 ) -> Any:
     if kwargs is None or not point.is_listening:  # PyTorch omits kwargs if another thread just removed the hook
         return None
-    given: dict[Key, Any] = dict(enumerate(args))
+    given: dict[Key, object] = dict(enumerate(args))
     given.update(kwargs)
     passed = _run_point(point, given, _given_key(module, point.path[0], given) if point.path else None)
     return tuple(passed[i] for i in range(len(args))), {name: passed[name] for name in kwargs}
 
 
-def _given_key(module: nn.Module, key: Key, given: Mapping[Key, Any]) -> Key:
+def _given_key(module: nn.Module, key: Key, given: Mapping[Key, object]) -> Key:
     """The key under which an input was passed: its position or its name."""
     if key not in given:
         names = list(inspect.signature(module.forward).parameters)
@@ -129,7 +129,7 @@ def _given_key(module: nn.Module, key: Key, given: Mapping[Key, Any]) -> Key:
     return key
 
 
-def _run_point(point: ModulePoint, whole: Any, first: Key | None = None) -> Any:
+def _run_point(point: ModulePoint, whole: object, first: Key | None = None) -> Any:
     """The inputs or outputs with the point's new value; cloned, because the next module may work in place."""
     there = dict(tensors_of(whole))
     path = point.path if first is None else (first, *point.path[1:])
@@ -167,7 +167,7 @@ def split_path(name: str) -> tuple[str, tuple[Key, ...]]:
     return base, tuple(int(key) if key.isdigit() else key for key in keys)
 
 
-def tensors_of(value: Any, path: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ...], Tensor]]:
+def tensors_of(value: object, path: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ...], Tensor]]:
     """Yields the tensors inside tuples, lists, dicts and dataclasses, with their paths, in order."""
     if isinstance(value, Tensor):
         yield path, value
@@ -175,7 +175,7 @@ def tensors_of(value: Any, path: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[K
         yield from tensors_of(part, (*path, key))
 
 
-def _parts(value: Any) -> list[tuple[Key, Any]]:
+def _parts(value: object) -> list[tuple[Key, Any]]:
     if isinstance(value, Mapping):
         return list(value.items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -19,7 +19,7 @@ from hooked_lm.hooks.hook_spec import direction_and_when
 from hooked_lm.hooks.scope import Frame, Owner
 from hooked_lm.hooks.values import can_have_gradient, copy_for_hook
 
-_shows_name = ContextVar("says_name", default=True)
+_shows_name = ContextVar("shows_name", default=True)
 
 
 class HookPoint(nn.Identity):
@@ -349,7 +349,7 @@ def hook_if_listening(point: nn.Module, x: Tensor) -> Tensor:
     return point(x.clone()) if is_listening(point) else x
 
 
-def _do_nothing(*_: Any) -> None:
+def _do_nothing(*_: object) -> None:
     """A PyTorch hook without effect."""
 
 

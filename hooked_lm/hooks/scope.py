@@ -12,7 +12,7 @@ import itertools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ContextDecorator
 from contextvars import ContextVar
 from functools import wraps
@@ -150,7 +150,9 @@ class Scope(ContextDecorator):
     Its hooks end with the block, also after errors and interrupts. If it is never closed, they end when it is garbage-collected.
     """
 
-    def __init__(self, root: Any, fwd_hooks: Any, bwd_hooks: Any, stays: bool, clear_contexts: bool) -> None:
+    def __init__(
+        self, root: Any, fwd_hooks: Sequence[Any], bwd_hooks: Sequence[Any], stays: bool, clear_contexts: bool
+    ) -> None:
         self._given = (root, fwd_hooks, bwd_hooks, stays, clear_contexts)
         self._open: Any = None
 

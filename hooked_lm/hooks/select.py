@@ -4,8 +4,9 @@ import difflib
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar
 
+Point = TypeVar("Point")
 Site = str | tuple[Any, ...] | Sequence[Any] | Callable[[str], bool]
 
 
@@ -16,7 +17,7 @@ class UnknownSite(KeyError):
         return str(self.args[0])
 
 
-class PointDict(MutableMapping[str, Any]):
+class PointDict(MutableMapping[str, Point]):
     """The hook points of a network by name, in order of computation.
 
     Iteration and length cover the points of a bare run: those on demand only if their flag is set. `[...]` and `in` cover all
@@ -30,10 +31,10 @@ class PointDict(MutableMapping[str, Any]):
     ('a point', False)
     """
 
-    def __init__(self, points: dict[str, Any], aliases: Mapping[str, str], is_on: Callable[[Any], bool]) -> None:
+    def __init__(self, points: dict[str, Point], aliases: Mapping[str, str], is_on: Callable[[Point], bool]) -> None:
         self.points, self.aliases, self.is_on = points, aliases, is_on
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Point:
         known = name if name in self.points else self.aliases.get(name, name)
         if known not in self.points:
             raise unknown(name, self.points)
@@ -48,7 +49,7 @@ class PointDict(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return sum(map(self.is_on, self.points.values()))
 
-    def __setitem__(self, name: str, point: Any) -> None:
+    def __setitem__(self, name: str, point: Point) -> None:
         self.points[name] = point
 
     def __delitem__(self, name: str) -> None:

@@ -2,18 +2,18 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 
-def spec_of(value: Any) -> tuple[torch.Size, torch.dtype, torch.device] | None:
+def spec_of(value: object) -> tuple[torch.Size, torch.dtype, torch.device] | None:
     """The properties of a tensor that a hook must not change; None for other values."""
     return (value.shape, value.dtype, value.device) if isinstance(value, Tensor) else None
 
 
-def wrong_return(where: str, new: Any, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Exception:
+def wrong_return(where: str, new: object, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Exception:
     expected = f"{tuple(shape)} {dtype} on {device}"
     if isinstance(new, Tensor):
         got = f"{tuple(new.shape)} {new.dtype} on {new.device}"
@@ -24,7 +24,7 @@ def wrong_return(where: str, new: Any, shape: torch.Size, dtype: torch.dtype, de
     )
 
 
-def copy_for_hook(value: Any, is_read_only: bool) -> Any:
+def copy_for_hook(value: object, is_read_only: bool) -> Any:
     """A copy of the value, so that an in-place edit affects only the rest of the run.
 
     It does not affect the caller's input, entries of a cache, or tensors saved by autograd. A recorder does not edit and
@@ -41,11 +41,11 @@ def _is_weight(value: Tensor) -> bool:
     return isinstance(owner, nn.Parameter) or (owner.is_leaf and owner.requires_grad)
 
 
-def can_have_gradient(value: Any) -> bool:
+def can_have_gradient(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def takes_hook_keyword(function: Callable[..., Any]) -> bool:
+def takes_hook_keyword(function: Callable[..., object]) -> bool:
     """Whether the point is passed as `hook=` (to a parameter of that name or **kwargs) instead of by position."""
     if not callable(function):
         raise TypeError(
@@ -66,7 +66,7 @@ def takes_hook_keyword(function: Callable[..., Any]) -> bool:
     raise TypeError(f"a hook is called with (value, hook); {name} takes {signature}")
 
 
-def backward_from(output: Any) -> None:
+def backward_from(output: object) -> None:
     """Runs the backward pass of a scalar; raises ValueError for anything else."""
     if not isinstance(output, Tensor) or output.numel() != 1:
         got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__

@@ -45,7 +45,7 @@ class WrappedModule(HookedRootModule):
         elif module is not None:
             self._point(name)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         before = calls_so_far.get()
         try:
             try:
@@ -130,7 +130,7 @@ class WrappedModule(HookedRootModule):
     # ---- running -----------------------------------------------------------------------------------------------------
 
     def run_with_hooks(
-        self, *model_args: Any, fwd_hooks: HookList = (), bwd_hooks: HookList = (), **options: Any
+        self, *model_args: object, fwd_hooks: HookList = (), bwd_hooks: HookList = (), **options: Any
     ) -> Any:
         """Runs a forward pass with hooks, as on any HookedRootModule, and returns the module's output.
 
@@ -144,7 +144,7 @@ class WrappedModule(HookedRootModule):
         _check_reached(named, reached.names)
         return output
 
-    def run_with_cache(self, *model_args: Any, names_filter: NamesFilter = None, **options: Any) -> tuple[Any, Any]:
+    def run_with_cache(self, *model_args: object, names_filter: NamesFilter = None, **options: Any) -> tuple[Any, Any]:
         """Runs a forward pass and returns (output, cache), as on any HookedRootModule.
 
         Without a filter the cache has the output of every module that was called. If a module is called several times,
@@ -166,7 +166,7 @@ class _ReachedSites:
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
 
-    def __call__(self, value: Any, hook: HookPoint) -> None:
+    def __call__(self, value: object, hook: HookPoint) -> None:
         self.names[hook.name or ""] = None
 
 
