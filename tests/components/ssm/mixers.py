@@ -1,5 +1,6 @@
-"""What the tests of all state-space mixers share: small ones with random weights, and what each of them must do."""
+"""What the tests of all state-space mixers share: small mixers with random weights, and the tests of each of them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def some(*shape: int, seed: int = 1) -> Tensor:
 
 
 def in_steps(model: Rooted, stream: Tensor, lengths: list[int]) -> tuple[Tensor, KeyValueCache]:
-    """The output of pieces of these lengths that follow each other with a cache, and the cache."""
+    """The output of consecutive pieces of these lengths, run with a cache, and the cache."""
     cache, outputs = KeyValueCache(1), []
     for piece in stream.split(lengths, 1):
         context = Context(piece.shape[1], stream.device, cache=cache)
@@ -49,107 +50,106 @@ def in_steps(model: Rooted, stream: Tensor, lengths: list[int]) -> tuple[Tensor,
     return torch.cat(outputs, 1), cache
 
 
-def assert_cached_is_full(model: Rooted) -> None:
-    """Pieces of any lengths, single tokens too, give what the whole gives, and leave the same memory."""
-    stream = some(2, 90, 6)
-    whole, memory = in_steps(model, stream, [90])
-    assert_close(whole, model(stream))
-    for lengths in ([1] * 90, [70, 1, 1, 18], [2, 3, 85]):
-        found, cache = in_steps(model, stream, lengths)
-        assert_close(found, whole)
-        assert cache.length == 90
-        assert_close(cache.state(0).window, memory.state(0).window)
-        assert_close(cache.state(0).state, memory.state(0).state)
+class MixerTests:
+    """The tests of every mixer, for a fixture `model`; `naive` is the mixer written as a plain loop."""
 
+    naive: Callable[..., Tensor]
 
-def assert_padding_is_passed_over(model: Rooted) -> None:
-    """Wherever it stands, also between real tokens, and also for the memory that stays."""
-    real = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0, 0], [0, 1, 0, 0, 1, 1, 0, 1]]).bool()
-    stream, more = some(3, 8, 6), some(3, 3, 6, seed=2)
-    cache = KeyValueCache(1)
-    first = model(stream, Context(8, stream.device, real, cache))
-    both = torch.cat([real, torch.tensor([[1, 1, 1], [0, 1, 1], [1, 0, 1]]).bool()], 1)
-    second = model(more, Context(3, stream.device, both, cache))
-    together = torch.cat([first, second], 1)
-    for row in range(3):
-        alone = torch.cat([stream, more], 1)[row, both[row]]
-        assert_close(together[row, both[row]], model(alone[None])[0])
+    def test_cached_is_full(self, model: Rooted) -> None:
+        """Pieces of any lengths, also single tokens, have the output and the cached state of one run over all tokens."""
+        stream = some(2, 90, 6)
+        whole, memory = in_steps(model, stream, [90])
+        assert_close(whole, model(stream))
+        for lengths in ([1] * 90, [70, 1, 1, 18], [2, 3, 85]):
+            found, cache = in_steps(model, stream, lengths)
+            assert_close(found, whole)
+            assert cache.length == 90
+            assert_close(cache.state(0).window, memory.state(0).window)
+            assert_close(cache.state(0).state, memory.state(0).state)
 
+    def test_padding_does_not_change_real_tokens(self, model: Rooted) -> None:
+        """Padding may be anywhere, also between real tokens, and does not change the cached state either."""
+        real = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0, 0], [0, 1, 0, 0, 1, 1, 0, 1]]).bool()
+        stream, more = some(3, 8, 6), some(3, 3, 6, seed=2)
+        cache = KeyValueCache(1)
+        first = model(stream, Context(8, stream.device, real, cache))
+        both = torch.cat([real, torch.tensor([[1, 1, 1], [0, 1, 1], [1, 0, 1]]).bool()], 1)
+        second = model(more, Context(3, stream.device, both, cache))
+        together = torch.cat([first, second], 1)
+        for row in range(3):
+            alone = torch.cat([stream, more], 1)[row, both[row]]
+            assert_close(together[row, both[row]], model(alone[None])[0])
 
-def assert_states_can_be_edited(model: Rooted) -> None:
-    """An edit of the state stays, changes what follows and nothing before; as with a cache of that state."""
-    stream = some(2, 20, 6)
+    def test_states_can_be_edited(self, model: Rooted) -> None:
+        """An edited state changes later positions and none before, like a run that starts from that state."""
+        stream = some(2, 20, 6)
 
-    def halve(state: Tensor, hook: Any) -> Tensor:
-        state[:, 9] *= 0.5
-        return state
-
-    clean, edited = model(stream), model.run_with_hooks(stream, fwd_hooks=[("mixer.hook_state", halve)])
-    _, cache = in_steps(model, stream[:, :10], [10])
-    entry = cache.state(0)
-    entry.state = entry.state * 0.5
-    after = model(stream[:, 10:], Context(10, stream.device, cache=cache))
-    assert_close(edited[:, :9], clean[:, :9])
-    assert_close(edited[:, 10:], after)
-    assert ((edited - clean)[:, 9:11].abs().amax((0, 2)) > 1e-3).all()
-
-
-def assert_all_states_can_be_set(model: Rooted) -> None:
-    """States that are all replaced are what the output is read off: those of another run give its output back."""
-    stream, other = some(2, 20, 6), some(2, 20, 6, seed=5)
-    _, theirs = model.run_with_cache(other, names_filter=["mixer.hook_state", "mixer.hook_y"])
-    states = []
-    hooks = [
-        ("mixer.hook_state", lambda state, hook: theirs["mixer.hook_state"]),
-        ("mixer.hook_state", lambda state, hook: states.append(state)),
-    ]
-    model.run_with_hooks(stream, fwd_hooks=hooks)
-    assert torch.equal(states[0], theirs["mixer.hook_state"])
-    zeros = model.run_with_hooks(stream, fwd_hooks=[("mixer.hook_state", lambda state, hook: state * 0)])
-    again = model.run_with_hooks(stream, fwd_hooks=[("mixer.hook_state", lambda state, hook: state * 0)])
-    assert torch.equal(zeros, again)
-    assert_apart(zeros, model(stream))
-
-
-def assert_gradient_of_a_state_counts_what_follows(model: Rooted) -> None:
-    """As measured by moving it a little."""
-    model, stream = model.double(), some(1, 12, 6).double()
-    seen = {}
-
-    def keep(gradient: Tensor, hook: Any) -> None:
-        seen["gradient"] = gradient.clone()
-
-    with model.hooks(bwd_hooks=[("mixer.hook_state", keep)]):
-        model(stream)[:, -1].sum().backward()
-    place = (0, 5, *(0 for _ in seen["gradient"].shape[2:]))
-    moved = []
-    for step in (1e-4, -1e-4):
-
-        def move(state: Tensor, hook: Any, step: float = step) -> Tensor:
-            state[place] += step
+        def halve(state: Tensor, hook: Any) -> Tensor:
+            state[:, 9] *= 0.5
             return state
 
-        with torch.no_grad():
-            moved.append(model.run_with_hooks(stream, fwd_hooks=[("mixer.hook_state", move)])[:, -1].sum())
-    measured = (moved[0] - moved[1]) / 2e-4
-    assert abs(measured) > 1e-7
-    assert_near(seen["gradient"][place], measured, 1e-6, because="a difference quotient, not a slope")
+        clean, edited = model(stream), model.run_with_hooks(stream, fwd_hooks=[("mixer.hook_state", halve)])
+        _, cache = in_steps(model, stream[:, :10], [10])
+        entry = cache.state(0)
+        entry.state = entry.state * 0.5
+        after = model(stream[:, 10:], Context(10, stream.device, cache=cache))
+        assert_close(edited[:, :9], clean[:, :9])
+        assert_close(edited[:, 10:], after)
+        assert ((edited - clean)[:, 9:11].abs().amax((0, 2)) > 1e-3).all()
 
+    def test_all_states_can_be_set(self, model: Rooted) -> None:
+        """The output depends on the edited states: with all states set to zero it is another."""
+        stream, other = some(2, 20, 6), some(2, 20, 6, seed=5)
+        _, theirs = model.run_with_cache(other, names_filter=["mixer.hook_state", "mixer.hook_y"])
+        states = []
+        hooks = [
+            ("mixer.hook_state", lambda state, hook: theirs["mixer.hook_state"]),
+            ("mixer.hook_state", lambda state, hook: states.append(state)),
+        ]
+        model.run_with_hooks(stream, fwd_hooks=hooks)
+        assert torch.equal(states[0], theirs["mixer.hook_state"])
+        zeros = model.run_with_hooks(stream, fwd_hooks=[("mixer.hook_state", lambda state, hook: state * 0)])
+        again = model.run_with_hooks(stream, fwd_hooks=[("mixer.hook_state", lambda state, hook: state * 0)])
+        assert torch.equal(zeros, again)
+        assert_apart(zeros, model(stream))
 
-def assert_listening_changes_nothing(model: Rooted) -> None:
-    stream = some(2, 90, 6)
-    seen = {}
-    with model.hooks([(name, lambda value, hook: seen.update({hook.name: value})) for name in model.all_points()]):
-        listened = model(stream)
-    assert_close(listened, model(stream))
-    assert list(seen) == list(model.all_points())
+    def test_the_gradient_of_a_state_includes_later_positions(self, model: Rooted) -> None:
+        """It is the difference quotient of the last output for small changes of the state."""
+        model, stream = model.double(), some(1, 12, 6).double()
+        seen = {}
 
+        def keep(gradient: Tensor, hook: Any) -> None:
+            seen["gradient"] = gradient.clone()
 
-def assert_gradients(model: Rooted, reference: Any) -> None:
-    """Those of every weight are those of a plain loop over positions."""
-    stream = some(2, 21, 6)
-    weights = dict(model.named_parameters())
-    ours = torch.autograd.grad((model(stream) ** 2).sum(), list(weights.values()))
-    theirs = torch.autograd.grad((reference(model.mixer, stream) ** 2).sum(), list(weights.values()))
-    for name, a, b in zip(weights, ours, theirs, strict=True):
-        assert_close(a, b, msg=name)
+        with model.hooks(bwd_hooks=[("mixer.hook_state", keep)]):
+            model(stream)[:, -1].sum().backward()
+        place = (0, 5, *(0 for _ in seen["gradient"].shape[2:]))
+        moved = []
+        for step in (1e-4, -1e-4):
+
+            def move(state: Tensor, hook: Any, step: float = step) -> Tensor:
+                state[place] += step
+                return state
+
+            with torch.no_grad():
+                moved.append(model.run_with_hooks(stream, fwd_hooks=[("mixer.hook_state", move)])[:, -1].sum())
+        measured = (moved[0] - moved[1]) / 2e-4
+        assert abs(measured) > 1e-7
+        assert_near(seen["gradient"][place], measured, 1e-6, because="a difference quotient, not a slope")
+
+    def test_listening_changes_nothing(self, model: Rooted) -> None:
+        stream = some(2, 90, 6)
+        seen = {}
+        with model.hooks([(name, lambda value, hook: seen.update({hook.name: value})) for name in model.all_points()]):
+            listened = model(stream)
+        assert_close(listened, model(stream))
+        assert list(seen) == list(model.all_points())
+
+    def test_gradients(self, model: Rooted) -> None:
+        """The gradient of every weight is that of a plain loop over positions."""
+        stream = some(2, 21, 6)
+        weights = dict(model.named_parameters())
+        ours = torch.autograd.grad((model(stream) ** 2).sum(), list(weights.values()))
+        theirs = torch.autograd.grad((self.naive(model.mixer, stream) ** 2).sum(), list(weights.values()))
+        for name, a, b in zip(weights, ours, theirs, strict=True):
+            assert_close(a, b, msg=name)

@@ -43,6 +43,10 @@ def naive(mixer: Mamba, stream: Tensor) -> Tensor:
     return out if mixer.b_out is None else out + mixer.b_out
 
 
+class TestMamba(mixers.MixerTests):
+    naive = staticmethod(naive)
+
+
 @pytest.mark.parametrize("n_pos", [1, 2, 7, 8, 50])
 def test_it_is_the_recurrence(model: mixers.Rooted, n_pos: int) -> None:
     stream = mixers.some(2, n_pos, 6)
@@ -54,34 +58,6 @@ def test_segments_join(model: mixers.Rooted, monkeypatch: pytest.MonkeyPatch) ->
     whole = model(stream)
     monkeypatch.setattr("hooked_lm.components.ssm.mamba.SEGMENT", 16)
     assert_close(model(stream), whole)
-
-
-def test_cached_is_full(model: mixers.Rooted) -> None:
-    mixers.assert_cached_is_full(model)
-
-
-def test_padding_is_passed_over(model: mixers.Rooted) -> None:
-    mixers.assert_padding_is_passed_over(model)
-
-
-def test_states_can_be_edited(model: mixers.Rooted) -> None:
-    mixers.assert_states_can_be_edited(model)
-
-
-def test_all_states_can_be_set(model: mixers.Rooted) -> None:
-    mixers.assert_all_states_can_be_set(model)
-
-
-def test_gradient_of_a_state(model: mixers.Rooted) -> None:
-    mixers.assert_gradient_of_a_state_counts_what_follows(model)
-
-
-def test_listening_changes_nothing(model: mixers.Rooted) -> None:
-    mixers.assert_listening_changes_nothing(model)
-
-
-def test_gradients(model: mixers.Rooted) -> None:
-    mixers.assert_gradients(model, naive)
 
 
 def test_states_that_are_zeroed_leave_the_direct_path(model: mixers.Rooted) -> None:

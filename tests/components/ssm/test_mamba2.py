@@ -53,6 +53,10 @@ def naive(mixer: Mamba2, stream: Tensor) -> Tensor:
     return out if mixer.b_out is None else out + mixer.b_out
 
 
+class TestMamba2(mixers.MixerTests):
+    naive = staticmethod(naive)
+
+
 @pytest.mark.parametrize("n_pos", [1, 2, 7, 64, 65, 150])
 def test_it_is_the_recurrence(model: mixers.Rooted, n_pos: int) -> None:
     stream = mixers.some(2, n_pos, 6)
@@ -80,31 +84,3 @@ def test_decays_do_not_lose_what_large_rates_swallow() -> None:
 def test_groups_must_divide_heads() -> None:
     with pytest.raises(ValueError, match="n_heads=4 must be a multiple of n_groups=3"):
         Mamba2.Config(6, 4, 2, 5, n_groups=3).build()
-
-
-def test_cached_is_full(model: mixers.Rooted) -> None:
-    mixers.assert_cached_is_full(model)
-
-
-def test_padding_is_passed_over(model: mixers.Rooted) -> None:
-    mixers.assert_padding_is_passed_over(model)
-
-
-def test_states_can_be_edited(model: mixers.Rooted) -> None:
-    mixers.assert_states_can_be_edited(model)
-
-
-def test_all_states_can_be_set(model: mixers.Rooted) -> None:
-    mixers.assert_all_states_can_be_set(model)
-
-
-def test_gradient_of_a_state(model: mixers.Rooted) -> None:
-    mixers.assert_gradient_of_a_state_counts_what_follows(model)
-
-
-def test_listening_changes_nothing(model: mixers.Rooted) -> None:
-    mixers.assert_listening_changes_nothing(model)
-
-
-def test_gradients(model: mixers.Rooted) -> None:
-    mixers.assert_gradients(model, naive)

@@ -32,6 +32,10 @@ def naive(mixer: RGLRU, stream: Tensor) -> Tensor:
     return torch.stack(outputs, 1)
 
 
+class TestRGLRU(mixers.MixerTests):
+    naive = staticmethod(naive)
+
+
 @pytest.mark.parametrize("n_pos", [1, 2, 7, 8, 90])
 def test_it_is_the_recurrence(model: mixers.Rooted, n_pos: int) -> None:
     stream = mixers.some(2, n_pos, 6)
@@ -54,31 +58,3 @@ def test_what_a_new_one_keeps() -> None:
     mixer = RGLRU.Config(6, 5, 1).build()
     kept = mixer.decay(torch.ones(1, 1, 5))[0, 0]
     assert_close(kept, torch.linspace(0.9, 0.999, 5))
-
-
-def test_cached_is_full(model: mixers.Rooted) -> None:
-    mixers.assert_cached_is_full(model)
-
-
-def test_padding_is_passed_over(model: mixers.Rooted) -> None:
-    mixers.assert_padding_is_passed_over(model)
-
-
-def test_states_can_be_edited(model: mixers.Rooted) -> None:
-    mixers.assert_states_can_be_edited(model)
-
-
-def test_all_states_can_be_set(model: mixers.Rooted) -> None:
-    mixers.assert_all_states_can_be_set(model)
-
-
-def test_gradient_of_a_state(model: mixers.Rooted) -> None:
-    mixers.assert_gradient_of_a_state_counts_what_follows(model)
-
-
-def test_listening_changes_nothing(model: mixers.Rooted) -> None:
-    mixers.assert_listening_changes_nothing(model)
-
-
-def test_gradients(model: mixers.Rooted) -> None:
-    mixers.assert_gradients(model, naive)
