@@ -638,7 +638,7 @@ def read_another_source(model: Any) -> str:
     attn = model.decoder[0].cross_attn
     made = attn.keys_values
     attn.keys_values = lambda source: made(type(source)(source.resid * 0.5, source.real))
-    return "decoder: cross attention: what cross attention reads -> k"
+    return "decoder: cross attention: input of cross attention -> k"
 
 
 def scale_twice(model: Any) -> str:

@@ -19,9 +19,9 @@ from hooked_lm.components.verification.registry import (
     identities,
     input_weights,
     is_known,
-    norm_readers,
     output_from_sites,
     output_weights,
+    weights_after_norms,
 )
 
 __all__ = [
@@ -35,10 +35,10 @@ __all__ = [
     "is_known",
     "mlp",
     "moe",
-    "norm_readers",
     "other_attention",
     "other_blocks",
     "output_from_sites",
     "output_weights",
     "ssm",
+    "weights_after_norms",
 ]

@@ -14,22 +14,21 @@ from hooked_lm.components.norm import norm_of, norm_unhooked
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.components.verification.registry import (
     Identity,
+    InputWeight,
+    LazyTensor,
     Pair,
-    Read,
-    Reader,
     Sites,
-    below,
+    add_bias,
     identities,
     input_weights,
-    normed,
+    norm_output,
     output_from_sites,
     output_weights,
-    plus,
 )
 
 
 def mixing_identities(
-    attn: Attend, at: Sites, queries: Read | None = None, keys: Read | None = None
+    attn: Attend, at: Sites, queries: LazyTensor | None = None, keys: LazyTensor | None = None
 ) -> Iterator[Identity]:
     """The identities from the scores on, and of the scores themselves if queries and keys are given."""
 
@@ -54,20 +53,20 @@ def mixing_identities(
     yield (
         "z @ W_O == result",
         lambda: (
-            torch.einsum("bpnh,nhm->bpnm", _read_by_output(attn, at), attn.W_O),
+            torch.einsum("bpnh,nhm->bpnm", _normed_z(attn, at), attn.W_O),
             at("hook_result"),
         ),
     )
 
 
-def _read_by_output(attn: Attend, at: Sites) -> Tensor:
-    return normed(norm_of(attn, "z_norm"), lambda name: at(f"z_norm.{name}"), lambda: at("hook_z"))
+def _normed_z(attn: Attend, at: Sites) -> Tensor:
+    return norm_output(attn, "z_norm", at, lambda: at("hook_z"))
 
 
 @output_from_sites.register
 def _(attn: Attend, at: Sites) -> Tensor:
     """The output, from that of each head."""
-    return plus(at("hook_result").sum(2), attn.b_O)
+    return add_bias(at("hook_result").sum(2), attn.b_O)
 
 
 @output_weights.register
@@ -84,15 +83,15 @@ def _mixed(
 
 
 @identities.register
-def _(attn: Attention, at: Sites, read: Read, read_value: Read | None = None) -> Iterator[Identity]:
-    """Identities between the sites of a run with input `read()`; values may have another input."""
+def _(attn: Attention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()`; values may have another input."""
     weights = {"q": (attn.W_Q, attn.b_Q), "k": (attn.W_K, attn.b_K), "v": attn.value_weights}
     for name in weights:
 
         def projected(name: str = name) -> tuple[Tensor, Tensor]:
             W, b = weights[name]
-            x = read_value() if name == "v" and read_value is not None else read()
-            made = plus(torch.einsum("bpm,nmh->bpnh", x, W), b)
+            x = value_input() if name == "v" and value_input is not None else get_input()
+            made = add_bias(torch.einsum("bpm,nmh->bpnh", x, W), b)
             made = made if attn.cfg.clip is None else made.clamp(-attn.cfg.clip, attn.cfg.clip)
             return norm_unhooked(norm_of(attn, "v_norm"), made) if name == "v" else made, at(f"hook_{name}")
 
@@ -107,7 +106,7 @@ def _scored(attn: Attention, name: str, at: Sites) -> Tensor:
     """The queries or keys from which the scores are computed."""
     shown = f"hook_{name}" if attn.cfg.rotary is None else f"hook_rot_{name}"
     if attn.cfg.qk_norm is not None and (attn.cfg.rotary is None or attn.cfg.rotary_first):
-        return normed(getattr(attn, f"{name}_norm"), below(at, f"{name}_norm"), lambda: at(shown))
+        return norm_output(attn, f"{name}_norm", at, lambda: at(shown))
     return at(shown)
 
 
@@ -115,13 +114,13 @@ def _lengths(attn: Attention, name: str, at: Sites) -> Pair:
     def before() -> Tensor:
         if attn.cfg.qk_norm is None or attn.cfg.rotary_first:
             return at(f"hook_{name}")
-        return normed(getattr(attn, f"{name}_norm"), below(at, f"{name}_norm"), lambda: at(f"hook_{name}"))
+        return norm_output(attn, f"{name}_norm", at, lambda: at(f"hook_{name}"))
 
     assert attn.cfg.rotary is not None, "only a rotary embedding keeps lengths"
     return same_lengths(attn.cfg.rotary, before, lambda: at(f"hook_rot_{name}"))
 
 
-def same_lengths(rotary: Rotary, before: Read, after: Read) -> Pair:
+def same_lengths(rotary: Rotary, before: LazyTensor, after: LazyTensor) -> Pair:
     """Rotary does not change the norms of vectors, up to the temperature of its scaling."""
 
     def lengths() -> tuple[Tensor, Tensor]:
@@ -134,44 +133,46 @@ def same_lengths(rotary: Rotary, before: Read, after: Read) -> Pair:
 
 
 @input_weights.register
-def _(attn: Attention) -> list[Reader]:
-    """The weights that read the stream."""
+def _(attn: Attention) -> list[InputWeight]:
+    """The weights that the input is multiplied by."""
     projections = "QK" if attn.cfg.values_from_keys else "QKV"
     return [] if attn.cfg.clip is not None else [(attn, f"W_{x}", f"b_{x}") for x in projections]
 
 
 @identities.register
-def _(attn: SharedKVAttention, at: Sites, read: Read, read_value: Read | None = None) -> Iterator[Identity]:
-    """Identities between the sites of a run with input `read()`."""
+def _(
+    attn: SharedKVAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
+) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()`."""
     yield (
         "ln1.normalized * w + b -> q",
-        lambda: (plus(torch.einsum("bpm,nmh->bpnh", read(), attn.W_Q), attn.b_Q), at("hook_q")),
+        lambda: (add_bias(torch.einsum("bpm,nmh->bpnh", get_input(), attn.W_Q), attn.b_Q), at("hook_q")),
     )
 
     def q() -> Tensor:
-        return normed(norm_of(attn, "q_norm"), below(at, "q_norm"), lambda: at("hook_q"))
+        return norm_output(attn, "q_norm", at, lambda: at("hook_q"))
 
     yield "rotary(q) keeps lengths", same_lengths(attn.cfg.rotary, q, lambda: at("hook_rot_q"))
     yield from mixing_identities(attn, at)
 
 
 @input_weights.register
-def _(attn: SharedKVAttention) -> list[Reader]:
-    """The weight that reads the stream."""
+def _(attn: SharedKVAttention) -> list[InputWeight]:
+    """The weight that the input is multiplied by."""
     return [(attn, "W_Q", "b_Q")]
 
 
 @identities.register
-def _(attn: CrossAttention, at: Sites, read: Read, read_source: Read | None = None) -> Iterator[Identity]:
-    """Identities between the sites of a run with input `read()` and encoder output `read_source()`."""
-    sources = {"q": read, "k": read_source or read, "v": read_source or read}
+def _(attn: CrossAttention, at: Sites, get_input: LazyTensor, source: LazyTensor | None = None) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()` and encoder output `source()`."""
+    inputs = {"q": get_input, "k": source or get_input, "v": source or get_input}
     weights = {"q": (attn.W_Q, attn.b_Q), "k": (attn.W_K, attn.b_K), "v": (attn.W_V, attn.b_V)}
     for name, (W, b) in weights.items():
 
         def projected(name: str = name, W: Tensor = W, b: Tensor | None = b) -> tuple[Tensor, Tensor]:
-            return plus(torch.einsum("bpm,nmh->bpnh", sources[name](), W), b), at(f"hook_{name}")
+            return add_bias(torch.einsum("bpm,nmh->bpnh", inputs[name](), W), b), at(f"hook_{name}")
 
-        yield f"what cross attention reads -> {name}", projected
+        yield f"input of cross attention -> {name}", projected
     yield "q k^T * scale == attn_scores, where a key is real", products(attn.scale, at)
     yield from mixing_identities(attn, at)
 
@@ -189,6 +190,6 @@ def products(scale: float, at: Sites, terms: Sequence[str] = ()) -> Pair:
 
 
 @input_weights.register
-def _(attn: CrossAttention) -> list[Reader]:
-    """The weight that reads the stream."""
+def _(attn: CrossAttention) -> list[InputWeight]:
+    """The weight that the input is multiplied by."""
     return [(attn, "W_Q", "b_Q")]

@@ -2,47 +2,47 @@
 
 from collections.abc import Iterator
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.blocks.cross import CrossPart, PostNormCrossBlock, PreNormCrossBlock
-from hooked_lm.components.verification.blocks import attn_identities, attn_out_identity
+from hooked_lm.components.verification.blocks import attn_identities, attn_out_identity, in_stream_identities
 from hooked_lm.components.verification.registry import (
     Identity,
+    InputWeight,
+    LazyTensor,
     Pair,
-    Read,
-    Reader,
     Sites,
-    below,
+    common_input_weights,
     identities,
     is_known,
     norm_identity,
-    norm_readers,
-    normed,
+    norm_output,
     output_from_sites,
-    readers_of,
+    weights_after_norms,
+    within,
 )
 
 
 def written_identities(
-    block: CrossPart, at: Sites, read_cross: Read, read_mlp: Read, read_source: Read | None
+    block: CrossPart, at: Sites, cross_input: LazyTensor, mlp_input: LazyTensor, source: LazyTensor | None
 ) -> Iterator[Identity]:
     """Identities in cross attention and the MLP, and from there to their terms of the stream."""
     if isinstance(block.cross_attn, CrossAttention):
-        for name, pair in identities(block.cross_attn, below(at, "cross_attn"), read_cross, read_source):
+        for name, pair in identities(block.cross_attn, within(at, "cross_attn"), cross_input, source):
             yield f"cross attention: {name}", pair
         yield (
             "cross attention: sum of results + b_O == cross_attn_out",
             lambda: (
-                block.scaled(output_from_sites(block.cross_attn, below(at, "cross_attn"))),
+                block.scaled(output_from_sites(block.cross_attn, within(at, "cross_attn"))),
                 at("hook_cross_attn_out"),
             ),
         )
     if is_known(block.mlp):
-        yield from identities(block.mlp, below(at, "mlp"), read_mlp)
+        yield from identities(block.mlp, within(at, "mlp"), mlp_input)
         yield (
             "post -> mlp_out",
-            lambda: (block.scaled(output_from_sites(block.mlp, below(at, "mlp"))), at("hook_mlp_out")),
+            lambda: (block.scaled(output_from_sites(block.mlp, within(at, "mlp"))), at("hook_mlp_out")),
         )
 
 
@@ -61,55 +61,48 @@ def _sum(at: Sites, before: str, out: str, after: str) -> Pair:
 
 
 @identities.register
-def _(block: PreNormCrossBlock, at: Sites, read_source: Read | None = None) -> Iterator[Identity]:
-    """Identities between the sites of a run with encoder output `read_source()`."""
+def _(block: PreNormCrossBlock, at: Sites, source: LazyTensor | None = None) -> Iterator[Identity]:
+    """Identities between the sites of a run with encoder output `source()`."""
     yield from _sums(at, "resid_pre", "resid_mid", "resid_mid_cross")
     yield from attn_identities(block, at)
-    reads = {}
+    inputs = {}
     for name, site in (("ln2", "hook_resid_mid"), ("ln3", "hook_resid_mid_cross")):
 
         def resid(site: str = site) -> Tensor:
             return at(site)
 
-        def read(name: str = name, resid: Read = resid) -> Tensor:
-            return normed(getattr(block, name), below(at, name), resid)
+        def get_input(name: str = name, resid: LazyTensor = resid) -> Tensor:
+            return norm_output(block, name, at, resid)
 
-        reads[name] = read
-        yield from norm_identity(name, getattr(block, name), below(at, name), resid)
-    yield from written_identities(block, at, reads["ln2"], reads["ln3"], read_source)
+        inputs[name] = get_input
+        yield from norm_identity(block, name, at, resid)
+    yield from written_identities(block, at, inputs["ln2"], inputs["ln3"], source)
 
 
-@norm_readers.register
-def _(block: PreNormCrossBlock) -> list[tuple[str, list[Reader]]]:
-    """Each norm between the stream and weights, with the weights that read it."""
-    return [("ln1", readers_of(block.attn)), ("ln2", readers_of(block.cross_attn)), ("ln3", readers_of(block.mlp))]
+@weights_after_norms.register
+def _(block: PreNormCrossBlock) -> list[tuple[str, list[InputWeight]]]:
+    """Each norm between the stream and weights, with the weights after it."""
+    return [
+        ("ln1", common_input_weights(block.attn)),
+        ("ln2", common_input_weights(block.cross_attn)),
+        ("ln3", common_input_weights(block.mlp)),
+    ]
 
 
 @identities.register
-def _(block: PostNormCrossBlock, at: Sites, read_source: Read | None = None) -> Iterator[Identity]:
-    """Identities between the sites of a run with encoder output `read_source()`."""
+def _(block: PostNormCrossBlock, at: Sites, source: LazyTensor | None = None) -> Iterator[Identity]:
+    """Identities between the sites of a run with encoder output `source()`."""
     yield from _sums(at, "resid_pre", "normalized_resid_mid", "normalized_resid_mid_cross")
-    for name, site in (("ln1", "resid_mid"), ("ln2", "resid_mid_cross"), ("ln3", "resid_post")):
-        norm = getattr(block, name)
-
-        def resid(site: str = site) -> Tensor:
-            return at(f"hook_{site}")
-
-        def in_stream(
-            norm: nn.Module = norm, name: str = name, site: str = site, resid: Read = resid
-        ) -> tuple[Tensor, Tensor]:
-            return normed(norm, below(at, name), resid), at(f"hook_normalized_{site}")
-
-        yield from norm_identity(name, norm, below(at, name), resid)
-        yield f"{name}({site}) == normalized_{site}", in_stream
+    for norm, site in (("ln1", "resid_mid"), ("ln2", "resid_mid_cross"), ("ln3", "resid_post")):
+        yield from in_stream_identities(block, norm, site, at)
     if is_known(block.attn):
-        yield from identities(block.attn, below(at, "attn"), lambda: at("hook_resid_pre"))
+        yield from identities(block.attn, within(at, "attn"), lambda: at("hook_resid_pre"))
         yield from attn_out_identity(block, at)
-    read_cross, read_mlp = "hook_normalized_resid_mid", "hook_normalized_resid_mid_cross"
-    yield from written_identities(block, at, lambda: at(read_cross), lambda: at(read_mlp), read_source)
+    cross_input, mlp_input = "hook_normalized_resid_mid", "hook_normalized_resid_mid_cross"
+    yield from written_identities(block, at, lambda: at(cross_input), lambda: at(mlp_input), source)
 
 
-@norm_readers.register
-def _(block: PostNormCrossBlock) -> list[tuple[str, list[Reader]]]:
+@weights_after_norms.register
+def _(block: PostNormCrossBlock) -> list[tuple[str, list[InputWeight]]]:
     """None: the output of each norm is the stream."""
     return []

@@ -8,23 +8,22 @@ from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import ClampedGatedMLP
 from hooked_lm.components.verification.registry import (
     Identity,
-    Read,
-    Reader,
+    InputWeight,
+    LazyTensor,
     Sites,
-    below,
+    add_bias,
     identities,
     input_weights,
-    normed,
+    norm_output,
     output_from_sites,
     output_weights,
-    plus,
 )
 
 
 @identities.register
-def _(mlp: MLP, at: Sites, read: Read) -> Iterator[Identity]:
-    """Identities between the sites of a run with input `read()`."""
-    yield "ln2.normalized * w + b -> pre", lambda: (plus(read() @ mlp.W_in, mlp.b_in), at("hook_pre"))
+def _(mlp: MLP, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()`."""
+    yield "ln2.normalized * w + b -> pre", lambda: (add_bias(get_input() @ mlp.W_in, mlp.b_in), at("hook_pre"))
     if mlp.cfg.mid_norm is None:
         yield "act(pre) == post", lambda: (mlp.act_fn(at("hook_pre")), at("hook_post"))
     else:
@@ -32,26 +31,26 @@ def _(mlp: MLP, at: Sites, read: Read) -> Iterator[Identity]:
         yield (
             "mid, normed == post",
             lambda: (
-                normed(mlp.ln, below(at, "ln"), lambda: at("hook_mid")),
+                norm_output(mlp, "ln", at, lambda: at("hook_mid")),
                 at("hook_post"),
             ),
         )
 
 
 @input_weights.register
-def _(mlp: MLP) -> list[Reader]:
-    """The weights that read the stream."""
+def _(mlp: MLP) -> list[InputWeight]:
+    """The weights that the input is multiplied by."""
     return [(mlp, "W_in", "b_in")]
 
 
 @identities.register
-def _(mlp: GatedMLP, at: Sites, read: Read) -> Iterator[Identity]:
-    """Identities between the sites of a run with input `read()`."""
-    yield "ln2.normalized * w + b -> pre", lambda: (plus(read() @ mlp.W_gate, mlp.b_gate), at("hook_pre"))
+def _(mlp: GatedMLP, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()`."""
+    yield "ln2.normalized * w + b -> pre", lambda: (add_bias(get_input() @ mlp.W_gate, mlp.b_gate), at("hook_pre"))
     yield (
         "ln2.normalized * w + b -> pre_linear",
         lambda: (
-            plus(read() @ mlp.W_in, mlp.b_in),
+            add_bias(get_input() @ mlp.W_in, mlp.b_in),
             at("hook_pre_linear"),
         ),
     )
@@ -64,7 +63,7 @@ def _(mlp: GatedMLP, at: Sites, read: Read) -> Iterator[Identity]:
         yield (
             "mid, normed == post",
             lambda: (
-                normed(mlp.ln, below(at, "ln"), lambda: at("hook_mid")),
+                norm_output(mlp, "ln", at, lambda: at("hook_mid")),
                 at("hook_post"),
             ),
         )
@@ -75,12 +74,12 @@ def _(mlp: GatedMLP, at: Sites, read: Read) -> Iterator[Identity]:
 @output_from_sites.register(ClampedGatedMLP)
 def _(mlp: MLP | GatedMLP | ClampedGatedMLP, at: Sites) -> Tensor:
     """The output, from the input of `W_out`."""
-    return plus(at("hook_post") @ mlp.W_out, mlp.b_out)
+    return add_bias(at("hook_post") @ mlp.W_out, mlp.b_out)
 
 
 @input_weights.register
-def _(mlp: GatedMLP) -> list[Reader]:
-    """The weights that read the stream."""
+def _(mlp: GatedMLP) -> list[InputWeight]:
+    """The weights that the input is multiplied by."""
     return [(mlp, "W_in", "b_in"), (mlp, "W_gate", "b_gate")]
 
 
@@ -93,11 +92,11 @@ def _(mlp: MLP | GatedMLP | ClampedGatedMLP) -> list[Tensor]:
 
 
 @identities.register
-def _(mlp: ClampedGatedMLP, at: Sites, read: Read) -> Iterator[Identity]:
-    """Identities between the sites of a run with input `read()`."""
+def _(mlp: ClampedGatedMLP, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()`."""
 
     def both(part: slice) -> Tensor:
-        return plus(read() @ mlp.W_gate_in, mlp.b_gate_in)[..., part]
+        return add_bias(get_input() @ mlp.W_gate_in, mlp.b_gate_in)[..., part]
 
     yield "ln2.normalized * w + b -> pre", lambda: (both(slice(0, None, 2)), at("hook_pre"))
     yield "ln2.normalized * w + b -> pre_linear", lambda: (both(slice(1, None, 2)), at("hook_pre_linear"))
@@ -108,6 +107,6 @@ def _(mlp: ClampedGatedMLP, at: Sites, read: Read) -> Iterator[Identity]:
 
 
 @input_weights.register
-def _(mlp: ClampedGatedMLP) -> list[Reader]:
-    """The weight that reads the stream."""
+def _(mlp: ClampedGatedMLP) -> list[InputWeight]:
+    """The weight that the input is multiplied by."""
     return [(mlp, "W_gate_in", "b_gate_in")]

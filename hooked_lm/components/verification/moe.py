@@ -8,37 +8,38 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import upcast
+from hooked_lm.components.norm import norm_unhooked, upcast
 from hooked_lm.components.normed_moe import NormedMoE
 from hooked_lm.components.verification.registry import (
     Identity,
+    InputWeight,
+    LazyTensor,
     Pair,
-    Read,
-    Reader,
     Sites,
-    added,
-    below,
+    add_bias,
     identities,
     input_weights,
     norm_identity,
-    normed,
+    norm_output,
     output_from_sites,
     output_weights,
-    plus,
+    within,
 )
 
 
 @identities.register
-def _(moe: MoE, at: Sites, read: Read) -> Iterator[Identity]:
-    """Identities between the sites of a run with input `read()`."""
-    yield from identities_of_parts(moe, at, read, read, read)
+def _(moe: MoE, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()`."""
+    yield from identities_of_parts(moe, at, get_input, get_input, get_input)
 
 
-def identities_of_parts(moe: MoE, at: Sites, router: Read, experts: Read, shared: Read) -> Iterator[Identity]:
+def identities_of_parts(
+    moe: MoE, at: Sites, router: LazyTensor, experts: LazyTensor, shared: LazyTensor
+) -> Iterator[Identity]:
     """The same, for separate inputs of router, experts and shared expert."""
     yield (
         "ln2.normalized * w + b -> router_logits",
-        lambda: (plus(upcast(router()) @ upcast(moe.W_router), moe.b_router), at("hook_router_logits")),
+        lambda: (add_bias(upcast(router()) @ upcast(moe.W_router), moe.b_router), at("hook_router_logits")),
     )
     yield (
         "router(router_logits) == expert_weights",
@@ -52,7 +53,7 @@ def identities_of_parts(moe: MoE, at: Sites, router: Read, experts: Read, shared
     for name in of_experts[0]:
         yield f"experts: {name}", _together([of_expert[name] for of_expert in of_experts])
     if moe.shared is not None:
-        for name, pair in identities(moe.shared, below(at, "shared"), shared):
+        for name, pair in identities(moe.shared, within(at, "shared"), shared):
             yield f"shared: {name}", pair
     if moe.cfg.shared_gate:
         yield (
@@ -61,9 +62,9 @@ def identities_of_parts(moe: MoE, at: Sites, router: Read, experts: Read, shared
         )
 
 
-def _identities_of(moe: MoE, e: int, at: Sites, read: Read) -> Iterator[Identity]:
+def _identities_of(moe: MoE, e: int, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     expert: Any = moe.experts[e]
-    yield from identities(expert, below(at, f"experts.{e}"), lambda: read()[_positions(e, at).unbind(-1)])
+    yield from identities(expert, within(at, f"experts.{e}"), lambda: get_input()[_positions(e, at).unbind(-1)])
 
 
 def _positions(e: int, at: Sites) -> Int[Tensor, "routed 2"]:
@@ -75,7 +76,7 @@ def _(moe: MoE, at: Sites) -> Tensor:
     """The output, from the inputs of the experts' `W_out`."""
     out = mix_from_sites(moe, at)
     if moe.shared is not None:
-        shared = output_from_sites(moe.shared, below(at, "shared"))
+        shared = output_from_sites(moe.shared, within(at, "shared"))
         out = out + (shared * at("hook_shared_gate") if moe.cfg.shared_gate else shared)
     return out
 
@@ -86,18 +87,18 @@ def mix_from_sites(moe: MoE, at: Sites) -> Tensor:
     out = weights.new_zeros(*weights.shape[:2], moe.cfg.d_model)
     experts: list[Any] = list(moe.experts)
     for e, expert in enumerate(experts):
-        made = output_from_sites(expert, below(at, f"experts.{e}")) * weights[indices == e][:, None]
+        made = output_from_sites(expert, within(at, f"experts.{e}")) * weights[indices == e][:, None]
         out.index_put_(_positions(e, at).unbind(-1), made.to(out.dtype), accumulate=True)
     return out
 
 
 @input_weights.register
-def _(moe: MoE) -> list[Reader]:
-    """The weights that read the stream."""
+def _(moe: MoE) -> list[InputWeight]:
+    """The weights that the input is multiplied by."""
     parts: list[Any] = [*moe.experts, *([] if moe.shared is None else [moe.shared])]
     own = [(moe, "W_router", "b_router")]
     own += [(moe, "W_shared_gate", "b_shared_gate")] if moe.cfg.shared_gate else []
-    return own + [reader for part in parts for reader in input_weights(part)]
+    return own + [weight for part in parts for weight in input_weights(part)]
 
 
 @output_weights.register
@@ -121,14 +122,14 @@ def _together(pairs: list[Pair]) -> Pair:
 
 
 @identities.register
-def _(moe: NormedMoE, at: Sites, read: Read) -> Iterator[Identity]:
-    """Identities between the sites of a run with input `read()`."""
+def _(moe: NormedMoE, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()`."""
 
     def through(name: str) -> Tensor:
-        return normed(getattr(moe, name), below(at, name), read)
+        return norm_output(moe, name, at, get_input)
 
     for name in ("ln_router", "ln_experts", "ln_shared"):
-        yield from norm_identity(name, getattr(moe, name), below(at, name), read)
+        yield from norm_identity(moe, name, at, get_input)
     yield from identities_of_parts(
         moe,
         at,
@@ -142,12 +143,12 @@ def _(moe: NormedMoE, at: Sites, read: Read) -> Iterator[Identity]:
 def _(moe: NormedMoE, at: Sites) -> Tensor:
     """The output, from the inputs of `W_out` of the MLP and the experts."""
     assert moe.shared is not None
-    shared = added(output_from_sites(moe.shared, below(at, "shared")), moe.ln_shared_post, 1.0)
-    return shared + added(mix_from_sites(moe, at), moe.ln_experts_post, 1.0)
+    shared = norm_unhooked(moe.ln_shared_post, output_from_sites(moe.shared, within(at, "shared")))
+    return shared + norm_unhooked(moe.ln_experts_post, mix_from_sites(moe, at))
 
 
 @input_weights.register
-def _(moe: NormedMoE) -> list[Reader]:
+def _(moe: NormedMoE) -> list[InputWeight]:
     """None: norms are between the stream and all weights."""
     return []
 

@@ -9,22 +9,21 @@ from collections.abc import Callable, Iterator
 from functools import singledispatch
 from typing import Any
 
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.layer_norm import LayerNorm
-from hooked_lm.components.norm import RMSNorm, norm_unhooked
+from hooked_lm.components.norm import RMSNorm, norm_of, norm_unhooked
 
 Sites = Callable[[str], Tensor]
-Read = Callable[[], Tensor]
+LazyTensor = Callable[[], Tensor]
 Pair = Callable[[], tuple[Tensor, Tensor]]
 Identity = tuple[str, Pair]
-Reader = tuple[nn.Module, str, str]  # a module, and the names of its weight and bias
+InputWeight = tuple[nn.Module, str, str]  # a module, and the names of its weight and bias
 
 
 @singledispatch
-def identities(module: Any, at: Sites, *read: Any) -> Iterator[Identity]:
-    """Identities between the sites of a run, where `read()` is the input of the component."""
+def identities(module: Any, at: Sites, *get_input: Any) -> Iterator[Identity]:
+    """Identities between the sites of a component in a run, where `get_input()` is its input."""
     raise TypeError(f"no identities are registered for {type(module).__name__}")
 
 
@@ -35,8 +34,8 @@ def output_from_sites(module: Any, at: Sites) -> Tensor:
 
 
 @singledispatch
-def input_weights(module: Any) -> list[Reader]:
-    """The weights [..., in, out] that read the input of a component; empty if a norm before them cannot be folded."""
+def input_weights(module: Any) -> list[InputWeight]:
+    """The weights [..., in, out] that the input of a component is multiplied by; empty if a norm cannot be folded into them."""
     raise TypeError(f"no input weights are registered for {type(module).__name__}")
 
 
@@ -47,8 +46,11 @@ def output_weights(module: Any) -> list[Tensor]:
 
 
 @singledispatch
-def norm_readers(block: Any) -> list[tuple[str, list[Reader]]]:
-    """Each norm between the stream and weights of a block, with the weights that read it; none for a foreign block."""
+def weights_after_norms(block: Any) -> list[tuple[str, list[InputWeight]]]:
+    """Each norm between the stream and weights of a block, with the weights that its output is multiplied by.
+
+    Empty for a foreign block.
+    """
     return []
 
 
@@ -57,29 +59,33 @@ def is_known(module: nn.Module) -> bool:
     return identities.dispatch(type(module)) is not identities.dispatch(object)
 
 
-def readers_of(*modules: nn.Module) -> list[Reader]:
-    """The weights that read the common input of these modules; empty if a norm before them cannot be folded into all."""
+def common_input_weights(*modules: nn.Module) -> list[InputWeight]:
+    """The input weights of modules with a common input; empty if a norm before them cannot be folded into all."""
     found = [input_weights(module) if is_known(module) else [] for module in modules]
-    return [reader for of_module in found for reader in of_module] if all(found) else []
+    return [weight for of_module in found for weight in of_module] if all(found) else []
 
 
-def below(at: Sites, part: str) -> Sites:
-    """The sites of a submodule, by names relative to it."""
+def within(at: Sites, part: str) -> Sites:
+    """The sites of a submodule, by their names inside it."""
     return lambda name: at(f"{part}.{name}")
 
 
-def plus(x: Tensor, bias: Tensor | None) -> Tensor:
+def add_bias(x: Tensor, bias: Tensor | None) -> Tensor:
     """`x + bias`, or `x` without a bias."""
     return x if bias is None else x + bias
 
 
-def normed(norm: nn.Module, at: Sites, x: Read) -> Tensor:
-    """The output of a norm, from its site; a foreign module or identity is applied to its input."""
-    return norm.apply_weights(at("hook_normalized")) if isinstance(norm, (LayerNorm, RMSNorm)) else norm(x())
+def norm_output(module: nn.Module, name: str, at: Sites, x: LazyTensor) -> Tensor:
+    """The output of the norm `name` of a module, from its site; without a norm of ours it is computed from the input."""
+    norm = norm_of(module, name)
+    return norm.apply_weights(at(f"{name}.hook_normalized")) if isinstance(norm, (LayerNorm, RMSNorm)) else norm(x())
 
 
-def norm_identity(name: str, norm: nn.Module, at: Sites, x: Read) -> Iterator[Identity]:
-    """The normalised value times the divisor is the input of the norm."""
+def norm_identity(
+    module: nn.Module, name: str, at: Sites, x: LazyTensor, label: str | None = None
+) -> Iterator[Identity]:
+    """The normalised value times the divisor is the input of the norm `name` of a module; none for a foreign norm."""
+    norm = norm_of(module, name)
     if not isinstance(norm, (LayerNorm, RMSNorm)):
         return
 
@@ -87,15 +93,16 @@ def norm_identity(name: str, norm: nn.Module, at: Sites, x: Read) -> Iterator[Id
         value = x()
         if isinstance(norm, LayerNorm):
             value = value - value.mean(-1, keepdim=True)
-        return at("hook_normalized") * at("hook_scale"), value
+        return at(f"{name}.hook_normalized") * at(f"{name}.hook_scale"), value
 
     kind = "stream - mean" if isinstance(norm, LayerNorm) else "stream"
-    yield f"{name}: normalized * scale == {kind}", restored
+    yield f"{label or name}: normalized * scale == {kind}", restored
 
 
-def added(out: Float[Tensor, "batch pos d_model"], post_norm: nn.Module, scale: float) -> Tensor:
-    """The output of a sublayer to the stream, after its norm and scale."""
-    return norm_unhooked(post_norm, out) * scale
+def scaled_output(block: Any, part: str, post_norm: str, at: Sites) -> Tensor:
+    """What a sublayer of a block adds to the stream: its output from its sites, normalised and scaled."""
+    out = output_from_sites(getattr(block, part), within(at, part))
+    return norm_unhooked(norm_of(block, post_norm), out) * block.cfg.residual_scale
 
 
 def sum_of(at: Sites, parts: list[str], whole: str) -> Pair:

@@ -13,23 +13,22 @@ from hooked_lm.components.ssm.rg_lru import RGLRU
 from hooked_lm.components.ssm.scan import step_by_step
 from hooked_lm.components.verification.registry import (
     Identity,
-    Read,
-    Reader,
+    InputWeight,
+    LazyTensor,
     Sites,
-    below,
+    add_bias,
     identities,
     input_weights,
     norm_identity,
     output_from_sites,
     output_weights,
-    plus,
 )
 
 
-def input_identities(mixer: Mixer, at: Sites, read: Read) -> Iterator[Identity]:
+def input_identities(mixer: Mixer, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     """The identities of the input projections."""
-    yield "stream -> x", lambda: (plus(read() @ mixer.W_x, mixer.b_x), at("hook_x"))
-    yield "stream -> gate", lambda: (plus(read() @ mixer.W_gate, mixer.b_gate), at("hook_gate"))
+    yield "stream -> x", lambda: (add_bias(get_input() @ mixer.W_x, mixer.b_x), at("hook_x"))
+    yield "stream -> gate", lambda: (add_bias(get_input() @ mixer.W_gate, mixer.b_gate), at("hook_gate"))
 
 
 @output_from_sites.register
@@ -39,8 +38,8 @@ def _(mixer: Mixer, at: Sites) -> Tensor:
 
 
 @input_weights.register
-def _(mixer: Mixer) -> list[Reader]:
-    """The weights that read the stream."""
+def _(mixer: Mixer) -> list[InputWeight]:
+    """The weights that the input is multiplied by."""
     return [(mixer, "W_x", "b_x"), (mixer, "W_gate", "b_gate")]
 
 
@@ -51,7 +50,7 @@ def _(mixer: Mixer) -> list[Tensor]:
 
 
 @identities.register
-def _(mixer: Mamba, at: Sites, read: Read) -> Iterator[Identity]:
+def _(mixer: Mamba, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     """Identities between the sites of a run without padding or a cache."""
 
     def by_steps() -> tuple[Tensor, Tensor]:
@@ -59,7 +58,7 @@ def _(mixer: Mamba, at: Sites, read: Read) -> Iterator[Identity]:
         states = step_by_step(*mixer.discretized(u, dt, B))
         return torch.einsum("bpds,bps->bpd", states, C) + upcast(mixer.D) * u, at("hook_y")
 
-    yield from input_identities(mixer, at, read)
+    yield from input_identities(mixer, at, get_input)
     yield "act(conv(x)) == conv", lambda: (mixer.act(mixer.conv(at("hook_x"))[0]), at("hook_conv"))
     yield "conv -> dt", lambda: (mixer.step_size(at("hook_conv")), at("hook_dt"))
     yield "conv -> B", lambda: (at("hook_conv") @ mixer.W_B, at("hook_B"))
@@ -68,11 +67,11 @@ def _(mixer: Mamba, at: Sites, read: Read) -> Iterator[Identity]:
 
 
 @identities.register
-def _(mixer: Mamba2, at: Sites, read: Read) -> Iterator[Identity]:
+def _(mixer: Mamba2, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     """Identities between the sites of a run without padding or a cache."""
 
     def conv() -> tuple[Tensor, ...]:
-        return mixer.convolved(at("hook_x"), read())
+        return mixer.convolved(at("hook_x"), get_input())
 
     def by_steps() -> tuple[Tensor, Tensor]:
         u, dt, B, C = (upcast(at(f"hook_{name}")) for name in ("conv", "dt", "B", "C"))
@@ -80,32 +79,30 @@ def _(mixer: Mamba2, at: Sites, read: Read) -> Iterator[Identity]:
         states = step_by_step(*mixer.discretized(u, dt, B))
         return mixer.outputs_of(states, C) + upcast(mixer.D)[:, None] * u, at("hook_y")
 
-    yield from input_identities(mixer, at, read)
-    yield "stream -> dt", lambda: (mixer.step_size(read()), at("hook_dt"))
+    yield from input_identities(mixer, at, get_input)
+    yield "stream -> dt", lambda: (mixer.step_size(get_input()), at("hook_dt"))
     yield "act(conv(x)) == conv", lambda: (conv()[0], at("hook_conv"))
     yield "act(conv(stream W_B)) == B", lambda: (conv()[1], at("hook_B"))
     yield "act(conv(stream W_C)) == C", lambda: (conv()[2], at("hook_C"))
     yield "the recurrence of conv, dt, B, C == y", by_steps
-    yield from norm_identity(
-        "mixer.norm", mixer.norm, below(at, "norm"), lambda: mixer.gated(at("hook_y"), at("hook_gate"))
-    )
+    yield from norm_identity(mixer, "norm", at, lambda: mixer.gated(at("hook_y"), at("hook_gate")), label="mixer.norm")
 
 
 @output_from_sites.register
 def _(mixer: Mamba2, at: Sites) -> Tensor:
     """The output, computed from the last sites."""
     normed = mixer.norm.apply_weights(at("norm.hook_normalized")).flatten(2)
-    return plus(normed.to(mixer.W_out.dtype) @ mixer.W_out, mixer.b_out)
+    return add_bias(normed.to(mixer.W_out.dtype) @ mixer.W_out, mixer.b_out)
 
 
 @input_weights.register
-def _(mixer: Mamba2) -> list[Reader]:
-    """The weights that read the stream."""
+def _(mixer: Mamba2) -> list[InputWeight]:
+    """The weights that the input is multiplied by."""
     return [(mixer, f"W_{name}", f"b_{name}") for name in ("gate", "x", "B", "C", "dt")]
 
 
 @identities.register
-def _(mixer: RGLRU, at: Sites, read: Read) -> Iterator[Identity]:
+def _(mixer: RGLRU, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     """Identities between the sites of a run without padding or a cache."""
 
     def by_steps() -> tuple[Tensor, Tensor]:
@@ -113,7 +110,7 @@ def _(mixer: RGLRU, at: Sites, read: Read) -> Iterator[Identity]:
         first = (torch.arange(u.shape[1], device=u.device) == 0)[None, :, None]
         return step_by_step(*mixer.discretized(u, i, a, first)), at("hook_y")
 
-    yield from input_identities(mixer, at, read)
+    yield from input_identities(mixer, at, get_input)
     yield "conv(x) == conv", lambda: (mixer.conv(at("hook_x"))[0], at("hook_conv"))
     yield "conv -> r", lambda: (mixer.gate(at("hook_conv"), mixer.W_r, mixer.b_r), at("hook_r"))
     yield "conv -> i", lambda: (mixer.gate(at("hook_conv"), mixer.W_i, mixer.b_i), at("hook_i"))

@@ -9,23 +9,22 @@ from torch import Tensor
 from hooked_lm.components.embed import Unembed, soft_capped
 from hooked_lm.components.encoder_embed import EncoderEmbed
 from hooked_lm.components.heads import Classifier, MLMHead, NSPHead, Pooler, TokenClassifier
-from hooked_lm.components.norm import norm_of
 from hooked_lm.components.verification import identities as component_identities
 from hooked_lm.components.verification import output_from_sites
-from hooked_lm.components.verification.registry import Identity, Read, Sites, below, norm_identity, normed
+from hooked_lm.components.verification.registry import Identity, LazyTensor, Sites, norm_identity, norm_output, within
 from hooked_lm.models.stack import Stack
 
 # ---- a stack ---------------------------------------------------------------------------------------------------------
 
 
-def stack_identities(model: Any, stack: Stack, at: Sites, *given: Read | None) -> Iterator[Identity]:
+def stack_identities(model: Any, stack: Stack, at: Sites, *given: LazyTensor | None) -> Iterator[Identity]:
     """Identities within each block, between consecutive blocks (resid_post == next resid_pre), and of the final norm.
 
     `given` are the inputs of all blocks besides the stream. If a model has several stacks, names start with the stack's.
     """
     blocks, prefix = stack.blocks_of(model), f"{stack.blocks}: " if len(model.stacks) > 1 else ""
     for layer, block in enumerate(blocks):
-        for name, pair in component_identities(block, below(at, f"{stack.blocks}.{layer}"), *given):
+        for name, pair in component_identities(block, within(at, f"{stack.blocks}.{layer}"), *given):
             yield prefix + name, pair
         if layer + 1 < len(blocks):
 
@@ -33,18 +32,18 @@ def stack_identities(model: Any, stack: Stack, at: Sites, *given: Read | None) -
                 return at(stack.site_after(model, layer)), at(f"{stack.blocks}.{layer + 1}.hook_resid_pre")
 
             yield f"{prefix}resid_post == next resid_pre", both
-    yield from norm_identity(stack.ln_final, *_final(model, stack, at))
+    yield from norm_identity(model, stack.ln_final, at, _before_final_norm(model, stack, at))
 
 
 def stack_output(model: Any, stack: Stack, at: Sites) -> Tensor:
     """The output of a stack's final norm, computed from the sites."""
-    return normed(*_final(model, stack, at))
+    return norm_output(model, stack.ln_final, at, _before_final_norm(model, stack, at))
 
 
-def _final(model: Any, stack: Stack, at: Sites) -> tuple[Any, Sites, Read]:
-    """The final norm of a stack, its sites, and its input."""
+def _before_final_norm(model: Any, stack: Stack, at: Sites) -> LazyTensor:
+    """The stream after the last block."""
     last = stack.site_after(model, len(stack.blocks_of(model)) - 1)
-    return norm_of(model, stack.ln_final), below(at, stack.ln_final), lambda: at(last)
+    return lambda: at(last)
 
 
 # ---- decoders --------------------------------------------------------------------------------------------------------
@@ -56,7 +55,7 @@ def decoder_identities(model: Any, at: Sites, logits: Tensor, tokens: Int[Tensor
         model, model.stack, at, (lambda: at("hook_pos_embed")) if model.tree.shortformer else None
     )
     if model.tree.per_layer is not None:
-        yield from component_identities(model.per_layer, below(at, "per_layer"), lambda: at("hook_embed"), tokens)
+        yield from component_identities(model.per_layer, within(at, "per_layer"), lambda: at("hook_embed"), tokens)
         for layer in range(len(model.blocks)):
 
             def given(layer: int = layer) -> tuple[Tensor, Tensor]:
@@ -115,14 +114,14 @@ def embed_identities(model: Any, at: Sites) -> Iterator[Identity]:
         return sum((at(f"embed.{name}") for name in parts[1:]), at(f"embed.{parts[0]}"))
 
     def full() -> tuple[Tensor, Tensor]:
-        normalized = normed(norm_of(model.embed, "ln"), below(at, "embed.ln"), total)
+        normalized = norm_output(model.embed, "ln", within(at, "embed"), total)
         return model.embed.into_stream(normalized), at("hook_full_embed")
 
-    yield from norm_identity("embed.ln", norm_of(model.embed, "ln"), below(at, "embed.ln"), total)
+    yield from norm_identity(model.embed, "ln", within(at, "embed"), total, label="embed.ln")
     yield "sum of embeddings, normed == full_embed", full
 
 
-def head_identities(model: Any, at: Sites, stream: Read, output: Tensor) -> Iterator[Identity]:
+def head_identities(model: Any, at: Sites, stream: LazyTensor, output: Tensor) -> Iterator[Identity]:
     """Identities of the heads; a head that was replaced by a foreign module has none."""
 
     def pooled() -> Tensor:
@@ -131,10 +130,11 @@ def head_identities(model: Any, at: Sites, stream: Read, output: Tensor) -> Iter
     kinds: dict[str, Any] = {"mlm_head": MLMHead, "pooler": Pooler, "nsp_head": NSPHead}
     kinds |= {"classifier": Classifier, "token_classifier": TokenClassifier}
     for name, kind in kinds.items():
-        head, read = getattr(model, name), pooled if name in ("nsp_head", "classifier") else stream
+        head, get_input = getattr(model, name), pooled if name in ("nsp_head", "classifier") else stream
         if isinstance(head, kind):
             yield from (
-                (f"{name}: {identity}", pair) for identity, pair in component_identities(head, below(at, name), read)
+                (f"{name}: {identity}", pair)
+                for identity, pair in component_identities(head, within(at, name), get_input)
             )
     if isinstance(model.unembed, Unembed):
 
@@ -145,7 +145,7 @@ def head_identities(model: Any, at: Sites, stream: Read, output: Tensor) -> Iter
             if model.mlm_head is None:
                 return unembedded(stream()), output
             if isinstance(model.mlm_head, MLMHead):
-                return unembedded(output_from_sites(model.mlm_head, below(at, "mlm_head"))), output
+                return unembedded(output_from_sites(model.mlm_head, within(at, "mlm_head"))), output
             return unembedded(model.mlm_head(stream())), output
 
         yield "unembed(mlm_head) == logits", logits

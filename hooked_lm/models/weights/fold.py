@@ -23,7 +23,7 @@ from hooked_lm.components.embed import Unembed
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.norm import RMSNorm, norm_of, upcast
-from hooked_lm.components.verification import is_known, norm_readers, output_weights
+from hooked_lm.components.verification import is_known, output_weights, weights_after_norms
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.weights.state import load_state, make_biases, sync_config
@@ -61,7 +61,7 @@ def fold_ln(model: Any) -> bool:
     """
     done = False
     for block in model.blocks:
-        for name, readers in norm_readers(block):
+        for name, readers in weights_after_norms(block):
             if readers and not (name == "ln1" and model.cfg.tree.shortformer):
                 done |= _fold_norm(getattr(block, name), readers)
         if isinstance(mlp := getattr(block, "mlp", None), (MLP, GatedMLP)) and mlp.cfg.mid_norm is not None:
@@ -86,7 +86,7 @@ def center_writing_weights(model: Any) -> bool:
     after it are unchanged, because its output is not added to the stream directly.
     """
     blocks = list(model.blocks)
-    norms = [[getattr(block, name) for name, _ in norm_readers(block)] for block in blocks]
+    norms = [[getattr(block, name) for name, _ in weights_after_norms(block)] for block in blocks]
     readers = [norm_of(model, "ln_final"), *(norm for of_block in norms for norm in of_block)]
     if not all(norms) or not all(isinstance(norm, LayerNorm) for norm in readers):
         logger.info("center_writing_weights: skipped, because not every reader of the stream is a LayerNorm")

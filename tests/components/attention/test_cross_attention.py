@@ -16,7 +16,7 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.stack_context import EncodedSource, StackContext
-from hooked_lm.components.verification import identities, norm_readers
+from hooked_lm.components.verification import identities, weights_after_norms
 from hooked_lm.hooks.cache import Recorder
 from tests.close import assert_close
 
@@ -188,6 +188,6 @@ def test_which_weights_read_through_which_norm():
     parts = {"attn": Attention.Config(*sizes), "cross_attn": CrossAttention.Config(*sizes), "mlp": MLP.Config(D, 20)}
     norms = {"ln1": norm, "ln2": norm, "ln3": norm}
     pre = PreNormCrossBlock.Config(**parts, **norms).build(0)
-    found = {name: [weight for _, weight, _ in readers] for name, readers in norm_readers(pre)}
+    found = {name: [weight for _, weight, _ in readers] for name, readers in weights_after_norms(pre)}
     assert found == {"ln1": ["W_Q", "W_K", "W_V"], "ln2": ["W_Q"], "ln3": ["W_in"]}
-    assert norm_readers(PostNormCrossBlock.Config(**parts, **norms).build(0)) == []
+    assert weights_after_norms(PostNormCrossBlock.Config(**parts, **norms).build(0)) == []

@@ -65,7 +65,7 @@ def test_every_component_has_identities() -> None:
 def test_every_block_says_which_weights_read_its_norms() -> None:
     blocks = [kind for kind in components() if issubclass(kind, (AttentionPart, MLPPart, CrossPart, MixerPart))]
     assert len(blocks) > 8
-    assert [kind for kind in blocks if not is_stated(verification.norm_readers, kind)] == []
+    assert [kind for kind in blocks if not is_stated(verification.weights_after_norms, kind)] == []
 
 
 def test_every_sublayer_states_its_output_and_its_weights() -> None:
@@ -84,7 +84,7 @@ def test_every_sublayer_states_its_output_and_its_weights() -> None:
 
 def test_nothing_is_stated_of_a_foreign_module() -> None:
     assert not verification.is_known(nn.Linear(2, 2))
-    assert verification.norm_readers(nn.Linear(2, 2)) == []
+    assert verification.weights_after_norms(nn.Linear(2, 2)) == []
     for function in (verification.input_weights, verification.output_weights):
         with pytest.raises(TypeError, match="Linear"):
             function(nn.Linear(2, 2))
