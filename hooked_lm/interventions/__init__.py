@@ -4,7 +4,7 @@ They are accepted wherever a hook is: `model.hooks([a, b])`, `run_with_hooks(...
 """
 
 from hooked_lm.interventions import dictionaries
-from hooked_lm.interventions.base import Controller, Detector, HookObject, load, save
+from hooked_lm.interventions.base import Controller, Detector, HookObject, Hooks
 from hooked_lm.interventions.contrast import rank_heads
 from hooked_lm.interventions.controllers import AddDirection, Clamp, Noise, ProjectOut, Scale, SetValue, ZeroAblate
 from hooked_lm.interventions.detectors import InputTokens, NanGradientGuard, NanGuard, Output, Record
@@ -38,6 +38,7 @@ __all__ = [
     "FreezeNorm",
     "GradientReport",
     "HookObject",
+    "Hooks",
     "InputTokens",
     "MeanAblate",
     "NanGradientGuard",
@@ -65,9 +66,7 @@ __all__ = [
     "TopExamples",
     "ZeroAblate",
     "dictionaries",
-    "load",
     "rank_heads",
-    "save",
     "steering_vectors",
     "sweep_steering",
 ]

@@ -4,14 +4,14 @@ They are accepted wherever a hook is: `model.hooks([a, b])`, `run_with_hooks(...
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,10 +23,12 @@ from hooked_lm.interventions.per_thread import Lock, PerThread
 from hooked_lm.interventions.settings_json import as_json, check_types, from_json
 from hooked_lm.results import stored
 
+Kind = TypeVar("Kind", bound="HookObject")
+Loaded = TypeVar("Loaded", bound="Hooks[Any]")
 FORMAT = "hooked_lm.interventions"
 VERSION = 2  # version 1 had classes by bare name only, and a tuple in `Record` meant a range
 PLAIN = (bool, int, float, str, list, tuple, slice)  # types of settings without tensors
-UNREADABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+SETTING_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 _disabled: ContextVar[tuple["HookObject", ...]] = ContextVar("disabled", default=())
 
@@ -59,7 +61,7 @@ class HookObject(ABC):
 
     def __post_init__(self) -> None:
         if isinstance(self.hook_point, str) and not self.hook_point:
-            raise ValueError(f"{type(self).__name__} needs a hook_point: the site that it belongs to")
+            raise ValueError(f"{type(self).__name__} needs a hook_point: the name of its site")
         if self.when not in ("pre", "post"):
             raise ValueError(f"when must be 'pre' or 'post', got {self.when!r}")
         for name, value in vars(self).items():
@@ -74,7 +76,8 @@ class HookObject(ABC):
     def __getstate__(self) -> dict[str, Any]:
         """The state for copies and pickles, without the per-thread values."""
         return {
-            name: value.anew() if isinstance(value, (PerThread, Lock)) else value for name, value in vars(self).items()
+            name: value.empty_copy() if isinstance(value, (PerThread, Lock)) else value
+            for name, value in vars(self).items()
         }
 
     @abstractmethod
@@ -123,11 +126,10 @@ class HookObject(ABC):
         found = self.settings()
         if wrong := sorted(found.keys() ^ signature(type(self)).parameters.keys()):
             raise ValueError(
-                f"{self!r} cannot be written down: the constructor of {type(self).__name__} and its fields differ in "
-                f"{', '.join(wrong)}. Make the class a dataclass whose fields are its settings, without an __init__ of its own"
+                f"{self!r} cannot be serialised: the constructor of {type(self).__name__} and its fields differ in "
+                f"{', '.join(wrong)}. Make the class a dataclass whose fields are its settings, and define no __init__"
             )
-        if strange := next((name for name, value in found.items() if callable(value)), None):
-            raise ValueError(f"{self!r} cannot be written down: its {strange} is a function")
+        check_no_functions(self, found)
         return {"kind": self.kind_name(), **found}
 
     @staticmethod
@@ -145,14 +147,14 @@ class HookObject(ABC):
         kinds = HookObject._kinds
         if isinstance(name, str) and name in kinds and not is_old:
             return kinds[name]
-        meant = [full for full, kind in kinds.items() if name in (full, kind.__name__)]
-        if len(meant) > 1:
-            raise ValueError(f"the hook object {name!r} may be any of {', '.join(sorted(meant))}")
-        if not meant:
+        matching = [full for full, kind in kinds.items() if name in (full, kind.__name__)]
+        if len(matching) > 1:
+            raise ValueError(f"several classes are called {name!r}: {', '.join(sorted(matching))}; give the full name")
+        if not matching:
             raise ValueError(
-                f"there is no hook object {name!r}; there are {', '.join(sorted(kinds))}. Import the module that defines it"
+                f"no class of hook objects is called {name!r}; there are {', '.join(sorted(kinds))}. Import its module"
             )
-        return kinds[meant[0]]
+        return kinds[matching[0]]
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "HookObject":
@@ -175,8 +177,8 @@ class HookObject(ABC):
             name: _as_text(value) for name, value in self.settings().items() if name not in ("hook_point", "layer")
         }
         where = repr(self.hook_point) if self.layer is None else f"{self.hook_point!r}, {self.layer}"
-        own = [f"{name}={value}" for name, value in shown.items() if value != usual[name]]
-        return f"{type(self).__name__}({', '.join([where, *own])})"
+        changed = [f"{name}={value}" for name, value in shown.items() if value != usual[name]]
+        return f"{type(self).__name__}({', '.join([where, *changed])})"
 
 
 class Detector(HookObject):
@@ -197,7 +199,7 @@ class Detector(HookObject):
         before = _version(value)
         self.see(value, hook)
         if _version(value) != before:
-            raise RuntimeError(f"{self!r} wrote into the value of '{hook.name}', and a detector only watches")
+            raise RuntimeError(f"{self!r} wrote into the value of '{hook.name}', and detectors must not change values")
 
     @abstractmethod
     def see(self, value: Any, hook: HookPoint) -> None:
@@ -238,44 +240,59 @@ def _rewritten(hook: Callable[..., Any], point: HookPoint, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class HookFile:
-    """A file of hook objects: its folder, the format version, and the `store` argument of `load`."""
+    """A file of hook objects: its folder, the format version, and the `store` argument of `Hooks.load`."""
 
     folder: Path
     version: int = VERSION
     store: str | Path | None = None
 
 
-def save(objects: Sequence[HookObject], path: str | Path) -> None:
-    """Writes a list of hook objects to one safetensors file: tensors bit for bit, other settings as JSON.
+class Hooks(list[Kind]):
+    """A list of hook objects that can be saved and loaded. A single object is a list of one.
 
-    Raises ValueError for a setting that cannot be serialised; then nothing is written.
+    >>> from hooked_lm.interventions import Scale
+    >>> Hooks(Scale("z", 2, factor=0.5))
+    [Scale('z', 2, factor=0.5)]
     """
-    tensors: dict[str, Tensor] = {}
-    file = HookFile(Path(path).absolute().parent)
-    described = [
-        {name: as_json(value, f"{index}.{name}", tensors) for name, value in one.settings_for_file(file).items()}
-        for index, one in enumerate(objects)
-    ]
-    stored.write(path, FORMAT, tensors, {"objects": described, "version": VERSION})
 
+    def __init__(self, objects: Kind | Iterable[Kind] = ()) -> None:
+        super().__init__([objects] if isinstance(objects, HookObject) else objects)
 
-def load(path: str | Path, store: str | Path | None = None) -> list[HookObject]:
-    """The hook objects of a file that `save` wrote.
+    def save(self, path: str | Path) -> None:
+        """Writes the objects to one safetensors file: tensors bit for bit, other settings as JSON.
 
-    For safety, the `store` of a detector must be inside the folder of the file. Otherwise pass `store`, a directory that all
-    of them write into.
+        Raises ValueError for a setting that cannot be serialised, TypeError for what is no hook object; then nothing is written.
+        """
+        if strange := [one for one in self if not isinstance(one, HookObject)]:
+            raise TypeError(f"only hook objects can be saved, not {strange[0]!r}: a function has no settings")
+        tensors: dict[str, Tensor] = {}
+        file = HookFile(Path(path).absolute().parent)
+        described = [
+            {name: as_json(value, f"{index}.{name}", tensors) for name, value in one.settings_for_file(file).items()}
+            for index, one in enumerate(self)
+        ]
+        stored.write(path, FORMAT, tensors, {"objects": described, "version": VERSION})
 
-    Raises ValueError for any other file, classes that are not imported, settings that a class does not have, and a store
-    outside the folder.
-    """
-    tensors, header = stored.read(path, FORMAT)
-    version, objects = header.get("version", 1), header.get("objects")
-    if version not in range(1, VERSION + 1) or isinstance(version, bool):
-        raise ValueError(f"{path} has version {version!r} of the format; this package reads versions 1 to {VERSION}")
-    if not isinstance(objects, list) or not all(isinstance(one, dict) for one in objects):
-        raise ValueError(f"{path} is damaged: it has no list of objects")
-    file = HookFile(Path(path).absolute().parent, version, store)
-    return [_object(one, tensors, file, f"{path}: object {i}") for i, one in enumerate(objects)]
+    @classmethod
+    def load(cls: type[Loaded], path: str | Path, store: str | Path | None = None) -> Loaded:
+        """The hook objects of a file that `save` wrote.
+
+        For safety, the `store` of a detector must be inside the folder of the file. Otherwise pass `store`, a directory that
+        all of them write into.
+
+        Raises ValueError for any other file, classes that are not imported, settings that a class does not have, and a store
+        outside the folder.
+        """
+        tensors, header = stored.read(path, FORMAT)
+        version, objects = header.get("version", 1), header.get("objects")
+        if version not in range(1, VERSION + 1) or isinstance(version, bool):
+            raise ValueError(
+                f"{path} has version {version!r} of the format; this package reads versions 1 to {VERSION}"
+            )
+        if not isinstance(objects, list) or not all(isinstance(one, dict) for one in objects):
+            raise ValueError(f"{path} is damaged: it has no list of objects")
+        file = HookFile(Path(path).absolute().parent, version, store)
+        return cls([_object(one, tensors, file, f"{path}: object {i}") for i, one in enumerate(objects)])
 
 
 def _object(described: dict[str, Any], tensors: Mapping[str, Tensor], file: HookFile, where: str) -> HookObject:
@@ -286,8 +303,14 @@ def _object(described: dict[str, Any], tensors: Mapping[str, Tensor], file: Hook
         kind = HookObject.kind_named(name, is_old=file.version == 1)
         check_types(kind, settings)
         return kind.from_settings(kind.settings_from_file(settings, file))
-    except UNREADABLE as error:
+    except SETTING_ERRORS as error:
         raise ValueError(f"{where} cannot be read: {error}") from error
+
+
+def check_no_functions(hook: HookObject, settings: Mapping[str, Any]) -> None:
+    """Raises ValueError for a setting that is a function, which cannot be serialised."""
+    if function := next((name for name, value in settings.items() if callable(value)), None):
+        raise ValueError(f"{hook!r} cannot be serialised: its {function} is a function")
 
 
 def _version(value: Any) -> int:

@@ -13,7 +13,7 @@ from hooked_lm.hooks.hook_spec import parse_hook
 from hooked_lm.hooks.select import is_shorthand
 from hooked_lm.interventions.base import Controller, Detector, HookObject, rewrite
 
-Hooks = Any  # a hook object, a pair (site, function), a change of the engine, or a sequence of these
+GivenHooks = Any  # a hook object, a pair (site, function), a change of the engine, or a sequence of these
 PARTS = {"heads": "H", "positions": "pos", "features": "feature", "rows": "row", "rest": "rest"}
 ERRORS = (IndexError, KeyError, TypeError, ValueError)
 
@@ -21,7 +21,7 @@ ERRORS = (IndexError, KeyError, TypeError, ValueError)
 def changes_of(
     model: HookedRootModule,
     tokens: Int[Tensor, "batch pos"],
-    cells: Sequence[Hooks],
+    cells: Sequence[GivenHooks],
     names: Sequence[str] = (),
 ) -> list[list[Change]]:
     """The changes that the hooks of each cell make in a forward pass of these tokens.
@@ -43,13 +43,13 @@ def changes_of(
     ]
 
 
-def listed_hooks(cell: Hooks) -> list[Any]:
+def listed_hooks(cell: GivenHooks) -> list[Any]:
     """The enabled hooks of a cell, in the order in which they run."""
     hooks = [hook for hook in _flat(cell) if not isinstance(hook, HookObject) or hook.is_enabled]
     return sorted(hooks, key=lambda hook: getattr(hook, "when", "post") != "pre")
 
 
-def _flat(cell: Hooks) -> Iterator[Any]:
+def _flat(cell: GivenHooks) -> Iterator[Any]:
     is_pair = isinstance(cell, tuple) and len(cell) == 2 and callable(cell[1]) and not hasattr(cell[1], "hook_point")
     if isinstance(cell, (list, tuple)) and not is_pair:
         for part in cell:
@@ -65,9 +65,9 @@ def _points(model: HookedRootModule, hook: Any, cell: str, known: dict[Any, list
             return model.points(hook.site)
         site, function, direction, when = parse_hook(hook)
         if isinstance(function, Detector) or (hasattr(function, "companions") and function.companions):
-            raise TypeError("it watches a run, and a cell holds what changes one")
+            raise TypeError("it only reads values; a cell consists of hooks that change values")
         if direction == "bwd":
-            raise TypeError("it changes gradients, and the runs of a sweep have none")
+            raise TypeError("it changes gradients, and a sweep computes none")
         parts = site if isinstance(site, tuple) else (site,)
         if not all(isinstance(part, (str, int)) for part in parts):
             return model.points_for(site, when)
@@ -97,7 +97,7 @@ def _named(error: Exception, cell: str, hook: Any) -> Exception:
 # ---- labels ----------------------------------------------------------------------------------------------------------
 
 
-def labels_of(model: HookedRootModule, cells: Sequence[Hooks]) -> list[str]:
+def labels_of(model: HookedRootModule, cells: Sequence[GivenHooks]) -> list[str]:
     """A label for each cell, such as "ZeroAblate z L5H3"; duplicates are numbered."""
     labels: list[str] = []
     for cell in cells:

@@ -35,7 +35,7 @@ class PerThread(Generic[Value]):
     def value(self, value: Value) -> None:
         self._values[threading.current_thread()] = value
 
-    def anew(self) -> "PerThread[Value]":
+    def empty_copy(self) -> "PerThread[Value]":
         """A copy without any values."""
         return PerThread(self._make)
 
@@ -55,7 +55,7 @@ class Lock:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
-    def anew(self) -> "Lock":
+    def empty_copy(self) -> "Lock":
         """A new lock."""
         return Lock()
 

@@ -18,6 +18,7 @@ from hooked_lm.results.scores import Scores
 
 __all__ = ["Statistics", "Summary"]
 
+FORMAT = "hooked_lm.Statistics"
 AT_ONCE = 1 << 20  # entries in one chunk
 
 
@@ -70,6 +71,11 @@ class _Moments:
         edges = () if self.edges is None else (self.edges,)
         return [self.mean, self.spread, self.minimum, self.maximum, self.histogram, *edges]
 
+    def saved(self) -> dict[str, Tensor]:
+        """The tensors of a file, on the CPU."""
+        names = ("mean", "spread", "minimum", "maximum", "histogram")
+        return {name: getattr(self, name).cpu() for name in names}
+
     def add(self, values: Shaped[Tensor, "sample feature"]) -> None:
         """Adds vectors, in chunks."""
         values = values if values.is_floating_point() else values.double()
@@ -96,10 +102,10 @@ class _Moments:
         total = self.count + count
         if not count:
             return
-        apart = mean - self.mean
-        between = torch.outer(apart, apart) if self.spread.ndim == 2 else apart.square()
+        shift = mean - self.mean
+        between = torch.outer(shift, shift) if self.spread.ndim == 2 else shift.square()
         self.spread += spread + between * (self.count * count / total)
-        self.mean += apart * (count / total)
+        self.mean += shift * (count / total)
         self.count = total
 
     def _counted(self, values: Tensor, edges: Tensor) -> Tensor:
@@ -164,13 +170,13 @@ class Statistics(Streaming[_Moments]):
         if self.edges is not None:
             self.edges = tuple(map(float, self.edges))
             if len(self.edges) < 2 or any(not a < b for a, b in zip(self.edges, self.edges[1:], strict=False)):
-                raise ValueError(f"the edges of a histogram rise, and are two at least; got {self.edges}")
+                raise ValueError(f"edges must be at least two increasing numbers, got {self.edges}")
 
     def see(self, value: Any, hook: HookPoint) -> None:
         name = hook.name or ""
         if not isinstance(value, Tensor) or value.ndim < self.n_axes:
             got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"'{name}' is {got}, and n_axes={self.n_axes} of its last axes are asked for")
+            raise ValueError(f"'{name}' is {got}, which does not have the last n_axes={self.n_axes} axes")
         value = self._counted(value.detach(), hook)
         features = tuple(value.shape[value.ndim - self.n_axes :])
         edges = None if self.edges is None else torch.tensor(self.edges, dtype=torch.float64)
@@ -187,14 +193,14 @@ class Statistics(Streaming[_Moments]):
             value, mask = value[:, -texts.n_new :], texts.mask[:, -texts.n_new :]
             return value if mask.all() else value[mask.to(value.device)]
         if not read.mask.all():
-            raise ValueError(f"'{name}' is {hook.dims}: a mask of tokens says nothing about it")
+            raise ValueError(f"a mask of tokens does not apply to '{name}', whose axes are {hook.dims}")
         n_seen = 0 if axis is None else max(0, value.shape[axis] - read.n_new)
         return value if axis is None else value.narrow(axis, n_seen, value.shape[axis] - n_seen)
 
     def __getitem__(self, site: str) -> Summary:
         """The statistics of a site; KeyError if it had no values."""
         if site not in self._states:
-            raise KeyError(f"nothing was seen of '{site}'; there are {', '.join(self.sites) or 'no sites'}")
+            raise KeyError(f"no values of '{site}' were seen; there are those of {', '.join(self.sites) or 'no site'}")
         return self._states[site].summary()
 
     def scores(self) -> Scores:
@@ -204,7 +210,7 @@ class Statistics(Streaming[_Moments]):
         """
         shapes = {site: state.features for site, state in self._states.items()}
         if len(set(shapes.values())) != 1:
-            raise ValueError(f"one grid needs sites with the same features; these are {shapes or 'none'}")
+            raise ValueError(f"scores need sites with the same features; these are {shapes or 'none'}")
         names = ("mean", "std", "minimum", "maximum")
         found = torch.stack([torch.stack([getattr(self[site], name) for name in names]) for site in shapes])
         features = next(iter(shapes.values()))
@@ -235,23 +241,35 @@ class Statistics(Streaming[_Moments]):
         for site in self.sites:
             run.add(site, self[site].tensors(), detector=type(self).__name__, edges=self.edges)
 
-    def to_file(self, path: str | Path) -> None:
-        """Writes the statistics to one safetensors file, as tensors `<site>/<name>`."""
-        tensors = {f"{site}/{name}": value for site in self.sites for name, value in self[site].tensors().items()}
-        stored.write(path, "hooked_lm.Statistics", tensors, {"sites": self.sites, "edges": self.edges})
+    def save(self, path: str | Path) -> None:
+        """Writes the statistics to one safetensors file; `load` restores them bit for bit."""
+        tensors = {
+            f"{site}/{name}": value for site, state in self._states.items() for name, value in state.saved().items()
+        }
+        counts = {site: state.count for site, state in self._states.items()}
+        shapes = {site: state.features for site, state in self._states.items()}
+        settings = {"n_axes": self.n_axes, "covariance": self.covariance, "edges": self.edges}
+        stored.write(path, FORMAT, tensors, {"counts": counts, "shapes": shapes, "settings": settings})
 
-    @staticmethod
-    def from_file(path: str | Path) -> dict[str, Summary]:
-        """The statistics of a file that `to_file` wrote, by site."""
-        tensors, told = stored.read(path, "hooked_lm.Statistics")
-        return {site: summary_of(_of_site(tensors, site)) for site in told["sites"]}
+    @classmethod
+    def load(cls, path: str | Path) -> "Statistics":
+        """Statistics from a file that `save` wrote, at the sites that had values; more data can be added.
+
+        Raises ValueError for any other file.
+        """
+        tensors, header = stored.read(path, FORMAT)
+        found = cls(list(header["counts"]), **header["settings"])
+        edges = None if found.edges is None else torch.tensor(found.edges, dtype=torch.float64)
+        for site, count in header["counts"].items():
+            state = _Moments(tuple(header["shapes"][site]), torch.device("cpu"), found.covariance, edges)
+            state.count = count
+            for name in state.saved():
+                setattr(state, name, tensors[f"{site}/{name}"].clone())
+            found._states[site] = state
+        return found
 
 
 def summary_of(tensors: Mapping[str, Tensor]) -> Summary:
     """The summary with these tensors, as read from a store."""
     rest: dict[str, Any] = {name: value for name, value in tensors.items() if name != "count"}
     return Summary(int(tensors["count"]), **rest)
-
-
-def _of_site(tensors: Mapping[str, Tensor], site: str) -> dict[str, Tensor]:
-    return {key.rpartition("/")[2]: value for key, value in tensors.items() if key.rpartition("/")[0] == site}

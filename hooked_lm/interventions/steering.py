@@ -16,6 +16,7 @@ from torch import Tensor
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.interventions import contrast
+from hooked_lm.interventions.base import Hooks
 from hooked_lm.interventions.changes import changes_of
 from hooked_lm.interventions.contrast import METRICS, STREAM, PairPositions, Prompts, Sides
 from hooked_lm.interventions.controllers import AddDirection
@@ -108,7 +109,7 @@ class SteeringVectors:
         layers: Layers | None = None,
         positions: Positions = "all",
         unit: bool = False,
-    ) -> list[AddDirection]:
+    ) -> Hooks[AddDirection]:
         """Hook objects for `model.hooks(...)`, one for each layer, that add `coefficient` times the direction.
 
         Args:
@@ -131,7 +132,9 @@ class SteeringVectors:
         """
         chosen = [self.best_layer()] if layers is None else self._chosen(layers)
         options: dict[str, Any] = {"coefficient": float(coefficient), "positions": positions}
-        return [AddDirection(self.site, layer, vector=self.direction(layer, unit), **options) for layer in chosen]
+        return Hooks(
+            [AddDirection(self.site, layer, vector=self.direction(layer, unit), **options) for layer in chosen]
+        )
 
     def direction(self, layer: int, unit: bool = False) -> Float[Tensor, " d_model"]:
         """The direction of a layer, with `unit` scaled to length 1; ValueError if it is zero."""

@@ -9,7 +9,7 @@ from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.interventions.changes import Hooks, changes_of, labels_of
+from hooked_lm.interventions.changes import GivenHooks, changes_of, labels_of
 from hooked_lm.patching.sweeps import both_runs
 
 
@@ -17,11 +17,11 @@ from hooked_lm.patching.sweeps import both_runs
 def run_each(
     model: HookedRootModule,
     prompts: Prompts,
-    cells: Sequence[Hooks] | Mapping[str, Hooks],
+    cells: Sequence[GivenHooks] | Mapping[str, GivenHooks],
     *,
     metric: Metrics,
     clean: Prompts | None = None,
-    base: Hooks = (),
+    base: GivenHooks = (),
     decoder_input: Target = None,
     max_memory: int | str = "auto",
     progress: bool | None = None,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hooked_lm.hooks import HookPoint, wrap
 from hooked_lm.hooks.select import UnknownSite
-from hooked_lm.interventions.base import Controller, Detector, HookObject, load, save
+from hooked_lm.interventions.base import Controller, Detector, HookObject, Hooks
 from hooked_lm.interventions.detectors import NanGradientGuard, Record
 
 
@@ -98,7 +98,10 @@ def test_what_a_detector_writes_or_returns_changes_nothing(mode: Any, kind: type
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
 def test_a_detector_that_is_shown_the_value_itself_is_named_if_it_writes(mode: Any) -> None:
-    with mode(), pytest.raises(RuntimeError, match=r"Careless\('0'\) wrote into the value of '0', and a detector only"):
+    with (
+        mode(),
+        pytest.raises(RuntimeError, match=r"Careless\('0'\) wrote into the value of '0', and detectors must not"),
+    ):
         net().run_with_hooks(X.clone(), fwd_hooks=[Careless("0")])
 
 
@@ -156,8 +159,8 @@ def test_files_keep_lists_bit_for_bit(tmp_path: Path) -> None:
         Record(("z", 5), positions=slice(0, 2), heads=(0, 2)),
         Record(["0", ("z", 1)], dtype="float16"),
     ]
-    save(made, tmp_path / "hooks.safetensors")
-    times, record, several = load(tmp_path / "hooks.safetensors")
+    Hooks(made).save(tmp_path / "hooks.safetensors")
+    times, record, several = Hooks.load(tmp_path / "hooks.safetensors")
     assert isinstance(times, Times)
     assert isinstance(record, Record)
     assert isinstance(several, Record)
@@ -171,16 +174,16 @@ def test_files_keep_lists_bit_for_bit(tmp_path: Path) -> None:
 def test_what_cannot_be_written_down_is_said(tmp_path: Path) -> None:
     record = Record(lambda name: name == "0")
     with pytest.raises(ValueError, match="hook_point is a function"):
-        save([record], tmp_path / "hooks.safetensors")
+        Hooks([record]).save(tmp_path / "hooks.safetensors")
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ValueError, match=r"there is no hook object 'Tmies'.*Times"):
+    with pytest.raises(ValueError, match=r"no class of hook objects is called 'Tmies'.*Times"):
         HookObject.from_dict({"kind": "Tmies"})
     with pytest.raises(ValueError, match="hook object 1: its factor is a float32, which a file cannot hold"):
-        save([Times("0"), Times("0", factor=np.float32(2))], tmp_path / "hooks.safetensors")  # type: ignore[arg-type]
+        Hooks([Times("0"), Times("0", factor=np.float32(2))]).save(tmp_path / "hooks.safetensors")  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "other").write_bytes(b"nothing")
     with pytest.raises(ValueError, match="no safetensors file"):
-        load(tmp_path / "other")
+        Hooks.load(tmp_path / "other")
 
 
 class Built(Times):
@@ -195,7 +198,7 @@ def test_a_class_with_a_constructor_of_its_own_is_not_saved(tmp_path: Path) -> N
     with pytest.raises(
         ValueError, match=r"its fields differ in amount, factor, hook_point.*Make the class a dataclass"
     ):
-        save([Built("0", 2.0)], tmp_path / "hooks.safetensors")
+        Hooks([Built("0", 2.0)]).save(tmp_path / "hooks.safetensors")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -216,3 +219,14 @@ def test_a_direction_goes_to_gradients() -> None:
         loss = (model(X.clone().requires_grad_()) * torch.tensor([1.0, torch.inf, 1.0])).sum()
     with pytest.raises(ValueError, match=r"the gradient at '0' is inf at \[1\]"):
         loss.backward()
+
+
+def test_a_list_of_hooks_takes_one_object_and_refuses_functions(tmp_path: Path) -> None:
+    Hooks(Times("0")).save(tmp_path / "one")
+    [loaded] = Hooks.load(tmp_path / "one")
+    assert (type(loaded), loaded.hook_point) == (Times, "0")
+    pairs = Hooks(Times("0"))
+    pairs.append(("0", print))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"only hook objects can be saved, not \('0', <built-in"):
+        pairs.save(tmp_path / "pair")
+    assert not (tmp_path / "pair").exists()

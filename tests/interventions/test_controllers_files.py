@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.hooks import wrap
-from hooked_lm.interventions.base import HookObject, load, save
+from hooked_lm.interventions.base import HookObject, Hooks
 from hooked_lm.interventions.controllers import AddDirection, Clamp, Noise, ProjectOut, Scale, SetValue, ZeroAblate
 from hooked_lm.interventions.gradients import ClipGradient, RecordGradient, ScaleGradient
 from hooked_lm.interventions.patch import (
@@ -41,7 +41,7 @@ OBJECTS: list[HookObject] = [
     *[
         make("blocks.1.hook_resid_post")
         for name, (make, _) in STREAM.items()
-        if name != "add by a function"  # a function cannot be written down
+        if name != "add by a function"  # a function cannot be serialised
     ],
     *[make() for make, _, _ in DECODER.values()],
     PatchHead(source={f"blocks.{i}.attn.hook_z": Z + i for i in range(3)}, heads=1),
@@ -64,9 +64,9 @@ def same(one: Any, other: Any) -> bool:
 
 @torch.no_grad()
 def test_every_object_is_saved_and_loaded_bit_for_bit(tmp_path: Path):
-    save(OBJECTS, tmp_path / "hooks.safetensors")
+    Hooks(OBJECTS).save(tmp_path / "hooks.safetensors")
     model, tokens = toy("rotary"), ids(BATCH, POS)
-    loaded = load(tmp_path / "hooks.safetensors")
+    loaded = Hooks.load(tmp_path / "hooks.safetensors")
     assert {type(one) for one in loaded} == {type(one) for one in OBJECTS}
     for before, after in zip(OBJECTS, loaded, strict=True):
         described = HookObject.from_dict(before.to_dict())
@@ -210,7 +210,7 @@ IN_A_RUN: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     (lambda: ZeroAblate("resid_post", 1, heads=0), ValueError, f"heads=0, and {STREAM_1} has no such axis"),
     (lambda: ZeroAblate("z", 1, heads=4), IndexError, "heads 4 is out of range .* there are 4, so -4 to 3"),
-    (lambda: ZeroAblate("z", 1, heads=1, rest=(2,)), ValueError, r"rest\[0\]=2: this axis .* is asked for twice"),
+    (lambda: ZeroAblate("z", 1, heads=1, rest=(2,)), ValueError, r"rest\[0\]=2: this axis .* is selected twice"),
     (lambda: ZeroAblate("z", 1, rest=(1, 2, 3)), ValueError, "indexes 3 axes; .* has 2 after batch and position"),
     (lambda: ZeroAblate("resid_pst", 1), KeyError, "resid_pst"),
     (lambda: ZeroAblate("blocks.*.hook_resid_pst"), KeyError, r"did you mean 'blocks.\*.hook_resid_post'"),

@@ -14,6 +14,7 @@ from hooked_lm import interventions, patching
 from hooked_lm.interventions import (
     GradientReport,
     HookObject,
+    Hooks,
     InputTokens,
     NanGradientGuard,
     NanGuard,
@@ -24,8 +25,6 @@ from hooked_lm.interventions import (
     Store,
     TopExamples,
     dictionaries,
-    load,
-    save,
 )
 from tests.interventions.test_detectors import KINDS, one
 from tests.models.toys import ids, toy
@@ -71,8 +70,8 @@ def found_by(detector: Any) -> list[Tensor]:
 
 
 def test_every_detector_is_saved_and_loaded_bit_for_bit(tmp_path: Path) -> None:
-    save(DETECTORS, tmp_path / "detectors.safetensors")
-    again = load(tmp_path / "detectors.safetensors")
+    Hooks(DETECTORS).save(tmp_path / "detectors.safetensors")
+    again = Hooks.load(tmp_path / "detectors.safetensors")
     model, tokens = toy("rotary"), ids(2, 5)
     plain = model(tokens, return_type="loss")
     for before, after in zip(DETECTORS, again, strict=True):
@@ -96,8 +95,8 @@ def test_every_detector_is_saved_and_loaded_bit_for_bit(tmp_path: Path) -> None:
 def test_a_store_is_described_by_its_folder(tmp_path: Path) -> None:
     run = Store(tmp_path / "store").start()
     for detector in (Record("z", 1, store=run), NanGuard("z", 1, store=tmp_path / "store")):
-        save([detector], tmp_path / "one")
-        [again] = load(tmp_path / "one")
+        Hooks([detector]).save(tmp_path / "one")
+        [again] = Hooks.load(tmp_path / "one")
         assert again.to_dict()["store"] == str(tmp_path / "store")
 
 

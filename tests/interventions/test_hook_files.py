@@ -13,7 +13,7 @@ from torch import Tensor
 from hooked_lm.hooks import HookPoint
 from hooked_lm.interventions import Noise, Record, Scale, base, dictionaries
 from hooked_lm.interventions import Patch as OurPatch
-from hooked_lm.interventions.base import Controller, HookObject, load, save
+from hooked_lm.interventions.base import Controller, HookObject, Hooks
 from hooked_lm.interventions.dictionaries import SAE
 from tests.models.toys import ids, toy
 
@@ -60,8 +60,8 @@ def written(path: Path, objects: Any, tensors: dict[str, Tensor] | None = None, 
 
 def test_a_class_of_a_user_is_known_with_its_module(tmp_path: Path) -> None:
     source = torch.ones(1, 3)
-    save([OurPatch("0", source=source), Patch("0", source=source)], tmp_path / "hooks")
-    ours, theirs = load(tmp_path / "hooks")
+    Hooks([OurPatch("0", source=source), Patch("0", source=source)]).save(tmp_path / "hooks")
+    ours, theirs = Hooks.load(tmp_path / "hooks")
     assert (type(ours), type(theirs)) == (OurPatch, Patch)
     assert ours.to_dict()["kind"] == "Patch"
     assert theirs.to_dict()["kind"] == f"{__name__}.Patch"
@@ -70,30 +70,30 @@ def test_a_class_of_a_user_is_known_with_its_module(tmp_path: Path) -> None:
 
 def test_names_that_are_unknown_or_ambiguous_are_refused(tmp_path: Path) -> None:
     first, second = twins()
-    save([first("0"), second("0")], tmp_path / "hooks")
-    assert [type(one) for one in load(tmp_path / "hooks")] == [first, second]
-    with pytest.raises(ValueError, match=r"the hook object 'Twin' may be any of .*First.Twin, .*Second.Twin"):
+    Hooks([first("0"), second("0")]).save(tmp_path / "hooks")
+    assert [type(one) for one in Hooks.load(tmp_path / "hooks")] == [first, second]
+    with pytest.raises(ValueError, match=r"several classes are called 'Twin': .*First.Twin, .*Second.Twin"):
         HookObject.from_dict({"kind": "Twin", "hook_point": "0"})
     for unknown in ("elsewhere.Patch", "Ptach", None, ["Patch"], 3):
-        with pytest.raises(ValueError, match=r"there is no hook object .*Import the module that defines it"):
-            load(written(tmp_path / "unknown", [{"kind": unknown, "hook_point": "0"}]))
+        with pytest.raises(ValueError, match=r"no class of hook objects is called .*Import its module"):
+            Hooks.load(written(tmp_path / "unknown", [{"kind": unknown, "hook_point": "0"}]))
 
 
 def test_files_of_the_first_version_load(tmp_path: Path) -> None:
     """They have bare names only, and tuples of a record were ranges."""
     record = {"kind": "Record", "hook_point": "z", "layer": 1, "positions": {"tuple": [0, 3]}, "heads": [0, 3]}
-    [old] = load(written(tmp_path / "old", [record], version=None))
+    [old] = Hooks.load(written(tmp_path / "old", [record], version=None))
     assert isinstance(old, Record)
     assert (old.positions, old.heads) == (slice(0, 3), [0, 3])
-    [new] = load(written(tmp_path / "new", [record]))
+    [new] = Hooks.load(written(tmp_path / "new", [record]))
     assert isinstance(new, Record)
     assert new.positions == [0, 3]
-    [user] = load(written(tmp_path / "user", [{"kind": "Alone", "hook_point": "0"}], version=None))
+    [user] = Hooks.load(written(tmp_path / "user", [{"kind": "Alone", "hook_point": "0"}], version=None))
     assert type(user) is Alone
     patch = [{"kind": "Patch", "hook_point": "0", "source": {"tensor": "nothing"}}]
-    with pytest.raises(ValueError, match=r"the hook object 'Patch' may be any of Patch, .*test_hook_files.Patch"):
-        load(written(tmp_path / "old", patch, version=None))
-    assert type(load(written(tmp_path / "new", patch))[0]) is OurPatch
+    with pytest.raises(ValueError, match=r"several classes are called 'Patch': Patch, .*test_hook_files.Patch"):
+        Hooks.load(written(tmp_path / "old", patch, version=None))
+    assert type(Hooks.load(written(tmp_path / "new", patch))[0]) is OurPatch
 
 
 @dataclass(eq=False, repr=False)
@@ -112,10 +112,12 @@ def test_a_store_moves_with_the_folder_of_its_file(tmp_path: Path, monkeypatch: 
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     monkeypatch.chdir(here)
-    save([Record("z", 1, store="runs"), Record("z", 0, store=here / "deep" / "runs"), Record("z", 2)], here / "hooks")
+    Hooks([Record("z", 1, store="runs"), Record("z", 0, store=here / "deep" / "runs"), Record("z", 2)]).save(
+        here / "hooks"
+    )
     here.rename(there)
     monkeypatch.chdir(tmp_path)
-    first, second, third = load("there/hooks")
+    first, second, third = Hooks.load("there/hooks")
     assert [one.settings().get("store") for one in (first, second, third)] == [
         str(there / "runs"),
         str(there / "deep" / "runs"),
@@ -132,15 +134,15 @@ def test_a_file_does_not_decide_where_runs_write(tmp_path: Path) -> None:
     folder.mkdir()
     outside.mkdir()
     (folder / "link").symlink_to(outside)
-    save([Record("z", 1, store=outside)], folder / "hooks")
+    Hooks([Record("z", 1, store=outside)]).save(folder / "hooks")
     for store in (str(outside), "../outside", "link/deep", "a/../../outside", str(folder / "inside")):
         file = written(folder / "tampered", [{"kind": "Record", "hook_point": "z", "layer": 1, "store": store}])
         for path in (file, folder / "hooks"):
             with pytest.raises(
                 ValueError, match=r"outside the folder of the file: say where by load\(path, store=\.\.\.\)"
             ):
-                load(path)
-        [record] = load(file, store=tmp_path / "chosen")
+                Hooks.load(path)
+        [record] = Hooks.load(file, store=tmp_path / "chosen")
         toy("rotary").run_with_hooks(ids(1, 3), fwd_hooks=[record])
     assert len(list((tmp_path / "chosen").iterdir())) == 5
     assert not list(outside.iterdir())
@@ -229,8 +231,8 @@ def test_settings_of_a_tampered_file_are_refused_by_the_number_of_their_object(
     bad = {"bad": torch.tensor([1.0, torch.nan])}
     file = written(tmp_path / "file", [SCALE, tampered], bad)
     with pytest.raises(ValueError, match=r"file: object 1 cannot be read: "):
-        load(file)
-    assert isinstance(load(written(tmp_path / "file", [SCALE], bad))[0], Scale)  # the control
+        Hooks.load(file)
+    assert isinstance(Hooks.load(written(tmp_path / "file", [SCALE], bad))[0], Scale)  # the control
 
 
 @pytest.mark.parametrize("described", SAES, ids=lambda one: str(one)[:60])
@@ -240,22 +242,22 @@ def test_a_dictionary_of_a_tampered_file_is_refused_before_it_is_built(described
     one = {"kind": "Dictionary", "hook_point": "z", **{key[2:]: {"tensor": key} for key in weights}}
     mapping = {"mapping": described} if isinstance(described, dict) else described
     with pytest.raises(ValueError, match="object 0 cannot be read: "):
-        load(written(tmp_path / "file", [{**one, "sae": mapping}], weights))
+        Hooks.load(written(tmp_path / "file", [{**one, "sae": mapping}], weights))
     good = {"mapping": {"kind": "standard", "d_in": 4, "d_sae": 6}}
-    [loaded] = load(written(tmp_path / "file", [{**one, "sae": good}], weights))
+    [loaded] = Hooks.load(written(tmp_path / "file", [{**one, "sae": good}], weights))
     assert isinstance(loaded, dictionaries.Dictionary)
 
 
 @pytest.mark.parametrize("objects", ["no json", nested(100_000), "5", "[5]", '{"a": 1}', "null", "1" * 5000])
 def test_a_header_that_is_no_list_of_objects(objects: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"file is damaged: "):
-        load(written(tmp_path / "file", objects))
+        Hooks.load(written(tmp_path / "file", objects))
 
 
 def test_a_header_of_another_version(tmp_path: Path) -> None:
     for version in (3, 0, -1, "2", None, True, [2], 1.5):
         with pytest.raises(ValueError, match="of the format; this package reads versions 1 to 2"):
-            load(written(tmp_path / "file", [SCALE], version=[version] if version is None else version))
+            Hooks.load(written(tmp_path / "file", [SCALE], version=[version] if version is None else version))
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------

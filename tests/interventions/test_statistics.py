@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hooked_lm import HookedTransformer
 from hooked_lm.hooks import wrap
+from hooked_lm.interventions import Hooks
 from hooked_lm.interventions.statistics import Statistics, summary_of
 from hooked_lm.interventions.store import Store
 from tests.close import LAYER, assert_close, assert_near
@@ -156,7 +157,7 @@ def test_padding_is_left_out(demo: Any) -> None:
         shown(wrapped, torch.ones(1, 4, 8))
     pattern = Statistics("pattern", 1)
     pattern.batch(tokens, mask)
-    with pytest.raises(ValueError, match="a mask of tokens says nothing about it"):
+    with pytest.raises(ValueError, match="a mask of tokens does not apply to"):
         demo.run_with_hooks(tokens, fwd_hooks=[pattern])
 
 
@@ -180,25 +181,46 @@ def test_results_and_files(demo: Any, tmp_path: Path) -> None:
     last = scores.select(site="blocks.1.hook_resid_post", statistic="std").mean
     assert_close(last, found["blocks.1.hook_resid_post"].std.float())
     found.write()
-    found.to_file(tmp_path / "file")
+    found.save(tmp_path / "file")
     (run,) = Store(tmp_path / "store")
     stored = {batch.site: summary_of(batch.load()) for batch in run}
-    for read in (stored, Statistics.from_file(tmp_path / "file")):
+    loaded = Statistics.load(tmp_path / "file")
+    for read in (stored, loaded):
         for site in found.sites:
             assert read[site].count == 4
             assert read[site].variance.equal(found[site].variance)
-    with pytest.raises(KeyError, match=r"nothing was seen of 'x'; there are blocks.0"):
+    with pytest.raises(KeyError, match=r"no values of 'x' were seen; there are those of blocks.0"):
         found["x"]
 
 
+def test_loaded_statistics_go_on(tmp_path: Path) -> None:
+    net, x = (
+        wrap(torch.nn.Sequential(torch.nn.Identity())),
+        torch.randn(20, 3, generator=torch.Generator().manual_seed(0)),
+    )
+    whole = Statistics("0", covariance=True, edges=[-1, 0, 2])
+    part = Statistics("0", covariance=True, edges=[-1, 0, 2])
+    for found, rows in ((whole, x[:12]), (whole, x[12:]), (part, x[:12])):
+        net.run_with_hooks(rows, fwd_hooks=[found])
+    part.save(tmp_path / "file")
+    loaded = Statistics.load(tmp_path / "file")
+    net.run_with_hooks(x[12:], fwd_hooks=[loaded])
+    for name, value in whole["0"].tensors().items():
+        assert torch.equal(loaded["0"].tensors()[name], value), name
+    assert loaded.settings()["edges"] == (-1.0, 0.0, 2.0)
+    Hooks(part).save(tmp_path / "hooks")
+    with pytest.raises(ValueError, match="holds no Statistics"):
+        Statistics.load(tmp_path / "hooks")
+
+
 def test_bad_settings_of_statistics() -> None:
-    with pytest.raises(ValueError, match="edges of a histogram rise"):
+    with pytest.raises(ValueError, match="edges must be at least two increasing numbers"):
         Statistics("0", edges=[1.0, 1.0])
     with pytest.raises(ValueError, match="n_axes must be at least 0"):
         Statistics("0", n_axes=-1)
-    with pytest.raises(ValueError, match=r"'0' is \[3\], and n_axes=2"):
+    with pytest.raises(ValueError, match=r"'0' is \[3\], which does not have the last n_axes=2 axes"):
         shown(Statistics("0", n_axes=2), torch.ones(3))
     with pytest.raises(ValueError, match=r"has features \[4\], and those before had \[3\]"):
         shown(Statistics("0"), torch.ones(2, 3), torch.ones(2, 4))
-    with pytest.raises(ValueError, match="one grid needs sites"):
+    with pytest.raises(ValueError, match="scores need sites with the same features"):
         Statistics("0").scores()

@@ -343,7 +343,7 @@ def test_what_is_switched_off_changes_nothing() -> None:
         (ZeroAblate("resid_pre", 1, heads=[0]), ValueError, "has no such axis"),
         (AddDirection("z", 1, vector=torch.ones(7)), ValueError, "a direction of width 7"),
         (Patch("z", 1, source=torch.ones(2, 9, 4, 8)), ValueError, "the source has 9 positions, and there are 6"),
-        (Record("z", 1), TypeError, "it watches a run"),
+        (Record("z", 1), TypeError, "it only reads values"),
         (ClipGradient("z", 1, max_norm=1.0), TypeError, "it changes gradients"),
         ("z", TypeError, "a hook is a pair"),
     ],

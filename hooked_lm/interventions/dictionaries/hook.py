@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.hooks.keywords import check_keywords
-from hooked_lm.interventions.base import Controller, Detector, HookObject
+from hooked_lm.interventions.base import Controller, Detector, HookObject, check_no_functions
 from hooked_lm.interventions.dictionaries.normalized import Normalized
 from hooked_lm.interventions.dictionaries.sae import SAE, filled, frozen
 from hooked_lm.interventions.per_thread import PerThread
@@ -116,16 +116,15 @@ class _WithFeatures(HookObject):
 
     def to_dict(self) -> dict[str, Any]:
         """As for any hook object, with the dictionary's kind and sizes, and its weights as tensors `sae.<name>`."""
-        sae, self_without = self.sae, dict(self.settings())
+        sae, settings = self.sae, self.settings()
         if not isinstance(sae, SAE):
             raise ValueError(
-                f"{self!r} cannot be written down: only dictionaries of this package can be, not a {type(sae).__name__}"
+                f"{self!r} cannot be serialised: its sae is a {type(sae).__name__}, not a dictionary of this package"
             )
-        del self_without["sae"]
-        if strange := next((name for name, value in self_without.items() if callable(value)), None):
-            raise ValueError(f"{self!r} cannot be written down: its {strange} is a function")
+        del settings["sae"]
+        check_no_functions(self, settings)
         weights = {f"sae.{name}": weight.detach().cpu() for name, weight in sae.state_dict().items()}
-        return {"kind": self.kind_name(), **self_without, "sae": sae.to_dict(), **weights}
+        return {"kind": self.kind_name(), **settings, "sae": sae.to_dict(), **weights}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "_WithFeatures":

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hooked_lm.interventions import base
+from hooked_lm.interventions import HookObject, Hooks
 from hooked_lm.interventions.dictionaries import (
     SAE,
     Dictionary,
@@ -170,8 +170,8 @@ def test_files_keep_the_precision(dtype: torch.dtype, tmp_path: Path) -> None:
     transcoder = noisy(Transcoder.Config(D, 48)).to(dtype)
     objects = [Dictionary("resid_post", 1, noisy(TopK.Config(D, 48, k=4)).to(dtype), error="drop")]
     objects += [Transcode(TWO_SITES["decoder"], sae=transcoder, error="detach"), Features("z", 1, transcoder)]
-    base.save(objects, tmp_path / "hooks.safetensors")
-    again = base.load(tmp_path / "hooks.safetensors")
+    Hooks(objects).save(tmp_path / "hooks.safetensors")
+    again = Hooks.load(tmp_path / "hooks.safetensors")
     model, tokens = toy("rotary"), ids(2, 5)
     for before, after in zip(objects, again, strict=True):
         assert repr(before) == repr(after)
@@ -182,7 +182,7 @@ def test_files_keep_the_precision(dtype: torch.dtype, tmp_path: Path) -> None:
     with torch.no_grad():
         one, other = (model.run_with_hooks(tokens, fwd_hooks=stack[:2]) for stack in (objects, again))
     assert torch.equal(one, other)
-    twin: Any = base.HookObject.from_dict(objects[0].to_dict())
+    twin: Any = HookObject.from_dict(objects[0].to_dict())
     twin.sae.W_dec.zero_()
     assert objects[0].sae.W_dec.any()  # not the same memory
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hooked_lm import HookedTransformer
 from hooked_lm.hooks import HookPoint, wrap
-from hooked_lm.interventions import base
+from hooked_lm.interventions import Hooks
 from hooked_lm.interventions.dictionaries import (
     SAE,
     BatchTopK,
@@ -417,8 +417,8 @@ def test_errors_name_both_sides(model: HookedTransformer, sae: SAE) -> None:
 @pytest.mark.parametrize("cfg", CONFIGS, ids=lambda cfg: type(cfg.build()).kind)
 def test_hooks_with_dictionaries_are_saved_and_loaded(model: HookedTransformer, cfg: SAE.Config, tmp_path) -> None:
     one = Dictionary(SITE, sae=filled(cfg), error="drop")
-    base.save([one, Features("mlp_out", 2, filled(cfg, seed=5))], tmp_path / "hooks.safetensors")
-    again, watch = base.load(tmp_path / "hooks.safetensors")
+    Hooks([one, Features("mlp_out", 2, filled(cfg, seed=5))]).save(tmp_path / "hooks.safetensors")
+    again, watch = Hooks.load(tmp_path / "hooks.safetensors")
     assert repr(again) == repr(one)
     assert (watch.hook_point, watch.layer) == ("mlp_out", 2)
     assert all(
