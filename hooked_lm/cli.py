@@ -185,8 +185,8 @@ def verify(
     for column, justify in (("check", "left"), ("largest error", "right"), ("allowed", "right"), ("", "left")):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
     for check in verification.checks:
-        said = "[green]ok[/]" if check.ok else "[bold red]FAILED[/]"
-        table.add_row(escape(check.name), f"{check.largest:.1e}", f"{check.tolerance:.0e}", said)
+        verdict = "[green]ok[/]" if check.ok else "[bold red]FAILED[/]"
+        table.add_row(escape(check.name), f"{check.largest:.1e}", f"{check.tolerance:.0e}", verdict)
     console.print(table)
     if not verification.ok:
         console.print(f"[bold red]{len(verification.failed)} of {len(verification.checks)} checks failed[/]")

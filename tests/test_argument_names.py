@@ -62,3 +62,16 @@ def test_a_name_of_another_library_is_found() -> None:
     assert any(name == "sweep" for name, _ in functions("patching"))
     assert "pos" in INSTEAD["positions"]
     assert not {name for bad in INSTEAD.values() for name in bad} & {*INSTEAD, *DEFAULTS}
+
+
+@pytest.mark.parametrize(
+    "module", [module for module in MODULES if not module.startswith(("viz", "reports", "demo", "cli"))]
+)
+def test_results_are_saved_and_loaded_alike(module: str) -> None:
+    """Classes with a table have `x.save(path)` and `Class.load(path)`; a comparison follows from its two circuits."""
+    found = import_module(f"hooked_lm.{module}")
+    classes = [item for name in found.__all__ if inspect.isclass(item := getattr(found, name))]
+    for item in classes:
+        if hasattr(item, "to_dataframe") and item.__name__ != "Comparison":
+            assert list(inspect.signature(item.save).parameters) == ["self", "path"]
+            assert list(inspect.signature(item.load).parameters) == ["path"]

@@ -67,7 +67,7 @@ def test_one_pair_has_no_intervals(tmp_path: Path):
     assert len(re.findall(r"│ L\dH\d\s+│\s+[+-]\d\.\d{3} │", shown.output)) == 10
     assert "95%" not in shown.output
     body = path.read_text(encoding="utf-8").split("</head>")[1]
-    assert "one pair tells nothing about others" in body
+    assert "one pair says nothing about others" in body
     traces = [trace for _, data in FIGURES.findall(body) for trace in json.loads(data)]
     assert len(traces) == 5 + experiment.SHOWN_HEADS
     assert not [trace for trace in traces if {"error_y", "customdata"} & trace.keys()]

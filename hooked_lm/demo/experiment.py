@@ -224,7 +224,7 @@ def _prompts_section(result: Result) -> viz.Section:
         "Intervals hold 95% of the means of as many pairs, drawn again from these with replacement (bootstrap); the mean "
         "difference that is called 1 is taken as given."
         if n_pairs > 1
-        else "There are no intervals: one pair tells nothing about others."
+        else "There are no intervals: one pair says nothing about others."
     )
     return viz.Section(
         "Two prompts that differ in one name",
@@ -281,13 +281,13 @@ def _heads_section(result: Result) -> viz.Section:
     restored, low, high = (torch.tensor(top[name].to_numpy()) for name in ("effect", "low", "high"))
     interval = (low, high) if len(result.pairs) > 1 else None
     strongest = viz.bars(restored, ranking["head"].tolist(), interval, x_title="head", y_title="restored")
-    said = ", with 95% intervals over the pairs" if interval else ""
+    with_intervals = ", with 95% intervals over the pairs" if interval else ""
     return viz.Section(
         "Which heads carry it",
         "The output of each attention head, at all positions together. The table ranks heads by the size of their "
         "effect, and says where each looks from the last token in the clean run.",
         viz.Plate(every, "Clean head outputs (`hook_z`) put into the corrupted run."),
-        viz.Plate(strongest, f"The heads with the largest effects{said}."),
+        viz.Plate(strongest, f"The heads with the largest effects{with_intervals}."),
         ranking,
     )
 

@@ -209,13 +209,13 @@ class Paths:
         inputs = [found for receiver in receivers for found in self.inputs(receiver)]
         if not inputs:
             raise ValueError("receivers is empty: name at least one")
-        heard = self.heard([sender for sender, _ in places], [site for site, _ in inputs])
+        captured = self.captured([sender for sender, _ in places], [site for site, _ in inputs])
         return {
             place: [Edit(site, values[site], None, rest) for site, rest in inputs if site in values]
-            for (_, place), values in zip(places, heard, strict=True)
+            for (_, place), values in zip(places, captured, strict=True)
         }
 
-    def heard(self, senders: Sequence[Sender], sites: Sequence[str]) -> list[dict[str, Tensor]]:
+    def captured(self, senders: Sequence[Sender], sites: Sequence[str]) -> list[dict[str, Tensor]]:
         """For each sender, the values at `sites` in the first run; sites that the sender does not affect are left out."""
         names = list(dict.fromkeys(sites))
         return self.experiment.capture([self.cell(sender) for sender in senders], names)[1]
@@ -235,7 +235,7 @@ class Paths:
             return {}
         cells: dict[tuple[int, ...], Cell] = {}
         for head, values in enumerate(
-            self.heard([(layer, head) for head in range(self.n_heads)], list(sites.values()))
+            self.captured([(layer, head) for head in range(self.n_heads)], list(sites.values()))
         ):
             for (i, to_layer), site in sites.items():
                 for to_head in range(values[site].shape[2]) if site in values else ():

@@ -84,7 +84,7 @@ def causal_trace(
     ... )
     >>> result.axes["position"], bool(result.corrupted.mean() < result.clean.mean())
     (('4  France', '5  is'), True)
-    >>> result.normalized().mean[-1].round(decimals=4).abs()  # behind the last layer only the last position counts
+    >>> result.normalized().mean[-1].round(decimals=4).abs()  # after the last layer only the last position counts
     tensor([0., 1.])
     """
     refuse_two_stacks(model, "causal_trace")
@@ -143,11 +143,11 @@ def _found(model: Any, row: Int[Tensor, " pos"], text: str) -> list[int]:
         raise ValueError("a text as subject needs a tokenizer, which this model lacks: give positions")
     ends = [len(model.to_string(row[: pos + 1])) for pos in range(len(row))]
     whole = model.to_string(row)
-    places = [match.span() for match in re.finditer(re.escape(text.rstrip()), whole)]
-    if not places:
+    spans = [match.span() for match in re.finditer(re.escape(text.rstrip()), whole)]
+    if not spans:
         raise ValueError(f"the subject {text!r} is not in the prompt {whole!r}")
-    spans = enumerate(zip([0, *ends[:-1]], ends, strict=True))
-    return [pos for pos, (start, stop) in spans if any(start < last and first < stop for first, last in places)]
+    tokens = enumerate(zip([0, *ends[:-1]], ends, strict=True))
+    return [pos for pos, (start, stop) in tokens if any(start < last and first < stop for first, last in spans)]
 
 
 def _noised(

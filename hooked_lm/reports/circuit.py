@@ -187,11 +187,11 @@ def write_report(study: Study, path: str | os.PathLike[str]) -> Path:
     """Writes the study as one self-contained HTML page; returns its path."""
     clean, right, wrong = (getattr(study.task, name)[0] for name in ("clean", "answers", "wrong_answers"))
     answer = f"“{right.strip()}” after “{clean}”"
-    asked = f"Why does the model say {answer}, and not “{wrong.strip()}”?"
+    question = f"Why does the model say {answer}, and not “{wrong.strip()}”?"
     if not study.ahead["clean"] > 0:
-        asked = f"The model does not prefer {answer}. What it says instead has a circuit too."
+        question = f"The model does not prefer {answer}. What it says instead has a circuit too."
     edges = f"{study.circuit.graph.n_edges:,} edges, from each head and MLP to every later one"
-    lead = f"{asked} What it knows travels along {edges}. Here are those that are needed."
+    lead = f"{question} What it knows travels along {edges}. Here are those that are needed."
     sections = [_task_section(study), _circuit_section(study), _sizes_section(study), _parts_section(study)]
     return viz.report("A circuit", sections, path, lead=lead)
 
@@ -203,7 +203,7 @@ def _task_section(study: Study) -> viz.Section:
     known = (
         "Intervals hold 95% of the means that these pairs make plausible."
         if n > 1
-        else "One pair tells nothing about others."
+        else "One pair says nothing about others."
     )
     return viz.Section(
         "The task",

@@ -27,7 +27,7 @@ def bootstrap(
     True
     """
     if not 0 < level < 1:
-        raise ValueError(f"the level of an interval lies between 0 and 1, got {level}")
+        raise ValueError(f"the level of an interval must be between 0 and 1, got {level}")
     if n_resamples < 1:
         raise ValueError(f"an interval needs resamples, got n_resamples={n_resamples}")
     n_prompts = values.shape[1]

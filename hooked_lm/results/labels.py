@@ -34,7 +34,7 @@ def chosen_places(axes: Mapping[str, Sequence[Label]], wanted: Mapping[str, Want
 
 
 def _listed(wanted: Any) -> Any:
-    """Several entries as a list; one as it is."""
+    """Several entries as a list; one entry unchanged."""
     is_one = isinstance(wanted, str) or not isinstance(wanted, Iterable) or getattr(wanted, "ndim", 1) == 0
     return wanted if is_one else list(wanted)
 

@@ -12,7 +12,7 @@ from hooked_lm.files import replacing
 __all__ = ["read", "write"]
 
 
-def write(path: str | Path, format: str, tensors: Mapping[str, Tensor], told: Mapping[str, Any]) -> None:
+def write(path: str | Path, format: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
     """Writes tensors, and metadata as JSON; an existing file is kept until the new one is complete.
 
     Raises OSError as `hooked_lm.files.writable`, and if the disk is full.
@@ -20,7 +20,7 @@ def write(path: str | Path, format: str, tensors: Mapping[str, Tensor], told: Ma
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    header = {"format": format, **{name: json.dumps(value) for name, value in told.items()}}
+    header = {"format": format, **{name: json.dumps(value) for name, value in metadata.items()}}
     with replacing(path) as unfinished:
         try:
             save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, unfinished, header)
@@ -43,7 +43,7 @@ def read(path: str | Path, format: str) -> tuple[dict[str, Tensor], dict[str, An
                 raise ValueError(f"{path} holds no {kind}: it was not written by {kind}.save{other}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except SafetensorError as error:
-        raise ValueError(f"{path} is no safetensors file: {error}") from None
+        raise ValueError(f"{path} is not a safetensors file: {error}") from None
     return tensors, {name: _parsed(path, name, value) for name, value in header.items() if name != "format"}
 
 

@@ -51,14 +51,14 @@ def layered_graph(
     limit = float(numbers.abs().max()) if len(edges) and float(numbers.abs().max()) > 0 else 1.0
     curves = [_curve(at[start], at[stop]) for start, stop, _ in edges]
     figure = go.Figure(_lines(curves, (numbers / limit).tolist(), scores is None))
-    figure.add_trace(_points(curves, [told for _, _, told in edges], numbers, limit, value_name, scores is None))
+    figure.add_trace(_points(curves, [text for _, _, text in edges], numbers, limit, value_name, scores is None))
     figure.add_trace(_nodes(at))
     _style(figure, title, len(set(levels.values())))
     return figure
 
 
 def _placed(levels: Mapping[str, int]) -> dict[str, tuple[float, float]]:
-    """Where each node stands: levels from below by their order, the nodes of one spread around the middle."""
+    """The coordinates of each node: levels in ascending order, the nodes of a level spread around the middle."""
     rows = {level: [name for name in levels if levels[name] == level] for level in sorted(set(levels.values()))}
     return {
         name: ((i + 0.5) / len(names) - 0.5, float(height))
@@ -68,7 +68,7 @@ def _placed(levels: Mapping[str, int]) -> dict[str, tuple[float, float]]:
 
 
 def _curve(start: tuple[float, float], stop: tuple[float, float]) -> Float[np.ndarray, "2 stop"]:
-    """From one place to another, upwards at both ends; what goes past levels in between bends aside."""
+    """A curve between two points, vertical at both ends; one that passes levels in between bends to the side."""
     t = np.linspace(0, 1, STOPS)
     smooth = t * t * (3 - 2 * t)
     passed = max(0.0, stop[1] - start[1] - 1)
@@ -81,7 +81,7 @@ def _curve(start: tuple[float, float], stop: tuple[float, float]) -> Float[np.nd
 
 
 def _lines(curves: Sequence[np.ndarray], sizes: Sequence[float], alike: bool) -> list[go.Scatter]:
-    """A trace for all edges of about one size: the weakest first, so that the strongest lie above."""
+    """A trace for all edges of about one size, the weakest first, so that the strongest are drawn on top."""
     steps = [0 if size == 0 else int(np.sign(size)) * max(1, round(abs(size) * STEPS)) for size in sizes]
     traces = []
     for step in sorted(set(steps), key=abs):
@@ -105,9 +105,9 @@ def _colour(step: int) -> str:
 
 
 def _points(
-    curves: Sequence[np.ndarray], told: Sequence[str], numbers: Tensor, limit: float, value_name: str, alike: bool
+    curves: Sequence[np.ndarray], texts: Sequence[str], numbers: Tensor, limit: float, value_name: str, alike: bool
 ) -> go.Scatter:
-    """What is said of each edge, in its middle; and the colour bar."""
+    """Invisible points with the hover texts in the middle of the edges, and the colour bar."""
     middle = [curve[:, STOPS // 2] for curve in curves]
     marker: dict[str, Any] = {"size": 9, "opacity": 0, "color": numbers.tolist(), "cmin": -limit, "cmax": limit}
     bar = {"title": {"text": html.escape(value_name, quote=False)}, "thickness": 10, "outlinewidth": 0, "nticks": 4}
@@ -122,7 +122,7 @@ def _points(
         y=[float(point[1]) for point in middle],
         mode="markers",
         marker=marker,
-        text=[html.escape(text, quote=False) for text in told],
+        text=[html.escape(text, quote=False) for text in texts],
         hovertemplate=f"%{{text}}{value}<extra></extra>",
         showlegend=False,
     )

@@ -368,7 +368,7 @@ def test_a_heat_map_of_one_axis_and_of_three():
         result().plot()
 
 
-def test_they_tell_what_they_are():
+def test_repr_of_a_result():
     assert repr(result()) == "SweepResult(metric 2 x layer 3 x position 4, 5 prompts; metrics difference, probability)"
     one = SweepResult(torch.full((1, 1), 0.25), {"layer": [0]}, torch.ones(1))
     assert repr(one) == "SweepResult(layer 1, 1 prompt; means 0.25 to 0.25, corrupted 1)"
@@ -382,7 +382,7 @@ def test_they_tell_what_they_are():
 
 
 @pytest.mark.parametrize("kind", [{}, {"metrics": False}, {"clean": False}])
-def test_files_give_everything_back(tmp_path: Path, kind: dict):
+def test_files_restore_everything(tmp_path: Path, kind: dict):
     plain = result(**kind)
     plain.values[..., 0, 0, :] = torch.nan
     plain.values[..., 1, 0, 0] = -torch.inf
@@ -410,7 +410,7 @@ def test_a_file_that_could_not_be_written_leaves_the_old_one(tmp_path: Path, mon
 
 def test_foreign_files(tmp_path: Path):
     (tmp_path / "text").write_text("no tensors here, but a text of some length")
-    with pytest.raises(ValueError, match="text is no safetensors file"):
+    with pytest.raises(ValueError, match="text is not a safetensors file"):
         SweepResult.load(tmp_path / "text")
     save_file({"values": torch.zeros(2)}, tmp_path / "weights")
     with pytest.raises(ValueError, match=r"weights holds no SweepResult: it was not written by SweepResult.save"):

@@ -51,7 +51,7 @@ def exact_values(
 ) -> Float[Tensor, "..."] | None:
     """The results of exact patching in the shape of the estimates, NaN where it was not run; None if it was run for no cell.
 
-    `changes` says which run is the base run ("corrupted" or "clean"), `tokens` are its tokens.
+    `changes` is the base run, "corrupted" or "clean"; `tokens` are its tokens.
     """
     n_axes = len(plan.axes)
     is_there = ~estimated.reshape(-1, *estimated.shape[-n_axes - 1 :])[0, ..., 0].isnan()

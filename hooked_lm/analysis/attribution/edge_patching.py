@@ -49,7 +49,7 @@ def patch_edges(
         max_memory, progress: as for `patching.sweep`.
 
     Returns a SweepResult with the axes writer and reader; NaN where there is no edge, or it is not in `edges`. Raises KeyError
-    for an unknown name, and ValueError for a pair that is no edge, an empty list, prompts that do not line up, a model whose
+    for an unknown name, and ValueError for a pair that is not an edge, an empty list, prompts that do not line up, a model whose
     stream is not the sum of its writers' outputs, and open hooks (see `check_unhooked`). An interrupt raises SweepInterrupted
     with the partial result.
 
@@ -156,8 +156,8 @@ class _Edges:
         self.values = {site: values[stream] for site, stream in self.streams.items()}
         there = None
         if other is not None and source != "zero":
-            theirs = values_of(model, other, sites)
-            there = {some.site: some.kept(theirs[some.site]) for some in self.writers}
+            others = values_of(model, other, sites)
+            there = {some.site: some.kept(others[some.site]) for some in self.writers}
         self.changes = changes_of(self.writers, own, there, source)
 
     def cells(self, chosen: Tensor, layer: int) -> dict[tuple[int, ...], Cell]:

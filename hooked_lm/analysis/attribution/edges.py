@@ -169,13 +169,13 @@ class _Edges:
     def scores(self, method: str, steps: int) -> EdgeScores:
         """The scores of all edges; NaN where there is none."""
         base = self._differentiated(self.readers) if method == "eap" else self._watched(self.tokens)
-        theirs = (
+        changed = (
             None if self.other is None else self._watched(self.other)
         )  # after the backward pass, whose graph is freed
         check_sum(self.writers, base.kept, base.last)
-        self.unchanged, self.baseline = base.scores, None if theirs is None else theirs.scores
-        self.changes = changes_of(self.writers, base.kept, None if theirs is None else theirs.kept, self.source)
-        base.kept, theirs = {}, None
+        self.unchanged, self.baseline = base.scores, None if changed is None else changed.scores
+        self.changes = changes_of(self.writers, base.kept, None if changed is None else changed.kept, self.source)
+        base.kept, changed = {}, None
         total = torch.zeros((*self.graph.is_edge.shape, len(self.tokens)), device=self.tokens.device)
         if method == "eap":
             self._add(total, base, self.writers, 1.0)

@@ -67,16 +67,19 @@ class Attribution(SweepResult):
         return table.assign(exact=(self.exact if per_prompt else self.exact.mean(-1)).flatten().numpy())
 
     def _summary(self) -> list[str]:
-        said = [*super()._summary(), *([self.method] if self.method else [])]
+        parts = [*super()._summary(), *([self.method] if self.method else [])]
         table = self.agreement
         if not len(table) or not table["cells"].sum():
-            return [*said, "not checked by exact patching"]
+            return [*parts, "not checked by exact patching"]
         worst = table["spearman"].min()
         of = f"{table['cells'].sum()} cells"
         if worst != worst:
-            return [*said, f"exact patching of {of} says nothing: estimates or exact effects do not vary"]
+            return [
+                *parts,
+                f"agreement with exact patching of {of} is undefined: estimates or exact effects do not vary",
+            ]
         return [
-            *said,
+            *parts,
             f"agrees with exact patching of {of}: rank correlation {worst:.2f}{' or more' * (len(table) > 1)}",
         ]
 

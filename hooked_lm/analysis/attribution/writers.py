@@ -93,5 +93,5 @@ def check_sum(writers: Sequence[Writers], kept: Mapping[str, Tensor], stream: St
     if not (total - stream).abs().max() <= max(1e-4, 32 * torch.finfo(stream.dtype).eps) * size:
         raise ValueError(
             f"the last stream is not the sum of what the writers of the graph add to it: they differ by "
-            f"{(total - stream).abs().max():.2g}, its largest number is {size:.2g}; its edges cannot be told apart"
+            f"{(total - stream).abs().max():.2g}, its largest number is {size:.2g}; the edges of this model cannot be separated"
         )

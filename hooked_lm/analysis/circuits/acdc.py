@@ -120,7 +120,7 @@ class Search:
     def _measured(self, rows: Bool[Tensor, "row writer reader"]) -> Float[Tensor, " row"]:
         found = self.runner.values(rows, progress=False).double().mean(1)
         if bool(found.isnan().any()):
-            raise ValueError("the metric of a circuit is NaN: edges cannot be told apart by it")
+            raise ValueError("the metric of a circuit is NaN: it cannot rank edges")
         return found
 
 

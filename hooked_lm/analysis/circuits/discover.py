@@ -173,8 +173,8 @@ def scores_of(graph: Graph, found: SweepResult) -> Float[Tensor, "writer reader"
         raise ValueError(f"edges have the axes writer and reader, and this result {', '.join(found.axes) or 'none'}")
     names = ([node.name for node in graph.writers], [node.name for node in graph.readers])
     for axis, known in zip(("writer", "reader"), names, strict=True):
-        if strange := [label for label in found.axes[axis] if label not in known]:
-            raise ValueError(f"this result is of another model: there is no {axis} {strange[0]!r} in {graph!r}")
+        if unknown := [label for label in found.axes[axis] if label not in known]:
+            raise ValueError(f"this result is of another model: there is no {axis} {unknown[0]!r} in {graph!r}")
     effects = found.effects().mean
     scores = torch.full(graph.is_edge.shape, torch.nan)
     rows, columns = (_places(known, found.axes[axis]) for axis, known in zip(("writer", "reader"), names, strict=True))

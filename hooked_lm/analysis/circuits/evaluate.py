@@ -182,7 +182,7 @@ def evaluate(
     if not abs(difference) > 1e-6:
         raise ValueError(
             f"no scale: the metric is {float(empty.mean()):.6g} without edges and as much in the full model; "
-            "faithfulness says how much of a difference a circuit makes up"
+            "faithfulness is the share of this difference that a circuit recovers"
         )
     labels = {"of": [CIRCUIT, COMPLEMENT], CIRCUIT: list(named)}
     about = origin(model, ablation=ablation, metric=runner.metric_name)
@@ -258,7 +258,7 @@ def _circuits(graph: Graph, given: Given, sizes: Sequence[int | float] | None) -
             given.check(graph)
         if scores is None:
             raise ValueError(
-                "this circuit has no scores, so there are no circuits of other sizes to it: leave out sizes"
+                "this circuit has no scores from which circuits of other sizes could be built: leave out sizes"
             )
         numbers = [_number(size, graph) for size in (SHARES if sizes is None else sizes)]
         if sizes is not None and len(set(numbers)) < len(numbers):

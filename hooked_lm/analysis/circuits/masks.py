@@ -40,7 +40,7 @@ class HardConcrete:
         """The expected number of non-zero gates."""
         return (self.log_alpha - TEMPERATURE * math.log(-LOW / HIGH)).sigmoid().sum()
 
-    def plain(self) -> Float[Tensor, " edge"]:
+    def without_noise(self) -> Float[Tensor, " edge"]:
         """The gates without noise."""
         return (self.log_alpha.sigmoid() * (HIGH - LOW) + LOW).clamp(0, 1)
 

@@ -335,8 +335,8 @@ def _check_sum(plain: Written, other: Written, difference: Tensor, end: Tensor) 
     size, missed = float(end.abs().max()), float(total.abs().max())
     if not missed <= max(1e-4, 32 * torch.finfo(end.dtype).eps) * size:
         raise ValueError(
-            "the last stream is not the sum of what the writers of the graph add to it: between both runs they miss "
-            f"{missed:.2g} of it, its largest number is {size:.2g}; its edges cannot be told apart"
+            "the last stream is not the sum of what the writers of the graph add to it: the differences of "
+            f"two runs disagree by {missed:.2g}, its largest number is {size:.2g}; the edges of this model cannot be separated"
         )
 
 

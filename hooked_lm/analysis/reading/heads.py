@@ -116,7 +116,7 @@ def head_scores(
     settings = {"kinds": list(wanted), "chance": chance, "seed": seed}
     if prompts is None:
         rows = list(repeated_random_tokens(model, n_prompts, length, seed))
-        settings |= {"tokens": "random, said twice", "length": length}
+        settings |= {"tokens": "random, repeated", "length": length}
     else:
         rows = rows_of(model, prompts)
     targets = [_targets(row, i, wanted) for i, row in enumerate(rows)]
@@ -262,7 +262,7 @@ def repeated_random_tokens(
         bos = model.tokens.bos_ids if model.cfg.default_prepend_bos else []
         known, special = min(known, len(model.tokenizer)), set(model.tokenizer.all_special_ids)
     if (total := len(bos) + 2 * length) > model.cfg.n_ctx:
-        raise ValueError(f"length={length} said twice makes {total} tokens, and the model takes {model.cfg.n_ctx}")
+        raise ValueError(f"length={length} repeated makes {total} tokens, and the model takes {model.cfg.n_ctx}")
     ordinary = torch.tensor([token for token in range(known) if token not in special])
     if length > len(ordinary):
         raise ValueError(f"length={length} is too long: there are {len(ordinary)} tokens that are not special")

@@ -213,7 +213,9 @@ def _run(
     """The streams at these sites, [batch, pos, d_model], and the labels of their positions."""
     for name in sites:
         if model.hook_dict[name].dims != ("batch", "pos", "d_model"):
-            raise ValueError(f"'{name}' [{', '.join(model.hook_dict[name].dims)}] is no stream [batch, pos, d_model]")
+            raise ValueError(
+                f"'{name}' [{', '.join(model.hook_dict[name].dims)}] is not a residual stream [batch, pos, d_model]"
+            )
     if isinstance(prompts, ActivationCache):
         streams = {name: prompts[name] if prompts.has_batch_dim else prompts[name][None] for name in sites}
         return streams, list(range(streams[sites[-1]].shape[1]))

@@ -159,7 +159,7 @@ def patchscope(
         for name in some:
             if owner.hook_dict[name].dims != ("batch", "pos", "d_model"):
                 raise ValueError(
-                    f"'{name}' [{', '.join(owner.hook_dict[name].dims)}] is no stream [batch, pos, d_model]"
+                    f"'{name}' [{', '.join(owner.hook_dict[name].dims)}] is not a residual stream [batch, pos, d_model]"
                 )
     values = values_of(model, source, names)
     states = _mapped(torch.stack([values[name][0, at] for name in names]), mapping, reader)

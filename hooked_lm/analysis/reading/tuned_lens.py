@@ -232,7 +232,7 @@ class _Training:
         self.last = model.stack.site_after(model, model.cfg.n_layers - 1)
         for name in self.sites:
             if model.hook_dict[name].dims != ("batch", "pos", "d_model"):
-                raise ValueError(f"'{name}' is no stream [batch, pos, d_model], so no lens looks at it")
+                raise ValueError(f"'{name}' is not a residual stream [batch, pos, d_model], so a lens cannot decode it")
         n, d_model = len(layers), model.cfg.d_model
         self.A = torch.zeros(n, d_model, d_model, device=model.device, requires_grad=True)
         self.b = torch.zeros(n, d_model, device=model.device, requires_grad=True)

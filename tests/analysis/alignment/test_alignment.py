@@ -345,7 +345,7 @@ def test_an_alignment_is_saved_and_loaded_whole(tmp_path: Path, monkeypatch: pyt
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     assert Alignment.load(path).size == 3
     (tmp_path / "other").write_bytes(b"no")
-    with pytest.raises(ValueError, match="no safetensors file"):
+    with pytest.raises(ValueError, match="not a safetensors file"):
         Alignment.load(tmp_path / "other")
 
 

@@ -99,8 +99,8 @@ def test_exact_values_stand_beside_estimates_in_tables() -> None:
     assert "exact" not in Attribution(estimated, {"layer": [0, 1]}, torch.zeros(2)).to_dataframe()
 
 
-def test_no_correlation_is_told_as_none() -> None:
+def test_an_undefined_correlation_is_named() -> None:
     flat, some = torch.ones(3, 1), torch.tensor([[1.0], [2.0], [torch.nan]])
     found = Attribution(flat, {"layer": [0, 1, 2]}, torch.ones(1), exact=some)
-    assert "exact patching of 2 cells says nothing" in repr(found)
+    assert "exact patching of 2 cells is undefined" in repr(found)
     assert "not checked" in repr(found.select(layer=[2]))

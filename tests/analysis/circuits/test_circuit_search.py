@@ -200,7 +200,7 @@ def test_hard_concrete_gates_are_open_as_often_as_they_say() -> None:
         assert abs(float(HardConcrete(alpha[None]).n_open()) - float(often[i])) < 0.03, "four deviations of 5,000 draws"
     assert (gates == 0).any()
     assert (gates == 1).any()
-    assert HardConcrete(torch.tensor([-9.0, 9.0])).plain().tolist() == [0, 1]
+    assert HardConcrete(torch.tensor([-9.0, 9.0])).without_noise().tolist() == [0, 1]
 
 
 def test_masks_repeat_by_their_seed_and_leave_all_else_alone() -> None:

@@ -291,7 +291,7 @@ def test_files_give_everything_back(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no Circuit"):
         Circuit.load(tmp_path / "other")
     path.write_text("nothing")
-    with pytest.raises(ValueError, match="no safetensors file"):
+    with pytest.raises(ValueError, match="not a safetensors file"):
         Circuit.load(path)
 
 

@@ -29,7 +29,7 @@ from tests.families import DECODER_CASES, Case
 from tests.families._models import hooked, prompt
 
 V, N = 12, 11  # tokens and positions of the toy
-ROW = torch.tensor([11, 3, 1, 4, 5, 9, 3, 1, 4, 5, 9])  # a first token, and five that are said twice
+ROW = torch.tensor([11, 3, 1, 4, 5, 9, 3, 1, 4, 5, 9])  # a first token, and five that are repeated
 SEVERAL = ("gpt2", "llama", "gemma2", "gptj", "gpt_oss", "gpt_neo", "bamba")
 HYBRID = "bamba"
 REPEATED = "When Mary and John left, Mary and John left"
@@ -320,7 +320,7 @@ def test_bad_input(demo: HookedTransformer) -> None:
         head_scores(demo, [REPEATED, "Mary left"])
     with pytest.raises(ValueError, match="lower triangle"):
         head_scores(demo, REPEATED, kinds={"later": lambda row: induction(row).T})
-    with pytest.raises(ValueError, match="length=64 said twice makes 129 tokens, and the model takes 128"):
+    with pytest.raises(ValueError, match="length=64 repeated makes 129 tokens, and the model takes 128"):
         head_scores(demo, length=64)
     with pytest.raises(ValueError, match="must be positive, got 0"):
         head_scores(demo, n_prompts=0)

@@ -127,7 +127,7 @@ def test_tables_figures_files(model: HookedTransformer, tmp_path: Path):
         ({"positions": [9]}, IndexError, "position 9 is out of range"),
         ({"layers": None}, ValueError, "not None"),
         ({"k": 0}, ValueError, "k must be from 1"),
-        ({"site": "pattern"}, ValueError, "is no stream"),
+        ({"site": "pattern"}, ValueError, "is not a residual stream"),
         ({"site": "resid_nowhere"}, KeyError, "resid_nowhere"),
         ({"answers": 10**6}, ValueError, "out of range"),
         ({"answers": " Parisian days"}, ValueError, "not a single token"),
@@ -260,7 +260,7 @@ def test_a_lens_is_for_one_model_one_site_and_its_layers(model: HookedTransforme
         ({"prompts": ["one"]}, "at least 2, not 1"),
         ({"prompts": []}, "at least 2, not 0"),
         ({"prompts": torch.ones(5, dtype=torch.long)}, r"\[prompt, pos\] with some tokens, got \[5\]"),
-        ({"site": "pattern"}, "is no stream"),
+        ({"site": "pattern"}, "is not a residual stream"),
     ],
 )
 def test_training_that_makes_no_sense(model: HookedTransformer, options: dict[str, Any], said: str):

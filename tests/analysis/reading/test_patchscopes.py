@@ -122,7 +122,7 @@ def test_tables_figures_files(model: HookedTransformer, tmp_path: Path):
         ({"max_new_tokens": 10**6}, ValueError, "n_ctx"),
         ({"source_prompt": [FRANCE, SPAIN]}, ValueError, "one source prompt, got 2"),
         ({"source_prompt": []}, ValueError, "source prompt"),
-        ({"site": "z"}, ValueError, "is no stream"),
+        ({"site": "z"}, ValueError, "is not a residual stream"),
     ],
 )
 def test_what_is_wrong_is_said(model: HookedTransformer, options: dict[str, Any], error: type, said: str):
