@@ -105,7 +105,7 @@ class Context:
     # ---- masks -------------------------------------------------------------------------------------------------------
 
     def mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"] | None:
-        """Which keys a query may see; None if it sees all, or with `causal` all up to itself."""
+        """Which keys a query may attend to; None if to all, or with `causal` to all up to itself."""
         windowed = window is not None and window < self.n_key
         square_or_row = not causal or self.n_pos in (1, self.n_key)
         if self.real is None and not windowed and square_or_row:
@@ -113,7 +113,7 @@ class Context:
         return self.full_mask(causal, window)
 
     def full_mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"]:
-        """Which keys a query may see. A query always sees itself, so that padding has no empty rows."""
+        """Which keys a query may attend to. It may always attend to itself, so that padding has no empty rows."""
         return self.once((causal, window), lambda: self._full_mask(causal, window))
 
     def _full_mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"]:
@@ -130,7 +130,7 @@ class Context:
     def additive_mask(
         self, causal: bool, window: int | None, dtype: torch.dtype
     ) -> Float[Tensor, "batch 1 query_pos key_pos"]:
-        """The mask as numbers to add to the scores: 0 where a query may see a key, minus infinity elsewhere."""
+        """The mask as numbers to add to the scores: 0 where a query may attend to a key, minus infinity elsewhere."""
 
         def make() -> Tensor:
             forbidden = ~self.full_mask(causal, window)

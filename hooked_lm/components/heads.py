@@ -1,4 +1,4 @@
-"""The heads of encoders, which read the final residual stream.
+"""The heads of encoders, whose input is the final residual stream.
 
 `MLMHead` transforms each position before the unembedding. `Pooler` computes one vector per text, the input of `NSPHead` and
 `Classifier`. The input of `TokenClassifier` is each position, that of `ContactHead` the attention patterns.
@@ -80,10 +80,10 @@ class Pooler(nn.Module):
 
     def forward(self, resid: Stream, real: Real | None = None) -> Pooled:
         return self.hook_pooler_out(
-            norm_of(self, "ln")(self.act_fn(F.linear(self.read(resid, real), self.W.T, self.b)))
+            norm_of(self, "ln")(self.act_fn(F.linear(self.pooled(resid, real), self.W.T, self.b)))
         )
 
-    def read(self, x: Stream, real: Real | None = None) -> Pooled:
+    def pooled(self, x: Stream, real: Real | None = None) -> Pooled:
         """The first real token, or with `mean` the mean of all; padding may be on either side."""
         if self.cfg.mean:
             return (
@@ -162,8 +162,8 @@ class TokenClassifier(nn.Module):
         self.hook_out = HookPoint("batch", "pos", "class")
 
     def forward(self, x: Stream) -> Float[Tensor, "batch pos *class"]:
-        read = x if self.cfg.transform is None else self.transform(x)
-        out = self.hook_out(F.linear(read, self.W.T, self.b))
+        transformed = x if self.cfg.transform is None else self.transform(x)
+        out = self.hook_out(F.linear(transformed, self.W.T, self.b))
         return out[..., 0] if self.cfg.single else out
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.activations import Activation, activation
-from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm
+from hooked_lm.components.norm import RESIDUAL, NormConfig
 from hooked_lm.hooks import HookPoint, hook_if_listening, is_listening
 
 HIDDEN = ("batch", "pos", "d_mlp")
@@ -21,8 +21,8 @@ def hooked_input(module: Any, x: Tensor) -> Tensor:
 
     A tool that replaced this instance's `forward` and `hook_in` has called its hooks already.
     """
-    shown = "forward" in module.__dict__ and not getattr(module.hook_in, "on_demand", False)
-    return x if shown else hook_if_listening(module.hook_in, x)
+    is_hooked = "forward" in module.__dict__ and not getattr(module.hook_in, "on_demand", False)
+    return x if is_hooked else hook_if_listening(module.hook_in, x)
 
 
 def multiply_into(x: Float[Tensor, "*shape"], y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -59,7 +59,7 @@ class MLP(nn.Module):
         self.hook_in = HookPoint(*RESIDUAL, on_demand=True)
         self.hook_pre = HookPoint(*HIDDEN)
         if cfg.mid_norm is not None:
-            self.hook_mid, self.ln = HookPoint(*HIDDEN), build_norm(cfg.mid_norm, HIDDEN)
+            self.hook_mid, self.ln = HookPoint(*HIDDEN), cfg.mid_norm.build(HIDDEN)
         self.hook_post = HookPoint(*HIDDEN)
         self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
 
@@ -109,7 +109,7 @@ class GatedMLP(nn.Module):
         self.hook_in = HookPoint(*RESIDUAL, on_demand=True)
         self.hook_pre, self.hook_pre_linear = HookPoint(*HIDDEN), HookPoint(*HIDDEN)
         if cfg.mid_norm is not None:
-            self.hook_mid, self.ln = HookPoint(*HIDDEN), build_norm(cfg.mid_norm, HIDDEN)
+            self.hook_mid, self.ln = HookPoint(*HIDDEN), cfg.mid_norm.build(HIDDEN)
         self.hook_post = HookPoint(*HIDDEN)
         self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
 

@@ -139,12 +139,12 @@ NormConfig = Norm.Config
 
 
 def build_norm(cfg: NormConfig | None, dims: tuple[str, ...] = RESIDUAL) -> nn.Module:
-    """The norm in front of a sublayer; an identity if there is none."""
+    """The norm in front of a sublayer, which is always an attribute: an identity if a config has none."""
     return nn.Identity() if cfg is None else cfg.build(dims)
 
 
 def add_norm(module: nn.Module, name: str, cfg: NormConfig | None, dims: tuple[str, ...] = RESIDUAL) -> None:
-    """Adds the norm of a config to a module under this name; None adds no attribute."""
+    """Adds any other norm of a config to a module under this name; None adds no attribute (see `norm_of`)."""
     if cfg is not None:
         setattr(module, name, cfg.build(dims))
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.mlp import hooked_input
 from hooked_lm.components.moe import Indices, MoE, Stream, Weights
-from hooked_lm.components.norm import NormConfig, build_norm
+from hooked_lm.components.norm import NormConfig
 
 
 class NormedMoE(MoE):
@@ -37,8 +37,8 @@ class NormedMoE(MoE):
             raise ValueError("the router of a NormedMoE has no bias: set router_bias=False")
         super().__init__(cfg)
         self.expert_scale = nn.Parameter(torch.ones(cfg.n_experts))
-        self.ln_router, self.ln_experts, self.ln_experts_post = (build_norm(cfg.norm) for _ in range(3))
-        self.ln_shared, self.ln_shared_post = build_norm(cfg.norm), build_norm(cfg.norm)
+        self.ln_router, self.ln_experts, self.ln_experts_post = (cfg.norm.build() for _ in range(3))
+        self.ln_shared, self.ln_shared_post = cfg.norm.build(), cfg.norm.build()
         routing = ("ln_router", "hook_router_logits", "hook_expert_weights", "hook_expert_indices")
         computing = ("ln_experts", "experts", "ln_experts_post", "ln_shared", "shared", "ln_shared_post", "hook_out")
         for name in (*routing, *computing):  # sites are listed in the order of computation

@@ -13,7 +13,7 @@ Scores = Float[Tensor, "#batch #head #query_pos #key_pos"]
 
 
 class _OneEntry(KeyValueCache):
-    """A cache whose every layer has the same entry."""
+    """A cache with one entry for all layers."""
 
     def __init__(self, entry: KeyValueCacheEntry) -> None:
         super().__init__(0)
@@ -42,7 +42,7 @@ class CallContext(StackContext):
         self.added_mask, self.score_bias = additive_attention_mask, position_bias
 
     def mask(self, causal: bool, window: int | None) -> Tensor | None:
-        """The mask of the keys that each query sees; additive if the call has an additive mask."""
+        """Which keys each query may attend to; additive if the call has an additive mask."""
         if self.added_mask is None:
             return super().mask(causal, window)
         return self.additive_mask(causal, window, self.added_mask.dtype)

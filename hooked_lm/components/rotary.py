@@ -35,7 +35,7 @@ class Rotary:
     def base_frequencies(self, theta: float | None = None) -> Frequencies:
         """Radians per position of each pair, before any scaling. Raises ValueError for an odd number of features."""
         if self.dim % 2:
-            raise ValueError(f"rotary embeddings turn pairs of features, so their number must be even, got {self.dim}")
+            raise ValueError(f"rotary embeddings rotate pairs of features: their number must be even, got {self.dim}")
         exponents = torch.arange(0, self.dim, 2, dtype=torch.float32) / self.dim
         return 1.0 / ((self.theta if theta is None else theta) ** exponents)
 
@@ -46,15 +46,15 @@ class Rotary:
         frequencies, temperature = self.base_frequencies(), 1.0
         if self.scaling is not None:
             frequencies, temperature = self.scaling(self, n_pos)
-        turn = positions[..., None, None].float() * frequencies.to(positions.device)
-        return self.cos_sin(turn, temperature)
+        angle = positions[..., None, None].float() * frequencies.to(positions.device)
+        return self.cos_sin(angle, temperature)
 
     def cos_sin(
-        self, turn: Float[Tensor, "batch pos 1 half"], temperature: float = 1.0
+        self, angle: Float[Tensor, "batch pos 1 half"], temperature: float = 1.0
     ) -> tuple[Float[Tensor, "batch pos 1 width"], Float[Tensor, "batch pos 1 width"]]:
         """Cosine and sine as `rotate` takes them: one number for each adjacent pair, else one for each feature, where the
         sines of the first half are negative."""
-        cos, sin = turn.cos() * temperature, turn.sin() * temperature
+        cos, sin = angle.cos() * temperature, angle.sin() * temperature
         return (cos, sin) if self.adjacent_pairs else (torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1))
 
     def rotate(

@@ -61,7 +61,7 @@ class YarnScaling:
     truncate: bool = True
 
     def __call__(self, rotary: Rotary, n_pos: int) -> tuple[Frequencies, float]:
-        low, high = self._turning_dim(rotary, self.beta_fast), self._turning_dim(rotary, self.beta_slow)
+        low, high = self._pair_index(rotary, self.beta_fast), self._pair_index(rotary, self.beta_slow)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, rotary.dim - 1)
@@ -70,8 +70,8 @@ class YarnScaling:
         base = rotary.base_frequencies()
         return base * (kept + (1 - kept) / self.factor), self._temperature()
 
-    def _turning_dim(self, rotary: Rotary, turns: float) -> float:
-        """The (fractional) index of the pair that turns this many times over the trained context."""
+    def _pair_index(self, rotary: Rotary, turns: float) -> float:
+        """The (fractional) index of the pair that makes this many rotations over the trained context."""
         return rotary.dim * math.log(self.trained_n_ctx / (turns * 2 * math.pi)) / (2 * math.log(rotary.theta))
 
     def temperature(self, weight: float = 1.0) -> float:
@@ -110,13 +110,13 @@ class ProportionalScaling:
     factor: float = 1.0
 
     def __call__(self, rotary: Rotary, n_pos: int) -> tuple[Frequencies, float]:
-        base, n_turning = rotary.base_frequencies(), int(self.share * rotary.dim // 2)
-        return torch.where(torch.arange(len(base)) < n_turning, base, 0.0) / self.factor, 1.0
+        base, n_rotated = rotary.base_frequencies(), int(self.share * rotary.dim // 2)
+        return torch.where(torch.arange(len(base)) < n_rotated, base, 0.0) / self.factor, 1.0
 
 
 @dataclass(frozen=True)
 class Backward:
-    """The reverse direction: every pair turns by the negative of its angle, which `scaling` may change."""
+    """The reverse direction: every pair is rotated by the negative of its angle, which `scaling` may change."""
 
     scaling: Scaling | None = None
 

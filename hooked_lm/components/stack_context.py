@@ -37,7 +37,7 @@ class EncodedSource:
 
 
 class SourceContext(Context):
-    """The masks of cross attention: each of `n_pos` queries sees all real positions of the source."""
+    """The masks of cross attention: each of `n_pos` queries attends to all real positions of the source."""
 
     def __init__(self, n_pos: int, source: EncodedSource) -> None:
         super().__init__(n_pos, source.resid.device)

@@ -29,8 +29,8 @@ class StoredRotary(nn.Module):
         """Stores the angles in a context, for the layers with this rotary embedding."""
 
         def angles() -> tuple[Tensor, Tensor]:
-            turn = context.positions[..., None, None].float() * self.frequencies
-            return self.cfg.rotary.cos_sin(turn)
+            angle = context.positions[..., None, None].float() * self.frequencies
+            return self.cfg.rotary.cos_sin(angle)
 
         context.once(self.cfg.rotary, angles)
 

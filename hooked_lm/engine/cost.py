@@ -25,7 +25,9 @@ def token_cost(block: nn.Module) -> TokenCost:
     mixer = keys = rest = 0
     module, of_keys, of_mixer = mixing(block), set(), set()
     if isinstance(module, Attend):
-        of_keys = {id(weight) for name, weight in module.named_parameters(recurse=False) if name in module.of_keys}
+        of_keys = {
+            id(weight) for name, weight in module.named_parameters(recurse=False) if name in module.key_value_parts
+        }
     elif module is not None:
         of_mixer = {id(weight) for weight in module.parameters()}
     mixtures = [module for module in block.modules() if isinstance(module, MoE)]

@@ -126,6 +126,8 @@ def _mixing_stages(module: nn.Module) -> list[tuple[HookPoint, TokenScope]]:
     def stage(name: str, point: HookPoint) -> TokenScope:
         if id(point) in of_scores:
             return TokenScope.SCORES
-        return TokenScope.KEYS_AND_VALUES if name.split(".")[0] in module.of_keys else TokenScope.QUERIES_AND_AFTER
+        return (
+            TokenScope.KEYS_AND_VALUES if name.split(".")[0] in module.key_value_parts else TokenScope.QUERIES_AND_AFTER
+        )
 
     return [(point, stage(name, point)) for name, point in points]

@@ -177,7 +177,7 @@ def test_a_run_that_starts_behind_the_lender_is_refused() -> None:
 
 def test_a_stream_without_its_tokens_is_refused() -> None:
     model = hooked(EVERYTHING)
-    with pytest.raises(ValueError, match=r"layer 0 needs the embedding of the tokens .* give tokens="):
+    with pytest.raises(ValueError, match=r"layer 0 adds its own embedding of the tokens: pass tokens="):
         model(torch.zeros(1, 3, model.cfg.d_model), start_at_layer=0)
 
 

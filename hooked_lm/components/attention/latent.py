@@ -28,7 +28,7 @@ class LatentAttention(SelfAttention):
     `W_DQ` are [d_model, d_latent], the others [head, ..., d_head]. `hook_q_latent` and `hook_kv_latent` are before the norms.
     """
 
-    of_keys = ("hook_k", "hook_v", "hook_rot_k", "hook_kv_latent", "kv_norm", "W_DKV", "W_UK", "W_UV", "W_KR")
+    key_value_parts = ("hook_k", "hook_v", "hook_rot_k", "hook_kv_latent", "kv_norm", "W_DKV", "W_UK", "W_UV", "W_KR")
 
     @dataclass(frozen=True)
     class Config(Attend.Config):
@@ -139,10 +139,10 @@ class LatentAttention(SelfAttention):
 
 
 def _normalised(down: Latent, point: nn.Module, norm: nn.Module) -> Latent:
-    """The norm of a latent, at its site. With one copy per head the sites show the mean, and edits apply to all copies."""
+    """The norm of a latent, at its site. With one copy per head the sites have the mean, and edits apply to all copies."""
     if down.ndim == 3:
         return norm(point(down))
     mean = down.mean(2)
-    shown = point(mean)
-    norm_edit = norm(shown) - norm_unhooked(norm, shown)
-    return norm_unhooked(norm, down + (shown - mean)[:, :, None]) + norm_edit[:, :, None]
+    hooked = point(mean)
+    norm_edit = norm(hooked) - norm_unhooked(norm, hooked)
+    return norm_unhooked(norm, down + (hooked - mean)[:, :, None]) + norm_edit[:, :, None]

@@ -19,7 +19,7 @@ from hooked_lm.components.attention.projection import projection
 from hooked_lm.components.attention.public_attributes import PublicAttributes, order_parameters
 from hooked_lm.components.attention.steps import mix_in_steps
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import NormConfig, add_norm, build_norm, norm_of
+from hooked_lm.components.norm import NormConfig, add_norm, norm_of
 from hooked_lm.components.public_call import attention_context
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.hooks import HookPoint, is_listening
@@ -54,7 +54,7 @@ class Attend(PublicAttributes):
         n_key_value_heads: int | None = None
         out_bias: bool = False
         causal: bool = True
-        window: int | None = None  # how many positions back a query sees, itself included
+        window: int | None = None  # how many positions back a query attends to, itself included
         soft_cap: float | None = None
         sinks: bool = False
         position_bias: PositionBias | None = None
@@ -75,7 +75,7 @@ class Attend(PublicAttributes):
     computes_kv = True  # whether it computes keys and values
     kv_source_layer: int | None = None  # otherwise the layer whose keys and values it uses
     # the sites and weights of keys and values
-    of_keys: tuple[str, ...] = ("hook_k", "hook_v", "hook_rot_k", "k_norm", "v_norm", "W_K", "W_V")
+    key_value_parts: tuple[str, ...] = ("hook_k", "hook_v", "hook_rot_k", "k_norm", "v_norm", "W_K", "W_V")
 
     def make_mixing(self, cfg: Config, d_value: int) -> None:
         self.scale = cfg.d_head**-0.5 if cfg.scale is None else cfg.scale
@@ -111,7 +111,7 @@ class Attend(PublicAttributes):
         else:
             mask = context.mask(self.causal, self.window)
             is_causal = self.causal and mask is None
-        if context.n_pos == 1:  # one query sees all keys; a branch, as n_pos is symbolic when compiled
+        if context.n_pos == 1:  # one query attends to all keys; a branch, as n_pos is symbolic when compiled
             is_causal = False
         d_value, missing = v.shape[-1], q.shape[-1] - v.shape[-1]
         if missing > 0:  # padded: the fused CPU kernel needs values as wide as queries
@@ -128,7 +128,7 @@ class Attend(PublicAttributes):
         return z[..., :d_value].contiguous() if missing > 0 else z
 
     def additive_mask(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch #head query_pos key_pos"]:
-        """The sum of the mask, minus infinity where a query does not see a key, and the bias of positions."""
+        """The sum of the mask, minus infinity where a query may not attend to a key, and the bias of positions."""
         mask = context.additive_mask(self.causal, self.window, dtype)
         return mask if self.position_bias is None else mask + self.position_bias.bias(context, dtype)
 
@@ -164,8 +164,8 @@ class Attention(SelfAttention):
     """`z = softmax(q k^T * scale + mask) v`, and `W_O` back into the stream.
 
     `W_Q` is [head, d_model, d_head], `W_K` and `W_V` [kv_head, d_model, d_head], `W_O` [head, d_head, d_model]; a bias
-    may be None. Each weight is one matrix in memory. With `ungrouped` set, keys and values are computed and shown at their
-    sites once for each query head.
+    may be None. Each weight is one matrix in memory. With `ungrouped` set, keys and values are computed once for
+    each query head.
     """
 
     @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class Attention(SelfAttention):
         is_kv_source: bool = False
         z_norm: NormConfig | None = None
         clip: float | None = None
-        window: int | None = None  # how many positions back a query sees, itself included
+        window: int | None = None  # how many positions back a query attends to, itself included
         soft_cap: float | None = None
         sinks: bool = False
         position_bias: PositionBias | None = None
@@ -225,8 +225,8 @@ class Attention(SelfAttention):
 
     def _make_norms(self) -> None:
         if self.cfg.qk_norm is not None:
-            self.q_norm = build_norm(self.cfg.qk_norm, QUERY)
-            self.k_norm = build_norm(self.cfg.k_norm or self.cfg.qk_norm, KEY)
+            self.q_norm = self.cfg.qk_norm.build(QUERY)
+            self.k_norm = (self.cfg.k_norm or self.cfg.qk_norm).build(KEY)
         else:  # as in the public interface
             self.q_norm = self.k_norm = None
 
@@ -249,8 +249,8 @@ class Attention(SelfAttention):
         context = context or Context(query_input.shape[1], query_input.device)
         q = self.hook_q(self._projected(query_input, self.W_Q, self.b_Q))
         k = self.hook_k(self._project_kv(query_input if key_input is None else key_input, self.W_K, self.b_K))
-        made = self._project_kv(query_input if value_input is None else value_input, *self.value_weights)
-        v = self.hook_v(norm_of(self, "v_norm")(made))
+        values = self._project_kv(query_input if value_input is None else value_input, *self.value_weights)
+        v = self.hook_v(norm_of(self, "v_norm")(values))
         if self.cfg.qk_norm is not None and not self.cfg.rotary_first:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.cfg.rotary is not None:

@@ -36,7 +36,7 @@ class SharedKVAttention(Attend):
         qkv_bias: bool = False
         out_bias: bool = False
         qk_norm: NormConfig | None = None
-        window: int | None = None  # how many positions back a query sees, itself included
+        window: int | None = None  # how many positions back a query attends to, itself included
         causal: bool = True
 
         def build(self) -> "SharedKVAttention":

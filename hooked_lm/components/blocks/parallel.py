@@ -1,4 +1,4 @@
-"""Blocks whose attention and MLP read the same stream."""
+"""Blocks whose attention and MLP have the same input."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from hooked_lm.hooks import HookPoint, is_listening
 
 
 class ParallelBlock(AttentionPart, MLPPart):
-    """`resid + attn(ln1(resid)) + mlp(ln2(resid))`: both read the same stream (GPT-J, Wang and Komatsuzaki 2021)."""
+    """`resid + attn(ln1(resid)) + mlp(ln2(resid))`: both have the same input (GPT-J, Wang and Komatsuzaki 2021)."""
 
     @dataclass(frozen=True)
     class Config(MLPPart.Config, AttentionPart.Config):

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from hooked_lm.components.activations import Activation, activation
 from hooked_lm.components.blocks.block import PreNormBlock, Stream
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of
+from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, norm_of
 from hooked_lm.hooks import HookPoint
 
-GIVEN = ("batch", "pos", "d_per_layer")
-ALL_GIVEN = ("batch", "pos", "layer", "d_per_layer")
+ONE_LAYER = ("batch", "pos", "d_per_layer")
+ALL_LAYERS = ("batch", "pos", "layer", "d_per_layer")
 
-Given = Float[Tensor, "batch pos d_per_layer"]
-AllGiven = Float[Tensor, "batch pos layer d_per_layer"]
+OneLayer = Float[Tensor, "batch pos d_per_layer"]
+AllLayers = Float[Tensor, "batch pos layer d_per_layer"]
 
 
 class PerLayerEmbed(nn.Module):
@@ -44,18 +44,18 @@ class PerLayerEmbed(nn.Module):
         self.cfg = cfg
         self.W_E = nn.Parameter(torch.empty(cfg.d_vocab, cfg.n_layers, cfg.d_per_layer))
         self.W_proj = nn.Parameter(torch.empty(cfg.n_layers, cfg.d_per_layer, cfg.d_model).permute(2, 0, 1))
-        self.norm = build_norm(cfg.norm, ALL_GIVEN)
-        self.hook_out = HookPoint(*ALL_GIVEN)
+        self.norm = cfg.norm.build(ALL_LAYERS)
+        self.hook_out = HookPoint(*ALL_LAYERS)
 
-    def forward(self, tokens: Int[Tensor, "batch pos"], embed: Stream) -> AllGiven:
+    def forward(self, tokens: Int[Tensor, "batch pos"], embed: Stream) -> AllLayers:
         return self.hook_out((self.norm(self.projected(embed)) + self.rows(tokens)) * 2**-0.5)
 
-    def projected(self, embed: Stream) -> AllGiven:
+    def projected(self, embed: Stream) -> AllLayers:
         """The projection of the stream's embedding, for each layer, before the norm."""
         projected = F.linear(embed, self.W_proj.flatten(1).T) * self.cfg.d_model**-0.5
         return projected.unflatten(-1, (self.cfg.n_layers, self.cfg.d_per_layer))
 
-    def rows(self, tokens: Int[Tensor, "batch pos"]) -> AllGiven:
+    def rows(self, tokens: Int[Tensor, "batch pos"]) -> AllLayers:
         """The scaled rows of `W_E`, for each layer."""
         rows = F.embedding(tokens, self.W_E.flatten(1))
         # the scale is rounded to the dtype of the weights, as in training
@@ -64,7 +64,7 @@ class PerLayerEmbed(nn.Module):
 
 
 class PerLayerGate(nn.Module):
-    """`(act(x W_gate) * given) W_out`, where `given` is the per-layer embedding."""
+    """`(act(x W_gate) * e) W_out`, where e is the per-layer embedding."""
 
     @dataclass(frozen=True)
     class Config:
@@ -81,15 +81,15 @@ class PerLayerGate(nn.Module):
         self.act = activation(cfg.act_fn)
         self.W_gate = nn.Parameter(torch.empty(cfg.d_model, cfg.d_per_layer))
         self.W_out = nn.Parameter(torch.empty(cfg.d_per_layer, cfg.d_model))
-        self.hook_pre, self.hook_post = HookPoint(*GIVEN), HookPoint(*GIVEN)
+        self.hook_pre, self.hook_post = HookPoint(*ONE_LAYER), HookPoint(*ONE_LAYER)
 
-    def forward(self, x: Stream, given: Given) -> Stream:
+    def forward(self, x: Stream, per_layer_input: OneLayer) -> Stream:
         gate = self.act(self.hook_pre(F.linear(x, self.W_gate.T)))
-        return F.linear(self.hook_post(gate * given), self.W_out.T)
+        return F.linear(self.hook_post(gate * per_layer_input), self.W_out.T)
 
 
 class PerLayerBlock(PreNormBlock):
-    """A pre-norm block, then `(resid + norm(gate(resid, given))) * scale`.
+    """A pre-norm block, then `(resid + norm(gate(resid, e))) * scale` with the per-layer embedding e.
 
     `hook_per_layer_in` is the per-layer embedding, `hook_per_layer_out` what is added to the stream. `hook_resid_post` is
     the stream after the scaling, the outputs of the sublayers are before it.
@@ -111,7 +111,7 @@ class PerLayerBlock(PreNormBlock):
         super().make_parts()
         cfg, self.scale = self.cfg, nn.Buffer(torch.ones(1))
         if cfg.per_layer is not None:
-            self.hook_per_layer_in = HookPoint(*GIVEN)
+            self.hook_per_layer_in = HookPoint(*ONE_LAYER)
             self.per_layer = cfg.per_layer.build()
             add_norm(self, "per_layer_post", cfg.per_layer_post)
             self.hook_per_layer_out = HookPoint(*RESIDUAL)
@@ -127,10 +127,10 @@ class PerLayerBlock(PreNormBlock):
 
     def per_layer_out(self, resid: Stream, context: Context | None) -> Stream:
         """The gated per-layer embedding; ValueError if the context has none."""
-        given = None if context is None else context.per_layer_input(self.layer)
-        if given is None:
+        per_layer_input = None if context is None else context.per_layer_input(self.layer)
+        if per_layer_input is None:
             raise ValueError(
-                f"layer {self.layer} needs the embedding of the tokens for this layer: give tokens=... beside the stream"
+                f"layer {self.layer} adds its own embedding of the tokens: pass tokens=... with the residual stream"
             )
-        out = self.per_layer(resid, self.hook_per_layer_in(given))
+        out = self.per_layer(resid, self.hook_per_layer_in(per_layer_input))
         return self.hook_per_layer_out(norm_of(self, "per_layer_post")(out))
