@@ -99,9 +99,9 @@ def aliases(names: Iterable[str], n_layers: int, scaled: Collection[int] = ()) -
     rows = list(MODEL_ALIASES)
     for i in range(n_layers):
         block = f"blocks.{i}."
-        rows += [(block + theirs, block + ours) for theirs, ours in block_aliases(names, block, i in scaled)]
+        rows += [(block + alias, block + site) for alias, site in block_aliases(names, block, i in scaled)]
         rows.append((f"lm.{block}attn.hook_pattern", f"{block}attn.hook_pattern"))
-    rows += [(theirs, f"blocks.{n_layers - 1}.{ours}") for theirs, ours in LAST_ALIASES]
+    rows += [(alias, f"blocks.{n_layers - 1}.{site}") for alias, site in LAST_ALIASES]
     return _existing(rows, names)
 
 
@@ -124,14 +124,15 @@ def side_aliases(names: Iterable[str], n_layers: dict[str, int]) -> dict[str, st
 
 def _side_block(names: set[str], side: str, i: int) -> list[tuple[str, str]]:
     """The rows of one block: our sites under the other library's block prefix, and aliases of its parts."""
-    block, theirs = f"{side}.{i}.", f"{side}_blocks.{i}."
+    block, alias_block = f"{side}.{i}.", f"{side}_blocks.{i}."
     own = [name.removeprefix(block) for name in names if name.startswith(block)]
     rows = [(name, name) for name in sorted(own)] + block_aliases(names, block, is_scaled=False)
     if side == "decoder":
         rows = [
-            (name.replace("attn.", "self_attn.", 1) if name.startswith("attn.") else name, our) for name, our in rows
+            (alias.replace("attn.", "self_attn.", 1) if alias.startswith("attn.") else alias, site)
+            for alias, site in rows
         ]
-        rows = [(name, our) for name, our in rows if not name.startswith("ln2.hook_") or our.startswith("ln2.")]
+        rows = [row for row in rows if not row[0].startswith("ln2.hook_") or row[1].startswith("ln2.")]
         cross = [(f"cross_attn.{p}.hook_out", f"cross_attn.hook_{p}") for p in "qkv"]
         rows += [
             *cross,
@@ -144,7 +145,7 @@ def _side_block(names: set[str], side: str, i: int) -> list[tuple[str, str]]:
             ("ln3.hook_in", "hook_resid_mid_cross"),
             ("ln3.hook_out", "mlp.hook_in"),
         ]
-    return [(theirs + name, block + our) for name, our in rows]
+    return [(alias_block + alias, block + site) for alias, site in rows]
 
 
 def block_aliases(names: set[str], block: str, is_scaled: bool) -> list[tuple[str, str]]:
@@ -168,7 +169,7 @@ def same_value(site: str, names: Collection[str], is_scaled: bool = False) -> st
     if block is None:
         return site
     rows = block_aliases(set(names), block[0], is_scaled)
-    found = [block[0] + ours for theirs, ours in rows if block[0] + theirs == site]
+    found = [block[0] + name for alias, name in rows if block[0] + alias == site]
     return next((name for name in found if name in names), site)
 
 

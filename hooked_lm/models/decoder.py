@@ -182,7 +182,7 @@ class Decoder(DecoderMethods):
     def _with_positions(self, embed: Stream, tokens: Tensor | None, context: Context) -> Stream:
         """The stream; what a shortformer adds to queries and keys goes into the context instead."""
         if not self.tree.shortformer:
-            return self.stack.embedded(self, embed, tokens, context)
+            return self.stack.with_positions(self, embed, tokens, context)
         positions = self.stack.positions(self, embed, tokens, context)
         context.pos_embed = None if positions is None else positions.expand_as(embed)
         return embed

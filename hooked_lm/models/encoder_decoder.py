@@ -166,7 +166,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         check_rows(real)
         context = StackContext(tokens.shape[0], tokens.shape[1], tokens.device, real)
         embed = self.hook_embed(self.embed(self.hook_tokens(tokens)))
-        resid = self.encoder_stack.embedded(self, embed, tokens, context)
+        resid = self.encoder_stack.with_positions(self, embed, tokens, context)
         resid = self.encoder_stack.normalized(self, self.encoder_stack.run(self, resid, context))
         return EncodedSource(self.hook_encoder_out(resid), real, cache_kv=cache is not None and not cache.frozen)
 
@@ -189,7 +189,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         check_rows(real)
         context = StackContext(tokens.shape[0], tokens.shape[1], tokens.device, real, cache, source)
         embed = self.hook_decoder_embed((self.decoder_embed or self.embed)(self.hook_decoder_tokens(tokens)))
-        resid = self.decoder_stack.embedded(self, embed, tokens, context)
+        resid = self.decoder_stack.with_positions(self, embed, tokens, context)
         resid = self.decoder_stack.run(self, resid, context)
         if cache is not None and not cache.frozen:
             cache.source = source

@@ -76,7 +76,7 @@ class Stack:
         point = getattr(model, f"hook_{self.pos_embed}")
         return point(positions.expand_as(embed).contiguous()) if is_listening(point) else positions
 
-    def embedded(self, model: nn.Module, embed: Stream, tokens: Tensor | None, context: Context) -> Stream:
+    def with_positions(self, model: nn.Module, embed: Stream, tokens: Tensor | None, context: Context) -> Stream:
         """The stream before the first block: embeddings plus positions, normalised if the model has `ln_embed`."""
         positions = self.positions(model, embed, tokens, context)
         resid = embed if positions is None else embed + positions

@@ -140,7 +140,7 @@ def test_what_aliases_mean(name: str) -> None:
         by_heads = cache["blocks.0.attn.hook_result"].sum(2) if "blocks.0.attn.hook_result" in cache else added
         bias = model.blocks[0].attn.b_O
         assert_close(by_heads + (0 if bias is None else bias), added)
-    else:  # what attention gives stands behind a norm or a factor here
+    else:  # here a norm or a factor follows the output of attention
         assert name in ("gemma2", "granite", "olmo2", "mamba")
     assert ("blocks.0.ln1_post.hook_out" in cache) == (name in ("gemma2", "olmo2"))
 

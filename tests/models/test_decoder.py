@@ -519,7 +519,7 @@ print("compiled")
 
 @pytest.mark.slow
 def test_compilation_in_one_graph() -> None:
-    """In a process of its own: the checks of annotations, which only tests have, are nothing that compiles."""
+    """In a separate process, because the runtime checks of annotations, which only tests have, do not compile."""
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", COMPILE], cwd=root, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "compiled", done.stderr
@@ -747,7 +747,7 @@ def test_a_cache_has_to_fit_too() -> None:
         model(ids(2, 1), past_kv_cache=cache, attention_mask=torch.ones(2, 3, dtype=torch.long))
 
 
-def test_text_is_never_cut_unasked() -> None:
+def test_text_is_only_cut_on_request() -> None:
     model = toy("standard", words())
     with pytest.raises(ValueError, match="n_ctx of 24"):
         model(" ".join(["w3"] * 30))
@@ -845,15 +845,15 @@ def test_a_loss_needs_something_to_predict() -> None:
 def test_a_subclass_may_take_only_what_it_is_given() -> None:
     class Plain(HookedTransformer):
         def forward(self, input: Tensor, **kwargs: Any) -> Any:  # type: ignore[override]
-            asked.append(kwargs)
+            received.append(kwargs)
             return super().forward(input, **kwargs)
 
-    asked: list[dict[str, Any]] = []
+    received: list[dict[str, Any]] = []
     model = Plain(toy("tied").cfg)
     model.run_with_cache(ids())
     loss, _ = model.run_with_cache(ids(), return_type="loss")
     model.run_with_cache(ids(), return_type=None, names_filter=("resid_post", 0))
-    assert asked == [{}, {"return_type": "loss"}, {"return_type": None, "stop_at_layer": 1}]
+    assert received == [{}, {"return_type": "loss"}, {"return_type": None, "stop_at_layer": 1}]
     assert loss.shape == ()
     with pytest.raises(TypeError, match="positional"):
         model.run_with_cache(ids(), "loss", True)

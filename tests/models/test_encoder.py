@@ -270,19 +270,19 @@ def test_classes_in_words():
 
 @torch.no_grad()
 def test_next_sentences(model: HookedEncoder):
-    asked = BertNextSentencePrediction(model)
-    logits = asked(["the cat", "sat"])
+    head = BertNextSentencePrediction(model)
+    logits = head(["the cat", "sat"])
     assert torch.equal(logits, model(("the cat", "sat"), return_type="nsp"))
     sure = ["The sentences are sequential", "The sentences are NOT sequential"][int(logits.argmax())]
-    assert asked(("the cat", "sat"), return_type="predictions") == sure
-    assert len(asked([("the cat", "sat"), ("dog", "ran")], return_type="predictions")) == 2
-    cached, cache = asked.run_with_cache(["the cat", "sat"])
+    assert head(("the cat", "sat"), return_type="predictions") == sure
+    assert len(head([("the cat", "sat"), ("dog", "ran")], return_type="predictions")) == 2
+    cached, cache = head.run_with_cache(["the cat", "sat"])
     assert_close(cached, logits)
     assert_close(cache["nsp_head.hook_nsp_out"], logits)
-    tokens, types, _ = asked.to_tokens(["the cat", "sat"])
-    assert torch.equal(asked(tokens, token_type_ids=types), logits)
+    tokens, types, _ = head.to_tokens(["the cat", "sat"])
+    assert torch.equal(head(tokens, token_type_ids=types), logits)
     with pytest.raises(ValueError, match="needs pairs of texts"):
-        asked("the cat")
+        head("the cat")
     with pytest.raises(ValueError, match="BertForPreTraining"):
         BertNextSentencePrediction(hooked(by_name("bert-masked")))
 
@@ -410,7 +410,7 @@ print("compiled")
 
 @pytest.mark.slow
 def test_compilation_in_one_graph():
-    """In a process of its own: the checks of annotations, which only tests have, are nothing that compiles."""
+    """In a separate process, because the runtime checks of annotations, which only tests have, do not compile."""
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", COMPILE], cwd=root, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "compiled", done.stderr

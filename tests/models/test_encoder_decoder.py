@@ -529,7 +529,7 @@ print("compiled")
 
 @pytest.mark.slow
 def test_compilation_in_one_graph():
-    """In a process of its own: the checks of annotations, which only tests have, are nothing that compiles."""
+    """In a separate process, because the runtime checks of annotations, which only tests have, do not compile."""
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", COMPILE], cwd=root, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "compiled", done.stderr

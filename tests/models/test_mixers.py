@@ -349,7 +349,7 @@ def test_what_is_seen_while_generating(model: HookedTransformer) -> None:
 
 
 def test_padding_that_comes_later(model: HookedTransformer) -> None:
-    """Right-padded prompts, and more tokens behind the padding."""
+    """Right-padded prompts, and more tokens after the padding."""
     rows, more = [ids(1, n)[0] for n in (7, 4)], ids(2, 3)
     tokens, mask = padded(rows, "right")
     cache = KeyValueCache(model.cfg.n_layers)

@@ -72,7 +72,9 @@ def test_rewrites_keep_the_predictions(kind: str, norm: str, block: Any) -> None
     assert_close(model(random_tokens()).log_softmax(-1), before)
     assert {"fold_ln", "center_unembed"} <= set(model.cfg.processed)
     mlp = model.blocks[1].mlp
-    assert (mlp.b_router is not None) == (norm == "LN" or mlp.cfg.router_bias), "norms leave biases behind"
+    assert (mlp.b_router is not None) == (norm == "LN" or mlp.cfg.router_bias), (
+        "folding a norm leaves its bias in the router"
+    )
     if norm == "LN":
         assert "center_writing_weights" in model.cfg.processed
         for weight in output_weights(mlp):

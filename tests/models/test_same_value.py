@@ -1,4 +1,4 @@
-"""`mlp.hook_out`, computed on demand, is answered by `hook_mlp_out` in a bare cache where no norm or multiple stands between."""
+"""`mlp.hook_out`, an on-demand site, is read from `hook_mlp_out` in a bare cache if no norm or factor is between them."""
 
 import pytest
 

@@ -41,7 +41,7 @@ def test_the_unembedding_gives_logits_before_the_cap(model: HookedTransformer) -
 
 
 class Around(nn.Module):
-    """A module of somebody else's around the unembedding, with a point of its own."""
+    """A foreign module around the unembedding, with its own point."""
 
     def __init__(self, unembed: nn.Module) -> None:
         super().__init__()

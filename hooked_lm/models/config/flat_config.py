@@ -140,8 +140,8 @@ class FlatConfig(ABC):
             object.__setattr__(self, name, value)  # limits prompts only; the position embedding keeps its size
         elif not (value is getattr(self, name) or value == getattr(self, name)):
             raise ValueError(
-                f"cfg.{name} cannot become {value!r}: a model was built from this config with {getattr(self, name)!r}, and "
-                f"would stay as it is; build another one from dataclasses.replace(model.cfg, {name}=...)"
+                f"cfg.{name} cannot become {value!r}: this is the config of a built model, with {getattr(self, name)!r}; build "
+                f"another model from dataclasses.replace(model.cfg, {name}=...)"
             )
 
     def seal(self) -> None:
@@ -293,8 +293,8 @@ def remembers(cls: type[Config]) -> type[Config]:
         self._base = origin._base if is_copied else self.tree
         if self._base is not None and not is_dataclass(self._base):
             raise TypeError(f"tree must be a tree of component configs, got {type(self._base).__name__}")
-        says_itself = self._base is not None and origin is None
-        said = completed(cls, {**values_of(cls, self._base), "init_mode": self.init_mode}) if says_itself else {}
+        is_from_tree = self._base is not None and origin is None
+        in_tree = completed(cls, {**values_of(cls, self._base), "init_mode": self.init_mode}) if is_from_tree else {}
         before = (
             {}
             if origin is None or (self._base and not is_copied)
@@ -308,7 +308,7 @@ def remembers(cls: type[Config]) -> type[Config]:
             for name in named
             if name in table(cls).remembered
             and (name in chosen or name in before or not same(getattr(self, name), old.get(name)))
-            and not (name in said and same(said[name], getattr(self, name)))
+            and not (name in in_tree and same(in_tree[name], getattr(self, name)))
         }
         self.resolve()
 

@@ -14,7 +14,7 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import NamesFilter
 from hooked_lm.hooks.generation_step import run_generation
 from hooked_lm.models.checks import check_length, check_rows, check_stream, first_bidirectional, real_of
-from hooked_lm.models.generation.loop import Growing, Reader, check_room, converter, end_ids, sampler, steps
+from hooked_lm.models.generation.loop import Reader, TokenSequence, check_room, converter, end_ids, sampler, steps
 from hooked_lm.models.stack import checked_ids
 
 Output = str | list[str] | Tensor
@@ -137,7 +137,7 @@ def _start(
     padding_side: str | None = None,
     attention_mask: Tensor | None = None,
     seed: int | torch.Generator | None = None,
-) -> tuple[Growing, Iterator[None]]:
+) -> tuple[TokenSequence, Iterator[None]]:
     """Checks all arguments; returns the prompt, and the steps that append one token each."""
     choose = sampler(model.device, do_sample, top_k, top_p, temperature, freq_penalty, seed)
     sequence = _prompt(model, input, prepend_bos, padding_side, attention_mask)
@@ -159,7 +159,9 @@ def _recorded(reader: "_PromptReader", steps: Iterator[None]) -> Iterator[None]:
 class _PromptReader(Reader):
     """Runs a decoder on its prompt and then on its continuation."""
 
-    def __init__(self, model: Any, sequence: Growing, cache: KeyValueCache | None, record: "_Record | None") -> None:
+    def __init__(
+        self, model: Any, sequence: TokenSequence, cache: KeyValueCache | None, record: "_Record | None"
+    ) -> None:
         super().__init__(model, sequence, cache)
         self.record = record
 
@@ -224,7 +226,7 @@ class _Record:
 
 def _prompt(
     model: Any, input: Input, prepend_bos: bool | None, padding_side: str | None, attention_mask: Tensor | None
-) -> Growing:
+) -> TokenSequence:
     """Any input as a sequence with minimal padding, on the left."""
     tokens: Tensor
     if isinstance(input, Tensor) and input.is_floating_point():
@@ -241,19 +243,19 @@ def _prompt(
     if 0 in shape:
         raise ValueError(f"the prompt is empty: its shape is {tuple(shape)}; give at least one token")
     if attention_mask is None:
-        return Growing(tokens, torch.ones(shape, dtype=torch.bool, device=model.device), embeds)
+        return TokenSequence(tokens, torch.ones(shape, dtype=torch.bool, device=model.device), embeds)
     if attention_mask.shape != shape:
         raise ValueError(f"attention_mask has shape {tuple(attention_mask.shape)}, but the prompt {tuple(shape)}")
     real = real_of(attention_mask).to(model.device)
     check_rows(real)
     order = real.int().argsort(dim=1, stable=True)[:, -int(real.sum(1).max()) :]
     if embeds is None:
-        return Growing(tokens.gather(1, order), real.gather(1, order))
-    return Growing(tokens, real.gather(1, order), embeds.take_along_dim(order[..., None], 1))
+        return TokenSequence(tokens.gather(1, order), real.gather(1, order))
+    return TokenSequence(tokens, real.gather(1, order), embeds.take_along_dim(order[..., None], 1))
 
 
 def _pieces(
-    sequence: Growing, steps: Iterator[None], size: int, convert: Callable[[Growing], Output]
+    sequence: TokenSequence, steps: Iterator[None], size: int, convert: Callable[[TokenSequence], Output]
 ) -> Iterator[Output]:
     """Yields what every `size` steps append to the converted sequence, and the remainder at the end."""
 

@@ -12,8 +12,8 @@ from hooked_lm.components.stack_context import EncoderDecoderCache
 from hooked_lm.hooks.generation_step import run_generation
 from hooked_lm.models.checks import first_bidirectional
 from hooked_lm.models.generation.loop import (
-    Growing,
     Reader,
+    TokenSequence,
     check_in_vocab,
     check_room,
     converter,
@@ -97,7 +97,7 @@ def generate(
 
     reads_once = use_past_kv_cache and first_bidirectional(model.decoder) is None
     cache = EncoderDecoderCache(model.cfg.n_decoder_layers) if reads_once else None
-    reader = _TargetReader(model, Growing(target), cache, source, mask)
+    reader = _TargetReader(model, TokenSequence(target), cache, source, mask)
 
     def whole() -> Any:
         lengthen = steps(reader, max_new_tokens, choose, ends, fill=model.pad_id())
@@ -114,7 +114,7 @@ class _TargetReader(Reader):
     cache: EncoderDecoderCache | None
 
     def __init__(
-        self, model: Any, target: Growing, cache: EncoderDecoderCache | None, source: Tensor, mask: Tensor | None
+        self, model: Any, target: TokenSequence, cache: EncoderDecoderCache | None, source: Tensor, mask: Tensor | None
     ) -> None:
         super().__init__(model, target, cache)
         self.source, self.mask = source, mask

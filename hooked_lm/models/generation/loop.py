@@ -20,7 +20,7 @@ Choose = Callable[
 ]  # (logits, tokens=..., real=...) -> next token; `real` marks the tokens that are not padding
 
 
-class Growing:
+class TokenSequence:
     """A prompt and its continuation: ids [batch, pos], preceded by any prompt embeddings; `real` is False for padding."""
 
     def __init__(self, tokens: Tensor, real: Tensor | None = None, embeds: Tensor | None = None) -> None:
@@ -48,7 +48,7 @@ class Growing:
 class Reader(ABC):
     """Runs a model on the unprocessed tokens of a growing sequence; without a cache, on the whole sequence."""
 
-    def __init__(self, model: Any, sequence: Growing, cache: KeyValueCache | None) -> None:
+    def __init__(self, model: Any, sequence: TokenSequence, cache: KeyValueCache | None) -> None:
         self.model, self.sequence, self.cache = model, sequence, cache
         self.steps = itertools.count()
 
@@ -133,7 +133,7 @@ def check_in_vocab(model: Any, name: str, ids: Sequence[int]) -> None:
         raise ValueError(f"{name} {wrong[0]} is out of range: d_vocab is {d_vocab}, so 0 to {d_vocab - 1}")
 
 
-def converter(model: Any, input: Any, return_type: str, kinds: Sequence[str]) -> Callable[[Growing], Any]:
+def converter(model: Any, input: Any, return_type: str, kinds: Sequence[str]) -> Callable[[TokenSequence], Any]:
     """The function that converts a sequence to `return_type`: one of `kinds`, or the type of the input."""
     if return_type not in ("input", *kinds):
         known = ", ".join(map(repr, ("input", *kinds)))
@@ -147,7 +147,7 @@ def converter(model: Any, input: Any, return_type: str, kinds: Sequence[str]) ->
         return lambda sequence: sequence.all_embeds(model)
     tokenizer = model.tokens.need_tokenizer()
 
-    def text(sequence: Growing) -> str | list[str]:
+    def text(sequence: TokenSequence) -> str | list[str]:
         texts = [tokenizer.decode(row, skip_special_tokens=True) for row in sequence.tokens]
         return texts[0] if len(texts) == 1 and (isinstance(input, str) or not is_text) else texts
 

@@ -55,9 +55,9 @@ def _share_norms(model: Any, given: dict[str, Tensor]) -> None:
 
 
 def _renamed(name: str, value: Tensor) -> tuple[str, Tensor]:
-    for pattern, ours, is_transposed in NAMES:
+    for pattern, name_here, is_transposed in NAMES:
         if pattern.search(name):
-            return pattern.sub(ours, name), value.T if is_transposed else value
+            return pattern.sub(name_here, name), value.T if is_transposed else value
     return name, value
 
 

@@ -31,7 +31,7 @@ def flat_model(**changes: object) -> HookedTransformer:
 
 
 def post_norm_model() -> HookedTransformer:
-    """Norms of both kinds behind the sublayers, a residual multiplier, no output bias of attention."""
+    """Norms of both kinds after the sublayers, a residual multiplier, no output bias of attention."""
     tree = flat_model().cfg.tree
     blocks = tuple(
         replace(

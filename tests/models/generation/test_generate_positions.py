@@ -1,4 +1,4 @@
-"""What hooks are told in generation of where they are: `hook.step` and `hook.positions`."""
+"""The step and the positions that hooks read during generation: `hook.step` and `hook.positions`."""
 
 import threading
 from typing import Any
@@ -113,10 +113,10 @@ def test_outside_of_generation_nothing_is_said() -> None:
     assert found.seen == [(None, None, 3)]
     assert (model.hook_dict[SITE].step, model.hook_dict[SITE].positions) == (None, None)
     point = HookPoint("head", "d_model")  # no axis of positions
-    asked = []
-    with model.hooks([(SITE, lambda value, hook: asked.append(point.positions))]):
+    positions = []
+    with model.hooks([(SITE, lambda value, hook: positions.append(point.positions))]):
         model.generate(ids(1, 3), 1, **QUIET)
-    assert asked == [None]
+    assert positions == [None]
 
 
 def test_a_failing_hook_and_an_unfinished_stream_leave_nothing() -> None:

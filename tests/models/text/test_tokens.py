@@ -491,7 +491,7 @@ def test_tokens_go_to_the_device_asked_for() -> None:
 
 
 def test_two_threads_with_opposite_sides_never_mix() -> None:
-    """While a third pads and cuts with the same tokenizer by itself, as transformers' own calls do."""
+    """While another thread pads and truncates with the same tokenizer, as calls of transformers do."""
     tokenizer = MAKERS[GPT2_LIKE]()
     before = copy.deepcopy(state(tokenizer))
     batch = ["the cat sat on the mat", "a dog", "when Mary"]
@@ -529,6 +529,6 @@ def test_two_threads_with_opposite_sides_never_mix() -> None:
     other.join()
     assert wrong == []
 
-    tokenizer.backend_tokenizer.no_padding()  # what the stranger left behind
+    tokenizer.backend_tokenizer.no_padding()  # as another library may leave it
     tokenizer.backend_tokenizer.no_truncation()
     assert state(tokenizer) == before

@@ -1,4 +1,4 @@
-"""Folding rewrites weights and leaves what the model says as it is."""
+"""Folding rewrites weights and does not change the predictions."""
 
 import copy
 from dataclasses import replace
@@ -32,7 +32,7 @@ from tests.models.structures import (
 REWRITES = {rewrite.__name__: rewrite for rewrite in fold.REWRITES}
 SOME = settings(max_examples=30)  # models are slow to build with every annotation checked
 KEEP_LOGITS = [name for name in REWRITES if name != "center_unembed"]
-# Nothing between queries and keys, and no fp32 inside: what can be factored anew, and be exact in fp64.
+# Nothing between queries and keys, and no fp32 inside: models that can be factored again, exactly in fp64.
 PLAIN = Kinds(
     norms=(*LAYER_NORMS, "none"),
     posts=("none", "LN"),
