@@ -7,12 +7,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from hooked_lm.models.text.methods import TextMethods
+
 Answers = str | int | Sequence[str | int] | Sequence[Sequence[str | int]] | Tensor
 Rows = Int[Tensor, "row token"]  # one row for all prompts, or one for each
 NEST = "a list has one answer for each prompt; nest it, [[...]], for several answers of every prompt"
 
 
-def answer_rows(answers: Answers, name: str = "answers", model: Any = None) -> tuple[Rows, int | None]:
+def answer_rows(answers: Answers, name: str = "answers", model: TextMethods | None = None) -> tuple[Rows, int | None]:
     """The ids of answers, and the number of prompts that they are given for (None: any number).
 
     - One string or id: the answer of every prompt.
@@ -69,7 +71,7 @@ def _has_strings(answers: Any) -> bool:
     return isinstance(answers, str) or (isinstance(answers, (list, tuple)) and any(map(_has_strings, answers)))
 
 
-def _ids(answers: Any, name: str, model: Any) -> Any:
+def _ids(answers: Any, name: str, model: TextMethods) -> Any:
     """Strings replaced by ids, in nested lists as in the answers."""
     if isinstance(answers, (list, tuple)) and any(isinstance(row, (list, tuple)) for row in answers):
         return [_ids(row, name, model) for row in answers]

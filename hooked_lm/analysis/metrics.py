@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.analysis.answers import NEST, Answers, Rows, answer_rows, whole_numbers
+from hooked_lm.models.text.methods import TextMethods
 
 __all__ = [
     "Metric", "kl_divergence", "log_probability", "logit", "logit_difference", "loss", "probability", "rank",
@@ -123,7 +124,7 @@ class Metric:
 # ---- the metrics -----------------------------------------------------------------------------------------------------
 
 
-def logit(answers: Answers, positions: Positions = -1, *, model: Any = None) -> Metric:
+def logit(answers: Answers, positions: Positions = -1, *, model: TextMethods | None = None) -> Metric:
     """The logit of a token, or the mean of several.
 
     >>> from hooked_lm import HookedTransformer
@@ -137,7 +138,7 @@ def logit(answers: Answers, positions: Positions = -1, *, model: Any = None) -> 
 
 
 def logit_difference(
-    answers: Answers, wrong_answers: Answers, positions: Positions = -1, *, model: Any = None
+    answers: Answers, wrong_answers: Answers, positions: Positions = -1, *, model: TextMethods | None = None
 ) -> Metric:
     """The logit of the answer minus that of a wrong answer; the mean of each if there are several.
 
@@ -166,7 +167,7 @@ def logit_difference(
     return _metric("logit_difference", (answers, wrong_answers), positions, columns, prompts, compute, columns=columns)
 
 
-def probability(answers: Answers, positions: Positions = -1, *, model: Any = None) -> Metric:
+def probability(answers: Answers, positions: Positions = -1, *, model: TextMethods | None = None) -> Metric:
     """The probability of a token, or the sum over several. Raises ValueError for a token given twice.
 
     >>> from hooked_lm import HookedTransformer
@@ -183,7 +184,7 @@ def probability(answers: Answers, positions: Positions = -1, *, model: Any = Non
     return _metric("probability", (answers,), positions, ids, prompts, compute)
 
 
-def log_probability(answers: Answers, positions: Positions = -1, *, model: Any = None) -> Metric:
+def log_probability(answers: Answers, positions: Positions = -1, *, model: TextMethods | None = None) -> Metric:
     """The log probability of a token in nats, or that of the union of several. Raises ValueError for a token given twice.
 
     >>> import torch
@@ -198,7 +199,7 @@ def log_probability(answers: Answers, positions: Positions = -1, *, model: Any =
     return _metric("log_probability", (answers,), positions, ids, prompts, compute)
 
 
-def rank(answers: Answers, positions: Positions = -1, *, model: Any = None) -> Metric:
+def rank(answers: Answers, positions: Positions = -1, *, model: TextMethods | None = None) -> Metric:
     """The number of tokens with a larger logit than the answer: 0 for the most likely token. Of several answers, the best rank.
 
     NaN where the logit of the token is NaN. It has no gradient.
@@ -329,7 +330,7 @@ def _positions(positions: Positions) -> tuple[int | Int[Tensor, "pos_row pos"], 
     return (int(found), None) if found.numel() == 1 else (found[None], None)
 
 
-def _distinct(answers: Answers, model: Any) -> tuple[Rows, int | None]:
+def _distinct(answers: Answers, model: TextMethods | None) -> tuple[Rows, int | None]:
     ids, prompts = answer_rows(answers, "answers", model)
     ordered = ids.sort(1).values
     if len(twice := ordered[:, 1:][ordered.diff(dim=1) == 0]):

@@ -16,6 +16,7 @@ from hooked_lm.results import Label
 
 Prompts = str | Sequence[str] | Int[Tensor, "..."]  # ids [batch, pos] or [pos]; lengths are compared in words
 Which = str | Indices  # "each": an axis of all; indices: an axis of these; None: no axis, all together
+Values = str | Tensor | Mapping[str, Tensor]  # "clean", "mean", "zero", a tensor, or a cache
 WhichHeads = Which | Sequence[str]  # or labels such as "L1H7": an axis of these
 
 

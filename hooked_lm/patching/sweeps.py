@@ -2,13 +2,12 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
 from hooked_lm.engine.both_stacks import Target, joined
 from hooked_lm.engine.plan import Plan
-from hooked_lm.engine.prompts import Prompts, Source, Which, WhichHeads, aligned, tokens_of
+from hooked_lm.engine.prompts import Prompts, Source, Values, Which, WhichHeads, aligned, tokens_of
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics
 from hooked_lm.engine.undisturbed import undisturbed
@@ -28,7 +27,7 @@ def sweep(
     positions: Which = "each",
     heads: WhichHeads = None,
     neurons: Which = None,
-    source: Any = "clean",
+    source: Values = "clean",
     direction: str = "denoise",
     decoder_input: Target = None,
     max_memory: int | str = "auto",

@@ -17,9 +17,10 @@ from hooked_lm.analysis.attribution.gradients import check_grad_mode
 from hooked_lm.analysis.attribution.integrated import embeddings, ig_activations, ig_inputs
 from hooked_lm.engine.both_stacks import SIDES, Target, refuse_two_stacks, stack_of
 from hooked_lm.engine.budget import Budget, token_bytes
+from hooked_lm.engine.experiment import Metric
 from hooked_lm.engine.metric_trace import Logits, reads_of
 from hooked_lm.engine.plan import FEATURES, Plan
-from hooked_lm.engine.prompts import Prompts, Source, Which, WhichHeads, site_of_layer
+from hooked_lm.engine.prompts import Prompts, Source, Values, Which, WhichHeads, site_of_layer
 from hooked_lm.engine.study import Metrics, named
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
@@ -71,7 +72,7 @@ def attribute(
     positions: Which = "each",
     heads: WhichHeads = None,
     neurons: Which = None,
-    source: Any = "clean",
+    source: Values = "clean",
     direction: str = "denoise",
     decoder_input: Target = None,
     method: str = "gradient",
@@ -130,7 +131,7 @@ def attribute_nodes(
     *,
     metric: Metrics,
     sites: Sequence[str] = NODES,
-    source: Any = "clean",
+    source: Values = "clean",
     direction: str = "denoise",
     decoder_input: Target = None,
     method: str = "gradient",
@@ -182,7 +183,7 @@ class Job:
         corrupted: Prompts,
         clean: Prompts | None,
         metric: Metrics,
-        source: Any,
+        source: Values,
         direction: str,
         method: str,
         steps: int,
@@ -298,7 +299,7 @@ class NewValues:
     """The new values of the sites, for a part of the prompts at a time; `logits` are those of the other run."""
 
     def __init__(
-        self, model: HookedRootModule, tokens: Tensor, other: Tensor | None, source: Any, sites: Sequence[str]
+        self, model: HookedRootModule, tokens: Tensor, other: Tensor | None, source: Values, sites: Sequence[str]
     ) -> None:
         self.model, self.other, self.sites = model, other, list(dict.fromkeys(sites))
         self.runs = other is not None and isinstance(source, str) and source == "clean"
@@ -324,7 +325,7 @@ class NewValues:
         return joined(self._logits) if self._logits else None
 
 
-def _checked(found: Estimates, metric: Any) -> Estimates:
+def _checked(found: Estimates, metric: Metric) -> Estimates:
     """The estimates; raises ValueError if the metric is NaN."""
     if bool(found.scores.isnan().any()):
         name = getattr(metric, "name", getattr(metric, "__name__", type(metric).__name__))
@@ -332,7 +333,7 @@ def _checked(found: Estimates, metric: Any) -> Estimates:
     return found
 
 
-def _scores(metric: Any, logits: Tensor | Logits) -> Float[Tensor, " prompt"]:
+def _scores(metric: Metric, logits: Tensor | Logits) -> Float[Tensor, " prompt"]:
     """The value of a metric on logits."""
     return torch.as_tensor(reads_of([metric], logits)[1][0]).detach().reshape(-1)
 
