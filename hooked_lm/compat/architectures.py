@@ -23,7 +23,7 @@ MASKED_LM_ARCHITECTURES = {
     "AlbertForMaskedLM", "BertForMaskedLM", "DebertaV2ForMaskedLM", "DistilBertForMaskedLM", "ElectraForMaskedLM",
     "EsmForMaskedLM", "ModernBertForMaskedLM", "MPNetForMaskedLM", "RobertaForMaskedLM", "XLMRobertaForMaskedLM",
 }  # fmt: skip
-POST_NORM_ARCHITECTURES = {"Exaone4ForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM"}
+POST_NORM_ARCHITECTURES = {"Exaone4ForCausalLM", "FlexOlmoForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM"}
 
 # suffix of a class name -> kind, for classes that are in none of the sets
 BY_ENDING = {

@@ -112,6 +112,21 @@ CASES: list[Case] = [
             "tie_word_embeddings": True,
         },
     ),
+    Case("flex_olmo", "full", {**SIZES, **FULL, "num_experts": 6}),
+    Case(
+        "flex_olmo",
+        "grouped-biased-tied-renormalised",
+        {
+            **SIZES,
+            **GROUPED,
+            **YARN,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
     Case("phimoe", "grouped", {**SIZES, **GROUPED, "num_local_experts": 4, "router_jitter_noise": 0.1}),
     Case(
         "phimoe",
