@@ -11,8 +11,11 @@ __all__ = ["replacing", "writable"]
 
 
 def writable(path: str | os.PathLike[str]) -> Path:
-    """The file that a path means, links followed. Raises OSError, with the reason, where it cannot be written: FileNotFoundError
-    for a folder that does not exist, IsADirectoryError for a path that is one, PermissionError for a file that is read-only."""
+    """The file that a path means, with links resolved.
+
+    Raises OSError with the reason if it cannot be written: FileNotFoundError if the folder does not exist, IsADirectoryError if
+    the path is a folder, PermissionError if the file is read-only.
+    """
     try:
         target = Path(path).resolve()
     except (OSError, RuntimeError) as error:  # links in a circle
@@ -23,15 +26,15 @@ def writable(path: str | os.PathLike[str]) -> Path:
         raise FileNotFoundError(f"cannot write {path}: there is no folder {target.parent}")
     if target.exists():
         if not target.is_file():
-            raise OSError(f"cannot write {path}: it is no ordinary file")
+            raise OSError(f"cannot write {path}: it is not a regular file")
         if not (target.stat().st_mode & 0o222 and os.access(target, os.W_OK)):
-            raise PermissionError(f"cannot write {path}: the file is read-only; name another, or make it writable")
+            raise PermissionError(f"cannot write {path}: the file is read-only; choose another, or make it writable")
     trial = _unfinished(target)
     try:
         trial.touch()
         trial.unlink()
     except OSError as error:
-        raise type(error)(error.errno, f"cannot write {path}: no file can be made in {target.parent}") from None
+        raise type(error)(error.errno, f"cannot write {path}: no file can be created in {target.parent}") from None
     return target
 
 

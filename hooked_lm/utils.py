@@ -133,7 +133,7 @@ def get_tokens_with_bos_removed(
         return tokens
     if (padding_side or tokenizer.padding_side) == "right":
         return tokens[..., 1:]
-    if tokenizer.bos_token_id == tokenizer.pad_token_id:  # the last of the run in front
+    if tokenizer.bos_token_id == tokenizer.pad_token_id:  # the last of the padding and BOS tokens on the left
         bos = ((tokens != tokenizer.pad_token_id).long().cumsum(-1) == 0).sum(-1, keepdim=True) - 1
     else:
         bos = (tokens == tokenizer.bos_token_id).long().argmax(-1, keepdim=True)
@@ -179,7 +179,7 @@ def _rows(texts: Sequence[str], tokenizer: Any, max_length: int, bos: bool) -> I
     width, ids = max_length - bos, []
     for text in tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"] if texts else []:
         ids += [*text, tokenizer.eos_token_id]
-    ids = ids[:-1]  # it is between texts
+    ids = ids[:-1]  # EOS stands between texts, not after the last
     if 0 < len(ids) < width:
         pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         ids += [pad] * (width - len(ids))
@@ -201,7 +201,7 @@ class LocallyOverridenDefaults:
     def __init__(self, model: Any, **overrides: Any) -> None:
         for name, value in overrides.items():
             if name not in self.VALID:
-                raise ValueError(f"'{name}' is no default to override; {' and '.join(self.VALID)} are")
+                raise ValueError(f"'{name}' is not a default that can be overridden; {' and '.join(self.VALID)} are")
             if value not in self.VALID[name]:
                 raise ValueError(f"{name} must be one of {self.VALID[name]}, got {value!r}")
         self.cfg = model.cfg
@@ -242,17 +242,17 @@ def test_prompt(
     answers = [answer] if isinstance(answer, str) else list(answer)
     if prepend_space_to_answer:
         answers = [text if text.startswith(" ") else " " + text for text in answers]
-    asked = model.to_tokens(prompt, prepend_bos=prepend_bos)
-    wanted = [model.to_tokens(text, prepend_bos=False)[0] for text in answers]
-    steps = [[ids[0] for ids in wanted]] if len(answers) > 1 else [[token] for token in wanted[0]]
-    known = asked if len(answers) > 1 else torch.cat([asked, wanted[0][None, :-1]], 1)
+    prompt_tokens = model.to_tokens(prompt, prepend_bos=prepend_bos)
+    answer_tokens = [model.to_tokens(text, prepend_bos=False)[0] for text in answers]
+    steps = [[ids[0] for ids in answer_tokens]] if len(answers) > 1 else [[token] for token in answer_tokens[0]]
+    inputs = prompt_tokens if len(answers) > 1 else torch.cat([prompt_tokens, answer_tokens[0][None, :-1]], 1)
     with torch.no_grad():
-        logits = model(known)[0, asked.shape[1] - 1 :]
+        logits = model(inputs)[0, prompt_tokens.shape[1] - 1 :]
     if print_details:
-        _say("Tokenized prompt:", model.to_str_tokens(prompt, prepend_bos=prepend_bos))
-        _say(
+        _print_line("Tokenized prompt:", model.to_str_tokens(prompt, prepend_bos=prepend_bos))
+        _print_line(
             "Tokenized answers:" if len(answers) > 1 else "Tokenized answer:",
-            [model.to_str_tokens(ids) for ids in wanted],
+            [model.to_str_tokens(ids) for ids in answer_tokens],
         )
     ranks = []
     for step, candidates in enumerate(steps):
@@ -260,13 +260,13 @@ def test_prompt(
         ranks.append([(model.to_string(token[None]), int((scores > scores[token]).sum())) for token in candidates])
         if print_details:
             for rank, token in [(rank, token) for (_, rank), token in zip(ranks[-1], candidates, strict=True)]:
-                _say(f"Rank: {rank: <8}", _performance(model, scores, token), bold=True)
-            for place, token in enumerate(scores.topk(min(top_k, len(scores))).indices):
-                _say(f"Top {place}:", _performance(model, scores, token))
-    _say("Ranks of the answer tokens:", ranks if len(answers) > 1 else [rank for [rank] in ranks], bold=True)
+                _print_line(f"Rank: {rank: <8}", _performance(model, scores, token), bold=True)
+            for rank, token in enumerate(scores.topk(min(top_k, len(scores))).indices):
+                _print_line(f"Top {rank}:", _performance(model, scores, token))
+    _print_line("Ranks of the answer tokens:", ranks if len(answers) > 1 else [rank for [rank] in ranks], bold=True)
 
 
-test_prompt.__test__ = False  # type: ignore[attr-defined]  # no test, though pytest may think so of its name
+test_prompt.__test__ = False  # type: ignore[attr-defined]  # pytest would collect it as a test
 
 
 def _performance(model: Any, scores: Float[Tensor, " d_vocab"], token: Tensor) -> str:
@@ -274,6 +274,6 @@ def _performance(model: Any, scores: Float[Tensor, " d_vocab"], token: Tensor) -
     return f"Logit: {scores[token]:5.2f} Prob: {prob:6.2%} Token: |{model.to_string(token[None])}|"
 
 
-def _say(title: str, value: Any, bold: bool = False) -> None:
+def _print_line(title: str, value: object, bold: bool = False) -> None:
     line = f"{escape(title)} {escape(str(value))}"
     rich_print(f"[b]{line}[/b]" if bold else line)

@@ -74,7 +74,7 @@ def refused() -> dict[str, tuple[Callable[[Path], Any], type[OSError], str]]:
         "a link into nowhere": (lambda path: path.symlink_to("no/where"), FileNotFoundError, "there is no folder"),
         "links in a circle": (circle, OSError, "cannot write"),
         "a read-only file": (read_only, PermissionError, "the file is read-only"),
-        "no ordinary file": (lambda path: os.mkfifo(path), OSError, "no ordinary file"),
+        "not a regular file": (lambda path: os.mkfifo(path), OSError, "not a regular file"),
     }
 
 
@@ -96,7 +96,7 @@ def test_a_folder_in_which_no_file_can_be_made(tmp_path: Path, monkeypatch: pyte
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "touch", refuse)
-    with pytest.raises(PermissionError, match=r"cannot write .*no file can be made in"):
+    with pytest.raises(PermissionError, match=r"cannot write .*no file can be created in"):
         writable(tmp_path / "a")
 
 

@@ -37,9 +37,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 def without_neutral(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields without those of `NEUTRAL`; raises ValueError if one of these requests something unsupported."""
-    asked = {name: fields[name] for name in NEUTRAL if name in fields and fields[name] not in NEUTRAL[name]}
-    if asked:
-        raise ValueError("not supported here: " + ", ".join(f"{name}={value!r}" for name, value in asked.items()))
+    unsupported = {name: fields[name] for name in NEUTRAL if name in fields and fields[name] not in NEUTRAL[name]}
+    if unsupported:
+        raise ValueError("not supported here: " + ", ".join(f"{name}={value!r}" for name, value in unsupported.items()))
     return {name: value for name, value in fields.items() if name not in NEUTRAL}
 
 
@@ -98,7 +98,7 @@ class TransformerBridge(HookedTransformer):
         checkpoint_index: int | None = None,
         checkpoint_value: int | None = None,
     ) -> "TransformerBridge | HookedEncoder | HookedEncoderDecoder":
-        """A model with a checkpoint's weights as they are; see `hooked_lm.pretrained.from_pretrained`.
+        """A model with a checkpoint's unprocessed weights; see `hooked_lm.pretrained.from_pretrained`.
 
         Raises ValueError for unsupported options: a model without weights, code from a checkpoint, another transformers class,
         several devices.
@@ -110,8 +110,8 @@ class TransformerBridge(HookedTransformer):
             "max_memory": max_memory is not None,
         }
         if any(refused.values()):
-            asked = ", ".join(name for name, given in refused.items() if given)
-            raise ValueError(f"boot_transformers does not support {asked}: omit it")
+            unsupported = ", ".join(name for name, given in refused.items() if given)
+            raise ValueError(f"boot_transformers does not support {unsupported}: omit it")
         model = pretrained.from_pretrained_no_processing(
             model_name,
             hf_model=hf_model,

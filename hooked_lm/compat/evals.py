@@ -111,7 +111,7 @@ def evaluate_on_dataset(
         for batch in tqdm(islice(data_loader, truncate), desc="batches", leave=False)
     ]
     if not losses:
-        raise ValueError("there is no batch to evaluate on: too few texts for one, or truncate=0")
+        raise ValueError("there is no batch to evaluate: the texts fill no batch, or truncate is 0")
     return sum(losses) / len(losses)
 
 
@@ -153,7 +153,7 @@ def induction_loss(
     """
     tokenizer = model.tokenizer if tokenizer is None else tokenizer
     if 2 * subseq_len > model.cfg.n_ctx or subseq_len < 3:
-        raise ValueError(f"subseq_len={subseq_len}: twice that must fit in {model.cfg.n_ctx} tokens, and be 6 or more")
+        raise ValueError(f"subseq_len={subseq_len} must be at least 3, and at most half of n_ctx={model.cfg.n_ctx}")
     known, special = model.cfg.d_vocab, set[int]()
     if tokenizer is not None:
         known, special = min(known, len(tokenizer)), set(tokenizer.all_special_ids)
@@ -163,7 +163,7 @@ def induction_loss(
     tokens = once.repeat(1, 2)
     if model.cfg.default_prepend_bos if prepend_bos is None else prepend_bos:
         if tokenizer is None or tokenizer.bos_token_id is None:
-            raise ValueError("there is no BOS to begin with: give a tokenizer that has one, or prepend_bos=False")
+            raise ValueError("there is no BOS token to prepend: pass a tokenizer that has one, or prepend_bos=False")
         tokens[:, 0] = tokenizer.bos_token_id
     tokens = tokens.to(model.cfg.device if device is None else device)
     losses = lm_cross_entropy_loss(model(tokens, return_type="logits"), tokens, per_token=True)

@@ -31,7 +31,7 @@ def calc_fan_in_and_fan_out(tensor: Tensor) -> tuple[int, int]:
     """
     shape = tensor.shape
     if not 1 <= len(shape) <= 3:
-        raise ValueError(f"a fan is that of a bias, a matrix or a stack of them by head, not of shape {tuple(shape)}")
+        raise ValueError(f"expected the shape [out], [in, out] or [head, in, out], got {list(shape)}")
     heads = shape[0] if len(shape) == 3 else 1
     return shape[-2] if len(shape) > 1 else 1, heads * shape[-1]
 

@@ -68,9 +68,9 @@ class IOIDataset(Dataset[dict[str, Tensor]]):
             raise ValueError(f"a sentence needs two different names, got {self.names}")
         for template in self.templates:
             if not template.endswith(" [A]"):
-                raise ValueError(f"a template must end with ' [A]', the name that is asked for: {template!r}")
+                raise ValueError(f"a template must end with ' [A]', the receiver's name: {template!r}")
         if prepend_bos and tokenizer.bos_token_id is None:
-            raise ValueError("the tokenizer has no BOS token: set tokenizer.bos_token, or give prepend_bos=False")
+            raise ValueError("the tokenizer has no BOS token: set tokenizer.bos_token, or pass prepend_bos=False")
         self._random = random.Random(seed)
         self.samples: list[dict[str, str]] = []
         for _ in range(num_samples // 2 if symmetric else num_samples):
@@ -134,14 +134,14 @@ def ioi_eval(
     batches: Any = DataLoader(dataset, batch_size=batch_size, collate_fn=list)
     for items in tqdm(batches, desc="sentences", leave=False):
         prompts = [item["prompt"] for item in items]
-        tokens = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True)  # after all that is read
+        tokens = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True)  # padding after the last token that is read
         logits = model(tokens.to(model.cfg.device), return_type="logits")
         for row, item in zip(logits, items, strict=True):
             at = _first_difference(item["IO"], item["S"])
             scores = row[len(item["prompt"]) - len(item["IO"]) + at - 1]
             differences.append((scores[item["IO"][at]] - scores[item["S"][at]]).item())
     if not differences:
-        raise ValueError("there is no sentence to evaluate on")
+        raise ValueError("the data set is empty")
     return {
         "Logit Difference": sum(differences) / len(differences),
         "Accuracy": sum(difference > 0 for difference in differences) / len(differences),
@@ -152,4 +152,4 @@ def _first_difference(first: Tensor, second: Tensor) -> int:
     for at, (one, other) in enumerate(zip(first.tolist(), second.tolist(), strict=False)):
         if one != other:
             return at
-    raise ValueError(f"no token tells these names apart: {first.tolist()} and {second.tolist()}")
+    raise ValueError(f"one name is a prefix of the other: tokens {first.tolist()} and {second.tolist()}")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hooked_lm.compat.state_dicts import their_weights
+from hooked_lm.compat.state_dicts import transformer_lens_weights
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.pos_embed import PosEmbed
@@ -25,16 +25,16 @@ from hooked_lm.models.weights.fold import process_weights
 from hooked_lm.pretrained import HookedTransformer, class_of, from_pretrained_no_processing
 
 # Organisations whose models are known without the organisation's name.
-BARE = ("openai-community/", "distilbert/")
+UNPREFIXED = ("openai-community/", "distilbert/")
 # Hub ids that are known by another spelling, or by a name that is not on the hub.
-SPELLED = {
+RENAMED = {
     "EleutherAI/gpt-j-6b": "EleutherAI/gpt-j-6B",
     "EleutherAI/gpt-neo-125m": "EleutherAI/gpt-neo-125M",
     "bigcode/gpt_bigcode-santacoder": "bigcode/santacoder",
     **{f"huggyllama/llama-{size}": f"llama-{size}-hf" for size in ("7b", "13b", "30b", "65b")},
 }
 # Official names of models of unsupported kinds; loading one raises an error with the kind.
-NOT_BUILT: dict[str, tuple[str, ...]] = {
+UNSUPPORTED: dict[str, tuple[str, ...]] = {
     **{f"Qwen/Qwen-{size}{kind}": (f"qwen-{size.replace('_', '.').lower()}{kind.lower()}",)
        for size in ("1_8B", "7B", "14B") for kind in ("", "-Chat")},
     **{f"google/gemma-3-{size}-{kind}": (f"gemma-3-{size}-{kind}",) for size in ("4b", "12b", "27b") for kind in ("it", "pt")},
@@ -46,17 +46,17 @@ NOT_BUILT: dict[str, tuple[str, ...]] = {
 
 def official_name(repository: str) -> str:
     """The official name of a hub id."""
-    if repository in SPELLED:
-        return SPELLED[repository]
-    return next((repository.removeprefix(prefix) for prefix in BARE if repository.startswith(prefix)), repository)
+    if repository in RENAMED:
+        return RENAMED[repository]
+    return next((repository.removeprefix(prefix) for prefix in UNPREFIXED if repository.startswith(prefix)), repository)
 
 
-OFFICIAL_MODEL_NAMES = [*dict.fromkeys([*(official_name(known) for known in SHORT_NAMES.values()), *NOT_BUILT])]
-SHORT_OF = {short: official_name(repository) for short, repository in SHORT_NAMES.items()} | {
-    short: name for name, shorts in NOT_BUILT.items() for short in shorts
+OFFICIAL_MODEL_NAMES = [*dict.fromkeys([*(official_name(known) for known in SHORT_NAMES.values()), *UNSUPPORTED])]
+OFFICIAL_NAME_OF = {short: official_name(repository) for short, repository in SHORT_NAMES.items()} | {
+    short: name for name, shorts in UNSUPPORTED.items() for short in shorts
 }
 MODEL_ALIASES = {
-    official: [short for short, name in SHORT_OF.items() if name == official and short != official]
+    official: [short for short, name in OFFICIAL_NAME_OF.items() if name == official and short != official]
     for official in OFFICIAL_MODEL_NAMES
 }
 DEFAULT_MODEL_ALIASES = [next(iter(MODEL_ALIASES[name]), name) for name in OFFICIAL_MODEL_NAMES]
@@ -79,7 +79,7 @@ def make_model_alias_map() -> dict[str, str]:
     """The official names by all names in lower case."""
     return {
         **{name.lower(): name for name in OFFICIAL_MODEL_NAMES},
-        **SHORT_OF,
+        **OFFICIAL_NAME_OF,
     }
 
 
@@ -270,7 +270,7 @@ def convert_hf_weights(hf_model: Any, cfg: Any) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _public(model: Any, cfg: Any) -> dict[str, Tensor]:
-    state = their_weights(model, is_grouped=cfg.n_key_value_heads is not None)
+    state = transformer_lens_weights(model, is_grouped=cfg.n_key_value_heads is not None)
     beyond = tuple(f"blocks.{layer}." for layer in range(cfg.n_layers, model.cfg.n_layers))
     state = {name: value for name, value in state.items() if not beyond or not name.startswith(beyond)}
     if "pos_embed.W_pos" in state:

@@ -61,7 +61,7 @@ def mmlu_eval(
     """
     questions = make_mmlu_data_loader(subjects, split, num_samples)
     if not questions:
-        raise ValueError("there are no questions: num_samples=0, or an empty split")
+        raise ValueError("there are no questions: num_samples is 0, or the split is empty")
     tokenizer = model.tokenizer if tokenizer is None else tokenizer
     letters = [_letter_id(tokenizer, letter) for letter in MMLU_ANSWER_LETTERS]
     right = defaultdict[str, list[bool]](list)

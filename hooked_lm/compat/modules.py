@@ -31,15 +31,15 @@ def temporarily_swap_parameter(parameter: nn.Parameter, new_value: Tensor) -> It
     [0.0, 0.0]
     """
     if not isinstance(parameter, nn.Parameter) or isinstance(new_value, nn.Parameter):
-        raise TypeError("a parameter takes the values of a plain tensor (new_value.detach()), and of nothing else")
+        raise TypeError("expected a parameter and a plain tensor; pass new_value.detach()")
     for what in ("shape", "dtype"):
         if (has := getattr(parameter, what)) != (given := getattr(new_value, what)):
             raise ValueError(f"the parameter has {what} {has}, and the new values have {given}")
-    own = parameter.detach().clone()
+    before = parameter.detach().clone()
     try:
         with torch.no_grad():
             parameter.copy_(new_value)
         yield parameter
     finally:
         with torch.no_grad():
-            parameter.copy_(own)
+            parameter.copy_(before)

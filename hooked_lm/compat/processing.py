@@ -34,9 +34,9 @@ def rewritten(state_dict: State, cfg: Any, rewrite: Callable[[Any], None]) -> St
             )
         if isinstance(module, LayerNorm) and not module.cfg.bias:
             state[f"{name}.b"] = torch.zeros(module.cfg.shape, device=device, dtype=model.W_E.dtype)
-    theirs = {name: name for name in state} | {name.replace("._", "."): name for name in state_dict}
+    given_name = {name: name for name in state} | {name.replace("._", "."): name for name in state_dict}
     known = {name: value for name, value in state.items() if name in state_dict or not name.endswith(TABLES)}
-    named = {theirs[name]: value.detach() for name, value in known.items()}
+    named = {given_name[name]: value.detach() for name, value in known.items()}
     absent = {name: value for name, value in state_dict.items() if name.rpartition(".")[2].lstrip("_").startswith("b_")}
     return {name: torch.zeros_like(value) for name, value in absent.items()} | named
 
@@ -54,7 +54,7 @@ class ProcessWeights:
     ) -> State:
         """Folds weights and biases of norms into the following weights; both flags are for norms without biases and centring."""
         if not (fold_biases and center_weights) and cfg.normalization_type in ("LN", "LNPre"):
-            raise ValueError("a LayerNorm is folded whole: with its biases, and with the means taken out")
+            raise ValueError("fold_biases and center_weights must be True: this is a LayerNorm")
         return rewritten(state_dict, cfg, fold.fold_ln)
 
     @staticmethod

@@ -15,7 +15,7 @@ from hooked_lm.models.weights.state import BIASES, load_state
 from hooked_lm.pretrained import HookedEncoderDecoder, HookedTransformer
 
 TOLERANCE = 1e-3  # relative to the largest logit
-OURS_ALONE = {
+NOT_IN_TRANSFORMER_LENS = {
     "tree", "processed", "device", "n_params", "default_padding_side", "eos_token_id", "pad_token_id", "n_token_types",
     "n_decoder_layers", "forced_bos_token_id", "suppress_tokens", "fused_attention",
     "tokenizer_name",  # a tokenizer is passed separately
@@ -26,8 +26,8 @@ OURS_ALONE = {
 def for_transformer_lens(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The config fields and the weights of the same model in TransformerLens.
 
-    In TransformerLens: `theirs = HookedTransformer(HookedTransformerConfig.from_dict(fields))` (or `HookedEncoder`,
-    `HookedEncoderDecoder`), then `theirs.load_state_dict(weights, strict=False)`, which keeps its masks and rotary tables.
+    In TransformerLens: `model = HookedTransformer(HookedTransformerConfig.from_dict(fields))` (or `HookedEncoder`,
+    `HookedEncoderDecoder`), then `model.load_state_dict(weights, strict=False)`, which keeps its masks and rotary tables.
     Absent biases are zeros; offsets of norms and scales of embeddings are folded into the weights.
 
     Raises ValueError if a flat config cannot describe the model, so that its logits would differ.
@@ -42,12 +42,12 @@ def for_transformer_lens(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]]
     _check(model, fields, weights)
     is_grouped = fields["n_key_value_heads"] not in (None, fields["n_heads"])
     return fields, dict(
-        _their_name(name, value.clone(), is_grouped) for name, value in weights.items() if _is_known(name)
+        _transformer_lens_name(name, value.clone(), is_grouped) for name, value in weights.items() if _is_known(name)
     )
 
 
 @torch.no_grad()
-def their_weights(model: Any, is_grouped: bool) -> dict[str, Tensor]:
+def transformer_lens_weights(model: Any, is_grouped: bool) -> dict[str, Tensor]:
     """The weights of an unfolded model by TransformerLens' names, with those that are absent here; views if possible.
 
     Keys and values are `_W_K`, `_W_V` if they are grouped. Unlike `for_transformer_lens` this does not check that a flat
@@ -59,15 +59,15 @@ def their_weights(model: Any, is_grouped: bool) -> dict[str, Tensor]:
         weights |= {leaf + "gate": both[..., 0::2], leaf + "in": both[..., 1::2]}
         own |= {leaf + "gate", leaf + "in"}
     known = {name: value for name, value in weights.items() if name in own or _is_known(name)}
-    return dict(_their_name(name, value, is_grouped) for name, value in known.items())
+    return dict(_transformer_lens_name(name, value, is_grouped) for name, value in known.items())
 
 
 def _weights(model: Any, fills: bool) -> dict[str, Tensor]:
-    """All weights as TransformerLens uses them, by our names."""
+    """All weights as TransformerLens uses them, by the names of hooked_lm."""
     weights = {name: value for name, value in model.state_dict().items() if not name.endswith(TABLES)}
     for prefix, module in model.named_modules():
         if module is not model:
-            weights |= {f"{prefix}.{name}": value for name, value in _otherwise(module, fills, model.embed.W_E)}
+            weights |= {f"{prefix}.{name}": value for name, value in _added_weights(module, fills, model.embed.W_E)}
     for prefix, block in model.named_modules():
         if isinstance(block, SharedNormBlock):  # TransformerLens has a separate norm for each of the two
             weights |= {
@@ -82,7 +82,7 @@ def _weights(model: Any, fills: bool) -> dict[str, Tensor]:
 def _fields(model: Any) -> dict[str, Any]:
     """The flat config with all fields that TransformerLens requires. There all norms have weights if one has."""
     cfg = model.cfg
-    fields = {name: value for name, value in cfg.to_dict().items() if name not in OURS_ALONE}
+    fields = {name: value for name, value in cfg.to_dict().items() if name not in NOT_IN_TRANSFORMER_LENS}
     norms = [m for name, m in model.named_modules() if name.endswith((".ln1", ".ln2", ".mlp.ln"))]
     final = [] if cfg.final_rms else [getattr(model, "ln_final", None)]
     if any(getattr(norm, "w", None) is not None for norm in [*norms, *final]):
@@ -97,8 +97,8 @@ def _fields(model: Any) -> dict[str, Any]:
     return fields
 
 
-def _otherwise(module: Any, fills: bool, like: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The weights of one module that differ from our state dict: norms with an offset, and absent weights."""
+def _added_weights(module: Any, fills: bool, like: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The weights of one module that differ from the state dict: norms with an offset, and absent weights."""
     if isinstance(module, (LayerNorm, RMSNorm)) and (fills or module.cfg.weight):
         gain = module.gain()
         gain = like.new_ones(module.cfg.shape) if gain is None else gain.to(like.dtype)
@@ -126,7 +126,9 @@ def _check(model: Any, fields: dict[str, Any], weights: dict[str, Tensor]) -> No
     """Raises ValueError unless the fields and weights give the same model, and TransformerLens has all these weights."""
     for name, value in weights.items():
         if name.endswith(".mlp.b_gate") and (value.any() or weights[name.replace("b_gate", "b_in")].any()):
-            raise ValueError(f"'{name}' and the bias beside it cannot be given away: gated MLPs have none there")
+            raise ValueError(
+                f"'{name}' or the bias b_in beside it is not zero, and gated MLPs of TransformerLens have no biases"
+            )
     cfg = type(model.cfg).from_dict({**fields, "device": "cpu", "init_weights": False, "tie_word_embeddings": False})
     if isinstance(model, HookedEncoderDecoder):
         cfg = type(model.cfg).from_dict({**fields, "device": "cpu", "init_weights": False})
@@ -139,7 +141,7 @@ def _check(model: Any, fields: dict[str, Any], weights: dict[str, Tensor]) -> No
     here, there = (m(tokens.to(m.device), return_type="logits").cpu().float() for m in (model, same))
     if not (here - there).abs().max() <= TOLERANCE * here.abs().max():
         raise ValueError(
-            "flat names do not say all of this model: one that is built from them, with the same weights, has other logits"
+            "a flat config cannot describe this model: one built from its fields, with the same weights, has other logits"
         )
 
 
@@ -151,7 +153,7 @@ def _is_known(name: str) -> bool:
     )
 
 
-def _their_name(name: str, value: Tensor, is_grouped: bool) -> tuple[str, Tensor]:
+def _transformer_lens_name(name: str, value: Tensor, is_grouped: bool) -> tuple[str, Tensor]:
     module, _, leaf = name.rpartition(".")
     if is_grouped and leaf in ("W_K", "W_V", "b_K", "b_V"):
         return f"{module}._{leaf}", value

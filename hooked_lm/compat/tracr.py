@@ -32,7 +32,7 @@ def infer_tracr_output_label(model: Any) -> str:
             values[label].add(value)
     found = [label for label, its in values.items() if its == wanted]
     if len(found) != 1:
-        raise ValueError(f"name the variable that is given, output_label=...: those with its values are {found}")
+        raise ValueError(f"pass output_label=...: the variables with the values of the output are {found}")
     return found[0]
 
 
@@ -77,7 +77,7 @@ def make_tracr_transformer_bridge_state_dict(
     """
     cfg = model.model_config
     if cfg.layer_norm:
-        raise NotImplementedError("a compiled model with norms: their weights have no place in what Tracr compiles")
+        raise NotImplementedError("compiled models with norms are not supported: Tracr does not compile any")
 
     def read(module: str, name: str) -> Tensor:
         return torch.tensor(np.asarray(model.params[module][name]), dtype=dtype)
@@ -91,16 +91,16 @@ def make_tracr_transformer_bridge_state_dict(
     }
     heads = (cfg.num_heads, cfg.key_size)
     for layer in range(cfg.num_layers):
-        theirs, ours = f"transformer/layer_{layer}", f"blocks.{layer}"
+        source, target = f"transformer/layer_{layer}", f"blocks.{layer}"
         for module, name in (("query", "Q"), ("key", "K"), ("value", "V")):
-            weight = read(f"{theirs}/attn/{module}", "w").unflatten(1, heads)
-            found[f"{ours}.attn.W_{name}"] = weight.transpose(0, 1).contiguous()
-            found[f"{ours}.attn.b_{name}"] = read(f"{theirs}/attn/{module}", "b").view(heads)
-        found[f"{ours}.attn.W_O"] = read(f"{theirs}/attn/linear", "w").unflatten(0, heads)
-        found[f"{ours}.attn.b_O"] = read(f"{theirs}/attn/linear", "b")
+            weight = read(f"{source}/attn/{module}", "w").unflatten(1, heads)
+            found[f"{target}.attn.W_{name}"] = weight.transpose(0, 1).contiguous()
+            found[f"{target}.attn.b_{name}"] = read(f"{source}/attn/{module}", "b").view(heads)
+        found[f"{target}.attn.W_O"] = read(f"{source}/attn/linear", "w").unflatten(0, heads)
+        found[f"{target}.attn.b_O"] = read(f"{source}/attn/linear", "b")
         for module, name in (("linear_1", "in"), ("linear_2", "out")):
-            found[f"{ours}.mlp.W_{name}"] = read(f"{theirs}/mlp/{module}", "w")
-            found[f"{ours}.mlp.b_{name}"] = read(f"{theirs}/mlp/{module}", "b")
+            found[f"{target}.mlp.W_{name}"] = read(f"{source}/mlp/{module}", "w")
+            found[f"{target}.mlp.b_{name}"] = read(f"{source}/mlp/{module}", "b")
     return found
 
 
@@ -108,5 +108,5 @@ def _outputs(model: Any) -> dict[Any, int]:
     """The logit of each output value; raises NotImplementedError for numerical outputs, which have no logits."""
     found = getattr(model.output_encoder, "encoding_map", None)
     if found is None:
-        raise NotImplementedError("the program gives numbers; only one that gives one of several values has logits")
+        raise NotImplementedError("the output is numerical: only a categorical output has logits")
     return dict(found)

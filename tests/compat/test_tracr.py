@@ -23,7 +23,7 @@ def test_the_same_logits(causal: bool) -> None:
     assert np.abs(expected - stream(compiled(not causal), tokens)[:, [6, 5]]).max() > 0.1
 
 
-def test_what_a_program_gives() -> None:
+def test_output_of_a_program() -> None:
     theirs = compiled()
     assert tracr.infer_tracr_output_label(theirs) == "out"
     unembed = tracr.make_tracr_categorical_unembed(theirs)
@@ -39,12 +39,12 @@ def test_what_a_program_gives() -> None:
         tracr.make_tracr_categorical_unembed(theirs, "tokens")
 
 
-def test_what_has_no_place() -> None:
+def test_unsupported_programs_are_refused() -> None:
     normed = compiled()
     normed.model_config.layer_norm = True
     with pytest.raises(NotImplementedError, match="with norms"):
         tracr.make_tracr_transformer_bridge_state_dict(normed)
     numerical = compiled()
     numerical.output_encoder = None
-    with pytest.raises(NotImplementedError, match="gives numbers"):
+    with pytest.raises(NotImplementedError, match="numerical"):
         tracr.make_tracr_transformer_bridge_config(numerical)

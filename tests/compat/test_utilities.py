@@ -1,5 +1,6 @@
 """The small helpers of the shim, each against an independent computation."""
 
+import copy
 import json
 import os
 import subprocess
@@ -154,8 +155,8 @@ def test_fans(shape: tuple[int, ...], fans: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1, 2, 3, 4)])
-def test_no_fan(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="not of shape"):
+def test_fans_of_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="expected the shape"):
         initialisers.calc_fan_in_and_fan_out(torch.zeros(shape))
 
 
@@ -573,17 +574,20 @@ def test_the_kinds_of_our_families() -> None:
     assert found["masked_lm"] == architectures.MASKED_LM_ARCHITECTURES
 
 
-def test_norms_behind_the_sublayers() -> None:
+def test_families_with_norms_only_after_sublayers() -> None:
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    from hooked_lm.families import family
+    from hooked_lm.families._shared.reader import HFConfig
     from tests.families import DECODER_CASES
-    from tests.families._models import hooked, reference
 
     found = set()
-    for case in {
-        case.family: case for case in DECODER_CASES if case.family in ("olmo2", "olmo3", "exaone4", "gemma2")
-    }.values():
-        block = hooked(case).cfg.tree.blocks[0]
-        if block.ln1 is None and block.ln1_post is not None:
-            found.add(type(reference(case)).__name__)
+    for case in {case.family: case for case in DECODER_CASES}.values():
+        values = CONFIG_MAPPING[case.family](**copy.deepcopy(case.fields)).to_dict()
+        block = family(case.family).config(HFConfig(values, {})).blocks[0]
+        if block.ln1 is None and getattr(block, "ln1_post", None) is not None:
+            found.add(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[case.family])
     assert found == architectures.POST_NORM_ARCHITECTURES
 
 

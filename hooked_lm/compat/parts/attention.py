@@ -5,7 +5,7 @@ from typing import Any
 from hooked_lm.compat.parts.name import Flat, Part, Plan, PublicName, block_of, flat
 from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.multihead import Attend
-from hooked_lm.components.attention.multihead import Attention as OurAttention
+from hooked_lm.components.attention.multihead import Attention as MultiHeadAttention
 from hooked_lm.components.attention.position_bias import SharedBias
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.models.config.flat import HookedEncoderDecoderConfig
@@ -16,20 +16,22 @@ def attention_of(cfg: Flat, attn_type: str, layer_id: int | None, **changes: Any
     if attn_type not in ("global", "local"):
         raise ValueError(f"attn_type must be 'global' or 'local', got {attn_type!r}")
     local = {"use_local_attn": attn_type == "local", "attn_types": None}
-    return OurAttention, block_of(cfg, layer_id or 0, attn_only=True, **local, **changes).attn
+    return MultiHeadAttention, block_of(cfg, layer_id or 0, attn_only=True, **local, **changes).attn
 
 
 def is_shared(attn: Any) -> bool:
     """Whether groups of heads share keys and values."""
-    return isinstance(attn, OurAttention) and attn.cfg.n_kv != attn.cfg.n_heads
+    return isinstance(attn, MultiHeadAttention) and attn.cfg.n_kv != attn.cfg.n_heads
 
 
 def has_relative_bias(attn: Any) -> bool:
     """Whether scores have a relative position bias, as in T5."""
-    return isinstance(attn, OurAttention) and isinstance(attn.cfg.position_bias, (SharedBias, RelativeBias.Config))
+    return isinstance(attn, MultiHeadAttention) and isinstance(
+        attn.cfg.position_bias, (SharedBias, RelativeBias.Config)
+    )
 
 
-class AbstractAttention(Part, OurAttention, metaclass=PublicName):
+class AbstractAttention(Part, MultiHeadAttention, metaclass=PublicName):
     """Any attention."""
 
     @staticmethod
@@ -50,7 +52,7 @@ class Attention(AbstractAttention):
 
     @staticmethod
     def is_one(module: Any) -> bool:
-        return isinstance(module, OurAttention) and not is_shared(module) and not has_relative_bias(module)
+        return isinstance(module, MultiHeadAttention) and not is_shared(module) and not has_relative_bias(module)
 
 
 class GroupedQueryAttention(AbstractAttention):
@@ -59,7 +61,7 @@ class GroupedQueryAttention(AbstractAttention):
     @staticmethod
     def plan(cfg: Flat, attn_type: str = "global", layer_id: int | None = None) -> Plan:
         if flat(cfg).n_key_value_heads is None:
-            raise ValueError("GroupedQueryAttention needs n_key_value_heads; without it there is Attention")
+            raise ValueError("GroupedQueryAttention needs n_key_value_heads; use Attention without it")
         return attention_of(cfg, attn_type, layer_id)
 
     @staticmethod
@@ -82,7 +84,7 @@ class T5Attention(AbstractAttention):
         bias = RelativeBias.Config(
             names.n_heads, names.relative_attention_num_buckets, names.relative_attention_max_distance, not is_decoder
         )
-        return OurAttention, OurAttention.Config(
+        return MultiHeadAttention, MultiHeadAttention.Config(
             names.d_model,
             names.n_heads,
             names.d_head,

@@ -46,7 +46,7 @@ class Part(nn.Module):
     def __init__(self, cfg: Flat, *args: Any, **kwargs: Any) -> None:
         kind, *parts = self.plan(cfg, *args, **kwargs)
         if not isinstance(self, kind):
-            raise ValueError(f"a {type(self).__name__} cannot be the {kind.__name__} that this config describes")
+            raise ValueError(f"this config describes a {kind.__name__}, and {type(self).__name__} is no subclass of it")
         super().__init__(*parts)
         to_dtype(self, cfg)
 
