@@ -425,6 +425,14 @@ def test_prompts_that_do_not_line_up_are_refused() -> None:
         model.run_with_hooks(ids(2), fwd_hooks=stream.hooks(torch.zeros(2, 5, 32)))
 
 
+def test_unknown_settings_of_a_sweep_are_named() -> None:
+    base, source, answers = pairs(4)
+    with pytest.raises(
+        TypeError, match="sweep_alignments has no argument 'learning_rat'; did you mean 'learning_rate'"
+    ):
+        sweep_alignments(planted(), base, source, answers, size=SIZE, learning_rat=0.1)
+
+
 # ---- the bundled model -----------------------------------------------------------------------------------------------
 
 
