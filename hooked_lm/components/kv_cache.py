@@ -135,7 +135,7 @@ class KeyValueCache:
         self.previous_attention_mask: Tensor | None = None
 
     @classmethod
-    def init_cache(cls, cfg: Any, device: Any = None, batch_size: int = 1) -> "KeyValueCache":
+    def init_cache(cls, cfg: Any, device: torch.device | str | None = None, batch_size: int = 1) -> "KeyValueCache":
         """An empty cache for a model's config; device and batch size are those of the first tokens."""
         return cls(cfg.n_layers)
 

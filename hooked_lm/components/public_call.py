@@ -54,7 +54,7 @@ class CallContext(StackContext):
 
 
 def attention_context(
-    attn: Any, query_input: Tensor, context: Any, layer: Any, *args: Any, **kwargs: Any
+    attn: Any, query_input: Tensor, context: object, layer: object, *args: object, **kwargs: object
 ) -> CallContext:
     """The context of a call of attention; positional arguments are in the order of `names`."""
     names = ("past_kv_cache_entry", "additive_attention_mask", "attention_mask", "position_bias")
@@ -64,7 +64,7 @@ def attention_context(
     return CallContext(query_input, **arguments)
 
 
-def block_context(resid_pre: Tensor, context: Any, *args: Any, **kwargs: Any) -> CallContext:
+def block_context(resid_pre: Tensor, context: object, *args: object, **kwargs: object) -> CallContext:
     """The context of a call of a block; positional arguments are in the order of `names`."""
     names = (
         "shortformer_pos_embed",
@@ -80,7 +80,7 @@ def block_context(resid_pre: Tensor, context: Any, *args: Any, **kwargs: Any) ->
     return call_context
 
 
-def _bind(names: tuple[str, ...], positional: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
+def _bind(names: tuple[str, ...], positional: tuple[object, ...], keywords: dict[str, object]) -> dict[str, Any]:
     """The arguments by name. Raises TypeError if one is unknown, repeated or too many."""
     by_name = dict(zip(names, positional, strict=False))
     twice = [name for name in keywords if by_name.get(name) is not None]

@@ -85,6 +85,8 @@ class EncoderDecoderCache(KeyValueCache):
         self.source: EncodedSource | None = None
 
     @classmethod
-    def init_cache(cls, cfg: Any, device: Any = None, batch_size: int = 1) -> "EncoderDecoderCache":
+    def init_cache(
+        cls, cfg: Any, device: torch.device | str | None = None, batch_size: int = 1
+    ) -> "EncoderDecoderCache":
         """An empty cache for a model's config; device and batch size are those of the first tokens."""
         return cls(cfg.n_decoder_layers)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -34,7 +33,7 @@ class StoredRotary(nn.Module):
 
         context.once(self.cfg.rotary, angles)
 
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "StoredRotary":
         """Moves the frequencies to other devices, but never to another dtype."""
         before = self.frequencies
         super()._apply(fn, recurse)

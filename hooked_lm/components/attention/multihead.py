@@ -149,10 +149,10 @@ class SelfAttention(Attend):
         query_input: Tensor,
         key_input: Tensor | None = None,
         value_input: Tensor | None = None,
-        context: Any = None,
-        layer: Any = 0,
-        *args: Any,
-        **kwargs: Any,
+        context: object = None,
+        layer: object = 0,
+        *args: object,
+        **kwargs: object,
     ) -> Stream:
         """Runs attention in a context; the arguments of the public interface are made into one (see `public_call`)."""
         if args or kwargs or type(layer) is not int or not (context is None or isinstance(context, Context)):

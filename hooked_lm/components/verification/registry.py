@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hooked_lm.components.blocks.block import Block
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.norm import RMSNorm, norm_of, norm_unhooked
 
@@ -22,31 +23,31 @@ InputWeight = tuple[nn.Module, str, str]  # a module, and the names of its weigh
 
 
 @singledispatch
-def identities(module: Any, at: Sites, *get_input: Any) -> Iterator[Identity]:
+def identities(module: nn.Module, at: Sites, *get_input: Any) -> Iterator[Identity]:
     """Identities between the sites of a component in a run, where `get_input()` is its input."""
     raise TypeError(f"no identities are registered for {type(module).__name__}")
 
 
 @singledispatch
-def output_from_sites(module: Any, at: Sites) -> Tensor:
+def output_from_sites(module: nn.Module, at: Sites) -> Tensor:
     """The output of a component, computed from its last sites."""
     raise TypeError(f"no output from sites is registered for {type(module).__name__}")
 
 
 @singledispatch
-def input_weights(module: Any) -> list[InputWeight]:
+def input_weights(module: nn.Module) -> list[InputWeight]:
     """The weights [..., in, out] that the input of a component is multiplied by; empty if a norm cannot be folded into them."""
     raise TypeError(f"no input weights are registered for {type(module).__name__}")
 
 
 @singledispatch
-def output_weights(module: Any) -> list[Tensor]:
+def output_weights(module: nn.Module) -> list[Tensor]:
     """The weights and biases [..., d_model] that write the output of a component."""
     raise TypeError(f"no output weights are registered for {type(module).__name__}")
 
 
 @singledispatch
-def weights_after_norms(block: Any) -> list[tuple[str, list[InputWeight]]]:
+def weights_after_norms(block: nn.Module) -> list[tuple[str, list[InputWeight]]]:
     """Each norm between the stream and weights of a block, with the weights that its output is multiplied by.
 
     Empty for a foreign block.
@@ -99,7 +100,7 @@ def norm_identity(
     yield f"{label or name}: normalized * scale == {kind}", restored
 
 
-def scaled_output(block: Any, part: str, post_norm: str, at: Sites) -> Tensor:
+def scaled_output(block: Block, part: str, post_norm: str, at: Sites) -> Tensor:
     """What a sublayer of a block adds to the stream: its output from its sites, normalised and scaled."""
     out = output_from_sites(getattr(block, part), within(at, part))
     return norm_unhooked(norm_of(block, post_norm), out) * block.cfg.residual_scale
