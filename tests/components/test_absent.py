@@ -50,7 +50,7 @@ def test_a_block_has_the_norms_of_its_config(kind: str) -> None:
         assert isinstance(replace(cfg, ln1_post=NORM).build(0).ln1_post, LayerNorm)
 
 
-def test_a_sublayer_that_reads_the_stream_itself_reads_it_through_an_identity() -> None:
+def test_the_absent_norm_in_front_of_a_sublayer_is_an_identity() -> None:
     block = PreNormBlock.Config(attn=ATTN, mlp=MLPS).build(0)
     assert isinstance(block.ln1, nn.Identity)
     assert isinstance(block.ln2, nn.Identity)

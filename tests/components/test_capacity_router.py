@@ -20,7 +20,7 @@ def test_later_tokens_of_a_row_find_their_expert_full():
     assert_close(CapacityRouter(3)(logits, 1)[0][..., 0], logits.softmax(-1).amax(-1))
 
 
-def test_a_token_without_room_gets_nothing_from_the_layer():
+def test_a_token_beyond_the_capacity_has_weight_zero():
     moe = MoE.Config(MLP.Config(6, 8, "relu", bias=False), 2, 1, CapacityRouter(1)).build()
     generator = torch.Generator().manual_seed(0)
     for parameter in moe.parameters():

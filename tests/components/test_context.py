@@ -22,7 +22,9 @@ def after(n_past: int, n_pos: int, real: torch.Tensor | None = None) -> Context:
     causal=st.booleans(),
     window=st.sampled_from([None, 1, 2, 4]),
 )
-def test_a_mask_says_who_sees_whom(real: list[bool], cut: int, causal: bool, window: int | None) -> None:
+def test_a_mask_says_which_keys_a_query_attends_to(
+    real: list[bool], cut: int, causal: bool, window: int | None
+) -> None:
     n_past = min(cut, len(real) - 1)
     context = after(n_past, len(real) - n_past, torch.tensor([real]))
     position = [max(sum(real[: i + 1]) - 1, 0) for i in range(len(real))]
@@ -40,7 +42,7 @@ def test_a_mask_says_who_sees_whom(real: list[bool], cut: int, causal: bool, win
     assert torch.equal(added == float("-inf"), ~mask)
 
 
-def test_no_mask_is_made_where_none_is_needed() -> None:
+def test_no_mask_is_computed_where_none_is_needed() -> None:
     assert Context(5, CPU).mask(causal=True, window=None) is None
     assert Context(5, CPU).mask(causal=False, window=None) is None
     assert Context(5, CPU).mask(causal=True, window=5) is None
@@ -50,7 +52,7 @@ def test_no_mask_is_made_where_none_is_needed() -> None:
 
 
 @pytest.mark.parametrize("n_past", [0, 4])
-def test_masks_are_made_once_a_run(n_past: int) -> None:
+def test_masks_are_computed_once_a_run(n_past: int) -> None:
     context = after(n_past, 3)
     assert context.full_mask(True, 2) is context.full_mask(True, 2)
     assert context.additive_mask(True, 2, torch.float32) is context.additive_mask(True, 2, torch.float32)

@@ -43,7 +43,7 @@ def test_a_factored_embedding(bias: bool):
     assert len(output_weights(embed)) == 1 + bias
 
 
-def test_positions_are_counted_behind_the_offset():
+def test_positions_are_counted_from_the_offset():
     pos_embed = drawn(PosEmbed.Config(5, D_MODEL, offset=2).build())
     assert pos_embed.W_pos.shape == (7, D_MODEL)
     assert torch.equal(pos_embed.at(torch.tensor([[0, 4]]))[0], pos_embed.W_pos[[2, 6]])

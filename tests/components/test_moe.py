@@ -227,7 +227,7 @@ def test_each_site_fires_once_with_its_dimensions(cfg: MoE.Config) -> None:
     assert [name for name in root.run_with_cache(x)[1] if ".experts." in name] == []
 
 
-def test_experts_see_the_tokens_that_were_sent_to_them() -> None:
+def test_sites_of_an_expert_have_the_tokens_sent_to_it() -> None:
     root, x = Root(MIXTURES["softmax"]), tokens()
     _, cache = root.run_with_cache(x, names_filter="*")
     indices = cache["mlp.hook_expert_indices"]
@@ -259,7 +259,7 @@ def test_an_expert_without_tokens_is_computed_only_for_listeners() -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda root: pickle.loads(pickle.dumps(root))])
-def test_a_copy_hears_for_itself(copied: Callable[[Root], Root]) -> None:
+def test_a_copy_has_its_own_listeners(copied: Callable[[Root], Root]) -> None:
     root, x = Root(MIXTURES["softmax"]), tokens()
     with root.hooks([("*", lambda value, hook: None)]):
         other = copied(root)
@@ -270,7 +270,7 @@ def test_a_copy_hears_for_itself(copied: Callable[[Root], Root]) -> None:
     assert_close(other(x), root(x))
 
 
-def test_threads_hear_their_own_hooks() -> None:
+def test_threads_run_their_own_hooks() -> None:
     root, x = Root(MIXTURES["softmax"]), tokens()
 
     def run(e: int) -> int:
@@ -400,8 +400,8 @@ def test_identities_notice_what_is_wrong() -> None:
 
 
 @each_mixture
-def test_readers_and_writers(cfg: MoE.Config) -> None:
-    """Scaling the input undoes scaling all that reads it; nothing else writes the output than the writers."""
+def test_input_and_output_weights(cfg: MoE.Config) -> None:
+    """Scaling the input cancels scaling the input weights; only the output weights write the output."""
     root, x = Root(cfg), tokens()
     expected, gain = root(x), torch.rand(D_MODEL) + 0.5
     with torch.no_grad():
@@ -427,7 +427,7 @@ def test_clamped_experts_by_hand() -> None:
     assert_close(mlp(x), expected)
 
 
-def test_casts_leave_what_decides_between_experts_in_fp32() -> None:
+def test_casts_leave_the_routers_weights_in_fp32() -> None:
     for name, kept in (
         ("softmax", set()),
         ("grouped sigmoid", {"b_choice"}),

@@ -100,12 +100,12 @@ def test_backward_rotary_undoes_rotary(scaling: LinearScaling | None) -> None:
     assert_close(back.rotate(turned, back.angles(positions, 9)), x)
 
 
-def test_features_turn_in_pairs() -> None:
+def test_features_are_rotated_in_pairs() -> None:
     with pytest.raises(ValueError, match=r"even, got 3"):
         Rotary(3).base_frequencies()
 
 
-def test_only_a_share_of_the_pairs_turns() -> None:
+def test_only_a_share_of_the_pairs_is_rotated() -> None:
     some, every = ProportionalScaling(0.4, factor=2.0), LinearScaling(2.0)
     cos, sin = Rotary(16, 100.0, adjacent_pairs=True, scaling=some).angles(torch.arange(6)[None], 6)
     expected, _ = Rotary(16, 100.0, adjacent_pairs=True, scaling=every).angles(torch.arange(6)[None], 6)
@@ -181,7 +181,7 @@ def test_xielu() -> None:
 
 
 @pytest.mark.parametrize("kind", [MLP, GatedMLP])
-def test_a_tool_may_show_what_an_mlp_receives_by_itself(kind: Any) -> None:
+def test_a_tool_may_hook_the_input_of_an_mlp(kind: Any) -> None:
     """As SAELens does: a point of its own, and a `forward` on the instance that goes through it first."""
     mlp = kind.Config(4, 8).build()
     with torch.no_grad():

@@ -41,14 +41,14 @@ def test_numbers_are_added_to_the_scores(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_entry_remembers_earlier_tokens(kind: str) -> None:
+def test_an_entry_has_the_earlier_tokens(kind: str) -> None:
     block, entry = toy(kind).blocks[1], KeyValueCacheEntry()
     parts = [block(X[:, :4], past_kv_cache_entry=entry), block(X[:, 4:], past_kv_cache_entry=entry)]
     assert entry.length == 6
     assert_close(torch.cat(parts, 1), block(X))
 
 
-def test_what_has_no_meaning_is_refused_by_name() -> None:
+def test_unknown_arguments_are_refused_by_name() -> None:
     block = toy("standard").blocks[0]
     with pytest.raises(ValueError, match="position_bias"):
         block.attn(X, X, X, position_bias=torch.zeros(1, 4, 6, 6))

@@ -67,7 +67,7 @@ def test_buckets_of_a_small_table():
     assert behind.buckets(far).tolist() == [[0, 1, 2, 3, 4, 4, 7, 7, 0, 0, 0, 0]]
 
 
-def test_a_bias_continues_behind_a_cache():
+def test_a_bias_continues_after_cached_tokens():
     bias = filled(RelativeBias.Config(HEADS, 8, 12, bidirectional=False).build())
     whole = bias.bias(StackContext(1, 7, CPU), torch.float32)
     cache = KeyValueCache(1)
@@ -133,7 +133,7 @@ def test_cross_attention(biases: bool, n_pos: int, padded: bool):
         assert (seen["hook_pattern"].transpose(1, 3)[~real] == 0).all()
 
 
-def test_a_source_that_keeps_makes_keys_and_values_once():
+def test_a_caching_source_computes_keys_and_values_once():
     attn = filled(CrossAttention.Config(D, HEADS, D_HEAD).build())
     source, context = EncodedSource(drawn(2, 6, D), cache_kv=True), StackContext(2, 1, CPU)
     context.source = source
@@ -183,7 +183,7 @@ def test_blocks(kind: Any, scale: float):
         assert_close(*pair(), msg=name)
 
 
-def test_which_weights_read_through_which_norm():
+def test_the_weights_after_each_norm():
     norm, sizes = LayerNorm.Config(D), (D, HEADS, D_HEAD)
     parts = {"attn": Attention.Config(*sizes), "cross_attn": CrossAttention.Config(*sizes), "mlp": MLP.Config(D, 20)}
     norms = {"ln1": norm, "ln2": norm, "ln3": norm}

@@ -30,7 +30,7 @@ def test_the_layers_own_mask_in_full() -> None:
         model.blocks[0].attn.mask = full
 
 
-def test_a_table_that_says_something_else_is_refused() -> None:
+def test_a_different_table_is_refused() -> None:
     attn = toy("rotary").blocks[0].attn
     with pytest.raises(ValueError, match=r"attn\.mask"):
         attn.mask = torch.ones(5, 5, dtype=torch.bool)
@@ -66,7 +66,7 @@ def test_constants_are_no_weights() -> None:
     assert_close(other(ids()).log_softmax(-1), model(ids()).log_softmax(-1))
 
 
-def test_an_activation_that_is_put_in_is_what_runs() -> None:
+def test_an_assigned_activation_is_used() -> None:
     model = toy("standard")
     other = copy.deepcopy(model)
     other.blocks[0].mlp.act_fn = torch.nn.Tanh()

@@ -27,7 +27,7 @@ def test_it_is_a_grouped_convolution(width: int, bias: bool) -> None:
 
 @pytest.mark.parametrize("width", [1, 2, 4])
 @pytest.mark.parametrize("first", [1, 2, 6])
-def test_the_window_goes_on_where_it_ended(width: int, first: int) -> None:
+def test_the_window_continues_after_a_run(width: int, first: int) -> None:
     conv, x = filled(width), torch.randn(2, 9, 5)
     whole, last = conv(x)
     head, window = conv(x[:, :first])
@@ -36,7 +36,7 @@ def test_the_window_goes_on_where_it_ended(width: int, first: int) -> None:
     assert torch.equal(end, last)
 
 
-def test_low_precision_is_summed_in_fp32_and_remembered_as_it_came() -> None:
+def test_low_precision_is_summed_in_fp32_and_cached_unchanged() -> None:
     conv, x = filled(4).bfloat16(), torch.randn(2, 9, 5).bfloat16()
     exact, _ = filled(4).bfloat16().double()(x.double())
     found, window = conv(x)
@@ -44,7 +44,7 @@ def test_low_precision_is_summed_in_fp32_and_remembered_as_it_came() -> None:
     assert_close(found, exact, dtype=torch.float32)
 
 
-def test_the_first_of_few_tokens_see_zeros() -> None:
+def test_inputs_before_the_first_token_are_zero() -> None:
     conv, x = filled(4), torch.randn(1, 2, 5)
     _, window = conv(x)
     assert torch.equal(window, torch.cat([torch.zeros(1, 1, 5), x], 1))

@@ -60,7 +60,7 @@ def test_segments_join(model: mixers.Rooted, monkeypatch: pytest.MonkeyPatch) ->
     assert_close(model(stream), whole)
 
 
-def test_states_that_are_zeroed_leave_the_direct_path(model: mixers.Rooted) -> None:
+def test_zeroed_states_leave_the_direct_path(model: mixers.Rooted) -> None:
     stream = mixers.some(2, 20, 6)
     seen = {}
 

@@ -63,7 +63,7 @@ def test_it_is_the_recurrence(model: mixers.Rooted, n_pos: int) -> None:
     assert_close(model(stream), naive(model.mixer, stream))
 
 
-def test_chunks_are_steps(model: mixers.Rooted) -> None:
+def test_chunks_equal_the_recurrence(model: mixers.Rooted) -> None:
     mixer, (batch, n_pos) = model.mixer.double(), (2, 150)
     cfg = mixer.cfg
     u, state = mixers.some(batch, n_pos, cfg.n_heads, cfg.d_head), mixers.some(batch, cfg.n_heads, cfg.d_head, 5)
@@ -75,7 +75,7 @@ def test_chunks_are_steps(model: mixers.Rooted) -> None:
             assert_close(found, expected)
 
 
-def test_decays_do_not_lose_what_large_rates_swallow() -> None:
+def test_decays_are_precise_beside_large_rates() -> None:
     rates = torch.tensor([-5000.0, -1e-4, -2e-4])
     expected = torch.tensor([[0, 0, 0], [-1e-4, 0, 0], [-3e-4, -2e-4, 0]]).exp().tril()
     assert_close(decays(rates), expected)

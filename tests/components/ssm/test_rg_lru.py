@@ -54,7 +54,7 @@ def test_a_channel_that_keeps_everything_has_a_gradient(model: mixers.Rooted) ->
     assert all(weight.grad.isfinite().all() for weight in model.parameters())
 
 
-def test_what_a_new_one_keeps() -> None:
+def test_initial_decays() -> None:
     mixer = RGLRU.Config(6, 5, 1).build()
     kept = mixer.decay(torch.ones(1, 1, 5))[0, 0]
     assert_close(kept, torch.linspace(0.9, 0.999, 5))

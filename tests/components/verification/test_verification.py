@@ -62,7 +62,7 @@ def test_every_component_has_identities() -> None:
     assert without == INSIDE_OTHERS
 
 
-def test_every_block_says_which_weights_read_its_norms() -> None:
+def test_every_block_states_the_weights_after_its_norms() -> None:
     blocks = [kind for kind in components() if issubclass(kind, (AttentionPart, MLPPart, CrossPart, MixerPart))]
     assert len(blocks) > 8
     assert [kind for kind in blocks if not is_stated(verification.weights_after_norms, kind)] == []
