@@ -1,18 +1,36 @@
 """Collectors: detectors that accumulate results in memory or in a store on disk."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks import HookPoint, UnknownSite
 from hooked_lm.interventions.base import Detector, HookFile
 from hooked_lm.interventions.per_thread import Lock
 from hooked_lm.interventions.store import Run, Store
+from hooked_lm.models.names import get_act_name
 
 __all__ = ["Collector"]
+
+
+def pick_site(site: str | tuple[str, int] | None, known: Collection[str]) -> str:
+    """The full name of one of the known sites, from its name or a short name such as ("z", 1); None: the only one.
+
+    Raises KeyError for any other site, and for None if there are several.
+
+    >>> pick_site(("z", 1), ["blocks.0.attn.hook_z", "blocks.1.attn.hook_z"])
+    'blocks.1.attn.hook_z'
+    """
+    if site is None and len(known) == 1:
+        return next(iter(known))
+    name = get_act_name(*site) if isinstance(site, tuple) else site
+    if name is None or name not in known:
+        wanted = "several sites or none have values: give one" if name is None else f"there are no values of '{name}'"
+        raise UnknownSite(f"{wanted}; there are values of {', '.join(known) or 'no site'}")
+    return name
 
 
 @dataclass(eq=False, repr=False)
@@ -68,7 +86,7 @@ class Collector(Detector):
         is_inside = not Path(given).is_absolute() and store.resolve().is_relative_to(file.folder.resolve())
         if file.store is None and not is_inside:
             raise ValueError(
-                f"it would write into {given!r}, outside the folder of the file: say where by load(path, store=...)"
+                f"it would write into {given!r}, outside the folder of the file: give load(path, store=...)"
             )
         return {**settings, "store": str(store)}
 

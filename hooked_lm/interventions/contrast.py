@@ -33,8 +33,8 @@ def check_model(model: Any) -> None:
     """Raises TypeError unless the model is a decoder or an encoder."""
     if not isinstance(model, (Decoder, Encoder)):
         raise TypeError(
-            f"prompts are read by a HookedTransformer or a HookedEncoder, got {type(model).__name__}: a model of two texts "
-            "or of no text has no one position to look at; give AddDirection a direction of your own"
+            f"contrasts need a HookedTransformer or a HookedEncoder, got {type(model).__name__}; for other models give "
+            "AddDirection a direction that you have computed"
         )
 
 
@@ -194,11 +194,11 @@ def fitted(
     therefore not centred. "logistic": the weights of a logistic probe with a small L2 penalty.
     """
     positive, negative = positive.double(), negative.double()
-    apart = (positive - negative).mean(0)
+    difference = (positive - negative).mean(0)
     if method == "mean":
-        return apart.float()
+        return difference.float()
     found = _component(positive - negative) if method == "pca" else _probe(positive, negative)
-    unit, along = F.normalize(found, dim=0), F.normalize(found, dim=0) @ apart
+    unit, along = F.normalize(found, dim=0), F.normalize(found, dim=0) @ difference
     if method == "pca":  # the sign of a component is arbitrary
         return (unit * along).float()
     return (unit * along.abs()).float()

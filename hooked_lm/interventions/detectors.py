@@ -11,7 +11,7 @@ from torch import Tensor
 from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.base import HookFile
-from hooked_lm.interventions.collector import Collector
+from hooked_lm.interventions.collector import Collector, pick_site
 from hooked_lm.interventions.input_tokens import InputTokens
 from hooked_lm.interventions.part import selected
 from hooked_lm.interventions.part_editor import PartHook
@@ -128,34 +128,25 @@ class Record(PartHook, Collector):
             found.setdefault(name, []).append(value)
         return found
 
-    def stacked(self, site: str | None = None) -> Tensor:
+    def stacked(self, site: str | tuple[str, int] | None = None) -> Tensor:
         """The values of a site (None: the only one), stacked along a new first axis of calls.
 
         Raises ValueError if their shapes differ, KeyError for a site without values.
         """
-        _, values = self._of(site)
+        values = self.values[pick_site(site, self.values)]
         if len(shapes := list(dict.fromkeys(tuple(value.shape) for value in values))) > 1:
             raise ValueError(f"calls of different shapes do not stack: {shapes}; joined(axis=...) puts them in a row")
         return torch.stack(values)
 
-    def joined(self, site: str | None = None, axis: str = "batch") -> Tensor:
+    def joined(self, site: str | tuple[str, int] | None = None, axis: str = "batch") -> Tensor:
         """The values of a site concatenated along an axis: "batch" for batches, "pos" for the steps of cached generation.
 
         Raises ValueError for an axis that the site does not have.
         """
-        name, values = self._of(site)
+        values = self.values[name := pick_site(site, self.values)]
         if axis not in (dims := self._dims[name]):
             raise ValueError(f"'{name}' has no axis {axis!r}; its axes are {dims or 'not named: say axes='}")
         return torch.cat(values, dims.index(axis))
-
-    def _of(self, site: str | None) -> tuple[str, list[Tensor]]:
-        values = self.values
-        if site is None and len(values) == 1:
-            return next(iter(values.items()))
-        if site is None or site not in values:
-            asked = "no site was said" if site is None else f"nothing was kept of '{site}'"
-            raise KeyError(f"{asked}; there are values of {', '.join(values) or 'nothing'}")
-        return site, values[site]
 
 
 @dataclass(eq=False, repr=False)

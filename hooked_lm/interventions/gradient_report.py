@@ -39,7 +39,7 @@ class GradientReport(Detector):
         super().__post_init__()
         self._lock = Lock()
         if not self.factor > 1:
-            raise ValueError(f"factor says how many times the median is too much: it is above 1, got {self.factor}")
+            raise ValueError(f"factor must be above 1, got {self.factor}")
 
     def see(self, value: Any, hook: HookPoint) -> None:
         if not isinstance(value, Tensor):
@@ -53,7 +53,7 @@ class GradientReport(Detector):
         Columns: `calls`; `rms` (root mean square), `largest` absolute value and `zeros` (fraction of 0) of the finite entries;
         `not_finite`, the number of NaN or infinite entries; `verdict`: "not finite", "explodes", "vanishes" or "".
         """
-        rows = [{"site": site, **sums.told()} for site, sums in reversed(self._sums.items())]
+        rows = [{"site": site, **sums.columns()} for site, sums in reversed(self._sums.items())]
         table = pd.DataFrame(rows, columns=["site", "calls", "rms", "largest", "zeros", "not_finite"])
         median = table["rms"][table["rms"] > 0].median()
         return table.assign(verdict=[self._verdict(row, median) for row in rows])
@@ -99,7 +99,7 @@ class Sums:
         self.squares += float(finite.square().sum())
         self.largest = max(self.largest, float(finite.abs().max()) if finite.numel() else 0.0)
 
-    def told(self) -> dict[str, float | int]:
+    def columns(self) -> dict[str, float | int]:
         """The columns of the report."""
         n = max(1, self.n_finite)
         return {

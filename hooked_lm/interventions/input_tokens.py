@@ -37,7 +37,7 @@ class _Reading:
     each running generation."""
 
     latest: Texts | None = None
-    is_said: bool = False
+    is_given: bool = False
     generated: WeakKeyDictionary[Any, Texts] = field(default_factory=WeakKeyDictionary)
 
 
@@ -106,19 +106,21 @@ class InputTokens(Collector):
             raise ValueError(f"the mask is {list(mask.shape)}, and the tokens are {list(tokens.shape)}")
         with self._lock:
             self._begin(tokens, self._not_padding(tokens) if mask is None else mask)
-        self._reading.value.is_said = True
+        self._reading.value.is_given = True
 
     def see(self, value: Any, hook: HookPoint) -> None:
         reading, before, generation = self._reading.value, self.latest, current()
-        was_said, reading.is_said = reading.is_said, False
+        was_given, reading.is_given = reading.is_given, False
         if generation is not None and generation.text in reading.generated:
-            self._go_on(value, hook, reading.generated[generation.text])
-        elif not was_said:
+            self._continue(value, hook, reading.generated[generation.text])
+        elif not was_given:
             self._begin(value, self._not_padding(value) if hook.positions is None else hook.positions >= 0)
         elif before is None or value.shape != before.ids.shape or bool((value.cpu() != before.ids).any()):
-            said = None if before is None else list(before.ids.shape)
-            got = f"{list(value.shape)}, and batch() was told of others {said}"
-            raise ValueError(f"'{hook.name}' reads ids {got}: say what the run reads, or nothing")
+            given = None if before is None else list(before.ids.shape)
+            raise ValueError(
+                f"'{hook.name}' reads ids {list(value.shape)}, and batch() was called with others {given}: call it with the "
+                "ids of this forward pass, or not at all"
+            )
         if generation is not None and reading.latest is not None:
             reading.generated[generation.text] = reading.latest
 
@@ -127,7 +129,7 @@ class InputTokens(Collector):
         self._reading.value.latest = Texts(ids, real, self.n_texts, ids.shape[1])
         self.n_texts += len(ids)
 
-    def _go_on(self, tokens: Tensor, hook: HookPoint, before: Texts) -> None:
+    def _continue(self, tokens: Tensor, hook: HookPoint, before: Texts) -> None:
         """Adds a generation step: its input is the new tokens with a key/value cache, and all tokens without."""
         real = torch.ones_like(tokens) if hook.positions is None else hook.positions.expand(tokens.shape) >= 0
         ids, mask = self._add(tokens, real)

@@ -155,22 +155,22 @@ class SourcedController(LocalController):
 
     def _source_positions(self, along: Along, n: int, where: str) -> list[int]:
         """The columns of a source with `n` positions that hold the values for the positions of a part."""
-        asked, chosen = self.positions, along.orders
+        positions, chosen = self.positions, along.orders
         padding = max(0, -along.shown.first)
         n_prompt = along.shown.n_prompt + padding
-        if asked is None and n != n_prompt:
+        if positions is None and n != n_prompt:
             raise ValueError(
-                f"the source has {n} positions, and there are {n_prompt} at '{where}': say by positions "
-                "which of them are meant"
+                f"the source has {n} positions, and there are {n_prompt} at '{where}': give the positions "
+                "that are replaced"
             )
         if n == n_prompt and self.source_positions is None:  # same columns as the value
             numbers = {position: position + padding for position in chosen}
         elif self._by_number:
-            given = listed(asked if self.source_positions is None else self.source_positions)
+            given = listed(positions if self.source_positions is None else self.source_positions)
             numbers = {position: given[order] for position, order in chosen.items()}
-        elif isinstance(asked, slice) and min(asked.start or 0, asked.stop or 0) < 0:
+        elif isinstance(positions, slice) and min(positions.start or 0, positions.stop or 0) < 0:
             raise ValueError(
-                f"positions={asked} counts from the end of {n_prompt} positions at '{where}', and the source has {n}: give "
+                f"positions={positions} counts from the end of {n_prompt} positions at '{where}', and the source has {n}: give "
                 "positions and source_positions as lists"
             )
         else:
@@ -178,8 +178,7 @@ class SourcedController(LocalController):
         for position, number in numbers.items():
             if not -n <= number < n:
                 raise ValueError(
-                    f"position {position} at '{where}' is asked for, and the source has only {n} positions: it has no "
-                    f"{number}"
+                    f"position {position} at '{where}' takes position {number} of the source, which has only {n} positions"
                 )
         return [number % n for number in numbers.values()]
 

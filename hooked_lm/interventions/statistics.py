@@ -11,6 +11,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from hooked_lm.hooks import HookPoint
+from hooked_lm.interventions.collector import pick_site
 from hooked_lm.interventions.part import position_axis
 from hooked_lm.interventions.streaming import Streaming
 from hooked_lm.results import stored
@@ -197,11 +198,9 @@ class Statistics(Streaming[_Moments]):
         n_seen = 0 if axis is None else max(0, value.shape[axis] - read.n_new)
         return value if axis is None else value.narrow(axis, n_seen, value.shape[axis] - n_seen)
 
-    def __getitem__(self, site: str) -> Summary:
-        """The statistics of a site; KeyError if it had no values."""
-        if site not in self._states:
-            raise KeyError(f"no values of '{site}' were seen; there are those of {', '.join(self.sites) or 'no site'}")
-        return self._states[site].summary()
+    def __getitem__(self, site: str | tuple[str, int]) -> Summary:
+        """The statistics of a site, by its name or as ("z", 1); KeyError if it had no values."""
+        return self._states[pick_site(site, self._states)].summary()
 
     def scores(self) -> Scores:
         """Mean, std, minimum and maximum with axes "site", "statistic" and "feature" (or "feature 0", "feature 1", ...).

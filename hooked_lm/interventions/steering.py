@@ -68,8 +68,8 @@ class SteeringVectors:
         layers = list(kept)
         if not layers or list(self.midpoints) != layers or list(self.separation.axes.get("layer", ())) != layers:
             raise ValueError(
-                f"directions of layers {layers}, midpoints of {list(self.midpoints)} and separation with the axes "
-                f"{dict(self.separation.axes)} do not go together"
+                f"directions, midpoints and separation must have the same layers; got {layers}, {list(self.midpoints)} and the "
+                f"axes {dict(self.separation.axes)}"
             )
 
     @property
@@ -205,23 +205,23 @@ class SteeringVectors:
     def save(self, path: str | Path) -> None:
         """Writes everything to one safetensors file; `load` restores it bit for bit."""
         tensors = {f"directions.{layer}": found for layer, found in self.directions.items()}
-        told = {
+        header = {
             "site": self.site,
             "method": self.method,
             "midpoints": list(self.midpoints.items()),
             "axes": list(self.separation.axes.items()),
             "about": self.separation.about,
         }
-        stored.write(path, FORMAT, {**tensors, "separation": self.separation.values}, told)
+        stored.write(path, FORMAT, {**tensors, "separation": self.separation.values}, header)
 
     @classmethod
     def load(cls, path: str | Path) -> "SteeringVectors":
         """Reads a file that `save` wrote; ValueError for any other file."""
-        tensors, told = stored.read(path, FORMAT)
-        midpoints = dict(told["midpoints"])
-        separation = Scores(tensors["separation"], dict(told["axes"]), about=told["about"])
+        tensors, header = stored.read(path, FORMAT)
+        midpoints = dict(header["midpoints"])
+        separation = Scores(tensors["separation"], dict(header["axes"]), about=header["about"])
         directions = {layer: tensors[f"directions.{layer}"] for layer in midpoints}
-        return cls(directions, midpoints, separation, told["site"], told["method"])
+        return cls(directions, midpoints, separation, header["site"], header["method"])
 
     def __repr__(self) -> str:
         best = self.to_dataframe().set_index("layer").loc[self.best_layer()]

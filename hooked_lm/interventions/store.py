@@ -72,8 +72,8 @@ class Run:
         return Batch(self.path / file, site, shown, about)
 
     def __iter__(self) -> Iterator[Batch]:
-        for told in _lines(self.path / INDEX):
-            yield Batch(self.path / told["file"], told["site"], told["texts"], told["about"])
+        for header in _lines(self.path / INDEX):
+            yield Batch(self.path / header["file"], header["site"], header["texts"], header["about"])
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -122,13 +122,13 @@ class Store:
     def start(self, **about: Any) -> Run:
         """Starts a run; `about` is JSON-serialisable metadata. Versions and the time are added."""
         versions = {"hooked_lm": version("hooked-lm"), "torch": str(torch.__version__)}
-        told = {**versions, **about, "started": time.time_ns()}
-        text = json.dumps(told)
+        header = {**versions, **about, "started": time.time_ns()}
+        text = json.dumps(header)
         path = self.path / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid4().hex[:12]}"
         path.mkdir(parents=True)
         with replacing(path / ABOUT) as unfinished:
             unfinished.write_text(text, encoding="utf-8")
-        return Run(path, told)
+        return Run(path, header)
 
     def runs(self) -> list[Run]:
         """The runs, oldest first."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hooked_lm.components.norm import upcast
 from hooked_lm.hooks import HookPoint
+from hooked_lm.interventions.collector import pick_site
 from hooked_lm.interventions.streaming import Streaming
 from hooked_lm.interventions.top_positions import NewTokens, TopPositions
 from hooked_lm.results import stored
@@ -173,14 +174,10 @@ class TopExamples(Streaming[TopPositions]):
             )
         return upcast(value) @ self.directions.to(upcast(value)).T
 
-    def examples(self, site: str | None = None) -> Examples:
+    def examples(self, site: str | tuple[str, int] | None = None) -> Examples:
         """The examples of a site (None: the only one); KeyError if it had no values."""
-        if site is None and len(self._states) == 1:
-            site = self.sites[0]
-        if site is None or site not in self._states:
-            raise KeyError(f"say which site: there are {', '.join(self.sites) or 'none yet'}, got {site!r}")
         with self._lock:
-            return Examples(**self._states[site].found())
+            return Examples(**self._states[pick_site(site, self._states)].found())
 
     def write(self) -> None:
         """Writes the current examples of each site to the store; ValueError without one."""

@@ -189,12 +189,12 @@ IN_A_RUN: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: Patch("resid_post", 1, source=SHORT, positions=[1, 4]),
         ValueError,
-        "position 4 .* the source has only 4 positions",
+        "position 4 .* the source, which has only 4 positions",
     ),
     (
         lambda: Patch("resid_post", 1, source=SHORT, positions=-5),
         ValueError,
-        "position 1 .* only 4 positions: it has no -5",
+        "position 1 .* takes position -5 of the source",
     ),
     (lambda: Patch("resid_post", 1, source=numbers(2, POS, D)), ValueError, r"\(2, 6, 32\).*axis 0 has 2 and not 3"),
     (lambda: Patch("resid_post", 1, source=Z), ValueError, r"\(3, 6, 4, 8\).*\(3, 6, 32\)"),

@@ -163,11 +163,15 @@ def test_calls_of_several_shapes(demo: Any) -> None:
         demo.run_with_hooks(torch.full((1, length), 9), fwd_hooks=[record])
     with pytest.raises(ValueError, match=r"do not stack: \[\(1, 4, 128\), \(1, 6, 128\)\]"):
         record.stacked("blocks.0.hook_resid_post")
-    with pytest.raises(KeyError, match=r"no site was said; there are values of blocks.0.hook_resid_post, blocks.1"):
+    with pytest.raises(
+        KeyError,
+        match=r"several sites or none have values: give one; there are values of blocks.0.hook_resid_post, blocks.1",
+    ):
         record.stacked()
-    with pytest.raises(KeyError, match=r"nothing was kept of 'blocks.2"):
+    with pytest.raises(KeyError, match=r"there are no values of 'blocks.2"):
         record.stacked("blocks.2.hook_resid_post")
     assert record.joined("blocks.0.hook_resid_post", "pos").shape == (1, 10, 128)
+    assert record.joined(("resid_post", 0), "pos").equal(record.joined("blocks.0.hook_resid_post", "pos"))
     with pytest.raises(ValueError, match="no axis 'head'"):
         record.joined("blocks.0.hook_resid_post", "head")
 
@@ -268,7 +272,7 @@ def test_masks_and_special_tokens() -> None:
     assert plain.mask[0].all()
     assert by_pad.special_mask[0].int().tolist() == [[1, 1, 0, 1, 0], [0, 1, 0, 1, 1]]
     said.batch(tokens)
-    with pytest.raises(ValueError, match=r"reads ids \[2, 5\], and batch\(\) was told of others \[2, 5\]"):
+    with pytest.raises(ValueError, match=r"reads ids \[2, 5\], and batch\(\) was called with others \[2, 5\]"):
         model.run_with_hooks(tokens + 1, fwd_hooks=[said])
     with pytest.raises(ValueError, match=r"the mask is \[1, 5\], and the tokens are \[2, 5\]"):
         said.batch(tokens, mask[:1])

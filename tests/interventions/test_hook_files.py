@@ -138,9 +138,7 @@ def test_a_file_does_not_decide_where_runs_write(tmp_path: Path) -> None:
     for store in (str(outside), "../outside", "link/deep", "a/../../outside", str(folder / "inside")):
         file = written(folder / "tampered", [{"kind": "Record", "hook_point": "z", "layer": 1, "store": store}])
         for path in (file, folder / "hooks"):
-            with pytest.raises(
-                ValueError, match=r"outside the folder of the file: say where by load\(path, store=\.\.\.\)"
-            ):
+            with pytest.raises(ValueError, match=r"outside the folder of the file: give load\(path, store=\.\.\.\)"):
                 Hooks.load(path)
         [record] = Hooks.load(file, store=tmp_path / "chosen")
         toy("rotary").run_with_hooks(ids(1, 3), fwd_hooks=[record])

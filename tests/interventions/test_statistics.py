@@ -189,7 +189,7 @@ def test_results_and_files(demo: Any, tmp_path: Path) -> None:
         for site in found.sites:
             assert read[site].count == 4
             assert read[site].variance.equal(found[site].variance)
-    with pytest.raises(KeyError, match=r"no values of 'x' were seen; there are those of blocks.0"):
+    with pytest.raises(KeyError, match=r"there are no values of 'x'; there are values of blocks.0"):
         found["x"]
 
 

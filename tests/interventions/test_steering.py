@@ -438,7 +438,7 @@ def test_models_that_do_not_read_one_text_are_refused() -> None:
     for model in (hooked(case), wrap(torch.nn.Linear(3, 3))):
         with pytest.raises(TypeError, match=f"HookedEncoder, got {type(model).__name__}"):
             steering_vectors(model, *women_and_men(4))
-        with pytest.raises(TypeError, match="one position"):
+        with pytest.raises(TypeError, match="contrasts need a HookedTransformer"):
             vectors().project(model, "Mary")
 
 

@@ -399,5 +399,5 @@ def test_what_top_examples_need(demo: Any) -> None:
     top.batch(torch.zeros(1, 2, dtype=torch.long))
     with pytest.raises(ValueError, match="'0' is NaN at some position of the texts from 0 on"):
         shown(top, torch.tensor([[[1.0], [float("nan")]]]))
-    with pytest.raises(KeyError, match="say which site"):
+    with pytest.raises(KeyError, match="several sites or none have values: give one"):
         TopExamples("post", 1).examples()

@@ -109,20 +109,20 @@ def save_saelens(sae: SAE | Normalized, path: str | Path) -> None:
         if kind != "jumprelu":
             raise ValueError(f"SAELens has no transcoder of kind {kind!r}: use formats.save")
         kind = "jumprelu_transcoder"
-    told: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "architecture": kind, "d_in": cfg.d_in, "d_sae": cfg.d_sae, "dtype": str(inner.W_enc.dtype).removeprefix("torch."),
         "device": "cpu", "apply_b_dec_to_input": cfg.subtract_b_dec, "normalize_activations": how,
         "reshape_activations": "hook_z" if (cfg.hook_point or "").endswith("hook_z") else "none",
         "metadata": {"hook_name": cfg.hook_point, "sae_lens_version": "6.0.0"},
     }  # fmt: skip
     if kind == "topk":
-        told["k"] = inner.to_dict()["k"]
+        settings["k"] = inner.to_dict()["k"]
     if "transcoder" in kind:
-        told |= {"d_out": cfg.width_out, "hook_name_out": cfg.hook_point_out or ""}
+        settings |= {"d_out": cfg.width_out, "hook_name_out": cfg.hook_point_out or ""}
     Path(path).mkdir(parents=True, exist_ok=True)
     stored.write(Path(path) / "sae_weights.safetensors", "pt", tensors, {})
     with replacing(Path(path) / "cfg.json") as unfinished:
-        unfinished.write_text(json.dumps(told, indent=1), encoding="utf-8")
+        unfinished.write_text(json.dumps(settings, indent=1), encoding="utf-8")
 
 
 def load_dictionary_learning(path: str | Path, dict_class: str | None = None) -> SAE:
@@ -186,9 +186,9 @@ def _class_of(tensors: Tensors, dict_class: str | None, file: Path) -> tuple[dic
         raise ValueError(f"{file} is a {dict_class}; those known are {', '.join(CLASSES)}")
     if dict_class is not None:
         return CLASSES[dict_class]
-    told = {"gate_bias": "GatedAutoEncoder", "W_enc": "JumpReluAutoEncoder", "b_dec": "AutoEncoderTopK"}
-    told |= {"bias": "AutoEncoder", "decoder.bias": "AutoEncoderNew"}
-    found = next((of for name, of in told.items() if name in tensors), None)
+    class_with = {"gate_bias": "GatedAutoEncoder", "W_enc": "JumpReluAutoEncoder", "b_dec": "AutoEncoderTopK"}
+    class_with |= {"bias": "AutoEncoder", "decoder.bias": "AutoEncoderNew"}
+    found = next((of for name, of in class_with.items() if name in tensors), None)
     if found is None:
         raise ValueError(f"{file} has tensors {sorted(tensors)}, which no known dictionary has")
     if found == "AutoEncoderTopK" and "threshold" in tensors:

@@ -350,8 +350,8 @@ def decoded(sae: Any, features: Tensor, x: Tensor) -> Tensor:
 def width(sae: Any) -> int | None:
     """The input width of a dictionary, if it has one of the usual attributes; else None."""
     weight = getattr(sae, "W_enc", None)
-    said = (getattr(getattr(sae, "cfg", None), "d_in", None), getattr(sae, "activation_dim", None))
-    known = (*said, weight.shape[0] if isinstance(weight, Tensor) else None)
+    sizes = (getattr(getattr(sae, "cfg", None), "d_in", None), getattr(sae, "activation_dim", None))
+    known = (*sizes, weight.shape[0] if isinstance(weight, Tensor) else None)
     return next((size for size in known if isinstance(size, int)), None)
 
 
