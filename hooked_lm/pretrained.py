@@ -52,7 +52,7 @@ class PretrainedModel(BaseModel):
         """Returns a transformers model with the same weights, bit for bit; see `hooked_lm.hub.to_hf`."""
         return hub.to_hf(self)  # type: ignore[arg-type]
 
-    def save_pretrained(self, path: Any) -> None:
+    def save_pretrained(self, path: str | os.PathLike[str]) -> None:
         """Writes this model to a directory in HF format; see `hooked_lm.hub.save_pretrained`."""
         hub.save_pretrained(self, path)  # type: ignore[arg-type]
 

@@ -54,7 +54,9 @@ class Options:
         return {name: value for name, value in self.hf_kwargs.items() if name not in beside}
 
 
-def one_device(device: Any, device_map: Any = None, n_devices: int = 1, move_to_device: bool = True) -> torch.device:
+def one_device(
+    device: torch.device | str | int | None, device_map: Any = None, n_devices: int = 1, move_to_device: bool = True
+) -> torch.device:
     """The device of these arguments; by default the first GPU, else the CPU. Raises ValueError for several devices."""
     if n_devices != 1:
         raise ValueError(f"n_devices={n_devices}: a model lives on one device; leave n_devices out")
@@ -79,7 +81,7 @@ def real_dtype(dtype: torch.dtype | str, tensors: Mapping[str, Tensor]) -> torch
     return found
 
 
-def _is_rotary(block: Any) -> bool:
+def _is_rotary(block: object) -> bool:
     return getattr(getattr(block, "attn", None), "rotary", None) is not None
 
 

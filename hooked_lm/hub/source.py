@@ -53,7 +53,7 @@ class Repository:
     revision: str | None = None
     local_files_only: bool = False
     token: str | bool | None = None
-    cache_dir: str | os.PathLike[str] | None = None
+    cache_dir: str | Path | None = None
     force_download: bool = False
 
     def file(self, name: str) -> Path:
@@ -135,7 +135,11 @@ def find(model_name: str | os.PathLike[str], files: Iterable[str] = ("*",), **do
 
 
 def _repository_id(
-    name: str, files: Iterable[str], cache_dir: Any = None, revision: str | None = None, **unused: Any
+    name: str,
+    files: Iterable[str],
+    cache_dir: str | Path | None = None,
+    revision: str | None = None,
+    **unused: object,
 ) -> str:
     from huggingface_hub import try_to_load_from_cache
 

@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from torch import Tensor
+
+from hooked_lm.models.config.flat import HookedTransformerConfig
 
 Conversion = Callable[[Tensor, int], Tensor]  # (weight, number of heads) -> weight
 
@@ -51,7 +52,7 @@ MINGPT: list[tuple[str, str, Conversion]] = [
 ]
 
 
-def from_mingpt(state_dict: Mapping[str, Tensor], cfg: Any) -> dict[str, Tensor]:
+def from_mingpt(state_dict: Mapping[str, Tensor], cfg: HookedTransformerConfig) -> dict[str, Tensor]:
     """Returns the weights of a minGPT by TransformerLens names; `cfg` gives the number of heads. Unknown names are kept."""
     state = {}
     for name, weight in state_dict.items():
@@ -66,7 +67,7 @@ def from_mingpt(state_dict: Mapping[str, Tensor], cfg: Any) -> dict[str, Tensor]
 NORM = re.compile(r"(^|\.)norm(?=[12]?\.)")  # the early name of ln
 
 
-def from_early_solu(state_dict: Mapping[str, Tensor], cfg: Any) -> dict[str, Tensor]:
+def from_early_solu(state_dict: Mapping[str, Tensor], cfg: HookedTransformerConfig) -> dict[str, Tensor]:
     """Returns the weights of the first SoLU models by TransformerLens names; `cfg` gives their sizes.
 
     Norms are renamed. Models of up to 6 layers store all matrices as [out, in]; the one with 8 layers stores only its position
@@ -84,7 +85,7 @@ def from_early_solu(state_dict: Mapping[str, Tensor], cfg: Any) -> dict[str, Ten
     return {name: weight.transpose(-2, -1) if is_transposed(name) else weight for name, weight in renamed.items()}
 
 
-def in_public_names(tensors: Mapping[str, Tensor], cfg: Any) -> dict[str, Tensor]:
+def in_public_names(tensors: Mapping[str, Tensor], cfg: HookedTransformerConfig) -> dict[str, Tensor]:
     """Returns weights by TransformerLens names, whichever training code saved them."""
     if "tok_emb.weight" in tensors:
         return from_mingpt(tensors, cfg)

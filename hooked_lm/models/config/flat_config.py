@@ -319,7 +319,7 @@ def remembers(cls: type[Config]) -> type[Config]:
 # ---- values ----------------------------------------------------------------------------------------------------------
 
 
-def values_of(cls: Any, tree: Any) -> dict[str, Any]:
+def values_of(cls: type[FlatConfig], tree: Any) -> dict[str, Any]:
     """The flat names of a tree and their values, without names for parts that the tree lacks."""
     names = table(cls)
     last_tree, values = names.last_read
@@ -330,7 +330,7 @@ def values_of(cls: Any, tree: Any) -> dict[str, Any]:
     return {name: [*value] if isinstance(value, list) else value for name, value in values.items()}
 
 
-def completed(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
+def completed(cls: type[FlatConfig], given: dict[str, Any]) -> dict[str, Any]:
     """The given values, the defaults, and the values derived from both. Raises ValueError for invalid values."""
     known = table(cls).remembered
     values = {**{name: value for name, value in table(cls).defaults.items() if name in known}, **given}
@@ -344,7 +344,7 @@ def completed(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def normalized(cls: Any, name: str, value: Any) -> Any:
+def normalized(cls: type[FlatConfig], name: str, value: Any) -> Any:
     """The stored form of a value: dtype names become torch dtypes, device None a device, ints in float fields floats."""
     if name == "dtype" and isinstance(value, str):
         dtype = getattr(torch, value.removeprefix("torch."), None)

@@ -12,7 +12,7 @@ SIZES = ("d_model", "n_heads", "d_head", "d_mlp")
 FOLLOWING = ("d_model", "n_heads", "eps")
 
 
-def edited(tree: Any, old: Any, new: Any, before: Mapping[str, Any], after: Mapping[str, Any]) -> Any:
+def edited(tree: Any, old: Any, new: Any, before: Mapping[str, object], after: Mapping[str, object]) -> Any:
     """Applies a change of flat names to `tree`: the values `before` and `after` it, and the trees built from them.
 
     Where `old` and `new` differ, `tree` is changed in the same way. In parts that flat names do not describe, fields of
@@ -28,7 +28,7 @@ def edited(tree: Any, old: Any, new: Any, before: Mapping[str, Any], after: Mapp
     return _with_following(_edited(_normalised(tree), old, new, "", sizes), before, after)
 
 
-def _edited(actual: Any, old: Any, new: Any, place: str, sizes: Mapping[str, Any]) -> Any:
+def _edited(actual: Any, old: Any, new: Any, place: str, sizes: Mapping[str, object]) -> Any:
     if old is None and new is None:
         _check_sizes(actual, place, sizes)
     # nothing changed, or `tree` lacks the part
@@ -54,11 +54,11 @@ def _edited(actual: Any, old: Any, new: Any, place: str, sizes: Mapping[str, Any
     raise ValueError(f"the tree has {actual!r} at {place.lstrip('.')}, where flat names describe {old!r}")
 
 
-def _is_config(part: Any) -> bool:
+def _is_config(part: object) -> bool:
     return is_dataclass(part) and not isinstance(part, type)
 
 
-def _check_sizes(part: Any, place: str, sizes: Mapping[str, Any], name: str = "") -> None:
+def _check_sizes(part: Any, place: str, sizes: Mapping[str, object], name: str = "") -> None:
     """Raises ValueError if a part that flat names do not describe has one of the sizes that change."""
     if _is_config(part):
         for field in fields(part):
@@ -72,7 +72,7 @@ def _check_sizes(part: Any, place: str, sizes: Mapping[str, Any], name: str = ""
         raise ValueError(f"flat names do not describe {place.lstrip('.')}, which would keep {part}")
 
 
-def _with_following(part: Any, before: Mapping[str, Any], after: Mapping[str, Any]) -> Any:
+def _with_following(part: Any, before: Mapping[str, object], after: Mapping[str, object]) -> Any:
     if isinstance(part, tuple) and not hasattr(part, "_fields"):
         return tuple(_with_following(each, before, after) for each in part)
     if not _is_config(part):
@@ -86,7 +86,7 @@ def _with_following(part: Any, before: Mapping[str, Any], after: Mapping[str, An
 
 
 def _edited_layers(
-    actual: tuple[Any, ...], old: tuple[Any, ...], new: tuple[Any, ...], place: str, sizes: Mapping[str, Any]
+    actual: tuple[Any, ...], old: tuple[Any, ...], new: tuple[Any, ...], place: str, sizes: Mapping[str, object]
 ) -> tuple[Any, ...]:
     """Edits layer by layer. Added layers are copies of the others. Raises ValueError if these are not all equal."""
     beyond = len(new) - len(old)
