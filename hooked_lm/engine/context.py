@@ -9,7 +9,7 @@ from torch import Tensor
 from hooked_lm.components.context import Angles, Context, KeysValues
 from hooked_lm.components.kv_cache import KeyValueCache, StateCacheEntry
 from hooked_lm.components.rotary import Rotary
-from hooked_lm.engine.edit import Interval, repeated
+from hooked_lm.engine.edit import NONE, Interval, overlap, repeated
 from hooked_lm.engine.ragged_batch import LayerSpans, Packing, Run, pack
 
 Mix = Callable[[Tensor, Tensor, Tensor, Context], Tensor]
@@ -71,6 +71,7 @@ class PackedContext(Context):
 
     A layer computes some tokens, the key rows, only for their keys and values or for the state after them. They are computed
     first, separately (`makes_keys_only`); the block then runs on the query rows, and uses these keys and states like a cache.
+    Other rows join it after attention (see `PartialBlock`). `packing` describes the tokens that are computed at present.
     """
 
     norms_see_copies = False
@@ -79,7 +80,6 @@ class PackedContext(Context):
         super().__init__(base.n_pos, base.device)
         self.base, self.n_prompts = base, n_prompts
         self.runs: Sequence[Run] = ()
-        self.makes_keys_only = False
         self.current: int | None = None  # in attention and mixers, the run whose rows are computed
         self.attention_flops = 0
         self._windows: dict[Interval, RowContext] = {}
@@ -89,29 +89,67 @@ class PackedContext(Context):
         self.runs = runs
         n_cells = [len(run.cells) for run in runs]
         self.key_packing = Packing(self.n_prompts, n_cells, [run.steps.key_rows for run in runs])
-        self.query_packing = Packing(self.n_prompts, n_cells, [run.steps.query_rows for run in runs])
+        self.output_packing = Packing(self.n_prompts, n_cells, [run.steps.query_rows for run in runs])
+        self.packings = self._packings_by_join()
+        self.query_packing = self.packings.get("", self._of_runs_joining(""))
+        rows = zip((run.steps.keys for run in runs), self.query_packing.intervals, strict=True)
+        self._kv_packing = Packing(self.n_prompts, n_cells, [overlap(*both) for both in rows])
         self._all_keys = Packing(self.n_prompts, n_cells, [run.steps.keys for run in runs])
         self._early_kv: KeysValues | None = None  # of the key rows
         self._early_states: dict[int, KeyValueCache] = {}
-        self._show(self.query_packing)
+        self._show(self.output_packing)
+
+    def _packings_by_join(self) -> dict[str, Packing]:
+        """The rows that pass all of the layer (""), and those that join it at each site after attention."""
+        sites = dict.fromkeys(run.steps.joins_at for run in self.runs)
+        return (
+            {"": self.output_packing} if sites == {"": None} else {site: self._of_runs_joining(site) for site in sites}
+        )
+
+    def _of_runs_joining(self, site: str) -> Packing:
+        rows = [run.steps.query_rows if run.steps.joins_at == site else NONE for run in self.runs]
+        return Packing(self.n_prompts, self.output_packing.n_cells, rows)
 
     @contextmanager
-    def keys_only(self) -> Iterator[None]:
-        """Inside the `with` block, the tokens of the batch are the key rows of the layer."""
-        self.makes_keys_only = True
-        self._show(self.key_packing)
+    def showing(self, packing: Packing) -> Iterator[None]:
+        """Inside the `with` block, the tokens of the batch are these."""
+        before = self.packing
+        self._show(packing)
         try:
             yield
         finally:
-            self.makes_keys_only = False
-            self._show(self.query_packing)
+            self._show(before)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether some rows need only a part of the layer."""
+        return self.query_packing is not self.output_packing or (
+            self._kv_packing.intervals != self.query_packing.intervals
+        )
+
+    @property
+    def kv_packing(self) -> Packing:
+        """The tokens whose keys and values are computed at present."""
+        return self.key_packing if self.makes_keys_only else self._kv_packing
+
+    def kv_rows(self, x: Tensor) -> Tensor:
+        """The query rows whose keys and values are computed."""
+        if self._kv_packing.intervals == self.query_packing.intervals:
+            return x
+        both = zip(self.query_packing.parts(x), self.query_packing.intervals, self._kv_packing.intervals, strict=True)
+        return pack([part[:, start - first : stop - first] for part, (first, _), (start, stop) in both])
+
+    @property
+    def makes_keys_only(self) -> bool:
+        """Whether the tokens of the batch are the key rows of the layer."""
+        return self.packing is self.key_packing
 
     def _show(self, packing: Packing) -> None:
         self.packing = packing
-        self._angles: dict[Rotary, Angles] = {}
-        self.pos_embed = None if self.base.pos_embed is None else self._of_base(self.base.pos_embed)
+        self._angles: dict[tuple[Rotary, tuple[Interval, ...]], Angles] = {}
+        self.pos_embed = None if self.base.pos_embed is None else self.of_base(self.base.pos_embed)
 
-    def _of_base(self, value: Tensor) -> Tensor:
+    def of_base(self, value: Tensor) -> Tensor:
         """A value [batch, pos, ...] of the base run, for the tokens of the batch."""
         value = value.expand(self.n_prompts, *value.shape[1:])
         both = zip(self.packing.n_cells, self.packing.intervals, strict=True)
@@ -119,18 +157,24 @@ class PackedContext(Context):
 
     def per_layer_input(self, layer: int) -> Tensor | None:
         of_base = self.base.per_layer_input(layer)
-        return None if of_base is None else self._of_base(of_base)
+        return None if of_base is None else self.of_base(of_base)
 
     def query_angles(self, rotary: Rotary) -> Angles:
-        cos, sin = self.key_angles(rotary)
-        return (cos[:, :0], sin[:, :0]) if self.makes_keys_only else (cos, sin)
+        if self.makes_keys_only:
+            cos, sin = self.base.query_angles(rotary)
+            return cos[:, :0], sin[:, :0]
+        return self._angles_of(rotary, self.query_packing)
 
     def key_angles(self, rotary: Rotary) -> Angles:
-        if rotary not in self._angles:
-            positions = self.packing.positions.to(self.device)
+        return self._angles_of(rotary, self.kv_packing)
+
+    def _angles_of(self, rotary: Rotary, packing: Packing) -> Angles:
+        key = rotary, tuple(packing.intervals)
+        if key not in self._angles:
+            positions = packing.positions.to(self.device)
             cos, sin = self.base.query_angles(rotary)
-            self._angles[rotary] = cos[:, positions], sin[:, positions]
-        return self._angles[rotary]
+            self._angles[key] = cos[:, positions], sin[:, positions]
+        return self._angles[key]
 
     # ---- row by row --------------------------------------------------------------------------------------------------
 
@@ -144,7 +188,7 @@ class PackedContext(Context):
 
     def _after_early(self, early: Tensor, x: Tensor) -> Tensor:
         """Keys or values of the key rows and the query rows, concatenated in each row."""
-        both = zip(self.key_packing.parts(early), self.query_packing.parts(x), strict=True)
+        both = zip(self.key_packing.parts(early), self._kv_packing.parts(x), strict=True)
         return pack([torch.cat(parts, 1) for parts in both])
 
     def attend_rows(self, layer: int, mix: Mix, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -154,6 +198,8 @@ class PackedContext(Context):
             return mixed
         for run, steps in self._in_turn():
             rows = self.query_packing.part(queries, run)
+            if not rows.shape[1]:
+                continue
             k = self._whole(base_keys, self._all_keys.part(keys, run), steps.keys)
             v = self._whole(base_values, self._all_keys.part(values, run), steps.keys)
             self.query_packing.part(mixed, run).copy_(mix(rows, k, v, self._window(steps.query_rows)))

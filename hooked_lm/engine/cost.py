@@ -12,37 +12,33 @@ from hooked_lm.engine.site_info import mixing
 
 @dataclass(frozen=True)
 class TokenCost:
-    """Floating-point operations of one token in the products with a layer's weights: in a mixer with a state, for keys and
-    values, and for the rest."""
+    """Floating-point operations of one token in the products with a layer's weights: for keys and values, in the rest of
+    attention before `z` (or in all of a mixer with a state), for the output of attention, and in the rest of the block."""
 
-    mixer: int
     keys: int
+    mixing: int
+    output: int
     rest: int
+    has_state: bool = False
 
 
 def token_cost(block: nn.Module) -> TokenCost:
     """The cost of a token in a block. Only the experts that the token is routed to count."""
-    mixer = keys = rest = 0
-    module, of_keys, of_mixer = mixing(block), set(), set()
+    costs = dict.fromkeys(("keys", "mixing", "output", "rest"), 0)
+    module, parts = mixing(block), dict[int, str]()
+    if module is not None:
+        parts = {id(weight): "mixing" for weight in module.parameters()}
     if isinstance(module, Attend):
-        of_keys = {
-            id(weight) for name, weight in module.named_parameters(recurse=False) if name in module.key_value_parts
-        }
-    elif module is not None:
-        of_mixer = {id(weight) for weight in module.parameters()}
+        of_keys = [p for name, p in module.named_parameters(recurse=False) if name in module.key_value_parts]
+        parts |= {id(weight): "keys" for weight in of_keys}
+        parts[id(module.W_O)] = "output"
     mixtures = [module for module in block.modules() if isinstance(module, MoE)]
     shares = {id(p): moe.cfg.top_k / moe.cfg.n_experts for moe in mixtures for p in moe.experts.parameters()}
     for name, weight in block.named_parameters():
         if weight.ndim < 2 or name.split(".")[-1].startswith("b_"):  # biases of heads have two axes
             continue
-        cost = int(2 * weight.numel() * shares.get(id(weight), 1.0))
-        if id(weight) in of_mixer:
-            mixer += cost
-        elif id(weight) in of_keys:
-            keys += cost
-        else:
-            rest += cost
-    return TokenCost(mixer, keys, rest)
+        costs[parts.get(id(weight), "rest")] += int(2 * weight.numel() * shares.get(id(weight), 1.0))
+    return TokenCost(**costs, has_state=module is not None and not isinstance(module, Attend))
 
 
 @dataclass
@@ -56,9 +52,14 @@ class Cost:
 
     def count(self, cost: TokenCost, context: PackedContext) -> None:
         """Adds the tokens of one layer."""
-        n_tokens = context.key_packing.n_tokens + context.query_packing.n_tokens
-        self.layer_rows += n_tokens
-        self.flops += n_tokens * (cost.mixer + cost.keys) + context.query_packing.n_tokens * cost.rest
+        n_early, n_keys, n_queries, n_outputs = (
+            packing.n_tokens
+            for packing in (context.key_packing, context.kv_packing, context.query_packing, context.output_packing)
+        )
+        n_from_z = sum(packing.n_tokens for site, packing in context.packings.items() if site.endswith(".hook_z"))
+        self.layer_rows += n_early + n_outputs
+        self.flops += (n_early + n_keys) * cost.keys + (n_queries + n_early * cost.has_state) * cost.mixing
+        self.flops += (n_queries + n_from_z) * cost.output + n_outputs * cost.rest
 
     def add(self, other: "Cost") -> None:
         """Adds another cost, without its seconds."""

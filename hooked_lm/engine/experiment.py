@@ -7,7 +7,7 @@ cell is a whole forward pass, several in a batch. Both give the results of a loo
 import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -63,7 +63,13 @@ class Experiment:
         self.places: Mapping[str, SiteInfo] = places(model) if isinstance(model, Decoder) else {}
         with torch.no_grad():
             self.obstacle = obstacle(model, self.places, self.tokens)
-            self._run_base([site for site in compare if site in self.places and self.places[site].is_plain])
+            self._run_base(self._kept(compare))
+
+    def _kept(self, sites: Iterable[str]) -> list[str]:
+        """The sites whose values in the base run are useful for changes at these sites."""
+        known = [(site, self.places[site]) for site in sites if site in self.places]
+        kept = [site for site, place in known if place.is_plain]
+        return list(dict.fromkeys([*kept, *(place.joins_at for _, place in known if place.joins_at)]))
 
     def _run_base(self, keep: Sequence[str]) -> None:
         self.base: BaseRun | None = None
@@ -112,7 +118,8 @@ class Experiment:
         known = all(site in self.places and self.places[site].dims[:2] == ("batch", "pos") for site in sites)
         if self.base is None or not known or not all(map(self._is_known, cells)):
             return self._captured_by_whole_forwards(cells, sites)
-        base = BaseRun(self.base.model, self.tokens, self.places, self.base.edits, sites)
+        kept = self._kept(change.site for cell in cells for change in cell)
+        base = BaseRun(self.base.model, self.tokens, self.places, self.base.edits, list(dict.fromkeys([*sites, *kept])))
         self.cost.forwards += 1
         edits = [_edits(cell) for cell in cells]
         planner = Planner(base, self.places, EVERYTHING.interval(base.n_pos))
@@ -122,10 +129,10 @@ class Experiment:
         found: list[dict[str, Tensor]] = [{} for _ in cells]
         for batch in batches(schedules, self.budget, base, self.reads):
             this = BatchedPass(base, self.places, edits, batch)
-            for cell, values in this.capture().items():
+            for cell, values in this.capture(sites).items():
                 found[cell] = values
             self.cost.add(this.cost)
-        return base.kept, found
+        return {site: base.kept[site] for site in sites}, found
 
     def _captured_by_whole_forwards(
         self, cells: Sequence[Cell], sites: Sequence[str]

@@ -21,13 +21,15 @@ class LayerSpans:
     came: positions whose residual stream differs from the base run at the input of the layer. query_rows: positions that are
     computed through the whole layer. key_rows: earlier positions, computed only for their keys and values, or for the state of
     a mixer after them. keys: positions whose keys and values differ from the base run: of key_rows and query_rows, or of the
-    layer that provides shared keys and values.
+    layer that provides shared keys and values. joins_at: the site after attention at which the query rows join the layer, with
+    the value of the base run; empty if they pass all of the layer.
     """
 
     came: Interval = NONE
     key_rows: Interval = NONE
     query_rows: Interval = NONE
     keys: Interval = NONE
+    joins_at: str = ""
 
     @cached_property
     def rows(self) -> Interval:

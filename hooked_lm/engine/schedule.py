@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.norm import norm_of
 from hooked_lm.engine.base_run import BaseRun
 from hooked_lm.engine.context import PackedContext
 from hooked_lm.engine.cost import Cost
 from hooked_lm.engine.edit import NONE, Edit, Interval, overlap, repeated, union
+from hooked_lm.engine.partial_block import PartialBlock, make_keys
 from hooked_lm.engine.ragged_batch import LayerSpans, Packing, Run, pack
 from hooked_lm.engine.site_info import REACHES_LATER, SiteInfo, TokenScope, edits_of_scores, kv_source_layer
 
@@ -59,7 +59,10 @@ class Planner:
     def __init__(self, base: BaseRun, places: Mapping[str, SiteInfo], reads: Interval) -> None:
         self.places, self.n_pos, self.reads = places, base.n_pos, reads
         self.base_edits = base.edits
+        # where rows may join; a change of the base run there would be made twice
+        self.joins = base.kept.keys() - {edit.site for edit in base.edits}
         self.kv_source_layers = [kv_source_layer(block) for block in base.model.blocks]
+        self.has_state = [isinstance(block, MixerPart) for block in base.model.blocks]
         self.n_layers = len(self.kv_source_layers)
         self._onward: dict[tuple[int, Interval], LayerSpans] = {}  # of layers without an edit
 
@@ -99,6 +102,11 @@ class Planner:
         if layer == self.n_layers:
             touched = overlap(union(came, *(edit.span(self.n_pos) for edit in edits)), self.reads)
             return LayerSpans(came, NONE, touched)
+        if came == NONE and (joins_at := self._joins_at(edits)):
+            query_rows = union(*(edit.span(self.n_pos) for edit in edits))
+            if layer == self.n_layers - 1:
+                query_rows = overlap(query_rows, self.reads)
+            return LayerSpans(query_rows=query_rows, joins_at=joins_at)
         spans: dict[bool, list[Interval]] = {True: [], False: []}
         for edit in edits:
             spans[self.places[edit.site].stage in REACHES_LATER].append(edit.span(self.n_pos))
@@ -115,9 +123,17 @@ class Planner:
         key_rows = NONE
         if layer == self.n_layers - 1 and not of_scores:
             query_rows = overlap(query_rows, self.reads)
-            if source is None and changed != NONE and changed[0] < query_rows[0]:
-                key_rows = changed[0], query_rows[0]
-        return LayerSpans(came, key_rows, query_rows, union(key_rows, query_rows) if source is None else shared)
+            if source is None:
+                seen = overlap(seen, (0, query_rows[1]))
+            if source is None and seen != NONE and seen[0] < query_rows[0]:
+                key_rows = seen[0], query_rows[0] if self.has_state[layer] else min(seen[1], query_rows[0])
+        return LayerSpans(came, key_rows, query_rows, union(key_rows, query_rows) if self.has_state[layer] else seen)
+
+    def _joins_at(self, edits: Sequence[Edit]) -> str:
+        """The site after attention at which a cell with these edits in a layer, its first, may join; "" if there is none."""
+        sites = {self.places[edit.site].joins_at for edit in edits}
+        early = [site for site in sites if not site or not self.places[site].ends_sublayer] or list(sites)
+        return early[0] if len(early) == 1 and early[0] in self.joins else ""
 
 
 class BatchedPass:
@@ -133,7 +149,7 @@ class BatchedPass:
         self.base, self.places = base, places
         # neighbours have the same spans in most layers, where they form one run
         self.schedules = sorted(
-            schedules, key=lambda schedule: (schedule.steps[0].query_rows, schedule.first, schedule.cell)
+            schedules, key=lambda one: (one.steps[0].query_rows, one.first, one.steps[0].joins_at, one.cell)
         )
         self.context = PackedContext(base.context, base.n_prompts)
         self.by_site: dict[str, list[tuple[int, Edit]]] = {}
@@ -152,14 +168,13 @@ class BatchedPass:
             logits = model.unembed(normalized) if tokens is None else model.unembed.some(normalized, tokens)
             logits = model.cap_logits(logits)
             self.cost.flops += 2 * logits.numel() * normalized.shape[-1]
-        for run, rows in zip(self.context.runs, self.context.query_packing.parts(logits), strict=True):
+        for run, rows in zip(self.context.runs, self.context.output_packing.parts(logits), strict=True):
             for index, of_cell in zip(run.cells, rows.unflatten(0, (-1, self.base.n_prompts)), strict=True):
                 yield self.schedules[index].cell, run.steps.query_rows, of_cell
 
-    def capture(self) -> dict[int, dict[str, Tensor]]:
-        """The values [batch, pos, ...] of each cell at the sites that the base run kept, from the cell's first layer on."""
+    def capture(self, sites: Sequence[str]) -> dict[int, dict[str, Tensor]]:
+        """The values [batch, pos, ...] of each cell at these sites, which the base run kept, from where the cell starts on."""
         self.captured: dict[int, dict[str, Tensor]] = {schedule.cell: {} for schedule in self.schedules}
-        sites = list(self.base.kept)
         stop = 1 + max(self.places[site].layer for site in sites)
         hooks = [(site, self._write) for site in self.by_site] + [(site, self._keep) for site in sites]
         with self.base.model.hooks(fwd_hooks=hooks):
@@ -173,21 +188,24 @@ class BatchedPass:
             block, packed = self.base.model.blocks[layer], self._entered(layer, packed)
             if self.context.key_packing.n_tokens:
                 early, packed = self._split(packed)
-                with self.context.keys_only():
+                with self.context.showing(self.context.key_packing):
                     make_keys(block, early, self.context)
-            packed = block(packed, self.context)
+            if self.context.is_partial:
+                packed = PartialBlock(block, self.context, self.base.kept)(packed)
+            else:
+                packed = block(packed, self.context)
             self.cost.count(self.base.costs[layer], self.context)
         self.cost.flops += self.context.attention_flops
         return packed
 
     def _split(self, packed: Tensor) -> tuple[Tensor, Tensor]:
         """The key rows and the query rows of a layer's input."""
-        both = self.context.key_packing.lengths, self.context.query_packing.lengths
-        reading = Packing(
-            self.base.n_prompts, self.context.packing.n_cells, [run.steps.rows for run in self.context.runs]
-        )
-        each = [part.split(sizes, 1) for part, *sizes in zip(reading.parts(packed), *both, strict=True)]
-        return pack([early for early, _ in each]), pack([late for _, late in each])
+        runs = self.context.runs
+        reading = Packing(self.base.n_prompts, self.context.packing.n_cells, [run.steps.rows for run in runs])
+        parts = [(part, run.steps) for part, run in zip(reading.parts(packed), runs, strict=True)]
+        early = [part[:, : spans.key_rows[1] - spans.key_rows[0]] for part, spans in parts]
+        late = [part[:, part.shape[1] - (spans.query_rows[1] - spans.query_rows[0]) :] for part, spans in parts]
+        return pack(early), pack(late)
 
     def _entered(self, layer: int, packed: Tensor | None) -> Tensor:
         """The input rows of a layer: the output of the layer below, completed from the stream of the base run."""
@@ -237,19 +255,11 @@ class BatchedPass:
             return None
         if self.context.makes_keys_only and place.stage not in REACHES_LATER:
             return None
+        of_keys = place.stage is TokenScope.KEYS_AND_VALUES and not place.on_demand  # those on demand are of all inputs
+        packing = self.context.kv_packing if of_keys else self.context.packing
+        start, stop = packing.intervals[run]
+        if start == stop:
+            return None
         by_run = place.stage in (TokenScope.SCORES, TokenScope.STATE)
-        rows = value if by_run else self.context.packing.part(value, run)
-        return rows[cell * self.base.n_prompts : (cell + 1) * self.base.n_prompts], self.context.packing.intervals[run][
-            0
-        ]
-
-
-def make_keys(block: Any, resid: Tensor, context: PackedContext) -> None:
-    """Runs a block for the keys and values of some tokens, or for the state of a mixer after them, and no further."""
-    resid = block.hook_resid_pre(resid)
-    if isinstance(block, MixerPart):
-        block.mixer_out(resid, context)
-    else:
-        assert isinstance(block, AttentionPart), "the tokens of a layer meet in attention or in a mixer"
-        queries, keys, values = block.attn_inputs(resid, None, context)
-        block.attn(queries[:, :0], keys, values, context, block.layer)
+        rows = value if by_run else packing.part(value, run)
+        return rows[cell * self.base.n_prompts : (cell + 1) * self.base.n_prompts], start

@@ -41,6 +41,7 @@ class SiteInfo:
     dims: tuple[str, ...]
     ends_sublayer: bool = False  # its value is the whole output of attention or the mixer
     on_demand: bool = False  # a hook there changes how the layer computes
+    joins_at: str = ""  # the site after attention whose base value suffices to compute this one, such as its own
 
     @property
     def is_plain(self) -> bool:
@@ -54,8 +55,11 @@ def places(model: Decoder) -> dict[str, SiteInfo]:
     n_layers = len(model.blocks)
     names = {id(point): name for name, point in model.all_points().items()}
     for layer, block in enumerate(model.blocks):
+        joins = {id(point): names[id(there)] for point, there in _joins(block)}
         for point, stage in _stages(block):
-            found[names[id(point)]] = SiteInfo(layer, stage, point.dims, point is _added(block), point.on_demand)
+            is_output = point is sublayer_output(block)
+            known = (layer, stage, point.dims, is_output, point.on_demand, joins.get(id(point), ""))
+            found[names[id(point)]] = SiteInfo(*known)
     for module in (norm_of(model, "ln_final"), model.unembed):
         for point in _points(module):
             found[names[id(point)]] = SiteInfo(
@@ -83,7 +87,8 @@ def kv_source_layer(block: nn.Module) -> int | None:
     return module.kv_source_layer if isinstance(module, Attend) else None
 
 
-def _added(block: nn.Module) -> nn.Module | None:
+def sublayer_output(block: nn.Module) -> nn.Module | None:
+    """The point of the output of a block's attention or mixer."""
     if isinstance(block, AttentionPart):
         return block.hook_attn_out
     return block.hook_mixer_out if isinstance(block, MixerPart) else None
@@ -115,6 +120,22 @@ def _stages(block: nn.Module) -> list[tuple[HookPoint, TokenScope]]:
             (point, inside.get(id(point), TokenScope.QUERIES_AND_AFTER if have_met else TokenScope.BEFORE_MIXING))
         )
     return stages
+
+
+def _joins(block: nn.Module) -> list[tuple[HookPoint, HookPoint]]:
+    """The points of a block that follow from `z` (up to the output of attention) or from the output of attention or a mixer,
+    each with that point."""
+    module, output = mixing(block), sublayer_output(block)
+    if module is None or not isinstance(output, HookPoint):
+        return []
+    points = _points(block)
+    last = max(points.index(point) for point in _points(module))
+    stop = points.index(output)
+    joins = [(point, output) for point in points[stop:]]
+    if isinstance(module, Attend) and isinstance(module.hook_z, HookPoint):
+        after_z = [module.hook_z, *_points(norm_of(module, "z_norm")), module.hook_result, *points[last + 1 : stop]]
+        joins += [(point, module.hook_z) for point in after_z]
+    return joins
 
 
 def _mixing_stages(module: nn.Module) -> list[tuple[HookPoint, TokenScope]]:

@@ -22,8 +22,9 @@ def test_a_decoder() -> None:
     model = HookedTransformer(HookedTransformerConfig(**sizes, act_fn="gelu", seed=0))
     keys, rest = 2 * 2 * 8 * 8, 2 * (2 * 8 * 8 + 2 * 8 * 16)
     looking = 2 * 2 * 8  # at one key: scores and mixing, all heads
-    # position 3 of 5 is changed: 3 and 4 pass its layer, and see all five keys; in the last layer 3 has keys and only 4 a query
-    own = 2 * keys + 2 * rest + 2 * 5 * looking
+    # position 3 of 5 is changed: 3 and 4 pass its layer, where only 3 has another key, and see all five keys; in the last
+    # layer both have other keys, and only 4 a query
+    own = keys + 2 * rest + 2 * 5 * looking
     last = 2 * keys + rest + 5 * looking
     assert flops(model, 5, "blocks.0.hook_resid_pre", 3) == (2 + 2, own + last + 2 * 8)
 

@@ -90,8 +90,11 @@ class AttentionPart(Block):
         """The output of attention to the stream; `shared` is the normalised stream, if it is already computed."""
         context = context or Context(resid.shape[1], resid.device)
         inputs = self.attn_inputs(resid, shared, context)
-        out = norm_of(self, "ln1_post")(self.attn(*inputs, context, self.layer))
-        return self.hook_attn_out(self.scaled(out))
+        return self.attn_to_stream(self.attn(*inputs, context, self.layer))
+
+    def attn_to_stream(self, out: Stream) -> Stream:
+        """The output of attention to the stream, for this output of its module."""
+        return self.hook_attn_out(self.scaled(norm_of(self, "ln1_post")(out)))
 
     def attn_inputs(self, resid: Stream, shared: Stream | None, context: Context) -> Inputs:
         """The inputs of queries, keys and values: the normalised stream, or one copy of it per head if something listens."""
