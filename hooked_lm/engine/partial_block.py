@@ -47,9 +47,12 @@ class PartialBlock:
             block = self.block
             assert isinstance(block, AttentionPart), "a block with attention"
             inputs = block.attn_inputs(self._passing(resid), None if shared is None else self._passing(shared), context)
-            queries, *of_keys = inputs
-            keys, values = (context.kv_rows(x) for x in of_keys)
-            return block.attn_to_stream(block.attn(queries, keys, values, context, block.layer))
+            queries, keys, values = inputs
+            some = context.kv_rows(keys)
+            of_values = (
+                some if values is keys else context.kv_rows(values)
+            )  # latent attention asks whether they are the same
+            return block.attn_to_stream(block.attn(queries, some, of_values, context, block.layer))
 
         return self._all_rows(attended)
 

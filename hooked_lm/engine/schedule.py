@@ -122,12 +122,19 @@ class Planner:
             query_rows = union(query_rows, seeing)
         key_rows = NONE
         if layer == self.n_layers - 1 and not of_scores:
-            query_rows = overlap(query_rows, self.reads)
+            # a function of states gets those of all positions, without its own changes of the earlier ones
+            of_states = any(self._is_function_of_states(edit, layer) for edit in (*edits, *self.base_edits))
+            query_rows = overlap(query_rows, (0, self.reads[1]) if of_states else self.reads)
             if source is None:
                 seen = overlap(seen, (0, query_rows[1]))
             if source is None and seen != NONE and seen[0] < query_rows[0]:
                 key_rows = seen[0], query_rows[0] if self.has_state[layer] else min(seen[1], query_rows[0])
         return LayerSpans(came, key_rows, query_rows, union(key_rows, query_rows) if self.has_state[layer] else seen)
+
+    def _is_function_of_states(self, edit: Edit, layer: int) -> bool:
+        place = self.places.get(edit.site)
+        is_of_states = place is not None and place.layer == layer and place.stage is TokenScope.STATE
+        return is_of_states and not isinstance(edit.value, Tensor)
 
     def _joins_at(self, edits: Sequence[Edit]) -> str:
         """The site after attention at which a cell with these edits in a layer, its first, may join; "" if there is none."""

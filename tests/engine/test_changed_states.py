@@ -65,3 +65,18 @@ def test_a_function_is_given_the_states_of_the_run_without_the_change(
         [(_, scores)] = experiment.run([edits(cell)], progress=False) if cell else [(0, experiment.scores)]
     assert [str(warning.message).startswith(REASON) for warning in seen] == [True] * falls_back
     assert_close(scores[0], metric(naive(model, tokens, edits(cell), edits(base))), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_function_of_the_last_layers_states_gets_all_of_them(case: Case) -> None:
+    """Also those of positions that the metric does not read: no state that the function changed at an earlier position."""
+    model, tokens = copy.deepcopy(hooked(case)).double(), prompt(case, batch=2)
+    site = [name for name in model.all_points() if name.endswith("mixer.hook_state")][-1]
+    edit = Edit(site, lambda x: 0.5 * x)
+    for read in (1, tokens.shape[1] - 1):
+
+        def metric(logits: Tensor, read: int = read) -> Tensor:
+            return logits[:, read, 3] - logits[:, read, 4]
+
+        [(_, scores)] = Experiment(model, tokens, [metric]).run([[edit]], progress=False)
+        assert_close(scores[0], metric(naive(model, tokens, [edit])), dtype=torch.float32)
