@@ -1,9 +1,21 @@
 """Parses hooks that users pass: `(site, function)` pairs, and objects with a `hook_point`."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from hooked_lm.hooks.select import Site
+
+
+@runtime_checkable
+class HookWithSite(Protocol):
+    """A hook object that names its site."""
+
+    @property
+    def hook_point(self) -> Any:
+        """The site."""
+
+
+HookList = Sequence[Any] | HookWithSite  # hooks, or one of them: a pair (site, function) or an object with a hook_point
 
 
 class HookSpec(NamedTuple):
@@ -33,6 +45,22 @@ def parse_hook(given: Any, dir: str = "fwd") -> HookSpec:
         raise TypeError(f"a hook is a pair (site, function) or an object with a hook_point, got {given!r}")
     own, when = _options_of(function)
     return HookSpec(site, function, "bwd" if own == "bwd" else dir, when)
+
+
+def hook_list(given: HookList) -> Sequence[Any]:
+    """The hooks of a list of hooks, or of a single hook.
+
+    >>> len(hook_list(("z", print))), len(hook_list([("z", print), ("q", print)]))
+    (1, 2)
+    """
+    return [given] if hasattr(given, "hook_point") or _is_pair(given) else given
+
+
+def _is_pair(given: object) -> bool:
+    """Whether this is a pair (site, function), and not a list of two hooks."""
+    if not isinstance(given, (tuple, list)) or len(given) != 2 or not callable(given[1]):
+        return False
+    return not hasattr(given[1], "hook_point") or not (hasattr(given[0], "hook_point") or _is_pair(given[0]))
 
 
 def companions_of(entries: Sequence[HookSpec]) -> list[HookSpec]:

@@ -1,7 +1,7 @@
 """HookedRootModule: a network with named hook points, and the methods that run it with hooks."""
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from types import MappingProxyType
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hooked_lm.hooks import scope
 from hooked_lm.hooks.cache import Cache, Recorder
 from hooked_lm.hooks.hook import Hook
-from hooked_lm.hooks.hook_spec import HookSpec, companions_of, direction_and_when, parse_hook
+from hooked_lm.hooks.hook_spec import HookList, HookSpec, companions_of, direction_and_when, hook_list, parse_hook
 from hooked_lm.hooks.module_points import ModulePoint
 from hooked_lm.hooks.name_tree import NameTree
 from hooked_lm.hooks.point import HookPoint, directions_of, install_all, unnamed
@@ -23,7 +23,6 @@ from hooked_lm.hooks.slice import Slice, SliceInput
 from hooked_lm.hooks.values import backward_from
 
 NamesFilter = Site | None
-HookList = Sequence[Any]
 _ids = itertools.count(1)
 
 
@@ -167,7 +166,7 @@ class HookedRootModule(Properties):
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
     ) -> Scope:
-        """A context manager inside which these hooks are active.
+        """A context manager inside which these hooks, or this one, are active.
 
         Backward hooks are attached in the forward pass, so they also run in a `backward()` after the block. With
         `reset_hooks_end=False` the hooks stay, in all threads, until `reset_hooks`. `clear_contexts` clears every `ctx`.
@@ -178,7 +177,7 @@ class HookedRootModule(Properties):
         self, hooks: HookList, dir: str, level: int | None, is_permanent: bool = False
     ) -> list[tuple[HookPoint, Hook]]:
         """Handles for a list of hooks, each with its point; none is installed yet. Raises for invalid hooks."""
-        plan, entries = [], [parse_hook(given, dir) for given in hooks]
+        plan, entries = [], [parse_hook(given, dir) for given in hook_list(hooks)]
         for site, function, direction, when in [*filter(self._is_installable, companions_of(entries)), *entries]:
             for point in self.points_for(site, when):
                 self.check_hooks_to_add(point, point.name or "", function, direction)

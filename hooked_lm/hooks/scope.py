@@ -12,13 +12,14 @@ import itertools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import ContextDecorator
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from hooked_lm.hooks import checkpoint
+from hooked_lm.hooks.hook_spec import HookList
 
 # Held while the hooks of a point change; readers do not take it. Reentrant, because the garbage collector may close a scope at
 # any moment, also during such a change.
@@ -150,9 +151,7 @@ class Scope(ContextDecorator):
     Its hooks end with the block, also after errors and interrupts. If it is never closed, they end when it is garbage-collected.
     """
 
-    def __init__(
-        self, root: Any, fwd_hooks: Sequence[Any], bwd_hooks: Sequence[Any], stays: bool, clear_contexts: bool
-    ) -> None:
+    def __init__(self, root: Any, fwd_hooks: HookList, bwd_hooks: HookList, stays: bool, clear_contexts: bool) -> None:
         self._given = (root, fwd_hooks, bwd_hooks, stays, clear_contexts)
         self._open: Any = None
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import nn
 
-from hooked_lm.hooks.hook_spec import parse_hook
-from hooked_lm.hooks.module import HookedRootModule, HookList, NamesFilter
+from hooked_lm.hooks.hook_spec import HookList, hook_list, parse_hook
+from hooked_lm.hooks.module import HookedRootModule, NamesFilter
 from hooked_lm.hooks.module_points import ModulePoint, calls_so_far, format_path, split_path
 from hooked_lm.hooks.name_tree import NameTree
 from hooked_lm.hooks.point import HookPoint
@@ -137,7 +137,7 @@ class WrappedModule(HookedRootModule):
         Raises KeyError after the run if a hook's modules were not called.
         """
         reached = _ReachedSites()
-        entries = [parse_hook(given) for given in (*fwd_hooks, *bwd_hooks)]
+        entries = [parse_hook(given) for given in (*hook_list(fwd_hooks), *hook_list(bwd_hooks))]
         named = [(entry.site, [p.name or "" for p in self.points_for(entry.site, entry.when)]) for entry in entries]
         with self.hooks([(name, reached) for _, names in named for name in names]):
             output = super().run_with_hooks(*model_args, fwd_hooks=fwd_hooks, bwd_hooks=bwd_hooks, **options)

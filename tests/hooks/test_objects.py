@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from hooked_lm.hooks import HookedRootModule, HookPoint, wrap
 from tests.close import GRADIENT, assert_close
@@ -38,6 +38,41 @@ class Keep:
 
     def __call__(self, value: Tensor, hook: HookPoint) -> None:
         self.seen.append(value)
+
+
+# ---- one or several ------------------------------------------------------------------------------------------------
+
+ONE_HOOK = {
+    "an object": Affine("blocks.0.hook_post", 2.0, 1.0),
+    "a pair": ("blocks.0.hook_post", lambda value, hook: 2 * value + 1),
+    "a pair with names": (["blocks.0.hook_post"], lambda value, hook: 2 * value + 1),
+    "a pair with a predicate": (lambda name: name == "blocks.0.hook_post", lambda value, hook: 2 * value + 1),
+    "a pair with an object": ("blocks.0.hook_post", Affine("blocks.1.hook_post", 2.0, 1.0)),
+}
+
+
+@pytest.mark.parametrize("one", ONE_HOOK.values(), ids=ONE_HOOK)
+def test_one_hook_is_accepted_in_place_of_a_list(one: Any) -> None:
+    model = net()
+    expected = model.run_with_hooks(some_input(), fwd_hooks=[one])
+    assert not torch.equal(expected, model(some_input()))
+    assert torch.equal(model.run_with_hooks(some_input(), fwd_hooks=one), expected)
+    with model.hooks(one):
+        assert torch.equal(model(some_input()), expected)
+    plain = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    x = torch.ones(1, 2)
+    assert torch.equal(wrap(plain).run_with_hooks(x, fwd_hooks=("0", lambda value, hook: value * 0)), plain[1](x * 0))
+    assert_no_hook_left(model)
+
+
+def test_two_hooks_are_not_taken_for_a_pair() -> None:
+    model, site = net(), "blocks.0.hook_post"
+    objects, pairs = (Affine(site, 2.0), Affine(site, shift=3.0)), ((site, lambda value, hook: 2 * value), Affine(site))
+    for two in (objects, list(objects), pairs, list(pairs), (pairs[0], pairs[0])):
+        expected = model.run_with_hooks(some_input(), fwd_hooks=[*two])
+        with model.hooks([two[0]]), model.hooks([two[1]]):
+            assert torch.equal(model(some_input()), expected)
+        assert torch.equal(model.run_with_hooks(some_input(), fwd_hooks=two), expected)
 
 
 # ---- values and gradients ------------------------------------------------------------------------------------------
