@@ -166,7 +166,7 @@ def _attention(cfg: Any, layer: int) -> Attention.Config:
     scale = _scale(cfg) / (layer + 1 if cfg.scale_attn_by_inverse_layer_idx else 1)
     local = cfg.use_local_attn and (cfg.attn_types is None or cfg.attn_types[layer] == "local")
     if local and cfg.window_size is None:
-        raise ValueError("use_local_attn needs window_size, the number of positions a query sees")
+        raise ValueError("use_local_attn needs window_size, the number of positions that a query attends to")
     return Attention.Config(
         d_model=cfg.d_model,
         n_heads=cfg.n_heads,

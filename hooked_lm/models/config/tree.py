@@ -15,6 +15,7 @@ from hooked_lm.components.heads import Classifier, ContactHead, MLMHead, NSPHead
 from hooked_lm.components.norm import NormConfig
 from hooked_lm.components.pos_embed import PosEmbedConfig
 from hooked_lm.components.stored_rotary import StoredRotary
+from hooked_lm.models.config.fit import check_fit, check_tied
 
 SideBlockConfig = PreNormBlock.Config | PostNormBlock.Config | CrossBlockConfig
 
@@ -36,6 +37,10 @@ class DecoderConfig:
     ln_final: NormConfig | None = None
     shortformer: bool = False
     per_layer: PerLayerEmbed.Config | None = None
+
+    def __post_init__(self) -> None:
+        check_tied(self.unembed, self.embed)
+        check_fit(self.blocks)
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,8 @@ class EncoderConfig:
             raise ValueError(
                 f"shares says which weights {len(self.shares)} layers share, but there are {len(self.blocks)}"
             )
+        check_tied(self.unembed, self.embed.embed)
+        check_fit(self.blocks)
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,10 @@ class EncoderDecoderConfig:
     unembed: Unembed.Config
     decoder_embed: Embed.Config | None = None
     spare_embed: Embed.Config | None = None
+
+    def __post_init__(self) -> None:
+        check_tied(self.unembed, self.decoder_embed or self.embed)
+        check_fit(self.blocks)
 
     @property
     def blocks(self) -> tuple[SideBlockConfig, ...]:

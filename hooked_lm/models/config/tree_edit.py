@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from hooked_lm.components.attention.multihead import Attention
@@ -10,6 +11,31 @@ from hooked_lm.components.attention.multihead import Attention
 # Sizes of several parts of a tree, and those that every part has under the same name.
 SIZES = ("d_model", "n_heads", "d_head", "d_mlp")
 FOLLOWING = ("d_model", "n_heads", "eps")
+
+
+@dataclass(frozen=True)
+class Change:
+    """The values of flat names before and after a change."""
+
+    before: Mapping[str, object]
+    after: Mapping[str, object]
+
+    @cached_property
+    def sizes(self) -> dict[str, object]:
+        """The sizes that change, with the values before."""
+        return {name: self.before[name] for name in SIZES if self.before.get(name) != self.after.get(name)}
+
+    def followed(self, name: str, value: Any) -> Any:
+        """The value of a field `name` that flat names do not describe; fields of `FOLLOWING` in it follow."""
+        if name in FOLLOWING and _same(value, self.before[name]):
+            return self.after[name]
+        if isinstance(value, tuple):
+            return tuple(self.followed("", each) for each in value)
+        if not _is_config(value):
+            return value
+        own = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        parts = {name: self.followed(name, part) for name, part in own.items()}
+        return value if all(parts[name] is own[name] for name in own) else replace(value, **parts)
 
 
 def edited(tree: Any, old: Any, new: Any, before: Mapping[str, object], after: Mapping[str, object]) -> Any:
@@ -24,20 +50,19 @@ def edited(tree: Any, old: Any, new: Any, before: Mapping[str, object], after: M
     >>> edited(RMSNorm.Config(8, offset=1.0), RMSNorm.Config(8), RMSNorm.Config(8, eps=0.1), small, large)
     RMSNorm.Config(d_model=8, eps=0.1, weight=True, offset=1.0, ...)
     """
-    sizes = {name: before[name] for name in SIZES if before.get(name) != after.get(name)}
-    return _with_following(_edited(_normalised(tree), old, new, "", sizes), before, after)
+    return _edited(_normalised(tree), old, new, "", Change(before, after))
 
 
-def _edited(actual: Any, old: Any, new: Any, place: str, sizes: Mapping[str, object]) -> Any:
+def _edited(actual: Any, old: Any, new: Any, place: str, change: Change) -> Any:
     if old is None and new is None:
-        _check_sizes(actual, place, sizes)
+        _check_sizes(actual, place, change.sizes)
     # nothing changed, or `tree` lacks the part
     if _same(old, new) or (actual is None and old is not None and new is not None):
-        return actual
+        return change.followed("", actual)
     if _same(actual, old):
         return new
     if isinstance(actual, tuple) and isinstance(old, tuple) and isinstance(new, tuple):
-        return _edited_layers(actual, old, new, place, sizes)
+        return _edited_layers(actual, old, new, place, change)
     if _is_config(actual) and _is_config(old) and _is_config(new) and type(old) in (type(actual), type(new)):
         # parts of other kinds may have some fields of the same names
         into = new if type(actual) is type(old) else actual
@@ -46,10 +71,11 @@ def _edited(actual: Any, old: Any, new: Any, place: str, sizes: Mapping[str, obj
         for name in parts:
             if name in described:
                 parts[name] = _edited(
-                    getattr(actual, name), getattr(old, name), getattr(new, name), f"{place}.{name}", sizes
+                    getattr(actual, name), getattr(old, name), getattr(new, name), f"{place}.{name}", change
                 )
             elif into is actual:
-                _check_sizes(parts[name], f"{place}.{name}", sizes)
+                _check_sizes(parts[name], f"{place}.{name}", change.sizes)
+                parts[name] = change.followed(name, parts[name])
         return type(into)(**parts)
     raise ValueError(f"the tree has {actual!r} at {place.lstrip('.')}, where flat names describe {old!r}")
 
@@ -72,21 +98,8 @@ def _check_sizes(part: Any, place: str, sizes: Mapping[str, object], name: str =
         raise ValueError(f"flat names do not describe {place.lstrip('.')}, which would keep {part}")
 
 
-def _with_following(part: Any, before: Mapping[str, object], after: Mapping[str, object]) -> Any:
-    if isinstance(part, tuple) and not hasattr(part, "_fields"):
-        return tuple(_with_following(each, before, after) for each in part)
-    if not _is_config(part):
-        return part
-    values = {field.name: getattr(part, field.name) for field in fields(part) if field.init}
-    changed = {
-        name: after[name] if name in FOLLOWING and _same(value, before[name]) else _with_following(value, before, after)
-        for name, value in values.items()
-    }
-    return part if all(changed[name] is values[name] for name in changed) else replace(part, **changed)
-
-
 def _edited_layers(
-    actual: tuple[Any, ...], old: tuple[Any, ...], new: tuple[Any, ...], place: str, sizes: Mapping[str, object]
+    actual: tuple[Any, ...], old: tuple[Any, ...], new: tuple[Any, ...], place: str, change: Change
 ) -> tuple[Any, ...]:
     """Edits layer by layer. Added layers are copies of the others. Raises ValueError if these are not all equal."""
     beyond = len(new) - len(old)
@@ -98,7 +111,7 @@ def _edited_layers(
         return new
     actual, old = actual + actual[:1] * beyond, old + old[:1] * beyond
     whole = zip(actual, old, new, strict=False)  # if `new` has fewer layers, the first ones are kept
-    return tuple(_edited(*parts, f"{place}.{layer}", sizes) for layer, parts in enumerate(whole))
+    return tuple(_edited(*parts, f"{place}.{layer}", change) for layer, parts in enumerate(whole))
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from hooked_lm.components.norm import RMSNorm
 from hooked_lm.models.config.flat import HookedEncoderConfig
 from hooked_lm.models.encoder import Encoder
 from tests.families import CASES
@@ -67,6 +68,16 @@ def test_the_windows_of_an_encoder() -> None:
     [
         ("esm-masked-rotary", "n_heads", 8, "do not describe rotary.rotary.dim, which would keep 8"),
         ("olmo2-grouped", "d_head", 16, "do not describe blocks.0.attn.k_norm.d_model, which would keep 8"),
+        ("olmo2-grouped", "n_key_value_heads", 1, "k_norm has weights for 2 heads, but there are 1"),
+        ("stablelm-parallel-normed", "n_key_value_heads", 1, "k_norm has weights for 2 heads, but there are 1"),
+        ("phi3-longrope", "d_head", 16, "short_factor of LongRope has 4 numbers, but 16 rotary features are 8 pairs"),
+        (
+            "gptj-all-rotary-tied",
+            "d_vocab_out",
+            20,
+            "of 20 tokens cannot be tied to an embedding of 61: make d_vocab_out",
+        ),
+        ("gpt2-tied", "d_vocab_out", 20, "of 20 tokens cannot be tied to an embedding of 61: make d_vocab_out"),
         ("marian-plain", "d_mlp", 24, "has 40 at decoder.blocks.0.mlp.d_mlp, where flat names describe"),
         ("modernbert-masked", "rotary_base", 8.0, "at blocks.1.attn.rotary.theta, where flat names describe"),
         ("bert-tokens", "normalization_type", "RMS", "flat names build encoders like BERT"),
@@ -76,6 +87,21 @@ def test_the_windows_of_an_encoder() -> None:
 def test_a_change_without_a_meaning_is_refused(name: str, field: str, value: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=f"{field}={value!r}.*{reason}"):
         replace(loaded(name).cfg, **{field: value})
+
+
+def test_a_width_that_equals_another_after_a_change_does_not_follow_it() -> None:
+    """The new width of a head is the old width of the stream."""
+    model = loaded("persimmon-linear-gelu")
+    edited = built(model, d_model=2 * model.cfg.d_model)
+    assert edited.blocks[0].attn.cfg.qk_norm.d_model == edited.cfg.d_head == model.cfg.d_model
+    assert edited(torch.tensor([[5, 3, 7]])).isfinite().all()
+
+
+def test_a_norm_of_another_width_than_the_heads_is_refused() -> None:
+    tree = loaded("persimmon-linear-gelu").cfg.tree
+    attn = replace(tree.blocks[0].attn, qk_norm=RMSNorm.Config(7))
+    with pytest.raises(ValueError, match="qk_norm normalises vectors of width 7, but d_head is"):
+        replace(tree, blocks=(replace(tree.blocks[0], attn=attn),))
 
 
 def test_heads_of_a_model_without_groups_stay_without_groups() -> None:
