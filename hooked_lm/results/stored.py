@@ -37,10 +37,8 @@ def read(path: str | Path, format: str) -> tuple[dict[str, Tensor], dict[str, An
     try:
         with safe_open(str(path), framework="pt") as file:
             header = file.metadata() or {}
-            if header.get("format") != format:
-                kind, found = (name.rpartition(".")[2] for name in (format, header.get("format", "")))
-                other = f", but by {found}.save" if found else ""
-                raise ValueError(f"{path} holds no {kind}: it was not written by {kind}.save{other}")
+            if (found := header.get("format")) != format:
+                raise ValueError(f"{path} is not a file of format {format!r}: its format is {found or 'not given'}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file: {error}") from None

@@ -25,7 +25,8 @@ def found() -> Found:
     pairs = prompt_pairs(3)
     clean, corrupted = (model.to_tokens([getattr(pair, side) for pair in pairs]) for side in ("clean", "corrupted"))
     answers, wrong = (
-        [torch.tensor([model.to_single_token(getattr(pair, which))]) for pair in pairs] for which in ("answer", "wrong")
+        [torch.tensor([model.to_single_token(getattr(pair, which))]) for pair in pairs]
+        for which in ("answer", "wrong_answer")
     )
     said = {"clean": model(clean)[:, -1], "corrupted": model(corrupted)[:, -1]}
     model.set_use_attn_result(True)

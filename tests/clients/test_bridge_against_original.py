@@ -20,7 +20,7 @@ from torch import Tensor
 from hooked_lm.compat.bridge import TransformerBridge
 from tests.close import assert_apart, assert_close
 
-THEIRS = Path(__file__).parents[2] / ".venv-clients" / "transformer-lens-3.9.0"
+THEIRS = Path(sys.prefix) / "transformer-lens-3.9.0"
 TOKENS = [[1, 2, 3, 4, 5, 6], [7, 3, 9, 9, 2, 1]]
 SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,

@@ -21,7 +21,7 @@ from tests.close import assert_close
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-FOLDER = ROOT / ".venv-clients" / "transformer-lens-4.3.0"
+FOLDER = Path(sys.prefix) / "transformer-lens-4.3.0"
 spec = importlib.util.spec_from_file_location("asked_of_4", HERE / "asked_of_4.py")
 assert spec is not None
 assert spec.loader is not None

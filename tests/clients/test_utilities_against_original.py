@@ -12,7 +12,7 @@ from tests.clients import utilities_calls
 from tests.close import is_close
 
 ROOT = Path(__file__).parents[2]
-ORIGINAL = ROOT / ".venv-clients" / "transformer-lens-3.9.0"
+ORIGINAL = Path(sys.prefix) / "transformer-lens-3.9.0"
 GROUPS = ("tensors", "numbers", "texts", "machines", "programs", "evaluations", "training")
 
 

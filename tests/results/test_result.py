@@ -413,7 +413,7 @@ def test_foreign_files(tmp_path: Path):
     with pytest.raises(ValueError, match="text is not a safetensors file"):
         SweepResult.load(tmp_path / "text")
     save_file({"values": torch.zeros(2)}, tmp_path / "weights")
-    with pytest.raises(ValueError, match=r"weights holds no SweepResult: it was not written by SweepResult.save"):
+    with pytest.raises(ValueError, match=r"weights is not a file of format 'hooked_lm.SweepResult': its format is"):
         SweepResult.load(tmp_path / "weights")
     with pytest.raises(FileNotFoundError):
         SweepResult.load(tmp_path / "nothing")
