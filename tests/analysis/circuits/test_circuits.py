@@ -288,7 +288,7 @@ def test_files_give_everything_back(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["circuit.safetensors"]
     assert Circuit.load(path).n_edges == 5
     evaluate_one(model_of("llama"), circuit).save(tmp_path / "other")
-    with pytest.raises(ValueError, match="not a file of format 'hooked_lm.Circuit'"):
+    with pytest.raises(ValueError, match=r"not a file of format 'hooked_lm.Circuit'"):
         Circuit.load(tmp_path / "other")
     path.write_text("nothing")
     with pytest.raises(ValueError, match="not a safetensors file"):
