@@ -170,11 +170,7 @@ class BatchedPass:
         """Yields each cell, its interval of positions, and their logits [batch, pos, token], of `tokens` or of all tokens."""
         model = self.base.model
         with model.hooks(fwd_hooks=[(site, self._write) for site in self.by_site]):
-            packed = self._entered(len(model.blocks), self._through(len(model.blocks)))
-            normalized = norm_of(model, "ln_final")(packed).to(model.embed.W_E.dtype)
-            logits = model.unembed(normalized) if tokens is None else model.unembed.some(normalized, tokens)
-            logits = model.cap_logits(logits)
-            self.cost.flops += 2 * logits.numel() * normalized.shape[-1]
+            logits = self._logits(self._through(len(model.blocks)), tokens)
         for run, rows in zip(self.context.runs, self.context.output_packing.parts(logits), strict=True):
             for index, of_cell in zip(run.cells, rows.unflatten(0, (-1, self.base.n_prompts)), strict=True):
                 yield self.schedules[index].cell, run.steps.query_rows, of_cell
@@ -182,11 +178,21 @@ class BatchedPass:
     def capture(self, sites: Sequence[str]) -> dict[int, dict[str, Tensor]]:
         """The values [batch, pos, ...] of each cell at these sites, which the base run kept, from where the cell starts on."""
         self.captured: dict[int, dict[str, Tensor]] = {schedule.cell: {} for schedule in self.schedules}
-        stop = 1 + max(self.places[site].layer for site in sites)
+        last, n_layers = max(self.places[site].layer for site in sites), len(self.base.model.blocks)
         hooks = [(site, self._write) for site in self.by_site] + [(site, self._keep) for site in sites]
         with self.base.model.hooks(fwd_hooks=hooks):
-            self._through(min(stop, len(self.base.model.blocks)))
+            packed = self._through(min(last + 1, n_layers))
+            if last == n_layers:
+                self._logits(packed, None)
         return self.captured
+
+    def _logits(self, packed: Tensor | None, tokens: Tensor | None) -> Tensor:
+        """The logits of `tokens`, or of all tokens, for the output of the last block."""
+        model = self.base.model
+        normalized = norm_of(model, "ln_final")(self._entered(len(model.blocks), packed)).to(model.embed.W_E.dtype)
+        logits = model.unembed(normalized) if tokens is None else model.unembed.some(normalized, tokens)
+        self.cost.flops += 2 * logits.numel() * normalized.shape[-1]
+        return model.cap_logits(logits)
 
     def _through(self, stop: int) -> Tensor | None:
         """The stream before a layer, packed."""
