@@ -29,7 +29,7 @@ class Batch:
 
     path: Path
     site: str
-    texts: list[str] | None
+    prompts: list[str] | None
     about: dict[str, Any]
 
     def load(self) -> dict[str, Tensor]:
@@ -49,21 +49,23 @@ class Run:
 
     path: Path
     about: dict[str, Any] = field(default_factory=dict)
-    texts: list[str] | None = None  # the default texts of new batches
+    prompts: list[str] | None = None  # the default of new batches
 
     @property
     def id(self) -> str:
         """The key of the run in its store."""
         return self.path.name
 
-    def add(self, site: str, tensors: Mapping[str, Tensor], texts: Sequence[str] | None = None, **about: Any) -> Batch:
-        """Writes the tensors of a site; `texts` are the texts of its rows (default: the `texts` of the run).
+    def add(
+        self, site: str, tensors: Mapping[str, Tensor], prompts: Sequence[str] | None = None, **about: Any
+    ) -> Batch:
+        """Writes the tensors of a site; `prompts` are the texts of its rows (default: the `prompts` of the run).
 
         Raises ValueError if the run was deleted, TypeError if `about` is not JSON serialisable.
         """
         if not self.path.is_dir():
             raise ValueError(f"the run {self.id} is not in {self.path.parent} any more: it was deleted")
-        shown = list(texts) if texts is not None else self.texts
+        shown = list(prompts) if prompts is not None else self.prompts
         file = f"{uuid4().hex}.safetensors"
         line = json.dumps({"file": file, "site": site, "texts": shown, "about": about}) + "\n"
         on_cpu = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
@@ -108,7 +110,7 @@ class Store:
     >>> import tempfile, torch
     >>> store = Store(tempfile.mkdtemp())
     >>> run = store.start(data="two prompts")
-    >>> _ = run.add("blocks.0.hook_resid_post", {"value": torch.ones(2, 3)}, texts=["one", "two"])
+    >>> _ = run.add("blocks.0.hook_resid_post", {"value": torch.ones(2, 3)}, prompts=["one", "two"])
     >>> [(run.about["data"], run.sites) for run in store]
     [('two prompts', ['blocks.0.hook_resid_post'])]
     >>> store.delete(run.id)

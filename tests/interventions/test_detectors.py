@@ -223,13 +223,13 @@ def test_several_share_a_run_of_a_store(demo: Any, tmp_path: Path) -> None:
     run = Store(tmp_path).start(what="two texts")
     hooks = [InputTokens.of(demo, store=run), Record("resid_post", 1, store=run, most_calls=0)]
     for text in ["The capital of France is", "When Mary"]:
-        run.texts = [text]
+        run.prompts = [text]
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # what is on disk is not lost, so no cap is told
             demo.run_with_hooks(text, fwd_hooks=hooks)
     (again,) = Store(tmp_path)
     assert again.sites == ["hook_tokens", "blocks.1.hook_resid_post"]
-    assert [batch.texts for batch in again][::2] == [["The capital of France is"], ["When Mary"]]
+    assert [batch.prompts for batch in again][::2] == [["The capital of France is"], ["When Mary"]]
     for ids, resid in zip(again.read("hook_tokens", "ids"), again.read("blocks.1.hook_resid_post"), strict=True):
         assert resid.equal(demo.run_with_cache(ids, names_filter=("resid_post", 1))[1]["resid_post", 1])
     told = hooks[1].to_dict()

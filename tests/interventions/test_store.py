@@ -18,7 +18,7 @@ store, shared, mine = Store(sys.argv[1]), Run(Path(sys.argv[2])), int(sys.argv[3
 own = store.start(who=mine)
 for i in range(20):
     for run in (own, shared):
-        run.add(f"site {mine}", {"value": torch.full((50,), float(100 * mine + i))}, texts=["t" * 500], i=i)
+        run.add(f"site {mine}", {"value": torch.full((50,), float(100 * mine + i))}, prompts=["t" * 500], i=i)
 """
 
 
@@ -27,14 +27,14 @@ def test_runs_come_back(tmp_path: Path) -> None:
     assert len(store) == 0
     run = store.start(data="mine", seed=3)
     value = torch.randn(2, 3).to(torch.bfloat16)
-    run.add("a", {"value": value, "ids": torch.tensor([[1, 2]])}, texts=["x", "y\nz"], note=[1, None])
-    run.texts = ["later"]
+    run.add("a", {"value": value, "ids": torch.tensor([[1, 2]])}, prompts=["x", "y\nz"], note=[1, None])
+    run.prompts = ["later"]
     run.add("b", {"value": value[:1]})
     run.add("a", {"value": value.T})  # not contiguous
     (again,) = Store(tmp_path / "here")
     assert (again.about["data"], again.about["seed"], again.about["torch"]) == ("mine", 3, str(torch.__version__))
     assert again.sites == ["a", "b"]
-    assert [batch.texts for batch in again] == [["x", "y\nz"], ["later"], ["later"]]
+    assert [batch.prompts for batch in again] == [["x", "y\nz"], ["later"], ["later"]]
     assert next(iter(again)).about == {"note": [1, None]}
     first, second = again.read("a")
     assert first.dtype == torch.bfloat16
