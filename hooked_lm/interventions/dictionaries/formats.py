@@ -221,7 +221,7 @@ def _tensors(file: Path) -> Tensors:
         with safe_open(str(file), framework="pt") as opened:
             return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
     except SafetensorError as error:
-        raise ValueError(f"{file} is no safetensors file: {error}") from None
+        raise ValueError(f"{file} is not a safetensors file: {error}") from None
 
 
 def _unpickled(file: Path) -> Tensors:
