@@ -56,7 +56,10 @@ class MLMHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """`ln(act(x W + b))`, where x is a text's first token, or with `mean` the mean of its real tokens."""
+    """`ln(act(x W + b))`, where x is a text's first token, or with `mean` the mean of its real tokens.
+
+    With `pools_last` `act(x W + b)` is computed for each token, before the first is taken or the mean.
+    """
 
     @dataclass(frozen=True)
     class Config:
@@ -65,6 +68,7 @@ class Pooler(nn.Module):
         bias: bool = True
         norm: NormConfig | None = None
         mean: bool = False
+        pools_last: bool = False
 
         def build(self) -> "Pooler":
             return Pooler(self)
@@ -79,9 +83,9 @@ class Pooler(nn.Module):
         self.hook_pooler_out = HookPoint("batch", "d_model")
 
     def forward(self, resid: Stream, real: Real | None = None) -> Pooled:
-        return self.hook_pooler_out(
-            norm_of(self, "ln")(self.act_fn(F.linear(self.pooled(resid, real), self.W.T, self.b)))
-        )
+        inputs = resid if self.cfg.pools_last else self.pooled(resid, real)
+        post = self.act_fn(F.linear(inputs, self.W.T, self.b))
+        return self.hook_pooler_out(norm_of(self, "ln")(self.pooled(post, real) if self.cfg.pools_last else post))
 
     def pooled(self, x: Stream, real: Real | None = None) -> Pooled:
         """The first real token, or with `mean` the mean of all; padding may be on either side."""

@@ -4,12 +4,14 @@ from typing import Any
 
 from torch import nn
 
-from tests.families._case import SIZES, Case
+from tests.families._case import GROUPED, LLAMA3, SIZES, YARN, Case
 
 BERT: dict[str, Any] = {**SIZES, "pad_token_id": 0, "layer_norm_eps": 0.02, "hidden_act": "gelu"}
 ROBERTA: dict[str, Any] = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
 NARROW = {"embedding_size": 16}
 ALBERT: dict[str, Any] = {"embedding_size": 16, "num_hidden_layers": 3, "hidden_act": "gelu_new"}
+REMBERT: dict[str, Any] = {"input_embedding_size": 16, "output_embedding_size": 40}
+WIDE_REMBERT: dict[str, Any] = {"input_embedding_size": 40, "output_embedding_size": 24}
 DISTILBERT: dict[str, Any] = {
     "vocab_size": 61,
     "dim": 32,
@@ -48,6 +50,18 @@ def lively(model: nn.Module) -> None:
     model.discriminator_predictions.dense_prediction.weight.mul_(4.0)
 
 
+def with_sines(model: nn.Module) -> None:
+    """The table of sines that RoFormer's files hold."""
+    table = model.base_model.encoder.embed_positions
+    table.weight.copy_(table.create_weight())
+
+
+def backwards(model: nn.Module) -> None:
+    """Another table, with the positions from the end."""
+    table = model.base_model.encoder.embed_positions
+    table.weight.copy_(table.create_weight().flip(0))
+
+
 def bert(name: str, of: str = "MaskedLM", family: str = "bert", adjust: Any = None, **fields: Any) -> Case:
     """`of` is the end of the transformers class."""
     return Case(family, name, {**BERT, **fields}, auto=CLASSES.get(of, f"AutoModelFor{of}"), adjust=adjust)
@@ -64,6 +78,15 @@ def modern(name: str, of: str = "MaskedLM", **fields: Any) -> Case:
 def esm(name: str, of: str = "MaskedLM", **fields: Any) -> Case:
     sizes = {**SIZES, "layer_norm_eps": 0.02, **ESM}
     return Case("esm", name, {**sizes, **fields}, auto=CLASSES.get(of, f"AutoModelFor{of}"))
+
+
+def nomic(name: str, of: str = "MaskedLM", **fields: Any) -> Case:
+    return bert(name, of, "nomic_bert", **{"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}, **fields})
+
+
+def euro(name: str, of: str = "MaskedLM", **fields: Any) -> Case:
+    sizes = {**SIZES, **GROUPED, "pad_token_id": 0, "mask_token_id": 3, **fields}
+    return Case("eurobert", name, sizes, auto=CLASSES.get(of, f"AutoModelFor{of}"))
 
 
 def deberta(name: str, of: str = "MaskedLM", **fields: Any) -> Case:
@@ -89,6 +112,42 @@ CASES: list[Case] = [
     bert("masked", family="xlm-roberta", **ROBERTA),
     bert("bare-relu", "", "xlm-roberta", **ROBERTA, hidden_act="relu"),
     bert("spans", "QuestionAnswering", "xlm-roberta", **ROBERTA),
+    bert("masked-relu", family="camembert", **ROBERTA, hidden_act="relu"),
+    bert("bare-pad-elsewhere", "", "camembert", **{**ROBERTA, "pad_token_id": 3}),
+    bert("masked-untied-one-type", family="camembert", **ROBERTA, type_vocab_size=1, tie_word_embeddings=False),
+    bert("tokens", "TokenClassification", "camembert", **ROBERTA, **THREE_LABELS),
+    bert("masked", family="data2vec-text", **ROBERTA),
+    bert("masked-untied-relu", family="data2vec-text", **ROBERTA, hidden_act="relu", tie_word_embeddings=False),
+    bert("texts-pad-elsewhere", "SequenceClassification", "data2vec-text", **{**ROBERTA, "pad_token_id": 3}),
+    bert("masked", family="roberta-prelayernorm", **ROBERTA),
+    bert("masked-untied-relu", family="roberta-prelayernorm", **ROBERTA, hidden_act="relu", tie_word_embeddings=False),
+    bert("texts", "SequenceClassification", "roberta-prelayernorm", **ROBERTA, **THREE_LABELS),
+    bert("masked", family="xlm-roberta-xl", **ROBERTA),
+    bert("bare-two-types-relu", "", "xlm-roberta-xl", **ROBERTA, type_vocab_size=2, hidden_act="relu"),
+    bert("spans-pad-elsewhere", "QuestionAnswering", "xlm-roberta-xl", **{**ROBERTA, "pad_token_id": 3}),
+    bert("masked", family="megatron-bert"),
+    bert("pretraining-untied-relu", "PreTraining", "megatron-bert", hidden_act="relu", tie_word_embeddings=False),
+    bert("bare", "", "megatron-bert", type_vocab_size=3),
+    bert("masked", family="ernie"),
+    bert("pretraining-untied-relu", "PreTraining", "ernie", hidden_act="relu", tie_word_embeddings=False),
+    bert("texts", "SequenceClassification", "ernie", **THREE_LABELS),
+    bert("masked-narrow-in-wide-out", family="rembert", **REMBERT),
+    bert("masked-wide-in-narrow-out", family="rembert", **WIDE_REMBERT, hidden_act="relu"),
+    bert("bare", "", "rembert", **REMBERT, type_vocab_size=3),
+    nomic("masked"),
+    nomic("masked-untied-wide-heads-yarn", tie_word_embeddings=False, head_dim=12, hidden_act="gelu", **YARN),
+    nomic("texts", "SequenceClassification", type_vocab_size=3, **THREE_LABELS),
+    nomic("bare-relu", "", hidden_act="relu", num_attention_heads=8),
+    euro("masked-grouped"),
+    euro("masked-biased-tied-llama3", attention_bias=True, mlp_bias=True, tie_word_embeddings=True, **LLAMA3),
+    euro("texts-late", "SequenceClassification", **THREE_LABELS),
+    euro("texts-mean-wide-heads", "SequenceClassification", classifier_pooling="mean", head_dim=12, **THREE_LABELS),
+    euro("texts-first", "SequenceClassification", classifier_pooling="bos", num_key_value_heads=1, **THREE_LABELS),
+    euro("tokens", "TokenClassification", hidden_act="gelu", **THREE_LABELS),
+    bert("masked", family="roformer", adjust=with_sines),
+    bert("masked-narrow-untied", family="roformer", adjust=backwards, **NARROW, tie_word_embeddings=False),
+    bert("texts-relu", "SequenceClassification", "roformer", with_sines, hidden_act="relu", **THREE_LABELS),
+    bert("spans-wide", "QuestionAnswering", "roformer", with_sines, embedding_size=48),
     distilbert("masked"),
     distilbert("masked-untied-relu-sines", activation="relu", tie_word_embeddings=False, sinusoidal_pos_embds=True),
     distilbert("bare", ""),

@@ -37,7 +37,9 @@ def _(head: Pooler, at: Sites, get_input: LazyTensor, real: Real | None = None) 
     """Identities between the sites of a run with input `get_input()`."""
 
     def pooled() -> tuple[Tensor, Tensor]:
-        made = head.act_fn(add_bias(head.pooled(get_input(), real) @ head.W, head.b))
+        last = head.cfg.pools_last
+        made = head.act_fn(add_bias((get_input() if last else head.pooled(get_input(), real)) @ head.W, head.b))
+        made = head.pooled(made, real) if last else made
         return norm_output(head, "ln", at, lambda: made), at("hook_pooler_out")
 
     yield "act(x W + b), normed == pooler_out", pooled

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.encoder_embed import EncoderEmbed, ProjectedEncoderEmbed, TokenTypeEmbed
@@ -28,6 +29,8 @@ NO_EFFECT = (
 # norm weights in the first checkpoints
 RENAMED = {r"LayerNorm\.gamma$": "LayerNorm.weight", r"LayerNorm\.beta$": "LayerNorm.bias"}
 
+BlockClass = type[PreNormBlock] | type[PostNormBlock]
+
 
 def check_bidirectional(hf: HFConfig) -> None:
     """Raises ValueError for options that turn an encoder into a decoder, and for unsupported position embeddings."""
@@ -48,10 +51,15 @@ def attention(hf: HFConfig, **options: Any) -> Attention.Config:
     return Attention.Config(d_model, n_heads, d_model // n_heads, qkv_bias=True, out_bias=True, causal=False, **options)
 
 
-def blocks(hf: HFConfig, attn: Any) -> tuple[PostNormBlock.Config, ...]:
-    """The layers."""
+def blocks(hf: HFConfig, attn: Any, kind: BlockClass = PostNormBlock) -> tuple[Any, ...]:
+    """The layers; `kind` is the class of the blocks."""
     norm, mlp = layer_norm(hf), MLP.Config(hf.hidden_size, hf.intermediate_size, hf.hidden_act)
-    return (PostNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm),) * hf.num_hidden_layers
+    return (kind.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm),) * hf.num_hidden_layers
+
+
+def with_norms_before(hf: HFConfig, tree: EncoderConfig) -> EncoderConfig:
+    """The tree with norms before the sublayers and after the last block, instead of after each sublayer."""
+    return replace(tree, blocks=blocks(hf, attention(hf), PreNormBlock), ln_final=layer_norm(hf))
 
 
 def embed(hf: HFConfig, offset: int = 0, n_types: int = 0, d_embed: int | None = None) -> EncoderEmbed.Config:
@@ -109,7 +117,7 @@ def heads(
     """
     norm, found = norm or layer_norm(hf), dict[str, Any]()
     d_model = norm.d_model
-    tied, n_labels = bool(hf.tie_word_embeddings), len(hf.get("id2label") or (0, 1))
+    tied, n_labels = bool(hf.get("tie_word_embeddings", True)), len(hf.get("id2label") or (0, 1))
     if hf.holds(names.mlm + ".weight"):
         width = d_embed or d_model
         unread = None if tied or names.bias == names.untied_bias else hf.vocab_size
@@ -164,16 +172,25 @@ def projection_rows(source: str) -> list[Row]:
     return [Row(source + ".weight", "embed.W_proj", "m e -> e m"), Row(source + ".bias", "embed.b_proj")]
 
 
-def layer_rows(source: str) -> list[Row]:
-    """Rows of a layer with BERT's tensor names."""
+def layer_rows(source: str, ln1: str = "attention.output.LayerNorm", ln2: str = "output.LayerNorm") -> list[Row]:
+    """Rows of a layer with BERT's tensor names, apart from those of the norms."""
     attn = source + "attention.self."
     return [
         *classic.into_attention(attn + "query", attn + "key", attn + "value"),
         *classic.out_of_attention(source + "attention.output.dense"),
-        *classic.norm(source + "attention.output.LayerNorm", "blocks.{l}.ln1"),
+        *classic.norm(source + ln1, "blocks.{l}.ln1"),
         *classic.into_mlp(source + "intermediate.dense"),
         *classic.out_of_mlp(source + "output.dense"),
-        *classic.norm(source + "output.LayerNorm", "blocks.{l}.ln2"),
+        *classic.norm(source + ln2, "blocks.{l}.ln2"),
+    ]
+
+
+def rows(tree: EncoderConfig, names: Names, prefix: str, **norms: str) -> list[Row]:
+    """Rows of a whole model with BERT's tensor names; `norms` are those of the norms in a layer."""
+    return [
+        *embedding_rows(prefix + "embeddings."),
+        *layer_rows(prefix + "encoder.layer.{l}.", **norms),
+        *head_rows(tree, names, prefix),
     ]
 
 

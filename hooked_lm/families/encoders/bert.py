@@ -30,8 +30,4 @@ def config(hf: HFConfig) -> EncoderConfig:
 
 
 def rows(tree: EncoderConfig) -> list[Row]:
-    return [
-        *bert_like.embedding_rows("bert.embeddings."),
-        *bert_like.layer_rows("bert.encoder.layer.{l}."),
-        *bert_like.head_rows(tree, HEADS, PREFIX),
-    ]
+    return bert_like.rows(tree, HEADS, PREFIX)

@@ -68,16 +68,9 @@ def config(hf: HFConfig) -> EncoderConfig:
 
 
 def rows(tree: EncoderConfig) -> list[Row]:
-    source = "esm.encoder.layer.{l}."
-    attn = source + "attention.self."
     return [
         *bert_like.embedding_rows("esm.embeddings.", norm="layer_norm"),
-        *classic.norm(source + "attention.LayerNorm", "blocks.{l}.ln1"),
-        *classic.into_attention(attn + "query", attn + "key", attn + "value"),
-        *classic.out_of_attention(source + "attention.output.dense"),
-        *classic.norm(source + "LayerNorm", "blocks.{l}.ln2"),
-        *classic.into_mlp(source + "intermediate.dense"),
-        *classic.out_of_mlp(source + "output.dense"),
+        *bert_like.layer_rows("esm.encoder.layer.{l}.", "attention.LayerNorm", "LayerNorm"),
         *classic.norm("esm.encoder.emb_layer_norm_after", "ln_final"),
         Row("esm.rotary_embeddings.inv_freq", "rotary.frequencies"),
         *bert_like.linear("esm.contact_head.regression", "contact_head"),

@@ -23,8 +23,4 @@ def config(hf: HFConfig) -> EncoderConfig:
 
 
 def rows(tree: EncoderConfig) -> list[Row]:
-    return [
-        *bert_like.embedding_rows("roberta.embeddings."),
-        *bert_like.layer_rows("roberta.encoder.layer.{l}."),
-        *bert_like.head_rows(tree, ROBERTA, PREFIX),
-    ]
+    return bert_like.rows(tree, ROBERTA, PREFIX)

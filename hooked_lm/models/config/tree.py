@@ -14,7 +14,7 @@ from hooked_lm.components.encoder_embed import EncoderEmbed
 from hooked_lm.components.heads import Classifier, ContactHead, MLMHead, NSPHead, Pooler, TokenClassifier
 from hooked_lm.components.norm import NormConfig
 from hooked_lm.components.pos_embed import PosEmbedConfig
-from hooked_lm.components.stored_rotary import StoredRotary
+from hooked_lm.components.stored_rotary import RotaryTable, StoredRotary
 from hooked_lm.models.config.fit import check_fit, check_tied
 
 SideBlockConfig = PreNormBlock.Config | PostNormBlock.Config | CrossBlockConfig
@@ -48,8 +48,8 @@ class EncoderConfig:
     """An encoder: embeddings, a tuple of blocks (they may differ), an optional final norm, and optional heads.
 
     `n_ctx` is the longest text. All layers share `rel_pos_bias`, a bias on the scores, `rel_embed`, a table of relative
-    positions, and the frequencies of `rotary`. `shares` has a key for each block: blocks with the same key share weights.
-    `layout` is a number that tells apart the tensor names of a family that uses several sets of them.
+    positions, and the frequencies or angles of `rotary`. `shares` has a key for each block: blocks with the same key share
+    weights. `layout` is a number that tells apart the tensor names of a family that uses several sets of them.
     """
 
     n_ctx: int
@@ -58,7 +58,7 @@ class EncoderConfig:
     ln_final: NormConfig | None = None
     rel_pos_bias: RelativeBias.Config | None = None
     rel_embed: RelativeEmbed.Config | None = None
-    rotary: StoredRotary.Config | None = None
+    rotary: StoredRotary.Config | RotaryTable.Config | None = None
     shares: tuple[tuple[int, int], ...] | None = None
     mlm_head: MLMHead.Config | None = None
     unembed: Unembed.Config | None = None
