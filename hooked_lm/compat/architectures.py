@@ -14,8 +14,9 @@ __all__ = [
 
 # Among the supported families: encoder-decoders, encoders, and decoders with norms after sublayers and not before them.
 SEQ2SEQ_ARCHITECTURES = {
-    "BartForConditionalGeneration", "BlenderbotForConditionalGeneration", "M2M100ForConditionalGeneration",
-    "MarianMTModel", "MBartForConditionalGeneration", "MT5ForConditionalGeneration", "PegasusForConditionalGeneration",
+    "BartForConditionalGeneration", "BlenderbotForConditionalGeneration", "LongT5ForConditionalGeneration",
+    "M2M100ForConditionalGeneration", "MarianMTModel", "MBartForConditionalGeneration", "MT5ForConditionalGeneration",
+    "MvpForConditionalGeneration", "PegasusForConditionalGeneration", "PLBartForConditionalGeneration",
     "SwitchTransformersForConditionalGeneration", "T5ForConditionalGeneration", "T5WithLMHeadModel",
     "UMT5ForConditionalGeneration",
 }  # fmt: skip

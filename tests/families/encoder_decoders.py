@@ -89,6 +89,7 @@ SCALED: dict[str, Any] = {**BART, "scale_embedding": True}
 UNTIED: dict[str, Any] = {**BART, "tie_word_embeddings": False}
 SWITCH = {**T5, "num_experts": 4, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "expert_capacity": 3}
 MANY_BUCKETS = {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
+GATED: dict[str, Any] = {"feed_forward_proj": "gated-gelu"}
 ONE_BY_ONE = {"num_layers": 2, "num_decoder_layers": 1}
 
 
@@ -108,6 +109,9 @@ CASES: list[Case] = [
     t5("mt5", "gated", moderate),
     t5("mt5", "relu-wide-heads", moderate, feed_forward_proj="relu", d_kv=12),
     t5("mt5", "few-layers-many-buckets", moderate, **MANY_BUCKETS, **ONE_BY_ONE),
+    t5("longt5", "relu-scaled", local_radius=2),
+    t5("longt5", "gated-unscaled-wide-heads", moderate, **GATED, d_kv=12, local_radius=4, tie_word_embeddings=False),
+    t5("longt5", "radius-longer-than-texts", local_radius=20, **MANY_BUCKETS, **ONE_BY_ONE),
     t5("umt5", "gated"),
     t5("umt5", "relu-wide-heads", feed_forward_proj="relu", d_kv=12),
     t5("umt5", "few-layers-many-buckets", **MANY_BUCKETS, **ONE_BY_ONE),
@@ -129,6 +133,12 @@ CASES: list[Case] = [
     bart("bart", "plain", BART),
     bart("bart", "scaled-relu", SCALED, activation_function="relu"),
     bart("bart", "untied", UNTIED),
+    bart("plbart", "scaled", SCALED),
+    bart("plbart", "unscaled-relu", BART, scale_embedding=False, activation_function="relu"),
+    bart("plbart", "untied-scaled", UNTIED, scale_embedding=True, decoder_layers=1),
+    bart("mvp", "plain", BART),
+    bart("mvp", "scaled-relu", SCALED, activation_function="relu"),
+    bart("mvp", "untied", UNTIED, decoder_layers=1),
     bart("mbart", "plain", BART),
     bart("mbart", "scaled-relu", SCALED, activation_function="relu"),
     bart("mbart", "untied-scaled", UNTIED, scale_embedding=True, decoder_layers=1),

@@ -118,15 +118,15 @@ def outer_rows(tree: EncoderDecoderConfig) -> list[Row]:
     ]
 
 
-def attention_half_rows(tree: EncoderDecoderConfig) -> list[Row]:
+def attention_half_rows(tree: EncoderDecoderConfig, encoder_attention: str = "SelfAttention") -> list[Row]:
     """Rows of self-attention, cross-attention, all norms of the layers, and the position biases."""
-    bias = "SelfAttention.relative_attention_bias.weight"
+    bias, of_encoder = "relative_attention_bias.weight", f"0.{encoder_attention}."
     e, d = "encoder.block.{i}.layer.", "decoder.block.{i}.layer."
     encoder = [
-        *attention_rows(e + "0.SelfAttention.", "encoder.{i}.attn."),
+        *attention_rows(e + of_encoder, "encoder.{i}.attn."),
         Row(e + "0.layer_norm.weight", "encoder.{i}.ln1.w"),
         Row(e + "1.layer_norm.weight", "encoder.{i}.ln2.w"),
-        Row(e + "0." + bias, "encoder.{i}.attn.position_bias.W_rel"),
+        Row(e + of_encoder + bias, "encoder.{i}.attn.position_bias.W_rel"),
     ]
     decoder = [
         *attention_rows(d + "0.SelfAttention.", "decoder.{i}.attn."),
@@ -134,13 +134,13 @@ def attention_half_rows(tree: EncoderDecoderConfig) -> list[Row]:
         Row(d + "0.layer_norm.weight", "decoder.{i}.ln1.w"),
         Row(d + "1.layer_norm.weight", "decoder.{i}.ln2.w"),
         Row(d + "2.layer_norm.weight", "decoder.{i}.ln3.w"),
-        Row(d + "0." + bias, "decoder.{i}.attn.position_bias.W_rel"),
+        Row(d + "0.SelfAttention." + bias, "decoder.{i}.attn.position_bias.W_rel"),
     ]
     return [
         *expand(encoder, i=len(tree.encoder.blocks)),
         *expand(decoder, i=len(tree.decoder.blocks)),
-        Row("encoder.block.0.layer.0." + bias, "encoder_rel_pos_bias.W_rel"),
-        Row("decoder.block.0.layer.0." + bias, "decoder_rel_pos_bias.W_rel"),
+        Row("encoder.block.0.layer." + of_encoder + bias, "encoder_rel_pos_bias.W_rel"),
+        Row("decoder.block.0.layer.0.SelfAttention." + bias, "decoder_rel_pos_bias.W_rel"),
     ]
 
 
@@ -153,6 +153,9 @@ def dense_rows(tree: EncoderDecoderConfig) -> list[Row]:
     return [*expand(encoder, i=len(tree.encoder.blocks)), *expand(decoder, i=len(tree.decoder.blocks))]
 
 
-def rows(tree: EncoderDecoderConfig) -> list[Row]:
-    """Rows of every weight that such a model can have; rows of weights that a model lacks are skipped when loading."""
-    return [*outer_rows(tree), *attention_half_rows(tree), *dense_rows(tree)]
+def rows(tree: EncoderDecoderConfig, encoder_attention: str = "SelfAttention") -> list[Row]:
+    """Rows of every weight that such a model can have; rows of weights that a model lacks are skipped when loading.
+
+    `encoder_attention` is the name of the encoder's attention.
+    """
+    return [*outer_rows(tree), *attention_half_rows(tree, encoder_attention), *dense_rows(tree)]
