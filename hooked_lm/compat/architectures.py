@@ -14,7 +14,8 @@ __all__ = [
 
 # Among the supported families: encoder-decoders, encoders, and decoders with norms after sublayers and not before them.
 SEQ2SEQ_ARCHITECTURES = {
-    "BartForConditionalGeneration", "BlenderbotForConditionalGeneration", "LongT5ForConditionalGeneration",
+    "BartForConditionalGeneration", "BlenderbotForConditionalGeneration",
+    "BlenderbotSmallForConditionalGeneration", "LongT5ForConditionalGeneration",
     "M2M100ForConditionalGeneration", "MarianMTModel", "MBartForConditionalGeneration", "MT5ForConditionalGeneration",
     "MvpForConditionalGeneration", "PegasusForConditionalGeneration", "PLBartForConditionalGeneration",
     "SwitchTransformersForConditionalGeneration", "T5ForConditionalGeneration", "T5WithLMHeadModel",

@@ -46,9 +46,17 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
 
     config_class = HookedEncoderDecoderConfig
     cfg: HookedEncoderDecoderConfig
-    encoder_stack = Stack("encoder", "encoder_final_ln", "pos_embed", "encoder_embed_ln", "encoder_rel_pos_bias", "E")
-    decoder_stack = Stack(
-        "decoder", "decoder_final_ln", "decoder_pos_embed", "decoder_embed_ln", "decoder_rel_pos_bias", "D"
+    encoder_stack, decoder_stack = (
+        Stack(
+            side,
+            f"{side}_final_ln",
+            pos_embed,
+            f"{side}_embed_ln",
+            f"{side}_rel_pos_bias",
+            f"{side}_token_ln",
+            side[0].upper(),
+        )
+        for side, pos_embed in (("encoder", "pos_embed"), ("decoder", "decoder_pos_embed"))
     )
     stacks = (encoder_stack, decoder_stack)
     cache_class = NamedCache
@@ -80,7 +88,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         self.hook_tokens = HookPoint("batch", "pos", on_demand=True)
         self.embed = tree.embed.build()
         self.hook_embed = HookPoint("batch", "pos", "d_model")
-        self.encoder_stack.build_positions(self, side.pos_embed, side.ln_embed)
+        self.encoder_stack.build_positions(self, side.pos_embed, side.ln_embed, side.ln_tokens)
         self.encoder_stack.build_blocks(self, side.blocks, side.ln_final, side.rel_pos_bias)
         self.hook_encoder_out = HookPoint("batch", "pos", "d_model")
         for point in (module for module in self.modules() if isinstance(module, HookPoint)):
@@ -90,7 +98,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         self.hook_decoder_tokens = HookPoint("batch", "pos", on_demand=True)
         self.decoder_embed = None if tree.decoder_embed is None else tree.decoder_embed.build()
         self.hook_decoder_embed = HookPoint("batch", "pos", "d_model")
-        self.decoder_stack.build_positions(self, side.pos_embed, side.ln_embed)
+        self.decoder_stack.build_positions(self, side.pos_embed, side.ln_embed, side.ln_tokens)
         self.decoder_stack.build_blocks(self, side.blocks, side.ln_final, side.rel_pos_bias)
 
     # ---- forward -----------------------------------------------------------------------------------------------------

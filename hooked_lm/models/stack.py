@@ -25,9 +25,9 @@ Stream = Float[Tensor, "batch pos d_model"]
 class Stack:
     """One stack of blocks of a model, as the attribute names of its parts.
 
-    Position embeddings (`pos_embed`) are added to the embeddings, `ln_embed` normalises the sum, the `blocks` run, with a
-    shared bias on their attention scores (`score_bias`), and `ln_final` normalises the result. All parts but the blocks
-    may be absent. A decoder or an encoder has one stack, an encoder-decoder two.
+    `ln_tokens` normalises the embeddings, position embeddings (`pos_embed`) are added, `ln_embed` normalises the sum, the
+    `blocks` run, with a shared bias on their attention scores (`score_bias`), and `ln_final` normalises the result. All parts
+    but the blocks may be absent. A decoder or an encoder has one stack, an encoder-decoder two.
     """
 
     blocks: str = "blocks"
@@ -35,12 +35,21 @@ class Stack:
     pos_embed: str = "pos_embed"
     ln_embed: str | None = None
     score_bias: str | None = None
+    ln_tokens: str | None = None
     label: str = ""  # prefix of head labels, as in "EL0H1"
 
     # ---- building ----------------------------------------------------------------------------------------------------
 
-    def build_positions(self, model: nn.Module, pos_embed: Any, ln_embed: NormConfig | None = None) -> None:
-        """Adds the position embedding and the norm of the embeddings to a model; None means absent."""
+    def build_positions(
+        self,
+        model: nn.Module,
+        pos_embed: Any,
+        ln_embed: NormConfig | None = None,
+        ln_tokens: NormConfig | None = None,
+    ) -> None:
+        """Adds the position embedding and the norms of the embeddings to a model; None means absent."""
+        if self.ln_tokens is not None:
+            add_norm(model, self.ln_tokens, ln_tokens)
         if pos_embed is not None:
             setattr(model, self.pos_embed, pos_embed.build())
             setattr(model, f"hook_{self.pos_embed}", HookPoint("batch", "pos", "d_model"))
@@ -77,7 +86,8 @@ class Stack:
         return point(positions.expand_as(embed).contiguous()) if is_listening(point) else positions
 
     def with_positions(self, model: nn.Module, embed: Stream, tokens: Tensor | None, context: Context) -> Stream:
-        """The stream before the first block: embeddings plus positions, normalised if the model has `ln_embed`."""
+        """The stream before the first block: embeddings plus positions, normalised if the model has norms there."""
+        embed = embed if self.ln_tokens is None else norm_of(model, self.ln_tokens)(embed)
         positions = self.positions(model, embed, tokens, context)
         resid = embed if positions is None else embed + positions
         return resid if self.ln_embed is None else norm_of(model, self.ln_embed)(resid)

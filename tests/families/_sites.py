@@ -250,6 +250,7 @@ def _(cfg: EncoderDecoderConfig) -> Sites:
     for name, side, before in (("encoder", cfg.encoder, "hook"), ("decoder", cfg.decoder, "hook_decoder")):
         sites |= {f"{before}_tokens": "batch pos", f"{before}_embed": STREAM}
         sites |= {} if side.pos_embed is None else {f"{before}_pos_embed": STREAM}
+        sites |= below(f"{name}_token_ln", norm(side.ln_tokens))
         sites |= below(f"{name}_embed_ln", norm(side.ln_embed)) | below(f"{name}_final_ln", norm(side.ln_final))
         if side.rel_pos_bias is not None:
             sites |= below(f"{name}_rel_pos_bias", sites_of(side.rel_pos_bias))

@@ -108,13 +108,13 @@ def outer_rows(tree: EncoderDecoderConfig) -> list[Row]:
             Row(tied_to, "decoder_embed.W_E"),
             Row(shared, "spare_embed.W_E"),
         ]
-    norms = {"layernorm_embedding": "embed_ln", "layer_norm": "final_ln"}
+    norms = {"embed_ln": "layernorm_embedding", "token_ln": "layernorm_embedding", "final_ln": "layer_norm"}
     return [
         *embeds,
         *(
             row
             for side in sides
-            for source, target in norms.items()
+            for target, source in norms.items()
             for row in classic.norm(f"model.{side}.{source}", f"{side}_{target}")
         ),
         Row("model.encoder.embed_positions.weight", "pos_embed.W_pos"),

@@ -82,12 +82,13 @@ class EncoderConfig:
 class StackConfig:
     """The layers of an encoder, or of a decoder with cross-attention, with the modules before and after them.
 
-    `ln_embed` normalises the sum of token and position embedding. `rel_pos_bias` is a bias on the scores that all layers
-    share; separate biases per layer are part of the attention configs.
+    `ln_tokens` normalises the token embeddings, `ln_embed` their sum with the position embeddings. `rel_pos_bias` is a bias on
+    the scores that all layers share; separate biases per layer are part of the attention configs.
     """
 
     blocks: tuple[SideBlockConfig, ...]
     pos_embed: PosEmbedConfig | None = None
+    ln_tokens: NormConfig | None = None
     ln_embed: NormConfig | None = None
     rel_pos_bias: RelativeBias.Config | None = None
     ln_final: NormConfig | None = None
