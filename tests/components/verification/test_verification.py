@@ -33,6 +33,7 @@ INSIDE_OTHERS = {
     "RelativeBias",
     "RelativeEmbed",
     "SinusoidalEmbed",
+    "RotaryTable",
     "StoredRotary",
     "TokenTypeEmbed",
     "Unembed",
