@@ -22,11 +22,11 @@ SEQ2SEQ_ARCHITECTURES = {
     "UMT5ForConditionalGeneration",
 }  # fmt: skip
 MASKED_LM_ARCHITECTURES = {
-    "AlbertForMaskedLM", "BertForMaskedLM", "CamembertForMaskedLM", "Data2VecTextForMaskedLM", "DebertaV2ForMaskedLM",
-    "DistilBertForMaskedLM", "ElectraForMaskedLM", "ErnieForMaskedLM", "EsmForMaskedLM", "EuroBertForMaskedLM",
-    "MegatronBertForMaskedLM", "ModernBertForMaskedLM", "MPNetForMaskedLM", "NomicBertForMaskedLM",
-    "RemBertForMaskedLM", "RobertaForMaskedLM", "RobertaPreLayerNormForMaskedLM", "RoFormerForMaskedLM",
-    "XLMRobertaForMaskedLM", "XLMRobertaXLForMaskedLM",
+    "AlbertForMaskedLM", "BertForMaskedLM", "CamembertForMaskedLM", "Data2VecTextForMaskedLM", "DebertaForMaskedLM",
+    "DebertaV2ForMaskedLM", "DistilBertForMaskedLM", "ElectraForMaskedLM", "ErnieForMaskedLM", "EsmForMaskedLM",
+    "EuroBertForMaskedLM", "MegatronBertForMaskedLM", "ModernBertForMaskedLM", "MPNetForMaskedLM",
+    "NomicBertForMaskedLM", "RemBertForMaskedLM", "RobertaForMaskedLM", "RobertaPreLayerNormForMaskedLM",
+    "RoFormerForMaskedLM", "XLMRobertaForMaskedLM", "XLMRobertaXLForMaskedLM",
 }  # fmt: skip
 POST_NORM_ARCHITECTURES = {"Exaone4ForCausalLM", "FlexOlmoForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM"}
 

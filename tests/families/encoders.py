@@ -41,6 +41,8 @@ DEBERTA: dict[str, Any] = {
     "position_biased_input": False,
     "max_relative_positions": 6,
 }
+C2P: dict[str, Any] = {"pos_att_type": ["c2p"]}
+P2C: dict[str, Any] = {"pos_att_type": ["p2c"], "max_relative_positions": -1}
 V3: dict[str, Any] = {"position_buckets": 4, "norm_rel_ebd": "layer_norm", "share_att_key": True}
 THREE_LABELS = {"num_labels": 3}
 
@@ -181,6 +183,16 @@ CASES: list[Case] = [
     esm("bare", "", token_dropout=True, rope_theta=500.0),
     esm("tokens", "TokenClassification", **THREE_LABELS),
     esm("texts", "SequenceClassification", **LEARNED, **THREE_LABELS),
+    bert("masked", family="deberta", **DEBERTA),
+    bert(
+        "masked-untied-c2p-types", family="deberta", **{**DEBERTA, **C2P}, type_vocab_size=2, tie_word_embeddings=False
+    ),
+    bert("masked-new-head-p2c-longest", family="deberta", **{**DEBERTA, **P2C}, legacy=False),
+    bert("bare-absolute", "", "deberta", position_biased_input=True),
+    bert("texts", "SequenceClassification", "deberta", **DEBERTA, **THREE_LABELS),
+    bert("unembedded", "CausalLM", "bert-generation"),
+    bert("unembedded-relu", "CausalLM", "bert-generation", hidden_act="relu", num_attention_heads=8),
+    bert("bare-narrow-mlp", "", "bert-generation", intermediate_size=40),
     deberta("masked"),
     deberta("masked-shared-buckets-normed", **V3),
     deberta("masked-new-head-conv", **{**V3, "legacy": False}, conv_kernel_size=3, conv_act="gelu"),

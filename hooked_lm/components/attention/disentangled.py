@@ -88,8 +88,8 @@ class DisentangledAttention(Attend):
     """`z = softmax((q k^T + c2p + p2c) * scale + mask) v`, then `W_O`.
 
     `c2p` is the product of q with the key of the table's row for that query and key (by `W_pos_K`), `p2c` that of the row's
-    query (by `W_pos_Q`) with k. With `shared` these are `W_K` and `W_Q`. The sites `hook_c2p` and `hook_p2c` are the terms
-    of the scores, times `scale`.
+    query (by `W_pos_Q`) with k. With `shared` these are `W_K` and `W_Q`. Without `key_bias` neither kind of key has a bias.
+    The sites `hook_c2p` and `hook_p2c` are the terms of the scores, times `scale`.
     """
 
     @dataclass(frozen=True)
@@ -101,6 +101,7 @@ class DisentangledAttention(Attend):
         c2p: bool = True
         p2c: bool = True
         shared: bool = False
+        key_bias: bool = True
         causal, out_bias, rotary = False, True, None
 
         def build(self) -> "DisentangledAttention":
@@ -111,7 +112,8 @@ class DisentangledAttention(Attend):
         self.cfg = cfg
         sizes = (cfg.n_heads, cfg.d_model, cfg.d_head)
         self.W_Q, self.W_K, self.W_V = projection(*sizes), projection(*sizes), projection(*sizes)
-        self.b_Q, self.b_K, self.b_V = (nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) for _ in range(3))
+        self.b_Q, self.b_V = (nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) for _ in range(2))
+        self.b_K = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) if cfg.key_bias else None
         self.hook_q, self.hook_k, self.hook_v = HookPoint(*QUERY), HookPoint(*KEY), HookPoint(*KEY)
         if cfg.c2p:
             self.hook_c2p = HookPoint(*SCORES)
@@ -119,7 +121,7 @@ class DisentangledAttention(Attend):
             self.hook_p2c = HookPoint(*SCORES)
         if cfg.c2p and not cfg.shared:
             self.W_pos_K = projection(*sizes)
-            self.b_pos_K = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head))
+            self.b_pos_K = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) if cfg.key_bias else None
         if cfg.p2c and not cfg.shared:
             self.W_pos_Q = projection(*sizes)
             self.b_pos_Q = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head))
@@ -164,7 +166,7 @@ class DisentangledAttention(Attend):
             terms.append(self.hook_p2c(scores.mT))
         return sum(terms[1:], terms[0])
 
-    def position_weights(self, name: str) -> tuple[Tensor, Tensor]:
+    def position_weights(self, name: str) -> tuple[Tensor, Tensor | None]:
         """The weight and bias for the keys (K) or queries (Q) of the table."""
         prefix = "" if self.cfg.shared else "pos_"
         return getattr(self, f"W_{prefix}{name}"), getattr(self, f"b_{prefix}{name}")
