@@ -1,11 +1,7 @@
-"""Shared code for DeepSeek models: latent attention, and dense layers followed by sparse ones with shared experts."""
-
-from dataclasses import replace
+"""Shared code for DeepSeek models: latent attention, and the tensor names."""
 
 from hooked_lm.components.attention.latent import LatentAttention
-from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.rotary_scaling import YarnScaling
-from hooked_lm.components.router import Router
 from hooked_lm.families._shared import classic, llama_like, moe
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.rotary import rotary
@@ -34,17 +30,6 @@ def attention(hf: HFConfig, adjacent_pairs: bool) -> LatentAttention.Config:
         down_bias=hf.attention_bias,
         out_bias=hf.attention_bias,
     )
-
-
-def decoder(hf: HFConfig, attn: LatentAttention.Config, router: Router, mlp_bias: bool = False) -> DecoderConfig:
-    """The decoder with this attention in all layers; layers from `first_k_dense_replace` on have experts."""
-    experts = moe.experts(hf, hf.n_routed_experts, router, hf.moe_intermediate_size)
-    shared = replace(experts.expert, d_mlp=hf.moe_intermediate_size * hf.n_shared_experts, bias=mlp_bias)
-    first = hf.first_k_dense_replace
-    mlps = moe.some_sparse(hf, replace(experts, shared=shared), lambda layer: layer >= first, mlp_bias)
-    norm = llama_like.rms_norm(hf)
-    blocks = [PreNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm) for mlp in mlps]
-    return llama_like.around(hf, blocks, norm)
 
 
 def rows(tree: DecoderConfig) -> list[Row]:

@@ -50,6 +50,23 @@ def windows(hf: HFConfig) -> list[int | None]:
     return [meanings[layer_type] for layer_type in hf.layer_types[: hf.num_hidden_layers]]
 
 
+def by_window(hf: HFConfig, attn: Attention.Config) -> list[Attention.Config]:
+    """The attention of each layer: `attn` with the window of the layer's type."""
+    return [replace(attn, window=window) for window in windows(hf)]
+
+
+def rotary_in_windows(hf: HFConfig, attn: Attention.Config) -> list[Attention.Config]:
+    """The same, with rotary in local layers only; without a `sliding_window`, in all layers."""
+    is_hybrid = hf.sliding_window is not None
+    attns = by_window(hf, attn)
+    return [replace(each, rotary=None) if is_hybrid and each.window is None else each for each in attns]
+
+
+def head_norm(hf: HFConfig) -> RMSNorm.Config:
+    """A norm of each head's query or key."""
+    return RMSNorm.Config(head_dim(hf), hf.rms_norm_eps)
+
+
 def rms_norm(hf: HFConfig) -> RMSNorm.Config:
     """A norm of the residual stream."""
     return RMSNorm.Config(hf.hidden_size, hf.rms_norm_eps)

@@ -3,7 +3,6 @@
 from hooked_lm.components.activations import XIELU
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.norm import RMSNorm
 from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig
@@ -16,12 +15,12 @@ NO_EFFECT = ("qk_norm",)  # queries and keys are always normalised
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    norm, d_head = llama_like.rms_norm(hf), llama_like.head_dim(hf)
+    norm = llama_like.rms_norm(hf)
     attn = llama_like.attention(
         hf,
         qkv_bias=hf.attention_bias,
         out_bias=hf.attention_bias,
-        qk_norm=RMSNorm.Config(d_head, hf.rms_norm_eps),
+        qk_norm=llama_like.head_norm(hf),
     )
     act_fn = XIELU.Config() if hf.hidden_act == "xielu" else hf.hidden_act
     mlp = MLP.Config(hf.hidden_size, hf.intermediate_size, act_fn, bias=False)

@@ -1,7 +1,7 @@
 """DeepSeek-V2 (DeepSeek-AI 2024, arXiv:2405.04434): latent attention, experts in groups."""
 
 from hooked_lm.components.router import GroupedSoftmaxRouter
-from hooked_lm.families._shared import deepseek
+from hooked_lm.families._shared import deepseek, moe
 from hooked_lm.families._shared.deepseek import rows
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig
@@ -17,4 +17,8 @@ def config(hf: HFConfig) -> DecoderConfig:
     if hf.topk_method not in groups:
         raise ValueError(f"topk_method {hf.topk_method!r} is not supported; {' and '.join(groups)} are")
     router = GroupedSoftmaxRouter(*groups[hf.topk_method], hf.routed_scaling_factor)
-    return deepseek.decoder(hf, deepseek.attention(hf, adjacent_pairs=True), router, hf.mlp_bias)
+    experts = moe.experts(
+        hf, hf.n_routed_experts, router, hf.moe_intermediate_size, hf.n_shared_experts, shared_bias=hf.mlp_bias
+    )
+    mlps = moe.some_sparse(hf, experts, moe.from_layer(hf.first_k_dense_replace), hf.mlp_bias)
+    return moe.decoder(hf, deepseek.attention(hf, adjacent_pairs=True), mlps)

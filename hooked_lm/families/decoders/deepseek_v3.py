@@ -1,7 +1,6 @@
 """DeepSeek-V3 and R1 (DeepSeek-AI 2024, arXiv:2412.19437): latent attention, expert choice with a correction bias."""
 
-from hooked_lm.components.router import GroupedSigmoidRouter
-from hooked_lm.families._shared import deepseek, llama_like
+from hooked_lm.families._shared import deepseek, llama_like, moe
 from hooked_lm.families._shared.deepseek import rows
 from hooked_lm.families._shared.llama_like import PREFIX
 from hooked_lm.families._shared.reader import HFConfig
@@ -15,5 +14,6 @@ NO_EFFECT = (*deepseek.NO_EFFECT, "num_mtp_layers", "num_nextn_predict_layers")
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    router = GroupedSigmoidRouter(hf.n_group, hf.topk_group, hf.norm_topk_prob, hf.routed_scaling_factor)
-    return deepseek.decoder(hf, deepseek.attention(hf, adjacent_pairs=hf.rope_interleave), router)
+    experts = moe.deepseek_experts(hf, hf.n_routed_experts, hf.n_shared_experts)
+    mlps = moe.some_sparse(hf, experts, moe.from_layer(hf.first_k_dense_replace))
+    return moe.decoder(hf, deepseek.attention(hf, adjacent_pairs=hf.rope_interleave), mlps)

@@ -39,8 +39,5 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    correction = "blocks.{l}.mlp.b_choice"
-    return [
-        *(row for row in moe.rows(tree) if row.target != correction),
-        Row("model.layers.{l}.mlp.moe_statics.e_score_correction_bias", correction, "1 e -> e"),
-    ]
+    correction = Row("model.layers.{l}.mlp.moe_statics.e_score_correction_bias", "blocks.{l}.mlp.b_choice", "1 e -> e")
+    return [*(row for row in moe.rows(tree) if row.target != correction.target), correction]

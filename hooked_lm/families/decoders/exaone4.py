@@ -4,7 +4,6 @@ full-attention layers have no positions."""
 from dataclasses import replace
 
 from hooked_lm.components.blocks.block import PreNormBlock
-from hooked_lm.components.norm import RMSNorm
 from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig
@@ -18,15 +17,10 @@ NO_EFFECT = ("sliding_window_pattern",)  # repeats `layer_types`
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    norm, d_head = llama_like.rms_norm(hf), llama_like.head_dim(hf)
-    attn = llama_like.attention(hf, qk_norm=RMSNorm.Config(d_head, hf.rms_norm_eps))
+    norm, attn = llama_like.rms_norm(hf), llama_like.attention(hf, qk_norm=llama_like.head_norm(hf))
     block = PreNormBlock.Config(attn=attn, ln1_post=norm, mlp=llama_like.gated_mlp(hf), ln2_post=norm)
-    is_hybrid = hf.sliding_window is not None
-    attns = [
-        replace(attn, window=window, rotary=attn.rotary if window or not is_hybrid else None)
-        for window in llama_like.windows(hf)
-    ]
-    return llama_like.around(hf, [replace(block, attn=attn) for attn in attns], norm)
+    blocks = [replace(block, attn=each) for each in llama_like.rotary_in_windows(hf, attn)]
+    return llama_like.around(hf, blocks, norm)
 
 
 def rows(tree: DecoderConfig) -> list[Row]:

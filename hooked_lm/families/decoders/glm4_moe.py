@@ -1,9 +1,5 @@
 """GLM-4.5 (GLM-4.5 Team 2025, arXiv:2508.06471): partial rotary, DeepSeek-V3's router, dense layers first."""
 
-from dataclasses import replace
-
-from hooked_lm.components.norm import RMSNorm
-from hooked_lm.components.router import GroupedSigmoidRouter
 from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import PREFIX
 from hooked_lm.families._shared.moe import rows
@@ -19,12 +15,7 @@ NO_EFFECT = (*moe.NO_EFFECT, "num_mtp_layers", "num_nextn_predict_layers", "part
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    attn = llama_like.attention(hf, partial=True, qkv_bias=hf.attention_bias)
-    if hf.use_qk_norm:
-        attn = replace(attn, qk_norm=RMSNorm.Config(attn.d_head, hf.rms_norm_eps))
-    router = GroupedSigmoidRouter(hf.n_group, hf.topk_group, hf.norm_topk_prob, hf.routed_scaling_factor)
-    experts = moe.experts(hf, hf.n_routed_experts, router, hf.moe_intermediate_size)
-    shared = replace(experts.expert, d_mlp=hf.moe_intermediate_size * hf.n_shared_experts)
-    first_sparse = hf.first_k_dense_replace
-    mlps = moe.some_sparse(hf, replace(experts, shared=shared), lambda layer: layer >= first_sparse)
-    return moe.decoder(hf, attn, mlps)
+    norm = llama_like.head_norm(hf) if hf.use_qk_norm else None
+    attn = llama_like.attention(hf, partial=True, qkv_bias=hf.attention_bias, qk_norm=norm)
+    experts = moe.deepseek_experts(hf, hf.n_routed_experts, hf.n_shared_experts)
+    return moe.decoder(hf, attn, moe.some_sparse(hf, experts, moe.from_layer(hf.first_k_dense_replace)))

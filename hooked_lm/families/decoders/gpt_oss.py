@@ -18,7 +18,7 @@ def config(hf: HFConfig) -> DecoderConfig:
     attn = llama_like.attention(hf, qkv_bias=hf.attention_bias, out_bias=hf.attention_bias, sinks=True)
     expert = ClampedGatedMLP.Config(hf.hidden_size, hf.intermediate_size, hf.swiglu_alpha, hf.swiglu_limit)
     experts = MoE.Config(expert, hf.num_local_experts, hf.num_experts_per_tok, TopKRouter(), router_bias=True)
-    return moe.decoder(hf, attn, [experts] * hf.num_hidden_layers, llama_like.windows(hf))
+    return moe.decoder(hf, llama_like.by_window(hf, attn), [experts] * hf.num_hidden_layers)
 
 
 def rows(tree: DecoderConfig) -> list[Row]:

@@ -3,7 +3,6 @@ after rotary; the rotary base is scaled by a constant factor."""
 
 from dataclasses import replace
 
-from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
@@ -33,7 +32,7 @@ def config(hf: HFConfig) -> DecoderConfig:
         rotary=turn or rotary(hf, d_head),
         qkv_bias=hf.attention_bias,
         out_bias=hf.attention_bias,
-        qk_norm=RMSNorm.Config(d_head, hf.rms_norm_eps),
+        qk_norm=llama_like.head_norm(hf),
         rotary_first=True,
     )
     tree = llama_like.decoder(hf, attn)

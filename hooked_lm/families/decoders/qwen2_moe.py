@@ -22,8 +22,8 @@ def config(hf: HFConfig) -> DecoderConfig:
     experts = moe.experts(hf, hf.num_experts, SoftmaxRouter(hf.norm_topk_prob), hf.moe_intermediate_size)
     shared = GatedMLP.Config(hf.hidden_size, hf.shared_expert_intermediate_size, hf.hidden_act)
     experts = replace(experts, shared=shared, shared_gate=True)
-    attn = llama_like.attention(hf, qkv_bias=hf.qkv_bias)
-    return moe.decoder(hf, attn, moe.some_sparse(hf, experts, moe.every_nth(hf)), llama_like.windows(hf))
+    attns = llama_like.by_window(hf, llama_like.attention(hf, qkv_bias=hf.qkv_bias))
+    return moe.decoder(hf, attns, moe.some_sparse(hf, experts, moe.every_nth(hf)))
 
 
 def rows(tree: DecoderConfig) -> list[Row]:

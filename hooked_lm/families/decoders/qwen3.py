@@ -1,6 +1,5 @@
 """Qwen3 (Yang et al. 2025, arXiv:2505.09388): queries and keys are normalised per head."""
 
-from hooked_lm.components.norm import RMSNorm
 from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX, rows
 from hooked_lm.families._shared.reader import HFConfig
@@ -17,6 +16,6 @@ def config(hf: HFConfig) -> DecoderConfig:
         hf,
         qkv_bias=hf.attention_bias,
         out_bias=hf.attention_bias,
-        qk_norm=RMSNorm.Config(hf.head_dim, hf.rms_norm_eps),
+        qk_norm=llama_like.head_norm(hf),
     )
     return llama_like.decoder(hf, attn, llama_like.windows(hf))

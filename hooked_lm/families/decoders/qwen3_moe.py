@@ -1,8 +1,5 @@
 """Qwen3-MoE (Yang et al. 2025, arXiv:2505.09388): Qwen3 with experts instead of MLPs, none of them shared."""
 
-from dataclasses import replace
-
-from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.router import SoftmaxRouter
 from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
@@ -17,7 +14,12 @@ NO_EFFECT = (*moe.NO_EFFECT, "use_sliding_window", "max_window_layers")  # repea
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    attn = llama_like.attention(hf, qkv_bias=hf.attention_bias, out_bias=hf.attention_bias, window=hf.sliding_window)
-    attn = replace(attn, qk_norm=RMSNorm.Config(attn.d_head, hf.rms_norm_eps))
+    attn = llama_like.attention(
+        hf,
+        qkv_bias=hf.attention_bias,
+        out_bias=hf.attention_bias,
+        qk_norm=llama_like.head_norm(hf),
+        window=hf.sliding_window,
+    )
     experts = moe.experts(hf, hf.num_local_experts, SoftmaxRouter(hf.norm_topk_prob), hf.moe_intermediate_size)
     return moe.decoder(hf, attn, moe.some_sparse(hf, experts, moe.every_nth(hf)))
