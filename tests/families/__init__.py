@@ -13,11 +13,12 @@ from tests.families import (
     llama,
     moe,
     recent_dense,
+    recent_moe,
     state_space,
 )
 from tests.families._case import Case, reference
 
-DECODERS = (classic, llama, gemma_olmo_cohere_phi, recent_dense, moe, latent, state_space)
+DECODERS = (classic, llama, gemma_olmo_cohere_phi, recent_dense, moe, latent, recent_moe, state_space)
 
 DECODER_CASES = [case for module in DECODERS for case in module.CASES]
 ENCODER_CASES = [*encoders.CASES]

@@ -13,7 +13,7 @@ from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
-__all__ = ["IGNORED", "PREFIX", "attention", "attention_rows", "block", "config", "rows"]
+__all__ = ["IGNORED", "PREFIX", "attention", "attention_rows", "block", "config", "joint_norms", "rows"]
 
 
 def config(hf: HFConfig) -> DecoderConfig:
@@ -28,16 +28,16 @@ def block(hf: HFConfig, **options: Any) -> PreNormBlock.Config:
 
 
 def attention(hf: HFConfig, **options: Any) -> Attention.Config:
-    """The attention of a layer; the norm of queries, or of keys, has one divisor for all heads."""
-    norm = RMSNorm.Config(llama_like.head_dim(hf), hf.rms_norm_eps, n_heads=hf.num_attention_heads, joint=True)
+    """The attention of a layer."""
     return llama_like.attention(
-        hf,
-        qkv_bias=hf.attention_bias,
-        out_bias=hf.attention_bias,
-        qk_norm=norm,
-        k_norm=replace(norm, n_heads=hf.num_key_value_heads),
-        **options,
+        hf, qkv_bias=hf.attention_bias, out_bias=hf.attention_bias, **joint_norms(hf), **options
     )
+
+
+def joint_norms(hf: HFConfig) -> dict[str, RMSNorm.Config]:
+    """The norms of queries and of keys: each has one divisor for all heads."""
+    norm = RMSNorm.Config(llama_like.head_dim(hf), hf.rms_norm_eps, n_heads=hf.num_attention_heads, joint=True)
+    return {"qk_norm": norm, "k_norm": replace(norm, n_heads=hf.num_key_value_heads)}
 
 
 def rows(tree: DecoderConfig) -> list[Row]:

@@ -1,0 +1,229 @@
+"""Recent decoders with experts, whose mechanisms older families have too."""
+
+from tests.families._case import FULL, GROUPED, LINEAR, LLAMA3, SIZES, YARN, Case, rope
+from tests.families.latent import DEEPSEEK
+from tests.families.latent import YARN as YARN_MSCALE
+from tests.families.moe import GLM, GRANITE, corrected
+
+GROUPS = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "num_experts_per_tok": 3}
+DOTS = {**GLM, "n_shared_experts": 1}
+SOLAR = {**DOTS, "head_dim": 8}
+GLM_LITE = dict(DEEPSEEK)
+MINIMAX = {**SIZES, **GROUPED, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2}
+EXAONE = {
+    **SIZES,
+    **GROUPED,
+    "num_hidden_layers": 4,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "sliding_window": 5,
+}
+HUNYUAN = {**SIZES, **GROUPED, "head_dim": 8, "num_experts": 6, "moe_topk": 2}
+OLMO = {**SIZES, "num_experts": 6, "num_experts_per_tok": 2}
+MULTIPLIERS = {"embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 1.6}
+LOCAL = {
+    **SIZES,
+    **GROUPED,
+    "attention_multiplier": 0.3,
+    "num_hidden_layers": 3,
+    "sliding_window": 5,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+}
+LOCAL_MOE = {**LOCAL, "num_local_experts": 5, "num_experts_per_tok": 2}
+for fields, unknown in (
+    (SOLAR, "intermediate_size"),
+    (SOLAR, "first_k_dense_replace"),
+    (GLM_LITE, "first_k_dense_replace"),
+):
+    del fields[unknown]
+
+CASES: list[Case] = [
+    Case("dots1", "grouped", DOTS, adjust=corrected),
+    Case(
+        "dots1",
+        "groups-biased-renormalised-local-last",
+        {
+            **DOTS,
+            **FULL,
+            **GROUPS,
+            "norm_topk_prob": True,
+            "attention_bias": True,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 0,
+            "sliding_window": 5,
+            "max_window_layers": 1,
+        },
+        adjust=corrected,
+    ),
+    Case(
+        "dots1",
+        "tied-yarn-two-dense",
+        {**DOTS, **YARN, "first_k_dense_replace": 2, "tie_word_embeddings": True, "num_experts_per_tok": 3},
+        adjust=corrected,
+    ),
+    Case("solar_open", "grouped", SOLAR, adjust=corrected),
+    Case(
+        "solar_open",
+        "groups-biased-wide-heads-two-shared",
+        {**SOLAR, **FULL, **GROUPS, "attention_bias": True, "head_dim": 16, "n_shared_experts": 2},
+        adjust=corrected,
+    ),
+    Case(
+        "solar_open",
+        "not-renormalised-tied-yarn",
+        {**SOLAR, **YARN, "norm_topk_prob": False, "tie_word_embeddings": True},
+        adjust=corrected,
+    ),
+    Case("glm4_moe_lite", "groups", {**GLM_LITE, "rope_theta": 100.0}, adjust=corrected),
+    Case(
+        "glm4_moe_lite",
+        "no-query-latent-yarn-last-dense",
+        {
+            **GLM_LITE,
+            **YARN_MSCALE,
+            "q_lora_rank": None,
+            "n_group": 1,
+            "topk_group": 1,
+            "mlp_layer_types": ["sparse", "dense"],
+        },
+        adjust=corrected,
+    ),
+    Case(
+        "glm4_moe_lite",
+        "halves-biased-tied-not-renormalised-all-sparse",
+        {
+            **GLM_LITE,
+            "rope_interleave": False,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "norm_topk_prob": False,
+            "mlp_layer_types": ["sparse", "sparse"],
+        },
+        adjust=corrected,
+    ),
+    Case(
+        "minimax_m2", "grouped-half-rotary", {**MINIMAX, **rope("default", partial_rotary_factor=0.5)}, adjust=corrected
+    ),
+    Case("minimax_m2", "full-wide-heads-linear", {**MINIMAX, **FULL, **LINEAR, "head_dim": 16}, adjust=corrected),
+    Case(
+        "minimax_m2",
+        "rotary-dimension-tied-three-of-six",
+        {
+            **MINIMAX,
+            "rotary_dim": 4,
+            "tie_word_embeddings": True,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+        },
+        adjust=corrected,
+    ),
+    Case("exaone_moe", "hybrid", EXAONE, adjust=corrected),
+    Case(
+        "exaone_moe",
+        "groups-two-shared-last-dense-tied",
+        {
+            **EXAONE,
+            **FULL,
+            **GROUPS,
+            **LLAMA3,
+            "num_shared_experts": 2,
+            "tie_word_embeddings": True,
+            "sliding_window_pattern": 2,
+            "mlp_layer_types": ["sparse", "dense", "sparse", "dense"],
+        },
+        adjust=corrected,
+    ),
+    Case(
+        "exaone_moe",
+        "all-local-not-renormalised-two-dense",
+        {
+            **EXAONE,
+            "norm_topk_prob": False,
+            "num_hidden_layers": 3,
+            "first_k_dense_replace": 2,
+            "layer_types": ["sliding_attention"] * 3,
+            "routed_scaling_factor": 1.5,
+        },
+        adjust=corrected,
+    ),
+    Case("hunyuan_v1_moe", "grouped", HUNYUAN),
+    Case(
+        "hunyuan_v1_moe",
+        "choices-by-layer-biased-tied-alpha",
+        {
+            **HUNYUAN,
+            "moe_topk": [1, 3],
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "head_dim": 16,
+            **rope("dynamic", factor=1.0, alpha=30.0),
+        },
+    ),
+    Case("hunyuan_v1_moe", "full-linear", {**HUNYUAN, **FULL, **LINEAR, "num_experts": 4}),
+    Case("flex_olmo", "full", {**OLMO, **FULL}),
+    Case(
+        "flex_olmo", "grouped-renormalised-biased", {**OLMO, **GROUPED, "norm_topk_prob": True, "attention_bias": True}
+    ),
+    Case(
+        "flex_olmo",
+        "tied-llama3-three-of-eight",
+        {**OLMO, **FULL, **LLAMA3, "num_experts": 8, "num_experts_per_tok": 3, "tie_word_embeddings": True},
+    ),
+    Case("granitemoeshared", "shared", {**GRANITE, **MULTIPLIERS, "shared_intermediate_size": 28}),
+    Case("granitemoeshared", "none-shared-tied", {**GRANITE, **FULL, "tie_word_embeddings": True}),
+    Case(
+        "granitemoeshared",
+        "biased-linear-three-experts",
+        {
+            **GRANITE,
+            **LINEAR,
+            "attention_bias": True,
+            "attention_multiplier": 0.5,
+            "num_experts_per_tok": 3,
+            "shared_intermediate_size": 20,
+        },
+    ),
+    Case("granite_swa", "two-local", {**LOCAL, **MULTIPLIERS, "tie_word_embeddings": False}),
+    Case(
+        "granite_swa",
+        "one-base-unturned-biased-tied",
+        {**LOCAL, **FULL, "layer_rope_theta": [0, 100.0, 500.0], "attention_bias": True, "mlp_bias": True},
+    ),
+    Case(
+        "granite_swa",
+        "linear-local-first",
+        {
+            **LOCAL,
+            **LINEAR,
+            "layer_rope_theta": [100, 0, 2000.0],
+            "tie_word_embeddings": False,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    Case("granitemoe_swa", "two-local", {**LOCAL_MOE, **MULTIPLIERS}),
+    Case(
+        "granitemoe_swa",
+        "one-base-unturned-biased-shared-tied",
+        {
+            **LOCAL_MOE,
+            **FULL,
+            "layer_rope_theta": [0, 100.0, 500.0],
+            "attention_bias": True,
+            "shared_intermediate_size": 20,
+            "tie_word_embeddings": True,
+            "num_experts_per_tok": 3,
+        },
+    ),
+    Case(
+        "granitemoe_swa",
+        "linear-local-first-shared",
+        {
+            **LOCAL_MOE,
+            **LINEAR,
+            "layer_rope_theta": [100, 0, 2000.0],
+            "shared_intermediate_size": 28,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+]
