@@ -74,16 +74,20 @@ class GroupedSigmoidRouter:
     """A sigmoid for each expert; the top k from the groups with the best pairs of experts, times `scale`.
 
     Groups and experts are chosen by the sigmoid plus the correction, which balances the load of the experts and is not part
-    of the weights. DeepSeek-V3 (2024, arXiv:2412.19437).
+    of the weights. DeepSeek-V3 (2024, arXiv:2412.19437). Without `corrected` they are chosen by the sigmoid.
     """
 
     n_groups: int = 1
     top_groups: int = 1
     renormalize: bool = True
     scale: float = 1.0
+    corrected: bool = True
     in_fp32: ClassVar[bool] = True
-    corrected: ClassVar[bool] = True
-    fp32_weights: ClassVar[tuple[str, ...]] = ("b_choice",)
+
+    @property
+    def fp32_weights(self) -> tuple[str, ...]:
+        """Weights of the MoE that stay in fp32 when a model is cast to a lower precision."""
+        return ("b_choice",) if self.corrected else ()
 
     def __call__(self, logits: Logits, top_k: int, correction: Tensor | None = None) -> Choice:
         scores = upcast(logits).sigmoid()

@@ -38,6 +38,7 @@ ROUTERS: dict[str, Router] = {
     "grouped softmax": GroupedSoftmaxRouter(n_groups=4, top_groups=2, scale=3.0),
     "grouped sigmoid": GroupedSigmoidRouter(n_groups=4, top_groups=2, scale=1.5),
     "sigmoid, not renormalised": GroupedSigmoidRouter(renormalize=False),
+    "sigmoid, not corrected": GroupedSigmoidRouter(corrected=False),
     "corrected softmax": CorrectedSoftmaxRouter(),
     "sparse mixer": SparseMixerRouter(0.1),
 }
@@ -186,6 +187,7 @@ def test_choices_by_hand() -> None:
     check(GroupedSoftmaxRouter(2, 1, scale=5.0), {1: 5 * p[1], 0: 5 * p[0]})
     # the sum of two decides: 1.45 against 1.61
     check(GroupedSigmoidRouter(2, 1, renormalize=False), {2: s[2], 3: s[3]})
+    check(GroupedSigmoidRouter(corrected=False, renormalize=False), {1: s[1], 3: s[3]})
     correction = torch.tensor([0.0, 0.0, 1.0, 0.0])
     both = s[1] + s[2]
     check(GroupedSigmoidRouter(scale=2.0), {1: 2 * s[1] / both, 2: 2 * s[2] / both}, correction)
@@ -431,6 +433,7 @@ def test_casts_leave_the_routers_weights_in_fp32() -> None:
     for name, kept in (
         ("softmax", set()),
         ("grouped sigmoid", {"b_choice"}),
+        ("sigmoid, not corrected", set()),
         ("corrected softmax", {"b_choice", "W_router"}),
     ):
         root = Root(MIXTURES[name])
