@@ -19,6 +19,7 @@ MODULES = frozenset(
         *("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
     )
 )
+OPTIONAL = frozenset(("num_local_experts",))  # 0: no experts
 SIZES = MODULES | frozenset(
     (
         *("hidden_size", "n_embd", "d_model", "dim", "vocab_size", "embedding_size"),
@@ -40,9 +41,9 @@ def check_values(config: Mapping[str, Any], name: str) -> None:
     """
     for field, value in _numbers(config):
         if field in SIZES and value is not None:
-            most = MOST_MODULES if field in MODULES else MOST
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-                raise ValueError(f"{field}={_short(value)} in {name} must be a whole number from 1 to {most}")
+            least, most = int(field not in OPTIONAL), MOST_MODULES if field in MODULES else MOST
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise ValueError(f"{field}={_short(value)} in {name} must be a whole number from {least} to {most}")
         elif field.endswith(("eps", "epsilon")) and value is not None:
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not is_number or not 0 <= value < math.inf:

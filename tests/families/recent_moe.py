@@ -3,7 +3,7 @@
 from tests.families._case import FULL, GROUPED, LINEAR, LLAMA3, SIZES, YARN, Case, rope
 from tests.families.latent import DEEPSEEK
 from tests.families.latent import YARN as YARN_MSCALE
-from tests.families.moe import GLM, GRANITE, corrected
+from tests.families.moe import GLM, GRANITE, QWEN, corrected
 
 GROUPS = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "num_experts_per_tok": 3}
 DOTS = {**GLM, "n_shared_experts": 1}
@@ -20,6 +20,32 @@ EXAONE = {
     "sliding_window": 5,
 }
 HUNYUAN = {**SIZES, **GROUPED, "head_dim": 8, "num_experts": 6, "moe_topk": 2}
+DBRX = {
+    **{name: SIZES[name] for name in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")},
+    "d_model": 32,
+    "n_heads": 4,
+    "n_layers": 2,
+    "max_seq_len": 40,
+    "attn_config": {"kv_n_heads": 2, "clip_qkv": 1.5, "rope_theta": 10000.0},
+    "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2},
+}
+MELLUM = {
+    **QWEN,
+    "head_dim": 8,
+    "num_hidden_layers": 3,
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}
+HY = {
+    **SIZES,
+    **GROUPED,
+    "num_hidden_layers": 3,
+    "head_dim": 8,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+}
+ARIA = {**SIZES, **GROUPED, "moe_num_experts": 5, "moe_topk": 2}
 OLMO = {**SIZES, "num_experts": 6, "num_experts_per_tok": 2}
 MULTIPLIERS = {"embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 1.6}
 LOCAL = {
@@ -226,4 +252,117 @@ CASES: list[Case] = [
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    Case("dbrx", "grouped-clipped", DBRX),
+    Case(
+        "dbrx",
+        "full-not-renormalised-gelu",
+        {
+            **DBRX,
+            "attn_config": {"kv_n_heads": 4, "clip_qkv": 3.0, "rope_theta": 10000.0},
+            "ffn_config": {
+                **DBRX["ffn_config"],
+                "moe_normalize_expert_weights": None,
+                "ffn_act_fn": {"name": "gelu"},
+            },
+        },
+    ),
+    Case(
+        "dbrx",
+        "one-key-head-linear-three-of-five",
+        {
+            **DBRX,
+            **rope("linear", factor=3.0, rope_theta=10000.0),
+            "attn_config": {"kv_n_heads": 1, "clip_qkv": 0.7, "rope_theta": 10000.0},
+            "ffn_config": {**DBRX["ffn_config"], "moe_num_experts": 5, "moe_top_k": 3},
+        },
+    ),
+    Case("mellum", "two-local", MELLUM),
+    Case(
+        "mellum",
+        "biased-tied-first-dense-local-unscaled",
+        {
+            **MELLUM,
+            **FULL,
+            "rope_parameters": {
+                "full_attention": YARN["rope_parameters"],
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
+    ),
+    Case(
+        "mellum",
+        "all-full-not-renormalised-wide-heads",
+        {**QWEN, "head_dim": 16, "norm_topk_prob": False, "num_experts_per_tok": 3},
+    ),
+    Case("hy_v3", "grouped", HY, adjust=corrected),
+    Case(
+        "hy_v3",
+        "all-biased-two-shared-tied",
+        {
+            **HY,
+            **FULL,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "num_shared_experts": 2,
+            "router_scaling_factor": 1.5,
+            "tie_word_embeddings": True,
+        },
+        adjust=corrected,
+    ),
+    Case(
+        "hy_v3",
+        "wide-heads-yarn-last-dense-three-experts",
+        {
+            **HY,
+            **YARN,
+            "head_dim": 16,
+            "num_experts_per_tok": 3,
+            "mlp_layer_types": ["sparse", "sparse", "dense"],
+        },
+        adjust=corrected,
+    ),
+    Case("axk1", "groups", {**GLM_LITE, "rope_theta": 100.0}, adjust=corrected),
+    Case(
+        "axk1",
+        "yarn-halves-biased-last-dense",
+        {
+            **GLM_LITE,
+            **YARN_MSCALE,
+            "rope_interleave": False,
+            "attention_bias": True,
+            "mlp_layer_types": ["sparse", "dense"],
+        },
+        adjust=corrected,
+    ),
+    Case(
+        "axk1",
+        "tied-not-renormalised-one-group-one-shared",
+        {
+            **GLM_LITE,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": False,
+            "n_shared_experts": 1,
+            "tie_word_embeddings": True,
+            "num_hidden_layers": 3,
+        },
+        adjust=corrected,
+    ),
+    Case("aria_text", "grouped", ARIA),
+    Case(
+        "aria_text",
+        "biased-gelu-one-shared-tied",
+        {
+            **ARIA,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "hidden_act": "gelu",
+            "moe_num_shared_experts": 1,
+            "tie_word_embeddings": True,
+        },
+    ),
+    Case("aria_text", "full-linear-three-of-six", {**ARIA, **FULL, **LINEAR, "moe_num_experts": 6, "moe_topk": 3}),
 ]

@@ -54,6 +54,21 @@ BAMBA = {
     "mamba_chunk_size": 16,
 }
 
+GRANITE = {
+    **SIZES,
+    **GROUPED,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "shared_intermediate_size": 28,
+    "attention_multiplier": 0.3,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 5,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 16,
+}
+
 # With a limit on its steps a model is generated from without a cache: single steps of transformers pass over the limit.
 CASES: list[Case] = [
     Case("mamba", "tied", MAMBA, adjust=stir),
@@ -134,4 +149,33 @@ CASES: list[Case] = [
         cached=False,
     ),
     Case("bamba", "attention-last-narrow", {**BAMBA, "attn_layer_indices": [3], "mamba_expand": 1}, adjust=stir),
+    Case(
+        "granitemoehybrid",
+        "experts",
+        {**GRANITE, "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 1.6},
+        adjust=stir,
+    ),
+    Case(
+        "granitemoehybrid",
+        "no-experts-rotary-biased-tied-limited-steps",
+        {
+            **GRANITE,
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "rope_theta": 100.0,
+            "attention_bias": True,
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "tie_word_embeddings": True,
+            "time_step_limit": (0.3, 0.7),
+        },
+        adjust=stir,
+        cached=False,
+    ),
+    Case(
+        "granitemoehybrid",
+        "published-names-of-layers-narrow",
+        {**GRANITE, "layer_types": ["mamba", "mamba", "attention"], "mamba_expand": 1, "num_experts_per_tok": 3},
+        adjust=stir,
+    ),
 ]

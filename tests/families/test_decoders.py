@@ -431,6 +431,8 @@ WRONG_TREES = {
     "missing logits scaling": ("granite-grouped", lambda t: replace(t, unembed=replace(t.unembed, scale=1.0))),
     "rotary in every layer": ("smollm3-every-second-unturned", rotary_everywhere),
     "rotary in global layers": ("exaone4-hybrid", rotary_everywhere),
+    "rotary in full layers beside experts": ("exaone_moe-hybrid", rotary_everywhere),
+    "one base of rotary": ("granite_swa-linear-local-first", rotary_everywhere),
     "norms before rotary": ("hunyuan_v1_dense-grouped", every_attn(lambda _: {"rotary_first": False})),
     "missing alpha of rotary": ("hunyuan_v1_dense-alpha-biased-tied", every_attn(rotary(theta=500.0))),
     "rotary forwards": ("nanochat-full", every_attn(plain_rotary)),
@@ -545,6 +547,14 @@ def drop_shared_expert(model: HookedTransformer) -> None:
     model.blocks[-1].mlp.shared.W_out.zero_()
 
 
+def drop_sinks(model: HookedTransformer) -> None:
+    model.blocks[1].attn.sinks.fill_(float("-inf"))
+
+
+def drop_norm_after_experts(model: HookedTransformer) -> None:
+    model.blocks[1].ln2_post = nn.Identity()
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
@@ -570,6 +580,9 @@ def drop_shared_expert(model: HookedTransformer) -> None:
         ("glm4_moe-one-group", drop_correction),
         ("ernie4_5_moe-tied-first-dense", drop_correction),
         ("qwen2_moe-shared", drop_shared_expert),
+        ("granitemoeshared-shared", drop_shared_expert),
+        ("granite_swa-two-local", drop_sinks),
+        ("axk1-groups", drop_norm_after_experts),
     ],
 )
 @torch.no_grad()

@@ -43,6 +43,17 @@ class HFConfig:
         self._read.add(field)
         return self._values.get(field, default)
 
+    def require(self, **supported: object) -> None:
+        """Raises ValueError for fields with other values than these.
+
+        A config may lack a field, or repeat its value for each layer. For fields of the first code of a model that
+        transformers does not read.
+        """
+        for field, only in supported.items():
+            given = self.get(field)
+            if any(value not in (None, only) for value in (given if isinstance(given, list) else [given])):
+                raise ValueError(f"{field}={given!r} is not supported; only {only!r} is")
+
     def holds(self, tensor: str) -> bool:
         """Whether the checkpoint has a tensor of this name."""
         return tensor in self._tensors

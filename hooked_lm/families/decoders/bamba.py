@@ -10,7 +10,7 @@ from hooked_lm.families.decoders.mamba2 import mixer_rows
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
-__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "mixer", "rows"]
 
 # derived fields, chunk sizes of the scan, and options of outputs and losses
 NO_EFFECT = (
@@ -22,8 +22,18 @@ NO_EFFECT = (
 def config(hf: HFConfig) -> DecoderConfig:
     norm, mlp = llama_like.rms_norm(hf), llama_like.gated_mlp(hf, hf.mlp_bias)
     attn = llama_like.attention(hf, partial=True, qkv_bias=hf.attention_bias, out_bias=hf.attention_bias)
+    mixing = MixerMLPBlock.Config(mixer=mixer(hf), ln1=norm, mlp=mlp, ln2=norm)
+    attending = PreNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm)
+    with_attention = hf.attn_layer_indices or ()
+    return llama_like.around(
+        hf, [attending if i in with_attention else mixing for i in range(hf.num_hidden_layers)], norm
+    )
+
+
+def mixer(hf: HFConfig) -> Mamba2.Config:
+    """The mixer of a layer."""
     least, most = hf.time_step_limit
-    mixer = Mamba2.Config(
+    return Mamba2.Config(
         d_model=hf.hidden_size,
         n_heads=hf.mamba_n_heads,
         d_head=hf.mamba_d_head,
@@ -35,12 +45,6 @@ def config(hf: HFConfig) -> DecoderConfig:
         conv_bias=hf.mamba_conv_bias,
         dt_limit=(least, most),
         eps=hf.rms_norm_eps,
-    )
-    mixing = MixerMLPBlock.Config(mixer=mixer, ln1=norm, mlp=mlp, ln2=norm)
-    attending = PreNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm)
-    with_attention = hf.attn_layer_indices or ()
-    return llama_like.around(
-        hf, [attending if i in with_attention else mixing for i in range(hf.num_hidden_layers)], norm
     )
 
 

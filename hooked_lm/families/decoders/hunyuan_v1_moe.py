@@ -19,10 +19,7 @@ NO_EFFECT = (*hunyuan_v1_dense.NO_EFFECT, *moe.NO_EFFECT, "use_mixed_mlp_moe", "
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    for field, only in {"num_shared_expert": 1, "moe_intermediate_size": hf.intermediate_size}.items():
-        given = hf.get(field)  # fields of the first code, where they give these sizes; transformers does not read them
-        if any(value not in (None, only) for value in (given if isinstance(given, list) else [given])):
-            raise ValueError(f"{field}={given} is not supported; {only} is")
+    hf.require(num_shared_expert=1, moe_intermediate_size=hf.intermediate_size)
     tree, mlp, top_k = hunyuan_v1_dense.config(hf), llama_like.gated_mlp(hf), hf.moe_topk
     chosen = top_k if isinstance(top_k, list) else [top_k] * len(tree.blocks)
     experts = [MoE.Config(mlp, hf.num_experts, k, SoftmaxRouter(renormalize=True), shared=mlp) for k in chosen]

@@ -17,7 +17,8 @@ NO_EFFECT = (*moe.NO_EFFECT, "router_jitter_noise", "rotary_dim")
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    attn = llama_like.attention(hf, partial=True, **olmo2.joint_norms(hf))
+    qk_norm, k_norm = olmo2.joint_norms(hf)
+    attn = llama_like.attention(hf, partial=True, qk_norm=qk_norm, k_norm=k_norm)
     experts = moe.experts(hf, hf.num_local_experts, GroupedSigmoidRouter())
     return moe.decoder(hf, attn, [experts] * hf.num_hidden_layers)
 

@@ -29,15 +29,16 @@ def block(hf: HFConfig, **options: Any) -> PreNormBlock.Config:
 
 def attention(hf: HFConfig, **options: Any) -> Attention.Config:
     """The attention of a layer."""
+    qk_norm, k_norm = joint_norms(hf)
     return llama_like.attention(
-        hf, qkv_bias=hf.attention_bias, out_bias=hf.attention_bias, **joint_norms(hf), **options
+        hf, qkv_bias=hf.attention_bias, out_bias=hf.attention_bias, qk_norm=qk_norm, k_norm=k_norm, **options
     )
 
 
-def joint_norms(hf: HFConfig) -> dict[str, RMSNorm.Config]:
+def joint_norms(hf: HFConfig) -> tuple[RMSNorm.Config, RMSNorm.Config]:
     """The norms of queries and of keys: each has one divisor for all heads."""
     norm = RMSNorm.Config(llama_like.head_dim(hf), hf.rms_norm_eps, n_heads=hf.num_attention_heads, joint=True)
-    return {"qk_norm": norm, "k_norm": replace(norm, n_heads=hf.num_key_value_heads)}
+    return norm, replace(norm, n_heads=hf.num_key_value_heads)
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
