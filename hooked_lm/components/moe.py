@@ -122,7 +122,7 @@ class MoE(nn.Module):
 
     @dataclass(frozen=True)
     class Config:
-        """`router_bias` adds a bias to the router and to the gate of the shared expert."""
+        """`router_bias` adds a bias to the router and to the gate of the shared expert; `out_scale` multiplies the output."""
 
         expert: ExpertConfig
         n_experts: int
@@ -131,6 +131,7 @@ class MoE(nn.Module):
         router_bias: bool = False
         shared: ExpertConfig | None = None
         shared_gate: bool = False
+        out_scale: float = 1.0
 
         @property
         def d_model(self) -> int:
@@ -169,7 +170,7 @@ class MoE(nn.Module):
         if self.shared is not None:
             shared = self.shared(x)
             out = out + (shared * self.hook_shared_gate(self.shared_gate(x)) if self.cfg.shared_gate else shared)
-        return self.hook_out(out)
+        return self.hook_out(out if self.cfg.out_scale == 1 else out * self.cfg.out_scale)
 
     @property
     def num_experts(self) -> int:
@@ -247,7 +248,9 @@ class MoE(nn.Module):
             raise ValueError(
                 "the experts have output biases, so the bias that is added to a token depends on its experts"
             )
-        return None if self.shared is None else self.shared.b_out
+        if self.shared is None or self.shared.b_out is None:
+            return None
+        return self.shared.b_out if self.cfg.out_scale == 1 else self.shared.b_out * self.cfg.out_scale
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MoE":
         """As `nn.Module._apply`, but the router's `fp32_weights`, whose rounding would change its choices, stay in fp32."""

@@ -35,6 +35,8 @@ class NormedMoE(MoE):
             raise ValueError("NormedMoE needs a shared expert: set `shared`")
         if cfg.router_bias:
             raise ValueError("the router of a NormedMoE has no bias: set router_bias=False")
+        if cfg.out_scale != 1:
+            raise ValueError(f"norms are after the experts of a NormedMoE: out_scale={cfg.out_scale} must be 1")
         super().__init__(cfg)
         self.expert_scale = nn.Parameter(torch.ones(cfg.n_experts))
         self.ln_router, self.ln_experts, self.ln_experts_post = (cfg.norm.build() for _ in range(3))

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import ClampedGatedMLP, MoE
+from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.normed_moe import NormedMoE
 from hooked_lm.components.router import (
     CorrectedSoftmaxRouter,
     GroupedSigmoidRouter,
@@ -50,6 +52,9 @@ MIXTURES: dict[str, MoE.Config] = {
     "shared": MoE.Config(EXPERT, N_EXPERTS, TOP_K, SOFTMAX, shared=GatedMLP.Config(D_MODEL, 4, bias=True)),
     "shared, gated": MoE.Config(
         EXPERT, N_EXPERTS, TOP_K, SOFTMAX, shared=GatedMLP.Config(D_MODEL, 4), shared_gate=True, router_bias=True
+    ),
+    "shared, averaged": MoE.Config(
+        EXPERT, N_EXPERTS, TOP_K, SOFTMAX, shared=GatedMLP.Config(D_MODEL, 4, bias=True), out_scale=0.5
     ),
     "all experts": MoE.Config(EXPERT, 3, 3, SOFTMAX),
     "one expert": MoE.Config(EXPERT, 1, 1, SOFTMAX),
@@ -89,7 +94,7 @@ def dense(moe: MoE, x: Tensor, share: Tensor) -> Tensor:
     if moe.shared is not None:
         gate = (x @ moe.W_shared_gate + moe.b_shared_gate).sigmoid() if moe.cfg.shared_gate else 1.0
         out = out + gate * moe.shared(x)
-    return out
+    return out * moe.cfg.out_scale
 
 
 # ---- the same as computing everything --------------------------------------------------------------------------------
@@ -202,6 +207,10 @@ def test_invalid_configs_of_mixtures() -> None:
         MoE.Config(EXPERT, N_EXPERTS, 9, SOFTMAX).build()
     with pytest.raises(ValueError, match="shared_gate"):
         MoE.Config(EXPERT, N_EXPERTS, 1, SOFTMAX, shared_gate=True).build()
+    with pytest.raises(ValueError, match=r"out_scale=0\.5 must be 1"):
+        NormedMoE.Config(
+            EXPERT, N_EXPERTS, 1, SOFTMAX, shared=EXPERT, out_scale=0.5, norm=RMSNorm.Config(D_MODEL)
+        ).build()
 
 
 # ---- sites -----------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ SHARED = MoE.Config(DENSE, 4, 2, SoftmaxRouter(), shared=replace(DENSE, bias=Tru
 MIXTURES = {
     "gated": MoE.Config(DENSE, 4, 2, SoftmaxRouter(renormalize=True)),
     "corrected": MoE.Config(DENSE, 6, 3, GroupedSigmoidRouter(3, 2), shared=replace(DENSE, bias=True)),
+    "averaged": MoE.Config(DENSE, 4, 2, SoftmaxRouter(), shared=replace(DENSE, bias=True), out_scale=0.5),
     "clamped": MoE.Config(ClampedGatedMLP.Config(D_MODEL, 10), 4, 2, TopKRouter(), router_bias=True),
     "clamped, without biases": MoE.Config(ClampedGatedMLP.Config(D_MODEL, 10, bias=False), 4, 1, TopKRouter()),
     "plain": MoE.Config(MLP.Config(D_MODEL, 10, "relu"), 4, 2, SoftmaxRouter()),

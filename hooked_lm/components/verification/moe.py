@@ -78,7 +78,7 @@ def _(moe: MoE, at: Sites) -> Tensor:
     if moe.shared is not None:
         shared = output_from_sites(moe.shared, within(at, "shared"))
         out = out + (shared * at("hook_shared_gate") if moe.cfg.shared_gate else shared)
-    return out
+    return out * moe.cfg.out_scale
 
 
 def mix_from_sites(moe: MoE, at: Sites) -> Tensor:
