@@ -46,6 +46,18 @@ HY = {
     "moe_intermediate_size": 20,
 }
 ARIA = {**SIZES, **GROUPED, "moe_num_experts": 5, "moe_topk": 2}
+COHERE = {
+    **SIZES,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "layer_norm_eps": 0.02,
+    "logit_scale": 0.7,
+    "num_hidden_layers": 3,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "sliding_window": 5,
+    "sliding_window_pattern": 2,
+}
 OLMO = {**SIZES, "num_experts": 6, "num_experts_per_tok": 2}
 MULTIPLIERS = {"embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 1.6}
 LOCAL = {
@@ -365,4 +377,34 @@ CASES: list[Case] = [
         },
     ),
     Case("aria_text", "full-linear-three-of-six", {**ARIA, **FULL, **LINEAR, "moe_num_experts": 6, "moe_topk": 3}),
+    Case("cohere2_moe", "none-shared", COHERE),
+    Case(
+        "cohere2_moe",
+        "sigmoid-mean-with-shared-first-dense-biased",
+        {
+            **COHERE,
+            "expert_selection_fn": "sigmoid",
+            "num_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "prefix_dense_intermediate_size": 20,
+            "attention_bias": True,
+            "rope_theta": 100.0,
+        },
+    ),
+    Case(
+        "cohere2_moe",
+        "rms-norm-sum-with-shared-dense-unturned-untied",
+        {
+            **COHERE,
+            "rms_norm_eps": 0.03,
+            "expert_selection_fn": "sigmoid",
+            "norm_topk_prob": False,
+            "num_shared_experts": 1,
+            "shared_expert_combination_strategy": "sum",
+            "prefix_dense_sliding_window_pattern": 2,
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "tie_word_embeddings": False,
+        },
+    ),
 ]

@@ -17,6 +17,7 @@ from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 AttentionConfig = Attention.Config | LatentAttention.Config
+MLPConfig = MoE.Config | GatedMLP.Config
 
 # for training only: the loss that balances the experts' loads
 NO_EFFECT = ("output_router_logits", "router_aux_loss_coef")
@@ -44,7 +45,7 @@ def deepseek_experts(hf: HFConfig, n_experts: int, n_shared: int | None) -> MoE.
 
 def some_sparse(
     hf: HFConfig, sparse: MoE.Config, is_sparse: Callable[[int], bool], bias: bool = False
-) -> list[MoE.Config | GatedMLP.Config]:
+) -> list[MLPConfig]:
     """The MLP of each layer: `sparse` if `is_sparse(layer)`, else one gated MLP."""
     dense = llama_like.gated_mlp(hf, bias)
     return [sparse if is_sparse(layer) else dense for layer in range(hf.num_hidden_layers)]
@@ -72,7 +73,7 @@ def of_sparse_type(hf: HFConfig) -> Callable[[int], bool]:
 def decoder(
     hf: HFConfig,
     attn: AttentionConfig | Sequence[AttentionConfig],
-    mlps: Sequence[MoE.Config | GatedMLP.Config],
+    mlps: Sequence[MLPConfig],
     norm: NormConfig | None = None,
     **unembed: Any,
 ) -> DecoderConfig:

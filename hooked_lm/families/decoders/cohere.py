@@ -11,7 +11,7 @@ from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.rotary import rotary
 from hooked_lm.models.config.tree import DecoderConfig
 
-__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "block", "config", "rows"]
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "block", "config", "norm", "rows"]
 
 NO_EFFECT = ("model_max_length",)  # used by the tokenizer
 
@@ -27,8 +27,12 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 def block(hf: HFConfig, **options: Any) -> SharedNormBlock.Config:
     """A layer; `options` are those of its attention."""
-    norm = LayerNorm.Config(hf.hidden_size, hf.layer_norm_eps, bias=False)
     d_head = llama_like.head_dim(hf)
     options = {"rotary": rotary(hf, d_head, adjacent_pairs=True)} | options
     attn = llama_like.attention(hf, qkv_bias=hf.attention_bias, out_bias=hf.attention_bias, **options)
-    return SharedNormBlock.Config(attn=attn, ln1=norm, mlp=llama_like.gated_mlp(hf))
+    return SharedNormBlock.Config(attn=attn, ln1=norm(hf), mlp=llama_like.gated_mlp(hf))
+
+
+def norm(hf: HFConfig) -> LayerNorm.Config:
+    """A norm of the residual stream."""
+    return LayerNorm.Config(hf.hidden_size, hf.layer_norm_eps, bias=False)
