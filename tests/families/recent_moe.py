@@ -58,7 +58,6 @@ COHERE = {
     "sliding_window": 5,
     "sliding_window_pattern": 2,
 }
-OLMO = {**SIZES, "num_experts": 6, "num_experts_per_tok": 2}
 MULTIPLIERS = {"embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 1.6}
 LOCAL = {
     **SIZES,
@@ -199,15 +198,6 @@ CASES: list[Case] = [
         },
     ),
     Case("hunyuan_v1_moe", "full-linear", {**HUNYUAN, **FULL, **LINEAR, "num_experts": 4}),
-    Case("flex_olmo", "full", {**OLMO, **FULL}),
-    Case(
-        "flex_olmo", "grouped-renormalised-biased", {**OLMO, **GROUPED, "norm_topk_prob": True, "attention_bias": True}
-    ),
-    Case(
-        "flex_olmo",
-        "tied-llama3-three-of-eight",
-        {**OLMO, **FULL, **LLAMA3, "num_experts": 8, "num_experts_per_tok": 3, "tie_word_embeddings": True},
-    ),
     Case("granitemoeshared", "shared", {**GRANITE, **MULTIPLIERS, "shared_intermediate_size": 28}),
     Case("granitemoeshared", "none-shared-tied", {**GRANITE, **FULL, "tie_word_embeddings": True}),
     Case(

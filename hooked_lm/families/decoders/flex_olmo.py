@@ -1,4 +1,4 @@
-"""FlexOlmo (Shi et al. 2025, arXiv:2507.07024): OLMo 2 with OLMoE's experts, each trained on other data."""
+"""FlexOlmo (Shi et al. 2025, arXiv:2507.07024): OLMo 2 with OLMoE's experts instead of MLPs."""
 
 from dataclasses import replace
 
@@ -17,9 +17,14 @@ NO_EFFECT = moe.NO_EFFECT
 
 def config(hf: HFConfig) -> DecoderConfig:
     experts = moe.experts(hf, hf.num_experts, SoftmaxRouter(hf.norm_topk_prob))
-    blocks = [replace(olmo2.block(hf), mlp=experts)] * hf.num_hidden_layers
-    return llama_like.around(hf, blocks, llama_like.rms_norm(hf))
+    block = replace(olmo2.block(hf), mlp=experts)
+    return llama_like.around(hf, [block] * hf.num_hidden_layers, llama_like.rms_norm(hf))
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    return [*olmo2.rows(tree), *moe.sparse_rows(tree)]
+    return [
+        *llama_like.outer_rows(tree),
+        *llama_like.post_norm_rows(),
+        *olmo2.attention_rows(),
+        *moe.sparse_rows(tree),
+    ]
