@@ -28,14 +28,14 @@ class BaseRun:
         self,
         model: Decoder,
         tokens: Int[Tensor, "batch pos"],
-        places: Mapping[str, SiteInfo],
+        site_infos: Mapping[str, SiteInfo],
         edits: Sequence[Edit],
         keep: Sequence[str] = (),
     ) -> None:
         self.model, self.tokens, self.edits = model, tokens, edits
         self.n_prompts, self.n_pos = tokens.shape
         self.kept: dict[str, Tensor] = {}  # the values at these sites
-        hooks = [(edit.site, self._hook(edit, places.get(edit.site))) for edit in edits]
+        hooks = [(edit.site, self._hook(edit, site_infos.get(edit.site))) for edit in edits]
         with model.hooks(fwd_hooks=[*hooks, *((site, self._keep) for site in keep)]):
             resid, _, context = model.embedded(tokens)
             self.context = BaseContext(context)
@@ -50,9 +50,9 @@ class BaseRun:
     def _keep(self, value: Tensor, hook: Any) -> None:
         self.kept[hook.name] = value.clone()  # the model may overwrite the value later
 
-    def _hook(self, edit: Edit, place: SiteInfo | None) -> Any:
+    def _hook(self, edit: Edit, info: SiteInfo | None) -> Any:
         def write(value: Tensor, hook: Any) -> None:
-            start = self.context.start if place is not None and place.stage is TokenScope.STATE else 0
+            start = self.context.start if info is not None and info.scope is TokenScope.STATE else 0
             edit.write(value, hook.dims, start, self.n_pos)
 
         return write

@@ -48,8 +48,13 @@ def joined(
     batch, n_source = source.shape
     kind = type(model)
     kinds = (SourceAndTarget,) if kind is EncoderDecoder else (SourceAndTarget, kind)
-    made = {"whole": model, "n_source": n_source, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    view: Any = object.__new__(type(kind.__name__, kinds, made))
+    attributes = {
+        "whole": model,
+        "n_source": n_source,
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+    }
+    view: Any = object.__new__(type(kind.__name__, kinds, attributes))
     object.__setattr__(view, "__dict__", model.__dict__)  # shared state
     rows = _rows(model, target, batch)
     both = [None if each is None else torch.cat([each.to(rows), rows], 1) for each in (source, other)]
@@ -66,7 +71,7 @@ def _rows(model: EncoderDecoder, target: Target, batch: int) -> Int[Tensor, "bat
     else:
         rows, real = model.to_decoder_tokens(target, end=False)
         if not bool(real.all()):
-            raise ValueError(f"targets must have as many tokens each, these have {real.sum(1).tolist()}")
+            raise ValueError(f"all targets must have the same number of tokens; these have {real.sum(1).tolist()}")
     if rows.ndim != 2 or len(rows) not in (1, batch) or rows.shape[1] == 0:
         raise ValueError(
             f"decoder_input must be one target, or one for each of {batch} prompts; got {tuple(rows.shape)}"
@@ -78,9 +83,9 @@ def refuse_two_stacks(model: HookedRootModule, what: str) -> None:
     """Raises TypeError for an encoder-decoder, which `what` does not support."""
     if isinstance(model, EncoderDecoder):
         raise TypeError(
-            f"{what} is made for one stack of layers, and a HookedEncoderDecoder has two; patching.sweep, analysis.attribute and "
-            "analysis.attribute_nodes take it, with decoder_input=... and sites such as 'encoder.resid_pre' and "
-            "'decoder.cross_attn.z'"
+            f"{what} supports models with one stack of layers, and a HookedEncoderDecoder has two; patching.sweep, "
+            "analysis.attribute and analysis.attribute_nodes support it, with decoder_input=... and sites "
+            "such as 'encoder.resid_pre' and 'decoder.cross_attn.z'"
         )
 
 
@@ -90,7 +95,7 @@ def stack_of(model: Any, name: str) -> tuple[str, int]:
         return "", model.cfg.n_layers
     side = name.partition(".")[0]
     if side not in SIDES:
-        raise KeyError(f"of an encoder-decoder a site is named with its stack, 'encoder.{name}' or 'decoder.{name}'")
+        raise KeyError(f"a site of an encoder-decoder is named with its stack: 'encoder.{name}' or 'decoder.{name}'")
     return side, len(getattr(model, side))
 
 

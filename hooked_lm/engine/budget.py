@@ -18,11 +18,11 @@ AUTO = 1 << 30
 
 @dataclass(frozen=True)
 class Budget:
-    """The memory of a pass in bytes, and the largest useful number of tokens; `is_asked`: the user set the memory."""
+    """The memory of a pass in bytes, and the largest useful number of tokens; `is_user_set`: the user chose the memory."""
 
     n_bytes: int
     n_tokens: int
-    is_asked: bool = False
+    is_user_set: bool = False
 
     @classmethod
     def of(cls, max_memory: int | str, device: torch.device) -> "Budget":
@@ -31,7 +31,7 @@ class Budget:
         if max_memory == "auto":
             free = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else AUTO
             return cls(free, enough)
-        return cls(bytes_of(max_memory), enough, is_asked=True)
+        return cls(bytes_of(max_memory), enough, is_user_set=True)
 
     def cells_of_whole_forwards(self, model: nn.Module, shape: torch.Size) -> int:
         """The number of cells in one batch, for logits of this shape [batch, pos, d_vocab]; at least one."""
@@ -63,24 +63,24 @@ def batches(
     Raises ValueError if a budget that the user set is too small for one schedule.
     """
     width = max(token_bytes(block) for block in base.model.blocks)
-    looked_at = max((both_bytes(both) for both in base.context.keys_values.values()), default=0)
+    n_kv_bytes = max((kv_bytes(keys_values) for keys_values in base.context.keys_values.values()), default=0)
     shows_scores = any(schedule.shows_scores for schedule in schedules)
-    seen = 16 * base.model.cfg.n_heads * base.n_pos if shows_scores else 0  # four fp32 copies of the scores
+    n_score_bytes = 16 * base.model.cfg.n_heads * base.n_pos if shows_scores else 0  # four fp32 copies of the scores
     d_vocab = base.logits.shape[-1] if reads.tokens is None else len(reads.tokens)
-    available = budget.n_bytes - (base.n_bytes if budget.is_asked else 0)
+    available = budget.n_bytes - (base.n_bytes if budget.is_user_set else 0)
     passes: list[list[CellSchedule]] = []
     some: list[CellSchedule] = []
     size = tokens = 0
     for schedule in sorted(
-        schedules, key=lambda schedule: (sorted(schedule.on_demand), schedule.first, schedule.steps[0].query_rows)
+        schedules, key=lambda schedule: (sorted(schedule.on_demand), schedule.first, schedule.spans[0].query_rows)
     ):
         own = schedule.n_tokens * base.n_prompts
-        start, stop = schedule.steps[-1].query_rows
-        n_bytes = own * (width + seen) + looked_at + base.n_prompts * 4 * d_vocab * (stop - start)
+        start, stop = schedule.spans[-1].query_rows
+        n_bytes = own * (width + n_score_bytes) + n_kv_bytes + base.n_prompts * 4 * d_vocab * (stop - start)
         full = size + n_bytes > available or tokens + own > budget.n_tokens
-        if n_bytes > available and budget.is_asked:
+        if n_bytes > available and budget.is_user_set:
             raise ValueError(
-                f"max_memory={budget.n_bytes:,} bytes is too little: the base run takes {base.n_bytes:,}, "
+                f"max_memory={budget.n_bytes:,} bytes is too small: the base run needs {base.n_bytes:,}, "
                 f"and one cell of {base.n_prompts} prompts about {n_bytes:,}"
             )
         if some and (full or schedule.on_demand != some[0].on_demand):
@@ -91,9 +91,9 @@ def batches(
     return [*passes, some] if some else passes
 
 
-def both_bytes(both: tuple[Tensor, Tensor]) -> int:
+def kv_bytes(keys_values: tuple[Tensor, Tensor]) -> int:
     """Bytes of the keys and values of all positions, which each row needs regardless of its number of tokens."""
-    return sum(some.numel() * some.element_size() for some in both)
+    return sum(some.numel() * some.element_size() for some in keys_values)
 
 
 def token_bytes(module: nn.Module) -> int:

@@ -71,7 +71,7 @@ class PackedContext(Context):
 
     A layer computes some tokens, the key rows, only for their keys and values or for the state after them. They are computed
     first, separately (`makes_keys_only`); the block then runs on the query rows, and uses these keys and states like a cache.
-    Other rows join it after attention (see `PartialBlock`). `packing` describes the tokens that are computed at present.
+    Other rows enter it after attention (see `PartialBlock`). `packing` describes the tokens that are computed at present.
     """
 
     norms_see_copies = False
@@ -88,37 +88,35 @@ class PackedContext(Context):
         """Starts a layer with these runs."""
         self.runs = runs
         n_cells = [len(run.cells) for run in runs]
-        self.key_packing = Packing(self.n_prompts, n_cells, [run.steps.key_rows for run in runs])
-        self.output_packing = Packing(self.n_prompts, n_cells, [run.steps.query_rows for run in runs])
-        self.packings = self._packings_by_join()
-        self.query_packing = self.packings.get("", self._of_runs_joining(""))
-        rows = zip((run.steps.keys for run in runs), self.query_packing.intervals, strict=True)
+        self.key_packing = Packing(self.n_prompts, n_cells, [run.spans.key_rows for run in runs])
+        self.output_packing = Packing(self.n_prompts, n_cells, [run.spans.query_rows for run in runs])
+        self.packings = self._packings_by_entry()
+        self.query_packing = self.packings.get("", self._entering_at(""))
+        rows = zip((run.spans.keys for run in runs), self.query_packing.intervals, strict=True)
         self._kv_packing = Packing(self.n_prompts, n_cells, [overlap(*both) for both in rows])
-        self._all_keys = Packing(self.n_prompts, n_cells, [run.steps.keys for run in runs])
+        self._all_keys = Packing(self.n_prompts, n_cells, [run.spans.keys for run in runs])
         self._early_kv: KeysValues | None = None  # of the key rows
         self._early_states: dict[int, KeyValueCache] = {}
-        self._show(self.output_packing)
+        self._use(self.output_packing)
 
-    def _packings_by_join(self) -> dict[str, Packing]:
-        """The rows that pass all of the layer (""), and those that join it at each site after attention."""
-        sites = dict.fromkeys(run.steps.joins_at for run in self.runs)
-        return (
-            {"": self.output_packing} if sites == {"": None} else {site: self._of_runs_joining(site) for site in sites}
-        )
+    def _packings_by_entry(self) -> dict[str, Packing]:
+        """The rows that pass all of the layer (""), and those that enter it at each site after attention."""
+        sites = dict.fromkeys(run.spans.entry_site for run in self.runs)
+        return {"": self.output_packing} if sites == {"": None} else {site: self._entering_at(site) for site in sites}
 
-    def _of_runs_joining(self, site: str) -> Packing:
-        rows = [run.steps.query_rows if run.steps.joins_at == site else NONE for run in self.runs]
+    def _entering_at(self, site: str) -> Packing:
+        rows = [run.spans.query_rows if run.spans.entry_site == site else NONE for run in self.runs]
         return Packing(self.n_prompts, self.output_packing.n_cells, rows)
 
     @contextmanager
-    def showing(self, packing: Packing) -> Iterator[None]:
+    def using(self, packing: Packing) -> Iterator[None]:
         """Inside the `with` block, the tokens of the batch are these."""
         before = self.packing
-        self._show(packing)
+        self._use(packing)
         try:
             yield
         finally:
-            self._show(before)
+            self._use(before)
 
     @property
     def is_partial(self) -> bool:
@@ -144,7 +142,7 @@ class PackedContext(Context):
         """Whether the tokens of the batch are the key rows of the layer."""
         return self.packing is self.key_packing
 
-    def _show(self, packing: Packing) -> None:
+    def _use(self, packing: Packing) -> None:
         self.packing = packing
         self._angles: dict[tuple[Rotary, tuple[Interval, ...]], Angles] = {}
         self.pos_embed = None if self.base.pos_embed is None else self.of_base(self.base.pos_embed)
@@ -196,13 +194,13 @@ class PackedContext(Context):
         mixed = queries.new_empty(*queries.shape[:3], base_values.shape[-1])
         if self.makes_keys_only:
             return mixed
-        for run, steps in self._in_turn():
+        for run, spans in self._each_run():
             rows = self.query_packing.part(queries, run)
             if not rows.shape[1]:
                 continue
-            k = self._whole(base_keys, self._all_keys.part(keys, run), steps.keys)
-            v = self._whole(base_values, self._all_keys.part(values, run), steps.keys)
-            self.query_packing.part(mixed, run).copy_(mix(rows, k, v, self._window(steps.query_rows)))
+            k = self._whole(base_keys, self._all_keys.part(keys, run), spans.keys)
+            v = self._whole(base_values, self._all_keys.part(values, run), spans.keys)
+            self.query_packing.part(mixed, run).copy_(mix(rows, k, v, self._window(spans.query_rows)))
             self.attention_flops += 2 * rows.shape[:3].numel() * k.shape[1] * (k.shape[-1] + v.shape[-1])
         return mixed
 
@@ -221,30 +219,30 @@ class PackedContext(Context):
         return whole.flatten(0, 1)
 
     def kv_of(self, kv_source_layer: int) -> KeysValues | None:
-        """The keys and values of the rows in a layer; without positions if all rows joined after it."""
+        """The keys and values of the rows in a layer; without positions if all rows entered after it."""
         keys, values = self.base.keys_values[kv_source_layer]
         return super().kv_of(kv_source_layer) or (keys[:1, :0], values[:1, :0])
 
     def scan(self, layer: int, mixer: Mixer, stream: Tensor) -> Tensor:
-        followed = []
-        for run, _ in self._in_turn():
+        outputs = []
+        for run, _ in self._each_run():
             rows, (start, stop) = self.packing.part(stream, run), self.packing.intervals[run]
             if start == stop:
                 continue
             cache = self._early_states.get(run) or _after(self.base.states[layer][start], len(self.runs[run].cells))
-            followed.append(mixer(rows, Context(stop - start, self.device, None, cache), 0))
+            outputs.append(mixer(rows, Context(stop - start, self.device, None, cache), 0))
             if self.makes_keys_only:
                 self._early_states[run] = cache
-        return pack(followed)
+        return pack(outputs)
 
-    def _in_turn(self) -> Iterator[tuple[int, LayerSpans]]:
+    def _each_run(self) -> Iterator[tuple[int, LayerSpans]]:
         """Yields the runs, each marked as the current one."""
         for run, cells in enumerate(self.runs):
-            with self._in_sight(run):
-                yield run, cells.steps
+            with self._as_current(run):
+                yield run, cells.spans
 
     @contextmanager
-    def _in_sight(self, run: int) -> Iterator[None]:
+    def _as_current(self, run: int) -> Iterator[None]:
         self.current = run
         try:
             yield

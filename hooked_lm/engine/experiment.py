@@ -27,7 +27,7 @@ from hooked_lm.engine.full_forward import whole_forwards
 from hooked_lm.engine.metric_trace import EVERYTHING, Logits, TracedAccess, UntracedAccess, reads_of, values_of
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.schedule import BatchedPass, Planner
-from hooked_lm.engine.site_info import SiteInfo, TokenScope, places
+from hooked_lm.engine.site_info import SiteInfo, TokenScope, site_infos
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.decoder import Decoder
 
@@ -60,16 +60,16 @@ class Experiment:
         self.base_changes = self._checked_cell(base)
         self.budget = Budget.of(max_memory, self.tokens.device)
         self.cost = Cost()
-        self.places: Mapping[str, SiteInfo] = places(model) if isinstance(model, Decoder) else {}
+        self.site_infos: Mapping[str, SiteInfo] = site_infos(model) if isinstance(model, Decoder) else {}
         with torch.no_grad():
-            self.obstacle = obstacle(model, self.places, self.tokens)
+            self.obstacle = obstacle(model, self.site_infos, self.tokens)
             self._run_base(self._kept(compare))
 
     def _kept(self, sites: Iterable[str]) -> list[str]:
         """The sites whose values in the base run are useful for changes at these sites."""
-        known = [(site, self.places[site]) for site in sites if site in self.places]
-        kept = [site for site, place in known if place.is_plain]
-        return list(dict.fromkeys([*kept, *(place.joins_at for _, place in known if place.joins_at)]))
+        known = [(site, self.site_infos[site]) for site in sites if site in self.site_infos]
+        kept = [site for site, info in known if info.is_cheap_to_read]
+        return list(dict.fromkeys([*kept, *(info.entry_site for _, info in known if info.entry_site)]))
 
     def _run_base(self, keep: Sequence[str]) -> None:
         self.base: BaseRun | None = None
@@ -78,7 +78,7 @@ class Experiment:
         is_kept = is_kept and not sees_changed_states(self.base_changes, self.base_changes)
         if self.obstacle is None and is_kept and not norm_and_copies(self.base_changes):
             assert isinstance(self.model, Decoder)
-            self.base = BaseRun(self.model, self.tokens, self.places, edits, keep)
+            self.base = BaseRun(self.model, self.tokens, self.site_infos, edits, keep)
             logits = self.base.logits
         else:
             [(_, whole)] = whole_forwards(self.model, self.tokens, [()], self.base_changes, 1)
@@ -88,7 +88,7 @@ class Experiment:
         self.reads, values = reads_of(self.metrics, logits)
         self.scores = self._checked(values)
         if bool(self.scores.isnan().any()):
-            raise ValueError("a metric of the base run is NaN: nothing can be compared with it")
+            raise ValueError("a metric is NaN for the base run, so no cell can be compared with it")
         self.base_logits = logits.some(self.reads)
 
     def _checked(self, values: Sequence[Any], n_expected: int | None = None) -> Scores:
@@ -102,12 +102,12 @@ class Experiment:
                 name = getattr(metric, "__name__", type(metric).__name__)
                 raise ValueError(
                     f"the metric {name} must give one number, or one for each of the {n_prompts} prompts, for logits "
-                    f"{tuple(self.shape)}, and gave {got}"
+                    f"{tuple(self.shape)}, but returned {got}"
                 )
             rows.append(row.reshape(-1))
         width = max(len(row) for row in rows)
         if n_expected not in (None, width):
-            raise ValueError(f"the metrics gave {n_expected} numbers each for the base run, and {width} for another")
+            raise ValueError(f"the metrics returned {n_expected} numbers each for the base run, but {width} for a cell")
         return torch.stack([row.expand(width) if len(row) == 1 else row for row in rows])
 
     # ---- cells -------------------------------------------------------------------------------------------------------
@@ -115,20 +115,22 @@ class Experiment:
     @torch.no_grad()
     def capture(self, cells: Sequence[Cell], sites: Sequence[str]) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
         """The values at these sites [batch, pos, ...] in the base run, and in each cell where they may differ."""
-        known = all(site in self.places and self.places[site].dims[:2] == ("batch", "pos") for site in sites)
+        known = all(site in self.site_infos and self.site_infos[site].dims[:2] == ("batch", "pos") for site in sites)
         if self.base is None or not known or not all(map(self._is_known, cells)):
             return self._captured_by_whole_forwards(cells, sites)
         kept = self._kept(change.site for cell in cells for change in cell)
-        base = BaseRun(self.base.model, self.tokens, self.places, self.base.edits, list(dict.fromkeys([*sites, *kept])))
+        base = BaseRun(
+            self.base.model, self.tokens, self.site_infos, self.base.edits, list(dict.fromkeys([*sites, *kept]))
+        )
         self.cost.forwards += 1
         edits = [_edits(cell) for cell in cells]
-        planner = Planner(base, self.places, EVERYTHING.interval(base.n_pos))
+        planner = Planner(base, self.site_infos, EVERYTHING.interval(base.n_pos))
         schedules = [
-            schedule for schedule in (planner.schedule(i, own) for i, own in enumerate(edits)) if schedule.steps
+            schedule for schedule in (planner.schedule(i, own) for i, own in enumerate(edits)) if schedule.spans
         ]
         found: list[dict[str, Tensor]] = [{} for _ in cells]
         for batch in batches(schedules, self.budget, base, self.reads):
-            this = BatchedPass(base, self.places, edits, batch)
+            this = BatchedPass(base, self.site_infos, edits, batch)
             for cell, values in this.capture(sites).items():
                 found[cell] = values
             self.cost.add(this.cost)
@@ -166,7 +168,7 @@ class Experiment:
     ) -> Iterator[tuple[int, Scores]]:
         """`run` for callers that have disabled gradients."""
         cells = [self._checked_cell(cell) for cell in cells]
-        self.obstacle = obstacle(self.model, self.places, self.tokens)  # hooks may have been added since
+        self.obstacle = obstacle(self.model, self.site_infos, self.tokens)  # hooks may have been added since
         started = time.perf_counter()
         try:
             yield from self._run(cells, title, progress)
@@ -183,7 +185,10 @@ class Experiment:
                 if len(others) == 1
                 else f"{len(others)} cells run as whole forward passes"
             )
-            warnings.warn(f"{self._why_not([cells[i] for i in others])}: {run}", stacklevel=outside(sys._getframe()))
+            warnings.warn(
+                f"{self._fallback_reason([cells[i] for i in others])}: {run}",
+                stacklevel=stacklevel_outside(sys._getframe()),
+            )
         done: set[int] = set()
         if known:
             try:
@@ -198,7 +203,7 @@ class Experiment:
     def _is_kept_by_a_base_run(self, change: Change) -> bool:
         """Whether a base run can include this change: it is before the blocks, or at a site where cells can repeat it."""
         before = not any((point.name or "").startswith("blocks.") for point in self.model.points(change.site))
-        return isinstance(change, Edit) and (change.site in self.places or before)
+        return isinstance(change, Edit) and (change.site in self.site_infos or before)
 
     def _checked_cell(self, cell: Cell) -> list[Change]:
         """The cell with full site names and nonnegative positions; KeyError and IndexError for those that do not exist."""
@@ -220,37 +225,40 @@ class Experiment:
         They are not if the cell edits an on-demand site, and the base run is changed before attention in the same layer: the
         copies at on-demand sites bypass the sites of the norm, so every position of the cell differs from the base run.
         """
-        if not all(isinstance(change, Edit) and change.site in self.places for change in cell):
+        if not all(isinstance(change, Edit) and change.site in self.site_infos for change in cell):
             return False
         if norm_and_copies([*cell, *self.base_changes]) or sees_changed_states(self.base_changes, cell):
             return False
-        layers = {self.places[change.site].layer for change in cell if self.places[change.site].on_demand}
-        base = [self.places[change.site] for change in self.base_changes if change.site in self.places]
-        return layers.isdisjoint(place.layer for place in base if place.stage is TokenScope.BEFORE_MIXING)
+        layers = {self.site_infos[change.site].layer for change in cell if self.site_infos[change.site].on_demand}
+        base = [self.site_infos[change.site] for change in self.base_changes if change.site in self.site_infos]
+        return layers.isdisjoint(info.layer for info in base if info.scope is TokenScope.BEFORE_MIXING)
 
-    def _why_not(self, cells: Sequence[Cell]) -> str:
+    def _fallback_reason(self, cells: Sequence[Cell]) -> str:
         if self.obstacle is not None:
             return self.obstacle
         if any(sees_changed_states(self.base_changes, [*cell, *self.base_changes]) for cell in cells):
             return "a function of states comes after a change of the same states in the base run"
         if any(norm_and_copies([*cell, *self.base_changes]) for cell in cells):
-            return "a norm is changed together with copies of the stream that pass it"
-        odd = next((change for change in (*cells[0], *self.base_changes) if not self._is_known([change])), None)
-        if isinstance(odd, Edit):
-            return f"nothing is known of what a change at '{odd.site}' reaches"
-        where = "" if odd is None else f" at '{odd.site}'"
-        return f"nothing is known of what a function of a whole value changes{where} (a controller with acts_by_position says it)"
+            return "a norm is changed together with copies of the stream that bypass its sites"
+        unsupported = next((change for change in (*cells[0], *self.base_changes) if not self._is_known([change])), None)
+        if isinstance(unsupported, Edit):
+            return f"the positions that a change at '{unsupported.site}' affects are not known"
+        where = "" if unsupported is None else f" at '{unsupported.site}'"
+        return (
+            f"the positions that a function of a whole value changes{where} are not known "
+            "(use a controller with acts_by_position)"
+        )
 
     def _incrementally(
         self, cells: Sequence[Cell], known: Sequence[int], reads: TracedAccess, title: str, progress: bool | None
     ) -> Iterator[tuple[int, Scores]]:
         assert self.base is not None, "cells share the values of a base run"
-        first_change = FirstChange(self.base, self.places)
+        first_change = FirstChange(self.base, self.site_infos)
         base, edits = self.base, [first_change.trimmed(_edits(cell)) for cell in cells]
-        planner = Planner(base, self.places, reads.interval(base.n_pos))
+        planner = Planner(base, self.site_infos, reads.interval(base.n_pos))
         schedules = [planner.schedule(cell, edits[cell]) for cell in known]
         for schedule in schedules:
-            if not schedule.steps:
+            if not schedule.spans:
                 yield schedule.cell, self.scores
         tokens = (
             None
@@ -258,11 +266,11 @@ class Experiment:
             else torch.tensor(reads.tokens, device=base.tokens.device)
         )
         base_logits = self.base_logits if reads == self.reads else base.logits.some(reads)
-        alive = [schedule for schedule in schedules if schedule.steps]
-        n_rows = sum(schedule.layer_rows for schedule in alive) * base.n_prompts
+        changing = [schedule for schedule in schedules if schedule.spans]
+        n_rows = sum(schedule.layer_rows for schedule in changing) * base.n_prompts
         with progress_bar(title, n_rows, progress, unit="rows") as bar:
-            for batch in batches(alive, self.budget, base, reads):
-                this = BatchedPass(base, self.places, edits, batch)
+            for batch in batches(changing, self.budget, base, reads):
+                this = BatchedPass(base, self.site_infos, edits, batch)
                 for cell, (start, stop), logits in this.run(tokens):
                     whole = self._filled(base_logits, logits, start, stop, reads, tokens is None)
                     yield cell, self._scores(whole, reads)
@@ -325,15 +333,15 @@ def obstacle(model: HookedRootModule, known: Mapping[str, SiteInfo], tokens: Ten
     if not isinstance(model, Decoder):
         return f"a {type(model).__name__} is not a causal decoder"
     if type(model).forward is not Decoder.forward:
-        return f"{type(model).__name__} has a forward pass of its own"
+        return f"{type(model).__name__} overrides the forward pass of its base class"
     listening = next((point.name for point in model.hook_points() if is_listening(point)), None)
     if listening is not None:
         return f"a hook is open at '{listening}'"
     foreign = next((name for name, module in model.named_modules() if not _is_ours(module)), None)
     if foreign is not None:
-        return f"'{foreign}' is a module of somebody else's"
+        return f"'{foreign}' is a foreign module"
     if not all(module.causal for module in model.modules() if isinstance(module, Attend)):
-        return "its tokens see later ones"
+        return "its attention is not causal"
     if model.embedded(tokens)[2].real is not None:
         return "the prompts are padded"
     return None
@@ -390,7 +398,7 @@ def _is_number_like(value: Any) -> bool:
     return True
 
 
-def outside(frame: FrameType) -> int:
+def stacklevel_outside(frame: FrameType) -> int:
     """The `stacklevel` of a warning in this frame that points to the caller of this package; jaxtyping's frames are skipped."""
     level = 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("hooked_lm.", "jaxtyping.")):

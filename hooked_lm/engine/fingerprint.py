@@ -182,22 +182,22 @@ def fingerprint(
         except Unknown as error:
             if not name:
                 raise ValueError(
-                    f"a sweep with a checkpoint must identify its metric, and this one holds {error}, which has no "
-                    "fixed contents: name the metric, metric={'a name for it': metric}, and it counts by its name"
+                    f"a sweep with a checkpoint must identify its metric, and this one holds {error}, whose "
+                    "contents cannot be hashed: give the metric a name that identifies it, metric={'a name for it': metric}"
                 ) from None
     try:
         parts.append(digest.of(model))
         for place, cell in cells:
-            parts += [digest.of(tuple(place)), *(digest.of(part) for change in cell for part in _said(change))]
+            parts += [digest.of(tuple(place)), *(digest.of(part) for change in cell for part in _parts_of(change))]
     except Unknown as error:
         raise ValueError(
-            f"a sweep with a checkpoint must identify hooks and changes, and one of these holds {error}, which "
-            "has no fixed contents: run it without a checkpoint"
+            f"a sweep with a checkpoint must identify hooks and changes, and one of these holds {error}, whose "
+            "contents cannot be hashed: run it without a checkpoint"
         ) from None
     return _hashed(*parts).hex()
 
 
-def _said(change: Change) -> tuple[Any, ...]:
+def _parts_of(change: Change) -> tuple[Any, ...]:
     if isinstance(change, Edit):
         return change.site, change.positions, change.rest, change.rows, change.value
     return change.site, change.function

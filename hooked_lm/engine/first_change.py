@@ -6,7 +6,7 @@ from torch import Tensor
 
 from hooked_lm.engine.base_run import BaseRun
 from hooked_lm.engine.edit import NONE, Edit
-from hooked_lm.engine.site_info import SiteInfo, edits_of_scores
+from hooked_lm.engine.site_info import SiteInfo, score_edits
 
 
 class FirstChange:
@@ -15,9 +15,9 @@ class FirstChange:
     Earlier positions of a causal model equal the base run, unless the base run has an edited attention pattern.
     """
 
-    def __init__(self, base: BaseRun, places: Mapping[str, SiteInfo]) -> None:
-        self.base, self.places = base, places
-        starts = [edit.span(base.n_pos)[0] for edit in edits_of_scores(base.edits, places)]
+    def __init__(self, base: BaseRun, site_infos: Mapping[str, SiteInfo]) -> None:
+        self.base, self.site_infos = base, site_infos
+        starts = [edit.span(base.n_pos)[0] for edit in score_edits(base.edits, site_infos)]
         self._causal_until = min(starts, default=base.n_pos)  # a changed pattern may attend to later keys
         self._known: dict[tuple[str, int], int] = {}
 
@@ -28,7 +28,7 @@ class FirstChange:
         if first < n_pos:
             first = min(first, self._causal_until)
         later = [edit.starting_at(first, n_pos) for edit in edits]
-        return [edit for edit in later if edit.span(n_pos) != NONE or self.places[edit.site].on_demand]
+        return [edit for edit in later if edit.span(n_pos) != NONE or self.site_infos[edit.site].on_demand]
 
     def of(self, edit: Edit) -> int:
         """The first position that an edit changes (or may change, if the base run did not keep the site)."""
@@ -38,7 +38,7 @@ class FirstChange:
         key = edit.site, id(edit.value)
         if key not in self._known:
             there = self.base.kept[edit.site]
-            new = edit.source(there, self.places[edit.site].dims, self.base.n_pos).to(there)
+            new = edit.source(there, self.site_infos[edit.site].dims, self.base.n_pos).to(there)
             differs = (new != there).transpose(0, 1).flatten(1).any(1)
             self._known[key] = int(differs.long().argmax()) if bool(differs.any()) else self.base.n_pos
         first = self._known[key]

@@ -50,10 +50,10 @@ class Logits:
     @classmethod
     def of(cls, logits: Float[Tensor, "..."]) -> "Logits":
         """Wraps a tensor of logits."""
-        return cls(logits.shape, logits.dtype, logits.device, lambda reads: taken(logits, reads).clone())
+        return cls(logits.shape, logits.dtype, logits.device, lambda reads: select_logits(logits, reads).clone())
 
 
-def taken(logits: Float[Tensor, "..."], reads: TracedAccess) -> Float[Tensor, "..."]:
+def select_logits(logits: Float[Tensor, "..."], reads: TracedAccess) -> Float[Tensor, "..."]:
     """The logits that are read."""
     some = logits if reads.positions is None else logits[:, list(reads.positions)]
     return some if reads.tokens is None else some[:, :, list(reads.tokens)]
@@ -88,18 +88,18 @@ def values_of(
 
 def value_of(metric: Metric, logits: Float[Tensor, "..."], reads: TracedAccess, shape: torch.Size) -> Any:
     """The value of one metric on logits of which only those of `reads` exist; raises UntracedAccess if it reads others."""
-    given = served(logits, reads, shape)
+    given = partial_logits(logits, reads, shape)
     value = metric(given)
-    if isinstance(given, Shown) and given.is_short:  # the metric caught the UntracedAccess
+    if isinstance(given, TracedLogits) and given.is_untraced:  # the metric caught the UntracedAccess
         raise UntracedAccess
     return value
 
 
-def served(logits: Float[Tensor, "..."], reads: TracedAccess, shape: torch.Size) -> Float[Tensor, "..."]:
+def partial_logits(logits: Float[Tensor, "..."], reads: TracedAccess, shape: torch.Size) -> Float[Tensor, "..."]:
     """Logits of a given shape of which only those of `reads` exist; reading others raises UntracedAccess."""
     if reads == EVERYTHING:
         return logits
-    return Shown.over(shape, logits, lambda index: _indexed(logits, index, reads, shape))
+    return TracedLogits.over(shape, logits, lambda index: _indexed(logits, index, reads, shape))
 
 
 def _traced(metrics: Sequence[Metric], source: Logits) -> tuple[TracedAccess, dict[TracedAccess, Tensor]]:
@@ -110,75 +110,77 @@ def _traced(metrics: Sequence[Metric], source: Logits) -> tuple[TracedAccess, di
     indices, pieces = list[Index](), dict[TracedAccess, Tensor]()
 
     def take(index: Index) -> Tensor:
-        reads = TracedAccess(*(places_of(index[axis], source.shape[axis]) for axis in (1, 2)))
+        reads = TracedAccess(*(entries_of(index[axis], source.shape[axis]) for axis in (1, 2)))
         if reads not in pieces:
             pieces[reads] = source.some(reads)
         indices.append(index)
         return _indexed(pieces[reads].clone(), index, reads, source.shape)
 
     for metric in metrics:
-        shown = Shown.over(source.shape, source, take)
+        shown = TracedLogits.over(source.shape, source, take)
         try:
             metric(shown)
         except (
             UntracedAccess,
             Exception,
         ):  # in tracing, the pieces are separate tensors, which may cause the error: use all logits
-            shown.is_short = True
-        if shown.is_short:
+            shown.is_untraced = True
+        if shown.is_untraced:
             return EVERYTHING, pieces
     return _reads(indices, source.shape), pieces
 
 
 def _reads(indices: Sequence[Index], shape: torch.Size) -> TracedAccess:
     """The union of the logits that these indices select; EVERYTHING if they select none."""
-    axes = [[places_of(index[axis], shape[axis]) for index in indices] for axis in (1, 2)]
+    axes = [[entries_of(index[axis], shape[axis]) for index in indices] for axis in (1, 2)]
     found = [None if None in axis else tuple(sorted({i for some in axis for i in some or ()})) for axis in axes]
     return EVERYTHING if () in found else TracedAccess(*found)
 
 
 # Attributes and methods that do not read the logits.
-FREE = {getattr(Tensor, name).__get__ for name in ("shape", "ndim", "dtype", "device", "layout", "requires_grad")}
-FREE |= {Tensor.is_floating_point, Tensor.size, Tensor.dim, Tensor.__len__, Tensor.__repr__}
+METADATA_ONLY = {
+    getattr(Tensor, name).__get__ for name in ("shape", "ndim", "dtype", "device", "layout", "requires_grad")
+}
+METADATA_ONLY |= {Tensor.is_floating_point, Tensor.size, Tensor.dim, Tensor.__len__, Tensor.__repr__}
 
 
-class Shown(Tensor):
-    """A wrapper of logits that supports indexing; any other operation sets `is_short` and raises UntracedAccess."""
+class TracedLogits(Tensor):
+    """A wrapper of logits that supports indexing; any other operation sets `is_untraced` and raises UntracedAccess."""
 
-    is_short: bool
+    is_untraced: bool
     _take: Callable[[Index], Tensor]
 
     @classmethod
-    def over(cls, shape: torch.Size, like: Tensor | Logits, take: Callable[[Index], Tensor]) -> "Shown":
+    def over(cls, shape: torch.Size, like: Tensor | Logits, take: Callable[[Index], Tensor]) -> "TracedLogits":
         made = Tensor._make_wrapper_subclass(cls, shape, dtype=like.dtype, device=like.device)
-        made.is_short, made._take = False, take
+        made.is_untraced, made._take = False, take
         return made
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"logits {tuple(self.shape)}, of which only some are there"
+        return f"logits {tuple(self.shape)}, only partly computed"
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in FREE:
+        if func in METADATA_ONLY:
             return super().__torch_function__(func, types, args, kwargs or {})
-        if func is Tensor.__getitem__ and isinstance(args[0], Shown):
+        if func is Tensor.__getitem__ and isinstance(args[0], TracedLogits):
             index = _index(args[1], args[0].shape)
             if index is not None:
                 try:
                     return args[0]._take(index)
                 except (UntracedAccess, IndexError):
                     pass
-        raise cls._too_few(args, kwargs)
+        raise cls._untraced(args, kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise cls._too_few(args, kwargs)
+        raise cls._untraced(args, kwargs)
 
     @classmethod
-    def _too_few(cls, *given: Any) -> UntracedAccess:
+    def _untraced(cls, *given: Any) -> UntracedAccess:
         for shown in tree_leaves(given):
-            if isinstance(shown, Shown):
-                shown.is_short = True
+            if isinstance(shown, TracedLogits):
+                shown.is_untraced = True
         return UntracedAccess()
 
 
@@ -191,7 +193,7 @@ def _indexed(compact: Tensor, index: Index, reads: TracedAccess, shape: torch.Si
 def _index(index: Any, shape: torch.Size) -> Index | None:
     """The index with one entry for each of three axes; None if it is not supported (new axes, masks, out of range)."""
     items = list(index) if isinstance(index, tuple) else [index]
-    if len(shape) != 3 or any(item is None or isinstance(item, Shown) or _is_mask(item) for item in items):
+    if len(shape) != 3 or any(item is None or isinstance(item, TracedLogits) or _is_mask(item) for item in items):
         return None
     if any(item is Ellipsis for item in items):
         at = next(i for i, item in enumerate(items) if item is Ellipsis)
@@ -228,7 +230,7 @@ def _numbers(item: Any) -> list[int]:
     return [item] if isinstance(item, int) else item.flatten().tolist() if isinstance(item, Tensor) else list(item)
 
 
-def places_of(item: Any, size: int) -> tuple[int, ...] | None:
+def entries_of(item: Any, size: int) -> tuple[int, ...] | None:
     """The entries of an axis that an index in range selects; None for all."""
     if isinstance(item, slice):
         return None if item == ALL else tuple(range(*item.indices(size)))
@@ -239,7 +241,7 @@ def _translated(item: Any, there: tuple[int, ...] | None, size: int) -> Any:
     """Translates an index to an axis of which only the entries `there` exist; raises UntracedAccess if it selects others."""
     if there is None:
         return item
-    wanted = places_of(item, size)
+    wanted = entries_of(item, size)
     if wanted is None or not set(wanted) <= set(there):
         raise UntracedAccess
     slots = {place: slot for slot, place in enumerate(there)}

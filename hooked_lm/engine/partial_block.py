@@ -23,7 +23,7 @@ def make_keys(block: Any, resid: Tensor, context: PackedContext) -> None:
 
 
 class PartialBlock:
-    """A block in which some rows join after attention (or the mixer), at `z` or at its output, with the value of the base run
+    """A block in which some rows enter after attention (or the mixer), at `z` or at its output, with the value of the base run
     (`values`, by site), and in which keys and values are computed for some rows only.
 
     Calling it runs the block's own forward pass on this object, in which only the output of attention is computed in another
@@ -46,12 +46,14 @@ class PartialBlock:
         def attended() -> Tensor:
             block = self.block
             assert isinstance(block, AttentionPart), "a block with attention"
-            inputs = block.attn_inputs(self._passing(resid), None if shared is None else self._passing(shared), context)
+            inputs = block.attn_inputs(
+                self._full_rows(resid), None if shared is None else self._full_rows(shared), context
+            )
             queries, keys, values = inputs
             some = context.kv_rows(keys)
             of_values = (
                 some if values is keys else context.kv_rows(values)
-            )  # latent attention asks whether they are the same
+            )  # latent attention tests whether they are the same tensor
             return block.attn_to_stream(block.attn(queries, some, of_values, context, block.layer))
 
         return self._all_rows(attended)
@@ -60,29 +62,29 @@ class PartialBlock:
         """The output of the mixer, for all rows."""
         block = self.block
         assert isinstance(block, MixerPart), "a block with a mixer"
-        return self._all_rows(lambda: block.mixer_out(self._passing(resid), context))
+        return self._all_rows(lambda: block.mixer_out(self._full_rows(resid), context))
 
-    def _passing(self, x: Tensor) -> Tensor:
-        """The rows that pass attention."""
+    def _full_rows(self, x: Tensor) -> Tensor:
+        """The rows that run through attention."""
         context = self.context
         if context.query_packing is context.output_packing:
             return x
-        some = [run for run, cells in enumerate(context.runs) if not cells.steps.joins_at]
+        some = [run for run, cells in enumerate(context.runs) if not cells.spans.entry_site]
         return pack([context.output_packing.part(x, run) for run in some])
 
     def _all_rows(self, passed: Callable[[], Tensor]) -> Tensor:
-        """The outputs of rows that pass attention, and of those that join after it, in the order of the batch."""
+        """The outputs of rows that pass attention, and of those that enter after it, in the order of the batch."""
         if self.context.query_packing is self.context.output_packing:
             return passed()
         outputs = {}
         for site, packing in self.context.packings.items():
-            with self.context.showing(packing):
-                outputs[site] = packing, self._joined(site) if site else passed()
-        kinds = [outputs[run.steps.joins_at] for run in self.context.runs]
-        return pack([packing.part(output, run) for run, (packing, output) in enumerate(kinds)])
+            with self.context.using(packing):
+                outputs[site] = packing, self._entering(site) if site else passed()
+        by_run = [outputs[run.spans.entry_site] for run in self.context.runs]
+        return pack([packing.part(output, run) for run, (packing, output) in enumerate(by_run)])
 
-    def _joined(self, site: str) -> Tensor:
-        """The outputs of the rows that join at a site."""
+    def _entering(self, site: str) -> Tensor:
+        """The outputs of the rows that enter at a site."""
         value, block = self.context.of_base(self.values[site]), self.block
         if isinstance(block, MixerPart):
             return block.hook_mixer_out(value)

@@ -117,7 +117,7 @@ class Plan:
         stacks = {name: stack_of(self.model, name) for name in self.names}
         if len(set(stacks.values())) > 1:
             raise ValueError(
-                f"a grid has the layers of one stack, and {list(self.names)} are sites of two: sweep each by itself"
+                f"a grid has the layers of one stack, and {list(self.names)} are sites of two: sweep each stack separately"
             )
         return stacks[self.names[0]][1]
 
@@ -127,7 +127,7 @@ class Plan:
         first, *others = found.values()
         if apart and any(other.shape != first.shape or not bool((other == first).all()) for other in others):
             raise ValueError(
-                f"the positions of {list(self.names)} are those of source and target: sweep each by itself"
+                f"{list(self.names)} have positions of the source and of the target: sweep each site separately"
             )
         return first
 

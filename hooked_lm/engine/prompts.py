@@ -40,7 +40,7 @@ def tokens_of(model: Any, prompts: Prompts, name: str = "prompts") -> Int[Tensor
     rows = [ids[0][0] if isinstance(ids, tuple) else ids[0] for ids in both]  # a tuple is (ids, mask)
     lengths = [len(row) for row in rows]
     if len(set(lengths)) != 1:
-        raise ValueError(f"{name} must have as many tokens each, these have {lengths}")
+        raise ValueError(f"all {name} must have the same number of tokens; these have {lengths}")
     return torch.stack(rows)
 
 
@@ -48,8 +48,8 @@ def aligned(corrupted: Tensor, clean: Tensor) -> None:
     """Raises ValueError unless both have the same number of prompts and tokens."""
     if corrupted.shape != clean.shape:
         raise ValueError(
-            f"clean and corrupted prompts must line up; there are {tuple(clean.shape)} and {tuple(corrupted.shape)} "
-            "(prompts, tokens)"
+            f"clean and corrupted prompts must have the same shape (prompts, tokens); they have {tuple(clean.shape)} and "
+            f"{tuple(corrupted.shape)}"
         )
 
 
@@ -135,10 +135,14 @@ def check_source(model: Any, value: Tensor, site: str, batch: int, n_pos: int) -
             f"the corrupted tokens have {n_pos}; patching position by position needs prompts that line up"
         )
     if lengths.get("batch", batch) not in (1, batch):
-        raise ValueError(f"the clean run has {lengths['batch']} prompts, the corrupted run {batch}; give as many")
+        raise ValueError(
+            f"the clean run has {lengths['batch']} prompts, the corrupted run {batch}: give the same number"
+        )
     for dim, size in {"d_model": model.cfg.d_model, "head": model.cfg.n_heads}.items():
         if lengths.get(dim, size) != size:
-            raise ValueError(f"the clean '{site}' has {dim} {lengths[dim]}, this model {size}: it is of another model")
+            raise ValueError(
+                f"the clean '{site}' has {dim} {lengths[dim]}, this model {size}: it comes from another model"
+            )
 
 
 class Source:
@@ -157,7 +161,7 @@ class Source:
             raise ValueError(f"source must be 'clean', 'mean', 'zero', a tensor or a cache, got {source!r}")
         if isinstance(source, str) and source != "zero":
             if other is None:
-                raise ValueError(f"source={source!r} takes values of the other prompts: give clean=...")
+                raise ValueError(f"source={source!r} needs the values of the clean prompts: give clean=...")
             self.cache = values_of(model, other, sites)
         elif isinstance(source, Mapping):
             self.cache = source
@@ -172,7 +176,7 @@ class Source:
         if isinstance(self.source, str) and self.source == "zero":
             return torch.zeros((1,) * len(dims))
         if site not in self.cache:
-            raise UnknownSite(f"the cache holds no '{site}'")
+            raise UnknownSite(f"the cache has no '{site}'")
         value = self.cache[site]
         if isinstance(self.source, Mapping):
             check_source(self.model, value, site, self.batch, tokens_at(self.model, self.tokens, site).shape[1])

@@ -18,18 +18,18 @@ from hooked_lm.engine.edit import NONE, Interval, union
 class LayerSpans:
     """The positions of a cell that one layer computes, as intervals.
 
-    came: positions whose residual stream differs from the base run at the input of the layer. query_rows: positions that are
+    changed_input: positions whose residual stream differs from the base run at the layer's input. query_rows: positions that are
     computed through the whole layer. key_rows: earlier positions, computed only for their keys and values, or for the state of
     a mixer after them. keys: positions whose keys and values differ from the base run: of key_rows and query_rows, or of the
-    layer that provides shared keys and values. joins_at: the site after attention at which the query rows join the layer, with
+    layer that provides shared keys and values. entry_site: the site after attention at which the query rows enter the layer, with
     the value of the base run; empty if they pass all of the layer.
     """
 
-    came: Interval = NONE
+    changed_input: Interval = NONE
     key_rows: Interval = NONE
     query_rows: Interval = NONE
     keys: Interval = NONE
-    joins_at: str = ""
+    entry_site: str = ""
 
     @cached_property
     def rows(self) -> Interval:
@@ -42,7 +42,7 @@ class Run:
     """Neighbouring cells with the same spans in a layer."""
 
     cells: Sequence[int]
-    steps: LayerSpans
+    spans: LayerSpans
 
 
 class Packing:

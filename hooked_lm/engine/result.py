@@ -78,13 +78,16 @@ class SweepResult(Scores):
         run, or if the two means differ by at most 1e-6.
         """
         if self.clean is None:
-            raise ValueError("this sweep has no clean baseline, so there is no 1 to its 0; effects() needs none")
+            raise ValueError(
+                "this sweep has no clean baseline to scale by: give clean=... to the sweep, or use effects(), which needs none"
+            )
         corrupted, clean = (part.double().mean(-1, keepdim=True) for part in (self.corrupted, self.clean))
         for metric, low, high in zip(self.axes.get(METRIC, [""]), corrupted.flatten(), clean.flatten(), strict=True):
             if not abs(high - low) > 1e-6:
                 of = f" of {metric!r}" if metric else ""
                 raise ValueError(
-                    f"no scale: the clean mean{of} is {high:.6g}, the corrupted one {low:.6g}; they must differ by more than 1e-6"
+                    f"cannot normalise: the clean mean{of} is {high:.6g}, the corrupted mean {low:.6g}; "
+                    "they must differ by more than 1e-6"
                 )
 
         def scaled(values: Tensor, of_cells: bool = False) -> Tensor:

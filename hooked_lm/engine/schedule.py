@@ -22,7 +22,7 @@ from hooked_lm.engine.cost import Cost
 from hooked_lm.engine.edit import NONE, Edit, Interval, overlap, repeated, union
 from hooked_lm.engine.partial_block import PartialBlock, make_keys
 from hooked_lm.engine.ragged_batch import LayerSpans, Packing, Run, pack
-from hooked_lm.engine.site_info import REACHES_LATER, SiteInfo, TokenScope, edits_of_scores, kv_source_layer
+from hooked_lm.engine.site_info import REACHES_LATER, SiteInfo, TokenScope, kv_source_layer, score_edits
 
 
 @dataclass(frozen=True)
@@ -34,113 +34,120 @@ class CellSchedule:
 
     cell: int
     first: int
-    steps: tuple[LayerSpans, ...]
+    spans: tuple[LayerSpans, ...]
     on_demand: frozenset[str] = frozenset()  # its edited on-demand sites, which change how the model computes
     shows_scores: bool = False  # then all rows of a pass compute explicit scores
 
     def at(self, layer: int) -> LayerSpans:
         """The spans in a layer from the first one on."""
-        return self.steps[layer - self.first]
+        return self.spans[layer - self.first]
 
     @property
     def n_tokens(self) -> int:
         """The largest number of positions in one layer."""
-        return max((steps.rows[1] - steps.rows[0] for steps in self.steps), default=0)
+        return max((spans.rows[1] - spans.rows[0] for spans in self.spans), default=0)
 
     @property
     def layer_rows(self) -> int:
         """The number of positions in all layers together."""
-        return sum(steps.rows[1] - steps.rows[0] for steps in self.steps)
+        return sum(spans.rows[1] - spans.rows[0] for spans in self.spans)
 
 
 class Planner:
-    """Makes the schedules of cells, with the fewest positions to compute."""
+    """Schedules cells so that they compute as few positions as possible."""
 
-    def __init__(self, base: BaseRun, places: Mapping[str, SiteInfo], reads: Interval) -> None:
-        self.places, self.n_pos, self.reads = places, base.n_pos, reads
+    def __init__(self, base: BaseRun, site_infos: Mapping[str, SiteInfo], reads: Interval) -> None:
+        self.site_infos, self.n_pos, self.reads = site_infos, base.n_pos, reads
         self.base_edits = base.edits
-        # where rows may join; a change of the base run there would be made twice
-        self.joins = base.kept.keys() - {edit.site for edit in base.edits}
+        # sites at which rows may enter; a change of the base run there would be made twice
+        self.entry_sites = base.kept.keys() - {edit.site for edit in base.edits}
         self.kv_source_layers = [kv_source_layer(block) for block in base.model.blocks]
         self.has_state = [isinstance(block, MixerPart) for block in base.model.blocks]
         self.n_layers = len(self.kv_source_layers)
-        self._onward: dict[tuple[int, Interval], LayerSpans] = {}  # of layers without an edit
+        self._without_edits: dict[tuple[int, Interval], LayerSpans] = {}  # of layers without an edit
 
     def schedule(self, cell: int, edits: Sequence[Edit]) -> CellSchedule:
         """The schedule of one cell; without spans if no edit affects the positions that the metric reads."""
         at_layer: dict[int, list[Edit]] = {}
-        on_demand = frozenset(edit.site for edit in edits if self.places[edit.site].on_demand)
+        on_demand = frozenset(edit.site for edit in edits if self.site_infos[edit.site].on_demand)
         for edit in edits:
-            at_layer.setdefault(self.places[edit.site].layer, []).append(edit)
+            at_layer.setdefault(self.site_infos[edit.site].layer, []).append(edit)
         first = min(at_layer, default=self.n_layers)
-        steps: list[LayerSpans] = []
-        came = NONE
+        spans: list[LayerSpans] = []
+        changed_input = NONE
         for layer in range(first, self.n_layers + 1):
-            now = self._next(layer, came, at_layer.get(layer, ()), first, steps)
+            now = self._cached_spans(layer, changed_input, at_layer.get(layer, ()), first, spans)
             if now.query_rows == NONE:  # nothing differs after this layer; a later edit starts again
-                later = [edit for edit in edits if self.places[edit.site].layer > layer]
+                later = [edit for edit in edits if self.site_infos[edit.site].layer > layer]
                 return self.schedule(cell, later) if later and layer < self.n_layers else CellSchedule(cell, layer, ())
-            steps.append(now)
-            came = now.query_rows
-        shows_scores = any(self.places[edit.site].stage is TokenScope.SCORES for edit in edits)
-        return CellSchedule(cell, first, tuple(steps), on_demand, shows_scores)
+            spans.append(now)
+            changed_input = now.query_rows
+        shows_scores = any(self.site_infos[edit.site].scope is TokenScope.SCORES for edit in edits)
+        return CellSchedule(cell, first, tuple(spans), on_demand, shows_scores)
 
-    def _next(
-        self, layer: int, came: Interval, edits: Sequence[Edit], first: int, before: Sequence[LayerSpans]
+    def _cached_spans(
+        self, layer: int, changed_input: Interval, edits: Sequence[Edit], first: int, before: Sequence[LayerSpans]
     ) -> LayerSpans:
         """The spans in a layer; many cells have the same."""
         if edits or (layer < self.n_layers and self.kv_source_layers[layer] is not None):
-            return self._steps(layer, came, edits, first, before)
-        if (layer, came) not in self._onward:
-            self._onward[layer, came] = self._steps(layer, came, (), first, before)
-        return self._onward[layer, came]
+            return self._spans(layer, changed_input, edits, first, before)
+        if (layer, changed_input) not in self._without_edits:
+            self._without_edits[layer, changed_input] = self._spans(layer, changed_input, (), first, before)
+        return self._without_edits[layer, changed_input]
 
-    def _steps(
-        self, layer: int, came: Interval, edits: Sequence[Edit], first: int, before: Sequence[LayerSpans]
+    def _spans(
+        self, layer: int, changed_input: Interval, edits: Sequence[Edit], first: int, before: Sequence[LayerSpans]
     ) -> LayerSpans:
         """The spans in a layer, from those of the layer below and the edits here."""
         if layer == self.n_layers:
-            touched = overlap(union(came, *(edit.span(self.n_pos) for edit in edits)), self.reads)
-            return LayerSpans(came, NONE, touched)
-        if came == NONE and (joins_at := self._joins_at(edits)):
+            touched = overlap(union(changed_input, *(edit.span(self.n_pos) for edit in edits)), self.reads)
+            return LayerSpans(changed_input, NONE, touched)
+        if changed_input == NONE and (entry_site := self._entry_site(edits)):
             query_rows = union(*(edit.span(self.n_pos) for edit in edits))
             if layer == self.n_layers - 1:
                 query_rows = overlap(query_rows, self.reads)
-            return LayerSpans(query_rows=query_rows, joins_at=joins_at)
+            return LayerSpans(query_rows=query_rows, entry_site=entry_site)
         spans: dict[bool, list[Interval]] = {True: [], False: []}
         for edit in edits:
-            spans[self.places[edit.site].stage in REACHES_LATER].append(edit.span(self.n_pos))
-        changed, query_rows = union(came, *spans[True]), union(came, *spans[True], *spans[False])
+            spans[self.site_infos[edit.site].scope in REACHES_LATER].append(edit.span(self.n_pos))
+        changed, query_rows = union(changed_input, *spans[True]), union(changed_input, *spans[True], *spans[False])
         source = self.kv_source_layers[layer]
         shared = NONE if source is None or source < first else before[source - first].keys
-        seen = changed if source is None else shared  # by later positions, and by all with a changed pattern
-        of_scores = edits_of_scores([*edits, *self.base_edits], self.places, layer)
-        seeing = union((seen[0], self.n_pos), *(edit.span(self.n_pos) for edit in of_scores))
+        changed_keys = (
+            changed if source is None else shared
+        )  # later positions attend to them; with a changed pattern all do
+        of_scores = score_edits([*edits, *self.base_edits], self.site_infos, layer)
+        attending = union((changed_keys[0], self.n_pos), *(edit.span(self.n_pos) for edit in of_scores))
         # an edit that replaces the whole output of attention hides the changed keys and values
-        is_replaced = any(self.places[edit.site].ends_sublayer and edit.covers(seeing) for edit in edits)
-        if seen != NONE and not is_replaced:
-            query_rows = union(query_rows, seeing)
+        is_replaced = any(self.site_infos[edit.site].ends_sublayer and edit.covers(attending) for edit in edits)
+        if changed_keys != NONE and not is_replaced:
+            query_rows = union(query_rows, attending)
         key_rows = NONE
         if layer == self.n_layers - 1 and not of_scores:
             # a function of states gets those of all positions, without its own changes of the earlier ones
             of_states = any(self._is_function_of_states(edit, layer) for edit in (*edits, *self.base_edits))
             query_rows = overlap(query_rows, (0, self.reads[1]) if of_states else self.reads)
             if source is None:
-                seen = overlap(seen, (0, query_rows[1]))
-            if source is None and seen != NONE and seen[0] < query_rows[0]:
-                key_rows = seen[0], query_rows[0] if self.has_state[layer] else min(seen[1], query_rows[0])
-        return LayerSpans(came, key_rows, query_rows, union(key_rows, query_rows) if self.has_state[layer] else seen)
+                changed_keys = overlap(changed_keys, (0, query_rows[1]))
+            if source is None and changed_keys != NONE and changed_keys[0] < query_rows[0]:
+                key_rows = (
+                    changed_keys[0],
+                    query_rows[0] if self.has_state[layer] else min(changed_keys[1], query_rows[0]),
+                )
+        return LayerSpans(
+            changed_input, key_rows, query_rows, union(key_rows, query_rows) if self.has_state[layer] else changed_keys
+        )
 
     def _is_function_of_states(self, edit: Edit, layer: int) -> bool:
-        place = self.places.get(edit.site)
-        is_of_states = place is not None and place.layer == layer and place.stage is TokenScope.STATE
+        info = self.site_infos.get(edit.site)
+        is_of_states = info is not None and info.layer == layer and info.scope is TokenScope.STATE
         return is_of_states and not isinstance(edit.value, Tensor)
 
-    def _joins_at(self, edits: Sequence[Edit]) -> str:
-        """The site after attention at which a cell with these edits in a layer, its first, may join; "" if there is none."""
-        sites = {self.places[edit.site].joins_at for edit in edits}
-        early = [site for site in sites if not site or not self.places[site].ends_sublayer] or list(sites)
-        return early[0] if len(early) == 1 and early[0] in self.joins else ""
+    def _entry_site(self, edits: Sequence[Edit]) -> str:
+        """The site after attention at which a cell with these edits may enter its first layer; "" if there is none."""
+        sites = {self.site_infos[edit.site].entry_site for edit in edits}
+        early = [site for site in sites if not site or not self.site_infos[site].ends_sublayer] or list(sites)
+        return early[0] if len(early) == 1 and early[0] in self.entry_sites else ""
 
 
 class BatchedPass:
@@ -149,20 +156,20 @@ class BatchedPass:
     def __init__(
         self,
         base: BaseRun,
-        places: Mapping[str, SiteInfo],
+        site_infos: Mapping[str, SiteInfo],
         cells: Sequence[Sequence[Edit]],
         schedules: Sequence[CellSchedule],
     ) -> None:
-        self.base, self.places = base, places
+        self.base, self.site_infos = base, site_infos
         # neighbours have the same spans in most layers, where they form one run
         self.schedules = sorted(
-            schedules, key=lambda one: (one.steps[0].query_rows, one.first, one.steps[0].joins_at, one.cell)
+            schedules, key=lambda one: (one.spans[0].query_rows, one.first, one.spans[0].entry_site, one.cell)
         )
         self.context = PackedContext(base.context, base.n_prompts)
         self.by_site: dict[str, list[tuple[int, Edit]]] = {}
         for index, schedule in enumerate(self.schedules):
             for edit in (*base.edits, *cells[schedule.cell]):
-                if edit.site in places and places[edit.site].layer >= schedule.first:
+                if edit.site in site_infos and site_infos[edit.site].layer >= schedule.first:
                     self.by_site.setdefault(edit.site, []).append((index, edit))
         self.cost = Cost()
 
@@ -170,18 +177,18 @@ class BatchedPass:
         """Yields each cell, its interval of positions, and their logits [batch, pos, token], of `tokens` or of all tokens."""
         model = self.base.model
         with model.hooks(fwd_hooks=[(site, self._write) for site in self.by_site]):
-            logits = self._logits(self._through(len(model.blocks)), tokens)
+            logits = self._logits(self._run_layers(len(model.blocks)), tokens)
         for run, rows in zip(self.context.runs, self.context.output_packing.parts(logits), strict=True):
             for index, of_cell in zip(run.cells, rows.unflatten(0, (-1, self.base.n_prompts)), strict=True):
-                yield self.schedules[index].cell, run.steps.query_rows, of_cell
+                yield self.schedules[index].cell, run.spans.query_rows, of_cell
 
     def capture(self, sites: Sequence[str]) -> dict[int, dict[str, Tensor]]:
         """The values [batch, pos, ...] of each cell at these sites, which the base run kept, from where the cell starts on."""
         self.captured: dict[int, dict[str, Tensor]] = {schedule.cell: {} for schedule in self.schedules}
-        last, n_layers = max(self.places[site].layer for site in sites), len(self.base.model.blocks)
+        last, n_layers = max(self.site_infos[site].layer for site in sites), len(self.base.model.blocks)
         hooks = [(site, self._write) for site in self.by_site] + [(site, self._keep) for site in sites]
         with self.base.model.hooks(fwd_hooks=hooks):
-            packed = self._through(min(last + 1, n_layers))
+            packed = self._run_layers(min(last + 1, n_layers))
             if last == n_layers:
                 self._logits(packed, None)
         return self.captured
@@ -189,19 +196,19 @@ class BatchedPass:
     def _logits(self, packed: Tensor | None, tokens: Tensor | None) -> Tensor:
         """The logits of `tokens`, or of all tokens, for the output of the last block."""
         model = self.base.model
-        normalized = norm_of(model, "ln_final")(self._entered(len(model.blocks), packed)).to(model.embed.W_E.dtype)
+        normalized = norm_of(model, "ln_final")(self._layer_input(len(model.blocks), packed)).to(model.embed.W_E.dtype)
         logits = model.unembed(normalized) if tokens is None else model.unembed.some(normalized, tokens)
         self.cost.flops += 2 * logits.numel() * normalized.shape[-1]
         return model.cap_logits(logits)
 
-    def _through(self, stop: int) -> Tensor | None:
+    def _run_layers(self, stop: int) -> Tensor | None:
         """The stream before a layer, packed."""
         packed: Tensor | None = None
         for layer in range(min(schedule.first for schedule in self.schedules), stop):
-            block, packed = self.base.model.blocks[layer], self._entered(layer, packed)
+            block, packed = self.base.model.blocks[layer], self._layer_input(layer, packed)
             if self.context.key_packing.n_tokens:
                 early, packed = self._split(packed)
-                with self.context.showing(self.context.key_packing):
+                with self.context.using(self.context.key_packing):
                     make_keys(block, early, self.context)
             if self.context.is_partial:
                 packed = PartialBlock(block, self.context, self.base.kept)(packed)
@@ -214,65 +221,68 @@ class BatchedPass:
     def _split(self, packed: Tensor) -> tuple[Tensor, Tensor]:
         """The key rows and the query rows of a layer's input."""
         runs = self.context.runs
-        reading = Packing(self.base.n_prompts, self.context.packing.n_cells, [run.steps.rows for run in runs])
-        parts = [(part, run.steps) for part, run in zip(reading.parts(packed), runs, strict=True)]
+        reading = Packing(self.base.n_prompts, self.context.packing.n_cells, [run.spans.rows for run in runs])
+        parts = [(part, run.spans) for part, run in zip(reading.parts(packed), runs, strict=True)]
         early = [part[:, : spans.key_rows[1] - spans.key_rows[0]] for part, spans in parts]
         late = [part[:, part.shape[1] - (spans.query_rows[1] - spans.query_rows[0]) :] for part, spans in parts]
         return pack(early), pack(late)
 
-    def _entered(self, layer: int, packed: Tensor | None) -> Tensor:
+    def _layer_input(self, layer: int, packed: Tensor | None) -> Tensor:
         """The input rows of a layer: the output of the layer below, completed from the stream of the base run."""
-        there = [index for index, schedule in enumerate(self.schedules) if schedule.first <= layer]
-        grouped = groupby(there, key=lambda index: self.schedules[index].at(layer))
-        self.context.enter([Run(list(cells), steps) for steps, cells in grouped])
+        started = [index for index, schedule in enumerate(self.schedules) if schedule.first <= layer]
+        grouped = groupby(started, key=lambda index: self.schedules[index].at(layer))
+        self.context.enter([Run(list(cells), spans) for spans, cells in grouped])
         self.where = {
-            index: (run, place) for run, r in enumerate(self.context.runs) for place, index in enumerate(r.cells)
+            index: (run, cell) for run, r in enumerate(self.context.runs) for cell, index in enumerate(r.cells)
         }
         base, used, parts = self.base.streams[layer], 0, []
         for run in self.context.runs:
-            (start, stop), came, n = run.steps.rows, run.steps.came, len(run.cells)
-            if came == NONE:
+            (start, stop), changed_input, n = run.spans.rows, run.spans.changed_input, len(run.cells)
+            if changed_input == NONE:
                 parts.append(repeated(base[:, start:stop], n))
                 continue
-            assert packed is not None, "a cell that came from somewhere"
-            rows, length = n * self.base.n_prompts, came[1] - came[0]
+            assert packed is not None, "a changed input comes from the layer below"
+            rows, length = n * self.base.n_prompts, changed_input[1] - changed_input[0]
             own = packed[0, used : used + rows * length].view(rows, length, packed.shape[-1])
             used += rows * length
-            if came != (start, stop):
-                before, after = base[:, start : min(came[0], stop)], base[:, max(came[1], start) : stop]
-                own = own[:, max(start - came[0], 0) : max(stop - came[0], 0)]
+            if changed_input != (start, stop):
+                before, after = (
+                    base[:, start : min(changed_input[0], stop)],
+                    base[:, max(changed_input[1], start) : stop],
+                )
+                own = own[:, max(start - changed_input[0], 0) : max(stop - changed_input[0], 0)]
                 own = torch.cat([repeated(before, n), own, repeated(after, n)], 1)
             parts.append(own)
         return pack(parts)
 
     def _write(self, value: Tensor, hook: Any) -> None:
         """Applies the edits of all cells at a site."""
-        place = self.places[hook.name]
+        info = self.site_infos[hook.name]
         for index, edit in self.by_site[hook.name]:
-            if (found := self._rows(place, index, value)) is not None:
-                edit.write(found[0], place.dims, found[1], self.base.n_pos)
+            if (found := self._rows(info, index, value)) is not None:
+                edit.write(found[0], info.dims, found[1], self.base.n_pos)
 
     def _keep(self, value: Tensor, hook: Any) -> None:
         """Keeps the value of each cell at a site."""
-        place = self.places[hook.name]
+        info = self.site_infos[hook.name]
         for index in self.where:
-            if (found := self._rows(place, index, value)) is not None:
+            if (found := self._rows(info, index, value)) is not None:
                 whole, (rows, start) = self.base.kept[hook.name].clone(), found
                 whole[:, start : start + rows.shape[1]] = rows
                 self.captured[self.schedules[index].cell][hook.name] = whole
 
-    def _rows(self, place: SiteInfo, index: int, value: Tensor) -> tuple[Tensor, int] | None:
+    def _rows(self, info: SiteInfo, index: int, value: Tensor) -> tuple[Tensor, int] | None:
         """The rows of a cell in the value at a site, as a view, and their first position; None if this call has none of them."""
         run, cell = self.where[index]
         if self.context.current not in (None, run):
             return None
-        if self.context.makes_keys_only and place.stage not in REACHES_LATER:
+        if self.context.makes_keys_only and info.scope not in REACHES_LATER:
             return None
-        of_keys = place.stage is TokenScope.KEYS_AND_VALUES and not place.on_demand  # those on demand are of all inputs
+        of_keys = info.scope is TokenScope.KEYS_AND_VALUES and not info.on_demand  # those on demand are of all inputs
         packing = self.context.kv_packing if of_keys else self.context.packing
         start, stop = packing.intervals[run]
         if start == stop:
             return None
-        by_run = place.stage in (TokenScope.SCORES, TokenScope.STATE)
+        by_run = info.scope in (TokenScope.SCORES, TokenScope.STATE)
         rows = value if by_run else packing.part(value, run)
         return rows[cell * self.base.n_prompts : (cell + 1) * self.base.n_prompts], start

@@ -21,8 +21,8 @@ class TokenScope(Enum):
     BEFORE_MIXING = "before attention: all tokens that the block reads"
     KEYS_AND_VALUES = "between the stream and keys or values: the tokens that others attend to"
     QUERIES_AND_AFTER = "between the stream and queries, or after attention: the tokens that leave the block"
-    SCORES = "scores and patterns, cell by cell"
-    STATE = "inside a mixer with a state, cell by cell"
+    SCORES = "scores and patterns: the tokens of one cell at a time"
+    STATE = "inside a mixer with a state: the tokens of one cell at a time"
 
 
 REACHES_LATER = {
@@ -37,41 +37,41 @@ class SiteInfo:
     """The layer of a site (the number of layers, for sites after the last block) and its tokens."""
 
     layer: int
-    stage: TokenScope
+    scope: TokenScope
     dims: tuple[str, ...]
     ends_sublayer: bool = False  # its value is the whole output of attention or the mixer
     on_demand: bool = False  # a hook there changes how the layer computes
-    joins_at: str = ""  # the site after attention whose base value suffices to compute this one, such as its own
+    entry_site: str = ""  # the site after attention whose base value suffices to compute this one, such as its own
 
     @property
-    def is_plain(self) -> bool:
+    def is_cheap_to_read(self) -> bool:
         """Whether a hook can read the site cheaply, with all positions in one call."""
-        return not self.on_demand and self.stage not in (TokenScope.SCORES, TokenScope.STATE)
+        return not self.on_demand and self.scope not in (TokenScope.SCORES, TokenScope.STATE)
 
 
-def places(model: Decoder) -> dict[str, SiteInfo]:
+def site_infos(model: Decoder) -> dict[str, SiteInfo]:
     """The SiteInfo of every supported site."""
     found: dict[str, SiteInfo] = {}
     n_layers = len(model.blocks)
     names = {id(point): name for name, point in model.all_points().items()}
     for layer, block in enumerate(model.blocks):
-        joins = {id(point): names[id(there)] for point, there in _joins(block)}
-        for point, stage in _stages(block):
+        entries = {id(point): names[id(there)] for point, there in _entry_points(block)}
+        for point, scope in _scopes(block):
             is_output = point is sublayer_output(block)
-            known = (layer, stage, point.dims, is_output, point.on_demand, joins.get(id(point), ""))
+            known = (layer, scope, point.dims, is_output, point.on_demand, entries.get(id(point), ""))
             found[names[id(point)]] = SiteInfo(*known)
     for module in (norm_of(model, "ln_final"), model.unembed):
         for point in _points(module):
             found[names[id(point)]] = SiteInfo(
                 n_layers, TokenScope.QUERIES_AND_AFTER, point.dims, on_demand=point.on_demand
             )
-    return {name: place for name, place in found.items() if _is_known(place)}
+    return {name: info for name, info in found.items() if _is_supported(info)}
 
 
-def edits_of_scores(edits: Sequence[Edit], known: Mapping[str, SiteInfo], layer: int | None = None) -> list[Edit]:
+def score_edits(edits: Sequence[Edit], infos: Mapping[str, SiteInfo], layer: int | None = None) -> list[Edit]:
     """The edits of scores and patterns, in a layer or in all of them. Queries there may attend to later keys."""
-    found = [(edit, known[edit.site]) for edit in edits if edit.site in known]
-    return [edit for edit, place in found if place.stage is TokenScope.SCORES and layer in (None, place.layer)]
+    found = [(edit, infos[edit.site]) for edit in edits if edit.site in infos]
+    return [edit for edit, info in found if info.scope is TokenScope.SCORES and layer in (None, info.layer)]
 
 
 def mixing(block: nn.Module) -> nn.Module | None:
@@ -94,35 +94,35 @@ def sublayer_output(block: nn.Module) -> nn.Module | None:
     return block.hook_mixer_out if isinstance(block, MixerPart) else None
 
 
-def _is_known(place: SiteInfo) -> bool:
-    return place.dims[:2] == ("batch", "pos") or place.stage is TokenScope.SCORES
+def _is_supported(info: SiteInfo) -> bool:
+    return info.dims[:2] == ("batch", "pos") or info.scope is TokenScope.SCORES
 
 
 def _points(module: nn.Module) -> list[HookPoint]:
     return [point for point in module.modules() if isinstance(point, HookPoint)]
 
 
-def _stages(block: nn.Module) -> list[tuple[HookPoint, TokenScope]]:
+def _scopes(block: nn.Module) -> list[tuple[HookPoint, TokenScope]]:
     """The points of a block in the order of computation, each with its TokenScope."""
     module = mixing(block)
     if module is None:
         return []
-    inside = {id(point): stage for point, stage in _mixing_stages(module)}
+    inside = {id(point): scope for point, scope in _mixing_scopes(module)}
     if isinstance(block, AttentionPart):
         inside[id(block.hook_q_input)] = TokenScope.QUERIES_AND_AFTER
         if block.computes_kv:
             inside |= dict.fromkeys((id(block.hook_k_input), id(block.hook_v_input)), TokenScope.KEYS_AND_VALUES)
     own = {id(point) for point in _points(module)}
-    stages, have_met = [], False
+    scopes, after_mixing = [], False
     for point in _points(block):
-        have_met = have_met or id(point) in own
-        stages.append(
-            (point, inside.get(id(point), TokenScope.QUERIES_AND_AFTER if have_met else TokenScope.BEFORE_MIXING))
+        after_mixing = after_mixing or id(point) in own
+        scopes.append(
+            (point, inside.get(id(point), TokenScope.QUERIES_AND_AFTER if after_mixing else TokenScope.BEFORE_MIXING))
         )
-    return stages
+    return scopes
 
 
-def _joins(block: nn.Module) -> list[tuple[HookPoint, HookPoint]]:
+def _entry_points(block: nn.Module) -> list[tuple[HookPoint, HookPoint]]:
     """The points of a block that follow from `z` (up to the output of attention) or from the output of attention or a mixer,
     each with that point."""
     module, output = mixing(block), sublayer_output(block)
@@ -131,24 +131,24 @@ def _joins(block: nn.Module) -> list[tuple[HookPoint, HookPoint]]:
     points = _points(block)
     last = max(points.index(point) for point in _points(module))
     stop = points.index(output)
-    joins = [(point, output) for point in points[stop:]]
+    entries = [(point, output) for point in points[stop:]]
     if isinstance(module, Attend) and isinstance(module.hook_z, HookPoint):
         after_z = [module.hook_z, *_points(norm_of(module, "z_norm")), module.hook_result, *points[last + 1 : stop]]
-        joins += [(point, module.hook_z) for point in after_z]
-    return joins
+        entries += [(point, module.hook_z) for point in after_z]
+    return entries
 
 
-def _mixing_stages(module: nn.Module) -> list[tuple[HookPoint, TokenScope]]:
+def _mixing_scopes(module: nn.Module) -> list[tuple[HookPoint, TokenScope]]:
     points = [(name, point) for name, point in module.named_modules() if isinstance(point, HookPoint)]
     if not isinstance(module, Attend):
         return [(point, TokenScope.STATE) for _, point in points]
     of_scores = {id(module.hook_attn_scores), id(module.hook_pattern)}
 
-    def stage(name: str, point: HookPoint) -> TokenScope:
+    def scope(name: str, point: HookPoint) -> TokenScope:
         if id(point) in of_scores:
             return TokenScope.SCORES
         return (
             TokenScope.KEYS_AND_VALUES if name.split(".")[0] in module.key_value_parts else TokenScope.QUERIES_AND_AFTER
         )
 
-    return [(point, stage(name, point)) for name, point in points]
+    return [(point, scope(name, point)) for name, point in points]

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.engine.edit import Cell
-from hooked_lm.engine.experiment import Experiment, Metric, outside
+from hooked_lm.engine.experiment import Experiment, Metric, stacklevel_outside
 from hooked_lm.engine.fingerprint import fingerprint
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.undisturbed import undisturbed
@@ -75,19 +75,19 @@ class Study:
         with the partial result.
         """
         if not self.cells:
-            raise ValueError(f"{self.title}: there is nothing to do; no cell of {_sizes(self.axes)} exists")
+            raise ValueError(f"{self.title}: there is nothing to run: no cell of {_sizes(self.axes)} exists")
         metrics = named(metric)
-        mark = ""
+        digest = ""
         if checkpoint is not None:
             writable(checkpoint)
             about, cells = (dict(self.axes), self.title, self.changes), [((), self.base), *self.cells.items()]
-            mark = fingerprint(model, [tokens, other], metrics, cells, about)
+            digest = fingerprint(model, [tokens, other], metrics, cells, about)
         sites = {change.site for cell in self.cells.values() for change in cell}
         experiment = Experiment(model, tokens, list(metrics.values()), self.base, max_memory, sites)
         baseline = None if other is None else Experiment(model, other, list(metrics.values())).scores
-        run = _Run(self, experiment, metrics, baseline, checkpoint, mark)
+        run = _Run(self, experiment, metrics, baseline, checkpoint, digest)
         try:
-            run.go(progress)
+            run.run(progress)
             run.save()
             return run.result()
         except BaseException as error:
@@ -120,36 +120,36 @@ class _Run:
         metrics: Mapping[str, Metric],
         other: Tensor | None,
         checkpoint: str | os.PathLike[str] | None,
-        mark: str,
+        digest: str,
     ) -> None:
         self.study, self.experiment, self.other = study, experiment, other
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
-        self.fingerprint = mark
+        self.fingerprint = digest
         self.names = [name for name in metrics if name]
         sizes = [len(labels) for labels in study.axes.values()]
         self.values = torch.full((len(metrics), *sizes, experiment.scores.shape[1]), torch.nan)
-        self.places = list(study.cells)
+        self.indices = list(study.cells)
         if self.checkpoint is not None and self.checkpoint.exists():
-            self._go_on_from(self.checkpoint)
+            self._resume(self.checkpoint)
 
-    def _go_on_from(self, path: Path) -> None:
+    def _resume(self, path: Path) -> None:
         earlier, mine = SweepResult.load(path), self.result()
         if earlier.fingerprint != mine.fingerprint or earlier.values.shape != mine.values.shape:
             both = f"({_sizes(earlier.axes)}), this is {_sizes(mine.axes)}"
             raise ValueError(
-                f"{path} holds another sweep {both}: another model, grid, prompts, values or metrics, or of another version; "
+                f"{path} holds another sweep {both}: its model, grid, prompts, values, metrics or version differ; "
                 "give another file"
             )
         self.values = earlier.values.reshape(self.values.shape).clone()
 
-    def go(self, progress: bool | None) -> None:
+    def run(self, progress: bool | None) -> None:
         """Runs the cells without scores."""
-        left = [place for place in self.places if bool(self.values[_at(place)].isnan().any())]
+        left = [index for index in self.indices if bool(self.values[_at(index)].isnan().any())]
         saved = time.monotonic()
         torch.set_grad_enabled(False)  # until the study ends
-        cells = [self.study.cells[place] for place in left]
-        for index, scores in self.experiment.run_without_gradients(cells, self.study.title, progress):
-            self.values[_at(left[index])] = scores
+        cells = [self.study.cells[index] for index in left]
+        for number, scores in self.experiment.run_without_gradients(cells, self.study.title, progress):
+            self.values[_at(left[number])] = scores
             if self.checkpoint is not None and time.monotonic() - saved > SAVE_EVERY:
                 self.save()
                 saved = time.monotonic()
@@ -161,8 +161,8 @@ class _Run:
         try:
             self.result().save(self.checkpoint)
         except OSError as error:
-            said = f"{error}; the sweep goes on, and its result is returned all the same"
-            warnings.warn(CheckpointWarning(said, self.result()), stacklevel=outside(sys._getframe()))
+            message = f"{error}; the sweep continues, and returns its result"
+            warnings.warn(CheckpointWarning(message, self.result()), stacklevel=stacklevel_outside(sys._getframe()))
 
     def result(self) -> SweepResult:
         """The current result."""
@@ -183,9 +183,9 @@ class _Run:
         return SweepResult(shaped(self.values), axes, base, clean, **about)
 
 
-def _at(place: tuple[int, ...]) -> tuple[slice | int, ...]:
+def _at(index: tuple[int, ...]) -> tuple[slice | int, ...]:
     """The index of a grid cell, for all metrics and prompts."""
-    return (slice(None), *place)
+    return (slice(None), *index)
 
 
 def _sizes(axes: Mapping[str, Sequence[Label]]) -> str:

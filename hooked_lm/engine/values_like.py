@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.engine.experiment import obstacle
-from hooked_lm.engine.site_info import places
+from hooked_lm.engine.site_info import site_infos
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder
 
@@ -19,20 +19,20 @@ def values_like(model: Any, tokens: Int[Tensor, "batch pos"], sites: Collection[
     Only sites with axes of batch and position and floating-point values are included. Empty if the engine needs whole forward
     passes for this model or these prompts.
     """
-    if not isinstance(model, Decoder) or obstacle(model, places(model), tokens) is not None:
+    if not isinstance(model, Decoder) or obstacle(model, site_infos(model), tokens) is not None:
         return {}
     sizes = {"batch": tokens.shape[0]} | dict.fromkeys(("pos", "query_pos", "key_pos"), tokens.shape[1])
     found: dict[str, Tensor] = {}
 
-    def look(value: Any, hook: HookPoint) -> None:
+    def record(value: Any, hook: HookPoint) -> None:
         dims = hook.dims
         if is_positional(value, dims):
             shape = [sizes.get(dim, size) for dim, size in zip(dims, value.shape, strict=True)]
             found[hook.name or ""] = torch.empty(shape, dtype=value.dtype, device="meta")
 
-    look.records = True  # type: ignore[attr-defined]
+    record.records = True  # type: ignore[attr-defined]
     with torch.no_grad():
-        model.run_with_hooks(tokens[:1, :1], return_type=None, fwd_hooks=[(site, look) for site in sites])
+        model.run_with_hooks(tokens[:1, :1], return_type=None, fwd_hooks=[(site, record) for site in sites])
     return found
 
 

@@ -131,10 +131,12 @@ def _check_options(
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     if method == "zero" and source_prompts is not None:
-        raise ValueError("method='zero' uses no source_prompts: give method='mean' or 'resample'")
+        raise ValueError(
+            "method='zero' does not use source_prompts: leave them out, or give method='mean' or 'resample'"
+        )
     for name, choice in (("heads", heads), ("neurons", neurons)):
         if components != name and choice != "each":
-            raise ValueError(f"{name}={choice!r} goes with components={name!r}, and these are {components!r}")
+            raise ValueError(f"{name}={choice!r} goes with components={name!r}, but components={components!r}")
 
 
 def _present(model: Any, names: Sequence[str], layers: Which) -> list[str]:
@@ -198,7 +200,7 @@ def _donors(tokens: Tensor, rows: Sequence[Tensor] | None, seed: int) -> Int[Ten
     generator = torch.Generator().manual_seed(seed)
     if rows is None:
         if len(tokens) < 2:
-            raise ValueError("method='resample' takes values of other prompts: give several, or source_prompts=...")
+            raise ValueError("method='resample' needs values of other prompts: give several, or source_prompts=...")
         return tokens[other_rows(len(tokens), generator).to(tokens.device)]
     lengths = sorted({len(row) for row in rows})
     fitting = [row.to(tokens) for row in rows if len(row) == tokens.shape[1]]

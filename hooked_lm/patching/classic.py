@@ -66,7 +66,7 @@ def generic_activation_patch(
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> clean, corrupted = model.to_tokens(["When Mary and John left, John", "When Mary and John left, Mary"])[:, None]
     >>> _, cache = model.run_with_cache(clean)
-    >>> setter = patching.layer_head_vector_patch_setter  # a function of one's own runs as whole forward passes
+    >>> setter = patching.layer_head_vector_patch_setter  # your own functions run as whole forward passes
     >>> effect = patching.generic_activation_patch(
     ...     model, corrupted, cache, lambda logits: logits[0, -1].max(), setter, "z", ("layer", "head")
     ... )
@@ -146,10 +146,10 @@ get_act_patch_resid_mid = _sweep(
     "resid_mid", "the stream between attention and MLP, one position at a time", "resid_mid", layer_pos_patch_setter
 )
 get_act_patch_attn_out = _sweep(
-    "attn_out", "what attention adds to the stream, one position at a time", "attn_out", layer_pos_patch_setter
+    "attn_out", "the output of attention, one position at a time", "attn_out", layer_pos_patch_setter
 )
 get_act_patch_mlp_out = _sweep(
-    "mlp_out", "what the MLP adds to the stream, one position at a time", "mlp_out", layer_pos_patch_setter
+    "mlp_out", "the output of the MLP, one position at a time", "mlp_out", layer_pos_patch_setter
 )
 
 get_act_patch_attn_head_out_by_pos = _sweep(
@@ -165,11 +165,14 @@ get_act_patch_attn_head_v_by_pos = _sweep(
     "attn_head_v_by_pos", "a key/value head's value at one position", "v", layer_pos_head_vector_patch_setter
 )
 get_act_patch_attn_head_pattern_by_pos = _sweep(
-    "attn_head_pattern_by_pos", "where a head looks from one position", "pattern", layer_head_pos_pattern_patch_setter
+    "attn_head_pattern_by_pos",
+    "a head's attention pattern at one query position",
+    "pattern",
+    layer_head_pos_pattern_patch_setter,
 )
 get_act_patch_attn_head_pattern_dest_src_pos = _sweep(
     "attn_head_pattern_dest_src_pos",
-    "how much a head looks from one position at another",
+    "a head's attention from one query position to one key position",
     "pattern",
     layer_head_dest_src_pos_pattern_patch_setter,
 )

@@ -29,7 +29,7 @@ class Grid:
 
     def __post_init__(self) -> None:
         if (self.axes is None) == (self.index_df is None):
-            raise ValueError("give the cells of the sweep once: as index_axis_names or as index_df")
+            raise ValueError("give the cells of the sweep either as index_axis_names or as index_df")
 
     @property
     def names(self) -> list[str]:
@@ -94,7 +94,7 @@ def one_number(
     if experiment.scores.shape[1] != 1:
         n_prompts = experiment.scores.shape[1]
         raise ValueError(
-            f"the metric must give one number for logits {tuple(experiment.shape)}, and gave a tensor ({n_prompts},); "
+            f"the metric must give one number for logits {tuple(experiment.shape)}, but returned a tensor ({n_prompts},); "
             "take its mean over the batch"
         )
     torch.set_grad_enabled(False)  # until the sweep ends
@@ -160,6 +160,6 @@ def _check_cache(
     for site in sites:
         if site not in clean_cache:
             how = f"run_with_cache(clean_tokens, names_filter='{site_glob(site)}')"
-            raise UnknownSite(f"the clean cache holds no '{site}': {how} keeps it")
+            raise UnknownSite(f"the clean cache has no '{site}': {how} includes it")
         if aligned:
             check_source(model, clean_cache[site], site, batch, n_pos)

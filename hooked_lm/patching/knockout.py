@@ -83,7 +83,7 @@ class _Grid:
 
     def __init__(self, model: Any, tokens: Tensor, edges: Edges, layers: Which, heads: Which, window: int) -> None:
         if not edges:
-            raise ValueError("edges is empty: there is nothing to cut")
+            raise ValueError("edges is empty: name at least one")
         self.edges = {name: _positions(name, ends, tokens.shape[1]) for name, ends in edges.items()}
         self.layers = chosen(layers, model.cfg.n_layers, "layer")
         self.windows = windows_of(self.layers, window, model.cfg.n_layers)
@@ -91,7 +91,7 @@ class _Grid:
         found = {layer: site_of_layer(model, "attn_scores", layer) for layer in near}
         self.sites = {layer: site for layer, site in found.items() if site is not None}
         if not self.sites:
-            raise UnknownSite(f"there is no attention to cut: none of the layers {near} has a site 'attn_scores'")
+            raise UnknownSite(f"no attention to mask: none of the layers {near} has a site 'attn_scores'")
         self.visible, self.n_heads = _visible(model, tokens, self.sites)
         self.heads = chosen(heads, max(self.n_heads.values()), "head")
         for name, (keys, queries) in self.edges.items():
@@ -110,8 +110,8 @@ class _Grid:
             if not bool(cuts.all()):
                 useless = positions[int((~cuts).nonzero()[0])]
                 raise ValueError(
-                    f"{edge} cuts nothing at the {role} {useless}, in any of these layers: a query sees itself and what came "
-                    "before it, in layers with a window not all of that"
+                    f"{edge} masks nothing at the {role} {useless} in any of these layers: a query attends to itself and earlier "
+                    "positions only, in layers with a window to the last of them"
                 )
         for layer, seen in self.visible.items():
             left = seen[:, queries].clone()
@@ -119,7 +119,7 @@ class _Grid:
             if bool((blind := ~left.any(-1).all(0)).any()):
                 query = queries[int(blind.nonzero()[0])]
                 raise ValueError(
-                    f"{edge} leaves the query {query} of layer {layer} no key at all: keep one, such as itself"
+                    f"{edge} leaves the query {query} of layer {layer} without keys: keep one, such as its own position"
                 )
 
     def cells(self) -> Iterator[tuple[tuple[int, ...], list[Edit]]]:
@@ -142,7 +142,7 @@ def _positions(name: str, ends: tuple[Indices, Indices], n_pos: int) -> tuple[li
     given = (plain_indices(what, end) for end in ends)
     keys, queries = ([end] if isinstance(end, int) else end for end in given)
     if not keys or not queries:
-        raise ValueError(f"edge {name!r}, from {keys} to {queries}: both need a position")
+        raise ValueError(f"edge {name!r}, from {keys} to {queries}: both ends need a position")
     keys, queries = (chosen(end, n_pos, what) or [] for end in (keys, queries))
     return sorted(set(keys)), sorted(set(queries))
 
@@ -154,9 +154,9 @@ def _visible(
     seen: dict[str, Tensor] = {}
     n_heads: dict[str, int] = {}
 
-    def look(scores: Tensor, hook: Any) -> None:
+    def record(scores: Tensor, hook: Any) -> None:
         seen[hook.name], n_heads[hook.name] = (scores > float("-inf")).all(1).cpu(), scores.shape[1]
 
     with torch.no_grad():
-        model.run_with_hooks(tokens, return_type=None, fwd_hooks=[(site, look) for site in sites.values()])
+        model.run_with_hooks(tokens, return_type=None, fwd_hooks=[(site, record) for site in sites.values()])
     return {layer: seen[site] for layer, site in sites.items()}, {layer: n_heads[site] for layer, site in sites.items()}

@@ -24,7 +24,7 @@ from hooked_lm.results import Label
 Sender = str | tuple[int, int | str]  # "L1H7" or "m1", or (layer, head) or (layer, "mlp")
 Receiver = Sender | tuple[int, int, str]  # "L1H7<q>", or (layer, head, "q"); a head without a letter: all three
 LABEL = re.compile(r"L(?P<layer>\d+)H(?P<head>\d+)(<(?P<input>[qkv])>)?|m(?P<mlp>\d+)")
-Placed = Sequence[tuple[Sender, tuple[int, ...]]]  # senders, each with its index in the grid
+PlacedSenders = Sequence[tuple[Sender, tuple[int, ...]]]  # senders, each with its index in the grid
 INPUTS = ("q", "k", "v")
 
 
@@ -148,10 +148,10 @@ class Paths:
             )
             if (site := site_of_layer(model, name, layer)) is not None
         }
-        self.experiment = Experiment(model, self.tokens, [_nothing], max_memory=max_memory)
+        self.experiment = Experiment(model, self.tokens, [_unused_metric], max_memory=max_memory)
         self.clean_values = values_of(model, self.clean, self._named("z", "mlp_out"))
         between = self._named("attn_out", "mixer_out", *(["mlp_out"] if freeze == "all" else []))
-        self.held = values_of(model, self.tokens, between)
+        self.frozen = values_of(model, self.tokens, between)
 
     def _named(self, *names: str) -> list[str]:
         return [site for (name, _), site in self.sites.items() if name in names]
@@ -170,7 +170,7 @@ class Paths:
 
     def _site(self, name: str, layer: int) -> str:
         if (name, layer) not in self.sites:
-            raise ValueError(f"layer {layer} has no site '{name}', so it cannot receive there")
+            raise ValueError(f"layer {layer} has no site '{name}', so it cannot be a receiver there")
         return self.sites[name, layer]
 
     def _layer(self, layer: int) -> int:
@@ -195,16 +195,16 @@ class Paths:
         rest = () if isinstance(part, str) else (_in_range(part, self.n_heads, "head"),)
         name = "mlp_out" if is_mlp else "z"
         if (name, layer) not in self.sites or (isinstance(part, str) and not is_mlp):
-            raise ValueError(f"layer {layer} has nothing to send at {part!r}")
+            raise ValueError(f"layer {layer} has no output {part!r}, so it cannot be a sender")
         site = self.sites[name, layer]
         cell: list[Edit] = [Edit(site, self.clean_values[site], None, rest)]
-        for (between, later), held in self.sites.items():
+        for (between, later), frozen in self.sites.items():
             comes_later = later > layer or (later == layer and between == "mlp_out" and not is_mlp)
-            if held in self.held and comes_later:
-                cell.append(Edit(held, self.held[held]))
+            if frozen in self.frozen and comes_later:
+                cell.append(Edit(frozen, self.frozen[frozen]))
         return cell
 
-    def to_inputs(self, places: Placed, receivers: Sequence[Receiver]) -> dict[tuple[int, ...], Cell]:
+    def to_inputs(self, places: PlacedSenders, receivers: Sequence[Receiver]) -> dict[tuple[int, ...], Cell]:
         """For each sender, the edits of the receivers' inputs in the second run."""
         inputs = [found for receiver in receivers for found in self.inputs(receiver)]
         if not inputs:
@@ -243,7 +243,7 @@ class Paths:
         return cells
 
 
-def _senders(model: Any, senders: str | Sequence[Sender]) -> tuple[dict[str, list[Label]], Placed]:
+def _senders(model: Any, senders: str | Sequence[Sender]) -> tuple[dict[str, list[Label]], PlacedSenders]:
     """The axes of the senders, and each sender with its index in the grid."""
     n_layers, n_heads = _size(model)
     layers = list(range(n_layers))
@@ -288,7 +288,7 @@ def _in_range(index: int, size: int, what: str) -> int:
     return index % size
 
 
-def _nothing(logits: Tensor) -> Tensor:
+def _unused_metric(logits: Tensor) -> Tensor:
     """The metric of a run whose logits are not used."""
     return logits[:, -1, 0]
 

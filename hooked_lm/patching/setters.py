@@ -11,8 +11,8 @@ Index = Sequence[int]
 PatchSetter = Callable[[Tensor, Index, Tensor], Tensor]
 
 
-def _take_over(corrupted: Tensor, clean: Tensor, *where: int | slice) -> Tensor:
-    """Overwrite the index `where` of every batch row with the clean value."""
+def _copy_part(corrupted: Tensor, clean: Tensor, *where: int | slice) -> Tensor:
+    """Overwrite the index `where` in every row of the batch with the clean value."""
     corrupted[(slice(None), *where)] = clean[(slice(None), *where)]
     return corrupted
 
@@ -25,31 +25,31 @@ def layer_pos_patch_setter(corrupted_activation: Tensor, index: Index, clean_act
     tensor([0., 1., 0.])
     """
     _, pos = index
-    return _take_over(corrupted_activation, clean_activation, pos)
+    return _copy_part(corrupted_activation, clean_activation, pos)
 
 
 def layer_pos_head_vector_patch_setter(corrupted_activation: Tensor, index: Index, clean_activation: Tensor) -> Tensor:
     """Patch index (layer, pos, head) of an activation [batch, pos, head, ...]."""
     _, pos, head = index
-    return _take_over(corrupted_activation, clean_activation, pos, head)
+    return _copy_part(corrupted_activation, clean_activation, pos, head)
 
 
 def layer_head_vector_patch_setter(corrupted_activation: Tensor, index: Index, clean_activation: Tensor) -> Tensor:
     """Patch index (layer, head) of an activation [batch, pos, head, ...]."""
     _, head = index
-    return _take_over(corrupted_activation, clean_activation, slice(None), head)
+    return _copy_part(corrupted_activation, clean_activation, slice(None), head)
 
 
 def layer_head_pattern_patch_setter(corrupted_activation: Tensor, index: Index, clean_activation: Tensor) -> Tensor:
     """Patch index (layer, head) of scores or patterns [batch, head, query_pos, key_pos]."""
     _, head = index
-    return _take_over(corrupted_activation, clean_activation, head)
+    return _copy_part(corrupted_activation, clean_activation, head)
 
 
 def layer_head_pos_pattern_patch_setter(corrupted_activation: Tensor, index: Index, clean_activation: Tensor) -> Tensor:
     """Patch index (layer, head, query_pos) of scores or patterns [batch, head, query_pos, key_pos]."""
     _, head, query_pos = index
-    return _take_over(corrupted_activation, clean_activation, head, query_pos)
+    return _copy_part(corrupted_activation, clean_activation, head, query_pos)
 
 
 def layer_head_dest_src_pos_pattern_patch_setter(
@@ -57,11 +57,11 @@ def layer_head_dest_src_pos_pattern_patch_setter(
 ) -> Tensor:
     """Patch index (layer, head, query_pos, key_pos) of scores or patterns [batch, head, query_pos, key_pos]."""
     _, head, query_pos, key_pos = index
-    return _take_over(corrupted_activation, clean_activation, head, query_pos, key_pos)
+    return _copy_part(corrupted_activation, clean_activation, head, query_pos, key_pos)
 
 
 @dataclass(frozen=True)
-class Known:
+class IndexLayout:
     """The axes of a setter's index, which of them is the position, and which index the dimensions after it."""
 
     axes: tuple[str, ...]
@@ -69,22 +69,24 @@ class Known:
     rest: tuple[int, ...] = ()
 
 
-PATCH_SETTERS: dict[PatchSetter, Known] = {
-    layer_pos_patch_setter: Known(("layer", "pos"), 1),
-    layer_pos_head_vector_patch_setter: Known(("layer", "pos", "head"), 1, (2,)),
-    layer_head_vector_patch_setter: Known(("layer", "head"), None, (1,)),
-    layer_head_pattern_patch_setter: Known(("layer", "head_index"), None, (1,)),
-    layer_head_pos_pattern_patch_setter: Known(("layer", "head_index", "dest_pos"), 2, (1,)),
-    layer_head_dest_src_pos_pattern_patch_setter: Known(("layer", "head_index", "dest_pos", "src_pos"), 2, (1, 3)),
+PATCH_SETTERS: dict[PatchSetter, IndexLayout] = {
+    layer_pos_patch_setter: IndexLayout(("layer", "pos"), 1),
+    layer_pos_head_vector_patch_setter: IndexLayout(("layer", "pos", "head"), 1, (2,)),
+    layer_head_vector_patch_setter: IndexLayout(("layer", "head"), None, (1,)),
+    layer_head_pattern_patch_setter: IndexLayout(("layer", "head_index"), None, (1,)),
+    layer_head_pos_pattern_patch_setter: IndexLayout(("layer", "head_index", "dest_pos"), 2, (1,)),
+    layer_head_dest_src_pos_pattern_patch_setter: IndexLayout(
+        ("layer", "head_index", "dest_pos", "src_pos"), 2, (1, 3)
+    ),
 }
-"""What is known of each setter."""
+"""The index layout of each setter."""
 
 
 def change(setter: PatchSetter, site: str, index: Index, clean: Tensor, n_pos: int) -> Change:
     """The change that a setter makes at a site: an `Edit` for a setter of `PATCH_SETTERS`, otherwise a `Rewrite`."""
-    known = PATCH_SETTERS.get(setter)
-    if known is None or len(known.axes) != len(index):
+    layout = PATCH_SETTERS.get(setter)
+    if layout is None or len(layout.axes) != len(index):
         return Rewrite(site, lambda value: setter(value, list(index), clean))
-    positions = None if known.position is None else (index[known.position] % n_pos,)
-    rest: Rest = tuple(index[axis] for axis in known.rest)
+    positions = None if layout.position is None else (index[layout.position] % n_pos,)
+    rest: Rest = tuple(index[axis] for axis in layout.rest)
     return Edit(site, clean, positions, rest)

@@ -73,7 +73,7 @@ def sweep(
     model, first, other = both_runs(model, corrupted, clean, direction, decoder_input)
     names = list(sites) if isinstance(sites, Sequence) and not isinstance(sites, str) else [sites]
     if not names:
-        raise ValueError("sites is empty: there is nothing to exchange")
+        raise ValueError("sites is empty: name at least one")
     plan = Plan(model, first, names, layers, positions, heads, neurons)
     values, changes = (
         Source(model, source, other, first, plan.sites),

@@ -123,13 +123,15 @@ def subject_tokens(model: Any, tokens: Int[Tensor, "batch pos"], subject: Subjec
     """A mask of the subject's tokens in each prompt."""
     parts: list[Any] = [subject] if isinstance(subject, (int, str)) else list(subject)
     if not parts or any(isinstance(part, str) and not part.strip() for part in parts):
-        raise ValueError("subject is empty: there is nothing to put noise on")
+        raise ValueError("subject is empty: name the tokens that get noise")
     if isinstance(parts[0], int):
         rows = [chosen(parts, tokens.shape[1], "position") or []] * len(tokens)
     else:
         texts = parts * len(tokens) if isinstance(subject, str) else parts
         if len(texts) != len(tokens):
-            raise ValueError(f"subject has {len(texts)} texts, and there are {len(tokens)} prompts: give one for each")
+            raise ValueError(
+                f"subject has {len(texts)} texts, but there are {len(tokens)} prompts: give one text for each"
+            )
         rows = [_found(model, row, text) for row, text in zip(tokens, texts, strict=True)]
     where = torch.zeros(tokens.shape, dtype=torch.bool)
     for row, found in enumerate(rows):
@@ -203,7 +205,7 @@ def _names(model: Any, sites: str | Sequence[str] | None) -> list[str]:
         return [name for name in SITES if any(site_of_layer(model, name, layer) for layer in layers)]
     names = [sites] if isinstance(sites, str) else list(sites)
     if not names:
-        raise ValueError("sites is empty: there is nothing to restore")
+        raise ValueError("sites is empty: name at least one")
     return names
 
 

@@ -1,5 +1,5 @@
-"""How far the engine is from the plain loop, at every site of a case of the table of architectures, and how much there is at
-stake: what the same edits do to the logits."""
+"""The largest error of the engine against a loop of forward passes, at every site of a case of `tests/families`, and the largest
+effect of the same edits on the logits."""
 
 import copy
 import random
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hooked_lm import HookedTransformer
 from hooked_lm.engine.experiment import norm_and_copies
-from hooked_lm.engine.site_info import places
+from hooked_lm.engine.site_info import site_infos
 from hooked_lm.patching import Edit, Experiment
 from tests.engine.naive import naive, unchecked
 from tests.families import Case
@@ -24,7 +24,7 @@ Cell = list[Edit]
 
 @dataclass
 class Found:
-    """Of a kind of site: the largest difference from the loop, and the largest effect of an edit, relative to the logits."""
+    """The largest difference from the loop and the largest effect of an edit at one kind of site, relative to the logits."""
 
     difference: float = 0.0
     effect: float = 0.0
@@ -69,9 +69,9 @@ def prompts(case: Case, batch: int = 2) -> tuple[Tensor, Tensor]:
 
 
 def cells(model: HookedTransformer, cache: dict[str, Tensor], n_pos: int, seed: int, thorough: bool) -> Iterator[Cell]:
-    """Edits of every site by itself: at one position, at all of them, in one head (or neuron); and several together."""
+    """Edits of each site: at one position, at all positions, in one head or neuron; and edits of several sites."""
     pick = random.Random(seed)
-    known = places(model)
+    known = site_infos(model)
     for turn, (site, place) in enumerate(known.items()):
         value, pos = cache[site], pick.randrange(n_pos)
         by_head = (Edit(site, value, pick.choice([None, (pos,)]), one_of(value, place.dims, pick)),)
@@ -85,13 +85,13 @@ def cells(model: HookedTransformer, cache: dict[str, Tensor], n_pos: int, seed: 
 
 
 def one_of(value: Tensor, dims: Sequence[str], pick: random.Random) -> tuple[int, ...]:
-    """An index of the axis behind batch and position: a head, a neuron; negative at times."""
+    """An index of the axis after batch and position (a head or neuron), sometimes negative."""
     size = value.shape[1 if "query_pos" in dims else 2]
     return (pick.randrange(-size, size),)
 
 
 def mixed(site: str, cache: dict[str, Tensor], known: dict, n_pos: int, pick: random.Random) -> Edit:
-    """An edit of any kind."""
+    """A random edit."""
     value = cache[site]
     positions = pick.choice([None, tuple(pick.sample(range(n_pos), 2))])
     rest = pick.choice([(), one_of(value, known[site].dims, pick)])
@@ -102,10 +102,10 @@ def mixed(site: str, cache: dict[str, Tensor], known: dict, n_pos: int, pick: ra
 @torch.no_grad()
 @unchecked()
 def compared(case: Case, seed: int = 0, thorough: bool = True, dtype: torch.dtype = torch.float32) -> dict[str, Found]:
-    """What is found of each kind of site."""
+    """The errors and effects of each kind of site."""
     (tokens, others), model = prompts(case), hooked(case)
     model = model if dtype == torch.float32 else copy.deepcopy(model).to(dtype)
-    _, cache = model.run_with_cache(others, names_filter=list(places(model)))
+    _, cache = model.run_with_cache(others, names_filter=list(site_infos(model)))
     wanted = list(cells(model, cache, case.n_prompt, seed, thorough))
     expected, plain = [naive(model, tokens, cell) for cell in wanted], model(tokens)
     found: dict[str, Found] = {}
@@ -127,7 +127,7 @@ def compared(case: Case, seed: int = 0, thorough: bool = True, dtype: torch.dtyp
 def run(
     model: HookedTransformer, tokens: Tensor, metrics: list, wanted: Sequence[Cell]
 ) -> Iterator[tuple[int, Tensor]]:
-    """The cells of an experiment in which nothing had to be run as a whole but the base run."""
+    """The results of cells, none of which was run as a whole forward pass."""
     sites = {change.site for cell in wanted for change in cell}
     experiment = Experiment(model, tokens, metrics, compare=sites)
     assert experiment.obstacle is None
@@ -136,6 +136,6 @@ def run(
 
 
 def far(one: Tensor | None, other: Tensor) -> float:
-    """The largest difference; infinite if there is a NaN, or nothing at all."""
+    """The largest difference; infinite for a NaN or an empty tensor."""
     largest = float("inf") if one is None else (one - other).abs().max().item()
     return float("inf") if largest != largest else largest

@@ -1,4 +1,4 @@
-"""Print how far the engine is from one forward pass for every cell: a line for each family, a column for each kind of site.
+"""Prints the error of the engine against one forward pass per cell: a row for each family, a column for each kind of site.
 
 python -m tests.engine.measure [model_type ...]     (without names: all)
 """
@@ -27,7 +27,7 @@ COLUMNS = {
 
 
 def column(kind: str) -> str:
-    """Where a kind of site stands in the table."""
+    """The column of a kind of site."""
     return next(name for name, pattern in COLUMNS.items() if re.fullmatch(pattern, kind))
 
 
@@ -45,7 +45,7 @@ def line(cells: list[str]) -> str:
 
 
 def main(names: list[str]) -> None:
-    """A table in Markdown, of the families that are named, or of all; the last line is the largest of each column."""
+    """A Markdown table of the named families, or of all; the last row is the maximum of each column."""
     rows = {name: measured(name) for name in names or dict.fromkeys(case.family for case in DECODER_CASES)}
     columns = [name for name in COLUMNS if any(name in row for row in rows.values())]
     rows["largest"] = {name: max(row.get(name, 0.0) for row in rows.values()) for name in columns}

@@ -1,4 +1,4 @@
-"""The reference of all tests of patching: one forward pass for every cell, and values exchanged one position at a time.
+"""The reference of all tests of patching: one forward pass for every cell, with values patched one position at a time.
 
 It shares nothing with the engine but the meaning of an edit.
 """
@@ -30,13 +30,13 @@ def unchecked() -> Iterator[None]:
 
 @torch.no_grad()
 def naive(model: HookedRootModule, tokens: Tensor, cell: Iterable[Change], base: Iterable[Change] = ()) -> Tensor:
-    """The logits of one cell, in a run in which the changes of `base` were made before."""
+    """The logits of one cell, in a run with the changes of `base` first."""
     with unchecked():
         return model.run_with_hooks(tokens, fwd_hooks=[(change.site, hook(change)) for change in (*base, *cell)])
 
 
 def hook(change: Change) -> Callable[..., Tensor]:
-    """A change as anybody would write it by hand."""
+    """A change, as a plain hook."""
 
     def changed(value: Tensor, hook: Any) -> Tensor:
         if value.ndim > len(hook.dims):  # copies of the stream, one for each head
@@ -47,7 +47,7 @@ def hook(change: Change) -> Callable[..., Tensor]:
 
 
 def exchanged(value: Tensor, dims: Sequence[str], edit: Edit) -> Tensor:
-    """The value of a site with an edit in it, position by position; the sites of an expert have none, only tokens."""
+    """The value of a site with an edit applied position by position; sites of experts have no positions, only tokens."""
     new = value.clone()
     axis = next((dims.index(name) for name in ("query_pos", "pos", "key_pos") if name in dims), None)
     if axis is None:

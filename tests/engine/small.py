@@ -1,4 +1,4 @@
-"""Small models and what the tests of ablation, tracing and knock-out ask of them alike."""
+"""Small models, and helpers shared by the tests of ablation, tracing and knockout."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,7 +43,7 @@ BLOCKS: dict[str, tuple[Any, ...]] = {
 
 
 def built(kind: str) -> HookedTransformer:
-    """A model of this kind: one of these, or a toy."""
+    """The model with this name, from `MODELS` or the toys."""
     if kind not in BLOCKS:
         return toy(kind)
     unembed = Unembed.Config(D_MODEL, D_VOCAB)
@@ -67,7 +67,7 @@ def run(model: HookedTransformer, tokens: Tensor, *hooks: tuple[str, Callable[..
 
 
 def setting(index: Any, value: Tensor | float) -> Callable[..., Tensor]:
-    """A hook that exchanges a part of what it sees."""
+    """A hook that replaces a part of the value."""
 
     def write(there: Tensor, hook: Any) -> Tensor:
         new = there.clone()
@@ -78,7 +78,7 @@ def setting(index: Any, value: Tensor | float) -> Callable[..., Tensor]:
 
 
 def cached(model: HookedTransformer, tokens: Tensor) -> dict[str, Tensor]:
-    """What a run leaves at all sites."""
+    """The values of a run at all sites."""
     return model.run_with_cache(tokens, return_cache_object=False)[1]
 
 
@@ -101,7 +101,7 @@ def global_generator_untouched() -> Iterator[None]:
 
 @contextmanager
 def no_sweep(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever is wrong has to be found before a sweep begins."""
+    """Makes cells fail the test: mistakes must be found before a sweep begins."""
 
     def begun(*_: Any, **__: Any) -> None:
         pytest.fail("the sweep has begun")
@@ -112,7 +112,7 @@ def no_sweep(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def stopping_after(calls: int) -> Callable[[Tensor], Tensor]:
-    """The metric of somebody who presses Ctrl-C after so many calls."""
+    """A metric that raises KeyboardInterrupt after this many calls."""
     count = iter(range(calls))
 
     def metric(logits: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sweeps and attribution of encoder-decoders: against one forward pass a cell by hand, and against finite differences."""
+"""Sweeps and attribution of encoder-decoders: against one forward pass per cell, and against finite differences."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def metric(logits: Tensor) -> Tensor:
 
 @pytest.fixture(scope="module")
 def model() -> HookedEncoderDecoder:
-    """One that heeds its source."""
+    """A model whose output depends on its source."""
     model = HookedEncoderDecoder({**SIZES, "tie_word_embeddings": False}).requires_grad_(False)
     for block in model.decoder:
         block.cross_attn.W_O.mul_(3.0)
@@ -54,7 +54,7 @@ def site_at(name: str, layer: int) -> str:
 
 
 def cells_by_hand(model: HookedEncoderDecoder, grid: dict[str, Any], cache: Any) -> dict[tuple[int, ...], list[Any]]:
-    """Of each place of a grid the site, and the index of what is exchanged there."""
+    """The site and the patched index of each grid cell."""
     names = [grid["sites"]] if isinstance(grid["sites"], str) else grid["sites"]
     n_layers = len(getattr(model, names[0].split(".")[0]))
     layers = [layer % n_layers for layer in grid.get("layers", range(n_layers))]
@@ -118,7 +118,7 @@ def test_targets_and_sources_of_values(model: HookedEncoderDecoder) -> None:
 @WHOLE
 @pytest.mark.parametrize("name", [name for name in GRIDS if "neurons" not in GRIDS[name]])
 def test_attribution_is_the_derivative_by_finite_differences(name: str) -> None:
-    """Of the metric as each cell goes from the corrupted run towards the clean one."""
+    """The derivative of the metric as each cell moves from its corrupted to its clean value."""
     model = HookedEncoderDecoder({**SIZES, "act_fn": "gelu", "dtype": torch.float64, "tie_word_embeddings": False})
     grid, step = GRIDS[name], 1e-5
     found = attribute(
@@ -145,7 +145,7 @@ def test_nodes_of_both_stacks_from_one_pass(model: HookedEncoderDecoder) -> None
 
 @WHOLE
 @pytest.mark.parametrize("method", ["ig-inputs", "ig-activations"])
-def test_integrals_add_up_where_all_is_exchanged(method: str) -> None:
+def test_integrals_sum_to_the_whole_difference(method: str) -> None:
     """The stream at the encoder's first layer is a cut: what it changes is the whole difference between the runs."""
     model = HookedEncoderDecoder({**SIZES, "act_fn": "gelu", "dtype": torch.float64, "initializer_range": 0.2})
     study = {"metric": metric, "decoder_input": TARGET, "check": True, "progress": False, "steps": 64}
@@ -158,7 +158,7 @@ def test_integrals_add_up_where_all_is_exchanged(method: str) -> None:
 
 
 @WHOLE
-def test_the_model_and_its_weights_are_as_they_were() -> None:
+def test_the_model_and_its_weights_are_unchanged() -> None:
     model = HookedEncoderDecoder(SIZES)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     with model.hooks(fwd_hooks=[("hook_encoder_out", lambda value, hook: value * 2)]):
@@ -178,8 +178,8 @@ def test_the_model_and_its_weights_are_as_they_were() -> None:
     ("arguments", "error", "message"),
     [
         ({"sites": "resid_pre"}, KeyError, "'encoder.resid_pre' or 'decoder.resid_pre'"),
-        ({"sites": ["encoder.z", "decoder.z"]}, ValueError, "sites of two: sweep each by itself"),
-        ({"sites": ["decoder.cross_attn.v", "decoder.v"]}, ValueError, "those of source and target"),
+        ({"sites": ["encoder.z", "decoder.z"]}, ValueError, "sites of two: sweep each stack separately"),
+        ({"sites": ["decoder.cross_attn.v", "decoder.v"]}, ValueError, "positions of the source and of the target"),
         ({"sites": "encoder.resid_pre", "positions": [5]}, IndexError, "position"),
         ({"sites": "decoder.resid_pre", "positions": [3]}, IndexError, "position"),
         ({"sites": "decoder.resid_pre", "layers": [3]}, IndexError, "layer"),
@@ -192,7 +192,7 @@ def test_the_model_and_its_weights_are_as_they_were() -> None:
         ),
     ],
 )
-def test_what_makes_no_sense_is_named(
+def test_mistakes_are_refused(
     model: HookedEncoderDecoder, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     given = {"sites": "decoder.resid_pre", "decoder_input": TARGET, "progress": False, **arguments}
@@ -201,7 +201,7 @@ def test_what_makes_no_sense_is_named(
             run(model, CORRUPTED, CLEAN, metric=metric, **given)
 
 
-def test_what_is_made_for_one_stack_refuses_two(model: HookedEncoderDecoder) -> None:
+def test_tools_for_one_stack_refuse_two(model: HookedEncoderDecoder) -> None:
     runs = {
         "ablate": lambda: patching.ablate(model, CORRUPTED, metric=metric),
         "causal_trace": lambda: patching.causal_trace(model, CORRUPTED, 1, metric=metric),

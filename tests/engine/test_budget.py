@@ -1,4 +1,4 @@
-"""A sweep keeps to the memory that it is given, and says so if that is too little."""
+"""A sweep stays within `max_memory`, and refuses a limit that is too small."""
 
 import os
 import resource
@@ -70,7 +70,7 @@ def growth(name: str) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems count memory in other units")
 @pytest.mark.parametrize("name", SWEEPS)
-def test_a_sweep_keeps_to_its_budget(name: str) -> None:
+def test_a_sweep_stays_within_max_memory(name: str) -> None:
     code = f"import torch; torch.set_num_threads(1); from {__name__} import growth; print(growth({name!r}))"
     command = [sys.executable, "-c", code.replace(__name__, "tests.engine.test_budget")]
     at_once = {
@@ -83,7 +83,7 @@ def test_a_sweep_keeps_to_its_budget(name: str) -> None:
 
 
 @pytest.mark.parametrize("max_memory", [0, -1, True, 1.5, "much", "0 MB", "5 XB", "MB", None])
-def test_what_is_no_budget(max_memory: object) -> None:
+def test_invalid_sizes_are_refused(max_memory: object) -> None:
     with pytest.raises((ValueError, TypeError), match=r"max_memory"):
         Experiment(toy(), ids(2, 6), [last], max_memory=max_memory)
 
@@ -91,12 +91,12 @@ def test_what_is_no_budget(max_memory: object) -> None:
 @pytest.mark.parametrize(
     ("given", "n_bytes"), [("512MB", 512 * 10**6), ("2 GiB", 2**31), ("0.5 kB", 500), ("70B", 70), (12, 12)]
 )
-def test_sizes_in_words(given: int | str, n_bytes: int) -> None:
+def test_sizes_with_units(given: int | str, n_bytes: int) -> None:
     assert Budget.of(given, torch.device("cpu")).n_bytes == n_bytes
 
 
 def test_too_little_for_one_cell() -> None:
-    """It says how much would be enough, before anything of the sweep runs; and that is enough."""
+    """The error names a sufficient size before any cell runs, and that size suffices."""
     model, tokens, calls = toy(), ids(2, 6), []
 
     def counted(logits: Tensor) -> Tensor:
@@ -106,6 +106,6 @@ def test_too_little_for_one_cell() -> None:
     cells = [edit("blocks.0.hook_resid_pre", (pos,)) for pos in range(6)]
     small = Experiment(model, tokens, [counted], max_memory=100)
     of_base_run = len(calls)  # two: what the metric reads, and what it makes of that
-    with pytest.raises(ValueError, match=r"max_memory=100 bytes is too little.*one cell of 2 prompts about [\d,]+"):
+    with pytest.raises(ValueError, match=r"max_memory=100 bytes is too small.*one cell of 2 prompts about [\d,]+"):
         list(small.run(cells, progress=False))
     assert len(calls) == of_base_run

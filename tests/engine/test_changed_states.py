@@ -1,4 +1,4 @@
-"""A function of states after a change of the same states in the base run: whole forward passes, and what a loop gives."""
+"""A function of states after a change of the same states in the base run: whole forward passes, equal to a loop."""
 
 import copy
 import warnings

@@ -1,4 +1,4 @@
-"""What a sweep says it has spent, against counts by hand."""
+"""The cost that a sweep reports equals counts by hand."""
 
 import torch
 
@@ -29,8 +29,8 @@ def test_a_decoder() -> None:
     assert flops(model, 5, "blocks.0.hook_resid_pre", 3) == (2 + 2, own + last + 2 * 8)
 
 
-def test_mixers_with_a_state_are_counted_for_what_they_read() -> None:
-    """In the last layer they read all positions from the first change on, though only one is asked for."""
+def test_the_rows_of_mixers_with_a_state() -> None:
+    """In the last layer they read all positions from the first change on, though the metric reads only one."""
     model = hooked(next(case for case in DECODER_CASES if case.family == "mamba"))
     mixer = model.blocks[0].mixer
     each = 2 * sum(weight.numel() for weight in mixer.parameters() if weight.ndim >= 2)

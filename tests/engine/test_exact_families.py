@@ -1,4 +1,4 @@
-"""In every causal family: one forward pass for every cell gives what the engine gives, at every site, but for rounding."""
+"""In every causal family the engine equals one forward pass per cell at every site, up to rounding."""
 
 import warnings
 from itertools import groupby
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hooked_lm.engine.site_info import places
+from hooked_lm.engine.site_info import site_infos
 from hooked_lm.patching import Edit, Experiment, Rewrite
 from tests.close import GRADIENT, MODEL, assert_close, tolerance
 from tests.engine.exactness import MIXED, Spy, compared, far, kind_of, prompts
@@ -24,7 +24,7 @@ OTHERS = [case for case in DECODER_CASES if case not in FIRST]
 
 @pytest.mark.parametrize("case", FIRST, ids=str)
 def test_every_site_of_a_family(case: Case) -> None:
-    """One position, all of them, a head; and what is compared is not what the unpatched run says anyway."""
+    """At one position, at all positions, in one head; and the edits change the logits."""
     found = compared(case)
     over = {kind: of.difference for kind, of in found.items() if of.difference > EXACT}
     assert all(difference < GRADIENT / MODEL * EXACT for difference in over.values()), over
@@ -33,7 +33,7 @@ def test_every_site_of_a_family(case: Case) -> None:
         assert {kind: exact[kind].difference for kind in over if exact[kind].difference > ROUNDING} == {}
     assert {kind: of.effect for kind, of in found.items() if of.effect <= MATTERS} == {}
     assert found[MIXED].effect > 0.01
-    assert set(found) == {*map(kind_of, places(hooked(case))), MIXED}
+    assert set(found) == {*map(kind_of, site_infos(hooked(case))), MIXED}
 
 
 @pytest.mark.slow
@@ -46,13 +46,13 @@ def test_other_configs_of_a_family(case: Case) -> None:
     assert sum(of.effect > MATTERS for of in found.values()) > 0.9 * len(found)
 
 
-def test_every_family_is_there() -> None:
+def test_every_family_is_covered() -> None:
     assert len({case.family for case in DECODER_CASES}) == len(FIRST) > 60
 
 
 # ---- sites without a place -------------------------------------------------------------------------------------------
 
-# a kind of site of which nothing is known -> a family that has it
+# a kind of site at which the effect of a change is not localised -> a family that has it
 UNKNOWN = {
     "hook_tokens": "gpt2",
     "hook_embed": "llama",
@@ -75,7 +75,7 @@ def first_with(site: str) -> Case:
 
 
 class Unknown:
-    """A case, edits of a site without a place, and edits of others."""
+    """A case, edits of an unsupported site, and edits of others."""
 
     def __init__(self, site: str) -> None:
         case = first_with(site)
@@ -110,15 +110,15 @@ class Unknown:
 
 
 @pytest.mark.parametrize("site", UNKNOWN)
-def test_sites_without_a_place_run_as_whole_passes(site: str) -> None:
+def test_unsupported_sites_run_as_whole_passes(site: str) -> None:
     there = Unknown(site)
-    assert site not in places(there.model)
+    assert site not in site_infos(there.model)
     there.check([*there.known, *there.unknown, [*there.known[0], *there.unknown[1]]], [], 4)
 
 
 @pytest.mark.parametrize("site", UNKNOWN)
-def test_exchanged_in_the_base_run(site: str) -> None:
-    """What is exchanged before the blocks is in the streams of the base run; inside them, rows would have to do it again."""
+def test_unsupported_edits_of_the_base_run(site: str) -> None:
+    """Edits before the blocks are part of the streams of the base run; inside blocks each row would have to repeat them."""
     there = Unknown(site)
     there.check(there.known, there.unknown[0], len(there.known) if site.startswith("blocks.") else 0)
 

@@ -1,4 +1,4 @@
-"""A checkpoint is gone on from by the same study alone: whatever changes a number changes the fingerprint."""
+"""Only the same study resumes from a checkpoint: anything that changes a result changes the fingerprint."""
 
 import functools
 import threading
@@ -90,7 +90,7 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "an object": (one_of(TracedAccess(3)), one_of(TracedAccess(4))),
     "a bound method": (one_of(TracedAccess(3).doubled), one_of(TracedAccess(4).doubled)),
     "another method": (one_of(TracedAccess(3).__call__), one_of(TracedAccess(3).doubled)),
-    "a metric of ours": (one_of(metrics.logit(3)), one_of(metrics.logit(4))),
+    "a metric of the package": (one_of(metrics.logit(3)), one_of(metrics.logit(4))),
     "a reference": (one_of(metrics.kl_divergence(ones(1.0).expand(2, -1, -1)[..., :VOCAB])),
                     one_of(metrics.kl_divergence(ones(2.0).expand(2, -1, -1)[..., :VOCAB]))),
     "an array in a closure": (one_of((lambda a: lambda x: x[:, -1] @ torch.tensor(a))(np.eye(VOCAB, dtype=np.float32)[3])),
@@ -104,7 +104,7 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_another_study_does_not_go_on_from_the_file(name: str, tmp_path: Path) -> None:
+def test_another_study_does_not_resume_from_the_file(name: str, tmp_path: Path) -> None:
     first, second = PAIRS[name]
     file = tmp_path / "sweep.safetensors"
     found = patching.sweep(model(), **first, checkpoint=file, progress=False)
@@ -116,7 +116,7 @@ def test_another_study_does_not_go_on_from_the_file(name: str, tmp_path: Path) -
     assert again.cost["layer_rows"] == 0, "the same study went on"
 
 
-def test_another_model_does_not_go_on_from_the_file(tmp_path: Path) -> None:
+def test_another_model_does_not_resume_from_the_file(tmp_path: Path) -> None:
     file, study = tmp_path / "sweep.safetensors", one_of(reads(3))
     patching.sweep(model(), **study, checkpoint=file, progress=False)
     other = model()
@@ -130,7 +130,7 @@ def test_another_model_does_not_go_on_from_the_file(tmp_path: Path) -> None:
         patching.sweep(hooked, **study, checkpoint=file, progress=False)
 
 
-def test_a_name_in_a_function_is_what_it_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_globals_of_a_function_count_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     for answer in (3, 4, 3):
         monkeypatch.setitem(globals(), "ANSWER", answer)
@@ -152,14 +152,14 @@ def test_functions_of_changes_count(tmp_path: Path) -> None:
                 study.carry_out(model(), CORRUPTED, reads(3), checkpoint=file, progress=False)
 
 
-def test_what_cannot_be_told_apart_asks_for_a_name(tmp_path: Path) -> None:
+def test_unhashable_metrics_need_a_name(tmp_path: Path) -> None:
     lock, file = threading.Lock(), tmp_path / "sweep.safetensors"
 
     def metric(logits: Tensor) -> Tensor:
         with lock:
             return logits[:, -1, 3]
 
-    with pytest.raises(ValueError, match=r"holds a _thread.lock.*name the metric"):
+    with pytest.raises(ValueError, match=r"holds a _thread.lock.*give the metric a name"):
         patching.sweep(model(), **one_of(metric), checkpoint=file, progress=False)
     patching.sweep(model(), **one_of({"locked": metric}), checkpoint=file, progress=False)
     again = patching.sweep(model(), **one_of({"locked": metric}), checkpoint=file, progress=False)
@@ -170,7 +170,7 @@ def test_what_cannot_be_told_apart_asks_for_a_name(tmp_path: Path) -> None:
 
 
 def test_the_same_digest_again() -> None:
-    """Of objects made anew, and of a model that has been run since."""
+    """Equal objects have the same digest, also after the model has run."""
     one = model()
     before = Digest().of(one)
     one(CLEAN)

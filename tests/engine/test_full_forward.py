@@ -1,4 +1,4 @@
-"""Where nothing is known of what a change reaches, each cell is a whole forward pass: the plain loop, and it says so once."""
+"""If the positions that a change affects are not known, each cell is a whole forward pass, with one warning."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm import HookedEncoder, HookedTransformer
-from hooked_lm.engine.site_info import places
+from hooked_lm.engine.site_info import site_infos
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.patching import Edit, Experiment, Rewrite
 from tests.close import assert_close
@@ -37,7 +37,7 @@ def check(
     why: str | None,
     base: Sequence[Change] = (),
 ) -> None:
-    """All logits; one warning that says why, or none at all."""
+    """Compares all logits, and checks that there is one warning with this reason, or none."""
     spy = Spy()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -57,7 +57,7 @@ def check(
     [warning] = caught
     assert why in str(warning.message)
     assert f"{len(cells)} cells run as whole forward passes" in str(warning.message)
-    assert warning.filename == __file__, "the warning points at somebody else's line"
+    assert warning.filename == __file__, "the warning points at another file"
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------
@@ -70,13 +70,13 @@ def test_an_encoder() -> None:
     check(model, cells_of(model, tokens), tokens, "a HookedEncoder is not a causal decoder")
 
 
-def test_a_decoder_whose_tokens_see_later_ones() -> None:
+def test_a_decoder_with_bidirectional_attention() -> None:
     model, tokens = toy(BOTH_WAYS), ids(2, POS)
-    check(model, cells_of(model, tokens), tokens, "its tokens see later ones")
+    check(model, cells_of(model, tokens), tokens, "its attention is not causal")
 
 
 def test_padded_prompts() -> None:
-    """A tokenizer whose padding stands on the left: the model finds it in the ids, and masks it."""
+    """A tokenizer that pads on the left: the model finds the padding in the ids, and masks it."""
     model = toy(tokenizer=words())
     model.tokenizer.padding_side = "left"
     model.cfg.default_padding_side = "left"
@@ -87,7 +87,7 @@ def test_padded_prompts() -> None:
 
 
 @pytest.mark.parametrize("kind", ["shortformer", "rotary", "alibi", "sinks", "parallel", "windowed"])
-def test_what_is_no_obstacle(kind: str) -> None:
+def test_decoders_with_shared_passes(kind: str) -> None:
     model, tokens = toy(kind), ids(2, POS)
     check(model, cells_of(model, tokens), tokens, None)
 
@@ -100,23 +100,23 @@ def test_keys_for_each_query_head(site: str) -> None:
 
 
 class Doubled(HookedTransformer):
-    """A model with a forward pass of its own."""
+    """A model that overrides `forward`."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return 2 * super().forward(*args, **kwargs)
 
 
-def test_a_forward_pass_of_its_own() -> None:
+def test_an_overridden_forward_pass() -> None:
     model, tokens = toy(), ids(2, POS)
     model.__class__ = Doubled
-    check(model, cells_of(model, tokens), tokens, "Doubled has a forward pass of its own")
+    check(model, cells_of(model, tokens), tokens, "Doubled overrides the forward pass of its base class")
 
 
 # ---- modules of others -----------------------------------------------------------------------------------------------
 
 
 class Shifted(nn.Module):
-    """An MLP of somebody else: it looks at the token before."""
+    """A foreign MLP that reads the previous token."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(x.roll(1, 1))
@@ -132,7 +132,7 @@ def test_a_foreign_module(name: str) -> None:
     check(model, cells, tokens, f"'{name}' is ")
 
 
-def test_a_module_that_mixes_tokens_though_it_is_no_layer() -> None:
+def test_a_foreign_module_outside_layers() -> None:
     model, tokens = toy(), ids(2, POS)
     cells = cells_of(model, tokens, ["hook_resid_pre", "attn.hook_z"])
     model.blocks[1].mlp = nn.Softmax(dim=1)
@@ -140,7 +140,7 @@ def test_a_module_that_mixes_tokens_though_it_is_no_layer() -> None:
     check(model, cells, tokens, "'blocks.1.mlp' is ")
 
 
-def test_a_method_that_was_exchanged() -> None:
+def test_a_replaced_method() -> None:
     model, tokens = toy(), ids(2, POS)
     cells, before = cells_of(model, tokens), model.blocks[1].mlp.forward
     model.blocks[1].mlp.forward = lambda x: before(x).roll(1, 1)
@@ -155,7 +155,7 @@ def halves(value: Tensor, hook: Any) -> Tensor:
 
 
 def less_than_others(value: Tensor, hook: Any) -> Tensor:
-    """Depends on the rows of the batch, and on how many there are."""
+    """A hook whose result depends on the other rows of the batch and on their number."""
     return value - value.mean(0, keepdim=True) / len(value)
 
 
@@ -210,7 +210,7 @@ def opened(model: HookedTransformer) -> Iterator[None]:
 
 @pytest.mark.parametrize("scopes", [(opened, nullcontext), (nullcontext, opened)])
 def test_hooks_that_come_or_go_after_the_base_run(scopes: tuple) -> None:
-    """A cell is what the model gives when it runs."""
+    """A cell has the hooks that are active when it runs."""
     model, tokens = toy(), ids(2, POS)
     cells, spy = cells_of(model, tokens), Spy()
     with scopes[0](model) if scopes[0] is opened else nullcontext():
@@ -228,10 +228,10 @@ def test_functions_of_whole_values() -> None:
     model, tokens = toy(), ids(2, POS)
     functions = [lambda x: x.roll(1, 1), lambda x: x - x.mean((0, 1), keepdim=True), lambda x: x.mul_(2.0)]
     cells = [[Rewrite(f"blocks.{layer}.hook_resid_pre", f)] for layer in range(2) for f in functions]
-    check(model, cells, tokens, "nothing is known of what a function of a whole value changes")
+    check(model, cells, tokens, "the positions that a function of a whole value changes")
 
 
-def test_beside_edits_and_in_the_base_run() -> None:
+def test_functions_with_edits_and_in_the_base_run() -> None:
     model, tokens = toy(), ids(2, POS)
     edits, rewrite = cells_of(model, tokens), Rewrite("blocks.1.hook_resid_pre", lambda x: x.roll(1, 1))
     check(model, [[*edit, rewrite] for edit in edits], tokens, "a function of a whole value")
@@ -272,4 +272,4 @@ def test_no_cells_and_cells_without_changes() -> None:
     assert torch.equal(scores, experiment.scores)
     [(_, scores)] = experiment.run([[Edit("blocks.0.hook_resid_pre", torch.zeros(1, 1, 1), ())]], progress=False)
     assert torch.equal(scores, experiment.scores)
-    assert places(model).keys() < model.all_points().keys()
+    assert site_infos(model).keys() < model.all_points().keys()

@@ -1,4 +1,4 @@
-"""Wherever a sweep is interrupted, and whatever becomes of its checkpoint: nothing is left behind, and nothing is lost."""
+"""An interrupted sweep, or one whose checkpoint fails, leaves no hooks and loses no results."""
 
 import sys
 from collections.abc import Callable
@@ -152,7 +152,7 @@ def test_a_write_that_fails_loses_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     assert torch.equal(raised.value.result.values[there], expected.values[there])
 
 
-def test_what_was_measured_before_a_metric_failed_is_in_the_file(tmp_path: Path) -> None:
+def test_scores_before_an_error_are_in_the_file(tmp_path: Path) -> None:
     model, run = RUNS["a sweep"]
     expected, calls, file = run(model), list[int](), tmp_path / "sweep"
 

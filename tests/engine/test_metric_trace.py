@@ -1,4 +1,4 @@
-"""What a metric reads of the logits is found out and computed alone; whatever it reads, and does, the scores are right."""
+"""Only the logits that a metric reads are computed; the scores are right for any metric."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hooked_lm import HookedTransformer
-from hooked_lm.engine.metric_trace import EVERYTHING, TracedAccess, UntracedAccess, places_of, reads_of, served
+from hooked_lm.engine.metric_trace import EVERYTHING, TracedAccess, UntracedAccess, entries_of, partial_logits, reads_of
 from hooked_lm.patching import Edit, Experiment
 from tests.close import assert_close
 from tests.engine.naive import naive
@@ -79,19 +79,19 @@ def some_logits(seed: int = 0) -> Tensor:
 
 
 def compact(logits: Tensor, reads: TracedAccess) -> Tensor:
-    """What there is of logits when these are read."""
+    """The part of the logits that `reads` selects."""
     some = logits if reads.positions is None else logits[:, list(reads.positions)]
     return some if reads.tokens is None else some[:, :, list(reads.tokens)]
 
 
 @pytest.mark.parametrize("name", READ)
-def test_what_is_read_is_found_and_enough(name: str) -> None:
+def test_the_traced_logits_suffice(name: str) -> None:
     metric, positions, tokens = READ[name]
     reads, [value] = reads_of([metric], some_logits())
     assert reads == TracedAccess(positions, tokens)
     other = some_logits(1)
     for logits, expected in ((some_logits(), value), (other, metric(other))):
-        found = metric(served(compact(logits, reads), reads, logits.shape))
+        found = metric(partial_logits(compact(logits, reads), reads, logits.shape))
         assert_close(torch.as_tensor(found), torch.as_tensor(expected))
 
 
@@ -122,26 +122,26 @@ def test_several_metrics_read_what_each_of_them_reads() -> None:
         lambda x: F.log_softmax(x, -1),
     ],
 )
-def test_what_is_not_there_is_asked_for(asks: Callable[[Tensor], Any]) -> None:
+def test_untraced_access_is_raised(asks: Callable[[Tensor], Any]) -> None:
     reads = TracedAccess((1, 4), (3, 5))
-    there = served(compact(some_logits(), reads), reads, some_logits().shape)
+    there = partial_logits(compact(some_logits(), reads), reads, some_logits().shape)
     with pytest.raises(UntracedAccess):
         asks(there)
     assert torch.equal(there[:, -1, 3], some_logits()[:, -1, 3])
     assert "(2, 5, 11)" in repr(there)
 
 
-def test_places_of_an_index() -> None:
-    assert places_of(slice(None), 4) is None
-    assert places_of(slice(-2, None), 4) == (2, 3)
-    assert places_of(torch.tensor([[3, 0], [-1, 1]]), 4) == (0, 1, 3)
+def test_entries_of_an_index() -> None:
+    assert entries_of(slice(None), 4) is None
+    assert entries_of(slice(-2, None), 4) == (2, 3)
+    assert entries_of(torch.tensor([[3, 0], [-1, 1]]), 4) == (0, 1, 3)
 
 
 # ---- in a sweep ------------------------------------------------------------------------------------------------------
 
 
 class Sweep:
-    """A toy, two runs, and cells in every layer, some of them too late to be seen."""
+    """A toy, two runs, and cells in every layer, some after the positions that are read."""
 
     def __init__(self) -> None:
         self.model: HookedTransformer = toy(d_vocab=VOCAB)
@@ -205,7 +205,7 @@ def whatever_happens(logits: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("metric", [where_the_first_points, more_if_it_rose, all_if_it_rose, whatever_happens])
-def test_readings_that_change_from_cell_to_cell(sweep: Sweep, metric: Callable[[Tensor], Tensor]) -> None:
+def test_metrics_that_read_other_logits_in_other_cells(sweep: Sweep, metric: Callable[[Tensor], Tensor]) -> None:
     base = sweep.model(sweep.tokens)
     reads = {reads_of([metric], logits)[0] for logits in [base, *sweep.logits]}
     assert len(reads) > 1, "the metric reads the same of all cells"
@@ -244,7 +244,7 @@ def test_a_metric_may_write_into_the_logits(sweep: Sweep, metric: Callable[[Tens
 
 
 @pytest.mark.parametrize("metric", [subtracts, writes_into_a_part, sets])
-def test_what_one_metric_writes_another_does_not_see(sweep: Sweep, metric: Callable[[Tensor], Tensor]) -> None:
+def test_a_metric_does_not_see_the_writes_of_another(sweep: Sweep, metric: Callable[[Tensor], Tensor]) -> None:
     def plain(logits: Tensor) -> Tensor:
         return logits[:, -1].softmax(-1)[:, 3] + logits[:, 2, 4]
 
@@ -279,20 +279,23 @@ def test_a_metric_may_be_nan_where_the_base_run_is_not(sweep: Sweep) -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (lambda x: x[:, -1], r"one for each of the 2 prompts, for logits \(2, 5, 11\), and gave a tensor \(2, 11\)"),
-        (lambda x: x[:, :, 1].mean(0), r"gave a tensor \(5,\)"),
-        (lambda x: None, "gave a NoneType"),
-        (lambda x: "much", "gave a str"),
+        (
+            lambda x: x[:, -1],
+            r"one for each of the 2 prompts, for logits \(2, 5, 11\), but returned a tensor \(2, 11\)",
+        ),
+        (lambda x: x[:, :, 1].mean(0), r"returned a tensor \(5,\)"),
+        (lambda x: None, "returned a NoneType"),
+        (lambda x: "much", "returned a str"),
         (lambda x: x[0, -1, 0] * torch.nan, "NaN"),
     ],
 )
-def test_metrics_that_are_no_number_fail_before_the_sweep(sweep: Sweep, bad: Callable, message: str) -> None:
+def test_metrics_of_a_wrong_shape_fail_before_the_sweep(sweep: Sweep, bad: Callable, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Experiment(sweep.model, sweep.tokens, [bad])
 
 
 @pytest.mark.parametrize("later", [lambda x: None, lambda x: x[:, -1], lambda x: x[:, :, 0].mean(0)])
-def test_metrics_that_are_no_number_of_a_cell(sweep: Sweep, later: Callable[[Tensor], Any]) -> None:
+def test_metrics_of_a_wrong_shape_in_a_cell(sweep: Sweep, later: Callable[[Tensor], Any]) -> None:
     calls: list[int] = []
 
     def metric(logits: Tensor) -> Any:
@@ -321,7 +324,7 @@ def test_an_interrupted_sweep_leaves_nothing(sweep: Sweep, error: type[BaseExcep
 
 
 @pytest.mark.parametrize("n_done", [1, 7])
-def test_a_sweep_that_nobody_finishes_leaves_nothing(sweep: Sweep, n_done: int) -> None:
+def test_an_unfinished_sweep_leaves_nothing(sweep: Sweep, n_done: int) -> None:
     running = Experiment(sweep.model, sweep.tokens, [lambda x: x[:, -1, 3]]).run(sweep.cells, progress=False)
     for _ in range(n_done):
         next(running)
@@ -341,7 +344,7 @@ def test_an_edit_that_fails_leaves_nothing(sweep: Sweep) -> None:
 
 
 def test_no_gradients(sweep: Sweep) -> None:
-    """Though the caller computes them, and between the cells too."""
+    """Even if the caller enables them, also between the cells."""
     model, seen = toy(d_vocab=VOCAB).requires_grad_(True), []
 
     def watched(logits: Tensor) -> Tensor:

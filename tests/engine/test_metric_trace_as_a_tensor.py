@@ -1,4 +1,4 @@
-"""Logits of which only some are there act as a tensor would: indices never wrap, and what is written is seen again."""
+"""Partial logits behave as a tensor: indices never wrap, and values that a metric writes are read back."""
 
 from collections.abc import Callable
 from typing import Any
@@ -69,7 +69,7 @@ def test_an_index_out_of_range_in_a_cell_alone(name: str) -> None:
     assert len(calls) >= 5
 
 
-def test_a_metric_may_ask_whether_there_is_a_position() -> None:
+def test_a_metric_may_test_whether_a_position_exists() -> None:
     def metric(logits: Tensor) -> Tensor:
         try:
             return logits[:, POS, 3]
@@ -171,7 +171,7 @@ WRITING = [
 
 
 @pytest.mark.parametrize("metric", WRITING)
-def test_what_is_written_is_read_again_in_base_run_and_cells(metric: Callable[[Tensor], Tensor]) -> None:
+def test_writes_are_read_back_in_base_run_and_cells(metric: Callable[[Tensor], Tensor]) -> None:
     _, cache = MODEL.run_with_cache(CLEAN)
     cells = [[Edit(site, cache[site], (pos,))] for site in ("blocks.0.hook_resid_pre", "blocks.2.hook_mlp_out")
              for pos in (1, 3, 4)]  # fmt: skip
@@ -185,7 +185,7 @@ def test_what_is_written_is_read_again_in_base_run_and_cells(metric: Callable[[T
 
 
 @pytest.mark.parametrize("metric", [adds_to_a_view, masks_a_view, writes_into_the_whole])
-def test_gradients_of_what_was_written(metric: Callable[[Tensor], Tensor]) -> None:
+def test_gradients_of_written_values(metric: Callable[[Tensor], Tensor]) -> None:
     site = "blocks.1.hook_resid_pre"
     found = analysis.attribution.gradients.gradients(MODEL, CORRUPTED, [site], metric)
     kept: dict[str, Tensor] = {}
@@ -201,8 +201,8 @@ def test_gradients_of_what_was_written(metric: Callable[[Tensor], Tensor]) -> No
     assert_close(found.gradients[site], expected, depth=GRADIENT)
 
 
-def test_asking_for_more_is_noticed_by_whoever_catches_everything() -> None:
-    """Bare `except` in a metric does not turn what is not there into another number."""
+def test_untraced_access_is_noticed_even_if_the_metric_catches_it() -> None:
+    """A bare `except` in a metric does not yield a wrong number."""
     calls: list[int] = []
 
     def metric(logits: Tensor) -> Tensor:

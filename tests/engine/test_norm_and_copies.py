@@ -1,4 +1,4 @@
-"""A norm changed together with the copies of the stream that pass it: whole forward passes, and what a loop gives."""
+"""A norm changed together with copies of the stream that bypass its sites: whole forward passes, equal to a loop."""
 
 import warnings
 from typing import Any

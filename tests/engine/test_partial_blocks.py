@@ -70,8 +70,8 @@ def halved(value: Tensor) -> Tensor:
 def joins(experiment: Experiment, edits: list[Edit]) -> str:
     """The site at which the cell joins its first layer."""
     assert experiment.base is not None
-    planner = Planner(experiment.base, experiment.places, EVERYTHING.interval(N_POS))
-    return planner.schedule(0, edits).steps[0].joins_at.partition(".1.")[2]
+    planner = Planner(experiment.base, experiment.site_infos, EVERYTHING.interval(N_POS))
+    return planner.schedule(0, edits).spans[0].entry_site.partition(".1.")[2]
 
 
 def check(model: HookedTransformer, cells: list[list[Edit]], base: list[Edit], metric: Callable) -> Experiment:

@@ -1,4 +1,4 @@
-"""Random experiments on random models: whatever is asked, the answer is that of the plain loop."""
+"""Random experiments on random models: the results equal those of a loop of whole forward passes."""
 
 import copy
 import random
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hooked_lm import HookedTransformer
 from hooked_lm.engine.budget import Budget
-from hooked_lm.engine.site_info import SiteInfo, places
+from hooked_lm.engine.site_info import SiteInfo, site_infos
 from hooked_lm.patching import Edit, Experiment
 from tests.close import GRADIENT, assert_close, tolerance
 from tests.engine.exactness import Spy, far
@@ -63,7 +63,7 @@ def random_world(seed: int) -> World:
 def world(model: HookedTransformer, d_vocab: int, n_pos: int, seed: int) -> World:
     generator, pick = torch.Generator().manual_seed(seed), random.Random(seed)
     tokens, others = torch.randint(d_vocab, (2, pick.choice([1, 2, 3]), n_pos), generator=generator)
-    known = places(model)
+    known = site_infos(model)
     with torch.no_grad():
         _, cache = model.run_with_cache(others, names_filter=list(known))
     return World(model, tokens, dict(cache), known, pick)
@@ -142,11 +142,11 @@ def experiment(world: World, metrics: Sequence[Metric], base: Sequence[Edit], n_
 # ---- the properties --------------------------------------------------------------------------------------------------
 
 
-# Some random cells change a norm together with copies of the stream that pass it, or the base edits do so with a cell: the
-# values of whole forward passes. That nothing else falls back, test_exact_families says.
+# Some random cells change a norm together with copies of the stream that bypass its sites, or the base edits do so with a cell.
+# Their values are those of whole forward passes. test_exact_families checks that nothing else falls back.
 MAY_FALL_BACK = pytest.mark.filterwarnings(
-    "ignore:a norm is changed together with copies of the stream that pass it",
-    "ignore:nothing is known of what a change at",
+    "ignore:a norm is changed together with copies of the stream that bypass its sites",
+    "ignore:the positions that a change at",
     "ignore:a function of states comes after a change of the same states in the base run",
 )
 
@@ -178,7 +178,7 @@ def check(world: World, exact: float) -> None:
 @MAY_FALL_BACK
 @given(seed=SEEDS)
 @example(seed=93)  # a pattern of the last layer attends to changed keys after the position that the metric reads
-@example(seed=99451)  # base edits change a norm and copies of the stream that pass it
+@example(seed=99451)  # base edits change a norm and copies of the stream that bypass its sites
 @example(seed=1003002219)  # a pattern of the base run attends to keys that a cell changes after it
 @settings(max_examples=60)
 def test_a_sweep_is_the_plain_loop(seed: int) -> None:

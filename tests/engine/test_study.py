@@ -1,4 +1,4 @@
-"""Sweeps that are interrupted, go on, and refuse what is not theirs."""
+"""Sweeps that are interrupted, resume, and refuse the checkpoints of other sweeps."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -120,11 +120,11 @@ def test_several_metrics_from_one_sweep():
         ({"sites": "z", "heads": [0], "neurons": [0]}, ValueError, "heads or neurons, not both"),
         ({"direction": "clean"}, ValueError, "direction must be 'denoise' or 'noise'"),
         ({"source": "median"}, ValueError, "source must be"),
-        ({"source": {}}, KeyError, "the cache holds no"),
+        ({"source": {}}, KeyError, "the cache has no"),
         ({"source": torch.zeros(5)}, ValueError, "which does not broadcast"),
-        ({"clean": None}, ValueError, "takes values of the other prompts"),
+        ({"clean": None}, ValueError, "needs the values of the clean prompts"),
         ({"clean": None, "direction": "noise"}, ValueError, "give clean"),
-        ({"max_memory": 1000}, ValueError, "max_memory=1,000 bytes is too little"),
+        ({"max_memory": 1000}, ValueError, "max_memory=1,000 bytes is too small"),
         ({"max_memory": "big"}, ValueError, "max_memory must be 'auto', a number of bytes"),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_clean_cache_of_another_model():
     model, (corrupted, clean) = build(), prompts()
     sizes = {"n_layers": LAYERS, "d_model": 24, "n_heads": 3, "n_ctx": 8, "d_vocab": 11, "act_fn": "gelu"}
     cache = HookedTransformer(HookedTransformerConfig(**sizes, seed=0)).run_with_cache(clean)[1]
-    with pytest.raises(ValueError, match=r"has d_model 24, this model 16: it is of another model"):
+    with pytest.raises(ValueError, match=r"has d_model 24, this model 16: it comes from another model"):
         patching.sweep(model, corrupted, clean, metric=metric, source=cache)
-    with pytest.raises(ValueError, match=r"has head 3, this model 4: it is of another model"):
+    with pytest.raises(ValueError, match=r"has head 3, this model 4: it comes from another model"):
         patching.get_act_patch_attn_head_out_all_pos(model, corrupted, cache, lambda logits: metric(logits).mean())

@@ -64,7 +64,9 @@ def test_what_is_made_for_one_stack_refuses_two_and_names_what_takes_them() -> N
     def metric(logits: Tensor) -> Tensor:
         return logits[:, -1, 4]
 
-    with pytest.raises(TypeError, match=r"ablate is made for one stack of layers.*patching.sweep.*decoder_input="):
+    with pytest.raises(
+        TypeError, match=r"ablate supports models with one stack of layers.*patching.sweep.*decoder_input="
+    ):
         patching.ablate(model, IDS, metric=metric)
     with pytest.warns(UserWarning, match="not a causal decoder: 5 cells run as whole forward passes"):
         found = patching.sweep(

@@ -1,4 +1,4 @@
-"""Ablation: each cell is one forward pass with one part of the model silenced, and what takes its place is as documented."""
+"""Ablation: each cell is one forward pass with one component replaced as documented."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -35,7 +35,7 @@ Part = tuple[tuple[int, ...], list[str], Any]  # a place of the grid, the sites,
 
 
 def parts(what: str, n_layers: int) -> Iterator[Part]:
-    """What a cell silences, written down anew."""
+    """The sites and indices that a cell ablates, derived independently."""
     for layer in range(n_layers):
         block = f"blocks.{layer}."
         if what == "heads":
@@ -52,7 +52,7 @@ def parts(what: str, n_layers: int) -> Iterator[Part]:
 
 
 def by_hand(model: HookedTransformer, tokens: Tensor, what: str, values: dict[str, Tensor]) -> Tensor:
-    """One forward pass a cell."""
+    """One forward pass per cell."""
     cells = list(parts(what, model.cfg.n_layers))
     shape = [1 + max(place[axis] for place, *_ in cells) for axis in range(len(cells[0][0]))]
     expected = torch.full((*shape, len(tokens)), torch.nan)
@@ -64,7 +64,7 @@ def by_hand(model: HookedTransformer, tokens: Tensor, what: str, values: dict[st
 
 
 def left(model: HookedTransformer, tokens: Tensor) -> dict[str, Tensor]:
-    """What a run leaves at all sites that are silenced anywhere."""
+    """The values of a run at all sites that some cell ablates."""
     ends = ("hook_z", "mlp.hook_post", "hook_resid_pre", *ADDED)
     return {site: value for site, value in cached(model, tokens).items() if site.endswith(ends)}
 
@@ -78,7 +78,7 @@ def exists(kind: str, what: str) -> bool:
 
 
 @pytest.mark.parametrize(("kind", "what"), [(kind, what) for kind in KINDS for what in SITES if exists(kind, what)])
-def test_a_cell_is_a_forward_pass_with_that_part_silenced(kind: str, what: str):
+def test_a_cell_is_a_forward_pass_with_that_component_ablated(kind: str, what: str):
     """Two prompts are resampled from each other; the data sets have rows of several lengths, one as long as the prompts."""
     model, tokens = built(kind), ids()
     cache, swapped = left(model, tokens), left(model, tokens.flip(0))
@@ -118,7 +118,7 @@ def test_all_heads_of_a_layer_together_leave_the_output_bias():
 
 
 @pytest.mark.parametrize("kind", ["standard", "parallel", "hybrid", "mixture"])
-def test_without_any_layer_the_embedding_is_all_there_is(kind: str):
+def test_without_any_layer_only_the_embedding_remains(kind: str):
     model, tokens = built(kind), ids()
     found = ablate(model, tokens, "layers", layers=None, metric=score, progress=False)
     assert found.values.shape == (2,)
@@ -189,7 +189,7 @@ def test_no_prompt_is_given_its_own_values(batch: int):
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"components": "head"}, ValueError, "components must be one of heads, .*'head'"),
     ({"method": "median"}, ValueError, "method must be one of zero, mean, resample, got 'median'"),
-    ({"source_prompts": ids()}, ValueError, "'zero' uses no source_prompts"),
+    ({"source_prompts": ids()}, ValueError, "'zero' does not use source_prompts"),
     ({"method": "mean", "source_prompts": []}, ValueError, "source_prompts is empty"),
     ({"method": "resample", "prompts": ids(1)}, ValueError, "values of other prompts: give several, or source_prompts"),
     (
@@ -201,7 +201,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"components": "mlps", "heads": [1]},
         ValueError,
-        r"heads=\[1\] goes with components='heads', and these are 'mlps'",
+        r"heads=\[1\] goes with components='heads', but components='mlps'",
     ),
     ({"neurons": None}, ValueError, "neurons=None goes with components='neurons'"),
     ({"layers": [3]}, IndexError, "layer 3 is out of range"),
@@ -213,7 +213,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "error", "message"), WRONG)
-def test_what_is_wrong_is_said_before_the_sweep(
+def test_mistakes_are_refused_before_the_sweep(
     arguments: dict[str, Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ):
     model = built("hybrid")
@@ -222,7 +222,7 @@ def test_what_is_wrong_is_said_before_the_sweep(
     assert no_hook_is_left(model)
 
 
-def test_layers_of_experts_have_no_neurons_of_their_own(monkeypatch: pytest.MonkeyPatch):
+def test_layers_of_experts_have_no_neurons(monkeypatch: pytest.MonkeyPatch):
     with (
         no_sweep(monkeypatch),
         pytest.raises(KeyError, match=r"no hook point 'blocks\.1\.mlp\.hook_post'; did you mean"),
@@ -230,7 +230,7 @@ def test_layers_of_experts_have_no_neurons_of_their_own(monkeypatch: pytest.Monk
         ablate(built("mixture"), ids(), "neurons", metric=score, layers=[1])
 
 
-def test_an_interrupt_leaves_what_was_measured_and_no_hook():
+def test_an_interrupt_keeps_the_scores_and_leaves_no_hook():
     model = built("rotary")
     with pytest.raises(SweepInterrupted) as caught:
         ablate(model, ids(), "heads", metric=stopping_after(5), method="mean", progress=False)

@@ -173,7 +173,7 @@ def test_all_of_a_block_in_one_tensor():
 # ---- the general sweep -----------------------------------------------------------------------------------------------
 
 
-def test_a_setter_of_ones_own_is_given_copies():
+def test_a_user_setter_gets_copies():
     model, (clean, corrupted) = build(), prompts()
     cache, seen = clean_run(model, clean), []
 
@@ -309,10 +309,10 @@ def test_cells_out_of_range(never_run, cells: dict, message: str):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "give the cells of the sweep once"),
+        ({}, "give the cells of the sweep either"),
         (
             {"index_axis_names": ("layer",), "index_df": pd.DataFrame({"layer": [0]})},
-            "give the cells of the sweep once",
+            "give the cells of the sweep either",
         ),
         ({"index_axis_names": ("pos", "layer")}, "first axis of a sweep is 'layer'"),
         ({"index_axis_names": ("layer", "neuron")}, "unknown axis 'neuron'"),
@@ -328,12 +328,15 @@ def test_unclear_grids(never_run, arguments: dict, message: str):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (lambda logits: logits[:, -1, 3], r"must give one number for logits \(2, 4, 11\), and gave a tensor \(2,\)"),
-        (lambda logits: None, "and gave a NoneType"),
+        (
+            lambda logits: logits[:, -1, 3],
+            r"must give one number for logits \(2, 4, 11\), but returned a tensor \(2,\)",
+        ),
+        (lambda logits: None, "but returned a NoneType"),
         (lambda logits: logits.mean() * torch.nan, "is NaN"),
     ],
 )
-def test_metrics_that_are_no_number(bad: Callable, message: str):
+def test_metrics_that_are_not_one_number(bad: Callable, message: str):
     model, (clean, corrupted) = build(), prompts()
     calls = []
 

@@ -1,4 +1,4 @@
-"""Attention knock-out: each cell is one forward pass in which some scores are minus infinity."""
+"""Attention knockout: each cell is one forward pass in which some scores are minus infinity."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ N_HEADS = 4
 
 
 def cut(keys: list[int], queries: list[int], heads: Any = slice(None)) -> Any:
-    """A hook that cuts an edge, one score at a time."""
+    """A hook that masks an edge, one score at a time."""
 
     def write(scores: Tensor, hook: Any) -> Tensor:
         scores = scores.clone()
@@ -89,7 +89,7 @@ def knockout(model: HookedTransformer, edges: Any, tokens: Any = None, **options
 
 
 @pytest.mark.parametrize("kind", ["standard", "rotary", "hybrid"])
-def test_without_all_earlier_tokens_a_token_looks_at_itself(kind: str):
+def test_without_earlier_keys_a_token_attends_to_itself(kind: str):
     model = built(kind)
     found = knockout(model, {"alone": (range(5), -1)}, layers=[1], heads=None)
     itself = torch.zeros(2, N_HEADS, 6, 6)
@@ -100,8 +100,8 @@ def test_without_all_earlier_tokens_a_token_looks_at_itself(kind: str):
     assert (found.values[0, 0] - found.corrupted).abs().min() > 1e-4
 
 
-def test_what_nobody_reads_on_is_worth_nothing():
-    """A token that the metric does not read is cut off in the last layer."""
+def test_queries_that_are_not_read_have_no_effect():
+    """Masking a query that the metric does not read has no effect in the last layer."""
     result = knockout(built("rotary"), {"unread": (0, 3)})
     found = result.effects()
     assert_close(found.values[:, -1], 0.0, scale=result.corrupted)
@@ -133,9 +133,9 @@ def test_texts_and_several_metrics():
     assert dict(found.axes) == {"metric": ("three", "four"), "edge": ("edge",), "layer": (0, 1, 2)}
 
 
-def test_where_all_look_both_ways_an_edge_may_go_back():
+def test_edges_to_earlier_positions_in_encoders():
     model = toy({"act_fn": "gelu", "attention_dir": "bidirectional"})
-    with pytest.warns(UserWarning, match="its tokens see later ones"):
+    with pytest.warns(UserWarning, match="its attention is not causal"):
         found = knockout(model, {"back": (5, 1)})
     for layer in range(3):
         expected = run(model, ids(), (f"blocks.{layer}.attn.hook_attn_scores", cut([5], [1])))
@@ -146,7 +146,7 @@ def test_where_all_look_both_ways_an_edge_may_go_back():
 
 WRONG: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("rotary", {"edges": {}}, ValueError, "edges is empty"),
-    ("rotary", {"edges": {"a": ([], 3)}}, ValueError, r"edge 'a', from \[\] to \[3\]: both need a position"),
+    ("rotary", {"edges": {"a": ([], 3)}}, ValueError, r"edge 'a', from \[\] to \[3\]: both ends need a position"),
     ("rotary", {"edges": {"a": (1, 6)}}, IndexError, "edge 'a': position 6 is out of range: there are 6"),
     ("rotary", {"edges": {"a": (-7, 5)}}, IndexError, "edge 'a': position -7 is out of range"),
     ("rotary", {"edges": {"b": (4, 3)}}, ValueError, r"edge 'b', from the keys \[4\] .* nothing at the key 4"),
@@ -154,22 +154,22 @@ WRONG: list[tuple[str, dict[str, Any], type[Exception], str]] = [
         "rotary",
         {"edges": {"b": ([1, 4], 3)}},
         ValueError,
-        "cuts nothing at the key 4, in any of these layers: a query sees itself",
+        "masks nothing at the key 4 in any of these layers: a query attends to itself",
     ),
-    ("rotary", {"edges": {"b": (2, [1, 3])}}, ValueError, "cuts nothing at the query 1"),
-    ("rotary", {"edges": {"c": (range(4), 3)}}, ValueError, "edge 'c', .* the query 3 of layer 0 no key at all"),
-    ("rotary", {"edges": {"c": (0, [0, 1])}}, ValueError, "the query 0 of layer 0 no key at all: keep one"),
-    ("windowed", {"edges": {"c": ([3, 4, 5], 5)}}, ValueError, "the query 5 of layer 0 no key at all"),
+    ("rotary", {"edges": {"b": (2, [1, 3])}}, ValueError, "masks nothing at the query 1"),
+    ("rotary", {"edges": {"c": (range(4), 3)}}, ValueError, "edge 'c', .* the query 3 of layer 0 without keys"),
+    ("rotary", {"edges": {"c": (0, [0, 1])}}, ValueError, "the query 0 of layer 0 without keys: keep one"),
+    ("windowed", {"edges": {"c": ([3, 4, 5], 5)}}, ValueError, "the query 5 of layer 0 without keys"),
     ("rotary", {"window": 0}, ValueError, "window must be a number of layers from 1 on"),
     ("rotary", {"layers": [3]}, IndexError, "layer 3 is out of range"),
     ("rotary", {"heads": [4]}, IndexError, "head 4 is out of range: there are 4"),
     ("hybrid", {"layers": [0, 2]}, KeyError, r"none of the layers \[0, 2\] has a site 'attn_scores'"),
-    ("states", {}, KeyError, "there is no attention to cut"),
+    ("states", {}, KeyError, "no attention to mask"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "arguments", "error", "message"), WRONG)
-def test_what_is_wrong_is_said_before_the_sweep(
+def test_mistakes_are_refused_before_the_sweep(
     kind: str, arguments: dict[str, Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ):
     model = built(kind)
@@ -187,7 +187,7 @@ def test_keys_outside_of_a_window_may_all_be_cut_elsewhere():
     assert tokens.shape == (2, 6)
 
 
-def test_an_interrupt_leaves_what_was_measured_and_no_hook():
+def test_an_interrupt_keeps_the_scores_and_leaves_no_hook():
     model = built("rotary")
     with pytest.raises(SweepInterrupted) as caught:
         knockout(model, EDGES, metric=stopping_after(5))

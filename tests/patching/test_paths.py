@@ -35,7 +35,7 @@ def metric(logits: Tensor) -> Tensor:
 
 
 def put(values: dict[str, Tensor], head: int | None = None) -> Callable[..., Tensor]:
-    """A hook that puts in what another run had there, of one head or of all."""
+    """A hook that patches in the value of another run, for one head or all."""
 
     def hook_function(value: Tensor, hook) -> Tensor:
         if head is None:
@@ -47,7 +47,7 @@ def put(values: dict[str, Tensor], head: int | None = None) -> Callable[..., Ten
 
 
 def sending(model: HookedTransformer, sender: tuple, freeze: str) -> list[tuple]:
-    """The hooks of the first run: the sender's clean output, and what is held behind it."""
+    """The hooks of the first run: the sender's clean output, and the frozen outputs after it."""
     corrupted, clean = prompts()
     values, held = model.run_with_cache(clean)[1], model.run_with_cache(corrupted)[1]
     layer, part = sender
@@ -61,7 +61,7 @@ def sending(model: HookedTransformer, sender: tuple, freeze: str) -> list[tuple]
 
 
 def receiving(model: HookedTransformer, receivers: list[tuple]) -> list[tuple[str, int | None]]:
-    """The sites at which the receivers read, and the head there."""
+    """The input sites of the receivers, each with its head."""
     places: list[tuple[str, int | None]] = []
     for layer, head, *kind in receivers:
         if head == "mlp":
@@ -75,7 +75,7 @@ def receiving(model: HookedTransformer, receivers: list[tuple]) -> list[tuple[st
 
 @torch.no_grad()
 def by_hand(model: HookedTransformer, sender: tuple, receivers: list[tuple] | None, freeze: str) -> Tensor:
-    """The metric with these paths patched; None: the logits are what receives."""
+    """The metric with these paths patched; None: the receivers are the logits."""
     corrupted, _ = prompts()
     first = sending(model, sender, freeze)
     if receivers is None:
@@ -173,7 +173,7 @@ def test_a_model_with_an_open_hook_takes_whole_forwards():
             "'1.2' is neither a head such as 'L1H7' or 'L1H7<q>' nor an MLP such as 'm1'",
         ),
         ({"senders": [(0, 4)]}, IndexError, "head 4 is out of range"),
-        ({"senders": [(0, "attn")]}, ValueError, "layer 0 has nothing to send at 'attn'"),
+        ({"senders": [(0, "attn")]}, ValueError, "layer 0 has no output 'attn'"),
         ({"freeze": "mlps"}, ValueError, "freeze must be 'attention' or 'all'"),
     ],
 )
@@ -183,7 +183,9 @@ def test_bad_input(arguments: dict, error: type[Exception], message: str):
         patching.path_patch(model, corrupted, clean, **{"receivers": RECEIVERS, "metric": metric, **arguments})
 
 
-def test_prompts_that_do_not_line_up():
+def test_prompts_of_different_shapes():
     model, (corrupted, clean) = build("plain"), prompts()
-    with pytest.raises(ValueError, match=r"must line up; there are \(3, 5\) and \(3, 6\)"):
+    with pytest.raises(
+        ValueError, match=r"must have the same shape \(prompts, tokens\); they have \(3, 5\) and \(3, 6\)"
+    ):
         patching.path_patch(model, corrupted, clean[:, :5], RECEIVERS, metric=metric)

@@ -1,4 +1,4 @@
-"""Cells of hook objects: what runs in shared passes is what a loop of `run_with_hooks` gives."""
+"""Cells of hook objects: shared passes equal a loop of `run_with_hooks`."""
 
 import copy
 import random
@@ -49,7 +49,7 @@ HEADS = ("head", "kv_head", "ssm_head")
 
 
 def some_indices(pick: random.Random, size: int) -> Any:
-    """Indices of an axis in all the ways in which users give them."""
+    """Indices of an axis in every accepted form."""
     two = pick.sample(range(size), min(2, size))
     return pick.choice([None, None, pick.randrange(-size, size), two, [two[0], two[0] - size], slice(size // 2, None)])
 
@@ -143,7 +143,7 @@ def check(world: World, exact: float) -> None:
             spy.seen = None
 
 
-FUNCTIONS = pytest.mark.filterwarnings("ignore:nothing is known of what a function of a whole value changes")
+FUNCTIONS = pytest.mark.filterwarnings("ignore:the positions that a function of a whole value changes")
 
 
 @MAY_FALL_BACK
@@ -197,14 +197,14 @@ def test_a_controller_that_acts_elsewhere_is_not_the_plain_loop() -> None:
 
 
 class Backwards(PartEditor):
-    """A user's own rule, which mixes positions."""
+    """A user's controller, which mixes positions."""
 
     def edit(self, value: Tensor, part: Any) -> Tensor:
         return value.flip(1)
 
 
 class Doubled(AddDirection):
-    """A user's own rule in place of one of ours."""
+    """A user's subclass of a controller."""
 
     def edit(self, value: Tensor, part: Any) -> Tensor:
         return value + value.sum(1, keepdim=True)
@@ -251,7 +251,7 @@ AS: dict[str, tuple[list[Any], Callable[[Any], bool]]] = {
 
 
 @pytest.mark.parametrize("kind", AS)
-def test_what_a_controller_becomes(kind: str) -> None:
+def test_controllers_become_edits(kind: str) -> None:
     hooks, is_one = AS[kind]
     for hook, [change] in zip(hooks, changes_of(toy(), ids(2, 6), hooks), strict=True):
         assert is_one(change), hook
@@ -315,7 +315,9 @@ def test_functions_run_as_whole_forward_passes() -> None:
         value[:, 2] = len(hook.name or "")
 
     cells = [("blocks.0.hook_mlp_out", negated), [("blocks.1.hook_resid_pre", in_place), ZeroAblate("z", 1)]]
-    with pytest.warns(UserWarning, match=r"function of a whole value changes at 'blocks.0.hook_mlp_out' \(.*: 2 cells"):
+    with pytest.warns(
+        UserWarning, match=r"function of a whole value changes at 'blocks.0.hook_mlp_out' are not known .*: 2 cells"
+    ):
         result = patching.run_each(model, tokens, cells, metric=score, progress=False)
     assert_close(result.values, torch.stack([by_loop(model, tokens, hooks) for hooks in ([cells[0]], cells[1])]))
     assert result.axes["cell"][0] == "negated blocks.0.hook_mlp_out"
@@ -327,7 +329,7 @@ def test_a_function_that_changes_the_shape_is_refused() -> None:
         patching.run_each(toy(), ids(), [cell], metric=score, progress=False)
 
 
-def test_what_is_switched_off_changes_nothing() -> None:
+def test_disabled_hooks_change_nothing() -> None:
     off = ZeroAblate("z", 1)
     off.disable()
     result = patching.run_each(toy(), ids(), [off], metric=score, progress=False)
@@ -348,20 +350,20 @@ def test_what_is_switched_off_changes_nothing() -> None:
         ("z", TypeError, "a hook is a pair"),
     ],
 )
-def test_mistakes_are_told_by_cell_and_hook(hook: Any, error: type[Exception], says: str) -> None:
+def test_errors_name_the_cell_and_the_hook(hook: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         patching.run_each(toy(), ids(), [ZeroAblate("z", 0), hook], metric=score, progress=False)
 
 
 def test_nothing_to_run() -> None:
-    with pytest.raises(ValueError, match="there is nothing to do"):
+    with pytest.raises(ValueError, match="there is nothing to run"):
         patching.run_each(toy(), ids(), [], metric=score, progress=False)
     with pytest.raises(ValueError, match="prompts is empty"):
         patching.run_each(toy(), [], [ZeroAblate("z", 0)], metric=score, progress=False)
 
 
-def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
-    """From its file, with hooks that are made anew; not with hooks of other settings."""
+def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
+    """It resumes with new equal hooks, not with hooks of other settings."""
     model, tokens, file = toy(), ids(), tmp_path / "cells.safetensors"
     calls = 0
 

@@ -31,7 +31,7 @@ KINDS = ["standard", "rotary", "parallel", "post_norm", "shortformer", "hybrid",
 
 
 def noises(embed: Tensor, subject: Sequence[int], noise: float, seed: int) -> list[Tensor]:
-    """The noise of each sample, drawn anew: normal, in units of the spread of the subject's embeddings."""
+    """The noise of each sample, drawn again: normal, in units of the spread of the subject's embeddings."""
     generator = torch.Generator().manual_seed(seed)
     spread = noise * embed[:, subject].std()
     return [
@@ -85,8 +85,8 @@ def trace(model: HookedTransformer, tokens: Any, subject: Any = SUBJECT, **optio
 # ---- what it means ---------------------------------------------------------------------------------------------------
 
 
-def test_what_is_restored_whole_is_the_clean_run_again():
-    """The last token behind the last layer; or all tokens behind the first, if the metric reads nothing before."""
+def test_restoring_everything_gives_the_clean_run():
+    """The last token after the last layer; or all tokens after the first, if the metric reads nothing earlier."""
     model, tokens = built("rotary"), ids()
     last = lambda logits: logits[:, -1, 3]  # noqa: E731
     found = trace(model, tokens, metric=last, sites="resid_post")
@@ -99,7 +99,7 @@ def test_what_is_restored_whole_is_the_clean_run_again():
     assert list(found.axes) == ["site"]
 
 
-def test_noise_is_seen_from_the_subject_on():
+def test_noise_changes_positions_from_the_subject_on():
     model, tokens = built("rotary"), ids()
     before = trace(model, tokens, 2, metric=lambda logits: logits[:, 1, 3])
     assert_close(before.corrupted, before.clean)
@@ -215,7 +215,7 @@ def test_one_number_for_all_prompts_is_the_mean_over_samples():
 # ---- the subject -----------------------------------------------------------------------------------------------------
 
 
-def test_a_subject_is_positions_or_a_text_wherever_it_stands():
+def test_a_subject_is_positions_or_a_text_anywhere():
     model = toy(tokenizer=words())
     tokens = model.to_tokens(["w3 w4 w5 w6", "w7 w3 w4 w3", "w4 w5 w4 w5"])
     assert tokens.shape == (3, 5), "with <s>"
@@ -233,7 +233,7 @@ def test_a_subject_is_positions_or_a_text_wherever_it_stands():
 
 
 def test_prompts_with_their_subjects_in_different_places():
-    """As if each prompt had been traced by itself: the runs with noise on the subject of the other are not among them."""
+    """Equal to tracing each prompt separately: each gets noise on its own subject only."""
     model = toy(tokenizer=words())
     prompts = ["w3 w4 w5 w6", "w7 w8 w3 w9"]
     metric = lambda logits: torch.stack([logits[:, 1, 3], logits[:, -1, 3]], 1)  # noqa: E731
@@ -251,7 +251,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"subject": []}, ValueError, "subject is empty"),
     ({"subject": ""}, ValueError, "subject is empty"),
     ({"subject": "w33"}, ValueError, "the subject 'w33' is not in the prompt '<s> w3 w4 w5'"),
-    ({"subject": ["w3"]}, ValueError, "subject has 1 texts, and there are 2 prompts"),
+    ({"subject": ["w3"]}, ValueError, "subject has 1 texts, but there are 2 prompts"),
     ({"subject": [4]}, IndexError, "position 4 is out of range"),
     ({"noise": 0.0}, ValueError, "noise must be a positive number, got 0.0"),
     ({"noise": float("nan")}, ValueError, "noise must be a positive number, got nan"),
@@ -261,14 +261,14 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"sites": "mixer_out"}, KeyError, "no hook point 'blocks.0.hook_mixer_out'; did you mean"),
     ({"layers": [3]}, IndexError, "layer 3 is out of range"),
     ({"positions": [-5]}, IndexError, "position -5 is out of range"),
-    ({"prompts": ["w3", "w3 w4"]}, ValueError, r"as many tokens each, these have \[2, 3\]"),
+    ({"prompts": ["w3", "w3 w4"]}, ValueError, r"must have the same number of tokens; these have \[2, 3\]"),
     ({"metric": lambda logits: logits[:, -1]}, ValueError, "one for each of the 2 prompts"),
     ({"metric": lambda logits: logits[:, -1, 0] * torch.nan}, ValueError, "is NaN"),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "error", "message"), WRONG)
-def test_what_is_wrong_is_said_before_the_sweep(
+def test_mistakes_are_refused_before_the_sweep(
     arguments: dict[str, Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ):
     model = toy(tokenizer=words())
@@ -283,7 +283,7 @@ def test_a_text_needs_a_tokenizer():
         trace(built("rotary"), ids(), "w3")
 
 
-def test_an_interrupt_leaves_what_was_measured_and_no_hook():
+def test_an_interrupt_keeps_the_scores_and_leaves_no_hook():
     model = built("rotary")
     with pytest.raises(SweepInterrupted) as caught:
         trace(model, ids(), metric=stopping_after(20), sites="mlp_out")

@@ -113,7 +113,7 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     given = ["--clean", CLEAN, "--corrupted", CORRUPTED + " a", "--answers", " Mary, John"]
     found = CliRunner().invoke(app, ["circuit", "demo", *given, "--output", str(tmp_path / "report.html")])
     assert found.exit_code == 2
-    assert "must line up" in found.stderr
+    assert "must have the same shape" in found.stderr
     assert not (tmp_path / "report.html").exists()
 
 

@@ -181,12 +181,12 @@ def test_normalized_lies_between_the_mean_baselines_of_each_metric():
 
 
 def test_there_is_no_scale_without_two_ends():
-    with pytest.raises(ValueError, match=r"no clean baseline.*effects\(\) needs none"):
+    with pytest.raises(ValueError, match=r"no clean baseline.*effects\(\), which needs none"):
         result(clean=False).normalized()
     equal = result()
     clean = torch.stack([equal.clean[0], equal.corrupted[1] + 5e-7])
     flat = SweepResult(equal.values, equal.axes, equal.corrupted, clean)
-    with pytest.raises(ValueError, match=r"the clean mean of 'probability' is .*, the corrupted one .*more than 1e-6"):
+    with pytest.raises(ValueError, match=r"the clean mean of 'probability' is .*, the corrupted mean .*more than 1e-6"):
         flat.normalized()
 
 

@@ -31,7 +31,7 @@ class Readers:
     nodes: tuple[Node, ...]
     first: int  # the index of the first of them among all readers
     seen: str
-    is_behind_norm: bool = False  # whether `ln1` is between their inputs and `seen`
+    is_after_norm: bool = False  # whether `ln1` is between their inputs and `seen`
 
     @classmethod
     def of(cls, model: Decoder, graph: Graph) -> "list[Readers]":
@@ -65,7 +65,7 @@ class InputGradients:
 
     def at(self, readers: Readers, gradient: Tensor, stream: Stream | None) -> Gradients:
         """The gradients of these readers, from the `gradient` at `readers.seen`; `stream` is the input of the layer."""
-        if not readers.is_behind_norm:
+        if not readers.is_after_norm:
             return gradient[None]
         assert stream is not None, "the norm was given something"
         block: Any = self.model.blocks[readers.layer]
@@ -95,7 +95,7 @@ class InputGradients:
         def project(copies: Tensor) -> Tensor:
             inputs = {"q": moved(shared), "k": moved(shared), "v": shared}
             inputs[letter] = copies if letter == "v" else moved(copies)
-            made = _Made()
+            made = _KeepAndStop()
             try:
                 with self.model.hooks(fwd_hooks=[(point.name, made)]):
                     block.attn(inputs["q"], inputs["k"], inputs["v"], self.context, layer)
@@ -110,7 +110,7 @@ class _Stop(Exception):
     """Stops a run when the value that is needed is computed."""
 
 
-class _Made:
+class _KeepAndStop:
     """A hook that keeps its value and stops the run."""
 
     records = True

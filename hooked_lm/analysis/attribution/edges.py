@@ -133,7 +133,7 @@ def attribute_edges(
 
 
 @dataclass(frozen=True)
-class _Way:
+class _GradientRuns:
     """Runs whose gradients are averaged for the edges of the writers `of`; each adds a share of the change of `moved`."""
 
     of: Sequence[Writers]
@@ -179,19 +179,19 @@ class _Edges:
         total = torch.zeros((*self.graph.is_edge.shape, len(self.tokens)), device=self.tokens.device)
         if method == "eap":
             self._add(total, base, self.writers, 1.0)
-        for way in self._ways(method, steps):
+        for way in self._gradient_runs(method, steps):
             later = [some for some in self.readers if some.nodes[0].rank > way.moved.rank]
             for share in way.shares:
                 self._add(total, self._differentiated(later, self._move(way.moved, share)), way.of, 1 / steps)
         return total.masked_fill_(~self.graph.is_edge[:, :, None].to(total.device), torch.nan)
 
-    def _ways(self, method: str, steps: int) -> Iterator[_Way]:
+    def _gradient_runs(self, method: str, steps: int) -> Iterator[_GradientRuns]:
         shares = [(step + 0.5) / steps for step in range(steps)]
         if method == "eap-ig-inputs":
-            yield _Way(self.writers, self.writers[0], shares)
+            yield _GradientRuns(self.writers, self.writers[0], shares)
         if method == "eap-ig-activations":
             for some in self.writers:
-                yield _Way([some], some, shares)
+                yield _GradientRuns([some], some, shares)
 
     def _move(self, writers: Writers, share: float) -> Hooks:
         """A hook that adds this share of the writers' change to their output."""
@@ -210,7 +210,7 @@ class _Edges:
     def _differentiated(self, readers: Sequence[Readers], moves: Hooks = ()) -> "_Run":
         """A run and its gradients at the `seen` sites of these readers; with moves, outputs of writers are not kept."""
         keep = Keep()
-        streams = dict.fromkeys(_stream(some.layer) for some in readers if some.is_behind_norm)
+        streams = dict.fromkeys(_stream(some.layer) for some in readers if some.is_after_norm)
         sites = dict.fromkeys([*streams, *([] if moves else self._written)])
         seen = [some.seen for some in readers]
         tape = Tape(self.model, self.tokens, seen, self.metric, [*self.held, *moves, *((site, keep) for site in sites)])

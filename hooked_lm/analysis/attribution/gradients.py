@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from hooked_lm.components.norm import norm_of
 from hooked_lm.engine.base_run import logits_of
-from hooked_lm.engine.metric_trace import Logits, Shown, reads_of
+from hooked_lm.engine.metric_trace import Logits, TracedLogits, reads_of
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.decoder import Decoder
 
@@ -91,7 +91,7 @@ class Tape:
             self.scores = self._scored(metric, logits_for(model, tokens))
         self.sites = list(sites)
         if missing := [site for site in sites if site not in self.live]:
-            raise ValueError(f"the run did not come by '{missing[0]}'")
+            raise ValueError(f"the site '{missing[0]}' was not reached in this forward pass")
 
     def _scored(self, metric: Metric, logits: Tensor | Logits) -> Float[Tensor, " prompt"]:
         _, [scores] = reads_of([metric], logits)
@@ -156,11 +156,11 @@ def freeze_weights(model: nn.Module, begins: Container[str] = EMBEDDINGS) -> Ite
     This saves the gradients of weights and the activations kept for them: a third of the work of a backward pass and most of
     its memory. The model itself is not changed; other threads may train it at the same time.
     """
-    with _Apart(model, begins):
+    with _SeparateLogits(model, begins):
         yield
 
 
-class _Apart(TorchFunctionMode):
+class _SeparateLogits(TorchFunctionMode):
     """Replaces weights by detached views in this thread's calls of torch functions."""
 
     def __init__(self, model: nn.Module, begins: Container[str]) -> None:
@@ -173,9 +173,9 @@ class _Apart(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in OF_THE_WEIGHT:
             return func(*args, **(kwargs or {}))
-        if func is Tensor.__getitem__ and isinstance(args[0], Shown):  # its logits are computed by this call
+        if func is Tensor.__getitem__ and isinstance(args[0], TracedLogits):  # its logits are computed by this call
             with self:
-                return Shown.__torch_function__(func, types, args, kwargs)
+                return TracedLogits.__torch_function__(func, types, args, kwargs)
         return func(*self._apart(args), **(self._apart(kwargs) if kwargs else {}))
 
     def _apart(self, given: Any) -> Any:

@@ -277,7 +277,7 @@ class Job:
         if any(point.is_listening for point in self.model.hook_points()):  # hooks may depend on the batch size
             return whole, 1
         size = n_pos * self._token_bytes(sites)
-        if self.budget.is_asked and size > self.budget.n_bytes:
+        if self.budget.is_user_set and size > self.budget.n_bytes:
             raise ValueError(f"max_memory={self.budget.n_bytes:,} bytes is too little: one prompt takes about {size:,}")
         n = max(1, min(n_prompts, self.budget.n_bytes // size))
         rows = [slice(start, min(start + n, n_prompts)) for start in range(0, n_prompts, n)]

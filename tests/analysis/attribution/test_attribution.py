@@ -339,7 +339,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "not a number a prompt": ({"metric": lambda logits: logits[:, -1]}, ValueError, "one number"),
     "unknown method": ({"method": "magic"}, ValueError, r"'magic'; the methods are gradient, ig-inputs"),
     "no steps": ({"method": "ig-inputs", "steps": 0}, ValueError, "steps must be a whole number from 1 on, got 0"),
-    "not aligned": ({"clean": ids(2, 5)}, ValueError, "must line up"),
+    "not aligned": ({"clean": ids(2, 5)}, ValueError, "must have the same shape"),
     "no source": ({"clean": None}, ValueError, "give clean="),
     "unknown source": ({"source": "there"}, ValueError, "source must be"),
     "direction": ({"direction": "up"}, ValueError, "direction must be"),

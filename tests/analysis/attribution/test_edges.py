@@ -483,7 +483,7 @@ def test_errors(task):
         attribute_edges(model, corrupted, clean, **good, method="eap-ig")
     with pytest.raises(ValueError, match="steps must be a positive number, got 0"):
         attribute_edges(model, corrupted, clean, **good, method="eap-ig-inputs", steps=0)
-    with pytest.raises(ValueError, match="must line up"):
+    with pytest.raises(ValueError, match="must have the same shape"):
         attribute_edges(model, corrupted, clean[:, 1:], **good)
     with pytest.raises(ValueError, match="needs the other run"):
         attribute_edges(model, corrupted, **good)

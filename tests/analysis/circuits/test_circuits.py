@@ -182,7 +182,7 @@ def test_what_cannot_be_run_is_refused() -> None:
     corrupted, clean = prompts_of(model)
     with pytest.raises(ValueError, match="ablation must be one of resample, mean, zero, got 'none'"):
         Runner(model, corrupted, clean, metric, "none")
-    with pytest.raises(ValueError, match="must line up"):
+    with pytest.raises(ValueError, match="must have the same shape"):
         Runner(model, corrupted[:2], clean, metric)
     with pytest.raises(ValueError, match="metric of the full model is NaN"):
         Runner(model, corrupted, clean, lambda logits: logits[:, -1, 0] * torch.nan)

@@ -142,7 +142,7 @@ def test_what_is_wrong_is_said(model: HookedTransformer, options: dict[str, Any]
 def test_wrong_prompts(model: HookedTransformer):
     with pytest.raises(ValueError, match="no prompts"):
         logit_lens(model, [])
-    with pytest.raises(ValueError, match="as many tokens each"):
+    with pytest.raises(ValueError, match="same number of tokens"):
         logit_lens(model, ["The", "The capital of"])
     with pytest.raises(KeyError, match="names_filter"):
         logit_lens(model, model.run_with_cache(PROMPTS, names_filter="hook_embed")[1])
