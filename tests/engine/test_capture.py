@@ -39,15 +39,19 @@ def read(model: HookedTransformer, tokens: Tensor, cell: list[Edit], sites: list
 def test_a_captured_value_is_that_of_a_loop(case: Case) -> None:
     model, tokens = copy.deepcopy(hooked(case)).double(), prompt(case, batch=2)
     experiment = Experiment(model, tokens, [lambda logits: logits.mean((1, 2))])
-    sites = [site for site, place in experiment.places.items() if place.is_plain and place.dims[:2] == ("batch", "pos")]
+    sites = [
+        site
+        for site, info in experiment.site_infos.items()
+        if info.is_cheap_to_read and info.dims[:2] == ("batch", "pos")
+    ]
     assert {"blocks.0.hook_resid_pre", "ln_final.hook_normalized"} <= {*sites}
     output = "hook_mixer_out" if "blocks.0.hook_mixer_out" in sites else "hook_attn_out"
     cells = [[Edit(f"blocks.{layer}.{name}", halved, (2,))] for layer in (0, 1) for name in ("hook_resid_pre", output)]
     cells = [cell for cell in cells if cell[0].site in sites]
     before = read(model, tokens, [], sites)
     expected = [read(model, tokens, cell, sites) for cell in cells]
-    for layer in {experiment.places[site].layer for site in sites}:  # how far a pass goes depends on the sites
-        there = [site for site in sites if experiment.places[site].layer == layer]
+    for layer in {experiment.site_infos[site].layer for site in sites}:  # how far a pass goes depends on the sites
+        there = [site for site in sites if experiment.site_infos[site].layer == layer]
         base, found = experiment.capture(cells, there)
         for site in there:
             assert_close(base[site], before[site])

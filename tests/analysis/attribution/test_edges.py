@@ -344,7 +344,9 @@ def toy(**more: Any) -> HookedTransformer:
 def task() -> tuple[HookedTransformer, list[Tensor], metrics.Metric]:
     model, pairs = HookedTransformer.from_pretrained("demo"), prompt_pairs(4)
     runs = [torch.cat([model.to_tokens(getattr(pair, of)) for pair in pairs]) for of in ("corrupted", "clean")]
-    ids = [torch.tensor([model.to_single_token(getattr(pair, of)) for pair in pairs]) for of in ("answer", "wrong")]
+    ids = [
+        torch.tensor([model.to_single_token(getattr(pair, of)) for pair in pairs]) for of in ("answer", "wrong_answer")
+    ]
     return model, runs, metrics.logit_difference(*ids)
 
 
