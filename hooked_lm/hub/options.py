@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.pos_embed import PosEmbed
+from hooked_lm.components.stored_rotary import RotaryTable
 from hooked_lm.models.config.tree import DecoderConfig, EncoderConfig, EncoderDecoderConfig
 
 Tree = DecoderConfig | EncoderConfig | EncoderDecoderConfig
@@ -100,8 +101,8 @@ def with_limits(tree: Tree, options: Options) -> Tree:
     if n_ctx is not None:
         if isinstance(tree, EncoderDecoderConfig):
             raise ValueError("n_ctx is for decoders and encoders, not for encoder-decoders")
-        positions = tree.embed.pos_embed if isinstance(tree, EncoderConfig) else tree.pos_embed
-        learned = positions.n_ctx if isinstance(positions, PosEmbed.Config) else None
+        positions = tree.embed.pos_embed or tree.rotary if isinstance(tree, EncoderConfig) else tree.pos_embed
+        learned = positions.n_ctx if isinstance(positions, (PosEmbed.Config, RotaryTable.Config)) else None
         if n_ctx < 1 or (learned is not None and n_ctx > learned):
             rows = f" and embeddings for {learned} positions" if learned is not None else ""
             raise ValueError(f"n_ctx={n_ctx}: the checkpoint has n_ctx {tree.n_ctx}{rows}")

@@ -444,6 +444,15 @@ def no_sinusoids(tree: EncoderDecoderConfig) -> EncoderDecoderConfig:
     return sides(lambda side: replace(side, pos_embed=None))(tree)
 
 
+def longer_windows(tree: EncoderDecoderConfig) -> EncoderDecoderConfig:
+    blocks = tuple(replace(b, attn=replace(b.attn, window=b.attn.window + 1)) for b in tree.encoder.blocks)
+    return replace(tree, encoder=replace(tree.encoder, blocks=blocks))
+
+
+def eps_of_tokens(tree: EncoderDecoderConfig) -> EncoderDecoderConfig:
+    return replace(tree, decoder=replace(tree.decoder, ln_tokens=replace(tree.decoder.ln_tokens, eps=0.05)))
+
+
 WRONG_TREES: dict[str, tuple[str, Callable[[EncoderDecoderConfig], EncoderDecoderConfig]]] = {
     "distance of the last bucket": ("t5-relu-scaled", biases(max_distance=24)),
     "one-sided buckets in the encoder": ("t5-relu-scaled", one_sided),
@@ -458,6 +467,8 @@ WRONG_TREES: dict[str, tuple[str, Callable[[EncoderDecoderConfig], EncoderDecode
     "missing embedding scale": ("bart-scaled-relu", unscaled_embeddings),
     "offset of sinusoids": ("m2m_100-scaled", positions(offset=0)),
     "no positions": ("marian-scaled-swish", no_sinusoids),
+    "windows of the encoder": ("longt5-relu-scaled", longer_windows),
+    "eps of the norm of tokens": ("blenderbot-small-plain", eps_of_tokens),
     "room in the experts": ("switch_transformers-some-layers", full_experts(64)),
 }
 

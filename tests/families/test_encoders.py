@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from hooked_lm import HookedEncoder, hub
 from hooked_lm.components.embed import Unembed
 from hooked_lm.components.encoder_embed import EncoderEmbed
+from hooked_lm.components.rotary import Rotary
 from hooked_lm.families import family, model_class
 from hooked_lm.hub.hf_checkpoint import in_present_names
 from hooked_lm.models.config.flat import HookedEncoderConfig
@@ -345,6 +346,13 @@ WRONG_TREES: dict[str, tuple[str, Alter]] = {
     "one theta for all layers": ("modernbert-masked", one_theta),
     "first token for mean": ("modernbert-texts-mean", pooling(mean=False)),
     "mean for first token": ("modernbert-texts-first", pooling(mean=True)),
+    "pooling before the activation": ("eurobert-texts-late", pooling(pools_last=False)),
+    "default theta": ("nomic_bert-masked", every_attn(rotary=Rotary(8))),
+    "norm after the embeddings": (
+        "roberta-prelayernorm-masked",
+        lambda t: embedding(norm=replace(t.ln_final, eps=2.0))(t),
+    ),
+    "scale of two scores": ("deberta-masked-untied-c2p-types", every_attn(scale=8**-0.5)),
     "masks that count": ("esm-masked-token-dropout", unscaled_masks),
     "share of masks in training": ("esm-masked-token-dropout", embedding(trained_share=0.15)),
     "scale of three scores": ("deberta-v2-masked", every_attn(scale=8**-0.5)),

@@ -5,6 +5,7 @@ import importlib.util
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -655,6 +656,46 @@ def test_rounded_frequencies_are_kept(tmp_path: Path):
     assert torch.equal(rough.rotary.frequencies, rounded)
     assert rough(tokens).dtype == torch.bfloat16
     assert hub.verify(tmp_path).ok
+
+
+@torch.no_grad()
+def test_a_table_of_rotary_angles_is_read(tmp_path: Path):
+    """Of RoFormer: a file may contain the table of sines, even another one, and bounds the texts by its length."""
+    case = by_name("roformer-masked")
+    reference(case).save_pretrained(tmp_path)
+    tensors, tokens = load_file(tmp_path / "model.safetensors"), torch.tensor([[5, 6, 7, 8]])
+    name = "roformer.encoder.embed_positions.weight"
+    save_file({x: tensors[x] for x in tensors if x != name}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    computed = HookedEncoder.from_pretrained(tmp_path)
+    assert computed.rotary is None
+    assert_close(computed(tokens), hooked(case)(tokens))
+    other = tensors | {name: tensors[name].flip(0).contiguous()}
+    save_file(other, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    model = HookedEncoder.from_pretrained(tmp_path)
+    assert torch.equal(model.rotary.table, other[name])
+    assert_apart(model(tokens), computed(tokens))
+    with pytest.raises(ValueError, match="embeddings for 40 positions"):
+        HookedEncoder.from_pretrained(tmp_path, n_ctx=41)
+    with pytest.raises(ValueError, match="the table of rotary angles has 40 positions"):
+        replace(model.tree, n_ctx=41)
+    built = HookedEncoder(HookedEncoderConfig.from_tree(model.tree, device="cpu"))
+    assert_close(built.rotary.table, tensors[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("ernie-masked", "use_task_id", True),
+        ("roformer-masked", "rotary_value", True),
+        ("eurobert-texts-late", "classifier_pooling", "last"),
+        ("bert-generation-unembedded", "tie_word_embeddings", False),
+    ],
+)
+def test_options_of_families_that_are_not_supported_are_refused(name: str, field: str, value: Any):
+    model = copy.deepcopy(reference(by_name(name)))
+    setattr(model.config, field, value)
+    with pytest.raises(ValueError, match=f"{field}="):
+        HookedEncoder.from_pretrained("tiny", hf_model=model)
 
 
 # ---- a trained model -------------------------------------------------------------------------------------------------

@@ -74,6 +74,8 @@ class EncoderConfig:
             raise ValueError(
                 f"shares says which weights {len(self.shares)} layers share, but there are {len(self.blocks)}"
             )
+        if isinstance(self.rotary, RotaryTable.Config) and self.n_ctx > self.rotary.n_ctx:
+            raise ValueError(f"n_ctx={self.n_ctx}: the table of rotary angles has {self.rotary.n_ctx} positions")
         check_tied(self.unembed, self.embed.embed)
         check_fit(self.blocks)
 
