@@ -14,6 +14,11 @@ def solu(x: Tensor) -> Tensor:
     return x * x.softmax(-1)
 
 
+def linear(x: Tensor) -> Tensor:
+    """The input itself."""
+    return x
+
+
 def relu2(x: Tensor) -> Tensor:
     """The square of the rectified input (So et al. 2021, arXiv:2109.08668)."""
     return F.relu(x).square()
@@ -59,6 +64,7 @@ class XIELU(nn.Module):
 gelu_tanh: Callable[[Tensor], Tensor] = partial(F.gelu, approximate="tanh")
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "linear": linear,
     "relu": F.relu,
     "relu2": relu2,
     "gelu": F.gelu,

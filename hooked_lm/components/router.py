@@ -74,7 +74,8 @@ class GroupedSigmoidRouter:
     """A sigmoid for each expert; the top k from the groups with the best pairs of experts, times `scale`.
 
     Groups and experts are chosen by the sigmoid plus the correction, which balances the load of the experts and is not part
-    of the weights. DeepSeek-V3 (2024, arXiv:2412.19437). Without `corrected` they are chosen by the sigmoid.
+    of the weights. DeepSeek-V3 (2024, arXiv:2412.19437). Without `corrected` they are chosen by the sigmoid. `eps` is added to
+    the sum by which weights are renormalised.
     """
 
     n_groups: int = 1
@@ -82,7 +83,8 @@ class GroupedSigmoidRouter:
     renormalize: bool = True
     scale: float = 1.0
     corrected: bool = True
-    in_fp32: ClassVar[bool] = True
+    in_fp32: bool = True
+    eps: float = 1e-20
 
     @property
     def fp32_weights(self) -> tuple[str, ...]:
@@ -98,7 +100,7 @@ class GroupedSigmoidRouter:
         indices = corrected_scores.topk(top_k, -1).indices
         weights = scores.gather(-1, indices)
         if self.renormalize:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+            weights = weights / (weights.sum(-1, keepdim=True) + self.eps)
         return weights * self.scale, indices
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.blocks.mixer import MixerPart
+from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
 from hooked_lm.components.norm import norm_of
 from hooked_lm.engine.base_run import BaseRun
 from hooked_lm.engine.context import PackedContext
@@ -62,6 +63,7 @@ class Planner:
         # sites at which rows may enter; a change of the base run there would be made twice
         self.entry_sites = base.kept.keys() - {edit.site for edit in base.edits}
         self.kv_source_layers = [kv_source_layer(block) for block in base.model.blocks]
+        self.mixes = [not isinstance(block, MLPOnlyBlock) for block in base.model.blocks]
         self.has_state = [isinstance(block, MixerPart) for block in base.model.blocks]
         self.n_layers = len(self.kv_source_layers)
         self._without_edits: dict[tuple[int, Interval], LayerSpans] = {}  # of layers without an edit
@@ -113,9 +115,8 @@ class Planner:
         changed, query_rows = union(changed_input, *spans[True]), union(changed_input, *spans[True], *spans[False])
         source = self.kv_source_layers[layer]
         shared = NONE if source is None or source < first else before[source - first].keys
-        changed_keys = (
-            changed if source is None else shared
-        )  # later positions attend to them; with a changed pattern all do
+        # later positions attend to them; with a changed pattern all do
+        changed_keys = (changed if source is None else shared) if self.mixes[layer] else NONE
         of_scores = score_edits([*edits, *self.base_edits], self.site_infos, layer)
         attending = union((changed_keys[0], self.n_pos), *(edit.span(self.n_pos) for edit in of_scores))
         # an edit that replaces the whole output of attention hides the changed keys and values
@@ -210,7 +211,7 @@ class BatchedPass:
                 early, packed = self._split(packed)
                 with self.context.using(self.context.key_packing):
                     make_keys(block, early, self.context)
-            if self.context.is_partial:
+            if self.context.is_partial and not isinstance(block, MLPOnlyBlock):
                 packed = PartialBlock(block, self.context, self.base.kept)(packed)
             else:
                 packed = block(packed, self.context)

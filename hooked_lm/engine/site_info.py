@@ -9,6 +9,7 @@ from torch import nn
 from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.components.blocks.mixer import MixerPart
+from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
 from hooked_lm.components.norm import norm_of
 from hooked_lm.engine.edit import Edit
 from hooked_lm.hooks import HookPoint
@@ -75,7 +76,7 @@ def score_edits(edits: Sequence[Edit], infos: Mapping[str, SiteInfo], layer: int
 
 
 def mixing(block: nn.Module) -> nn.Module | None:
-    """The module of a block that mixes tokens; None for an unknown block."""
+    """The module of a block that mixes tokens; None if there is none, and for an unknown block."""
     if isinstance(block, AttentionPart) and isinstance(block.attn, Attend):
         return block.attn
     return block.mixer if isinstance(block, MixerPart) else None
@@ -105,6 +106,8 @@ def _points(module: nn.Module) -> list[HookPoint]:
 def _scopes(block: nn.Module) -> list[tuple[HookPoint, TokenScope]]:
     """The points of a block in the order of computation, each with its TokenScope."""
     module = mixing(block)
+    if isinstance(block, MLPOnlyBlock):
+        return [(point, TokenScope.QUERIES_AND_AFTER) for point in _points(block)]
     if module is None:
         return []
     inside = {id(point): scope for point, scope in _mixing_scopes(module)}

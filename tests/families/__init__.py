@@ -14,11 +14,15 @@ from tests.families import (
     moe,
     recent_dense,
     recent_moe,
+    recent_state_space,
     state_space,
 )
 from tests.families._case import Case, reference
 
-DECODERS = (classic, llama, gemma_olmo_cohere_phi, recent_dense, moe, latent, recent_moe, state_space)
+DECODERS = (
+    *(classic, llama, gemma_olmo_cohere_phi, recent_dense, moe, latent, recent_moe),
+    *(state_space, recent_state_space),
+)
 
 DECODER_CASES = [case for module in DECODERS for case in module.CASES]
 ENCODER_CASES = [*encoders.CASES]

@@ -15,6 +15,7 @@ from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.cross import PostNormCrossBlock, PreNormCrossBlock
 from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock
+from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
 from hooked_lm.components.blocks.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
 from hooked_lm.components.blocks.post_norm import PostNormBlock
@@ -26,6 +27,7 @@ from hooked_lm.components.normed_moe import NormedMoE
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.components.ssm.rg_lru import RGLRU
+from hooked_lm.components.ssm.short_conv import ShortConv
 from hooked_lm.models.config.tree import DecoderConfig, EncoderDecoderConfig
 
 Sites = dict[str, str]  # name -> words for its axes
@@ -105,6 +107,9 @@ def _(cfg: GatedMLP.Config) -> Sites:
 def _(cfg: Mamba.Config) -> Sites:
     sites = {"hook_in": STREAM} | dict.fromkeys(("hook_x", "hook_gate", "hook_conv", "hook_dt", "hook_y"), INNER)
     sites |= dict.fromkeys(("hook_B", "hook_C"), "batch pos d_state")
+    sites |= below("dt_norm", norm(cfg.dt_norm, "batch pos dt_rank"))
+    for name in ("B_norm", "C_norm"):
+        sites |= below(name, norm(cfg.state_norm, "batch pos d_state"))
     return sites | {"hook_state": f"{INNER} d_state", "hook_out": STREAM}
 
 
@@ -125,9 +130,16 @@ def _(cfg: RGLRU.Config) -> Sites:
 
 
 @sites_of.register
+def _(cfg: ShortConv.Config) -> Sites:
+    sites = {"hook_in": STREAM} | {f"hook_{name}": INNER for name in ("x", "gate", "B", "y")}
+    return sites | {"hook_state": f"{INNER} tap", "hook_out": STREAM}
+
+
+@sites_of.register
 def _(cfg: MixerBlock.Config) -> Sites:
     sites = dict.fromkeys(("hook_resid_pre", "hook_mixer_in", "hook_mixer_out", "hook_resid_post"), STREAM)
-    return sites | below("ln1", norm(cfg.ln1)) | below("mixer", sites_of(cfg.mixer))
+    sites |= below("ln1", norm(cfg.ln1)) | below("ln1_post", norm(cfg.ln1_post))
+    return sites | below("mixer", sites_of(cfg.mixer))
 
 
 @sites_of.register
@@ -157,7 +169,14 @@ def _(cfg: NormedMoE.Config) -> Sites:
 @sites_of.register
 def _(cfg: MixerMLPBlock.Config) -> Sites:
     sites = sites_of.dispatch(MixerBlock.Config)(cfg) | dict.fromkeys(("hook_resid_mid", "hook_mlp_in"), STREAM)
-    return sites | {"hook_mlp_out": STREAM} | below("ln2", norm(cfg.ln2)) | below("mlp", sites_of(cfg.mlp))
+    sites |= {"hook_mlp_out": STREAM} | below("ln2", norm(cfg.ln2)) | below("ln2_post", norm(cfg.ln2_post))
+    return sites | below("mlp", sites_of(cfg.mlp))
+
+
+@sites_of.register
+def _(cfg: MLPOnlyBlock.Config) -> Sites:
+    sites = dict.fromkeys(("hook_resid_pre", "hook_mlp_in", "hook_mlp_out", "hook_resid_post"), STREAM)
+    return sites | below("ln2", norm(cfg.ln2)) | below("ln2_post", norm(cfg.ln2_post)) | below("mlp", sites_of(cfg.mlp))
 
 
 @sites_of.register
@@ -306,7 +325,7 @@ def _(cfg: PerLayerGate.Config) -> dict[str, int]:
 
 @sizes_of.register
 def _(cfg: Mamba.Config) -> dict[str, int]:
-    return {"d_inner": cfg.d_inner, "d_state": cfg.d_state}
+    return {"d_inner": cfg.d_inner, "d_state": cfg.d_state, "dt_rank": cfg.dt_rank}
 
 
 @sizes_of.register
@@ -318,6 +337,11 @@ def _(cfg: Mamba2.Config) -> dict[str, int]:
 @sizes_of.register
 def _(cfg: RGLRU.Config) -> dict[str, int]:
     return {"d_inner": cfg.d_inner}
+
+
+@sizes_of.register
+def _(cfg: ShortConv.Config) -> dict[str, int]:
+    return {"d_inner": cfg.d_inner, "tap": cfg.conv_width}
 
 
 def sizes(tree: DecoderConfig, site: str, batch: int, pos: int) -> dict[str, int]:

@@ -11,14 +11,15 @@ from transformers import CONFIG_MAPPING
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig
 from hooked_lm.components.blocks.mixer import MixerPart
+from hooked_lm.components.moe import MoE
 from hooked_lm.families import family
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.models.config.tree import DecoderConfig
-from tests.families import state_space
+from tests.families import recent_state_space, state_space
 from tests.families._models import distance, hooked, logits_of, prompt
 
-CASES = {str(case): case for case in state_space.CASES}
+CASES = {str(case): case for case in (*state_space.CASES, *recent_state_space.CASES)}
 Change = Callable[[Any], dict[str, Any]]
 
 
@@ -36,6 +37,15 @@ def every_attention(change: Change) -> Callable[[DecoderConfig], DecoderConfig]:
         if isinstance(block, MixerPart.Config):
             return block
         return replace(block, attn=replace(block.attn, **change(block.attn)))
+
+    return lambda tree: replace(tree, blocks=tuple(altered(block) for block in tree.blocks))
+
+
+def every_router(**changes: Any) -> Callable[[DecoderConfig], DecoderConfig]:
+    def altered(block: Any) -> Any:
+        if not isinstance(getattr(block, "mlp", None), MoE.Config):
+            return block
+        return replace(block, mlp=replace(block.mlp, router=replace(block.mlp.router, **changes)))
 
     return lambda tree: replace(tree, blocks=tuple(altered(block) for block in tree.blocks))
 
@@ -61,6 +71,24 @@ WRONG_TREES = {
     "no largest step": (
         "mamba2-one-group-biased-tied-limited-steps",
         every_mixer(lambda m: {"dt_limit": (m.dt_limit[0], float("inf"))}),
+    ),
+    "eps of the norms of B and C": (
+        "falcon_mamba-tied",
+        every_mixer(lambda m: {"state_norm": replace(m.state_norm, eps=1e-6)}),
+    ),
+    "eps of the norm of the step": (
+        "falcon_mamba-tied",
+        every_mixer(lambda m: {"dt_norm": replace(m.dt_norm, eps=1e-6)}),
+    ),
+    "renormalised experts": (
+        "lfm2_moe-no-correction-not-renormalised-scaled",
+        every_router(renormalize=True),
+    ),
+    "missing scale of experts": ("lfm2_moe-no-correction-not-renormalised-scaled", every_router(scale=1.0)),
+    "small term of the sum of weights": ("lfm2_moe-one-dense-layer", every_router(eps=0.1)),
+    "no least step of nemotron": (
+        "nemotron_h-all-kinds-grouped-experts-gelu-least-step",
+        every_mixer(lambda m: {"dt_limit": (0.0, m.dt_limit[1])}),
     ),
     "activation of the gate": ("recurrent_gemma-two-to-one", every_mixer(lambda _: {"act_fn": "relu"})),
     "scale of the embedding that is not rounded": (
@@ -132,6 +160,9 @@ def reverse(name: str) -> Callable[[Any], None]:
         ("recurrent_gemma-two-to-one", swap("W_x", "W_gate")),
         ("recurrent_gemma-two-to-one", reverse("Lambda")),
         ("bamba-two-attention-layers", reverse_taps),
+        ("jamba-sparse-every-other-layer", swap("W_B", "W_C")),
+        ("lfm2-convolutions-around-attention", reverse_taps),
+        ("lfm2-convolutions-around-attention", swap("W_B", "W_gate")),
     ],
 )
 @torch.no_grad()

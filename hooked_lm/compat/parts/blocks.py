@@ -8,6 +8,7 @@ from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import AttentionPart, PreNormBlock
 from hooked_lm.components.blocks.cross import CrossPart, PreNormCrossBlock
 from hooked_lm.components.blocks.mixer import MixerPart
+from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.models.config.flat import HookedEncoderDecoderConfig
@@ -27,7 +28,7 @@ class TransformerBlock(Part, PreNormBlock, metaclass=PublicName):
 
     @staticmethod
     def is_one(module: Any) -> bool:
-        is_block = isinstance(module, (AttentionPart, MixerPart))
+        is_block = isinstance(module, (AttentionPart, MixerPart, MLPOnlyBlock))
         return is_block and not BertBlock.is_one(module) and not T5Block.is_one(module)
 
 

@@ -10,9 +10,10 @@ from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.components.ssm.rg_lru import RGLRU
+from hooked_lm.components.ssm.short_conv import ShortConv
 from hooked_lm.hooks import HookPoint, hook_if_listening
 
-MixerConfig = Mamba.Config | Mamba2.Config | RGLRU.Config
+MixerConfig = Mamba.Config | Mamba2.Config | RGLRU.Config | ShortConv.Config
 
 
 class MixerPart(Block):

@@ -1,1 +1,1 @@
-"""State-space mixers: Mamba, Mamba-2 and RG-LRU, with their scan and convolution."""
+"""State-space mixers: Mamba, Mamba-2, RG-LRU and short convolutions, with their scan and convolution."""

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import RESIDUAL, upcast
+from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, norm_of, upcast
 from hooked_lm.components.ssm.convolution import Window
 from hooked_lm.components.ssm.mixer import INNER, Inner, Mixer, Stream
 from hooked_lm.components.ssm.scan import hooked_states
@@ -28,10 +28,13 @@ class Mamba(Mixer):
     `W_x` and `W_gate` are [d_model, d_inner], `W_dt_down` [d_inner, dt_rank], `W_dt_up` [dt_rank, d_inner], `W_B` and
     `W_C` [d_inner, d_state], `W_out` [d_inner, d_model]; `A_log` is [d_inner, d_state], `D` and `dt_bias` [d_inner].
 
+    `u W_dt_down`, `B` and `C` may be normalised (`dt_norm`, `B_norm`, `C_norm`), as in Jamba (Lieber et al. 2024,
+    arXiv:2403.19887).
+
     Sites: `hook_x` before the convolution, `hook_conv` (u) after it and its activation, `hook_gate` before its silu,
-    `hook_dt` after the softplus, `hook_B`, `hook_C`; on demand `hook_state`, the state after every position, whose
-    edits change later states (see `scan.hooked_states`); `hook_y` before the gate. `hook_dt`, `hook_state` and `hook_y`
-    are in at least fp32, as the recurrence is.
+    `hook_dt` after the softplus, `hook_B` and `hook_C` after their norms; on demand `hook_state`, the state after every
+    position, whose edits change later states (see `scan.hooked_states`); `hook_y` before the gate. `hook_dt`,
+    `hook_state` and `hook_y` are in at least fp32, as the recurrence is.
     """
 
     @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Mamba(Mixer):
         act_fn: str = "silu"  # after the convolution
         bias: bool = False
         conv_bias: bool = True
+        dt_norm: NormConfig | None = None  # of width dt_rank
+        state_norm: NormConfig | None = None  # of B and of C, each with its own weight, of width d_state
 
         @property
         def n_weights(self) -> int:
@@ -67,8 +72,12 @@ class Mamba(Mixer):
         self.b_out = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
 
         self.make_input_sites()
+        add_norm(self, "dt_norm", cfg.dt_norm, ("batch", "pos", "dt_rank"))
         self.hook_dt = HookPoint(*INNER)
-        self.hook_B, self.hook_C = HookPoint(*STATE), HookPoint(*STATE)
+        add_norm(self, "B_norm", cfg.state_norm, STATE)
+        self.hook_B = HookPoint(*STATE)
+        add_norm(self, "C_norm", cfg.state_norm, STATE)
+        self.hook_C = HookPoint(*STATE)
         self.hook_state = HookPoint(*INNER, "d_state", on_demand=True)
         self.hook_y = HookPoint(*INNER)
         self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
@@ -80,17 +89,17 @@ class Mamba(Mixer):
         real = context.new_real()
         convolved, window = self.conv(x, window, real)
         u = self.hook_conv(self.act(convolved).to(x.dtype))
-        dt = self.hook_dt(self.step_size(u))
-        B, C = self.hook_B(F.linear(u, self.W_B.T)), self.hook_C(F.linear(u, self.W_C.T))
+        dt = self.hook_dt(self.step_size(norm_of(self, "dt_norm")(F.linear(u, self.W_dt_down.T))))
+        B = self.hook_B(norm_of(self, "B_norm")(F.linear(u, self.W_B.T)))
+        C = self.hook_C(norm_of(self, "C_norm")(F.linear(u, self.W_C.T)))
 
         masked_dt = dt if real is None else dt.masked_fill(~real[..., None], 0.0)  # padding does not change the state
         y, state = self.scan(upcast(u), masked_dt, upcast(B), upcast(C), state)
         return y, window, state
 
-    def step_size(self, u: Inner) -> Inner:
-        """The step size at each position, in at least fp32."""
-        low = F.linear(F.linear(u, self.W_dt_down.T), self.W_dt_up.T)
-        return F.softplus(upcast(low) + upcast(self.dt_bias))
+    def step_size(self, low: Float[Tensor, "batch pos dt_rank"]) -> Inner:
+        """The step size at each position, in at least fp32, from the input of `W_dt_up`."""
+        return F.softplus(upcast(F.linear(low, self.W_dt_up.T)) + upcast(self.dt_bias))
 
     def scan(
         self,

@@ -1,6 +1,8 @@
-"""The linear recurrence of state-space mixers, in fewer sequential steps than positions."""
+"""The recurrences of state-space mixers; linear ones in fewer sequential steps than positions."""
 
+from collections.abc import Callable
 from math import isqrt
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -56,6 +58,25 @@ def _in_segments(decay: Tensor, update: Steps, start: Tensor | None, length: int
     return torch.addcmul(torch.stack(states, 2), torch.stack(totals, 2), carried).flatten(1, 2)
 
 
+class EditedStates(NamedTuple):
+    """The states after a hook point, which of them are unchanged, and what the hooks added to them (zero with a gradient)."""
+
+    states: Tensor
+    unchanged: Tensor
+    difference: Tensor
+
+
+def edited_states(point: HookPoint, states: Steps) -> EditedStates | None:
+    """The edits of all states at a hook point; None if there are none and no gradient passes the point."""
+    if not is_listening(point):
+        return None
+    edited = point(states)
+    unchanged = edited == states
+    if bool(unchanged.all()) and not (torch.is_grad_enabled() and edited.requires_grad):
+        return None
+    return EditedStates(edited, unchanged, edited - states)
+
+
 def hooked_states(point: HookPoint, decay: Tensor, update: Steps, start: Tensor | None = None) -> Steps:
     """All states after a hook point; later states are computed from the edited ones.
 
@@ -64,12 +85,26 @@ def hooked_states(point: HookPoint, decay: Tensor, update: Steps, start: Tensor 
     generation with a cache each step calls the hook with states that follow from the edits of earlier steps.
     """
     states = linear_scan(decay, update, start)
-    if not is_listening(point):
+    edits = edited_states(point, states)
+    if edits is None:
         return states
-    edited = point(states)
-    unchanged = edited == states
-    if bool(unchanged.all()) and not (torch.is_grad_enabled() and edited.requires_grad):
+    edited, unchanged, difference = edits
+    return linear_scan(torch.where(unchanged, decay, 0.0), torch.where(unchanged, update + difference, edited), start)
+
+
+def hooked_steps(point: HookPoint, step: Callable[[int, Tensor], Tensor], start: Tensor, n_pos: int) -> Steps:
+    """As `hooked_states`, for any recurrence: `step(pos, state)` is the state after a position, given the one before it."""
+
+    def run(hooked: Callable[[int, Tensor], Tensor]) -> Steps:
+        states, state = list[Tensor](), start
+        for pos in range(n_pos):
+            state = hooked(pos, step(pos, state))
+            states.append(state)
+        return torch.stack(states, 1)
+
+    states = run(lambda _, state: state)
+    edits = edited_states(point, states)
+    if edits is None:
         return states
-    return linear_scan(
-        torch.where(unchanged, decay, 0.0), torch.where(unchanged, update + (edited - states), edited), start
-    )
+    edited, unchanged, difference = edits
+    return run(lambda pos, state: torch.where(unchanged[:, pos], state + difference[:, pos], edited[:, pos]))

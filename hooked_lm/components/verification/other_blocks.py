@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hooked_lm.components.blocks.conv import ConvPostNormBlock
 from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock, MixerPart
+from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
 from hooked_lm.components.blocks.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.norm import norm_of, norm_unhooked
@@ -75,6 +76,19 @@ def _(block: MixerMLPBlock, at: Sites, shift: LazyTensor | None = None) -> Itera
 def _(block: MixerMLPBlock) -> list[tuple[str, list[InputWeight]]]:
     """Each norm between the stream and weights, with the weights after it."""
     return [("ln1", common_input_weights(block.mixer)), ("ln2", common_input_weights(block.mlp))]
+
+
+@identities.register
+def _(block: MLPOnlyBlock, at: Sites, shift: LazyTensor | None = None) -> Iterator[Identity]:
+    """Identities between the sites of a run."""
+    yield "resid_pre + mlp_out == resid_post", sum_of(at, ["hook_resid_pre", "hook_mlp_out"], "hook_resid_post")
+    yield from mlp_identities(block, at, "hook_resid_pre")
+
+
+@weights_after_norms.register
+def _(block: MLPOnlyBlock) -> list[tuple[str, list[InputWeight]]]:
+    """Each norm between the stream and weights, with the weights after it."""
+    return [("ln2", common_input_weights(block.mlp))]
 
 
 @identities.register

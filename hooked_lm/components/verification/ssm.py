@@ -11,6 +11,7 @@ from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.components.ssm.mixer import Mixer
 from hooked_lm.components.ssm.rg_lru import RGLRU
 from hooked_lm.components.ssm.scan import step_by_step
+from hooked_lm.components.ssm.short_conv import ShortConv
 from hooked_lm.components.verification.registry import (
     Identity,
     InputWeight,
@@ -20,6 +21,7 @@ from hooked_lm.components.verification.registry import (
     identities,
     input_weights,
     norm_identity,
+    norm_output,
     output_from_sites,
     output_weights,
 )
@@ -58,12 +60,27 @@ def _(mixer: Mamba, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
         states = step_by_step(*mixer.discretized(u, dt, B))
         return torch.einsum("bpds,bps->bpd", states, C) + upcast(mixer.D) * u, at("hook_y")
 
+    def low() -> Tensor:
+        return at("hook_conv") @ mixer.W_dt_down
+
     yield from input_identities(mixer, at, get_input)
     yield "act(conv(x)) == conv", lambda: (mixer.act(mixer.conv(at("hook_x"))[0]), at("hook_conv"))
-    yield "conv -> dt", lambda: (mixer.step_size(at("hook_conv")), at("hook_dt"))
-    yield "conv -> B", lambda: (at("hook_conv") @ mixer.W_B, at("hook_B"))
-    yield "conv -> C", lambda: (at("hook_conv") @ mixer.W_C, at("hook_C"))
+    yield "conv -> dt", lambda: (mixer.step_size(norm_output(mixer, "dt_norm", at, low)), at("hook_dt"))
+    yield from norm_identity(mixer, "dt_norm", at, low, label="mixer.dt_norm")
+    for name, weight in (("B", mixer.W_B), ("C", mixer.W_C)):
+        yield from normed_projection(mixer, name, weight, at)
     yield "the recurrence of conv, dt, B, C == y", by_steps
+
+
+def normed_projection(mixer: Mamba, name: str, weight: Tensor, at: Sites) -> Iterator[Identity]:
+    """The identities of B or C, which a norm may follow."""
+
+    def projected() -> Tensor:
+        return at("hook_conv") @ weight
+
+    norm = f"{name}_norm"
+    yield f"conv -> {name}", lambda: (norm_output(mixer, norm, at, projected), at(f"hook_{name}"))
+    yield from norm_identity(mixer, norm, at, projected, label=f"mixer.{norm}")
 
 
 @identities.register
@@ -116,3 +133,20 @@ def _(mixer: RGLRU, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     yield "conv -> i", lambda: (mixer.gate(at("hook_conv"), mixer.W_i, mixer.b_i), at("hook_i"))
     yield "r -> a", lambda: (mixer.decay(at("hook_r")), at("hook_a"))
     yield "the recurrence of conv, i, a == y", by_steps
+
+
+@identities.register
+def _(mixer: ShortConv, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+    """Identities between the sites of a run without padding or a cache."""
+    yield from input_identities(mixer, at, get_input)
+    yield "stream -> B", lambda: (add_bias(get_input() @ mixer.W_B, mixer.b_B), at("hook_B"))
+    yield (
+        "the windows of B * x, read by the taps == y",
+        lambda: (mixer.read(mixer.states(at("hook_B") * at("hook_x"))), at("hook_y")),
+    )
+
+
+@input_weights.register
+def _(mixer: ShortConv) -> list[InputWeight]:
+    """The weights that the input is multiplied by."""
+    return [(mixer, f"W_{name}", f"b_{name}") for name in ("x", "gate", "B")]

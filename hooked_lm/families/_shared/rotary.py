@@ -41,7 +41,7 @@ def rotary(
 
 def n_ctx(hf: HFConfig, layer_type: str | None = None) -> int:
     """The longest prompt, in tokens: dynamic scaling multiplies `max_position_embeddings` by its factor."""
-    given = _parameters(hf, layer_type)
+    given = _parameters(hf, layer_type) if layer_type or hf.get("rope_parameters") else {}  # none without rotary
     by_type = [part for part in given.values() if isinstance(part, dict)] or [given]
     factors = [part["factor"] for part in by_type if part.get("rope_type") == "dynamic"]
     return int(hf.max_position_embeddings * min(factors, default=1))

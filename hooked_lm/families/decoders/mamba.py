@@ -58,12 +58,11 @@ def outer_rows(tree: DecoderConfig) -> list[Row]:
     ]
 
 
-def rows(tree: DecoderConfig) -> list[Row]:
-    mixer = tree.blocks[0].mixer
+def mixer_rows(mixer: Mamba.Config, source: str) -> list[Row]:
+    """Rows of a layer's mixer, whose tensor names start with `source`."""
     made = {"dt_down": mixer.dt_rank, "B": mixer.d_state, "C": mixer.d_state}
-    source, target = "backbone.layers.{l}.mixer.", "blocks.{l}.mixer."
+    target = "blocks.{l}.mixer."
     return [
-        *outer_rows(tree),
         Row(source + "in_proj.weight", target + "W_{x}", "(x i) m -> m i", x=["x", "gate"]),
         Row(source + "in_proj.bias", target + "b_{x}", "(x i) -> i", x=["x", "gate"]),
         Row(source + "conv1d.weight", target + "conv.W_conv", "i 1 k -> k i"),
@@ -75,3 +74,7 @@ def rows(tree: DecoderConfig) -> list[Row]:
         Row(source + "D", target + "D"),
         *classic.linear(source + "out_proj", target, "out"),
     ]
+
+
+def rows(tree: DecoderConfig) -> list[Row]:
+    return [*outer_rows(tree), *mixer_rows(tree.blocks[0].mixer, "backbone.layers.{l}.mixer.")]

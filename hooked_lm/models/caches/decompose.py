@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart
 from hooked_lm.components.blocks.mixer import MixerPart
+from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
 from hooked_lm.components.embed import Unembed
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import norm_of, norm_unhooked
@@ -96,7 +97,7 @@ def decompose_resid(
     layer, pos = layer_bound(model, layer), as_slice(pos_slice)
     sites = embedding_sites(model) if incl_embeds else {}
     for i in range(sum_bound(model, layer, mlp_input)):
-        if mode != "mlp":
+        if mode != "mlp" and not isinstance(model.blocks[i], MLPOnlyBlock):
             kind = "mixer" if isinstance(model.blocks[i], MixerPart) else "attn"
             sites[f"{i}_{kind}_out"] = f"blocks.{i}.hook_{kind}_out"
         if mode != "attn" and i < layer and isinstance(model.blocks[i], MLPPart):

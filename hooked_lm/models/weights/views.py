@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart
 from hooked_lm.components.blocks.cross import CrossPart
 from hooked_lm.components.blocks.mixer import MixerPart
+from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.moe import MoE
@@ -254,7 +255,7 @@ class WeightViews:
         for i, block in enumerate(self.blocks[: layer + mlp_input]):
             if isinstance(block, PostNormBlock):
                 raise ValueError(f"block {i} normalises the stream itself, so its biases do not add a constant")
-            if i < layer or not isinstance(block, ParallelBlock):
+            if not isinstance(block, MLPOnlyBlock) and (i < layer or not isinstance(block, ParallelBlock)):
                 bias = block.mixer.b_out if isinstance(block, MixerPart) else block.attn.b_O
                 total = total + _constant(i, block, bias, norm_of(block, "ln1_post"))
             if include_mlp_biases and i < layer and isinstance(block, MLPPart):

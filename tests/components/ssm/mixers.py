@@ -54,6 +54,7 @@ class MixerTests:
     """The tests of every mixer, for a fixture `model`; `naive` is the mixer written as a plain loop."""
 
     naive: Callable[..., Tensor]
+    state_pos = 5  # a position whose state changes the output at position 11
 
     def test_cached_is_full(self, model: Rooted) -> None:
         """Pieces of any lengths, also single tokens, have the output and the cached state of one run over all tokens."""
@@ -123,7 +124,7 @@ class MixerTests:
 
         with model.hooks(bwd_hooks=[("mixer.hook_state", keep)]):
             model(stream)[:, -1].sum().backward()
-        place = (0, 5, *(0 for _ in seen["gradient"].shape[2:]))
+        place = (0, self.state_pos, *(-1 for _ in seen["gradient"].shape[2:]))
         moved = []
         for step in (1e-4, -1e-4):
 

@@ -1,0 +1,27 @@
+"""Blocks that do not mix tokens."""
+
+from dataclasses import dataclass
+
+from hooked_lm.components.blocks.block import MLPPart, Stream
+from hooked_lm.components.context import Context
+from hooked_lm.components.norm import RESIDUAL
+from hooked_lm.hooks import HookPoint
+
+
+class MLPOnlyBlock(MLPPart):
+    """`resid + mlp(ln2(resid))`: a layer of a model whose attention and MLPs are layers of their own."""
+
+    @dataclass(frozen=True)
+    class Config(MLPPart.Config):
+        def build(self, layer: int) -> "MLPOnlyBlock":
+            return MLPOnlyBlock(self, layer)
+
+    cfg: Config
+
+    def make_parts(self) -> None:
+        self.make_mlp()
+        self.hook_resid_post = HookPoint(*RESIDUAL)
+
+    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
+        resid = self.hook_resid_pre(resid)
+        return self.hook_resid_post(resid + self.mlp_out(resid))

@@ -1,0 +1,193 @@
+"""Decoders with state-space mixers or short convolutions, beside those of `state_space.py`."""
+
+import torch
+from torch import nn
+
+from tests.families._case import GROUPED, LLAMA3, SIZES, Case, rope
+from tests.families.state_space import MAMBA, stir
+
+
+def bias_choice(model: nn.Module) -> None:
+    """As `stir`; corrections that choose other experts than the scores do."""
+    stir(model)
+    for name, buffer in model.named_buffers():
+        if name.endswith(("expert_bias", "e_score_correction_bias")):
+            buffer.copy_(torch.linspace(0.3, -0.3, len(buffer)))
+
+
+FALCON_MAMBA = {**MAMBA, "mixer_rms_eps": 0.03}
+JAMBA = {
+    **SIZES,
+    **GROUPED,
+    "num_hidden_layers": 4,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "num_experts": 5,
+    "mamba_d_state": 5,
+}
+LFM2 = {
+    **SIZES,
+    "num_key_value_heads": 2,
+    "norm_eps": 0.02,
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "block_multiple_of": 8,
+}
+LFM2_MOE = {
+    **{name: value for name, value in LFM2.items() if name != "block_multiple_of"},
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+    "moe_intermediate_size": 20,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "num_dense_layers": 1,
+}
+NEMOTRON_H = {
+    **SIZES,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "layer_norm_epsilon": 0.02,
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 6,
+    "n_groups": 2,
+    "ssm_state_size": 5,
+    "chunk_size": 16,
+    "n_routed_experts": 5,
+    "moe_intermediate_size": 20,
+    "moe_shared_expert_intermediate_size": 28,
+}
+del NEMOTRON_H["num_hidden_layers"]
+
+CASES: list[Case] = [
+    Case("falcon_mamba", "tied", FALCON_MAMBA, adjust=stir),
+    Case(
+        "falcon_mamba",
+        "untied-biased-narrow",
+        {**FALCON_MAMBA, "use_bias": True, "tie_word_embeddings": False, "expand": 1, "time_step_rank": 3},
+        n_prompt=40,
+        adjust=stir,
+    ),
+    Case(
+        "falcon_mamba",
+        "no-conv-bias-three-taps-gelu-narrow-stream",
+        {
+            **FALCON_MAMBA,
+            "use_conv_bias": False,
+            "conv_kernel": 3,
+            "hidden_act": "gelu",
+            "residual_in_fp32": False,
+            "mixer_rms_eps": 0.3,
+        },
+        adjust=stir,
+    ),
+    Case("jamba", "sparse-every-other-layer", JAMBA, adjust=stir),
+    Case(
+        "jamba",
+        "dense-tied-biased",
+        {
+            **JAMBA,
+            "num_experts": 1,
+            "num_experts_per_tok": 1,
+            "tie_word_embeddings": True,
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "mamba_dt_rank": 3,
+            "mamba_expand": 1,
+        },
+        adjust=stir,
+    ),
+    Case(
+        "jamba",
+        "attention-first-one-expert-each-gelu",
+        {
+            **JAMBA,
+            "attn_layer_offset": 0,
+            "expert_layer_period": 3,
+            "expert_layer_offset": 2,
+            "num_experts_per_tok": 1,
+            "hidden_act": "gelu",
+            "mamba_d_conv": 3,
+        },
+        adjust=stir,
+    ),
+    Case("lfm2", "convolutions-around-attention", LFM2, adjust=stir),
+    Case(
+        "lfm2",
+        "biased-untied-wide-scaled-rotary",
+        {
+            **LFM2,
+            **LLAMA3,
+            "conv_bias": True,
+            "tie_word_embeddings": False,
+            "conv_L_cache": 5,
+            "block_ffn_dim_multiplier": 1.7,
+        },
+        adjust=stir,
+    ),
+    Case(
+        "lfm2",
+        "layers-by-index-two-taps",
+        {
+            **{name: value for name, value in LFM2.items() if name != "layer_types"},
+            "full_attn_idxs": [0],
+            "conv_L_cache": 2,
+            "block_auto_adjust_ff_dim": False,
+            "num_key_value_heads": 4,
+        },
+        adjust=stir,
+    ),
+    Case("lfm2_moe", "one-dense-layer", LFM2_MOE, adjust=bias_choice),
+    Case(
+        "lfm2_moe",
+        "no-correction-not-renormalised-scaled",
+        {**LFM2_MOE, "use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.6},
+        adjust=stir,
+    ),
+    Case(
+        "lfm2_moe",
+        "biased-untied-two-dense-three-experts",
+        {
+            **LFM2_MOE,
+            "conv_bias": True,
+            "tie_word_embeddings": False,
+            "num_dense_layers": 2,
+            "num_experts_per_tok": 3,
+            "conv_L_cache": 4,
+            **rope("default"),
+        },
+        adjust=bias_choice,
+    ),
+    Case("nemotron_h", "dense", NEMOTRON_H, adjust=stir),
+    Case(
+        "nemotron_h",
+        "experts-biased-published-pattern",
+        {
+            **{name: value for name, value in NEMOTRON_H.items() if name != "layers_block_type"},
+            "hybrid_override_pattern": "ME*E",
+            "use_bias": True,
+            "mlp_bias": True,
+            "use_conv_bias": False,
+            "routed_scaling_factor": 1.5,
+        },
+        adjust=bias_choice,
+    ),
+    Case(
+        "nemotron_h",
+        "all-kinds-grouped-experts-gelu-least-step",
+        {
+            **NEMOTRON_H,
+            "layers_block_type": ["mlp", "full_attention", "linear_attention", "linear_attention", "moe"],
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+            "mlp_hidden_act": "gelu",
+            "n_groups": 8,
+            "time_step_min": 0.3,
+            "conv_kernel": 3,
+        },
+        adjust=bias_choice,
+        cached=False,  # single steps of transformers pass over the least step, `time_step_min`
+    ),
+]
