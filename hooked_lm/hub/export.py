@@ -13,6 +13,7 @@ from uuid import uuid4
 import torch
 
 from hooked_lm.families import family
+from hooked_lm.hub.composite import described
 from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.hub.hf_load import concrete_rows
 from hooked_lm.hub.model_classes import Model
@@ -110,6 +111,12 @@ def exported(model: Model) -> tuple[Any, dict[str, Planned]]:
             f"the weights of this model were rewritten ({', '.join(processed)}); load it with "
             "from_pretrained_no_processing to write it back"
         )
+    if model.cfg.left_out is not None:
+        raise ValueError(
+            f"this is the language model of a {model.cfg.original_architecture}, which cannot be written back: left out were "
+            f"{described(model.cfg.left_out)}. Keep that checkpoint; model.cfg.left_out = None writes the language model alone, "
+            f"as a {model.hf_config['model_type']}"
+        )
     from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM
 
     config = CONFIG_MAPPING[model.hf_config["model_type"]].from_dict(copy.deepcopy(model.hf_config))
@@ -161,6 +168,8 @@ def _current_tree(model: Decoder, config: Any) -> DecoderConfig:
     from transformers import AutoModelForCausalLM
 
     n_layers, tied = len(model.blocks), model.cfg.tie_word_embeddings
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise ValueError(f"transformers has no class for a {config.model_type} alone: it is part of larger models only")
     if config.num_hidden_layers != n_layers:
         _cut(config, n_layers)
         try:

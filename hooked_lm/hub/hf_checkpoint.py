@@ -2,8 +2,7 @@
 
 import copy
 import json
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -13,13 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.families import family
+from hooked_lm.families import family, supported
 from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.hub import composite
 from hooked_lm.hub.config_checks import check_kinds, check_layers, check_values
 from hooked_lm.hub.names import checkpoint_step, hub_id
 from hooked_lm.hub.options import Options, Tree, real_dtype, with_limits
+from hooked_lm.hub.renamed import in_present_names
 from hooked_lm.hub.source import Repository, Source, has_tokenizer, tokenizer_in
 from hooked_lm.models.config.flat_config import FlatConfig
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import open_checkpoint
 
 GENERATION_FACTS = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "forced_bos_token_id")
@@ -31,7 +33,8 @@ class HFCheckpoint:
 
     `open_weights` returns the weights by the names in the file, `find_tokenizer` the tokenizer or None. `architectures` are
     the transformers classes of the weights, `generation` is the generation config, and `labels` are fields of the flat config
-    that neither config has.
+    that neither config has. Of a composite checkpoint, `config` and `family` are those of its language model, and `whole` is
+    the config of the composite.
     """
 
     config: Any
@@ -42,9 +45,14 @@ class HFCheckpoint:
     open_weights: Callable[[], Mapping[str, Tensor]]
     find_tokenizer: Callable[[], Any]
     options: Options
+    whole: Any = None
 
     def tensors(self) -> Mapping[str, Tensor]:
         """The weights by current transformers names."""
+        if self.whole is not None:
+            tree = read_config(self.family, self.config)
+            assert isinstance(tree, DecoderConfig)
+            return composite.language_model(self.open_weights(), self.family, tree)
         return in_present_names(self.open_weights(), getattr(self.family, "RENAMED", {}))
 
     def tree(self, tensors: Mapping[str, Tensor]) -> Tree:
@@ -52,6 +60,8 @@ class HFCheckpoint:
         tree = read_config(self.family, self.config, self.architectures, tensors)
         if tensors:
             check_layers(self.family, tree, tensors)
+        if self.whole is not None and isinstance(tree, DecoderConfig):
+            tree = composite.fitted(tree, self.family, tensors)
         return self.family.fitted(tree, tensors) if hasattr(self.family, "fitted") else tree
 
     def flat_config(
@@ -68,6 +78,7 @@ class HFCheckpoint:
             device=str(device),
             init_weights=False,
             **self._facts(),
+            **({"left_out": tensors.left_out} if isinstance(tensors, composite.LanguageModel) else {}),
             **self._generation_facts({field.name for field in fields(flat_class)}),
         )
 
@@ -96,18 +107,24 @@ def from_source(source: Source, options: Options, weights: bool = True) -> HFChe
     """The checkpoint in a directory or a repository; without `weights` only configs and tokenizers are downloaded."""
     step, revision = checkpoint_step(source.name, options)
     folder = source.at(revision).folder(weights)
-    config, module = _hf_config(folder, options.overrides)
+    config, module, whole = _parts(_hf_config(folder, options.overrides))
+    if whole is not None and options.overrides:
+        raise ValueError(
+            f"{', '.join(options.overrides)} cannot be given for a {whole.model_type}: the fields of its language model are in "
+            "a config of their own; change its config.json"
+        )
     generation = folder / "generation_config.json"
     has_name = isinstance(source, Repository) or has_tokenizer(folder)
     return HFCheckpoint(
         config,
         module,
-        architectures=list(config.architectures or []),
+        architectures=list((whole or config).architectures or []),
         generation=_read_json(generation) if generation.is_file() else {},
         labels=_labels(source.name, has_name, step, options),
         open_weights=partial(open_checkpoint, folder, mmap=options.mmap),
         find_tokenizer=partial(tokenizer_in, folder),
         options=options,
+        whole=whole,
     )
 
 
@@ -118,15 +135,17 @@ def from_model(source: Source, options: Options) -> HFCheckpoint:
         raise ValueError(f"{', '.join(options.overrides)} cannot be given with hf_model: it has a config already")
     hf_model = _merged(options.hf_model)
     generation = getattr(hf_model, "generation_config", None)
+    config, module, whole = _parts(hf_model.config)
     return HFCheckpoint(
-        hf_model.config,
-        family(hf_model.config.model_type),
+        config,
+        module,
         architectures=[type(hf_model).__name__],
         generation={} if generation is None else {k: v for k, v in generation.to_dict().items() if v is not None},
         labels=_labels(hub_id(source.name), True, step, options),
         open_weights=partial(_saved_weights, hf_model),
         find_tokenizer=source.at(revision).tokenizer,
         options=options,
+        whole=whole,
     )
 
 
@@ -161,8 +180,15 @@ def _read_json(file: Path) -> dict[str, Any]:
     return config
 
 
-def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> tuple[Any, ModuleType]:
-    """The HF config of a directory, and its family. Raises ValueError for unsupported families and invalid configs."""
+def _parts(config: Any) -> tuple[Any, ModuleType, Any]:
+    """The config of the model to load and its family; the whole config if the model is part of a composite, else None."""
+    if config.model_type not in supported() and (text := composite.text_config(config)) is not None:
+        return text, composite.text_family(config, text), config
+    return config, family(config.model_type), None
+
+
+def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> Any:
+    """The HF config of a directory. Raises ValueError for unknown model types and invalid configs."""
     file = folder / "config.json"
     if not file.is_file():
         raise ValueError(f"no config.json in {folder}: not a model in HF format")
@@ -170,10 +196,11 @@ def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> tuple[Any, ModuleT
     model_type = written.get("model_type")
     if model_type is None:
         raise ValueError(f"{file} names no model_type: it is not the config of a transformers model")
-    module = family(str(model_type))
     check_values({**written, **overrides}, str(file))
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
+    if model_type not in CONFIG_MAPPING:
+        family(str(model_type))  # which refuses it
     try:
         config, unused = AutoConfig.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True, return_unused_kwargs=True, **overrides
@@ -182,7 +209,7 @@ def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> tuple[Any, ModuleT
         raise ValueError(f"{file} is not the config of a {model_type}: {error}") from error
     if unused:
         raise ValueError(f"unknown options {', '.join(unused)}: neither ours nor fields of a {model_type} config")
-    return config, module
+    return config
 
 
 def _merged(hf_model: Any) -> Any:
@@ -213,31 +240,3 @@ def read_config(
             + ", ".join(f"{field}={value!r}" for field, value in unread.items())
         )
     return tree
-
-
-class _Renamed(Mapping[str, Tensor]):
-    """Tensors under other names."""
-
-    def __init__(self, tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
-        self._tensors, self._names = tensors, names
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[self._names[name]]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-def in_present_names(tensors: Mapping[str, Tensor], renamed: Mapping[str, str]) -> Mapping[str, Tensor]:
-    """Tensors by current names; `renamed` maps regular expressions of old names to their replacements."""
-
-    def today(name: str) -> str:
-        for old, new in renamed.items():
-            name = re.sub(old, new, name)
-        return name
-
-    names = {today(name): name for name in tensors}
-    return tensors if all(new == old for new, old in names.items()) else _Renamed(tensors, names)

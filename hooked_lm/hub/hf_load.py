@@ -1,5 +1,6 @@
 """Builds a model from a checkpoint in the format of transformers."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import ModuleType
@@ -10,10 +11,13 @@ from torch import Tensor
 
 from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.components.attention.projection import make_contiguous
+from hooked_lm.hub.composite import described
 from hooked_lm.hub.hf_checkpoint import HFCheckpoint
 from hooked_lm.hub.model_classes import Model
 from hooked_lm.hub.options import Tree
 from hooked_lm.weights import Row, expand, load, slots
+
+logger = logging.getLogger(__name__)
 
 
 def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
@@ -27,6 +31,9 @@ def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
     fill(model, tensors, checkpoint.family, full, torch.device(options.device), copy=options.hf_model is not None)
     model.cfg.tokenizer_name = cfg.tokenizer_name
     model.hf_config = checkpoint.config.to_dict() | {"architectures": checkpoint.architectures}
+    if (left_out := model.cfg.left_out) is not None:
+        whole, kind = cfg.original_architecture, checkpoint.config.model_type
+        logger.warning("loaded the language model (%s) of a %s; left out: %s", kind, whole, described(left_out))
     return model
 
 

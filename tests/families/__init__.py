@@ -6,6 +6,7 @@ windows shorter than the prompt, how much of a head is rotary and how it is stre
 
 from tests.families import (
     classic,
+    composites,
     encoder_decoders,
     encoders,
     gemma_olmo_cohere_phi,
@@ -21,7 +22,7 @@ from tests.families._case import Case, reference
 
 DECODERS = (
     *(classic, llama, gemma_olmo_cohere_phi, recent_dense, moe, latent, recent_moe),
-    *(state_space, recent_state_space),
+    *(state_space, recent_state_space, composites),
 )
 
 DECODER_CASES = [case for module in DECODERS for case in module.CASES]

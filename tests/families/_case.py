@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from hooked_lm.hub.composite import text_config
+from tests.families._composite import composite
+
 
 @dataclass(frozen=True)
 class Case:
@@ -20,6 +23,9 @@ class Case:
     `auto` is the transformers class that builds it from the config, `attention` the path that it takes. `adjust` changes
     the weights that were drawn, where plain random ones would leave part of the model without effect or make numbers
     explode.
+
+    A family that exists only as the language model of composites has in `composite` the model type of one. It is built with
+    tiny towers around a language model of these fields, and everything is asked of it on text alone.
     """
 
     family: str
@@ -30,6 +36,7 @@ class Case:
     attention: str = "eager"
     cached: bool = True  # whether transformers generates the same with its cache as without
     adjust: Callable[[nn.Module], None] | None = field(default=None, hash=False, compare=False)
+    composite: str | None = None
 
     def __str__(self) -> str:
         return f"{self.family}-{self.name}"
@@ -82,9 +89,17 @@ def reference(case: Case) -> nn.Module:
     """
     import transformers
 
-    config = transformers.CONFIG_MAPPING[case.family](**copy.deepcopy(case.fields))  # which it may change
+    fields = copy.deepcopy(case.fields)  # which it may change
+    if case.composite is not None:
+        return drawn(composite(case.composite, {**fields, "model_type": case.family}, case.attention), case)
+    config = transformers.CONFIG_MAPPING[case.family](**fields)
     config._attn_implementation, config._experts_implementation = case.attention, "eager"
-    model = getattr(transformers, case.auto).from_config(config).eval()
+    return drawn(getattr(transformers, case.auto).from_config(config), case)
+
+
+def drawn(model: Any, case: Case) -> nn.Module:
+    """The model with weights drawn at random, and adjusted as the case says."""
+    model.eval()
     generator = torch.Generator().manual_seed(len(str(case)))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -93,3 +108,8 @@ def reference(case: Case) -> nn.Module:
         if case.adjust is not None:
             case.adjust(model)
     return model
+
+
+def config_of(model: Any) -> Any:
+    """The config of a model of transformers; of a composite, that of its language model."""
+    return model.config if (text := text_config(model.config)) is None else text

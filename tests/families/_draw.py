@@ -17,7 +17,7 @@ from hooked_lm.families import family
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.hub.hf_checkpoint import read_config
 from tests.families import CASES
-from tests.families._case import Case, reference
+from tests.families._case import Case, config_of, reference
 from tests.families._models import MODERATE
 
 ACTIVATION_FIELDS = ("hidden_act", "hidden_activation", "activation_function", "ffn_activation", "afn", "dense_act_fn")
@@ -98,7 +98,7 @@ def runs_in_transformers(case: Case) -> bool:
 def is_accepted(case: Case) -> bool:
     """Whether we take this config and the case's prompt, instead of saying why not."""
     try:
-        tree = read_config(family(case.family), reference(case).config)
+        tree = read_config(family(case.family), config_of(reference(case)))
     except ValueError:
         return False
     return case.n_prompt <= tree.n_ctx

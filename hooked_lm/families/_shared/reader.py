@@ -54,6 +54,18 @@ class HFConfig:
             if any(value not in (None, only) for value in (given if isinstance(given, list) else [given])):
                 raise ValueError(f"{field}={given!r} is not supported; only {only!r} is")
 
+    def changed(self, **values: object) -> "HFConfig":
+        """This config with other values of some fields, which count as read. What is read in either counts in both.
+
+        >>> hf = HFConfig({"width": 4}, {"width": 8})
+        >>> hf.changed(width=hf.width + 1, depth=2).width, hf.unread()
+        (5, {})
+        """
+        other = HFConfig({**self._values, **values}, self._defaults, self._tensors)
+        other._read = self._read
+        self._read.update(values)
+        return other
+
     def holds(self, tensor: str) -> bool:
         """Whether the checkpoint has a tensor of this name."""
         return tensor in self._tensors

@@ -215,6 +215,8 @@ class HookedTransformerConfig(FlatConfig):
     n_params: int | None = fact("entries of the layers' matrices, without biases, norms and embeddings", None, "",
                                 read=read.n_params, follows=read.n_params_from_sizes)
     trust_remote_code: bool = fact("whether code of the checkpoint may run; it never does", False)
+    left_out: dict[str, int] | None = fact("modules of a composite checkpoint that were not loaded, and how many tensors each "
+                                           "has; None: the checkpoint is not of a composite", None)
     processed: tuple[str, ...] = fact("the rewrites of weights that were done, in order", ())
     # fmt: on
     tree: DecoderConfig | None = field(default=None, repr=False)

@@ -1,0 +1,17 @@
+"""The language model of GLM-4.5V (GLM-V Team 2025, arXiv:2507.01006): GLM-4.5 with rotary positions on three axes."""
+
+from hooked_lm.families._shared import mrope
+from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
+from hooked_lm.families._shared.moe import rows
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.families.decoders import glm4_moe
+from hooked_lm.models.config.tree import DecoderConfig
+
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
+
+PREPENDS_BOS = False
+NO_EFFECT = glm4_moe.NO_EFFECT
+
+
+def config(hf: HFConfig) -> DecoderConfig:
+    return glm4_moe.config(mrope.on_text(hf, use_qk_norm=False))

@@ -1,0 +1,180 @@
+"""The language models of composite checkpoints, in which a decoder reads images or sounds besides text.
+
+One rule finds the language model of any composite: its config is the innermost `thinker_config` or `text_config`, and the
+position of its embedding among the tensor names shows the prefix of its tensors. All else is left out: towers, projectors,
+generators. On text alone the language model computes what the composite does.
+"""
+
+import copy
+import fnmatch
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import product
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hooked_lm.families import family, model_class
+from hooked_lm.hub.renamed import Renamed, present_name
+from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.weights import Row, expand
+
+PARTS = ("thinker_config", "text_config")
+OUTER = ("", "thinker.")  # before all names of a file
+TOWERS = ("language_model.", "text_model.", "llm.")  # the module of the language model
+# As transformers writes Kimi-K2.5 and Qianfan-OCR: the old names of the layers of their vision towers are given to all layers.
+RENAMED_LAYERS = {r"^(model\.)?(blocks|encoder\.layers)\.(?=\d)": r"\1layers."}
+# Composite -> fields that it sets in the config of its language model and that have no effect on text alone.
+FOR_IMAGES = {"paligemma": ("use_bidirectional_attention", "num_image_tokens")}
+
+
+def text_config(config: Any) -> Any | None:
+    """A copy of the config of a composite's language model; None for any other config.
+
+    The language model is tied as the composite's config says if it does, as most composites have the head beside the tower.
+    """
+    part = _inner(config)
+    if part is None:
+        return None
+    inner = part
+    while (deeper := _inner(inner)) is not None:
+        inner = deeper
+    owner = config if part is inner and hasattr(config, "tie_word_embeddings") else inner
+    text, defaults = copy.deepcopy(inner), type(inner)().to_dict()
+    for field in FOR_IMAGES.get(config.model_type, ()):
+        if field in defaults:
+            setattr(text, field, defaults[field])
+        elif hasattr(text, field):
+            delattr(text, field)
+    text.tie_word_embeddings = bool(getattr(owner, "tie_word_embeddings", False))
+    return text
+
+
+def text_family(config: Any, text: Any) -> ModuleType:
+    """The family of a composite's language model. Raises ValueError if there is none, or if it is not that of a decoder."""
+    of = f"the language model of this {config.model_type}"
+    try:
+        found = family(text.model_type)
+    except ValueError as error:
+        raise ValueError(f"{of} cannot be loaded: {error}") from error
+    if model_class(text.model_type) != "HookedTransformer":
+        raise ValueError(f"{of} is a {text.model_type}, which is not a decoder: only decoders of composites are loaded")
+    return found
+
+
+class LanguageModel(Renamed):
+    """The tensors of a composite's language model, by the names that they have in a checkpoint of it alone.
+
+    `left_out` maps the composite's other modules to their numbers of tensors.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], names: Mapping[str, str], left_out: Mapping[str, int]) -> None:
+        super().__init__(tensors, names)
+        self.left_out = dict(sorted(left_out.items()))
+
+
+def language_model(tensors: Mapping[str, Tensor], module: ModuleType, tree: DecoderConfig) -> LanguageModel:
+    """The tensors of the language model among those of a composite.
+
+    Raises ValueError if there is no embedding of the language model, and for tensors of it that no row reads.
+    """
+    finder = _Finder(module, expand(module.rows(tree), l=list(range(len(tree.blocks)))), tensors)
+    names, unread, left_out = dict[str, str](), list[str](), Counter[str]()
+    for name in tensors:
+        if (rest := finder.below_tower(name)) is None:
+            left_out[_module(name)] += 1
+        elif (present := finder.present(rest)) is None:
+            unread.append(name)
+        else:
+            names[present] = name
+    if unread:
+        more = f" and {len(unread) - 4} more" if len(unread) > 4 else ""
+        kind = module.__name__.rpartition(".")[2]
+        raise ValueError(
+            f"the language model has tensors that a {kind} has not: {', '.join(unread[:4])}{more}; left out is only what lies "
+            f"outside of it (of {finder.prefix + '*' if finder.is_nested else 'its modules'})"
+        )
+    return LanguageModel(tensors, names, left_out)
+
+
+def fitted(tree: DecoderConfig, module: ModuleType, tensors: Mapping[str, Tensor]) -> DecoderConfig:
+    """The tree, untied if the file has a head that differs from the embedding, as in transformers."""
+    sources = {row.target: row.source for row in module.rows(tree)}
+    head, embedding = sources.get("unembed.W_U"), sources["embed.W_E"]
+    if not tree.unembed.tied or head not in tensors or torch.equal(tensors[head], tensors[embedding]):
+        return tree
+    return replace(tree, unembed=replace(tree.unembed, tied=False))
+
+
+def described(left_out: Mapping[str, int]) -> str:
+    """What was left out, as a phrase.
+
+    >>> described({"multi_modal_projector": 4, "vision_tower": 391})
+    'multi_modal_projector (4 tensors), vision_tower (391 tensors)'
+    """
+    return ", ".join(f"{name} ({n} tensor{'s' * (n != 1)})" for name, n in left_out.items()) or "nothing"
+
+
+def _inner(config: Any) -> Any | None:
+    return next((part for name in PARTS if (part := getattr(config, name, None)) is not None), None)
+
+
+def _module(name: str) -> str:
+    """The module of a composite that has this tensor, in the words of the file."""
+    parts = name.split(".")
+    return ".".join(parts[: 2 if parts[0] in ("model", "thinker") else 1])
+
+
+class _Finder:
+    """Tells the tensors of a language model from those of the other modules, by the rows of its family.
+
+    `prefix` is that of the language model's tensors. It is only the outer one ("" or "thinker.") where the modules of the
+    language model lie beside the towers.
+    """
+
+    def __init__(self, module: ModuleType, rows: Iterable[Row], tensors: Collection[str]) -> None:
+        self._base, self._ignored = module.PREFIX, module.IGNORED
+        self._renamed = {**getattr(module, "RENAMED", {})}
+        embedding = next(row.source for row in rows if row.target == "embed.W_E")
+        self._sources = {row.source for row in rows}
+        self._beside = {source.split(".")[0] for source in self._sources if not source.startswith(self._base)}
+        self._roots = self._beside | {source.removeprefix(self._base).split(".")[0] for source in self._sources}
+        self.prefix = next(self._prefixes(embedding, tensors), None)
+        if self.prefix is None:
+            raise ValueError(
+                f"no tensor has the name of a language model's embedding, which would end in {embedding!r}; the first are "
+                + ", ".join(sorted(tensors)[:3])
+            )
+        self.is_nested = self.prefix not in OUTER
+        self._outer = next(outer for outer in reversed(OUTER) if self.prefix.startswith(outer))
+
+    def _prefixes(self, embedding: str, tensors: Collection[str]) -> Iterator[str]:
+        """The prefixes with which the file holds the embedding."""
+        for outer, model, tower in product(OUTER, ("model.", ""), TOWERS):
+            prefix = outer + model + tower
+            if prefix + embedding in tensors or prefix + embedding.removeprefix(self._base) in tensors:
+                yield prefix
+        yield from (outer for outer in OUTER if outer + embedding in tensors)
+
+    def below_tower(self, name: str) -> str | None:
+        """The name of a tensor of the language model, without the prefix; None for a tensor of another module."""
+        if self.is_nested and name.startswith(self.prefix):
+            return name.removeprefix(self.prefix)
+        if not name.startswith(self._outer):
+            return None
+        rest = name.removeprefix(self._outer)
+        roots = self._beside if self.is_nested else self._roots
+        return rest if rest.removeprefix("" if self.is_nested else self._base).split(".")[0] in roots else None
+
+    def present(self, rest: str) -> str | None:
+        """The name of a tensor in a checkpoint of the language model alone; None if no row reads it."""
+        spelled = present_name(rest, self._renamed)
+        spellings = dict.fromkeys((spelled, present_name(spelled, RENAMED_LAYERS)))
+        names = [name for spelling in spellings for name in (spelling, self._base + spelling)]
+        for name in names:
+            if name in self._sources:
+                return name
+        return next((name for name in names if any(fnmatch.fnmatchcase(name, glob) for glob in self._ignored)), None)

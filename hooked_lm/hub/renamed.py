@@ -1,0 +1,35 @@
+"""Tensors of a checkpoint under other names."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor
+
+
+class Renamed(Mapping[str, Tensor]):
+    """Tensors under other names; `names` maps each name to the one in `tensors`."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
+        self._tensors, self._names = tensors, names
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[self._names[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def present_name(name: str, renamed: Mapping[str, str]) -> str:
+    """The current name of a tensor; `renamed` maps regular expressions of old names to their replacements."""
+    for old, new in renamed.items():
+        name = re.sub(old, new, name)
+    return name
+
+
+def in_present_names(tensors: Mapping[str, Tensor], renamed: Mapping[str, str]) -> Mapping[str, Tensor]:
+    """Tensors by current names; `renamed` is as for `present_name`."""
+    names = {present_name(name, renamed): name for name in tensors}
+    return tensors if all(new == old for new, old in names.items()) else Renamed(tensors, names)

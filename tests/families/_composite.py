@@ -1,0 +1,78 @@
+"""Composites of transformers with a given language model and towers as small as they may be."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import transformers
+
+# Sizes of towers, by whatever names their configs have for them.
+TINY = {
+    **dict.fromkeys(("hidden_size", "embed_dim", "width", "d_model", "output_dim", "hidden_dim"), 16),
+    **dict.fromkeys(("intermediate_size", "encoder_ffn_dim", "mlp_dim"), 16),
+    **dict.fromkeys(("num_hidden_layers", "encoder_layers", "n_layers", "depth", "num_layers"), 1),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "encoder_attention_heads", "num_heads"), 2),
+    "head_dim": 8, "image_size": 28, "patch_size": 7, "out_hidden_size": 32,
+}
+SIGLIP = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+}
+SIGLIP |= {"patch_size": 7, "model_type": "siglip_vision_model"}
+VOCABULARY = {"<image>": 5, **{f"<|visual token {i:06d}|>": 10 + i for i in range(4)}}
+VQ = {"base_channels": 32, "num_res_blocks": 1, "embed_dim": 4, "channel_multiplier": [1, 1], "codebook_size": 8}
+# Fields of composites whose defaults do not build, or that have to fit the language model.
+FIELDS: dict[str, dict[str, Any]] = {
+    "aya_vision": {"vision_config": SIGLIP},
+    "emu3": {"vocabulary_map": VOCABULARY, "vq_config": VQ},
+    "fun_asr_nano": {"adaptor_config": {"hidden_size": 32, "intermediate_size": 8}},
+    "granite_docling": {"vision_config": {**SIGLIP, "model_type": "granite_docling_vision", "out_hidden_size": 32}},
+    "granite4_vision": {"vision_config": {**SIGLIP, "hidden_size": 64}, "downsample_rate": "1/2", "deepstack_layer_map": []},
+}
+
+
+def composite(kind: str, text: Mapping[str, Any], attention: str = "eager", **fields: Any) -> Any:
+    """A composite of this model type around a language model with the fields `text`; `fields` are its own."""
+    if "tie_word_embeddings" in text:  # most composites are tied as their own config says
+        fields = {"tie_word_embeddings": text["tie_word_embeddings"], **fields}
+    config = transformers.CONFIG_MAPPING[kind](
+        text_config=dict(text), **{**towers(kind), **FIELDS.get(kind, {}), **fields}
+    )
+    for part in (config, config.text_config):
+        part._attn_implementation, part._experts_implementation = attention, "eager"
+    return model_class(kind)._from_config(config)
+
+
+def model_class(kind: str) -> Any:
+    """The class of transformers that gives the composite's logits."""
+    from transformers.models.auto import modeling_auto as auto
+
+    known: dict[str, str] = {}
+    for table in ("TEXT_TO_WAVEFORM", "MULTIMODAL_LM"):
+        known |= getattr(auto, f"MODEL_FOR_{table}_MAPPING_NAMES")
+    thinkers = {"qwen2_5_omni_thinker": "Qwen2_5OmniThinkerForConditionalGeneration"}
+    thinkers["qwen3_omni_moe_thinker"] = "Qwen3OmniMoeThinkerForConditionalGeneration"
+    return getattr(transformers, (known | thinkers)[kind])
+
+
+def towers(kind: str) -> dict[str, Any]:
+    """The configs of a composite's towers, with tiny sizes; empty if the composite has no default config."""
+    try:
+        defaults = transformers.CONFIG_MAPPING[kind]().to_dict()
+    except (ValueError, TypeError, AttributeError, ZeroDivisionError):
+        return {}
+    return {name: shrunk(part) for name, part in defaults.items() if is_tower(name, part)}
+
+
+def is_tower(name: str, part: object) -> bool:
+    """Whether a field is the config of a part that is not the language model."""
+    return name.endswith("_config") and name not in ("text_config", "thinker_config") and isinstance(part, dict)
+
+
+def shrunk(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a tower with tiny sizes, also in its own parts."""
+    sizes = {name: TINY[name] for name, value in fields.items() if name in TINY and isinstance(value, int)}
+    parts = {name: shrunk(part) for name, part in fields.items() if name.endswith("_config") and isinstance(part, dict)}
+    return {**{name: value for name, value in fields.items() if name != "layer_types"}, **sizes, **parts}

@@ -1,0 +1,243 @@
+"""Language models that exist only inside of composites (images and text, sounds and text), on text alone."""
+
+from typing import Any
+
+from tests.families._case import FULL, GROUPED, SIZES, YARN, Case
+
+WIDE = {**SIZES, **GROUPED, "head_dim": 16}
+TIED = {"tie_word_embeddings": True}
+WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+SPARSE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+SPARSE_GLM = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+}
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4,
+    "logits_scaling": 0.7,
+}
+GEMMA4 = {
+    **SIZES, **GROUPED, "num_hidden_layers": 3, "head_dim": 8, "global_head_dim": 16, "sliding_window": 5,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}
+
+
+def axes(*sections: int, **more: Any) -> dict[str, Any]:
+    """Rotary positions on several axes, with these numbers of pairs."""
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [*sections], **more}}
+
+
+CASES: list[Case] = [
+    Case("qwen2_vl_text", "axes", {**SIZES, **GROUPED, **axes(2, 1, 1)}, composite="qwen2_vl"),
+    Case(
+        "qwen2_vl_text",
+        "tied-theta",
+        {**SIZES, **FULL, **axes(1, 1, 2, rope_theta=30.0), "tie_word_embeddings": True},
+        composite="qwen2_vl",
+    ),
+    Case(
+        "qwen2_vl_text",
+        "window-gelu",
+        {**SIZES, **GROUPED, **axes(1, 2, 1), **WINDOW, "hidden_act": "gelu"},
+        composite="qwen2_vl",
+    ),
+    Case("qwen2_5_vl_text", "axes", {**SIZES, **GROUPED, **axes(2, 1, 1)}, composite="qwen2_5_vl"),
+    Case(
+        "qwen2_5_vl_text",
+        "tied-theta",
+        {**SIZES, **FULL, **axes(1, 1, 2, rope_theta=30.0), "tie_word_embeddings": True},
+        composite="qwen2_5_vl",
+    ),
+    Case(
+        "qwen2_5_vl_text",
+        "window-gelu",
+        {**SIZES, **GROUPED, **axes(1, 2, 1), **WINDOW, "hidden_act": "gelu"},
+        composite="qwen2_5_vl",
+    ),
+    Case("qwen2_5_omni_text", "axes", {**SIZES, **GROUPED, **axes(2, 1, 1)}, composite="qwen2_5_omni_thinker"),
+    Case(
+        "qwen2_5_omni_text",
+        "tied-theta",
+        {**SIZES, **FULL, **axes(1, 1, 2, rope_theta=30.0), "tie_word_embeddings": True},
+        composite="qwen2_5_omni_thinker",
+    ),
+    Case(
+        "qwen2_5_omni_text",
+        "window-gelu",
+        {**SIZES, **GROUPED, **axes(1, 2, 1), **WINDOW, "hidden_act": "gelu"},
+        composite="qwen2_5_omni_thinker",
+    ),
+    Case("qwen3_vl_text", "interleaved", {**WIDE, **axes(4, 2, 2, mrope_interleaved=True)}, composite="qwen3_vl"),
+    Case(
+        "qwen3_vl_text",
+        "biased-tied",
+        {**SIZES, **FULL, **axes(2, 1, 1), "head_dim": 8, "attention_bias": True, **TIED},
+        composite="qwen3_vl",
+    ),
+    Case(
+        "qwen3_vl_text",
+        "one-kv-gelu",
+        {**WIDE, **axes(4, 2, 2), "num_key_value_heads": 1, "hidden_act": "gelu"},
+        composite="qwen3_vl",
+    ),
+    Case("qwen3_omni_moe_text", "axes", {**WIDE, **SPARSE, **axes(4, 2, 2)}, composite="qwen3_omni_moe_thinker"),
+    Case(
+        "qwen3_omni_moe_text",
+        "not-renormalised-every-second",
+        {**WIDE, **SPARSE, **axes(4, 2, 2), "norm_topk_prob": False, "decoder_sparse_step": 2},
+        composite="qwen3_omni_moe_thinker",
+    ),
+    Case(
+        "qwen3_omni_moe_text",
+        "biased-dense-first",
+        {**WIDE, **SPARSE, **axes(4, 2, 2), "attention_bias": True, "mlp_only_layers": [0]},
+        composite="qwen3_omni_moe_thinker",
+    ),
+    Case("glm4v_text", "axes", {**SIZES, **GROUPED, **axes(1, 1, 0, partial_rotary_factor=0.5)}, composite="glm4v"),
+    Case(
+        "glm4v_text",
+        "tied-whole-heads",
+        {**SIZES, **FULL, **axes(2, 1, 1, partial_rotary_factor=1.0), **TIED},
+        composite="glm4v",
+    ),
+    Case(
+        "glm4v_text",
+        "one-kv-gelu",
+        {
+            **SIZES,
+            **GROUPED,
+            **axes(0, 1, 1, partial_rotary_factor=0.5),
+            "num_key_value_heads": 1,
+            "hidden_act": "gelu",
+        },
+        composite="glm4v",
+    ),
+    Case("glm_ocr_text", "wide-heads", {**WIDE, **axes(2, 1, 1, partial_rotary_factor=0.5)}, composite="glm_ocr"),
+    Case(
+        "glm_ocr_text",
+        "tied-whole-heads",
+        {**SIZES, **FULL, **axes(2, 1, 1, partial_rotary_factor=1.0), **TIED},
+        composite="glm_ocr",
+    ),
+    Case(
+        "glm_ocr_text",
+        "one-kv-gelu",
+        {
+            **SIZES,
+            **GROUPED,
+            **axes(2, 1, 1, partial_rotary_factor=1.0),
+            "num_key_value_heads": 1,
+            "hidden_act": "gelu",
+        },
+        composite="glm_ocr",
+    ),
+    Case(
+        "glm4v_moe_text",
+        "one-group",
+        {**WIDE, **SPARSE_GLM, **axes(2, 1, 1, partial_rotary_factor=0.5)},
+        composite="glm4v_moe",
+    ),
+    Case(
+        "glm4v_moe_text",
+        "two-groups-tied",
+        {**WIDE, **SPARSE_GLM, **axes(4, 2, 2, partial_rotary_factor=1.0), "n_group": 2, "topk_group": 1, **TIED},
+        composite="glm4v_moe",
+    ),
+    Case(
+        "glm4v_moe_text",
+        "unbiased-scaled",
+        {
+            **WIDE,
+            **SPARSE_GLM,
+            **axes(2, 1, 1, partial_rotary_factor=0.5),
+            "attention_bias": False,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 1.7,
+            "n_shared_experts": 2,
+        },
+        composite="glm4v_moe",
+    ),
+    Case("paddleocr_vl_text", "axes", {**WIDE, **axes(4, 2, 2)}, composite="paddleocr_vl"),
+    Case(
+        "paddleocr_vl_text",
+        "biased-untied",
+        {**SIZES, **FULL, **axes(2, 1, 1), "head_dim": 8, "use_bias": True, "tie_word_embeddings": False},
+        composite="paddleocr_vl",
+    ),
+    Case(
+        "paddleocr_vl_text",
+        "one-kv-gelu",
+        {**WIDE, **axes(4, 2, 2), "num_key_value_heads": 1, "hidden_act": "gelu"},
+        composite="paddleocr_vl",
+    ),
+    Case("emu3_text_model", "grouped", {**SIZES, **GROUPED, "rope_theta": 100.0, "pad_token_id": 0}, composite="emu3"),
+    Case(
+        "emu3_text_model",
+        "biased-tied",
+        {**SIZES, **FULL, "attention_bias": True, "mlp_bias": True, "pad_token_id": 0, **TIED},
+        composite="emu3",
+    ),
+    Case("emu3_text_model", "yarn", {**SIZES, **GROUPED, **YARN, "pad_token_id": 0}, composite="emu3"),
+    Case("granite_docling_text", "multipliers", {**SIZES, **GROUPED, **MULTIPLIERS}, composite="granite_docling"),
+    Case(
+        "granite_docling_text",
+        "biased-tied",
+        {**SIZES, **FULL, **MULTIPLIERS, "attention_bias": True, "mlp_bias": True, **TIED},
+        composite="granite_docling",
+    ),
+    Case(
+        "granite_docling_text",
+        "yarn",
+        {**SIZES, **GROUPED, **YARN, "attention_multiplier": 0.2, "residual_multiplier": 0.7},
+        composite="granite_docling",
+    ),
+    Case("granite4_vision_text", "multipliers", {**SIZES, **GROUPED, **MULTIPLIERS}, composite="granite4_vision"),
+    Case(
+        "granite4_vision_text",
+        "biased-tied",
+        {**SIZES, **FULL, **MULTIPLIERS, "attention_bias": True, "mlp_bias": True, **TIED},
+        composite="granite4_vision",
+    ),
+    Case(
+        "granite4_vision_text",
+        "yarn",
+        {**SIZES, **GROUPED, **YARN, "attention_multiplier": 0.2, "residual_multiplier": 0.7},
+        composite="granite4_vision",
+    ),
+    Case("gemma4_unified_text", "wide-full-layers", {**GEMMA4}),
+    Case(
+        "gemma4_unified_text",
+        "shared-kv",
+        {
+            **GEMMA4,
+            "num_kv_shared_layers": 1,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "use_double_wide_mlp": True,
+        },
+    ),
+    Case(
+        "gemma4_unified_text",
+        "values-from-keys-capped",
+        {
+            **GEMMA4,
+            "attention_k_eq_v": True,
+            "final_logit_softcapping": 3.0,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    Case("hunyuan_vl_text", "four-axes", {**WIDE, **axes(2, 2, 2, 2)}, composite="hunyuan_vl"),
+    Case(
+        "hunyuan_vl_text",
+        "biased-untied",
+        {**SIZES, **FULL, **axes(2, 1, 1), "head_dim": 8, "attention_bias": True, "tie_word_embeddings": False},
+        composite="hunyuan_vl",
+    ),
+    Case(
+        "hunyuan_vl_text",
+        "one-kv-gelu",
+        {**WIDE, **axes(4, 2, 2), "num_key_value_heads": 1, "hidden_act": "gelu"},
+        composite="hunyuan_vl",
+    ),
+]
