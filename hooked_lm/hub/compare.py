@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hooked_lm.hub.hf_checkpoint import from_source
+from hooked_lm.hub.hf_checkpoint import HFCheckpoint, from_source
 from hooked_lm.hub.load import load
 from hooked_lm.hub.options import Options, one_device
 from hooked_lm.hub.source import WEIGHT_FILES, find
@@ -24,6 +25,9 @@ HEADS = {
     "seq_relationship_logits": "nsp",
     "sop_logits": "nsp",
 }
+# Composites whose class in transformers leaves out the scale of its language model's logits, which the language model alone
+# applies, by mistake: `forward` of AyaVision-, Cohere2Vision-, GraniteSpeech- and GraniteSpeechPlusForConditionalGeneration.
+UNSCALED = ("aya_vision", "cohere2_vision", "granite_speech", "granite_speech_plus")
 
 
 @torch.no_grad()
@@ -37,17 +41,17 @@ def verify(
 ) -> Verification:
     """Loads a checkpoint here and in transformers, compares the outputs, and checks the identities of the sites.
 
-    Compares the logits and greedy tokens of decoders and encoder-decoders, and the embeddings and head outputs of encoders.
+    Compares the logits and greedy tokens of decoders and encoder-decoders, and the embeddings and head outputs of encoders;
+    the language model of a composite with the composite on text alone.
     Numbers may differ by 1e-4 of the largest (four machine epsilons in low precision). A greedy token of transformers counts
     as wrong if our logit of another token is larger by more than that.
     """
     where: dict[str, Any] = {"revision": revision, "local_files_only": local_files_only}
     options = Options(dtype=dtype, device=one_device(device), **where)
     model, source = load(model_name, options).eval(), find(model_name, WEIGHT_FILES, **options.download)
-    config = from_source(source, options).config
-    hf_class = _transformers_class(model, config)
-    reference = hf_class.from_pretrained(source.folder(), dtype=model.cfg.dtype, local_files_only=True)
-    reference = reference.to(model.device).eval()
+    checkpoint = from_source(source, options)
+    config = checkpoint.config
+    reference = _reference(model, checkpoint, source.folder()).to(model.device).eval()
     length = min(16, model.cfg.n_ctx - 1)
     tokens = torch.randint(model.cfg.d_vocab, (2, length), generator=torch.Generator().manual_seed(0)).to(model.device)
     if not isinstance(model, Decoder):
@@ -57,8 +61,31 @@ def verify(
         pairs = _encoder_pairs(model, reference, tokens)
         checks = [Check(f"{name} as in transformers", (_error(*pair),), tolerance) for name, pair in pairs]
     else:
-        checks = _logits_and_greedy(model, reference, tokens, n_tokens, tolerance)
+        is_unscaled = checkpoint.whole is not None and checkpoint.whole.model_type in UNSCALED
+        scale = model.cfg.tree.unembed.scale if is_unscaled else 1.0
+        checks = _logits_and_greedy(model, reference, tokens, n_tokens, tolerance, scale)
     return Verification((*checks, *model.verify(tokens).checks))
+
+
+def _reference(model: Any, checkpoint: HFCheckpoint, folder: Path) -> Any:
+    """The model of transformers in a folder; of a composite, what gives its logits on text alone."""
+    options: dict[str, Any] = {"dtype": model.cfg.dtype, "local_files_only": True}
+    if checkpoint.whole is None:
+        return _transformers_class(model, checkpoint.config).from_pretrained(folder, **options)
+    # PaliGemma's other paths are bidirectional if no token type says that a text is generated
+    whole = _composite_class(checkpoint).from_pretrained(folder, **options, attn_implementation="eager")
+    whole = getattr(whole, "thinker", whole)  # the part of Qwen-Omni that writes text
+    inner = getattr(whole, "language_model", None)
+    return inner if hasattr(inner, "lm_head") else whole  # composites of this kind ask for an image
+
+
+def _composite_class(checkpoint: HFCheckpoint) -> Any:
+    """The class of a composite in transformers: the one that the checkpoint names, if there is such a class."""
+    import transformers
+
+    found = (getattr(transformers, name, None) for name in checkpoint.architectures)
+    known = next((hf_class for hf_class in found if hf_class is not None), None)
+    return known or transformers.AutoModelForMultimodalLM._model_mapping[type(checkpoint.whole)]
 
 
 def _transformers_class(model: Any, config: Any) -> Any:
@@ -96,8 +123,13 @@ def _encoder_pairs(model: Encoder, reference: Any, tokens: Tensor) -> Iterator[t
         yield "logits", (model(tokens), torch.stack([found.start_logits, found.end_logits], -1))
 
 
-def _logits_and_greedy(model: Any, reference: Any, tokens: Tensor, n_tokens: int, tolerance: float) -> list[Check]:
-    """Checks the logits and the greedy tokens of a decoder or an encoder-decoder."""
+def _logits_and_greedy(
+    model: Any, reference: Any, tokens: Tensor, n_tokens: int, tolerance: float, scale: float
+) -> list[Check]:
+    """Checks the logits and the greedy tokens of a decoder or an encoder-decoder.
+
+    `scale` is a factor that transformers leaves out of the logits.
+    """
     from transformers import GenerationConfig
 
     is_decoder = isinstance(model, Decoder)
@@ -105,7 +137,7 @@ def _logits_and_greedy(model: Any, reference: Any, tokens: Tensor, n_tokens: int
     reference.generation_config = GenerationConfig(pad_token_id=0, **options)
     # the decoder may have its own vocabulary
     inputs = {} if is_decoder else {"decoder_input_ids": tokens % model.cfg.d_vocab_out}
-    expected = reference(tokens, **inputs).logits
+    expected = reference(tokens, **inputs).logits * scale
     largest = expected.abs().max().clamp(min=1.0)
     error = ((model(tokens, *inputs.values()) - expected).abs().max() / largest).item()
     n_before = tokens.shape[1] if is_decoder else 1

@@ -99,14 +99,20 @@ def reference(case: Case) -> nn.Module:
 
 def drawn(model: Any, case: Case) -> nn.Module:
     """The model with weights drawn at random, and adjusted as the case says."""
-    model.eval()
-    generator = torch.Generator().manual_seed(len(str(case)))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.add_(0.3 * noise) if parameter.ndim == 1 else parameter.copy_(0.25 * noise)
-        if case.adjust is not None:
+    draw(model, seed=len(str(case)))
+    if case.adjust is not None:
+        with torch.no_grad():
             case.adjust(model)
+    return model
+
+
+@torch.no_grad()
+def draw(model: Any, seed: int) -> Any:
+    """The model with new random weights."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.eval().parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.add_(0.3 * noise) if parameter.ndim == 1 else parameter.copy_(0.25 * noise)
     return model
 
 

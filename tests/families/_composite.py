@@ -11,7 +11,10 @@ TINY = {
     **dict.fromkeys(("intermediate_size", "encoder_ffn_dim", "mlp_dim"), 16),
     **dict.fromkeys(("num_hidden_layers", "encoder_layers", "n_layers", "depth", "num_layers"), 1),
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "encoder_attention_heads", "num_heads"), 2),
-    "head_dim": 8, "image_size": 28, "patch_size": 7, "out_hidden_size": 32,
+    "head_dim": 8,
+    "image_size": 28,
+    "patch_size": 7,
+    "out_hidden_size": 32,
 }
 SIGLIP = {
     "hidden_size": 16,
@@ -28,8 +31,16 @@ FIELDS: dict[str, dict[str, Any]] = {
     "aya_vision": {"vision_config": SIGLIP},
     "emu3": {"vocabulary_map": VOCABULARY, "vq_config": VQ},
     "fun_asr_nano": {"adaptor_config": {"hidden_size": 32, "intermediate_size": 8}},
-    "granite_docling": {"vision_config": {**SIGLIP, "model_type": "granite_docling_vision", "out_hidden_size": 32}},
-    "granite4_vision": {"vision_config": {**SIGLIP, "hidden_size": 64}, "downsample_rate": "1/2", "deepstack_layer_map": []},
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 1000},
+    "qwen3_omni_moe_thinker": {"vision_start_token_id": 1000},
+    "granite_docling": {
+        "vision_config": {**SIGLIP, "model_type": "granite_docling_vision", "out_hidden_size": 32, "vocab_size": 64}
+    },
+    "granite4_vision": {
+        "vision_config": {**SIGLIP, "hidden_size": 64},
+        "downsample_rate": "1/2",
+        "deepstack_layer_map": [],
+    },
 }
 
 
@@ -50,7 +61,7 @@ def model_class(kind: str) -> Any:
     from transformers.models.auto import modeling_auto as auto
 
     known: dict[str, str] = {}
-    for table in ("TEXT_TO_WAVEFORM", "MULTIMODAL_LM"):
+    for table in ("TEXT_TO_WAVEFORM", "SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM", "MULTIMODAL_LM"):
         known |= getattr(auto, f"MODEL_FOR_{table}_MAPPING_NAMES")
     thinkers = {"qwen2_5_omni_thinker": "Qwen2_5OmniThinkerForConditionalGeneration"}
     thinkers["qwen3_omni_moe_thinker"] = "Qwen3OmniMoeThinkerForConditionalGeneration"

@@ -150,7 +150,7 @@ def gradients_by_name(ours: Any, theirs: Any) -> tuple[dict[str, Tensor], dict[s
         for parameter in theirs.parameters():
             parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
     loaded = pretrained.from_pretrained_no_processing("tiny", hf_model=theirs, dtype=ours.cfg.dtype)
-    return gradients_of(ours), {name: value.detach() for name, value in loaded.named_parameters()}
+    return gradients_of(ours), {name: x.detach() for name, x in loaded.named_parameters() if x.requires_grad}
 
 
 def exported_gradients(ours: Any) -> dict[str, Tensor]:
