@@ -24,6 +24,7 @@ from hooked_lm.models.config import flat
 from hooked_lm.models.config.flat import HookedEncoderConfig, HookedEncoderDecoderConfig, HookedTransformerConfig
 from hooked_lm.models.config.row import EVERY_KIND, Row, table
 from tests.families import CASES
+from tests.families._composite import COMPOSITES
 from tests.families._models import hooked
 
 MEANING = {
@@ -212,8 +213,36 @@ random configs).
 
 `hooked-lm models` prints the first two columns; `hooked-lm verify PATH_OR_NAME` compares a checkpoint with transformers.
 
+[Composites](#composites), which read images or sounds besides text, have the `model_type` of their language model here.
+
 | model_type | class | built from | other sites | missing sites | largest difference, configs |
 |---|---|---|---|---|---|
+"""
+COMPOSITES_HEAD = """
+## Composites
+
+Of a checkpoint that reads images or sounds besides text, `HookedTransformer.from_pretrained` loads the language model, as a
+decoder of text alone: of any composite whose language model has a `model_type` in the table above. It is found by one rule: its
+config is `text_config`, its tensors are those with the prefix of its embedding (`language_model.`, `model.language_model.`,
+`model.text_model.`, ...), or those of its modules where they lie beside the towers. What was left out (towers, projectors) is
+logged once, as a warning of the logger `hooked_lm.hub.hf_load`, and in `model.cfg.left_out`. Tensors of the language model that
+no family reads are refused. `to_hf` and `save_pretrained` refuse, as the composite cannot be written back;
+`model.cfg.left_out = None` lets them write the language model alone, where transformers has a class for it.
+
+On text alone the logits are those of the composite in transformers; tokens that stand for images count as any other token.
+Three things to know:
+
+- Rotary positions on several axes (Qwen2-VL and its descendants) are the usual ones on text, and features that are added to
+  later layers (Qwen3-VL, Granite) are absent.
+- PaliGemma was trained on prompts that see each other in both directions. Here attention is causal, as for the text that it
+  generates.
+- `AyaVision-`, `Cohere2Vision-`, `GraniteSpeech-` and `GraniteSpeechPlusForConditionalGeneration` of transformers leave out the
+  scale of the logits. Here they have it, as the language model alone has in transformers.
+
+These composites are tested against transformers, from files in the names that transformers writes and in those of its modules:
+
+| composite | language model |
+|---|---|
 """
 EVERYWHERE = {"DecoderConfig", "EncoderConfig", "EncoderDecoderConfig", "Embed", "Unembed"}
 OPTIONAL = ("hook_pos_embed", "hook_rot_", "hook_pre_linear", "q_norm.", "k_norm.", "ln1_post.", "ln2_post.")
@@ -276,7 +305,9 @@ def models_page() -> str:
     parity = json.loads(Path(__file__).with_name("parity.json").read_text())
     standard = {name: standard_sites(name) for name in {model_class(name) for name in supported()}}
     lines = [family_row(name, parity, standard[model_class(name)]) for name in supported()]
-    return MODELS_HEAD + "\n".join(lines) + "\n"
+    inside = {case.composite: case.family for case in CASES if case.composite is not None}
+    composites = [f"| `{kind}` | `{text}` |" for kind, text in sorted((COMPOSITES | inside).items())]
+    return MODELS_HEAD + "\n".join(lines) + "\n" + COMPOSITES_HEAD + "\n".join(composites) + "\n"
 
 
 # ---- the fields of configs -------------------------------------------------------------------------------------------

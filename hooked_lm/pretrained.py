@@ -191,7 +191,8 @@ def from_pretrained(
 
     On the CPU and in the checkpoint's dtype, weights are views of the memory-mapped file and are not copied until they are
     changed. Folding and other dtypes copy the weights that they change. TransformerLens checkpoints, whose configs have flat
-    names, are supported too; see `hooked_lm.hub.tl_checkpoint`.
+    names, are supported too; see `hooked_lm.hub.tl_checkpoint`. Of a composite that reads images or sounds besides text, the
+    language model is loaded, as a decoder of text alone; what was left out is logged and in `cfg.left_out`.
 
     >>> from hooked_lm import pretrained
     >>> model = pretrained.from_pretrained("demo")
@@ -215,7 +216,7 @@ def from_pretrained(
         n_ctx: the longest prompt, instead of the checkpoint's.
         mmap: False copies the weights into memory, so that the files may be changed or deleted.
         cls: the required class of the model; ValueError if the checkpoint is of another class.
-        hf_kwargs: fields of the HF config to override, or `token`, `cache_dir`, `force_download`.
+        hf_kwargs: fields of the HF config to override (not of a composite), or `token`, `cache_dir`, `force_download`.
 
     Raises:
         ValueError: a model type that is not supported, a config field that the family does not read, weights that do not

@@ -103,7 +103,7 @@ def language_model(tensors: Mapping[str, Tensor], module: ModuleType, tree: Deco
 def fitted(tree: DecoderConfig, module: ModuleType, tensors: Mapping[str, Tensor]) -> DecoderConfig:
     """The tree, untied if the file has a head that differs from the embedding, as in transformers."""
     sources = {row.target: row.source for row in module.rows(tree)}
-    head, embedding = sources.get("unembed.W_U"), sources["embed.W_E"]
+    head, embedding = sources["unembed.W_U"], sources["embed.W_E"]
     if not tree.unembed.tied or head not in tensors or torch.equal(tensors[head], tensors[embedding]):
         return tree
     return replace(tree, unembed=replace(tree.unembed, tied=False))
@@ -142,14 +142,14 @@ class _Finder:
         self._sources = {row.source for row in rows}
         self._beside = {source.split(".")[0] for source in self._sources if not source.startswith(self._base)}
         self._roots = self._beside | {source.removeprefix(self._base).split(".")[0] for source in self._sources}
-        self.prefix = next(self._prefixes(embedding, tensors), None)
-        if self.prefix is None:
+        prefix = next(self._prefixes(embedding, tensors), None)
+        if prefix is None:
             raise ValueError(
                 f"no tensor has the name of a language model's embedding, which would end in {embedding!r}; the first are "
                 + ", ".join(sorted(tensors)[:3])
             )
-        self.is_nested = self.prefix not in OUTER
-        self._outer = next(outer for outer in reversed(OUTER) if self.prefix.startswith(outer))
+        self.prefix, self.is_nested = prefix, prefix not in OUTER
+        self._outer = next(outer for outer in reversed(OUTER) if prefix.startswith(outer))
 
     def _prefixes(self, embedding: str, tensors: Collection[str]) -> Iterator[str]:
         """The prefixes with which the file holds the embedding."""

@@ -43,6 +43,26 @@ FIELDS: dict[str, dict[str, Any]] = {
     },
 }
 
+# Composite -> its language model, a family that also exists alone. Those of `composites.py`, whose language
+# models exist only inside of them, come on top.
+COMPOSITES = {
+    **dict.fromkeys(("llava", "llava_next_video", "video_llava", "vipllava", "idefics3", "smolvlm"), "llama"),
+    **dict.fromkeys(("deepseek_vl", "deepseek_vl_hybrid", "voxtral", "glmasr"), "llama"),
+    **dict.fromkeys(("llava_next", "mistral3", "idefics2"), "mistral"),
+    **dict.fromkeys(("llava_onevision", "internvl", "got_ocr2", "pp_chart2table", "ovis2", "video_llama_3"), "qwen2"),
+    **dict.fromkeys(("qwen2_audio", "audioflamingo3", "musicflamingo"), "qwen2"),
+    **dict.fromkeys(("qianfan_ocr", "lighton_ocr", "qwen3_asr", "fun_asr_nano", "moss_transcribe_diarize"), "qwen3"),
+    **dict.fromkeys(("cohere2_vision", "aya_vision"), "cohere2"),
+    **dict.fromkeys(("granite_speech", "granite_speech_plus"), "granite"),
+    **dict.fromkeys(("blip-2", "instructblip", "instructblipvideo"), "opt"),
+    "paligemma": "gemma",
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "fuyu": "persimmon",
+    "exaone4_5": "exaone4",
+    "kimi_k25": "deepseek_v3",
+}
+
 
 def composite(kind: str, text: Mapping[str, Any], attention: str = "eager", **fields: Any) -> Any:
     """A composite of this model type around a language model with the fields `text`; `fields` are its own."""

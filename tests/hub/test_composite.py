@@ -17,7 +17,7 @@ from tests.close import assert_apart, assert_close
 from tests.core import thinned
 from tests.families import CASES
 from tests.families._case import GROUPED, SIZES, draw
-from tests.families._composite import composite
+from tests.families._composite import COMPOSITES, composite
 from tests.families._models import save_shuffled
 
 WIDE = {**GROUPED, "head_dim": 16}
@@ -57,25 +57,6 @@ TEXTS: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
         "num_key_value_heads": 4,
     },
-}
-# Composite -> its language model, a family that also exists alone. The composites of `tests/families/composites.py`, whose
-# language models exist only inside of them, come on top.
-COMPOSITES = {
-    **dict.fromkeys(("llava", "llava_next_video", "video_llava", "vipllava", "idefics3", "smolvlm"), "llama"),
-    **dict.fromkeys(("deepseek_vl", "deepseek_vl_hybrid", "voxtral", "glmasr"), "llama"),
-    **dict.fromkeys(("llava_next", "mistral3", "idefics2"), "mistral"),
-    **dict.fromkeys(("llava_onevision", "internvl", "got_ocr2", "pp_chart2table", "ovis2", "video_llama_3"), "qwen2"),
-    **dict.fromkeys(("qwen2_audio", "audioflamingo3", "musicflamingo"), "qwen2"),
-    **dict.fromkeys(("qianfan_ocr", "lighton_ocr", "qwen3_asr", "fun_asr_nano", "moss_transcribe_diarize"), "qwen3"),
-    **dict.fromkeys(("cohere2_vision", "aya_vision"), "cohere2"),
-    **dict.fromkeys(("granite_speech", "granite_speech_plus"), "granite"),
-    **dict.fromkeys(("blip-2", "instructblip", "instructblipvideo"), "opt"),
-    "paligemma": "gemma",
-    "gemma3": "gemma3_text",
-    "gemma4": "gemma4_text",
-    "fuyu": "persimmon",
-    "exaone4_5": "exaone4",
-    "kimi_k25": "deepseek_v3",
 }
 INSIDE = {case.composite: case for case in reversed(CASES) if case.composite is not None}
 KINDS = thinned([*COMPOSITES, *INSIDE], keep=("llava", "gemma3", "idefics3", "blip-2", "qwen2_vl", "aya_vision"))
