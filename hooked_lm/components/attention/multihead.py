@@ -95,13 +95,15 @@ class Attend(PublicAttributes):
         """The number of key/value heads at the hook points."""
         return self.cfg.n_heads if self.ungrouped else self.cfg.n_kv
 
-    def mix(self, q: PerHead, k: Keys, v: Values, context: Context, layer: int = 0) -> Mixed:
-        """The mixed values of each head, at their site."""
+    def mix(
+        self, q: PerHead, k: Keys, v: Values, context: Context, layer: int = 0, gate: Tensor | None = None
+    ) -> Mixed:
+        """The mixed values of each head, times their gate if there is one, at their site."""
         in_steps = self.soft_cap is not None or self.sinks is not None or not self.settings.fused
         in_steps = in_steps or is_listening(self.hook_attn_scores, self.hook_pattern)
-        return self.hook_z(
-            context.attend_rows(layer, partial(mix_in_steps, self) if in_steps else self.mix_fused, q, k, v)
-        )
+        mix = partial(mix_in_steps, self) if in_steps else self.mix_fused
+        z = context.attend_rows(layer, mix, q, k, v)
+        return self.hook_z(z if gate is None else z * gate)
 
     def mix_fused(self, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
         """The mixed values, by the fused kernel."""
@@ -261,7 +263,11 @@ class Attention(SelfAttention):
         k, v = context.update_kv(layer, k, v)
         if self.cfg.is_kv_source:
             context.keep_kv(layer, k, v)
-        return self.output(self.mix(q, k, v, context, layer))
+        return self.output(self.mix(q, k, v, context, layer, self.gate(query_input)))
+
+    def gate(self, query_input: Tensor) -> Tensor | None:
+        """What the mixed values are multiplied by, in a `GatedAttention`."""
+        return None
 
     @property
     def value_weights(self) -> tuple[Tensor, Tensor | None]:

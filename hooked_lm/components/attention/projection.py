@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-NAMES = ("W_Q", "W_K", "W_V", "W_UQ", "W_UK", "W_UV")
+NAMES = ("W_Q", "W_K", "W_V", "W_UQ", "W_UK", "W_UV", "W_gate")
 
 
 def projection(n_heads: int, d_model: int, d_head: int) -> nn.Parameter:

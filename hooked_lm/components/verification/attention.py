@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.components.attention.cross import CrossAttention
-from hooked_lm.components.attention.multihead import Attend, Attention
+from hooked_lm.components.attention.gated import GatedAttention
+from hooked_lm.components.attention.multihead import Attend, Attention, project
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
 from hooked_lm.components.attention.steps import softmax
 from hooked_lm.components.norm import norm_of, norm_unhooked
@@ -49,7 +50,8 @@ def mixing_identities(
         "softmax(attn_scores) == pattern",
         lambda: (softmax(at("hook_attn_scores"), attn.sinks), at("hook_pattern")),
     )
-    yield "pattern @ v == z", lambda: (_mixed(at("hook_pattern"), at("hook_v")), at("hook_z"))
+    label = "pattern @ v == z" + (", gated" if isinstance(attn, GatedAttention) else "")
+    yield label, lambda: (_gated(attn, at, _mixed(at("hook_pattern"), at("hook_v"))), at("hook_z"))
     yield (
         "z @ W_O == result",
         lambda: (
@@ -57,6 +59,10 @@ def mixing_identities(
             at("hook_result"),
         ),
     )
+
+
+def _gated(attn: Attend, at: Sites, z: Tensor) -> Tensor:
+    return z * attn.opened(at("hook_gate")) if isinstance(attn, GatedAttention) else z
 
 
 def _normed_z(attn: Attend, at: Sites) -> Tensor:
@@ -96,6 +102,11 @@ def _(attn: Attention, at: Sites, get_input: LazyTensor, value_input: LazyTensor
             return norm_unhooked(norm_of(attn, "v_norm"), made) if name == "v" else made, at(f"hook_{name}")
 
         yield f"ln1.normalized * w + b -> {name}", projected
+    if isinstance(attn, GatedAttention):
+        yield (
+            "ln1.normalized * w + b -> gate",
+            lambda: (project(get_input(), attn.W_gate, attn.b_gate), at("hook_gate")),
+        )
     if attn.cfg.rotary is not None:
         for name in "qk":
             yield f"rotary({name}) keeps lengths", _lengths(attn, name, at)
@@ -135,7 +146,8 @@ def same_lengths(rotary: Rotary, before: LazyTensor, after: LazyTensor) -> Pair:
 @input_weights.register
 def _(attn: Attention) -> list[InputWeight]:
     """The weights that the input is multiplied by."""
-    projections = "QK" if attn.cfg.values_from_keys else "QKV"
+    projections = ["Q", "K"] if attn.cfg.values_from_keys else ["Q", "K", "V"]
+    projections += ["gate"] if isinstance(attn, GatedAttention) else []
     return [] if attn.cfg.clip is not None else [(attn, f"W_{x}", f"b_{x}") for x in projections]
 
 

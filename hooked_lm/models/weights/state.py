@@ -19,13 +19,14 @@ from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import RMSNorm, norm_of
 from hooked_lm.models.weights.foreign_state_dict import TABLES, in_our_names
 
-# Config flag -> {bias: its weight}; one flag covers all biases of a group.
+# Config flag -> {bias: its weight}; one flag covers all biases of a group that a module with this flag has.
 BIASES = {
-    "qkv_bias": {"b_Q": "W_Q", "b_K": "W_K", "b_V": "W_V"},
+    "qkv_bias": {"b_Q": "W_Q", "b_K": "W_K", "b_V": "W_V", "b_gate": "W_gate"},
     "out_bias": {"b_O": "W_O"},
     "down_bias": {"b_DQ": "W_DQ", "b_DKV": "W_DKV", "b_KR": "W_KR"},
     "bias": {"b_in": "W_in", "b_gate": "W_gate", "b_out": "W_out", "b_U": "W_U", "b_gate_in": "W_gate_in"}
-    | {"b_x": "W_x", "b_B": "W_B", "b_C": "W_C", "b_dt": "W_dt"},
+    | {"b_x": "W_x", "b_B": "W_B", "b_C": "W_C", "b_dt": "W_dt"}
+    | {"b_Q": "W_Q", "b_K": "W_K", "b_V": "W_V", "b_g": "W_g", "b_beta": "W_beta"},
     "router_bias": {"b_router": "W_router", "b_shared_gate": "W_shared_gate"},
 }
 
@@ -124,7 +125,7 @@ def _match_biases(module: Any, prefix: str, given: dict[str, Tensor]) -> None:
 
 def make_biases(module: Any, name: str) -> None:
     """Creates a bias of zeros, and the others of the same config flag."""
-    flag, group = next((flag, group) for flag, group in BIASES.items() if name in group)
+    flag, group = next((flag, group) for flag, group in BIASES.items() if name in group and hasattr(module.cfg, flag))
     for bias, weight_name in group.items():
         if hasattr(module, weight_name) and getattr(module, bias, True) is None:
             weight = getattr(module, weight_name)

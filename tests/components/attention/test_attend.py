@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hooked_lm.components.attention.gated import GatedAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.position_bias import Alibi
 from hooked_lm.components.context import Context
@@ -39,6 +40,8 @@ KINDS = {
         qk_norm=RMSNorm.Config(6, eps=0.1, n_heads=4, joint=True),
         k_norm=RMSNorm.Config(6, eps=0.1, n_heads=2, joint=True),
     ),
+    "gate": GatedAttention.Config(**vars(PLAIN)),
+    "gate of each head": GatedAttention.Config(**vars(PLAIN), gate_act_fn="silu", gate_per_head=True),
     "norm of z": replace(PLAIN, z_norm=RMSNorm.Config(6, eps=0.1, n_heads=4, joint=True)),
 }
 
@@ -95,6 +98,9 @@ def by_hand(attn: Attention, x: Tensor) -> Tensor:
             total = sum(terms) + (attn.sinks[head].exp() if cfg.sinks else 0.0)
             z.append(sum(term * value for term, value in zip(terms, values, strict=True)) / total)
         mixed = normalised(torch.stack(z), norm_of(attn, "z_norm"))
+        if isinstance(attn, GatedAttention):
+            gate = torch.stack([x[i] @ attn.W_gate[head] for head in range(4)]) + attn.b_gate
+            mixed = mixed * (gate * gate.sigmoid() if cfg.gate_per_head else gate.sigmoid())
         out.append(sum(mixed[head] @ attn.W_O[head] for head in range(4)) + attn.b_O)
     return torch.stack(out)
 

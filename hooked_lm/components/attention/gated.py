@@ -1,0 +1,54 @@
+"""Gated attention (Qiu et al. 2025, arXiv:2505.06708): a gate, computed from the query's input, scales the mixed values."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hooked_lm.components.activations import activation
+from hooked_lm.components.attention.multihead import QUERY, Attention, project
+from hooked_lm.components.attention.projection import projection
+from hooked_lm.components.norm import upcast
+from hooked_lm.hooks import HookPoint
+
+Gate = Float[Tensor, "batch pos head width"]
+
+
+class GatedAttention(Attention):
+    """Attention with `z = (pattern v) * act(x W_gate)`, where x is the input of the queries.
+
+    `W_gate` is [head, d_model, d_head], or [head, d_model, 1] for one number per head; `qkv_bias` gives it a bias.
+    `hook_gate` is before the activation, `hook_z` after the gate: what `W_O` reads.
+    """
+
+    @dataclass(frozen=True)
+    class Config(Attention.Config):
+        gate_act_fn: str = "sigmoid"
+        gate_per_head: bool = False
+
+        def build(self) -> "GatedAttention":
+            return GatedAttention(self)
+
+    cfg: Config
+
+    def make_mixing(self, cfg: Config, d_value: int) -> None:  # type: ignore[override]
+        width = 1 if cfg.gate_per_head else d_value
+        self.gate_act = activation(cfg.gate_act_fn)
+        self.W_gate = projection(cfg.n_heads, cfg.d_model, width)
+        self.b_gate = nn.Parameter(torch.zeros(cfg.n_heads, width)) if cfg.qkv_bias else None
+        self.hook_gate = HookPoint(*QUERY[:-1], "1" if cfg.gate_per_head else QUERY[-1])
+        super().make_mixing(cfg, d_value)
+
+    def gate(self, query_input: Float[Tensor, "batch pos *head d_model"]) -> Gate:
+        """What the mixed values are multiplied by."""
+        return self.opened(self.hook_gate(project(query_input, self.W_gate, self.b_gate)))
+
+    def opened(self, gate: Gate) -> Gate:
+        """The gate after its activation, which is computed in at least fp32."""
+        return self.gate_act(upcast(gate)).to(gate.dtype)
+
+    @property
+    def is_linear_in_values(self) -> bool:
+        """Whether a vector added to all values is added to the output, through `W_O`."""
+        return False
