@@ -1,1 +1,1 @@
-"""State-space mixers: Mamba, Mamba-2, RG-LRU and short convolutions, with their scan and convolution."""
+"""State-space mixers: Mamba, Mamba-2, RG-LRU, Gated DeltaNet and short convolutions, with their scan and convolution."""

@@ -20,7 +20,36 @@ Stream = Float[Tensor, "batch pos d_model"]
 Inner = Float[Tensor, "batch pos d_inner"]
 
 
-class Mixer(nn.Module, ABC):
+class CachedMixer(nn.Module, ABC):
+    """A mixer of tokens that starts from the state after the past tokens, and keeps the state after the last one."""
+
+    hook_in: HookPoint
+    hook_out: HookPoint
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.act = activation(cfg.act_fn)
+
+    def forward(self, stream: Stream, context: Context | None = None, layer: int = 0) -> Stream:
+        """`layer` is the index of this layer's entry in the context's cache."""
+        stream = hook_if_listening(self.hook_in, stream)
+        context = context or Context(stream.shape[1], stream.device)
+        entry = None if context.cache is None else context.cache.state(layer)
+        window, state = (None, None) if entry is None else entry.past(stream.shape[0])
+        out, window, state = self.mixed(stream, context, window, state)
+        if entry is not None:
+            entry.keep(window, state, context.n_pos)
+        return self.hook_out(out)
+
+    @abstractmethod
+    def mixed(
+        self, stream: Stream, context: Context, window: Window | None, state: Tensor | None
+    ) -> tuple[Stream, Window, Tensor]:
+        """The output, and the window of the convolutions and the state after the last position, from those given."""
+
+
+class Mixer(CachedMixer):
     """`output(recurrence(stream W_x), stream W_gate)`; `W_x` and `W_gate` are [d_model, d_inner].
 
     `output` gates the result of the recurrence and projects it into the stream by `W_out` [d_inner, d_model].
@@ -33,12 +62,6 @@ class Mixer(nn.Module, ABC):
     b_gate: Tensor | None
     b_out: Tensor | None
     hook_y: HookPoint
-    hook_out: HookPoint
-
-    def __init__(self, cfg: Any) -> None:
-        super().__init__()
-        self.cfg = cfg
-        self.act = activation(cfg.act_fn)
 
     def make_inputs(self) -> None:
         """Adds the input projections and the convolution."""
@@ -54,18 +77,13 @@ class Mixer(nn.Module, ABC):
         self.hook_in = HookPoint(*RESIDUAL, on_demand=True)
         self.hook_x, self.hook_gate, self.hook_conv = HookPoint(*INNER), HookPoint(*INNER), HookPoint(*INNER)
 
-    def forward(self, stream: Stream, context: Context | None = None, layer: int = 0) -> Stream:
-        """`layer` is the index of this layer's entry in the context's cache."""
-        stream = hook_if_listening(self.hook_in, stream)
-        context = context or Context(stream.shape[1], stream.device)
-        entry = None if context.cache is None else context.cache.state(layer)
-        window, state = (None, None) if entry is None else entry.past(stream.shape[0])
+    def mixed(
+        self, stream: Stream, context: Context, window: Window | None, state: Tensor | None
+    ) -> tuple[Stream, Window, Tensor]:
         x = self.hook_x(F.linear(stream, self.W_x.T, self.b_x))
         gate = self.hook_gate(F.linear(stream, self.W_gate.T, self.b_gate))
         y, window, state = self.recurrence(x, stream, context, window, state)
-        if entry is not None:
-            entry.keep(window, state, context.n_pos)
-        return self.hook_out(self.output(self.hook_y(y), gate))
+        return self.output(self.hook_y(y), gate), window, state
 
     @abstractmethod
     def recurrence(

@@ -1,11 +1,14 @@
 """State-space mixers."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from hooked_lm.components.norm import upcast
+from hooked_lm.components.ssm.delta_net import GatedDeltaNet
+from hooked_lm.components.ssm.delta_rule import delta_states
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.components.ssm.mixer import Mixer
@@ -150,3 +153,46 @@ def _(mixer: ShortConv, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
 def _(mixer: ShortConv) -> list[InputWeight]:
     """The weights that the input is multiplied by."""
     return [(mixer, f"W_{name}", f"b_{name}") for name in ("x", "gate", "B")]
+
+
+@identities.register
+def _(mixer: GatedDeltaNet, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+    """Identities between the sites of a run without padding or a cache."""
+
+    def convolved(name: str) -> tuple[Tensor, Tensor]:
+        q, k, v, _ = mixer.convolved(at("hook_q"), at("hook_k"), at("hook_v"))
+        return {"q": q, "k": k, "v": v}[name], at(f"hook_conv_{name}")
+
+    def projected(name: str) -> tuple[Tensor, Tensor]:
+        return mixer.projected(get_input(), name.upper()), at(f"hook_{name}")
+
+    def by_steps() -> tuple[Tensor, Tensor]:
+        q, inputs = mixer.rule_inputs(*(at(f"hook_{name}") for name in ("conv_q", "conv_k", "conv_v", "g", "beta")))
+        return (delta_states(inputs, None) @ q[..., None])[..., 0], at("hook_z")
+
+    for name in ("q", "k", "v"):
+        yield f"stream -> {name}", partial(projected, name)
+        yield f"act(conv({name})) == conv_{name}", partial(convolved, name)
+    yield "stream -> g", lambda: (mixer.log_decay(get_input()), at("hook_g"))
+    yield "stream -> beta", lambda: (mixer.written_share(get_input()), at("hook_beta"))
+    yield "stream -> gate", lambda: (mixer.gate(get_input()), at("hook_gate"))
+    yield "the gated delta rule of conv_q, conv_k, conv_v, g, beta == z", by_steps
+    yield from norm_identity(mixer, "norm", at, lambda: at("hook_z"), label="mixer.norm")
+
+
+@output_from_sites.register
+def _(mixer: GatedDeltaNet, at: Sites) -> Tensor:
+    """The output, computed from the last sites."""
+    return mixer.written(mixer.norm.apply_weights(at("norm.hook_normalized")), at("hook_gate"))
+
+
+@input_weights.register
+def _(mixer: GatedDeltaNet) -> list[InputWeight]:
+    """The weights that the input is multiplied by."""
+    return [(mixer, f"W_{name}", f"b_{name}") for name in mixer.cfg.widths]
+
+
+@output_weights.register
+def _(mixer: GatedDeltaNet) -> list[Tensor]:
+    """The weights that write the output."""
+    return [mixer.W_out] if mixer.b_out is None else [mixer.W_out, mixer.b_out]
