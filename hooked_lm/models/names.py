@@ -7,6 +7,7 @@ from typing import Any, SupportsIndex
 ATTENTION = {"q", "k", "v", "z", "rot_q", "rot_k", "attn_scores", "pattern", "result"}
 MLP = {"pre", "pre_linear", "mid", "post", "router_logits", "expert_weights", "expert_indices"}
 MIXER = {"x", "gate", "conv", "dt", "B", "C", "r", "i", "a", "state", "y"}
+MIXER |= {"conv_q", "conv_k", "conv_v", "g", "beta"}  # q, k, v and z are those of attention
 NORM = {"scale", "normalized"}
 SUBLAYERS = {"a": "attn", "attention": "attn", "m": "mlp", "b": "", "block": "", "blocks": ""}
 SYNONYMS = {

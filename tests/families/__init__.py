@@ -7,6 +7,7 @@ windows shorter than the prompt, how much of a head is rotary and how it is stre
 from tests.families import (
     classic,
     composites,
+    delta_nets,
     encoder_decoders,
     encoders,
     gemma_olmo_cohere_phi,
@@ -22,7 +23,7 @@ from tests.families._case import Case, reference
 
 DECODERS = (
     *(classic, llama, gemma_olmo_cohere_phi, recent_dense, moe, latent, recent_moe),
-    *(state_space, recent_state_space, composites),
+    *(state_space, recent_state_space, delta_nets, composites),
 )
 
 DECODER_CASES = [case for module in DECODERS for case in module.CASES]

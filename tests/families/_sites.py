@@ -7,6 +7,7 @@ from functools import singledispatch
 from typing import Any
 
 from hooked_lm.components.attention.cross import CrossAttention
+from hooked_lm.components.attention.gated import GatedAttention
 from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.relative_bias import RelativeBias
@@ -24,6 +25,7 @@ from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import ClampedGatedMLP, MoE
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.normed_moe import NormedMoE
+from hooked_lm.components.ssm.delta_net import GatedDeltaNet
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.components.ssm.rg_lru import RGLRU
@@ -67,6 +69,12 @@ def _(cfg: Attention.Config) -> Sites:
     if cfg.qk_norm is not None:
         sites |= below("q_norm", norm(cfg.qk_norm, QUERY)) | below("k_norm", norm(cfg.k_norm or cfg.qk_norm, KEY))
     return sites | below("v_norm", norm(cfg.v_norm, KEY)) | below("z_norm", norm(cfg.z_norm, QUERY))
+
+
+@sites_of.register
+def _(cfg: GatedAttention.Config) -> Sites:
+    gate = QUERY.replace("d_head", "1") if cfg.gate_per_head else QUERY
+    return sites_of.dispatch(Attention.Config)(cfg) | {"hook_gate": gate}
 
 
 @sites_of.register
@@ -133,6 +141,15 @@ def _(cfg: RGLRU.Config) -> Sites:
 def _(cfg: ShortConv.Config) -> Sites:
     sites = {"hook_in": STREAM} | {f"hook_{name}": INNER for name in ("x", "gate", "B", "y")}
     return sites | {"hook_state": f"{INNER} tap", "hook_out": STREAM}
+
+
+@sites_of.register
+def _(cfg: GatedDeltaNet.Config) -> Sites:
+    heads, groups = "batch pos ssm_head d_ssm_head", "batch pos group d_state"
+    sites = {"hook_in": STREAM} | dict.fromkeys(("hook_q", "hook_k", "hook_conv_q", "hook_conv_k"), groups)
+    sites |= dict.fromkeys(("hook_v", "hook_conv_v", "hook_z", "hook_gate", "norm.hook_normalized"), heads)
+    sites |= dict.fromkeys(("hook_g", "hook_beta"), "batch pos ssm_head")
+    return sites | {"hook_state": f"{heads} d_state", "norm.hook_scale": "batch pos ssm_head 1", "hook_out": STREAM}
 
 
 @sites_of.register
@@ -332,6 +349,12 @@ def _(cfg: Mamba.Config) -> dict[str, int]:
 def _(cfg: Mamba2.Config) -> dict[str, int]:
     heads = {"ssm_head": cfg.n_heads, "d_ssm_head": cfg.d_head, "d_inner": cfg.n_heads * cfg.d_head}
     return heads | {"group": cfg.n_groups, "d_group": heads["d_inner"] // cfg.n_groups, "d_state": cfg.d_state}
+
+
+@sizes_of.register
+def _(cfg: GatedDeltaNet.Config) -> dict[str, int]:
+    heads = {"ssm_head": cfg.n_heads, "d_ssm_head": cfg.d_head}
+    return heads | {"group": cfg.n_groups, "d_state": cfg.d_state}
 
 
 @sizes_of.register

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from hooked_lm.components.mlp import GatedMLP
+from hooked_lm.components.moe import MoE
 from hooked_lm.components.router import SoftmaxRouter
 from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
@@ -19,13 +20,23 @@ NO_EFFECT = (*moe.NO_EFFECT, "use_sliding_window", "max_window_layers")
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    experts = moe.experts(hf, hf.num_experts, SoftmaxRouter(hf.norm_topk_prob), hf.moe_intermediate_size)
-    shared = GatedMLP.Config(hf.hidden_size, hf.shared_expert_intermediate_size, hf.hidden_act)
-    experts = replace(experts, shared=shared, shared_gate=True)
     attns = llama_like.by_window(hf, llama_like.attention(hf, qkv_bias=hf.qkv_bias))
+    experts = gated_experts(hf, hf.norm_topk_prob)
     return moe.decoder(hf, attns, moe.some_sparse(hf, experts, moe.every_nth(hf)))
 
 
+def gated_experts(hf: HFConfig, renormalize: bool) -> MoE.Config:
+    """The mixture of a sparse layer, with a gated shared expert."""
+    experts = moe.experts(hf, hf.num_experts, SoftmaxRouter(renormalize), hf.moe_intermediate_size)
+    shared = GatedMLP.Config(hf.hidden_size, hf.shared_expert_intermediate_size, hf.hidden_act)
+    return replace(experts, shared=shared, shared_gate=True)
+
+
 def rows(tree: DecoderConfig) -> list[Row]:
+    return [*llama_like.rows(tree), *sparse_rows(tree)]
+
+
+def sparse_rows(tree: DecoderConfig) -> list[Row]:
+    """Rows of a mixture."""
     gate = Row("model.layers.{l}.mlp.shared_expert_gate.weight", "blocks.{l}.mlp.W_shared_gate", "g m -> m g")
-    return [*llama_like.rows(tree), *moe.sparse_rows(tree, shared="shared_expert"), gate]
+    return [*moe.sparse_rows(tree, shared="shared_expert"), gate]

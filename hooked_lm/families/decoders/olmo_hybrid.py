@@ -1,0 +1,46 @@
+"""OLMo Hybrid (Olmo Team 2026): OLMo 3 with Gated DeltaNet in three of four layers, and norms before these layers' sublayers."""
+
+from hooked_lm.components.blocks.mixer import MixerMLPBlock
+from hooked_lm.families._shared import classic, delta_net, llama_like
+from hooked_lm.families._shared.delta_net import LAYER, MIXER
+from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.families._shared.rotary import rotary
+from hooked_lm.families.decoders import olmo2
+from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.weights import Row
+
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]
+
+NO_EFFECT = ("linear_a_log_*", "linear_dt_*")  # initialisation
+# in layers with attention; transformers reads both names, and writes the second in all layers
+RENAMED = {r"\.post_attention_layernorm\.": ".feedforward_layer_norm."}
+
+
+def config(hf: HFConfig) -> DecoderConfig:
+    norm, mlp = llama_like.rms_norm(hf), llama_like.gated_mlp(hf)
+    # the eps of the norm before the gate is fixed
+    mixer = delta_net.mixer(hf, eps=1e-5, max_beta=2.0 if hf.linear_allow_neg_eigval else 1.0)
+    mixing = MixerMLPBlock.Config(mixer=mixer, ln1=norm, mlp=mlp, ln2=norm)
+    has_rotary = (hf.rope_parameters or {}).get("rope_theta") is not None
+    attending = olmo2.block(hf, rotary=rotary(hf, llama_like.head_dim(hf)) if has_rotary else None)
+    return llama_like.around(hf, [attending if attends else mixing for attends in delta_net.attending(hf)], norm)
+
+
+def rows(tree: DecoderConfig) -> list[Row]:
+    source = LAYER + "linear_attn."
+    names = {"q": "Q", "k": "K", "v": "V", "a": "g", "b": "beta", "g": "gate", "o": "out"}
+    return [
+        *llama_like.outer_rows(tree),
+        *olmo2.attention_rows(),
+        *llama_like.mlp_rows(),
+        Row(LAYER + "attention_layer_norm.weight", "blocks.{l}.ln1.w"),
+        Row(LAYER + "feedforward_layer_norm.weight", "blocks.{l}.ln2.w"),
+        Row(LAYER + "feedforward_layer_norm.weight", "blocks.{l}.ln1_post.w"),
+        Row(LAYER + "post_feedforward_layernorm.weight", "blocks.{l}.ln2_post.w"),
+        *(row for x, y in names.items() for row in classic.linear(f"{source}{x}_proj", MIXER, y)),
+        *(Row(f"{source}{x}_conv1d.weight", f"{MIXER}conv_{x}.W_conv", "x 1 k -> k x") for x in "qkv"),
+        Row(source + "A_log", MIXER + "A_log"),
+        Row(source + "dt_bias", MIXER + "dt_bias"),
+        Row(source + "o_norm.weight", MIXER + "norm.w"),
+    ]
