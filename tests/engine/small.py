@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer
+from hooked_lm.components.attention.gated import GatedAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock
@@ -18,6 +19,7 @@ from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.components.router import SoftmaxRouter
+from hooked_lm.components.ssm.delta_net import GatedDeltaNet
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.rg_lru import RGLRU
 from hooked_lm.models.config.tree import DecoderConfig
@@ -37,6 +39,10 @@ BLOCKS: dict[str, tuple[Any, ...]] = {
     "mixture": (
         PreNormBlock.Config(attn=GROUPED, ln1=NORM, mlp=MLP, ln2=NORM),
         PreNormBlock.Config(attn=GROUPED, ln1=NORM, mlp=MoE.Config(MLP, 4, 2, SoftmaxRouter()), ln2=NORM),
+    ),
+    "delta rule": (
+        MixerMLPBlock.Config(mixer=GatedDeltaNet.Config(D_MODEL, 4, 3, 2, 5), ln1=NORM, mlp=MLP, ln2=NORM),
+        PreNormBlock.Config(attn=GatedAttention.Config(**vars(GROUPED)), ln1=NORM, mlp=MLP, ln2=NORM),
     ),
     "states": (MixerBlock.Config(mixer=Mamba.Config(D_MODEL, d_inner=16, d_state=3, dt_rank=2), ln1=NORM),),
 }

@@ -15,7 +15,8 @@ from tests.families import DECODER_CASES, Case
 from tests.families._models import hooked, prompt
 
 CASES = [
-    next(case for case in DECODER_CASES if case.family == family) for family in ("mamba", "mamba2", "recurrent_gemma")
+    next(case for case in DECODER_CASES if case.family == family)
+    for family in ("mamba", "mamba2", "recurrent_gemma", "qwen3_5_text")
 ]
 REASON = "a function of states comes after a change of the same states in the base run: "
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer
+from hooked_lm.components.attention.gated import GatedAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import PreNormBlock
@@ -39,6 +40,7 @@ BLOCKS = {
     "post-norm": PostNormBlock.Config(**BOTH),
     "experts": PreNormBlock.Config(attn=ATTN, ln1=NORM, mlp=MoE.Config(MLP, 4, 2, SoftmaxRouter()), ln2=NORM),
     "attention only": AttentionOnlyBlock.Config(attn=ATTN, ln1=NORM),
+    "gated attention": PreNormBlock.Config(**BOTH | {"attn": GatedAttention.Config(**vars(ATTN))}, ln1_post=NORM),
     "mixer": MixerMLPBlock.Config(
         mixer=RGLRU.Config(D_MODEL, d_inner=8, n_channel_groups=2), ln1=NORM, mlp=MLP, ln2=NORM
     ),

@@ -29,7 +29,11 @@ NEARLY = 1e-6  # where something is computed in single precision on the way
 CLOSE = tolerance(1.0, 1.0)  # of scores, which are in single precision
 N_POS = 6
 # Attention by every kind of keys, mixtures, states: structures that the random trees do not have.
-OTHERS = [case for case in DECODER_CASES if case.family in ("gemma4_text", "deepseek_v3", "bamba", "mamba", "gpt_oss")]
+OTHERS = [
+    case
+    for case in DECODER_CASES
+    if case.family in ("gemma4_text", "deepseek_v3", "bamba", "mamba", "gpt_oss", "qwen3_next")
+]
 
 
 @dataclass

@@ -34,7 +34,7 @@ QWEN3_NEXT = {**MIXED, **EXPERTS}
 QWEN3_5_MOE = {name: value for name, value in QWEN3_NEXT.items() if name != "intermediate_size"}
 SHORT_LAYERS = {"num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"]}
 
-# Values as wide as keys in all: transformers' reverse conversion cuts a convolution into thirds (conversion_mapping.py).
+# Values as wide as keys: transformers saves the convolutions of others in thirds of their sum (see test_delta_nets.py).
 OLMO_HYBRID = {
     **SIZES,
     "num_hidden_layers": 4,
@@ -131,8 +131,8 @@ CASES: list[Case] = [
     ),
     Case(
         "olmo_hybrid",
-        "grouped-gelu",
-        {**OLMO_HYBRID, **SHORT_LAYERS, "hidden_act": "gelu", "linear_num_key_heads": 2, "linear_key_head_dim": 12},
+        "gelu-all-heads-with-keys",
+        {**OLMO_HYBRID, **SHORT_LAYERS, "hidden_act": "gelu", "num_key_value_heads": 4, "rms_norm_eps": 0.05},
         adjust=stir,
     ),
 ]

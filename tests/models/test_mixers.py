@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig
+from hooked_lm.components.attention.gated import GatedAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock
@@ -16,6 +17,7 @@ from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.norm import norm_of
 from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.ssm.delta_net import GatedDeltaNet
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.components.ssm.rg_lru import RGLRU
@@ -29,6 +31,7 @@ NORM, MLP = LayerNorm.Config(12), GatedMLP.Config(12, 10, bias=True)
 MAMBA = Mamba.Config(12, d_inner=16, d_state=3, dt_rank=2)
 MAMBA2 = Mamba2.Config(12, n_heads=4, d_head=4, d_state=5, n_groups=2, bias=True)
 RG_LRU = RGLRU.Config(12, d_inner=8, n_channel_groups=2)
+DELTA_NET = GatedDeltaNet.Config(12, n_heads=4, d_head=3, n_groups=2, d_state=5, eps=0.1)
 ATTENTION = Attention.Config(12, n_heads=3, d_head=4, qkv_bias=True, rotary=Rotary(4), window=4)
 BLOCKS: dict[str, tuple[Any, ...]] = {
     "pure": (
@@ -40,6 +43,11 @@ BLOCKS: dict[str, tuple[Any, ...]] = {
         PreNormBlock.Config(attn=ATTENTION, ln1=NORM, mlp=MLP, ln2=NORM),
         MixerMLPBlock.Config(mixer=MAMBA2, ln1=NORM, mlp=MLP, ln2=NORM, ln2_post=NORM),
         MixerBlock.Config(mixer=MAMBA, ln1=NORM),
+    ),
+    "delta rule": (
+        MixerMLPBlock.Config(mixer=DELTA_NET, ln1=NORM, mlp=MLP, ln2=NORM),
+        PreNormBlock.Config(attn=GatedAttention.Config(**vars(ATTENTION)), ln1=NORM, mlp=MLP, ln2=NORM),
+        MixerBlock.Config(mixer=DELTA_NET, ln1=NORM),
     ),
 }
 
@@ -100,7 +108,7 @@ def test_new_models_are_random_and_repeatable(model: HookedTransformer) -> None:
 
 
 def test_weights_of_attention_cannot_be_stacked(model: HookedTransformer) -> None:
-    without = "[0, 1]" if len(model.blocks) == 2 else r"[0, 2, 3]"
+    without = {2: "[0, 1]", 3: "[0, 2]", 4: "[0, 2, 3]"}[len(model.blocks)]
     for name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "QK", "OV"):
         with pytest.raises(
             ValueError, match="no attention in blocks " + without.replace("[", r"\[").replace("]", r"\]")
@@ -151,7 +159,11 @@ def test_state_dicts_and_copies(model: HookedTransformer) -> None:
 def test_identities(model: HookedTransformer) -> None:
     report = model.verify(ids())
     assert report.ok, str(report)
-    assert "the recurrence of conv, dt, B, C == y" in {check.name for check in report.checks}
+    recurrences = {
+        "the recurrence of conv, dt, B, C == y",
+        "the gated delta rule of conv_q, conv_k, conv_v, g, beta == z",
+    }
+    assert len(recurrences & {check.name for check in report.checks}) == 1
 
 
 @pytest.mark.parametrize(
@@ -162,6 +174,12 @@ def test_identities(model: HookedTransformer) -> None:
         ("pure", "blocks.1.mixer.hook_conv", "act(conv(x)) == conv"),
         ("hybrid", "blocks.0.mixer.hook_a", "r -> a"),
         ("hybrid", "blocks.0.mixer.hook_y", "y -> mixer_out, normed and scaled"),
+        ("delta rule", "blocks.0.mixer.hook_k", "act(conv(k)) == conv_k"),
+        ("delta rule", "blocks.0.mixer.hook_g", "stream -> g"),
+        ("delta rule", "blocks.0.mixer.hook_beta", "stream -> beta"),
+        ("delta rule", "blocks.0.mixer.hook_conv_v", "the gated delta rule of conv_q, conv_k, conv_v, g, beta == z"),
+        ("delta rule", "blocks.2.mixer.hook_gate", "y -> mixer_out, normed and scaled"),
+        ("delta rule", "blocks.1.attn.hook_gate", "pattern @ v == z, gated"),
     ],
 )
 def test_a_site_that_lies_is_noticed(kind: str, name: str, broken: str) -> None:

@@ -27,7 +27,7 @@ from tests.engine.small import (
 )
 from tests.models.toys import toy, words
 
-KINDS = ["standard", "rotary", "parallel", "post_norm", "attn_only", "hybrid", "mixture"]
+KINDS = ["standard", "rotary", "parallel", "post_norm", "attn_only", "hybrid", "delta rule", "mixture"]
 N_HEADS, SOME_NEURONS, SOME_POSITIONS = 4, [0, 7, 3], [1, -1]
 ADDED = ("hook_attn_out", "hook_mixer_out", "hook_mlp_out")
 ALL = slice(None)

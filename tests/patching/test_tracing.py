@@ -27,7 +27,7 @@ from tests.engine.small import (
 from tests.models.toys import toy, words
 
 N_SAMPLES, SUBJECT = 2, [1, 2]
-KINDS = ["standard", "rotary", "parallel", "post_norm", "shortformer", "hybrid", "mixture"]
+KINDS = ["standard", "rotary", "parallel", "post_norm", "shortformer", "hybrid", "delta rule", "mixture"]
 
 
 def noises(embed: Tensor, subject: Sequence[int], noise: float, seed: int) -> list[Tensor]:

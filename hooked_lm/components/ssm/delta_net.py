@@ -11,11 +11,11 @@ from hooked_lm.components.activations import activation
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import RESIDUAL, RMSNorm, upcast
 from hooked_lm.components.ssm.convolution import CausalConvolution, Window
-from hooked_lm.components.ssm.delta_rule import DeltaInputs, Output, State, delta_in_chunks, hooked_delta_states
+from hooked_lm.components.ssm.delta_rule import DeltaInputs, Output, State, hooked_delta_rule
 from hooked_lm.components.ssm.mamba import initial_dt_bias
 from hooked_lm.components.ssm.mamba2 import GROUPS, HEADS
 from hooked_lm.components.ssm.mixer import CachedMixer, Stream
-from hooked_lm.hooks import HookPoint, is_listening
+from hooked_lm.hooks import HookPoint
 
 PerHead = Float[Tensor, "batch pos ssm_head d_ssm_head"]
 PerGroup = Float[Tensor, "batch pos group d_state"]
@@ -152,10 +152,7 @@ class GatedDeltaNet(CachedMixer):
     ) -> tuple[Output, State]:
         """What is read from the state at every position, and the last state."""
         q, inputs = self.rule_inputs(q, k, v, g, beta, real)
-        if q.shape[1] > 1 and not is_listening(self.hook_state):
-            return delta_in_chunks(q, inputs, state)
-        states = hooked_delta_states(self.hook_state, inputs, state)
-        return (states @ q[..., None])[..., 0], states[:, -1]
+        return hooked_delta_rule(self.hook_state, q, inputs, state)
 
     def rule_inputs(
         self, q: PerGroup, k: PerGroup, v: PerHead, g: Tensor, beta: Tensor, real: Tensor | None = None

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from hooked_lm.components.ssm.mamba2 import decays
 from hooked_lm.components.ssm.scan import EditedStates, edited_states
-from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks import HookPoint, is_listening
 
 State = Float[Tensor, "batch ssm_head d_ssm_head d_state"]
 States = Float[Tensor, "batch pos ssm_head d_ssm_head d_state"]
+Queries = Float[Tensor, "batch pos ssm_head d_state"]
 Output = Float[Tensor, "batch pos ssm_head d_ssm_head"]
 
 
@@ -47,16 +48,18 @@ def delta_states(inputs: DeltaInputs, start: State | None, edits: EditedStates |
     return torch.stack(states, 1)
 
 
-def hooked_delta_states(point: HookPoint, inputs: DeltaInputs, start: State | None) -> States:
-    """All states after a hook point, whose edits change later states; see `scan.hooked_states`."""
-    states = delta_states(inputs, start)
-    edits = edited_states(point, states)
-    return states if edits is None else delta_states(inputs, start, edits)
+def hooked_delta_rule(point: HookPoint, q: Queries, inputs: DeltaInputs, start: State | None) -> tuple[Output, State]:
+    """The outputs and the last state. All states pass a hook point, whose edits change later ones; see `scan.hooked_states`."""
+    if q.shape[1] == 1 or is_listening(point):
+        states = delta_states(inputs, start)
+        edits = edited_states(point, states)
+        if q.shape[1] == 1 or edits is not None:
+            states = states if edits is None else delta_states(inputs, start, edits)
+            return (states @ q[..., None])[..., 0], states[:, -1]
+    return delta_in_chunks(q, inputs, start)
 
 
-def delta_in_chunks(
-    q: Float[Tensor, "batch pos ssm_head d_state"], inputs: DeltaInputs, start: State | None
-) -> tuple[Output, State]:
+def delta_in_chunks(q: Queries, inputs: DeltaInputs, start: State | None) -> tuple[Output, State]:
     """The outputs and the last state, from products within chunks and a recurrence of states between chunks.
 
     In a chunk that starts from `S0`, position i writes `u_i = beta_i (v_i - S0 e_i k_i - sum over j < i of (k_i d_ij k_j) u_j)`,

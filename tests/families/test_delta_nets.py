@@ -1,0 +1,111 @@
+"""Families with Gated DeltaNet: what the table's comparison would notice, and the files of OLMo Hybrid."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hooked_lm import HookedTransformer, HookedTransformerConfig, pretrained
+from hooked_lm.components.blocks.mixer import MixerPart
+from hooked_lm.hub.hf_checkpoint import _saved_weights
+from tests.close import assert_close
+from tests.families import delta_nets
+from tests.families._case import Case, reference
+from tests.families._models import distance, hooked, logits_of, prompt
+from tests.families.test_state_space import every_attention, every_mixer, every_norm, reverse, swap
+
+CASES = {str(case): case for case in delta_nets.CASES}
+FIRST = [
+    next(case for case in CASES.values() if case.family == name)
+    for name in {case.family: None for case in CASES.values()}
+]
+PLAIN = "qwen3_5_text-biased-tied-positions-of-images"
+
+WRONG_TREES = {
+    "activation after the convolutions": (PLAIN, every_mixer(lambda _: {"act_fn": "gelu"})),
+    "activation of the gate": (PLAIN, every_mixer(lambda _: {"gate_act_fn": "sigmoid"})),
+    "eps of the norm before the gate": (PLAIN, every_mixer(lambda _: {"eps": 1e-6})),
+    "norms without an offset": (PLAIN, every_norm(offset=0.0)),
+    "states that are reflected": (PLAIN, every_mixer(lambda _: {"max_beta": 2.0})),
+    "states that are not reflected": ("olmo_hybrid-three-to-one-reflected", every_mixer(lambda _: {"max_beta": 1.0})),
+    "activation of attention's gate": (PLAIN, every_attention(lambda _: {"gate_act_fn": "silu"})),
+    "all of a head turned": (PLAIN, every_attention(lambda a: {"rotary": replace(a.rotary, dim=a.d_head)})),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_TREES)
+@torch.no_grad()
+def test_a_wrong_tree_is_noticed(wrong: str) -> None:
+    name, alter = WRONG_TREES[wrong]
+    right, tokens = hooked(CASES[name]), prompt(CASES[name])
+    model = HookedTransformer(
+        HookedTransformerConfig.from_tree(alter(right.cfg.tree), init_weights=False, device="cpu")
+    )
+    model.load_state_dict(right.state_dict())
+    assert distance(model(tokens), logits_of(CASES[name], tokens)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("qwen3_next-three-to-one", swap("W_Q", "W_K")),
+        ("qwen3_next-three-to-one", swap("W_V", "W_gate")),
+        ("qwen3_next-three-to-one", swap("W_g", "W_beta")),
+        ("qwen3_next-three-to-one", reverse("A_log")),
+        ("qwen3_next-three-to-one", reverse("dt_bias")),
+        (PLAIN, swap("W_V", "W_gate")),
+        ("olmo_hybrid-three-to-one-reflected", swap("W_g", "W_beta")),
+    ],
+)
+@torch.no_grad()
+def test_wrong_weights_are_noticed(name: str, damage: Callable[[Any], None]) -> None:
+    model, tokens = copy.deepcopy(hooked(CASES[name])), prompt(CASES[name])
+    damage(next(block.mixer for block in model.blocks if isinstance(block, MixerPart)))
+    assert distance(model(tokens), logits_of(CASES[name], tokens)) > 1e-3
+
+
+@pytest.mark.parametrize("case", FIRST, ids=str)
+@torch.no_grad()
+def test_states_carry_something(case: Case) -> None:
+    """The logits depend on what is read from the past."""
+    model, tokens = hooked(case), prompt(case)
+
+    def forget(state: Tensor, hook: Any) -> Tensor:
+        state[:, :-1] = 0.0
+        return state
+
+    forgetful = model.run_with_hooks(tokens, fwd_hooks=[("blocks.*.mixer.hook_state", forget)])
+    assert (forgetful - model(tokens))[:, -1].abs().max() > 1e-2
+
+
+@torch.no_grad()
+def test_olmo_hybrid_with_wider_values(tmp_path: Path) -> None:
+    """As in the published model. transformers would save its convolutions in thirds of their sum, which are refused."""
+    uneven = {"linear_num_key_heads": 2, "linear_key_head_dim": 6, "linear_value_head_dim": 10}
+    case = replace(CASES["olmo_hybrid-three-to-one-reflected"], name="wide", fields=delta_nets.OLMO_HYBRID | uneven)
+    theirs = reference(case)
+    weights = {name: tensor for name, tensor in _saved_weights(theirs).items() if "_conv1d" not in name}
+    with pytest.raises(
+        ValueError, match=r"q_conv1d\.weight.*the shapes do not fit: expected \[12, 1, 4\], got \[22, 1, 4\]"
+    ):
+        hooked(case)
+    for name, tensor in theirs.state_dict().items():
+        if "conv1d" in name:
+            parts = zip("qkv", tensor.split([12, 12, 40]), strict=True)
+            weights |= {name.replace("conv1d", f"{x}_conv1d"): part for x, part in parts}
+    # the published name of a norm after attention
+    weights = {name.replace("3.feedforward_layer_norm", "3.post_attention_layernorm"): t for name, t in weights.items()}
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, tmp_path / "model.safetensors")
+    theirs.config.save_pretrained(tmp_path)
+    model = pretrained.from_pretrained_no_processing(tmp_path)
+    tokens = torch.arange(40).view(2, 20)
+    assert_close(model(tokens), logits_of(case, tokens))
+    back = model.to_hf()
+    back.set_attn_implementation(case.attention)
+    assert torch.equal(back(tokens).logits, logits_of(case, tokens))
