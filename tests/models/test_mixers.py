@@ -31,7 +31,7 @@ NORM, MLP = LayerNorm.Config(12), GatedMLP.Config(12, 10, bias=True)
 MAMBA = Mamba.Config(12, d_inner=16, d_state=3, dt_rank=2)
 MAMBA2 = Mamba2.Config(12, n_heads=4, d_head=4, d_state=5, n_groups=2, bias=True)
 RG_LRU = RGLRU.Config(12, d_inner=8, n_channel_groups=2)
-DELTA_NET = GatedDeltaNet.Config(12, n_heads=4, d_head=3, n_groups=2, d_state=5, eps=0.1)
+DELTA_NET = GatedDeltaNet.Config(12, n_heads=4, d_head=3, n_groups=2, d_state=5, eps=1.0)
 ATTENTION = Attention.Config(12, n_heads=3, d_head=4, qkv_bias=True, rotary=Rotary(4), window=4)
 BLOCKS: dict[str, tuple[Any, ...]] = {
     "pure": (
