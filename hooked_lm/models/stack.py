@@ -41,17 +41,13 @@ class Stack:
     # ---- building ----------------------------------------------------------------------------------------------------
 
     def build_positions(
-        self,
-        model: nn.Module,
-        pos_embed: Any,
-        ln_embed: NormConfig | None = None,
-        ln_tokens: NormConfig | None = None,
+        self, model: nn.Module, pos: Any, ln_embed: NormConfig | None = None, ln_tokens: NormConfig | None = None
     ) -> None:
         """Adds the position embedding and the norms of the embeddings to a model; None means absent."""
         if self.ln_tokens is not None:
             add_norm(model, self.ln_tokens, ln_tokens)
-        if pos_embed is not None:
-            setattr(model, self.pos_embed, pos_embed.build())
+        if pos is not None:
+            setattr(model, self.pos_embed, pos.build())
             setattr(model, f"hook_{self.pos_embed}", HookPoint("batch", "pos", "d_model"))
         if self.ln_embed is not None:
             add_norm(model, self.ln_embed, ln_embed)

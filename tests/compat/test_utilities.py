@@ -573,6 +573,9 @@ def test_the_kinds_of_our_families() -> None:
     inside = {case.family for case in CASES if case.composite is not None}
     for model_type in set(supported()) - inside:
         names, kind = tables[model_class(model_type)]
+        if model_type == "bert-generation":  # transformers has no class of it for masked tokens
+            assert model_type not in names
+            continue
         found[kind].add(names[model_type])
         assert architectures.classify_architecture(names[model_type]) == kind
     assert architectures.SEQ2SEQ_ARCHITECTURES - {"T5WithLMHeadModel"} == found["seq2seq"]
