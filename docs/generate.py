@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # for the table of architecture
 
 from hooked_lm import HookedTransformer
 from hooked_lm.families import model_class, supported
+from hooked_lm.hub.missing import NOT_YET, missing
 from hooked_lm.models.base import ON_DEMAND_FLAGS
 from hooked_lm.models.config import flat
 from hooked_lm.models.config.flat import HookedEncoderConfig, HookedEncoderDecoderConfig, HookedTransformerConfig
@@ -249,6 +250,14 @@ These composites are tested against transformers, from files in the names that t
 | composite | language model |
 |---|---|
 """
+MISSING_HEAD = """
+## Missing
+
+The causal, masked, sequence-to-sequence and image-text models of transformers that do not load (`hooked-lm models --missing`),
+and what they need, or why there is nothing to compare with. `hooked_lm.hooks.wrap(model)` hooks any of them by the names of its
+modules.
+
+"""
 EVERYWHERE = {"DecoderConfig", "EncoderConfig", "EncoderDecoderConfig", "Embed", "Unembed"}
 OPTIONAL = ("hook_pos_embed", "hook_rot_", "hook_pre_linear", "q_norm.", "k_norm.", "ln1_post.", "ln2_post.")
 
@@ -305,6 +314,15 @@ def standard_sites(class_name: str) -> list[str]:
     return [site for site, entry in found.items() if entry["families"].keys() == families]
 
 
+def missing_list() -> str:
+    """The model types of transformers that do not load, a line for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for model_type, reason in missing().items():
+        by_reason.setdefault(reason, []).append(f"`{model_type}`")
+    ordered = sorted(by_reason.items(), key=lambda item: (item[0] != NOT_YET, item[0]))
+    return "".join(f"- {reason}: {', '.join(model_types)}\n" for reason, model_types in ordered)
+
+
 def models_page() -> str:
     """The content of docs/models.md."""
     parity = json.loads(Path(__file__).with_name("parity.json").read_text())
@@ -312,7 +330,8 @@ def models_page() -> str:
     lines = [family_row(name, parity, standard[model_class(name)]) for name in supported()]
     inside = {case.composite: case.family for case in CASES if case.composite is not None}
     composites = [f"| `{kind}` | `{text}` |" for kind, text in sorted((COMPOSITES | inside).items())]
-    return MODELS_HEAD + "\n".join(lines) + "\n" + COMPOSITES_HEAD + "\n".join(composites) + "\n"
+    tables = MODELS_HEAD + "\n".join(lines) + "\n" + COMPOSITES_HEAD + "\n".join(composites) + "\n"
+    return tables + MISSING_HEAD + missing_list()
 
 
 # ---- the fields of configs -------------------------------------------------------------------------------------------

@@ -195,13 +195,21 @@ def verify(
 
 @app.command()
 @clean_errors
-def models() -> None:
+def models(
+    missing: Annotated[
+        bool, typer.Option("--missing", help="List those of transformers that do not load, and why.")
+    ] = False,
+) -> None:
     """List the supported architectures by the model_type of their config, and the class of their models."""
-    from hooked_lm.families import model_class, supported
+    if missing:
+        from hooked_lm.hub.missing import missing as reasons_of_missing
 
-    table = Table()
-    table.add_column("model_type")
-    table.add_column("class")
-    for name in supported():
-        table.add_row(escape(name), model_class(name))
+        rows = reasons_of_missing()
+    else:
+        from hooked_lm.families import model_class, supported
+
+        rows = {name: model_class(name) for name in supported()}
+    table = Table("model_type", "why not" if missing else "class")
+    for name, entry in rows.items():
+        table.add_row(escape(name), escape(entry))
     console.print(table)

@@ -20,6 +20,7 @@ from hooked_lm import HookedTransformer, families, hub, pretrained
 from hooked_lm.cli import app
 from hooked_lm.demo import corpus, experiment
 from hooked_lm.hooks.head_labels import parse_head_label
+from hooked_lm.hub.missing import REASONS, missing
 from hooked_lm.models.decoder import Decoder
 from tests.close import assert_close, assert_near
 
@@ -299,6 +300,19 @@ def test_models():
     assert head == ("model_type", "class")
     assert [model_type for model_type, _ in rows] == hub.supported()
     assert dict(rows)["gpt2"] == "HookedTransformer"
+
+
+def test_missing_models():
+    """With each its reason; no reason names a model that there is, or that transformers has not."""
+    shown = call("models", "--missing")
+    assert shown.exit_code == 0
+    found = missing()
+    assert {line.split("│")[1].strip() for line in shown.output.splitlines() if "│" in line} - {""} == set(found)
+    named = [model_type for model_types in REASONS.values() for model_type in model_types]
+    assert len(named) == len(set(named))
+    assert set(named) & set(hub.supported()) == set(), "they load now: take them out of hooked_lm/hub/missing.py"
+    assert set(named) <= set(found), "no such type in transformers"
+    assert found["xlnet"].startswith("its text model in transformers is not causal")
 
 
 def test_version():

@@ -53,9 +53,10 @@ XGLM = {
 # Fields that are refused when they are not at their default.
 REFUSED = {
     "gpt2": {"add_cross_attention"},
+    "gpt-sw3": {"add_cross_attention"},
     "gpt_bigcode": {"add_cross_attention"},
     "xglm": {"add_cross_attention"},
-    "mpt": {"expansion_ratio", "logit_scale", "no_bias", "norm_type"},
+    "mpt": {"logit_scale", "no_bias", "norm_type"},
 }
 
 CASES: list[Case] = [
@@ -63,6 +64,9 @@ CASES: list[Case] = [
     Case("gpt2", "untied-narrow-mlp", {**GPT2, "tie_word_embeddings": False, "n_inner": 20}),
     Case("gpt2", "inverse-layer-scale", {**GPT2, "n_layer": 3, "scale_attn_by_inverse_layer_idx": True}),
     Case("gpt2", "unscaled-scores-relu", {**GPT2, "scale_attn_weights": False, "activation_function": "relu"}),
+    Case("gpt-sw3", "tied", GPT2),
+    Case("gpt-sw3", "untied-wide-mlp", {**GPT2, "tie_word_embeddings": False, "n_inner": 56, "n_layer": 3}),
+    Case("gpt-sw3", "eight-heads-relu", {**GPT2, "n_head": 8, "activation_function": "relu"}),
     Case("gpt_neox", "parallel", {**SIZES, "layer_norm_eps": 0.02}),
     Case("gpt_neox", "sequential", {**SIZES, "layer_norm_eps": 0.02, "use_parallel_residual": False}),
     Case("gpt_neox", "all-rotary-no-bias", {**SIZES, "rotary_pct": 1.0, "attention_bias": False}),
@@ -96,7 +100,7 @@ CASES: list[Case] = [
     Case("bloom", "six-heads", {**BLOOM, **SIX_HEADS}),
     Case("bloom", "untied-sixteen-heads", {**BLOOM, "n_head": 16, "tie_word_embeddings": False}),
     Case("mpt", "tied", MPT),
-    Case("mpt", "six-heads", {**MPT, "d_model": 48, "n_heads": 6}),
+    Case("mpt", "six-heads", {**MPT, "d_model": 48, "n_heads": 6, "expansion_ratio": 2}),
     Case(
         "mpt",
         "untied-clipped-scaled",

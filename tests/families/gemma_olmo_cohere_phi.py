@@ -46,7 +46,7 @@ PLAIN, TURNING = rope("default"), rope("default", rope_theta=30.0)
 # Fields that are refused when they are not at their default.
 REFUSED = {
     "gemma": {"use_bidirectional_attention"},
-    "gemma3_text": {"use_bidirectional_attention", "attn_logit_softcapping"},
+    "gemma3_text": {"use_bidirectional_attention"},
 }
 
 GEMMAS = [
@@ -85,6 +85,7 @@ GEMMAS = [
             "sliding_window_pattern": 3,
             "final_logit_softcapping": 2.0,
             "query_pre_attn_scalar": 4,
+            "attn_logit_softcapping": 0.5,  # which the attention of transformers does not take
         },
     ),
     Case(
@@ -103,6 +104,20 @@ GEMMAS = [
     ),
 ]
 NEAR_LLAMA = [
+    Case("cwm", "local-layers", {**SIZES, **GROUPED, **LLAMA3, **FOUR, "head_dim": 8, "sliding_window": 5}),
+    Case(
+        "cwm",
+        "alternating-wide-tied-biased-mlp",
+        {**SIZES, **GROUPED, **WIDE, **SHARP, **TIED, **every(2, 2), "sliding_window": 4, "mlp_bias": True},
+    ),
+    Case("cwm", "no-windows-yarn", {**SIZES, **FULL, **YARN, **every(1, 2), "head_dim": 8, "sliding_window": 5}),
+    Case("iquestcoder", "grouped", {**SIZES, **GROUPED, **SHARP, "head_dim": 8}),
+    Case(
+        "iquestcoder",
+        "wide-tied-biased",
+        {**SIZES, **FULL, **WIDE, **TIED, **BIASED, "mlp_bias": True, "max_window_layers": 1},
+    ),
+    Case("iquestcoder", "yarn-gelu", {**SIZES, **GROUPED, **YARN, "head_dim": 8, "hidden_act": "gelu"}),
     Case("ministral", "grouped-all-windows", {**SIZES, **GROUPED, **SHARP, "head_dim": 8, "sliding_window": 5}),
     Case(
         "ministral", "alternating-wide-tied", {**SIZES, **GROUPED, **WIDE, **TIED, **every(2, 2), "sliding_window": 4}
@@ -244,6 +259,39 @@ COHERES = [
         },
     ),
 ]
+COMPASS = {**SIZES, **KV2, **LAYER_NORM, "logit_scale": 0.7}
+COMPASSES = [
+    Case("cohere_compass_text", "all-layers-full", {**COMPASS, **by_type(TURNING, TURNING)}),
+    Case(
+        "cohere_compass_text",
+        "windows-no-rotary-in-full-layers-untied",
+        {
+            **COMPASS,
+            **FOUR,
+            **UNTIED,
+            **BIASED,
+            **every(2, 4),
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0, "mrope_section": [2, 1, 1]},
+                "full_attention": None,
+            },
+            "sliding_window": 5,
+            "logit_scale": None,
+        },
+    ),
+    Case(
+        "cohere_compass_text",
+        "two-rotaries-all-kv-linear",
+        {
+            **COMPASS,
+            **by_type(LINEAR, TURNING),
+            "layer_types": ["full_attention", "sliding_attention"],
+            "num_key_value_heads": None,
+            "sliding_window": 4,
+            "hidden_act": "gelu",
+        },
+    ),
+]
 
 GEMMA4 = {**SIZES, "rms_norm_eps": 0.02, "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 16}
 GEMMA4S = [
@@ -330,5 +378,4 @@ GEMMA4S = [
         },
     ),
 ]
-
-CASES: list[Case] = [*GEMMAS, *NEAR_LLAMA, *PHIS, *STABLELMS, *OLMOS, *COHERES, *GEMMA4S]
+CASES: list[Case] = [*GEMMAS, *NEAR_LLAMA, *PHIS, *STABLELMS, *OLMOS, *COHERES, *COMPASSES, *GEMMA4S]

@@ -23,6 +23,14 @@ DEEPSEEK = {
 }
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=10, mscale=0.8, mscale_all_dim=0.5)
 
+DENSE = {
+    name: value
+    for name, value in DEEPSEEK.items()
+    if not any(word in name for word in ("expert", "moe", "rout", "group"))
+}
+DENSE.pop("first_k_dense_replace")
+MINICPM = {**DENSE, "scale_emb": 3.0, "scale_depth": 0.9, "dim_model_base": 20}
+
 CASES = [
     Case("deepseek_v2", "greedy", {**DEEPSEEK, "rope_theta": 100.0}),
     Case(
@@ -61,5 +69,23 @@ CASES = [
             "first_k_dense_replace": 0,
         },
         adjust=corrected,
+    ),
+    Case("youtu", "adjacent-pairs", {**DENSE, "rope_theta": 100.0}),
+    Case("youtu", "halves-no-query-latent-yarn", {**DENSE, **YARN, "q_lora_rank": None, "rope_interleave": False}),
+    Case("youtu", "biased-untied", {**DENSE, "attention_bias": True, "tie_word_embeddings": False, "v_head_dim": 8}),
+    Case("minicpm3", "scaled", {**MINICPM, "rope_theta": 100.0}),
+    Case("minicpm3", "no-query-latent-yarn", {**MINICPM, **YARN, "q_lora_rank": None, "v_head_dim": None}),
+    Case(
+        "minicpm3",
+        "biased-untied-unscaled",
+        {
+            **DENSE,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+            "scale_emb": 1,
+            "scale_depth": None,
+            "dim_model_base": None,
+        },
     ),
 ]

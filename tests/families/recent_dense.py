@@ -29,6 +29,13 @@ GRANITES = [
         {**SIZES, **FULL, **YARN, **GRANITE, **BIASED, **TIED, "mlp_bias": True, "residual_multiplier": 1.7},
     ),
     Case("granite", "wide-heads-no-multipliers", {**SIZES, **GROUPED, "head_dim": 16}),
+    Case("hyperclovax", "grouped", {**SIZES, **GROUPED, **SHARP, **GRANITE}),
+    Case(
+        "hyperclovax",
+        "one-norm-biased-tied-yarn",
+        {**SIZES, **FULL, **YARN, **GRANITE, **BIASED, **TIED, "mlp_bias": True, "use_post_norm": False},
+    ),
+    Case("hyperclovax", "wide-heads-no-multipliers", {**SIZES, **GROUPED, "head_dim": 16}),
 ]
 SMOLLM3S = [
     Case("smollm3", "every-second-unturned", {**SIZES, **GROUPED, **SHARP, "no_rope_layer_interval": 2}),

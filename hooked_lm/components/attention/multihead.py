@@ -33,7 +33,6 @@ PerHead = Float[Tensor, "batch pos head d_head"]
 Mixed = Float[Tensor, "batch pos head d_value"]
 Keys = Float[Tensor, "batch key_pos kv_head d_head"]
 Values = Float[Tensor, "batch key_pos kv_head d_value"]
-Gate = Float[Tensor, "batch pos head #d_value"] | None
 
 
 class Attend(PublicAttributes):
@@ -96,7 +95,9 @@ class Attend(PublicAttributes):
         """The number of key/value heads at the hook points."""
         return self.cfg.n_heads if self.ungrouped else self.cfg.n_kv
 
-    def mix(self, q: PerHead, k: Keys, v: Values, context: Context, layer: int = 0, gate: Gate = None) -> Mixed:
+    def mix(
+        self, q: PerHead, k: Keys, v: Values, context: Context, layer: int = 0, gate: Tensor | None = None
+    ) -> Mixed:
         """The mixed values of each head, times their gate if there is one, at their site."""
         in_steps = self.soft_cap is not None or self.sinks is not None or not self.settings.fused
         in_steps = in_steps or is_listening(self.hook_attn_scores, self.hook_pattern)
@@ -225,9 +226,11 @@ class Attention(SelfAttention):
         self.make_mixing(cfg, cfg.d_head)
 
     def _make_norms(self) -> None:
-        self.q_norm = self.k_norm = None  # as in the public interface
         if self.cfg.qk_norm is not None:
-            self.q_norm, self.k_norm = self.cfg.qk_norm.build(QUERY), (self.cfg.k_norm or self.cfg.qk_norm).build(KEY)
+            self.q_norm = self.cfg.qk_norm.build(QUERY)
+            self.k_norm = (self.cfg.k_norm or self.cfg.qk_norm).build(KEY)
+        else:  # as in the public interface
+            self.q_norm = self.k_norm = None
 
     def _make_rotary_points(self) -> None:
         if self.cfg.rotary is not None:
@@ -281,6 +284,13 @@ class Attention(SelfAttention):
             group = self.n_kv // W.shape[0]
             W, b = W.repeat_interleave(group, 0), None if b is None else b.repeat_interleave(group, 0)
         return self._projected(x, W, b)
+
+    @property
+    def is_linear_in_values(self) -> bool:
+        """Whether a vector added to all values is added to the output, through `W_O`."""
+        cfg = self.cfg
+        normed = cfg.v_norm is not None or cfg.z_norm is not None
+        return not normed and not cfg.values_from_keys and cfg.clip is None and self.sinks is None
 
 
 def project(

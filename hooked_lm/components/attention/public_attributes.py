@@ -35,7 +35,6 @@ class PublicAttributes(nn.Module):
     W_K: Tensor
     W_V: Tensor
     W_O: Tensor
-    sinks: Tensor | None
     layer_id: int | None = None  # the index of its block; None outside of one
     settings = RunSettings()
     parameter_order = ("W_Q", "W_O", "b_Q", "b_O", "sinks", "W_K", "W_V", "b_K", "b_V")
@@ -53,13 +52,6 @@ class PublicAttributes(nn.Module):
     @attn_scale.setter
     def attn_scale(self, value: float) -> None:
         self.scale = 1 / value
-
-    @property
-    def is_linear_in_values(self) -> bool:
-        """Whether a vector added to all values is added to the output, through `W_O`."""
-        cfg = self.cfg
-        normed = cfg.v_norm is not None or cfg.z_norm is not None
-        return not normed and not cfg.values_from_keys and cfg.clip is None and self.sinks is None
 
     @property
     def OV(self) -> FactoredMatrix:

@@ -1,6 +1,7 @@
 """Shared code for DeepSeek models: latent attention, and the tensor names."""
 
 from hooked_lm.components.attention.latent import LatentAttention
+from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.rotary_scaling import YarnScaling
 from hooked_lm.families._shared import classic, llama_like, moe
 from hooked_lm.families._shared.reader import HFConfig
@@ -30,6 +31,12 @@ def attention(hf: HFConfig, adjacent_pairs: bool) -> LatentAttention.Config:
         down_bias=hf.attention_bias,
         out_bias=hf.attention_bias,
     )
+
+
+def dense_block(hf: HFConfig, adjacent_pairs: bool, mlp_bias: bool = False) -> PreNormBlock.Config:
+    """A layer with latent attention and one MLP."""
+    norm, mlp = llama_like.rms_norm(hf), llama_like.gated_mlp(hf, mlp_bias)
+    return PreNormBlock.Config(attn=attention(hf, adjacent_pairs), ln1=norm, mlp=mlp, ln2=norm)
 
 
 def rows(tree: DecoderConfig) -> list[Row]:

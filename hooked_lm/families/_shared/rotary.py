@@ -15,6 +15,9 @@ from hooked_lm.components.rotary_scaling import (
 )
 from hooked_lm.families._shared.reader import HFConfig
 
+# How pairs are divided among the coordinates of an image, which are all the same for text.
+SECTIONS = ("mrope_section", "mrope_interleaved")
+
 
 def rotary(
     hf: HFConfig, d_head: int, layer_type: str | None = None, adjacent_pairs: bool = False, partial: bool = False
@@ -25,7 +28,8 @@ def rotary(
     that the type does not have, and for a partial rotation that is not allowed.
     """
     given = {name: value for name, value in _parameters(hf, layer_type).items() if value is not None}
-    given.pop("type", None)
+    for name in ("type", *SECTIONS):
+        given.pop(name, None)
     kind = given.pop("rope_type", "default")
     if kind not in SCALINGS:
         raise ValueError(f"rope_type {kind!r} is not supported; supported are {', '.join(SCALINGS)}")

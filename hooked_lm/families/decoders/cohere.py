@@ -28,7 +28,8 @@ def config(hf: HFConfig) -> DecoderConfig:
 def block(hf: HFConfig, **options: Any) -> SharedNormBlock.Config:
     """A layer; `options` are those of its attention."""
     d_head = llama_like.head_dim(hf)
-    options = {"rotary": rotary(hf, d_head, adjacent_pairs=True)} | options
+    if "rotary" not in options:
+        options["rotary"] = rotary(hf, d_head, adjacent_pairs=True)
     attn = llama_like.attention(hf, qkv_bias=hf.attention_bias, out_bias=hf.attention_bias, **options)
     return SharedNormBlock.Config(attn=attn, ln1=norm(hf), mlp=llama_like.gated_mlp(hf))
 

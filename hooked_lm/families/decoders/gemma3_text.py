@@ -16,7 +16,8 @@ from hooked_lm.models.config.tree import DecoderConfig
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
 # `layer_types` repeat the pattern, `rope_parameters` the base; `hidden_activation` is used instead of `hidden_act`
-NO_EFFECT = ("sliding_window_pattern", "rope_local_base_freq", "hidden_act")
+# the class of transformers stores `attn_logit_softcapping`, and its attention does not take it
+NO_EFFECT = ("sliding_window_pattern", "rope_local_base_freq", "hidden_act", "attn_logit_softcapping")
 
 
 def config(hf: HFConfig) -> DecoderConfig:

@@ -16,7 +16,10 @@ from hooked_lm.weights import Row
 PREFIX = "transformer."
 PREPENDS_BOS = False
 IGNORED = ()
-NO_EFFECT = ("init_device", "init_config", "verbose", "tokenizer_name", "embedding_fraction", "learned_pos_emb")
+NO_EFFECT = (
+    *("init_device", "init_config", "verbose", "tokenizer_name", "embedding_fraction", "learned_pos_emb"),
+    "expansion_ratio",  # transformers always has 4
+)
 
 # The required values of other fields in `attn_config`: transformers supports no others.
 ATTENTION = {

@@ -1,0 +1,117 @@
+"""The text models of transformers that do not load here, and why."""
+
+from hooked_lm.families import model_class, supported
+from hooked_lm.hub.composite import text_config
+
+NOT_YET = "not yet"
+
+# Why -> the model types. A type that is not named here has no known obstacle.
+REASONS: dict[str, tuple[str, ...]] = {
+    # transformers has no left-to-right model, or no exact one, to be compared with
+    "its text model in transformers is not causal: earlier logits depend on later tokens": ("cpmant", "xlnet"),
+    "its attention hashes at random: logits depend on a seed": ("reformer",),
+    "transformers uses no experts but 0 and 1 of it: there is nothing to compare with": ("nllb-moe",),
+    "its experts in transformers are not causal; its mask depends on the values": ("doge",),
+    # not a stack of blocks over tokens
+    "another model divides the bytes into patches": ("blt",),
+    "an encoder-decoder that reads an image": ("florence2",),
+    "two models of any kind": ("encoder-decoder", "vision-encoder-decoder"),
+    "a head for speculative decoding, which reads another model's cache": (
+        "gemma4_assistant",
+        "gemma4_unified_assistant",
+    ),
+    "its decoder attends to an image in every layer": ("blip", "pix2struct", "pp_formulanet", "trocr"),
+    "its layers attend to images or proteins": ("evolla", "idefics"),
+    "it writes codes of sound": ("moshi", "musicgen", "musicgen_melody"),
+    "its input is sound": ("whisper",),
+    "a policy for robots, of two towers that attend jointly": ("pi0",),
+    "it denoises blocks of text": ("diffusion_gemma",),
+    "its tokens have boxes on a page": ("layoutlm", "udop"),
+    "its tokens are cells of a table": ("tapas",),
+    "its tokens have entities beside them": ("luke",),
+    "its tokens have shapes and sounds beside them": ("roc_bert",),
+    # mechanisms that no component has
+    "a state with exponential gates (mLSTM)": ("xlstm",),
+    "a state with decays by channel (WKV), and shifted tokens": ("rwkv",),
+    "a state with the delta rule and decays by channel (KDA)": ("bailing_hybrid", "kimi_linear"),
+    "linear attention with fixed decays": ("minimax",),
+    "blocks that several layers share, after a Mamba layer": ("zamba", "zamba2"),
+    "blocks that are run again and again": ("hrm_text",),
+    "a choice of the keys that each query sees (an indexer)": (
+        *(
+            "axk2",
+            "deepseek_v32",
+            "dots3_note",
+            "dots3_note_text",
+            "glm_moe_dsa",
+            "minimax_m3_vl",
+            "minimax_m3_vl_text",
+        ),
+        "mistral_large4",
+    ),
+    "several residual streams": (
+        *("deepseek_v4", "gemma3n", "gemma3n_text", "glm5_next", "hy_v4", "muse_glimmer", "muse_spark", "qwen4_exp"),
+        "qwen4_exp_text",
+    ),
+    "convolutions of queries and keys": ("zaya",),
+    "attention with relative logits and convolutions": (
+        "inkling2",
+        "inkling2_text",
+        "inkling_mm_model",
+        "inkling_text",
+    ),
+    "experts in attention": ("jetmoe",),
+    "differential attention": ("diffllama",),
+    "two attentions in a block, experts that are the identity": ("longcat_flash",),
+    "attention within chunks, and weights on the experts' inputs": ("llama4", "llama4_text"),
+    "a gate of attention, and a cap on the router's logits": ("laguna",),
+    "values of another width than keys in attention over all heads": ("mimo_v2_flash",),
+    "queries scaled by position": ("ministral3",),
+    "attention and Mamba-2 in parallel": ("falcon_h1",),
+    "adapters chosen by language": ("xmod",),
+    "streams that predict several tokens": ("prophetnet",),
+    "one softmax over the decoder's and the encoder's keys": ("t5gemma2",),
+    "a second stream of global tokens": ("pegasus_x",),
+    "attention to blocks, some of which are drawn at random": ("big_bird", "bigbird_pegasus"),
+    "attention to global tokens": ("led", "longformer"),
+    "attention approximated by landmarks, hashes or several resolutions": ("mra", "nystromformer", "yoso"),
+    "Fourier transforms instead of attention": ("fnet",),
+    "layers of different lengths": ("funnel",),
+    "convolutions beside attention heads": ("convbert",),
+    "layers of narrower width with several MLPs": ("mobilebert",),
+    "grouped linear maps": ("squeezebert",),
+    "latents that attend to bytes": ("perceiver",),
+    "norms of one weight per head, and images among the tokens": ("chameleon",),
+}
+
+
+def missing() -> dict[str, str]:
+    """Model type -> why it does not load, for each causal, masked, sequence-to-sequence and image-text type of transformers.
+
+    >>> missing()["reformer"]
+    'its attention hashes at random: logits depend on a seed'
+    """
+    from transformers.models.auto import modeling_auto as auto
+
+    tables = (
+        auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+    reasons = {model_type: reason for reason, model_types in REASONS.items() for model_type in model_types}
+    lacking = {model_type for table in tables for model_type in table} - set(supported())
+    return {kind: reasons.get(kind, NOT_YET) for kind in sorted(lacking) if kind in reasons or not _is_composite(kind)}
+
+
+def _is_composite(model_type: str) -> bool:
+    """Whether it has, by default, a language model that loads as a decoder."""
+    from transformers import CONFIG_MAPPING
+
+    try:
+        text = text_config(CONFIG_MAPPING[model_type]())
+    except Exception:  # some configs have no defaults, or need another package
+        return False
+    if text is None or text.model_type not in supported():
+        return False
+    return model_class(text.model_type) == "HookedTransformer"
