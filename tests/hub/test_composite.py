@@ -60,7 +60,13 @@ TEXTS: dict[str, dict[str, Any]] = {
 }
 INSIDE = {case.composite: case for case in reversed(CASES) if case.composite is not None}
 KINDS = thinned([*COMPOSITES, *INSIDE], keep=("llava", "gemma3", "idefics3", "blip-2", "qwen2_vl", "aya_vision"))
-FUSED = ("kimi_k25", "glm4v_moe", "qwen3_omni_moe_thinker")  # modules have experts in one tensor, files do not
+FUSED = (
+    "kimi_k25",
+    "glm4v_moe",
+    "qwen3_omni_moe_thinker",
+    "qwen3_5_moe",
+    "aria",
+)  # modules have experts in one tensor, files do not
 TOKENS = torch.randint(12, 61, (2, 9), generator=torch.Generator().manual_seed(1))
 
 
@@ -68,7 +74,9 @@ def text_of(kind: str) -> dict[str, Any]:
     """The fields of a composite's language model."""
     if kind in INSIDE:
         return {**INSIDE[kind].fields, "model_type": INSIDE[kind].family}
-    fields = {**SIZES, **TEXTS[COMPOSITES[kind]], "model_type": COMPOSITES[kind]}
+    family = COMPOSITES[kind]
+    known = next(case.fields for case in CASES if case.family == family)
+    fields = {**({**SIZES, **TEXTS[family]} if family in TEXTS else known), "model_type": family}
     return {name: value for name, value in fields.items() if value is not None or name == "pad_token_id"}
 
 
