@@ -70,8 +70,6 @@ class Decoder(DecoderMethods):
         assert self.cfg.tree is not None  # checked when it was built
         return self.cfg.tree
 
-    # ---- forward -----------------------------------------------------------------------------------------------------
-
     def forward(
         self,
         input: Input | None = None,

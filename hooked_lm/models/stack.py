@@ -38,8 +38,6 @@ class Stack:
     ln_tokens: str | None = None
     label: str = ""  # prefix of head labels, as in "EL0H1"
 
-    # ---- building ----------------------------------------------------------------------------------------------------
-
     def build_positions(
         self, model: nn.Module, pos: Any, ln_embed: NormConfig | None = None, ln_tokens: NormConfig | None = None
     ) -> None:
@@ -60,8 +58,6 @@ class Stack:
             setattr(model, self.score_bias, None if score_bias is None else score_bias.build())
         setattr(model, self.blocks, nn.ModuleList(block.build(layer) for layer, block in enumerate(blocks)))
         add_norm(model, self.ln_final, ln_final)
-
-    # ---- running -----------------------------------------------------------------------------------------------------
 
     def blocks_of(self, model: nn.Module) -> nn.ModuleList:
         """The blocks of this stack in a model."""

@@ -593,8 +593,8 @@ def test_families_with_norms_only_after_sublayers() -> None:
     found = set()
     for case in {case.family: case for case in DECODER_CASES}.values():
         values = CONFIG_MAPPING[case.family](**copy.deepcopy(case.fields)).to_dict()
-        block = family(case.family).config(HFConfig(values, {})).blocks[0]
-        if block.ln1 is None and getattr(block, "ln1_post", None) is not None:
+        blocks = family(case.family).config(HFConfig(values, {})).blocks
+        if all(getattr(block, "ln1", None) is None and getattr(block, "ln1_post", None) for block in blocks):
             found.add(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[case.family])
     assert found == architectures.POST_NORM_ARCHITECTURES
 

@@ -644,5 +644,6 @@ def test_every_layer_has_its_bias_or_shares_one():
     """umT5's layers have their own; elsewhere the stack makes one."""
     for case in ENCODER_DECODER_CASES:
         kinds = {type(block.attn.position_bias) for block in hooked(case).cfg.tree.blocks}
-        expected = {"umt5": RelativeBias.Config, "t5": SharedBias, "mt5": SharedBias, "switch_transformers": SharedBias}
+        expected = {"umt5": RelativeBias.Config, "t5": SharedBias, "mt5": SharedBias}
+        expected |= {"switch_transformers": SharedBias, "longt5": SharedBias}
         assert kinds == {expected.get(case.family, type(None))}

@@ -432,7 +432,7 @@ class LyingPooler(Pooler):
     """One whose site shows what comes before the activation."""
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
-        return self.act_fn(self.hook_pooler_out(torch.nn.functional.linear(self.read(x, real), self.W.T, self.b)))
+        return self.act_fn(self.hook_pooler_out(torch.nn.functional.linear(self.pooled(x, real), self.W.T, self.b)))
 
 
 def test_a_site_that_lies_is_noticed(model: HookedEncoder):

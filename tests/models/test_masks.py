@@ -42,4 +42,4 @@ def test_a_mean_over_real_tokens_sees_these_alone(value: float) -> None:
     x = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
     other = x.clone()
     other[0, 3] = value
-    assert torch.equal(pooler.read(other, REAL.bool()), pooler.read(x, REAL.bool()))
+    assert torch.equal(pooler.pooled(other, REAL.bool()), pooler.pooled(x, REAL.bool()))
