@@ -18,6 +18,8 @@ from tests.families._models import hooked
 EXACT = tolerance(1.0, 1.0)  # of the largest of the logits
 ROUNDING = 1e-6  # of scores in single precision
 MATTERS = 1e-4  # an edit changes them by more
+# the norm after the delta rule enlarges rounding, and a router then decides otherwise: compared in double precision only
+ENLARGED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid")
 FIRST = [next(cases) for _, cases in groupby(DECODER_CASES, key=lambda case: case.family)]
 OTHERS = [case for case in DECODER_CASES if case not in FIRST]
 
@@ -25,8 +27,10 @@ OTHERS = [case for case in DECODER_CASES if case not in FIRST]
 @pytest.mark.parametrize("case", FIRST, ids=str)
 def test_every_site_of_a_family(case: Case) -> None:
     """At one position, at all positions, in one head; and the edits change the logits."""
-    found = compared(case)
-    over = {kind: of.difference for kind, of in found.items() if of.difference > EXACT}
+    in_double = case.family in ENLARGED
+    found = compared(case, dtype=torch.float64 if in_double else torch.float32)
+    over = {kind: of.difference for kind, of in found.items() if of.difference > (ROUNDING if in_double else EXACT)}
+    assert not (in_double and over), over
     assert all(difference < GRADIENT / MODEL * EXACT for difference in over.values()), over
     if over:  # values of other prompts can be large: it has to be rounding, then, of which double precision has none
         exact = compared(case, dtype=torch.float64)
