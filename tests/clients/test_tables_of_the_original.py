@@ -109,7 +109,9 @@ def test_which_text_begins_without_bos() -> None:
     assert len(bridge) > 20
     there = {name for name in supported() if of_type.get(name) in loader | bridge}
     there |= {MODEL_TYPES[name] for name in (loader | bridge) & MODEL_TYPES.keys()}
-    assert {name for name in supported() if not getattr(family(name), "PREPENDS_BOS", True)} == there
+    without = {name for name in supported() if not getattr(family(name), "PREPENDS_BOS", True)}
+    # the language models of composites have no class of their own there; each has the tokenizer of its plain relative
+    assert {name for name in without if name in of_type or name in MODEL_TYPES.values()} == there
     assert all(hasattr(family(name), "config") for name in there)
 
 
