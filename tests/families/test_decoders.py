@@ -1,7 +1,4 @@
-"""What every decoder of `tests/families/` buys: the numbers of transformers, under names that mean what they say.
-
-Tests are ordered by case, and a worker of pytest-xdist takes whole cases, so that each model is built once.
-"""
+"""What every decoder of `tests/families/` buys: the numbers of transformers, under names that mean what they say."""
 
 import copy
 import re
@@ -43,27 +40,7 @@ from tests.families._models import (
 )
 from tests.families._sites import sites_of, sizes
 
-
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(case, id=str(case), marks=pytest.mark.xdist_group(str(case))) for case in DECODER_CASES],
-)
-def case(request: pytest.FixtureRequest) -> Case:
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def checkpoint(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The case's checkpoint on disk; nobody changes it."""
-    folder = tmp_path_factory.mktemp("checkpoint")
-    reference(case).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def weights(checkpoint: Path) -> dict[str, Tensor]:
-    """The tensors of the checkpoint by their names on disk."""
-    return load_file(checkpoint / "model.safetensors")
+EACH_CASE = DECODER_CASES
 
 
 def test_the_table_covers_every_family():

@@ -1,7 +1,4 @@
-"""What every encoder-decoder of `tests/families/` buys: the numbers of transformers, under names that mean what they say.
-
-Tests are ordered by case, and a worker of pytest-xdist takes whole cases, so that each model is built once.
-"""
+"""What every encoder-decoder of `tests/families/` buys: the numbers of transformers, under names that mean what they say."""
 
 import copy
 from collections.abc import Callable
@@ -37,28 +34,7 @@ from tests.families._sites import sites_of, sizes_of
 from tests.families.encoder_decoders import PAD
 
 N_TARGET = 11
-
-
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(c, id=str(c), marks=pytest.mark.xdist_group(str(c))) for c in ENCODER_DECODER_CASES],
-)
-def case(request: pytest.FixtureRequest) -> Case:
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def checkpoint(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The case's checkpoint on disk; nobody changes it."""
-    folder = tmp_path_factory.mktemp("checkpoint")
-    reference(case).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def weights(checkpoint: Path) -> dict[str, Tensor]:
-    """The tensors of the checkpoint by their names on disk."""
-    return load_file(checkpoint / "model.safetensors")
+EACH_CASE = ENCODER_DECODER_CASES
 
 
 def drawn(case: Case, batch: int = 3, source: int | None = None, target: int = N_TARGET) -> tuple[Tensor, Tensor]:

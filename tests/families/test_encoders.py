@@ -1,7 +1,4 @@
-"""What every encoder of `tests/families/` buys: the numbers of transformers, under names that mean what they say.
-
-Tests are ordered by case, and a worker of pytest-xdist takes whole cases, so that each model is built once.
-"""
+"""What every encoder of `tests/families/` buys: the numbers of transformers, under names that mean what they say."""
 
 import copy
 import random
@@ -19,8 +16,7 @@ from hooked_lm import HookedEncoder, hub
 from hooked_lm.components.embed import Unembed
 from hooked_lm.components.encoder_embed import EncoderEmbed
 from hooked_lm.components.rotary import Rotary
-from hooked_lm.families import family, model_class
-from hooked_lm.hub.hf_checkpoint import in_present_names
+from hooked_lm.families import model_class
 from hooked_lm.models.config.flat import HookedEncoderConfig
 from hooked_lm.models.config.tree import EncoderConfig
 from tests.close import assert_close, is_close
@@ -36,28 +32,7 @@ from tests.families._models import (
 )
 from tests.families._sites import sites_of
 
-
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(case, id=str(case), marks=pytest.mark.xdist_group(str(case))) for case in ENCODER_CASES],
-)
-def case(request: pytest.FixtureRequest) -> Case:
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def checkpoint(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The case's checkpoint on disk; nobody changes it."""
-    folder = tmp_path_factory.mktemp("checkpoint")
-    reference(case).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def weights(case: Case, checkpoint: Path) -> dict[str, Tensor]:
-    """The tensors of the checkpoint by the names that are written today."""
-    tensors = load_file(checkpoint / "model.safetensors")
-    return dict(in_present_names(tensors, getattr(family(case.family), "RENAMED", {})))
+EACH_CASE = ENCODER_CASES
 
 
 def test_the_class_is_the_one_that_is_listed(case: Case):

@@ -1,0 +1,38 @@
+"""One case of the table at a time, and its checkpoint: for modules whose tests every case in their `EACH_CASE` passes."""
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hooked_lm.families import family
+from hooked_lm.hub.hf_checkpoint import in_present_names
+from tests.families import Case, reference
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests are ordered by case, and a worker of pytest-xdist takes whole cases, so that each model is built once."""
+    if "case" in metafunc.fixturenames and (cases := getattr(metafunc.module, "EACH_CASE", None)) is not None:
+        rows = [pytest.param(case, id=str(case), marks=pytest.mark.xdist_group(str(case))) for case in cases]
+        metafunc.parametrize("case", rows, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def case(request: pytest.FixtureRequest) -> Case:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def checkpoint(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The case's checkpoint on disk; nobody changes it."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    reference(case).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def weights(case: Case, checkpoint: Path) -> dict[str, Tensor]:
+    """The tensors of the checkpoint by the names that are written today."""
+    tensors = load_file(checkpoint / "model.safetensors")
+    return dict(in_present_names(tensors, getattr(family(case.family), "RENAMED", {})))
