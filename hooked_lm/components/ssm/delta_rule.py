@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.components.ssm.mamba2 import decays
-from hooked_lm.components.ssm.scan import EditedStates, edited_states
-from hooked_lm.hooks import HookPoint, is_listening
+from hooked_lm.components.ssm.scan import EditedStates, all_states, read_states
+from hooked_lm.hooks import HookPoint
 
 State = Float[Tensor, "batch ssm_head d_ssm_head d_state"]
 States = Float[Tensor, "batch pos ssm_head d_ssm_head d_state"]
@@ -34,29 +34,27 @@ class DeltaInputs(NamedTuple):
 
 
 def delta_states(inputs: DeltaInputs, start: State | None, edits: EditedStates | None = None) -> States:
-    """All states after `start` (zeros if None), one position at a time. Edited entries have their new values."""
+    """All states after `start` (zeros if None), one position at a time; see `scan.all_states` for edits."""
     k, v, g, beta = inputs
-    state = v.new_zeros(*v[:, 0].shape, k.shape[-1]) if start is None else start
-    states = []
-    for pos in range(k.shape[1]):
+
+    def step(pos: int, state: State) -> State:
         state = state * g[:, pos, :, None].exp()
         error = v[:, pos] - (state @ k[:, pos, :, :, None])[..., 0]
-        state = torch.addcmul(state, (beta[:, pos, :, None] * error)[..., None], k[:, pos, :, None])
-        if edits is not None:
-            state = torch.where(edits.unchanged[:, pos], state + edits.difference[:, pos], edits.states[:, pos])
-        states.append(state)
-    return torch.stack(states, 1)
+        return torch.addcmul(state, (beta[:, pos, :, None] * error)[..., None], k[:, pos, :, None])
+
+    start = v.new_zeros(*v[:, 0].shape, k.shape[-1]) if start is None else start
+    return all_states(step, start, k.shape[1], edits)
 
 
 def hooked_delta_rule(point: HookPoint, q: Queries, inputs: DeltaInputs, start: State | None) -> tuple[Output, State]:
     """The outputs and the last state. All states pass a hook point, whose edits change later ones; see `scan.hooked_states`."""
-    if q.shape[1] == 1 or is_listening(point):
-        states = delta_states(inputs, start)
-        edits = edited_states(point, states)
-        if q.shape[1] == 1 or edits is not None:
-            states = states if edits is None else delta_states(inputs, start, edits)
-            return (states @ q[..., None])[..., 0], states[:, -1]
-    return delta_in_chunks(q, inputs, start)
+    return read_states(
+        point,
+        q.shape[1],
+        lambda edits: delta_states(inputs, start, edits),
+        lambda states: (states @ q[..., None])[..., 0],
+        lambda: delta_in_chunks(q, inputs, start),
+    )
 
 
 def delta_in_chunks(q: Queries, inputs: DeltaInputs, start: State | None) -> tuple[Output, State]:

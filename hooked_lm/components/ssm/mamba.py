@@ -2,6 +2,7 @@
 small state, whose decay depends on the input."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from hooked_lm.components.context import Context
 from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, norm_of, upcast
 from hooked_lm.components.ssm.convolution import Window
 from hooked_lm.components.ssm.mixer import INNER, Inner, Mixer, Stream
-from hooked_lm.components.ssm.scan import hooked_states
+from hooked_lm.components.ssm.scan import edited_scan, hooked_states
 from hooked_lm.hooks import HookPoint, is_listening
 
 STATE = ("batch", "pos", "d_state")
@@ -115,7 +116,7 @@ class Mamba(Mixer):
         for start in range(0, u.shape[1], length):
             segment = slice(start, start + length)
             decay, update = self.discretized(u[:, segment], dt[:, segment], B[:, segment])
-            states = hooked_states(self.hook_state, decay, update, state)
+            states, _ = hooked_states(self.hook_state, partial(edited_scan, decay, update, state))
             outputs.append((states @ C[:, segment, :, None])[..., 0])
             state = states[:, -1]
         assert state is not None  # there is at least one position

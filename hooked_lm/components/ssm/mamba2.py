@@ -14,8 +14,8 @@ from hooked_lm.components.norm import RESIDUAL, RMSNorm, upcast
 from hooked_lm.components.ssm.convolution import CausalConvolution, Window
 from hooked_lm.components.ssm.mamba import initial_dt_bias
 from hooked_lm.components.ssm.mixer import Inner, Mixer, Stream
-from hooked_lm.components.ssm.scan import hooked_states, linear_scan
-from hooked_lm.hooks import HookPoint, is_listening
+from hooked_lm.components.ssm.scan import edited_scan, linear_scan, read_states
+from hooked_lm.hooks import HookPoint
 
 HEADS = ("batch", "pos", "ssm_head", "d_ssm_head")
 GROUPS = ("batch", "pos", "group", "d_state")
@@ -113,10 +113,7 @@ class Mamba2(Mixer):
 
         masked_dt = dt if real is None else dt.masked_fill(~real[..., None], 0.0)  # padding does not change the state
         heads = upcast(u).unflatten(-1, (self.cfg.n_heads, -1))
-        if context.n_pos == 1 or is_listening(self.hook_state):
-            y, state = self.scan(heads, masked_dt, upcast(B), upcast(C), state)
-        else:
-            y, state = self.in_chunks(heads, masked_dt, upcast(B), upcast(C), state)
+        y, state = self.scan(heads, masked_dt, upcast(B), upcast(C), state)
         return y + upcast(self.D)[:, None] * heads, window, state
 
     def convolved(
@@ -141,9 +138,14 @@ class Mamba2(Mixer):
     # ---- two ways to compute the state space --------------------------------------------------------------------------
 
     def scan(self, u: PerHead, dt: Rates, B: PerGroup, C: PerGroup, state: State | None) -> tuple[PerHead, State]:
-        """`h C` at every position and the last state, from all states."""
-        states = hooked_states(self.hook_state, *self.discretized(u, dt, B), state)
-        return self.outputs_of(states, C), states[:, -1]
+        """`h C` at every position and the last state."""
+        return read_states(
+            self.hook_state,
+            u.shape[1],
+            lambda edits: edited_scan(*self.discretized(u, dt, B), state, edits),
+            lambda states: self.outputs_of(states, C),
+            lambda: self.in_chunks(u, dt, B, C, state),
+        )
 
     def discretized(self, u: PerHead, dt: Rates, B: PerGroup) -> tuple[Tensor, Tensor]:
         """Decay [batch pos ssm_head 1 1] and update of the state at each position."""

@@ -1,6 +1,7 @@
 """The RG-LRU of Griffin (De et al. 2024, arXiv:2402.19427): a real-gated linear recurrent unit with an output gate."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from hooked_lm.components.context import Context
 from hooked_lm.components.norm import RESIDUAL, upcast
 from hooked_lm.components.ssm.convolution import Window
 from hooked_lm.components.ssm.mixer import INNER, Inner, Mixer, Stream
-from hooked_lm.components.ssm.scan import hooked_states
+from hooked_lm.components.ssm.scan import edited_scan, hooked_states
 from hooked_lm.hooks import HookPoint
 
 SHARPNESS = 8.0  # the paper's c
@@ -87,7 +88,7 @@ class RGLRU(Mixer):
         if real is not None:  # padding does not change the state
             decay = decay.masked_fill(~real[..., None], 1.0)
             update = update.masked_fill(~real[..., None], 0.0)
-        states = hooked_states(self.hook_state, decay, update, state)
+        states, _ = hooked_states(self.hook_state, partial(edited_scan, decay, update, state))
         return states, window, states[:, -1]
 
     def gate(

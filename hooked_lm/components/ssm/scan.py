@@ -77,34 +77,52 @@ def edited_states(point: HookPoint, states: Steps) -> EditedStates | None:
     return EditedStates(edited, unchanged, edited - states)
 
 
-def hooked_states(point: HookPoint, decay: Tensor, update: Steps, start: Tensor | None = None) -> Steps:
-    """All states after a hook point; later states are computed from the edited ones.
+def edited_scan(decay: Tensor, update: Steps, start: Tensor | None = None, edits: EditedStates | None = None) -> Steps:
+    """All states of `linear_scan`. Edited entries have their new values, and later states are computed from them."""
+    if edits is not None:
+        update = torch.where(edits.unchanged, update + edits.difference, edits.states)
+        decay = torch.where(edits.unchanged, decay, 0.0)
+    return linear_scan(decay, update, start)
+
+
+def all_states(
+    step: Callable[[int, Tensor], Tensor], start: Tensor, n_pos: int, edits: EditedStates | None = None
+) -> Steps:
+    """As `edited_scan`, for any recurrence: `step(pos, state)` is the state after a position, given the one before it."""
+    states, state = list[Tensor](), start
+    for pos in range(n_pos):
+        state = step(pos, state)
+        if edits is not None:
+            state = torch.where(edits.unchanged[:, pos], state + edits.difference[:, pos], edits.states[:, pos])
+        states.append(state)
+    return torch.stack(states, 1)
+
+
+def hooked_states(point: HookPoint, run: Callable[[EditedStates | None], Steps]) -> tuple[Steps, bool]:
+    """All states that `run` computes after a hook point, and whether they are edited or have a gradient there.
 
     The hook is called once, with the states of the run without its edit. Entries that it changes keep their new values; all
     others are recomputed by the recurrence. The gradient at the point includes the effect of a state on later states. In
     generation with a cache each step calls the hook with states that follow from the edits of earlier steps.
     """
-    states = linear_scan(decay, update, start)
+    states = run(None)
     edits = edited_states(point, states)
-    if edits is None:
-        return states
-    edited, unchanged, difference = edits
-    return linear_scan(torch.where(unchanged, decay, 0.0), torch.where(unchanged, update + difference, edited), start)
+    return (states, False) if edits is None else (run(edits), True)
 
 
-def hooked_steps(point: HookPoint, step: Callable[[int, Tensor], Tensor], start: Tensor, n_pos: int) -> Steps:
-    """As `hooked_states`, for any recurrence: `step(pos, state)` is the state after a position, given the one before it."""
+def read_states(
+    point: HookPoint,
+    n_pos: int,
+    run: Callable[[EditedStates | None], Steps],
+    read: Callable[[Steps], Tensor],
+    in_chunks: Callable[[], tuple[Tensor, Tensor]],
+) -> tuple[Tensor, Tensor]:
+    """The outputs `read` from all states, and the last state; see `hooked_states`.
 
-    def run(hooked: Callable[[int, Tensor], Tensor]) -> Steps:
-        states, state = list[Tensor](), start
-        for pos in range(n_pos):
-            state = hooked(pos, step(pos, state))
-            states.append(state)
-        return torch.stack(states, 1)
-
-    states = run(lambda _, state: state)
-    edits = edited_states(point, states)
-    if edits is None:
-        return states
-    edited, unchanged, difference = edits
-    return run(lambda pos, state: torch.where(unchanged[:, pos], state + difference[:, pos], edited[:, pos]))
+    Several positions whose states nobody edits are computed `in_chunks`, also when a hook listens: its output is the same.
+    """
+    if n_pos == 1 or is_listening(point):
+        states, edited = hooked_states(point, run)
+        if n_pos == 1 or edited:
+            return read(states), states[:, -1]
+    return in_chunks()

@@ -1,6 +1,7 @@
 """The gated short convolution of LFM2 (Liquid AI 2025, arXiv:2511.23404)."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from hooked_lm.components.context import Context
 from hooked_lm.components.norm import RESIDUAL, upcast
 from hooked_lm.components.ssm.convolution import Window
 from hooked_lm.components.ssm.mixer import INNER, Inner, Mixer, Stream
-from hooked_lm.components.ssm.scan import hooked_steps
+from hooked_lm.components.ssm.scan import all_states, hooked_states
 from hooked_lm.hooks import HookPoint, is_listening
 
 State = Float[Tensor, "batch d_inner width"]
@@ -25,7 +26,7 @@ class ShortConv(Mixer):
     window of the convolution: the last `conv_width` products `B * x` of each channel, the newest last.
 
     Sites: `hook_x`; `hook_B`, the factor of x; `hook_gate` (the paper's C), to which no activation is applied; on demand
-    `hook_state`, the window after every position, whose edits change later windows (see `scan.hooked_steps`); `hook_y`, the
+    `hook_state`, the window after every position, whose edits change later windows (see `scan.hooked_states`); `hook_y`, the
     output of the convolution, in at least fp32.
     """
 
@@ -73,16 +74,17 @@ class ShortConv(Mixer):
         real = context.new_real()
         product = self.hook_B(F.linear(stream, self.W_B.T, self.b_B)) * x
         if is_listening(self.hook_state):
-            states = self.states(product, state, real)
-            last = states[:, -1, :, 1:].mT
-            return self.read(states), last, last
+            states, edited = self.states(product, state, real)
+            if edited:
+                last = states[:, -1, :, 1:].mT
+                return self.read(states), last, last
         y, last = self.conv(product, state, real)
         return self.act(y), last, last
 
     def states(
         self, product: Inner, window: Window | None = None, real: Bool[Tensor, "batch pos"] | None = None
-    ) -> States:
-        """The state after every position, after its site, from the products `B * x`; padding does not change it."""
+    ) -> tuple[States, bool]:
+        """The state after every position from the products `B * x`, as `hooked_states` returns it; padding does not change it."""
         start = product.new_zeros(*product[:, 0].shape, self.cfg.conv_width)
         if window is not None:
             start[..., 1:] = window.mT
@@ -91,7 +93,7 @@ class ShortConv(Mixer):
             after = torch.cat([state[..., 1:], product[:, pos, :, None]], -1)
             return after if real is None else torch.where(real[:, pos, None, None], after, state)
 
-        return hooked_steps(self.hook_state, step, start, product.shape[1])
+        return hooked_states(self.hook_state, partial(all_states, step, start, product.shape[1]))
 
     def read(self, states: States) -> Inner:
         """The output of the convolution at every position, in at least fp32."""

@@ -145,7 +145,7 @@ def _(mixer: ShortConv, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     yield "stream -> B", lambda: (add_bias(get_input() @ mixer.W_B, mixer.b_B), at("hook_B"))
     yield (
         "the windows of B * x, read by the taps == y",
-        lambda: (mixer.read(mixer.states(at("hook_B") * at("hook_x"))), at("hook_y")),
+        lambda: (mixer.read(mixer.states(at("hook_B") * at("hook_x"))[0]), at("hook_y")),
     )
 
 

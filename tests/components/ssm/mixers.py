@@ -145,6 +145,9 @@ class MixerTests:
             listened = model(stream)
         assert_close(listened, model(stream))
         assert list(seen) == list(model.all_points())
+        with torch.no_grad():  # a gradient at the states takes them all
+            unedited = model.run_with_hooks(stream, fwd_hooks=[("mixer.hook_state", lambda state, hook: state)])
+            assert torch.equal(unedited, model(stream))
 
     def test_gradients(self, model: Rooted) -> None:
         """The gradient of every weight is that of a plain loop over positions."""
