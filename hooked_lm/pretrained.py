@@ -152,12 +152,12 @@ CLASSES: dict[type, Any] = {
 }
 
 
-def class_of(tree: Tree, cls: type | None = None) -> Any:
+def class_of(tree: Tree, cls: type | None = None, model_name: str | os.PathLike[str] = "this checkpoint") -> Any:
     """The model class of a tree, or `cls` if it is a subclass of that class. Raises ValueError for any other `cls`."""
     known = CLASSES[type(tree)]
     if cls is None or issubclass(cls, known):
         return cls or known
-    raise ValueError(f"this checkpoint is not a {cls.__name__}: load it with {known.__name__}.from_pretrained")
+    raise ValueError(f"{model_name} is not a {cls.__name__}: load it with {known.__name__}.from_pretrained")
 
 
 def from_pretrained(
@@ -239,7 +239,7 @@ def from_pretrained(
         default_padding_side=default_padding_side,
         mmap=mmap,
     )
-    model = hub.load(model_name, options, lambda tree: class_of(tree, cls))
+    model = hub.load(model_name, options, lambda tree: class_of(tree, cls, model_name))
     if isinstance(model, Decoder):
         rewrites = (fold_ln, center_writing_weights, center_unembed, fold_value_biases)
         process_weights(model, *rewrites, refactor_factored_attn_matrices)

@@ -115,6 +115,7 @@ class Experiment:
     @torch.no_grad()
     def capture(self, cells: Sequence[Cell], sites: Sequence[str]) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
         """The values at these sites [batch, pos, ...] in the base run, and in each cell where they may differ."""
+        cells = [self._checked_cell(cell) for cell in cells]
         known = all(site in self.site_infos and self.site_infos[site].dims[:2] == ("batch", "pos") for site in sites)
         if self.base is None or not known or not all(map(self._is_known, cells)):
             return self._captured_by_whole_forwards(cells, sites)

@@ -9,6 +9,7 @@ vocabulary. Without names all families are timed, one model at a time: about hal
 import statistics
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from hooked_lm import pretrained
 from hooked_lm.families import supported
 from tests.benchmarks.timing import Figure, seconds
 from tests.families import CASES, Case
+from tests.families._case import built
 
 N_LAYERS, N_EXPERTS = 12, 8
 SIZES = {
@@ -84,11 +86,8 @@ def is_mixture(case: Case) -> bool:
 
 def models(case: Case) -> tuple[Any, nn.Module]:
     """Ours and that of transformers, with the same random weights, both copied into memory."""
-    import transformers
-
     torch.manual_seed(0)
-    config = transformers.CONFIG_MAPPING[case.family](**real_size(case))
-    theirs = getattr(transformers, case.auto).from_config(config).eval()
+    theirs = built(replace(case, fields=real_size(case))).eval()
     with tempfile.TemporaryDirectory() as directory:
         theirs.save_pretrained(directory)
         return pretrained.from_pretrained_no_processing(directory, mmap=False), theirs

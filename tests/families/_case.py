@@ -87,14 +87,19 @@ def reference(case: Case) -> nn.Module:
 
     Biases and norms are random too. Whoever wants to change it takes a copy.
     """
+    return drawn(built(case), case)
+
+
+def built(case: Case) -> Any:
+    """A transformers model of this config, with the weights that transformers draws."""
     import transformers
 
     fields = copy.deepcopy(case.fields)  # which it may change
     if case.composite is not None:
-        return drawn(composite(case.composite, {**fields, "model_type": case.family}, case.attention), case)
+        return composite(case.composite, {**fields, "model_type": case.family}, case.attention)
     config = transformers.CONFIG_MAPPING[case.family](**fields)
     config._attn_implementation, config._experts_implementation = case.attention, "eager"
-    return drawn(getattr(transformers, case.auto).from_config(config), case)
+    return getattr(transformers, case.auto).from_config(config)
 
 
 def drawn(model: Any, case: Case) -> nn.Module:

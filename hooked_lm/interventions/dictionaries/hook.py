@@ -47,7 +47,7 @@ class _Seen:
 
 
 @dataclass(eq=False, repr=False)
-class _WithFeatures(HookObject):
+class DictionaryHook(HookObject):
     """Base class of hooks with a dictionary: keeps the features of the last forward pass of each thread."""
 
     sae: Any = None
@@ -127,7 +127,7 @@ class _WithFeatures(HookObject):
         return {"kind": self.kind_name(), **settings, "sae": sae.to_dict(), **weights}
 
     @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> "_WithFeatures":
+    def from_settings(cls, settings: Mapping[str, Any]) -> "DictionaryHook":
         """The object of a description from `to_dict`."""
         weights = {name[4:]: value.clone() for name, value in settings.items() if name.startswith("sae.")}
         rest = {name: value for name, value in settings.items() if not name.startswith("sae.")}
@@ -136,7 +136,7 @@ class _WithFeatures(HookObject):
 
 
 @dataclass(eq=False, repr=False)
-class Features(_WithFeatures, Detector):
+class Features(DictionaryHook, Detector):
     """Computes the features at a site, without changing its value.
 
     >>> from hooked_lm import HookedTransformer
@@ -152,7 +152,7 @@ class Features(_WithFeatures, Detector):
 
 
 @dataclass(eq=False, repr=False)
-class Dictionary(_WithFeatures, Controller):
+class Dictionary(DictionaryHook, Controller):
     """Splices a dictionary into a site: replaces the value by its reconstruction from features, which may be edited.
 
     Sites with heads, such as `hook_z`, are flattened to [batch, pos, head * d_head] if the dictionary is that wide.
@@ -280,11 +280,11 @@ class Transcode(Dictionary):
         return self._spliced(reads.pop(), value, hook)
 
 
-_kept: ContextVar[list[tuple[_WithFeatures, str, Tensor]] | None] = ContextVar("features", default=None)
+_kept: ContextVar[list[tuple[DictionaryHook, str, Tensor]] | None] = ContextVar("features", default=None)
 
 
 def run_with_features(
-    model: HookedRootModule, prompts: Any, dictionaries: "_WithFeatures | Sequence[_WithFeatures]", **options: Any
+    model: HookedRootModule, prompts: Any, dictionaries: "DictionaryHook | Sequence[DictionaryHook]", **options: Any
 ) -> tuple[Any, dict[str, Tensor]]:
     """A forward pass with dictionaries: returns the logits, and the features at each site, [batch, pos, feature], in its graph.
 
@@ -304,16 +304,16 @@ def run_with_features(
     accepted = signature(model.forward).parameters.values()
     if not any(argument.kind is Parameter.VAR_KEYWORD for argument in accepted):
         check_keywords("run_with_features", options, [argument.name for argument in accepted])
-    dictionaries = [dictionaries] if isinstance(dictionaries, _WithFeatures) else list(dictionaries)
+    dictionaries = [dictionaries] if isinstance(dictionaries, DictionaryHook) else list(dictionaries)
     for one in dictionaries:
         one.forget()
-    kept: list[tuple[_WithFeatures, str, Tensor]] = []
+    kept: list[tuple[DictionaryHook, str, Tensor]] = []
     token = _kept.set(kept)
     try:
         output = model.run_with_hooks(prompts, fwd_hooks=dictionaries, **options)
     finally:
         _kept.reset(token)
-    found: dict[str, tuple[_WithFeatures, Tensor]] = {}
+    found: dict[str, tuple[DictionaryHook, Tensor]] = {}
     for one, site, features in kept:
         if one not in dictionaries:  # registered on the model elsewhere
             continue

@@ -146,14 +146,14 @@ def refactor_factored_attn_matrices(model: Any) -> bool:
 
     With `W_V W_O = U S V^T`: `W_V = U S` and `W_O = V^T`, whose rows are orthonormal, after the value biases are
     folded. With `[W_Q; b_Q] [W_K; b_K]^T = U S V^T`: `U sqrt(S)` and `V sqrt(S)`. Query heads that share keys and
-    values are factored together. Raises ValueError for attention with rotary positions, norms or clipping between the two
-    factors, or with sinks.
+    values are factored together. Raises ValueError for attention with rotary positions, norms, clipping or a gate between the
+    two factors, or with sinks.
     """
     attentions = _attentions(model)
     if any(a.cfg.rotary is not None or a.cfg.qk_norm is not None or not a.is_linear_in_values for a in attentions):
         raise ValueError(
             "refactor_factored_attn_matrices needs scores that depend only on W_Q W_K^T, and outputs that depend only on "
-            "W_V W_O; this model rotates, normalises or clips in between, or has sinks. Omit this option."
+            "W_V W_O; this model rotates, normalises, clips or gates in between, or has sinks. Omit this option."
         )
     _move_value_biases(model)
     for attn in attentions:
