@@ -34,10 +34,19 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    source, target = "transformer.h.{l}.", "blocks.{l}."
     return [
         Row("transformer.wte.weight", "embed.W_E"),
         Row("transformer.wpe.weight", "pos_embed.W_pos"),
+        *block_rows(),
+        *classic.norm("transformer.ln_f", "ln_final"),
+        *classic.head("lm_head", tree, "transformer.wte.weight"),
+    ]
+
+
+def block_rows() -> list[Row]:
+    """The rows of each block, in the names of GPT and GPT-2."""
+    source, target = "transformer.h.{l}.", "blocks.{l}."
+    return [
         *classic.norm(source + "ln_1", target + "ln1"),
         Row(source + "attn.c_attn.weight", target + "attn.W_{qkv}", "m (qkv n h) -> n m h", qkv="QKV"),
         Row(source + "attn.c_attn.bias", target + "attn.b_{qkv}", "(qkv n h) -> n h", qkv="QKV"),
@@ -48,6 +57,4 @@ def rows(tree: DecoderConfig) -> list[Row]:
         Row(source + "mlp.c_fc.bias", target + "mlp.b_in"),
         Row(source + "mlp.c_proj.weight", target + "mlp.W_out"),
         Row(source + "mlp.c_proj.bias", target + "mlp.b_out"),
-        *classic.norm("transformer.ln_f", "ln_final"),
-        *classic.head("lm_head", tree, "transformer.wte.weight"),
     ]

@@ -8,6 +8,7 @@ from hooked_lm.components.mlp import MLP
 from hooked_lm.components.pos_embed import PosEmbed
 from hooked_lm.families._shared import classic
 from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.families.decoders import gpt2
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
@@ -35,19 +36,9 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    source, target = "transformer.h.{l}.", "blocks.{l}."
     return [
         Row("transformer.tokens_embed.weight", "embed.W_E"),
         Row("transformer.positions_embed.weight", "pos_embed.W_pos"),
-        Row(source + "attn.c_attn.weight", target + "attn.W_{qkv}", "m (qkv n h) -> n m h", qkv="QKV"),
-        Row(source + "attn.c_attn.bias", target + "attn.b_{qkv}", "(qkv n h) -> n h", qkv="QKV"),
-        Row(source + "attn.c_proj.weight", target + "attn.W_O", "(n h) m -> n h m"),
-        Row(source + "attn.c_proj.bias", target + "attn.b_O"),
-        *classic.norm(source + "ln_1", target + "ln1"),
-        Row(source + "mlp.c_fc.weight", target + "mlp.W_in"),
-        Row(source + "mlp.c_fc.bias", target + "mlp.b_in"),
-        Row(source + "mlp.c_proj.weight", target + "mlp.W_out"),
-        Row(source + "mlp.c_proj.bias", target + "mlp.b_out"),
-        *classic.norm(source + "ln_2", target + "ln2"),
+        *gpt2.block_rows(),
         *classic.head("lm_head", tree, "transformer.tokens_embed.weight"),
     ]
