@@ -228,10 +228,14 @@ class MoE(nn.Module):
                 positions = getattr(expert, "hook_routed_positions", None)
                 if positions is not None and is_listening(positions):
                     positions(torch.stack([sent // x.shape[1], sent % x.shape[1]], -1))
-                out = expert(tokens.index_select(0, sent)) * weight[start : start + count]
+                out = self.weighted(expert, tokens.index_select(0, sent), weight[start : start + count])
                 total.index_add_(0, sent, out)
             start += count
         return total.to(x.dtype).view_as(x)
+
+    def weighted(self, expert: nn.Module, x: Routed, weight: Float[Tensor, "routed 1"]) -> Routed:
+        """The weighted outputs of an expert."""
+        return expert(x) * weight
 
     def _experts_with_listeners(self) -> list[nn.Module]:
         """The experts with a listener at one of their sites; they are called even without tokens."""
@@ -266,6 +270,20 @@ class MoE(nn.Module):
         """Updates the config from the first expert and the shared expert."""
         first: Any = self.experts[0]
         self.cfg = replace(self.cfg, expert=first.cfg, shared=None if self.shared is None else self.shared.cfg)
+
+
+class InputWeightedMoE(MoE):
+    """`sum over the chosen e of experts[e](weight_e * x)`: weights multiply the inputs of experts. Llama 4 (Meta 2025)."""
+
+    @dataclass(frozen=True)
+    class Config(MoE.Config):
+        def build(self) -> "InputWeightedMoE":
+            return InputWeightedMoE(self)
+
+    def weighted(self, expert: nn.Module, x: Routed, weight: Float[Tensor, "routed 1"]) -> Routed:
+        """The outputs of an expert for weighted inputs."""
+        out: Tensor = expert((x * weight).to(x.dtype))
+        return out.to(weight.dtype)
 
 
 def _expert(cfg: ExpertConfig, hooked_points: set[ExpertPoint]) -> nn.Module:

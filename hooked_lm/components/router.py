@@ -49,6 +49,19 @@ class TopKRouter:
 
 
 @dataclass(frozen=True)
+class TopKSigmoidRouter:
+    """The top k logits, then a sigmoid of each. Llama 4 (Meta 2025)."""
+
+    in_fp32: ClassVar[bool] = False
+    corrected: ClassVar[bool] = False
+    fp32_weights: ClassVar[tuple[str, ...]] = ()
+
+    def __call__(self, logits: Logits, top_k: int, correction: Tensor | None = None) -> Choice:
+        values, indices = logits.topk(top_k, -1)
+        return upcast(values).sigmoid(), indices
+
+
+@dataclass(frozen=True)
 class GroupedSoftmaxRouter:
     """A softmax over all experts; the top k from the groups with the best single experts, times `scale`.
 
@@ -169,6 +182,7 @@ Router = (
     CapacityRouter
     | SoftmaxRouter
     | TopKRouter
+    | TopKSigmoidRouter
     | GroupedSoftmaxRouter
     | GroupedSigmoidRouter
     | CorrectedSoftmaxRouter

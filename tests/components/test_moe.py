@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hooked_lm.components.mlp import MLP, GatedMLP
-from hooked_lm.components.moe import ClampedGatedMLP, MoE
+from hooked_lm.components.moe import ClampedGatedMLP, InputWeightedMoE, MoE
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.normed_moe import NormedMoE
 from hooked_lm.components.router import (
@@ -25,6 +25,7 @@ from hooked_lm.components.router import (
     SoftmaxRouter,
     SparseMixerRouter,
     TopKRouter,
+    TopKSigmoidRouter,
 )
 from hooked_lm.components.verification import identities, input_weights, output_from_sites, output_weights
 from hooked_lm.hooks import HookedRootModule, HookPoint
@@ -37,6 +38,7 @@ ROUTERS: dict[str, Router] = {
     "softmax": SoftmaxRouter(),
     "softmax, renormalised": SoftmaxRouter(renormalize=True),
     "top k": TopKRouter(),
+    "top k, sigmoid": TopKSigmoidRouter(),
     "grouped softmax": GroupedSoftmaxRouter(n_groups=4, top_groups=2, scale=3.0),
     "grouped sigmoid": GroupedSigmoidRouter(n_groups=4, top_groups=2, scale=1.5),
     "sigmoid, not renormalised": GroupedSigmoidRouter(renormalize=False),
@@ -55,6 +57,9 @@ MIXTURES: dict[str, MoE.Config] = {
     ),
     "shared, averaged": MoE.Config(
         EXPERT, N_EXPERTS, TOP_K, SOFTMAX, shared=GatedMLP.Config(D_MODEL, 4, bias=True), out_scale=0.5
+    ),
+    "weighted inputs": InputWeightedMoE.Config(
+        EXPERT, N_EXPERTS, TOP_K, TopKSigmoidRouter(), shared=GatedMLP.Config(D_MODEL, 4), out_scale=0.5
     ),
     "all experts": MoE.Config(EXPERT, 3, 3, SOFTMAX),
     "one expert": MoE.Config(EXPERT, 1, 1, SOFTMAX),
@@ -90,7 +95,10 @@ def shares(moe: MoE, x: Tensor) -> Tensor:
 
 def dense(moe: MoE, x: Tensor, share: Tensor) -> Tensor:
     """All experts on all tokens."""
-    out = sum(share[..., e, None] * expert(x) for e, expert in enumerate(moe.experts))
+    if isinstance(moe, InputWeightedMoE):
+        out = sum(expert(share[..., e, None] * x) for e, expert in enumerate(moe.experts))
+    else:
+        out = sum(share[..., e, None] * expert(x) for e, expert in enumerate(moe.experts))
     if moe.shared is not None:
         gate = (x @ moe.W_shared_gate + moe.b_shared_gate).sigmoid() if moe.cfg.shared_gate else 1.0
         out = out + gate * moe.shared(x)
@@ -187,6 +195,7 @@ def test_choices_by_hand() -> None:
 
     check(SoftmaxRouter(), {1: p[1], 3: p[3]})
     check(SoftmaxRouter(renormalize=True), {1: p[1] / (p[1] + p[3]), 3: p[3] / (p[1] + p[3])})
+    check(TopKSigmoidRouter(), {1: s[1], 3: s[3]})
     check(TopKRouter(), {1: p[1] / (p[1] + p[3]), 3: p[3] / (p[1] + p[3])})
     # the best expert decides between {0, 1} and {2, 3}
     check(GroupedSoftmaxRouter(2, 1, scale=5.0), {1: 5 * p[1], 0: 5 * p[0]})

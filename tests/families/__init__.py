@@ -5,6 +5,7 @@ windows shorter than the prompt, how much of a head is rotary and how it is stre
 """
 
 from tests.families import (
+    attention_options,
     classic,
     composites,
     delta_nets,
@@ -23,7 +24,7 @@ from tests.families._case import Case, reference
 
 DECODERS = (
     *(classic, llama, gemma_olmo_cohere_phi, recent_dense, moe, latent, recent_moe),
-    *(state_space, recent_state_space, delta_nets, composites),
+    *(state_space, recent_state_space, delta_nets, attention_options, composites),
 )
 
 DECODER_CASES = [case for module in DECODERS for case in module.CASES]

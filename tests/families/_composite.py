@@ -48,7 +48,9 @@ FIELDS: dict[str, dict[str, Any]] = {
 COMPOSITES = {
     **dict.fromkeys(("llava", "llava_next_video", "video_llava", "vipllava", "idefics3", "smolvlm"), "llama"),
     **dict.fromkeys(("deepseek_vl", "deepseek_vl_hybrid", "voxtral", "glmasr"), "llama"),
-    **dict.fromkeys(("llava_next", "mistral3", "idefics2"), "mistral"),
+    **dict.fromkeys(("llava_next", "idefics2"), "mistral"),
+    "mistral3": "ministral3",
+    "llama4": "llama4_text",
     **dict.fromkeys(("llava_onevision", "internvl", "got_ocr2", "pp_chart2table", "ovis2", "video_llama_3"), "qwen2"),
     **dict.fromkeys(("qwen2_audio", "audioflamingo3", "musicflamingo"), "qwen2"),
     **dict.fromkeys(("qianfan_ocr", "lighton_ocr", "qwen3_asr", "fun_asr_nano", "moss_transcribe_diarize"), "qwen3"),

@@ -12,6 +12,7 @@ from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
+from hooked_lm.components.attention.value_width import ValueWidthAttention
 from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.cross import PostNormCrossBlock, PreNormCrossBlock
@@ -75,6 +76,12 @@ def _(cfg: Attention.Config) -> Sites:
 def _(cfg: GatedAttention.Config) -> Sites:
     gate = QUERY.replace("d_head", "1") if cfg.gate_per_head else QUERY
     return sites_of.dispatch(Attention.Config)(cfg) | {"hook_gate": gate}
+
+
+@sites_of.register
+def _(cfg: ValueWidthAttention.Config) -> Sites:
+    values = {"hook_v": KEY.replace("d_head", "d_value"), "hook_z": QUERY.replace("d_head", "d_value")}
+    return sites_of.dispatch(Attention.Config)(cfg) | values
 
 
 @sites_of.register
@@ -306,6 +313,11 @@ def sizes_of(cfg: Any) -> dict[str, int]:
 @sizes_of.register
 def _(cfg: Attention.Config) -> dict[str, int]:
     return {"head": cfg.n_heads, "kv_head": cfg.n_kv, "d_head": cfg.d_head}
+
+
+@sizes_of.register
+def _(cfg: ValueWidthAttention.Config) -> dict[str, int]:
+    return {"head": cfg.n_heads, "kv_head": cfg.n_kv, "d_head": cfg.d_head, "d_value": cfg.d_value}
 
 
 @sizes_of.register

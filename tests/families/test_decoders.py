@@ -16,6 +16,8 @@ from transformers import CONFIG_MAPPING, GenerationConfig
 
 from hooked_lm import HookedTransformer, pretrained
 from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.attention.position_bias import Chunks
+from hooked_lm.components.attention.position_scale import PositionScale
 from hooked_lm.components.blocks.parallel import ParallelBlock
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.layer_norm import HeadLayerNorm
@@ -385,6 +387,16 @@ def every_expert(**changes: Any) -> Callable[[DecoderConfig], DecoderConfig]:
 
 BY_PAIRS = ("glm", "glm4", "helium", "ernie4_5")
 
+
+def own_fields(**changes: Any) -> Callable[[DecoderConfig], DecoderConfig]:
+    """The attention of the layers that have these fields, changed."""
+    return every_attn(lambda attn: {name: x for name, x in changes.items() if getattr(attn, name, None) is not None})
+
+
+def weights_after_experts(tree: DecoderConfig) -> DecoderConfig:
+    return every_block(mlp=MoE.Config(**vars(mixture(tree))))(tree)
+
+
 WRONG_TREES = {
     "eps of LayerNorm": ("gpt2-tied", every_norm(eps=1e-5)),
     "eps of RMSNorm": ("llama-grouped", every_norm(eps=1e-6)),
@@ -444,6 +456,15 @@ WRONG_TREES = {
     "norm for attention alone in phi": ("phi-half-rotary", norm_for_attention_alone),
     "all of a head turned in phi": ("phi-half-rotary", every_attn(rotary(dim=8))),
     "clamps of experts": ("gpt_oss-default-rope-tight-clamps", every_expert(limit=7.0)),
+    "steps of the queries' factor": ("ministral3-yarn-steep", own_fields(position_scale=PositionScale(0.9, 4))),
+    "offset of the queries' factor": (
+        "llama4_text-chunks-first-second-unturned",
+        own_fields(position_scale=PositionScale(0.7, 3)),
+    ),
+    "chunks one longer": ("llama4_text-chunks-first-second-unturned", own_fields(position_bias=Chunks(6))),
+    "missing chunks": ("llama4_text-chunks-first-second-unturned", every_attn(lambda _: {"position_bias": None})),
+    "weights after experts": ("llama4_text-chunks-first-second-unturned", weights_after_experts),
+    "missing scale of values": ("mimo_v2_flash-narrow-values", own_fields(value_scale=1.0)),
     "alpha of experts": ("gpt_oss-default-rope-tight-clamps", every_expert(alpha=1.702)),
 }
 
@@ -568,6 +589,7 @@ def drop_norm_after_experts(model: HookedTransformer) -> None:
         ("qwen2_moe-shared", drop_shared_expert),
         ("granitemoeshared-shared", drop_shared_expert),
         ("granite_swa-two-local", drop_sinks),
+        ("mimo_v2_flash-narrow-values", drop_sinks),
         ("axk1-groups", drop_norm_after_experts),
     ],
 )

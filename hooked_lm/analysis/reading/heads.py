@@ -188,16 +188,9 @@ def _uniform(attn: Any, targets: list[Bool[Tensor, "kind _ _"]]) -> Float[Tensor
     """The scores of a layer's heads if their attention were uniform over the visible keys."""
     found = []
     for looked_at in targets:
-        visible = _visible(attn, looked_at.shape[-1]).to(looked_at.device)
+        visible = attn.visible_keys(looked_at.shape[-1]).to(looked_at.device)
         found.append(_on_targets((visible / visible.sum(-1, keepdim=True))[None], looked_at).cpu())
     return torch.stack(found, -1)[:, None].expand(-1, attn.cfg.n_heads, -1)
-
-
-def _visible(attn: Any, n_pos: int) -> Bool[Tensor, "pos pos"]:
-    """Which keys each query can attend to, [query, key]."""
-    away = torch.arange(n_pos)[:, None] - torch.arange(n_pos)
-    visible = away >= 0 if attn.causal else torch.ones_like(away, dtype=torch.bool)
-    return visible if attn.window is None else visible & (away < attn.window)
 
 
 # ---- attention statistics ------------------------------------------------------------------------------------------

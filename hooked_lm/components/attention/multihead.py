@@ -6,7 +6,6 @@ the pattern it runs the fused kernel, otherwise the same computation in steps (`
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,10 +13,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hooked_lm.components.attention import steps
 from hooked_lm.components.attention.position_bias import PositionBias
 from hooked_lm.components.attention.projection import projection
 from hooked_lm.components.attention.public_attributes import PublicAttributes, order_parameters
-from hooked_lm.components.attention.steps import mix_in_steps
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import NormConfig, add_norm, norm_of
 from hooked_lm.components.public_call import attention_context
@@ -71,6 +70,7 @@ class Attend(PublicAttributes):
         def build(self) -> "Attend":
             """The attention of this config."""
 
+    mix_in_steps = steps.mix_in_steps
     ungrouped = False  # whether each query head has a copy of its key/value head; only an `Attention` can be set so
     computes_kv = True  # whether it computes keys and values
     kv_source_layer: int | None = None  # otherwise the layer whose keys and values it uses
@@ -101,7 +101,7 @@ class Attend(PublicAttributes):
         """The mixed values of each head, times their gate if there is one, at their site."""
         in_steps = self.soft_cap is not None or self.sinks is not None or not self.settings.fused
         in_steps = in_steps or is_listening(self.hook_attn_scores, self.hook_pattern)
-        mix = partial(mix_in_steps, self) if in_steps else self.mix_fused
+        mix = self.mix_in_steps if in_steps else self.mix_fused
         z = context.attend_rows(layer, mix, q, k, v)
         return self.hook_z(z if gate is None else z * gate)
 

@@ -68,4 +68,27 @@ class SharedBias:
         return self
 
 
-PositionBias = Alibi | SharedBias | RelativeBias.Config
+@dataclass(frozen=True)
+class Chunks:
+    """Attention within chunks of `size` positions: minus infinity between queries and keys of different chunks (Llama 4)."""
+
+    size: int
+
+    def bias(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch 1 #query_pos #key_pos"]:
+        """The bias of the scores: a zero for texts of one chunk."""
+
+        def compute() -> Tensor:
+            if context.n_key <= self.size:
+                return torch.zeros(1, 1, 1, 1, dtype=dtype, device=context.device)
+            query, key = context.positions // self.size, context.key_positions // self.size
+            apart = query[:, None, :, None] != key[:, None, None, :]
+            return torch.zeros(apart.shape, dtype=dtype, device=context.device).masked_fill_(apart, float("-inf"))
+
+        return context.once((self, dtype), compute)
+
+    def build(self) -> "Chunks":
+        """Returns this object, which has no weights."""
+        return self
+
+
+PositionBias = Alibi | SharedBias | RelativeBias.Config | Chunks

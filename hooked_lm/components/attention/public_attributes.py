@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from hooked_lm.components.attention.position_bias import Chunks
+from hooked_lm.components.context import Context
 from hooked_lm.components.run_settings import RunSettings
 from hooked_lm.factored_matrix import FactoredMatrix
 
@@ -66,6 +68,13 @@ class PublicAttributes(nn.Module):
     def _per_head(self, weight: Float[Tensor, "kv_head d_model d_head"]) -> Float[Tensor, "head d_model d_head"]:
         return weight.repeat_interleave(self.W_O.shape[0] // weight.shape[0], 0)
 
+    def visible_keys(self, n_pos: int) -> Bool[Tensor, "query_pos key_pos"]:
+        """Which keys each query of a text without padding attends to."""
+        context = Context(n_pos, torch.device("cpu"))
+        visible = context.full_mask(self.causal, self.window)[0, 0]
+        chunks = getattr(self, "position_bias", None)
+        return visible & chunks.bias(context, torch.float32)[0, 0].isfinite() if isinstance(chunks, Chunks) else visible
+
     # ---- tables ------------------------------------------------------------------------------------------------------
 
     @property
@@ -75,11 +84,7 @@ class PublicAttributes(nn.Module):
 
     @mask.setter
     def mask(self, table: Tensor) -> None:
-        positions = torch.arange(len(table), device=table.device)
-        distance = positions[:, None] - positions
-        expected = distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
-        if self.window is not None:
-            expected &= distance.abs() < self.window
+        expected = self.visible_keys(len(table)).to(table.device)
         if table.shape != expected.shape or not torch.equal(table.bool(), expected):
             raise ValueError(
                 "attn.mask: only the layer's present mask can be assigned; to hide keys, pass attention_mask to the model or "

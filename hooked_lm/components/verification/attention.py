@@ -9,8 +9,11 @@ from torch import Tensor
 from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.gated import GatedAttention
 from hooked_lm.components.attention.multihead import Attend, Attention, project
+from hooked_lm.components.attention.position_bias import Chunks
+from hooked_lm.components.attention.position_scale import PositionScaledAttention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
 from hooked_lm.components.attention.steps import softmax
+from hooked_lm.components.context import Context
 from hooked_lm.components.norm import norm_of, norm_unhooked
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.components.verification.registry import (
@@ -37,6 +40,8 @@ def mixing_identities(
         assert queries is not None, "the scores are not checked without them"
         assert keys is not None, "the scores are not checked without them"
         q, k, shown = queries(), keys(), at("hook_attn_scores")
+        if isinstance(attn, PositionScaledAttention):
+            q = attn.scaled(q, Context(q.shape[1], q.device))
         k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
         product = torch.einsum("bqnh,bknh->bnqk", q, k) * attn.scale
         if attn.soft_cap is not None:
@@ -44,7 +49,7 @@ def mixing_identities(
         seen = shown > float("-inf")
         return product.masked_fill(~seen, 0.0), shown.masked_fill(~seen, 0.0)
 
-    if queries is not None and attn.position_bias is None:
+    if queries is not None and (attn.position_bias is None or isinstance(attn.position_bias, Chunks)):
         yield "q k^T * scale, capped == attn_scores", scores
     yield (
         "softmax(attn_scores) == pattern",

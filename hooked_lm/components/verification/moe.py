@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooked_lm.components.moe import MoE
+from hooked_lm.components.moe import InputWeightedMoE, MoE
 from hooked_lm.components.norm import norm_unhooked, upcast
 from hooked_lm.components.normed_moe import NormedMoE
 from hooked_lm.components.verification.registry import (
@@ -63,12 +63,20 @@ def identities_of_parts(
 
 
 def _identities_of(moe: MoE, e: int, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+    def sent() -> Tensor:
+        x = get_input()[_positions(e, at).unbind(-1)]
+        return x * _weights(e, at) if isinstance(moe, InputWeightedMoE) else x
+
     expert: Any = moe.experts[e]
-    yield from identities(expert, within(at, f"experts.{e}"), lambda: get_input()[_positions(e, at).unbind(-1)])
+    yield from identities(expert, within(at, f"experts.{e}"), sent)
 
 
 def _positions(e: int, at: Sites) -> Int[Tensor, "routed 2"]:
     return at(f"experts.{e}.hook_routed_positions").long()
+
+
+def _weights(e: int, at: Sites) -> Float[Tensor, "routed 1"]:
+    return at("hook_expert_weights")[at("hook_expert_indices") == e][:, None]
 
 
 @output_from_sites.register
@@ -83,11 +91,12 @@ def _(moe: MoE, at: Sites) -> Tensor:
 
 def mix_from_sites(moe: MoE, at: Sites) -> Tensor:
     """The weighted sum of the outputs of the chosen experts."""
-    weights, indices = at("hook_expert_weights"), at("hook_expert_indices")
+    weights = at("hook_expert_weights")
     out = weights.new_zeros(*weights.shape[:2], moe.cfg.d_model)
     experts: list[Any] = list(moe.experts)
     for e, expert in enumerate(experts):
-        made = output_from_sites(expert, within(at, f"experts.{e}")) * weights[indices == e][:, None]
+        made = output_from_sites(expert, within(at, f"experts.{e}"))
+        made = made if isinstance(moe, InputWeightedMoE) else made * _weights(e, at)
         out.index_put_(_positions(e, at).unbind(-1), made.to(out.dtype), accumulate=True)
     return out
 

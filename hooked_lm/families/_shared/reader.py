@@ -51,7 +51,7 @@ class HFConfig:
         """
         for field, only in supported.items():
             given = self.get(field)
-            if any(value not in (None, only) for value in (given if isinstance(given, list) else [given])):
+            if given != only and any(v not in (None, only) for v in (given if isinstance(given, list) else [given])):
                 raise ValueError(f"{field}={given!r} is not supported; only {only!r} is")
 
     def changed(self, **values: object) -> "HFConfig":

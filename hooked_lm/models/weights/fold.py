@@ -210,8 +210,9 @@ def _move_value_biases(model: Any) -> bool:
     """Adds value biases to output biases and zeroes them; whether there were any."""
     done = False
     for attn in _attentions(model):
-        if attn.is_linear_in_values and attn.b_V is not None:
-            per_head = attn.b_V.repeat_interleave(attn.cfg.n_heads // attn.cfg.n_kv, 0)
+        _, bias = attn.value_weights
+        if attn.is_linear_in_values and attn.b_V is not None and bias is not None:
+            per_head = bias.repeat_interleave(attn.cfg.n_heads // attn.cfg.n_kv, 0)
             _add(attn, "b_O", torch.einsum("nh,nhm->m", _working(per_head), _working(attn.W_O)))
             attn.b_V.detach().zero_()
             done = True

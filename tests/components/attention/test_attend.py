@@ -9,7 +9,9 @@ from torch import Tensor
 
 from hooked_lm.components.attention.gated import GatedAttention
 from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.components.attention.position_bias import Alibi
+from hooked_lm.components.attention.position_bias import Alibi, Chunks
+from hooked_lm.components.attention.position_scale import PositionScale, PositionScaledAttention
+from hooked_lm.components.attention.value_width import ValueWidthAttention
 from hooked_lm.components.context import Context
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.norm import RMSNorm, norm_of
@@ -42,6 +44,15 @@ KINDS = {
     ),
     "gate": GatedAttention.Config(**vars(PLAIN)),
     "gate of each head": GatedAttention.Config(**vars(PLAIN), gate_act_fn="silu", gate_per_head=True),
+    "chunks": replace(PLAIN, position_bias=Chunks(2)),
+    "chunks in a window both ways": replace(PLAIN, position_bias=Chunks(3), window=2, causal=False),
+    "scores by position": PositionScaledAttention.Config(**vars(PLAIN), position_scale=PositionScale(0.8, 2, 1)),
+    "scores by position in steps": PositionScaledAttention.Config(
+        **vars(replace(PLAIN, soft_cap=0.5)), position_scale=PositionScale(0.8, 2, 1)
+    ),
+    "narrow values": ValueWidthAttention.Config(**vars(PLAIN), d_value=4),
+    "wide values": ValueWidthAttention.Config(**vars(PLAIN), d_value=9, value_scale=1.7),
+    "scaled values": ValueWidthAttention.Config(**vars(PLAIN), d_value=6, value_scale=1.7),
     "norm of z": replace(PLAIN, z_norm=RMSNorm.Config(6, eps=0.1, n_heads=4, joint=True)),
 }
 
@@ -88,13 +99,17 @@ def by_hand(attn: Attention, x: Tensor) -> Tensor:
                 distance = i - j if cfg.causal else abs(i - j)
                 if distance < 0 or (cfg.window is not None and distance >= cfg.window):
                     continue
+                if isinstance(cfg.position_bias, Chunks) and i // cfg.position_bias.size != j // cfg.position_bias.size:
+                    continue
                 score = float(q[i, head] @ k[j, head // 2]) * (cfg.scale or 6**-0.5)
+                if isinstance(attn, PositionScaledAttention):
+                    score *= float(1 + 0.8 * torch.tensor(float((i + 1) // 2)).log1p())  # in fp32
                 if cfg.soft_cap is not None:
                     score = cfg.soft_cap * math.tanh(score / cfg.soft_cap)
-                if cfg.position_bias is not None:
+                if isinstance(cfg.position_bias, Alibi):
                     score -= cfg.position_bias.scale * 2.0 ** (-2 * (head + 1)) * distance
                 terms.append(torch.tensor(score, dtype=torch.float64).exp())
-                values.append(v[j, head // 2])
+                values.append(v[j, head // 2] * getattr(cfg, "value_scale", 1.0))
             total = sum(terms) + (attn.sinks[head].exp() if cfg.sinks else 0.0)
             z.append(sum(term * value for term, value in zip(terms, values, strict=True)) / total)
         mixed = normalised(torch.stack(z), norm_of(attn, "z_norm"))
@@ -117,7 +132,7 @@ def test_the_formula(kind: str, listens: bool) -> None:
     assert_close(attn(x), expected)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "plain"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("plain", "narrow values", "wide values")])
 def test_each_kind_is_another(kind: str) -> None:
     """What a kind adds can be seen: the formula of the plain one does not hold for it."""
     attn, x = built(KINDS[kind]), torch.randn(1, 5, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

@@ -1,0 +1,57 @@
+"""Attention whose scores grow with the query's position (Nakanishi 2025, arXiv:2501.19399), as in Llama 4 and Ministral 3."""
+
+from dataclasses import dataclass, field
+
+from jaxtyping import Float
+from torch import Tensor
+
+from hooked_lm.components.attention import steps
+from hooked_lm.components.attention.multihead import Attention, Keys, Mixed, PerHead, Values
+from hooked_lm.components.context import Context
+from hooked_lm.components.norm import upcast
+
+
+@dataclass(frozen=True)
+class PositionScale:
+    """The factor `1 + weight * log(1 + floor((position + offset) / length))` of a query: 1 in texts shorter than `length`."""
+
+    weight: float
+    length: int
+    offset: int = 0
+
+    def factors(self, context: Context) -> Float[Tensor, "#batch pos 1 1"]:
+        """The factor of each query of a run, in fp32."""
+
+        def compute() -> Tensor:
+            steps = ((context.positions.float() + self.offset) / self.length).floor()
+            return (1 + self.weight * steps.log1p())[..., None, None]
+
+        return context.once(self, compute)
+
+
+class PositionScaledAttention(Attention):
+    """Attention with `scores = position_scale(query position) * q k^T * scale`.
+
+    Patterns over long contexts stay sharp. `hook_q` and `hook_rot_q` are before the factor.
+    """
+
+    @dataclass(frozen=True)
+    class Config(Attention.Config):
+        position_scale: PositionScale = field(kw_only=True)
+
+        def build(self) -> "PositionScaledAttention":
+            return PositionScaledAttention(self)
+
+    cfg: Config
+
+    def scaled(self, q: PerHead, context: Context) -> PerHead:
+        """The queries times the factors of their positions."""
+        return (upcast(q) * self.cfg.position_scale.factors(context)).to(q.dtype)
+
+    def mix_fused(self, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
+        """The mixed values, by the fused kernel."""
+        return super().mix_fused(self.scaled(q, context), k, v, context)
+
+    def mix_in_steps(self, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
+        """The mixed values, with scores and pattern at their sites."""
+        return steps.mix_in_steps(self, self.scaled(q, context), k, v, context)

@@ -1,0 +1,42 @@
+"""Attention whose values have another width than its queries and keys, and a scale (MiMo-V2-Flash, Xiaomi 2026)."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from hooked_lm.components.attention.multihead import KEY, QUERY, Attention
+from hooked_lm.components.attention.projection import projection
+from hooked_lm.hooks import HookPoint
+
+
+class ValueWidthAttention(Attention):
+    """Attention with values `value_scale * x W_V` of width `d_value`: `W_V` is [kv_head, d_model, d_value].
+
+    `hook_v` is after the scale, and `W_O` is [head, d_value, d_model].
+    """
+
+    @dataclass(frozen=True)
+    class Config(Attention.Config):
+        d_value: int = field(kw_only=True)
+        value_scale: float = 1.0
+
+        def build(self) -> "ValueWidthAttention":
+            return ValueWidthAttention(self)
+
+    cfg: Config
+
+    def make_mixing(self, cfg: Config, d_value: int) -> None:  # type: ignore[override]
+        self.W_V = projection(cfg.n_kv, cfg.d_model, cfg.d_value)
+        self.b_V = nn.Parameter(torch.zeros(cfg.n_kv, cfg.d_value)) if cfg.qkv_bias else None
+        self.hook_v = HookPoint(*KEY[:-1], "d_value")
+        super().make_mixing(cfg, cfg.d_value)
+        self.hook_z = HookPoint(*QUERY[:-1], "d_value")
+
+    @property
+    def value_weights(self) -> tuple[Tensor, Tensor | None]:
+        """The weight and bias of values, times their scale."""
+        scale = self.cfg.value_scale
+        if scale == 1:
+            return self.W_V, self.b_V
+        return self.W_V * scale, None if self.b_V is None else self.b_V * scale
