@@ -122,7 +122,8 @@ class MoE(nn.Module):
 
     @dataclass(frozen=True)
     class Config:
-        """`router_bias` adds a bias to the router and to the gate of the shared expert; `out_scale` multiplies the output."""
+        """`router_bias` adds a bias to the router and to the gate of the shared expert, `out_bias` one to the output, which
+        `out_scale` multiplies before."""
 
         expert: ExpertConfig
         n_experts: int
@@ -132,6 +133,7 @@ class MoE(nn.Module):
         shared: ExpertConfig | None = None
         shared_gate: bool = False
         out_scale: float = 1.0
+        out_bias: bool = False
 
         @property
         def d_model(self) -> int:
@@ -161,6 +163,7 @@ class MoE(nn.Module):
             self.W_shared_gate = nn.Parameter(torch.empty(cfg.d_model, 1))
             self.b_shared_gate = nn.Parameter(torch.zeros(1)) if cfg.router_bias else None
             self.hook_shared_gate = HookPoint("batch", "pos", "1")
+        self.b_out = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.out_bias else None
         self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
 
     def forward(self, x: Stream) -> Stream:
@@ -170,7 +173,8 @@ class MoE(nn.Module):
         if self.shared is not None:
             shared = self.shared(x)
             out = out + (shared * self.hook_shared_gate(self.shared_gate(x)) if self.cfg.shared_gate else shared)
-        return self.hook_out(out if self.cfg.out_scale == 1 else out * self.cfg.out_scale)
+        out = out if self.cfg.out_scale == 1 else out * self.cfg.out_scale
+        return self.hook_out(out if self.b_out is None else out + self.b_out)
 
     @property
     def num_experts(self) -> int:
@@ -252,9 +256,9 @@ class MoE(nn.Module):
             raise ValueError(
                 "the experts have output biases, so the bias that is added to a token depends on its experts"
             )
-        if self.shared is None or self.shared.b_out is None:
-            return None
-        return self.shared.b_out if self.cfg.out_scale == 1 else self.shared.b_out * self.cfg.out_scale
+        shared: Any = None if self.shared is None else self.shared.b_out
+        shared = None if shared is None else shared * self.cfg.out_scale
+        return shared if self.b_out is None else self.b_out if shared is None else self.b_out + shared
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MoE":
         """As `nn.Module._apply`, but the router's `fp32_weights`, whose rounding would change its choices, stay in fp32."""

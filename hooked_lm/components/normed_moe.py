@@ -35,8 +35,9 @@ class NormedMoE(MoE):
             raise ValueError("NormedMoE needs a shared expert: set `shared`")
         if cfg.router_bias:
             raise ValueError("the router of a NormedMoE has no bias: set router_bias=False")
-        if cfg.out_scale != 1:
-            raise ValueError(f"norms are after the experts of a NormedMoE: out_scale={cfg.out_scale} must be 1")
+        if cfg.out_scale != 1 or cfg.out_bias:
+            given = f"out_scale={cfg.out_scale} must be 1, out_bias={cfg.out_bias} False"
+            raise ValueError(f"norms are after the experts of a NormedMoE: {given}")
         super().__init__(cfg)
         self.expert_scale = nn.Parameter(torch.ones(cfg.n_experts))
         self.ln_router, self.ln_experts, self.ln_experts_post = (cfg.norm.build() for _ in range(3))

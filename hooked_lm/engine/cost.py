@@ -31,7 +31,7 @@ def token_cost(block: nn.Module) -> TokenCost:
     if isinstance(module, Attend):
         of_keys = [p for name, p in module.named_parameters(recurse=False) if name in module.key_value_parts]
         parts |= {id(weight): "keys" for weight in of_keys}
-        parts[id(module.W_O)] = "output"
+        parts |= {id(weight): "output" for name, weight in module.named_parameters() if name.startswith("W_O")}
     mixtures = [module for module in block.modules() if isinstance(module, MoE)]
     shares = {id(p): moe.cfg.top_k / moe.cfg.n_experts for moe in mixtures for p in moe.experts.parameters()}
     for name, weight in block.named_parameters():

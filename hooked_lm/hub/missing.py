@@ -60,8 +60,6 @@ REASONS: dict[str, tuple[str, ...]] = {
         "inkling_mm_model",
         "inkling_text",
     ),
-    "experts in attention": ("jetmoe",),
-    "differential attention": ("diffllama",),
     "two attentions in a block, experts that are the identity": ("longcat_flash",),
     "a gate of attention, and a cap on the router's logits": ("laguna",),
     "attention and Mamba-2 in parallel": ("falcon_h1",),

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer
+from hooked_lm.components.attention.differential import DifferenceNorm, DifferentialAttention
 from hooked_lm.components.attention.gated import GatedAttention
 from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.attention.routed import RoutedAttention
 from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.mixer import MixerMLPBlock
@@ -41,6 +43,12 @@ BLOCKS = {
     "experts": PreNormBlock.Config(attn=ATTN, ln1=NORM, mlp=MoE.Config(MLP, 4, 2, SoftmaxRouter()), ln2=NORM),
     "attention only": AttentionOnlyBlock.Config(attn=ATTN, ln1=NORM),
     "gated attention": PreNormBlock.Config(**BOTH | {"attn": GatedAttention.Config(**vars(ATTN))}, ln1_post=NORM),
+    "differential attention": PreNormBlock.Config(
+        **BOTH | {"attn": DifferentialAttention.Config(**vars(ATTN) | {"z_norm": DifferenceNorm.Config(8, eps=0.1)})}
+    ),
+    "experts in attention": PreNormBlock.Config(
+        **BOTH | {"attn": RoutedAttention.Config(**vars(ATTN), n_experts=2, top_k=1)}
+    ),
     "mixer": MixerMLPBlock.Config(
         mixer=RGLRU.Config(D_MODEL, d_inner=8, n_channel_groups=2), ln1=NORM, mlp=MLP, ln2=NORM
     ),

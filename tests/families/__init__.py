@@ -15,6 +15,7 @@ from tests.families import (
     latent,
     llama,
     moe,
+    other_mixing,
     recent_dense,
     recent_moe,
     recent_state_space,
@@ -24,7 +25,7 @@ from tests.families._case import Case, reference
 
 DECODERS = (
     *(classic, llama, gemma_olmo_cohere_phi, recent_dense, moe, latent, recent_moe),
-    *(state_space, recent_state_space, delta_nets, attention_options, composites),
+    *(state_space, recent_state_space, delta_nets, attention_options, other_mixing, composites),
 )
 
 DECODER_CASES = [case for module in DECODERS for case in module.CASES]

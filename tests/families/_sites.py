@@ -3,14 +3,17 @@
 The tests hold a model to this list, so it is written from what is promised to users and not from the components' code.
 """
 
+from dataclasses import replace
 from functools import singledispatch
 from typing import Any
 
 from hooked_lm.components.attention.cross import CrossAttention
+from hooked_lm.components.attention.differential import DifferentialAttention
 from hooked_lm.components.attention.gated import GatedAttention
 from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.relative_bias import RelativeBias
+from hooked_lm.components.attention.routed import RoutedAttention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
 from hooked_lm.components.attention.value_width import ValueWidthAttention
 from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
@@ -82,6 +85,19 @@ def _(cfg: GatedAttention.Config) -> Sites:
 def _(cfg: ValueWidthAttention.Config) -> Sites:
     values = {"hook_v": KEY.replace("d_head", "d_value"), "hook_z": QUERY.replace("d_head", "d_value")}
     return sites_of.dispatch(Attention.Config)(cfg) | values
+
+
+@sites_of.register
+def _(cfg: DifferentialAttention.Config) -> Sites:
+    wide = QUERY.replace("d_head", "d_value")
+    sites = sites_of.dispatch(Attention.Config)(replace(cfg, z_norm=None)) | {"hook_z": wide}
+    return sites | {"z_norm.hook_scale": "batch pos head 1", "z_norm.hook_normalized": wide}
+
+
+@sites_of.register
+def _(cfg: RoutedAttention.Config) -> Sites:
+    sites = {"hook_router_logits": "batch pos expert", "hook_expert_weights": "batch pos top_k"}
+    return sites_of.dispatch(Attention.Config)(cfg) | sites | {"hook_expert_indices": "batch pos top_k"}
 
 
 @sites_of.register
@@ -318,6 +334,16 @@ def _(cfg: Attention.Config) -> dict[str, int]:
 @sizes_of.register
 def _(cfg: ValueWidthAttention.Config) -> dict[str, int]:
     return {"head": cfg.n_heads, "kv_head": cfg.n_kv, "d_head": cfg.d_head, "d_value": cfg.d_value}
+
+
+@sizes_of.register
+def _(cfg: DifferentialAttention.Config) -> dict[str, int]:
+    return sizes_of.dispatch(Attention.Config)(cfg) | {"d_value": 2 * cfg.d_head}
+
+
+@sizes_of.register
+def _(cfg: RoutedAttention.Config) -> dict[str, int]:
+    return sizes_of.dispatch(Attention.Config)(cfg) | {"expert": cfg.n_experts, "top_k": cfg.top_k}
 
 
 @sizes_of.register

@@ -7,10 +7,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.components.attention.cross import CrossAttention
+from hooked_lm.components.attention.differential import DifferentialAttention
 from hooked_lm.components.attention.gated import GatedAttention
 from hooked_lm.components.attention.multihead import Attend, Attention, project
 from hooked_lm.components.attention.position_bias import Chunks
 from hooked_lm.components.attention.position_scale import PositionScaledAttention
+from hooked_lm.components.attention.routed import RoutedAttention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
 from hooked_lm.components.attention.steps import softmax
 from hooked_lm.components.context import Context
@@ -55,8 +57,8 @@ def mixing_identities(
         "softmax(attn_scores) == pattern",
         lambda: (softmax(at("hook_attn_scores"), attn.sinks), at("hook_pattern")),
     )
-    label = "pattern @ v == z" + (", gated" if isinstance(attn, GatedAttention) else "")
-    yield label, lambda: (_gated(attn, at, _mixed(at("hook_pattern"), at("hook_v"))), at("hook_z"))
+    label = "pattern @ v == z" + (", gated" if isinstance(attn, GatedAttention | RoutedAttention) else "")
+    yield label, lambda: (_gated(attn, at, _mixed(at("hook_pattern"), mixable(attn, at("hook_v")))), at("hook_z"))
     yield (
         "z @ W_O == result",
         lambda: (
@@ -66,7 +68,14 @@ def mixing_identities(
     )
 
 
+def mixable(attn: Attend, v: Tensor) -> Tensor:
+    """The values that heads mix, from those at their site."""
+    return attn.paired(v) if isinstance(attn, DifferentialAttention) else v
+
+
 def _gated(attn: Attend, at: Sites, z: Tensor) -> Tensor:
+    if isinstance(attn, RoutedAttention):
+        return z * attn.of_heads(at("hook_expert_weights"), at("hook_expert_indices"))
     return z * attn.opened(at("hook_gate")) if isinstance(attn, GatedAttention) else z
 
 
@@ -152,7 +161,7 @@ def same_lengths(rotary: Rotary, before: LazyTensor, after: LazyTensor) -> Pair:
 def _(attn: Attention) -> list[InputWeight]:
     """The weights that the input is multiplied by."""
     projections = ["Q", "K"] if attn.cfg.values_from_keys else ["Q", "K", "V"]
-    projections += ["gate"] if isinstance(attn, GatedAttention) else []
+    projections += ["gate"] * isinstance(attn, GatedAttention) + ["router"] * isinstance(attn, RoutedAttention)
     return [] if attn.cfg.clip is not None else [(attn, f"W_{x}", f"b_{x}") for x in projections]
 
 

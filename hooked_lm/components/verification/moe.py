@@ -86,7 +86,7 @@ def _(moe: MoE, at: Sites) -> Tensor:
     if moe.shared is not None:
         shared = output_from_sites(moe.shared, within(at, "shared"))
         out = out + (shared * at("hook_shared_gate") if moe.cfg.shared_gate else shared)
-    return out * moe.cfg.out_scale
+    return add_bias(out * moe.cfg.out_scale, moe.b_out)
 
 
 def mix_from_sites(moe: MoE, at: Sites) -> Tensor:
@@ -114,7 +114,8 @@ def _(moe: MoE) -> list[InputWeight]:
 def _(moe: MoE) -> list[Tensor]:
     """The weights that write the output."""
     parts: list[Any] = [*moe.experts, *([] if moe.shared is None else [moe.shared])]
-    return [weight for part in parts for weight in output_weights(part)]
+    own = [] if moe.b_out is None else [moe.b_out]
+    return own + [weight for part in parts for weight in output_weights(part)]
 
 
 def _together(pairs: list[Pair]) -> Pair:

@@ -30,12 +30,15 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    source, target, e = "model.layers.{l}.block_sparse_moe.", "blocks.{l}.mlp.", moe.n_experts(tree)
+    own = [*llama_like.outer_rows(tree), *llama_like.norm_rows(), *llama_like.attention_rows()]
+    return [*own, *sparse_rows(tree, "model.layers.{l}.block_sparse_moe.")]
+
+
+def sparse_rows(tree: DecoderConfig, source: str) -> list[Row]:
+    """Rows of a mixture whose experts are stored together, by tensor names that start with `source`."""
+    target, e = "blocks.{l}.mlp.", moe.n_experts(tree)
     expert = target + "experts.{e}.W_"
     return [
-        *llama_like.outer_rows(tree),
-        *llama_like.norm_rows(),
-        *llama_like.attention_rows(),
         Row(source + "router.layer.weight", target + "W_router", "e m -> m e"),
         Row(source + "input_linear.weight", expert + "{x}", "e (x f) m -> m f", e=e, x=["gate", "in"]),
         Row(source + "output_linear.weight", expert + "out", "e m f -> f m", e=e),

@@ -35,11 +35,11 @@ def init_weights(model: nn.Module, cfg: Any) -> None:
 
 def _fan_in(name: str, weight: Tensor) -> int:
     """The number of inputs of one output: heads x d_head for W_O, otherwise the second last axis."""
-    return weight.shape[0] * weight.shape[1] if name.endswith("W_O") else weight.shape[-2]
+    return weight.shape[0] * weight.shape[1] if name.endswith(("W_O", "W_O_pair")) else weight.shape[-2]
 
 
 def _fan_out(name: str, weight: Tensor) -> int:
-    return weight.shape[-1] * (weight.shape[0] if weight.ndim == 3 and not name.endswith("W_O") else 1)
+    return weight.shape[-1] * (weight.shape[0] if weight.ndim == 3 and not name.endswith(("W_O", "W_O_pair")) else 1)
 
 
 def _gpt2(name: str, weight: Tensor, scale: float, generator: torch.Generator | None) -> None:

@@ -11,6 +11,7 @@ from hooked_lm.components.attention.gated import GatedAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.position_bias import Alibi, Chunks
 from hooked_lm.components.attention.position_scale import PositionScale, PositionScaledAttention
+from hooked_lm.components.attention.routed import RoutedAttention
 from hooked_lm.components.attention.value_width import ValueWidthAttention
 from hooked_lm.components.context import Context
 from hooked_lm.components.layer_norm import LayerNorm
@@ -53,6 +54,8 @@ KINDS = {
     "narrow values": ValueWidthAttention.Config(**vars(PLAIN), d_value=4),
     "wide values": ValueWidthAttention.Config(**vars(PLAIN), d_value=9, value_scale=1.7),
     "scaled values": ValueWidthAttention.Config(**vars(PLAIN), d_value=6, value_scale=1.7),
+    "two of two experts": RoutedAttention.Config(**vars(PLAIN), n_experts=2, top_k=2),
+    "one of two experts": RoutedAttention.Config(**vars(PLAIN), n_experts=2, top_k=1),
     "norm of z": replace(PLAIN, z_norm=RMSNorm.Config(6, eps=0.1, n_heads=4, joint=True)),
 }
 
@@ -116,6 +119,10 @@ def by_hand(attn: Attention, x: Tensor) -> Tensor:
         if isinstance(attn, GatedAttention):
             gate = torch.stack([x[i] @ attn.W_gate[head] for head in range(4)]) + attn.b_gate
             mixed = mixed * (gate * gate.sigmoid() if cfg.gate_per_head else gate.sigmoid())
+        if isinstance(attn, RoutedAttention):  # two heads for each key/value head, one of each expert
+            logits = x[i] @ attn.W_router
+            weights = logits.softmax(-1) if attn.cfg.top_k == 2 else (logits == logits.max()).double()
+            mixed = mixed * weights.repeat(2)[:, None]
         out.append(sum(mixed[head] @ attn.W_O[head] for head in range(4)) + attn.b_O)
     return torch.stack(out)
 

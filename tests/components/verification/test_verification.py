@@ -18,6 +18,7 @@ from hooked_lm.components.blocks.per_layer import PerLayerEmbed
 INSIDE_OTHERS = {
     "CausalConvolution",
     "ContactHead",
+    "DifferenceNorm",
     "Embed",
     "EncoderEmbed",
     "FactoredEmbed",

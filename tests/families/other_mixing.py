@@ -1,0 +1,57 @@
+"""Decoders that mix tokens in ways of their own: differences of patterns, experts in attention, other recurrences."""
+
+import torch
+from torch import nn
+
+from tests.families._case import FULL, GROUPED, LINEAR, SIZES, Case
+
+
+def stir_lambdas(model: nn.Module) -> None:
+    """Weights of lambda that do not depend on the process's generator, from which transformers draws them."""
+    for seed, (name, parameter) in enumerate(model.named_parameters()):
+        if "lambda_" in name:
+            parameter.copy_(0.4 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
+
+
+JETMOE = {
+    **{name: value for name, value in SIZES.items() if name != "num_attention_heads"},
+    "kv_channels": 8,
+    "num_key_value_heads": 2,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "rms_norm_eps": 0.02,
+}
+
+CASES: list[Case] = [
+    Case("diffllama", "grouped", {**SIZES, **GROUPED}, adjust=stir_lambdas),
+    Case(
+        "diffllama",
+        "biased-tied-linear",
+        {**SIZES, **FULL, **LINEAR, "attention_bias": True, "tie_word_embeddings": True},
+        adjust=stir_lambdas,
+    ),
+    Case(
+        "diffllama",
+        "wide-heads-gelu-one-pair-of-keys",
+        {**SIZES, **GROUPED, "num_hidden_layers": 3, "head_dim": 12, "hidden_act": "gelu", "rms_norm_eps": 0.2},
+        adjust=stir_lambdas,
+    ),
+    Case("jetmoe", "two-of-four", JETMOE),
+    Case(
+        "jetmoe",
+        "two-of-three-gelu-untied",
+        {
+            **JETMOE,
+            "num_local_experts": 3,
+            "activation_function": "gelu",
+            "tie_word_embeddings": False,
+            "kv_channels": 12,
+            "num_key_value_heads": 4,
+        },
+    ),
+    Case(
+        "jetmoe",
+        "three-of-four-linear-one-head-each",
+        {**JETMOE, **LINEAR, "num_experts_per_tok": 3, "num_key_value_heads": 1},
+    ),
+]
