@@ -47,13 +47,24 @@ def rows(tree: DecoderConfig) -> list[Row]:
     source, target = "model.layers.{l}.self_attention.", "blocks.{l}.attn."
     attn = tree.blocks[0].attn
     assert isinstance(attn, RoutedAttention.Config)
-    sizes = {"e": attn.n_experts, "kv": attn.n_kv}
     return [
         *llama_like.outer_rows(tree),
         *llama_like.norm_rows(),
-        Row(source + "experts.input_linear.weight", target + "W_Q", "e (kv h) m -> (kv e) m h", **sizes),
+        Row(
+            source + "experts.input_linear.weight",
+            target + "W_Q",
+            "e (kv h) m -> (kv e) m h",
+            e=attn.n_experts,
+            kv=attn.n_kv,
+        ),
         Row(source + "kv_proj.weight", target + "W_{x}", "(x n h) m -> n m h", x="KV", n=attn.n_kv),
-        Row(source + "experts.output_linear.weight", target + "W_O", "e m (kv h) -> (kv e) h m", **sizes),
+        Row(
+            source + "experts.output_linear.weight",
+            target + "W_O",
+            "e m (kv h) -> (kv e) h m",
+            e=attn.n_experts,
+            kv=attn.n_kv,
+        ),
         Row(source + "experts.bias", target + "b_O"),
         Row(source + "experts.router.layer.weight", target + "W_router", "e m -> m e"),
         *sparse_rows(tree, "model.layers.{l}.mlp."),
