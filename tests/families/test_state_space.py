@@ -202,6 +202,14 @@ def test_what_transformers_does_not_know_is_refused(name: str, field: str, value
         family(name).config(HFConfig(values | {field: value}, {}))
 
 
+def test_lfm2_moe_needs_the_types_of_its_layers() -> None:
+    """Transformers builds no model without them; it derives those of LFM2."""
+    with pytest.raises(ValueError, match="layer_types is missing"):
+        read_config(family("lfm2_moe"), CONFIG_MAPPING["lfm2_moe"]())
+    blocks = read_config(family("lfm2"), CONFIG_MAPPING["lfm2"]()).blocks
+    assert not any(isinstance(block, MixerPart.Config) for block in blocks)
+
+
 @pytest.mark.parametrize(
     ("name", "fields", "n_attentions"),
     [

@@ -34,13 +34,15 @@ def blocks(
     mlps: Sequence[GatedMLP.Config | MoE.Config],
     attns: Mapping[str, Attention.Config] | None = None,
 ) -> list[PreNormBlock.Config | MixerMLPBlock.Config]:
-    """The layers with these MLPs: a short convolution, or the attention of the layer's type; by default LFM2's in all.
+    """The layers with these MLPs: a short convolution, or the attention of the layer's type; by default LFM2's.
 
-    Raises ValueError for other `layer_types`. Transformers builds no LFM2 MoE without them.
+    Raises ValueError for other `layer_types`, and without them: then transformers builds no LFM2 MoE.
     """
     norm = RMSNorm.Config(hf.hidden_size, hf.norm_eps)
     attns = {"full_attention": attention(hf)} if attns is None else attns
-    kinds = hf.layer_types or [next(iter(attns))] * len(mlps)
+    kinds = hf.layer_types
+    if kinds is None:
+        raise ValueError(f"layer_types is missing: it lists the type of each layer, {', '.join(attns)} or conv")
     if unknown := set(kinds) - {"conv", *attns}:
         raise ValueError(f"layer_types {sorted(unknown)} are not supported; {', '.join(attns)} and conv are")
     mixer = ShortConv.Config(hf.hidden_size, hf.conv_L_cache, hf.conv_bias)
