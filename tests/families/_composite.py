@@ -62,6 +62,7 @@ COMPOSITES = {
     "qwen3_5_moe": "qwen3_5_moe_text",
     "aria": "aria_text",
     "lfm2_vl": "lfm2",
+    "lfm3_vl": "lfm3",
     "paligemma": "gemma",
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",

@@ -42,6 +42,16 @@ LFM2_MOE = {
     "num_experts_per_tok": 2,
     "num_dense_layers": 1,
 }
+LFM3 = {
+    **SIZES,
+    "num_key_value_heads": 2,
+    "norm_eps": 0.02,
+    "head_dim": 8,
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "sliding_attention", "full_attention", "conv"],
+    "sliding_window": 5,
+    "conv_L_cache": 4,
+}
 NEMOTRON_H = {
     **SIZES,
     "num_key_value_heads": 2,
@@ -157,6 +167,37 @@ CASES: list[Case] = [
             **rope("default"),
         },
         adjust=bias_choice,
+    ),
+    Case("lfm3", "gated-sandwiched", LFM3, adjust=stir),
+    Case(
+        "lfm3",
+        "no-gate-no-sandwich-biased-untied",
+        {
+            **LFM3,
+            "use_attention_gate": False,
+            "use_sandwich_norm": False,
+            "conv_bias": True,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+        adjust=stir,
+    ),
+    Case(
+        "lfm3",
+        "wide-heads-attention-first-two-taps",
+        {
+            **LFM3,
+            "head_dim": 12,
+            "num_key_value_heads": 4,
+            "layer_types": ["full_attention", "conv", "sliding_attention", "conv"],
+            "sliding_window": 3,
+            "conv_L_cache": 2,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "linear", "rope_theta": 300.0, "factor": 2.0},
+                "full_attention": {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.25},
+            },
+        },
+        adjust=stir,
     ),
     Case("nemotron_h", "dense", NEMOTRON_H, adjust=stir),
     Case(

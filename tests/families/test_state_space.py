@@ -86,6 +86,8 @@ WRONG_TREES = {
     ),
     "missing scale of experts": ("lfm2_moe-no-correction-not-renormalised-scaled", every_router(scale=1.0)),
     "small term of the sum of weights": ("lfm2_moe-one-dense-layer", every_router(eps=0.1)),
+    "window of LFM3 one longer": ("lfm3-gated-sandwiched", every_attention(lambda a: {"window": (a.window or 40) + 1})),
+    "gate of LFM3's heads": ("lfm3-gated-sandwiched", every_attention(lambda _: {"gate_act_fn": "tanh"})),
     "no least step of nemotron": (
         "nemotron_h-all-kinds-grouped-experts-gelu-least-step",
         every_mixer(lambda m: {"dt_limit": (0.0, m.dt_limit[1])}),
