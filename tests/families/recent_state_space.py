@@ -15,6 +15,14 @@ def bias_choice(model: nn.Module) -> None:
             buffer.copy_(torch.linspace(0.3, -0.3, len(buffer)))
 
 
+def short_steps(model: nn.Module) -> None:
+    """As `stir`, with smaller steps, which enlarge rounding less."""
+    stir(model)
+    for name, parameter in model.named_parameters():
+        if name.endswith("dt_proj.bias"):
+            parameter.copy_(torch.linspace(-3.5, -0.5, len(parameter)))
+
+
 FALCON_MAMBA = {**MAMBA, "mixer_rms_eps": 0.03}
 JAMBA = {
     **SIZES,
@@ -91,7 +99,8 @@ CASES: list[Case] = [
         },
         adjust=stir,
     ),
-    Case("jamba", "sparse-every-other-layer", JAMBA, adjust=stir),
+    # norms of eps 0.02 enlarge the rounding of transformers to two thirds of what may differ, these to an eighth
+    Case("jamba", "sparse-every-other-layer", {**JAMBA, "rms_norm_eps": 1.0}, adjust=short_steps),
     Case(
         "jamba",
         "dense-tied-biased",
