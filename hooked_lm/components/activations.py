@@ -82,6 +82,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "mish": F.mish,
     "tanh": F.tanh,
     "sigmoid": F.sigmoid,
+    "softplus": F.softplus,
     "relu6": F.relu6,
 }
 

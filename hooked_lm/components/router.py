@@ -87,8 +87,9 @@ class GroupedSigmoidRouter:
     """A sigmoid for each expert; the top k from the groups with the best pairs of experts, times `scale`.
 
     Groups and experts are chosen by the sigmoid plus the correction, which balances the load of the experts and is not part
-    of the weights. DeepSeek-V3 (2024, arXiv:2412.19437). Without `corrected` they are chosen by the sigmoid. `eps` is added to
-    the sum by which weights are renormalised.
+    of the weights. DeepSeek-V3 (2024, arXiv:2412.19437). Without `corrected` they are chosen by the sigmoid; with
+    `corrects_logits` by the logit plus the correction. `eps` is added to the sum by which weights are renormalised. A
+    `soft_cap` bounds the logits: `soft_cap * tanh(logits / soft_cap)`. `keeps_weights` leaves `W_router` in fp32.
     """
 
     n_groups: int = 1
@@ -98,15 +99,22 @@ class GroupedSigmoidRouter:
     corrected: bool = True
     in_fp32: bool = True
     eps: float = 1e-20
+    corrects_logits: bool = False
+    soft_cap: float | None = None
+    keeps_weights: bool = False
 
     @property
     def fp32_weights(self) -> tuple[str, ...]:
         """Weights of the MoE that stay in fp32 when a model is cast to a lower precision."""
-        return ("b_choice",) if self.corrected else ()
+        return ("b_choice",) * self.corrected + ("W_router",) * self.keeps_weights
 
     def __call__(self, logits: Logits, top_k: int, correction: Tensor | None = None) -> Choice:
-        scores = upcast(logits).sigmoid()
-        corrected_scores = scores if correction is None else scores + correction
+        logits = upcast(logits)
+        if self.soft_cap is not None:
+            logits = self.soft_cap * (logits / self.soft_cap).tanh()
+        scores = logits.sigmoid()
+        compared = logits if self.corrects_logits else scores
+        corrected_scores = compared if correction is None else compared + correction
         if self.n_groups > 1:
             best = _grouped(corrected_scores, self.n_groups).topk(2, -1).values.sum(-1)
             corrected_scores = _fill_other_groups(corrected_scores, best, self.top_groups, float("-inf"))

@@ -61,7 +61,6 @@ REASONS: dict[str, tuple[str, ...]] = {
         "inkling_text",
     ),
     "two attentions in a block, experts that are the identity": ("longcat_flash",),
-    "a gate of attention, and a cap on the router's logits": ("laguna",),
     "attention and Mamba-2 in parallel": ("falcon_h1",),
     "adapters chosen by language": ("xmod",),
     "streams that predict several tokens": ("prophetnet",),

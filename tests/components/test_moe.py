@@ -43,6 +43,8 @@ ROUTERS: dict[str, Router] = {
     "grouped sigmoid": GroupedSigmoidRouter(n_groups=4, top_groups=2, scale=1.5),
     "sigmoid, not renormalised": GroupedSigmoidRouter(renormalize=False),
     "sigmoid, not corrected": GroupedSigmoidRouter(corrected=False),
+    "sigmoid of capped logits": GroupedSigmoidRouter(soft_cap=0.8, eps=0.0),
+    "sigmoid, corrected logits": GroupedSigmoidRouter(corrects_logits=True, eps=0.0, keeps_weights=True),
     "corrected softmax": CorrectedSoftmaxRouter(),
     "sparse mixer": SparseMixerRouter(0.1),
 }
@@ -205,6 +207,15 @@ def test_choices_by_hand() -> None:
     correction = torch.tensor([0.0, 0.0, 1.0, 0.0])
     both = s[1] + s[2]
     check(GroupedSigmoidRouter(scale=2.0), {1: 2 * s[1] / both, 2: 2 * s[2] / both}, correction)
+    capped = (3.0 * (logits / 3.0).tanh()).sigmoid()
+    check(GroupedSigmoidRouter(soft_cap=3.0, renormalize=False), {1: capped[1], 2: capped[2]}, correction)
+    # a correction of one outweighs any difference of sigmoids, but not one of logits
+    check(GroupedSigmoidRouter(renormalize=False), {0: s[0], 1: s[1]}, torch.tensor([1.0, 0.0, 0.0, 0.0]))
+    check(
+        GroupedSigmoidRouter(renormalize=False, corrects_logits=True),
+        {1: s[1], 3: s[3]},
+        torch.tensor([1.0, 0.0, 0.0, 0.0]),
+    )
     check(CorrectedSoftmaxRouter(), {1: p[1] / (p[1] + p[2]), 2: p[2] / (p[1] + p[2])}, correction)
     # behind by at most 0.4 of the larger one: 3 and 2 are near 3; then 2 is alone, 1 is behind by 0.5
     two = logits[[1, 3]].softmax(-1)

@@ -11,6 +11,7 @@ from tests.families import (
     delta_nets,
     encoder_decoders,
     encoders,
+    gated_attention,
     gemma_olmo_cohere_phi,
     latent,
     llama,
@@ -25,7 +26,7 @@ from tests.families._case import Case, reference
 
 DECODERS = (
     *(classic, llama, gemma_olmo_cohere_phi, recent_dense, moe, latent, recent_moe),
-    *(state_space, recent_state_space, delta_nets, attention_options, other_mixing, composites),
+    *(state_space, recent_state_space, delta_nets, attention_options, other_mixing, gated_attention, composites),
 )
 
 DECODER_CASES = [case for module in DECODERS for case in module.CASES]

@@ -18,8 +18,7 @@ Gate = Float[Tensor, "batch pos head width"]
 class GatedAttention(Attention):
     """Attention with `z = (pattern v) * act(x W_gate)`, where x is the input of the queries.
 
-    `W_gate` is [head, d_model, d_head], or [head, d_model, 1] for one number per head; `qkv_bias` gives it a bias too, unless
-    `gate_bias` is False.
+    `W_gate` is [head, d_model, d_head], or [head, d_model, 1] for one number per head.
     `hook_gate` is before the activation, `hook_z` after the gate: what `W_O` reads.
     """
 
@@ -27,7 +26,7 @@ class GatedAttention(Attention):
     class Config(Attention.Config):
         gate_act_fn: str = "sigmoid"
         gate_per_head: bool = False
-        gate_bias: bool = True  # if queries, keys and values have biases
+        gate_bias: bool = False
 
         def build(self) -> "GatedAttention":
             return GatedAttention(self)
@@ -38,7 +37,7 @@ class GatedAttention(Attention):
         width = 1 if cfg.gate_per_head else d_value
         self.gate_act = activation(cfg.gate_act_fn)
         self.W_gate = projection(cfg.n_heads, cfg.d_model, width)
-        self.b_gate = nn.Parameter(torch.zeros(cfg.n_heads, width)) if cfg.qkv_bias and cfg.gate_bias else None
+        self.b_gate = nn.Parameter(torch.zeros(cfg.n_heads, width)) if cfg.gate_bias else None
         self.hook_gate = HookPoint(*QUERY[:-1], "1" if cfg.gate_per_head else QUERY[-1])
         super().make_mixing(cfg, d_value)
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from hooked_lm.components.bounded_mlp import BoundedGatedMLP
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import ClampedGatedMLP
 from hooked_lm.components.verification.registry import (
@@ -55,9 +56,10 @@ def _(mlp: GatedMLP, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
         ),
     )
     product = "hook_post" if mlp.cfg.mid_norm is None else "hook_mid"
+    label = "act(pre) * pre_linear" + (", bounded" if isinstance(mlp, BoundedGatedMLP) else "")
     yield (
-        f"act(pre) * pre_linear == {product.removeprefix('hook_')}",
-        lambda: (mlp.act_fn(at("hook_pre")) * at("hook_pre_linear"), at(product)),
+        f"{label} == {product.removeprefix('hook_')}",
+        lambda: (_product(mlp, at("hook_pre"), at("hook_pre_linear")), at(product)),
     )
     if mlp.cfg.mid_norm is not None:
         yield (
@@ -67,6 +69,10 @@ def _(mlp: GatedMLP, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
                 at("hook_post"),
             ),
         )
+
+
+def _product(mlp: GatedMLP, pre: Tensor, pre_linear: Tensor) -> Tensor:
+    return mlp.product(pre, pre_linear) if isinstance(mlp, BoundedGatedMLP) else mlp.act_fn(pre) * pre_linear
 
 
 @output_from_sites.register(MLP)

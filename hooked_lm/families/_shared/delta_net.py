@@ -25,7 +25,7 @@ def attention(hf: HFConfig) -> GatedAttention.Config:
     """The attention of a layer."""
     bias, norm = hf.attention_bias, RMSNorm.Config(llama_like.head_dim(hf), hf.rms_norm_eps, offset=1.0)
     attn = llama_like.attention(hf, partial=True, qkv_bias=bias, out_bias=bias, qk_norm=norm)
-    return GatedAttention.Config(**vars(attn))
+    return GatedAttention.Config(**vars(attn), gate_bias=bias)
 
 
 def mixer(hf: HFConfig, **options: float) -> GatedDeltaNet.Config:

@@ -43,7 +43,7 @@ KINDS = {
         qk_norm=RMSNorm.Config(6, eps=0.1, n_heads=4, joint=True),
         k_norm=RMSNorm.Config(6, eps=0.1, n_heads=2, joint=True),
     ),
-    "gate": GatedAttention.Config(**vars(PLAIN)),
+    "gate": GatedAttention.Config(**vars(PLAIN), gate_bias=True),
     "gate of each head": GatedAttention.Config(**vars(PLAIN), gate_act_fn="silu", gate_per_head=True),
     "chunks": replace(PLAIN, position_bias=Chunks(2)),
     "chunks in a window both ways": replace(PLAIN, position_bias=Chunks(3), window=2, causal=False),
@@ -117,7 +117,8 @@ def by_hand(attn: Attention, x: Tensor) -> Tensor:
             z.append(sum(term * value for term, value in zip(terms, values, strict=True)) / total)
         mixed = normalised(torch.stack(z), norm_of(attn, "z_norm"))
         if isinstance(attn, GatedAttention):
-            gate = torch.stack([x[i] @ attn.W_gate[head] for head in range(4)]) + attn.b_gate
+            gate = torch.stack([x[i] @ attn.W_gate[head] for head in range(4)])
+            gate = gate if attn.b_gate is None else gate + attn.b_gate
             mixed = mixed * (gate * gate.sigmoid() if cfg.gate_per_head else gate.sigmoid())
         if isinstance(attn, RoutedAttention):  # two heads for each key/value head, one of each expert
             logits = x[i] @ attn.W_router
