@@ -176,6 +176,7 @@ CASES: list[Case] = [
             **by_type({}, {"partial_rotary_factor": 0.5}),
             "num_sliding_attention_heads": 4,
             "attention_bias": True,
+            "mlp_bias": True,
             "moe_router_scaling_factor": 1.7,
             "swiglu_limits": None,
             "swiglu_limits_shared": None,

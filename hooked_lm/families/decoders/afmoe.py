@@ -21,7 +21,9 @@ NO_EFFECT = (*moe.NO_EFFECT, "global_attn_every_n_layers", "load_balance_coeff")
 def config(hf: HFConfig) -> DecoderConfig:
     hf.require(route_norm=True, score_func="sigmoid")
     hf.require(n_group=1, topk_group=1, num_expert_groups=1, num_limited_groups=1)
-    attn, norm = gated_attention(hf, qk_norm=llama_like.head_norm(hf)), llama_like.rms_norm(hf)
+    bias, norm = hf.attention_bias, llama_like.rms_norm(hf)
+    plain = llama_like.attention(hf, qkv_bias=bias, out_bias=bias, qk_norm=llama_like.head_norm(hf))
+    attn = GatedAttention.Config(**vars(plain))
     router = GroupedSigmoidRouter(scale=hf.route_scale, in_fp32=False)
     experts = moe.experts(hf, hf.num_experts, router, hf.moe_intermediate_size, hf.num_shared_experts)
     mlps = moe.some_sparse(hf, experts, moe.from_layer(hf.num_dense_layers))
@@ -31,13 +33,6 @@ def config(hf: HFConfig) -> DecoderConfig:
         for attn, mlp in zip(attns, mlps, strict=True)
     ]
     return llama_like.around(hf, blocks, norm, hf.hidden_size**0.5 if hf.mup_enabled else 1.0)
-
-
-def gated_attention(hf: HFConfig, **options: object) -> GatedAttention.Config:
-    """Gated attention, whose gate has no bias; `options` are further arguments of its config."""
-    of_gate = {name: options.pop(name) for name in ("gate_act_fn", "gate_per_head") if name in options}
-    attn = llama_like.attention(hf, qkv_bias=hf.attention_bias, out_bias=hf.attention_bias, **options)
-    return replace(GatedAttention.Config(**vars(attn)), **of_gate)  # type: ignore[arg-type]
 
 
 def rows(tree: DecoderConfig) -> list[Row]:

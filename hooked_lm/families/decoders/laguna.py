@@ -3,12 +3,12 @@ sigmoids of capped logits."""
 
 from dataclasses import replace
 
+from hooked_lm.components.attention.gated import GatedAttention
 from hooked_lm.components.router import GroupedSigmoidRouter
 from hooked_lm.families._shared import classic, llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.rotary import rotary
-from hooked_lm.families.decoders.afmoe import gated_attention
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
@@ -24,9 +24,9 @@ def config(hf: HFConfig) -> DecoderConfig:
         hf.gating not in GATES
     ):  # transformers has a gate per element for any other value (modeling_laguna.py: LagunaAttention)
         raise ValueError(f"gating={hf.gating!r} is not supported; {', '.join(map(repr, GATES))} are")
-    attn = gated_attention(
-        hf, rotary=None, qk_norm=llama_like.head_norm(hf), gate_act_fn="softplus", gate_per_head=GATES[hf.gating]
-    )
+    bias, qk_norm = hf.attention_bias, llama_like.head_norm(hf)
+    plain = llama_like.attention(hf, rotary=None, qkv_bias=bias, out_bias=bias, qk_norm=qk_norm)
+    attn = GatedAttention.Config(**vars(plain), gate_act_fn="softplus", gate_per_head=GATES[hf.gating])
     rotaries = {name: rotary(hf, attn.d_head, name, partial=True) for name in dict.fromkeys(hf.layer_types)}
     by_layer = zip(llama_like.by_window(hf, attn), hf.layer_types, hf.num_attention_heads_per_layer, strict=True)
     attns = [replace(each, rotary=rotaries[kind], n_heads=n_heads) for each, kind, n_heads in by_layer]

@@ -3,6 +3,7 @@ heads in local layers, and experts with bounded branches in the last layers."""
 
 from dataclasses import replace
 
+from hooked_lm.components.attention.gated import GatedAttention
 from hooked_lm.components.bounded_mlp import BoundedGatedMLP
 from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.norm import RMSNorm
@@ -11,7 +12,6 @@ from hooked_lm.families._shared import classic, llama_like, moe
 from hooked_lm.families._shared.llama_like import PREFIX
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.rotary import rotary
-from hooked_lm.families.decoders.afmoe import gated_attention
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
@@ -29,9 +29,15 @@ def config(hf: HFConfig) -> DecoderConfig:
     hf.require(gating=True, use_bidirectional_attention=False)
     d_head, layers = hf.head_dim, range(hf.num_hidden_layers)
     norm = RMSNorm.Config(hf.hidden_size, hf.rms_norm_eps, offset=1.0)
-    attn = gated_attention(
-        hf, rotary=None, qk_norm=replace(norm, d_model=d_head), scale=hf.query_pre_attn_scalar**-0.5, gate_per_head=True
+    plain = llama_like.attention(
+        hf,
+        rotary=None,
+        qkv_bias=hf.attention_bias,
+        out_bias=hf.attention_bias,
+        qk_norm=replace(norm, d_model=d_head),
+        scale=hf.query_pre_attn_scalar**-0.5,
     )
+    attn = GatedAttention.Config(**vars(plain), gate_per_head=True)
     rotaries = {name: rotary(hf, d_head, name, partial=True) for name in dict.fromkeys(hf.layer_types)}
     of_kind = [
         replace(attn, rotary=rotaries[kind], window=window)
@@ -43,11 +49,12 @@ def config(hf: HFConfig) -> DecoderConfig:
     router = GroupedSigmoidRouter(scale=hf.moe_router_scaling_factor, in_fp32=False, eps=0.0)
     experts = moe.experts(hf, hf.n_routed_experts, router, hf.moe_intermediate_size)
     dense = llama_like.gated_mlp(hf, hf.mlp_bias)
+    expert = replace(dense, d_mlp=hf.moe_intermediate_size, bias=False)
     mlps: list[moe.MLPConfig] = []
     for layer in layers:
         if is_sparse(layer):
             shared = bounded(replace(dense, d_mlp=hf.share_expert_dim), shared_limits[layer])
-            mlps.append(replace(experts, expert=bounded(experts.expert, limits[layer]), shared=shared))
+            mlps.append(replace(experts, expert=bounded(expert, limits[layer]), shared=shared))
         else:
             mlps.append(bounded(dense, shared_limits[layer]))
     return moe.decoder(hf, attns, mlps, norm)
