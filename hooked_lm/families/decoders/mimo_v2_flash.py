@@ -10,7 +10,6 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
-PREPENDS_BOS = False
 # extra layers for multi-token prediction, which the next-token logits do not depend on
 IGNORED = (*llama_like.IGNORED, "model.mtp.*")
 NO_EFFECT = (*moe.NO_EFFECT, "sliding_window_size")  # the window without the query itself
