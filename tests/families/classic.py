@@ -56,7 +56,6 @@ REFUSED = {
     "gpt-sw3": {"add_cross_attention"},
     "gpt_bigcode": {"add_cross_attention"},
     "xglm": {"add_cross_attention"},
-    "mpt": {"logit_scale", "no_bias", "norm_type"},
 }
 
 CASES: list[Case] = [
@@ -100,7 +99,7 @@ CASES: list[Case] = [
     Case("bloom", "six-heads", {**BLOOM, **SIX_HEADS}),
     Case("bloom", "untied-sixteen-heads", {**BLOOM, "n_head": 16, "tie_word_embeddings": False}),
     Case("mpt", "tied", MPT),
-    Case("mpt", "six-heads", {**MPT, "d_model": 48, "n_heads": 6, "expansion_ratio": 2}),
+    Case("mpt", "six-heads", {**MPT, "d_model": 48, "n_heads": 6, "expansion_ratio": 2, "norm_type": "layernorm"}),
     Case(
         "mpt",
         "untied-clipped-scaled",

@@ -33,11 +33,10 @@ BlockClass = type[PreNormBlock] | type[PostNormBlock]
 
 
 def check_bidirectional(hf: HFConfig) -> None:
-    """Raises ValueError for options that turn an encoder into a decoder, and for unsupported position embeddings."""
+    """Raises ValueError for options that turn an encoder into a decoder, and for other position embeddings."""
     if hf.get("is_decoder") or hf.get("add_cross_attention"):
         raise ValueError("is_decoder or add_cross_attention: an encoder that was made a decoder is not supported")
-    if (kind := hf.get("position_embedding_type", "absolute")) not in (None, "absolute"):
-        raise ValueError(f"position_embedding_type={kind!r} is not supported here; 'absolute' is")
+    hf.ignored_by_transformers(position_embedding_type="absolute")
 
 
 def layer_norm(hf: HFConfig, d: int | None = None) -> LayerNorm.Config:

@@ -44,15 +44,31 @@ class HFConfig:
         return self._values.get(field, default)
 
     def require(self, **supported: object) -> None:
-        """Raises ValueError for fields with other values than these.
+        """Raises ValueError for fields with other values than these. A config may lack a field, or repeat it for each layer."""
+        for field, given in self._others(supported).items():
+            raise ValueError(f"{field}={given!r} is not supported; only {supported[field]!r} is")
 
-        A config may lack a field, or repeat its value for each layer. For fields of the first code of a model that
-        transformers does not read.
+    def ignored_by_transformers(self, **assumed: object) -> None:
+        """As `require`, for fields that transformers does not read: with another value its model is not the trained one.
+
+        >>> HFConfig({"twist": 2}, {}).ignored_by_transformers(twist=1)
+        Traceback (most recent call last):
+        ValueError: transformers ignores twist=2 and computes as with 1, so its model is not the one that was trained
         """
-        for field, only in supported.items():
-            given = self.get(field)
-            if given != only and any(v not in (None, only) for v in (given if isinstance(given, list) else [given])):
-                raise ValueError(f"{field}={given!r} is not supported; only {only!r} is")
+        for field, given in self._others(assumed).items():
+            raise ValueError(
+                f"transformers ignores {field}={given!r} and computes as with {assumed[field]!r}, so its model is not the one "
+                "that was trained"
+            )
+
+    def _others(self, expected: Mapping[str, object]) -> dict[str, Any]:
+        """The fields that are there with another value, or with another one for some layer."""
+        found = {field: (self.get(field), only) for field, only in expected.items()}
+        return {
+            field: given
+            for field, (given, only) in found.items()
+            if given != only and any(v not in (None, only) for v in (given if isinstance(given, list) else [given]))
+        }
 
     def changed(self, **values: object) -> "HFConfig":
         """This config with other values of some fields, which count as read. What is read in either counts in both.

@@ -19,7 +19,7 @@ NO_EFFECT = (*hunyuan_v1_dense.NO_EFFECT, *moe.NO_EFFECT, "use_mixed_mlp_moe", "
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    hf.require(num_shared_expert=1, moe_intermediate_size=hf.intermediate_size)
+    hf.ignored_by_transformers(num_shared_expert=1, moe_intermediate_size=hf.intermediate_size)
     tree, mlp, top_k = hunyuan_v1_dense.config(hf), llama_like.gated_mlp(hf), hf.moe_topk
     chosen = top_k if isinstance(top_k, list) else [top_k] * len(tree.blocks)
     experts = [MoE.Config(mlp, hf.num_experts, k, SoftmaxRouter(renormalize=True), shared=mlp) for k in chosen]

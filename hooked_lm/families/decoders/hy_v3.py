@@ -17,7 +17,7 @@ NO_EFFECT = (*moe.NO_EFFECT, "enable_*fp32*", "num_nextn_predict_layers", "first
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    hf.require(qk_norm=True, route_norm=True, expert_hidden_dim=hf.moe_intermediate_size)
+    hf.ignored_by_transformers(qk_norm=True, route_norm=True, expert_hidden_dim=hf.moe_intermediate_size)
     attn = llama_like.attention(
         hf, qkv_bias=hf.attention_bias, out_bias=hf.attention_bias, qk_norm=llama_like.head_norm(hf)
     )

@@ -20,7 +20,7 @@ N_CTX = 2**20  # the state sets no limit; training used shorter texts
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    check_norm(hf)
+    hf.ignored_by_transformers(rms_norm=True)
     norm = RMSNorm.Config(hf.hidden_size, hf.layer_norm_epsilon)
     mixer = Mamba.Config(
         d_model=hf.hidden_size,
@@ -40,12 +40,6 @@ def config(hf: HFConfig) -> DecoderConfig:
         ln_final=norm,
         unembed=Unembed.Config(hf.hidden_size, hf.vocab_size, tied=hf.tie_word_embeddings),
     )
-
-
-def check_norm(hf: HFConfig) -> None:
-    """Raises ValueError for checkpoints with LayerNorms, which transformers does not support."""
-    if not hf.get("rms_norm", True):
-        raise ValueError("rms_norm=False is not supported: this model type has RMS norms")
 
 
 def outer_rows(tree: DecoderConfig) -> list[Row]:

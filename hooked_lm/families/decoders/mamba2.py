@@ -6,7 +6,7 @@ from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.families._shared import classic
 from hooked_lm.families._shared.reader import HFConfig
-from hooked_lm.families.decoders.mamba import N_CTX, check_norm, outer_rows
+from hooked_lm.families.decoders.mamba import N_CTX, outer_rows
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
@@ -20,7 +20,7 @@ NO_EFFECT = (
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    check_norm(hf)
+    hf.ignored_by_transformers(rms_norm=True)
     norm = RMSNorm.Config(hf.hidden_size, hf.layer_norm_epsilon)
     least, most = hf.time_step_limit
     mixer = Mamba2.Config(

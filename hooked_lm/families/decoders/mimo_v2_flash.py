@@ -20,7 +20,7 @@ SHARE = 0.334  # of a head that is rotated, unless a config says otherwise
 def config(hf: HFConfig) -> DecoderConfig:
     full, local = (hf.rope_parameters[kind] for kind in ("full_attention", "sliding_attention"))
     is_sparse, n_layers = moe.of_sparse_type(hf), hf.num_hidden_layers
-    hf.require(
+    hf.ignored_by_transformers(
         hybrid_layer_pattern=[int(kind == "sliding_attention") for kind in hf.layer_types],
         moe_layer_freq=[int(is_sparse(layer)) for layer in range(n_layers)],
         swa_num_attention_heads=hf.num_attention_heads,

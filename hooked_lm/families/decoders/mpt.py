@@ -21,7 +21,7 @@ NO_EFFECT = (
     "expansion_ratio",  # transformers always has 4
 )
 
-# The required values of other fields in `attn_config`: transformers supports no others.
+# What transformers computes with in place of other fields of `attn_config`.
 ATTENTION = {
     "attn_type": "multihead_attention",
     "prefix_lm": False,
@@ -34,6 +34,9 @@ ATTENTION = {
 
 def config(hf: HFConfig) -> DecoderConfig:
     d_model = hf.d_model
+    hf.ignored_by_transformers(logit_scale=None, no_bias=True)
+    if hf.norm_type != "layernorm":  # the same in another precision
+        hf.ignored_by_transformers(norm_type="low_precision_layernorm")
     norm = LayerNorm.Config(d_model, hf.layer_norm_epsilon, bias=False)
     block = PreNormBlock.Config(
         attn=attention(d_model, hf.n_heads, hf.attn_config),
@@ -52,7 +55,8 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 def attention(d_model: int, n_heads: int, fields: dict[str, Any]) -> Attention.Config:
     """The attention of a layer, from the nested `attn_config`. Raises ValueError for unsupported fields."""
-    hf = HFConfig(fields, ATTENTION)
+    hf = HFConfig(fields, {})
+    hf.ignored_by_transformers(**ATTENTION)
     attn = Attention.Config(
         d_model,
         n_heads,

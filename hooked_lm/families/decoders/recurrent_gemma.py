@@ -25,8 +25,7 @@ NO_EFFECT = ("*w_init_variance_scale", "head_dim", "partial_rotary_factor")
 
 def config(hf: HFConfig) -> DecoderConfig:
     d_model = hf.hidden_size
-    if not hf.get("embeddings_scale_by_sqrt_dim", True):
-        raise ValueError("embeddings_scale_by_sqrt_dim=False is not supported: transformers scales in any case")
+    hf.ignored_by_transformers(embeddings_scale_by_sqrt_dim=True)
     norm = RMSNorm.Config(d_model, hf.rms_norm_eps, offset=1.0)
     mlp = GatedMLP.Config(d_model, hf.intermediate_size // 2, hf.hidden_activation, bias=True)
     mixer = RGLRU.Config(d_model, hf.lru_width, hf.num_attention_heads, hf.conv1d_width, hf.hidden_activation)
