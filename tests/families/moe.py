@@ -98,6 +98,10 @@ CASES: list[Case] = [
         },
     ),
     Case("olmoe", "full", {**SIZES, **FULL, "num_experts": 6}),
+    Case("olmoe", "clipped-after-norms", {**SIZES, **GROUPED, "num_experts": 4, "clip_qkv": 0.8}),
+    Case(
+        "olmoe", "loosely-clipped-biased", {**SIZES, **FULL, "num_experts": 4, "clip_qkv": 2.0, "attention_bias": True}
+    ),
     Case("olmoe", "grouped-renormalised", {**SIZES, **GROUPED, "num_experts": 4, "norm_topk_prob": True}),
     Case(
         "olmoe",
@@ -235,5 +239,3 @@ CASES: list[Case] = [
         },
     ),
 ]
-
-REFUSED = {"olmoe": {"clip_qkv"}}

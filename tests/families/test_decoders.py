@@ -393,6 +393,11 @@ def own_fields(**changes: Any) -> Callable[[DecoderConfig], DecoderConfig]:
     return every_attn(lambda attn: {name: x for name, x in changes.items() if getattr(attn, name, None) is not None})
 
 
+def clip_before_norms(tree: DecoderConfig) -> DecoderConfig:
+    attn = Attention.Config(**vars(tree.blocks[0].attn))
+    return every_block(attn=attn)(tree)
+
+
 def weights_after_experts(tree: DecoderConfig) -> DecoderConfig:
     return every_block(mlp=MoE.Config(**vars(mixture(tree))))(tree)
 
@@ -446,6 +451,7 @@ WRONG_TREES = {
     "least sum of weights": ("ernie4_5_moe-biased-one-shared-every-other", every_router(min_sum=1e-12)),
     "tolerance of the sparse mixer": ("phimoe-biased-window", every_router(tolerance=0.01)),
     "norms of each head alone": ("olmo2-grouped", every_attn(norms_apart)),
+    "clip before norms": ("olmoe-clipped-after-norms", clip_before_norms),
     "missing clip": ("olmo-full-clipped", every_attn(lambda _: {"clip": None})),
     "rotary in full layers": ("cohere2-grouped-window", rotary_everywhere),
     "one rotary for all layers": ("gemma3_text-grouped-window", rotary_everywhere),

@@ -1,5 +1,6 @@
 """OLMoE (Muennighoff et al. 2024, arXiv:2409.02060): queries and keys are normalised over all heads together."""
 
+from hooked_lm.components.attention.clipped import NormThenClipAttention
 from hooked_lm.components.router import SoftmaxRouter
 from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
@@ -15,7 +16,10 @@ NO_EFFECT = moe.NO_EFFECT
 
 def config(hf: HFConfig) -> DecoderConfig:
     experts = moe.experts(hf, hf.num_experts, SoftmaxRouter(hf.norm_topk_prob))
-    return moe.decoder(hf, olmo2.attention(hf), [experts] * hf.num_hidden_layers)
+    attn = olmo2.attention(hf)
+    if hf.clip_qkv is not None:
+        attn = NormThenClipAttention.Config(**vars(attn) | {"clip": float(hf.clip_qkv)})
+    return moe.decoder(hf, attn, [experts] * hf.num_hidden_layers)
 
 
 def rows(tree: DecoderConfig) -> list[Row]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hooked_lm.components.attention.clipped import NormThenClipAttention
 from hooked_lm.components.attention.gated import GatedAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.position_bias import Alibi, Chunks
@@ -32,6 +33,9 @@ KINDS = {
     "alibi": replace(PLAIN, position_bias=Alibi(4)),
     "alibi in a window": replace(PLAIN, position_bias=Alibi(4, scale=0.5), window=3),
     "clip": replace(PLAIN, clip=0.8),
+    "clip after norms": NormThenClipAttention.Config(
+        **vars(replace(PLAIN, clip=0.8, qk_norm=RMSNorm.Config(6, eps=0.1)))
+    ),
     "norm": replace(PLAIN, qk_norm=RMSNorm.Config(6, eps=0.1)),
     "norm of each head": replace(
         PLAIN,
@@ -86,13 +90,14 @@ def by_hand(attn: Attention, x: Tensor) -> Tensor:
     """The formula for one prompt [pos, d_model]."""
     cfg, clip = attn.cfg, attn.cfg.clip or float("inf")
     q, k, v = (
-        torch.stack([sum(x[:, m, None] * W[n, m] for m in range(12)) + b[n] for n in range(len(W))], 1).clamp(
-            -clip, clip
-        )
+        torch.stack([sum(x[:, m, None] * W[n, m] for m in range(12)) + b[n] for n in range(len(W))], 1)
         for W, b in ((attn.W_Q, attn.b_Q), (attn.W_K, attn.b_K), (attn.W_V, attn.b_V))
     )
-    q = torch.stack([normalised(row, getattr(attn, "q_norm", None)) for row in q])
-    k = torch.stack([normalised(row, getattr(attn, "k_norm", None)) for row in k])
+    if not isinstance(attn, NormThenClipAttention):
+        q, k = q.clamp(-clip, clip), k.clamp(-clip, clip)
+    v = v.clamp(-clip, clip)
+    q = torch.stack([normalised(row, getattr(attn, "q_norm", None)) for row in q]).clamp(-clip, clip)
+    k = torch.stack([normalised(row, getattr(attn, "k_norm", None)) for row in k]).clamp(-clip, clip)
     out = []
     for i in range(len(x)):
         z = []

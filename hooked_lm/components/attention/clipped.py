@@ -1,0 +1,53 @@
+"""Attention that bounds queries and keys after their norms (OLMoE, Muennighoff et al. 2024, arXiv:2409.02060)."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hooked_lm.components.attention.multihead import KEY, QUERY, Attention, PerHead, project
+from hooked_lm.components.norm import NormConfig, RMSNorm
+
+
+class ClippedRMSNorm(RMSNorm):
+    """An RMS norm whose output is bounded to [-clip, clip]."""
+
+    def __init__(self, cfg: RMSNorm.Config, dims: tuple[str, ...], clip: float) -> None:
+        super().__init__(cfg, dims)
+        self.clip = clip
+
+    def unhooked(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """The output by one fused kernel, without the hook points."""
+        return super().unhooked(x).clamp(-self.clip, self.clip)
+
+    def apply_weights(self, normalized: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """The output for a normalised value."""
+        return super().apply_weights(normalized).clamp(-self.clip, self.clip)
+
+
+class NormThenClipAttention(Attention):
+    """Attention whose `clip` bounds values, and queries and keys after their RMS norms. `hook_q` and `hook_k` are before both."""
+
+    @dataclass(frozen=True)
+    class Config(Attention.Config):
+        def build(self) -> "NormThenClipAttention":
+            return NormThenClipAttention(self)
+
+    def _make_norms(self) -> None:
+        self.q_norm = self._norm(self.cfg.qk_norm, QUERY)
+        self.k_norm = self._norm(self.cfg.k_norm or self.cfg.qk_norm, KEY)
+        self.v_norm = nn.Hardtanh(-self._bound, self._bound)  # no norm: it only bounds values
+
+    def _norm(self, cfg: NormConfig | None, dims: tuple[str, ...]) -> ClippedRMSNorm:
+        if not isinstance(cfg, RMSNorm.Config):
+            raise ValueError("NormThenClipAttention needs RMS norms of queries and keys: set qk_norm")
+        return ClippedRMSNorm(cfg, dims, self._bound)
+
+    @property
+    def _bound(self) -> float:
+        if self.cfg.clip is None:
+            raise ValueError("NormThenClipAttention needs a bound: set clip")
+        return self.cfg.clip
+
+    def _projected(self, x: Tensor, W: Tensor, b: Tensor | None) -> PerHead:
+        return project(x, W, b)
