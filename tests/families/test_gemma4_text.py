@@ -235,11 +235,21 @@ def test_the_first_layers_alone() -> None:
         assert_close(short(tokens, stop_at_layer=3), cache["resid_post", 2])
 
 
+@torch.no_grad()
+def test_a_token_without_a_row_of_the_per_layer_table_is_refused() -> None:
+    """transformers raises an IndexError; all other tokens are as they would be with a longer table."""
+    short = replace(EVERYTHING, name="short-table", fields={**EVERYTHING.fields, "vocab_size_per_layer_input": 40})
+    tokens = prompt(EVERYTHING) % 40
+    assert_close(hooked(short)(tokens), logits_of(short, tokens))
+    tokens[1, 2] = 40
+    with pytest.raises(ValueError, match="token id 40 has no per-layer embedding: the table has 40 rows"):
+        hooked(short)(tokens)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention='all' is not supported"),
-        ({"vocab_size_per_layer_input": 60}, "vocab_size_per_layer_input=60 has no rows for all of vocab_size=61"),
         ({"per_layer_config": {"01": {"intermediate_size": 8}}}, r"layer 1 has unknown fields: intermediate_size"),
         ({"num_kv_shared_layers": 4}, "num_kv_shared_layers=4: layers of type full_attention share the keys"),
     ],

@@ -56,7 +56,9 @@ class PerLayerEmbed(nn.Module):
         return projected.unflatten(-1, (self.cfg.n_layers, self.cfg.d_per_layer))
 
     def rows(self, tokens: Int[Tensor, "batch pos"]) -> AllLayers:
-        """The scaled rows of `W_E`, for each layer."""
+        """The scaled rows of `W_E`, for each layer. Raises ValueError for a token without a row; not inside `torch.compile`."""
+        if not torch.compiler.is_compiling() and tokens.numel() and (token := int(tokens.max())) >= self.cfg.d_vocab:
+            raise ValueError(f"token id {token} has no per-layer embedding: the table has {self.cfg.d_vocab} rows")
         rows = F.embedding(tokens, self.W_E.flatten(1))
         # the scale is rounded to the dtype of the weights, as in training
         rows = rows * torch.tensor(self.cfg.d_per_layer**0.5).to(rows)

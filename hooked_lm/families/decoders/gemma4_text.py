@@ -102,11 +102,9 @@ def _mlp(hf: HFConfig, shares_kv: bool) -> GatedMLP.Config | NormedMoE.Config:
 
 
 def _per_layer(hf: HFConfig) -> PerLayerEmbed.Config:
-    d_vocab, d_layer = hf.vocab_size_per_layer_input, hf.hidden_size_per_layer_input
-    if d_vocab < hf.vocab_size:
-        raise ValueError(f"vocab_size_per_layer_input={d_vocab} has no rows for all of vocab_size={hf.vocab_size}")
+    d_layer = hf.hidden_size_per_layer_input
     norm = RMSNorm.Config(d_layer, hf.rms_norm_eps)
-    return PerLayerEmbed.Config(d_vocab, hf.hidden_size, hf.num_hidden_layers, d_layer, norm)
+    return PerLayerEmbed.Config(hf.vocab_size_per_layer_input, hf.hidden_size, hf.num_hidden_layers, d_layer, norm)
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
