@@ -78,6 +78,7 @@ class FixedPosEmbed(PosEmbed):
 
 class SinusoidalEmbed(Positions):
     """A fixed vector per position, counted from `offset`: sines of the position in the first half, cosines in the second.
+    That of the position with the number `blank` is zero.
 
     The pairs' wavelengths are a geometric sequence: pair i turns `10000 ** (-2i / d_model)` radians a position (Vaswani
     et al. 2017, arXiv:1706.03762).
@@ -87,6 +88,7 @@ class SinusoidalEmbed(Positions):
     class Config:
         d_model: int
         offset: int = 0
+        blank: int | None = None
 
         def build(self) -> "SinusoidalEmbed":
             return SinusoidalEmbed(self)
@@ -104,8 +106,10 @@ class SinusoidalEmbed(Positions):
     def at(self, positions: Int[Tensor, "batch pos"]) -> Stream:
         """The vectors of these positions, in fp32."""
         frequencies = 10000.0 ** -self.exponents().to(positions.device)
-        turn = (positions + self.cfg.offset)[..., None].float() * frequencies
-        return torch.cat([turn.sin(), turn.cos()], -1)
+        numbers = (positions + self.cfg.offset)[..., None]
+        turn = numbers.float() * frequencies
+        vectors = torch.cat([turn.sin(), turn.cos()], -1)
+        return vectors if self.cfg.blank is None else vectors.masked_fill(numbers == self.cfg.blank, 0.0)
 
 
 class FairseqSinusoidalEmbed(SinusoidalEmbed):

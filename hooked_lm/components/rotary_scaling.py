@@ -89,16 +89,19 @@ class YarnScaling:
 @dataclass(frozen=True)
 class LongRopeScaling:
     """A searched factor per frequency, with one set up to the trained length and one beyond it (Ding et al. 2024,
-    arXiv:2402.13753)."""
+    arXiv:2402.13753). Beyond it the attention factor may be another one, too: `long_attention_factor`."""
 
     short_factor: tuple[float, ...]
     long_factor: tuple[float, ...]
     trained_n_ctx: int
     attention_factor: float
+    long_attention_factor: float | None = None  # None: `attention_factor`
 
     def __call__(self, rotary: Rotary, n_pos: int) -> tuple[Frequencies, float]:
-        factors = torch.tensor(self.long_factor if n_pos > self.trained_n_ctx else self.short_factor)
-        return rotary.base_frequencies() / factors, self.attention_factor
+        is_long = n_pos > self.trained_n_ctx
+        factors = torch.tensor(self.long_factor if is_long else self.short_factor)
+        long = self.attention_factor if self.long_attention_factor is None else self.long_attention_factor
+        return rotary.base_frequencies() / factors, long if is_long else self.attention_factor
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,11 @@ def draw(model: Any, seed: int) -> Any:
     return model
 
 
+def embed_padding(model: Any) -> None:
+    """For models that have to have a padding token, whose embedding would have no gradient."""
+    model.get_input_embeddings().padding_idx = None
+
+
 def config_of(model: Any) -> Any:
     """The config of a model of transformers; of a composite, that of its language model."""
     return model.config if (text := text_config(model.config)) is None else text

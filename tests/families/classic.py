@@ -1,6 +1,6 @@
 """Decoders with layer norms: GPT-2 and its time."""
 
-from tests.families._case import DYNAMIC, LINEAR, SIZES, Case
+from tests.families._case import DYNAMIC, LINEAR, SIZES, Case, embed_padding
 
 GPT2 = {
     "vocab_size": 61,
@@ -149,6 +149,7 @@ CASES: list[Case] = [
     Case("ctrl", "three-layers-wide", {**CTRL, "n_layer": 3, "n_embd": 48}),
     Case("xglm", "tied", XGLM),
     Case("xglm", "untied-unscaled", {**XGLM, "tie_word_embeddings": False, "scale_embedding": False}),
+    Case("xglm", "blank-position", {**XGLM, "pad_token_id": 5}, adjust=embed_padding),
     Case("xglm", "eight-heads-relu", {**XGLM, "attention_heads": 8, "activation_function": "relu", "num_layers": 3}),
     Case("biogpt", "tied", SIZES),
     Case("biogpt", "untied-unscaled", {**SIZES, "tie_word_embeddings": False, "scale_embedding": False}),

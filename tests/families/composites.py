@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.families._case import FULL, GROUPED, SIZES, YARN, Case
+from tests.families._case import FULL, GROUPED, SIZES, YARN, Case, embed_padding
 
 WIDE = {**SIZES, **GROUPED, "head_dim": 16}
 TIED = {"tie_word_embeddings": True}
@@ -31,11 +31,6 @@ GEMMA4 = {
     "sliding_window": 5,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
 }
-
-
-def embed_padding(model: Any) -> None:
-    """Emu3 has to have a padding token, whose embedding would have no gradient."""
-    model.get_input_embeddings().padding_idx = None
 
 
 def axes(*sections: int, **more: Any) -> dict[str, Any]:

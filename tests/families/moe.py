@@ -157,6 +157,27 @@ CASES: list[Case] = [
             "tie_word_embeddings": True,
         },
     ),
+    # transformers keeps the short factors beyond the trained length, so here both sets are the same
+    Case(
+        "phimoe",
+        "another-attention-factor-beyond-the-trained-length",
+        {
+            **SIZES,
+            **GROUPED,
+            **rope(
+                "longrope",
+                short_factor=[1.0, 1.3, 2.0, 2.5],
+                long_factor=[1.0, 1.3, 2.0, 2.5],
+                short_mscale=1.1,
+                long_mscale=1.6,
+                original_max_position_embeddings=40,
+            ),
+            "max_position_embeddings": 80,
+            "num_local_experts": 4,
+            "router_jitter_noise": 0.1,
+        },
+        n_prompt=64,
+    ),
     Case("granitemoe", "grouped", {**GRANITE, "residual_multiplier": 0.7, "logits_scaling": 1.6}),
     Case(
         "granitemoe",

@@ -3,9 +3,12 @@
 Prompts longer than in training use the long factors of LongRoPE, as in the paper; transformers keeps the short ones.
 """
 
+from dataclasses import replace
+
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.rotary_scaling import LongRopeScaling
 from hooked_lm.components.router import SparseMixerRouter
 from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
@@ -41,15 +44,15 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def _rotary(hf: HFConfig) -> Rotary:
-    """The rotary embedding; `short_mscale` and `long_mscale`, which must be equal, become the attention factor."""
+    """The rotary embedding; `short_mscale` and `long_mscale` are the attention factors."""
     given = dict(hf.rope_parameters)
     short, long = given.pop("short_mscale", None), given.pop("long_mscale", None)
-    if short != long:
-        raise ValueError(f"short_mscale={short} and long_mscale={long} differ; only one for both is supported")
     if short is not None:
         given["attention_factor"] = short
-    fields = {"rope_parameters": given, "max_position_embeddings": hf.max_position_embeddings}
-    return rotary(HFConfig(fields, {}), hf.hidden_size // hf.num_attention_heads)
+    found = rotary(hf.changed(rope_parameters=given), hf.hidden_size // hf.num_attention_heads)
+    if isinstance(found.scaling, LongRopeScaling) and long != short:
+        return replace(found, scaling=replace(found.scaling, long_attention_factor=long))
+    return found
 
 
 def rows(tree: DecoderConfig) -> list[Row]:

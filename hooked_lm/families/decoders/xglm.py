@@ -19,8 +19,9 @@ OFFSET = 2  # the sinusoidal table's index of position 0
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    if (hf.pad_token_id or 0) >= OFFSET:
-        raise ValueError(f"pad_token_id={hf.pad_token_id} would blank a position's embedding; 0, 1 and None do not")
+    blank = (
+        hf.pad_token_id if (hf.pad_token_id or 0) >= OFFSET else None
+    )  # as in fairseq, whose positions begin after it
     d_model, n_heads = hf.d_model, hf.attention_heads
     attn = Attention.Config(d_model, n_heads, d_model // n_heads, qkv_bias=True, out_bias=True)
     norm = LayerNorm.Config(d_model, 1e-5)
@@ -28,7 +29,7 @@ def config(hf: HFConfig) -> DecoderConfig:
     return DecoderConfig(
         n_ctx=hf.max_position_embeddings,
         embed=Embed.Config(hf.vocab_size, d_model, scale=d_model**0.5 if hf.scale_embedding else 1.0),
-        pos_embed=FairseqSinusoidalEmbed.Config(d_model, offset=OFFSET),
+        pos_embed=FairseqSinusoidalEmbed.Config(d_model, offset=OFFSET, blank=blank),
         blocks=(PreNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm),) * hf.num_layers,
         ln_final=norm,
         unembed=Unembed.Config(d_model, hf.vocab_size, tied=hf.tie_word_embeddings),
