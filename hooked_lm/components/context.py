@@ -36,13 +36,10 @@ class Context:
         self.n_pos = n_pos
         self.n_past = cache.length if cache is not None else 0
         self.n_key = self.n_past + n_pos
-        self.device = device
-        self.cache = cache
-        self.real = real
+        self.device, self.cache, self.real = device, cache, real
         self.pos_embed: Float[Tensor, "batch pos d_model"] | None = None
         self.key_positions = self._key_positions()
         self.positions: Int[Tensor, "batch pos"] = self.key_positions[:, self.n_past :]
-        self._shared_kv: dict[int, KeysValues] = {}
         self.per_layer: Float[Tensor, "batch pos layer d_per_layer"] | None = None
         self._shared: dict[Hashable, object] = {}
 
@@ -69,18 +66,26 @@ class Context:
 
     def keep_kv(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Keeps the keys and values of a layer for later layers."""
-        self._shared_kv[layer] = keys, values
+        self._shared["keys and values", layer] = keys, values
 
     def kv_of(self, kv_source_layer: int) -> KeysValues | None:
         """The keys and values that a layer kept; None if it did not run."""
-        return self._shared_kv.get(kv_source_layer)
+        return self._shared.get(("keys and values", kv_source_layer))  # type: ignore[return-value]
+
+    def keep_chosen(self, layer: int, chosen: Bool[Tensor, "batch query_pos key_pos"] | None) -> None:
+        """Keeps the keys that each query of a layer attends to, for later layers; None: all."""
+        self._shared["chosen keys", layer] = chosen
+
+    def chosen_by(self, layer: int) -> Bool[Tensor, "batch query_pos key_pos"] | None:
+        """What a layer kept of the keys that it chose; KeyError if it did not run."""
+        return self._shared["chosen keys", layer]  # type: ignore[return-value]
 
     def attend_rows(
         self,
         layer: int,
         mix: Callable[[Tensor, Tensor, Tensor, "Context"], Tensor],
         queries: Float[Tensor, "batch pos head d_head"],
-        keys: Float[Tensor, "batch key_pos kv_head d_head"],
+        keys: Float[Tensor, "batch key_pos kv_head d_key"],
         values: Float[Tensor, "batch key_pos kv_head d_value"],
     ) -> Float[Tensor, "batch pos head d_value"]:
         """The result of `mix` for the queries, keys and values of each row."""

@@ -83,6 +83,7 @@ class PackedContext(Context):
         self.current: int | None = None  # in attention and mixers, the run whose rows are computed
         self.attention_flops = 0
         self._windows: dict[Interval, RowContext] = {}
+        self._chosen: dict[tuple[int, int], tuple[int, Tensor]] = {}  # layer, cell -> first position, chosen keys
 
     def enter(self, runs: Sequence[Run]) -> None:
         """Starts a layer with these runs."""
@@ -217,6 +218,34 @@ class PackedContext(Context):
             if others.start < others.stop:
                 whole[:, :, others] = base[:, others]
         return whole.flatten(0, 1)
+
+    def keep_chosen(self, layer: int, chosen: Tensor | None) -> None:
+        """Keeps the choice of the rows of the current run, for each cell with their first position."""
+        run = self._current_run
+        if chosen is not None:
+            of_cells = chosen.unflatten(0, (-1, self.n_prompts))
+            for cell, rows in zip(self.runs[run].cells, of_cells, strict=True):
+                self._chosen[layer, cell] = self.query_packing.intervals[run][0], rows
+
+    def chosen_by(self, layer: int) -> Tensor | None:
+        """The choice of a layer for the rows of the current run; rows that it did not compute have that of the base run."""
+        run, of_base = self._current_run, self.base.chosen_by(layer)
+        start, stop = self.query_packing.intervals[run]
+        found = [self._chosen.get((layer, cell)) for cell in self.runs[run].cells]
+        if of_base is None and not any(found):
+            return None
+        shape = (self.n_prompts, self.n_pos, self.n_pos)
+        whole = torch.ones(shape, dtype=torch.bool, device=self.device) if of_base is None else of_base
+        rows = whole[None].repeat(len(found), 1, 1, 1)
+        for cell, own in enumerate(found):
+            if own is not None:
+                rows[cell, :, own[0] : own[0] + own[1].shape[1]] = own[1]
+        return rows[:, :, start:stop].flatten(0, 1)
+
+    @property
+    def _current_run(self) -> int:
+        assert self.current is not None, "rows are mixed run by run"
+        return self.current
 
     def kv_of(self, kv_source_layer: int) -> KeysValues | None:
         """The keys and values of the rows in a layer; without positions if all rows entered after it."""

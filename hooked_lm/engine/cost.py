@@ -29,7 +29,7 @@ def token_cost(block: nn.Module) -> TokenCost:
     if module is not None:
         parts = {id(weight): "mixing" for weight in module.parameters()}
     if isinstance(module, Attend):
-        of_keys = [p for name, p in module.named_parameters(recurse=False) if name in module.key_value_parts]
+        of_keys = [p for name, p in module.named_parameters() if module.makes_keys(name)]
         parts |= {id(weight): "keys" for weight in of_keys}
         parts |= {id(weight): "output" for name, weight in module.named_parameters() if name.startswith("W_O")}
     mixtures = [module for module in block.modules() if isinstance(module, MoE)]

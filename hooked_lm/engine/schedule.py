@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
 from hooked_lm.components.norm import norm_of
@@ -23,7 +24,7 @@ from hooked_lm.engine.cost import Cost
 from hooked_lm.engine.edit import NONE, Edit, Interval, overlap, repeated, union
 from hooked_lm.engine.partial_block import PartialBlock, make_keys
 from hooked_lm.engine.ragged_batch import LayerSpans, Packing, Run, pack
-from hooked_lm.engine.site_info import REACHES_LATER, SiteInfo, TokenScope, kv_source_layer, score_edits
+from hooked_lm.engine.site_info import REACHES_LATER, SiteInfo, TokenScope, kv_source_layer, mixing, score_edits
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Planner:
         self.kv_source_layers = [kv_source_layer(block) for block in base.model.blocks]
         self.mixes = [not isinstance(block, MLPOnlyBlock) for block in base.model.blocks]
         self.has_state = [isinstance(block, MixerPart) for block in base.model.blocks]
+        modules = [mixing(block) for block in base.model.blocks]
+        self.index_source_layers = {attn.index_source_layer for attn in modules if isinstance(attn, Attend)}
         self.n_layers = len(self.kv_source_layers)
         self._without_edits: dict[tuple[int, Interval], LayerSpans] = {}  # of layers without an edit
 
@@ -119,8 +122,10 @@ class Planner:
         changed_keys = (changed if source is None else shared) if self.mixes[layer] else NONE
         of_scores = score_edits([*edits, *self.base_edits], self.site_infos, layer)
         attending = union((changed_keys[0], self.n_pos), *(edit.span(self.n_pos) for edit in of_scores))
-        # an edit that replaces the whole output of attention hides the changed keys and values
-        is_replaced = any(self.site_infos[edit.site].ends_sublayer and edit.covers(attending) for edit in edits)
+        # an edit that replaces the whole output of attention hides the changed keys and values, but not the chosen keys
+        is_replaced = layer not in self.index_source_layers and any(
+            self.site_infos[edit.site].ends_sublayer and edit.covers(attending) for edit in edits
+        )
         if changed_keys != NONE and not is_replaced:
             query_rows = union(query_rows, attending)
         key_rows = NONE

@@ -145,13 +145,10 @@ def _mixing_scopes(module: nn.Module) -> list[tuple[HookPoint, TokenScope]]:
     points = [(name, point) for name, point in module.named_modules() if isinstance(point, HookPoint)]
     if not isinstance(module, Attend):
         return [(point, TokenScope.STATE) for _, point in points]
-    of_scores = {id(module.hook_attn_scores), id(module.hook_pattern)}
 
-    def scope(name: str, point: HookPoint) -> TokenScope:
-        if id(point) in of_scores:
+    def scope(name: str) -> TokenScope:
+        if name in module.score_sites:
             return TokenScope.SCORES
-        return (
-            TokenScope.KEYS_AND_VALUES if name.split(".")[0] in module.key_value_parts else TokenScope.QUERIES_AND_AFTER
-        )
+        return TokenScope.KEYS_AND_VALUES if module.makes_keys(name) else TokenScope.QUERIES_AND_AFTER
 
-    return [(point, scope(name, point)) for name, point in points]
+    return [(point, scope(name)) for name, point in points]

@@ -40,10 +40,8 @@ REASONS: dict[str, tuple[str, ...]] = {
     "a choice of the keys that each query sees (an indexer)": (
         *(
             "axk2",
-            "deepseek_v32",
             "dots3_note",
             "dots3_note_text",
-            "glm_moe_dsa",
             "minimax_m3_vl",
             "minimax_m3_vl_text",
         ),

@@ -20,12 +20,14 @@ from tests.families import (
     recent_dense,
     recent_moe,
     recent_state_space,
+    sparse_attention,
     state_space,
 )
 from tests.families._case import Case, reference
 
 DECODERS = (
     *(classic, llama, gemma_olmo_cohere_phi, recent_dense, moe, latent, recent_moe),
+    sparse_attention,
     *(state_space, recent_state_space, delta_nets, attention_options, other_mixing, gated_attention, composites),
 )
 

@@ -15,6 +15,7 @@ from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.attention.routed import RoutedAttention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
+from hooked_lm.components.attention.sparse_latent import SharedIndexAttention, SparseLatentAttention
 from hooked_lm.components.attention.value_width import ValueWidthAttention
 from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import PreNormBlock
@@ -120,6 +121,20 @@ def _(cfg: LatentAttention.Config) -> Sites:
         latent = "batch pos d_q_latent"
         sites |= {"hook_q_latent": latent, "q_norm.hook_scale": "batch pos 1", "q_norm.hook_normalized": latent}
     return sites
+
+
+@sites_of.register
+def _(cfg: SparseLatentAttention.Config) -> Sites:
+    index = dict.fromkeys(("hook_index_q", "hook_index_rot_q"), "batch pos index_head d_index")
+    index |= dict.fromkeys(("hook_index_k", "hook_index_rot_k", "k_norm.hook_normalized"), "batch pos d_index")
+    index |= {"k_norm.hook_scale": "batch pos 1", "hook_index_weights": "batch pos index_head"}
+    index |= dict.fromkeys(("hook_index_scores", "hook_index_mask"), "batch query_pos key_pos")
+    return sites_of.dispatch(LatentAttention.Config)(cfg) | below("indexer", index)
+
+
+@sites_of.register
+def _(cfg: SharedIndexAttention.Config) -> Sites:
+    return sites_of.dispatch(LatentAttention.Config)(cfg) | {"hook_index_mask": "batch query_pos key_pos"}
 
 
 @sites_of.register
@@ -355,6 +370,12 @@ def _(cfg: SharedKVAttention.Config) -> dict[str, int]:
 def _(cfg: LatentAttention.Config) -> dict[str, int]:
     latents = {"d_kv_latent": cfg.d_kv_latent, "d_q_latent": cfg.d_q_latent or 0}
     return latents | {"head": cfg.n_heads, "kv_head": cfg.n_heads, "d_head": cfg.d_head, "d_value": cfg.d_value}
+
+
+@sizes_of.register
+def _(cfg: SparseLatentAttention.Config) -> dict[str, int]:
+    index = {"index_head": cfg.indexer.n_heads, "d_index": cfg.indexer.d_head}
+    return sizes_of.dispatch(LatentAttention.Config)(cfg) | index
 
 
 @sizes_of.register(MLP.Config)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, GenerationConfig
 
 from hooked_lm import HookedTransformer, pretrained
+from hooked_lm.components.attention.indexer import Indexer
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.position_bias import Chunks
 from hooked_lm.components.attention.position_scale import PositionScale
@@ -191,7 +192,9 @@ def test_sites_and_their_shapes(case: Case):
 
 
 def bent(value: Tensor, n_values: int) -> Tensor:
-    """Another value of the same shape; not a mere scale, which norms would not see."""
+    """Another value of the same shape; not a mere scale, which norms would not see. A mask then hides nothing."""
+    if value.dtype is torch.bool:
+        return torch.ones_like(value)
     if not value.is_floating_point():
         return (value + 1) % n_values
     return value * torch.linspace(0.5, 1.5, value.shape[-1])
@@ -202,10 +205,11 @@ def test_every_site_is_alive(case: Case):
     """An edit of any site changes the logits.
 
     Each is edited in a run of its own, but for blocks that repeat an earlier one: theirs are edited together, each in
-    its own row of the batch. Experts to whom no token went have nothing to edit, and the positions of an expert's tokens
-    are told for information.
+    its own row of the batch. What acts through a choice of keys has many to choose from. Experts to whom no token went
+    have nothing to edit, and the positions of an expert's tokens are told for information.
     """
-    model, tokens = hooked(case), prompt(case, batch=1, length=8)
+    chooses = any(name.endswith("hook_index_mask") for name in hooked(case).all_points())
+    model, tokens = hooked(case), prompt(case, batch=1, length=24 if chooses else 8)
     clean, blocks = model(tokens), model.cfg.tree.blocks
     edited: set[str] = set()
 
@@ -334,6 +338,10 @@ def every_attn(
     return lambda tree: replace(
         tree, blocks=tuple(replace(b, attn=replace(b.attn, **change(b.attn))) for b in tree.blocks)
     )
+
+
+def every_indexer(change: Callable[[Indexer.Config], dict[str, Any]]) -> Callable[[DecoderConfig], DecoderConfig]:
+    return every_attn(lambda attn: {"indexer": replace(attn.indexer, **change(attn.indexer))})  # type: ignore[attr-defined]
 
 
 def every_norm(**changes: Any) -> Callable[[DecoderConfig], DecoderConfig]:

@@ -4,13 +4,24 @@ Weights are named as in the paper: D projects down to a latent, U up to the head
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.attention.multihead import QUERY, Attend, PerHead, SelfAttention, Stream, project
+from hooked_lm.components.attention.multihead import (
+    QUERY,
+    Attend,
+    Keys,
+    Mixed,
+    PerHead,
+    SelfAttention,
+    Stream,
+    Values,
+    project,
+)
 from hooked_lm.components.attention.projection import projection
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import RMSNorm, norm_unhooked
@@ -18,6 +29,14 @@ from hooked_lm.components.rotary import Rotary
 from hooked_lm.hooks import HookPoint, is_listening
 
 Latent = Float[Tensor, "batch pos *head d_latent"]
+
+
+class LatentInputs(NamedTuple):
+    """The inputs of queries and keys, and what the queries are projections of."""
+
+    query_input: Float[Tensor, "batch pos *head d_model"]
+    q_latent: Latent
+    key_input: Float[Tensor, "batch key_row *key_head d_model"]
 
 
 class LatentAttention(SelfAttention):
@@ -28,7 +47,17 @@ class LatentAttention(SelfAttention):
     `W_DQ` are [d_model, d_latent], the others [head, ..., d_head]. `hook_q_latent` and `hook_kv_latent` are before the norms.
     """
 
-    key_value_parts = ("hook_k", "hook_v", "hook_rot_k", "hook_kv_latent", "kv_norm", "W_DKV", "W_UK", "W_UV", "W_KR")
+    key_value_parts: tuple[str, ...] = (
+        "hook_k",
+        "hook_v",
+        "hook_rot_k",
+        "hook_kv_latent",
+        "kv_norm",
+        "W_DKV",
+        "W_UK",
+        "W_UV",
+        "W_KR",
+    )
 
     @dataclass(frozen=True)
     class Config(Attend.Config):
@@ -94,7 +123,8 @@ class LatentAttention(SelfAttention):
         key_input = query_input if key_input is None else key_input
         value_input = key_input if value_input is None else value_input
         angles = context.key_angles(self.cfg.rotary)
-        q = self.hook_q(self.queries(query_input))
+        q_latent = self.q_latent(query_input)
+        q = self.hook_q(self.queries(q_latent))
         latent = self.latent(key_input)
         if is_listening(self.hook_k):
             k = self.rotated(self.hook_k(self.keys(key_input, latent)), angles)
@@ -104,8 +134,13 @@ class LatentAttention(SelfAttention):
             project(latent if value_input is key_input else self.latent_unhooked(value_input), self.W_UV, None)
         )
         q = self.hook_rot_q(self.rotated(q, context.query_angles(self.cfg.rotary)))
-        k, v = context.update_kv(layer, self.hook_rot_k(k), v)
-        return self.output(self.mix(q, k, v, context, layer))
+        inputs = LatentInputs(query_input, q_latent, key_input)
+        return self.output(self.attend(q, self.hook_rot_k(k), v, inputs, context, layer))
+
+    def attend(self, q: PerHead, k: Keys, v: Values, inputs: LatentInputs, context: Context, layer: int) -> Mixed:
+        """The mixed values, for the queries, keys and values of the new tokens."""
+        k, v = context.update_kv(layer, k, v)
+        return self.mix(q, k, v, context, layer)
 
     def latent(self, x: Float[Tensor, "batch pos *head d_model"]) -> Latent:
         """The latent of keys and values."""
@@ -115,12 +150,15 @@ class LatentAttention(SelfAttention):
         """The latent of values whose input differs from that of keys; the sites are for the latent of keys."""
         return norm_unhooked(self.kv_norm, F.linear(x, self.W_DKV.T, self.b_DKV))
 
-    def queries(self, x: Float[Tensor, "batch pos *head d_model"]) -> PerHead:
-        """Queries before rotary."""
+    def q_latent(self, x: Float[Tensor, "batch pos *head d_model"]) -> Latent:
+        """What the queries are projections of: their latent, or without one the input."""
         if self.cfg.d_q_latent is None:
-            return project(x, self.W_Q, None)
-        latent = _normalised(F.linear(x, self.W_DQ.T, self.b_DQ), self.hook_q_latent, self.q_norm)
-        return project(latent, self.W_UQ, None)
+            return x
+        return _normalised(F.linear(x, self.W_DQ.T, self.b_DQ), self.hook_q_latent, self.q_norm)
+
+    def queries(self, latent: Latent) -> PerHead:
+        """Queries before rotary."""
+        return project(latent, self.W_Q if self.cfg.d_q_latent is None else self.W_UQ, None)
 
     def keys(
         self, x: Float[Tensor, "batch pos *head d_model"], latent: Latent, angles: tuple[Tensor, Tensor] | None = None

@@ -5,6 +5,7 @@ the pattern it runs the fused kernel, otherwise the same computation in steps (`
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +75,6 @@ class Attend(PublicAttributes):
     ungrouped = False  # whether each query head has a copy of its key/value head; only an `Attention` can be set so
     computes_kv = True  # whether it computes keys and values
     kv_source_layer: int | None = None  # otherwise the layer whose keys and values it uses
-    # the sites and weights of keys and values
     key_value_parts: tuple[str, ...] = ("hook_k", "hook_v", "hook_rot_k", "k_norm", "v_norm", "W_K", "W_V")
 
     def make_mixing(self, cfg: Config, d_value: int) -> None:
@@ -99,11 +99,14 @@ class Attend(PublicAttributes):
         self, q: PerHead, k: Keys, v: Values, context: Context, layer: int = 0, gate: Tensor | None = None
     ) -> Mixed:
         """The mixed values of each head, times their gate if there is one, at their site."""
+        z = context.attend_rows(layer, self.mixing(), q, k, v)
+        return self.hook_z(z if gate is None else z * gate)
+
+    def mixing(self) -> Callable[[PerHead, Keys, Values, Context], Mixed]:
+        """How values are mixed in this run: by the fused kernel, or in steps if something listens or the kernel cannot."""
         in_steps = self.soft_cap is not None or self.sinks is not None or not self.settings.fused
         in_steps = in_steps or is_listening(self.hook_attn_scores, self.hook_pattern)
-        mix = self.mix_in_steps if in_steps else self.mix_fused
-        z = context.attend_rows(layer, mix, q, k, v)
-        return self.hook_z(z if gate is None else z * gate)
+        return self.mix_in_steps if in_steps else self.mix_fused
 
     def mix_fused(self, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
         """The mixed values, by the fused kernel."""
@@ -284,13 +287,6 @@ class Attention(SelfAttention):
             group = self.n_kv // W.shape[0]
             W, b = W.repeat_interleave(group, 0), None if b is None else b.repeat_interleave(group, 0)
         return self._projected(x, W, b)
-
-    @property
-    def is_linear_in_values(self) -> bool:
-        """Whether a vector added to all values is added to the output, through `W_O`."""
-        cfg = self.cfg
-        normed = cfg.v_norm is not None or cfg.z_norm is not None
-        return not normed and not cfg.values_from_keys and cfg.clip is None and self.sinks is None
 
 
 def project(

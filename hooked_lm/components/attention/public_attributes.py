@@ -38,8 +38,16 @@ class PublicAttributes(nn.Module):
     W_V: Tensor
     W_O: Tensor
     layer_id: int | None = None  # the index of its block; None outside of one
+    sinks: Tensor | None
     settings = RunSettings()
+    index_source_layer: int | None = None  # the layer whose choice of keys it shares
+    key_value_parts: tuple[str, ...]  # the sites, weights and submodules of keys and values
+    score_sites: tuple[str, ...] = ("hook_attn_scores", "hook_pattern")
     parameter_order = ("W_Q", "W_O", "b_Q", "b_O", "sinks", "W_K", "W_V", "b_K", "b_V")
+
+    def makes_keys(self, name: str) -> bool:
+        """Whether a site or weight, by its name below this module, is one of keys and values."""
+        return f"{name}.".startswith(tuple(f"{part}." for part in self.key_value_parts))
 
     @property
     def attn_type(self) -> str:
@@ -64,6 +72,13 @@ class PublicAttributes(nn.Module):
     def QK(self) -> FactoredMatrix:
         """`W_Q W_K^T` of every head, [head, d_model, d_model]."""
         return FactoredMatrix(self.W_Q, self._per_head(self.W_K).transpose(-2, -1))
+
+    @property
+    def is_linear_in_values(self) -> bool:
+        """Whether a vector added to all values is added to the output, through `W_O`."""
+        cfg = self.cfg
+        normed = cfg.v_norm is not None or cfg.z_norm is not None
+        return not normed and not cfg.values_from_keys and cfg.clip is None and self.sinks is None
 
     def _per_head(self, weight: Float[Tensor, "kv_head d_model d_head"]) -> Float[Tensor, "head d_model d_head"]:
         return weight.repeat_interleave(self.W_O.shape[0] // weight.shape[0], 0)

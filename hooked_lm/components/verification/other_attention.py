@@ -1,4 +1,4 @@
-"""Latent, differential, routed and disentangled attention."""
+"""Differential, routed and disentangled attention."""
 
 from collections.abc import Iterator
 
@@ -7,8 +7,7 @@ from torch import Tensor
 
 from hooked_lm.components.attention.differential import DifferenceNorm, DifferentialAttention
 from hooked_lm.components.attention.disentangled import DisentangledAttention
-from hooked_lm.components.attention.latent import LatentAttention
-from hooked_lm.components.attention.multihead import Attention, project
+from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.routed import RoutedAttention
 from hooked_lm.components.norm import norm_of, root_mean_square
 from hooked_lm.components.verification.attention import mixable, mixing_identities, products
@@ -16,72 +15,12 @@ from hooked_lm.components.verification.registry import (
     Identity,
     InputWeight,
     LazyTensor,
-    Pair,
     Sites,
     add_bias,
     identities,
     input_weights,
-    norm_identity,
-    norm_output,
     output_weights,
 )
-
-
-@identities.register
-def _(
-    attn: LatentAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
-) -> Iterator[Identity]:
-    """Identities between the sites of a run with input `get_input()`."""
-
-    def latent() -> Tensor:
-        return norm_output(attn, "kv_norm", at, lambda: at("hook_kv_latent"))
-
-    def keys() -> tuple[Tensor, Tensor]:
-        return attn.keys(get_input(), latent()), at("hook_k")
-
-    yield from norm_identity(attn, "kv_norm", at, lambda: at("hook_kv_latent"))
-    yield (
-        "ln1.normalized * w + b -> kv_latent",
-        lambda: (
-            add_bias(get_input() @ attn.W_DKV, attn.b_DKV),
-            at("hook_kv_latent"),
-        ),
-    )
-    yield "latent, x W_KR -> k", keys
-    yield "latent -> v", lambda: (project(latent(), attn.W_UV, None), at("hook_v"))
-    if attn.cfg.d_q_latent is None:
-        yield "ln1.normalized * w + b -> q", lambda: (project(get_input(), attn.W_Q, None), at("hook_q"))
-    else:
-
-        def queries() -> tuple[Tensor, Tensor]:
-            shown = norm_output(attn, "q_norm", at, lambda: at("hook_q_latent"))
-            return project(shown, attn.W_UQ, None), at("hook_q")
-
-        yield from norm_identity(attn, "q_norm", at, lambda: at("hook_q_latent"))
-        yield (
-            "ln1.normalized * w + b -> q_latent",
-            lambda: (
-                add_bias(get_input() @ attn.W_DQ, attn.b_DQ),
-                at("hook_q_latent"),
-            ),
-        )
-        yield "latent -> q", queries
-    for name in "qk":
-        yield f"features of {name} without rotary == those of rot_{name}", _without_rotary(attn, name, at)
-    yield from mixing_identities(attn, at, lambda: at("hook_rot_q"), lambda: at("hook_rot_k"))
-
-
-def _without_rotary(attn: LatentAttention, name: str, at: Sites) -> Pair:
-    d = attn.cfg.d_nope
-    return lambda: (at(f"hook_{name}")[..., :d], at(f"hook_rot_{name}")[..., :d])
-
-
-@input_weights.register
-def _(attn: LatentAttention) -> list[InputWeight]:
-    """The weights that the input is multiplied by."""
-    names = ["DKV", "KR"] + ([] if attn.cfg.d_q_latent is None else ["DQ"])
-    down: list[InputWeight] = [(attn, f"W_{x}", f"b_{x}") for x in names]
-    return [*down, (attn, "W_Q", "b_Q")] if attn.cfg.d_q_latent is None else down
 
 
 @identities.register

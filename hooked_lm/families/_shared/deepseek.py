@@ -1,6 +1,8 @@
 """Shared code for DeepSeek models: latent attention, and the tensor names."""
 
+from hooked_lm.components.attention.indexer import Indexer
 from hooked_lm.components.attention.latent import LatentAttention
+from hooked_lm.components.attention.sparse_latent import SharedIndexAttention, SparseLatentAttention
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.rotary_scaling import YarnScaling
 from hooked_lm.families._shared import classic, llama_like, moe
@@ -11,6 +13,11 @@ from hooked_lm.weights import Row
 
 # `head_dim` and `qk_head_dim` follow from the sizes of the two parts of a head.
 NO_EFFECT = (*moe.NO_EFFECT, "head_dim", "qk_head_dim", "num_key_value_heads")
+# `mlp_layer_types` repeats the first; the second names the kind of cache; MLPs have no biases; the last are for training.
+NO_EFFECT_OF_SPARSE = (
+    *(*NO_EFFECT, "first_k_dense_replace", "layer_types", "mlp_bias"),
+    *("num_mtp_layers", "num_nextn_predict_layers"),
+)
 
 
 def attention(hf: HFConfig, adjacent_pairs: bool) -> LatentAttention.Config:
@@ -31,6 +38,38 @@ def attention(hf: HFConfig, adjacent_pairs: bool) -> LatentAttention.Config:
         down_bias=hf.attention_bias,
         out_bias=hf.attention_bias,
     )
+
+
+def indexer(hf: HFConfig, adjacent_pairs: bool) -> Indexer.Config:
+    """The indexer of a layer."""
+    turning = rotary(hf, hf.qk_rope_head_dim, adjacent_pairs=adjacent_pairs)
+    sizes = (hf.hidden_size, hf.q_lora_rank, hf.index_n_heads, hf.index_head_dim, hf.index_topk)
+    return Indexer.Config(*sizes, rotary=turning)
+
+
+def sparse_attention(hf: HFConfig, index_pairs: bool) -> SparseLatentAttention.Config:
+    """The attention of a layer with an indexer, whose rotary turns adjacent pairs if `index_pairs`."""
+    attn = attention(hf, adjacent_pairs=True)
+    return SparseLatentAttention.Config(**vars(attn), indexer=indexer(hf, index_pairs))
+
+
+def sharing_indices(hf: HFConfig) -> list[SparseLatentAttention.Config | SharedIndexAttention.Config]:
+    """The attention of each layer: with an indexer, or with the choice of the last layer before that has one."""
+    own, plain = sparse_attention(hf, index_pairs=True), vars(attention(hf, adjacent_pairs=True))
+    types = list(hf.indexer_types)
+    if (unknown := set(types) - {"full", "shared"}) or types[0] != "full":
+        raise ValueError(f"indexer_types {sorted(unknown) or types} are not supported; full, then full and shared are")
+    sources = [max(i for i in range(layer + 1) if types[i] == "full") for layer in range(len(types))]
+    return [
+        own if source == layer else SharedIndexAttention.Config(**plain, index_source_layer=source)
+        for layer, source in enumerate(sources)
+    ]
+
+
+def mlps(hf: HFConfig) -> list[moe.MLPConfig]:
+    """The MLP of each layer, DeepSeek-V3's experts where `mlp_layer_types` says so."""
+    experts = moe.deepseek_experts(hf, hf.n_routed_experts, hf.n_shared_experts)
+    return moe.some_sparse(hf, experts, moe.of_sparse_type(hf))
 
 
 def dense_block(hf: HFConfig, adjacent_pairs: bool, mlp_bias: bool = False) -> PreNormBlock.Config:
@@ -57,6 +96,10 @@ def rows(tree: DecoderConfig) -> list[Row]:
         Row(source + "kv_a_proj_with_mqa.bias", target + "b_{x}", "x -> x", x=down),
         Row(source + "kv_a_layernorm.weight", target + "kv_norm.w"),
         Row(source + "kv_b_proj.weight", target + "W_{x}", "(n x) d -> n d x", x=up, n=attn.n_heads),
+        Row(source + "indexer.wq_b.weight", target + "indexer.W_Q", "(n h) d -> n d h"),
+        Row(source + "indexer.wk.weight", target + "indexer.W_K", "h m -> m h"),
+        Row(source + "indexer.weights_proj.weight", target + "indexer.W_weights", "n m -> m n"),
+        *classic.norm(source + "indexer.k_norm", target + "indexer.k_norm"),
         *classic.out_of_attention(source + "o_proj"),
         *llama_like.mlp_rows(),
         *moe.sparse_rows(tree),

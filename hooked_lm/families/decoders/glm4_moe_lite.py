@@ -16,6 +16,4 @@ NO_EFFECT = (*deepseek.NO_EFFECT, "num_nextn_predict_layers", "first_k_dense_rep
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    experts = moe.deepseek_experts(hf, hf.n_routed_experts, hf.n_shared_experts)
-    mlps = moe.some_sparse(hf, experts, moe.of_sparse_type(hf))
-    return moe.decoder(hf, deepseek.attention(hf, adjacent_pairs=hf.rope_interleave), mlps)
+    return moe.decoder(hf, deepseek.attention(hf, adjacent_pairs=hf.rope_interleave), deepseek.mlps(hf))

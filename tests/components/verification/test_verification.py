@@ -25,6 +25,7 @@ INSIDE_OTHERS = {
     "FactoredUnembed",
     "FairseqSinusoidalEmbed",
     "FixedPosEmbed",
+    "Indexer",
     "HeadLayerNorm",
     "LayerNorm",
     "MaskScaledEncoderEmbed",

@@ -1,0 +1,117 @@
+"""DeepSeek sparse attention (DeepSeek-AI 2025, arXiv:2512.02556): latent attention to the keys that an indexer chooses."""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hooked_lm.components.attention.indexer import SCORES, Indexer, among
+from hooked_lm.components.attention.latent import LatentAttention, LatentInputs
+from hooked_lm.components.attention.multihead import Keys, Mixed, PerHead, Values
+from hooked_lm.components.context import Context
+from hooked_lm.hooks import HookPoint, is_listening
+
+# All that one token contributes, as one vector: the rows of a cache, or of a sweep, then have keys and index keys together.
+Packed = Float[Tensor, "batch _pos 1 _width"]
+
+
+class SparseLatentAttention(LatentAttention):
+    """Latent attention in which each query attends to the keys that `indexer` chooses, the same for all heads.
+
+    The cached keys are [batch, pos, 1, width]: those of all heads, then the key of the indexer.
+    """
+
+    key_value_parts = (*LatentAttention.key_value_parts, *(f"indexer.{part}" for part in Indexer.key_parts))
+    score_sites = (*LatentAttention.score_sites, "indexer.hook_index_scores", "indexer.hook_index_mask")
+
+    @dataclass(frozen=True)
+    class Config(LatentAttention.Config):
+        indexer: Indexer.Config = field(kw_only=True)
+
+        def build(self) -> "SparseLatentAttention":
+            return SparseLatentAttention(self)
+
+    cfg: Config
+
+    def make_mixing(self, cfg: Config, d_value: int) -> None:  # type: ignore[override]
+        self.indexer = cfg.indexer.build()
+        super().make_mixing(cfg, d_value)
+
+    def attend(self, q: PerHead, k: Keys, v: Values, inputs: LatentInputs, context: Context, layer: int) -> Mixed:
+        """The mixed values, for the queries, keys and values of the new tokens."""
+        rotary = self.cfg.indexer.rotary
+        index_q, weights = self.indexer.queries(inputs.query_input, inputs.q_latent, context.query_angles(rotary))
+        index_k = self.indexer.keys(inputs.key_input, context.key_angles(rotary))
+        keys, values = context.update_kv(layer, _packed(k, index_k), _packed(v))
+        mix = partial(self._mix_packed, layer, context)
+        z = context.attend_rows(layer, mix, _packed(q, index_q, weights), keys, values)
+        return self.hook_z(_unpacked(z, (self.cfg.n_heads, self.cfg.d_value))[0])
+
+    def _mix_packed(
+        self, layer: int, whole: Context, queries: Packed, keys: Packed, values: Packed, context: Context
+    ) -> Packed:
+        """The mixed values of some rows of the context `whole`, which keeps the choice for later layers."""
+        cfg, index = self.cfg, self.cfg.indexer
+        per_head = (cfg.n_heads, cfg.d_head)
+        q, index_q, weights = _unpacked(queries, per_head, (index.n_heads, index.d_head), (index.n_heads,))
+        k, index_k = _unpacked(keys, per_head, (index.d_head,))
+        (v,) = _unpacked(values, (cfg.n_heads, cfg.d_value))
+        chosen = self.indexer.mask(index_q, weights, index_k, context, self.causal, self.window)
+        whole.keep_chosen(layer, chosen)
+        return _packed(self.mixing()(q, k, v, among(chosen, context, q)))
+
+
+class SharedIndexAttention(LatentAttention):
+    """Latent attention to the keys that the indexer of layer `index_source_layer` chose (IndexCache 2026, arXiv:2603.12201).
+
+    Edits of `hook_index_mask` affect this layer only.
+    """
+
+    score_sites = (*LatentAttention.score_sites, "hook_index_mask")
+
+    @dataclass(frozen=True)
+    class Config(LatentAttention.Config):
+        index_source_layer: int = field(kw_only=True)
+
+        def build(self) -> "SharedIndexAttention":
+            return SharedIndexAttention(self)
+
+    cfg: Config
+
+    def make_mixing(self, cfg: Config, d_value: int) -> None:  # type: ignore[override]
+        self.index_source_layer = cfg.index_source_layer
+        self.hook_index_mask = HookPoint(*SCORES)
+        super().make_mixing(cfg, d_value)
+
+    def attend(self, q: PerHead, k: Keys, v: Values, inputs: LatentInputs, context: Context, layer: int) -> Mixed:
+        """The mixed values, for the queries, keys and values of the new tokens."""
+        k, v = context.update_kv(layer, k, v)
+        return self.hook_z(context.attend_rows(layer, partial(self._mix_chosen, layer, context), q, k, v))
+
+    def _mix_chosen(self, layer: int, whole: Context, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
+        source = self.cfg.index_source_layer
+        try:
+            chosen = whole.chosen_by(source)
+        except KeyError:
+            raise ValueError(
+                f"layer {layer} attends to the keys that layer {source} chooses, which did not run; "
+                f"start at layer {source} or an earlier one"
+            ) from None
+        if is_listening(self.hook_index_mask):
+            every = context.full_mask(self.causal, self.window)[:, 0].expand(len(q), -1, -1)
+            chosen = self.hook_index_mask((every if chosen is None else chosen).clone())
+        return self.mixing()(q, k, v, among(chosen, context, q))
+
+
+def _packed(*parts: Tensor) -> Packed:
+    flat = [part.flatten(2) for part in parts]
+    return (flat[0] if len(flat) == 1 else torch.cat(flat, -1))[:, :, None]
+
+
+def _unpacked(packed: Packed, *shapes: tuple[int, ...]) -> list[Tensor]:
+    """The parts of a packed tensor, with these shapes of a token."""
+    widths = [torch.Size(shape).numel() for shape in shapes]
+    parts = packed[:, :, 0].split(widths, -1)
+    return [part.unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True)]

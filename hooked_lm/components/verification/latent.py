@@ -1,0 +1,153 @@
+"""Latent attention, with and without an indexer."""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from hooked_lm.components.attention.indexer import Indexer
+from hooked_lm.components.attention.latent import LatentAttention
+from hooked_lm.components.attention.multihead import project
+from hooked_lm.components.attention.sparse_latent import SharedIndexAttention, SparseLatentAttention
+from hooked_lm.components.verification.attention import mixing_identities, same_lengths
+from hooked_lm.components.verification.registry import (
+    Identity,
+    InputWeight,
+    LazyTensor,
+    Pair,
+    Sites,
+    add_bias,
+    identities,
+    input_weights,
+    norm_identity,
+    norm_output,
+    within,
+)
+
+
+@identities.register
+def _(
+    attn: LatentAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
+) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()`."""
+
+    def latent() -> Tensor:
+        return norm_output(attn, "kv_norm", at, lambda: at("hook_kv_latent"))
+
+    def keys() -> tuple[Tensor, Tensor]:
+        return attn.keys(get_input(), latent()), at("hook_k")
+
+    yield from norm_identity(attn, "kv_norm", at, lambda: at("hook_kv_latent"))
+    yield (
+        "ln1.normalized * w + b -> kv_latent",
+        lambda: (
+            add_bias(get_input() @ attn.W_DKV, attn.b_DKV),
+            at("hook_kv_latent"),
+        ),
+    )
+    yield "latent, x W_KR -> k", keys
+    yield "latent -> v", lambda: (project(latent(), attn.W_UV, None), at("hook_v"))
+    of_queries = "ln1.normalized * w + b" if attn.cfg.d_q_latent is None else "latent"
+    yield f"{of_queries} -> q", lambda: (attn.queries(_q_latent(attn, at, get_input)), at("hook_q"))
+    if attn.cfg.d_q_latent is not None:
+        yield from norm_identity(attn, "q_norm", at, lambda: at("hook_q_latent"))
+        yield (
+            "ln1.normalized * w + b -> q_latent",
+            lambda: (
+                add_bias(get_input() @ attn.W_DQ, attn.b_DQ),
+                at("hook_q_latent"),
+            ),
+        )
+    for name in "qk":
+        yield f"features of {name} without rotary == those of rot_{name}", _without_rotary(attn, name, at)
+    yield from mixing_identities(attn, at, lambda: at("hook_rot_q"), lambda: at("hook_rot_k"))
+
+
+def _q_latent(attn: LatentAttention, at: Sites, get_input: LazyTensor) -> Tensor:
+    """What the queries are projections of."""
+    if attn.cfg.d_q_latent is None:
+        return get_input()
+    return norm_output(attn, "q_norm", at, lambda: at("hook_q_latent"))
+
+
+def _without_rotary(attn: LatentAttention, name: str, at: Sites) -> Pair:
+    d = attn.cfg.d_nope
+    return lambda: (at(f"hook_{name}")[..., :d], at(f"hook_rot_{name}")[..., :d])
+
+
+@input_weights.register
+def _(attn: LatentAttention) -> list[InputWeight]:
+    """The weights that the input is multiplied by."""
+    names = ["DKV", "KR"] + ([] if attn.cfg.d_q_latent is None else ["DQ"])
+    down: list[InputWeight] = [(attn, f"W_{x}", f"b_{x}") for x in names]
+    return [*down, (attn, "W_Q", "b_Q")] if attn.cfg.d_q_latent is None else down
+
+
+@identities.register
+def _(
+    attn: SparseLatentAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
+) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()`."""
+    yield from identities.dispatch(LatentAttention)(attn, at, get_input, value_input)
+    indexer, of_index = attn.indexer, within(at, "indexer")
+
+    def keys() -> Tensor:
+        return norm_output(indexer, "k_norm", of_index, lambda: of_index("hook_index_k"))
+
+    def scores() -> tuple[Tensor, Tensor]:
+        q, k, shown = (of_index(f"hook_index_{name}") for name in ("rot_q", "rot_k", "scores"))
+        made = indexer.scores(q, of_index("hook_index_weights"), k)
+        return made[shown.isfinite()], shown[shown.isfinite()]
+
+    def chosen() -> tuple[Tensor, Tensor]:
+        shown = of_index("hook_index_scores")
+        lowest = shown.topk(min(attn.cfg.indexer.top_k, shown.shape[-1])).values[..., -1:]
+        return (shown >= lowest) & shown.isfinite(), of_index("hook_index_mask")
+
+    yield (
+        "latent -> index_q",
+        lambda: (project(_q_latent(attn, at, get_input), indexer.W_Q, None), of_index("hook_index_q")),
+    )
+    yield "ln1.normalized * w + b -> index_k", lambda: (get_input() @ indexer.W_K, of_index("hook_index_k"))
+    yield (
+        "ln1.normalized * w + b -> index_weights",
+        lambda: (get_input() @ indexer.W_weights, of_index("hook_index_weights")),
+    )
+    yield from norm_identity(indexer, "k_norm", of_index, lambda: of_index("hook_index_k"))
+    yield from _index_rotary(indexer, "q", of_index, lambda: of_index("hook_index_q"))
+    yield from _index_rotary(indexer, "k", of_index, keys)
+    yield "sum of weights * relu(q k^T) == index_scores", scores
+    yield "the highest index_scores == index_mask", chosen
+    yield _masked(attn, at, lambda: of_index("hook_index_mask"))
+
+
+@identities.register
+def _(
+    attn: SharedIndexAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
+) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()`."""
+    yield from identities.dispatch(LatentAttention)(attn, at, get_input, value_input)
+    yield _masked(attn, at, lambda: at("hook_index_mask"))
+
+
+def _masked(attn: LatentAttention, at: Sites, mask: LazyTensor) -> Identity:
+    def finite() -> tuple[Tensor, Tensor]:
+        return at("hook_attn_scores").isfinite(), mask()[:, None].expand(-1, attn.cfg.n_heads, -1, -1)
+
+    return "attn_scores are finite where index_mask is", finite
+
+
+def _index_rotary(indexer: Indexer, name: str, of_index: Sites, before: LazyTensor) -> Iterator[Identity]:
+    rotary, after = indexer.cfg.rotary, f"hook_index_rot_{name}"
+    yield f"rotary(index_{name}) keeps lengths", same_lengths(rotary, before, lambda: of_index(after))
+    if rotary.dim < indexer.cfg.d_head:
+        yield (
+            f"features of index_{name} without rotary == those of index_rot_{name}",
+            lambda: (before()[..., rotary.dim :], of_index(after)[..., rotary.dim :]),
+        )
+
+
+@input_weights.register
+def _(attn: SparseLatentAttention) -> list[InputWeight]:
+    """The weights that the input is multiplied by."""
+    indexer: list[InputWeight] = [(attn.indexer, f"W_{x}", f"b_{x}") for x in ("K", "weights")]
+    return [*input_weights.dispatch(LatentAttention)(attn), *indexer]
