@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from statistics import NormalDist
 
 import torch
 import torch.nn.functional as F
@@ -61,6 +62,30 @@ class XIELU(nn.Module):
         return torch.where(x > 0, up * x * x, negative) + self.beta * x
 
 
+class GaussianTopK(nn.Module):
+    """`act(relu(x - mean - z std))`: about the largest `1 - sparsity` of the neurons of a token are above zero (Gemma 3n).
+
+    Mean and standard deviation are those of the neurons; z is the `sparsity` quantile of the normal distribution.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        sparsity: float
+        act_fn: str
+
+        def build(self) -> "GaussianTopK":
+            return GaussianTopK(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.act, self.quantile = activation(cfg.act_fn), NormalDist().inv_cdf(cfg.sparsity)
+
+    def forward(self, x: Tensor) -> Tensor:
+        std, mean = torch.std_mean(x, -1, correction=0, keepdim=True)
+        # the quantile is rounded to the dtype of the model, as in training
+        return self.act(F.relu(x - (mean + std * torch.tensor(self.quantile).to(x))))
+
+
 gelu_tanh: Callable[[Tensor], Tensor] = partial(F.gelu, approximate="tanh")
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -86,7 +111,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu6": F.relu6,
 }
 
-Activation = str | XIELU.Config
+Activation = str | XIELU.Config | GaussianTopK.Config
 
 
 def activation_name(kind: Activation) -> str:

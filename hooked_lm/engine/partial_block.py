@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from hooked_lm.components.blocks.altup import AltUpBlock
 from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.engine.context import PackedContext
@@ -13,7 +14,7 @@ from hooked_lm.engine.ragged_batch import pack
 
 def make_keys(block: Any, resid: Tensor, context: PackedContext) -> None:
     """Runs a block for the keys and values of some tokens, or for the state of a mixer after them, and no further."""
-    resid = block.hook_resid_pre(resid)
+    resid = block.attn_stream(resid) if isinstance(block, AltUpBlock) else block.hook_resid_pre(resid)
     if isinstance(block, MixerPart):
         block.mixer_out(resid, context)
     else:

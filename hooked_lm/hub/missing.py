@@ -48,7 +48,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "mistral_large4",
     ),
     "several residual streams": (
-        *("deepseek_v4", "gemma3n", "gemma3n_text", "glm5_next", "hy_v4", "muse_glimmer", "muse_spark", "qwen4_exp"),
+        *("deepseek_v4", "glm5_next", "hy_v4", "muse_glimmer", "muse_spark", "qwen4_exp"),
         "qwen4_exp_text",
     ),
     "convolutions of queries and keys": ("zaya",),

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.components.norm import norm_of
+from hooked_lm.components.streams import MergedRMSNorm
 
 RETURN_TYPES = ("logits", "loss", "both", None)
 
@@ -72,9 +74,25 @@ def check_cacheable(blocks: Iterable[nn.Module]) -> None:
         )
 
 
-def check_stream(input: Any, d_model: int) -> None:
-    """Raises ValueError unless this is a residual stream."""
-    if not isinstance(input, Tensor) or input.ndim != 3 or input.shape[-1] != d_model:
+def n_streams(model: nn.Module) -> int:
+    """The number of a model's residual streams."""
+    final = norm_of(model, "ln_final")
+    return final.cfg.n_streams if isinstance(final, MergedRMSNorm) else 1
+
+
+def check_one_stream(model: nn.Module, what: str) -> None:
+    """Raises ValueError for a model with several residual streams, which have no such thing."""
+    if (n := n_streams(model)) > 1:
+        raise ValueError(
+            f"{what}: this model has {n} residual streams, each of which a layer changes in part, and which are merged before "
+            "the final norm, so no stream is the sum of what sublayers wrote; patch sites, read 'streams_post' with "
+            "logit_lens, or use gradients instead"
+        )
+
+
+def check_stream(input: Any, d_model: int, *widths: int) -> None:
+    """Raises ValueError unless this is a residual stream, of this or another of some widths."""
+    if not isinstance(input, Tensor) or input.ndim != 3 or input.shape[-1] not in (d_model, *widths):
         got = tuple(input.shape) if isinstance(input, Tensor) else type(input).__name__
         raise ValueError(f"expected a residual stream [batch, pos, {d_model}], got {got}")
 

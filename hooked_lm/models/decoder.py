@@ -93,7 +93,7 @@ class Decoder(DecoderMethods):
             loss_per_token: the loss of every position [batch, pos - 1] instead of the mean.
             prepend_bos, padding_side: how text is tokenized; the model's defaults if None.
             start_at_layer, stop_at_layer: run only these blocks, as bounds of a slice; with `stop_at_layer` returns the
-                residual stream [batch, pos, d_model].
+                residual stream [batch, pos, d_model] (several: [batch, pos, stream * d_model]).
             tokens: the ids of a residual stream, for the loss and for per-layer embeddings.
             shortformer_pos_embed: with `start_at_layer`, the position embedding of a shortformer model.
             attention_mask: [batch, pos], 1 for real tokens and 0 for padding; with a cache it may include the cached tokens.
@@ -160,7 +160,7 @@ class Decoder(DecoderMethods):
         cache: KeyValueCache | None,
     ) -> tuple[Stream, Context]:
         """A given residual stream, checked, and the context of the run."""
-        checks.check_stream(input, self.cfg.d_model)
+        checks.check_stream(input, self.cfg.d_model, self.cfg.d_model * checks.n_streams(self))
         context = self._context(input, mask, cache)
         context.pos_embed = pos_embed
         if self.tree.per_layer is not None and tokens is not None:

@@ -9,11 +9,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from hooked_lm.components.blocks.cross import PostNormCrossBlock
-from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.context import Context
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.norm import NormConfig, add_norm, norm_of
+from hooked_lm.components.streams import MergedRMSNorm
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.checks import check_cacheable, check_layers, check_mask, real_of, unknown_id
 from hooked_lm.models.loss import from_the_end
@@ -64,9 +63,11 @@ class Stack:
         return getattr(model, self.blocks)
 
     def site_after(self, model: nn.Module, layer: int) -> str:
-        """The site of the stream after a block."""
-        is_post_norm = isinstance(self.blocks_of(model)[layer], (PostNormBlock, PostNormCrossBlock))
-        return f"{self.blocks}.{layer}.hook_{'normalized_' if is_post_norm else ''}resid_post"
+        """The site of the stream after a block; after the last, of what the final norm normalises."""
+        blocks = self.blocks_of(model)
+        if layer == len(blocks) - 1 and isinstance(norm_of(model, self.ln_final), MergedRMSNorm):
+            return f"{self.ln_final}.hook_in"
+        return f"{self.blocks}.{layer}.{getattr(blocks[layer], 'last_site', 'hook_resid_post')}"
 
     def positions(self, model: nn.Module, embed: Stream, tokens: Tensor | None, context: Context) -> Stream | None:
         """The position embeddings of the tokens, after their hook point; None if the model adds none."""
@@ -86,7 +87,7 @@ class Stack:
 
     def run(
         self, model: nn.Module, resid: Stream, context: Context, start: int | None = None, stop: int | None = None
-    ) -> Stream:
+    ) -> Float[Tensor, "batch pos width"]:
         """The stream after the blocks `start:stop`. The cache is unchanged if the run fails."""
         blocks, cache = self.blocks_of(model), context.cache
         if start is not None or stop is not None or cache is not None:
@@ -98,7 +99,7 @@ class Stack:
                 resid = block(resid, context)
         return resid
 
-    def normalized(self, model: nn.Module, resid: Stream) -> Stream:
+    def normalized(self, model: nn.Module, resid: Float[Tensor, "batch pos width"]) -> Stream:
         """The stream after the final norm."""
         return norm_of(model, self.ln_final)(resid)
 

@@ -37,7 +37,7 @@ SITES: Mapping[str, Sequence[str]] = {
     "attention": MIXED,
     "neurons": ("post",),
     "positions": ("resid_pre",),
-    "layers": (*MIXED, "mlp_out", "per_layer_out", "conv_out"),
+    "layers": (*MIXED, "mlp_out", "laurel_out", "per_layer_out", "conv_out"),
 }
 METHODS = ("zero", "mean", "resample")
 TOKENS_A_RUN = 4096

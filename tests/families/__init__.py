@@ -22,12 +22,14 @@ from tests.families import (
     recent_state_space,
     sparse_attention,
     state_space,
+    streams,
 )
 from tests.families._case import Case, reference
 
 DECODERS = (
     *(classic, llama, gemma_olmo_cohere_phi, recent_dense, moe, latent, recent_moe),
     sparse_attention,
+    streams,
     *(state_space, recent_state_space, delta_nets, attention_options, other_mixing, gated_attention, composites),
 )
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import transformers
+from torch import nn
 
 # Sizes of towers, by whatever names their configs have for them.
 TINY = {
@@ -24,12 +25,19 @@ SIGLIP = {
     "image_size": 28,
 }
 SIGLIP |= {"patch_size": 7, "model_type": "siglip_vision_model"}
+AUDIO = {
+    "hidden_size": 16,
+    "conf_num_attention_heads": 2,
+    "conf_num_hidden_layers": 1,
+    "sscp_conv_channel_size": [4, 2],
+}
 VOCABULARY = {"<image>": 5, **{f"<|visual token {i:06d}|>": 10 + i for i in range(4)}}
 VQ = {"base_channels": 32, "num_res_blocks": 1, "embed_dim": 4, "channel_multiplier": [1, 1], "codebook_size": 8}
 # Fields of composites whose defaults do not build, or that have to fit the language model.
 FIELDS: dict[str, dict[str, Any]] = {
     "aya_vision": {"vision_config": SIGLIP},
     "emu3": {"vocabulary_map": VOCABULARY, "vq_config": VQ},
+    "gemma3n": {"audio_config": AUDIO},
     "fun_asr_nano": {"adaptor_config": {"hidden_size": 32, "intermediate_size": 8}},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 1000},
     "qwen3_omni_moe_thinker": {"vision_start_token_id": 1000},
@@ -66,10 +74,25 @@ COMPOSITES = {
     "paligemma": "gemma",
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
+    "gemma3n": "gemma3n_text",
     "fuyu": "persimmon",
     "exaone4_5": "exaone4",
     "kimi_k25": "deepseek_v3",
 }
+
+
+class NoImages(transformers.PreTrainedModel):
+    """Stands for the vision tower of Gemma 3n, which is a model of timm."""
+
+    config_class = transformers.models.gemma3n.Gemma3nVisionConfig
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.weight = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+
+transformers.AutoModel.register(NoImages.config_class, NoImages, exist_ok=True)
 
 
 def composite(kind: str, text: Mapping[str, Any], attention: str = "eager", **fields: Any) -> Any:

@@ -17,6 +17,7 @@ from hooked_lm.components.attention.routed import RoutedAttention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
 from hooked_lm.components.attention.sparse_latent import SharedIndexAttention, SparseLatentAttention
 from hooked_lm.components.attention.value_width import ValueWidthAttention
+from hooked_lm.components.blocks.altup import AltUp, AltUpBlock, Laurel
 from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.cross import PostNormCrossBlock, PreNormCrossBlock
@@ -35,6 +36,7 @@ from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.components.ssm.rg_lru import RGLRU
 from hooked_lm.components.ssm.short_conv import ShortConv
+from hooked_lm.components.streams import MergedRMSNorm
 from hooked_lm.models.config.tree import DecoderConfig, EncoderDecoderConfig
 
 Sites = dict[str, str]  # name -> words for its axes
@@ -56,7 +58,8 @@ def norm(cfg: Any, words: str = STREAM) -> Sites:
     assert isinstance(cfg, (LayerNorm.Config, RMSNorm.Config)), f"which sites has {cfg}?"
     axes = words.split()
     n_axes = 2 if getattr(cfg, "joint", False) else 1
-    return {"hook_scale": " ".join([*axes[:-n_axes], *["1"] * n_axes]), "hook_normalized": words}
+    sites = {"hook_scale": " ".join([*axes[:-n_axes], *["1"] * n_axes]), "hook_normalized": words}
+    return sites | {"hook_in": words} if isinstance(cfg, MergedRMSNorm.Config) else sites
 
 
 @singledispatch
@@ -272,6 +275,17 @@ def _(cfg: PerLayerBlock.Config) -> Sites:
 
 
 @sites_of.register
+def _(cfg: AltUpBlock.Config) -> Sites:
+    streams = ("hook_streams_pre", "hook_predicted", "hook_corrected", "hook_streams_post")
+    sites = sites_of.dispatch(PreNormBlock.Config)(cfg) | dict.fromkeys(streams, "batch pos stream d_model")
+    sites |= {"hook_predict_coefs": "batch pos stream source_stream", "hook_correct_coefs": "batch pos stream"}
+    sites |= dict.fromkeys(("hook_activated", "hook_laurel_out", "hook_per_layer_out"), STREAM)
+    sites |= {"laurel.hook_pre": "batch pos rank"} | below("laurel.norm", norm(cfg.laurel.norm))
+    given = dict.fromkeys(("hook_per_layer_in", "per_layer.hook_pre", "per_layer.hook_post"), "batch pos d_per_layer")
+    return sites | given | below("per_layer_post", norm(cfg.per_layer_post))
+
+
+@sites_of.register
 def _(cfg: PostNormBlock.Config) -> Sites:
     in_stream = ("hook_resid_mid", "hook_normalized_resid_mid", "hook_normalized_resid_post")
     return sites_of.dispatch(ParallelBlock.Config)(cfg) | dict.fromkeys(in_stream, STREAM)
@@ -395,6 +409,16 @@ def _(cfg: PerLayerEmbed.Config) -> dict[str, int]:
 
 
 @sizes_of.register
+def _(cfg: AltUp.Config) -> dict[str, int]:
+    return dict.fromkeys(("stream", "source_stream"), cfg.n_streams)
+
+
+@sizes_of.register
+def _(cfg: Laurel.Config) -> dict[str, int]:
+    return {"rank": cfg.rank}
+
+
+@sizes_of.register
 def _(cfg: PerLayerGate.Config) -> dict[str, int]:
     return {"d_per_layer": cfg.d_per_layer}
 
@@ -432,7 +456,7 @@ def sizes(tree: DecoderConfig, site: str, batch: int, pos: int) -> dict[str, int
     axes |= {"d_model": tree.embed.d_model, "d_vocab": tree.unembed.d_vocab} | sizes_of(tree.per_layer)
     if site.startswith("blocks."):
         block = tree.blocks[int(site.split(".")[1])]
-        for part in ("attn", "mixer", "mlp", "per_layer"):
+        for part in ("attn", "mixer", "mlp", "per_layer", "altup", "laurel"):
             axes |= sizes_of(getattr(block, part, None))
         if ".mlp.shared." in site:
             axes |= sizes_of(block.mlp.shared)

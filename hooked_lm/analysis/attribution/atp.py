@@ -24,7 +24,8 @@ from hooked_lm.engine.site_info import kv_source_layer, mixing
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
 
-OUTPUTS = ("attn_out", "mlp_out", "mixer_out", "per_layer_out", "conv_out")  # the outputs of a layer to the stream
+# the outputs of a layer to the stream
+OUTPUTS = ("attn_out", "mlp_out", "mixer_out", "laurel_out", "per_layer_out", "conv_out")
 STREAM = re.compile(r"(?!.*blocks\.).*|.*\.hook_(normalized_)?resid_[a-z]+")  # embeddings too: all outside of layers
 SCORES, PATTERN, MIXED = "attn_scores", "pattern", "z"
 

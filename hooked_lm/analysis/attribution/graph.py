@@ -130,9 +130,10 @@ class _Layer:
         self.block: Any = block
         self.model, self.layer = model, layer
         self.sites = {name.removeprefix(f"blocks.{layer}.") for name in model.all_points()}
-        if "hook_resid_post" not in self.sites or "hook_normalized_resid_post" in self.sites:
+        others = {"hook_normalized_resid_post", "hook_streams_post"}
+        if "hook_resid_post" not in self.sites or self.sites & others:
             raise ValueError(
-                f"layer {layer} is a {type(block).__name__}: its stream is not the sum of the outputs of its writers"
+                f"layer {layer} is of type {type(block).__name__}: its stream is not the sum of the outputs of its writers"
             )
 
     @property

@@ -14,8 +14,10 @@ from torch import Tensor
 from hooked_lm.analysis.answers import Answers, answers_of_prompts
 from hooked_lm.components.embed import Unembed
 from hooked_lm.components.norm import norm_of, norm_unhooked, upcast
+from hooked_lm.components.streams import STREAMS, MergedRMSNorm
 from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, tokens_of
 from hooked_lm.models.caches.activation_cache import ActivationCache
+from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results import Label, stored
 from hooked_lm.results.scores import Scores, origin
@@ -146,7 +148,8 @@ def logit_lens(
     Args:
         prompts: texts or ids [batch, pos] of one length, or the cache of a run with the site and the last residual stream.
         site: the short name of a site of width d_model: "resid_pre", "resid_mid", "resid_post", or the output of a sublayer
-            ("attn_out", "mlp_out"), which is then decoded alone.
+            ("attn_out", "mlp_out"), which is then decoded alone. Of a model with several residual streams a site with all of
+            them ("streams_pre", "streams_post"), which are merged as before the final norm.
         layers, positions: indices, or "each" for all; negative ones count from the end.
         k: how many of the most likely tokens are kept.
         answers: tokens whose logit, probability and rank are returned: one string or id for all prompts, a list or tensor with
@@ -212,18 +215,31 @@ def _run(
 ) -> tuple[dict[str, Tensor], list[Label]]:
     """The streams at these sites, [batch, pos, d_model], and the labels of their positions."""
     for name in sites:
-        if model.hook_dict[name].dims != ("batch", "pos", "d_model"):
-            raise ValueError(
-                f"'{name}' [{', '.join(model.hook_dict[name].dims)}] is not a residual stream [batch, pos, d_model]"
-            )
+        dims = model.hook_dict[name].dims
+        if dims == ("batch", "pos", "d_model"):
+            if name != sites[-1]:
+                check_one_stream(model, f"'{name}' alone has no logits")
+        elif dims != STREAMS:
+            raise ValueError(f"'{name}' [{', '.join(dims)}] is not a residual stream [batch, pos, d_model]")
     if isinstance(prompts, ActivationCache):
-        streams = {name: prompts[name] if prompts.has_batch_dim else prompts[name][None] for name in sites}
-        return streams, list(range(streams[sites[-1]].shape[1]))
+        found = {name: prompts[name] if prompts.has_batch_dim else prompts[name][None] for name in sites}
+        return _merged(model, found), list(range(found[sites[-1]].shape[1]))
     if not len(prompts):
         raise ValueError("there are no prompts: give at least one text or row of ids")
     tokens = tokens_of(model, prompts)
     _, cache = model.run_with_cache(tokens, names_filter=list(sites), return_type=None)
-    return {name: cache[name] for name in sites}, position_labels(model, tokens)
+    return _merged(model, {name: cache[name] for name in sites}), position_labels(model, tokens)
+
+
+def _merged(model: Decoder, streams: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The streams, with several made one as before the final norm."""
+    final = norm_of(model, "ln_final")
+    if not isinstance(final, MergedRMSNorm):
+        return streams
+    return {
+        name: final.merged(stream.to(model.device)) if stream.ndim == len(STREAMS) else stream
+        for name, stream in streams.items()
+    }
 
 
 def _chunks(shape: Iterable[int], d_vocab: int) -> Iterator[slice]:

@@ -22,6 +22,7 @@ from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import RMSNorm, norm_of, norm_unhooked
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.hooks.head_labels import head_in_layer, head_label
+from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.names import checked_index
 from hooked_lm.results.scores import Scores, origin
@@ -217,11 +218,13 @@ def seen_through(norm: nn.Module, directions: Directions) -> Directions:
 
 def to_logits(model: Decoder, directions: Directions) -> Float[Tensor, "*some d_vocab"]:
     """The logits of residual stream directions, without the division by the final norm's scale."""
+    check_one_stream(model, "weights have no logits")
     return written(norm_of(model, "ln_final"), directions) @ model.unembed.W_U.float()
 
 
 def embeddings(model: Decoder) -> Float[Tensor, "d_vocab d_model"]:
     """The embedding of each token in the residual stream."""
+    check_one_stream(model, "weights do not read embeddings alone")
     embed = model.embed
     table = embed.table().float()
     table = table if embed.cfg.scale == 1.0 else table * embed.cfg.scale

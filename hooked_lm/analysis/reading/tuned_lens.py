@@ -13,6 +13,7 @@ from hooked_lm.analysis.attribution.gradients import check_grad_mode
 from hooked_lm.analysis.reading.lens import decode
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Which, chosen
+from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores, origin
@@ -227,6 +228,7 @@ class _Training:
     """The state of the training: the translators of all layers, their gradients and losses."""
 
     def __init__(self, model: Decoder, site: str, layers: Sequence[int]) -> None:
+        check_one_stream(model, "there is no tuned lens")
         self.model, self.layers = model, layers
         self.sites = [model.names((site, layer))[0] for layer in layers]
         self.last = model.stack.site_after(model, model.cfg.n_layers - 1)

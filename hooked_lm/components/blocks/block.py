@@ -80,7 +80,7 @@ class AttentionPart(Block):
         add_norm(self, "ln1_post", self.cfg.ln1_post)
         self.hook_attn_out = HookPoint(*RESIDUAL)
 
-    def __call__(self, resid_pre: Stream, context: object = None, *args: object, **kwargs: object) -> Stream:
+    def __call__(self, resid_pre: Stream, context: object = None, *args: object, **kwargs: object) -> Tensor:
         """Runs the block in a context; the arguments of the public interface are made into one (see `public_call`)."""
         if args or kwargs or not (context is None or isinstance(context, Context)):
             context = block_context(resid_pre, context, *args, **kwargs)

@@ -86,6 +86,7 @@ class PostNormCrossBlock(CrossPart):
             return PostNormCrossBlock(self, layer)
 
     cfg: Config
+    last_site = "hook_normalized_resid_post"
 
     def make_parts(self) -> None:
         self.make_attention()

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.activations import Activation, activation
-from hooked_lm.components.blocks.block import PreNormBlock, Stream
+from hooked_lm.components.blocks.block import Block, PreNormBlock, Stream
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, norm_of
 from hooked_lm.hooks import HookPoint
@@ -35,6 +35,7 @@ class PerLayerEmbed(nn.Module):
         n_layers: int
         d_per_layer: int
         norm: NormConfig
+        spare_row: int | None = None  # of tokens that have no row
 
         def build(self) -> "PerLayerEmbed":
             return PerLayerEmbed(self)
@@ -56,9 +57,15 @@ class PerLayerEmbed(nn.Module):
         return projected.unflatten(-1, (self.cfg.n_layers, self.cfg.d_per_layer))
 
     def rows(self, tokens: Int[Tensor, "batch pos"]) -> AllLayers:
-        """The scaled rows of `W_E`, for each layer. Raises ValueError for a token without a row; not inside `torch.compile`."""
-        if not torch.compiler.is_compiling() and tokens.numel() and (token := int(tokens.max())) >= self.cfg.d_vocab:
-            raise ValueError(f"token id {token} has no per-layer embedding: the table has {self.cfg.d_vocab} rows")
+        """The scaled rows of `W_E`, for each layer.
+
+        Raises ValueError for a token without a row, unless it has a `spare_row`; not inside `torch.compile`.
+        """
+        d_vocab, spare_row = self.cfg.d_vocab, self.cfg.spare_row
+        if spare_row is not None:
+            tokens = tokens.where(tokens < d_vocab, spare_row)
+        elif not torch.compiler.is_compiling() and tokens.numel() and (token := int(tokens.max())) >= d_vocab:
+            raise ValueError(f"token id {token} has no per-layer embedding: the table has {d_vocab} rows")
         rows = F.embedding(tokens, self.W_E.flatten(1))
         # the scale is rounded to the dtype of the weights, as in training
         rows = rows * torch.tensor(self.cfg.d_per_layer**0.5).to(rows)
@@ -90,11 +97,34 @@ class PerLayerGate(nn.Module):
         return F.linear(self.hook_post(gate * per_layer_input), self.W_out.T)
 
 
-class PerLayerBlock(PreNormBlock):
+class PerLayerPart(Block):
+    """The part of a block that adds the gated per-layer embedding.
+
+    `hook_per_layer_in` is the per-layer embedding, `hook_per_layer_out` what is added to the stream.
+    """
+
+    def make_per_layer(self, gate: PerLayerGate.Config, norm: NormConfig | None) -> None:
+        """Adds the gate and the norm after it."""
+        self.hook_per_layer_in = HookPoint(*ONE_LAYER)
+        self.per_layer = gate.build()
+        add_norm(self, "per_layer_post", norm)
+        self.hook_per_layer_out = HookPoint(*RESIDUAL)
+
+    def per_layer_out(self, resid: Stream, context: Context | None) -> Stream:
+        """The gated per-layer embedding; ValueError if the context has none."""
+        per_layer_input = None if context is None else context.per_layer_input(self.layer)
+        if per_layer_input is None:
+            raise ValueError(
+                f"layer {self.layer} adds its own embedding of the tokens: pass tokens=... with the residual stream"
+            )
+        out = self.per_layer(resid, self.hook_per_layer_in(per_layer_input))
+        return self.hook_per_layer_out(norm_of(self, "per_layer_post")(out))
+
+
+class PerLayerBlock(PerLayerPart, PreNormBlock):
     """A pre-norm block, then `(resid + norm(gate(resid, e))) * scale` with the per-layer embedding e.
 
-    `hook_per_layer_in` is the per-layer embedding, `hook_per_layer_out` what is added to the stream. `hook_resid_post` is
-    the stream after the scaling, the outputs of the sublayers are before it.
+    `hook_resid_post` is the stream after the scaling, the outputs of the sublayers are before it.
     """
 
     @dataclass(frozen=True)
@@ -111,12 +141,9 @@ class PerLayerBlock(PreNormBlock):
 
     def make_parts(self) -> None:
         super().make_parts()
-        cfg, self.scale = self.cfg, nn.Buffer(torch.ones(1))
-        if cfg.per_layer is not None:
-            self.hook_per_layer_in = HookPoint(*ONE_LAYER)
-            self.per_layer = cfg.per_layer.build()
-            add_norm(self, "per_layer_post", cfg.per_layer_post)
-            self.hook_per_layer_out = HookPoint(*RESIDUAL)
+        self.scale = nn.Buffer(torch.ones(1))
+        if self.cfg.per_layer is not None:
+            self.make_per_layer(self.cfg.per_layer, self.cfg.per_layer_post)
         self.move_to_end("hook_resid_post")
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
@@ -126,13 +153,3 @@ class PerLayerBlock(PreNormBlock):
         if self.cfg.per_layer is not None:
             resid = resid + self.per_layer_out(resid, context)
         return self.hook_resid_post(resid * self.scale)
-
-    def per_layer_out(self, resid: Stream, context: Context | None) -> Stream:
-        """The gated per-layer embedding; ValueError if the context has none."""
-        per_layer_input = None if context is None else context.per_layer_input(self.layer)
-        if per_layer_input is None:
-            raise ValueError(
-                f"layer {self.layer} adds its own embedding of the tokens: pass tokens=... with the residual stream"
-            )
-        out = self.per_layer(resid, self.hook_per_layer_in(per_layer_input))
-        return self.hook_per_layer_out(norm_of(self, "per_layer_post")(out))

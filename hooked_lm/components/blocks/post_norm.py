@@ -21,6 +21,7 @@ class PostNormBlock(AttentionPart, MLPPart):
             return PostNormBlock(self, layer)
 
     cfg: Config
+    last_site = "hook_normalized_resid_post"
 
     def make_parts(self) -> None:
         self.make_attention()

@@ -15,6 +15,7 @@ from hooked_lm.components.verification import (
     other_attention,
     other_blocks,
     ssm,
+    streams,
 )
 from hooked_lm.components.verification.registry import (
     identities,
@@ -42,5 +43,6 @@ __all__ = [
     "output_from_sites",
     "output_weights",
     "ssm",
+    "streams",
     "weights_after_norms",
 ]

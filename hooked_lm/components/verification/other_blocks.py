@@ -108,7 +108,7 @@ def _(module: PerLayerEmbed, at: Sites, embed: LazyTensor, tokens: Int[Tensor, "
 @identities.register
 def _(gate: PerLayerGate, at: Sites, get_input: LazyTensor, embedded: LazyTensor) -> Iterator[Identity]:
     """Identities between the sites of a run with inputs `get_input()` and `embedded()`."""
-    yield "resid_mid + mlp_out -> per_layer.pre", lambda: (get_input() @ gate.W_gate, at("hook_pre"))
+    yield "x W_gate == per_layer.pre", lambda: (get_input() @ gate.W_gate, at("hook_pre"))
     yield "act(pre) * per_layer_in == per_layer.post", lambda: (gate.act(at("hook_pre")) * embedded(), at("hook_post"))
 
 

@@ -37,6 +37,7 @@ from hooked_lm.models.caches.residual import (
     stream,
     sum_bound,
 )
+from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.names import checked_index
 from hooked_lm.models.weights.fixed_norm import FixedNorm, norm_gain
 
@@ -65,6 +66,7 @@ def accumulated_resid(
     mlp_input: bool = False,
 ) -> tuple[Stack, list[str]]:
     """The stream before each block up to a layer, and with `incl_mid` between its sublayers."""
+    check_one_stream(model, "there is no accumulated stream")
     n_layers, layer, pos = model.cfg.n_layers, layer_bound(model, layer), as_slice(pos_slice)
     includes_attention = attention_bound(model, layer, mlp_input) > layer
     components, labels = [], []
@@ -119,6 +121,7 @@ def apply_ln_to_stack(
     recompute_ln: bool = False,
 ) -> Float[Tensor, "component *rest d_model"]:
     """Components of the stream normalized by the norm at a layer, with its scale in the run."""
+    check_one_stream(model, "there is no stack of components")
     layer, pos, rows = layer_bound(model, layer), as_slice(pos_slice), as_slice(batch_slice)
     if rows.mode != "identity" and not cache.has_batch_dim:
         raise ValueError("this cache has no batch dimension to slice: omit batch_slice")

@@ -12,6 +12,7 @@ from hooked_lm.components.blocks.per_layer import PerLayerBlock
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.norm import norm_of
 from hooked_lm.hooks import Slice, SliceInput
+from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.weights.fixed_norm import FixedNorm
 
 Cache = Mapping[Any, Tensor]
@@ -73,6 +74,7 @@ def attention_bound(model: Any, layer: int, mlp_input: bool) -> int:
 
 def sum_bound(model: Any, layer: int, mlp_input: bool = False) -> int:
     """As `attention_bound`; ValueError if a block before it normalises or scales the stream itself."""
+    check_one_stream(model, "there is no decomposition")
     bound = attention_bound(model, layer, mlp_input)
     kinds = (PostNormBlock, PerLayerBlock)
     if in_stream := [i for i, block in enumerate(model.blocks[:bound]) if isinstance(block, kinds)]:

@@ -6,9 +6,12 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
+from hooked_lm.components.blocks.altup import AltUpBlock
 from hooked_lm.components.embed import Unembed, soft_capped
 from hooked_lm.components.encoder_embed import EncoderEmbed
 from hooked_lm.components.heads import Classifier, MLMHead, NSPHead, Pooler, TokenClassifier
+from hooked_lm.components.norm import norm_of
+from hooked_lm.components.streams import MergedRMSNorm
 from hooked_lm.components.verification import identities as component_identities
 from hooked_lm.components.verification import output_from_sites
 from hooked_lm.components.verification.registry import Identity, LazyTensor, Sites, norm_identity, norm_output, within
@@ -32,6 +35,21 @@ def stack_identities(model: Any, stack: Stack, at: Sites, *given: LazyTensor | N
                 return at(stack.site_after(model, layer)), at(f"{stack.blocks}.{layer + 1}.hook_resid_pre")
 
             yield f"{prefix}resid_post == next resid_pre", both
+            if isinstance(block, AltUpBlock):
+
+                def streams(layer: int = layer) -> tuple[Tensor, Tensor]:
+                    after = at(f"{stack.blocks}.{layer}.hook_streams_post")
+                    return after, at(f"{stack.blocks}.{layer + 1}.hook_streams_pre")
+
+                yield f"{prefix}streams_post == next streams_pre", streams
+    if isinstance(final := norm_of(model, stack.ln_final), MergedRMSNorm):
+
+        def merged() -> tuple[Tensor, Tensor]:
+            return final.merged(at(f"{stack.blocks}.{len(blocks) - 1}.hook_streams_post")), at(
+                f"{stack.ln_final}.hook_in"
+            )
+
+        yield f"{prefix}merged(streams_post) == {stack.ln_final}.in", merged
     yield from norm_identity(model, stack.ln_final, at, _before_final_norm(model, stack, at))
 
 

@@ -16,6 +16,7 @@ from hooked_lm.components.blocks.per_layer import PerLayerEmbed
 
 # Modules whose identities are those of the component or the model that contains them.
 INSIDE_OTHERS = {
+    "AltUp",
     "CausalConvolution",
     "ContactHead",
     "DifferenceNorm",
@@ -25,16 +26,19 @@ INSIDE_OTHERS = {
     "FactoredUnembed",
     "FairseqSinusoidalEmbed",
     "FixedPosEmbed",
+    "GaussianTopK",
     "Indexer",
     "HeadLayerNorm",
     "LayerNorm",
     "MaskScaledEncoderEmbed",
+    "MergedRMSNorm",
     "PosEmbed",
     "ProjectedEncoderEmbed",
     "RMSNorm",
     "RelativeBias",
     "RelativeEmbed",
     "SinusoidalEmbed",
+    "SplitStreams",
     "RotaryTable",
     "StoredRotary",
     "TokenTypeEmbed",
