@@ -171,7 +171,9 @@ def _current_tree(model: Decoder, config: Any) -> DecoderConfig:
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise ValueError(f"transformers has no class for a {config.model_type} alone: it is part of larger models only")
     if config.num_hidden_layers != n_layers:
-        _cut(config, n_layers)
+        n_described = len(read_config(family(config.model_type), config).blocks)  # a layer may be several blocks
+        if n_described != n_layers:
+            _cut(config, n_layers * config.num_hidden_layers // n_described)
         try:
             says = read_config(family(config.model_type), type(config).from_dict(config.to_dict()))
         except Exception as error:

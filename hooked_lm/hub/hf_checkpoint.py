@@ -161,9 +161,18 @@ def _labels(name: str, has_tokenizer: bool, step: int | None, options: Options) 
 
 
 def _saved_weights(hf_model: Any) -> Mapping[str, Tensor]:
-    """The weights of a transformers model by the names that it saves them under."""
+    """The weights of a transformers model by the names that it saves them under.
+
+    Raises ValueError for an RWKV whose weights a run in evaluation mode has divided by powers of two.
+    """
     from transformers.core_model_loading import revert_weight_conversion
 
+    rescaled = any(getattr(module, "layers_are_rescaled", False) for module in hf_model.modules())
+    if rescaled and 0 < hf_model.config.rescale_every < hf_model.config.num_hidden_layers:
+        raise ValueError(
+            "transformers divided the weights of hf_model in a run (rescale_every): load it before the run, or run it once in "
+            "training mode"
+        )
     return revert_weight_conversion(hf_model, hf_model.state_dict())
 
 

@@ -31,11 +31,13 @@ from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import ClampedGatedMLP, MoE
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.normed_moe import NormedMoE
+from hooked_lm.components.ssm.channel_mix import ChannelMix
 from hooked_lm.components.ssm.delta_net import GatedDeltaNet
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.components.ssm.rg_lru import RGLRU
 from hooked_lm.components.ssm.short_conv import ShortConv
+from hooked_lm.components.ssm.wkv import WKV
 from hooked_lm.components.streams import MergedRMSNorm
 from hooked_lm.models.config.tree import DecoderConfig, EncoderDecoderConfig
 
@@ -182,6 +184,18 @@ def _(cfg: RGLRU.Config) -> Sites:
 def _(cfg: ShortConv.Config) -> Sites:
     sites = {"hook_in": STREAM} | {f"hook_{name}": INNER for name in ("x", "gate", "B", "y")}
     return sites | {"hook_state": f"{INNER} tap", "hook_out": STREAM}
+
+
+@sites_of.register
+def _(cfg: WKV.Config) -> Sites:
+    sites = {"hook_in": STREAM, "hook_prev": STREAM} | {f"hook_{name}": INNER for name in ("k", "v", "r", "y")}
+    return sites | {"hook_state": f"{INNER} 2", "hook_out": STREAM}
+
+
+@sites_of.register
+def _(cfg: ChannelMix.Config) -> Sites:
+    sites = {f"hook_{name}": STREAM for name in ("in", "prev", "gate", "out")}
+    return sites | {"hook_pre": HIDDEN, "hook_post": HIDDEN}
 
 
 @sites_of.register
@@ -443,6 +457,16 @@ def _(cfg: GatedDeltaNet.Config) -> dict[str, int]:
 @sizes_of.register
 def _(cfg: RGLRU.Config) -> dict[str, int]:
     return {"d_inner": cfg.d_inner}
+
+
+@sizes_of.register
+def _(cfg: WKV.Config) -> dict[str, int]:
+    return {"d_inner": cfg.d_inner, "2": 2}
+
+
+@sizes_of.register
+def _(cfg: ChannelMix.Config) -> dict[str, int]:
+    return {"d_mlp": cfg.d_mlp}
 
 
 @sizes_of.register

@@ -22,6 +22,28 @@ JETMOE = {
     "rms_norm_eps": 0.02,
 }
 
+
+def stir_decays(model: nn.Module) -> None:
+    """Decays from almost none to almost all, bonuses of both signs."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("time_decay"):
+            parameter.copy_(torch.linspace(-4.0, 2.0, len(parameter)))
+        if name.endswith("time_first"):
+            parameter.copy_(torch.linspace(1.5, -1.5, len(parameter)))
+        if "time_mix" in name:
+            parameter.copy_(torch.linspace(-0.2, 1.1, parameter.numel()).view_as(parameter).roll(len(name), -1))
+
+
+RWKV = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 48,
+    "layer_norm_epsilon": 0.02,
+    "rescale_every": 0,  # see test_other_mixing.py
+    "use_cache": False,  # RwkvSelfAttention writes into its state in place, through which no gradient passes
+}
+
 CASES: list[Case] = [
     Case("diffllama", "grouped", {**SIZES, **GROUPED}, adjust=stir_lambdas),
     Case(
@@ -53,5 +75,22 @@ CASES: list[Case] = [
         "jetmoe",
         "three-of-four-linear-one-head-each",
         {**JETMOE, **LINEAR, "num_experts_per_tok": 3, "num_key_value_heads": 1},
+    ),
+    Case("rwkv", "two-layers", RWKV, n_prompt=40, adjust=stir_decays, cached=False),
+    Case(
+        "rwkv",
+        "three-layers-tied-default-width",
+        {**RWKV, "num_hidden_layers": 3, "tie_word_embeddings": True, "intermediate_size": None},
+        adjust=stir_decays,
+        cached=False,
+    ),
+    # In transformers RwkvModel.forward makes states as wide as the stream, so that other widths of attention fail there,
+    # and RwkvPreTrainedModel._init_weights divides by the number of layers less one.
+    Case(
+        "rwkv",
+        "wide-stream-large-eps",
+        {**RWKV, "hidden_size": 48, "intermediate_size": 64, "layer_norm_epsilon": 0.2},
+        adjust=stir_decays,
+        cached=False,
     ),
 ]

@@ -7,14 +7,28 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from hooked_lm import HookedTransformer, HookedTransformerConfig
+from hooked_lm import HookedTransformer, HookedTransformerConfig, pretrained
 from hooked_lm.components.router import SoftmaxRouter
+from hooked_lm.components.ssm.channel_mix import ChannelMix
+from hooked_lm.models.config.tree import DecoderConfig
+from tests.close import assert_apart, assert_close
 from tests.families import other_mixing
+from tests.families._case import reference
 from tests.families._models import distance, hooked, logits_of, prompt
-from tests.families.test_state_space import every_attention, every_norm, swap
+from tests.families.test_state_space import every_attention, every_norm, reverse, swap
 
 CASES = {str(case): case for case in other_mixing.CASES}
+
+
+def every_channel_mix(**changes: Any) -> Callable[[DecoderConfig], DecoderConfig]:
+    def altered(block: Any) -> Any:
+        is_channel = isinstance(block.mixer, ChannelMix.Config)
+        return replace(block, mixer=replace(block.mixer, **changes)) if is_channel else block
+
+    return lambda tree: replace(tree, blocks=tuple(altered(block) for block in tree.blocks))
+
 
 WRONG_TREES = {
     "one lambda for all layers": (
@@ -25,6 +39,12 @@ WRONG_TREES = {
         "diffllama-grouped",
         every_attention(lambda a: {"z_norm": replace(a.z_norm, eps=1e-6)}),
     ),
+    "eps of the last norm": ("rwkv-two-layers", lambda tree: replace(tree, ln_final=replace(tree.ln_final, eps=0.02))),
+    "no norm of the embedding": (
+        "rwkv-two-layers",
+        lambda tree: replace(tree, embed=replace(tree.embed, norm=replace(tree.embed.norm, eps=1e-6))),
+    ),
+    "activation of channel mixing": ("rwkv-two-layers", every_channel_mix(act_fn="relu")),
     "eps of the norms of blocks": ("jetmoe-two-of-four", every_norm(eps=0.02)),
     "one expert less in attention": ("jetmoe-two-of-four", every_attention(lambda _: {"top_k": 1})),
     "softmax of all experts in attention": (
@@ -55,6 +75,8 @@ def test_a_wrong_tree_is_noticed(wrong: str) -> None:
         ("jetmoe-two-of-four", "attn", lambda attn: attn.W_O.copy_(attn.W_O.flip(0))),
         ("jetmoe-two-of-four", "attn", lambda attn: attn.W_router.copy_(attn.W_router.flip(1))),
         ("jetmoe-two-of-four", "mlp", lambda mlp: mlp.b_out.zero_()),
+        ("rwkv-two-layers", "mixer", swap("mix_in", "mix_gate")),
+        ("rwkv-three-layers-tied-default-width", "mixer", reverse("mix_in")),
     ],
 )
 @torch.no_grad()
@@ -62,3 +84,58 @@ def test_wrong_weights_are_noticed(name: str, part: str, damage: Callable[[Any],
     model, tokens = copy.deepcopy(hooked(CASES[name])), prompt(CASES[name])
     damage(model.blocks[1].get_submodule(part))
     assert distance(model(tokens), logits_of(CASES[name], tokens)) > 1e-3
+
+
+@pytest.mark.parametrize("damage", [swap("W_K", "W_V"), swap("mix_K", "mix_R"), reverse("decay"), reverse("bonus")])
+@torch.no_grad()
+def test_wrong_weights_of_time_mixing_are_noticed(damage: Callable[[Any], None]) -> None:
+    case = CASES["rwkv-two-layers"]
+    model, tokens = copy.deepcopy(hooked(case)), prompt(case)
+    damage(model.blocks[2].mixer)
+    assert distance(model(tokens), logits_of(case, tokens)) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["rwkv-two-layers"])
+@torch.no_grad()
+def test_states_carry_something(name: str) -> None:
+    """The logits depend on what is read from the past."""
+    model, tokens = hooked(CASES[name]), prompt(CASES[name])
+
+    def forget(state: Tensor, hook: Any) -> Tensor:
+        state[:, :-1] = 0.0
+        return state
+
+    forgetful = model.run_with_hooks(tokens, fwd_hooks=[("blocks.*.mixer.hook_state", forget)])
+    assert (forgetful - model(tokens))[:, -1].abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("name", ["rwkv-two-layers"])
+@torch.no_grad()
+def test_padding_on_the_left_is_skipped(name: str) -> None:
+    """A padded row has the logits of the row alone. transformers does not use the mask of these models: padding changes them."""
+    case = CASES[name]
+    row, pads = prompt(case, batch=1, length=9), torch.full((1, 4), 7)
+    padded = torch.cat([pads, row], 1)
+    mask = torch.cat([torch.zeros_like(pads), torch.ones_like(row)], 1)
+    alone = logits_of(case, row)
+    assert_close(hooked(case)(padded, attention_mask=mask)[:, 4:], alone)
+    theirs = copy.deepcopy(reference(case))(padded, attention_mask=mask).logits[:, 4:]
+    assert_apart(theirs, alone)
+
+
+@torch.no_grad()
+def test_rwkv_that_rescales_has_the_same_logits() -> None:
+    """transformers halves the stream every few layers in evaluation, and the weights with it: only the eps of norms notices."""
+    case = CASES["rwkv-three-layers-tied-default-width"]
+    fields = case.fields | {"layer_norm_epsilon": 1e-12, "rescale_every": 1}
+    theirs = reference(replace(case, name="rescaled", fields=fields))
+    model, tokens = pretrained.from_pretrained_no_processing("tiny", hf_model=theirs), prompt(case)
+    ran = copy.deepcopy(theirs)
+    assert_close(model(tokens), ran(tokens).logits, dtype=torch.float32, scale=100.0)
+    assert not torch.equal(ran.rwkv.blocks[2].attention.output.weight, theirs.rwkv.blocks[2].attention.output.weight)
+    with pytest.raises(ValueError, match=r"divided the weights of hf_model in a run \(rescale_every\)"):
+        pretrained.from_pretrained_no_processing("tiny", hf_model=ran)
+    ran.train()
+    ran(tokens)
+    again = pretrained.from_pretrained_no_processing("tiny", hf_model=ran)
+    assert torch.equal(again(tokens), model(tokens))

@@ -209,9 +209,9 @@ def test_tensors_that_do_not_fit(llama: Path, change: Any, message: str):
 
 
 def test_unknown_architectures(llama: Path):
-    set_config(llama, model_type="rwkv", auto_map={"AutoConfig": "evil.Config"})
+    set_config(llama, model_type="reformer", auto_map={"AutoConfig": "evil.Config"})
     (llama / "evil.py").write_text("raise SystemExit")
-    with pytest.raises(ValueError, match=r"'rwkv' is not supported; supported are .*gpt2.*hooks\.wrap"):
+    with pytest.raises(ValueError, match=r"'reformer' is not supported; supported are .*gpt2.*hooks\.wrap"):
         load(llama)
     (llama / "config.json").write_text("[]")
     with pytest.raises(ValueError, match=r"config\.json is not a model's config"):

@@ -467,9 +467,9 @@ def test_what_is_of_this_kind(gelu: Path, tmp_path: Path):
     assert find_tl(find(gelu), Options()) is not None
     assert find_tl(find("demo"), Options()) is None
     assert find_tl(find(tmp_path / "nowhere"), Options()) is None
-    set_config(gelu, model_type="rwkv")
+    set_config(gelu, model_type="reformer")
     assert find_tl(find(gelu), Options()) is None
-    with pytest.raises(ValueError, match="'rwkv' is not supported"):
+    with pytest.raises(ValueError, match="'reformer' is not supported"):
         load(gelu)
 
 

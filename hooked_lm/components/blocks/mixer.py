@@ -7,14 +7,24 @@ import torch
 from hooked_lm.components.blocks.block import Block, MLPPart, Stream
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of, upcast
+from hooked_lm.components.ssm.channel_mix import ChannelMix
 from hooked_lm.components.ssm.delta_net import GatedDeltaNet
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.components.ssm.rg_lru import RGLRU
 from hooked_lm.components.ssm.short_conv import ShortConv
+from hooked_lm.components.ssm.wkv import WKV
 from hooked_lm.hooks import HookPoint, hook_if_listening
 
-MixerConfig = Mamba.Config | Mamba2.Config | RGLRU.Config | ShortConv.Config | GatedDeltaNet.Config
+MixerConfig = (
+    Mamba.Config
+    | Mamba2.Config
+    | RGLRU.Config
+    | ShortConv.Config
+    | GatedDeltaNet.Config
+    | WKV.Config
+    | ChannelMix.Config
+)
 
 
 class MixerPart(Block):

@@ -14,6 +14,7 @@ from hooked_lm.components.verification import (
     moe,
     other_attention,
     other_blocks,
+    rwkv,
     ssm,
     streams,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "other_blocks",
     "output_from_sites",
     "output_weights",
+    "rwkv",
     "ssm",
     "streams",
     "weights_after_norms",
