@@ -86,6 +86,22 @@ class GaussianTopK(nn.Module):
         return self.act(F.relu(x - (mean + std * torch.tensor(self.quantile).to(x))))
 
 
+def of_multiple(x: Tensor, scale: float, act: Callable[[Tensor], Tensor]) -> Tensor:
+    """`act(scale * x)`."""
+    return act(x * scale)
+
+
+@dataclass(frozen=True)
+class ScaledAct:
+    """The config of a function of a multiple of its input."""
+
+    act_fn: str
+    scale: float
+
+    def build(self) -> Callable[[Tensor], Tensor]:
+        return partial(of_multiple, scale=self.scale, act=activation(self.act_fn))
+
+
 gelu_tanh: Callable[[Tensor], Tensor] = partial(F.gelu, approximate="tanh")
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -111,11 +127,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu6": F.relu6,
 }
 
-Activation = str | XIELU.Config | GaussianTopK.Config
+Activation = str | XIELU.Config | GaussianTopK.Config | ScaledAct
 
 
 def activation_name(kind: Activation) -> str:
     """The name of a function, or of a module in lower case."""
+    if isinstance(kind, ScaledAct):
+        return kind.act_fn
     return kind if isinstance(kind, str) else type(kind).__qualname__.split(".")[0].lower()
 
 

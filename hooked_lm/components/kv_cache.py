@@ -120,10 +120,10 @@ Entry = KeyValueCacheEntry | StateCacheEntry
 
 
 class KeyValueCache:
-    """The entries of all layers, and the attention mask of all past tokens.
+    """The keys and values of all layers (`entries`), the states of layers with a mixer (`states`), and the attention mask of all
+    past tokens.
 
-    An entry has keys and values, or for a state-space layer its state. `room` is the number of positions in the first buffers,
-    which grow.
+    A layer may have both. `room` is the number of positions in the first buffers, which grow.
 
     >>> cache = KeyValueCache(n_layers=2)
     >>> len(cache), cache.length
@@ -131,7 +131,8 @@ class KeyValueCache:
     """
 
     def __init__(self, n_layers: int, room: int = 64) -> None:
-        self.entries: list[Entry] = [KeyValueCacheEntry(room) for _ in range(n_layers)]
+        self.entries = [KeyValueCacheEntry(room) for _ in range(n_layers)]
+        self.states: dict[int, StateCacheEntry] = {}
         self.previous_attention_mask: Tensor | None = None
 
     @classmethod
@@ -139,33 +140,36 @@ class KeyValueCache:
         """An empty cache for a model's config; device and batch size are those of the first tokens."""
         return cls(cfg.n_layers)
 
+    def _all(self) -> list[Entry]:
+        return [*self.entries, *self.states.values()]
+
     @property
     def length(self) -> int:
         """The number of past positions."""
-        return self.entries[0].length if self.entries else 0
+        return max((entry.length for entry in self._all()), default=0)  # a layer may have no entry that is used
 
     @property
     def frozen(self) -> bool:
-        return any(entry.frozen for entry in self.entries)
+        return any(entry.frozen for entry in self._all())
 
     def freeze(self) -> None:
         """Makes later runs read the cache without appending to it."""
-        for entry in self.entries:
+        for entry in self._all():
             entry.frozen = True
 
     def unfreeze(self) -> None:
         """Makes later runs append to the cache again."""
-        for entry in self.entries:
+        for entry in self._all():
             entry.frozen = False
 
     @contextmanager
     def appending(self, mask: Tensor | None) -> Iterator[None]:
         """Wraps a run that appends to all entries, and stores `mask` after it; if the run raises, the cache is unchanged."""
-        before = [(entry, entry.saved()) for entry in self.entries]
+        states, before = dict(self.states), [(entry, entry.saved()) for entry in self._all()]
         try:
             yield
         except BaseException:
-            self.entries = [entry for entry, _ in before]
+            self.states = states
             for entry, saved in before:
                 entry.restore(saved)
             raise
@@ -200,25 +204,15 @@ class KeyValueCache:
             self.previous_attention_mask = mask
 
     def state(self, layer: int) -> StateCacheEntry:
-        """The entry of a state-space layer, created at its first use.
-
-        Raises ValueError if the layer has keys and values.
-        """
-        entry = self.entries[layer]
-        if not isinstance(entry, StateCacheEntry):
-            if entry.length:
-                raise ValueError(f"the cache has keys and values for layer {layer}, which needs a state")
-            new = StateCacheEntry()
-            new.frozen, self.entries[layer] = entry.frozen, new
-            return new
-        return entry
+        """The state of a layer, created at its first use."""
+        if layer not in self.states:
+            self.states[layer] = entry = StateCacheEntry()
+            entry.frozen = self.frozen
+        return self.states[layer]
 
     def __getitem__(self, layer: int) -> KeyValueCacheEntry:
-        """The keys and values of a layer; raises ValueError if it has a state instead."""
-        entry = self.entries[layer]
-        if not isinstance(entry, KeyValueCacheEntry):
-            raise ValueError(f"the cache has a state for layer {layer}, not keys and values: use cache.state({layer})")
-        return entry
+        """The keys and values of a layer."""
+        return self.entries[layer]
 
     def __len__(self) -> int:
         return len(self.entries)

@@ -258,7 +258,8 @@ class PackedContext(Context):
             rows, (start, stop) = self.packing.part(stream, run), self.packing.intervals[run]
             if start == stop:
                 continue
-            cache = self._early_states.get(run) or _after(self.base.states[layer][start], len(self.runs[run].cells))
+            early = self._early_states.get(run)
+            cache = _after(self.base.states[layer][start], len(self.runs[run].cells)) if early is None else early
             outputs.append(mixer(rows, Context(stop - start, self.device, None, cache), 0))
             if self.makes_keys_only:
                 self._early_states[run] = cache
@@ -290,5 +291,5 @@ def _after(before: StateCacheEntry, n_cells: int) -> KeyValueCache:
     entry.length = before.length
     if before.window is not None and before.state is not None:
         entry.window, entry.state = repeated(before.window, n_cells), repeated(before.state, n_cells)
-    cache.entries = [entry]
+    cache.states[0] = entry
     return cache

@@ -25,20 +25,19 @@ class TokenCost:
 def token_cost(block: nn.Module) -> TokenCost:
     """The cost of a token in a block. Only the experts that the token is routed to count."""
     costs = dict.fromkeys(("keys", "mixing", "output", "rest"), 0)
-    module, parts = mixing(block), dict[int, str]()
-    if module is not None:
-        parts = {id(weight): "mixing" for weight in module.parameters()}
-    if isinstance(module, Attend):
-        of_keys = [p for name, p in module.named_parameters() if module.makes_keys(name)]
+    modules = mixing(block)
+    parts = {id(weight): "mixing" for module in modules for weight in module.parameters()}
+    for attn in (module for module in modules if isinstance(module, Attend)):
+        of_keys = [p for name, p in attn.named_parameters() if attn.makes_keys(name)]
         parts |= {id(weight): "keys" for weight in of_keys}
-        parts |= {id(weight): "output" for name, weight in module.named_parameters() if name.startswith("W_O")}
+        parts |= {id(weight): "output" for name, weight in attn.named_parameters() if name.startswith("W_O")}
     mixtures = [module for module in block.modules() if isinstance(module, MoE)]
     shares = {id(p): moe.cfg.top_k / moe.cfg.n_experts for moe in mixtures for p in moe.experts.parameters()}
     for name, weight in block.named_parameters():
         if weight.ndim < 2 or name.split(".")[-1].startswith("b_"):  # biases of heads have two axes
             continue
         costs[parts.get(id(weight), "rest")] += int(2 * weight.numel() * shares.get(id(weight), 1.0))
-    return TokenCost(**costs, has_state=module is not None and not isinstance(module, Attend))
+    return TokenCost(**costs, has_state=any(not isinstance(module, Attend) for module in modules))
 
 
 @dataclass

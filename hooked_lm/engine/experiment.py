@@ -364,7 +364,7 @@ def norm_and_copies(changes: Sequence[Change]) -> bool:
     blocks: dict[bool, set[str]] = {True: set(), False: set()}
     for change in changes:
         block, _, site = change.site.partition(".ln1.hook_")
-        copies = change.site.endswith(("_input", ".hook_attn_in", ".hook_mlp_in"))
+        copies = change.site.endswith(("_input", ".hook_attn_in", ".hook_mlp_in", ".hook_mixer_in"))
         if site or copies:
             blocks[copies].add(block.rpartition(".hook_")[0] if copies else block)
     return not blocks[True].isdisjoint(blocks[False])

@@ -8,6 +8,7 @@ from torch import nn
 
 from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.components.blocks.block import AttentionPart
+from hooked_lm.components.blocks.hybrid import HybridBlock
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
 from hooked_lm.components.norm import norm_of
@@ -75,21 +76,23 @@ def score_edits(edits: Sequence[Edit], infos: Mapping[str, SiteInfo], layer: int
     return [edit for edit, info in found if info.scope is TokenScope.SCORES and layer in (None, info.layer)]
 
 
-def mixing(block: nn.Module) -> nn.Module | None:
-    """The module of a block that mixes tokens; None if there is none, and for an unknown block."""
-    if isinstance(block, AttentionPart) and isinstance(block.attn, Attend):
-        return block.attn
-    return block.mixer if isinstance(block, MixerPart) else None
+def mixing(block: nn.Module) -> list[nn.Module]:
+    """The modules of a block that mix tokens; none for an unknown block."""
+    found: list[nn.Module] = [block.attn] if isinstance(block, AttentionPart) else []
+    if found and not isinstance(found[0], Attend):
+        return []
+    return [*found, block.mixer] if isinstance(block, MixerPart) else found
 
 
 def kv_source_layer(block: nn.Module) -> int | None:
     """The layer whose keys and values the block shares; None if it computes its own."""
-    module = mixing(block)
-    return module.kv_source_layer if isinstance(module, Attend) else None
+    return next((module.kv_source_layer for module in mixing(block) if isinstance(module, Attend)), None)
 
 
 def sublayer_output(block: nn.Module) -> nn.Module | None:
-    """The point of the output of a block's attention or mixer."""
+    """The point of the output of a block's attention or mixer; None if it has both, as neither is the whole output."""
+    if isinstance(block, HybridBlock):
+        return None
     if isinstance(block, AttentionPart):
         return block.hook_attn_out
     return block.hook_mixer_out if isinstance(block, MixerPart) else None
@@ -105,17 +108,19 @@ def _points(module: nn.Module) -> list[HookPoint]:
 
 def _scopes(block: nn.Module) -> list[tuple[HookPoint, TokenScope]]:
     """The points of a block in the order of computation, each with its TokenScope."""
-    module = mixing(block)
+    modules = mixing(block)
     if isinstance(block, MLPOnlyBlock):
         return [(point, TokenScope.QUERIES_AND_AFTER) for point in _points(block)]
-    if module is None:
+    if not modules:
         return []
-    inside = {id(point): scope for point, scope in _mixing_scopes(module)}
+    inside = {id(point): scope for module in modules for point, scope in _mixing_scopes(module)}
     if isinstance(block, AttentionPart):
         inside[id(block.hook_q_input)] = TokenScope.QUERIES_AND_AFTER
         if block.computes_kv:
             inside |= dict.fromkeys((id(block.hook_k_input), id(block.hook_v_input)), TokenScope.KEYS_AND_VALUES)
-    own = {id(point) for point in _points(module)}
+    if isinstance(block, HybridBlock):
+        inside[id(block.hook_mixer_in)] = TokenScope.BEFORE_MIXING
+    own = {id(point) for module in modules for point in _points(module)}
     scopes, after_mixing = [], False
     for point in _points(block):
         after_mixing = after_mixing or id(point) in own
@@ -128,9 +133,10 @@ def _scopes(block: nn.Module) -> list[tuple[HookPoint, TokenScope]]:
 def _entry_points(block: nn.Module) -> list[tuple[HookPoint, HookPoint]]:
     """The points of a block that follow from `z` (up to the output of attention) or from the output of attention or a mixer,
     each with that point."""
-    module, output = mixing(block), sublayer_output(block)
-    if module is None or not isinstance(output, HookPoint):
+    output = sublayer_output(block)
+    if not mixing(block) or not isinstance(output, HookPoint):
         return []
+    (module,) = mixing(block)
     points = _points(block)
     last = max(points.index(point) for point in _points(module))
     stop = points.index(output)

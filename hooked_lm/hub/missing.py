@@ -58,7 +58,6 @@ REASONS: dict[str, tuple[str, ...]] = {
         "inkling_text",
     ),
     "two attentions in a block, experts that are the identity": ("longcat_flash",),
-    "attention and Mamba-2 in parallel": ("falcon_h1",),
     "adapters chosen by language": ("xmod",),
     "streams that predict several tokens": ("prophetnet",),
     "one softmax over the decoder's and the encoder's keys": ("t5gemma2",),

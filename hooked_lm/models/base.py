@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import AttentionPart
+from hooked_lm.components.blocks.hybrid import is_scaled
 from hooked_lm.components.run_settings import RunSettings, apply_run_settings
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint
 from hooked_lm.models.aliases import aliases, same_value
@@ -111,8 +112,7 @@ class BaseModel(HookedRootModule):
 
     def find_aliases(self, names: Collection[str]) -> dict[str, str]:
         """Alias -> site, for names of other libraries."""
-        scales = [getattr(getattr(block, "cfg", None), "residual_scale", 1.0) for block in self.blocks]
-        return aliases(names, self.cfg.n_layers, scaled=[i for i, scale in enumerate(scales) if scale != 1.0])
+        return aliases(names, self.cfg.n_layers, scaled=[i for i, block in enumerate(self.blocks) if is_scaled(block)])
 
     def site_name(self, site: Any) -> str:
         """The full name of a site given as "z5" or ("z", 5); negative layers count from the end."""
@@ -161,8 +161,7 @@ class BaseModel(HookedRootModule):
         if site not in points or self.in_bare_cache(points[site]):
             return site
         block = self.get_submodule(".".join(site.split(".")[:2]))
-        scale = getattr(getattr(block, "cfg", None), "residual_scale", 1.0)
-        return same_value(site, points, is_scaled=scale != 1.0)
+        return same_value(site, points, is_scaled=is_scaled(block))
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
         """As `nn.Module.load_state_dict`; also accepts state dicts of other libraries, see `in_our_names`."""

@@ -21,6 +21,7 @@ from hooked_lm.components.blocks.altup import AltUp, AltUpBlock, Laurel
 from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.cross import PostNormCrossBlock, PreNormCrossBlock
+from hooked_lm.components.blocks.hybrid import HybridBlock
 from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock
 from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
@@ -170,7 +171,8 @@ def _(cfg: Mamba2.Config) -> Sites:
     sites = {"hook_in": STREAM, "hook_dt": "batch pos ssm_head", "hook_y": heads, "hook_state": f"{heads} d_state"}
     sites |= dict.fromkeys(("hook_x", "hook_gate", "hook_conv"), INNER)
     sites |= dict.fromkeys(("hook_B", "hook_C"), "batch pos group d_state")
-    sites |= {"norm.hook_scale": "batch pos group 1", "norm.hook_normalized": "batch pos group d_group"}
+    if cfg.norm:
+        sites |= {"norm.hook_scale": "batch pos group 1", "norm.hook_normalized": "batch pos group d_group"}
     return sites | {"hook_out": STREAM}
 
 
@@ -236,6 +238,11 @@ def _(cfg: NormedMoE.Config) -> Sites:
     names = ("ln_router", "ln_experts", "ln_experts_post", "ln_shared", "ln_shared_post")
     norms = [below(name, norm(cfg.norm)) for name in names]
     return {name: words for part in (sites_of.dispatch(MoE.Config)(cfg), *norms) for name, words in part.items()}
+
+
+@sites_of.register
+def _(cfg: HybridBlock.Config) -> Sites:
+    return sites_of.dispatch(PreNormBlock.Config)(cfg) | sites_of.dispatch(MixerBlock.Config)(cfg)
 
 
 @sites_of.register

@@ -60,6 +60,24 @@ LFM3 = {
     "sliding_window": 5,
     "conv_L_cache": 4,
 }
+FALCON_H1 = {
+    **SIZES,
+    **GROUPED,
+    "mamba_d_ssm": 40,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 5,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 16,
+    "embedding_multiplier": 1.7,
+    "lm_head_multiplier": 0.6,
+    "mlp_multipliers": [1.4, 0.7],
+    "key_multiplier": 0.8,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.6,
+    "ssm_in_multiplier": 0.9,
+    "ssm_out_multiplier": 1.2,
+    "ssm_multipliers": [0.7, 1.3, 0.8, 1.2, 0.6],
+}
 NEMOTRON_H = {
     **SIZES,
     "num_key_value_heads": 2,
@@ -207,6 +225,38 @@ CASES: list[Case] = [
             },
         },
         adjust=stir,
+    ),
+    Case("falcon_h1", "without-norm-of-mixers", FALCON_H1, adjust=stir),
+    Case(
+        "falcon_h1",
+        "biased-tied-normed-before-gate",
+        {
+            **FALCON_H1,
+            **dict.fromkeys(("attention_in_multiplier", "ssm_in_multiplier"), 1.0),
+            **dict.fromkeys(("attention_bias", "mamba_proj_bias", "projectors_bias", "mlp_bias"), True),
+            "mamba_rms_norm": True,
+            "tie_word_embeddings": True,
+            "mamba_conv_bias": False,
+        },
+        adjust=stir,
+    ),
+    Case(
+        "falcon_h1",
+        "normed-after-gate-gelu-limited-steps",
+        {
+            **FALCON_H1,
+            **LLAMA3,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "mamba_d_ssm": None,
+            "mamba_n_groups": 1,
+            "mamba_d_conv": 3,
+            "hidden_act": "gelu",
+            "projectors_bias": True,
+            "time_step_limit": [0.2, 1.1],
+        },
+        adjust=stir,
+        cached=False,  # single steps of transformers do not limit the step size
     ),
     Case("nemotron_h", "dense", NEMOTRON_H, adjust=stir),
     Case(

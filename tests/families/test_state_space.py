@@ -50,6 +50,16 @@ def every_router(**changes: Any) -> Callable[[DecoderConfig], DecoderConfig]:
     return lambda tree: replace(tree, blocks=tuple(altered(block) for block in tree.blocks))
 
 
+def every_block(**changes: Any) -> Callable[[DecoderConfig], DecoderConfig]:
+    return lambda tree: replace(tree, blocks=tuple(replace(block, **changes) for block in tree.blocks))
+
+
+def every_mlp(**changes: Any) -> Callable[[DecoderConfig], DecoderConfig]:
+    return lambda tree: replace(
+        tree, blocks=tuple(replace(block, mlp=replace(block.mlp, **changes)) for block in tree.blocks)
+    )
+
+
 def every_norm(**changes: Any) -> Callable[[DecoderConfig], DecoderConfig]:
     def altered(block: Any) -> Any:
         return replace(block, ln1=replace(block.ln1, **changes))
@@ -86,6 +96,18 @@ WRONG_TREES = {
     ),
     "missing scale of experts": ("lfm2_moe-no-correction-not-renormalised-scaled", every_router(scale=1.0)),
     "small term of the sum of weights": ("lfm2_moe-one-dense-layer", every_router(eps=0.1)),
+    "multipliers of the parts of Mamba-2": (
+        "falcon_h1-without-norm-of-mixers",
+        every_mixer(lambda m: {"scaled": (*m.scaled[:-1], 1.0)}),
+    ),
+    "norm after the gate": (
+        "falcon_h1-biased-tied-normed-before-gate",
+        every_mixer(lambda _: {"norm_before_gate": False}),
+    ),
+    "multiplier of attention": ("falcon_h1-without-norm-of-mixers", every_block(attn_scale=1.0)),
+    "multiplier of Mamba-2": ("falcon_h1-without-norm-of-mixers", every_block(mixer_scale=1.0)),
+    "multiplier of the MLP": ("falcon_h1-without-norm-of-mixers", every_block(mlp_scale=1.0)),
+    "multiplier of the gate": ("falcon_h1-without-norm-of-mixers", every_mlp(act_fn="silu")),
     "window of LFM3 one longer": ("lfm3-gated-sandwiched", every_attention(lambda a: {"window": (a.window or 40) + 1})),
     "gate of LFM3's heads": ("lfm3-gated-sandwiched", every_attention(lambda _: {"gate_act_fn": "tanh"})),
     "no least step of nemotron": (
@@ -204,6 +226,14 @@ def test_what_transformers_does_not_know_is_refused(name: str, field: str, value
         ValueError, match="rope_type 'linear'" if field == "rope_parameters" else f"transformers ignores {field}=False"
     ):
         family(name).config(HFConfig(values | {field: value}, {}))
+
+
+@pytest.mark.parametrize(
+    ("bias", "multiplier"), [("attention_bias", "attention_in_multiplier"), ("mamba_proj_bias", "ssm_in_multiplier")]
+)
+def test_input_multipliers_of_projections_with_biases_are_refused(bias: str, multiplier: str) -> None:
+    with pytest.raises(ValueError, match=f"{multiplier}=0.5 is not supported together with {bias}=True"):
+        read_config(family("falcon_h1"), CONFIG_MAPPING["falcon_h1"](**{bias: True, multiplier: 0.5}))
 
 
 def test_lfm2_moe_needs_the_types_of_its_layers() -> None:

@@ -338,10 +338,11 @@ def test_entries_are_of_the_kind_that_a_layer_needs(hybrid: HookedTransformer) -
     hybrid(ids(), past_kv_cache=cache)
     assert cache[1].past_keys.shape == (2, 12, 3, 4)
     assert cache.state(0).state.shape == (2, 8)
-    with pytest.raises(ValueError, match="state for layer 0"):
-        _ = cache[0]
-    with pytest.raises(ValueError, match="keys and values for layer 1"):
-        cache.state(1)
+    assert cache[0].length == 0
+    assert set(cache.states) == {0, 2, 3}
+    del cache.states[0]
+    with pytest.raises(ValueError, match="state of layer 0 after 0 tokens, not 12"):
+        hybrid(ids(), past_kv_cache=cache)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

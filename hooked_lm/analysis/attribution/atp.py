@@ -203,8 +203,7 @@ def _readers(model: HookedRootModule, sites: Sequence[str]) -> dict[str, list[in
         return {}
     found: dict[str, list[int]] = {}
     for layer, block in enumerate(model.blocks):
-        module = mixing(block)
-        if not isinstance(module, Attend):
+        if not any(isinstance(module, Attend) for module in mixing(block)):
             continue
         query, key = (site_of_layer(model, kind, layer) for kind in ("q", "k"))
         if query in sites:

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
+from hooked_lm.components.blocks.hybrid import sublayer_scale
 from hooked_lm.components.norm import norm_of
 from hooked_lm.models.decoder import Decoder
 
@@ -136,19 +137,14 @@ class _Layer:
                 f"layer {layer} is of type {type(block).__name__}: its stream is not the sum of the outputs of its writers"
             )
 
-    @property
-    def _mixes(self) -> str | None:
-        """How the block moves information between tokens: "a" (attention), "s" (a state), or None."""
-        return "a" if "hook_attn_out" in self.sites else "s" if "hook_mixer_out" in self.sites else None
-
     def _node(self, name: str, site: str, rank: int, head: int | None = None, scale: float = 1.0) -> Node:
         return Node(name, f"blocks.{self.layer}.{site}", self.layer, rank, head, scale)
 
     def writers(self) -> list[Node]:
         rank, found = 2 * self.layer, []
-        if self._mixes == "a":
+        if "hook_attn_out" in self.sites:
             found += self._attention_writers(rank)
-        elif self._mixes == "s":
+        if "hook_mixer_out" in self.sites:
             found.append(self._node(f"s{self.layer}", "hook_mixer_out", rank))
         if "hook_mlp_out" in self.sites:
             found.append(self._node(f"m{self.layer}", "hook_mlp_out", rank + 1))
@@ -157,22 +153,22 @@ class _Layer:
     def _attention_writers(self, rank: int) -> list[Node]:
         if "attn.hook_result" not in self.sites or not isinstance(norm_of(self.block, "ln1_post"), nn.Identity):
             return [self._node(f"a{self.layer}", "hook_attn_out", rank)]
-        n_heads, scale = self.block.attn.cfg.n_heads, self.block.cfg.residual_scale
+        n_heads, scale = self.block.attn.cfg.n_heads, sublayer_scale(self.block.cfg, "attn")
         return [self._node(f"L{self.layer}H{head}", "attn.hook_result", rank, head, scale) for head in range(n_heads)]
 
     def readers(self) -> list[Node]:
         rank, found = 2 * self.layer, []
-        if self._mixes == "a":
+        if "hook_attn_out" in self.sites:
             attn = self.block.attn
             for letter in "qkv":
                 site = f"hook_{letter}_input"
                 n = attn.cfg.n_heads if letter == "q" else attn.n_kv
                 heads = range(n if site in self.sites else 0)
                 found += [self._node(f"L{self.layer}H{head}<{letter}>", site, rank, head) for head in heads]
-        elif self._mixes == "s":
+        if "hook_mixer_in" in self.sites:
             found.append(self._node(f"s{self.layer}", "hook_mixer_in", rank))
         if "hook_mlp_in" in self.sites:
-            is_parallel = "hook_resid_mid" not in self.sites and self._mixes is not None
+            is_parallel = "hook_resid_mid" not in self.sites and bool(found)
             found.append(self._node(f"m{self.layer}", "hook_mlp_in", rank if is_parallel else rank + 1))
         return found
 

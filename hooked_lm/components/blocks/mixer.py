@@ -1,6 +1,6 @@
 """Blocks with a state-space mixer instead of attention."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -34,7 +34,7 @@ class MixerPart(Block):
     class Config:
         """A norm may be None; `residual_scale` multiplies the output of the mixer."""
 
-        mixer: MixerConfig
+        mixer: MixerConfig = field(kw_only=True)
         ln1: NormConfig | None = None
         ln1_post: NormConfig | None = None
         residual_scale: float = 1.0

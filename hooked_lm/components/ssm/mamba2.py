@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import RESIDUAL, RMSNorm, upcast
+from hooked_lm.components.norm import RESIDUAL, RMSNorm, add_norm, norm_of, upcast
 from hooked_lm.components.ssm.convolution import CausalConvolution, Window
 from hooked_lm.components.ssm.mamba import initial_dt_bias
 from hooked_lm.components.ssm.mixer import Inner, Mixer, Stream
@@ -23,6 +23,7 @@ CHUNK = 64  # positions whose pairs are computed as a masked product
 
 PerHead = Float[Tensor, "batch pos ssm_head d_ssm_head"]
 PerGroup = Float[Tensor, "batch pos group d_state"]
+PerGroupInner = Float[Tensor, "batch pos group d_group"]
 Rates = Float[Tensor, "batch pos ssm_head"]
 State = Float[Tensor, "batch ssm_head d_ssm_head d_state"]
 
@@ -33,7 +34,8 @@ class Mamba2(Mixer):
     `u`, `B` and `C` are `act(conv(x [W_x W_B W_C]))`, `dt = softplus(x W_dt + dt_bias)` within `dt_limit`, and
     `A = -exp(A_log)`. The heads of a group share `B` and `C`; each group is normalised separately. `W_x` and `W_gate` are
     [d_model, d_inner], `W_B` and `W_C` [d_model, group * d_state], `W_dt` [d_model, ssm_head], `W_out`
-    [d_inner, d_model]; `A_log`, `D` and `dt_bias` are [ssm_head].
+    [d_inner, d_model]; `A_log`, `D` and `dt_bias` are [ssm_head]. The results of the projections may be `scaled`. The norm may be
+    absent, or precede the gate: `norm(y) * silu(gate)`.
 
     Sites: `hook_x` before the convolution, `hook_conv` (u) after it and its activation, as are `hook_B` and `hook_C`;
     `hook_gate` before its silu, `hook_dt` after the softplus; on demand `hook_state`, the state after every position,
@@ -51,9 +53,13 @@ class Mamba2(Mixer):
         conv_width: int = 4
         act_fn: str = "silu"  # after the convolution
         bias: bool = False
+        out_bias: bool | None = None  # None: as `bias`
         conv_bias: bool = True
         dt_limit: tuple[float, float] = (0.0, float("inf"))
-        eps: float = 1e-5  # of the norm after the gate
+        eps: float = 1e-5  # of the norm
+        norm: bool = True
+        norm_before_gate: bool = False
+        scaled: tuple[float, float, float, float, float] = (1.0,) * 5  # gate, x, B, C and dt, with their biases
 
         @property
         def d_inner(self) -> int:
@@ -91,16 +97,23 @@ class Mamba2(Mixer):
         self.hook_dt = HookPoint("batch", "pos", "ssm_head")
         self.hook_state = HookPoint(*HEADS, "d_state", on_demand=True)
         self.hook_y = HookPoint(*HEADS)
-        norm = RMSNorm.Config(cfg.d_inner // cfg.n_groups, cfg.eps, n_heads=cfg.n_groups)
-        self.norm = norm.build(("batch", "pos", "group", "d_group"))
+        norm = RMSNorm.Config(cfg.d_inner // cfg.n_groups, cfg.eps, n_heads=cfg.n_groups) if cfg.norm else None
+        add_norm(self, "norm", norm, ("batch", "pos", "group", "d_group"))
         self.W_out = nn.Parameter(torch.empty(cfg.d_model, cfg.d_inner).T)
-        self.b_out = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
+        out_bias = cfg.bias if cfg.out_bias is None else cfg.out_bias
+        self.b_out = nn.Parameter(torch.zeros(cfg.d_model)) if out_bias else None
+        self.scales = dict(zip(("gate", "x", "B", "C", "dt"), cfg.scaled, strict=True))
         self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
 
     def _projection(self, size: int) -> tuple[nn.Parameter, nn.Parameter | None]:
         """A weight [d_model, size] and its bias."""
         weight = nn.Parameter(torch.empty(size, self.cfg.d_model).T)
         return weight, nn.Parameter(torch.zeros(size)) if self.cfg.bias else None
+
+    def projected(self, stream: Stream, name: str) -> Float[Tensor, "batch pos width"]:
+        """One of the projections of the stream, scaled."""
+        projected = super().projected(stream, name)
+        return projected if self.scales[name] == 1.0 else projected * self.scales[name]
 
     def recurrence(
         self, x: Inner, stream: Stream, context: Context, window: Window | None, state: State | None
@@ -120,7 +133,7 @@ class Mamba2(Mixer):
         self, x: Inner, stream: Stream, window: Tensor | None = None, real: Tensor | None = None
     ) -> tuple[Inner, PerGroup, PerGroup, Tensor]:
         """u, B and C, all after the convolution and its activation, and the new window."""
-        B, C = F.linear(stream, self.W_B.T, self.b_B), F.linear(stream, self.W_C.T, self.b_C)
+        B, C = self.projected(stream, "B"), self.projected(stream, "C")
         sizes, groups = [x.shape[-1], B.shape[-1], C.shape[-1]], (self.cfg.n_groups, -1)
         together, window = self.conv(torch.cat([x, B, C], -1), window, real)
         x, B, C = self.act(together).to(x.dtype).split(sizes, -1)
@@ -128,8 +141,7 @@ class Mamba2(Mixer):
 
     def step_size(self, stream: Stream) -> Rates:
         """The step size at each position, in at least fp32."""
-        low = F.linear(stream, self.W_dt.T, self.b_dt)
-        return F.softplus(upcast(low) + upcast(self.dt_bias)).clamp(*self.cfg.dt_limit)
+        return F.softplus(upcast(self.projected(stream, "dt")) + upcast(self.dt_bias)).clamp(*self.cfg.dt_limit)
 
     def rates(self, dt: Float[Tensor, "*batch ssm_head"]) -> Float[Tensor, "*batch ssm_head"]:
         """The logarithm of the decay at each position."""
@@ -188,12 +200,18 @@ class Mamba2(Mixer):
 
     def output(self, y: PerHead, gate: Inner) -> Stream:
         """Gates and normalises the outputs of the state space and projects them into the stream."""
-        normed = self.norm(self.gated(y, gate)).flatten(2)
-        return F.linear(normed.to(gate.dtype), self.W_out.T, self.b_out)
+        return self.to_stream(norm_of(self, "norm")(self.norm_input(y, gate)), gate)
 
-    def gated(self, y: PerHead, gate: Inner) -> Float[Tensor, "batch pos group d_group"]:
-        """The input of the norm."""
-        return (y.flatten(2) * F.silu(upcast(gate))).unflatten(-1, (self.cfg.n_groups, -1))
+    def norm_input(self, y: PerHead, gate: Inner) -> PerGroupInner:
+        """The input of the norm: y, after the gate unless that comes after the norm."""
+        y = y.flatten(2) if self.cfg.norm_before_gate else y.flatten(2) * F.silu(upcast(gate))
+        return y.unflatten(-1, (self.cfg.n_groups, -1))
+
+    def to_stream(self, normed: PerGroupInner, gate: Inner) -> Stream:
+        """The output for the output of the norm."""
+        normed = normed.flatten(2)
+        normed = normed * F.silu(upcast(gate)) if self.cfg.norm_before_gate else normed
+        return F.linear(normed.to(gate.dtype), self.W_out.T, self.b_out)
 
 
 def decays(rates: Float[Tensor, "*batch pos"]) -> Float[Tensor, "*batch pos source_pos"]:

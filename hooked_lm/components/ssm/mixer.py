@@ -36,6 +36,10 @@ class CachedMixer(nn.Module, ABC):
         stream = hook_if_listening(self.hook_in, stream)
         context = context or Context(stream.shape[1], stream.device)
         entry = None if context.cache is None else context.cache.state(layer)
+        if entry is not None and entry.length != context.n_past:
+            raise ValueError(
+                f"the cache has the state of layer {layer} after {entry.length} tokens, not {context.n_past}"
+            )
         window, state = (None, None) if entry is None else entry.past(stream.shape[0])
         out, window, state = self.mixed(stream, context, window, state)
         if entry is not None:
@@ -80,10 +84,13 @@ class Mixer(CachedMixer):
     def mixed(
         self, stream: Stream, context: Context, window: Window | None, state: Tensor | None
     ) -> tuple[Stream, Window, Tensor]:
-        x = self.hook_x(F.linear(stream, self.W_x.T, self.b_x))
-        gate = self.hook_gate(F.linear(stream, self.W_gate.T, self.b_gate))
+        x, gate = self.hook_x(self.projected(stream, "x")), self.hook_gate(self.projected(stream, "gate"))
         y, window, state = self.recurrence(x, stream, context, window, state)
         return self.output(self.hook_y(y), gate), window, state
+
+    def projected(self, stream: Stream, name: str) -> Float[Tensor, "batch pos width"]:
+        """One of the projections of the stream: `stream W_name + b_name`."""
+        return F.linear(stream, getattr(self, f"W_{name}").T, getattr(self, f"b_{name}"))
 
     @abstractmethod
     def recurrence(

@@ -6,6 +6,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.components.blocks.conv import ConvPostNormBlock
+from hooked_lm.components.blocks.hybrid import HybridBlock
 from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock, MixerPart
 from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
 from hooked_lm.components.blocks.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
@@ -76,6 +77,25 @@ def _(block: MixerMLPBlock, at: Sites, shift: LazyTensor | None = None) -> Itera
 def _(block: MixerMLPBlock) -> list[tuple[str, list[InputWeight]]]:
     """Each norm between the stream and weights, with the weights after it."""
     return [("ln1", common_input_weights(block.mixer)), ("ln2", common_input_weights(block.mlp))]
+
+
+@identities.register
+def _(block: HybridBlock, at: Sites, shift: LazyTensor | None = None) -> Iterator[Identity]:
+    """Identities between the sites of a run."""
+    yield (
+        "resid_pre + attn_out + mixer_out == resid_mid",
+        sum_of(at, ["hook_resid_pre", "hook_attn_out", "hook_mixer_out"], "hook_resid_mid"),
+    )
+    yield "resid_mid + mlp_out == resid_post", sum_of(at, ["hook_resid_mid", "hook_mlp_out"], "hook_resid_post")
+    yield from attn_identities(block, at, shift)
+    yield from mixer_identities(block, at)
+    yield from mlp_identities(block, at, "hook_resid_mid")
+
+
+@weights_after_norms.register
+def _(block: HybridBlock) -> list[tuple[str, list[InputWeight]]]:
+    """Each norm between the stream and weights, with the weights after it."""
+    return [("ln1", common_input_weights(block.attn, block.mixer)), ("ln2", common_input_weights(block.mlp))]
 
 
 @identities.register

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hooked_lm.components.blocks.block import Block
+from hooked_lm.components.blocks.hybrid import sublayer_scale
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.norm import RMSNorm, norm_of, norm_unhooked
 
@@ -103,7 +104,7 @@ def norm_identity(
 def scaled_output(block: Block, part: str, post_norm: str, at: Sites) -> Tensor:
     """What a sublayer of a block adds to the stream: its output from its sites, normalised and scaled."""
     out = output_from_sites(getattr(block, part), within(at, part))
-    return norm_unhooked(norm_of(block, post_norm), out) * block.cfg.residual_scale
+    return norm_unhooked(norm_of(block, post_norm), out) * sublayer_scale(block.cfg, part)
 
 
 def sum_of(at: Sites, parts: list[str], whole: str) -> Pair:

@@ -32,8 +32,8 @@ from hooked_lm.components.verification.registry import (
 
 def input_identities(mixer: Mixer, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     """The identities of the input projections."""
-    yield "stream -> x", lambda: (add_bias(get_input() @ mixer.W_x, mixer.b_x), at("hook_x"))
-    yield "stream -> gate", lambda: (add_bias(get_input() @ mixer.W_gate, mixer.b_gate), at("hook_gate"))
+    yield "stream -> x", lambda: (mixer.projected(get_input(), "x"), at("hook_x"))
+    yield "stream -> gate", lambda: (mixer.projected(get_input(), "gate"), at("hook_gate"))
 
 
 @output_from_sites.register
@@ -105,14 +105,16 @@ def _(mixer: Mamba2, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     yield "act(conv(stream W_B)) == B", lambda: (conv()[1], at("hook_B"))
     yield "act(conv(stream W_C)) == C", lambda: (conv()[2], at("hook_C"))
     yield "the recurrence of conv, dt, B, C == y", by_steps
-    yield from norm_identity(mixer, "norm", at, lambda: mixer.gated(at("hook_y"), at("hook_gate")), label="mixer.norm")
+    yield from norm_identity(
+        mixer, "norm", at, lambda: mixer.norm_input(at("hook_y"), at("hook_gate")), label="mixer.norm"
+    )
 
 
 @output_from_sites.register
 def _(mixer: Mamba2, at: Sites) -> Tensor:
     """The output, computed from the last sites."""
-    normed = mixer.norm.apply_weights(at("norm.hook_normalized")).flatten(2)
-    return add_bias(normed.to(mixer.W_out.dtype) @ mixer.W_out, mixer.b_out)
+    gate = at("hook_gate")
+    return mixer.to_stream(norm_output(mixer, "norm", at, lambda: mixer.norm_input(at("hook_y"), gate)), gate)
 
 
 @input_weights.register

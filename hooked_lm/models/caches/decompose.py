@@ -16,7 +16,6 @@ from torch import Tensor
 
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart
 from hooked_lm.components.blocks.mixer import MixerPart
-from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
 from hooked_lm.components.embed import Unembed
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import norm_of, norm_unhooked
@@ -99,9 +98,9 @@ def decompose_resid(
     layer, pos = layer_bound(model, layer), as_slice(pos_slice)
     sites = embedding_sites(model) if incl_embeds else {}
     for i in range(sum_bound(model, layer, mlp_input)):
-        if mode != "mlp" and not isinstance(model.blocks[i], MLPOnlyBlock):
-            kind = "mixer" if isinstance(model.blocks[i], MixerPart) else "attn"
-            sites[f"{i}_{kind}_out"] = f"blocks.{i}.hook_{kind}_out"
+        for kind, part in {"attn": AttentionPart, "mixer": MixerPart}.items():
+            if mode != "mlp" and isinstance(model.blocks[i], part):
+                sites[f"{i}_{kind}_out"] = f"blocks.{i}.hook_{kind}_out"
         if mode != "attn" and i < layer and isinstance(model.blocks[i], MLPPart):
             sites[f"{i}_mlp_out"] = f"blocks.{i}.hook_mlp_out"
     parts = [pos.apply(cache[site], -2) for site in sites.values()]

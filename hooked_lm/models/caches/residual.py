@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.blocks.block import MLPPart, PreNormBlock
+from hooked_lm.components.blocks.hybrid import HybridBlock, sublayer_scale
 from hooked_lm.components.blocks.mixer import MixerMLPBlock
 from hooked_lm.components.blocks.per_layer import PerLayerBlock
 from hooked_lm.components.blocks.post_norm import PostNormBlock
@@ -57,7 +58,8 @@ def output_norm(model: Any, cache: Cache, layer: int, name: str, pos: Slice) -> 
     """The map from a sublayer's output to the stream: its post-norm `name` and the residual multiplier."""
     block = model.blocks[layer]
     norm, path = norm_of(block, name), f"blocks.{layer}.{name}"
-    return FixedNorm(cache, path, norm, pos, gain=True, factor=block.cfg.residual_scale)
+    scale = sublayer_scale(block.cfg, "attn" if name == "ln1_post" else "mlp")
+    return FixedNorm(cache, path, norm, pos, gain=True, factor=scale)
 
 
 def check_mlp(model: Any, layer: int) -> None:
@@ -69,7 +71,9 @@ def attention_bound(model: Any, layer: int, mlp_input: bool) -> int:
     """How many attentions (or mixers) precede the given place; an MLP follows that of its block, unless parallel."""
     if mlp_input:
         check_mlp(model, layer)
-    return layer + (mlp_input and isinstance(model.blocks[layer], (PreNormBlock, PostNormBlock, MixerMLPBlock)))
+    return layer + (
+        mlp_input and isinstance(model.blocks[layer], (PreNormBlock, PostNormBlock, MixerMLPBlock, HybridBlock))
+    )
 
 
 def sum_bound(model: Any, layer: int, mlp_input: bool = False) -> int:

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import MLPPart
-from hooked_lm.components.blocks.mixer import MixerPart
-from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
 from hooked_lm.components.embed import Unembed
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP
@@ -102,8 +100,10 @@ def center_writing_weights(model: Any) -> bool:
     if model.cfg.tree.pos_embed is not None and not model.cfg.tree.shortformer:
         _center(*output_weights(model.pos_embed))
     for block in blocks:
-        if isinstance(norm_of(block, "ln1_post"), nn.Identity) and not isinstance(block, MLPOnlyBlock):
-            _center(*_output_weights(block.mixer if isinstance(block, MixerPart) else block.attn))
+        if isinstance(norm_of(block, "ln1_post"), nn.Identity):
+            for part in ("attn", "mixer"):
+                if part in block._modules:
+                    _center(*_output_weights(block._modules[part]))
         if isinstance(block, MLPPart) and isinstance(norm_of(block, "ln2_post"), nn.Identity):
             _center(*_output_weights(block.mlp))
     return True

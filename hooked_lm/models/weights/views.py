@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart
 from hooked_lm.components.blocks.cross import CrossPart
+from hooked_lm.components.blocks.hybrid import sublayer_scale
 from hooked_lm.components.blocks.mixer import MixerPart
-from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.moe import MoE
@@ -255,12 +255,14 @@ class WeightViews:
         for i, block in enumerate(self.blocks[: layer + mlp_input]):
             if isinstance(block, PostNormBlock):
                 raise ValueError(f"block {i} normalises the stream itself, so its biases do not add a constant")
-            if not isinstance(block, MLPOnlyBlock) and (i < layer or not isinstance(block, ParallelBlock)):
-                bias = block.mixer.b_out if isinstance(block, MixerPart) else block.attn.b_O
-                total = total + _constant(i, block, bias, norm_of(block, "ln1_post"))
+            if i < layer or not isinstance(block, ParallelBlock):
+                if isinstance(block, MixerPart):
+                    total = total + _constant(i, block, "mixer", block.mixer.b_out, norm_of(block, "ln1_post"))
+                if isinstance(block, AttentionPart):
+                    total = total + _constant(i, block, "attn", block.attn.b_O, norm_of(block, "ln1_post"))
             if include_mlp_biases and i < layer and isinstance(block, MLPPart):
                 bias = block.mlp.constant_bias() if isinstance(block.mlp, MoE) else block.mlp.b_out
-                total = total + _constant(i, block, bias, norm_of(block, "ln2_post"))
+                total = total + _constant(i, block, "mlp", bias, norm_of(block, "ln2_post"))
         return total
 
     def all_composition_scores(self, mode: str) -> Float[Tensor, "layer head layer head"]:
@@ -330,10 +332,10 @@ class CrossWeightViews(WeightViews):
         return torch.stack([block.cross_attn.W_O for block in self.decoder])
 
 
-def _constant(layer: int, block: Any, bias: Tensor | None, post_norm: Any) -> Tensor | float:
+def _constant(layer: int, block: Any, part: str, bias: Tensor | None, post_norm: Any) -> Tensor | float:
     """The constant that a sublayer's bias adds to the stream; ValueError if a norm follows it."""
     if isinstance(post_norm, Norm) and (bias is not None or getattr(post_norm, "b", None) is not None):
         raise ValueError(
             f"block {layer} normalises its output, so what its biases add depends on the input; see cache.decompose_resid"
         )
-    return 0.0 if bias is None else block.cfg.residual_scale * bias
+    return 0.0 if bias is None else sublayer_scale(block.cfg, part) * bias
