@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.activations import Activation, activation
-from hooked_lm.components.norm import NormConfig, add_norm, norm_of
+from hooked_lm.components.norm import NormConfig, add_norm, norm_of, norm_unhooked
 from hooked_lm.hooks import HookPoint
 
 Stream = Float[Tensor, "batch pos d_model"]
@@ -53,6 +53,10 @@ class MLMHead(nn.Module):
     def forward(self, resid: Stream) -> Float[Tensor, "batch pos d_out"]:
         post = self.hook_post(self.act_fn(self.hook_pre(F.linear(resid, self.W.T, self.b))))
         return norm_of(self, "ln")(post)
+
+    def unhooked(self, resid: Stream) -> Float[Tensor, "batch pos d_out"]:
+        """The same, without the hook points."""
+        return norm_unhooked(norm_of(self, "ln"), self.act_fn(F.linear(resid, self.W.T, self.b)))
 
 
 class Pooler(nn.Module):

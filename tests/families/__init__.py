@@ -23,6 +23,7 @@ from tests.families import (
     sparse_attention,
     state_space,
     streams,
+    transformed,
 )
 from tests.families._case import Case, reference
 
@@ -30,6 +31,7 @@ DECODERS = (
     *(classic, llama, gemma_olmo_cohere_phi, recent_dense, moe, latent, recent_moe),
     sparse_attention,
     streams,
+    transformed,
     *(state_space, recent_state_space, delta_nets, attention_options, other_mixing, gated_attention, composites),
 )
 

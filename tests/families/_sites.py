@@ -40,6 +40,7 @@ from hooked_lm.components.ssm.rg_lru import RGLRU
 from hooked_lm.components.ssm.short_conv import ShortConv
 from hooked_lm.components.ssm.wkv import WKV
 from hooked_lm.components.streams import MergedRMSNorm
+from hooked_lm.components.transformed_unembed import TransformedUnembed
 from hooked_lm.models.config.tree import DecoderConfig, EncoderDecoderConfig
 
 Sites = dict[str, str]  # name -> words for its axes
@@ -322,6 +323,9 @@ def _(cfg: DecoderConfig) -> Sites:
         given = "batch pos layer d_per_layer"
         sites |= {"per_layer.hook_out": given} | below("per_layer.norm", norm(cfg.per_layer.norm, given))
     sites |= {"unembed.hook_in": STREAM, "unembed.hook_out": "batch pos d_vocab"}
+    if isinstance(cfg.unembed, TransformedUnembed.Config):
+        transform = {"hook_pre": STREAM, "hook_post": STREAM} | below("ln", norm(cfg.unembed.transform.norm))
+        sites |= below("unembed.transform", transform)
     for layer, block in enumerate(cfg.blocks):
         sites |= below(f"blocks.{layer}", sites_of(block))
     return sites

@@ -12,6 +12,7 @@ from hooked_lm.components.blocks.block import AttentionPart, MLPPart
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import norm_of
+from hooked_lm.components.transformed_unembed import check_linear
 from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, tokens_of
 from hooked_lm.hooks import Slice
 from hooked_lm.models.caches import decompose, residual
@@ -171,6 +172,7 @@ class _Run:
 
     def directions(self) -> tuple[Float[Tensor, "d_model direction"], Int[Tensor, " prompt"]]:
         """The distinct directions of the logits after the final norm's division, and the index of each prompt's direction."""
+        check_linear(self.model.unembed)
         columns = [self.ids] if self.others is None else [self.ids, self.others]
         pairs, of_prompt = torch.stack(columns, 1).unique(dim=0, return_inverse=True)
         W_U, scale = self.model.W_U.detach(), self.model.unembed.cfg.scale

@@ -20,6 +20,7 @@ from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import RMSNorm, norm_of, norm_unhooked
+from hooked_lm.components.transformed_unembed import check_linear
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.hooks.head_labels import head_in_layer, head_label
 from hooked_lm.models.checks import check_one_stream
@@ -168,6 +169,7 @@ def copying_scores(model: Decoder) -> Scores:
     Scores(layer 4 x head 8, 1 prompt; means ...)
     """
     check_model(model)
+    check_linear(model.unembed)
     if model.cfg.d_vocab != model.unembed.W_U.shape[1]:
         raise ValueError(
             f"copying needs one vocabulary; this model reads {model.cfg.d_vocab} tokens and has logits of "
@@ -219,6 +221,7 @@ def seen_through(norm: nn.Module, directions: Directions) -> Directions:
 def to_logits(model: Decoder, directions: Directions) -> Float[Tensor, "*some d_vocab"]:
     """The logits of residual stream directions, without the division by the final norm's scale."""
     check_one_stream(model, "weights have no logits")
+    check_linear(model.unembed)
     return written(norm_of(model, "ln_final"), directions) @ model.unembed.W_U.float()
 
 

@@ -19,6 +19,7 @@ from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.embed import Unembed
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import norm_of, norm_unhooked
+from hooked_lm.components.transformed_unembed import check_linear
 from hooked_lm.hooks import Slice
 from hooked_lm.models.caches.residual import (
     Cache,
@@ -151,6 +152,7 @@ def logit_attrs(
             "mlm_head, which is not linear, is between the stream and the logits, so a logit is not a sum over components; "
             "use gradients instead: run_with_cache, then backward() from a logit"
         )
+    check_linear(model.unembed)
     ids = _ids(model, tokens)
     directions = model.W_U.detach().T[ids]
     if incorrect_tokens is not None:

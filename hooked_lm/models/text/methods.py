@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.components.transformed_unembed import check_linear
 from hooked_lm.models.checks import is_ids
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.text.tokens import Tokens, prepends_bos
@@ -118,8 +119,10 @@ class DecoderText(TextMethods):
     def tokens_to_residual_directions(self, tokens: Any) -> Float[Tensor, "*tokens d_model"]:
         """Returns the residual stream direction of a token's logit: its column of `W_U`.
 
-        `tokens` is a single-token string or an id (giving [d_model]), a list of such strings, or ids of any shape.
+        `tokens` is a single-token string or an id (giving [d_model]), a list of such strings, or ids of any shape. Raises
+        ValueError for a model with a transform between the stream and `W_U`.
         """
+        check_linear(self.unembed)  # type: ignore[attr-defined]
         ids = self.tokens.single_token_ids(tokens, self.device)
         directions = self.W_U.T[ids]  # type: ignore[attr-defined]
         return directions[0] if ids.ndim and ids.numel() == 1 else directions

@@ -12,6 +12,7 @@ from hooked_lm.components.encoder_embed import EncoderEmbed
 from hooked_lm.components.heads import Classifier, MLMHead, NSPHead, Pooler, TokenClassifier
 from hooked_lm.components.norm import norm_of
 from hooked_lm.components.streams import MergedRMSNorm
+from hooked_lm.components.transformed_unembed import TransformedUnembed
 from hooked_lm.components.verification import identities as component_identities
 from hooked_lm.components.verification import output_from_sites
 from hooked_lm.components.verification.registry import Identity, LazyTensor, Sites, norm_identity, norm_output, within
@@ -81,10 +82,16 @@ def decoder_identities(model: Any, at: Sites, logits: Tensor, tokens: Int[Tensor
 
             yield "per_layer.out == per_layer_in of each layer", given
 
-    def predicted() -> tuple[Tensor, Tensor]:
-        normalized = stack_output(model, model.stack, at).to(logits.dtype)  # the stream may have a wider dtype
-        return model.cap_logits(model.unembed.unhooked(normalized)), logits
+    def normalized() -> Tensor:
+        return stack_output(model, model.stack, at).to(logits.dtype)  # the stream may have a wider dtype
 
+    def predicted() -> tuple[Tensor, Tensor]:
+        return model.cap_logits(model.unembed.unhooked(normalized())), logits
+
+    if isinstance(model.unembed, TransformedUnembed):
+        within_head = within(at, "unembed.transform")
+        for name, pair in component_identities(model.unembed.transform, within_head, normalized):
+            yield f"unembed.transform: {name}", pair
     yield "unembed(ln_final(resid_post)) == logits", predicted
 
 

@@ -22,6 +22,7 @@ from hooked_lm.components.embed import Unembed
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.norm import RMSNorm, norm_of, upcast
+from hooked_lm.components.transformed_unembed import TransformedUnembed
 from hooked_lm.components.verification import is_known, output_weights, weights_after_norms
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.hooks import HookPoint
@@ -66,7 +67,9 @@ def fold_ln(model: Any) -> bool:
         if isinstance(mlp := getattr(block, "mlp", None), (MLP, GatedMLP)) and mlp.cfg.mid_norm is not None:
             done |= _fold_norm(mlp.ln, [(mlp, "W_out", "b_out")])
     final = norm_of(model, "ln_final")
-    if isinstance(final, (LayerNorm, RMSNorm)) and isinstance(model.unembed, Unembed):
+    if isinstance(model.unembed, TransformedUnembed):
+        logger.info("fold_ln: ln_final is not folded into W_U, because a transform is between them")
+    elif isinstance(final, (LayerNorm, RMSNorm)) and isinstance(model.unembed, Unembed):
         model.untie()
         done |= _fold_norm(final, [(model.unembed, "W_U", "b_U")])
     if model.cfg.tree.shortformer:
