@@ -101,4 +101,6 @@ def is_accepted(case: Case) -> bool:
         tree = read_config(family(case.family), config_of(reference(case)))
     except ValueError:
         return False
-    return case.n_prompt <= tree.n_ctx
+    per_layer = getattr(tree, "per_layer", None)
+    has_all_rows = per_layer is None or per_layer.d_vocab >= tree.embed.d_vocab  # for whatever tokens are drawn
+    return has_all_rows and case.n_prompt <= tree.n_ctx

@@ -25,6 +25,17 @@ class ClippedRMSNorm(RMSNorm):
         return super().apply_weights(normalized).clamp(-self.clip, self.clip)
 
 
+class Clip(nn.Module):
+    """Bounds every entry to [-clip, clip]."""
+
+    def __init__(self, clip: float) -> None:
+        super().__init__()
+        self.clip = clip
+
+    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        return x.clamp(-self.clip, self.clip)
+
+
 class NormThenClipAttention(Attention):
     """Attention whose `clip` bounds values, and queries and keys after their RMS norms. `hook_q` and `hook_k` are before both."""
 
@@ -36,7 +47,7 @@ class NormThenClipAttention(Attention):
     def _make_norms(self) -> None:
         self.q_norm = self._norm(self.cfg.qk_norm, QUERY)
         self.k_norm = self._norm(self.cfg.k_norm or self.cfg.qk_norm, KEY)
-        self.v_norm = nn.Hardtanh(-self._bound, self._bound)  # no norm: it only bounds values
+        self.v_norm = Clip(self._bound)  # no norm: it only bounds values
 
     def _norm(self, cfg: NormConfig | None, dims: tuple[str, ...]) -> ClippedRMSNorm:
         if not isinstance(cfg, RMSNorm.Config):
