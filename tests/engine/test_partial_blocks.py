@@ -15,7 +15,7 @@ from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.mixer import MixerMLPBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
-from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.blocks.post_norm import NormedResidualBlock, PostNormBlock
 from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import GatedMLP
@@ -40,6 +40,7 @@ BLOCKS = {
     "parallel": ParallelBlock.Config(**BOTH),
     "shared norm": SharedNormBlock.Config(attn=ATTN, ln1=NORM, mlp=MLP),
     "post-norm": PostNormBlock.Config(**BOTH),
+    "normed residuals": NormedResidualBlock.Config(**BOTH),
     "experts": PreNormBlock.Config(attn=ATTN, ln1=NORM, mlp=MoE.Config(MLP, 4, 2, SoftmaxRouter()), ln2=NORM),
     "attention only": AttentionOnlyBlock.Config(attn=ATTN, ln1=NORM),
     "gated attention": PreNormBlock.Config(**BOTH | {"attn": GatedAttention.Config(**vars(ATTN))}, ln1_post=NORM),

@@ -98,6 +98,12 @@ CASES: list[Case] = [
     Case("bloom", "tied", BLOOM),
     Case("bloom", "six-heads", {**BLOOM, **SIX_HEADS}),
     Case("bloom", "untied-sixteen-heads", {**BLOOM, "n_head": 16, "tie_word_embeddings": False}),
+    Case("bloom", "normed-residuals", {**BLOOM, "apply_residual_connection_post_layernorm": True}),
+    Case(
+        "bloom",
+        "normed-residuals-untied-three-layers",
+        {**BLOOM, "apply_residual_connection_post_layernorm": True, "n_layer": 3, "tie_word_embeddings": False},
+    ),
     Case("mpt", "tied", MPT),
     Case("mpt", "six-heads", {**MPT, "d_model": 48, "n_heads": 6, "expansion_ratio": 2, "norm_type": "layernorm"}),
     Case(

@@ -35,7 +35,6 @@ def case(name: str, **changes: Any) -> Case:
     [
         ("openai-gpt-tied", "afn", "tanh", "afn 'tanh' is none of gelu, relu"),
         ("codegen-half-rotary", "n_head", 2, "n_head is 2; .* multiple of 4"),
-        ("bloom-tied", "apply_residual_connection_post_layernorm", True, "adds to the normalised stream"),
         ("falcon-new-grouped-two-norms", "parallel_attn", False, "needs parallel_attn=True"),
         ("falcon-one-kv-one-norm", "num_ln_in_parallel_attn", 2, "does not go with new_decoder_architecture=False"),
         (

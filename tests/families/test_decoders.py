@@ -19,6 +19,7 @@ from hooked_lm.components.attention.indexer import Indexer
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.position_bias import Chunks
 from hooked_lm.components.attention.position_scale import PositionScale
+from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.layer_norm import HeadLayerNorm
@@ -401,6 +402,10 @@ def own_fields(**changes: Any) -> Callable[[DecoderConfig], DecoderConfig]:
     return every_attn(lambda attn: {name: x for name, x in changes.items() if getattr(attn, name, None) is not None})
 
 
+def residuals_before_norms(tree: DecoderConfig) -> DecoderConfig:
+    return replace(tree, blocks=tuple(PreNormBlock.Config(**vars(block)) for block in tree.blocks))
+
+
 def clip_before_norms(tree: DecoderConfig) -> DecoderConfig:
     attn = Attention.Config(**vars(tree.blocks[0].attn))
     return every_block(attn=attn)(tree)
@@ -460,6 +465,7 @@ WRONG_TREES = {
     "tolerance of the sparse mixer": ("phimoe-biased-window", every_router(tolerance=0.01)),
     "norms of each head alone": ("olmo2-grouped", every_attn(norms_apart)),
     "clip before norms": ("olmoe-clipped-after-norms", clip_before_norms),
+    "residuals before norms": ("bloom-normed-residuals", residuals_before_norms),
     "missing clip": ("olmo-full-clipped", every_attn(lambda _: {"clip": None})),
     "rotary in full layers": ("cohere2-grouped-window", rotary_everywhere),
     "one rotary for all layers": ("gemma3_text-grouped-window", rotary_everywhere),

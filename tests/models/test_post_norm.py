@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hooked_lm import HookedTransformer
-from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.blocks.post_norm import NormedResidualBlock, PostNormBlock
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from tests.close import assert_close
@@ -85,3 +85,21 @@ def test_runs_can_start_and_stop_between_blocks(model: HookedTransformer, run: t
         resid = model(random_tokens(), stop_at_layer=1)
         assert_close(resid, cache["resid_pre", 1])
         assert_close(model(resid, start_at_layer=1), logits)
+
+
+def test_sublayers_that_add_to_the_normalised_stream():
+    """The stream of each layer is shown; it is no sum, its biases are no constant, and weights before its norms are kept."""
+    tree = HookedTransformerConfig(**SIZES, act_fn="gelu", device="cpu").tree
+    model = random_model(replace(tree, blocks=tuple(NormedResidualBlock.Config(**vars(b)) for b in tree.blocks)))
+    with torch.no_grad():
+        logits, cache = model.run_with_cache(random_tokens())
+        assert_close(model.unembed(cache.accumulated_resid(apply_ln=True)[-1]), logits)
+        assert_close(cache["resid_mid", 1], model.blocks[1].ln1(cache["resid_pre", 1]) + cache["attn_out", 1])
+    with pytest.raises(ValueError, match="normalise the stream itself"):
+        cache.decompose_resid()
+    with pytest.raises(ValueError, match="normalises the stream itself"):
+        model.accumulated_bias(1)
+    before = model.W_out.detach().clone()
+    model.process_weights_()
+    assert torch.equal(model.W_out, before)
+    assert_close(model(random_tokens()).log_softmax(-1), logits.log_softmax(-1))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hooked_lm.components.blocks.block import AttentionPart, Copies, MLPPart, Stream
+from hooked_lm.components.blocks.block import AttentionPart, Copies, MLPPart, PreNormBlock, Stream
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import RESIDUAL
 from hooked_lm.hooks import HookPoint, hook_if_listening
@@ -43,3 +43,27 @@ class PostNormBlock(AttentionPart, MLPPart):
     def attn_norm(self, copies: Copies, at_sites: bool = True) -> Copies:
         """The input of attention: the stream, or copies of it, without a norm."""
         return copies
+
+
+class NormedResidualBlock(PreNormBlock):
+    """`x = ln1(resid); x + attn(x)`, then `y = ln2(x); y + mlp(y)`: sublayers add to the normalised stream.
+
+    `apply_residual_connection_post_layernorm` of Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053) and BLOOM.
+    """
+
+    @dataclass(frozen=True)
+    class Config(PreNormBlock.Config):
+        def build(self, layer: int) -> "NormedResidualBlock":
+            return NormedResidualBlock(self, layer)
+
+    cfg: Config
+
+    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
+        resid = self.hook_resid_pre(resid)
+        normalized = self.ln1(resid)
+        resid = self.hook_resid_mid(normalized + self.attn_out(resid, context, normalized))
+        normalized = self.ln2(hook_if_listening(self.hook_mlp_in, resid))
+        return self.hook_resid_post(normalized + self.apply_mlp(normalized))
+
+
+NORMS_IN_STREAM = (PostNormBlock, NormedResidualBlock)  # their stream is not the sum of what sublayers wrote

@@ -7,11 +7,12 @@ from torch import Tensor
 from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import AttentionPart, Block, MLPPart, PreNormBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
-from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.blocks.post_norm import NormedResidualBlock, PostNormBlock
 from hooked_lm.components.verification.registry import (
     Identity,
     InputWeight,
     LazyTensor,
+    Pair,
     Sites,
     common_input_weights,
     identities,
@@ -118,6 +119,32 @@ def _(block: PreNormBlock, at: Sites, shift: LazyTensor | None = None) -> Iterat
 def _(block: PreNormBlock) -> list[tuple[str, list[InputWeight]]]:
     """Each norm between the stream and weights, with the weights after it."""
     return [("ln1", common_input_weights(block.attn)), ("ln2", common_input_weights(block.mlp))]
+
+
+@identities.register
+def _(block: NormedResidualBlock, at: Sites, shift: LazyTensor | None = None) -> Iterator[Identity]:
+    """Identities between the sites of a run."""
+    for norm, before, out, after in (
+        ("ln1", "resid_pre", "attn_out", "resid_mid"),
+        ("ln2", "resid_mid", "mlp_out", "resid_post"),
+    ):
+        yield f"{norm}({before}) + {out} == {after}", _normed_sum(block, norm, before, out, after, at)
+    yield from attn_identities(block, at, shift)
+    yield from mlp_identities(block, at, "hook_resid_mid")
+
+
+def _normed_sum(block: Block, norm: str, before: str, out: str, after: str, at: Sites) -> Pair:
+    def both() -> tuple[Tensor, Tensor]:
+        normalized = norm_output(block, norm, at, lambda: at(f"hook_{before}"))
+        return normalized + at(f"hook_{out}"), at(f"hook_{after}")
+
+    return both
+
+
+@weights_after_norms.register
+def _(block: NormedResidualBlock) -> list[tuple[str, list[InputWeight]]]:
+    """None: the output of each norm is the stream."""
+    return []
 
 
 @identities.register

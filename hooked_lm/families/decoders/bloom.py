@@ -3,6 +3,7 @@
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.position_bias import Alibi
 from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.blocks.post_norm import NormedResidualBlock
 from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP
@@ -24,10 +25,6 @@ TRAINED_N_CTX = 2048  # for all model sizes; ALiBi itself sets no limit
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    if hf.apply_residual_connection_post_layernorm:
-        raise ValueError(
-            "apply_residual_connection_post_layernorm=True is not supported: no block adds to the normalised stream"
-        )
     attn = Attention.Config(
         hf.hidden_size,
         hf.n_head,
@@ -38,10 +35,11 @@ def config(hf: HFConfig) -> DecoderConfig:
     )
     norm = LayerNorm.Config(hf.hidden_size, hf.layer_norm_epsilon)
     mlp = MLP.Config(hf.hidden_size, 4 * hf.hidden_size, "gelu_new")
+    kind = NormedResidualBlock if hf.apply_residual_connection_post_layernorm else PreNormBlock
     return DecoderConfig(
         n_ctx=hf.get("seq_length") or TRAINED_N_CTX,
         embed=Embed.Config(hf.vocab_size, hf.hidden_size, norm=norm),
-        blocks=(PreNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm),) * hf.n_layer,
+        blocks=(kind.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm),) * hf.n_layer,
         ln_final=norm,
         unembed=Unembed.Config(hf.hidden_size, hf.vocab_size, tied=hf.tie_word_embeddings),
     )

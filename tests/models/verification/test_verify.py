@@ -12,7 +12,7 @@ from hooked_lm import HookedTransformer
 from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
-from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.blocks.post_norm import NormedResidualBlock, PostNormBlock
 from hooked_lm.models.verification.verify import Check, Verification
 from tests.close import assert_close
 from tests.models.structures import SEEDS, Kinds, random_model, random_tokens, random_tree
@@ -65,7 +65,9 @@ def test_identities_hold(kind: str):
 @settings(max_examples=60)
 @given(SEEDS)
 def test_identities_hold_in_any_structure(structure: int):
-    kinds = Kinds(blocks=(AttentionOnlyBlock, PreNormBlock, ParallelBlock, SharedNormBlock, PostNormBlock))
+    kinds = Kinds(
+        blocks=(AttentionOnlyBlock, PreNormBlock, ParallelBlock, SharedNormBlock, PostNormBlock, NormedResidualBlock)
+    )
     report = random_model(random_tree(structure, kinds)).verify()
     assert report.ok, str(report)
 
@@ -74,7 +76,9 @@ def test_identities_hold_in_any_structure(structure: int):
 @given(SEEDS)
 def test_a_cache_changes_nothing_in_any_structure(structure: int):
     """The fused kernels, and the same in steps."""
-    kinds = Kinds(blocks=(AttentionOnlyBlock, PreNormBlock, ParallelBlock, SharedNormBlock, PostNormBlock))
+    kinds = Kinds(
+        blocks=(AttentionOnlyBlock, PreNormBlock, ParallelBlock, SharedNormBlock, PostNormBlock, NormedResidualBlock)
+    )
     model, tokens = random_model(random_tree(structure, kinds), dtype=torch.float64), random_tokens()
     logits, _ = model.run_with_cache(tokens, names_filter="*")
     assert_close(logits, model(tokens))

@@ -280,7 +280,7 @@ def test_weights_before_a_post_norm_are_not_centred() -> None:
 
 def test_refactoring_refuses_rotations() -> None:
     model = random_model(simple_tree(positional_embedding_type="rotary"))
-    with pytest.raises(ValueError, match="rotates, normalises or clips"):
+    with pytest.raises(ValueError, match="rotates, normalises, clips or gates"):
         fold.refactor_factored_attn_matrices(model)
 
 
