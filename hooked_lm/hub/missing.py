@@ -32,8 +32,6 @@ REASONS: dict[str, tuple[str, ...]] = {
     "its tokens have shapes and sounds beside them": ("roc_bert",),
     # mechanisms that no component has
     "a state with exponential gates (mLSTM)": ("xlstm",),
-    "a state with the delta rule and decays by channel (KDA)": ("bailing_hybrid", "kimi_linear"),
-    "linear attention with fixed decays": ("minimax",),
     "blocks that several layers share, after a Mamba layer": ("zamba", "zamba2"),
     "blocks that are run again and again": ("hrm_text",),
     "a choice of the keys that each query sees (an indexer)": (

@@ -14,6 +14,7 @@ from tests.families import (
     gated_attention,
     gemma_olmo_cohere_phi,
     latent,
+    linear_attention,
     llama,
     moe,
     other_mixing,
@@ -32,7 +33,8 @@ DECODERS = (
     sparse_attention,
     streams,
     transformed,
-    *(state_space, recent_state_space, delta_nets, attention_options, other_mixing, gated_attention, composites),
+    *(state_space, recent_state_space, delta_nets, linear_attention),
+    *(attention_options, other_mixing, gated_attention, composites),
 )
 
 DECODER_CASES = [case for module in DECODERS for case in module.CASES]

@@ -9,7 +9,7 @@ from typing import Any
 
 from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.differential import DifferentialAttention
-from hooked_lm.components.attention.gated import GatedAttention
+from hooked_lm.components.attention.gated import GatedAttention, GatedLatentAttention
 from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.relative_bias import RelativeBias
@@ -21,6 +21,7 @@ from hooked_lm.components.blocks.altup import AltUp, AltUpBlock, Laurel
 from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.cross import PostNormCrossBlock, PreNormCrossBlock
+from hooked_lm.components.blocks.deep_norm import DeepNormMixerBlock
 from hooked_lm.components.blocks.hybrid import HybridBlock
 from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock
 from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
@@ -34,6 +35,8 @@ from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.normed_moe import NormedMoE
 from hooked_lm.components.ssm.channel_mix import ChannelMix
 from hooked_lm.components.ssm.delta_net import GatedDeltaNet
+from hooked_lm.components.ssm.kimi_delta import KimiDeltaAttention
+from hooked_lm.components.ssm.lightning import LightningAttention
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.components.ssm.rg_lru import RGLRU
@@ -117,8 +120,15 @@ def _(cfg: SharedKVAttention.Config) -> Sites:
 
 
 @sites_of.register
+def _(cfg: GatedLatentAttention.Config) -> Sites:
+    gate = f"batch pos head {1 if cfg.gate_per_head else 'd_value'}"
+    return sites_of.dispatch(LatentAttention.Config)(cfg) | {"hook_gate": gate}
+
+
+@sites_of.register
 def _(cfg: LatentAttention.Config) -> Sites:
-    sites = dict.fromkeys(("hook_q", "hook_k", "hook_rot_q", "hook_rot_k"), QUERY)
+    rotated = () if cfg.rotary is None else ("hook_rot_q", "hook_rot_k")
+    sites = dict.fromkeys(("hook_q", "hook_k", *rotated), QUERY)
     sites |= dict.fromkeys(("hook_v", "hook_z"), "batch pos head d_value")
     sites |= dict.fromkeys(("hook_attn_scores", "hook_pattern"), "batch head query_pos key_pos")
     latent = "batch pos d_kv_latent"
@@ -208,6 +218,21 @@ def _(cfg: GatedDeltaNet.Config) -> Sites:
     sites |= dict.fromkeys(("hook_v", "hook_conv_v", "hook_z", "hook_gate", "norm.hook_normalized"), heads)
     sites |= dict.fromkeys(("hook_g", "hook_beta"), "batch pos ssm_head")
     return sites | {"hook_state": f"{heads} d_state", "norm.hook_scale": "batch pos ssm_head 1", "hook_out": STREAM}
+
+
+@sites_of.register
+def _(cfg: KimiDeltaAttention.Config) -> Sites:
+    return sites_of.dispatch(GatedDeltaNet.Config)(cfg) | {"hook_g": "batch pos ssm_head d_state"}
+
+
+@sites_of.register
+def _(cfg: LightningAttention.Config) -> Sites:
+    heads = "batch pos ssm_head d_ssm_head"
+    sites = dict.fromkeys(("hook_q", "hook_k"), "batch pos ssm_head d_state") | dict.fromkeys(
+        ("hook_v", "hook_z"), heads
+    )
+    sites |= {"hook_in": STREAM, "hook_gate": INNER, "hook_state": f"{heads} d_state", "hook_out": STREAM}
+    return sites | {"norm.hook_scale": "batch pos 1", "norm.hook_normalized": INNER}
 
 
 @sites_of.register
@@ -311,6 +336,12 @@ def _(cfg: AltUpBlock.Config) -> Sites:
 def _(cfg: PostNormBlock.Config) -> Sites:
     in_stream = ("hook_resid_mid", "hook_normalized_resid_mid", "hook_normalized_resid_post")
     return sites_of.dispatch(ParallelBlock.Config)(cfg) | dict.fromkeys(in_stream, STREAM)
+
+
+@sites_of.register
+def _(cfg: DeepNormMixerBlock.Config) -> Sites:
+    sites = sites_of.dispatch(MixerMLPBlock.Config)(cfg)  # type: ignore[arg-type]
+    return sites | dict.fromkeys(("hook_normalized_resid_mid", "hook_normalized_resid_post"), STREAM)
 
 
 @sites_of.register
@@ -463,6 +494,11 @@ def _(cfg: Mamba2.Config) -> dict[str, int]:
 def _(cfg: GatedDeltaNet.Config) -> dict[str, int]:
     heads = {"ssm_head": cfg.n_heads, "d_ssm_head": cfg.d_head}
     return heads | {"group": cfg.n_groups, "d_state": cfg.d_state}
+
+
+@sizes_of.register
+def _(cfg: LightningAttention.Config) -> dict[str, int]:
+    return {"ssm_head": cfg.n_heads, "d_ssm_head": cfg.d_head, "d_state": cfg.d_head, "d_inner": cfg.d_inner}
 
 
 @sizes_of.register

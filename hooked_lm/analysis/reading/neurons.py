@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hooked_lm.analysis.reading.heads import check_model, head_counts
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart
-from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.blocks.post_norm import PostNormPart
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import RMSNorm, norm_of, norm_unhooked
@@ -236,7 +236,7 @@ def embeddings(model: Decoder) -> Float[Tensor, "d_vocab d_model"]:
 
 def norm_before(block: Any, part: str) -> nn.Module:
     """The norm before a block's "attn" or "mlp"; the identity in post-norm blocks."""
-    if isinstance(block, PostNormBlock):
+    if isinstance(block, PostNormPart):
         return nn.Identity()
     return getattr(block, "ln1" if part == "attn" else block.mlp_norm)
 

@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.activations import activation
-from hooked_lm.components.attention.multihead import QUERY, Attention, project
+from hooked_lm.components.attention.latent import LatentAttention
+from hooked_lm.components.attention.multihead import QUERY, Attention, SelfAttention, project
 from hooked_lm.components.attention.projection import projection
 from hooked_lm.components.norm import upcast
 from hooked_lm.hooks import HookPoint
@@ -15,30 +16,28 @@ from hooked_lm.hooks import HookPoint
 Gate = Float[Tensor, "batch pos head width"]
 
 
-class GatedAttention(Attention):
+class OutputGate(SelfAttention):
     """Attention with `z = (pattern v) * act(x W_gate)`, where x is the input of the queries.
 
-    `W_gate` is [head, d_model, d_head], or [head, d_model, 1] for one number per head.
-    `hook_gate` is before the activation, `hook_z` after the gate: what `W_O` reads.
+    `W_gate` is [head, d_model, d_value], or [head, d_model, 1] for one number per head. `hook_gate` is before the activation,
+    `hook_z` after the gate: what `W_O` reads.
     """
 
     @dataclass(frozen=True)
-    class Config(Attention.Config):
+    class Options:
         gate_act_fn: str = "sigmoid"
         gate_per_head: bool = False
         gate_bias: bool = False
 
-        def build(self) -> "GatedAttention":
-            return GatedAttention(self)
+    cfg: "GatedAttention.Config | GatedLatentAttention.Config"
+    axis = QUERY[-1]  # of the mixed values
 
-    cfg: Config
-
-    def make_mixing(self, cfg: Config, d_value: int) -> None:  # type: ignore[override]
+    def make_mixing(self, cfg: "GatedAttention.Config | GatedLatentAttention.Config", d_value: int) -> None:  # type: ignore[override]
         width = 1 if cfg.gate_per_head else d_value
         self.gate_act = activation(cfg.gate_act_fn)
         self.W_gate = projection(cfg.n_heads, cfg.d_model, width)
         self.b_gate = nn.Parameter(torch.zeros(cfg.n_heads, width)) if cfg.gate_bias else None
-        self.hook_gate = HookPoint(*QUERY[:-1], "1" if cfg.gate_per_head else QUERY[-1])
+        self.hook_gate = HookPoint(*QUERY[:-1], "1" if cfg.gate_per_head else self.axis)
         super().make_mixing(cfg, d_value)
 
     def gate(self, query_input: Float[Tensor, "batch pos *head d_model"]) -> Gate:
@@ -53,3 +52,27 @@ class GatedAttention(Attention):
     def is_linear_in_values(self) -> bool:
         """Whether a vector added to all values is added to the output, through `W_O`."""
         return False
+
+
+class GatedAttention(OutputGate, Attention):
+    """Attention over heads with a gate."""
+
+    @dataclass(frozen=True)
+    class Config(OutputGate.Options, Attention.Config):
+        def build(self) -> "GatedAttention":
+            return GatedAttention(self)
+
+    cfg: Config
+
+
+class GatedLatentAttention(OutputGate, LatentAttention):
+    """Latent attention with a gate."""
+
+    axis = "d_value"
+
+    @dataclass(frozen=True)
+    class Config(OutputGate.Options, LatentAttention.Config):
+        def build(self) -> "GatedLatentAttention":
+            return GatedLatentAttention(self)
+
+    cfg: Config

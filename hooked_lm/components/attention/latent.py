@@ -43,8 +43,9 @@ class LatentAttention(SelfAttention):
     """Attention with keys `c W_UK` and values `c W_UV`, where the latent c is `norm(x W_DKV)`.
 
     Queries and keys have `d_nope` features without rotary and `rotary.dim` features with it; the rotary features of the key
-    are `x W_KR`, shared by all heads. Queries are `x W_Q`, or with `d_q_latent` `norm(x W_DQ) W_UQ`. `W_DKV`, `W_KR` and
-    `W_DQ` are [d_model, d_latent], the others [head, ..., d_head]. `hook_q_latent` and `hook_kv_latent` are before the norms.
+    are `x W_KR`, shared by all heads. Without rotary `d_shared` is their number. Queries are `x W_Q`, or with `d_q_latent`
+    `norm(x W_DQ) W_UQ`. `W_DKV`, `W_KR` and `W_DQ` are [d_model, d_latent], the others [head, ..., d_head]. `hook_q_latent`
+    and `hook_kv_latent` are before the norms.
     """
 
     key_value_parts: tuple[str, ...] = (
@@ -68,17 +69,23 @@ class LatentAttention(SelfAttention):
         d_nope: int
         d_value: int
         d_kv_latent: int
-        rotary: Rotary
+        rotary: Rotary | None
         d_q_latent: int | None = None
         scale: float | None = None  # of the scores; None: d_head ** -0.5
         latent_eps: float = 1e-6
+        d_shared: int | None = None  # features of the key that all heads share; None: those with rotary
         down_bias: bool = False
         out_bias: bool = False
         causal: bool = True
 
         @property
         def d_head(self) -> int:  # type: ignore[override]
-            return self.d_nope + self.rotary.dim
+            return self.d_nope + self.n_shared
+
+        @property
+        def n_shared(self) -> int:
+            """The number of features of the key that all heads share."""
+            return self.d_shared or (0 if self.rotary is None else self.rotary.dim)
 
         def build(self) -> "LatentAttention":
             return LatentAttention(self)
@@ -97,16 +104,17 @@ class LatentAttention(SelfAttention):
             self.W_UQ = projection(cfg.n_heads, cfg.d_q_latent, cfg.d_head)
         self.hook_q = HookPoint(*QUERY)
         self.W_DKV = nn.Parameter(torch.empty(cfg.d_model, cfg.d_kv_latent))
-        self.W_KR = nn.Parameter(torch.empty(cfg.d_model, cfg.rotary.dim))
+        self.W_KR = nn.Parameter(torch.empty(cfg.d_model, cfg.n_shared))
         self.b_DKV = nn.Parameter(torch.zeros(cfg.d_kv_latent)) if cfg.down_bias else None
-        self.b_KR = nn.Parameter(torch.zeros(cfg.rotary.dim)) if cfg.down_bias else None
+        self.b_KR = nn.Parameter(torch.zeros(cfg.n_shared)) if cfg.down_bias else None
         self.hook_kv_latent = HookPoint("batch", "pos", "d_kv_latent")
         self.kv_norm = RMSNorm.Config(cfg.d_kv_latent, cfg.latent_eps).build(("batch", "pos", "d_kv_latent"))
         self.W_UK = projection(cfg.n_heads, cfg.d_kv_latent, cfg.d_nope)
         self.W_UV = projection(cfg.n_heads, cfg.d_kv_latent, cfg.d_value)
         self.hook_k = HookPoint(*QUERY)
         self.hook_v = HookPoint(*QUERY[:-1], "d_value")
-        self.hook_rot_q, self.hook_rot_k = HookPoint(*QUERY), HookPoint(*QUERY)
+        if cfg.rotary is not None:
+            self.hook_rot_q, self.hook_rot_k = HookPoint(*QUERY), HookPoint(*QUERY)
         self.make_mixing(cfg, cfg.d_value)
         self.hook_z = HookPoint(*QUERY[:-1], "d_value")
 
@@ -122,25 +130,32 @@ class LatentAttention(SelfAttention):
         context = context or Context(query_input.shape[1], query_input.device)
         key_input = query_input if key_input is None else key_input
         value_input = key_input if value_input is None else value_input
-        angles = context.key_angles(self.cfg.rotary)
         q_latent = self.q_latent(query_input)
         q = self.hook_q(self.queries(q_latent))
         latent = self.latent(key_input)
-        if is_listening(self.hook_k):
-            k = self.rotated(self.hook_k(self.keys(key_input, latent)), angles)
-        else:
-            k = self.keys(key_input, latent, angles)
+        k = self.rotated_keys(key_input, latent, context)
         v = self.hook_v(
             project(latent if value_input is key_input else self.latent_unhooked(value_input), self.W_UV, None)
         )
-        q = self.hook_rot_q(self.rotated(q, context.query_angles(self.cfg.rotary)))
+        if self.cfg.rotary is not None:
+            q = self.hook_rot_q(self.rotated(q, context.query_angles(self.cfg.rotary)))
+            k = self.hook_rot_k(k)
         inputs = LatentInputs(query_input, q_latent, key_input)
-        return self.output(self.attend(q, self.hook_rot_k(k), v, inputs, context, layer))
+        return self.output(self.attend(q, k, v, inputs, context, layer))
 
     def attend(self, q: PerHead, k: Keys, v: Values, inputs: LatentInputs, context: Context, layer: int) -> Mixed:
         """The mixed values, for the queries, keys and values of the new tokens."""
         k, v = context.update_kv(layer, k, v)
-        return self.mix(q, k, v, context, layer)
+        return self.mix(q, k, v, context, layer, self.gate(inputs.query_input))
+
+    def rotated_keys(self, x: Float[Tensor, "batch pos *head d_model"], latent: Latent, context: Context) -> PerHead:
+        """Keys after rotary, if there is one. Unless something listens, the shared features are rotated once for all heads."""
+        if self.cfg.rotary is None:
+            return self.hook_k(self.keys(x, latent))
+        angles = context.key_angles(self.cfg.rotary)
+        if is_listening(self.hook_k):
+            return self.rotated(self.hook_k(self.keys(x, latent)), angles)
+        return self.keys(x, latent, angles)
 
     def latent(self, x: Float[Tensor, "batch pos *head d_model"]) -> Latent:
         """The latent of keys and values."""
@@ -164,14 +179,15 @@ class LatentAttention(SelfAttention):
         self, x: Float[Tensor, "batch pos *head d_model"], latent: Latent, angles: tuple[Tensor, Tensor] | None = None
     ) -> PerHead:
         """Keys before rotary; with angles, after it, where the shared features are rotated once for all heads."""
-        nope, rope = project(latent, self.W_UK, None), F.linear(x, self.W_KR.T, self.b_KR)
-        rope = rope[:, :, None] if x.ndim == 3 else rope
-        if angles is not None:
-            rope = self.cfg.rotary.rotate(rope, angles)
-        return torch.cat([nope, rope.expand(-1, -1, nope.shape[2], -1)], -1)
+        nope, shared = project(latent, self.W_UK, None), F.linear(x, self.W_KR.T, self.b_KR)
+        shared = shared[:, :, None] if x.ndim == 3 else shared
+        if angles is not None and self.cfg.rotary is not None:
+            shared = self.cfg.rotary.rotate(shared, angles)
+        return torch.cat([nope, shared.expand(-1, -1, nope.shape[2], -1)], -1)
 
     def rotated(self, x: PerHead, angles: tuple[Tensor, Tensor]) -> PerHead:
         """The vectors with rotary applied to their last features."""
+        assert self.cfg.rotary is not None, "there are angles"
         nope, rope = x[..., : self.cfg.d_nope], x[..., self.cfg.d_nope :]
         return torch.cat([nope, self.cfg.rotary.rotate(rope, angles)], -1)
 

@@ -164,6 +164,10 @@ class SelfAttention(Attend):
             context, layer = attention_context(self, query_input, context, layer, *args, **kwargs), self.layer_id or 0
         return super().__call__(query_input, key_input, value_input, context, layer)
 
+    def gate(self, query_input: Tensor) -> Tensor | None:
+        """What the mixed values are multiplied by, in a `GatedAttention`."""
+        return None
+
 
 class Attention(SelfAttention):
     """`z = softmax(q k^T * scale + mask) v`, and `W_O` back into the stream.
@@ -267,10 +271,6 @@ class Attention(SelfAttention):
         if self.cfg.is_kv_source:
             context.keep_kv(layer, k, v)
         return self.output(self.mix(q, k, v, context, layer, self.gate(query_input)))
-
-    def gate(self, query_input: Tensor) -> Tensor | None:
-        """What the mixed values are multiplied by, in a `GatedAttention`."""
-        return None
 
     @property
     def value_weights(self) -> tuple[Tensor, Tensor | None]:

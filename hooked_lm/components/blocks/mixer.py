@@ -9,6 +9,7 @@ from hooked_lm.components.context import Context
 from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of, upcast
 from hooked_lm.components.ssm.channel_mix import ChannelMix
 from hooked_lm.components.ssm.delta_net import GatedDeltaNet
+from hooked_lm.components.ssm.lightning import LightningAttention
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.components.ssm.rg_lru import RGLRU
@@ -24,6 +25,7 @@ MixerConfig = (
     | GatedDeltaNet.Config
     | WKV.Config
     | ChannelMix.Config
+    | LightningAttention.Config
 )
 
 
@@ -51,9 +53,13 @@ class MixerPart(Block):
     def mixer_out(self, resid: Stream, context: Context | None) -> Stream:
         """The output of the mixer to the stream. Its input is cast to the dtype of its weights."""
         context = context or Context(resid.shape[1], resid.device)
-        normalized = self.ln1(hook_if_listening(self.hook_mixer_in, resid)).to(self.mixer_dtype(resid))
+        normalized = self.mixer_norm(hook_if_listening(self.hook_mixer_in, resid)).to(self.mixer_dtype(resid))
         out = norm_of(self, "ln1_post")(context.scan(self.layer, self.mixer, normalized))
         return self.hook_mixer_out(self.scaled(out))
+
+    def mixer_norm(self, resid: Stream) -> Stream:
+        """The input of the mixer."""
+        return self.ln1(resid)
 
     def mixer_dtype(self, resid: Stream) -> torch.dtype:
         """The dtype of the mixer's weights, or that of the stream for a module without weights."""

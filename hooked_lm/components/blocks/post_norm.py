@@ -8,7 +8,23 @@ from hooked_lm.components.norm import RESIDUAL
 from hooked_lm.hooks import HookPoint, hook_if_listening
 
 
-class PostNormBlock(AttentionPart, MLPPart):
+class PostNormPart(MLPPart):
+    """The half of a block with an MLP, and the norms in the stream after the mixing of tokens and after the MLP."""
+
+    last_site = "hook_normalized_resid_post"
+
+    def make_post_norms(self) -> None:
+        """Adds the parts after those that mix the tokens."""
+        self.hook_resid_mid = HookPoint(*RESIDUAL)
+        self.move_to_end("ln1")
+        self.hook_normalized_resid_mid = HookPoint(*RESIDUAL)
+        self.make_mlp()
+        self.hook_resid_post = HookPoint(*RESIDUAL)
+        self.move_to_end("ln2")
+        self.hook_normalized_resid_post = HookPoint(*RESIDUAL)
+
+
+class PostNormBlock(AttentionPart, PostNormPart):
     """`x = ln1(resid + attn(resid))`, then `ln2(x + mlp(x))`: the norms are in the stream (Vaswani et al. 2017).
 
     `hook_resid_mid` and `hook_resid_post` are the sums before these norms; `hook_normalized_resid_mid` and
@@ -21,17 +37,10 @@ class PostNormBlock(AttentionPart, MLPPart):
             return PostNormBlock(self, layer)
 
     cfg: Config
-    last_site = "hook_normalized_resid_post"
 
     def make_parts(self) -> None:
         self.make_attention()
-        self.hook_resid_mid = HookPoint(*RESIDUAL)
-        self.move_to_end("ln1")
-        self.hook_normalized_resid_mid = HookPoint(*RESIDUAL)
-        self.make_mlp()
-        self.hook_resid_post = HookPoint(*RESIDUAL)
-        self.move_to_end("ln2")
-        self.hook_normalized_resid_post = HookPoint(*RESIDUAL)
+        self.make_post_norms()
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
@@ -66,4 +75,4 @@ class NormedResidualBlock(PreNormBlock):
         return self.hook_resid_post(normalized + self.apply_mlp(normalized))
 
 
-NORMS_IN_STREAM = (PostNormBlock, NormedResidualBlock)  # their stream is not the sum of what sublayers wrote
+NORMS_IN_STREAM = (PostNormPart, NormedResidualBlock)  # their stream is not the sum of what sublayers wrote

@@ -14,7 +14,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.components.ssm.mamba2 import decays
+from hooked_lm.components.ssm.decayed_sum import decays
 from hooked_lm.components.ssm.scan import EditedStates, all_states, read_states
 from hooked_lm.hooks import HookPoint
 

@@ -5,27 +5,20 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import RESIDUAL, RMSNorm, add_norm, norm_of, upcast
 from hooked_lm.components.ssm.convolution import CausalConvolution, Window
+from hooked_lm.components.ssm.decayed_sum import PerGroup, PerHead, Rates, State, hooked_decayed_sum
 from hooked_lm.components.ssm.mamba import initial_dt_bias
 from hooked_lm.components.ssm.mixer import Inner, Mixer, Stream
-from hooked_lm.components.ssm.scan import edited_scan, linear_scan, read_states
 from hooked_lm.hooks import HookPoint
 
 HEADS = ("batch", "pos", "ssm_head", "d_ssm_head")
 GROUPS = ("batch", "pos", "group", "d_state")
-CHUNK = 64  # positions whose pairs are computed as a masked product
-
-PerHead = Float[Tensor, "batch pos ssm_head d_ssm_head"]
-PerGroup = Float[Tensor, "batch pos group d_state"]
 PerGroupInner = Float[Tensor, "batch pos group d_group"]
-Rates = Float[Tensor, "batch pos ssm_head"]
-State = Float[Tensor, "batch ssm_head d_ssm_head d_state"]
 
 
 class Mamba2(Mixer):
@@ -126,7 +119,8 @@ class Mamba2(Mixer):
 
         masked_dt = dt if real is None else dt.masked_fill(~real[..., None], 0.0)  # padding does not change the state
         heads = upcast(u).unflatten(-1, (self.cfg.n_heads, -1))
-        y, state = self.scan(heads, masked_dt, upcast(B), upcast(C), state)
+        inputs = self.inputs(heads, masked_dt, upcast(B))
+        y, state = hooked_decayed_sum(self.hook_state, upcast(C), *inputs, state)
         return y + upcast(self.D)[:, None] * heads, window, state
 
     def convolved(
@@ -147,56 +141,9 @@ class Mamba2(Mixer):
         """The logarithm of the decay at each position."""
         return -dt * upcast(self.A_log).exp()
 
-    # ---- two ways to compute the state space --------------------------------------------------------------------------
-
-    def scan(self, u: PerHead, dt: Rates, B: PerGroup, C: PerGroup, state: State | None) -> tuple[PerHead, State]:
-        """`h C` at every position and the last state."""
-        return read_states(
-            self.hook_state,
-            u.shape[1],
-            lambda edits: edited_scan(*self.discretized(u, dt, B), state, edits),
-            lambda states: self.outputs_of(states, C),
-            lambda: self.in_chunks(u, dt, B, C, state),
-        )
-
-    def discretized(self, u: PerHead, dt: Rates, B: PerGroup) -> tuple[Tensor, Tensor]:
-        """Decay [batch pos ssm_head 1 1] and update of the state at each position."""
-        per_head = B.repeat_interleave(self.cfg.n_heads // self.cfg.n_groups, 2)
-        return self.rates(dt).exp()[..., None, None], (dt[..., None] * u)[..., None] * per_head[..., None, :]
-
-    def outputs_of(self, states: Float[Tensor, "batch pos ssm_head d_ssm_head d_state"], C: PerGroup) -> PerHead:
-        """`h C` at every position."""
-        grouped = states.unflatten(2, (self.cfg.n_groups, -1)).flatten(3, 4)  # [batch pos group (head d_head) d_state]
-        return (grouped @ C[..., None]).reshape(states.shape[:-1])
-
-    def in_chunks(self, u: PerHead, dt: Rates, B: PerGroup, C: PerGroup, state: State | None) -> tuple[PerHead, State]:
-        """The results of `scan`, with masked products of C and B within chunks and a recurrence of states between chunks.
-
-        Only the last state of each chunk is computed.
-        """
-        n_pos, n_groups = u.shape[1], self.cfg.n_groups
-        length = min(CHUNK, n_pos)
-        n_padded = -n_pos % length  # a step of size zero does not change the state
-        u, dt, B, C = (F.pad(t, (0, 0) * (t.ndim - 2) + (0, n_padded)) for t in (u, dt, B, C))
-        sizes = {"pos": length, "group": n_groups}
-        rates = rearrange(self.rates(dt), "batch (chunk pos) (group head) -> batch chunk group head pos", **sizes)
-        inputs = rearrange(
-            u * dt[..., None], "batch (chunk pos) (group head) d_head -> batch chunk group head pos d_head", **sizes
-        )
-        B, C = (
-            rearrange(t, "batch (chunk pos) group d_state -> batch chunk group 1 pos d_state", **sizes) for t in (B, C)
-        )
-
-        weights = decays(rates)  # [... pos, source pos]: the decay from the source to pos
-        y = (C @ B.mT * weights) @ inputs
-        updates = (inputs * weights[..., -1, :, None]).mT @ B  # of the state, over a whole chunk
-        since_start = rates.cumsum(-1).exp()
-        first = torch.zeros_like(updates[:, 0]) if state is None else state.unflatten(1, (n_groups, -1))
-        states = linear_scan(since_start[..., -1, None, None], updates, first)
-        previous = torch.cat([first[:, None], states[:, :-1]], 1)
-        y = y + since_start[..., None] * (C @ previous.mT)
-        y = rearrange(y, "batch chunk group head pos d_head -> batch (chunk pos) (group head) d_head")
-        return y[:, :n_pos], states[:, -1].flatten(1, 2)
+    def inputs(self, u: PerHead, dt: Rates, B: PerGroup) -> tuple[PerGroup, PerHead, Rates]:
+        """The keys, values and rates of the recurrence."""
+        return B, u * dt[..., None], self.rates(dt)
 
     def output(self, y: PerHead, gate: Inner) -> Stream:
         """Gates and normalises the outputs of the state space and projects them into the stream."""
@@ -212,14 +159,3 @@ class Mamba2(Mixer):
         normed = normed.flatten(2)
         normed = normed * F.silu(upcast(gate)) if self.cfg.norm_before_gate else normed
         return F.linear(normed.to(gate.dtype), self.W_out.T, self.b_out)
-
-
-def decays(rates: Float[Tensor, "*batch pos"]) -> Float[Tensor, "*batch pos source_pos"]:
-    """`exp(sum of the rates after the source, up to pos)`; zero for sources after pos.
-
-    Each sum is computed directly: a difference of cumulative sums would lose precision.
-    """
-    length = rates.shape[-1]
-    earlier = torch.ones(length, length, dtype=torch.bool, device=rates.device).tril(-1)
-    sums = torch.where(earlier, rates[..., None], 0.0).cumsum(-2)
-    return torch.where(earlier.logical_not().triu(1), float("-inf"), sums).exp()

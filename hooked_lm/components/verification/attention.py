@@ -9,7 +9,7 @@ from torch import Tensor
 from hooked_lm.components.attention.clipped import NormThenClipAttention
 from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.differential import DifferentialAttention
-from hooked_lm.components.attention.gated import GatedAttention
+from hooked_lm.components.attention.gated import OutputGate
 from hooked_lm.components.attention.multihead import Attend, Attention, project
 from hooked_lm.components.attention.position_bias import Chunks
 from hooked_lm.components.attention.position_scale import PositionScaledAttention
@@ -58,7 +58,7 @@ def mixing_identities(
         "softmax(attn_scores) == pattern",
         lambda: (softmax(at("hook_attn_scores"), attn.sinks), at("hook_pattern")),
     )
-    label = "pattern @ v == z" + (", gated" if isinstance(attn, GatedAttention | RoutedAttention) else "")
+    label = "pattern @ v == z" + (", gated" if isinstance(attn, OutputGate | RoutedAttention) else "")
     yield label, lambda: (_gated(attn, at, _mixed(at("hook_pattern"), mixable(attn, at("hook_v")))), at("hook_z"))
     yield (
         "z @ W_O == result",
@@ -77,7 +77,7 @@ def mixable(attn: Attend, v: Tensor) -> Tensor:
 def _gated(attn: Attend, at: Sites, z: Tensor) -> Tensor:
     if isinstance(attn, RoutedAttention):
         return z * attn.of_heads(at("hook_expert_weights"), at("hook_expert_indices"))
-    return z * attn.opened(at("hook_gate")) if isinstance(attn, GatedAttention) else z
+    return z * attn.opened(at("hook_gate")) if isinstance(attn, OutputGate) else z
 
 
 def _normed_z(attn: Attend, at: Sites) -> Tensor:
@@ -118,15 +118,20 @@ def _(attn: Attention, at: Sites, get_input: LazyTensor, value_input: LazyTensor
             return norm_unhooked(norm_of(attn, "v_norm"), made) if name == "v" else made, at(f"hook_{name}")
 
         yield f"ln1.normalized * w + b -> {name}", projected
-    if isinstance(attn, GatedAttention):
-        yield (
-            "ln1.normalized * w + b -> gate",
-            lambda: (project(get_input(), attn.W_gate, attn.b_gate), at("hook_gate")),
-        )
+    yield from gate_identity(attn, at, get_input)
     if attn.cfg.rotary is not None:
         for name in "qk":
             yield f"rotary({name}) keeps lengths", _lengths(attn, name, at)
     yield from mixing_identities(attn, at, lambda: _scored(attn, "q", at), lambda: _scored(attn, "k", at))
+
+
+def gate_identity(attn: Attend, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+    """The identity of the gate, if there is one."""
+    if isinstance(attn, OutputGate):
+        yield (
+            "ln1.normalized * w + b -> gate",
+            lambda: (project(get_input(), attn.W_gate, attn.b_gate), at("hook_gate")),
+        )
 
 
 def _scored(attn: Attention, name: str, at: Sites) -> Tensor:
@@ -163,7 +168,7 @@ def same_lengths(rotary: Rotary, before: LazyTensor, after: LazyTensor) -> Pair:
 def _(attn: Attention) -> list[InputWeight]:
     """The weights that the input is multiplied by."""
     projections = ["Q", "K"] if attn.cfg.values_from_keys else ["Q", "K", "V"]
-    projections += ["gate"] * isinstance(attn, GatedAttention) + ["router"] * isinstance(attn, RoutedAttention)
+    projections += ["gate"] * isinstance(attn, OutputGate) + ["router"] * isinstance(attn, RoutedAttention)
     return [] if attn.cfg.clip is not None else [(attn, f"W_{x}", f"b_{x}") for x in projections]
 
 

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from hooked_lm.components.attention.gated import OutputGate
 from hooked_lm.components.attention.indexer import Indexer
 from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.attention.multihead import project
 from hooked_lm.components.attention.sparse_latent import SharedIndexAttention, SparseLatentAttention
-from hooked_lm.components.verification.attention import mixing_identities, same_lengths
+from hooked_lm.components.verification.attention import gate_identity, mixing_identities, same_lengths
 from hooked_lm.components.verification.registry import (
     Identity,
     InputWeight,
@@ -57,9 +58,12 @@ def _(
                 at("hook_q_latent"),
             ),
         )
-    for name in "qk":
-        yield f"features of {name} without rotary == those of rot_{name}", _without_rotary(attn, name, at)
-    yield from mixing_identities(attn, at, lambda: at("hook_rot_q"), lambda: at("hook_rot_k"))
+    yield from gate_identity(attn, at, get_input)
+    scored = ("hook_q", "hook_k") if attn.cfg.rotary is None else ("hook_rot_q", "hook_rot_k")
+    if attn.cfg.rotary is not None:
+        for name in "qk":
+            yield f"features of {name} without rotary == those of rot_{name}", _without_rotary(attn, name, at)
+    yield from mixing_identities(attn, at, lambda: at(scored[0]), lambda: at(scored[1]))
 
 
 def _q_latent(attn: LatentAttention, at: Sites, get_input: LazyTensor) -> Tensor:
@@ -79,6 +83,7 @@ def _(attn: LatentAttention) -> list[InputWeight]:
     """The weights that the input is multiplied by."""
     names = ["DKV", "KR"] + ([] if attn.cfg.d_q_latent is None else ["DQ"])
     down: list[InputWeight] = [(attn, f"W_{x}", f"b_{x}") for x in names]
+    down += [(attn, "W_gate", "b_gate")] if isinstance(attn, OutputGate) else []
     return [*down, (attn, "W_Q", "b_Q")] if attn.cfg.d_q_latent is None else down
 
 

@@ -1,11 +1,13 @@
 """Blocks with mixers, per-layer embeddings and convolutions."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.components.blocks.conv import ConvPostNormBlock
+from hooked_lm.components.blocks.deep_norm import DeepNormPart, weighted
 from hooked_lm.components.blocks.hybrid import HybridBlock
 from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock, MixerPart
 from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
@@ -196,3 +198,34 @@ def _(block: ConvPostNormBlock, at: Sites, shift: LazyTensor | None = None) -> I
     yield "act(conv_pre) == conv_out", lambda: (block.conv_act(at("hook_conv_pre")), at("hook_conv_out"))
     yield "ln2(resid_post) + conv_out == resid_conv", summed
     yield from in_stream_identities(block, "ln3", "resid_conv", at, result="normalized_resid_post")
+
+
+@identities.register
+def _(block: DeepNormPart, at: Sites, shift: LazyTensor | None = None) -> Iterator[Identity]:
+    """Identities between the sites of a run."""
+    part = "mixer" if isinstance(block, MixerPart) else "attn"
+    before = {"mid": ("resid_pre", f"{part}_out"), "post": ("normalized_resid_mid", "mlp_out")}
+    weights = {"mid": block.cfg.mid_weights, "post": block.cfg.post_weights}
+
+    def summed(place: str) -> tuple[Tensor, Tensor]:
+        stream, out = (at(f"hook_{name}") for name in before[place])
+        return weighted(weights[place], stream, out), at(f"hook_resid_{place}")
+
+    for place, (stream, out) in before.items():
+        yield f"a {stream} + b {out} == resid_{place}", partial(summed, place)
+    yield from in_stream_identities(block, "ln1", "resid_mid", at)
+    yield from in_stream_identities(block, "ln2", "resid_post", at)
+    for name, stream in ((part, "resid_pre"), ("mlp", "normalized_resid_mid")):
+        if is_known(module := getattr(block, name)):
+            yield from identities(module, within(at, name), partial(at, f"hook_{stream}"))
+            yield f"{name} -> {name}_out", partial(_sublayer_output, block, name, at)
+
+
+def _sublayer_output(block: DeepNormPart, name: str, at: Sites) -> tuple[Tensor, Tensor]:
+    return output_from_sites(getattr(block, name), within(at, name)), at(f"hook_{name}_out")
+
+
+@weights_after_norms.register
+def _(block: DeepNormPart) -> list[tuple[str, list[InputWeight]]]:
+    """None: the output of each norm is the stream."""
+    return []

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.norm import upcast
+from hooked_lm.components.ssm.decayed_sum import decayed_updates, read_by_queries
 from hooked_lm.components.ssm.delta_net import GatedDeltaNet
 from hooked_lm.components.ssm.delta_rule import delta_states
+from hooked_lm.components.ssm.lightning import PARTS, LightningAttention
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.components.ssm.mixer import Mixer
@@ -96,8 +98,8 @@ def _(mixer: Mamba2, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     def by_steps() -> tuple[Tensor, Tensor]:
         u, dt, B, C = (upcast(at(f"hook_{name}")) for name in ("conv", "dt", "B", "C"))
         u = u.unflatten(-1, (mixer.cfg.n_heads, -1))
-        states = step_by_step(*mixer.discretized(u, dt, B))
-        return mixer.outputs_of(states, C) + upcast(mixer.D)[:, None] * u, at("hook_y")
+        states = step_by_step(*decayed_updates(*mixer.inputs(u, dt, B)))
+        return read_by_queries(states, C) + upcast(mixer.D)[:, None] * u, at("hook_y")
 
     yield from input_identities(mixer, at, get_input)
     yield "stream -> dt", lambda: (mixer.step_size(get_input()), at("hook_dt"))
@@ -198,3 +200,39 @@ def _(mixer: GatedDeltaNet) -> list[InputWeight]:
 def _(mixer: GatedDeltaNet) -> list[Tensor]:
     """The weights that write the output."""
     return [mixer.W_out] if mixer.b_out is None else [mixer.W_out, mixer.b_out]
+
+
+@identities.register
+def _(mixer: LightningAttention, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+    """Identities between the sites of a run without padding or a cache."""
+
+    def projected(name: str) -> tuple[Tensor, Tensor]:
+        return mixer.projected(get_input(), name.upper()), at(f"hook_{name}")
+
+    def by_steps() -> tuple[Tensor, Tensor]:
+        states = step_by_step(*decayed_updates(*mixer.inputs(at("hook_k"), at("hook_v"))))
+        return read_by_queries(states, upcast(at("hook_q"))), at("hook_z")
+
+    for name in ("q", "k", "v"):
+        yield f"act(stream W) == {name}", partial(projected, name)
+    yield "stream -> gate", lambda: (get_input() @ mixer.W_gate, at("hook_gate"))
+    yield "the recurrence of q, k, v == z", by_steps
+    yield from norm_identity(mixer, "norm", at, lambda: at("hook_z").flatten(2), label="mixer.norm")
+
+
+@output_from_sites.register
+def _(mixer: LightningAttention, at: Sites) -> Tensor:
+    """The output, computed from the last sites."""
+    return mixer.written(mixer.norm.apply_weights(at("norm.hook_normalized")), at("hook_gate"))
+
+
+@input_weights.register
+def _(mixer: LightningAttention) -> list[InputWeight]:
+    """The weights that the input is multiplied by."""
+    return [(mixer, f"W_{name}", f"b_{name}") for name in PARTS]
+
+
+@output_weights.register
+def _(mixer: LightningAttention) -> list[Tensor]:
+    """The weight that writes the output."""
+    return [mixer.W_out]

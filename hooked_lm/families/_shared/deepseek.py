@@ -1,5 +1,7 @@
 """Shared code for DeepSeek models: latent attention, and the tensor names."""
 
+from dataclasses import replace
+
 from hooked_lm.components.attention.indexer import Indexer
 from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.attention.sparse_latent import SharedIndexAttention, SparseLatentAttention
@@ -23,9 +25,14 @@ NO_EFFECT_OF_SPARSE = (
 def attention(hf: HFConfig, adjacent_pairs: bool) -> LatentAttention.Config:
     """The attention of a layer. YaRN's temperature is part of the scale of the scores."""
     turning = rotary(hf, hf.qk_rope_head_dim, adjacent_pairs=adjacent_pairs)
-    scale = (hf.qk_nope_head_dim + hf.qk_rope_head_dim) ** -0.5
+    attn = replace(without_rotary(hf), rotary=turning, d_shared=None)
     if isinstance(turning.scaling, YarnScaling) and turning.scaling.mscale_all_dim:
-        scale *= turning.scaling.temperature(turning.scaling.mscale_all_dim) ** 2
+        return replace(attn, scale=attn.d_head**-0.5 * turning.scaling.temperature(turning.scaling.mscale_all_dim) ** 2)
+    return attn
+
+
+def without_rotary(hf: HFConfig) -> LatentAttention.Config:
+    """The same without rotary: all features of queries and keys stay as they are."""
     return LatentAttention.Config(
         d_model=hf.hidden_size,
         n_heads=hf.num_attention_heads,
@@ -33,8 +40,8 @@ def attention(hf: HFConfig, adjacent_pairs: bool) -> LatentAttention.Config:
         d_value=hf.v_head_dim,
         d_kv_latent=hf.kv_lora_rank,
         d_q_latent=hf.q_lora_rank,
-        rotary=turning,
-        scale=scale,
+        rotary=None,
+        d_shared=hf.qk_rope_head_dim,
         down_bias=hf.attention_bias,
         out_bias=hf.attention_bias,
     )
@@ -80,13 +87,23 @@ def dense_block(hf: HFConfig, adjacent_pairs: bool, mlp_bias: bool = False) -> P
 
 def rows(tree: DecoderConfig) -> list[Row]:
     """Rows of every weight that such a decoder can have."""
-    attn = tree.blocks[0].attn
-    source, target = "model.layers.{l}.self_attn.", "blocks.{l}.attn."
-    down = {"DKV": attn.d_kv_latent, "KR": attn.rotary.dim}
-    up = {"UK": attn.d_nope, "UV": attn.d_value}
     return [
         *llama_like.outer_rows(tree),
         *llama_like.norm_rows(),
+        *attention_rows(tree.blocks[0].attn),
+        *llama_like.mlp_rows(),
+        *moe.sparse_rows(tree),
+    ]
+
+
+def attention_rows(
+    attn: LatentAttention.Config, source: str = "model.layers.{l}.self_attn.", out: str = "o_proj"
+) -> list[Row]:
+    """Rows of the attention's projections, biases and norms."""
+    target = "blocks.{l}.attn."
+    down = {"DKV": attn.d_kv_latent, "KR": attn.n_shared}
+    up = {"UK": attn.d_nope, "UV": attn.d_value}
+    return [
         Row(source + "q_proj.weight", target + "W_Q", "(n h) m -> n m h"),
         Row(source + "q_a_proj.weight", target + "W_DQ", "d m -> m d"),
         Row(source + "q_a_proj.bias", target + "b_DQ"),
@@ -100,7 +117,5 @@ def rows(tree: DecoderConfig) -> list[Row]:
         Row(source + "indexer.wk.weight", target + "indexer.W_K", "h m -> m h"),
         Row(source + "indexer.weights_proj.weight", target + "indexer.W_weights", "n m -> m n"),
         *classic.norm(source + "indexer.k_norm", target + "indexer.k_norm"),
-        *classic.out_of_attention(source + "o_proj"),
-        *llama_like.mlp_rows(),
-        *moe.sparse_rows(tree),
+        *classic.out_of_attention(source + out),
     ]

@@ -107,12 +107,12 @@ def around(
     )
 
 
-def outer_rows(tree: DecoderConfig) -> list[Row]:
+def outer_rows(tree: DecoderConfig, embed: str = "model.embed_tokens") -> list[Row]:
     """Rows of the embedding, the final norm and the unembedding."""
     return [
-        Row("model.embed_tokens.weight", "embed.W_E"),
+        Row(embed + ".weight", "embed.W_E"),
         *classic.norm("model.norm", "ln_final"),
-        *classic.head("lm_head", tree, "model.embed_tokens.weight"),
+        *classic.head("lm_head", tree, embed + ".weight"),
     ]
 
 

@@ -10,7 +10,7 @@ from hooked_lm.components.blocks.block import MLPPart, PreNormBlock
 from hooked_lm.components.blocks.hybrid import HybridBlock, sublayer_scale
 from hooked_lm.components.blocks.mixer import MixerMLPBlock
 from hooked_lm.components.blocks.per_layer import PerLayerBlock
-from hooked_lm.components.blocks.post_norm import NORMS_IN_STREAM, PostNormBlock
+from hooked_lm.components.blocks.post_norm import NORMS_IN_STREAM, PostNormPart
 from hooked_lm.components.norm import norm_of
 from hooked_lm.hooks import Slice, SliceInput
 from hooked_lm.models.checks import check_one_stream
@@ -48,7 +48,7 @@ def named_input_norm(model: Any, layer: int, mlp_input: bool) -> tuple[str, nn.M
         return "ln_final", norm_of(model, "ln_final")
     if mlp_input:
         check_mlp(model, layer)
-    if isinstance(model.blocks[layer], PostNormBlock):  # its sublayers read the stream without a norm
+    if isinstance(model.blocks[layer], PostNormPart):  # its sublayers read the stream without a norm
         return "", nn.Identity()
     name = model.blocks[layer].mlp_norm if mlp_input else "ln1"
     return f"blocks.{layer}.{name}", getattr(model.blocks[layer], name)
@@ -72,7 +72,7 @@ def attention_bound(model: Any, layer: int, mlp_input: bool) -> int:
     if mlp_input:
         check_mlp(model, layer)
     return layer + (
-        mlp_input and isinstance(model.blocks[layer], (PreNormBlock, PostNormBlock, MixerMLPBlock, HybridBlock))
+        mlp_input and isinstance(model.blocks[layer], (PreNormBlock, PostNormPart, MixerMLPBlock, HybridBlock))
     )
 
 
@@ -91,7 +91,7 @@ def sum_bound(model: Any, layer: int, mlp_input: bool = False) -> int:
 
 def mid_site(model: Any, layer: int) -> str:
     """The site of the stream between the sublayers of a block."""
-    normalized = "normalized_" if isinstance(model.blocks[layer], PostNormBlock) else ""
+    normalized = "normalized_" if isinstance(model.blocks[layer], PostNormPart) else ""
     return f"blocks.{layer}.hook_{normalized}resid_mid"
 
 

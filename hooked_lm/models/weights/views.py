@@ -12,7 +12,7 @@ from hooked_lm.components.blocks.cross import CrossPart
 from hooked_lm.components.blocks.hybrid import sublayer_scale
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.blocks.parallel import ParallelBlock
-from hooked_lm.components.blocks.post_norm import NORMS_IN_STREAM, PostNormBlock
+from hooked_lm.components.blocks.post_norm import NORMS_IN_STREAM, PostNormPart
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import Norm, norm_of
 from hooked_lm.factored_matrix import FactoredMatrix
@@ -47,7 +47,7 @@ class WeightViews:
 
         def order(i: int) -> tuple[int, int]:
             block, _, rest = named[i][0].rpartition("blocks.")[2].partition(".")
-            if not block.isdigit() or isinstance(self.blocks[int(block)], PostNormBlock):  # norms stay after sublayers
+            if not block.isdigit() or isinstance(self.blocks[int(block)], PostNormPart):  # norms stay after sublayers
                 return i, 0
             part = rest.split(".")[0]
             is_router = rest in ("mlp.W_router", "mlp.b_router")

@@ -3,7 +3,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hooked_lm.components.ssm.mamba2 import Mamba2, decays
+from hooked_lm.components.ssm.decayed_sum import decayed_updates, decays, in_chunks, read_by_queries
+from hooked_lm.components.ssm.mamba2 import Mamba2
+from hooked_lm.components.ssm.scan import step_by_step
 from tests.close import assert_close
 from tests.components.ssm import mixers
 
@@ -70,9 +72,11 @@ def test_chunks_equal_the_recurrence(model: mixers.Rooted) -> None:
     B, C = (mixers.some(batch, n_pos, cfg.n_groups, cfg.d_state, seed=seed) for seed in (2, 3))
     dt = mixers.some(batch, n_pos, cfg.n_heads, seed=4).exp()
     for first in (None, state.double()):
-        arguments = (u.double(), dt.double(), B.double(), C.double(), first)
-        for found, expected in zip(mixer.in_chunks(*arguments), mixer.scan(*arguments), strict=True):
-            assert_close(found, expected)
+        inputs = mixer.inputs(u.double(), dt.double(), B.double())
+        y, last = in_chunks(C.double(), *inputs, first)
+        states = step_by_step(*decayed_updates(*inputs), first)
+        assert_close(y, read_by_queries(states, C.double()))
+        assert_close(last, states[:, -1])
 
 
 def test_decays_are_precise_beside_large_rates() -> None:

@@ -1,0 +1,77 @@
+"""Post-norm blocks whose sums are weighted (DeepNorm, Wang et al. 2022, arXiv:2203.00555)."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from hooked_lm.components.blocks.block import Stream
+from hooked_lm.components.blocks.mixer import MixerPart
+from hooked_lm.components.blocks.post_norm import PostNormBlock, PostNormPart
+from hooked_lm.components.context import Context
+from hooked_lm.hooks import hook_if_listening
+
+Weights = tuple[float, float]  # of the stream and of the output of a sublayer, in their sum
+
+
+class DeepNormPart(PostNormPart):
+    """What both kinds of blocks have; `hook_attn_out`, `hook_mixer_out` and `hook_mlp_out` are before the weights."""
+
+    @dataclass(frozen=True)
+    class Config(PostNormPart.Config):
+        mid_weights: Weights = (1.0, 1.0)
+        post_weights: Weights = (1.0, 1.0)
+
+    cfg: Config
+    ln1: nn.Module
+
+    def after_mixing(self, resid: Stream, out: Stream) -> Stream:
+        """The stream after the block, for the stream before it and the output of attention or of the mixer."""
+        resid = self.hook_resid_mid(weighted(self.cfg.mid_weights, resid, out))
+        resid = self.hook_normalized_resid_mid(self.ln1(resid))
+        mlp_out = self.apply_mlp(hook_if_listening(self.hook_mlp_in, resid))
+        resid = self.hook_resid_post(weighted(self.cfg.post_weights, resid, mlp_out))
+        return self.hook_normalized_resid_post(self.ln2(resid))
+
+
+class DeepNormBlock(DeepNormPart, PostNormBlock):
+    """`x = ln1(a resid + b attn(resid))`, then `ln2(c x + d mlp(x))`, with (a, b) `mid_weights` and (c, d) `post_weights`."""
+
+    @dataclass(frozen=True)
+    class Config(DeepNormPart.Config, PostNormBlock.Config):
+        def build(self, layer: int) -> "DeepNormBlock":
+            return DeepNormBlock(self, layer)
+
+    cfg: Config
+
+    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
+        resid = self.hook_resid_pre(resid)
+        return self.after_mixing(resid, self.attn_out(resid, context, resid))
+
+
+class DeepNormMixerBlock(MixerPart, DeepNormPart):
+    """The same with a mixer instead of attention."""
+
+    @dataclass(frozen=True)
+    class Config(DeepNormPart.Config, MixerPart.Config):
+        def build(self, layer: int) -> "DeepNormMixerBlock":
+            return DeepNormMixerBlock(self, layer)
+
+    cfg: Config
+
+    def make_parts(self) -> None:
+        self.make_mixer()
+        self.make_post_norms()
+
+    def mixer_norm(self, resid: Stream) -> Stream:
+        """The input of the mixer: the stream, without a norm."""
+        return resid
+
+    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
+        resid = self.hook_resid_pre(resid)
+        return self.after_mixing(resid, self.mixer_out(resid, context))
+
+
+def weighted(weights: Weights, resid: Stream, out: Stream) -> Stream:
+    """The sum of the stream and the output of a sublayer, with these weights."""
+    a, b = weights
+    return a * resid + b * out
