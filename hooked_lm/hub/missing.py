@@ -31,7 +31,6 @@ REASONS: dict[str, tuple[str, ...]] = {
     "its tokens have entities beside them": ("luke",),
     "its tokens have shapes and sounds beside them": ("roc_bert",),
     # mechanisms that no component has
-    "a state with exponential gates (mLSTM)": ("xlstm",),
     "blocks that several layers share, after a Mamba layer": ("zamba", "zamba2"),
     "blocks that are run again and again": ("hrm_text",),
     "a choice of the keys that each query sees (an indexer)": (

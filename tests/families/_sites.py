@@ -39,6 +39,7 @@ from hooked_lm.components.ssm.kimi_delta import KimiDeltaAttention
 from hooked_lm.components.ssm.lightning import LightningAttention
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.mamba2 import Mamba2
+from hooked_lm.components.ssm.mlstm import MLSTM
 from hooked_lm.components.ssm.rg_lru import RGLRU
 from hooked_lm.components.ssm.short_conv import ShortConv
 from hooked_lm.components.ssm.wkv import WKV
@@ -197,6 +198,14 @@ def _(cfg: RGLRU.Config) -> Sites:
 def _(cfg: ShortConv.Config) -> Sites:
     sites = {"hook_in": STREAM} | {f"hook_{name}": INNER for name in ("x", "gate", "B", "y")}
     return sites | {"hook_state": f"{INNER} tap", "hook_out": STREAM}
+
+
+@sites_of.register
+def _(cfg: MLSTM.Config) -> Sites:
+    heads = "batch pos ssm_head"
+    sites = {"hook_in": STREAM, "hook_i": heads, "hook_f": heads, "norm.hook_scale": f"{heads} 1", "hook_out": STREAM}
+    sites |= dict.fromkeys(("hook_q", "hook_k"), f"{heads} d_state") | {"hook_state": f"{heads} columns d_state"}
+    return sites | dict.fromkeys(("hook_v", "hook_z", "hook_gate", "norm.hook_normalized"), f"{heads} d_ssm_head")
 
 
 @sites_of.register
@@ -504,6 +513,11 @@ def _(cfg: LightningAttention.Config) -> dict[str, int]:
 @sizes_of.register
 def _(cfg: RGLRU.Config) -> dict[str, int]:
     return {"d_inner": cfg.d_inner}
+
+
+@sizes_of.register
+def _(cfg: MLSTM.Config) -> dict[str, int]:
+    return {"ssm_head": cfg.n_heads, "d_ssm_head": cfg.d_head, "columns": cfg.d_head + 1, "d_state": cfg.d_state}
 
 
 @sizes_of.register

@@ -44,6 +44,29 @@ RWKV = {
     "use_cache": False,  # RwkvSelfAttention writes into its state in place, through which no gradient passes
 }
 
+
+def stir_gates(model: nn.Module) -> None:
+    """Gates of order one, which differ between heads."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("gate_preact.weight") and len(parameter) <= 4:
+            parameter.mul_(0.4)
+        if name.endswith("igate_preact.bias"):
+            parameter.copy_(torch.linspace(-1.5, 1.0, len(parameter)))
+        if name.endswith("fgate_preact.bias"):
+            parameter.copy_(torch.linspace(3.0, 0.5, len(parameter)))
+
+
+XLSTM = {
+    "vocab_size": 61,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_heads": 4,
+    "qk_dim_factor": 1.0,  # xLSTMCache of transformers rounds widths up to multiples of 64, other than the layers
+    "norm_eps": 0.02,
+    "use_cache": False,
+}
+REFUSED = {"xlstm": {"add_out_norm", "tie_word_embeddings"}}
+
 CASES: list[Case] = [
     Case("diffllama", "grouped", {**SIZES, **GROUPED}, adjust=stir_lambdas),
     Case(
@@ -91,6 +114,31 @@ CASES: list[Case] = [
         "wide-stream-large-eps",
         {**RWKV, "hidden_size": 48, "intermediate_size": 64, "layer_norm_epsilon": 0.2},
         adjust=stir_decays,
+        cached=False,
+    ),
+    Case("xlstm", "four-heads", XLSTM, n_prompt=40, adjust=stir_gates),
+    Case(
+        "xlstm",
+        "narrow-keys-tight-caps-large-eps",
+        {
+            **XLSTM,
+            "hidden_size": 32,
+            "qk_dim_factor": 0.5,
+            "num_hidden_layers": 3,
+            "gate_soft_cap": 1.5,
+            "output_logit_soft_cap": 4.0,
+            "eps": 0.2,
+            "ffn_round_up_to_multiple_of": 8,
+            "ffn_proj_factor": 1.4,
+        },
+        adjust=stir_gates,
+        cached=False,
+    ),
+    Case(
+        "xlstm",
+        "wide-values-two-heads",
+        {**XLSTM, "hidden_size": 48, "v_dim_factor": 1.5, "num_heads": 2, "norm_eps": 0.2},
+        adjust=stir_gates,
         cached=False,
     ),
 ]

@@ -8,16 +8,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import CONFIG_MAPPING
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig, pretrained
 from hooked_lm.components.router import SoftmaxRouter
 from hooked_lm.components.ssm.channel_mix import ChannelMix
+from hooked_lm.families import family
+from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.models.config.tree import DecoderConfig
 from tests.close import assert_apart, assert_close
 from tests.families import other_mixing
 from tests.families._case import reference
 from tests.families._models import distance, hooked, logits_of, prompt
-from tests.families.test_state_space import every_attention, every_norm, reverse, swap
+from tests.families.test_state_space import every_attention, every_mixer, every_norm, reverse, swap
 
 CASES = {str(case): case for case in other_mixing.CASES}
 
@@ -45,6 +48,9 @@ WRONG_TREES = {
         lambda tree: replace(tree, embed=replace(tree.embed, norm=replace(tree.embed.norm, eps=1e-6))),
     ),
     "activation of channel mixing": ("rwkv-two-layers", every_channel_mix(act_fn="relu")),
+    "cap of the gates": ("xlstm-narrow-keys-tight-caps-large-eps", every_mixer(lambda _: {"gate_cap": 15.0})),
+    "eps of the divisor": ("xlstm-narrow-keys-tight-caps-large-eps", every_mixer(lambda _: {"denominator_eps": 1e-6})),
+    "eps of the norm of heads": ("xlstm-four-heads", every_mixer(lambda _: {"eps": 1e-6})),
     "eps of the norms of blocks": ("jetmoe-two-of-four", every_norm(eps=0.02)),
     "one expert less in attention": ("jetmoe-two-of-four", every_attention(lambda _: {"top_k": 1})),
     "softmax of all experts in attention": (
@@ -86,16 +92,54 @@ def test_wrong_weights_are_noticed(name: str, part: str, damage: Callable[[Any],
     assert distance(model(tokens), logits_of(CASES[name], tokens)) > 1e-3
 
 
-@pytest.mark.parametrize("damage", [swap("W_K", "W_V"), swap("mix_K", "mix_R"), reverse("decay"), reverse("bonus")])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("rwkv-two-layers", swap("W_K", "W_V")),
+        ("rwkv-two-layers", swap("mix_K", "mix_R")),
+        ("rwkv-two-layers", reverse("decay")),
+        ("rwkv-two-layers", reverse("bonus")),
+        ("xlstm-four-heads", swap("W_Q", "W_K")),
+        ("xlstm-four-heads", swap("W_V", "W_gate")),
+        ("xlstm-four-heads", swap("W_i", "W_f")),
+        ("xlstm-four-heads", reverse("b_i")),
+    ],
+)
 @torch.no_grad()
-def test_wrong_weights_of_time_mixing_are_noticed(damage: Callable[[Any], None]) -> None:
-    case = CASES["rwkv-two-layers"]
-    model, tokens = copy.deepcopy(hooked(case)), prompt(case)
-    damage(model.blocks[2].mixer)
-    assert distance(model(tokens), logits_of(case, tokens)) > 1e-3
+def test_wrong_weights_of_mixers_are_noticed(name: str, damage: Callable[[Any], None]) -> None:
+    model, tokens = copy.deepcopy(hooked(CASES[name])), prompt(CASES[name])
+    damage(model.blocks[0].mixer)
+    assert distance(model(tokens), logits_of(CASES[name], tokens)) > 1e-3
 
 
-@pytest.mark.parametrize("name", ["rwkv-two-layers"])
+@torch.no_grad()
+def test_chunks_of_xlstm() -> None:
+    """Prompts longer than a chunk, which transformers computes by another kernel. In bf16 it fails there: the products in
+    mlstm_chunkwise_parallel_fw_H of modeling_xlstm.py would be of two dtypes."""
+    case = CASES["xlstm-four-heads"]
+    theirs = reference(replace(case, name="chunks", fields=case.fields | {"chunk_size": 16}))
+    model = pretrained.from_pretrained_no_processing("tiny", hf_model=theirs)
+    tokens = prompt(case, length=150)
+    assert_close(model(tokens), copy.deepcopy(theirs)(tokens).logits)
+    with pytest.raises(RuntimeError, match="dtype"):
+        copy.deepcopy(theirs).to(torch.bfloat16)(tokens)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"use_bias": True}, "use_bias=True is not supported for xlstm: its RMS norms would have biases"),
+        ({"weight_mode": "fused"}, "weight_mode='fused' is not supported for xlstm; 'single' is"),
+        ({"add_out_norm": False}, "add_out_norm=False"),
+        ({"num_hidden_layers": 2, "num_blocks": 3}, "num_hidden_layers=2 and num_blocks=3 differ"),
+    ],
+)
+def test_configs_of_xlstm_that_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_config(family("xlstm"), CONFIG_MAPPING["xlstm"](**fields))
+
+
+@pytest.mark.parametrize("name", ["rwkv-two-layers", "xlstm-four-heads"])
 @torch.no_grad()
 def test_states_carry_something(name: str) -> None:
     """The logits depend on what is read from the past."""
@@ -109,7 +153,7 @@ def test_states_carry_something(name: str) -> None:
     assert (forgetful - model(tokens))[:, -1].abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("name", ["rwkv-two-layers"])
+@pytest.mark.parametrize("name", ["rwkv-two-layers", "xlstm-four-heads"])
 @torch.no_grad()
 def test_padding_on_the_left_is_skipped(name: str) -> None:
     """A padded row has the logits of the row alone. transformers does not use the mask of these models: padding changes them."""

@@ -12,6 +12,7 @@ from hooked_lm.components.ssm.delta_net import GatedDeltaNet
 from hooked_lm.components.ssm.lightning import LightningAttention
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.mamba2 import Mamba2
+from hooked_lm.components.ssm.mlstm import MLSTM
 from hooked_lm.components.ssm.rg_lru import RGLRU
 from hooked_lm.components.ssm.short_conv import ShortConv
 from hooked_lm.components.ssm.wkv import WKV
@@ -26,6 +27,7 @@ MixerConfig = (
     | WKV.Config
     | ChannelMix.Config
     | LightningAttention.Config
+    | MLSTM.Config
 )
 
 
