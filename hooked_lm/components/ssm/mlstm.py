@@ -13,13 +13,12 @@ from hooked_lm.components.embed import soft_capped
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.norm import RESIDUAL, upcast
 from hooked_lm.components.ssm.convolution import Window
-from hooked_lm.components.ssm.mamba2 import HEADS, decays
+from hooked_lm.components.ssm.decayed_sum import CHUNK, decays, hooked_decayed_sum
+from hooked_lm.components.ssm.mamba2 import HEADS
 from hooked_lm.components.ssm.mixer import CachedMixer, Stream
-from hooked_lm.components.ssm.scan import edited_scan, linear_scan, read_states
 from hooked_lm.hooks import HookPoint
 
 QK = (*HEADS[:-1], "d_state")
-LONG = 64  # positions whose pairs are computed as a masked product
 
 PerHead = Float[Tensor, "batch pos ssm_head d_ssm_head"]
 Keys = Float[Tensor, "batch pos ssm_head d_state"]
@@ -147,33 +146,12 @@ class MLSTM(CachedMixer):
     ) -> tuple[Sums, State]:
         """`C q` and `n q` at every position, and the last state."""
         q, k, columns = upcast(q) * self.cfg.d_state**-0.5, upcast(k), F.pad(upcast(v), (0, 1), value=1.0)
-        columns = columns * log_i.exp()[..., None]
-        return read_states(
-            self.hook_state,
-            q.shape[1],
-            lambda edits: edited_scan(log_f.exp()[..., None, None], columns[..., None] * k[..., None, :], state, edits),
-            lambda states: (states @ q[..., None])[..., 0],
-            lambda: self.in_chunks(q, k, columns, log_f, state),
-        )
-
-    def in_chunks(self, q: Keys, k: Keys, columns: Sums, log_f: Gates, state: State | None) -> tuple[Sums, State]:
-        """The same, with masked products of q and k within chunks and a recurrence of states between chunks."""
-        n_pos, length = q.shape[1], min(LONG, q.shape[1])
-        q, k, columns = (_in_chunks(x, length) for x in (q, k, columns))
-        rates = _in_chunks(log_f[..., None], length)[..., 0]
-        weights = decays(rates)  # [... pos, source pos]
-        since_start = rates.cumsum(-1).exp()
-        updates = (columns * weights[..., -1, :, None]).mT @ k  # of the state, over a whole chunk
-        first = torch.zeros_like(updates[:, 0]) if state is None else state
-        states = linear_scan(since_start[..., -1, None, None], updates, first)
-        previous = torch.cat([first[:, None], states[:, :-1]], 1)
-        sums = (q @ k.mT * weights) @ columns + since_start[..., None] * (q @ previous.mT)
-        return rearrange(sums, "batch chunk head pos d -> batch (chunk pos) head d")[:, :n_pos], states[:, -1]
+        return hooked_decayed_sum(self.hook_state, q, k, columns * log_i.exp()[..., None], log_f, state)
 
     def stabilisers(self, log_i: Gates, log_f: Gates, window: Window | None = None) -> Gates:
         """m at every position, after that of earlier tokens, which is 0 before the first."""
-        n_pos, length = log_f.shape[1], min(LONG, log_f.shape[1])
-        rates, entering = (_in_chunks(x[..., None], length)[..., 0] for x in (log_f, log_i))
+        n_pos, length = log_f.shape[1], min(CHUNK, log_f.shape[1])
+        rates, entering = (_in_chunks(x, length) for x in (log_f, log_i))
         last = torch.zeros_like(rates[:, 0, :, 0]) if window is None else window[:, -1]
         found = []
         highest = (decays(rates).log() + entering[..., None, :]).amax(-1)  # of the chunk's own inputs
@@ -188,9 +166,8 @@ class MLSTM(CachedMixer):
         return sums[..., :-1] / divisor[..., None]
 
 
-def _in_chunks(
-    x: Float[Tensor, "batch pos ssm_head d"], length: int
-) -> Float[Tensor, "batch chunk ssm_head in_chunk d"]:
+def _in_chunks(x: Gates, length: int) -> Float[Tensor, "batch chunk ssm_head in_chunk"]:
     """In chunks of a length, with zeros at the end."""
-    x = F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % length))
-    return rearrange(x, "batch (chunk pos) head d -> batch chunk head pos d", pos=length)
+    return rearrange(
+        F.pad(x, (0, 0, 0, -x.shape[1] % length)), "batch (chunk pos) head -> batch chunk head pos", pos=length
+    )
