@@ -46,7 +46,6 @@ PLAIN, TURNING = rope("default"), rope("default", rope_theta=30.0)
 # Fields that are refused when they are not at their default.
 REFUSED = {
     "gemma": {"use_bidirectional_attention"},
-    "gemma3_text": {"use_bidirectional_attention"},
 }
 
 GEMMAS = [

@@ -1,5 +1,5 @@
 """Gemma 3 (Gemma Team 2025, arXiv:2503.19786): normalised queries and keys instead of Gemma 2's soft caps, and
-separate rotary frequencies in local layers."""
+separate rotary frequencies in local layers. EmbeddingGemma (2025, arXiv:2509.20354) attends in both directions."""
 
 from dataclasses import replace
 
@@ -21,7 +21,9 @@ NO_EFFECT = ("sliding_window_pattern", "rope_local_base_freq", "hidden_act", "at
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    norm = RMSNorm.Config(hf.hidden_size, hf.rms_norm_eps, offset=1.0)
+    norm, is_causal = RMSNorm.Config(hf.hidden_size, hf.rms_norm_eps, offset=1.0), not hf.use_bidirectional_attention
+    if not is_causal:  # half of the window lies on either side
+        hf = hf.changed(sliding_window=hf.sliding_window // 2 + 1)
     attn = llama_like.attention(
         hf,
         rotary=None,  # set below, separately for each layer type
@@ -29,6 +31,7 @@ def config(hf: HFConfig) -> DecoderConfig:
         qkv_bias=hf.attention_bias,
         out_bias=hf.attention_bias,
         qk_norm=RMSNorm.Config(hf.head_dim, hf.rms_norm_eps, offset=1.0),
+        causal=is_causal,
     )
     attns = [
         replace(attn, window=window, rotary=rotary(hf, hf.head_dim, layer_type))
