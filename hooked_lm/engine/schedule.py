@@ -66,7 +66,7 @@ class Planner:
         self.kv_source_layers = [kv_source_layer(block) for block in base.model.blocks]
         self.mixes = [not isinstance(block, MLPOnlyBlock) for block in base.model.blocks]
         self.has_state = [isinstance(block, MixerPart) for block in base.model.blocks]
-        modules = [mixing(block) for block in base.model.blocks]
+        modules = [module for block in base.model.blocks for module in mixing(block)]
         self.index_source_layers = {attn.index_source_layer for attn in modules if isinstance(attn, Attend)}
         self.n_layers = len(self.kv_source_layers)
         self._without_edits: dict[tuple[int, Interval], LayerSpans] = {}  # of layers without an edit
