@@ -29,6 +29,8 @@ TOWERS = ("language_model.", "text_model.", "llm.")  # the module of the languag
 RENAMED_LAYERS = {r"^(model\.)?(blocks|encoder\.layers)\.(?=\d)": r"\1layers."}
 # Composite -> fields that it sets in the config of its language model and that have no effect on text alone.
 FOR_IMAGES = {"paligemma": ("use_bidirectional_attention", "num_image_tokens")}
+# Composite that has the fields of its language model in its own config -> the model type of that language model
+FLAT = {"phi4_multimodal": "phi3"}
 
 
 def text_config(config: Any) -> Any | None:
@@ -38,7 +40,7 @@ def text_config(config: Any) -> Any | None:
     """
     part = _inner(config)
     if part is None:
-        return None
+        return _flat(config) if config.model_type in FLAT else None
     inner = part
     while (deeper := _inner(inner)) is not None:
         inner = deeper
@@ -116,6 +118,15 @@ def described(left_out: Mapping[str, int]) -> str:
     'multi_modal_projector (4 tensors), vision_tower (391 tensors)'
     """
     return ", ".join(f"{name} ({n} tensor{'s' * (n != 1)})" for name, n in left_out.items()) or "nothing"
+
+
+def _flat(config: Any) -> Any:
+    """The config of the language model of a composite in `FLAT`: all fields but the configs of the towers."""
+    from transformers import CONFIG_MAPPING
+
+    towers = {name for name, value in config.to_dict().items() if name.endswith("_config") and isinstance(value, dict)}
+    fields = {name: value for name, value in config.to_dict().items() if name not in (*towers, "model_type")}
+    return CONFIG_MAPPING[FLAT[config.model_type]](**fields)
 
 
 def _inner(config: Any) -> Any | None:

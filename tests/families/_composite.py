@@ -6,6 +6,8 @@ from typing import Any
 import transformers
 from torch import nn
 
+from hooked_lm.hub.composite import FLAT
+
 # Sizes of towers, by whatever names their configs have for them.
 TINY = {
     **dict.fromkeys(("hidden_size", "embed_dim", "width", "d_model", "output_dim", "hidden_dim"), 16),
@@ -78,6 +80,7 @@ COMPOSITES = {
     "fuyu": "persimmon",
     "exaone4_5": "exaone4",
     "kimi_k25": "deepseek_v3",
+    "phi4_multimodal": "phi3",
 }
 
 
@@ -99,10 +102,10 @@ def composite(kind: str, text: Mapping[str, Any], attention: str = "eager", **fi
     """A composite of this model type around a language model with the fields `text`; `fields` are its own."""
     if "tie_word_embeddings" in text:  # most composites are tied as their own config says
         fields = {"tie_word_embeddings": text["tie_word_embeddings"], **fields}
-    config = transformers.CONFIG_MAPPING[kind](
-        text_config=dict(text), **{**towers(kind), **FIELDS.get(kind, {}), **fields}
-    )
-    for part in (config, config.text_config):
+    given = dict(text) if kind in FLAT else {"text_config": dict(text)}
+    given.pop("model_type", None)
+    config = transformers.CONFIG_MAPPING[kind](**{**given, **towers(kind), **FIELDS.get(kind, {}), **fields})
+    for part in (config, getattr(config, "text_config", config)):
         part._attn_implementation, part._experts_implementation = attention, "eager"
     return model_class(kind)._from_config(config)
 
@@ -112,7 +115,7 @@ def model_class(kind: str) -> Any:
     from transformers.models.auto import modeling_auto as auto
 
     known: dict[str, str] = {}
-    for table in ("TEXT_TO_WAVEFORM", "SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM", "MULTIMODAL_LM"):
+    for table in ("CAUSAL_LM", "TEXT_TO_WAVEFORM", "SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM", "MULTIMODAL_LM"):
         known |= getattr(auto, f"MODEL_FOR_{table}_MAPPING_NAMES")
     thinkers = {"qwen2_5_omni_thinker": "Qwen2_5OmniThinkerForConditionalGeneration"}
     thinkers["qwen3_omni_moe_thinker"] = "Qwen3OmniMoeThinkerForConditionalGeneration"

@@ -16,6 +16,14 @@ SPARSE_GLM = {
     "n_group": 1,
     "topk_group": 1,
 }
+DEEPSEEK_OCR = {
+    **SIZES,
+    **GROUPED,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "mlp_layer_types": ["dense", "sparse"],
+}
 MULTIPLIERS = {
     "embedding_multiplier": 3.0,
     "attention_multiplier": 0.2,
@@ -103,6 +111,50 @@ CASES: list[Case] = [
         "biased-dense-first",
         {**WIDE, **SPARSE, **axes(4, 2, 2), "attention_bias": True, "mlp_only_layers": [0]},
         composite="qwen3_omni_moe_thinker",
+    ),
+    Case("qwen3_vl_moe_text", "axes", {**WIDE, **SPARSE, **axes(4, 2, 2)}, composite="qwen3_vl_moe"),
+    Case(
+        "qwen3_vl_moe_text",
+        "biased-every-second-experts-as-wide-as-half-the-stream",
+        {
+            **WIDE,
+            **SPARSE,
+            **axes(4, 2, 2),
+            "attention_bias": True,
+            "decoder_sparse_step": 2,
+            "moe_intermediate_size": 16,
+        },
+        composite="qwen3_vl_moe",
+    ),
+    Case(
+        "qwen3_vl_moe_text",
+        "dense-first-tied-experts-as-wide-as-the-stream",
+        {**WIDE, **SPARSE, **axes(4, 2, 2), **TIED, "mlp_only_layers": [0], "moe_intermediate_size": 32},
+        composite="qwen3_vl_moe",
+    ),
+    Case("deepseek_ocr2_text", "greedy", DEEPSEEK_OCR, composite="deepseek_ocr2"),
+    Case(
+        "deepseek_ocr2_text",
+        "groups-biased-scaled-one-shared",
+        {
+            **DEEPSEEK_OCR,
+            **FULL,
+            "topk_method": "group_limited_greedy",
+            "n_group": 3,
+            "topk_group": 2,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 1.7,
+            "mlp_layer_types": ["sparse", "dense"],
+        },
+        composite="deepseek_ocr2",
+    ),
+    Case(
+        "deepseek_ocr2_text",
+        "tied-yarn-gelu-three-experts",
+        {**DEEPSEEK_OCR, **YARN, **TIED, "hidden_act": "gelu", "num_experts_per_tok": 3},
+        composite="deepseek_ocr2",
     ),
     Case("glm4v_text", "axes", {**SIZES, **GROUPED, **axes(1, 1, 0, partial_rotary_factor=0.5)}, composite="glm4v"),
     Case(

@@ -61,6 +61,7 @@ TEXTS: dict[str, dict[str, Any]] = {
 INSIDE = {case.composite: case for case in reversed(CASES) if case.composite is not None}
 KINDS = thinned([*COMPOSITES, *INSIDE], keep=("llava", "gemma3", "idefics3", "blip-2", "qwen2_vl", "aya_vision"))
 FUSED = (
+    "deepseek_ocr2",
     "step3p7",
     "kimi_k25",
     "glm4v_moe",

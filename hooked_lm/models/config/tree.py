@@ -26,7 +26,7 @@ class DecoderConfig:
 
     `n_ctx` is the longest prompt. With `shortformer` the position embedding is added to the inputs of queries and keys
     instead of the stream (Press et al. 2020, arXiv:2012.15832). `per_layer` is a second token embedding, with a vector for
-    each layer.
+    each layer. `layout` is a number that tells apart the layouts in which a family's tensors may be written.
     """
 
     n_ctx: int
@@ -37,6 +37,7 @@ class DecoderConfig:
     ln_final: NormConfig | None = None
     shortformer: bool = False
     per_layer: PerLayerEmbed.Config | None = None
+    layout: int = 0
 
     def __post_init__(self) -> None:
         check_tied(self.unembed, self.embed)

@@ -17,7 +17,15 @@ WITHOUT_BOS = {
     *("ernie4_5", "ernie4_5_moe", "exaone4", "glm", "glm4", "glm4_moe", "granite", "granitemoe"),
     *("seed_oss", "smollm3", "starcoder2", "glm4_moe_lite", "minimax_m2", "granitemoehybrid"),
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text"),
-    *("qwen3_vl_text", "qwen3_omni_moe_text", "glm4v_text", "glm4v_moe_text", "glm_ocr_text", "granite4_vision_text"),
+    *(
+        "qwen3_vl_text",
+        "qwen3_vl_moe_text",
+        "qwen3_omni_moe_text",
+        "glm4v_text",
+        "glm4v_moe_text",
+        "glm_ocr_text",
+        "granite4_vision_text",
+    ),
     *("rwkv", "glm_moe_dsa", "granite_docling_text", "emu3_text_model", "hunyuan_vl_text", "paddleocr_vl_text"),
     *("kimi_linear", "bailing_hybrid", "minimax"),
 }

@@ -1,0 +1,63 @@
+"""Language models of composites: how their files may be written."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hooked_lm import pretrained
+from tests.close import assert_apart
+from tests.families import composites
+from tests.families._case import Case, reference
+from tests.families._models import hooked, prompt
+
+QWEN = {str(case): case for case in composites.CASES if case.family == "qwen3_vl_moe_text"}
+EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
+
+
+def written(case: Case, folder: Path, turned: tuple[str, ...]) -> Path:
+    """The case's checkpoint in a folder, with the experts of these names turned."""
+    reference(case).save_pretrained(folder)
+    file = folder / "model.safetensors"
+    tensors = {n: x.mT.contiguous() if n.endswith(turned) else x for n, x in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("case", QWEN.values(), ids=str)
+@torch.no_grad()
+def test_experts_as_published_and_as_saved_again(case: Case, tmp_path: Path) -> None:
+    """Also where one of their tensors has the same shape in both layouts: experts are as wide as the stream, or half as wide."""
+    expected = hooked(case)(prompt(case))
+    for name, turned in (("published", EXPERTS), ("again", ("no tensor",))):
+        model = pretrained.from_pretrained_no_processing(written(case, tmp_path / name, turned))
+        assert model.cfg.tree.layout == (name == "again")
+        assert torch.equal(model(prompt(case)), expected)
+
+
+@torch.no_grad()
+def test_transformers_reads_such_files_where_shapes_differ(tmp_path: Path) -> None:
+    case = QWEN["qwen3_vl_moe_text-axes"]
+    theirs = type(reference(case)).from_pretrained(written(case, tmp_path, EXPERTS)).eval()
+    again = {name: x for name, x in theirs.state_dict().items() if name.endswith(EXPERTS)}
+    assert again
+    assert all(torch.equal(x, reference(case).state_dict()[name]) for name, x in again.items())
+
+
+def test_experts_in_both_layouts_are_refused(tmp_path: Path) -> None:
+    folder = written(QWEN["qwen3_vl_moe_text-axes"], tmp_path, EXPERTS[:1])
+    with pytest.raises(ValueError, match=r"\[expert, in, out\], and those of others \[expert, out, in\]"):
+        pretrained.from_pretrained_no_processing(folder)
+
+
+@torch.no_grad()
+def test_wrong_experts_are_noticed() -> None:
+    case = QWEN["qwen3_vl_moe_text-dense-first-tied-experts-as-wide-as-the-stream"]
+    model = hooked(case)
+    before = model(prompt(case))
+    W_out = model.blocks[1].mlp.experts[0].W_out
+    kept = W_out.clone()
+    W_out.copy_(kept.mT)
+    assert_apart(model(prompt(case)), before)
+    W_out.copy_(kept)
