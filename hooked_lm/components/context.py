@@ -72,13 +72,13 @@ class Context:
         """The keys and values that a layer kept; None if it did not run."""
         return self._shared.get(("keys and values", kv_source_layer))  # type: ignore[return-value]
 
-    def keep_chosen(self, layer: int, chosen: Bool[Tensor, "batch query_pos key_pos"] | None) -> None:
-        """Keeps the keys that each query of a layer attends to, for later layers; None: all."""
-        self._shared["chosen keys", layer] = chosen
+    def keep_rows(self, name: str, layer: int, rows: Tensor | None) -> None:
+        """Keeps a value of each token of a layer for later layers."""
+        self._shared[name, layer] = rows
 
-    def chosen_by(self, layer: int) -> Bool[Tensor, "batch query_pos key_pos"] | None:
-        """What a layer kept of the keys that it chose; KeyError if it did not run."""
-        return self._shared["chosen keys", layer]  # type: ignore[return-value]
+    def rows_of(self, name: str, layer: int) -> Tensor | None:
+        """The value that a layer kept for each token; KeyError if it did not run."""
+        return self._shared[name, layer]  # type: ignore[return-value]
 
     def attend_rows(
         self,

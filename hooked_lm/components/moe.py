@@ -123,7 +123,8 @@ class MoE(nn.Module):
     @dataclass(frozen=True)
     class Config:
         """`router_bias` adds a bias to the router and to the gate of the shared expert, `out_bias` one to the output, which
-        `out_scale` multiplies before."""
+        `out_scale` multiplies before. After the experts the router has `n_identity` choices whose output is x itself, without
+        an entry in `experts` (LongCat-Flash, Meituan 2025, arXiv:2509.01322)."""
 
         expert: ExpertConfig
         n_experts: int
@@ -134,6 +135,12 @@ class MoE(nn.Module):
         shared_gate: bool = False
         out_scale: float = 1.0
         out_bias: bool = False
+        n_identity: int = 0
+
+        @property
+        def n_choices(self) -> int:
+            """The number of experts that the router chooses from."""
+            return self.n_experts + self.n_identity
 
         @property
         def d_model(self) -> int:
@@ -144,14 +151,15 @@ class MoE(nn.Module):
 
     def __init__(self, cfg: Config) -> None:
         super().__init__()
-        if not 1 <= cfg.top_k <= cfg.n_experts:
-            raise ValueError(f"top_k={cfg.top_k} must be from 1 to n_experts={cfg.n_experts}")
+        n_choices = cfg.n_choices
+        if not 1 <= cfg.top_k <= n_choices:
+            raise ValueError(f"top_k={cfg.top_k} must be from 1 to n_experts={n_choices}")
         if cfg.shared_gate and cfg.shared is None:
             raise ValueError("shared_gate=True needs a shared expert")
         self.cfg = cfg
-        self.W_router = nn.Parameter(torch.empty(cfg.d_model, cfg.n_experts))
-        self.b_router = nn.Parameter(torch.zeros(cfg.n_experts)) if cfg.router_bias else None
-        self.b_choice = nn.Parameter(torch.zeros(cfg.n_experts), requires_grad=False) if cfg.router.corrected else None
+        self.W_router = nn.Parameter(torch.empty(cfg.d_model, n_choices))
+        self.b_router = nn.Parameter(torch.zeros(n_choices)) if cfg.router_bias else None
+        self.b_choice = nn.Parameter(torch.zeros(n_choices), requires_grad=False) if cfg.router.corrected else None
         self.hook_in = HookPoint(*RESIDUAL, on_demand=True)
         self.hook_router_logits = HookPoint("batch", "pos", "expert")
         self.hook_expert_weights = HookPoint("batch", "pos", "top_k")
@@ -215,18 +223,17 @@ class MoE(nn.Module):
         """The weighted sum of the outputs of the chosen experts, summed in at least fp32."""
         top_k, tokens = indices.shape[-1], x.flatten(0, 1)
         slots = indices.flatten()
-        wrong, *counts = (slots + 1).clamp(min=0).bincount(minlength=len(self.experts) + 1).tolist()
-        if wrong or len(counts) > len(self.experts):
+        n_choices = self.cfg.n_choices
+        wrong, *counts = (slots + 1).clamp(min=0).bincount(minlength=n_choices + 1).tolist()
+        if wrong or len(counts) > n_choices:
             name = int(slots.min()) if wrong else len(counts) - 1
-            raise ValueError(
-                f"hook_expert_indices contains {name}; indices of experts are 0 to {len(self.experts) - 1}"
-            )
+            raise ValueError(f"hook_expert_indices contains {name}; indices of experts are 0 to {n_choices - 1}")
         order = slots.argsort(stable=True)  # by expert, then by token
         by_expert, weight = order // top_k, upcast(weights).flatten().index_select(0, order)[:, None]
         listened, start = self._experts_with_listeners(), 0
         # each index_add_ adds to a token at most once, so the order of the sum is fixed on every device
         total = torch.zeros_like(tokens, dtype=weight.dtype)
-        for expert, count in zip(self.experts, counts, strict=True):
+        for expert, count in zip(self.experts, counts[: len(self.experts)], strict=True):
             if count or expert in listened:
                 sent = by_expert[start : start + count]
                 positions = getattr(expert, "hook_routed_positions", None)
@@ -235,7 +242,13 @@ class MoE(nn.Module):
                 out = self.weighted(expert, tokens.index_select(0, sent), weight[start : start + count])
                 total.index_add_(0, sent, out)
             start += count
+        if self.cfg.n_identity:
+            total += tokens * self.identity_weight(weights, indices).flatten(0, 1)
         return total.to(x.dtype).view_as(x)
+
+    def identity_weight(self, weights: Weights, indices: Indices) -> Float[Tensor, "batch pos 1"]:
+        """The sum of the weights of each token's choices whose output is the token, in at least fp32."""
+        return (upcast(weights) * (indices >= self.cfg.n_experts)).sum(-1, keepdim=True)
 
     def weighted(self, expert: nn.Module, x: Routed, weight: Float[Tensor, "routed 1"]) -> Routed:
         """The weighted outputs of an expert."""

@@ -65,21 +65,24 @@ class TopKSigmoidRouter:
 class GroupedSoftmaxRouter:
     """A softmax over all experts; the top k from the groups with the best single experts, times `scale`.
 
-    DeepSeek-V2 (2024, arXiv:2405.04434), where a group is the experts of one device.
+    DeepSeek-V2 (2024, arXiv:2405.04434), where a group is the experts of one device. With `by_pairs` the groups with the best
+    pairs of experts; with `renormalize` the weights sum to `scale`.
     """
 
     n_groups: int = 1
     top_groups: int = 1
     scale: float = 1.0
-    in_fp32: ClassVar[bool] = True
+    by_pairs: bool = False
+    renormalize: bool = False
+    in_fp32: bool = True
     corrected: ClassVar[bool] = False
     fp32_weights: ClassVar[tuple[str, ...]] = ()
 
     def __call__(self, logits: Logits, top_k: int, correction: Tensor | None = None) -> Choice:
         scores = upcast(logits).softmax(-1)
-        best = _grouped(scores, self.n_groups).amax(-1)
+        best = _grouped(scores, self.n_groups).topk(2 if self.by_pairs else 1, -1).values.sum(-1)
         weights, indices = _fill_other_groups(scores, best, self.top_groups, 0.0).topk(top_k, -1)
-        return weights * self.scale, indices
+        return (_normalized(weights) if self.renormalize else weights) * self.scale, indices
 
 
 @dataclass(frozen=True)
@@ -127,12 +130,14 @@ class GroupedSigmoidRouter:
 
 @dataclass(frozen=True)
 class CorrectedSoftmaxRouter:
-    """A softmax over all experts; the top k of softmax plus correction, with weights from the softmax that sum to one.
+    """A softmax over all experts; the top k of softmax plus correction, with weights from the softmax, times `scale`.
 
-    `min_sum` is the smallest divisor of the weights. ERNIE 4.5 (Baidu 2025).
+    With `renormalize` they sum to `scale`; `min_sum` is the smallest divisor of the weights. ERNIE 4.5 (Baidu 2025).
     """
 
     min_sum: float = 1e-12
+    renormalize: bool = True
+    scale: float = 1.0
     in_fp32: ClassVar[bool] = True
     corrected: ClassVar[bool] = True
     fp32_weights: ClassVar[tuple[str, ...]] = ("W_router", "b_choice")
@@ -140,7 +145,8 @@ class CorrectedSoftmaxRouter:
     def __call__(self, logits: Logits, top_k: int, correction: Tensor | None = None) -> Choice:
         scores = upcast(logits).softmax(-1)
         indices = (scores if correction is None else scores + correction).topk(top_k, -1).indices
-        return _normalized(scores.gather(-1, indices), self.min_sum), indices
+        weights = scores.gather(-1, indices)
+        return (_normalized(weights, self.min_sum) if self.renormalize else weights) * self.scale, indices
 
 
 @dataclass(frozen=True)

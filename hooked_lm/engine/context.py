@@ -83,7 +83,7 @@ class PackedContext(Context):
         self.current: int | None = None  # in attention and mixers, the run whose rows are computed
         self.attention_flops = 0
         self._windows: dict[Interval, RowContext] = {}
-        self._chosen: dict[tuple[int, int], tuple[int, Tensor]] = {}  # layer, cell -> first position, chosen keys
+        self._kept: dict[tuple[str, int, int], tuple[int, Tensor]] = {}  # name, layer, cell -> first position, rows
 
     def enter(self, runs: Sequence[Run]) -> None:
         """Starts a layer with these runs."""
@@ -219,33 +219,35 @@ class PackedContext(Context):
                 whole[:, :, others] = base[:, others]
         return whole.flatten(0, 1)
 
-    def keep_chosen(self, layer: int, chosen: Tensor | None) -> None:
-        """Keeps the choice of the rows of the current run, for each cell with their first position."""
-        run = self._current_run
-        if chosen is not None:
-            of_cells = chosen.unflatten(0, (-1, self.n_prompts))
-            for cell, rows in zip(self.runs[run].cells, of_cells, strict=True):
-                self._chosen[layer, cell] = self.query_packing.intervals[run][0], rows
+    def keep_rows(self, name: str, layer: int, rows: Tensor | None) -> None:
+        """Keeps the rows of each cell with their first position: of the current run, or of all runs."""
+        if rows is not None:
+            one, packing = self.current, self.packing if self.current is None else self.query_packing
+            parts = enumerate(packing.parts(rows)) if one is None else [(one, rows)]
+            for run, part in parts:
+                of_cells = part.unflatten(0, (-1, self.n_prompts))
+                for cell, of_cell in zip(self.runs[run].cells, of_cells, strict=True):
+                    self._kept[name, layer, cell] = packing.intervals[run][0], of_cell
 
-    def chosen_by(self, layer: int) -> Tensor | None:
-        """The choice of a layer for the rows of the current run; rows that it did not compute have that of the base run."""
-        run, of_base = self._current_run, self.base.chosen_by(layer)
-        start, stop = self.query_packing.intervals[run]
-        found = [self._chosen.get((layer, cell)) for cell in self.runs[run].cells]
-        if of_base is None and not any(found):
+    def rows_of(self, name: str, layer: int) -> Tensor | None:
+        """What a layer kept of the rows of the current run, or of all runs; rows that it did not compute are the base run's."""
+        whole = self.base.rows_of(name, layer)
+        if self.current is not None:
+            return self._kept_rows(name, layer, whole, self.current, self.query_packing)
+        assert whole is not None, "only choices inside attention may be of all keys"
+        return pack([self._kept_rows(name, layer, whole, run, self.packing) for run in range(len(self.runs))])  # type: ignore[misc]
+
+    def _kept_rows(self, name: str, layer: int, whole: Tensor | None, run: int, packing: Packing) -> Tensor | None:
+        found = [self._kept.get((name, layer, cell)) for cell in self.runs[run].cells]
+        if whole is None and not any(found):
             return None
-        shape = (self.n_prompts, self.n_pos, self.n_pos)
-        whole = torch.ones(shape, dtype=torch.bool, device=self.device) if of_base is None else of_base
-        rows = whole[None].repeat(len(found), 1, 1, 1)
+        if whole is None:
+            whole = torch.ones(self.n_prompts, self.n_pos, self.n_pos, dtype=torch.bool, device=self.device)
+        (start, stop), rows = packing.intervals[run], whole[None].repeat(len(found), *[1] * whole.ndim)
         for cell, own in enumerate(found):
             if own is not None:
                 rows[cell, :, own[0] : own[0] + own[1].shape[1]] = own[1]
         return rows[:, :, start:stop].flatten(0, 1)
-
-    @property
-    def _current_run(self) -> int:
-        assert self.current is not None, "rows are mixed run by run"
-        return self.current
 
     def kv_of(self, kv_source_layer: int) -> KeysValues | None:
         """The keys and values of the rows in a layer; without positions if all rows entered after it."""

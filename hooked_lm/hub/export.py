@@ -165,10 +165,12 @@ def _cut(config: Any, n_layers: int) -> None:
 
 def _current_tree(model: Decoder, config: Any) -> DecoderConfig:
     """Returns the tree of a decoder whose layers or tying may have changed, and updates the HF config to match."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     n_layers, tied = len(model.blocks), model.cfg.tie_word_embeddings
-    if type(config) not in AutoModelForCausalLM._model_mapping:
+    of_text, of_images = AutoModelForCausalLM._model_mapping, AutoModelForImageTextToText._model_mapping
+    own = next((table[type(config)].__name__ for table in (of_text, of_images) if type(config) in table), None)
+    if own is None or (type(config) not in of_text and not own.endswith("ForCausalLM")):
         raise ValueError(f"transformers has no class for a {config.model_type} alone: it is part of larger models only")
     if config.num_hidden_layers != n_layers:
         n_described = len(read_config(family(config.model_type), config).blocks)  # a layer may be several blocks
@@ -185,5 +187,5 @@ def _current_tree(model: Decoder, config: Any) -> DecoderConfig:
                 f"a {config.model_type} config of {n_layers} layers would describe other layers than these"
             )
     config.tie_word_embeddings = tied
-    config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
+    config.architectures = [own]
     return replace(model.tree, unembed=replace(model.tree.unembed, tied=tied))

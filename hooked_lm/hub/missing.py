@@ -54,7 +54,6 @@ REASONS: dict[str, tuple[str, ...]] = {
         "inkling_mm_model",
         "inkling_text",
     ),
-    "two attentions in a block, experts that are the identity": ("longcat_flash",),
     "adapters chosen by language": ("xmod",),
     "streams that predict several tokens": ("prophetnet",),
     "layers that attend to images lie between those of its language model, and are skipped on text alone": ("mllama",),

@@ -142,9 +142,10 @@ def assert_same_gradients_of(
 def gradients_by_name(ours: Any, theirs: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Our gradients and those of transformers under the same names; the weights are overwritten.
 
-    As a composite cannot be written back, its gradients are loaded as if they were weights.
+    A composite cannot be written back, nor can identity experts (`longcat_flash.py`): gradients are loaded as if they were
+    weights.
     """
-    if ours.cfg.left_out is None:
+    if ours.cfg.left_out is None and not any(".shortcut." in name for name in ours.all_points()):
         return exported_gradients(ours), gradients_of(theirs)
     with torch.no_grad():
         for parameter in theirs.parameters():

@@ -28,6 +28,7 @@ from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
 from hooked_lm.components.blocks.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
 from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.blocks.shortcut import ShortcutEnd, ShortcutStart
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import ClampedGatedMLP, MoE
@@ -322,6 +323,16 @@ def _(cfg: PreNormBlock.Config) -> Sites:
 
 
 @sites_of.register
+def _(cfg: ShortcutStart.Config) -> Sites:
+    return sites_of.dispatch(PreNormBlock.Config)(cfg) | below("shortcut", sites_of(cfg.shortcut))
+
+
+@sites_of.register
+def _(cfg: ShortcutEnd.Config) -> Sites:
+    return sites_of.dispatch(PreNormBlock.Config)(cfg) | {"hook_shortcut_out": STREAM}
+
+
+@sites_of.register
 def _(cfg: PerLayerBlock.Config) -> Sites:
     sites = sites_of.dispatch(PreNormBlock.Config)(cfg)
     if cfg.per_layer is None:
@@ -465,7 +476,7 @@ def _(cfg: Any) -> dict[str, int]:
 
 @sizes_of.register
 def _(cfg: MoE.Config) -> dict[str, int]:
-    return {"d_mlp": cfg.expert.d_mlp, "expert": cfg.n_experts, "top_k": cfg.top_k, "2": 2}
+    return {"d_mlp": cfg.expert.d_mlp, "expert": cfg.n_choices, "top_k": cfg.top_k, "2": 2}
 
 
 @sizes_of.register
@@ -543,6 +554,8 @@ def sizes(tree: DecoderConfig, site: str, batch: int, pos: int) -> dict[str, int
         block = tree.blocks[int(site.split(".")[1])]
         for part in ("attn", "mixer", "mlp", "per_layer", "altup", "laurel"):
             axes |= sizes_of(getattr(block, part, None))
+        if ".shortcut." in site:
+            axes |= sizes_of(block.shortcut)
         if ".mlp.shared." in site:
             axes |= sizes_of(block.mlp.shared)
     return axes

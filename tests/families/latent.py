@@ -1,5 +1,7 @@
 """Latent attention: with and without a latent of the queries, dense layers first, groups of experts."""
 
+from typing import Any
+
 from tests.families._case import SIZES, Case, rope
 from tests.families.moe import corrected
 
@@ -30,6 +32,15 @@ DENSE = {
 }
 DENSE.pop("first_k_dense_replace")
 MINICPM = {**DENSE, "scale_emb": 3.0, "scale_depth": 0.9, "dim_model_base": 20}
+
+MISTRAL = {**DEEPSEEK, "num_key_value_heads": None}
+
+
+# `Mistral4RotaryEmbedding.compute_default_rope_parameters` (modeling_mistral4.py) rotates whole heads: "default" does not run.
+def late(kind: str, length: int, beta: float, **parameters: float) -> dict[str, Any]:
+    """A rotary embedding, and a factor of queries that grows every `length` positions."""
+    return rope(kind, original_max_position_embeddings=length, llama_4_scaling_beta=beta, **parameters)
+
 
 CASES = [
     Case("deepseek_v2", "greedy", {**DEEPSEEK, "rope_theta": 100.0}),
@@ -87,5 +98,33 @@ CASES = [
             "scale_depth": None,
             "dim_model_base": None,
         },
+    ),
+    Case("mistral4", "groups", {**MISTRAL, **late("yarn", 4, 0.8, factor=10.0)}, auto="AutoModelForImageTextToText"),
+    Case(
+        "mistral4",
+        "yarn-no-query-latent-halves-not-renormalised",
+        {
+            **MISTRAL,
+            **late("yarn", 10, 0.6, factor=4.0, mscale=0.8, mscale_all_dim=0.5, max_position_embeddings=40),
+            "q_lora_rank": None,
+            "rope_interleave": False,
+            "norm_topk_prob": False,
+        },
+        auto="AutoModelForImageTextToText",
+    ),
+    Case(
+        "mistral4",
+        "biased-tied-one-group",
+        {
+            **MISTRAL,
+            **late("linear", 3, 1.1, factor=2.0),
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "first_k_dense_replace": 0,
+            "n_group": 1,
+            "topk_group": 1,
+            "v_head_dim": 8,
+        },
+        auto="AutoModelForImageTextToText",
     ),
 ]

@@ -5,7 +5,7 @@ With few heads of the indexer a key may have a score of exactly zero from all of
 
 from torch import nn
 
-from tests.families._case import Case, rope
+from tests.families._case import SIZES, Case, rope
 from tests.families.latent import DEEPSEEK
 from tests.families.moe import corrected
 
@@ -21,6 +21,30 @@ def balanced(model: nn.Module) -> None:
 INDEXER = {"index_topk": 3, "index_n_heads": 16, "index_head_dim": 12}
 DSA = {**DEEPSEEK, **INDEXER}
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=10, mscale=0.8, mscale_all_dim=0.5)
+
+
+def published(model: nn.Module) -> None:
+    """As `corrected`; without the weights of identity experts, which published files lack and nothing uses."""
+    corrected(model)
+    for module in model.modules():
+        if type(module).__name__ == "LongcatFlashExperts":
+            module.gate_up_proj = nn.Parameter(module.gate_up_proj[: module.num_routed_experts].clone())
+
+
+LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rms_norm_eps")
+LONGCAT = {
+    **{name: SIZES[name] for name in SIZES if name not in ("intermediate_size", "num_hidden_layers")},
+    **{name: DEEPSEEK[name] for name in LATENT},
+    "num_layers": 2,
+    "head_dim": 4,
+    "ffn_hidden_size": 40,
+    "expert_ffn_hidden_size": 12,
+    "n_routed_experts": 5,
+    "zero_expert_num": 3,
+    "moe_topk": 3,
+    "routed_scaling_factor": 1.5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+}
 
 # Its default gives each layer an indexer.
 GLM = {**DSA, "num_hidden_layers": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}
@@ -78,5 +102,18 @@ CASES = [
             "v_head_dim": 8,
         },
         adjust=balanced,
+    ),
+    Case("longcat_flash", "three-identities", LONGCAT, adjust=published),
+    Case(
+        "longcat_flash",
+        "no-identities-biased-tied",
+        {**LONGCAT, "zero_expert_num": 0, "attention_bias": True, "tie_word_embeddings": True, "v_head_dim": 8},
+        adjust=published,
+    ),
+    Case(
+        "longcat_flash",
+        "more-identities-than-experts-yarn-gelu",
+        {**LONGCAT, **YARN, "n_routed_experts": 3, "zero_expert_num": 4, "moe_topk": 2, "hidden_act": "gelu"},
+        adjust=published,
     ),
 ]

@@ -116,14 +116,20 @@ def test_export_is_exact(case: Case, checkpoint: Path, weights: dict[str, Tensor
             model.save_pretrained(tmp_path)
         return
     model.save_pretrained(tmp_path)
-    ignored = family(case.family).IGNORED
-    read = {name: tensor for name, tensor in weights.items() if not any(fnmatch(name, glob) for glob in ignored)}
-    assert_same_tensors(load_file(tmp_path / "model.safetensors"), read)
+    ignored, written = family(case.family).IGNORED, load_file(tmp_path / "model.safetensors")
+    left_out = {name for name in weights.keys() - written.keys() if any(fnmatch(name, glob) for glob in ignored)}
+    assert_same_tensors(written, {name: tensor for name, tensor in weights.items() if name not in left_out})
     again = pretrained.from_pretrained_no_processing(tmp_path)
     assert_same_tensors(dict(again.named_parameters()), dict(model.named_parameters()))
 
 
 def test_the_model_of_transformers_comes_back(case: Case):
+    if case.fields.get(
+        "zero_expert_num"
+    ):  # its experts do not load without weights of identity experts (longcat_flash.py)
+        with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+            hooked(case).to_hf()
+        return
     if case.composite is not None:
         with pytest.raises(ValueError, match="cannot be written back: left out were"):
             hooked(case).to_hf()

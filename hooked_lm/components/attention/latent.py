@@ -62,7 +62,8 @@ class LatentAttention(SelfAttention):
 
     @dataclass(frozen=True)
     class Config(Attend.Config):
-        """`down_bias` adds biases to the projections `W_DKV`, `W_KR` and `W_DQ`."""
+        """`down_bias` adds biases to the projections `W_DKV`, `W_KR` and `W_DQ`. The latents of queries and of keys and values
+        are multiplied by `q_factor` and `kv_factor` after their norms."""
 
         d_model: int
         n_heads: int
@@ -74,6 +75,8 @@ class LatentAttention(SelfAttention):
         scale: float | None = None  # of the scores; None: d_head ** -0.5
         latent_eps: float = 1e-6
         d_shared: int | None = None  # features of the key that all heads share; None: those with rotary
+        q_factor: float = 1.0
+        kv_factor: float = 1.0
         down_bias: bool = False
         out_bias: bool = False
         causal: bool = True
@@ -159,17 +162,19 @@ class LatentAttention(SelfAttention):
 
     def latent(self, x: Float[Tensor, "batch pos *head d_model"]) -> Latent:
         """The latent of keys and values."""
-        return _normalised(F.linear(x, self.W_DKV.T, self.b_DKV), self.hook_kv_latent, self.kv_norm)
+        down = F.linear(x, self.W_DKV.T, self.b_DKV)
+        return times(_normalised(down, self.hook_kv_latent, self.kv_norm), self.cfg.kv_factor)
 
     def latent_unhooked(self, x: Float[Tensor, "batch pos *head d_model"]) -> Latent:
         """The latent of values whose input differs from that of keys; the sites are for the latent of keys."""
-        return norm_unhooked(self.kv_norm, F.linear(x, self.W_DKV.T, self.b_DKV))
+        return times(norm_unhooked(self.kv_norm, F.linear(x, self.W_DKV.T, self.b_DKV)), self.cfg.kv_factor)
 
     def q_latent(self, x: Float[Tensor, "batch pos *head d_model"]) -> Latent:
         """What the queries are projections of: their latent, or without one the input."""
         if self.cfg.d_q_latent is None:
             return x
-        return _normalised(F.linear(x, self.W_DQ.T, self.b_DQ), self.hook_q_latent, self.q_norm)
+        down = F.linear(x, self.W_DQ.T, self.b_DQ)
+        return times(_normalised(down, self.hook_q_latent, self.q_norm), self.cfg.q_factor)
 
     def queries(self, latent: Latent) -> PerHead:
         """Queries before rotary."""
@@ -190,6 +195,11 @@ class LatentAttention(SelfAttention):
         assert self.cfg.rotary is not None, "there are angles"
         nope, rope = x[..., : self.cfg.d_nope], x[..., self.cfg.d_nope :]
         return torch.cat([nope, self.cfg.rotary.rotate(rope, angles)], -1)
+
+
+def times(latent: Latent, factor: float) -> Latent:
+    """The latent, times a factor that is mostly 1."""
+    return latent if factor == 1 else latent * factor
 
 
 def _normalised(down: Latent, point: nn.Module, norm: nn.Module) -> Latent:

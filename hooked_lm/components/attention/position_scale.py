@@ -6,7 +6,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.components.attention import steps
-from hooked_lm.components.attention.multihead import Attention, Keys, Mixed, PerHead, Values
+from hooked_lm.components.attention.latent import LatentAttention
+from hooked_lm.components.attention.multihead import Attention, Keys, Mixed, PerHead, SelfAttention, Values
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import upcast
 
@@ -29,20 +30,13 @@ class PositionScale:
         return context.once(self, compute)
 
 
-class PositionScaledAttention(Attention):
+class ScaledQueries(SelfAttention):
     """Attention with `scores = position_scale(query position) * q k^T * scale`.
 
     Patterns over long contexts stay sharp. `hook_q` and `hook_rot_q` are before the factor.
     """
 
-    @dataclass(frozen=True)
-    class Config(Attention.Config):
-        position_scale: PositionScale = field(kw_only=True)
-
-        def build(self) -> "PositionScaledAttention":
-            return PositionScaledAttention(self)
-
-    cfg: Config
+    cfg: "PositionScaledAttention.Config | PositionScaledLatentAttention.Config"
 
     def scaled(self, q: PerHead, context: Context) -> PerHead:
         """The queries times the factors of their positions."""
@@ -55,3 +49,29 @@ class PositionScaledAttention(Attention):
     def mix_in_steps(self, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
         """The mixed values, with scores and pattern at their sites."""
         return steps.mix_in_steps(self, self.scaled(q, context), k, v, context)
+
+
+class PositionScaledAttention(ScaledQueries, Attention):
+    """Attention over heads with such scores."""
+
+    @dataclass(frozen=True)
+    class Config(Attention.Config):
+        position_scale: PositionScale = field(kw_only=True)
+
+        def build(self) -> "PositionScaledAttention":
+            return PositionScaledAttention(self)
+
+    cfg: Config
+
+
+class PositionScaledLatentAttention(ScaledQueries, LatentAttention):
+    """Latent attention with such scores."""
+
+    @dataclass(frozen=True)
+    class Config(LatentAttention.Config):
+        position_scale: PositionScale = field(kw_only=True)
+
+        def build(self) -> "PositionScaledLatentAttention":
+            return PositionScaledLatentAttention(self)
+
+    cfg: Config

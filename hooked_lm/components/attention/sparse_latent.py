@@ -59,7 +59,7 @@ class SparseLatentAttention(LatentAttention):
         k, index_k = _unpacked(keys, per_head, (index.d_head,))
         (v,) = _unpacked(values, (cfg.n_heads, cfg.d_value))
         chosen = self.indexer.mask(index_q, weights, index_k, context, self.causal, self.window)
-        whole.keep_chosen(layer, chosen)
+        whole.keep_rows("chosen keys", layer, chosen)
         return _packed(self.mixing()(q, k, v, among(chosen, context, q)))
 
 
@@ -93,7 +93,7 @@ class SharedIndexAttention(LatentAttention):
     def _mix_chosen(self, layer: int, whole: Context, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
         source = self.cfg.index_source_layer
         try:
-            chosen = whole.chosen_by(source)
+            chosen = whole.rows_of("chosen keys", source)
         except KeyError:
             raise ValueError(
                 f"layer {layer} attends to the keys that layer {source} chooses, which did not run; "

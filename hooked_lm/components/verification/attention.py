@@ -12,7 +12,7 @@ from hooked_lm.components.attention.differential import DifferentialAttention
 from hooked_lm.components.attention.gated import OutputGate
 from hooked_lm.components.attention.multihead import Attend, Attention, project
 from hooked_lm.components.attention.position_bias import Chunks
-from hooked_lm.components.attention.position_scale import PositionScaledAttention
+from hooked_lm.components.attention.position_scale import ScaledQueries
 from hooked_lm.components.attention.routed import RoutedAttention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
 from hooked_lm.components.attention.steps import softmax
@@ -43,7 +43,7 @@ def mixing_identities(
         assert queries is not None, "the scores are not checked without them"
         assert keys is not None, "the scores are not checked without them"
         q, k, shown = queries(), keys(), at("hook_attn_scores")
-        if isinstance(attn, PositionScaledAttention):
+        if isinstance(attn, ScaledQueries):
             q = attn.scaled(q, Context(q.shape[1], q.device))
         k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
         product = torch.einsum("bqnh,bknh->bnqk", q, k) * attn.scale

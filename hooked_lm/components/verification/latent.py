@@ -6,7 +6,7 @@ from torch import Tensor
 
 from hooked_lm.components.attention.gated import OutputGate
 from hooked_lm.components.attention.indexer import Indexer
-from hooked_lm.components.attention.latent import LatentAttention
+from hooked_lm.components.attention.latent import LatentAttention, times
 from hooked_lm.components.attention.multihead import project
 from hooked_lm.components.attention.sparse_latent import SharedIndexAttention, SparseLatentAttention
 from hooked_lm.components.verification.attention import gate_identity, mixing_identities, same_lengths
@@ -32,7 +32,7 @@ def _(
     """Identities between the sites of a run with input `get_input()`."""
 
     def latent() -> Tensor:
-        return norm_output(attn, "kv_norm", at, lambda: at("hook_kv_latent"))
+        return times(norm_output(attn, "kv_norm", at, lambda: at("hook_kv_latent")), attn.cfg.kv_factor)
 
     def keys() -> tuple[Tensor, Tensor]:
         return attn.keys(get_input(), latent()), at("hook_k")
@@ -70,7 +70,7 @@ def _q_latent(attn: LatentAttention, at: Sites, get_input: LazyTensor) -> Tensor
     """What the queries are projections of."""
     if attn.cfg.d_q_latent is None:
         return get_input()
-    return norm_output(attn, "q_norm", at, lambda: at("hook_q_latent"))
+    return times(norm_output(attn, "q_norm", at, lambda: at("hook_q_latent")), attn.cfg.q_factor)
 
 
 def _without_rotary(attn: LatentAttention, name: str, at: Sites) -> Pair:

@@ -79,6 +79,12 @@ def _weights(e: int, at: Sites) -> Float[Tensor, "routed 1"]:
     return at("hook_expert_weights")[at("hook_expert_indices") == e][:, None]
 
 
+def with_identity(moe: MoE, at: Sites, get_input: LazyTensor) -> Tensor:
+    """The output of a mixture with choices whose output is its input."""
+    weight = moe.identity_weight(at("hook_expert_weights"), at("hook_expert_indices"))
+    return output_from_sites(moe, at) + (get_input() * weight).to(moe.W_router.dtype)
+
+
 @output_from_sites.register
 def _(moe: MoE, at: Sites) -> Tensor:
     """The output, from the inputs of the experts' `W_out`."""

@@ -1,4 +1,4 @@
-"""Blocks with mixers, per-layer embeddings and convolutions."""
+"""Blocks with mixers, per-layer embeddings, shortcuts and convolutions."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -6,6 +6,7 @@ from functools import partial
 from jaxtyping import Int
 from torch import Tensor
 
+from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.conv import ConvPostNormBlock
 from hooked_lm.components.blocks.deep_norm import DeepNormPart, weighted
 from hooked_lm.components.blocks.hybrid import HybridBlock
@@ -13,8 +14,10 @@ from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock, MixerPa
 from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
 from hooked_lm.components.blocks.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
 from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.blocks.shortcut import ShortcutEnd, ShortcutStart
 from hooked_lm.components.norm import norm_of, norm_unhooked
 from hooked_lm.components.verification.blocks import attn_identities, in_stream_identities, mlp_identities
+from hooked_lm.components.verification.moe import with_identity
 from hooked_lm.components.verification.registry import (
     Identity,
     InputWeight,
@@ -150,6 +153,45 @@ def _(gate: PerLayerGate) -> list[InputWeight]:
 def _(gate: PerLayerGate) -> list[Tensor]:
     """The weight that writes the output."""
     return [gate.W_out]
+
+
+@identities.register
+def _(block: ShortcutStart, at: Sites, shift: LazyTensor | None = None) -> Iterator[Identity]:
+    """Identities between the sites of a run."""
+    yield from identities.dispatch(PreNormBlock)(block, at, shift)
+    sites = within(at, "shortcut")
+
+    def get_input() -> Tensor:
+        return norm_output(block, "ln2", at, lambda: at("hook_resid_mid"))
+
+    for name, pair in identities(block.shortcut, sites, get_input):
+        yield f"shortcut: {name}", pair
+    yield (
+        "shortcut: post, and ln2.normalized of identity experts -> out",
+        lambda: (with_identity(block.shortcut, sites, get_input), sites("hook_out")),
+    )
+
+
+@weights_after_norms.register
+def _(block: ShortcutStart) -> list[tuple[str, list[InputWeight]]]:
+    """Each norm between the stream and weights, with the weights after it; identity experts are no weights."""
+    after_ln2 = [] if block.cfg.shortcut.n_identity else common_input_weights(block.mlp, block.shortcut)
+    return [("ln1", common_input_weights(block.attn)), ("ln2", after_ln2)]
+
+
+@identities.register
+def _(block: ShortcutEnd, at: Sites, shift: LazyTensor | None = None) -> Iterator[Identity]:
+    """Identities between the sites of a run."""
+    for name, pair in identities.dispatch(PreNormBlock)(block, at, shift):
+        if not name.startswith("post -> mlp_out"):
+            yield name, pair
+    yield (
+        "post -> mlp_out, with shortcut_out",
+        lambda: (
+            output_from_sites(block.mlp, within(at, "mlp")) + at("hook_shortcut_out"),
+            at("hook_mlp_out"),
+        ),
+    )
 
 
 @identities.register

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from hooked_lm.components.attention.position_scale import PositionScale
 from hooked_lm.components.rotary import Rotary, Scaling
 from hooked_lm.components.rotary_scaling import (
     DynamicScaling,
@@ -41,6 +42,16 @@ def rotary(
     if given:
         raise ValueError(f"rope_parameters of type {kind!r} have unknown fields: {given}")
     return Rotary(dim, theta, adjacent_pairs, scaling=scaling)
+
+
+def position_scaled(hf: HFConfig) -> tuple[HFConfig, PositionScale]:
+    """The config without the factor of late queries that `rope_parameters` has, and this factor."""
+    given = dict(hf.rope_parameters)
+    given.pop("max_position_embeddings", None)  # repeats that of the config
+    scale = PositionScale(float(given.pop("llama_4_scaling_beta")), given["original_max_position_embeddings"])
+    if given.get("rope_type", "default") in ("default", "linear", "dynamic"):  # they do not read it
+        del given["original_max_position_embeddings"]
+    return hf.changed(rope_parameters=given), scale
 
 
 def n_ctx(hf: HFConfig, layer_type: str | None = None) -> int:

@@ -82,6 +82,12 @@ def decoder_identities(model: Any, at: Sites, logits: Tensor, tokens: Int[Tensor
 
             yield "per_layer.out == per_layer_in of each layer", given
 
+    for site in model.all_points():
+        if site.endswith("hook_shortcut_out"):
+            end = int(site.split(".")[1])
+            made = f"blocks.{end - 1}.shortcut.hook_out"
+            yield "shortcut.out == shortcut_out of the next layer", lambda made=made, site=site: (at(made), at(site))  # type: ignore[misc]
+
     def normalized() -> Tensor:
         return stack_output(model, model.stack, at).to(logits.dtype)  # the stream may have a wider dtype
 

@@ -122,7 +122,7 @@ def _checked(
 
 def _is_read(name: str, point: HookPoint) -> bool:
     """Whether identities use the value at this on-demand site."""
-    return name.endswith("hook_result") or "routed" in point.dims
+    return name.endswith(("hook_result", "shortcut.hook_out")) or "routed" in point.dims
 
 
 def run_recorded(
