@@ -169,6 +169,7 @@ class _Finder:
             if prefix + embedding in tensors or prefix + embedding.removeprefix(self._base) in tensors:
                 yield prefix
         yield from (outer for outer in OUTER if outer + embedding in tensors)
+        yield from (outer for outer in OUTER if outer + embedding.removeprefix(self._base) in tensors)
 
     def below_tower(self, name: str) -> str | None:
         """The name of a tensor of the language model, without the prefix; None for a tensor of another module."""

@@ -81,6 +81,7 @@ COMPOSITES = {
     "exaone4_5": "exaone4",
     "kimi_k25": "deepseek_v3",
     "phi4_multimodal": "phi3",
+    "cosmos3_omni": "qwen3_vl_text",
 }
 
 

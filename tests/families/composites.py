@@ -46,6 +46,8 @@ def axes(*sections: int, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [*sections], **more}}
 
 
+COSMOS = {**WIDE, **axes(4, 2, 2), "pad_token_id": 0}
+
 CASES: list[Case] = [
     Case("qwen2_vl_text", "axes", {**SIZES, **GROUPED, **axes(2, 1, 1)}, composite="qwen2_vl"),
     Case(
@@ -131,6 +133,21 @@ CASES: list[Case] = [
         "dense-first-tied-experts-as-wide-as-the-stream",
         {**WIDE, **SPARSE, **axes(4, 2, 2), **TIED, "mlp_only_layers": [0], "moe_intermediate_size": 32},
         composite="qwen3_vl_moe",
+    ),
+    Case("cosmos3_edge_text", "axes", COSMOS, composite="cosmos3_edge", adjust=embed_padding),
+    Case(
+        "cosmos3_edge_text",
+        "biased-tied-full",
+        {**COSMOS, **FULL, **TIED, **axes(2, 1, 1), "head_dim": 8, "attention_bias": True, "mlp_bias": True},
+        composite="cosmos3_edge",
+        adjust=embed_padding,
+    ),
+    Case(
+        "cosmos3_edge_text",
+        "one-kv-gelu",
+        {**COSMOS, "num_key_value_heads": 1, "hidden_act": "gelu"},
+        composite="cosmos3_edge",
+        adjust=embed_padding,
     ),
     Case("deepseek_ocr2_text", "greedy", DEEPSEEK_OCR, composite="deepseek_ocr2"),
     Case(

@@ -61,3 +61,17 @@ def test_wrong_experts_are_noticed() -> None:
     W_out.copy_(kept.mT)
     assert_apart(model(prompt(case)), before)
     W_out.copy_(kept)
+
+
+@torch.no_grad()
+def test_the_generator_of_cosmos_is_left_out(tmp_path: Path) -> None:
+    """Its weights are in the layers of the language model."""
+    case = next(case for case in composites.CASES if case.family == "cosmos3_edge_text")
+    file = written(case, tmp_path, ("no tensor",)) / "model.safetensors"
+    tensors = load_file(file)
+    assert "layers.0.self_attn.to_q.weight" in tensors
+    generator = ("self_attn.add_q_proj.weight", "self_attn.norm_added_k.weight", "mlp_moe_gen.up_proj.weight")
+    tensors |= {f"layers.1.{name}": torch.ones(4, 4) for name in generator} | {"norm_moe_gen.weight": torch.ones(4)}
+    save_file(tensors, file, metadata={"format": "pt"})
+    model = pretrained.from_pretrained_no_processing(tmp_path)
+    assert torch.equal(model(prompt(case)), hooked(case)(prompt(case)))

@@ -142,7 +142,7 @@ def test_the_language_model_computes_what_the_composite_does(kind: str, tmp_path
 
 def is_text(name: str) -> bool:
     """Whether a tensor is one of the language model."""
-    beside_towers = name.startswith(("model.layers.", "model.embed_tokens.", "model.norm."))
+    beside_towers = name.removeprefix("model.").startswith(("layers.", "embed_tokens.", "norm."))
     return beside_towers or any(part in name for part in ("language_model.", "text_model.", "lm_head"))
 
 

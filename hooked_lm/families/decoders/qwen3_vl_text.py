@@ -1,17 +1,20 @@
 """The language model of Qwen3-VL (Qwen Team 2025, arXiv:2511.21631): Qwen3 with interleaved rotary positions on three axes.
 
-Image features are also added to the stream after the first layers, which does nothing on text alone.
+Image features are also added to the stream after the first layers, which does nothing on text alone. It is the language model of
+Cosmos 3, too.
 """
 
-from hooked_lm.families._shared import mrope
-from hooked_lm.families._shared.llama_like import IGNORED, PREFIX, rows
+from hooked_lm.families._shared import cosmos3, llama_like, mrope
+from hooked_lm.families._shared.cosmos3 import RENAMED
+from hooked_lm.families._shared.llama_like import PREFIX, rows
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.decoders import qwen3
 from hooked_lm.models.config.tree import DecoderConfig
 
-__all__ = ["IGNORED", "PREFIX", "config", "rows"]
+__all__ = ["IGNORED", "PREFIX", "RENAMED", "config", "rows"]
 
 PREPENDS_BOS = False
+IGNORED = (*llama_like.IGNORED, *cosmos3.IGNORED)
 
 
 def config(hf: HFConfig) -> DecoderConfig:
