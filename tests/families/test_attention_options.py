@@ -8,11 +8,12 @@ import torch
 from transformers import CONFIG_MAPPING
 
 from hooked_lm.families import family
+from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.models.config.tree import DecoderConfig
 from tests.close import assert_apart, assert_close
 from tests.families import DECODER_CASES, Case, reference
-from tests.families._case import SIZES
+from tests.families._case import SIZES, rope
 from tests.families._models import hooked, prompt
 from tests.families.attention_options import MIMO
 
@@ -79,6 +80,21 @@ def test_published_fields_of_mimo_repeat_others():
 def test_published_fields_of_mimo_that_transformers_ignores_are_refused(field: str, value: object):
     with pytest.raises(ValueError, match=f"transformers ignores {field}="):
         tree_of("mimo_v2_flash", {**MIMO, **PUBLISHED, field: value})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "message"),
+    [
+        ("ministral3", rope("default"), "rope_parameters need llama_4_scaling_beta"),
+        ("llama4_text", {"attention_chunk_size": None}, "with attention_chunk_size=None is not supported"),
+        ("llama4_text", {"layer_types": ["linear_attention"] * 3}, r"layer_types\[0\]='linear_attention'"),
+    ],
+)
+def test_configs_without_a_meaning_are_refused(model_type: str, fields: dict[str, Any], message: str):
+    known = next(case.fields for case in DECODER_CASES if case.family == model_type)
+    values = CONFIG_MAPPING[model_type](**copy.deepcopy(known)).to_dict() | fields
+    with pytest.raises(ValueError, match=message):
+        family(model_type).config(HFConfig(values, {}))
 
 
 def test_layer_types_of_ministral3_are_refused():

@@ -45,13 +45,15 @@ def rotary(
 
 
 def position_scaled(hf: HFConfig) -> tuple[HFConfig, PositionScale]:
-    """The config without the factor of late queries that `rope_parameters` has, and this factor."""
+    """The config without the factor of late queries that `rope_parameters` has, and this factor; ValueError without one."""
     given = dict(hf.rope_parameters)
     given.pop("max_position_embeddings", None)  # repeats that of the config
-    scale = PositionScale(float(given.pop("llama_4_scaling_beta")), given["original_max_position_embeddings"])
+    weight, length = given.pop("llama_4_scaling_beta", None), given.get("original_max_position_embeddings")
+    if weight is None or length is None:
+        raise ValueError("rope_parameters need llama_4_scaling_beta and original_max_position_embeddings")
     if given.get("rope_type", "default") in ("default", "linear", "dynamic"):  # they do not read it
         del given["original_max_position_embeddings"]
-    return hf.changed(rope_parameters=given), scale
+    return hf.changed(rope_parameters=given), PositionScale(float(weight), length)
 
 
 def n_ctx(hf: HFConfig, layer_type: str | None = None) -> int:

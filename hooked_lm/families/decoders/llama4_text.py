@@ -37,9 +37,12 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def _attention(hf: HFConfig, layer: int) -> Attention.Config:
-    kinds = {"full_attention": None, "chunked_attention": Chunks(hf.attention_chunk_size)}
-    if (kind := hf.layer_types[layer]) not in kinds:
-        raise ValueError(f"layer_types[{layer}]={kind!r} is not supported; {' and '.join(kinds)} are")
+    kind, size = hf.layer_types[layer], hf.attention_chunk_size
+    if kind not in ("full_attention", "chunked_attention") or (kind == "chunked_attention" and not size):
+        raise ValueError(
+            f"layer_types[{layer}]={kind!r} with attention_chunk_size={size} is not supported; full_attention is, and "
+            "chunked_attention with a size"
+        )
     d_head, is_turned = llama_like.head_dim(hf), bool(hf.no_rope_layers[layer])
     attn = llama_like.attention(
         hf,
@@ -48,7 +51,7 @@ def _attention(hf: HFConfig, layer: int) -> Attention.Config:
         rotary_first=True,
         qkv_bias=hf.attention_bias,
         out_bias=hf.attention_bias,
-        position_bias=kinds[kind],
+        position_bias=Chunks(size) if kind == "chunked_attention" else None,
     )
     scale = PositionScale(float(hf.attn_scale), hf.floor_scale, offset=1)
     is_scaled = hf.attn_temperature_tuning and not is_turned

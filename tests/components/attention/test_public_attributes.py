@@ -1,10 +1,13 @@
 """The public attributes of attention: their values, and that an assigned table is never silently ignored."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 
+from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.attention.position_bias import Alibi, Chunks
 from tests.close import assert_apart, assert_close
 from tests.models.toys import ids, toy
 
@@ -28,6 +31,31 @@ def test_the_layers_own_mask_in_full() -> None:
     model.blocks[0].attn.mask = full.triu(-2)
     with pytest.raises(ValueError, match="attention_mask"):
         model.blocks[0].attn.mask = full
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"window": 2},
+        {"window": 2, "causal": False},
+        {"position_bias": Chunks(3)},
+        {"position_bias": Chunks(3), "window": 2, "causal": False},
+        {"position_bias": Alibi(2)},
+    ],
+    ids=str,
+)
+def test_visible_keys_are_those_with_a_pattern(options: dict[str, Any]) -> None:
+    attn = Attention.Config(8, 2, 4, **options).build()
+    for parameter in attn.parameters():
+        parameter.data.normal_()
+    seen = []
+    attn.hook_pattern.add_hook(lambda value, hook: seen.append(value))
+    attn(torch.randn(1, 7, 8))
+    assert torch.equal(attn.visible_keys(7), seen[0][0, 0] > 0)
+    attn.mask = attn.visible_keys(7)
+    with pytest.raises(ValueError, match="attention_mask"):
+        attn.mask = ~attn.visible_keys(7)
 
 
 def test_a_different_table_is_refused() -> None:
