@@ -53,8 +53,16 @@ BESIDES: dict[str, dict[str, Any]] = {
     },
     "gpt_neo": {"attention_types": [[["global", "local"], N_LAYERS // 2]], "window_size": 256},
     "gpt_neox_japanese": {"intermediate_multiple_size": 4},
+    "kimi_linear": {"linear_num_heads": 12, "linear_head_dim": 64},
     "mamba": {"state_size": 16},
     "mamba2": {"num_heads": 24, "head_dim": 64, "n_groups": 1, "state_size": 128, "chunk_size": 256},
+    "minimax": {"block_size": 256},
+    "qwen3_next": {
+        "linear_num_key_heads": 6,
+        "linear_num_value_heads": 12,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+    },
     "switch_transformers": {"num_sparse_encoder_layers": 6, "num_sparse_decoder_layers": 6, "expert_capacity": 64},
 }
 ROUNDS = {(1, 16): 15, (4, 128): 5}

@@ -10,7 +10,7 @@ from hooked_lm.families.decoders import kimi_linear
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
-__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "PREPENDS_BOS", "RENAMED", "config", "rows"]
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]
 
 IGNORED = (*llama_like.IGNORED, "model.layers.42.*")  # an extra layer for the prediction of several tokens
 RENAMED = {r"\.attention\.o_proj\.": ".attention.dense."}  # transformers reads both names
@@ -19,13 +19,14 @@ NO_EFFECT = (
     *(*deepseek.NO_EFFECT, "num_nextn_predict_layers", "mtp_loss_scaling_factor", "layer_group_size", "rope_theta"),
     *("first_k_dense_replace", "short_conv_kernel_size"),
 )
-PREPENDS_BOS = False
 ATTENTION = LAYER + "attention."
 
 
 def config(hf: HFConfig) -> DecoderConfig:
     hf = kimi_linear.with_usual_names(hf).changed(q_lora_rank=None)
     lower_bound = hf.kda_lower_bound  # read also where it has no effect
+    # transformers rounds the logarithms of the decays to the dtype of the model (BailingHybridForgetGate.forward); here they
+    # have at least fp32, as in Kimi Linear
     mixer = kimi_linear.delta_attention(
         hf, hf.linear_num_heads, hf.linear_head_dim, lower_bound=lower_bound if hf.kda_safe_gate else None
     )

@@ -12,13 +12,12 @@ from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
-__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "PREPENDS_BOS", "RENAMED", "config", "rows"]
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]
 
 # transformers names the MLPs of dense layers so when it saves them, and reads both names
 RENAMED = {r"\.block_sparse_moe\.(?=(gate|up|down)_proj\.)": ".mlp."}
 # `linear_attn_config`, `first_k_dense_replace` and `use_grouped_topk` repeat other fields
 NO_EFFECT = (*deepseek.NO_EFFECT, "linear_attn_config", "first_k_dense_replace", "use_grouped_topk", "rope_theta")
-PREPENDS_BOS = False
 # names of fields in the file and their usual ones
 FIELDS = {
     "model_max_length": "max_position_embeddings",

@@ -17,13 +17,13 @@ from hooked_lm.families._shared.rotary import n_ctx
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
-__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "PREPENDS_BOS", "config", "fitted", "rows"]
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "fitted", "rows"]
 
 SLOPES = LAYER + "self_attn.slope_rate"
-# products of the slopes, which follow from the config
+# They and their products follow from the config. transformers keeps them as buffers, which have the dtype of the model: in
+# bfloat16 its decays are rounded (MiniMaxLightningAttention).
 IGNORED = (*llama_like.IGNORED, SLOPES.replace("{l}", "*"), "*.query_decay", "*.key_decay", "*.diagonal_decay")
 NO_EFFECT = (*moe.NO_EFFECT, "router_jitter_noise", "block_size")  # the length of the chunks of the same recurrence
-PREPENDS_BOS = False
 
 
 def config(hf: HFConfig) -> DecoderConfig:

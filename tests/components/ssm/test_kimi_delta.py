@@ -69,3 +69,14 @@ def test_it_is_the_recurrence(model: mixers.Rooted, n_pos: int) -> None:
 def test_the_number_of_weights(model: mixers.Rooted) -> None:
     matrices = {name: weight for name, weight in model.mixer.named_parameters() if name.startswith("W_")}
     assert model.mixer.cfg.n_weights == sum(weight.numel() for weight in matrices.values())
+
+
+def test_steep_decays_have_finite_gradients() -> None:
+    """transformers has none there: its softplus is the logarithm of an infinite exponential (`KimiLinearForgetGate.forward`)."""
+    mixer = mixers.filled(KimiDeltaAttention.Config(6, **SHAPES["low-rank"]).build()).mixer
+    with torch.no_grad():
+        mixer.dt_bias += 100.0
+    mixer.log_decay(mixers.some(2, 3, 6)).sum().backward()
+    assert mixer.dt_bias.grad is not None
+    assert mixer.dt_bias.grad.isfinite().all()
+    assert (mixer.dt_bias.grad < 0).all()

@@ -27,7 +27,6 @@ WITHOUT_BOS = {
         "granite4_vision_text",
     ),
     *("rwkv", "glm_moe_dsa", "granite_docling_text", "emu3_text_model", "hunyuan_vl_text", "paddleocr_vl_text"),
-    *("kimi_linear", "bailing_hybrid", "minimax"),
 }
 
 
