@@ -34,14 +34,7 @@ REASONS: dict[str, tuple[str, ...]] = {
     "blocks that several layers share, after a Mamba layer": ("zamba", "zamba2"),
     "blocks that are run again and again": ("hrm_text",),
     "a choice of the keys that each query sees (an indexer)": (
-        *(
-            "axk2",
-            "dots3_note",
-            "dots3_note_text",
-            "minimax_m3_vl",
-            "minimax_m3_vl_text",
-        ),
-        "mistral_large4",
+        *("axk2", "minimax_m3_vl", "minimax_m3_vl_text", "mistral_large4"),
     ),
     "several residual streams": (
         *("deepseek_v4", "glm5_next", "hy_v4", "muse_glimmer", "muse_spark", "qwen4_exp"),

@@ -33,6 +33,7 @@ AUDIO = {
     "conf_num_hidden_layers": 1,
     "sscp_conv_channel_size": [4, 2],
 }
+DOTS_TOWER = {**{name: SIGLIP[name] for name in list(SIGLIP)[:4]}, "adapter_out_dim": 32}
 VOCABULARY = {"<image>": 5, **{f"<|visual token {i:06d}|>": 10 + i for i in range(4)}}
 VQ = {"base_channels": 32, "num_res_blocks": 1, "embed_dim": 4, "channel_multiplier": [1, 1], "codebook_size": 8}
 # Fields of composites whose defaults do not build, or that have to fit the language model.
@@ -43,6 +44,10 @@ FIELDS: dict[str, dict[str, Any]] = {
     "fun_asr_nano": {"adaptor_config": {"hidden_size": 32, "intermediate_size": 8}},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 1000},
     "qwen3_omni_moe_thinker": {"vision_start_token_id": 1000},
+    "dots3_note": {
+        "vision_config": {**DOTS_TOWER, "patch_size": 7, "adapter_in_dim": 16, "mlp_layer_types": ["dense"]},
+        "audio_config": {**DOTS_TOWER, "feature_size": 8, "downsample_hidden_size": 4, "adapter_input_size": 16},
+    },
     "granite_docling": {
         "vision_config": {**SIGLIP, "model_type": "granite_docling_vision", "out_hidden_size": 32, "vocab_size": 64}
     },
@@ -80,6 +85,7 @@ COMPOSITES = {
     "fuyu": "persimmon",
     "exaone4_5": "exaone4",
     "kimi_k25": "deepseek_v3",
+    "dots3_note": "dots3_note_text",
     "phi4_multimodal": "phi3",
     "cosmos3_omni": "qwen3_vl_text",
 }

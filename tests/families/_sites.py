@@ -9,7 +9,7 @@ from typing import Any
 
 from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.differential import DifferentialAttention
-from hooked_lm.components.attention.gated import GatedAttention, GatedLatentAttention
+from hooked_lm.components.attention.gated import GatedAttention, GatedLatentAttention, GatedSparseLatentAttention
 from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.relative_bias import RelativeBias
@@ -122,6 +122,12 @@ def _(cfg: SharedKVAttention.Config) -> Sites:
 
 
 @sites_of.register
+def _(cfg: GatedSparseLatentAttention.Config) -> Sites:
+    gate = f"batch pos head {1 if cfg.gate_per_head else 'd_value'}"
+    return sites_of.dispatch(SparseLatentAttention.Config)(cfg) | {"hook_gate": gate}
+
+
+@sites_of.register
 def _(cfg: GatedLatentAttention.Config) -> Sites:
     gate = f"batch pos head {1 if cfg.gate_per_head else 'd_value'}"
     return sites_of.dispatch(LatentAttention.Config)(cfg) | {"hook_gate": gate}
@@ -139,6 +145,9 @@ def _(cfg: LatentAttention.Config) -> Sites:
     if cfg.d_q_latent is not None:
         latent = "batch pos d_q_latent"
         sites |= {"hook_q_latent": latent, "q_norm.hook_scale": "batch pos 1", "q_norm.hook_normalized": latent}
+    if cfg.kr_norm:
+        sites |= dict.fromkeys(("hook_kr", "kr_norm.hook_normalized"), "batch pos d_shared")
+        sites |= {"kr_norm.hook_scale": "batch pos 1"}
     return sites
 
 
@@ -459,7 +468,13 @@ def _(cfg: SharedKVAttention.Config) -> dict[str, int]:
 @sizes_of.register
 def _(cfg: LatentAttention.Config) -> dict[str, int]:
     latents = {"d_kv_latent": cfg.d_kv_latent, "d_q_latent": cfg.d_q_latent or 0}
-    return latents | {"head": cfg.n_heads, "kv_head": cfg.n_heads, "d_head": cfg.d_head, "d_value": cfg.d_value}
+    return latents | {
+        "d_shared": cfg.n_shared,
+        "head": cfg.n_heads,
+        "kv_head": cfg.n_heads,
+        "d_head": cfg.d_head,
+        "d_value": cfg.d_value,
+    }
 
 
 @sizes_of.register

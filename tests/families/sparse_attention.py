@@ -46,6 +46,23 @@ LONGCAT = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
 }
 
+DOTS = {
+    **{name: value for name, value in DSA.items() if name != "first_k_dense_replace"},
+    "num_hidden_layers": 3,
+    "head_dim": 12,
+    "shared_experts_intermediate_size": 10,
+    "layer_types": ["indexed_attention", "sliding_attention", "full_attention"],
+    "use_dsa": None,
+    "sliding_window": 5,
+    "swa_num_attention_heads": 2,
+    "swa_num_key_value_heads": 2,
+    "swa_q_lora_rank": 16,
+    "swa_kv_lora_rank": 10,
+    "swa_head_dim": 12,
+    "swa_qk_nope_head_dim": 6,
+    "swa_v_head_dim": 8,
+}
+
 # Its default gives each layer an indexer.
 GLM = {**DSA, "num_hidden_layers": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}
 
@@ -115,5 +132,41 @@ CASES = [
         "more-identities-than-experts-yarn-gelu",
         {**LONGCAT, **YARN, "n_routed_experts": 3, "zero_expert_num": 4, "moe_topk": 2, "hidden_act": "gelu"},
         adjust=published,
+    ),
+    Case("dots3_note_text", "three-kinds", DOTS, adjust=balanced),
+    Case(
+        "dots3_note_text",
+        "all-indexed-biased-tied",
+        {
+            **DOTS,
+            "num_hidden_layers": 2,
+            "layer_types": None,
+            "use_dsa": True,
+            "use_sliding_window": False,
+            "index_topk": 2,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "n_shared_experts": 1,
+            "mlp_layer_types": ["sparse", "dense"],
+            "n_group": 1,
+            "topk_group": 1,
+        },
+        adjust=balanced,
+    ),
+    Case(
+        "dots3_note_text",
+        "window-first-linear-gelu",
+        {
+            **DOTS,
+            "num_hidden_layers": 2,
+            "layer_types": ["sliding_attention", "indexed_attention"],
+            "hidden_act": "gelu",
+            "norm_topk_prob": False,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+                "indexed_attention": {"rope_type": "linear", "rope_theta": 100.0, "factor": 3.0},
+            },
+        },
+        adjust=balanced,
     ),
 ]

@@ -68,6 +68,7 @@ FUSED = (
     "qwen3_omni_moe_thinker",
     "qwen3_5_moe",
     "aria",
+    "dots3_note",
 )  # modules have experts in one tensor, files do not
 TOKENS = torch.randint(12, 61, (2, 9), generator=torch.Generator().manual_seed(1))
 

@@ -10,6 +10,7 @@ from hooked_lm.components.activations import activation
 from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.attention.multihead import QUERY, Attention, SelfAttention, project
 from hooked_lm.components.attention.projection import projection
+from hooked_lm.components.attention.sparse_latent import SparseLatentAttention
 from hooked_lm.components.norm import upcast
 from hooked_lm.hooks import HookPoint
 
@@ -29,7 +30,7 @@ class OutputGate(SelfAttention):
         gate_per_head: bool = False
         gate_bias: bool = False
 
-    cfg: "GatedAttention.Config | GatedLatentAttention.Config"
+    cfg: "GatedAttention.Config | GatedLatentAttention.Config | GatedSparseLatentAttention.Config"
     axis = QUERY[-1]  # of the mixed values
 
     def make_mixing(self, cfg: "GatedAttention.Config | GatedLatentAttention.Config", d_value: int) -> None:  # type: ignore[override]
@@ -74,5 +75,18 @@ class GatedLatentAttention(OutputGate, LatentAttention):
     class Config(OutputGate.Options, LatentAttention.Config):
         def build(self) -> "GatedLatentAttention":
             return GatedLatentAttention(self)
+
+    cfg: Config
+
+
+class GatedSparseLatentAttention(OutputGate, SparseLatentAttention):  # type: ignore[misc]
+    """Latent attention to chosen keys with a gate."""
+
+    axis = "d_value"
+
+    @dataclass(frozen=True)
+    class Config(OutputGate.Options, SparseLatentAttention.Config):
+        def build(self) -> "GatedSparseLatentAttention":
+            return GatedSparseLatentAttention(self)
 
     cfg: Config

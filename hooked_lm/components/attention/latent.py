@@ -28,6 +28,8 @@ from hooked_lm.components.norm import RMSNorm, norm_unhooked
 from hooked_lm.components.rotary import Rotary
 from hooked_lm.hooks import HookPoint, is_listening
 
+KR = ("batch", "pos", "d_shared")
+
 Latent = Float[Tensor, "batch pos *head d_latent"]
 
 
@@ -54,6 +56,8 @@ class LatentAttention(SelfAttention):
         "hook_rot_k",
         "hook_kv_latent",
         "kv_norm",
+        "hook_kr",
+        "kr_norm",
         "W_DKV",
         "W_UK",
         "W_UV",
@@ -63,7 +67,8 @@ class LatentAttention(SelfAttention):
     @dataclass(frozen=True)
     class Config(Attend.Config):
         """`down_bias` adds biases to the projections `W_DKV`, `W_KR` and `W_DQ`. The latents of queries and of keys and values
-        are multiplied by `q_factor` and `kv_factor` after their norms."""
+        are multiplied by `q_factor` and `kv_factor` after their norms. With `kr_norm` the shared features of the key, `hook_kr`,
+        are normalised."""
 
         d_model: int
         n_heads: int
@@ -77,6 +82,8 @@ class LatentAttention(SelfAttention):
         d_shared: int | None = None  # features of the key that all heads share; None: those with rotary
         q_factor: float = 1.0
         kv_factor: float = 1.0
+        kr_norm: bool = False
+        window: int | None = None  # how many positions back a query attends to, itself included
         down_bias: bool = False
         out_bias: bool = False
         causal: bool = True
@@ -112,6 +119,9 @@ class LatentAttention(SelfAttention):
         self.b_KR = nn.Parameter(torch.zeros(cfg.n_shared)) if cfg.down_bias else None
         self.hook_kv_latent = HookPoint("batch", "pos", "d_kv_latent")
         self.kv_norm = RMSNorm.Config(cfg.d_kv_latent, cfg.latent_eps).build(("batch", "pos", "d_kv_latent"))
+        if cfg.kr_norm:
+            self.hook_kr = HookPoint(*KR)
+            self.kr_norm = RMSNorm.Config(cfg.n_shared, cfg.latent_eps).build(KR)
         self.W_UK = projection(cfg.n_heads, cfg.d_kv_latent, cfg.d_nope)
         self.W_UV = projection(cfg.n_heads, cfg.d_kv_latent, cfg.d_value)
         self.hook_k = HookPoint(*QUERY)
@@ -185,6 +195,7 @@ class LatentAttention(SelfAttention):
     ) -> PerHead:
         """Keys before rotary; with angles, after it, where the shared features are rotated once for all heads."""
         nope, shared = project(latent, self.W_UK, None), F.linear(x, self.W_KR.T, self.b_KR)
+        shared = _normalised(shared, self.hook_kr, self.kr_norm) if self.cfg.kr_norm else shared
         shared = shared[:, :, None] if x.ndim == 3 else shared
         if angles is not None and self.cfg.rotary is not None:
             shared = self.cfg.rotary.rotate(shared, angles)

@@ -45,6 +45,9 @@ def _(
             at("hook_kv_latent"),
         ),
     )
+    if attn.cfg.kr_norm:
+        yield from norm_identity(attn, "kr_norm", at, lambda: at("hook_kr"))
+        yield "ln1.normalized * w + b -> kr", lambda: (add_bias(get_input() @ attn.W_KR, attn.b_KR), at("hook_kr"))
     yield "latent, x W_KR -> k", keys
     yield "latent -> v", lambda: (project(latent(), attn.W_UV, None), at("hook_v"))
     of_queries = "ln1.normalized * w + b" if attn.cfg.d_q_latent is None else "latent"
