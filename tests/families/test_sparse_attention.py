@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from hooked_lm import HookedTransformer, HookedTransformerConfig
+from hooked_lm import HookedTransformer, HookedTransformerConfig, pretrained
 from hooked_lm.components.attention.indexer import Indexer
 from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.attention.sparse_latent import SparseLatentAttention
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.models.config.tree import DecoderConfig
 from tests.close import assert_apart, assert_close
-from tests.families._case import Case
+from tests.families._case import Case, reference
 from tests.families._models import hooked, logits_of, prompt
 from tests.families.sparse_attention import CASES
 
@@ -129,3 +129,53 @@ def test_no_gradient_passes_through_the_choice(case: Case) -> None:
     indexer: Indexer = model.blocks[0].attn.indexer
     assert not any(parameter.grad.any() for parameter in indexer.parameters())
     model.zero_grad()
+
+
+def of(family: str, n: int = 0) -> Case:
+    return [case for case in CASES if case.family == family][n]
+
+
+@torch.no_grad()
+def test_layers_share_the_choice_of_an_earlier_one() -> None:
+    """An edit of the choice reaches the layers that share it, an edit of what they share does not go back."""
+    model, tokens = hooked(of("glm_moe_dsa", 1)), prompt(of("glm_moe_dsa", 1))
+    _, cache = model.run_with_cache(tokens)
+    assert torch.equal(cache["blocks.1.attn.hook_index_mask"], cache[MASK])
+    assert torch.equal(cache["blocks.2.attn.hook_index_mask"], cache[MASK])
+
+    def diagonal(mask: Tensor, hook: Any) -> Tensor:
+        return torch.eye(mask.shape[-1], dtype=torch.bool).expand_as(mask)
+
+    for site, reached in ((MASK, True), ("blocks.1.attn.hook_index_mask", False)):
+        with model.hooks(fwd_hooks=[(site, diagonal)]):
+            _, cache = model.run_with_cache(tokens, names_filter="*.hook_index_mask")
+        assert torch.equal(cache["blocks.2.attn.hook_index_mask"].sum(-1) == 1, torch.ones(3, 16).bool()) == reached
+    with pytest.raises(ValueError, match="layer 1 attends to the keys that layer 0 chooses, which did not run"):
+        model(torch.zeros(1, 4, 32), start_at_layer=1)
+
+
+@torch.no_grad()
+def test_a_shortcut_ends_in_the_next_block() -> None:
+    model, tokens = hooked(of("longcat_flash")), prompt(of("longcat_flash"))
+    _, cache = model.run_with_cache(tokens, names_filter="*")
+    made, own = cache["blocks.0.shortcut.hook_out"], cache["blocks.1.mlp.hook_out"]
+    assert torch.equal(cache["blocks.1.hook_shortcut_out"], made)
+    assert_close(cache["blocks.1.hook_mlp_out"], own + made)
+    weights, indices = (cache[f"blocks.0.shortcut.hook_expert_{name}"] for name in ("weights", "indices"))
+    by_identity = (weights * (indices >= 5)).sum(-1, keepdim=True) * cache["blocks.0.mlp.hook_in"]
+    assert (by_identity.norm(dim=-1) > 0).any()
+    with model.hooks(fwd_hooks=[(f"blocks.0.shortcut.experts.{e}.hook_out", lambda x, hook: 0 * x) for e in range(5)]):
+        _, cache = model.run_with_cache(tokens, names_filter="blocks.0.shortcut.hook_out")
+    assert_close(cache["blocks.0.shortcut.hook_out"], by_identity)
+    with pytest.raises(ValueError, match="layer 1 adds the output of the experts of layer 0, which did not run"):
+        model(torch.zeros(1, 4, 32), start_at_layer=1)
+
+
+@torch.no_grad()
+def test_files_with_weights_of_identity_experts_load() -> None:
+    """`LongcatFlashExperts` (modeling_longcat_flash.py) makes and writes them; nothing uses them."""
+    case = of("longcat_flash")
+    theirs = reference(replace(case, name="as transformers saves it", adjust=None))
+    assert theirs.model.layers[0].mlp.experts.gate_up_proj.shape[0] == 5 + 3
+    model = pretrained.from_pretrained_no_processing("tiny", hf_model=theirs)
+    assert_close(model(prompt(case)), theirs(prompt(case)).logits)
