@@ -1,6 +1,7 @@
 """Layer normalisation (Ba et al. 2016, arXiv:1607.06450)."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -47,7 +48,7 @@ class LayerNorm(Norm):
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         if self.settings.fused and not is_listening(self.hook_scale, self.hook_normalized):
             return self.unhooked(x)
-        centred = upcast(x) - upcast(x).mean(-1, keepdim=True)
+        centred = self.centred(upcast(x))
         scale = self.hook_scale(root_mean_square(centred, self.cfg.eps))
         return self.apply_weights(self.hook_normalized((centred / scale).to(x.dtype)))
 
@@ -58,6 +59,10 @@ class LayerNorm(Norm):
             return self.apply_weights(F.layer_norm(x, (cfg.d_model,), eps=cfg.eps))
         gain = None if not cfg.weight else self.w if cfg.offset == 0.0 else self.w + cfg.offset
         return F.layer_norm(x, (cfg.d_model,), gain, self.shift(), cfg.eps)
+
+    def centred(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """The vectors minus their mean."""
+        return x - x.mean(-1, keepdim=True)
 
     def gain(self) -> Float[Tensor, "*heads d_model"] | None:
         """The factors of the normalised value; None for a folded norm."""
@@ -98,3 +103,32 @@ class HeadLayerNorm(LayerNorm):
     def gain(self) -> Float[Tensor, "heads d_model"]:
         """The factors of the normalised values."""
         return torch.stack(list(self.heads))
+
+
+class JointLayerNorm(LayerNorm):
+    """Layer normalisation over all heads together, [head, d_head], without biases."""
+
+    @dataclass(frozen=True)
+    class Config(LayerNorm.Config):
+        bias: bool = False
+        joint: ClassVar[bool] = True
+
+        def build(self, dims: tuple[str, ...] = RESIDUAL) -> "JointLayerNorm":
+            return JointLayerNorm(self, dims)
+
+    def __init__(self, cfg: Config, dims: tuple[str, ...] = RESIDUAL) -> None:
+        super().__init__(cfg, dims)
+        self.hook_scale = HookPoint(*dims[:-2], "1", "1")
+
+    def forward(self, x: Float[Tensor, "*batch head d_head"]) -> Float[Tensor, "*batch head d_head"]:
+        centred = self.centred(upcast(x))
+        scale = self.hook_scale(root_mean_square(centred.flatten(-2), self.cfg.eps)[..., None])
+        return self.apply_weights(self.hook_normalized((centred / scale).to(x.dtype)))
+
+    def centred(self, x: Float[Tensor, "*batch head d_head"]) -> Float[Tensor, "*batch head d_head"]:
+        """The heads minus the mean of all."""
+        return x - x.mean((-2, -1), keepdim=True)
+
+    def unhooked(self, x: Float[Tensor, "*batch head d_head"]) -> Float[Tensor, "*batch head d_head"]:
+        """The same output by one fused kernel, without the hook points."""
+        return self.apply_weights(F.layer_norm(x, x.shape[-2:], eps=self.cfg.eps))

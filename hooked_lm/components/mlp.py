@@ -91,6 +91,7 @@ class GatedMLP(nn.Module):
         d_mlp: int
         act_fn: Activation = "silu"
         bias: bool = False
+        out_bias: bool = False  # whether there is a `b_out`, also without the other biases
         mid_norm: NormConfig | None = None
 
         def build(self) -> "GatedMLP":
@@ -105,7 +106,7 @@ class GatedMLP(nn.Module):
         self.W_gate = nn.Parameter(torch.empty(cfg.d_model, cfg.d_mlp))
         self.b_gate = nn.Parameter(torch.zeros(cfg.d_mlp)) if cfg.bias else None
         self.b_in = nn.Parameter(torch.zeros(cfg.d_mlp)) if cfg.bias else None
-        self.b_out = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
+        self.b_out = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias or cfg.out_bias else None
         self.hook_in = HookPoint(*RESIDUAL, on_demand=True)
         self.hook_pre, self.hook_pre_linear = HookPoint(*HIDDEN), HookPoint(*HIDDEN)
         if cfg.mid_norm is not None:

@@ -95,8 +95,13 @@ class HFCheckpoint:
         return {name: value for name, value in facts.items() if value is not None}
 
     def _generation_facts(self, known: Collection[str]) -> dict[str, Any]:
-        """Special tokens from the checkpoint's configs; single tokens in `bad_words_ids` are suppressed."""
+        """Special tokens from the checkpoint's configs; single tokens in `bad_words_ids` are suppressed.
+
+        As in transformers, a decoder without a start token of its own starts with that of texts.
+        """
         given = {**self.config.to_dict(), **self.generation}
+        if given.get("decoder_start_token_id") is None:
+            given["decoder_start_token_id"] = given.get("bos_token_id")
         facts = {name: given[name] for name in GENERATION_FACTS if given.get(name) is not None}
         if banned := given.get("bad_words_ids"):
             facts["suppress_tokens"] = tuple(ids[0] for ids in banned if len(ids) == 1)

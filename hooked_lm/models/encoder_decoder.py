@@ -168,7 +168,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         if input is None:
             raise ValueError("there is no input for the encoder, and no cache that holds its output")
         tokens, mask = self._source_tokens(input, mask)
-        check_length(tokens, 0, self.cfg.n_ctx)
+        check_length(tokens, 0, self.room(self.tree.encoder))
         follow_flags(self)
         real = self.encoder_stack.real(self, mask, tokens)
         check_rows(real)
@@ -177,6 +177,10 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         resid = self.encoder_stack.with_positions(self, embed, tokens, context)
         resid = self.encoder_stack.normalized(self, self.encoder_stack.run(self, resid, context))
         return EncodedSource(self.hook_encoder_out(resid), real, cache_kv=cache is not None and not cache.frozen)
+
+    def room(self, side: StackConfig) -> int:
+        """The longest input of the encoder or the decoder."""
+        return self.cfg.n_ctx if side.n_ctx is None else min(self.cfg.n_ctx, side.n_ctx)
 
     def _check_cache(self, cache: EncoderDecoderCache) -> None:
         """Raises ValueError for a cache of another class or number of layers."""
@@ -191,7 +195,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
     ) -> tuple[Stream, StackContext]:
         """The decoder's stream after the final norm, and its context."""
         n_past = 0 if cache is None else cache.length
-        check_length(tokens, n_past, self.cfg.n_ctx)
+        check_length(tokens, n_past, self.room(self.tree.decoder))
         follow_flags(self)
         real = self.decoder_stack.real(self, mask, tokens, cache)
         check_rows(real)

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.attention.disentangled import DisentangledAttention
+from hooked_lm.components.blocks.adapter import AdapterPostNormBlock
 from hooked_lm.components.blocks.conv import ConvPostNormBlock
+from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.encoder_embed import EncoderEmbed
 from hooked_lm.components.heads import MLMHead
 from hooked_lm.models.config.tree import EncoderConfig
@@ -92,10 +94,16 @@ def _(cfg: DisentangledAttention.Config) -> Sites:
 
 @sites_of.register
 def _(cfg: ConvPostNormBlock.Config) -> Sites:
-    parent = next(base for base in type(cfg).__mro__[1:] if base.__qualname__ == "PostNormBlock.Config")
-    sites = sites_of.dispatch(parent)(cfg)
+    sites = sites_of.dispatch(PostNormBlock.Config)(cfg)
     sites |= dict.fromkeys(("hook_conv_pre", "hook_conv_out", "hook_resid_conv"), STREAM)
     return sites | below("ln3", norm(cfg.ln3))
+
+
+@sites_of.register
+def _(cfg: AdapterPostNormBlock.Config) -> Sites:
+    sites = sites_of.dispatch(PostNormBlock.Config)(cfg)
+    sites |= dict.fromkeys(("hook_resid_mlp", "hook_adapter_in", "hook_adapter_out"), STREAM)
+    return sites | below("adapter_ln", norm(cfg.adapter_ln)) | below("adapter", sites_of(cfg.adapter))
 
 
 @sites_of.register
@@ -145,4 +153,6 @@ def sizes(tree: EncoderConfig, site: str, batch: int, pos: int) -> dict[str, int
     if part == "blocks":
         block = tree.blocks[int(site.split(".")[1])]
         axes |= sizes_of(block.attn) | sizes_of(block.mlp)
+        if isinstance(block, AdapterPostNormBlock.Config):
+            axes |= sizes_of(block.adapter) if ".adapter." in site else {}
     return axes

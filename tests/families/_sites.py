@@ -407,7 +407,8 @@ def _(cfg: CrossAttention.Config) -> Sites:
 def _(cfg: PreNormCrossBlock.Config) -> Sites:
     names = ("resid_mid", "cross_attn_in", "cross_attn_out", "resid_mid_cross", "mlp_in", "mlp_out")
     sites = attention_half(cfg) | {f"hook_{name}": STREAM for name in names}  # type: ignore[arg-type]
-    sites |= below("ln2", norm(cfg.ln2)) | below("ln3", norm(cfg.ln3))
+    for name in ("ln2", "ln2_post", "ln3", "ln3_post"):
+        sites |= below(name, norm(getattr(cfg, name)))
     return sites | below("cross_attn", sites_of(cfg.cross_attn)) | below("mlp", sites_of(cfg.mlp))
 
 

@@ -169,7 +169,7 @@ def lengths_at(tree: EncoderDecoderConfig, name: str, batch: int, source: int, t
     side = tree.decoder if of_decoder else tree.encoder
     n_pos = target if of_decoder else source
     lengths = {"batch": batch, "pos": n_pos, "query_pos": n_pos, "key_pos": n_pos, "1": 1}
-    lengths |= {"d_model": tree.embed.d_model, "d_vocab": tree.unembed.d_vocab}
+    lengths |= {"d_model": ((of_decoder and tree.decoder_embed) or tree.embed).d_model, "d_vocab": tree.unembed.d_vocab}
     if rest[:1] == ["hook_bias"]:
         lengths["head"] = side.rel_pos_bias.n_heads
     if head in ("encoder", "decoder"):

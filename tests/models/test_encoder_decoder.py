@@ -645,7 +645,7 @@ def scale_twice(model: Any) -> str:
     attn = model.decoder[2].cross_attn
     mix = attn.mix
     attn.mix = lambda q, k, v, *context_and_layer: mix(q * 2, k, v, *context_and_layer)
-    return "decoder: cross attention: q k^T * scale == attn_scores, where a key is real"
+    return "decoder: cross attention: q k^T * scale, capped == attn_scores"
 
 
 def skip_the_final_norm(model: Any) -> str:

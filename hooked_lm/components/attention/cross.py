@@ -2,11 +2,8 @@
 
 from dataclasses import dataclass
 
-import torch
-from torch import nn
-
 from hooked_lm.components.attention.multihead import QUERY, Attend, Stream, project
-from hooked_lm.components.attention.projection import projection
+from hooked_lm.components.attention.projection import add_projections
 from hooked_lm.components.context import KeysValues
 from hooked_lm.components.stack_context import EncodedSource, StackContext
 from hooked_lm.hooks import HookPoint
@@ -17,8 +14,8 @@ SOURCE_KEY = ("batch", "key_pos", "kv_head", "d_head")
 class CrossAttention(Attend):
     """`z = softmax(q k^T * scale + mask) v` with queries from the stream, and keys and values from the source.
 
-    `W_Q`, `W_K` and `W_V` are [head, d_model, d_head], `W_O` [head, d_head, d_model]; a bias may be None. `hook_k` and
-    `hook_v` are [batch, key_pos, kv_head, d_head], over the positions of the source.
+    `W_Q` is [head, d_model, d_head], `W_K` and `W_V` [kv_head, d_source, d_head], `W_O` [head, d_head, d_model]; a bias may be
+    None. `hook_k` and `hook_v` are [batch, key_pos, kv_head, d_head], over the positions of the source.
     """
 
     @dataclass(frozen=True)
@@ -26,9 +23,12 @@ class CrossAttention(Attend):
         d_model: int
         n_heads: int
         d_head: int
+        n_key_value_heads: int | None = None
         scale: float | None = None  # of the scores; None: d_head ** -0.5
         qkv_bias: bool = False
         out_bias: bool = False
+        soft_cap: float | None = None
+        d_source: int | None = None  # the width of the encoder's output; None: d_model
         causal, rotary = False, None
 
         def build(self) -> "CrossAttention":
@@ -37,12 +37,7 @@ class CrossAttention(Attend):
     def __init__(self, cfg: Config) -> None:
         super().__init__()
         self.cfg = cfg
-        self.W_Q = projection(cfg.n_heads, cfg.d_model, cfg.d_head)
-        self.W_K = projection(cfg.n_heads, cfg.d_model, cfg.d_head)
-        self.W_V = projection(cfg.n_heads, cfg.d_model, cfg.d_head)
-        self.b_Q = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) if cfg.qkv_bias else None
-        self.b_K = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) if cfg.qkv_bias else None
-        self.b_V = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) if cfg.qkv_bias else None
+        add_projections(self, cfg, cfg.d_source or cfg.d_model)
         self.q_norm = self.k_norm = None  # attributes of the public interface
         self.hook_q, self.hook_k, self.hook_v = HookPoint(*QUERY), HookPoint(*SOURCE_KEY), HookPoint(*SOURCE_KEY)
         self.make_mixing(cfg, cfg.d_head)

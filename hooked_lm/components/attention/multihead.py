@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention import steps
 from hooked_lm.components.attention.position_bias import PositionBias
-from hooked_lm.components.attention.projection import projection
+from hooked_lm.components.attention.projection import add_projections
 from hooked_lm.components.attention.public_attributes import PublicAttributes, order_parameters
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import NormConfig, add_norm, norm_of
@@ -213,17 +213,8 @@ class Attention(SelfAttention):
 
     def __init__(self, cfg: Config) -> None:
         super().__init__()
-        if cfg.n_heads % cfg.n_kv:
-            raise ValueError(f"{cfg.n_heads} heads cannot share {cfg.n_kv} key/value heads evenly")
         self.cfg = cfg
-        self.W_Q = projection(cfg.n_heads, cfg.d_model, cfg.d_head)
-        self.W_K = projection(cfg.n_kv, cfg.d_model, cfg.d_head)
-        self.b_Q = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)) if cfg.qkv_bias else None
-        self.b_K = nn.Parameter(torch.zeros(cfg.n_kv, cfg.d_head)) if cfg.qkv_bias else None
-        if not cfg.values_from_keys:
-            self.W_V = projection(cfg.n_kv, cfg.d_model, cfg.d_head)
-            self.b_V = nn.Parameter(torch.zeros(cfg.n_kv, cfg.d_head)) if cfg.qkv_bias else None
-
+        add_projections(self, cfg, cfg.d_model, values=not cfg.values_from_keys)
         self.hook_q, self.hook_k = HookPoint(*QUERY), HookPoint(*KEY)
         add_norm(self, "v_norm", cfg.v_norm, KEY)
         self.hook_v = HookPoint(*KEY)

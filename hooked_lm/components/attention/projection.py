@@ -1,5 +1,7 @@
 """The weights of queries, keys and values, [head, d_model, d_head]: in memory each is one matrix [head * d_head, d_model]."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -9,6 +11,21 @@ NAMES = ("W_Q", "W_K", "W_V", "W_UQ", "W_UK", "W_UV", "W_gate")
 def projection(n_heads: int, d_model: int, d_head: int) -> nn.Parameter:
     """A new weight, without values."""
     return nn.Parameter(torch.empty(n_heads, d_head, d_model).transpose(1, 2))
+
+
+def add_projections(attn: nn.Module, cfg: Any, d_source: int, values: bool = True, suffix: str = "") -> None:
+    """Adds the weights of queries, and those of keys and values of a source of width `d_source`, with their biases.
+
+    Their names are "W_Q" and so on, with a suffix. Raises ValueError if heads cannot share key/value heads evenly.
+    """
+    if cfg.n_heads % cfg.n_kv:
+        raise ValueError(f"{cfg.n_heads} heads cannot share {cfg.n_kv} key/value heads evenly")
+    sizes = {"Q": (cfg.n_heads, cfg.d_model), "K": (cfg.n_kv, d_source), "V": (cfg.n_kv, d_source)}
+    for name, (n_heads, width) in sizes.items():
+        if name != "V" or values:
+            attn.register_parameter(f"W_{name}{suffix}", projection(n_heads, width, cfg.d_head))
+            bias = nn.Parameter(torch.zeros(n_heads, cfg.d_head)) if cfg.qkv_bias else None
+            attn.register_parameter(f"b_{name}{suffix}", bias)
 
 
 def make_contiguous(attn: nn.Module) -> None:

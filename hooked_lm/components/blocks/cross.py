@@ -6,7 +6,7 @@ from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.blocks.block import AttentionPart, Copies, Stream
 from hooked_lm.components.mlp import MLPConfig
 from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm
+from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of
 from hooked_lm.components.stack_context import StackContext
 from hooked_lm.hooks import HookPoint, hook_if_listening
 
@@ -16,12 +16,15 @@ class CrossPart(AttentionPart):
 
     @dataclass(frozen=True)
     class Config(AttentionPart.Config):
-        """`ln1` is before self-attention, `ln2` before cross attention, `ln3` before the MLP; None: no norm."""
+        """`ln1` is before self-attention, `ln2` before cross attention, `ln3` before the MLP; None: no norm. `ln2_post` and
+        `ln3_post` normalise the outputs, as `ln1_post` does."""
 
         cross_attn: CrossAttention.Config = field(kw_only=True)
         mlp: MLPConfig | MoE.Config = field(kw_only=True)
         ln2: NormConfig | None = None
         ln3: NormConfig | None = None
+        ln2_post: NormConfig | None = None
+        ln3_post: NormConfig | None = None
 
     cfg: Config
 
@@ -30,21 +33,24 @@ class CrossPart(AttentionPart):
         self.ln2 = build_norm(self.cfg.ln2)
         self.cross_attn = self.cfg.cross_attn.build()
         self.cross_attn.layer_id = self.layer
+        add_norm(self, "ln2_post", self.cfg.ln2_post)
         self.hook_cross_attn_out = HookPoint(*RESIDUAL)
 
     def make_mlp(self) -> None:
         self.hook_mlp_in = HookPoint(*RESIDUAL, on_demand=True)
         self.ln3 = build_norm(self.cfg.ln3)
         self.mlp = self.cfg.mlp.build()
+        add_norm(self, "ln3_post", self.cfg.ln3_post)
         self.hook_mlp_out = HookPoint(*RESIDUAL)
 
     def apply_cross_attn(self, normalized_resid: Stream, context: StackContext) -> Stream:
         """The output of cross attention to the stream, with queries from the normalised stream."""
-        return self.hook_cross_attn_out(self.scaled(self.cross_attn(normalized_resid, context, self.layer)))
+        out = self.cross_attn(normalized_resid, context, self.layer)
+        return self.hook_cross_attn_out(self.scaled(norm_of(self, "ln2_post")(out)))
 
     def apply_mlp(self, normalized_resid: Stream) -> Stream:
         """The output of the MLP to the stream, for the normalised stream."""
-        return self.hook_mlp_out(self.scaled(self.mlp(normalized_resid)))
+        return self.hook_mlp_out(self.scaled(norm_of(self, "ln3_post")(self.mlp(normalized_resid))))
 
 
 class PreNormCrossBlock(CrossPart):

@@ -206,8 +206,7 @@ def _(attn: CrossAttention, at: Sites, get_input: LazyTensor, source: LazyTensor
             return add_bias(torch.einsum("bpm,nmh->bpnh", inputs[name](), W), b), at(f"hook_{name}")
 
         yield f"input of cross attention -> {name}", projected
-    yield "q k^T * scale == attn_scores, where a key is real", products(attn.scale, at)
-    yield from mixing_identities(attn, at)
+    yield from mixing_identities(attn, at, lambda: at("hook_q"), lambda: at("hook_k"))
 
 
 def products(scale: float, at: Sites, terms: Sequence[str] = ()) -> Pair:

@@ -18,7 +18,7 @@ from hooked_lm.components.verification.registry import (
     is_known,
     norm_identity,
     norm_output,
-    output_from_sites,
+    scaled_output,
     weights_after_norms,
     within,
 )
@@ -33,16 +33,13 @@ def written_identities(
             yield f"cross attention: {name}", pair
         yield (
             "cross attention: sum of results + b_O == cross_attn_out",
-            lambda: (
-                block.scaled(output_from_sites(block.cross_attn, within(at, "cross_attn"))),
-                at("hook_cross_attn_out"),
-            ),
+            lambda: (scaled_output(block, "cross_attn", "ln2_post", at), at("hook_cross_attn_out")),
         )
     if is_known(block.mlp):
         yield from identities(block.mlp, within(at, "mlp"), mlp_input)
         yield (
             "post -> mlp_out",
-            lambda: (block.scaled(output_from_sites(block.mlp, within(at, "mlp"))), at("hook_mlp_out")),
+            lambda: (scaled_output(block, "mlp", "ln3_post", at), at("hook_mlp_out")),
         )
 
 

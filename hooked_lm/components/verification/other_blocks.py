@@ -6,6 +6,7 @@ from functools import partial
 from jaxtyping import Int
 from torch import Tensor
 
+from hooked_lm.components.blocks.adapter import AdapterPostNormBlock
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.conv import ConvPostNormBlock
 from hooked_lm.components.blocks.deep_norm import DeepNormPart, weighted
@@ -271,3 +272,33 @@ def _sublayer_output(block: DeepNormPart, name: str, at: Sites) -> tuple[Tensor,
 def _(block: DeepNormPart) -> list[tuple[str, list[InputWeight]]]:
     """None: the output of each norm is the stream."""
     return []
+
+
+@identities.register
+def _(block: AdapterPostNormBlock, at: Sites, shift: LazyTensor | None = None) -> Iterator[Identity]:
+    """Identities between the sites of a run."""
+    for name, pair in identities.dispatch(PostNormBlock)(block, at, shift):
+        if not name.endswith("== resid_post"):
+            yield name, pair
+    base = "adapter_in" if block.cfg.adds_normalized else "resid_mlp"
+    yield (
+        "normalized_resid_mid + mlp_out == resid_mlp",
+        sum_of(at, ["hook_normalized_resid_mid", "hook_mlp_out"], "hook_resid_mlp"),
+    )
+    if block.cfg.adapter_ln is not None:
+        yield from norm_identity(block, "adapter_ln", at, lambda: at("hook_resid_mlp"))
+    yield "norm(resid_mlp) == adapter_in", lambda: (adapter_input(block, at), at("hook_adapter_in"))
+    yield from identities(block.adapter, within(at, "adapter"), lambda: at("hook_adapter_in"))
+    yield (
+        "post -> adapter_out",
+        lambda: (output_from_sites(block.adapter, within(at, "adapter")), at("hook_adapter_out")),
+    )
+    yield f"{base} + adapter_out == resid_post", sum_of(at, [f"hook_{base}", "hook_adapter_out"], "hook_resid_post")
+
+
+def adapter_input(block: AdapterPostNormBlock, at: Sites) -> Tensor:
+    """The normalised value that the adapter reads."""
+    resid = at("hook_resid_mlp")
+    if block.cfg.adapter_ln is None:
+        return block.adapter_norm(resid)
+    return norm_output(block, "adapter_ln", at, lambda: resid)

@@ -94,7 +94,7 @@ def norm_identity(
     def restored() -> tuple[Tensor, Tensor]:
         value = x()
         if isinstance(norm, LayerNorm):
-            value = value - value.mean(-1, keepdim=True)
+            value = norm.centred(value)
         return at(f"{name}.hook_normalized") * at(f"{name}.hook_scale"), value
 
     kind = "stream - mean" if isinstance(norm, LayerNorm) else "stream"

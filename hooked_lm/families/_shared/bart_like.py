@@ -38,8 +38,9 @@ def encoder_decoder(
     embed_norm: bool = False,
     d_target_vocab: int | None = None,
     logits_bias: bool = True,
+    attn_bias: bool = True,
 ) -> EncoderDecoderConfig:
-    """The config tree. With `pre_norm` encoder and decoder each end in a norm.
+    """The config tree. With `pre_norm` encoder and decoder each end in a norm; `attn_bias` is whether attention has biases.
 
     `d_target_vocab` is the vocabulary size of a decoder whose embedding is separate from the encoder's.
     """
@@ -55,35 +56,37 @@ def encoder_decoder(
     return EncoderDecoderConfig(
         n_ctx=hf.max_position_embeddings,
         embed=embed,
-        encoder=stack((encoder_block(hf, norm, pre_norm),) * hf.encoder_layers),
-        decoder=stack((decoder_block(hf, norm, pre_norm),) * hf.decoder_layers),
+        encoder=stack((encoder_block(hf, norm, pre_norm, attn_bias),) * hf.encoder_layers),
+        decoder=stack((decoder_block(hf, norm, pre_norm, attn_bias),) * hf.decoder_layers),
         unembed=Unembed.Config(hf.d_model, d_target_vocab or hf.vocab_size, bias=logits_bias, tied=tied),
         decoder_embed=decoder_embed if tied or decoder_embed is not None else embed,
         spare_embed=embed if not tied and decoder_embed is None else None,
     )
 
 
-def encoder_block(hf: HFConfig, norm: LayerNorm.Config, pre_norm: bool) -> PreNormBlock.Config | PostNormBlock.Config:
+def encoder_block(
+    hf: HFConfig, norm: LayerNorm.Config, pre_norm: bool, attn_bias: bool
+) -> PreNormBlock.Config | PostNormBlock.Config:
     """An encoder layer."""
     n_heads, kind = hf.encoder_attention_heads, PreNormBlock if pre_norm else PostNormBlock
     mlp = MLP.Config(hf.d_model, hf.encoder_ffn_dim, hf.activation_function)
-    return kind.Config(attn=attention(hf, n_heads, causal=False), ln1=norm, mlp=mlp, ln2=norm)
+    return kind.Config(attn=attention(hf, n_heads, attn_bias, causal=False), ln1=norm, mlp=mlp, ln2=norm)
 
 
 def decoder_block(
-    hf: HFConfig, norm: LayerNorm.Config, pre_norm: bool
+    hf: HFConfig, norm: LayerNorm.Config, pre_norm: bool, attn_bias: bool
 ) -> PreNormCrossBlock.Config | PostNormCrossBlock.Config:
     """A decoder layer."""
     n_heads, kind = hf.decoder_attention_heads, PreNormCrossBlock if pre_norm else PostNormCrossBlock
-    cross = CrossAttention.Config(hf.d_model, n_heads, hf.d_model // n_heads, qkv_bias=True, out_bias=True)
+    cross = CrossAttention.Config(hf.d_model, n_heads, hf.d_model // n_heads, qkv_bias=attn_bias, out_bias=attn_bias)
     mlp = MLP.Config(hf.d_model, hf.decoder_ffn_dim, hf.activation_function)
-    attn = attention(hf, n_heads, causal=True)
+    attn = attention(hf, n_heads, attn_bias, causal=True)
     return kind.Config(attn=attn, ln1=norm, cross_attn=cross, ln2=norm, mlp=mlp, ln3=norm)
 
 
-def attention(hf: HFConfig, n_heads: int, causal: bool) -> Attention.Config:
+def attention(hf: HFConfig, n_heads: int, bias: bool, causal: bool) -> Attention.Config:
     """Self-attention of the encoder or the decoder."""
-    return Attention.Config(hf.d_model, n_heads, hf.d_model // n_heads, qkv_bias=True, out_bias=True, causal=causal)
+    return Attention.Config(hf.d_model, n_heads, hf.d_model // n_heads, qkv_bias=bias, out_bias=bias, causal=causal)
 
 
 def fitted(tree: EncoderDecoderConfig, tensors: Mapping[str, Tensor]) -> EncoderDecoderConfig:
@@ -91,42 +94,44 @@ def fitted(tree: EncoderDecoderConfig, tensors: Mapping[str, Tensor]) -> Encoder
     return replace(tree, unembed=replace(tree.unembed, bias="final_logits_bias" in tensors))
 
 
-def outer_rows(tree: EncoderDecoderConfig) -> list[Row]:
+def outer_rows(
+    tree: EncoderDecoderConfig, prefix: str = PREFIX, final_norm: str = "layer_norm", head: str = "lm_head"
+) -> list[Row]:
     """Rows of the embeddings, the norms outside the layers and the unembedding.
 
     Files may repeat a shared embedding for the encoder and for the decoder.
     """
-    shared, sides = "model.shared.weight", ("encoder", "decoder")
+    shared, sides = prefix + "shared.weight", ("encoder", "decoder")
     if tree.decoder_embed is None:
         embeds = [Row(shared, "embed.W_E")]
-        embeds += [Row(f"model.{side}.embed_tokens.weight", f"{side}.embed.W_E", tied=shared) for side in sides]
+        embeds += [Row(f"{prefix}{side}.embed_tokens.weight", f"{side}.embed.W_E", tied=shared) for side in sides]
         tied_to = shared
     else:
-        tied_to = "model.decoder.embed_tokens.weight"
+        tied_to = prefix + "decoder.embed_tokens.weight"
         embeds = [
-            Row("model.encoder.embed_tokens.weight", "embed.W_E"),
+            Row(prefix + "encoder.embed_tokens.weight", "embed.W_E"),
             Row(tied_to, "decoder_embed.W_E"),
             Row(shared, "spare_embed.W_E"),
         ]
-    norms = {"embed_ln": "layernorm_embedding", "token_ln": "layernorm_embedding", "final_ln": "layer_norm"}
+    norms = {"embed_ln": "layernorm_embedding", "token_ln": "layernorm_embedding", "final_ln": final_norm}
     return [
         *embeds,
         *(
             row
             for side in sides
             for target, source in norms.items()
-            for row in classic.norm(f"model.{side}.{source}", f"{side}_{target}")
+            for row in classic.norm(f"{prefix}{side}.{source}", f"{side}_{target}")
         ),
-        Row("model.encoder.embed_positions.weight", "pos_embed.W_pos"),
-        Row("model.decoder.embed_positions.weight", "decoder_pos_embed.W_pos"),
-        classic.head("lm_head", tree, tied_to)[0],
+        Row(prefix + "encoder.embed_positions.weight", "pos_embed.W_pos"),
+        Row(prefix + "decoder.embed_positions.weight", "decoder_pos_embed.W_pos"),
+        classic.head(head, tree, tied_to)[0],
         Row("final_logits_bias", "unembed.b_U", "1 v -> v"),
     ]
 
 
-def layer_rows(side: str, names: dict[str, str], n_layers: int) -> list[Row]:
+def layer_rows(side: str, names: dict[str, str], n_layers: int, prefix: str = PREFIX) -> list[Row]:
     """Rows of the encoder's or decoder's layers; `names` maps HF names of attentions and norms to names of the model."""
-    source, target = f"model.{side}.layers.{{i}}.", f"{side}.{{i}}."
+    source, target = f"{prefix}{side}.layers.{{i}}.", f"{side}.{{i}}."
     found = [*classic.into_mlp(source + "fc1", target + "mlp."), *classic.out_of_mlp(source + "fc2", target + "mlp.")]
     for source_name, target_name in names.items():
         if target_name.startswith("ln"):
@@ -146,10 +151,37 @@ DECODER_NAMES = {
 }
 
 
-def rows(tree: EncoderDecoderConfig) -> list[Row]:
+def rows(tree: EncoderDecoderConfig, head: str = "lm_head") -> list[Row]:
     """Rows of every weight that such a model can have; rows of weights that a model lacks are skipped when loading."""
+    n_encoder = len(tree.encoder.blocks)
+    return [*outer_rows(tree, head=head), *layer_rows("encoder", ENCODER_NAMES, n_encoder), *decoder_rows(tree)]
+
+
+def decoder_rows(tree: EncoderDecoderConfig, prefix: str = PREFIX) -> list[Row]:
+    """Rows of the decoder's layers."""
+    return layer_rows("decoder", DECODER_NAMES, len(tree.decoder.blocks), prefix)
+
+
+def nested_rows(
+    tree: EncoderDecoderConfig,
+    inner: str,
+    suffixes: dict[str, str],
+    prefix: str = PREFIX,
+    final_norm: str = "layer_norm",
+) -> list[Row]:
+    """The same for an encoder whose attention has its input projections in a module `inner`.
+
+    `suffixes` maps those of HF's names to those of ours, as "_global" in `query_global`; empty without further weights.
+    """
+    source, target = f"{prefix}encoder.layers.{{i}}.self_attn.", "encoder.{i}.attn."
+    attn = classic.out_of_attention(source + "output", target)
+    for theirs, ours in suffixes.items():
+        for name, x in {"query": "Q", "key": "K", "value": "V"}.items():
+            attn += classic.heads_in(f"{source}{inner}.{name}{theirs}", x + ours, target)
+    n_encoder, others = len(tree.encoder.blocks), {x: y for x, y in ENCODER_NAMES.items() if y != "attn"}
     return [
-        *outer_rows(tree),
-        *layer_rows("encoder", ENCODER_NAMES, len(tree.encoder.blocks)),
-        *layer_rows("decoder", DECODER_NAMES, len(tree.decoder.blocks)),
+        *outer_rows(tree, prefix, final_norm),
+        *expand(attn, i=n_encoder),
+        *layer_rows("encoder", others, n_encoder, prefix),
+        *decoder_rows(tree, prefix),
     ]

@@ -44,10 +44,30 @@ def layer_norm(hf: HFConfig, d: int | None = None) -> LayerNorm.Config:
     return LayerNorm.Config(d or hf.hidden_size, hf.layer_norm_eps)
 
 
-def attention(hf: HFConfig, **options: Any) -> Attention.Config:
-    """The attention of a layer."""
+def attention(hf: HFConfig, kind: type[Attention.Config] = Attention.Config, **options: Any) -> Attention.Config:
+    """The attention of a layer, of this kind."""
     d_model, n_heads = hf.hidden_size, hf.num_attention_heads
-    return Attention.Config(d_model, n_heads, d_model // n_heads, qkv_bias=True, out_bias=True, causal=False, **options)
+    return kind(
+        d_model, n_heads, d_model // n_heads, **{"qkv_bias": True, "out_bias": True, "causal": False, **options}
+    )
+
+
+def windows_on_both_sides(hf: HFConfig, n_layers: int) -> list[int]:
+    """The windows of a Longformer, whose `attention_window` counts the keys before and after a query."""
+    widths = hf.attention_window if isinstance(hf.attention_window, list) else [hf.attention_window] * n_layers
+    return [width // 2 + 1 for width in widths]
+
+
+def longest_full_attention(hf: HFConfig) -> int:
+    """How many tokens a BigBird may read with full attention; transformers computes longer texts with sparse attention.
+
+    Raises ValueError for an unknown `attention_type`.
+    """
+    n_ctx, most = hf.max_position_embeddings, (5 + 2 * hf.num_random_blocks) * hf.block_size
+    lengths = {"original_full": n_ctx, "block_sparse": min(n_ctx, most)}
+    if hf.attention_type not in lengths:
+        raise ValueError(f"attention_type={hf.attention_type!r} is not supported; {' and '.join(lengths)} are")
+    return lengths[hf.attention_type]
 
 
 def blocks(hf: HFConfig, attn: Any, kind: BlockClass = PostNormBlock) -> tuple[Any, ...]:

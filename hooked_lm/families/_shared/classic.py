@@ -50,6 +50,14 @@ def into_attention(q: str, k: str, v: str, target: str = ATTENTION) -> list[Row]
     return [row for name, source in {"Q": q, "K": k, "V": v}.items() for row in heads_in(source, name, target)]
 
 
+def stacked_attention(source: str, target: str = ATTENTION) -> list[Row]:
+    """One fused linear layer: all queries, then all keys, then all values."""
+    return [
+        Row(source + ".weight", target + "W_{qkv}", "(qkv n h) m -> n m h", qkv="QKV"),
+        Row(source + ".bias", target + "b_{qkv}", "(qkv n h) -> n h", qkv="QKV"),
+    ]
+
+
 def out_of_attention(source: str, target: str = ATTENTION) -> list[Row]:
     """The output projection of attention."""
     weight = Row(source + ".weight", target + "W_O", "m (n h) -> n h m")

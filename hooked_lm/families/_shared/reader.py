@@ -30,6 +30,7 @@ class HFConfig:
     ) -> None:
         self._values, self._defaults, self._read = dict(values), dict(defaults), set[str]()
         self._tensors = frozenset(tensors)
+        self._parts = dict[str, HFConfig]()
 
     def __getattr__(self, field: str) -> Any:
         if field.startswith("__"):
@@ -42,6 +43,16 @@ class HFConfig:
         """Returns a field, or `default` if the config lacks it."""
         self._read.add(field)
         return self._values.get(field, default)
+
+    def part(self, field: str) -> "HFConfig":
+        """The config that a field holds. What is unread there is unread here.
+
+        >>> hf = HFConfig({"encoder": {"width": 4, "twist": 2}}, {})
+        >>> hf.part("encoder").width, hf.unread()
+        (4, {'encoder.twist': 2})
+        """
+        values, defaults = self.get(field), self._defaults.get(field)
+        return self._parts.setdefault(field, HFConfig(values, defaults if isinstance(defaults, Mapping) else {}))
 
     def require(self, **supported: object) -> None:
         """Raises ValueError for fields with other values than these. A config may lack a field, or repeat it for each layer."""
@@ -88,8 +99,10 @@ class HFConfig:
 
     def unread(self, no_effect: Collection[str] = ()) -> dict[str, Any]:
         """Returns the fields that were not read, differ from their default and may have an effect."""
-        quiet = (*NO_EFFECT, *no_effect)
-        return {
+        quiet, of_parts = (*NO_EFFECT, *no_effect), dict[str, Any]()
+        for name, part in self._parts.items():
+            of_parts |= {f"{name}.{field}": value for field, value in part.unread(no_effect).items()}
+        return of_parts | {
             field: value
             for field, value in self._values.items()
             if field not in self._read

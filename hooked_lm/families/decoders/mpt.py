@@ -77,7 +77,7 @@ def rows(tree: DecoderConfig) -> list[Row]:
     return [
         Row("transformer.wte.weight", "embed.W_E"),
         Row(source + "norm_1.weight", target + "ln1.w"),
-        Row(source + "attn.Wqkv.weight", target + "attn.W_{qkv}", "(qkv n h) m -> n m h", qkv="QKV"),
+        *classic.stacked_attention(source + "attn.Wqkv"),
         *classic.out_of_attention(source + "attn.out_proj"),
         Row(source + "norm_2.weight", target + "ln2.w"),
         *classic.into_mlp(source + "ffn.up_proj"),

@@ -40,7 +40,7 @@ def rows(tree: EncoderConfig) -> list[Row]:
         Row("nomic_bert.embeddings.word_embeddings.weight", "embed.embed.W_E"),
         Row("nomic_bert.embeddings.token_type_embeddings.weight", "embed.token_type_embed.W_token_type"),
         *classic.norm("nomic_bert.emb_ln", "embed.ln"),
-        Row(source + "attn.Wqkv.weight", target + "attn.W_{qkv}", "(qkv n h) m -> n m h", qkv="QKV"),
+        *classic.stacked_attention(source + "attn.Wqkv"),
         *classic.out_of_attention(source + "attn.out_proj"),
         *classic.norm(source + "norm1", target + "ln1"),
         *classic.linear(source + "mlp.fc12", target + "mlp.", "gate"),

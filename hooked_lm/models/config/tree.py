@@ -86,7 +86,8 @@ class StackConfig:
     """The layers of an encoder, or of a decoder with cross-attention, with the modules before and after them.
 
     `ln_tokens` normalises the token embeddings, `ln_embed` their sum with the position embeddings. `rel_pos_bias` is a bias on
-    the scores that all layers share; separate biases per layer are part of the attention configs.
+    the scores that all layers share; separate biases per layer are part of the attention configs. `n_ctx` is the longest input,
+    if it is shorter than that of the model.
     """
 
     blocks: tuple[SideBlockConfig, ...]
@@ -95,6 +96,7 @@ class StackConfig:
     ln_embed: NormConfig | None = None
     rel_pos_bias: RelativeBias.Config | None = None
     ln_final: NormConfig | None = None
+    n_ctx: int | None = None
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def generate(
     target, target_mask = model._target_tokens(decoder_input, None, len(source), end=False)
     if len(target) != len(source) or (target_mask is not None and not target_mask.bool().all()):
         raise ValueError("decoder_input must have as many rows as the source, of equal length")
-    check_room(target.shape[1], max_new_tokens, model.cfg.n_ctx)
+    check_room(target.shape[1], max_new_tokens, model.room(model.tree.decoder))
     ends = end_ids(model, eos_token_id) if stop_at_eos else []
     forced = model.cfg.forced_bos_token_id if forced_bos_token_id is None else forced_bos_token_id
     check_in_vocab(model, "forced_bos_token_id", [] if forced is None else [forced])
