@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.models.fsmt import modeling_fsmt
 
-from tests.families._case import Case
+from tests.families._case import LLAMA3, SIZES, Case
 
 PAD = 1  # what M2M-100 gives no position, so that it must not be drawn
 
@@ -44,6 +45,25 @@ def without_pad(model: nn.Module) -> None:
     model.model.shared.weight[PAD].zero_()
     if model.lm_head.weight is not model.model.shared.weight:
         model.lm_head.weight[PAD].zero_()
+
+
+def without_pad_in_projection(model: nn.Module) -> None:
+    """The same, of a decoder that ends in its unembedding; and positions are sines.
+
+    `fill_with_neg_inf` in modeling_fsmt.py fails in double precision, which it fills in as if it were single.
+    """
+    modeling_fsmt.fill_with_neg_inf = lambda t: torch.full_like(t, torch.finfo(t.dtype).min)
+    for side in (model.model.encoder, model.model.decoder):
+        table = side.embed_positions
+        table.weight.copy_(table.get_embedding(*table.weight.shape, PAD))
+        table.weight.requires_grad_(False)
+    model.model.decoder.output_projection.weight[PAD] = 0.0
+
+
+def without_pad_in_decoder(model: nn.Module) -> None:
+    """The same, of a decoder with an embedding of its own."""
+    model.model.decoder.embed_tokens.weight[0].zero_()
+    model.lm_head.out_proj.weight[0].zero_()
 
 
 def sharp(model: nn.Module) -> None:
@@ -87,8 +107,21 @@ BART = {
 }
 SCALED: dict[str, Any] = {**BART, "scale_embedding": True}
 UNTIED: dict[str, Any] = {**BART, "tie_word_embeddings": False}
+GEMMA: dict[str, Any] = {
+    **{name: value for name, value in SIZES.items() if name not in ("pad_token_id", "eos_token_id")},
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rms_norm_eps": 0.02,
+    "pad_token_id": 0,
+    "sliding_window": 3,
+    "query_pre_attn_scalar": 5,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+}
+UNCAPPED = {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True}
 SWITCH = {**T5, "num_experts": 4, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "expert_capacity": 3}
 MANY_BUCKETS = {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
+SHALLOW = {"encoder_layers": 2, "decoder_layers": 1}
 GATED: dict[str, Any] = {"feed_forward_proj": "gated-gelu"}
 ONE_BY_ONE = {"num_layers": 2, "num_decoder_layers": 1}
 
@@ -99,6 +132,32 @@ def t5(family: str, name: str, adjust: Any = large, **fields: Any) -> Case:
 
 def bart(family: str, name: str, base: dict[str, Any], adjust: Any = with_bias, **fields: Any) -> Case:
     return Case(family, name, {**base, **fields}, auto="AutoModelForSeq2SeqLM", adjust=adjust)
+
+
+def led(name: str, **fields: Any) -> Case:
+    """Encoder and decoder have positions of their own."""
+    lengths = {"max_encoder_position_embeddings": 40, "max_decoder_position_embeddings": 30}
+    base = {name: value for name, value in BART.items() if name != "max_position_embeddings"}
+    return bart("led", name, {**base, **lengths, **SHALLOW}, **fields)
+
+
+def fsmt(name: str, **fields: Any) -> Case:
+    """Untied, with a vocabulary on either side."""
+    base = {name: value for name, value in {**UNTIED, **SHALLOW}.items() if name != "vocab_size"}
+    vocabularies = {
+        "src_vocab_size": 61,
+        "tgt_vocab_size": 61,
+        "use_cache": False,
+    }  # with it, transformers sees later tokens
+    return bart("fsmt", name, {**base, **vocabularies}, without_pad_in_projection, **fields)
+
+
+def t5gemma(name: str, encoder: dict[str, Any], decoder: dict[str, Any], **fields: Any) -> Case:
+    """Encoder and decoder have configs of their own."""
+    parts = {"encoder": {**GEMMA, **encoder}, "decoder": {**GEMMA, **decoder}}
+    special = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 3, "vocab_size": 61}
+    fields = {**special, **parts, **fields}
+    return Case("t5gemma", name, fields, auto="AutoModelForSeq2SeqLM", adjust=without_pad_in_decoder)
 
 
 CASES: list[Case] = [
@@ -130,6 +189,18 @@ CASES: list[Case] = [
         auto="AutoModelForSeq2SeqLM",
         adjust=sharp,
     ),
+    t5gemma("narrow-decoder", {}, {"hidden_size": 24, "intermediate_size": 40}),
+    t5gemma(
+        "one-kv-biased-uncapped-untied",
+        {**UNCAPPED, "num_key_value_heads": 1},
+        {**UNCAPPED, "hidden_activation": "silu", "num_attention_heads": 2},
+        tie_word_embeddings=False,
+    ),
+    t5gemma(
+        "all-local-or-none-llama3",
+        {**LLAMA3, "layer_types": ["sliding_attention"] * 2, "sliding_window": 5},
+        {**LLAMA3, "layer_types": ["full_attention"] * 2, "vocab_size": 53, "rms_norm_eps": 0.3},
+    ),
     bart("bart", "plain", BART),
     bart("bart", "scaled-relu", SCALED, activation_function="relu"),
     bart("bart", "untied", UNTIED),
@@ -151,6 +222,32 @@ CASES: list[Case] = [
         "marian", "own-vocabularies", SCALED, with_sines, share_encoder_decoder_embeddings=False, decoder_vocab_size=53
     ),
     bart("marian", "untied", UNTIED, with_sines),
+    bart(
+        "bigbird_pegasus",
+        "unbiased-sparse-if-long",
+        {**BART, "scale_embedding": False},
+        block_size=3,
+        num_random_blocks=2,
+    ),
+    bart("bigbird_pegasus", "biased-scaled", {**SCALED, **SHALLOW}, attention_type="original_full", use_bias=True),
+    bart(
+        "bigbird_pegasus",
+        "untied-relu",
+        {**UNTIED, **SHALLOW},
+        attention_type="original_full",
+        activation_function="relu",
+    ),
+    led("windows", attention_window=[4, 8]),
+    led(
+        "one-window-relu-long-target",
+        attention_window=4,
+        activation_function="relu",
+        max_decoder_position_embeddings=50,
+    ),
+    led("untied", attention_window=8, tie_word_embeddings=False),
+    fsmt("scaled-own-vocabularies", tgt_vocab_size=53),
+    fsmt("unscaled-gelu", scale_embedding=False, activation_function="gelu"),
+    fsmt("one-layer-each", encoder_layers=1),
     bart("blenderbot", "plain", BART),
     bart("blenderbot", "scaled-relu", SCALED, activation_function="relu"),
     bart("blenderbot", "untied-scaled", UNTIED, scale_embedding=True, decoder_layers=1),
