@@ -14,19 +14,22 @@ __all__ = [
 
 # Among the supported families: encoder-decoders, encoders, and decoders with norms after sublayers and not before them.
 SEQ2SEQ_ARCHITECTURES = {
-    "BartForConditionalGeneration", "BlenderbotForConditionalGeneration",
-    "BlenderbotSmallForConditionalGeneration", "LongT5ForConditionalGeneration",
-    "M2M100ForConditionalGeneration", "MarianMTModel", "MBartForConditionalGeneration", "MT5ForConditionalGeneration",
-    "MvpForConditionalGeneration", "PegasusForConditionalGeneration", "PLBartForConditionalGeneration",
-    "SwitchTransformersForConditionalGeneration", "T5ForConditionalGeneration", "T5WithLMHeadModel",
+    "BartForConditionalGeneration", "BigBirdPegasusForConditionalGeneration", "BlenderbotForConditionalGeneration",
+    "BlenderbotSmallForConditionalGeneration", "FSMTForConditionalGeneration", "LEDForConditionalGeneration",
+    "LongT5ForConditionalGeneration", "M2M100ForConditionalGeneration", "MarianMTModel",
+    "MBartForConditionalGeneration", "MT5ForConditionalGeneration", "MvpForConditionalGeneration",
+    "PegasusForConditionalGeneration", "PLBartForConditionalGeneration", "SwitchTransformersForConditionalGeneration",
+    "T5ForConditionalGeneration", "T5GemmaForConditionalGeneration", "T5WithLMHeadModel",
     "UMT5ForConditionalGeneration",
 }  # fmt: skip
 MASKED_LM_ARCHITECTURES = {
-    "AlbertForMaskedLM", "BertForMaskedLM", "CamembertForMaskedLM", "Data2VecTextForMaskedLM", "DebertaForMaskedLM",
-    "DebertaV2ForMaskedLM", "DistilBertForMaskedLM", "ElectraForMaskedLM", "ErnieForMaskedLM", "EsmForMaskedLM",
-    "EuroBertForMaskedLM", "MegatronBertForMaskedLM", "ModernBertForMaskedLM", "MPNetForMaskedLM",
-    "NomicBertForMaskedLM", "RemBertForMaskedLM", "RobertaForMaskedLM", "RobertaPreLayerNormForMaskedLM",
-    "RoFormerForMaskedLM", "XLMRobertaForMaskedLM", "XLMRobertaXLForMaskedLM",
+    "AlbertForMaskedLM", "BertForMaskedLM", "BigBirdForMaskedLM", "CamembertForMaskedLM", "Data2VecTextForMaskedLM",
+    "DebertaForMaskedLM", "DebertaV2ForMaskedLM", "DistilBertForMaskedLM", "ElectraForMaskedLM", "ErnieForMaskedLM",
+    "EsmcForMaskedLM", "EsmForMaskedLM", "EuroBertForMaskedLM", "FlaubertWithLMHeadModel", "GteForMaskedLM",
+    "JinaEmbeddingsV3ForMaskedLM", "LongformerForMaskedLM", "MegatronBertForMaskedLM", "ModernBertForMaskedLM",
+    "MPNetForMaskedLM", "NomicBertForMaskedLM", "RemBertForMaskedLM", "RobertaForMaskedLM",
+    "RobertaPreLayerNormForMaskedLM", "RoFormerForMaskedLM", "XLMRobertaForMaskedLM", "XLMRobertaXLForMaskedLM",
+    "XLMWithLMHeadModel", "XmodForMaskedLM",
 }  # fmt: skip
 POST_NORM_ARCHITECTURES = {"Exaone4ForCausalLM", "FlexOlmoForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM"}
 
@@ -47,6 +50,8 @@ def classify_architecture(architecture: str) -> str:
     """
     if architecture in SEQ2SEQ_ARCHITECTURES:
         return "seq2seq"
+    if architecture in MASKED_LM_ARCHITECTURES:
+        return "masked_lm"
     endings = (kind for ending, kind in BY_ENDING.items() if re.search(f"({ending})$", architecture))
     return next(endings, "causal_lm")
 

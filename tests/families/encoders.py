@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from tests.families._case import GROUPED, LLAMA3, SIZES, YARN, Case
+from tests.families._case import GROUPED, LINEAR, LLAMA3, SIZES, YARN, Case
 
 BERT: dict[str, Any] = {**SIZES, "pad_token_id": 0, "layer_norm_eps": 0.02, "hidden_act": "gelu"}
 ROBERTA: dict[str, Any] = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
@@ -20,6 +20,14 @@ DISTILBERT: dict[str, Any] = {
     "n_heads": 4,
     "max_position_embeddings": 40,
     "pad_token_id": 0,
+}
+XLM: dict[str, Any] = {
+    "vocab_size": 61,
+    "emb_dim": 32,
+    "n_layers": 2,
+    "n_heads": 4,
+    "max_position_embeddings": 40,
+    "layer_norm_eps": 0.02,
 }
 MODERN: dict[str, Any] = {
     "num_hidden_layers": 3,
@@ -44,6 +52,10 @@ DEBERTA: dict[str, Any] = {
 C2P: dict[str, Any] = {"pos_att_type": ["c2p"]}
 P2C: dict[str, Any] = {"pos_att_type": ["p2c"], "max_relative_positions": -1}
 V3: dict[str, Any] = {"position_buckets": 4, "norm_rel_ebd": "layer_norm", "share_att_key": True}
+FULL = {"attention_type": "original_full"}
+LANGUAGES: dict[str, Any] = {"languages": ["en_XX", "de_DE", "sw_KE"], "default_language": "de_DE"}
+ONE_LANGUAGE = {"default_language": "en_XX"}
+NARROW_ADAPTER = {"adapter_reduction_factor": 4, "ln_before_adapter": False}
 THREE_LABELS = {"num_labels": 3}
 
 
@@ -89,6 +101,22 @@ def nomic(name: str, of: str = "MaskedLM", **fields: Any) -> Case:
 def euro(name: str, of: str = "MaskedLM", **fields: Any) -> Case:
     sizes = {**SIZES, **GROUPED, "pad_token_id": 0, "mask_token_id": 3, **fields}
     return Case("eurobert", name, sizes, auto=CLASSES.get(of, f"AutoModelFor{of}"))
+
+
+def jina(name: str, of: str = "MaskedLM", family: str = "jina_embeddings_v3", **fields: Any) -> Case:
+    return bert(
+        name, of, family, **{**ROBERTA, "rope_parameters": {"rope_type": "default", "rope_theta": 300.0}, **fields}
+    )
+
+
+def esmc(name: str, of: str = "MaskedLM", **fields: Any) -> Case:
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}}
+    sizes = {**SIZES, **ROBERTA, "mask_token_id": 32, **rope, **fields}
+    return Case("esmc", name, sizes, auto=CLASSES.get(of, f"AutoModelFor{of}"))
+
+
+def xlm(name: str, of: str = "MaskedLM", family: str = "xlm", **fields: Any) -> Case:
+    return Case(family, name, {**XLM, **fields}, auto=CLASSES.get(of, f"AutoModelFor{of}"))
 
 
 def deberta(name: str, of: str = "MaskedLM", **fields: Any) -> Case:
@@ -150,6 +178,45 @@ CASES: list[Case] = [
     bert("masked-narrow-untied", family="roformer", adjust=backwards, **NARROW, tie_word_embeddings=False),
     bert("texts-relu", "SequenceClassification", "roformer", with_sines, hidden_act="relu", **THREE_LABELS),
     bert("spans-wide", "QuestionAnswering", "roformer", with_sines, embedding_size=48),
+    bert("masked-sparse-if-long", family="big_bird", block_size=3, num_random_blocks=2, hidden_act="gelu_new"),
+    bert(
+        "pretraining-scaled-untied",
+        "PreTraining",
+        "big_bird",
+        **FULL,
+        rescale_embeddings=True,
+        tie_word_embeddings=False,
+    ),
+    bert("bare-unbiased-relu", "", "big_bird", **FULL, use_bias=False, hidden_act="relu", type_vocab_size=3),
+    bert("tokens", "TokenClassification", "big_bird", **FULL, **THREE_LABELS),
+    bert("masked-windows", family="longformer", **ROBERTA, attention_window=[4, 8]),
+    bert("bare-one-window", "", "longformer", **ROBERTA, attention_window=6, hidden_act="relu"),
+    bert(
+        "tokens", "TokenClassification", "longformer", **ROBERTA, attention_window=4, type_vocab_size=1, **THREE_LABELS
+    ),
+    bert("masked", family="xmod", **ROBERTA, **LANGUAGES),
+    bert(
+        "masked-own-norm-added", family="xmod", **ROBERTA, **LANGUAGES, adapter_layer_norm=True, ln_before_adapter=False
+    ),
+    bert("bare-no-norm-relu", "", "xmod", **ROBERTA, **ONE_LANGUAGE, hidden_act="relu", adapter_reuse_layer_norm=False),
+    bert("texts-narrow", "SequenceClassification", "xmod", **ROBERTA, **LANGUAGES, **NARROW_ADAPTER, **THREE_LABELS),
+    jina("masked"),
+    jina("masked-untied-relu-yarn", tie_word_embeddings=False, hidden_act="relu", **YARN),
+    jina("texts-two-types", "SequenceClassification", type_vocab_size=2, num_attention_heads=8, **THREE_LABELS),
+    jina("masked", family="gte"),
+    jina("masked-untied-silu-linear", family="gte", tie_word_embeddings=False, hidden_act="silu", **LINEAR),
+    jina("bare-no-types", "", "gte", type_vocab_size=0, num_attention_heads=8),
+    jina("texts", "SequenceClassification", "gte", **THREE_LABELS),
+    esmc("masked"),
+    esmc("masked-biased-relu", attention_bias=True, mlp_bias=True, hidden_act="relu", num_attention_heads=8),
+    esmc("bare-deep-llama3", "", num_hidden_layers=5, **LLAMA3),
+    esmc("tokens", "TokenClassification", **THREE_LABELS),
+    xlm("masked"),
+    xlm("masked-untied-relu", tie_word_embeddings=False, gelu_activation=False, n_heads=8),
+    xlm("tokens-several-languages", "TokenClassification", n_langs=3, use_lang_emb=False, **THREE_LABELS),
+    xlm("masked", family="flaubert"),
+    xlm("masked-untied-relu", family="flaubert", tie_word_embeddings=False, gelu_activation=False),
+    xlm("bare-several-languages", "", "flaubert", n_langs=3, use_lang_emb=False, n_heads=8),
     distilbert("masked"),
     distilbert("masked-untied-relu-sines", activation="relu", tie_word_embeddings=False, sinusoidal_pos_embds=True),
     distilbert("bare", ""),
