@@ -36,6 +36,9 @@ class PublicAttributes(nn.Module):
     W_Q: Tensor
     W_K: Tensor
     W_V: Tensor
+    b_Q: Tensor | None
+    b_K: Tensor | None
+    b_V: Tensor | None
     W_O: Tensor
     layer_id: int | None = None  # the index of its block; None outside of one
     sinks: Tensor | None

@@ -42,10 +42,7 @@ def seeing_both_sides(block: PreNormBlock.Config) -> PreNormBlock.Config:
 
 def with_cross_attention(block: PreNormBlock.Config, d_source: int) -> PreNormCrossBlock.Config:
     """The block with cross attention to an encoder of this width, and a norm before and after it."""
-    attn, norms = (
-        block.attn,
-        {"ln2": block.ln2, "ln2_post": block.ln2_post, "ln3": block.ln2, "ln3_post": block.ln2_post},
-    )
+    attn: Any = block.attn
     cross = CrossAttention.Config(
         attn.d_model,
         attn.n_heads,
@@ -57,8 +54,17 @@ def with_cross_attention(block: PreNormBlock.Config, d_source: int) -> PreNormCr
         soft_cap=attn.soft_cap,
         d_source=d_source,
     )
-    kept = {"attn": attn, "ln1": block.ln1, "ln1_post": block.ln1_post, "mlp": block.mlp}
-    return PreNormCrossBlock.Config(**kept, **norms, cross_attn=cross)
+    return PreNormCrossBlock.Config(
+        attn=attn,
+        ln1=block.ln1,
+        ln1_post=block.ln1_post,
+        cross_attn=cross,
+        ln2=block.ln2,
+        ln2_post=block.ln2_post,
+        mlp=block.mlp,
+        ln3=block.ln2,
+        ln3_post=block.ln2_post,
+    )
 
 
 def rows(tree: EncoderDecoderConfig) -> list[Row]:

@@ -36,8 +36,8 @@ def config(hf: HFConfig) -> EncoderConfig:
             "use_lang_emb=True: embeddings of languages, which are an input beside the text, are not supported"
         )
     d_model, n_heads = hf.emb_dim, hf.n_heads
-    norm, biases = LayerNorm.Config(d_model, hf.layer_norm_eps), {"qkv_bias": True, "out_bias": True}
-    attn = Attention.Config(d_model, n_heads, d_model // n_heads, **biases, causal=False)
+    norm = LayerNorm.Config(d_model, hf.layer_norm_eps)
+    attn = Attention.Config(d_model, n_heads, d_model // n_heads, qkv_bias=True, out_bias=True, causal=False)
     mlp = MLP.Config(d_model, 4 * d_model, "gelu" if hf.gelu_activation else "relu")
     pos_embed = PosEmbed.Config(hf.max_position_embeddings, d_model)
     return EncoderConfig(
