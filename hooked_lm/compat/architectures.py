@@ -28,8 +28,8 @@ MASKED_LM_ARCHITECTURES = {
     "EsmcForMaskedLM", "EsmForMaskedLM", "EuroBertForMaskedLM", "FlaubertWithLMHeadModel", "GteForMaskedLM",
     "JinaEmbeddingsV3ForMaskedLM", "LongformerForMaskedLM", "MegatronBertForMaskedLM", "ModernBertForMaskedLM",
     "MPNetForMaskedLM", "NomicBertForMaskedLM", "RemBertForMaskedLM", "RobertaForMaskedLM",
-    "RobertaPreLayerNormForMaskedLM", "RoFormerForMaskedLM", "XLMRobertaForMaskedLM", "XLMRobertaXLForMaskedLM",
-    "XLMWithLMHeadModel", "XmodForMaskedLM",
+    "RobertaPreLayerNormForMaskedLM", "RoFormerForMaskedLM", "UltrabertForMaskedLM", "XLMRobertaForMaskedLM",
+    "XLMRobertaXLForMaskedLM", "XLMWithLMHeadModel", "XmodForMaskedLM",
 }  # fmt: skip
 POST_NORM_ARCHITECTURES = {"Exaone4ForCausalLM", "FlexOlmoForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM"}
 

@@ -4,7 +4,7 @@
 `Classifier`. The input of `TokenClassifier` is each position, that of `ContactHead` the attention patterns.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -38,10 +38,10 @@ class MLMHead(nn.Module):
         def build(self) -> "MLMHead":
             return MLMHead(self)
 
-    def __init__(self, cfg: Config) -> None:
+    def __init__(self, cfg: Config, width: str | None = None) -> None:
         super().__init__()
         self.cfg = cfg
-        dims = ("batch", "pos", "d_model" if cfg.d_out == cfg.d_model else "d_out")
+        dims = ("batch", "pos", width or ("d_model" if cfg.d_out == cfg.d_model else "d_out"))
         self.W = nn.Parameter(torch.empty(cfg.d_model, cfg.d_out))
         self.b = nn.Parameter(torch.zeros(cfg.d_out)) if cfg.bias else None
         self.b_unread = None if cfg.unread_bias is None else nn.Parameter(torch.zeros(cfg.unread_bias))
@@ -57,6 +57,28 @@ class MLMHead(nn.Module):
     def unhooked(self, resid: Stream) -> Float[Tensor, "batch pos d_out"]:
         """The same, without the hook points."""
         return norm_unhooked(norm_of(self, "ln"), self.act_fn(F.linear(resid, self.W.T, self.b)))
+
+
+class TwoLayerMLMHead(MLMHead):
+    """An `MLMHead` after another one, `inner`, of width `d_inner` and without a norm."""
+
+    @dataclass(frozen=True)
+    class Config(MLMHead.Config):
+        d_inner: int = field(kw_only=True)
+
+        def build(self) -> "TwoLayerMLMHead":
+            return TwoLayerMLMHead(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        self.W = nn.Parameter(torch.empty(cfg.d_inner, cfg.d_out))
+        after = list(self._modules)
+        self.inner = MLMHead(MLMHead.Config(cfg.d_model, cfg.d_inner, cfg.act_fn, bias=cfg.bias), "d_inner")
+        for name in after:
+            self._modules[name] = self._modules.pop(name)
+
+    def forward(self, resid: Stream) -> Float[Tensor, "batch pos d_out"]:
+        return super().forward(self.inner(resid))
 
 
 class Pooler(nn.Module):

@@ -14,7 +14,7 @@ from hooked_lm.components.blocks.adapter import AdapterPostNormBlock
 from hooked_lm.components.blocks.conv import ConvPostNormBlock
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.encoder_embed import EncoderEmbed
-from hooked_lm.components.heads import MLMHead
+from hooked_lm.components.heads import MLMHead, TwoLayerMLMHead
 from hooked_lm.models.config.tree import EncoderConfig
 from tests.families._case import Case, reference
 from tests.families._models import hooked
@@ -86,6 +86,12 @@ def _(cfg: MLMHead.Config) -> Sites:
 
 
 @sites_of.register
+def _(cfg: TwoLayerMLMHead.Config) -> Sites:
+    inner = dict.fromkeys(("inner.hook_pre", "inner.hook_post"), "batch pos d_inner")
+    return inner | sites_of.dispatch(MLMHead.Config)(cfg)
+
+
+@sites_of.register
 def _(cfg: DisentangledAttention.Config) -> Sites:
     sites = {"hook_q": QUERY, "hook_k": KEY, "hook_v": KEY, "hook_z": QUERY, "hook_result": "batch pos head d_model"}
     maps = ["hook_attn_scores", "hook_pattern", *["hook_c2p"] * cfg.c2p, *["hook_p2c"] * cfg.p2c]
@@ -145,6 +151,7 @@ def sizes(tree: EncoderConfig, site: str, batch: int, pos: int) -> dict[str, int
     axes |= {"d_model": tree.embed.d_model, "head": tree.blocks[0].attn.n_heads}
     if tree.unembed is not None:
         axes |= {"d_vocab": tree.unembed.d_vocab, "d_out": tree.unembed.d_model}
+    axes["d_inner"] = getattr(tree.mlm_head, "d_inner", 0)
     heads = (tree.nsp_head, tree.classifier, tree.token_classifier)
     part = site.split(".")[0]
     for name, head in zip(("nsp_head", "classifier", "token_classifier"), heads, strict=True):

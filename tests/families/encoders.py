@@ -119,6 +119,13 @@ def xlm(name: str, of: str = "MaskedLM", family: str = "xlm", **fields: Any) -> 
     return Case(family, name, {**XLM, **fields}, auto=CLASSES.get(of, f"AutoModelFor{of}"))
 
 
+def ultra(name: str, of: str = "MaskedLM", **fields: Any) -> Case:
+    rope = {"rope_parameters": MODERN["rope_parameters"]}
+    special = {"pad_token_id": 0, "num_hidden_layers": 3, "sliding_window": 3, "prediction_head_size": 20}
+    sizes = {**SIZES, **GROUPED, **special, **rope, **fields}
+    return Case("ultrabert", name, sizes, auto=CLASSES.get(of, f"AutoModelFor{of}"))
+
+
 def deberta(name: str, of: str = "MaskedLM", **fields: Any) -> Case:
     return bert(name, of, "deberta-v2", **{**DEBERTA, **fields})
 
@@ -217,6 +224,10 @@ CASES: list[Case] = [
     xlm("masked", family="flaubert"),
     xlm("masked-untied-relu", family="flaubert", tie_word_embeddings=False, gelu_activation=False),
     xlm("bare-several-languages", "", "flaubert", n_langs=3, use_lang_emb=False, n_heads=8),
+    ultra("masked"),
+    ultra("masked-tied-biased-relu", tie_word_embeddings=True, attention_bias=True, mlp_bias=True, hidden_act="relu"),
+    ultra("bare-all-local", "", layer_types=["sliding_attention"] * 3, sliding_window=4, num_key_value_heads=1),
+    ultra("tokens-wide-heads", "TokenClassification", head_dim=12, **THREE_LABELS),
     distilbert("masked"),
     distilbert("masked-untied-relu-sines", activation="relu", tie_word_embeddings=False, sinusoidal_pos_embds=True),
     distilbert("bare", ""),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from hooked_lm.components.heads import Classifier, MLMHead, NSPHead, Pooler, Real, TokenClassifier
+from hooked_lm.components.heads import Classifier, MLMHead, NSPHead, Pooler, Real, TokenClassifier, TwoLayerMLMHead
 from hooked_lm.components.verification.registry import (
     Identity,
     LazyTensor,
@@ -24,6 +24,14 @@ def _(head: MLMHead, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     yield "x W + b == pre", lambda: (add_bias(get_input() @ head.W, head.b), at("hook_pre"))
     yield "act(pre) == post", lambda: (head.act_fn(at("hook_pre")), at("hook_post"))
     yield from norm_identity(head, "ln", at, lambda: at("hook_post"))
+
+
+@identities.register
+def _(head: TwoLayerMLMHead, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()`."""
+    inner = within(at, "inner")
+    yield from ((f"inner: {name}", pair) for name, pair in identities(head.inner, inner, get_input))
+    yield from identities.dispatch(MLMHead)(head, at, lambda: output_from_sites(head.inner, inner))
 
 
 @output_from_sites.register
