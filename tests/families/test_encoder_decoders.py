@@ -311,6 +311,26 @@ def test_a_checkpoint_is_verified_against_transformers(name: str, tmp_path: Path
     assert report.ok, str(report)
 
 
+def test_encoder_and_decoder_have_lengths_of_their_own():
+    case = by_name("led-one-window-relu-long-target")
+    model = hooked(case)
+    tokens = torch.full((1, 51), PAD + 1)
+    model(tokens[:, :40], tokens[:, :50])
+    for inputs, room in (((tokens[:, :41], tokens[:, :2]), 40), ((tokens[:, :2], tokens), 50)):
+        with pytest.raises(ValueError, match=f"more than the model's n_ctx of {room}"):
+            model(*inputs)
+    with pytest.raises(ValueError, match="50"):
+        model.generate(tokens[:, :2], max_new_tokens=50, stop_at_eos=False, verbose=False)
+
+
+def test_without_a_start_token_a_decoder_starts_as_a_text():
+    """As in transformers, and as T5Gemma's configs mean it."""
+    model = copy.deepcopy(reference(by_name("t5gemma-narrow-decoder")))
+    for config in (model.config, model.generation_config):
+        config.decoder_start_token_id, config.bos_token_id = None, 4
+    assert pretrained.from_pretrained_no_processing("tiny", hf_model=model).cfg.decoder_start_token_id == 4
+
+
 def test_special_tokens_are_known(case: Case, checkpoint: Path):
     cfg = pretrained.from_pretrained(checkpoint).cfg
     for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id"):
@@ -443,6 +463,10 @@ WRONG_TREES: dict[str, tuple[str, Callable[[EncoderDecoderConfig], EncoderDecode
     "missing embedding scale": ("bart-scaled-relu", unscaled_embeddings),
     "offset of sinusoids": ("m2m_100-scaled", positions(offset=0)),
     "no positions": ("marian-scaled-swish", no_sinusoids),
+    "windows of T5Gemma's encoder": ("t5gemma-all-local-or-none-llama3", longer_windows),
+    "cap of T5Gemma's cross attention": ("t5gemma-narrow-decoder", cross(soft_cap=None)),
+    "scale of T5Gemma's cross attention": ("t5gemma-narrow-decoder", cross(scale=None)),
+    "windows of LED": ("led-one-window-relu-long-target", longer_windows),
     "windows of the encoder": ("longt5-relu-scaled", longer_windows),
     "eps of the norm of tokens": ("blenderbot-small-plain", eps_of_tokens),
     "room in the experts": ("switch_transformers-some-layers", full_experts(64)),

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from hooked_lm import HookedEncoder, hub
+from hooked_lm import HookedEncoder, hub, pretrained
 from hooked_lm.components.embed import Unembed
 from hooked_lm.components.encoder_embed import EncoderEmbed
 from hooked_lm.components.rotary import Rotary
@@ -178,6 +178,30 @@ def test_every_site_is_alive(case: Case):
     assert [site for site in model.all_points() if not any(changes(site, name) for name in names)] == []
 
 
+def test_heads_that_need_global_tokens_are_refused():
+    fields = {**by_name("longformer-masked-windows").fields, "num_labels": 3}
+    model = reference(Case("longformer", "texts", fields, auto="AutoModelForSequenceClassification"))
+    with pytest.raises(ValueError, match="needs tokens of global attention"):
+        pretrained.from_pretrained_no_processing("tiny", hf_model=model)
+
+
+def test_a_text_that_needs_sparse_attention_is_refused():
+    """Up to its length transformers has full attention; the table of positions goes on."""
+    case = by_name("big_bird-masked-sparse-if-long")
+    model = hooked(case)
+    assert (model.cfg.n_ctx, case.fields["max_position_embeddings"]) == (27, 40)
+    model(prompt(case, length=27))
+    with pytest.raises(ValueError, match="28 tokens, more than the model's n_ctx of 27"):
+        model(prompt(case, length=28))
+
+
+def test_the_language_of_an_adapter_is_one_of_the_checkpoint():
+    model = copy.deepcopy(reference(by_name("xmod-masked")))
+    model.config.default_language = None
+    with pytest.raises(ValueError, match="default_language=None: give one of this checkpoint's, en_XX, de_DE, sw_KE"):
+        pretrained.from_pretrained_no_processing("tiny", hf_model=model)
+
+
 def can_give(model: HookedEncoder, name: str) -> bool:
     needs = {"logits": model.main_head, "nsp": model.nsp_head, "pooled": model.pooler, "embeddings": model}
     return needs[name] is not None
@@ -331,6 +355,16 @@ WRONG_TREES: dict[str, tuple[str, Alter]] = {
     "masks that count": ("esm-masked-token-dropout", unscaled_masks),
     "share of masks in training": ("esm-masked-token-dropout", embedding(trained_share=0.15)),
     "scale of three scores": ("deberta-v2-masked", every_attn(scale=8**-0.5)),
+    "one window longer in Longformer": ("longformer-masked-windows", windows),
+    "one window longer in UltraBERT": ("ultrabert-masked", windows),
+    "norm of the adapter's input": ("xmod-masked", every_block(reuses_ln2=False)),
+    "sum of the adapter": ("xmod-masked", every_block(adds_normalized=False)),
+    "scale of the sublayers": ("esmc-masked", every_block(residual_scale=1.0)),
+    "scale of the embeddings": (
+        "big_bird-pretraining-scaled-untied",
+        lambda t: embedding(embed=replace(t.embed.embed, scale=1.0))(t),
+    ),
+    "activation of the inner head": ("ultrabert-masked", head(act_fn="relu")),
     "buckets": ("deberta-v2-masked-shared-buckets-normed", other_buckets),
     "eps of the table's norm": ("deberta-v2-masked-shared-buckets-normed", unnormed_table),
     "activation of the convolution": (

@@ -49,10 +49,11 @@ def config(hf: HFConfig) -> EncoderConfig:
 
 def heads(hf: HFConfig) -> dict[str, Any]:
     """The checkpoint's head, by field of `EncoderConfig`."""
+    tied = hf.tie_word_embeddings
     d_model, width, n_labels = hf.hidden_size, hf.prediction_head_size, len(hf.get("id2label") or (0, 1))
     if hf.holds("head.linear1.weight"):
         head = TwoLayerMLMHead.Config(d_model, d_model, "gelu_pytorch_tanh", bias=False, d_inner=width)
-        return {"mlm_head": head, "unembed": Unembed.Config(d_model, hf.vocab_size, tied=hf.tie_word_embeddings)}
+        return {"mlm_head": head, "unembed": Unembed.Config(d_model, hf.vocab_size, tied=tied)}
     if hf.holds("qa_outputs.weight"):
         return {"token_classifier": SpanClassifier.Config(d_model, n_labels)}
     if not hf.holds("classifier.weight"):

@@ -31,7 +31,7 @@ NO_EFFECT = (
 
 def config(hf: HFConfig) -> EncoderConfig:
     hf.require(causal=False, asm=False, is_encoder=True)
-    if hf.n_langs > 1 and hf.use_lang_emb:
+    if hf.use_lang_emb and hf.n_langs > 1:
         raise ValueError(
             "use_lang_emb=True: embeddings of languages, which are an input beside the text, are not supported"
         )
@@ -50,8 +50,9 @@ def config(hf: HFConfig) -> EncoderConfig:
 
 def heads(hf: HFConfig) -> dict[str, Any]:
     """The checkpoint's head, by field of `EncoderConfig`."""
+    tied = hf.tie_word_embeddings
     if hf.holds("pred_layer.proj.bias"):
-        return {"unembed": Unembed.Config(hf.emb_dim, hf.vocab_size, bias=True, tied=hf.tie_word_embeddings)}
+        return {"unembed": Unembed.Config(hf.emb_dim, hf.vocab_size, bias=True, tied=tied)}
     if hf.holds("classifier.weight"):
         return {"token_classifier": TokenClassifier.Config(hf.emb_dim, len(hf.get("id2label") or (0, 1)))}
     return {}

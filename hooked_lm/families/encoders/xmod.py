@@ -19,11 +19,11 @@ PREFIX = "roberta."
 
 def config(hf: HFConfig) -> EncoderConfig:
     hf.require(pre_norm=False)
-    if hf.default_language not in hf.languages:
-        raise ValueError(
-            f"default_language={hf.default_language!r}: give one of the languages of this checkpoint, "
-            + ", ".join(hf.languages)
-        )
+    languages, language = tuple(hf.languages), hf.default_language
+    if language is None and len(languages) == 1:
+        language = languages[0]
+    if language not in languages:
+        raise ValueError(f"default_language={language!r}: give one of this checkpoint's, {', '.join(languages)}")
     tree = roberta.config(hf)
     width = hf.hidden_size // hf.adapter_reduction_factor
     adapter: dict[str, Any] = {
@@ -31,8 +31,8 @@ def config(hf: HFConfig) -> EncoderConfig:
         "adapter_ln": bert_like.layer_norm(hf) if hf.adapter_layer_norm else None,
         "reuses_ln2": hf.adapter_reuse_layer_norm and not hf.adapter_layer_norm,
         "adds_normalized": hf.ln_before_adapter,
-        "language": hf.default_language,
-        "other_languages": tuple(language for language in hf.languages if language != hf.default_language),
+        "language": language,
+        "other_languages": tuple(other for other in languages if other != language),
     }
     return replace(tree, blocks=tuple(AdapterPostNormBlock.Config(**vars(block), **adapter) for block in tree.blocks))
 
