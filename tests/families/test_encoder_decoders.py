@@ -19,7 +19,7 @@ from hooked_lm.components.moe import MoE
 from hooked_lm.families import model_class
 from hooked_lm.models.config.flat import HookedEncoderDecoderConfig
 from hooked_lm.models.config.tree import EncoderDecoderConfig, StackConfig
-from tests.close import assert_close
+from tests.close import assert_close, assert_equal
 from tests.families import ENCODER_DECODER_CASES, Case, reference
 from tests.families._models import (
     MODERATE,
@@ -321,6 +321,17 @@ def test_encoder_and_decoder_have_lengths_of_their_own():
             model(*inputs)
     with pytest.raises(ValueError, match="50"):
         model.generate(tokens[:, :2], max_new_tokens=50, stop_at_eos=False, verbose=False)
+
+
+def test_weights_of_grouped_heads_are_views_per_query_head():
+    """Of encoder and decoder with other numbers of heads there is no view."""
+    model = hooked(by_name("t5gemma-narrow-decoder"))
+    assert model.cross_W_K.shape == (2, 4, 32, 8)
+    assert_equal(model.cross_W_V[1, 3], model.decoder[1].cross_attn.W_V[1])
+    uneven = hooked(by_name("t5gemma-one-kv-biased-uncapped-untied"))
+    for name in ("W_Q", "W_K", "b_V"):
+        with pytest.raises(AttributeError, match="stacked"):
+            getattr(uneven, name)
 
 
 def test_without_a_start_token_a_decoder_starts_as_a_text():

@@ -69,12 +69,12 @@ class PublicAttributes(nn.Module):
     @property
     def OV(self) -> FactoredMatrix:
         """`W_V W_O` of every head, [head, d_model, d_model]."""
-        return FactoredMatrix(self._per_head(self.W_V), self.W_O)
+        return FactoredMatrix(self.per_query_head(self.W_V), self.W_O)
 
     @property
     def QK(self) -> FactoredMatrix:
         """`W_Q W_K^T` of every head, [head, d_model, d_model]."""
-        return FactoredMatrix(self.W_Q, self._per_head(self.W_K).transpose(-2, -1))
+        return FactoredMatrix(self.W_Q, self.per_query_head(self.W_K).transpose(-2, -1))
 
     @property
     def is_linear_in_values(self) -> bool:
@@ -83,7 +83,8 @@ class PublicAttributes(nn.Module):
         normed = cfg.v_norm is not None or cfg.z_norm is not None
         return not normed and not cfg.values_from_keys and cfg.clip is None and self.sinks is None
 
-    def _per_head(self, weight: Float[Tensor, "kv_head d_model d_head"]) -> Float[Tensor, "head d_model d_head"]:
+    def per_query_head(self, weight: Float[Tensor, "kv_head *width"]) -> Float[Tensor, "head *width"]:
+        """A weight or bias of keys or values, repeated for each query head."""
         return weight.repeat_interleave(self.W_O.shape[0] // weight.shape[0], 0)
 
     def visible_keys(self, n_pos: int) -> Bool[Tensor, "query_pos key_pos"]:

@@ -67,9 +67,6 @@ class WeightViews:
     def _zeros(self, *shape: int) -> Tensor:
         return self.embed.W_E.new_zeros(shape)
 
-    def _per_query_head(self, weight: Tensor) -> Tensor:
-        return weight.repeat_interleave(self.cfg.n_heads // weight.shape[0], 0)
-
     def _attention_weight(self, name: str, read: Callable[[Any], Tensor]) -> Tensor:
         if lacking := [i for i, block in enumerate(self.blocks) if not isinstance(block, AttentionPart)]:
             raise NoView(f"this model has no attention in blocks {lacking}, so {name} cannot be stacked by layer")
@@ -104,7 +101,7 @@ class WeightViews:
             bias = getattr(attn, name)
             if bias is None:
                 return self._zeros(self.cfg.n_heads, self.cfg.d_head)
-            return self._per_query_head(bias)
+            return attn.per_query_head(bias)
 
         return self._attention_weight(name, read)
 
@@ -153,12 +150,12 @@ class WeightViews:
     @property
     def W_K(self) -> Float[Tensor, "layer head d_model d_head"]:
         """Key weights."""
-        return self._attention_weight("W_K", lambda attn: self._per_query_head(attn.W_K))
+        return self._attention_weight("W_K", lambda attn: attn.per_query_head(attn.W_K))
 
     @property
     def W_V(self) -> Float[Tensor, "layer head d_model d_head"]:
         """Value weights."""
-        return self._attention_weight("W_V", lambda attn: self._per_query_head(attn.W_V))
+        return self._attention_weight("W_V", lambda attn: attn.per_query_head(attn.W_V))
 
     @property
     def W_O(self) -> Float[Tensor, "layer head d_head d_model"]:
@@ -319,12 +316,12 @@ class CrossWeightViews(WeightViews):
     @property
     def cross_W_K(self) -> Float[Tensor, "layer head d_model d_head"]:
         """Key weights of cross attention."""
-        return torch.stack([block.cross_attn.W_K for block in self.decoder])
+        return torch.stack([block.cross_attn.per_query_head(block.cross_attn.W_K) for block in self.decoder])
 
     @property
     def cross_W_V(self) -> Float[Tensor, "layer head d_model d_head"]:
         """Value weights of cross attention."""
-        return torch.stack([block.cross_attn.W_V for block in self.decoder])
+        return torch.stack([block.cross_attn.per_query_head(block.cross_attn.W_V) for block in self.decoder])
 
     @property
     def cross_W_O(self) -> Float[Tensor, "layer head d_head d_model"]:
