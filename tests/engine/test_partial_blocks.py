@@ -43,7 +43,7 @@ BLOCKS = {
     "normed residuals": NormedResidualBlock.Config(**BOTH),
     "experts": PreNormBlock.Config(attn=ATTN, ln1=NORM, mlp=MoE.Config(MLP, 4, 2, SoftmaxRouter()), ln2=NORM),
     "attention only": AttentionOnlyBlock.Config(attn=ATTN, ln1=NORM),
-    "gated attention": PreNormBlock.Config(**BOTH | {"attn": GatedAttention.Config(**vars(ATTN))}, ln1_post=NORM),
+    "gated attention": PreNormBlock.Config(**BOTH | {"attn": GatedAttention.Config(**vars(ATTN))}, residual_scale=0.7),
     "differential attention": PreNormBlock.Config(
         **BOTH | {"attn": DifferentialAttention.Config(**vars(ATTN) | {"z_norm": DifferenceNorm.Config(8, eps=0.1)})}
     ),
