@@ -17,6 +17,7 @@ from torch import Tensor
 from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
+from hooked_lm.components.blocks.shared import SharedBlock
 from hooked_lm.components.norm import norm_of
 from hooked_lm.engine.base_run import BaseRun
 from hooked_lm.engine.context import PackedContext
@@ -68,6 +69,8 @@ class Planner:
         self.has_state = [isinstance(block, MixerPart) for block in base.model.blocks]
         modules = [module for block in base.model.blocks for module in mixing(block)]
         self.index_source_layers = {attn.index_source_layer for attn in modules if isinstance(attn, Attend)}
+        # the mixer reads what attention adds: also tokens that are computed for their states alone need their queries
+        self.in_series = [isinstance(block, SharedBlock) for block in base.model.blocks]
         self.n_layers = len(self.kv_source_layers)
         self._without_edits: dict[tuple[int, Interval], LayerSpans] = {}  # of layers without an edit
 
@@ -129,7 +132,7 @@ class Planner:
         if changed_keys != NONE and not is_replaced:
             query_rows = union(query_rows, attending)
         key_rows = NONE
-        if layer == self.n_layers - 1 and not of_scores:
+        if layer == self.n_layers - 1 and not of_scores and not self.in_series[layer]:
             # a function of states gets those of all positions, without its own changes of the earlier ones
             of_states = any(self._is_function_of_states(edit, layer) for edit in (*edits, *self.base_edits))
             query_rows = overlap(query_rows, (0, self.reads[1]) if of_states else self.reads)

@@ -11,6 +11,7 @@ from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.components.blocks.hybrid import HybridBlock
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
+from hooked_lm.components.blocks.shared import SharedBlock
 from hooked_lm.components.norm import norm_of
 from hooked_lm.engine.edit import Edit
 from hooked_lm.hooks import HookPoint
@@ -78,7 +79,7 @@ def score_edits(edits: Sequence[Edit], infos: Mapping[str, SiteInfo], layer: int
 
 def mixing(block: nn.Module) -> list[nn.Module]:
     """The modules of a block that mix tokens; none for an unknown block."""
-    found: list[nn.Module] = [block.attn] if isinstance(block, AttentionPart) else []
+    found: list[nn.Module] = [block.attn] if isinstance(block, (AttentionPart, SharedBlock)) else []
     if found and not isinstance(found[0], Attend):
         return []
     return [*found, block.mixer] if isinstance(block, MixerPart) else found
@@ -120,6 +121,10 @@ def _scopes(block: nn.Module) -> list[tuple[HookPoint, TokenScope]]:
             inside |= dict.fromkeys((id(block.hook_k_input), id(block.hook_v_input)), TokenScope.KEYS_AND_VALUES)
     if isinstance(block, HybridBlock):
         inside[id(block.hook_mixer_in)] = TokenScope.BEFORE_MIXING
+    if isinstance(block, SharedBlock):  # what follows attention precedes the mixer, whose state later tokens read
+        points, of_mixer = _points(block), set(map(id, _points(block.mixer)))
+        before = next(i for i, point in enumerate(points) if id(point) in of_mixer)
+        inside |= {id(point): TokenScope.BEFORE_MIXING for point in points[:before]}
     own = {id(point) for module in modules for point in _points(module)}
     scopes, after_mixing = [], False
     for point in _points(block):
@@ -136,7 +141,7 @@ def _entry_points(block: nn.Module) -> list[tuple[HookPoint, HookPoint]]:
     output = sublayer_output(block)
     if not mixing(block) or not isinstance(output, HookPoint):
         return []
-    (module,) = mixing(block)
+    module = mixing(block)[-1]
     points = _points(block)
     last = max(points.index(point) for point in _points(module))
     stop = points.index(output)

@@ -16,6 +16,7 @@ from hooked_lm.models.aliases import aliases, same_value
 from hooked_lm.models.caches.activation_cache import ActivationCache, NamedCache
 from hooked_lm.models.config.flat_config import FlatConfig
 from hooked_lm.models.names import site_name
+from hooked_lm.models.shared_weights import check_shared, share_weights
 from hooked_lm.models.stack import Stack, follow_flags
 from hooked_lm.models.weights.foreign_state_dict import in_our_names
 from hooked_lm.models.weights.init import init_weights
@@ -66,7 +67,8 @@ class BaseModel(HookedRootModule):
         return torch.device(self.cfg.device) if move_to_device else torch.get_default_device()
 
     def _finish(self) -> None:
-        """Converts the components to the config's dtype, initializes weights, and registers the hook points."""
+        """Converts the components to the config's dtype, shares and initializes weights, and registers the hook points."""
+        share_weights(self)
         if self.embed.W_E.dtype != self.cfg.dtype:
             super().to(self.cfg.dtype)
         if self.cfg.init_weights:
@@ -165,7 +167,9 @@ class BaseModel(HookedRootModule):
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
         """As `nn.Module.load_state_dict`; also accepts state dicts of other libraries, see `in_our_names`."""
-        return super().load_state_dict(in_our_names(self, state_dict), *args, **kwargs)
+        state_dict = in_our_names(self, state_dict)
+        check_shared(self, state_dict)
+        return super().load_state_dict(state_dict, *args, **kwargs)
 
     def init_weights(self) -> None:
         """Initializes the weights at random according to `cfg.init_mode` and `cfg.seed`."""

@@ -1,11 +1,10 @@
 """An encoder: bidirectional attention over a whole text, with the heads of its checkpoint."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from hooked_lm.components.attention.disentangled import RelativeContext
 from hooked_lm.components.embed import TiedUnembed
@@ -61,8 +60,6 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
             self.rotary = None if tree.rotary is None else tree.rotary.build()
             self.stack.build_blocks(self, tree.blocks, tree.ln_final, tree.rel_pos_bias)
             self._make_heads(tree)
-        if tree.shares is not None:
-            share_weights(self.blocks, tree.shares)
         self._finish()
 
     def _make_heads(self, tree: EncoderConfig) -> None:
@@ -165,28 +162,8 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
         tokens = drawn_tokens(self.cfg) if tokens is None else tokens
         return verify(self, (tokens,), lambda at, output: encoder_identities(self, at, output))
 
-    # ---- weights -----------------------------------------------------------------------------------------------------
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As `nn.Module.load_state_dict`; ValueError for different values of a weight that layers share."""
-        first: dict[str, str] = {}
-        for layer, place in enumerate(self.tree.shares or ()):
-            source = f"blocks.{(self.tree.shares or ()).index(place)}."
-            first |= {f"blocks.{layer}.{n}": source + n for n, _ in self.blocks[layer].named_parameters()}
-        for name, source in first.items():
-            if name in state_dict and source in state_dict and not torch.equal(state_dict[name], state_dict[source]):
-                raise ValueError(f"'{name}' differs from '{source}', but these layers share their weights")
-        return super().load_state_dict(state_dict, *args, **kwargs)
-
     @property
     def tree(self) -> EncoderConfig:
         """The component configs of the model."""
         assert self.cfg.tree is not None  # checked when it was built
         return self.cfg.tree
-
-
-def share_weights(blocks: nn.ModuleList, shares: tuple[tuple[int, int], ...]) -> None:
-    """Shares the weights of the first block of each group with the others; hook points stay separate."""
-    for block, place in zip(blocks, shares, strict=True):
-        for own, shared in zip(block.modules(), blocks[shares.index(place)].modules(), strict=True):
-            own._parameters = shared._parameters  # one dictionary, so replacing a weight replaces it for all

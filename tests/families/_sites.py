@@ -28,6 +28,7 @@ from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
 from hooked_lm.components.blocks.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
 from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.blocks.shared import RepeatedEmbed, SharedBlock
 from hooked_lm.components.blocks.shortcut import ShortcutEnd, ShortcutStart
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP
@@ -40,6 +41,7 @@ from hooked_lm.components.ssm.kimi_delta import KimiDeltaAttention
 from hooked_lm.components.ssm.lightning import LightningAttention
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.mamba2 import Mamba2
+from hooked_lm.components.ssm.mamba_heads import MambaHeads
 from hooked_lm.components.ssm.mlstm import MLSTM
 from hooked_lm.components.ssm.rg_lru import RGLRU
 from hooked_lm.components.ssm.short_conv import ShortConv
@@ -286,6 +288,32 @@ def _(cfg: NormedMoE.Config) -> Sites:
 
 
 @sites_of.register
+def _(cfg: MambaHeads.Config) -> Sites:
+    sites = sites_of.dispatch(Mamba.Config)(cfg)
+    return sites | dict.fromkeys(("hook_B", "hook_C"), "batch pos ssm_head d_state")
+
+
+@sites_of.register
+def _(cfg: RepeatedEmbed.Config) -> Sites:
+    return {"hook_out": "batch pos layer d_model"}
+
+
+@sites_of.register
+def _(cfg: PerLayerEmbed.Config) -> Sites:
+    given = "batch pos layer d_per_layer"
+    return {"hook_out": given} | below("norm", norm(cfg.norm, given))
+
+
+@sites_of.register
+def _(cfg: SharedBlock.Config) -> Sites:
+    stream = ("hook_resid_pre", "hook_mixer_in", "hook_per_layer_in", "hook_attn_mixed", "hook_transformed")
+    sites = dict.fromkeys((*stream, "hook_shared_out", "hook_mixer_out", "hook_resid_post"), STREAM)
+    sites |= below("ln1", norm(cfg.ln1, "batch pos d_wide")) | below("attn", sites_of(cfg.attn))
+    sites |= below("ln2", norm(cfg.ln2)) | below("mlp", sites_of(cfg.mlp)) | below("ln3", norm(cfg.ln3))
+    return sites | below("mixer", sites_of(cfg.mixer))
+
+
+@sites_of.register
 def _(cfg: HybridBlock.Config) -> Sites:
     return sites_of.dispatch(PreNormBlock.Config)(cfg) | sites_of.dispatch(MixerBlock.Config)(cfg)
 
@@ -380,8 +408,7 @@ def _(cfg: DecoderConfig) -> Sites:
     if cfg.pos_embed is not None:
         sites |= {"hook_pos_embed": STREAM}
     if cfg.per_layer is not None:
-        given = "batch pos layer d_per_layer"
-        sites |= {"per_layer.hook_out": given} | below("per_layer.norm", norm(cfg.per_layer.norm, given))
+        sites |= below("per_layer", sites_of(cfg.per_layer))
     sites |= {"unembed.hook_in": STREAM, "unembed.hook_out": "batch pos d_vocab"}
     if isinstance(cfg.unembed, TransformedUnembed.Config):
         transform = {"hook_pre": STREAM, "hook_post": STREAM} | below("ln", norm(cfg.unembed.transform.norm))
@@ -521,6 +548,21 @@ def _(cfg: Mamba.Config) -> dict[str, int]:
 
 
 @sizes_of.register
+def _(cfg: MambaHeads.Config) -> dict[str, int]:
+    return sizes_of.dispatch(Mamba.Config)(cfg) | {"ssm_head": cfg.n_heads}
+
+
+@sizes_of.register
+def _(cfg: RepeatedEmbed.Config) -> dict[str, int]:
+    return {"layer": cfg.n_layers}
+
+
+@sizes_of.register
+def _(cfg: SharedBlock.Config) -> dict[str, int]:
+    return {"d_wide": cfg.attn.d_model}
+
+
+@sizes_of.register
 def _(cfg: Mamba2.Config) -> dict[str, int]:
     heads = {"ssm_head": cfg.n_heads, "d_ssm_head": cfg.d_head, "d_inner": cfg.n_heads * cfg.d_head}
     return heads | {"group": cfg.n_groups, "d_group": heads["d_inner"] // cfg.n_groups, "d_state": cfg.d_state}
@@ -568,6 +610,7 @@ def sizes(tree: DecoderConfig, site: str, batch: int, pos: int) -> dict[str, int
     axes |= {"d_model": tree.embed.d_model, "d_vocab": tree.unembed.d_vocab} | sizes_of(tree.per_layer)
     if site.startswith("blocks."):
         block = tree.blocks[int(site.split(".")[1])]
+        axes |= sizes_of(block)
         for part in ("attn", "mixer", "mlp", "per_layer", "altup", "laurel"):
             axes |= sizes_of(getattr(block, part, None))
         if ".shortcut." in site:

@@ -23,6 +23,20 @@ def short_steps(model: nn.Module) -> None:
             parameter.copy_(torch.linspace(-3.5, -0.5, len(parameter)))
 
 
+def stir_heads(model: nn.Module) -> None:
+    """As `short_steps`, for Mamba with heads, whose steps and decays have an axis of heads."""
+    stir(model)
+    for name, parameter in model.named_parameters():
+        if name.endswith("dt_proj_bias"):
+            parameter.copy_(torch.linspace(-3.5, -0.5, parameter.numel()).view_as(parameter))
+        if name.endswith("A_log") and parameter.ndim == 3:
+            parameter.copy_(torch.arange(1.0, parameter.shape[-1] + 1).log().expand_as(parameter))
+        if name.endswith("q_proj.weight"):  # scores and products that enlarge rounding less
+            parameter.mul_(0.7)
+        if "feed_forward" in name:
+            parameter.mul_(0.6)
+
+
 FALCON_MAMBA = {**MAMBA, "mixer_rms_eps": 0.03}
 JAMBA = {
     **SIZES,
@@ -77,6 +91,15 @@ FALCON_H1 = {
     "ssm_in_multiplier": 0.9,
     "ssm_out_multiplier": 1.2,
     "ssm_multipliers": [0.7, 1.3, 0.8, 1.2, 0.6],
+}
+ZAMBA = {
+    **SIZES,
+    **GROUPED,
+    "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+    "num_hidden_layers": 4,
+    "mamba_d_state": 5,
+    "mamba_dt_rank": 3,
+    "rms_norm_eps": 1.0,
 }
 NEMOTRON_H = {
     **SIZES,
@@ -289,5 +312,34 @@ CASES: list[Case] = [
         },
         adjust=bias_choice,
         cached=False,  # single steps of transformers pass over the least step, `time_step_min`
+    ),
+    Case("zamba", "two-applications", ZAMBA, adjust=stir_heads),
+    Case(
+        "zamba",
+        "biased-untied-one-head-of-mamba-applied-first",
+        {
+            **ZAMBA,
+            "layers_block_type": ["hybrid", "linear_attention", "hybrid", "linear_attention"],
+            "n_mamba_heads": 1,
+            "mamba_expand": 1,
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "tie_word_embeddings": False,
+            "num_key_value_heads": 4,
+        },
+        adjust=stir_heads,
+    ),
+    Case(
+        "zamba",
+        "four-heads-of-mamba-silu-three-taps-three-applications",
+        {
+            **ZAMBA,
+            "layers_block_type": ["linear_attention", "hybrid", "hybrid", "hybrid"],
+            "n_mamba_heads": 4,
+            "mamba_d_conv": 3,
+            "hidden_act": "silu",
+            "hidden_mamba_act": "gelu",
+        },
+        adjust=stir_heads,
     ),
 ]

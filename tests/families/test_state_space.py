@@ -16,6 +16,7 @@ from hooked_lm.families import family
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.models.config.tree import DecoderConfig
+from tests.close import assert_close
 from tests.families import recent_state_space, state_space
 from tests.families._models import distance, hooked, logits_of, prompt
 
@@ -37,6 +38,13 @@ def every_attention(change: Change) -> Callable[[DecoderConfig], DecoderConfig]:
         if isinstance(block, MixerPart.Config):
             return block
         return replace(block, attn=replace(block.attn, **change(block.attn)))
+
+    return lambda tree: replace(tree, blocks=tuple(altered(block) for block in tree.blocks))
+
+
+def every_attention_in_a_mixer(change: Change) -> Callable[[DecoderConfig], DecoderConfig]:
+    def altered(block: Any) -> Any:
+        return replace(block, attn=replace(block.attn, **change(block.attn))) if hasattr(block, "attn") else block
 
     return lambda tree: replace(tree, blocks=tuple(altered(block) for block in tree.blocks))
 
@@ -96,6 +104,10 @@ WRONG_TREES = {
     ),
     "missing scale of experts": ("lfm2_moe-no-correction-not-renormalised-scaled", every_router(scale=1.0)),
     "small term of the sum of weights": ("lfm2_moe-one-dense-layer", every_router(eps=0.1)),
+    "scale of the shared attention": (
+        "zamba-two-applications",
+        every_attention_in_a_mixer(lambda a: {"scale": a.d_head**-0.5}),
+    ),
     "multipliers of the parts of Mamba-2": (
         "falcon_h1-without-norm-of-mixers",
         every_mixer(lambda m: {"scaled": (*m.scaled[:-1], 1.0)}),
@@ -185,6 +197,9 @@ def reverse(name: str) -> Callable[[Any], None]:
         ("recurrent_gemma-two-to-one", reverse("Lambda")),
         ("bamba-two-attention-layers", reverse_taps),
         ("jamba-sparse-every-other-layer", swap("W_B", "W_C")),
+        ("zamba-two-applications", swap("W_B", "W_C")),
+        ("zamba-two-applications", swap("W_x", "W_gate")),
+        ("zamba-two-applications", reverse("W_dt_up")),
         ("lfm2-convolutions-around-attention", reverse_taps),
         ("lfm2-convolutions-around-attention", swap("W_B", "W_gate")),
     ],
@@ -234,6 +249,31 @@ def test_what_transformers_does_not_know_is_refused(name: str, field: str, value
 def test_input_multipliers_of_projections_with_biases_are_refused(bias: str, multiplier: str) -> None:
     with pytest.raises(ValueError, match=f"{multiplier}=0.5 is not supported together with {bias}=True"):
         read_config(family("falcon_h1"), CONFIG_MAPPING["falcon_h1"](**{bias: True, multiplier: 0.5}))
+
+
+def test_applications_share_weights_but_no_sites() -> None:
+    case = CASES["zamba-two-applications"]
+    model, tokens = copy.deepcopy(hooked(case)), prompt(case)
+    first, second = model.blocks[1], model.blocks[3]
+    assert first.attn.W_Q is second.attn.W_Q
+    assert first.W_shared is not second.W_shared
+    assert "blocks.1.attn.W_Q" in dict(model.named_parameters())
+    assert "blocks.3.attn.W_Q" not in dict(model.named_parameters())
+    _, cache = model.run_with_cache(tokens)
+    assert not torch.equal(cache["pattern", 1], cache["pattern", 3])
+    state = model.state_dict()
+    model.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"'blocks.3.attn.W_Q' differs from 'blocks.1.attn.W_Q'"):
+        model.load_state_dict({**state, "blocks.3.attn.W_Q": 2 * state["blocks.3.attn.W_Q"]})
+
+
+def test_a_layer_that_reads_the_embedding_needs_the_tokens() -> None:
+    case = CASES["zamba-two-applications"]
+    model, tokens = hooked(case), prompt(case)
+    resid = model(tokens, stop_at_layer=1)
+    assert_close(model(resid, start_at_layer=1, tokens=tokens), model(tokens))
+    with pytest.raises(ValueError, match="layer 1 reads the embedding of the tokens"):
+        model(resid, start_at_layer=1)
 
 
 def test_lfm2_moe_needs_the_types_of_its_layers() -> None:

@@ -59,14 +59,13 @@ class Mamba(Mixer):
         def build(self) -> "Mamba":
             return Mamba(self)
 
+    state_dims: tuple[str, ...] = STATE
+
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
         self.make_inputs()
-        self.W_dt_down = nn.Parameter(torch.empty(cfg.dt_rank, cfg.d_inner).T)
-        self.W_dt_up = nn.Parameter(torch.empty(cfg.d_inner, cfg.dt_rank).T)
+        self.make_selection()
         self.dt_bias = nn.Parameter(initial_dt_bias(cfg.d_inner))
-        self.W_B = nn.Parameter(torch.empty(cfg.d_state, cfg.d_inner).T)
-        self.W_C = nn.Parameter(torch.empty(cfg.d_state, cfg.d_inner).T)
         self.A_log = nn.Parameter(torch.arange(1.0, cfg.d_state + 1).log().repeat(cfg.d_inner, 1))
         self.D = nn.Parameter(torch.ones(cfg.d_inner))
         self.W_out = nn.Parameter(torch.empty(cfg.d_model, cfg.d_inner).T)
@@ -75,13 +74,21 @@ class Mamba(Mixer):
         self.make_input_sites()
         add_norm(self, "dt_norm", cfg.dt_norm, ("batch", "pos", "dt_rank"))
         self.hook_dt = HookPoint(*INNER)
-        add_norm(self, "B_norm", cfg.state_norm, STATE)
-        self.hook_B = HookPoint(*STATE)
-        add_norm(self, "C_norm", cfg.state_norm, STATE)
-        self.hook_C = HookPoint(*STATE)
+        add_norm(self, "B_norm", cfg.state_norm, self.state_dims)
+        self.hook_B = HookPoint(*self.state_dims)
+        add_norm(self, "C_norm", cfg.state_norm, self.state_dims)
+        self.hook_C = HookPoint(*self.state_dims)
         self.hook_state = HookPoint(*INNER, "d_state", on_demand=True)
         self.hook_y = HookPoint(*INNER)
         self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
+
+    def make_selection(self) -> None:
+        """Adds the weights that make the step size, B and C."""
+        cfg = self.cfg
+        self.W_dt_down = nn.Parameter(torch.empty(cfg.dt_rank, cfg.d_inner).T)
+        self.W_dt_up = nn.Parameter(torch.empty(cfg.d_inner, cfg.dt_rank).T)
+        self.W_B = nn.Parameter(torch.empty(cfg.d_state, cfg.d_inner).T)
+        self.W_C = nn.Parameter(torch.empty(cfg.d_state, cfg.d_inner).T)
 
     def recurrence(
         self, x: Inner, stream: Stream, context: Context, window: Window | None, state: State | None
@@ -90,24 +97,38 @@ class Mamba(Mixer):
         real = context.new_real()
         convolved, window = self.conv(x, window, real)
         u = self.hook_conv(self.act(convolved).to(x.dtype))
-        dt = self.hook_dt(self.step_size(norm_of(self, "dt_norm")(F.linear(u, self.W_dt_down.T))))
-        B = self.hook_B(norm_of(self, "B_norm")(F.linear(u, self.W_B.T)))
-        C = self.hook_C(norm_of(self, "C_norm")(F.linear(u, self.W_C.T)))
+        dt = self.hook_dt(self.step_size(norm_of(self, "dt_norm")(self.selected(u, self.W_dt_down))))
+        B = self.hook_B(norm_of(self, "B_norm")(self.selected(u, self.W_B)))
+        C = self.hook_C(norm_of(self, "C_norm")(self.selected(u, self.W_C)))
 
         masked_dt = dt if real is None else dt.masked_fill(~real[..., None], 0.0)  # padding does not change the state
         y, state = self.scan(upcast(u), masked_dt, upcast(B), upcast(C), state)
         return y, window, state
 
-    def step_size(self, low: Float[Tensor, "batch pos dt_rank"]) -> Inner:
+    def selected(self, u: Inner, W: Tensor) -> Float[Tensor, "batch pos *head width"]:
+        """The product with `W_dt_down`, `W_B` or `W_C`."""
+        return F.linear(u, W.T)
+
+    def steps(self, low: Float[Tensor, "batch pos *head dt_rank"]) -> Inner:
+        """The product with `W_dt_up`."""
+        return F.linear(low, self.W_dt_up.T)
+
+    def read(
+        self, states: Float[Tensor, "batch pos d_inner d_state"], C: Float[Tensor, "batch pos *head d_state"]
+    ) -> Inner:
+        """`C h` at every position."""
+        return (states @ C[..., None])[..., 0]
+
+    def step_size(self, low: Float[Tensor, "batch pos *head dt_rank"]) -> Inner:
         """The step size at each position, in at least fp32, from the input of `W_dt_up`."""
-        return F.softplus(upcast(F.linear(low, self.W_dt_up.T)) + upcast(self.dt_bias))
+        return F.softplus(upcast(self.steps(low)) + upcast(self.dt_bias))
 
     def scan(
         self,
         u: Inner,
         dt: Inner,
-        B: Float[Tensor, "batch pos d_state"],
-        C: Float[Tensor, "batch pos d_state"],
+        B: Float[Tensor, "batch pos *head d_state"],
+        C: Float[Tensor, "batch pos *head d_state"],
         state: State | None,
     ) -> tuple[Inner, State]:
         """`C h` at every position, and the last state; in segments, so that few states are in memory at a time."""
@@ -117,17 +138,21 @@ class Mamba(Mixer):
             segment = slice(start, start + length)
             decay, update = self.discretized(u[:, segment], dt[:, segment], B[:, segment])
             states, _ = hooked_states(self.hook_state, partial(edited_scan, decay, update, state))
-            outputs.append((states @ C[:, segment, :, None])[..., 0])
+            outputs.append(self.read(states, C[:, segment]))
             state = states[:, -1]
         assert state is not None  # there is at least one position
         return torch.cat(outputs, 1) + upcast(self.D) * u, state
 
     def discretized(
-        self, u: Inner, dt: Inner, B: Float[Tensor, "batch pos d_state"]
+        self, u: Inner, dt: Inner, B: Float[Tensor, "batch pos *head d_state"]
     ) -> tuple[Float[Tensor, "batch pos d_inner d_state"], Float[Tensor, "batch pos d_inner d_state"]]:
         """Decay and update of the state at each position."""
         A = -upcast(self.A_log).exp()
-        return (dt[..., None] * A).exp(), (dt * u)[..., None] * B[:, :, None]
+        return (dt[..., None] * A).exp(), (dt * u)[..., None] * self.by_channel(B)
+
+    def by_channel(self, B: Float[Tensor, "batch pos *head d_state"]) -> Float[Tensor, "batch pos channel d_state"]:
+        """B for each channel, or for all."""
+        return B[:, :, None]
 
     def output(self, y: Inner, gate: Inner) -> Stream:
         """Gates the outputs of the state space and projects them into the stream."""

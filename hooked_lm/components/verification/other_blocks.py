@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from functools import partial
 
+import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from hooked_lm.components.blocks.adapter import AdapterPostNormBlock
 from hooked_lm.components.blocks.block import PreNormBlock
@@ -15,6 +16,7 @@ from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock, MixerPa
 from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
 from hooked_lm.components.blocks.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
 from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.blocks.shared import RepeatedEmbed, SharedBlock
 from hooked_lm.components.blocks.shortcut import ShortcutEnd, ShortcutStart
 from hooked_lm.components.norm import norm_of, norm_unhooked
 from hooked_lm.components.verification.blocks import attn_identities, in_stream_identities, mlp_identities
@@ -102,6 +104,56 @@ def _(block: HybridBlock, at: Sites, shift: LazyTensor | None = None) -> Iterato
 def _(block: HybridBlock) -> list[tuple[str, list[InputWeight]]]:
     """Each norm between the stream and weights, with the weights after it."""
     return [("ln1", common_input_weights(block.attn, block.mixer)), ("ln2", common_input_weights(block.mlp))]
+
+
+@identities.register
+def _(module: RepeatedEmbed, at: Sites, embed: LazyTensor, tokens: Int[Tensor, "batch pos"]) -> Iterator[Identity]:
+    """Identities between the sites of a run over these tokens, with the embedding `embed()`."""
+    yield "embed == per_layer.out", lambda: (embed()[:, :, None].expand_as(at("hook_out")), at("hook_out"))
+
+
+@identities.register
+def _(block: SharedBlock, at: Sites, shift: LazyTensor | None = None) -> Iterator[Identity]:
+    """Identities between the sites of a run."""
+
+    def wide() -> Tensor:
+        return torch.cat([at("hook_resid_pre"), at("hook_per_layer_in")], -1)
+
+    def attn_input() -> Tensor:
+        return norm_output(block, "ln1", at, wide)
+
+    def attn_out() -> Tensor:
+        return at("hook_attn_mixed")
+
+    def mixer_stream() -> Tensor:
+        return at("hook_resid_pre") + at("hook_shared_out")
+
+    yield "resid_pre + mixer_out == resid_post", sum_of(at, ["hook_resid_pre", "hook_mixer_out"], "hook_resid_post")
+    yield from norm_identity(block, "ln1", at, wide)
+    yield from norm_identity(block, "ln2", at, attn_out)
+    yield from norm_identity(block, "ln3", at, mixer_stream)
+    yield "transformed W_shared == shared_out", lambda: (at("hook_transformed") @ block.W_shared, at("hook_shared_out"))
+    inputs = {
+        "attn": (attn_input, attn_input),
+        "mlp": (lambda: norm_output(block, "ln2", at, attn_out),),
+        "mixer": (lambda: norm_output(block, "ln3", at, mixer_stream),),
+    }
+    for part, out in {"attn": "hook_attn_mixed", "mlp": "hook_transformed", "mixer": "hook_mixer_out"}.items():
+        module = getattr(block, part)
+        if is_known(module):
+            yield from identities(module, within(at, part), *inputs[part])
+            yield f"{part} == {out}", partial(_output_and_site, module, at, part, out)
+
+
+def _output_and_site(module: nn.Module, at: Sites, part: str, site: str) -> tuple[Tensor, Tensor]:
+    """The output of a part of a block from its sites, and the value at its site."""
+    return output_from_sites(module, within(at, part)), at(site)
+
+
+@weights_after_norms.register
+def _(block: SharedBlock) -> list[tuple[str, list[InputWeight]]]:
+    """The norm before the mixer; those of the shared transformer belong to several blocks."""
+    return [("ln3", common_input_weights(block.mixer))]
 
 
 @identities.register

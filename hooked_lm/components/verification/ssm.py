@@ -63,10 +63,10 @@ def _(mixer: Mamba, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     def by_steps() -> tuple[Tensor, Tensor]:
         u, dt, B, C = (upcast(at(f"hook_{name}")) for name in ("conv", "dt", "B", "C"))
         states = step_by_step(*mixer.discretized(u, dt, B))
-        return torch.einsum("bpds,bps->bpd", states, C) + upcast(mixer.D) * u, at("hook_y")
+        return mixer.read(states, C) + upcast(mixer.D) * u, at("hook_y")
 
     def low() -> Tensor:
-        return at("hook_conv") @ mixer.W_dt_down
+        return mixer.selected(at("hook_conv"), mixer.W_dt_down)
 
     yield from input_identities(mixer, at, get_input)
     yield "act(conv(x)) == conv", lambda: (mixer.act(mixer.conv(at("hook_x"))[0]), at("hook_conv"))
@@ -81,7 +81,7 @@ def normed_projection(mixer: Mamba, name: str, weight: Tensor, at: Sites) -> Ite
     """The identities of B or C, which a norm may follow."""
 
     def projected() -> Tensor:
-        return at("hook_conv") @ weight
+        return mixer.selected(at("hook_conv"), weight)
 
     norm = f"{name}_norm"
     yield f"conv -> {name}", lambda: (norm_output(mixer, norm, at, projected), at(f"hook_{name}"))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hooked_lm.components.activations import GaussianTopK
 from hooked_lm.components.blocks.altup import AltUp, AltUpBlock, Laurel
-from hooked_lm.components.blocks.per_layer import PerLayerBlock
+from hooked_lm.components.blocks.per_layer import PerLayerBlock, PerLayerEmbed
 from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.streams import MergedRMSNorm, SplitStreams
 from hooked_lm.families._shared import llama_like
@@ -30,7 +30,7 @@ def config(hf: HFConfig) -> DecoderConfig:
         **dict.fromkeys(("use_bidirectional_attention", "num_experts", "top_k_experts", "moe_intermediate_size")),
     )
     tree = gemma4_text.config(as_gemma4)
-    assert tree.per_layer is not None  # all of Gemma 3n have it
+    assert isinstance(tree.per_layer, PerLayerEmbed.Config)  # all of Gemma 3n have it
     blocks = [
         _block(hf, block, width, sparsity)
         for block, width, sparsity in zip(tree.blocks, widths, hf.activation_sparsity_pattern, strict=True)

@@ -5,6 +5,7 @@ from typing import Any
 
 from hooked_lm.components.activations import activation_name
 from hooked_lm.components.blocks.mixer import MixerPart
+from hooked_lm.components.blocks.shared import SharedBlock
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import ClampedGatedMLP, MoE
@@ -124,11 +125,22 @@ def is_gated(mlp: Any) -> bool:
 def n_params(tree: Any) -> int:
     """The number of matrix entries in the blocks, without biases, norms and embeddings; shared weights count once."""
     sets = getattr(tree, "shares", None) or range(len(tree.blocks))
-    return sum(_of_block(block) for block in dict(zip(sets, tree.blocks, strict=True)).values())
+    once = dict(zip(sets, tree.blocks, strict=True)).values()
+    shared = {block.shared_set: block for block in once if isinstance(block, SharedBlock.Config)}
+    return sum(map(_of_block, once)) + sum(map(_of_shared, shared.values()))
+
+
+def _of_shared(block: SharedBlock.Config) -> int:
+    """The entries of the transformer that blocks share."""
+    attn = block.attn
+    n_in = attn.d_model * (attn.n_heads + 2 * attn.n_kv) * attn.d_head
+    return n_in + attn.n_heads * attn.d_head * attn.d_out + _of_mlp(block.mlp)
 
 
 def _of_block(block: Any) -> int:
     n = block.mixer.n_weights if isinstance(block, MixerPart.Config) else 0
+    if isinstance(block, SharedBlock.Config):
+        return n + block.ln3.d_model**2
     for attn in (getattr(block, "attn", None), getattr(block, "cross_attn", None)):
         if attn is not None:
             n += 2 * attn.d_model * attn.d_head * (attn.n_heads + getattr(attn, "n_kv", attn.n_heads))

@@ -75,7 +75,7 @@ def decoder_identities(model: Any, at: Sites, logits: Tensor, tokens: Int[Tensor
     )
     if model.tree.per_layer is not None:
         yield from component_identities(model.per_layer, within(at, "per_layer"), lambda: at("hook_embed"), tokens)
-        for layer in range(len(model.blocks)):
+        for layer in (i for i, block in enumerate(model.blocks) if "hook_per_layer_in" in block._modules):
 
             def given(layer: int = layer) -> tuple[Tensor, Tensor]:
                 return at("per_layer.hook_out")[:, :, layer], at(f"blocks.{layer}.hook_per_layer_in")

@@ -1,0 +1,59 @@
+"""Mamba with heads (Zamba, Glorioso et al. 2024, arXiv:2405.16712): the channels of a head make its step size, B and C."""
+
+from dataclasses import dataclass
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hooked_lm.components.ssm.mamba import Mamba
+from hooked_lm.components.ssm.mixer import Inner
+
+
+class MambaHeads(Mamba):
+    """`Mamba` in which each head has a step size, B and C of its own, made from its own channels.
+
+    `W_dt_down` is [ssm_head, d_head, dt_rank], `W_dt_up` [ssm_head, dt_rank, d_head], `W_B` and `W_C`
+    [ssm_head, d_head, d_state]; a head has d_inner / n_heads channels, which follow each other. `hook_B` and `hook_C` have an
+    axis of heads.
+    """
+
+    @dataclass(frozen=True)
+    class Config(Mamba.Config):
+        n_heads: int = 1
+
+        def build(self) -> "MambaHeads":
+            return MambaHeads(self)
+
+    cfg: Config
+    state_dims = ("batch", "pos", "ssm_head", "d_state")
+
+    def make_selection(self) -> None:
+        """Adds the weights that make the step size, B and C."""
+        n, width = self.cfg.n_heads, self.cfg.d_inner // self.cfg.n_heads
+        if n * width != self.cfg.d_inner:
+            raise ValueError(f"d_inner={self.cfg.d_inner} must be a multiple of n_heads={n}")
+        self.W_dt_down = nn.Parameter(torch.empty(n, self.cfg.dt_rank, width).mT)
+        self.W_dt_up = nn.Parameter(torch.empty(n, width, self.cfg.dt_rank).mT)
+        self.W_B = nn.Parameter(torch.empty(n, self.cfg.d_state, width).mT)
+        self.W_C = nn.Parameter(torch.empty(n, self.cfg.d_state, width).mT)
+
+    def selected(self, u: Inner, W: Tensor) -> Float[Tensor, "batch pos ssm_head width"]:
+        """The product of each head's channels with its part of `W_dt_down`, `W_B` or `W_C`."""
+        heads = u.unflatten(-1, (self.cfg.n_heads, -1))
+        return einsum(heads, W, "batch pos head d_head, head d_head width -> batch pos head width")
+
+    def steps(self, low: Float[Tensor, "batch pos ssm_head dt_rank"]) -> Inner:
+        """The product with `W_dt_up`."""
+        return einsum(low, self.W_dt_up, "batch pos head rank, head rank d_head -> batch pos head d_head").flatten(2)
+
+    def read(
+        self, states: Float[Tensor, "batch pos d_inner d_state"], C: Float[Tensor, "batch pos ssm_head d_state"]
+    ) -> Inner:
+        """`C h` at every position."""
+        return (states.unflatten(2, (self.cfg.n_heads, -1)) @ C[..., None]).flatten(2)
+
+    def by_channel(self, B: Float[Tensor, "batch pos ssm_head d_state"]) -> Float[Tensor, "batch pos d_inner d_state"]:
+        """B for each channel."""
+        return B.repeat_interleave(self.cfg.d_inner // self.cfg.n_heads, 2)

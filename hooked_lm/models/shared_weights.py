@@ -1,0 +1,44 @@
+"""Layers that share weights: one set of parameters, with hook points and cache entries for each layer."""
+
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hooked_lm.components.blocks.shared import SharedBlock
+
+
+def shared_parts(model: Any) -> Iterator[tuple[str, str]]:
+    """(a part of a block, the part of an earlier block whose weights it shares), by their names in the model.
+
+    An encoder's `shares` are of whole blocks.
+    """
+    first: dict[Hashable, str] = {}
+    sets = getattr(model.cfg.tree, "shares", None) or ()
+    for layer, block in enumerate(getattr(model, "blocks", ())):
+        parts: Mapping[str, Hashable] = {"": sets[layer]} if sets else {}
+        if isinstance(block, SharedBlock):
+            parts = dict.fromkeys(block.shared_parts, block.cfg.shared_set)
+        for part, shared_set in parts.items():
+            name = f"blocks.{layer}.{part}".rstrip(".")
+            source = first.setdefault((part, shared_set), name)
+            if source != name:
+                yield name, source
+
+
+def share_weights(model: Any) -> None:
+    """Gives parts that share weights one set of parameters; hook points stay separate."""
+    for name, source in shared_parts(model):
+        both = zip(model.get_submodule(name).modules(), model.get_submodule(source).modules(), strict=True)
+        for own, shared in both:
+            own._parameters = shared._parameters  # one dictionary, so replacing a weight replaces it for all
+
+
+def check_shared(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
+    """Raises ValueError for different values of a weight that layers share."""
+    for part, origin in shared_parts(model):
+        for leaf, _ in model.get_submodule(part).named_parameters():
+            name, source = f"{part}.{leaf}", f"{origin}.{leaf}"
+            if name in state_dict and source in state_dict and not torch.equal(state_dict[name], state_dict[source]):
+                raise ValueError(f"'{name}' differs from '{source}', but these layers share their weights")
