@@ -31,7 +31,6 @@ REASONS: dict[str, tuple[str, ...]] = {
     "its tokens have entities beside them": ("luke",),
     "its tokens have shapes and sounds beside them": ("roc_bert",),
     # mechanisms that no component has
-    "adapters of blocks that several layers share": ("zamba2",),
     "blocks that are run again and again": ("hrm_text",),
     "a choice of the keys that each query sees (an indexer)": (
         *("axk2", "minimax_m3_vl", "minimax_m3_vl_text", "mistral_large4"),

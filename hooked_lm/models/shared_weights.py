@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hooked_lm.components.adapters import Adapter
 from hooked_lm.components.blocks.shared import SharedBlock
 
 
@@ -32,13 +33,15 @@ def share_weights(model: Any) -> None:
     for name, source in shared_parts(model):
         both = zip(model.get_submodule(name).modules(), model.get_submodule(source).modules(), strict=True)
         for own, shared in both:
-            own._parameters = shared._parameters  # one dictionary, so replacing a weight replaces it for all
+            if not isinstance(own, Adapter):
+                own._parameters = shared._parameters  # one dictionary, so replacing a weight replaces it for all
 
 
 def check_shared(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     """Raises ValueError for different values of a weight that layers share."""
     for part, origin in shared_parts(model):
-        for leaf, _ in model.get_submodule(part).named_parameters():
+        shared = dict(model.get_submodule(origin).named_parameters())
+        for leaf in (leaf for leaf, own in model.get_submodule(part).named_parameters() if own is shared[leaf]):
             name, source = f"{part}.{leaf}", f"{origin}.{leaf}"
             if name in state_dict and source in state_dict and not torch.equal(state_dict[name], state_dict[source]):
                 raise ValueError(f"'{name}' differs from '{source}', but these layers share their weights")

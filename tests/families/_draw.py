@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING
 
+from hooked_lm.components.blocks.per_layer import PerLayerEmbed
 from hooked_lm.families import family
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.hub.hf_checkpoint import read_config
@@ -102,5 +103,6 @@ def is_accepted(case: Case) -> bool:
     except ValueError:
         return False
     per_layer = getattr(tree, "per_layer", None)
-    has_all_rows = per_layer is None or per_layer.d_vocab >= tree.embed.d_vocab  # for whatever tokens are drawn
+    # for whatever tokens are drawn
+    has_all_rows = not isinstance(per_layer, PerLayerEmbed.Config) or per_layer.d_vocab >= tree.embed.d_vocab
     return has_all_rows and case.n_prompt <= tree.n_ctx

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from tests.families._case import GROUPED, LLAMA3, SIZES, Case, rope
+from tests.families._case import GROUPED, LINEAR, LLAMA3, SIZES, Case, rope
 from tests.families.state_space import MAMBA, stir
 
 
@@ -27,7 +27,7 @@ def stir_heads(model: nn.Module) -> None:
     """As `short_steps`, for Mamba with heads, whose steps and decays have an axis of heads."""
     stir(model)
     for name, parameter in model.named_parameters():
-        if name.endswith("dt_proj_bias"):
+        if name.endswith(("dt_proj_bias", "dt_bias")):
             parameter.copy_(torch.linspace(-3.5, -0.5, parameter.numel()).view_as(parameter))
         if name.endswith("A_log") and parameter.ndim == 3:
             parameter.copy_(torch.arange(1.0, parameter.shape[-1] + 1).log().expand_as(parameter))
@@ -99,6 +99,16 @@ ZAMBA = {
     "num_hidden_layers": 4,
     "mamba_d_state": 5,
     "mamba_dt_rank": 3,
+    "rms_norm_eps": 1.0,
+}
+ZAMBA2 = {
+    **SIZES,
+    "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid", "hybrid"],
+    "num_hidden_layers": 5,
+    "mamba_d_state": 5,
+    "mamba_ngroups": 2,
+    "chunk_size": 16,
+    "adapter_rank": 3,
     "rms_norm_eps": 1.0,
 }
 NEMOTRON_H = {
@@ -341,5 +351,37 @@ CASES: list[Case] = [
             "hidden_mamba_act": "gelu",
         },
         adjust=stir_heads,
+    ),
+    Case("zamba2", "one-set", ZAMBA2, adjust=stir_heads),
+    Case(
+        "zamba2",
+        "two-sets-in-turn-adapted-attention-rotary",
+        {
+            **ZAMBA2,
+            **LINEAR,
+            "num_mem_blocks": 2,
+            "use_shared_attention_adapter": True,
+            "use_mem_rope": True,
+            "mamba_ngroups": 4,
+            "mamba_d_conv": 3,
+        },
+        adjust=stir_heads,
+    ),
+    Case(
+        "zamba2",
+        "biased-silu-narrow-least-step",
+        {
+            **ZAMBA2,
+            "layers_block_type": ["hybrid", "linear_attention", "hybrid"],
+            "num_hidden_layers": 3,
+            "add_bias_linear": True,
+            "hidden_act": "silu",
+            "mamba_expand": 1,
+            "mamba_ngroups": 1,
+            "num_key_value_heads": 2,
+            "time_step_min": 0.3,
+        },
+        adjust=stir_heads,
+        cached=False,  # single steps of transformers pass over the least step, `time_step_min`
     ),
 ]

@@ -267,6 +267,21 @@ def test_applications_share_weights_but_no_sites() -> None:
         model.load_state_dict({**state, "blocks.3.attn.W_Q": 2 * state["blocks.3.attn.W_Q"]})
 
 
+def test_adapters_belong_to_layers_and_count() -> None:
+    case = CASES["zamba2-two-sets-in-turn-adapted-attention-rotary"]
+    model, tokens = copy.deepcopy(hooked(case)), prompt(case)
+    first, other, again = (model.blocks[layer] for layer in (1, 3, 4))
+    assert first.mlp.W_in is again.mlp.W_in
+    assert first.mlp.W_in is not other.mlp.W_in
+    assert first.mlp.adapter.W_down is not again.mlp.adapter.W_down
+    for adapter in (again.mlp.adapter, again.attn.q_adapter, again.attn.k_adapter, again.attn.v_adapter):
+        kept = adapter.W_down.detach().clone()
+        with torch.no_grad():
+            adapter.W_down.zero_()
+            assert distance(model(tokens), logits_of(case, tokens)) > 1e-3
+            adapter.W_down.copy_(kept)
+
+
 def test_a_layer_that_reads_the_embedding_needs_the_tokens() -> None:
     case = CASES["zamba-two-applications"]
     model, tokens = hooked(case), prompt(case)

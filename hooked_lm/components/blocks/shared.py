@@ -42,7 +42,7 @@ class SharedBlock(MixerPart):
     """`resid + mixer(ln3(resid + transformer([resid, embedding]) W_shared))`.
 
     `transformer(x) = mlp(ln2(attn(ln1(x))))` adds nothing to its input; its weights are those of all blocks with the same
-    `shared_set`. `W_shared` [d_model, d_model], `ln3` and the mixer belong to the layer.
+    `shared_set`, but for adapters. `W_shared` [d_model, d_model], `ln3` and the mixer belong to the layer.
 
     `hook_per_layer_in` is the embedding of the tokens, `hook_attn_in` what `ln1` reads, `hook_attn_mixed` and `hook_transformed`
     are the outputs of attention and of the MLP, `hook_shared_out` is what is added to the input of the mixer.

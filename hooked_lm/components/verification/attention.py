@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.components.adapters import AdaptedAttention
 from hooked_lm.components.attention.clipped import NormThenClipAttention
 from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.differential import DifferentialAttention
@@ -113,6 +114,7 @@ def _(attn: Attention, at: Sites, get_input: LazyTensor, value_input: LazyTensor
             W, b = weights[name]
             x = value_input() if name == "v" and value_input is not None else get_input()
             made = add_bias(torch.einsum("bpm,nmh->bpnh", x, W), b)
+            made = made + attn.adapter_of(W)(x) if isinstance(attn, AdaptedAttention) else made
             if attn.cfg.clip is not None and not isinstance(attn, NormThenClipAttention):
                 made = made.clamp(-attn.cfg.clip, attn.cfg.clip)
             return norm_unhooked(norm_of(attn, "v_norm"), made) if name == "v" else made, at(f"hook_{name}")

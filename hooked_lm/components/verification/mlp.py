@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from hooked_lm.components.adapters import AdaptedGatedMLP
 from hooked_lm.components.bounded_mlp import BoundedGatedMLP
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import ClampedGatedMLP
@@ -47,13 +48,17 @@ def _(mlp: MLP) -> list[InputWeight]:
 @identities.register
 def _(mlp: GatedMLP, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     """Identities between the sites of a run with input `get_input()`."""
-    yield "ln2.normalized * w + b -> pre", lambda: (add_bias(get_input() @ mlp.W_gate, mlp.b_gate), at("hook_pre"))
+
+    def adapted(part: int) -> Tensor | float:
+        return mlp.adapter(get_input())[part] if isinstance(mlp, AdaptedGatedMLP) else 0.0
+
+    yield (
+        "ln2.normalized * w + b -> pre",
+        lambda: (add_bias(get_input() @ mlp.W_gate, mlp.b_gate) + adapted(0), at("hook_pre")),
+    )
     yield (
         "ln2.normalized * w + b -> pre_linear",
-        lambda: (
-            add_bias(get_input() @ mlp.W_in, mlp.b_in),
-            at("hook_pre_linear"),
-        ),
+        lambda: (add_bias(get_input() @ mlp.W_in, mlp.b_in) + adapted(1), at("hook_pre_linear")),
     )
     product = "hook_post" if mlp.cfg.mid_norm is None else "hook_mid"
     label = "act(pre) * pre_linear" + (", bounded" if isinstance(mlp, BoundedGatedMLP) else "")

@@ -46,9 +46,8 @@ def config(hf: HFConfig) -> DecoderConfig:
     )
 
 
-def mixer_rows(mixer: Mamba2.Config, source: str) -> list[Row]:
+def mixer_rows(mixer: Mamba2.Config, source: str, target: str = "blocks.{l}.mixer.") -> list[Row]:
     """Rows of a layer's mixer, whose tensor names start with `source`."""
-    target = "blocks.{l}.mixer."
     made = {"gate": mixer.d_inner, "x": mixer.d_inner, "B": mixer.d_shared, "C": mixer.d_shared, "dt": mixer.n_heads}
     return [
         Row(source + "in_proj.weight", target + "W_{x}", "x m -> m x", x=made),

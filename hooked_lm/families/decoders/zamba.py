@@ -1,7 +1,7 @@
 """Zamba (Glorioso et al. 2024, arXiv:2405.16712): Mamba with heads; some layers add what a shared transformer makes of the stream
 and the embedding to the input of their mixer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hooked_lm.components.attention.wide import WideAttention
@@ -94,19 +94,31 @@ def rows(tree: DecoderConfig) -> list[Row]:
     return [*found, *classic.head("lm_head", tree, "model.embed_tokens.weight")]
 
 
-def shared_rows(layer: int, first: int, name: str) -> list[Row]:
+def shared_rows(
+    layer: int, first: int, name: str, mlp_rows: Callable[[str, str], list[Row]] = classic.gated_mlp
+) -> list[Row]:
     """Rows of the shared transformer in a layer, whose weights are those of the layer `first`."""
     source, target = f"model.layers.{layer}.{name}", f"blocks.{layer}."
     found = [
         Row(source + "input_layernorm.weight", target + "ln1.w"),
         *classic.attention(source + "self_attn.", target + "attn."),
         Row(source + "pre_ff_layernorm.weight", target + "ln2.w"),
-        *classic.gated_mlp(source + "feed_forward.", target + "mlp."),
+        *mlp_rows(source + "feed_forward.", target + "mlp."),
     ]
     if layer == first:
         return found
     origin = f"model.layers.{first}.{name}"
-    return [Row(row.source, row.target, row.pattern, tied=origin + row.source.removeprefix(source)) for row in found]
+    return [
+        Row(
+            row.source,
+            row.target,
+            row.pattern,
+            take=row.take,
+            tied=origin + row.source.removeprefix(source),
+            **row.axes,
+        )
+        for row in found
+    ]
 
 
 def mixer_rows(mixer: MixerConfig, source: str, target: str) -> list[Row]:

@@ -13,6 +13,7 @@ from hooked_lm.components.blocks.block import AttentionPart, MLPPart
 from hooked_lm.components.blocks.cross import CrossPart
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.blocks.per_layer import PerLayerEmbed
+from hooked_lm.components.blocks.shared import RepeatedEmbed
 
 # Modules whose identities are those of the component or the model that contains them.
 INSIDE_OTHERS = {
@@ -80,7 +81,7 @@ def test_every_block_states_the_weights_after_its_norms() -> None:
 def test_every_sublayer_states_its_output_and_its_weights() -> None:
     """A sublayer is what has identities, and is neither a block nor a head."""
     heads = "hooked_lm.components.heads"
-    blocks = (AttentionPart, MLPPart, MixerPart, PerLayerEmbed)
+    blocks = (AttentionPart, MLPPart, MixerPart, PerLayerEmbed, RepeatedEmbed)
     sublayers = [
         kind
         for kind in components()
