@@ -11,7 +11,6 @@ REASONS: dict[str, tuple[str, ...]] = {
     "its text model in transformers is not causal: earlier logits depend on later tokens": ("cpmant", "xlnet"),
     "its attention hashes at random: logits depend on a seed": ("reformer",),
     "transformers uses no experts but 0 and 1 of it: there is nothing to compare with": ("nllb-moe",),
-    "its experts in transformers are not causal; its mask depends on the values": ("doge",),
     # not a stack of blocks over tokens
     "another model divides the bytes into patches": ("blt",),
     "an encoder-decoder that reads an image": ("florence2",),

@@ -11,11 +11,13 @@ from hooked_lm.components.attention.differential import DifferenceNorm, Differen
 from hooked_lm.components.attention.gated import GatedAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.routed import RoutedAttention
+from hooked_lm.components.attention.value_mask import ValueMaskedAttention
 from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.mixer import MixerMLPBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
 from hooked_lm.components.blocks.post_norm import NormedResidualBlock, PostNormBlock
+from hooked_lm.components.blocks.weighted import WeightedResidualBlock
 from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import GatedMLP
@@ -49,6 +51,9 @@ BLOCKS = {
     ),
     "experts in attention": PreNormBlock.Config(
         **BOTH | {"attn": RoutedAttention.Config(**vars(ATTN), n_experts=2, top_k=1)}
+    ),
+    "weighted stream": WeightedResidualBlock.Config(
+        **BOTH | {"attn": ValueMaskedAttention.Config(**vars(ATTN), keep=3)}
     ),
     "mixer": MixerMLPBlock.Config(
         mixer=RGLRU.Config(D_MODEL, d_inner=8, n_channel_groups=2), ln1=NORM, mlp=MLP, ln2=NORM

@@ -16,6 +16,7 @@ from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.attention.routed import RoutedAttention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
 from hooked_lm.components.attention.sparse_latent import SharedIndexAttention, SparseLatentAttention
+from hooked_lm.components.attention.value_mask import ValueMaskedAttention
 from hooked_lm.components.attention.value_width import ValueWidthAttention
 from hooked_lm.components.blocks.altup import AltUp, AltUpBlock, Laurel
 from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
@@ -107,6 +108,11 @@ def _(cfg: DifferentialAttention.Config) -> Sites:
     wide = QUERY.replace("d_head", "d_value")
     sites = sites_of.dispatch(Attention.Config)(replace(cfg, z_norm=None)) | {"hook_z": wide}
     return sites | {"z_norm.hook_scale": "batch pos head 1", "z_norm.hook_normalized": wide}
+
+
+@sites_of.register
+def _(cfg: ValueMaskedAttention.Config) -> Sites:
+    return sites_of.dispatch(Attention.Config)(cfg) | {"hook_key_bias": "batch key_pos kv_head"}
 
 
 @sites_of.register

@@ -67,6 +67,16 @@ XLSTM = {
 }
 REFUSED = {"xlstm": {"add_out_norm", "tie_word_embeddings"}}
 
+
+def stir_biases(model: nn.Module) -> None:
+    """Biases of keys that differ, and weights of the stream around one."""
+    for name, parameter in model.named_parameters():
+        if name.endswith(".A"):
+            parameter.copy_(torch.linspace(-1.0, 0.8, len(parameter)))
+        if name.endswith("dt_proj.weight"):
+            parameter.mul_(2)
+
+
 CASES: list[Case] = [
     Case("diffllama", "grouped", {**SIZES, **GROUPED}, adjust=stir_lambdas),
     Case(
@@ -140,5 +150,25 @@ CASES: list[Case] = [
         {**XLSTM, "hidden_size": 48, "v_dim_factor": 1.5, "num_heads": 2, "norm_eps": 0.2},
         adjust=stir_gates,
         cached=False,
+    ),
+    Case("doge", "grouped", {**SIZES, **GROUPED, "keep_window_size": 30}, adjust=stir_biases),
+    Case(
+        "doge",
+        "biased-tied-window-of-keys",
+        {
+            **SIZES,
+            **FULL,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "sliding_window": 9,
+        },
+        adjust=stir_biases,
+    ),
+    Case(
+        "doge",
+        "linear-gelu-all-keys",
+        {**SIZES, **GROUPED, **LINEAR, "hidden_act": "gelu", "num_hidden_layers": 3},
+        adjust=stir_biases,
     ),
 ]

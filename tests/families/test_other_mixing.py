@@ -11,15 +11,24 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig, pretrained
+from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.router import SoftmaxRouter
 from hooked_lm.components.ssm.channel_mix import ChannelMix
 from hooked_lm.families import family
 from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.models.config.tree import DecoderConfig
-from tests.close import assert_apart, assert_close
+from tests.close import GRADIENT, assert_apart, assert_close
 from tests.families import other_mixing
 from tests.families._case import reference
-from tests.families._models import distance, hooked, logits_of, prompt
+from tests.families._models import (
+    backpropagate,
+    distance,
+    exported_gradients,
+    gradients_of,
+    hooked,
+    logits_of,
+    prompt,
+)
 from tests.families.test_state_space import every_attention, every_mixer, every_norm, reverse, swap
 
 CASES = {str(case): case for case in other_mixing.CASES}
@@ -48,6 +57,8 @@ WRONG_TREES = {
         lambda tree: replace(tree, embed=replace(tree.embed, norm=replace(tree.embed.norm, eps=1e-6))),
     ),
     "activation of channel mixing": ("rwkv-two-layers", every_channel_mix(act_fn="relu")),
+    "fewer keys": ("doge-grouped", every_attention(lambda _: {"keep": 4})),
+    "window of keys": ("doge-biased-tied-window-of-keys", every_attention(lambda _: {"window": None})),
     "cap of the gates": ("xlstm-narrow-keys-tight-caps-large-eps", every_mixer(lambda _: {"gate_cap": 15.0})),
     "eps of the divisor": ("xlstm-narrow-keys-tight-caps-large-eps", every_mixer(lambda _: {"denominator_eps": 1e-6})),
     "eps of the norm of heads": ("xlstm-four-heads", every_mixer(lambda _: {"eps": 1e-6})),
@@ -81,6 +92,9 @@ def test_a_wrong_tree_is_noticed(wrong: str) -> None:
         ("jetmoe-two-of-four", "attn", lambda attn: attn.W_O.copy_(attn.W_O.flip(0))),
         ("jetmoe-two-of-four", "attn", lambda attn: attn.W_router.copy_(attn.W_router.flip(1))),
         ("jetmoe-two-of-four", "mlp", lambda mlp: mlp.b_out.zero_()),
+        ("doge-grouped", "", swap("w_attn", "w_mlp")),
+        ("doge-grouped", "attn", reverse("A")),
+        ("doge-grouped", "attn", reverse("W_dt")),
         ("rwkv-two-layers", "mixer", swap("mix_in", "mix_gate")),
         ("rwkv-three-layers-tied-default-width", "mixer", reverse("mix_in")),
     ],
@@ -183,3 +197,49 @@ def test_rwkv_that_rescales_has_the_same_logits() -> None:
     ran(tokens)
     again = pretrained.from_pretrained_no_processing("tiny", hf_model=ran)
     assert torch.equal(again(tokens), model(tokens))
+
+
+@pytest.mark.parametrize("name", ["doge-grouped", "doge-biased-tied-window-of-keys"])
+def test_a_few_keys_by_their_values(name: str) -> None:
+    """The same logits and gradients as transformers with more keys than are kept, with a cache too.
+
+    Tokens are distinct: equal ones have equal biases in the first layer, and DogeAttention.prepare_dynamic_mask in transformers'
+    modeling_doge.py keeps some of them by chance (of topk); here they are the last ones, up to rounding.
+    """
+    case = replace(CASES[name], name="few-keys", fields=CASES[name].fields | {"keep_window_size": 5})
+    tokens = torch.randperm(61, generator=torch.Generator().manual_seed(3))[:48].view(2, 24)
+    model, theirs = copy.deepcopy(hooked(case)), copy.deepcopy(reference(case))
+    expected = theirs(tokens).logits
+    assert_close(model(tokens), expected)
+    backpropagate(model(tokens)), backpropagate(expected)
+    found = {name: weight.clone() for name, weight in exported_gradients(model).items()}
+    for weight, gradient in gradients_of(theirs).items():
+        assert_close(found[weight], gradient, depth=GRADIENT, msg=weight)
+
+    model, cache = hooked(case), KeyValueCache(2)
+    with torch.no_grad():
+        whole = model(tokens)
+        steps = [model(piece, past_kv_cache=cache) for piece in tokens.split([9, 1, 1, 13], 1)]
+        assert_close(torch.cat(steps, 1), whole)
+        assert model.verify(tokens).ok, str(model.verify(tokens))
+        every = hooked(replace(case, name="all-keys", fields=case.fields | {"keep_window_size": 24}))(tokens)
+    assert_close(whole[:, :5], every[:, :5])
+    assert_apart(whole, every)
+
+
+def test_doge_with_experts_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="is_moe=True is not supported for doge: its experts in transformers are not causal"
+    ):
+        read_config(family("doge"), CONFIG_MAPPING["doge"](is_moe=True))
+
+
+@torch.no_grad()
+def test_a_weighted_stream_is_no_sum() -> None:
+    """What sublayers wrote does not add up to the stream, so decompositions are refused."""
+    model = hooked(CASES["doge-grouped"])
+    _, cache = model.run_with_cache(prompt(CASES["doge-grouped"]))
+    with pytest.raises(ValueError, match="normalise the stream itself, or scale it"):
+        cache.decompose_resid()
+    with pytest.raises(ValueError, match="normalises or scales the stream itself"):
+        model.accumulated_bias(2)

@@ -15,7 +15,7 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from hooked_lm.components.blocks.hybrid import sublayer_scale
-from hooked_lm.components.blocks.post_norm import NORMS_IN_STREAM
+from hooked_lm.components.blocks.weighted import REWRITTEN_STREAMS
 from hooked_lm.components.norm import norm_of
 from hooked_lm.models.decoder import Decoder
 
@@ -132,7 +132,7 @@ class _Layer:
         self.block: Any = block
         self.model, self.layer = model, layer
         self.sites = {name.removeprefix(f"blocks.{layer}.") for name in model.all_points()}
-        is_sum = not isinstance(block, NORMS_IN_STREAM) and "hook_streams_post" not in self.sites
+        is_sum = not isinstance(block, REWRITTEN_STREAMS) and "hook_streams_post" not in self.sites
         if "hook_resid_post" not in self.sites or not is_sum:
             raise ValueError(
                 f"layer {layer} is of type {type(block).__name__}: its stream is not the sum of the outputs of its writers"

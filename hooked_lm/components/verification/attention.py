@@ -17,6 +17,7 @@ from hooked_lm.components.attention.position_scale import ScaledQueries
 from hooked_lm.components.attention.routed import RoutedAttention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
 from hooked_lm.components.attention.steps import softmax
+from hooked_lm.components.attention.value_mask import ValueMaskedAttention
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import norm_of, norm_unhooked
 from hooked_lm.components.rotary import Rotary
@@ -50,6 +51,9 @@ def mixing_identities(
         product = torch.einsum("bqnh,bknh->bnqk", q, k) * attn.scale
         if attn.soft_cap is not None:
             product = attn.soft_cap * (product / attn.soft_cap).tanh()
+        if isinstance(attn, ValueMaskedAttention):
+            bias = at("hook_key_bias").repeat_interleave(q.shape[2] // attn.cfg.n_kv, 2)
+            product = product + bias.transpose(1, 2)[:, :, None]
         seen = shown > float("-inf")
         return product.masked_fill(~seen, 0.0), shown.masked_fill(~seen, 0.0)
 

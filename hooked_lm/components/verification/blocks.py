@@ -8,6 +8,7 @@ from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import AttentionPart, Block, MLPPart, PreNormBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
 from hooked_lm.components.blocks.post_norm import NormedResidualBlock, PostNormBlock
+from hooked_lm.components.blocks.weighted import WeightedResidualBlock
 from hooked_lm.components.verification.registry import (
     Identity,
     InputWeight,
@@ -119,6 +120,19 @@ def _(block: PreNormBlock, at: Sites, shift: LazyTensor | None = None) -> Iterat
 def _(block: PreNormBlock) -> list[tuple[str, list[InputWeight]]]:
     """Each norm between the stream and weights, with the weights after it."""
     return [("ln1", common_input_weights(block.attn)), ("ln2", common_input_weights(block.mlp))]
+
+
+@identities.register
+def _(block: WeightedResidualBlock, at: Sites, shift: LazyTensor | None = None) -> Iterator[Identity]:
+    """Identities between the sites of a run."""
+
+    def weighted(weight: Tensor, before: str, out: str, after: str) -> Pair:
+        return lambda: (weight * at(f"hook_{before}") + at(f"hook_{out}"), at(f"hook_{after}"))
+
+    yield "w_attn * resid_pre + attn_out == resid_mid", weighted(block.w_attn, "resid_pre", "attn_out", "resid_mid")
+    yield "w_mlp * resid_mid + mlp_out == resid_post", weighted(block.w_mlp, "resid_mid", "mlp_out", "resid_post")
+    yield from attn_identities(block, at, shift)
+    yield from mlp_identities(block, at, "hook_resid_mid")
 
 
 @identities.register

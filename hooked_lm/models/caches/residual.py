@@ -10,7 +10,8 @@ from hooked_lm.components.blocks.block import MLPPart, PreNormBlock
 from hooked_lm.components.blocks.hybrid import HybridBlock, sublayer_scale
 from hooked_lm.components.blocks.mixer import MixerMLPBlock
 from hooked_lm.components.blocks.per_layer import PerLayerBlock
-from hooked_lm.components.blocks.post_norm import NORMS_IN_STREAM, PostNormPart
+from hooked_lm.components.blocks.post_norm import PostNormPart
+from hooked_lm.components.blocks.weighted import REWRITTEN_STREAMS
 from hooked_lm.components.norm import norm_of
 from hooked_lm.hooks import Slice, SliceInput
 from hooked_lm.models.checks import check_one_stream
@@ -80,7 +81,7 @@ def sum_bound(model: Any, layer: int, mlp_input: bool = False) -> int:
     """As `attention_bound`; ValueError if a block before it normalises or scales the stream itself."""
     check_one_stream(model, "there is no decomposition")
     bound = attention_bound(model, layer, mlp_input)
-    kinds = (*NORMS_IN_STREAM, PerLayerBlock)
+    kinds = (*REWRITTEN_STREAMS, PerLayerBlock)
     if in_stream := [i for i, block in enumerate(model.blocks[:bound]) if isinstance(block, kinds)]:
         raise ValueError(
             f"blocks {in_stream} normalise the stream itself, or scale it, so it is not the sum of what sublayers wrote; "

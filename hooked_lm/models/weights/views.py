@@ -12,7 +12,8 @@ from hooked_lm.components.blocks.cross import CrossPart
 from hooked_lm.components.blocks.hybrid import sublayer_scale
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.blocks.parallel import ParallelBlock
-from hooked_lm.components.blocks.post_norm import NORMS_IN_STREAM, PostNormPart
+from hooked_lm.components.blocks.post_norm import PostNormPart
+from hooked_lm.components.blocks.weighted import REWRITTEN_STREAMS
 from hooked_lm.components.moe import MoE
 from hooked_lm.components.norm import Norm, norm_of
 from hooked_lm.factored_matrix import FactoredMatrix
@@ -250,8 +251,10 @@ class WeightViews:
         layer = n_layers if layer == n_layers and not mlp_input else checked_index(layer, n_layers, "layer")
         total = self._zeros(self.cfg.d_model)
         for i, block in enumerate(self.blocks[: layer + mlp_input]):
-            if isinstance(block, NORMS_IN_STREAM):
-                raise ValueError(f"block {i} normalises the stream itself, so its biases do not add a constant")
+            if isinstance(block, REWRITTEN_STREAMS):
+                raise ValueError(
+                    f"block {i} normalises or scales the stream itself, so its biases do not add a constant"
+                )
             if i < layer or not isinstance(block, ParallelBlock):
                 if isinstance(block, MixerPart):
                     total = total + _constant(i, block, "mixer", block.mixer.b_out, norm_of(block, "ln1_post"))

@@ -1,0 +1,102 @@
+"""Attention with a mask that depends on the values (Shi et al. 2025, arXiv:2508.02124), as in Doge."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hooked_lm.components.attention import steps
+from hooked_lm.components.attention.multihead import Attention, Keys, Mixed, PerHead, Values
+from hooked_lm.components.context import Context
+from hooked_lm.components.norm import upcast
+from hooked_lm.hooks import HookPoint
+
+Bias = Float[Tensor, "batch key_pos kv_head"]
+BiasedKeys = Float[Tensor, "batch key_pos kv_head d_head_and_bias"]
+
+
+class ValueMaskedAttention(Attention):
+    """Attention with `scores = q k^T * scale + bias`, where a key has the bias `exp(A * softplus(v W_dt + b_dt))`.
+
+    v are the values of all key/value heads at the key; the heads of a group share a bias. Of more than `keep` keys, a query
+    attends to the `keep` with the largest bias among those that it may see, of equal ones to the last. `W_dt` is
+    [kv_head, d_head, kv_head], of values and of biases; `A` and `b_dt` are [kv_head].
+
+    `hook_key_bias` is the bias of every key, past ones too. Sweeps run its edits as whole forward passes.
+    """
+
+    @dataclass(frozen=True)
+    class Config(Attention.Config):
+        keep: int = 2048
+
+        def build(self) -> "ValueMaskedAttention":
+            return ValueMaskedAttention(self)
+
+    cfg: Config
+
+    def make_mixing(self, cfg: Config, d_value: int) -> None:  # type: ignore[override]
+        self.W_dt = nn.Parameter(torch.empty(cfg.n_kv, d_value, cfg.n_kv))
+        self.b_dt = nn.Parameter(torch.zeros(cfg.n_kv)) if cfg.qkv_bias else None
+        self.A = nn.Parameter(torch.zeros(cfg.n_kv))
+        self.hook_key_bias = HookPoint("batch", "key_pos", "kv_head")
+        super().make_mixing(cfg, d_value)
+
+    def key_bias(self, v: Values) -> Bias:
+        """The bias of each key, from its values, in at least fp32. Of copies of values for query heads the mean is read."""
+        v = upcast(v).unflatten(2, (self.cfg.n_kv, -1)).mean(3)
+        dt = torch.einsum("bknh,nho->bko", v, upcast(self.W_dt))
+        return (upcast(self.A) * F.softplus(dt if self.b_dt is None else dt + upcast(self.b_dt))).exp()
+
+    def mix(
+        self, q: PerHead, k: Keys, v: Values, context: Context, layer: int = 0, gate: Tensor | None = None
+    ) -> Mixed:
+        bias = self.hook_key_bias(self.key_bias(v).to(k.dtype))
+        bias = bias.repeat_interleave(k.shape[2] // self.cfg.n_kv, 2)
+        keys = torch.cat([k, bias[..., None]], -1)  # one more feature of each key
+        return self.hook_z(context.attend_rows(layer, self.mixing(), q, keys, v))
+
+    def mix_fused(self, q: PerHead, k: BiasedKeys, v: Values, context: Context) -> Mixed:
+        """The mixed values, by the fused kernel."""
+        return super().mix_fused(q, k[..., :-1], v, self.masked(k, q, context))
+
+    def mix_in_steps(self, q: PerHead, k: BiasedKeys, v: Values, context: Context) -> Mixed:  # type: ignore[override]
+        """The mixed values, with scores and pattern at their sites."""
+        return steps.mix_in_steps(self, q, k[..., :-1], v, self.masked(k, q, context))
+
+    def masked(self, k: BiasedKeys, q: PerHead, context: Context) -> "BiasedContext":
+        """The context whose mask has the biases of these keys."""
+        bias = k[..., -1].repeat_interleave(q.shape[2] // k.shape[2], 2)
+        return BiasedContext(context, bias, self.cfg.keep, q.dtype)
+
+    @property
+    def is_linear_in_values(self) -> bool:
+        """Whether a vector added to all values is added to the output, through `W_O`."""
+        return False
+
+
+class BiasedContext(Context):
+    """A context whose keys have a bias for each head, and whose queries attend to `keep` keys at most."""
+
+    def __init__(
+        self, context: Context, bias: Float[Tensor, "batch key_pos head"], keep: int, dtype: torch.dtype
+    ) -> None:
+        super().__init__(context.n_pos, context.device)
+        self.context, self.bias, self.keep, self.dtype = context, bias.transpose(1, 2)[:, :, None], keep, dtype
+
+    def mask(self, causal: bool, window: int | None) -> Tensor:
+        """The mask as numbers to add to the scores."""
+        return self.additive_mask(causal, window, self.dtype)
+
+    def additive_mask(
+        self, causal: bool, window: int | None, dtype: torch.dtype
+    ) -> Float[Tensor, "batch head query_pos key_pos"]:
+        """The biases, and minus infinity where a query does not attend to a key."""
+        mask = self.context.additive_mask(causal, window, dtype) + self.bias.to(dtype)
+        if mask.shape[-1] <= self.keep:
+            return mask
+        # repeated tokens have equal biases in the first layer, up to rounding; topk would choose among them by the number of keys
+        best = mask.flip(-1).sort(dim=-1, descending=True, stable=True).indices[..., : self.keep]
+        chosen = torch.zeros_like(mask, dtype=torch.bool).scatter(-1, best, True).flip(-1)
+        return mask.masked_fill(~chosen, float("-inf"))
