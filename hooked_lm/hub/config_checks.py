@@ -9,7 +9,7 @@ from hooked_lm.hub.options import Tree
 from hooked_lm.weights.rows import Row, placeholders
 
 MOST = 2**31 - 1
-MOST_MODULES = 100_000  # layers or experts; configs of Doge without experts say 16,384
+MOST_MODULES = 20_000  # layers or experts; configs of Doge without experts say 16,384
 
 # Fields, of any family, that count modules (MODULES) or are sizes of weights (SIZES).
 MODULES = frozenset(

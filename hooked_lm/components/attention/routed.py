@@ -11,7 +11,7 @@ from hooked_lm.components.attention.multihead import Attention, Keys, Mixed, Per
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import upcast
 from hooked_lm.components.router import Router, TopKRouter
-from hooked_lm.hooks import HookPoint, is_listening
+from hooked_lm.hooks import HookPoint
 
 PerExpert = Float[Tensor, "batch pos expert"]
 Weights = Float[Tensor, "batch pos top_k"]
@@ -79,8 +79,7 @@ class RoutedAttention(Attention):
         self, q: PerHead, k: Keys, v: Values, context: Context, layer: int = 0, gate: Tensor | None = None
     ) -> Mixed:
         cfg = self.cfg
-        seen = is_listening(self.hook_attn_scores, self.hook_pattern) or self.ungrouped
-        if gate is None or seen or not self.settings.fused or cfg.sinks or cfg.soft_cap is not None:
+        if gate is None or self.ungrouped or self.mixing() != self.mix_fused:
             return super().mix(q, k, v, context, layer, gate)
         chosen = gate[:, :, : cfg.n_experts].abs().topk(cfg.top_k, 2).indices[:, :, None]  # [batch pos 1 top_k 1]
         queries = q.unflatten(2, (cfg.n_kv, -1)).take_along_dim(chosen, 3).flatten(2, 3)
