@@ -61,7 +61,7 @@ class ValueMaskedAttention(Attention):
         """The mixed values, by the fused kernel."""
         return super().mix_fused(q, k[..., :-1], v, self.masked(k, q, context))
 
-    def mix_in_steps(self, q: PerHead, k: BiasedKeys, v: Values, context: Context) -> Mixed:  # type: ignore[override]
+    def mix_in_steps(self, q: PerHead, k: BiasedKeys, v: Values, context: Context) -> Mixed:
         """The mixed values, with scores and pattern at their sites."""
         return steps.mix_in_steps(self, q, k[..., :-1], v, self.masked(k, q, context))
 
