@@ -90,6 +90,18 @@ def check_one_stream(model: nn.Module, what: str) -> None:
         )
 
 
+def check_equal_heads(model: nn.Module, what: str) -> None:
+    """Raises ValueError if the layers have different numbers of heads; `what` needs one number."""
+    attentions = [getattr(block, "attn", None) for block in getattr(model, "blocks", ())]
+    counts = {attn.cfg.n_heads for attn in attentions if hasattr(getattr(attn, "cfg", None), "n_heads")}
+    if len(counts) > 1:
+        numbers = ", ".join(map(str, sorted(counts)))
+        raise ValueError(
+            f"{what} needs layers with equal numbers of heads, this model has layers with {numbers}; use patching.sweep, "
+            "patching.ablate or analysis.attribute_edges, whose grids may have empty cells"
+        )
+
+
 def check_stream(input: Any, d_model: int, *widths: int) -> None:
     """Raises ValueError unless this is a residual stream, of this or another of some widths."""
     if not isinstance(input, Tensor) or input.ndim != 3 or input.shape[-1] not in (d_model, *widths):

@@ -15,6 +15,7 @@ from hooked_lm.engine.experiment import Experiment, Metric
 from hooked_lm.engine.prompts import check_source, site_of_layer
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule, UnknownSite, site_glob
+from hooked_lm.models.checks import check_equal_heads
 from hooked_lm.patching.setters import PATCH_SETTERS, Index, PatchSetter, change
 
 
@@ -112,6 +113,8 @@ def axis_sizes(model: Any, activation_name: str, tokens: Any) -> dict[str, int]:
         raise TypeError(f"corrupted_tokens must be a tensor of ids, got {got}: model.to_tokens(text) makes one")
     cfg = model.cfg
     [site] = _site_of_some_layer(model, activation_name)
+    if "head" in model.hook_dict[site].dims:
+        check_equal_heads(model, "a classic sweep over heads")
     per_kv_head = "kv_head" in model.hook_dict[site].dims
     n_heads = (cfg.n_key_value_heads if per_kv_head else None) or cfg.n_heads
     n_pos = tokens.shape[-1]

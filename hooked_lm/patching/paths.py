@@ -19,6 +19,7 @@ from hooked_lm.engine.study import Metrics, Study, SweepInterrupted
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.head_labels import head_label
+from hooked_lm.models.checks import check_equal_heads
 from hooked_lm.results import Label
 
 Sender = str | tuple[int, int | str]  # "L1H7" or "m1", or (layer, head) or (layer, "mlp")
@@ -279,6 +280,7 @@ def _label(sender: Sender) -> str:
 
 
 def _size(model: Any) -> tuple[int, int]:
+    check_equal_heads(model, "path patching")
     return model.cfg.n_layers, model.cfg.n_heads
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import CONFIG_MAPPING
 
-from hooked_lm import HookedTransformer, HookedTransformerConfig, pretrained
+from hooked_lm import HookedTransformer, HookedTransformerConfig, patching, pretrained
 from hooked_lm.components.bounded_mlp import BoundedGatedMLP
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.families import family
@@ -119,3 +120,33 @@ def test_layers_for_the_prediction_of_several_tokens_are_not_loaded() -> None:
 def test_a_bounded_mlp_has_no_norm_inside() -> None:
     with pytest.raises(ValueError, match="has no mid_norm"):
         BoundedGatedMLP.Config(8, 12, mid_norm=RMSNorm.Config(12)).build()
+
+
+HEADS = "laguna-heads-by-layer-capped"
+
+
+@pytest.mark.parametrize("name", [HEADS, "laguna-per-element-biased-scaled-tied"])
+@torch.no_grad()
+def test_grids_of_layers_with_different_numbers_of_heads(name: str) -> None:
+    """Cells of heads that a layer lacks are empty, and what needs one number refuses such a model."""
+    model, tokens = hooked(CASES[name]), prompt(CASES[name], batch=2)
+    clean, corrupted = tokens[:1], tokens[1:]
+    _, cache = model.run_with_cache(clean)
+    counts = [block.attn.cfg.n_heads for block in model.blocks]
+    found = patching.ablate(model, clean, "heads", metric=score)
+    assert [(~row.isnan()).sum().item() for row in found.mean] == counts
+    for refused in (
+        lambda: patching.path_patch(model, corrupted, clean, "logits", "heads", metric=score),
+        lambda: patching.head_to_head(model, corrupted, clean, metric=score),
+        lambda: patching.get_act_patch_attn_head_out_all_pos(model, corrupted, cache, score),
+        lambda: patching.get_act_patch_attn_head_pattern_all_pos(model, corrupted, cache, score),
+    ):
+        with pytest.raises(
+            ValueError, match="needs layers with equal numbers of heads, this model has layers with 4, "
+        ):
+            refused()
+    assert patching.get_act_patch_attn_head_v_all_pos(model, corrupted, cache, score).shape[0] == len(counts)
+
+
+def score(logits: Tensor) -> Tensor:
+    return logits[:, -1, 5].mean()
