@@ -92,8 +92,8 @@ def check_one_stream(model: nn.Module, what: str) -> None:
 
 def check_equal_heads(model: nn.Module, what: str) -> None:
     """Raises ValueError if the layers have different numbers of heads; `what` needs one number."""
-    attentions = [getattr(block, "attn", None) for block in getattr(model, "blocks", ())]
-    counts = {attn.cfg.n_heads for attn in attentions if hasattr(getattr(attn, "cfg", None), "n_heads")}
+    configs = [getattr(getattr(block, "attn", None), "cfg", None) for block in getattr(model, "blocks", ())]
+    counts = {n_heads for cfg in configs if (n_heads := getattr(cfg, "n_heads", None)) is not None}
     if len(counts) > 1:
         numbers = ", ".join(map(str, sorted(counts)))
         raise ValueError(
