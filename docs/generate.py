@@ -74,6 +74,8 @@ MEANING = {
     "hook_index_scores": "the scores by which the indexer chooses keys",
     "hook_index_mask": "the keys that were chosen for each query",
     "hook_q_latent": "the latent from which queries are projected, before its norm",
+    "hook_kr": "the features of the key that all heads share, before their norm",
+    "hook_shortcut_out": "the output of the experts of the block before, which is part of `hook_mlp_out`",
     "hook_kv_latent": "the latent from which keys and values are projected, before its norm",
     "hook_mixer_in": "the stream before the mixer's norm",
     "hook_mixer_out": "exactly what the mixer adds to the stream",
