@@ -10,6 +10,7 @@ from torch import Tensor
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.components.blocks.hybrid import is_scaled
+from hooked_lm.components.blocks.shared import SharedBlock
 from hooked_lm.components.run_settings import RunSettings, apply_run_settings
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint
 from hooked_lm.models.aliases import aliases, same_value
@@ -141,7 +142,7 @@ class BaseModel(HookedRootModule):
         apply_run_settings(self, RunSettings(cfg.fused_attention == "auto", *copies, length))
         for stack in self.stacks:
             for block in stack.blocks_of(self):
-                if isinstance(block, AttentionPart) and isinstance(block.attn, Attention):
+                if isinstance(block, (AttentionPart, SharedBlock)) and isinstance(block.attn, Attention):
                     block.attn.ungrouped = ungrouped
 
     def setup(self) -> None:

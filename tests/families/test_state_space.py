@@ -267,6 +267,16 @@ def test_applications_share_weights_but_no_sites() -> None:
         model.load_state_dict({**state, "blocks.3.attn.W_Q": 2 * state["blocks.3.attn.W_Q"]})
 
 
+def test_flags_reach_shared_attention() -> None:
+    model = copy.deepcopy(hooked(CASES["zamba-two-applications"]))
+    tokens = prompt(CASES["zamba-two-applications"])
+    expected = model(tokens)
+    model.set_ungroup_grouped_query_attention(True)
+    found, cache = model.run_with_cache(tokens)
+    assert cache["k", 3].shape[2] == 4
+    assert_close(found, expected)
+
+
 def test_adapters_belong_to_layers_and_count() -> None:
     case = CASES["zamba2-two-sets-in-turn-adapted-attention-rotary"]
     model, tokens = copy.deepcopy(hooked(case)), prompt(case)
