@@ -14,12 +14,14 @@ Hidden = Float[Tensor, "*batch d_mlp"]
 class BoundedGatedMLP(GatedMLP):
     """`(min(act(x W_gate), limit) * clamp(x W_in, -limit, limit)) W_out`: a `GatedMLP` whose branches are bounded.
 
-    `hook_pre` and `hook_pre_linear` are before the bounds. Step 3.5 Flash (StepFun 2026).
+    `hook_pre` and `hook_pre_linear` are before the bounds. Step 3.5 Flash (StepFun 2026). With `before_act` the first branch is
+    bounded before its activation: `act(min(x W_gate, limit))`. Hy4 (Tencent 2026).
     """
 
     @dataclass(frozen=True)
     class Config(GatedMLP.Config):
         limit: float = 7.0
+        before_act: bool = False
 
         def build(self) -> "BoundedGatedMLP":
             if self.mid_norm is not None:
@@ -37,4 +39,5 @@ class BoundedGatedMLP(GatedMLP):
     def product(self, pre: Hidden, pre_linear: Hidden) -> Hidden:
         """The activations of the neurons, from the gate and the linear branch."""
         limit = self.cfg.limit
-        return self.act_fn(pre).clamp(max=limit) * pre_linear.clamp(-limit, limit)
+        gate = self.act_fn(pre.clamp(max=limit)) if self.cfg.before_act else self.act_fn(pre).clamp(max=limit)
+        return gate * pre_linear.clamp(-limit, limit)

@@ -1,5 +1,6 @@
-"""The ends of a model with several residual streams (Baykal et al. 2023, arXiv:2301.13310; Gemma 3n, Google DeepMind 2025):
-the token embedding becomes all of them, and the final norm reads one vector that is made of all.
+"""The ends of a model with several residual streams: the token embedding becomes all of them, and the final norm reads one
+vector that is made of all. Alternating updates (AltUp, Baykal et al. 2023, arXiv:2301.13310; Gemma 3n, Google DeepMind 2025) and
+hyper-connections (Zhu et al. 2024, arXiv:2409.19606) differ in how.
 
 Blocks hand on the streams side by side in one tensor, [batch, pos, stream * d_model].
 """
@@ -78,13 +79,17 @@ class MergedRMSNorm(RMSNorm):
 
     def __init__(self, cfg: Config, dims: tuple[str, ...] = RESIDUAL) -> None:
         super().__init__(cfg, dims)
-        self.W = _projections(cfg.n_streams, cfg.d_model)
+        self.make_merge()
         self.hook_in = HookPoint(*dims)
         for name in ("hook_scale", "hook_normalized"):  # the order of computation, in which sites are listed
             self._modules[name] = self._modules.pop(name)
 
     def forward(self, wide: Wide) -> Stream:
         return super().forward(self.hook_in(self.merged(separated(wide, self.cfg.n_streams, self.cfg.d_model))))
+
+    def make_merge(self) -> None:
+        """Adds the weights of the mean."""
+        self.W = _projections(self.cfg.n_streams, self.cfg.d_model)
 
     def merged(self, streams: Streams) -> Float[Tensor, "*batch d_model"]:
         """The mean over the streams, projected and scaled."""

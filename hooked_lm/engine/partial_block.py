@@ -5,17 +5,17 @@ from typing import Any
 
 from torch import Tensor
 
-from hooked_lm.components.blocks.altup import AltUpBlock
 from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.components.blocks.hybrid import HybridBlock
 from hooked_lm.components.blocks.mixer import MixerPart
+from hooked_lm.components.blocks.streams import StreamsBlock
 from hooked_lm.engine.context import PackedContext
 from hooked_lm.engine.ragged_batch import pack
 
 
 def make_keys(block: Any, resid: Tensor, context: PackedContext) -> None:
     """Runs a block for the keys and values of some tokens, or for the state of a mixer after them, and no further."""
-    resid = block.attn_stream(resid) if isinstance(block, AltUpBlock) else block.hook_resid_pre(resid)
+    resid = block.attn_stream(resid) if isinstance(block, StreamsBlock) else block.hook_resid_pre(resid)
     shared = block.ln1(resid) if isinstance(block, HybridBlock) else None
     if isinstance(block, HybridBlock):
         block.mixer_out(resid, context, shared)

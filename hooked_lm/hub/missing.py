@@ -35,7 +35,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         *("axk2", "minimax_m3_vl", "minimax_m3_vl_text", "mistral_large4"),
     ),
     "several residual streams": (
-        *("deepseek_v4", "glm5_next", "hy_v4", "muse_glimmer", "muse_spark", "qwen4_exp"),
+        *("deepseek_v4", "glm5_next", "muse_spark", "qwen4_exp"),
         "qwen4_exp_text",
     ),
     "convolutions of queries and keys": ("zaya",),

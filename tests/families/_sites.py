@@ -9,7 +9,12 @@ from typing import Any
 
 from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.differential import DifferentialAttention
-from hooked_lm.components.attention.gated import GatedAttention, GatedLatentAttention, GatedSparseLatentAttention
+from hooked_lm.components.attention.gated import (
+    GatedAttention,
+    GatedLatentAttention,
+    GatedSharedIndexAttention,
+    GatedSparseLatentAttention,
+)
 from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.relative_bias import RelativeBias
@@ -24,6 +29,7 @@ from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.cross import PostNormCrossBlock, PreNormCrossBlock
 from hooked_lm.components.blocks.deep_norm import DeepNormMixerBlock
 from hooked_lm.components.blocks.hybrid import HybridBlock
+from hooked_lm.components.blocks.hyper import HyperBlock
 from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock
 from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
@@ -31,6 +37,7 @@ from hooked_lm.components.blocks.per_layer import PerLayerBlock, PerLayerEmbed, 
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.blocks.shared import RepeatedEmbed, SharedBlock
 from hooked_lm.components.blocks.shortcut import ShortcutEnd, ShortcutStart
+from hooked_lm.components.hyper_connection import HyperConnection
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import ClampedGatedMLP, MoE
@@ -171,6 +178,11 @@ def _(cfg: SparseLatentAttention.Config) -> Sites:
 @sites_of.register
 def _(cfg: SharedIndexAttention.Config) -> Sites:
     return sites_of.dispatch(LatentAttention.Config)(cfg) | {"hook_index_mask": "batch query_pos key_pos"}
+
+
+@sites_of.register
+def _(cfg: GatedSharedIndexAttention.Config) -> Sites:
+    return sites_of.dispatch(SharedIndexAttention.Config)(cfg) | {"hook_gate": "batch pos head d_value"}
 
 
 @sites_of.register
@@ -396,6 +408,14 @@ def _(cfg: AltUpBlock.Config) -> Sites:
 
 
 @sites_of.register
+def _(cfg: HyperBlock.Config) -> Sites:
+    sites = sites_of.dispatch(PreNormBlock.Config)(cfg)
+    sites |= {f"hook_streams_{place}": "batch pos stream d_model" for place in ("pre", "mid", "post")}
+    connection = {"hook_read": "batch pos stream", "hook_write": "batch pos stream", "hook_out": STREAM}
+    return sites | below("attn_hc", connection) | below("mlp_hc", connection)
+
+
+@sites_of.register
 def _(cfg: PostNormBlock.Config) -> Sites:
     in_stream = ("hook_resid_mid", "hook_normalized_resid_mid", "hook_normalized_resid_post")
     return sites_of.dispatch(ParallelBlock.Config)(cfg) | dict.fromkeys(in_stream, STREAM)
@@ -539,6 +559,11 @@ def _(cfg: AltUp.Config) -> dict[str, int]:
 
 
 @sizes_of.register
+def _(cfg: HyperConnection.Config) -> dict[str, int]:
+    return {"stream": cfg.read.n_streams}
+
+
+@sizes_of.register
 def _(cfg: Laurel.Config) -> dict[str, int]:
     return {"rank": cfg.rank}
 
@@ -617,7 +642,7 @@ def sizes(tree: DecoderConfig, site: str, batch: int, pos: int) -> dict[str, int
     if site.startswith("blocks."):
         block = tree.blocks[int(site.split(".")[1])]
         axes |= sizes_of(block)
-        for part in ("attn", "mixer", "mlp", "per_layer", "altup", "laurel"):
+        for part in ("attn", "mixer", "mlp", "per_layer", "altup", "laurel", "hc"):
             axes |= sizes_of(getattr(block, part, None))
         if ".shortcut." in site:
             axes |= sizes_of(block.shortcut)

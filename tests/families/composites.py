@@ -39,6 +39,7 @@ GEMMA4 = {
     "sliding_window": 5,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
 }
+MUSE = {**WIDE, "qk_scale_factor": 1.7, "post_norm_eps": 0.1, "output_multiplier": 1.3, "final_logit_softcapping": 4.0}
 
 
 def axes(*sections: int, **more: Any) -> dict[str, Any]:
@@ -332,5 +333,40 @@ CASES: list[Case] = [
         "one-kv-gelu",
         {**WIDE, **axes(4, 2, 2), "num_key_value_heads": 1, "hidden_act": "gelu"},
         composite="hunyuan_vl",
+    ),
+    Case(
+        "muse_glimmer_text",
+        "windows-and-no-rotary",
+        {**MUSE, "num_hidden_layers": 4, "sliding_window": 5},
+        composite="muse_glimmer",
+    ),
+    Case(
+        "muse_glimmer_text",
+        "biased-tied-yarn-gelu",
+        {
+            **MUSE,
+            **YARN,
+            **TIED,
+            "attention_bias": True,
+            "hidden_activation": "gelu",
+            "layer_types": ["full_attention", "sliding_attention"],
+            "layer_rope_theta": [500.0, 0],
+            "sliding_window": 4,
+            "qk_scale_factor": 0.6,
+        },
+        composite="muse_glimmer",
+    ),
+    Case(
+        "muse_glimmer_text",
+        "rotary-everywhere-one-kv",
+        {
+            **MUSE,
+            "num_key_value_heads": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+            "layer_rope_theta": [100.0, 100.0],
+            "post_norm_eps": 0.3,
+            "output_multiplier": 0.5,
+        },
+        composite="muse_glimmer",
     ),
 ]

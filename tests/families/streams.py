@@ -4,6 +4,7 @@ from torch import nn
 
 from tests.families._case import LINEAR, SIZES, Case, rope
 from tests.families.gemma_olmo_cohere_phi import BIASED, UNTIED, by_type
+from tests.families.sparse_attention import DSA, YARN, balanced
 
 
 def small_queries(model: nn.Module) -> None:
@@ -20,6 +21,23 @@ def kinds(*names: str) -> dict[str, list[str]]:
     return {"layer_types": [f"{name}_attention" for name in names]}
 
 
+def strong_connections(model: nn.Module) -> None:
+    """As `balanced`; weights of the streams that differ between tokens."""
+    balanced(model)
+    for name, parameter in model.named_parameters():
+        if name.endswith("scale"):
+            parameter.add_(0.5)
+
+
+HY4 = {
+    **{name: value for name, value in DSA.items() if name != "first_k_dense_replace"},
+    "hc_mult": 3,
+    "hc_magnitude": 1.4,
+    "hc_eps": 0.03,
+    "swiglu_limit": 0.5,
+    "n_group": 1,
+    "topk_group": 1,
+}
 GEMMA3N = {
     **SIZES,
     "rms_norm_eps": 0.05,
@@ -86,5 +104,50 @@ CASES = [
             "sliding_window": 6,
         },
         adjust=small_queries,
+    ),
+    Case(
+        "hy_v4",
+        "shared-keys-groups",
+        {
+            **HY4,
+            "num_hidden_layers": 3,
+            "indexer_types": ["full", "shared", "full"],
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "n_group": 4,
+            "topk_group": 2,
+        },
+        adjust=strong_connections,
+    ),
+    Case(
+        "hy_v4",
+        "two-streams-yarn-biased-tied-gelu",
+        {
+            **HY4,
+            **YARN,
+            "hc_mult": 2,
+            "hc_magnitude": 0.7,
+            "hc_eps": 0.1,
+            "index_topk": 4,
+            "swiglu_limit": 1.0,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "hidden_act": "gelu",
+            "norm_topk_prob": False,
+            "n_shared_experts": 1,
+        },
+        adjust=strong_connections,
+    ),
+    Case(
+        "hy_v4",
+        "four-streams-dense",
+        {
+            **HY4,
+            "hc_mult": 4,
+            "indexer_types": ["full", "shared"],
+            "mlp_layer_types": ["dense", "dense"],
+            "v_head_dim": 8,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+        },
+        adjust=strong_connections,
     ),
 ]

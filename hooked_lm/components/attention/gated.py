@@ -10,7 +10,7 @@ from hooked_lm.components.activations import activation
 from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.attention.multihead import QUERY, Attention, SelfAttention, project
 from hooked_lm.components.attention.projection import projection
-from hooked_lm.components.attention.sparse_latent import SparseLatentAttention
+from hooked_lm.components.attention.sparse_latent import SharedIndexAttention, SparseLatentAttention
 from hooked_lm.components.norm import upcast
 from hooked_lm.hooks import HookPoint
 
@@ -86,7 +86,24 @@ class GatedSparseLatentAttention(OutputGate, SparseLatentAttention):  # type: ig
 
     @dataclass(frozen=True)
     class Config(OutputGate.Options, SparseLatentAttention.Config):
+        sinks: bool = False
+
         def build(self) -> "GatedSparseLatentAttention":
             return GatedSparseLatentAttention(self)
 
     cfg: Config
+
+
+class GatedSharedIndexAttention(OutputGate, SharedIndexAttention):  # type: ignore[misc]
+    """Latent attention to the keys that an earlier layer chose, with a gate."""
+
+    axis = "d_value"
+
+    @dataclass(frozen=True)
+    class Config(OutputGate.Options, SharedIndexAttention.Config):
+        sinks: bool = False
+
+        def build(self) -> "GatedSharedIndexAttention":
+            return GatedSharedIndexAttention(self)
+
+    cfg: Config  # type: ignore[assignment]

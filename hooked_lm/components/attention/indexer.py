@@ -29,8 +29,8 @@ class Indexer(nn.Module):
     """The `top_k` keys of each query with the highest `(n_heads * d_head) ** -0.5 * sum over h of w_h relu(q_h . k)`.
 
     The queries q are `l W_Q` for the input l of the attention's queries, the weights w `x W_weights`, and the key, common to
-    all heads, `norm(x W_K)`; rotary applies to the first features of queries and keys. With one copy of x or l per head of the
-    attention, the indexer gets their mean. No gradient passes through the choice.
+    all heads, `norm(x W_K)`; rotary applies to the first features of queries and keys, with `rotary_last` to the last. With one
+    copy of x or l per head of the attention, the indexer gets their mean. No gradient passes through the choice.
 
     `hook_index_mask` has the keys that are chosen and that the query may attend to. An edit can choose others, but not later
     ones or padding.
@@ -47,6 +47,7 @@ class Indexer(nn.Module):
         top_k: int
         rotary: Rotary
         eps: float = 1e-6
+        rotary_last: bool = False
 
         def build(self) -> "Indexer":
             return Indexer(self)
@@ -74,13 +75,20 @@ class Indexer(nn.Module):
     ) -> tuple[Queries, Weights]:
         """Queries after rotary, and the weight of each head."""
         q = self.hook_index_q(project(_mean_copy(latent), self.W_Q, None))
-        q = self.hook_index_rot_q(self.cfg.rotary.rotate(q, angles))
+        q = self.hook_index_rot_q(self.rotated(q, angles))
         return q, self.hook_index_weights(F.linear(_mean_copy(x), self.W_weights.T))
 
     def keys(self, x: Float[Tensor, "batch pos *head d_model"], angles: Angles) -> Float[Tensor, "batch pos d_index"]:
         """Keys of the new tokens, after their norm and rotary."""
         k = self.k_norm(self.hook_index_k(F.linear(_mean_copy(x), self.W_K.T)))
-        return self.hook_index_rot_k(self.cfg.rotary.rotate(k[:, :, None], angles)[:, :, 0])
+        return self.hook_index_rot_k(self.rotated(k[:, :, None], angles)[:, :, 0])
+
+    def rotated(self, x: Queries, angles: Angles) -> Queries:
+        """The vectors with rotary applied to their first or last features."""
+        rotary, n_other = self.cfg.rotary, self.cfg.d_head - self.cfg.rotary.dim
+        if not self.cfg.rotary_last:
+            return rotary.rotate(x, angles)
+        return torch.cat([x[..., :n_other], rotary.rotate(x[..., n_other:], angles)], -1)
 
     def mask(
         self, q: Queries, weights: Weights, k: Keys, context: Context, causal: bool, window: int | None

@@ -88,8 +88,10 @@ class SharedIndexAttention(LatentAttention):
 
     def attend(self, q: PerHead, k: Keys, v: Values, inputs: LatentInputs, context: Context, layer: int) -> Mixed:
         """The mixed values, for the queries, keys and values of the new tokens."""
+        gate = self.gate(inputs.query_input)
         k, v = context.update_kv(layer, k, v)
-        return self.hook_z(context.attend_rows(layer, partial(self._mix_chosen, layer, context), q, k, v))
+        z = context.attend_rows(layer, partial(self._mix_chosen, layer, context), q, k, v)
+        return self.hook_z(z if gate is None else z * gate)
 
     def _mix_chosen(self, layer: int, whole: Context, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
         source = self.cfg.index_source_layer

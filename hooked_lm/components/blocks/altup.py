@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart, Stream
 from hooked_lm.components.blocks.per_layer import PerLayerGate, PerLayerPart
+from hooked_lm.components.blocks.streams import Streams, StreamsBlock
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import RESIDUAL, NormConfig, upcast
 from hooked_lm.components.streams import STREAMS, SplitStreams, Wide, separated
 from hooked_lm.hooks import HookPoint, is_listening
 
-Streams = Float[Tensor, "batch pos stream d_model"]
 Mixing = Float[Tensor, "batch pos stream source_stream"]
 Factors = Float[Tensor, "batch pos stream"]
 
@@ -86,7 +86,7 @@ class Laurel(nn.Module):
         return x + self.norm(F.linear(self.hook_pre(F.linear(x, self.W_in.T)), self.W_out.T))
 
 
-class AltUpBlock(PerLayerPart, AttentionPart, MLPPart):
+class AltUpBlock(StreamsBlock, PerLayerPart, AttentionPart, MLPPart):
     """A layer that reads and writes one of several streams, the active one, and updates all.
 
     With the prediction p of the active stream from all streams:
@@ -156,7 +156,7 @@ class AltUpBlock(PerLayerPart, AttentionPart, MLPPart):
         return self.hook_predicted(coefs @ streams + streams)
 
     def attn_stream(self, resid: Wide | Stream) -> Stream:
-        """The stream that attention reads, from what enters the layer."""
+        """The prediction of the active stream, which attention reads."""
         return self.predicted(resid)[:, :, self.cfg.altup.active]
 
     def corrected(self, predicted: Streams, activated: Stream) -> Streams:

@@ -145,12 +145,18 @@ def _masked(attn: LatentAttention, at: Sites, mask: LazyTensor) -> Identity:
 
 
 def _index_rotary(indexer: Indexer, name: str, of_index: Sites, before: LazyTensor) -> Iterator[Identity]:
-    rotary, after = indexer.cfg.rotary, f"hook_index_rot_{name}"
-    yield f"rotary(index_{name}) keeps lengths", same_lengths(rotary, before, lambda: of_index(after))
-    if rotary.dim < indexer.cfg.d_head:
+    rotary, after, n_other = indexer.cfg.rotary, f"hook_index_rot_{name}", indexer.cfg.d_head - indexer.cfg.rotary.dim
+    is_last = indexer.cfg.rotary_last
+    turned = slice(n_other, None) if is_last else slice(rotary.dim)
+    yield (
+        f"rotary(index_{name}) keeps lengths",
+        same_lengths(rotary, lambda: before()[..., turned], lambda: of_index(after)[..., turned]),
+    )
+    if n_other:
+        others = slice(n_other) if is_last else slice(rotary.dim, None)
         yield (
             f"features of index_{name} without rotary == those of index_rot_{name}",
-            lambda: (before()[..., rotary.dim :], of_index(after)[..., rotary.dim :]),
+            lambda: (before()[..., others], of_index(after)[..., others]),
         )
 
 

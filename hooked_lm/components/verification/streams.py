@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.blocks.altup import AltUpBlock, Laurel
+from hooked_lm.components.blocks.hyper import HyperBlock, written
+from hooked_lm.components.hyper_connection import weighted_sum
 from hooked_lm.components.norm import norm_of, norm_unhooked
 from hooked_lm.components.verification.blocks import attn_identities, mlp_identities
 from hooked_lm.components.verification.registry import (
@@ -143,3 +145,54 @@ def _(block: AltUpBlock, at: Sites, shift: LazyTensor | None = None) -> Iterator
 def _(block: AltUpBlock) -> list[tuple[str, list[InputWeight]]]:
     """Each norm between the stream and weights, with the weights after it; the output of `ln1` is itself in the stream."""
     return [("ln1", []), ("ln2", common_input_weights(block.mlp))]
+
+
+def _connection_identities(block: HyperBlock, part: str, streams: str, at: Sites) -> Iterator[Identity]:
+    """Identities of what a sublayer reads from the streams at a site."""
+    connection, of_connection = getattr(block, part), within(at, part)
+    for name in ("read", "write"):
+
+        def weights(name: str = name) -> tuple[Tensor, Tensor]:
+            return getattr(connection, name)(at(f"hook_{streams}")), of_connection(f"hook_{name}")
+
+        yield f"{part}: gate of {streams} == {name}", weights
+    yield (
+        f"{part}: sum of read * {streams} == out",
+        lambda: (weighted_sum(at(f"hook_{streams}"), of_connection("hook_read")), of_connection("hook_out")),
+    )
+
+
+def _written_identity(part: str, out: str, before: str, after: str, at: Sites) -> Identity:
+    def pair() -> tuple[Tensor, Tensor]:
+        return written(at(f"hook_{before}"), at(f"hook_{out}"), at(f"{part}.hook_write")), at(f"hook_{after}")
+
+    return f"{before} + write * {out} == {after}", pair
+
+
+@identities.register
+def _(block: HyperBlock, at: Sites, shift: LazyTensor | None = None) -> Iterator[Identity]:
+    """Identities between the sites of a run."""
+    for place in ("pre", "mid", "post"):
+
+        def means(place: str = place) -> tuple[Tensor, Tensor]:
+            return at(f"hook_streams_{place}").mean(2), at(f"hook_resid_{place}")
+
+        yield f"mean of streams_{place} == resid_{place}", means
+    if block.cfg.first:
+        yield (
+            "streams_pre are copies",
+            lambda: (at("hook_streams_pre")[:, :, :1].expand_as(at("hook_streams_pre")), at("hook_streams_pre")),
+        )
+    yield from _connection_identities(block, "attn_hc", "streams_pre", at)
+    read = {"hook_resid_pre": "attn_hc.hook_out"}
+    yield from attn_identities(block, lambda name: at(read.get(name, name)), shift)
+    yield _written_identity("attn_hc", "attn_out", "streams_pre", "streams_mid", at)
+    yield from _connection_identities(block, "mlp_hc", "streams_mid", at)
+    yield from mlp_identities(block, at, "mlp_hc.hook_out")
+    yield _written_identity("mlp_hc", "mlp_out", "streams_mid", "streams_post", at)
+
+
+@weights_after_norms.register
+def _(block: HyperBlock) -> list[tuple[str, list[InputWeight]]]:
+    """Each norm between the streams and weights, with the weights after it."""
+    return [("ln1", common_input_weights(block.attn)), ("ln2", common_input_weights(block.mlp))]

@@ -60,9 +60,12 @@ def sparse_attention(hf: HFConfig, index_pairs: bool) -> SparseLatentAttention.C
     return SparseLatentAttention.Config(**vars(attn), indexer=indexer(hf, index_pairs))
 
 
-def sharing_indices(hf: HFConfig) -> list[SparseLatentAttention.Config | SharedIndexAttention.Config]:
+def sharing_indices(
+    hf: HFConfig, adjacent_pairs: bool = True
+) -> list[SparseLatentAttention.Config | SharedIndexAttention.Config]:
     """The attention of each layer: with an indexer, or with the choice of the last layer before that has one."""
-    own, plain = sparse_attention(hf, index_pairs=True), vars(attention(hf, adjacent_pairs=True))
+    plain = vars(attention(hf, adjacent_pairs))
+    own = SparseLatentAttention.Config(**plain, indexer=indexer(hf, adjacent_pairs))
     types = list(hf.indexer_types)
     if (unknown := set(types) - {"full", "shared"}) or types[0] != "full":
         raise ValueError(f"indexer_types {sorted(unknown) or types} are not supported; full, then full and shared are")

@@ -6,7 +6,7 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
-from hooked_lm.components.blocks.altup import AltUpBlock
+from hooked_lm.components.blocks.streams import StreamsBlock
 from hooked_lm.components.embed import Unembed, soft_capped
 from hooked_lm.components.encoder_embed import EncoderEmbed
 from hooked_lm.components.heads import Classifier, MLMHead, NSPHead, Pooler, TokenClassifier
@@ -36,7 +36,7 @@ def stack_identities(model: Any, stack: Stack, at: Sites, *given: LazyTensor | N
                 return at(stack.site_after(model, layer)), at(f"{stack.blocks}.{layer + 1}.hook_resid_pre")
 
             yield f"{prefix}resid_post == next resid_pre", both
-            if isinstance(block, AltUpBlock):
+            if isinstance(block, StreamsBlock):
 
                 def streams(layer: int = layer) -> tuple[Tensor, Tensor]:
                     after = at(f"{stack.blocks}.{layer}.hook_streams_post")
