@@ -23,6 +23,8 @@ DEEPSEEK_OCR = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 20,
     "mlp_layer_types": ["dense", "sparse"],
+    "n_group": 3,
+    "topk_group": 2,
 }
 MULTIPLIERS = {
     "embedding_multiplier": 3.0,
@@ -158,8 +160,6 @@ CASES: list[Case] = [
             **DEEPSEEK_OCR,
             **FULL,
             "topk_method": "group_limited_greedy",
-            "n_group": 3,
-            "topk_group": 2,
             "attention_bias": True,
             "mlp_bias": True,
             "n_shared_experts": 1,

@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING
 
 from hooked_lm import pretrained
+from hooked_lm.families import family
+from hooked_lm.hub.hf_checkpoint import read_config
 from tests.close import assert_apart
 from tests.families import composites
 from tests.families._case import Case, reference
@@ -75,3 +78,10 @@ def test_the_generator_of_cosmos_is_left_out(tmp_path: Path) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
     model = pretrained.from_pretrained_no_processing(tmp_path)
     assert torch.equal(model(prompt(case)), hooked(case)(prompt(case)))
+
+
+def test_groups_of_experts_need_a_number() -> None:
+    fields = {**composites.DEEPSEEK_OCR, "topk_method": "group_limited_greedy", "n_group": None}
+    config = CONFIG_MAPPING["deepseek_ocr2_text"](**fields)
+    with pytest.raises(ValueError, match="needs n_group and topk_group, which are None, 2"):
+        read_config(family("deepseek_ocr2_text"), config)

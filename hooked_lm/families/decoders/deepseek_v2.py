@@ -23,6 +23,10 @@ def experts(hf: HFConfig) -> MoE.Config:
     groups = {"greedy": (1, 1), "group_limited_greedy": (hf.n_group, hf.topk_group)}
     if hf.topk_method not in groups:
         raise ValueError(f"topk_method {hf.topk_method!r} is not supported; {' and '.join(groups)} are")
+    if None in groups[hf.topk_method]:
+        raise ValueError(
+            f"topk_method {hf.topk_method!r} needs n_group and topk_group, which are {hf.n_group}, {hf.topk_group}"
+        )
     router = GroupedSoftmaxRouter(*groups[hf.topk_method], hf.routed_scaling_factor)
     return moe.experts(
         hf, hf.n_routed_experts, router, hf.moe_intermediate_size, hf.n_shared_experts, shared_bias=hf.mlp_bias
