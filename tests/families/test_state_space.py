@@ -277,6 +277,14 @@ def test_flags_reach_shared_attention() -> None:
     assert_close(found, expected)
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("zamba")])
+def test_shared_weights_and_adapters_are_counted(name: str) -> None:
+    model = hooked(CASES[name])
+    outside = ("conv.W_conv", "A_log")
+    matrices = {n: p for n, p in model.blocks.named_parameters() if ".W_" in n and not n.endswith(outside)}
+    assert model.cfg.n_params == sum(p.numel() for p in matrices.values())
+
+
 def test_adapters_belong_to_layers_and_count() -> None:
     case = CASES["zamba2-two-sets-in-turn-adapted-attention-rotary"]
     model, tokens = copy.deepcopy(hooked(case)), prompt(case)

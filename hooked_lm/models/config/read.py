@@ -4,6 +4,8 @@ from math import isclose
 from typing import Any
 
 from hooked_lm.components.activations import activation_name
+from hooked_lm.components.adapters import AdaptedAttention, AdaptedGatedMLP
+from hooked_lm.components.attention.wide import WideAttention
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.blocks.shared import SharedBlock
 from hooked_lm.components.layer_norm import LayerNorm
@@ -137,10 +139,18 @@ def _of_shared(block: SharedBlock.Config) -> int:
     return n_in + attn.n_heads * attn.d_head * attn.d_out + _of_mlp(block.mlp)
 
 
+def _of_adapters(attn: WideAttention.Config, mlp: GatedMLP.Config) -> int:
+    """The entries of the adapters of a layer."""
+    n = mlp.rank * (mlp.d_model + 2 * mlp.d_mlp) if isinstance(mlp, AdaptedGatedMLP.Config) else 0
+    if isinstance(attn, AdaptedAttention.Config):
+        n += 3 * attn.rank * (attn.d_model + attn.n_heads * attn.d_head)
+    return n
+
+
 def _of_block(block: Any) -> int:
     n = block.mixer.n_weights if isinstance(block, MixerPart.Config) else 0
     if isinstance(block, SharedBlock.Config):
-        return n + block.ln3.d_model**2
+        return n + block.ln3.d_model**2 + _of_adapters(block.attn, block.mlp)
     for attn in (getattr(block, "attn", None), getattr(block, "cross_attn", None)):
         if attn is not None:
             n += 2 * attn.d_model * attn.d_head * (attn.n_heads + getattr(attn, "n_kv", attn.n_heads))
