@@ -31,7 +31,8 @@ NO_EFFECT = (
 
 def config(hf: HFConfig) -> EncoderConfig:
     hf.require(causal=False, asm=False, is_encoder=True)
-    if hf.use_lang_emb and hf.n_langs > 1:
+    embeds_languages, n_langs = hf.use_lang_emb, hf.n_langs
+    if embeds_languages and n_langs > 1:
         raise ValueError(
             "use_lang_emb=True: embeddings of languages, which are an input beside the text, are not supported"
         )
