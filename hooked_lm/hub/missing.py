@@ -23,6 +23,7 @@ REASONS: dict[str, tuple[str, ...]] = {
     "its layers attend to images or proteins": ("evolla", "idefics"),
     "it writes codes of sound": ("moshi", "musicgen", "musicgen_melody"),
     "its input is sound": ("whisper",),
+    "an encoder of sound beside that of text": ("seamless_m4t", "seamless_m4t_v2"),
     "a policy for robots, of two towers that attend jointly": ("pi0",),
     "it denoises blocks of text": ("diffusion_gemma",),
     "its tokens have boxes on a page": ("layoutlm", "udop"),
