@@ -14,15 +14,37 @@ Keep = dict[str, Any]  # site -> its value
 def whole_forwards(
     model: HookedRootModule, tokens: Tensor, cells: Sequence[Cell], base: Cell, n_cells: int, keep: Keep | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yields each cell's index and output [batch, ...], `n_cells` cells in one pass. `keep` receives the values at its sites."""
+    """Yields each cell's index and output [batch, ...], up to `n_cells` in one pass. `keep` receives the values at its sites."""
     n_prompts = tokens.shape[0]
-    for start in range(0, len(cells), n_cells):
-        batch = [[*base, *cell] for cell in cells[start : start + n_cells]]
+    for indices in _passes(model, cells, n_cells):
+        batch = [[*base, *cells[index]] for index in indices]
         sites = dict.fromkeys(change.site for cell in batch for change in cell)
         hooks: list[tuple[str, Any]] = [(site, _writer(site, batch, n_prompts)) for site in sites]
         hooks += [] if keep is None else [(site, _keeper(keep)) for site in keep]
         outputs = model.run_with_hooks(tokens.repeat(len(batch), 1), fwd_hooks=hooks)
-        yield from enumerate(outputs.unflatten(0, (len(batch), n_prompts)), start)
+        yield from zip(indices, outputs.unflatten(0, (len(batch), n_prompts)), strict=True)
+
+
+def _passes(model: HookedRootModule, cells: Sequence[Cell], n_cells: int) -> Iterator[list[int]]:
+    """The cells of each pass.
+
+    A hook at an on-demand site changes what other sites hold, in all rows: copies of the stream bypass the sites of the norm, or
+    carry an axis of heads there, and values of copies bypass the latent of keys. So with such hooks, the cells of a pass have
+    theirs at the same on-demand sites and norms.
+    """
+
+    def apart(cell: Cell) -> frozenset[str]:
+        return frozenset(change.site for change in cell if is_on_demand(change.site) or ".ln1." in change.site)
+
+    def is_on_demand(site: str) -> bool:
+        return any(point.on_demand for point in model.points(site))
+
+    any_on_demand = any(is_on_demand(change.site) for cell in cells for change in cell)
+    groups: dict[frozenset[str], list[int]] = {}
+    for index, cell in enumerate(cells):
+        groups.setdefault(apart(cell) if any_on_demand else frozenset(), []).append(index)
+    for group in groups.values():
+        yield from (group[start : start + n_cells] for start in range(0, len(group), n_cells))
 
 
 def _keeper(keep: Keep) -> Callable[..., None]:

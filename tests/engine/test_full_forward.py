@@ -1,5 +1,6 @@
 """If the positions that a change affects are not known, each cell is a whole forward pass, with one warning."""
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,7 +16,9 @@ from hooked_lm.hooks import HookedRootModule
 from hooked_lm.patching import Edit, Experiment, Rewrite
 from tests.close import assert_close
 from tests.engine.exactness import Spy, far
-from tests.engine.naive import Change, naive
+from tests.engine.naive import Change, naive, unchecked
+from tests.families import CASES
+from tests.families._models import hooked
 from tests.models.toys import BOTH_WAYS, D_VOCAB, ids, toy, words
 
 POS = 6
@@ -273,3 +276,18 @@ def test_no_cells_and_cells_without_changes() -> None:
     [(_, scores)] = experiment.run([[Edit("blocks.0.hook_resid_pre", torch.zeros(1, 1, 1), ())]], progress=False)
     assert torch.equal(scores, experiment.scores)
     assert site_infos(model).keys() < model.all_points().keys()
+
+
+@torch.no_grad()
+def test_a_cell_does_not_depend_on_copies_of_the_stream_that_another_cell_changes() -> None:
+    """With a hook at `hook_v_input`, values do not pass the latent of keys, in any row of the pass."""
+    case = next(case for case in CASES if case.family == "deepseek_v3")
+    with unchecked():
+        model = copy.deepcopy(hooked(case)).double()
+        tokens = torch.arange(16).view(2, 8) % model.cfg.d_vocab
+        _, cache = model.run_with_cache(tokens.flip(1), names_filter=lambda name: True)
+        norm, latent, copies = "blocks.1.ln1.hook_normalized", "blocks.1.attn.hook_kv_latent", "blocks.1.hook_v_input"
+        values = torch.zeros(1, 1, 1, 1, dtype=torch.float64)
+        of_layer_0 = [Edit("blocks.0.ln1.hook_normalized", cache[norm]), Edit("blocks.0.hook_k_input", values, (1,))]
+        cells = [[Edit(norm, cache[norm]), Edit(copies, values, (2,))], [*of_layer_0, Edit(latent, cache[latent])]]
+        check(model, cells, tokens, "a norm is changed together with copies")

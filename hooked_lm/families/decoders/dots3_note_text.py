@@ -11,6 +11,7 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
+PREPENDS_BOS = False
 # The sizes of heads are those of their parts; MLPs have no biases.
 NO_EFFECT = (*deepseek.NO_EFFECT, "mlp_bias")
 KINDS = ("full_attention", "sliding_attention", "indexed_attention")

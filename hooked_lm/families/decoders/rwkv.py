@@ -16,7 +16,6 @@ from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 PREFIX = "rwkv."
-PREPENDS_BOS = False
 IGNORED = ()
 # Length of training texts. After every `rescale_every` layers transformers (RwkvModel in modeling_rwkv.py) halves the stream and
 # the weights that write to it: the logits are the same but for the eps of the norms.

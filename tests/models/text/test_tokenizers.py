@@ -26,7 +26,14 @@ WITHOUT_BOS = {
         "glm_ocr_text",
         "granite4_vision_text",
     ),
-    *("rwkv", "glm_moe_dsa", "granite_docling_text", "emu3_text_model", "hunyuan_vl_text", "paddleocr_vl_text"),
+    *(
+        "dots3_note_text",
+        "glm_moe_dsa",
+        "granite_docling_text",
+        "emu3_text_model",
+        "hunyuan_vl_text",
+        "paddleocr_vl_text",
+    ),
 }
 
 
