@@ -22,6 +22,7 @@ REASONS: dict[str, tuple[str, ...]] = {
     "its decoder attends to an image in every layer": ("blip", "pix2struct", "pp_formulanet", "trocr"),
     "its layers attend to images or proteins": ("evolla", "idefics"),
     "it writes codes of sound": ("moshi", "musicgen", "musicgen_melody"),
+    "gates of the residual stream, and projections around its experts": ("muse_spark",),
     "its input is sound": ("whisper",),
     "an encoder of sound beside that of text": ("seamless_m4t", "seamless_m4t_v2"),
     "a policy for robots, of two towers that attend jointly": ("pi0",),
@@ -32,13 +33,12 @@ REASONS: dict[str, tuple[str, ...]] = {
     "its tokens have shapes and sounds beside them": ("roc_bert",),
     # mechanisms that no component has
     "blocks that are run again and again": ("hrm_text",),
-    "a choice of the keys that each query sees (an indexer)": (
-        *("axk2", "minimax_m3_vl", "minimax_m3_vl_text", "mistral_large4"),
-    ),
-    "several residual streams": (
-        *("deepseek_v4", "glm5_next", "muse_spark", "qwen4_exp"),
-        "qwen4_exp_text",
-    ),
+    "gated norms around latent attention": ("axk2",),
+    "an indexer that chooses blocks of keys": ("minimax_m3_vl", "minimax_m3_vl_text"),
+    "learned factors of rotary, and scores scaled for each head": ("mistral_large4",),
+    "keys that pool several tokens, and streams mixed by doubly stochastic matrices": ("deepseek_v4",),
+    "hyper-connections of another kind, beside the delta rule": ("glm5_next",),
+    "an indexer that chooses blocks of keys, and embeddings of n-grams": ("qwen4_exp", "qwen4_exp_text"),
     "convolutions of queries and keys": ("zaya",),
     "attention with relative logits and convolutions": (
         "inkling2",

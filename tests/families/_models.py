@@ -30,6 +30,14 @@ def hooked(case: Case) -> Any:
     return pretrained.from_pretrained_no_processing("tiny", hf_model=reference(case))
 
 
+def with_tree(model: Any, tree: Any) -> Any:
+    """A model of this tree with the weights of another, as many as it has."""
+    other = type(model)(type(model.cfg).from_tree(tree, init_weights=False, device="cpu"))
+    weights = model.state_dict()
+    other.load_state_dict({name: weights[name] for name in other.state_dict()})
+    return other
+
+
 def prompt(case: Case, batch: int = 3, length: int | None = None) -> Tensor:
     """Random token ids."""
     shape = (batch, length or case.n_prompt)

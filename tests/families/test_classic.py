@@ -22,7 +22,7 @@ from hooked_lm.models.config.tree import DecoderConfig
 from tests.close import assert_apart, assert_close
 from tests.families import DECODER_CASES
 from tests.families._case import Case, reference
-from tests.families._models import hooked, logits_of, prompt
+from tests.families._models import hooked, logits_of, prompt, with_tree
 
 
 def case(name: str, **changes: Any) -> Case:
@@ -242,9 +242,7 @@ WRONG_TREES: dict[str, tuple[str, Alter]] = {
 def test_a_wrong_tree_is_noticed(wrong: str):
     name, alter = WRONG_TREES[wrong]
     right = hooked(case(name))
-    cfg = HookedTransformerConfig.from_tree(alter(right.cfg.tree), init_weights=False, device="cpu")
-    model = HookedTransformer(cfg)
-    model.load_state_dict({n: w for n, w in right.state_dict().items() if n in model.state_dict()})
+    model = with_tree(right, alter(right.cfg.tree))
     tokens = prompt(
         case(name), length=40
     )  # as many as there are positions: at a distance rounding of linear biases shows

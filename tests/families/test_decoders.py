@@ -29,7 +29,6 @@ from hooked_lm.components.router import SoftmaxRouter
 from hooked_lm.families import family, model_class, supported
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.hub.hf_checkpoint import read_config
-from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.tree import DecoderConfig
 from tests.close import assert_apart, assert_close
 from tests.families import CASES, DECODER_CASES, REFUSED, Case, reference
@@ -42,6 +41,7 @@ from tests.families._models import (
     logits_of,
     prompt,
     save_shuffled,
+    with_tree,
 )
 from tests.families._sites import sites_of, sizes
 
@@ -510,9 +510,7 @@ def test_a_wrong_tree_is_noticed(wrong: str):
     name, alter = WRONG_TREES[wrong]
     case = by_name(name)
     right = hooked(case)
-    cfg = HookedTransformerConfig.from_tree(alter(right.cfg.tree), init_weights=False, device="cpu")
-    model = HookedTransformer(cfg)
-    model.load_state_dict(right.state_dict())
+    model = with_tree(right, alter(right.cfg.tree))
     assert_apart(model(prompt(case)), logits_of(case, prompt(case)))
 
 

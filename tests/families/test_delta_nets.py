@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hooked_lm import HookedTransformer, HookedTransformerConfig, pretrained
+from hooked_lm import pretrained
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.hub.hf_checkpoint import _saved_weights
 from tests.close import assert_close
 from tests.families import delta_nets
 from tests.families._case import Case, reference
-from tests.families._models import distance, hooked, logits_of, prompt
+from tests.families._models import distance, hooked, logits_of, prompt, with_tree
 from tests.families.test_state_space import every_attention, every_mixer, every_norm, reverse, swap
 
 CASES = {str(case): case for case in delta_nets.CASES}
@@ -44,10 +44,7 @@ WRONG_TREES = {
 def test_a_wrong_tree_is_noticed(wrong: str) -> None:
     name, alter = WRONG_TREES[wrong]
     right, tokens = hooked(CASES[name]), prompt(CASES[name])
-    model = HookedTransformer(
-        HookedTransformerConfig.from_tree(alter(right.cfg.tree), init_weights=False, device="cpu")
-    )
-    model.load_state_dict(right.state_dict())
+    model = with_tree(right, alter(right.cfg.tree))
     assert distance(model(tokens), logits_of(CASES[name], tokens)) > 1e-3
 
 

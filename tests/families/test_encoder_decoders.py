@@ -17,7 +17,6 @@ from hooked_lm.components.attention.position_bias import SharedBias
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.moe import MoE
 from hooked_lm.families import model_class
-from hooked_lm.models.config.flat import HookedEncoderDecoderConfig
 from hooked_lm.models.config.tree import EncoderDecoderConfig, StackConfig
 from tests.close import assert_close, assert_equal
 from tests.families import ENCODER_DECODER_CASES, Case, reference
@@ -29,6 +28,7 @@ from tests.families._models import (
     distance,
     hooked,
     save_shuffled,
+    with_tree,
 )
 from tests.families._sites import sites_of, sizes_of
 from tests.families.encoder_decoders import PAD
@@ -490,9 +490,7 @@ def test_a_wrong_tree_is_noticed(wrong: str):
     name, alter = WRONG_TREES[wrong]
     case = by_name(name)
     right, inputs = hooked(case), drawn(case)
-    cfg = HookedEncoderDecoderConfig.from_tree(alter(right.cfg.tree), init_weights=False, device="cpu")
-    model = HookedEncoderDecoder(cfg)
-    model.load_state_dict(right.state_dict())
+    model = with_tree(right, alter(right.cfg.tree))
     assert distance(model(*inputs), logits_of(case, *inputs)) > 1e-3
 
 

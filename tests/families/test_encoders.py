@@ -29,6 +29,7 @@ from tests.families._models import (
     backpropagate,
     distance,
     hooked,
+    with_tree,
 )
 from tests.families._sites import sites_of
 
@@ -393,9 +394,7 @@ def test_a_wrong_tree_is_noticed(wrong: str):
     name, alter = WRONG_TREES[wrong]
     case = by_name(name)
     right = hooked(case)
-    cfg = HookedEncoderConfig.from_tree(alter(right.tree), init_weights=False, device="cpu")
-    model = HookedEncoder(cfg)
-    model.load_state_dict(right.state_dict())
+    model = with_tree(right, alter(right.cfg.tree))
     assert agrees(right, case)
     assert not agrees(model, case)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 
-from hooked_lm import HookedTransformer, HookedTransformerConfig, patching, pretrained
+from hooked_lm import patching, pretrained
 from hooked_lm.components.bounded_mlp import BoundedGatedMLP
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.families import family
@@ -20,7 +20,7 @@ from hooked_lm.models.config.tree import DecoderConfig
 from tests.close import assert_apart
 from tests.families import gated_attention
 from tests.families._case import reference
-from tests.families._models import hooked, logits_of, prompt
+from tests.families._models import hooked, logits_of, prompt, with_tree
 from tests.families.test_state_space import every_attention, every_router, swap
 
 CASES = {str(case): case for case in gated_attention.CASES}
@@ -60,10 +60,7 @@ WRONG_TREES = {
 def test_a_wrong_tree_is_noticed(wrong: str) -> None:
     name, alter = WRONG_TREES[wrong]
     right, tokens = hooked(CASES[name]), prompt(CASES[name])
-    model = HookedTransformer(
-        HookedTransformerConfig.from_tree(alter(right.cfg.tree), init_weights=False, device="cpu")
-    )
-    model.load_state_dict(right.state_dict(), strict=wrong != "sinks")
+    model = with_tree(right, alter(right.cfg.tree))
     assert_apart(model(tokens), logits_of(CASES[name], tokens))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hooked_lm import HookedTransformer, HookedTransformerConfig, pretrained
+from hooked_lm import HookedTransformer, pretrained
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.reading.lens import logit_lens
 from hooked_lm.analysis.reading.neurons import neuron_top_tokens
@@ -22,7 +22,7 @@ from hooked_lm.patching import Edit, Experiment, sweep
 from tests.close import assert_apart, assert_close
 from tests.engine.naive import naive
 from tests.families import reference, streams
-from tests.families._models import distance, hooked, logits_of, prompt
+from tests.families._models import distance, hooked, logits_of, prompt, with_tree
 
 CASES = {case.name: case for case in streams.CASES if case.family == "gemma3n_text"}
 EVERYTHING, SECOND = CASES["everything"], CASES["second-stream-active-untied-silu"]
@@ -69,9 +69,7 @@ WRONG_TREES = {
 def test_a_wrong_tree_is_noticed(wrong: str) -> None:
     case, alter = WRONG_TREES[wrong]
     right, tokens = hooked(case), prompt(case)
-    cfg = HookedTransformerConfig.from_tree(alter(right.cfg.tree), init_weights=False, device="cpu")
-    model = HookedTransformer(cfg)
-    model.load_state_dict(right.state_dict())
+    model = with_tree(right, alter(right.cfg.tree))
     assert distance(model(tokens), logits_of(case, tokens)) > 1e-3
 
 

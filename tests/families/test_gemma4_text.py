@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 
-from hooked_lm import HookedTransformer, HookedTransformerConfig, pretrained
+from hooked_lm import HookedTransformer, pretrained
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
 from hooked_lm.components.kv_cache import KeyValueCache
@@ -20,7 +20,7 @@ from hooked_lm.families.decoders import gemma4_text
 from hooked_lm.models.config.tree import DecoderConfig
 from tests.close import assert_close
 from tests.families import gemma_olmo_cohere_phi, reference
-from tests.families._models import distance, hooked, logits_of, prompt
+from tests.families._models import distance, hooked, logits_of, prompt, with_tree
 
 CASES = {case.name: case for case in gemma_olmo_cohere_phi.CASES if case.family == "gemma4_text"}
 EVERYTHING, EXPERTS = CASES["everything"], CASES["experts-beside-an-mlp"]
@@ -81,9 +81,7 @@ WRONG_TREES = {
 def test_a_wrong_tree_is_noticed(wrong: str) -> None:
     name, alter = WRONG_TREES[wrong]
     right, tokens = hooked(CASES[name]), prompt(CASES[name])
-    cfg = HookedTransformerConfig.from_tree(alter(right.cfg.tree), init_weights=False, device="cpu")
-    model = HookedTransformer(cfg)
-    model.load_state_dict(right.state_dict())
+    model = with_tree(right, alter(right.cfg.tree))
     assert distance(model(tokens), logits_of(CASES[name], tokens)) > 1e-3
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 
-from hooked_lm import HookedTransformer, HookedTransformerConfig, pretrained
+from hooked_lm import pretrained
 from hooked_lm.analysis.reading.lens import logit_lens
 from hooked_lm.components.attention.sparse_latent import SharedIndexAttention, SparseLatentAttention
 from hooked_lm.components.moe import MoE
@@ -24,7 +24,7 @@ from hooked_lm.patching import Edit, Experiment
 from tests.close import assert_apart, assert_close
 from tests.engine.naive import naive
 from tests.families import reference, streams
-from tests.families._models import distance, hooked, logits_of, prompt
+from tests.families._models import distance, hooked, logits_of, prompt, with_tree
 
 CASES = {case.name: case for case in streams.CASES if case.family == "hy_v4"}
 SHARED, BIASED = CASES["shared-keys-groups"], CASES["two-streams-yarn-biased-tied-gelu"]
@@ -73,9 +73,7 @@ WRONG_TREES = {
 def test_a_wrong_tree_is_noticed(wrong: str) -> None:
     case, alter = WRONG_TREES[wrong]
     right, tokens = hooked(case), prompt(case)
-    cfg = HookedTransformerConfig.from_tree(alter(right.cfg.tree), init_weights=False, device="cpu")
-    model = HookedTransformer(cfg)
-    model.load_state_dict(right.state_dict())
+    model = with_tree(right, alter(right.cfg.tree))
     assert distance(model(tokens), logits_of(case, tokens)) > 1e-3
 
 

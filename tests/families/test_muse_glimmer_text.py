@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from hooked_lm import HookedTransformer, HookedTransformerConfig
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.decoders import muse_glimmer_text
 from hooked_lm.models.config.tree import DecoderConfig
 from tests.families import composites, reference
 from tests.families._case import config_of
-from tests.families._models import distance, hooked, logits_of, prompt
+from tests.families._models import distance, hooked, logits_of, prompt, with_tree
 
 CASE = next(case for case in composites.CASES if case.family == "muse_glimmer_text")
 
@@ -42,8 +41,7 @@ WRONG_TREES: dict[str, Callable[[DecoderConfig], DecoderConfig]] = {
 def test_a_wrong_tree_is_noticed(wrong: str) -> None:
     right, tokens = hooked(CASE), prompt(CASE)
     tree = WRONG_TREES[wrong](right.cfg.tree)
-    model = HookedTransformer(HookedTransformerConfig.from_tree(tree, init_weights=False, device="cpu"))
-    model.load_state_dict(right.state_dict())
+    model = with_tree(right, tree)
     assert distance(model(tokens), logits_of(CASE, tokens)) > 1e-3
 
 

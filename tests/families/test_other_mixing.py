@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 
-from hooked_lm import HookedTransformer, HookedTransformerConfig, pretrained
+from hooked_lm import pretrained
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.router import SoftmaxRouter
 from hooked_lm.components.ssm.channel_mix import ChannelMix
@@ -28,6 +28,7 @@ from tests.families._models import (
     hooked,
     logits_of,
     prompt,
+    with_tree,
 )
 from tests.families.test_state_space import every_attention, every_mixer, every_norm, reverse, swap
 
@@ -76,10 +77,7 @@ WRONG_TREES = {
 def test_a_wrong_tree_is_noticed(wrong: str) -> None:
     name, alter = WRONG_TREES[wrong]
     right, tokens = hooked(CASES[name]), prompt(CASES[name])
-    model = HookedTransformer(
-        HookedTransformerConfig.from_tree(alter(right.cfg.tree), init_weights=False, device="cpu")
-    )
-    model.load_state_dict(right.state_dict())
+    model = with_tree(right, alter(right.cfg.tree))
     assert distance(model(tokens), logits_of(CASES[name], tokens)) > 1e-3
 
 

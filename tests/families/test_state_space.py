@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING
 
-from hooked_lm import HookedTransformer, HookedTransformerConfig
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.moe import MoE
 from hooked_lm.families import family
@@ -18,7 +17,7 @@ from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.models.config.tree import DecoderConfig
 from tests.close import assert_close
 from tests.families import recent_state_space, state_space
-from tests.families._models import distance, hooked, logits_of, prompt
+from tests.families._models import distance, hooked, logits_of, prompt, with_tree
 
 CASES = {str(case): case for case in (*state_space.CASES, *recent_state_space.CASES)}
 Change = Callable[[Any], dict[str, Any]]
@@ -151,9 +150,7 @@ WRONG_TREES = {
 def test_a_wrong_tree_is_noticed(wrong: str) -> None:
     name, alter = WRONG_TREES[wrong]
     right, tokens = hooked(CASES[name]), prompt(CASES[name])
-    cfg = HookedTransformerConfig.from_tree(alter(right.cfg.tree), init_weights=False, device="cpu")
-    model = HookedTransformer(cfg)
-    model.load_state_dict(right.state_dict())
+    model = with_tree(right, alter(right.cfg.tree))
     least = 1e-4 if "rounded" in wrong else 1e-3
     assert distance(model(tokens), logits_of(CASES[name], tokens)) > least
 
@@ -338,7 +335,6 @@ def test_a_stream_in_half_precision_would_be_noticed() -> None:
     right, tokens = hooked(case), prompt(case, batch=8)
     tree = right.cfg.tree
     narrow = replace(tree, blocks=tuple(replace(block, wide_stream=False) for block in tree.blocks))
-    model = HookedTransformer(HookedTransformerConfig.from_tree(narrow, init_weights=False, device="cpu"))
-    model.load_state_dict(right.state_dict())
+    model = with_tree(right, narrow)
     wide = copy.deepcopy(right).to(torch.bfloat16)(tokens)
     assert not torch.equal(model.to(torch.bfloat16)(tokens), wide)

@@ -9,14 +9,14 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING
 
-from hooked_lm import HookedTransformer, HookedTransformerConfig, analysis
+from hooked_lm import analysis
 from hooked_lm.analysis.reading.lens import decode
 from hooked_lm.components.transformed_unembed import TransformedUnembed
 from hooked_lm.families import family
 from hooked_lm.hub.hf_checkpoint import read_config
 from tests.close import assert_apart, assert_close
 from tests.families import transformed
-from tests.families._models import hooked, logits_of, prompt
+from tests.families._models import hooked, logits_of, prompt, with_tree
 from tests.families.test_state_space import every_attention
 
 CASES = {str(case): case for case in transformed.CASES}
@@ -43,8 +43,7 @@ WRONG_TREES = {
 def test_a_wrong_tree_is_noticed(wrong: str) -> None:
     right, tokens = hooked(FIRST), prompt(FIRST)
     tree = WRONG_TREES[wrong](right.cfg.tree)
-    model = HookedTransformer(HookedTransformerConfig.from_tree(tree, init_weights=False, device="cpu"))
-    model.load_state_dict(right.state_dict())
+    model = with_tree(right, tree)
     assert_apart(model(tokens), logits_of(FIRST, tokens))
 
 
