@@ -15,7 +15,7 @@ from tests.families import DECODER_CASES, Case
 from tests.families._models import hooked
 
 BY_FAMILY = {case.family: case for case in reversed(DECODER_CASES)}  # the first of each
-NO_SUM = {"openai-gpt", "minimax", "gemma3n_text", "hy_v4"}  # norms stand in the stream; several streams
+NO_SUM = {"openai-gpt", "minimax", "doge", "gemma3n_text", "hy_v4"}  # norms or weights in the stream; several streams
 SCALED = {"gemma4_text"}  # each layer adds what it is given for the tokens, and scales the stream
 
 
@@ -39,7 +39,8 @@ def test_every_family_has_a_graph_or_a_reason(case: Case):
     model = hooked(case)
     if case.family in NO_SUM:
         with pytest.raises(
-            ValueError, match=r"layer 0 is of type (PostNorm|DeepNorm|AltUp|Hyper)Block: its stream is not the sum"
+            ValueError,
+            match=r"layer 0 is of type (PostNorm|DeepNorm|WeightedResidual|AltUp|Hyper)Block: its stream is not the sum",
         ):
             Graph.of(model)
         return
