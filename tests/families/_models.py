@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,23 @@ def with_tree(model: Any, tree: Any) -> Any:
     weights = model.state_dict()
     other.load_state_dict({name: weights[name] for name in other.state_dict()})
     return other
+
+
+def every_block(change: Callable[[Any], dict[str, Any]]) -> Callable[[Any], Any]:
+    """A function that changes fields of every block of a tree."""
+    return lambda tree: replace(tree, blocks=tuple(replace(block, **change(block)) for block in tree.blocks))
+
+
+def assert_past_matters(case: Case) -> None:
+    """The logits depend on the states before the last token; otherwise a wrong recurrence could pass."""
+    model, tokens = hooked(case), prompt(case)
+
+    def forget(state: Tensor, hook: Any) -> Tensor:
+        state[:, :-1] = 0.0
+        return state
+
+    forgetful = model.run_with_hooks(tokens, fwd_hooks=[("blocks.*.mixer.hook_state", forget)])
+    assert (forgetful - model(tokens))[:, -1].abs().max() > 1e-2
 
 
 def prompt(case: Case, batch: int = 3, length: int | None = None) -> Tensor:

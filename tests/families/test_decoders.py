@@ -219,7 +219,7 @@ def test_every_site_is_alive(case: Case):
 
     Each is edited in a run of its own, but for blocks that repeat an earlier one: theirs are edited together, each in
     its own row of the batch. What acts through a choice of keys has many to choose from. Experts to whom no token went
-    have nothing to edit, and the positions of an expert's tokens are told for information.
+    have nothing to edit, and the positions of an expert's tokens are for information.
     """
     chooses = any(name.endswith("hook_index_mask") for name in hooked(case).all_points())
     model, tokens = hooked(case), prompt(case, batch=1, length=24 if chooses else 8)

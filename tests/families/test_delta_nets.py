@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from hooked_lm import pretrained
 from hooked_lm.components.blocks.mixer import MixerPart
@@ -17,7 +16,7 @@ from hooked_lm.hub.hf_checkpoint import _saved_weights
 from tests.close import assert_close
 from tests.families import delta_nets
 from tests.families._case import Case, reference
-from tests.families._models import distance, hooked, logits_of, prompt, with_tree
+from tests.families._models import assert_past_matters, distance, hooked, logits_of, prompt, with_tree
 from tests.families.test_state_space import every_attention, every_mixer, every_norm, reverse, swap
 
 CASES = {str(case): case for case in delta_nets.CASES}
@@ -70,15 +69,7 @@ def test_wrong_weights_are_noticed(name: str, damage: Callable[[Any], None]) -> 
 @pytest.mark.parametrize("case", FIRST, ids=str)
 @torch.no_grad()
 def test_states_carry_something(case: Case) -> None:
-    """The logits depend on what is read from the past."""
-    model, tokens = hooked(case), prompt(case)
-
-    def forget(state: Tensor, hook: Any) -> Tensor:
-        state[:, :-1] = 0.0
-        return state
-
-    forgetful = model.run_with_hooks(tokens, fwd_hooks=[("blocks.*.mixer.hook_state", forget)])
-    assert (forgetful - model(tokens))[:, -1].abs().max() > 1e-2
+    assert_past_matters(case)
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from hooked_lm.patching import Edit, Experiment, sweep
 from tests.close import assert_apart, assert_close
 from tests.engine.naive import naive
 from tests.families import reference, streams
-from tests.families._models import distance, hooked, logits_of, prompt, with_tree
+from tests.families._models import distance, every_block, hooked, logits_of, prompt, with_tree
 
 CASES = {case.name: case for case in streams.CASES if case.family == "gemma3n_text"}
 EVERYTHING, SECOND = CASES["everything"], CASES["second-stream-active-untied-silu"]
@@ -30,10 +30,6 @@ MODEL = hooked(EVERYTHING)
 
 
 # ---- the comparison with transformers can fail -----------------------------------------------------------------------
-
-
-def every_block(change: Callable[[Any], dict[str, Any]]) -> Callable[[DecoderConfig], DecoderConfig]:
-    return lambda tree: replace(tree, blocks=tuple(replace(block, **change(block)) for block in tree.blocks))
 
 
 def dense(block: Any) -> dict[str, Any]:
@@ -54,7 +50,7 @@ def first_keeps_kv(tree: DecoderConfig) -> DecoderConfig:
 WRONG_TREES = {
     "all neurons": (EVERYTHING, every_block(dense)),
     "keys of another layer": (EVERYTHING, first_keeps_kv),
-    "a gate of the stream as it is": (EVERYTHING, every_block(lambda block: {"scales_gate": False})),
+    "a gate of the unscaled stream": (EVERYTHING, every_block(lambda block: {"scales_gate": False})),
     "a gate of the scaled stream": (SECOND, every_block(lambda block: {"scales_gate": True})),
     "the first stream active": (SECOND, every_block(lambda block: {"altup": replace(block.altup, active=0)})),
     "a smaller eps of the router": (EVERYTHING, every_block(lambda block: {"altup": replace(block.altup, eps=1e-6)})),

@@ -24,7 +24,7 @@ from hooked_lm.patching import Edit, Experiment
 from tests.close import assert_apart, assert_close
 from tests.engine.naive import naive
 from tests.families import reference, streams
-from tests.families._models import distance, hooked, logits_of, prompt, with_tree
+from tests.families._models import distance, every_block, hooked, logits_of, prompt, with_tree
 
 CASES = {case.name: case for case in streams.CASES if case.family == "hy_v4"}
 SHARED, BIASED = CASES["shared-keys-groups"], CASES["two-streams-yarn-biased-tied-gelu"]
@@ -32,10 +32,6 @@ MODEL = hooked(SHARED)
 
 
 # ---- the comparison with transformers can fail -----------------------------------------------------------------------
-
-
-def every_block(change: Callable[[Any], dict[str, Any]]) -> Callable[[DecoderConfig], DecoderConfig]:
-    return lambda tree: replace(tree, blocks=tuple(replace(block, **change(block)) for block in tree.blocks))
 
 
 def index_first(block: Any) -> dict[str, Any]:

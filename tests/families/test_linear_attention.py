@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from hooked_lm import pretrained
@@ -17,7 +16,7 @@ from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.models.config.tree import DecoderConfig
 from tests.families import linear_attention
 from tests.families._case import Case, reference
-from tests.families._models import distance, hooked, logits_of, prompt, with_tree
+from tests.families._models import assert_past_matters, distance, hooked, logits_of, prompt, with_tree
 from tests.families.test_state_space import every_attention, every_mixer, swap
 
 CASES = {str(case): case for case in linear_attention.CASES}
@@ -89,15 +88,7 @@ def test_wrong_weights_are_noticed(name: str, damage: Callable[[Any], None]) -> 
 @pytest.mark.parametrize("name", [KIMI, LING, MINIMAX])
 @torch.no_grad()
 def test_states_carry_something(name: str) -> None:
-    """The logits depend on what is read from the past."""
-    model, tokens = hooked(CASES[name]), prompt(CASES[name])
-
-    def forget(state: Tensor, hook: Any) -> Tensor:
-        state[:, :-1] = 0.0
-        return state
-
-    forgetful = model.run_with_hooks(tokens, fwd_hooks=[("blocks.*.mixer.hook_state", forget)])
-    assert (forgetful - model(tokens))[:, -1].abs().max() > 1e-2
+    assert_past_matters(CASES[name])
 
 
 def saved(case: Case, folder: Path, rename: Callable[[str], str] = str) -> Path:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import CONFIG_MAPPING
 
 from hooked_lm import pretrained
@@ -21,6 +20,7 @@ from tests.close import GRADIENT, assert_apart, assert_close
 from tests.families import other_mixing
 from tests.families._case import reference
 from tests.families._models import (
+    assert_past_matters,
     backpropagate,
     distance,
     exported_gradients,
@@ -154,15 +154,7 @@ def test_configs_of_xlstm_that_are_refused(fields: dict[str, Any], message: str)
 @pytest.mark.parametrize("name", ["rwkv-two-layers", "xlstm-four-heads"])
 @torch.no_grad()
 def test_states_carry_something(name: str) -> None:
-    """The logits depend on what is read from the past."""
-    model, tokens = hooked(CASES[name]), prompt(CASES[name])
-
-    def forget(state: Tensor, hook: Any) -> Tensor:
-        state[:, :-1] = 0.0
-        return state
-
-    forgetful = model.run_with_hooks(tokens, fwd_hooks=[("blocks.*.mixer.hook_state", forget)])
-    assert (forgetful - model(tokens))[:, -1].abs().max() > 1e-2
+    assert_past_matters(CASES[name])
 
 
 @pytest.mark.parametrize("name", ["rwkv-two-layers", "xlstm-four-heads"])

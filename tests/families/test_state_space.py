@@ -17,7 +17,7 @@ from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.models.config.tree import DecoderConfig
 from tests.close import assert_close
 from tests.families import recent_state_space, state_space
-from tests.families._models import distance, hooked, logits_of, prompt, with_tree
+from tests.families._models import assert_past_matters, distance, hooked, logits_of, prompt, with_tree
 
 CASES = {str(case): case for case in (*state_space.CASES, *recent_state_space.CASES)}
 Change = Callable[[Any], dict[str, Any]]
@@ -211,15 +211,7 @@ def test_wrong_weights_are_noticed(name: str, damage: Callable[[Any], None]) -> 
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
 def test_states_carry_something(name: str) -> None:
-    """Else the recurrence could be wrong and nobody would see it: what is read off the past changes the logits."""
-    model, tokens = hooked(CASES[name]), prompt(CASES[name])
-
-    def forget(state: torch.Tensor, hook: Any) -> torch.Tensor:
-        state[:, :-1] = 0.0
-        return state
-
-    forgetful = model.run_with_hooks(tokens, fwd_hooks=[("blocks.*.mixer.hook_state", forget)])
-    assert (forgetful - model(tokens))[:, -1].abs().max() > 1e-2
+    assert_past_matters(CASES[name])
 
 
 @pytest.mark.parametrize(

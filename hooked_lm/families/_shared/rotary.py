@@ -16,7 +16,7 @@ from hooked_lm.components.rotary_scaling import (
 )
 from hooked_lm.families._shared.reader import HFConfig
 
-# How pairs are divided among the coordinates of an image, which are all the same for text.
+# How pairs are divided among the coordinates of an image, which are equal for text.
 SECTIONS = ("mrope_section", "mrope_interleaved")
 
 

@@ -34,7 +34,7 @@ RENAMED = {
 def config(hf: HFConfig) -> DecoderConfig:
     norm, (d_model, n_streams, eps) = llama_like.rms_norm(hf), (hf.hidden_size, hf.hc_mult, hf.hc_eps)
     if hf.swiglu_limit <= 0:
-        raise ValueError(f"swiglu_limit={hf.swiglu_limit} is not supported: transformers bounds by it all the same")
+        raise ValueError(f"swiglu_limit={hf.swiglu_limit} is not supported: transformers bounds by it nevertheless")
     read = StreamGate.Config(d_model, n_streams, hf.rms_norm_eps, eps)
     hc = HyperConnection.Config(read, replace(read, magnitude=hf.hc_magnitude))
     blocks = [

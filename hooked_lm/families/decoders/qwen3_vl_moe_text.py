@@ -30,7 +30,7 @@ def fitted(tree: DecoderConfig, tensors: Mapping[str, Tensor]) -> DecoderConfig:
     """The tree with the layout of the experts: 0 as published, [expert, in, out]; 1 as transformers saves them again,
     [expert, out, in]. Raises ValueError for a checkpoint with both.
 
-    transformers (core_model_loading.py: Transpose) looks at one tensor alone, and takes it as it is where that cannot tell.
+    transformers (core_model_loading.py: Transpose) looks at one tensor alone, and leaves it unchanged where that cannot tell.
     """
     sparse = [block.mlp for block in tree.blocks if isinstance(block, MLPPart.Config)]
     widths = {mlp.expert.d_mlp for mlp in sparse if isinstance(mlp, MoE.Config)}
