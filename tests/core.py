@@ -11,10 +11,19 @@ import pytest
 # One family for each mechanism: learned positions, rotary ones with grouped heads, windows and soft caps, parallel sublayers,
 # experts, compressed keys, a state space, and the other two kinds of model.
 CORE = ("gpt2", "llama", "gemma2", "gptj", "mixtral", "deepseek_v3", "mamba2", "bert", "t5")
+CORE_KINDS = ("standard", "rotary", "windowed", "parallel", "hybrid")  # of toys
+
+
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    """Of a test of one family that has a parameter for its name: one worker has all its tests; most families are slow."""
+    return [pytest.mark.xdist_group(name), *([] if name in CORE else [pytest.mark.slow])]
 
 
 def thinned(rows: Iterable[Any], keep: Collection[Any] = CORE) -> list[Any]:
     """Parameters of a test, of which all but those to keep are slow."""
     rows = list(rows)
     assert any(row in keep for row in rows), "nothing would be left"
-    return [row if row in keep else pytest.param(row, marks=pytest.mark.slow) for row in rows]
+    values = [row if isinstance(row, tuple) else (row,) for row in rows]
+    return [
+        row if row in keep else pytest.param(*of, marks=pytest.mark.slow) for row, of in zip(rows, values, strict=True)
+    ]

@@ -19,10 +19,12 @@ def generate() -> dict[str, Any]:
     return runpy.run_path(str(DOCS / "generate.py"))
 
 
+@pytest.mark.slow
 def test_the_page_of_sites_is_fresh(generate: dict[str, Any]):
     assert (DOCS / "sites.md").read_text() == generate["page"](), "run `make docs`"
 
 
+@pytest.mark.slow
 def test_the_page_of_models_is_fresh(generate: dict[str, Any]):
     """But for the last digits of what was measured."""
     number = re.compile(r"\d\.\de-\d\d")

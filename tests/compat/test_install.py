@@ -70,6 +70,7 @@ def test_how_it_is_used(arguments: tuple[str, ...]) -> None:
     assert "usage: python -m hooked_lm.compat" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_installed_package_is_not_shadowed_unless_asked(installed: Path) -> None:
     who = "import transformer_lens; print(getattr(transformer_lens, 'WHO', 'ours'))"
     refused = run("-c", f"from hooked_lm import compat; compat.install(); {who}", path=installed)
@@ -88,6 +89,7 @@ except RuntimeError:
     assert shadowing.stdout.strip() == "ours", shadowing.stderr
 
 
+@pytest.mark.slow
 def test_a_program_may_shadow_it_too(installed: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import transformer_lens\nprint(getattr(transformer_lens, 'WHO', 'ours'))\n")

@@ -30,6 +30,7 @@ from hooked_lm.engine.schedule import Planner
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.patching import Edit, Experiment
 from tests.close import assert_close
+from tests.core import thinned
 from tests.engine.naive import naive
 from tests.engine.small import cached, ids
 from tests.models.structures import D_MODEL, D_VOCAB, N_CTX, random_model
@@ -37,6 +38,7 @@ from tests.models.structures import D_MODEL, D_VOCAB, N_CTX, random_model
 NORM, MLP = LayerNorm.Config(D_MODEL), GatedMLP.Config(D_MODEL, 10)
 ATTN = Attention.Config(D_MODEL, 4, 4, n_key_value_heads=2, qkv_bias=True, rotary=Rotary(4))
 BOTH = {"attn": ATTN, "ln1": NORM, "mlp": MLP, "ln2": NORM}
+CORE_BLOCKS = ("pre-norm", "parallel", "mixer")
 BLOCKS = {
     "pre-norm": PreNormBlock.Config(**BOTH, ln1_post=NORM, residual_scale=0.7),
     "parallel": ParallelBlock.Config(**BOTH),
@@ -104,7 +106,7 @@ def check(model: HookedTransformer, cells: list[list[Edit]], base: list[Edit], m
     return experiment
 
 
-@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("kind", thinned(BLOCKS, keep=CORE_BLOCKS))
 @pytest.mark.parametrize("metric", [everything, last])
 def test_rows_join_after_attention(kind: str, metric: Callable) -> None:
     model = model_of(kind)
@@ -139,7 +141,7 @@ def test_keys_of_the_same_layer_are_changed_too(kind: str, metric: Callable) -> 
     assert [joins(experiment, cell) for cell in cells[:4]] == [""] * 4
 
 
-@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("kind", thinned(BLOCKS, keep=CORE_BLOCKS))
 @pytest.mark.parametrize("site", ["attn.hook_z", "attn.hook_q", "hook_attn_out", "hook_mixer_out", "hook_resid_post"])
 def test_changes_of_the_base_run_are_made_once(kind: str, site: str) -> None:
     model, sites = model_of(kind), [site for site in JOINS if "result" not in site and "ln1" not in site]

@@ -184,8 +184,16 @@ def check(world: World, exact: float) -> None:
 @example(seed=93)  # a pattern of the last layer attends to changed keys after the position that the metric reads
 @example(seed=99451)  # base edits change a norm and copies of the stream that bypass its sites
 @example(seed=1003002219)  # a pattern of the base run attends to keys that a cell changes after it
-@settings(max_examples=60)
+@settings(max_examples=15)
 def test_a_sweep_is_the_plain_loop(seed: int) -> None:
+    check(random_world(seed), EXACT)
+
+
+@pytest.mark.slow
+@MAY_FALL_BACK
+@given(seed=SEEDS)
+@settings(max_examples=60)
+def test_many_sweeps_are_the_plain_loop(seed: int) -> None:
     check(random_world(seed), EXACT)
 
 

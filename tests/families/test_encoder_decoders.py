@@ -146,7 +146,6 @@ def test_the_model_of_transformers_comes_back(case: Case):
 # ---- sites -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.every_family
 @torch.no_grad()
 def test_sites_and_their_shapes(case: Case):
     model, tree = hooked(case), hooked(case).cfg.tree
@@ -218,7 +217,6 @@ def of_tokens_without_room(model: HookedEncoderDecoder, inputs: tuple[Tensor, Te
     return bool((cache[f"{mlp}.hook_expert_weights"][sent] == 0).all())
 
 
-@pytest.mark.every_family
 def test_identities(case: Case):
     report = hooked(case).verify(*drawn(case))
     assert report.ok, str(report)

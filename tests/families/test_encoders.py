@@ -145,7 +145,6 @@ def test_the_hub_verifies_it(case: Case, checkpoint: Path):
 # ---- sites -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.every_family
 @torch.no_grad()
 def test_sites_and_their_shapes(case: Case):
     model, tree = hooked(case), hooked(case).tree
@@ -208,7 +207,6 @@ def can_give(model: HookedEncoder, name: str) -> bool:
     return needs[name] is not None
 
 
-@pytest.mark.every_family
 def test_identities(case: Case):
     report = hooked(case).verify(prompt(case))
     assert report.ok, str(report)

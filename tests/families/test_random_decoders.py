@@ -11,19 +11,15 @@ import pytest
 from hooked_lm.families import family, supported
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import DecoderConfig
-from tests.core import CORE
+from tests.core import marks
 from tests.families import DECODER_CASES
 from tests.families._draw import drawn
 from tests.families._models import assert_same_gradients, assert_same_logits, hooked
 
 FAMILIES = sorted({case.family for case in DECODER_CASES} & set(supported()))
-FEW, MANY = 2, 12
+FEW, MANY = 2, 4
 EXTRA = range(1000, 1000 + int(os.environ.get("HOOKED_LM_DRAWS", "0")))
 SEEDS = [*range(FEW), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(FEW, MANY)), *EXTRA]
-
-
-def marks(name: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.xdist_group(name), *([] if name in CORE else [pytest.mark.slow])]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -55,7 +51,7 @@ def test_a_family_that_misreads_a_field_is_noticed(monkeypatch: pytest.MonkeyPat
         return replace(tree, blocks=tuple(replace(b, mlp=mlp) for b, mlp in zip(tree.blocks, mlps, strict=True)))
 
     def compare() -> None:
-        for seed in range(FEW, MANY):
+        for seed in range(12):
             assert_same_logits(drawn("llama", seed))
 
     hooked.cache_clear()

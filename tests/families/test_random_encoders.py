@@ -15,6 +15,7 @@ import tests.families.test_encoders as of_encoders
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.families import family
 from hooked_lm.families._shared.reader import HFConfig
+from tests.core import marks
 from tests.families import ENCODER_CASES, ENCODER_DECODER_CASES, Case
 from tests.families._draw_encoders import drawn
 from tests.families._models import hooked
@@ -29,13 +30,13 @@ CHECKS: dict[str, tuple[Callable[[Case], None], ...]] = {
         (of_encoder_decoders.test_logits, of_encoder_decoders.test_gradients),
     ),
 }
-FEW, MANY = 1, 12
+FEW, MANY = 1, 4
 EXTRA = range(1000, 1000 + int(os.environ.get("HOOKED_LM_DRAWS", "0")))
 SEEDS = [*range(FEW), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(FEW, MANY)), *EXTRA]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in CHECKS])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in CHECKS])
 def test_a_config_drawn_at_random(name: str, seed: int):
     case = drawn(name, seed)
     try:
@@ -115,7 +116,7 @@ def test_a_family_that_misreads_a_field_is_noticed(
     """The lines of the table, all of which have the same value, do not notice it; the draws do, and only by that field."""
     lines = [case for case in (*ENCODER_CASES, *ENCODER_DECODER_CASES) if case.family == name]
     assert len({case.fields.get(field) for case in lines}) == 1
-    draws = [drawn(name, seed) for seed in range(FEW, MANY)]
+    draws = [drawn(name, seed) for seed in range(12)]
     right, compare = family(name).config, CHECKS[name][0]
 
     def wrong(hf: HFConfig) -> Any:

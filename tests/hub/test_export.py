@@ -139,6 +139,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kilobytes on Linux")
 def test_memory_of_one_tensor(tmp_path: Path) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel

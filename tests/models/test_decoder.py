@@ -17,11 +17,10 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.norm import norm_of
 from hooked_lm.hooks import HookPoint
 from tests.close import assert_apart, assert_close, assert_near
-from tests.core import thinned
+from tests.core import CORE_KINDS, thinned
 from tests.models.toys import BOTH_WAYS, D_VOCAB, KINDS, N_CTX, N_LAYERS, ids, padded, toy, words
 
 ALL = "*"
-CORE_KINDS = ("standard", "rotary", "parallel", "windowed")
 EVERY_KIND = pytest.mark.parametrize("kind", thinned(KINDS, keep=CORE_KINDS))
 N_POS = 10
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig, patching
 from tests.close import assert_apart, assert_close
+from tests.core import thinned
 
 LAYERS, HEADS = 4, 4
 ROTARY = {"positional_embedding_type": "rotary"}
@@ -91,7 +92,7 @@ def by_hand(model: HookedTransformer, sender: tuple, receivers: list[tuple] | No
 
 
 @pytest.mark.parametrize("freeze", ["attention", "all"])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", thinned(MODELS, keep=["grouped"]))
 def test_paths_from_heads_are_the_runs_by_hand(kind: str, freeze: str):
     model, (corrupted, clean) = build(kind), prompts()
     result = patching.path_patch(model, corrupted, clean, RECEIVERS, metric=metric, freeze=freeze)
@@ -107,7 +108,7 @@ def test_paths_from_heads_are_the_runs_by_hand(kind: str, freeze: str):
         assert_apart(held.values, result.values, msg="MLPs pass something on")
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", thinned(MODELS, keep=["grouped"]))
 def test_paths_from_and_to_mlps(kind: str):
     model, (corrupted, clean) = build(kind), prompts()
     receivers = [(2, "mlp"), (3, 1)]
@@ -132,7 +133,7 @@ def test_direct_effects_on_logits(freeze: str):
         assert_close(result.values[layer, head], expected)
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", thinned(MODELS, keep=["grouped"]))
 def test_all_pairs_of_heads(kind: str):
     model, (corrupted, clean) = build(kind), prompts()
     result = patching.head_to_head(model, corrupted, clean, metric=metric)

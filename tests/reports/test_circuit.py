@@ -117,6 +117,7 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_whether_the_model_prefers_the_right_answer_is_told(model: HookedTransformer, tmp_path: Path) -> None:
     for right, wrong, lead in ((" Mary", " John", "Why does the model say"), (" John", " Mary", "does not prefer")):
         study = circuit.find(model, circuit.Task([CLEAN], [CORRUPTED], [right], [wrong]), method="eap", check=10)

@@ -9,6 +9,7 @@ from torch import Tensor
 from hooked_lm import HookedTransformer
 from hooked_lm.models.generation.sampling import sample_logits
 from tests.close import assert_close, assert_near
+from tests.core import CORE_KINDS, thinned
 from tests.models.toys import D_VOCAB, KINDS, N_CTX, N_LAYERS, ids, padded, toy, words
 
 QUIET: dict[str, Any] = {"verbose": False, "stop_at_eos": False}
@@ -25,7 +26,7 @@ def by_hand(model: HookedTransformer, row: Tensor, n: int) -> Tensor:
 # ---- greedy, in every way ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", thinned(KINDS, keep=CORE_KINDS))
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_unequal_prompts_continue_as_each_would_alone(kind: str, side: str) -> None:
     model = toy(kind)
@@ -311,7 +312,7 @@ def test_a_hook_may_differentiate_and_nothing_else_does() -> None:
     assert not out.requires_grad
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", thinned(KINDS, keep=CORE_KINDS))
 @pytest.mark.parametrize("cached", [True, False])
 def test_the_cache_holds_every_token_of_the_result(kind: str, cached: bool) -> None:
     model = toy(kind)
