@@ -117,6 +117,8 @@ MEANING = {
     "hook_key_bias": "what is added to the scores of each key, made of its value",
     "hook_c2p": "content-to-position scores: the query's content and the key's relative position",
     "hook_p2c": "position-to-content scores: the query's relative position and the key's content",
+    "hook_kernel_scores": "the kernel of each convolving head at each position, before its softmax over offsets",
+    "hook_kernel": "that kernel after the softmax",
     "hook_conv_pre": "the convolution beside the first block, before its activation",
     "hook_conv_out": "exactly what that convolution adds to the stream",
     "hook_resid_conv": "the stream plus `hook_conv_out`, before its norm",

@@ -23,13 +23,14 @@ SEQ2SEQ_ARCHITECTURES = {
     "UMT5ForConditionalGeneration",
 }  # fmt: skip
 MASKED_LM_ARCHITECTURES = {
-    "AlbertForMaskedLM", "BertForMaskedLM", "BigBirdForMaskedLM", "CamembertForMaskedLM", "Data2VecTextForMaskedLM",
+    "AlbertForMaskedLM", "BertForMaskedLM", "BigBirdForMaskedLM", "CamembertForMaskedLM", "ConvBertForMaskedLM",
+    "Data2VecTextForMaskedLM",
     "DebertaForMaskedLM", "DebertaV2ForMaskedLM", "DistilBertForMaskedLM", "ElectraForMaskedLM", "ErnieForMaskedLM",
     "EsmcForMaskedLM", "EsmForMaskedLM", "EuroBertForMaskedLM", "FlaubertWithLMHeadModel", "GteForMaskedLM",
     "JinaEmbeddingsV3ForMaskedLM", "LongformerForMaskedLM", "MegatronBertForMaskedLM", "ModernBertForMaskedLM",
     "MPNetForMaskedLM", "NomicBertForMaskedLM", "RemBertForMaskedLM", "RobertaForMaskedLM",
-    "RobertaPreLayerNormForMaskedLM", "RoFormerForMaskedLM", "UltrabertForMaskedLM", "XLMRobertaForMaskedLM",
-    "XLMRobertaXLForMaskedLM", "XLMWithLMHeadModel", "XmodForMaskedLM",
+    "RobertaPreLayerNormForMaskedLM", "RoFormerForMaskedLM", "SqueezeBertForMaskedLM",
+    "UltrabertForMaskedLM", "XLMRobertaForMaskedLM", "XLMRobertaXLForMaskedLM", "XLMWithLMHeadModel", "XmodForMaskedLM",
 }  # fmt: skip
 POST_NORM_ARCHITECTURES = {"Exaone4ForCausalLM", "FlexOlmoForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM"}
 

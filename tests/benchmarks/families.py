@@ -51,6 +51,7 @@ BESIDES: dict[str, dict[str, Any]] = {
         "mamba_chunk_size": 256,
         "attn_layer_indices": [3, 7, 11],
     },
+    "convbert": {"embedding_size": 768, "conv_kernel_size": 9, "num_groups": 1},
     "gpt_neo": {"attention_types": [[["global", "local"], N_LAYERS // 2]], "window_size": 256},
     "gpt_neox_japanese": {"intermediate_multiple_size": 4},
     "kimi_linear": {"linear_num_heads": 12, "linear_head_dim": 64},
@@ -63,6 +64,7 @@ BESIDES: dict[str, dict[str, Any]] = {
         "linear_key_head_dim": 64,
         "linear_value_head_dim": 64,
     },
+    "squeezebert": {"embedding_size": 768},
     "switch_transformers": {"num_sparse_encoder_layers": 6, "num_sparse_decoder_layers": 6, "expert_capacity": 64},
 }
 ROUNDS = {(1, 16): 15, (4, 128): 5}

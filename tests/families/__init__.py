@@ -7,6 +7,7 @@ windows shorter than the prompt, how much of a head is rotary and how it is stre
 from tests.families import (
     attention_options,
     classic,
+    compact_encoders,
     composites,
     delta_nets,
     encoder_decoders,
@@ -38,7 +39,7 @@ DECODERS = (
 )
 
 DECODER_CASES = [case for module in DECODERS for case in module.CASES]
-ENCODER_CASES = [*encoders.CASES]
+ENCODER_CASES = [*encoders.CASES, *compact_encoders.CASES]
 ENCODER_DECODER_CASES = [*encoder_decoders.CASES]
 CASES = [*DECODER_CASES, *ENCODER_CASES, *ENCODER_DECODER_CASES]
 

@@ -55,6 +55,12 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "attention_head_size": (4, 8, 12),
     "conv_kernel_size": (0, 3, 5),
     "conv_groups": (1, 2, 4),
+    # ConvBERT, SqueezeBERT, MobileBERT
+    "head_ratio": (1, 2, 4),
+    **dict.fromkeys(("num_groups", "q_groups", "k_groups", "v_groups"), (1, 2, 4)),
+    **dict.fromkeys(("post_attention_groups", "intermediate_groups", "output_groups"), (1, 2, 8)),
+    "num_feedforward_networks": (1, 2, 4),
+    "intra_bottleneck_size": (8, 16, 24),
     # T5 and Switch
     "relative_attention_num_buckets": (4, 8, 14, 32),
     "relative_attention_max_distance": (9, 12, 128),

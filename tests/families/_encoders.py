@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.attention.disentangled import DisentangledAttention
+from hooked_lm.components.attention.grouped import GroupedAttention
+from hooked_lm.components.attention.mixed import MixedAttention
 from hooked_lm.components.blocks.adapter import AdapterPostNormBlock
 from hooked_lm.components.blocks.conv import ConvPostNormBlock
 from hooked_lm.components.blocks.post_norm import PostNormBlock
@@ -99,6 +101,20 @@ def _(cfg: DisentangledAttention.Config) -> Sites:
 
 
 @sites_of.register
+def _(cfg: MixedAttention.Config) -> Sites:
+    heads = {"hook_k": KEY, "hook_v": KEY, "hook_z": QUERY, "hook_result": "batch pos head d_model"}
+    maps = dict.fromkeys(("hook_attn_scores", "hook_pattern"), "batch head query_pos key_pos")
+    kernels = dict.fromkeys(("hook_kernel_scores", "hook_kernel"), "batch pos head offset")
+    return {"hook_q": QUERY} | heads | maps | below("conv", heads | kernels)
+
+
+@sites_of.register
+def _(cfg: GroupedAttention.Config) -> Sites:
+    heads = {"hook_q": QUERY, "hook_k": KEY, "hook_v": KEY, "hook_z": QUERY, "hook_result": "batch pos head d_model"}
+    return heads | dict.fromkeys(("hook_attn_scores", "hook_pattern"), "batch head query_pos key_pos")
+
+
+@sites_of.register
 def _(cfg: ConvPostNormBlock.Config) -> Sites:
     sites = sites_of.dispatch(PostNormBlock.Config)(cfg)
     sites |= dict.fromkeys(("hook_conv_pre", "hook_conv_out", "hook_resid_conv"), STREAM)
@@ -140,9 +156,15 @@ def _(cfg: EncoderConfig) -> Sites:
     return sites
 
 
-@sizes_of.register
-def _(cfg: DisentangledAttention.Config) -> dict[str, int]:
+@sizes_of.register(DisentangledAttention.Config)
+@sizes_of.register(GroupedAttention.Config)
+def _(cfg: Any) -> dict[str, int]:
     return {"head": cfg.n_heads, "kv_head": cfg.n_heads, "d_head": cfg.d_head}
+
+
+@sizes_of.register
+def _(cfg: MixedAttention.Config) -> dict[str, int]:
+    return {"head": cfg.n_heads, "kv_head": cfg.n_heads, "d_head": cfg.d_head, "offset": cfg.n_offsets}
 
 
 def sizes(tree: EncoderConfig, site: str, batch: int, pos: int) -> dict[str, int]:

@@ -1,13 +1,17 @@
-"""Differential, routed and disentangled attention."""
+"""Differential, routed, disentangled, mixed and grouped attention."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hooked_lm.components.attention.differential import DifferenceNorm, DifferentialAttention
 from hooked_lm.components.attention.disentangled import DisentangledAttention
-from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.attention.grouped import GroupedAttention
+from hooked_lm.components.attention.mixed import MixedAttention, SpanConv
+from hooked_lm.components.attention.multihead import Attend, Attention, project
 from hooked_lm.components.attention.routed import RoutedAttention
 from hooked_lm.components.attention.value_mask import ValueMaskedAttention
 from hooked_lm.components.context import Context
@@ -21,7 +25,9 @@ from hooked_lm.components.verification.registry import (
     add_bias,
     identities,
     input_weights,
+    output_from_sites,
     output_weights,
+    within,
 )
 
 
@@ -98,11 +104,8 @@ def _(
     yield "the keys of largest bias, of equal ones the last, are seen", seen
 
 
-@identities.register
-def _(
-    attn: DisentangledAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
-) -> Iterator[Identity]:
-    """Identities between the sites of a run with input `get_input()`."""
+def projection_identities(attn: Attend, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+    """The identities of queries, keys and values of a run with input `get_input()`."""
     for name in "qkv":
 
         def projected(name: str = name) -> tuple[Tensor, Tensor]:
@@ -110,6 +113,14 @@ def _(
             return add_bias(torch.einsum("bpm,nmh->bpnh", get_input(), W), b), at(f"hook_{name}")
 
         yield f"ln1.normalized * w + b -> {name}", projected
+
+
+@identities.register
+def _(
+    attn: DisentangledAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
+) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()`."""
+    yield from projection_identities(attn, at, get_input)
     terms = ["hook_c2p"] * attn.cfg.c2p + ["hook_p2c"] * attn.cfg.p2c
     yield "q k^T * scale + c2p + p2c == attn_scores, where a key is real", products(attn.scale, at, terms)
     yield from mixing_identities(attn, at)
@@ -119,3 +130,86 @@ def _(
 def _(attn: DisentangledAttention) -> list[InputWeight]:
     """The weights that the input is multiplied by."""
     return [(attn, f"W_{x}", f"b_{x}") for x in "QKV"]
+
+
+@identities.register
+def _(
+    attn: GroupedAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
+) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()`, by the whole matrices."""
+    yield from projection_identities(attn, at, get_input)
+    yield from mixing_identities(attn, at, lambda: at("hook_q"), lambda: at("hook_k"))
+
+
+@input_weights.register
+def _(attn: GroupedAttention) -> list[InputWeight]:
+    """None: a norm's weights cannot be folded into whole matrices, which are not parameters."""
+    return []
+
+
+@output_weights.register
+def _(attn: GroupedAttention) -> list[Tensor]:
+    """Only the bias: a matrix of groups cannot be centred."""
+    return [] if attn.b_O is None else [attn.b_O]
+
+
+@identities.register
+def _(
+    attn: MixedAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
+) -> Iterator[Identity]:
+    """Those of both kinds of heads."""
+    yield from projection_identities(attn, at, get_input)
+    yield from mixing_identities(attn, at, lambda: at("hook_q"), lambda: at("hook_k"))
+    for name, pair in identities(attn.conv, within(at, "conv"), get_input, lambda: at("hook_q")):
+        yield f"conv: {name}", pair
+
+
+@output_from_sites.register
+def _(attn: MixedAttention, at: Sites) -> Tensor:
+    """The output, from that of each head."""
+    return add_bias(at("hook_result").sum(2) + at("conv.hook_result").sum(2), attn.b_O)
+
+
+@input_weights.register
+def _(attn: MixedAttention) -> list[InputWeight]:
+    """None: the input is convolved too, and is zero outside of the text, where the output of a norm would not be."""
+    return []
+
+
+@output_weights.register
+def _(attn: MixedAttention) -> list[Tensor]:
+    """The weights that write the output."""
+    weights: list[Tensor] = [attn.W_O, attn.conv.W_O]
+    return weights if attn.b_O is None else [*weights, attn.b_O]
+
+
+@identities.register
+def _(conv: SpanConv, at: Sites, get_input: LazyTensor, queries: LazyTensor) -> Iterator[Identity]:
+    """Identities between the sites of a run without padding, with input `get_input()` and these queries."""
+
+    def around(x: Tensor) -> Tensor:
+        """The values around each position, with a last axis of offsets."""
+        sides = (0, 0) * (x.ndim - 2) + (conv.cfg.n_offsets // 2,) * 2
+        return F.pad(x, sides).unfold(1, conv.cfg.n_offsets, 1)
+
+    def keys() -> Tensor:
+        spans = torch.einsum("bpmo,om->bpm", around(get_input()), conv.W_depth)
+        return project(spans, conv.W_K, conv.b_K)
+
+    def scores() -> Tensor:
+        return torch.einsum("bpnh,nhko->bpko", queries() * at("hook_k"), conv.W_kernel) + conv.b_kernel
+
+    made: dict[str, tuple[str, LazyTensor]] = {
+        "k": ("input around each position, W_depth, W_K + b_K", keys),
+        "kernel_scores": ("(q * k) W_kernel + b_kernel", scores),
+        "kernel": ("softmax(kernel_scores)", lambda: at("hook_kernel_scores").softmax(-1)),
+        "v": ("input W_V + b_V", lambda: project(get_input(), conv.W_V, conv.b_V)),
+        "z": ("kernel @ v", lambda: torch.einsum("bpnho,bpno->bpnh", around(at("hook_v")), at("hook_kernel"))),
+        "result": ("z @ W_O", lambda: torch.einsum("bpnh,nhm->bpnm", at("hook_z"), conv.W_O)),
+    }
+    for site, (label, make) in made.items():
+        yield f"{label} == {site}", partial(_with_site, make, at, f"hook_{site}")
+
+
+def _with_site(make: LazyTensor, at: Sites, site: str) -> tuple[Tensor, Tensor]:
+    return make(), at(site)

@@ -8,6 +8,7 @@ from hooked_lm.components.adapters import AdaptedAttention, AdaptedGatedMLP
 from hooked_lm.components.attention.wide import WideAttention
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.blocks.shared import SharedBlock
+from hooked_lm.components.grouped import GroupedMLP
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import ClampedGatedMLP, MoE
@@ -153,7 +154,8 @@ def _of_block(block: Any) -> int:
         return n + block.ln3.d_model**2 + _of_adapters(block.attn, block.mlp)
     for attn in (getattr(block, "attn", None), getattr(block, "cross_attn", None)):
         if attn is not None:
-            n += 2 * attn.d_model * attn.d_head * (attn.n_heads + getattr(attn, "n_kv", attn.n_heads))
+            dense = 2 * attn.d_model * attn.d_head * (attn.n_heads + getattr(attn, "n_kv", attn.n_heads))
+            n += getattr(attn, "n_weights", dense)
     return n + (_of_mlp(block.mlp) if hasattr(block, "mlp") else 0)
 
 
@@ -161,6 +163,8 @@ def _of_mlp(mlp: Any) -> int:
     if isinstance(mlp, MoE.Config):
         shared = 0 if mlp.shared is None else _of_mlp(mlp.shared) + mlp.shared_gate * mlp.d_model
         return int(mlp.n_experts * (mlp.d_model + _of_mlp(mlp.expert)) + shared)
+    if isinstance(mlp, GroupedMLP.Config):
+        return mlp.d_model * mlp.d_mlp // mlp.n_groups_in + mlp.d_model * mlp.d_mlp // mlp.n_groups_out
     return int((2 if isinstance(mlp, MLP.Config) else 3) * mlp.d_model * mlp.d_mlp)
 
 
