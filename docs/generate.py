@@ -82,7 +82,7 @@ MEANING = {
     "hook_x": "the input of the convolution over positions; of a short convolution, before the factor `hook_B`",
     "hook_prev": "the stream of the previous token, which is mixed with that of the token",
     "hook_conv": "the input of the recurrence: after the convolution and its activation",
-    "hook_gate": "the gate of the output (of attention: of `hook_z`), before its activation",
+    "hook_gate": "the gate of the output (of attention: of `hook_z`; of a norm: of its output), before its activation",
     "hook_conv_q": "queries after the convolution and its activation",
     "hook_conv_k": "keys after the convolution and its activation",
     "hook_conv_v": "values after the convolution and its activation",

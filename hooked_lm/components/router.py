@@ -102,6 +102,7 @@ class GroupedSigmoidRouter:
     corrected: bool = True
     in_fp32: bool = True
     eps: float = 1e-20
+    fill: float = float("-inf")  # the corrected score of experts in other groups
     corrects_logits: bool = False
     soft_cap: float | None = None
     keeps_weights: bool = False
@@ -120,7 +121,7 @@ class GroupedSigmoidRouter:
         corrected_scores = compared if correction is None else compared + correction
         if self.n_groups > 1:
             best = _grouped(corrected_scores, self.n_groups).topk(2, -1).values.sum(-1)
-            corrected_scores = _fill_other_groups(corrected_scores, best, self.top_groups, float("-inf"))
+            corrected_scores = _fill_other_groups(corrected_scores, best, self.top_groups, self.fill)
         indices = corrected_scores.topk(top_k, -1).indices
         weights = scores.gather(-1, indices)
         if self.renormalize:

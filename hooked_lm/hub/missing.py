@@ -33,7 +33,6 @@ REASONS: dict[str, tuple[str, ...]] = {
     "its tokens have shapes and sounds beside them": ("roc_bert",),
     # mechanisms that no component has
     "blocks that are run again and again": ("hrm_text",),
-    "gated norms around latent attention": ("axk2",),
     "an indexer that chooses blocks of keys": ("minimax_m3_vl", "minimax_m3_vl_text"),
     "learned factors of rotary, and scores scaled for each head": ("mistral_large4",),
     "keys that pool several tokens, and streams mixed by doubly stochastic matrices": ("deepseek_v4",),

@@ -37,6 +37,7 @@ from hooked_lm.components.blocks.per_layer import PerLayerBlock, PerLayerEmbed, 
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.blocks.shared import RepeatedEmbed, SharedBlock
 from hooked_lm.components.blocks.shortcut import ShortcutEnd, ShortcutStart
+from hooked_lm.components.gated_norm import LowRankGatedNorm
 from hooked_lm.components.hyper_connection import HyperConnection
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP
@@ -78,6 +79,7 @@ def norm(cfg: Any, words: str = STREAM) -> Sites:
     axes = words.split()
     n_axes = 2 if getattr(cfg, "joint", False) else 1
     sites = {"hook_scale": " ".join([*axes[:-n_axes], *["1"] * n_axes]), "hook_normalized": words}
+    sites |= {"hook_gate": words} if isinstance(cfg, LowRankGatedNorm.Config) else {}
     return sites | {"hook_in": words} if isinstance(cfg, MergedRMSNorm.Config) else sites
 
 

@@ -63,6 +63,8 @@ DOTS = {
     "swa_v_head_dim": 8,
 }
 
+AXK = {**{name: value for name, value in DSA.items() if name != "first_k_dense_replace"}, "gated_norm_rank": 5}
+
 # Its default gives each layer an indexer.
 GLM = {**DSA, "num_hidden_layers": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}
 
@@ -166,6 +168,26 @@ CASES = [
                 "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
                 "indexed_attention": {"rope_type": "linear", "rope_theta": 100.0, "factor": 3.0},
             },
+        },
+        adjust=balanced,
+    ),
+    Case("axk2", "groups", {**AXK, "rope_theta": 100.0}, adjust=balanced),
+    Case(
+        "axk2",
+        "no-groups-yarn-biased-tied",
+        {**AXK, **YARN, "n_group": None, "topk_group": None, "attention_bias": True, "tie_word_embeddings": True},
+        adjust=balanced,
+    ),
+    Case(
+        "axk2",
+        "all-sparse-gelu-not-renormalised",
+        {
+            **AXK,
+            "mlp_layer_types": ["sparse", "sparse"],
+            "hidden_act": "gelu",
+            "norm_topk_prob": False,
+            "gated_norm_rank": 3,
+            "v_head_dim": 8,
         },
         adjust=balanced,
     ),

@@ -3,15 +3,16 @@
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.activations import activation
-from hooked_lm.components.attention.latent import LatentAttention
+from hooked_lm.components.attention.latent import LatentAttention, LatentInputs
 from hooked_lm.components.attention.multihead import QUERY, Attention, SelfAttention, project
 from hooked_lm.components.attention.projection import projection
 from hooked_lm.components.attention.sparse_latent import SharedIndexAttention, SparseLatentAttention
-from hooked_lm.components.norm import upcast
+from hooked_lm.components.norm import norm_unhooked, upcast
 from hooked_lm.hooks import HookPoint
 
 Gate = Float[Tensor, "batch pos head width"]
@@ -107,3 +108,41 @@ class GatedSharedIndexAttention(OutputGate, SharedIndexAttention):  # type: igno
             return GatedSharedIndexAttention(self)
 
     cfg: Config  # type: ignore[assignment]
+
+
+class QueryGatedSparseLatentAttention(GatedSparseLatentAttention):
+    """Gated latent attention whose queries and gates are projections of `[norm(c), c]` with the latent c of queries (A.X K2).
+
+    `W_UQ` and `W_gate` are [head, 2 d_q_latent, ...]; the indexer reads `norm(c)`.
+    """
+
+    @dataclass(frozen=True)
+    class Config(GatedSparseLatentAttention.Config):
+        def build(self) -> "QueryGatedSparseLatentAttention":
+            return QueryGatedSparseLatentAttention(self)
+
+    cfg: Config
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        assert cfg.d_q_latent is not None, "gates are projections of a latent"
+        self.W_UQ = projection(cfg.n_heads, 2 * cfg.d_q_latent, cfg.d_head)
+        self.W_gate = projection(cfg.n_heads, 2 * cfg.d_q_latent, cfg.d_value)
+
+    def q_latent(self, x: Float[Tensor, "batch pos *head d_model"]) -> Float[Tensor, "batch pos *head d_latent"]:
+        """The latent of queries after its norm, and before it."""
+        down = F.linear(x, self.W_DQ.T, self.b_DQ)
+        hooked = self.hook_q_latent(down if down.ndim == 3 else down.mean(2))
+        if down.ndim == 3:
+            return torch.cat([self.q_norm(hooked), hooked], -1)
+        raw = down + (hooked - down.mean(2))[:, :, None]
+        edit = self.q_norm(hooked) - norm_unhooked(self.q_norm, hooked)
+        return torch.cat([norm_unhooked(self.q_norm, raw) + edit[:, :, None], raw], -1)
+
+    def index_input(self, inputs: LatentInputs) -> Float[Tensor, "batch pos *head d_latent"]:
+        """What the indexer's queries are projections of."""
+        return inputs.q_latent[..., : self.cfg.d_q_latent]
+
+    def gate_of(self, inputs: LatentInputs) -> Gate:
+        """What the mixed values are multiplied by."""
+        return self.gate(inputs.q_latent)

@@ -41,14 +41,24 @@ class SparseLatentAttention(LatentAttention):
 
     def attend(self, q: PerHead, k: Keys, v: Values, inputs: LatentInputs, context: Context, layer: int) -> Mixed:
         """The mixed values, for the queries, keys and values of the new tokens."""
-        rotary, gate = self.cfg.indexer.rotary, self.gate(inputs.query_input)
-        index_q, weights = self.indexer.queries(inputs.query_input, inputs.q_latent, context.query_angles(rotary))
+        rotary, gate = self.cfg.indexer.rotary, self.gate_of(inputs)
+        index_q, weights = self.indexer.queries(
+            inputs.query_input, self.index_input(inputs), context.query_angles(rotary)
+        )
         index_k = self.indexer.keys(inputs.key_input, context.key_angles(rotary))
         keys, values = context.update_kv(layer, _packed(k, index_k), _packed(v))
         mix = partial(self._mix_packed, layer, context)
         z = context.attend_rows(layer, mix, _packed(q, index_q, weights), keys, values)
         (z,) = _unpacked(z, (self.cfg.n_heads, self.cfg.d_value))
         return self.hook_z(z if gate is None else z * gate)
+
+    def index_input(self, inputs: LatentInputs) -> Float[Tensor, "batch pos *head d_latent"]:
+        """What the indexer's queries are projections of."""
+        return inputs.q_latent
+
+    def gate_of(self, inputs: LatentInputs) -> Tensor | None:
+        """What the mixed values are multiplied by, if they are."""
+        return self.gate(inputs.query_input)
 
     def _mix_packed(
         self, layer: int, whole: Context, queries: Packed, keys: Packed, values: Packed, context: Context

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
-from hooked_lm.components.attention.gated import OutputGate
+from hooked_lm.components.attention.gated import OutputGate, QueryGatedSparseLatentAttention
 from hooked_lm.components.attention.indexer import Indexer
 from hooked_lm.components.attention.latent import LatentAttention, times
 from hooked_lm.components.attention.multihead import project
@@ -61,7 +62,13 @@ def _(
                 at("hook_q_latent"),
             ),
         )
-    yield from gate_identity(attn, at, get_input)
+    if isinstance(attn, QueryGatedSparseLatentAttention):
+        yield (
+            "latent -> gate",
+            lambda: (project(_q_latent(attn, at, get_input), attn.W_gate, attn.b_gate), at("hook_gate")),
+        )
+    else:
+        yield from gate_identity(attn, at, get_input)
     scored = ("hook_q", "hook_k") if attn.cfg.rotary is None else ("hook_rot_q", "hook_rot_k")
     if attn.cfg.rotary is not None:
         for name in "qk":
@@ -73,7 +80,9 @@ def _q_latent(attn: LatentAttention, at: Sites, get_input: LazyTensor) -> Tensor
     """What the queries are projections of."""
     if attn.cfg.d_q_latent is None:
         return get_input()
-    return times(norm_output(attn, "q_norm", at, lambda: at("hook_q_latent")), attn.cfg.q_factor)
+    normed = times(norm_output(attn, "q_norm", at, lambda: at("hook_q_latent")), attn.cfg.q_factor)
+    both = isinstance(attn, QueryGatedSparseLatentAttention)
+    return torch.cat([normed, at("hook_q_latent")], -1) if both else normed
 
 
 def _without_rotary(attn: LatentAttention, name: str, at: Sites) -> Pair:
@@ -81,12 +90,16 @@ def _without_rotary(attn: LatentAttention, name: str, at: Sites) -> Pair:
     return lambda: (at(f"hook_{name}")[..., :d], at(f"hook_rot_{name}")[..., :d])
 
 
+def _gates_input(attn: LatentAttention) -> bool:
+    return isinstance(attn, OutputGate) and not isinstance(attn, QueryGatedSparseLatentAttention)
+
+
 @input_weights.register
 def _(attn: LatentAttention) -> list[InputWeight]:
     """The weights that the input is multiplied by."""
     names = ["DKV", "KR"] + ([] if attn.cfg.d_q_latent is None else ["DQ"])
     down: list[InputWeight] = [(attn, f"W_{x}", f"b_{x}") for x in names]
-    down += [(attn, "W_gate", "b_gate")] if isinstance(attn, OutputGate) else []
+    down += [(attn, "W_gate", "b_gate")] if _gates_input(attn) else []
     return [*down, (attn, "W_Q", "b_Q")] if attn.cfg.d_q_latent is None else down
 
 
@@ -113,7 +126,10 @@ def _(
 
     yield (
         "latent -> index_q",
-        lambda: (project(_q_latent(attn, at, get_input), indexer.W_Q, None), of_index("hook_index_q")),
+        lambda: (
+            project(_q_latent(attn, at, get_input)[..., : indexer.cfg.d_query], indexer.W_Q, None),
+            of_index("hook_index_q"),
+        ),
     )
     yield "ln1.normalized * w + b -> index_k", lambda: (get_input() @ indexer.W_K, of_index("hook_index_k"))
     yield (

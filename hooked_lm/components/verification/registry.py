@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.blocks.block import Block
 from hooked_lm.components.blocks.hybrid import sublayer_scale
+from hooked_lm.components.gated_norm import LowRankGatedNorm
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.norm import RMSNorm, norm_of, norm_unhooked
 
@@ -99,6 +100,14 @@ def norm_identity(
 
     kind = "stream - mean" if isinstance(norm, LayerNorm) else "stream"
     yield f"{label or name}: normalized * scale == {kind}", restored
+    if isinstance(norm, LowRankGatedNorm):
+        yield (
+            f"{label or name}: normalized * w -> gate",
+            lambda: (
+                norm.gate(RMSNorm.apply_weights(norm, at(f"{name}.hook_normalized"))),
+                at(f"{name}.hook_gate"),
+            ),
+        )
 
 
 def scaled_output(block: Block, part: str, post_norm: str, at: Sites) -> Tensor:

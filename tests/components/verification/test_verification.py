@@ -34,6 +34,7 @@ INSIDE_OTHERS = {
     "Indexer",
     "JointLayerNorm",
     "LayerNorm",
+    "LowRankGatedNorm",
     "MaskScaledEncoderEmbed",
     "MergedRMSNorm",
     "PosEmbed",
