@@ -262,9 +262,11 @@ Of a checkpoint that reads images or sounds besides text, `HookedTransformer.fro
 decoder of text alone: of any composite whose language model has a `model_type` in the table above. It is found by one rule: its
 config is `text_config`, its tensors are those with the prefix of its embedding (`language_model.`, `model.language_model.`,
 `model.text_model.`, ...), or those of its modules where they lie beside the towers. What was left out (towers, projectors) is
-logged once, as a warning of the logger `hooked_lm.hub.hf_load`, and in `model.cfg.left_out`. Tensors of the language model that
-no family reads are refused. `to_hf` and `save_pretrained` refuse, as the composite cannot be written back;
-`model.cfg.left_out = None` lets them write the language model alone, where transformers has a class for it.
+logged once, as a warning of the logger `hooked_lm.hub.hf_load`, and in `model.cfg.left_out`; so are parts of the language model
+that only images use (the cross-attention layers of Llama 3.2 Vision, without which layers are counted as in Llama 3.1; the
+experts for images of ERNIE 4.5 VL). Other tensors of the language model that no family reads are refused. `to_hf` and
+`save_pretrained` refuse, as the composite cannot be written back; `model.cfg.left_out = None` lets them write the language model
+alone, where transformers has a class for it.
 
 On text alone the logits are those of the composite in transformers; tokens that stand for images count as any other token.
 Three things to know:

@@ -3,10 +3,13 @@
 One rule finds the language model of any composite: its config is the innermost `thinker_config` or `text_config`, and the
 position of its embedding among the tensor names shows the prefix of its tensors. All else is left out: towers, projectors,
 generators. On text alone the language model computes what the composite does.
+
+Parts inside of the language model that only images use are left out too: a family names them in `text_names`.
 """
 
 import copy
 import fnmatch
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -78,16 +81,21 @@ class LanguageModel(Renamed):
         self.left_out = dict(sorted(left_out.items()))
 
 
-def language_model(tensors: Mapping[str, Tensor], module: ModuleType, tree: DecoderConfig) -> LanguageModel:
-    """The tensors of the language model among those of a composite.
+def language_model(
+    tensors: Mapping[str, Tensor], module: ModuleType, tree: DecoderConfig, text_names: Mapping[str, str | None]
+) -> LanguageModel:
+    """The tensors of the language model among those of a composite; `text_names` are those of its family.
 
     Raises ValueError if there is no embedding of the language model, and for tensors of it that no row reads.
     """
-    finder = _Finder(module, expand(module.rows(tree), l=list(range(len(tree.blocks)))), tensors)
+    rows = expand(module.rows(tree), l=list(range(len(tree.blocks))))
+    finder = _Finder(module, rows, tensors, text_names)
     names, unread, left_out = dict[str, str](), list[str](), Counter[str]()
     for name in tensors:
         if (rest := finder.below_tower(name)) is None:
             left_out[_module(name)] += 1
+        elif part := finder.for_images(rest):
+            left_out[name.removesuffix(rest) + part] += 1
         elif (present := finder.present(rest)) is None:
             unread.append(name)
         else:
@@ -99,7 +107,7 @@ def language_model(tensors: Mapping[str, Tensor], module: ModuleType, tree: Deco
             f"the language model has tensors that a {kind} has not: {', '.join(unread[:4])}{more}; left out is only what lies "
             f"outside of it (of {finder.prefix + '*' if finder.is_nested else 'its modules'})"
         )
-    return LanguageModel(tensors, names, left_out)
+    return LanguageModel(tensors, names, _united(left_out))
 
 
 def fitted(tree: DecoderConfig, module: ModuleType, tensors: Mapping[str, Tensor]) -> DecoderConfig:
@@ -139,6 +147,30 @@ def _module(name: str) -> str:
     return ".".join(parts[: 2 if parts[0] in ("model", "thinker") else 1])
 
 
+def _united(left_out: Mapping[str, int]) -> dict[str, int]:
+    """The same, with one entry for modules that differ in numbers alone.
+
+    >>> _united({"layers.3": 2, "layers.8": 2, "layers.9": 2, "tower": 7})
+    {'layers.{3,8-9}': 6, 'tower': 7}
+    """
+    total, numbers = Counter[str](), dict[str, list[set[int]]]()
+    for name, n in left_out.items():
+        found = [int(part) for part in name.split(".") if part.isdigit()]
+        kind = ".".join("{}" if part.isdigit() else part for part in name.split("."))
+        total[kind] += n
+        for seen, number in zip(numbers.setdefault(kind, [set() for _ in found]), found, strict=True):
+            seen.add(number)
+    return {kind.format(*(_spans(seen) for seen in numbers[kind])): n for kind, n in total.items()}
+
+
+def _spans(numbers: Collection[int]) -> str:
+    """A number as it is, several in braces: `{3,8-9}`."""
+    starts = sorted(number for number in numbers if number - 1 not in numbers)
+    ends = sorted(number for number in numbers if number + 1 not in numbers)
+    spans = [f"{start}" if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True)]
+    return spans[0] if len(numbers) == 1 else f"{{{','.join(spans)}}}"
+
+
 class _Finder:
     """Tells the tensors of a language model from those of the other modules, by the rows of its family.
 
@@ -146,9 +178,17 @@ class _Finder:
     language model lie beside the towers.
     """
 
-    def __init__(self, module: ModuleType, rows: Iterable[Row], tensors: Collection[str]) -> None:
+    def __init__(
+        self,
+        module: ModuleType,
+        rows: Iterable[Row],
+        tensors: Collection[str],
+        text_names: Mapping[str, str | None],
+    ) -> None:
         self._base, self._ignored = module.PREFIX, module.IGNORED
-        self._renamed = {**getattr(module, "RENAMED", {})}
+        renamed = {old: new for old, new in text_names.items() if new is not None}
+        self._renamed = {**getattr(module, "RENAMED", {}), **renamed}
+        self._for_images = [re.compile(old) for old in text_names if old not in renamed]
         embedding = next(row.source for row in rows if row.target == "embed.W_E")
         self._sources = {row.source for row in rows}
         self._beside = {source.split(".")[0] for source in self._sources if not source.startswith(self._base)}
@@ -180,6 +220,11 @@ class _Finder:
         rest = name.removeprefix(self._outer)
         roots = self._beside if self.is_nested else self._roots
         return rest if rest.removeprefix("" if self.is_nested else self._base).split(".")[0] in roots else None
+
+    def for_images(self, rest: str) -> str | None:
+        """The part of the language model that has this tensor, if only images use that part; else None."""
+        found = next((match for part in self._for_images if (match := part.search(rest))), None)
+        return None if found is None else rest[: found.end()]
 
     def present(self, rest: str) -> str | None:
         """The name of a tensor in a checkpoint of the language model alone; None if no row reads it."""

@@ -49,10 +49,12 @@ class HFCheckpoint:
 
     def tensors(self) -> Mapping[str, Tensor]:
         """The weights by current transformers names."""
-        if self.whole is not None:
+        text_names = getattr(self.family, "text_names", None)
+        if self.whole is not None or text_names is not None:
             tree = read_config(self.family, self.config)
             assert isinstance(tree, DecoderConfig)
-            return composite.language_model(self.open_weights(), self.family, tree)
+            names = text_names(HFConfig(self.config.to_dict(), {})) if text_names else {}
+            return composite.language_model(self.open_weights(), self.family, tree, names)
         return in_present_names(self.open_weights(), getattr(self.family, "RENAMED", {}))
 
     def tree(self, tensors: Mapping[str, Tensor]) -> Tree:

@@ -46,12 +46,10 @@ REASONS: dict[str, tuple[str, ...]] = {
         "inkling_text",
     ),
     "streams that predict several tokens": ("prophetnet",),
-    "layers that attend to images lie between those of its language model, and are skipped on text alone": ("mllama",),
     "what a token sees depends on where the prompt ended: all of the prompt, and the last tokens of the answer": (
         "unlimited_ocr",
     ),
     "its layers depend on a delay of the sound that it writes down": ("voxtral_realtime",),
-    "experts for images beside those for text, numbered together": ("ernie4_5_vl_moe",),
     "a norm after the position embedding, and an image before the text": ("git",),
     "two tables of embeddings that are one": ("molmo2",),
     "a LayerNorm of the mixed values of all heads together, and positions that skip the ids of padding": ("kosmos-2",),

@@ -129,7 +129,8 @@ def _shape_problems(
     try:
         for row, shape in zip(rows, target_shapes, strict=True):
             row.sizes(source_shape, shape)
-        check_coverage(rows, target_shapes, source_shape)
+        if not any(row.partial for row in rows):
+            check_coverage(rows, target_shapes, source_shape)
     except ValueError as error:
         return [Problem(f"{name}: {error}")]
     return []

@@ -21,6 +21,7 @@ Loading rearranges and never computes, so a parameter is a view of the checkpoin
 Axes in the patterns: n heads, h d_head, m d_model, f d_mlp, v d_vocab, e expert. Any name that einops accepts will do.
 """
 
+import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ class Row:
         take: the part of a fused tensor that is the target: axis -> index (the axis is dropped) or slice (it is kept).
         tied: name of the tensor that `source` equals. If a file lacks `source`, that tensor is read. A file in which
             the two differ is refused. `export` leaves `source` out by default.
+        partial: no parameter holds the rest of the tensor. It is not read, and the tensor cannot be exported.
         **axes: sizes of axes, labels of their parts (see the module), or ranges of placeholders. Sizes that
             follow from the shapes can be omitted.
 
@@ -71,6 +73,7 @@ class Row:
     pattern: str | None
     take: dict[str, int | slice]
     tied: str | None
+    partial: bool
     axes: dict[str, Axis]
 
     def __init__(
@@ -81,9 +84,10 @@ class Row:
         *,
         take: Mapping[str, int | slice] | None = None,
         tied: str | None = None,
+        partial: bool = False,
         **axes: Axis,
     ):
-        self.source, self.target, self.pattern, self.tied = source, target, pattern, tied
+        self.source, self.target, self.pattern, self.tied, self.partial = source, target, pattern, tied, partial
         self.take, self.axes = dict(take or {}), dict(axes)
         self._parts: tuple[tuple[str, int, int], ...] = ()
         self._given: tuple[tuple[str, int], ...] = ()
@@ -149,8 +153,15 @@ class Row:
                 self.pattern,
                 take=take,
                 tied=tied,
+                partial=self.partial,
                 **sizes,
             )
+
+    def between(self, source: str, target: str, tied: str | None) -> "Row":
+        """The same row between other names."""
+        row = copy.copy(self)
+        row.source, row.target, row.tied = source, target, tied
+        return row
 
     def rearrangement(self, n_dims: int) -> Rearrangement:
         """The rearrangement that the row does; rows that differ only in their names share it."""
@@ -225,14 +236,7 @@ def expand(rows: Iterable[Row], **ranges: Axis) -> list[Row]:
 def unprefixed(rows: Iterable[Row], prefix: str) -> list[Row]:
     """The rows for a checkpoint whose names lack `prefix`, such as `"transformer."` in that of a base model."""
     return [
-        Row(
-            row.source.removeprefix(prefix),
-            row.target,
-            row.pattern,
-            take=row.take,
-            tied=row.tied and row.tied.removeprefix(prefix),
-            **row.axes,
-        )
+        row.between(row.source.removeprefix(prefix), row.target, row.tied and row.tied.removeprefix(prefix))
         for row in rows
     ]
 

@@ -52,6 +52,11 @@ BESIDES: dict[str, dict[str, Any]] = {
         "attn_layer_indices": [3, 7, 11],
     },
     "convbert": {"embedding_size": 768, "conv_kernel_size": 9, "num_groups": 1},
+    "ernie4_5_vl_moe_text": {
+        "moe_intermediate_size": [1024, 512],
+        "mlp_layer_types": ["dense"] + ["sparse"] * (N_LAYERS - 1),
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 8, 16]},
+    },
     "gpt_neo": {"attention_types": [[["global", "local"], N_LAYERS // 2]], "window_size": 256},
     "gpt_neox_japanese": {"intermediate_multiple_size": 4},
     "kimi_linear": {"linear_num_heads": 12, "linear_head_dim": 64},

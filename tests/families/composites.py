@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.families._case import FULL, GROUPED, SIZES, YARN, Case, embed_padding
+from tests.families._case import FULL, GROUPED, LLAMA3, SIZES, YARN, Case, embed_padding
 
 WIDE = {**SIZES, **GROUPED, "head_dim": 16}
 TIED = {"tie_word_embeddings": True}
@@ -42,6 +42,16 @@ GEMMA4 = {
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
 }
 MUSE = {**WIDE, "qk_scale_factor": 1.7, "post_norm_eps": 0.1, "output_multiplier": 1.3, "final_logit_softcapping": 4.0}
+MLLAMA = {**SIZES, **GROUPED, "num_hidden_layers": 4, "cross_attention_layers": [1, 2]}
+ERNIE = {
+    **SIZES,
+    **GROUPED,
+    "moe_num_experts": 4,
+    "moe_k": 2,
+    "moe_intermediate_size": [20, 12],
+    "moe_num_shared_experts": 1,
+    "moe_norm_min": 0.1,
+}
 
 
 def axes(*sections: int, **more: Any) -> dict[str, Any]:
@@ -320,6 +330,48 @@ CASES: list[Case] = [
             "attention_bias": True,
             "tie_word_embeddings": False,
         },
+    ),
+    Case("ernie4_5_vl_moe_text", "axes", {**ERNIE, **axes(1, 1, 2)}, composite="ernie4_5_vl_moe"),
+    Case(
+        "ernie4_5_vl_moe_text",
+        "biased-untied-unshared-sparse-first",
+        {
+            **ERNIE,
+            **FULL,
+            **axes(1, 1, 2, rope_theta=30.0),
+            "use_bias": True,
+            "tie_word_embeddings": False,
+            "moe_num_shared_experts": 0,
+            "moe_k": 3,
+            "mlp_layer_types": ["sparse", "dense"],
+        },
+        composite="ernie4_5_vl_moe",
+    ),
+    Case(
+        "ernie4_5_vl_moe_text",
+        "wide-heads-least-sum-gelu",
+        {
+            **ERNIE,
+            **axes(2, 2, 4),
+            "num_attention_heads": 2,
+            "moe_norm_min": 0.7,
+            "hidden_act": "gelu",
+            "mlp_layer_types": ["sparse", "sparse"],
+        },
+        composite="ernie4_5_vl_moe",
+    ),
+    Case("mllama_text_model", "two-between", MLLAMA, composite="mllama"),
+    Case(
+        "mllama_text_model",
+        "first-and-last-full-stretched",
+        {**MLLAMA, **FULL, **LLAMA3, "num_hidden_layers": 5, "cross_attention_layers": [0, 1, 4]},
+        composite="mllama",
+    ),
+    Case(
+        "mllama_text_model",
+        "none-within-gelu",
+        {**MLLAMA, "num_hidden_layers": 2, "cross_attention_layers": [3, 8], "hidden_act": "gelu"},
+        composite="mllama",
     ),
     Case("hunyuan_vl_text", "four-axes", {**WIDE, **axes(2, 2, 2, 2)}, composite="hunyuan_vl"),
     Case(

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, MllamaForCausalLM
 
 from hooked_lm import pretrained
 from hooked_lm.families import family
 from hooked_lm.hub.hf_checkpoint import read_config
-from tests.close import assert_apart
+from tests.close import assert_apart, assert_close
 from tests.families import composites
 from tests.families._case import Case, reference
-from tests.families._models import hooked, prompt
+from tests.families._models import assert_same_tensors, hooked, prompt
 
 QWEN = {str(case): case for case in composites.CASES if case.family == "qwen3_vl_moe_text"}
 EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
@@ -32,11 +32,11 @@ def written(case: Case, folder: Path, turned: tuple[str, ...]) -> Path:
 @torch.no_grad()
 def test_experts_as_published_and_as_saved_again(case: Case, tmp_path: Path) -> None:
     """Also where one of their tensors has the same shape in both layouts: experts are as wide as the stream, or half as wide."""
-    expected = hooked(case)(prompt(case))
+    expected = dict(hooked(case).named_parameters())
     for name, turned in (("published", EXPERTS), ("again", ("no tensor",))):
         model = pretrained.from_pretrained_no_processing(written(case, tmp_path / name, turned))
         assert model.cfg.tree.layout == (name == "again")
-        assert torch.equal(model(prompt(case)), expected)
+        assert_same_tensors(dict(model.named_parameters()), expected)
 
 
 @torch.no_grad()
@@ -77,7 +77,50 @@ def test_the_generator_of_cosmos_is_left_out(tmp_path: Path) -> None:
     tensors |= {f"layers.1.{name}": torch.ones(4, 4) for name in generator} | {"norm_moe_gen.weight": torch.ones(4)}
     save_file(tensors, file, metadata={"format": "pt"})
     model = pretrained.from_pretrained_no_processing(tmp_path)
-    assert torch.equal(model(prompt(case)), hooked(case)(prompt(case)))
+    assert_same_tensors(dict(model.named_parameters()), dict(hooked(case).named_parameters()))
+    assert model.cfg.left_out["layers.1.self_attn.add_q_proj"] == 1
+
+
+MLLAMA = next(case for case in composites.CASES if str(case) == "mllama_text_model-two-between")
+ERNIE = next(case for case in composites.CASES if str(case) == "ernie4_5_vl_moe_text-axes")
+
+
+def test_what_only_images_use_is_left_out() -> None:
+    assert hooked(MLLAMA).cfg.left_out["language_model.model.layers.{1-2}"] == 2 * 13
+    assert hooked(ERNIE).cfg.left_out["model.layers.1.mlp.experts.{4-7}"] == 4 * 3
+    assert hooked(ERNIE).cfg.left_out["model.layers.1.mlp.gate.weight_1"] == 1
+
+
+def test_the_choice_of_experts_for_images_is_not_read(tmp_path: Path) -> None:
+    """Corrections of both choices are in one tensor, those of text first."""
+    file = written(ERNIE, tmp_path, ("no tensor",)) / "model.safetensors"
+    tensors, name = load_file(file), "model.layers.1.mlp.moe_statics.e_score_correction_bias"
+    tensors[name] = torch.tensor([[3.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 3.0]])
+    save_file(tensors, file, metadata={"format": "pt"})
+    model = pretrained.from_pretrained_no_processing(tmp_path)
+    assert model.blocks[1].mlp.b_choice.tolist() == [3.0, 1.0, 0.0, 0.0]
+    _, cache = model.run_with_cache(prompt(ERNIE), names_filter="blocks.1.mlp.hook_expert_indices")
+    assert set(cache["blocks.1.mlp.hook_expert_indices"].flatten().tolist()) == {0, 1}
+    model.cfg.left_out = None
+    with pytest.raises(ValueError, match="no class for a ernie4_5_vl_moe_text alone"):
+        model.to_hf()
+
+
+@torch.no_grad()
+def test_tokens_that_are_read_and_not_predicted() -> None:
+    """The token of an image has an embedding, as in transformers."""
+    model, tokens = hooked(MLLAMA), torch.tensor([[1, 61, 68, 7]])
+    assert (model.cfg.d_vocab, model.cfg.d_vocab_out) == (69, 61)
+    assert_close(model(tokens), reference(MLLAMA)(input_ids=tokens).logits)
+
+
+@torch.no_grad()
+def test_a_language_model_alone_may_have_parts_for_images(tmp_path: Path) -> None:
+    theirs = MllamaForCausalLM._from_config(reference(MLLAMA).config.text_config, attn_implementation="eager").eval()
+    theirs.save_pretrained(tmp_path)
+    model = pretrained.from_pretrained_no_processing(tmp_path)
+    assert model.cfg.left_out == {"model.layers.{1-2}": 26}
+    assert_close(model(prompt(MLLAMA)), theirs(prompt(MLLAMA)).logits)
 
 
 def test_groups_of_experts_need_a_number() -> None:

@@ -1,16 +1,16 @@
 """The language model of Cosmos 3 Edge (NVIDIA 2026): LLaMA with a squared ReLU instead of a gate, and rotary positions on three
 axes."""
 
-from hooked_lm.families._shared import cosmos3, llama_like, mrope
-from hooked_lm.families._shared.llama_like import PREFIX
+from hooked_lm.families._shared import cosmos3, mrope
+from hooked_lm.families._shared.cosmos3 import text_names
+from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.decoders import arcee
 from hooked_lm.families.decoders.nemotron import rows
 from hooked_lm.models.config.tree import DecoderConfig
 
-__all__ = ["IGNORED", "PREFIX", "RENAMED", "config", "rows"]
+__all__ = ["IGNORED", "PREFIX", "RENAMED", "config", "rows", "text_names"]
 
-IGNORED = (*llama_like.IGNORED, *cosmos3.IGNORED)
 RENAMED = {**cosmos3.RENAMED, r"\.mlp\.fc1\.": ".mlp.up_proj.", r"\.mlp\.fc2\.": ".mlp.down_proj."}
 
 

@@ -1,5 +1,6 @@
 """ERNIE 4.5 with experts (Baidu 2025): adjacent rotary pairs, expert choice with a correction bias, shared experts."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from hooked_lm.components.mlp import GatedMLP
@@ -21,6 +22,12 @@ NO_EFFECT = (*moe.NO_EFFECT, "moe_capacity", "moe_gate", "moe_use_aux_free", "nu
 
 
 def config(hf: HFConfig) -> DecoderConfig:
+    first, last, step = hf.moe_layer_start_index, hf.moe_layer_end_index, hf.moe_layer_interval
+    return decoder(hf, lambda layer: (layer + 1) % step == 0 and first <= layer <= last, bias=hf.use_bias)
+
+
+def decoder(hf: HFConfig, is_sparse: Callable[[int], bool], bias: bool) -> DecoderConfig:
+    """The decoder with experts in the layers that `is_sparse`; `bias` is that of the unembedding."""
     d_head = llama_like.head_dim(hf)
     attn = llama_like.attention(
         hf, rotary=rotary(hf, d_head, adjacent_pairs=True), qkv_bias=hf.use_bias, out_bias=hf.use_bias
@@ -30,12 +37,7 @@ def config(hf: HFConfig) -> DecoderConfig:
     shared = replace(expert, d_mlp=hf.moe_intermediate_size * n_shared, bias=hf.use_bias) if n_shared > 0 else None
     router = CorrectedSoftmaxRouter(hf.moe_norm_min)
     experts = MoE.Config(expert, hf.moe_num_experts, hf.moe_k, router, shared=shared)
-    first, last, step = hf.moe_layer_start_index, hf.moe_layer_end_index, hf.moe_layer_interval
-
-    def is_sparse(layer: int) -> bool:
-        return (layer + 1) % step == 0 and first <= layer <= last
-
-    return moe.decoder(hf, attn, moe.some_sparse(hf, experts, is_sparse, hf.use_bias), bias=hf.use_bias)
+    return moe.decoder(hf, attn, moe.some_sparse(hf, experts, is_sparse, hf.use_bias), bias=bias)
 
 
 def rows(tree: DecoderConfig) -> list[Row]:

@@ -56,7 +56,7 @@ def _of_block(row: Row, block: int) -> Row:
         return f"layers.{block // 2}.{'mlps' if found[1] == 'mlp' else found[1]}.{block % 2}."
 
     source = re.sub(r"layers\.\{l\}\.(\w+)\.", name, row.source)
-    return Row(source, row.target.replace("{l}", str(block)), row.pattern, take=row.take, tied=row.tied, **row.axes)
+    return row.between(source, row.target.replace("{l}", str(block)), row.tied)
 
 
 def _of_experts(tree: DecoderConfig, block: int) -> list[Row]:

@@ -4,17 +4,16 @@ Image features are also added to the stream after the first layers, which does n
 Cosmos 3, too.
 """
 
-from hooked_lm.families._shared import cosmos3, llama_like, mrope
-from hooked_lm.families._shared.cosmos3 import RENAMED
-from hooked_lm.families._shared.llama_like import PREFIX, rows
+from hooked_lm.families._shared import mrope
+from hooked_lm.families._shared.cosmos3 import RENAMED, text_names
+from hooked_lm.families._shared.llama_like import IGNORED, PREFIX, rows
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.decoders import qwen3
 from hooked_lm.models.config.tree import DecoderConfig
 
-__all__ = ["IGNORED", "PREFIX", "RENAMED", "config", "rows"]
+__all__ = ["IGNORED", "PREFIX", "RENAMED", "config", "rows", "text_names"]
 
 PREPENDS_BOS = False
-IGNORED = (*llama_like.IGNORED, *cosmos3.IGNORED)
 
 
 def config(hf: HFConfig) -> DecoderConfig:

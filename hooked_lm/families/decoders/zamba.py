@@ -108,17 +108,7 @@ def shared_rows(
     if layer == first:
         return found
     origin = f"model.layers.{first}.{name}"
-    return [
-        Row(
-            row.source,
-            row.target,
-            row.pattern,
-            take=row.take,
-            tied=origin + row.source.removeprefix(source),
-            **row.axes,
-        )
-        for row in found
-    ]
+    return [row.between(row.source, row.target, origin + row.source.removeprefix(source)) for row in found]
 
 
 def mixer_rows(mixer: MixerConfig, source: str, target: str) -> list[Row]:
