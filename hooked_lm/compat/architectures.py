@@ -27,9 +27,9 @@ MASKED_LM_ARCHITECTURES = {
     "Data2VecTextForMaskedLM",
     "DebertaForMaskedLM", "DebertaV2ForMaskedLM", "DistilBertForMaskedLM", "ElectraForMaskedLM", "ErnieForMaskedLM",
     "EsmcForMaskedLM", "EsmForMaskedLM", "EuroBertForMaskedLM", "FlaubertWithLMHeadModel", "GteForMaskedLM",
-    "JinaEmbeddingsV3ForMaskedLM", "LongformerForMaskedLM", "MegatronBertForMaskedLM", "ModernBertForMaskedLM",
-    "MPNetForMaskedLM", "NomicBertForMaskedLM", "RemBertForMaskedLM", "RobertaForMaskedLM",
-    "RobertaPreLayerNormForMaskedLM", "RoFormerForMaskedLM", "SqueezeBertForMaskedLM",
+    "JinaEmbeddingsV3ForMaskedLM", "LayoutLMForMaskedLM", "LongformerForMaskedLM", "MegatronBertForMaskedLM",
+    "ModernBertForMaskedLM", "MPNetForMaskedLM", "NomicBertForMaskedLM", "RemBertForMaskedLM", "RobertaForMaskedLM",
+    "RobertaPreLayerNormForMaskedLM", "RoCBertForMaskedLM", "RoFormerForMaskedLM", "SqueezeBertForMaskedLM",
     "UltrabertForMaskedLM", "XLMRobertaForMaskedLM", "XLMRobertaXLForMaskedLM", "XLMWithLMHeadModel", "XmodForMaskedLM",
 }  # fmt: skip
 POST_NORM_ARCHITECTURES = {"Exaone4ForCausalLM", "FlexOlmoForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM"}

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.embed import Embed
+from hooked_lm.components.extra_embed import BoxEmbed, ExtraEmbed, ExtraIds
 from hooked_lm.components.norm import NormConfig, add_norm, norm_of
 from hooked_lm.components.pos_embed import PosEmbed
 from hooked_lm.components.stack_context import StackContext
@@ -40,7 +41,7 @@ class TokenTypeEmbed(nn.Module):
 
 
 class EncoderEmbed(nn.Module):
-    """`ln(W_E[token] + W_token_type[type] + W_pos[position])`, where types, positions and norm are optional."""
+    """`ln(W_E[token] + W_token_type[type] + extra[ids] + W_pos[position])`, where all but the first are optional."""
 
     @dataclass(frozen=True)
     class Config:
@@ -48,6 +49,12 @@ class EncoderEmbed(nn.Module):
         pos_embed: PosEmbed.Config | None = None
         token_type_embed: TokenTypeEmbed.Config | None = None
         norm: NormConfig | None = None
+        extra: ExtraEmbed.Config | BoxEmbed.Config | None = None
+
+        @property
+        def extra_ids(self) -> tuple[ExtraIds, ...]:
+            """The ids that tokens have beside their types."""
+            return () if self.extra is None else (self.extra,)
 
         @property
         def d_vocab(self) -> int:
@@ -79,6 +86,9 @@ class EncoderEmbed(nn.Module):
         self.token_type_embed = None if cfg.token_type_embed is None else cfg.token_type_embed.build()
         if self.token_type_embed is not None:
             self.hook_token_type_embed = HookPoint(*dims)
+        self.extra = None if cfg.extra is None else cfg.extra.build()
+        if self.extra is not None:
+            self.hook_extra_embed = HookPoint(*dims)
         self.pos_embed = None if cfg.pos_embed is None else cfg.pos_embed.build()
         if self.pos_embed is not None:
             self.hook_pos_embed = HookPoint(*dims)
@@ -91,6 +101,8 @@ class EncoderEmbed(nn.Module):
         if self.token_type_embed is not None:
             types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
             total = total + self.hook_token_type_embed(self.token_type_embed(types))
+        if self.extra is not None:
+            total = total + self.hook_extra_embed(self.extra(input_ids, context))
         if self.pos_embed is not None:
             added = self.pos_embed(input_ids, 0, context.real)
             if is_listening(self.hook_pos_embed):
@@ -164,3 +176,44 @@ class MaskScaledEncoderEmbed(EncoderEmbed):
         share = (masked & real).sum(1).float() / real.sum(1)
         rows = rows.masked_fill(masked[..., None], 0.0)
         return (rows * (1 - self.cfg.trained_share) / (1 - share)[:, None, None]).to(rows.dtype)
+
+
+class ConcatenatedEncoderEmbed(EncoderEmbed):
+    """Embeddings of tokens and of further ids side by side, `hook_concat`, mapped to the width of the sum by `W_map` [d_concat,
+    d_embed] (RoCBert, Su et al. 2022, ACL). `spare` are embeddings that the checkpoint has and the model does not use."""
+
+    @dataclass(frozen=True)
+    class Config(EncoderEmbed.Config):
+        parts: tuple[ExtraEmbed.Config, ...] = ()
+        spare: tuple[ExtraEmbed.Config, ...] = ()
+
+        @property
+        def extra_ids(self) -> tuple[ExtraIds, ...]:
+            return self.parts
+
+        @property
+        def d_concat(self) -> int:
+            return self.embed.d_model + sum(part.d_embed for part in self.parts)
+
+        def build(self) -> "ConcatenatedEncoderEmbed":
+            return ConcatenatedEncoderEmbed(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        after = [name for name in self._modules if name != "embed"]
+        self.parts = nn.ModuleList(part.build() for part in cfg.parts)
+        self.spare = nn.ModuleList(part.build() for part in cfg.spare)
+        self.W_map = nn.Parameter(torch.empty(cfg.d_concat, cfg.d_embed))
+        self.b_map = nn.Parameter(torch.zeros(cfg.d_embed))
+        self.hook_concat = HookPoint("batch", "pos", "d_concat")
+        for name in after:  # in the order of computation
+            self._modules[name] = self._modules.pop(name)
+
+    def vectors(self, tokens: Ids, context: StackContext) -> Vectors:
+        """The token embeddings that are added to the others."""
+        parts = [self.embed(tokens), *(part(tokens, context) for part in self.parts)]
+        return self.mapped(self.hook_concat(torch.cat(parts, -1)))
+
+    def mapped(self, concatenated: Float[Tensor, "batch pos d_concat"]) -> Vectors:
+        """The token embeddings, from all embeddings of a token side by side."""
+        return F.linear(concatenated, self.W_map.T, self.b_map)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.components.context import Context, KeysValues
@@ -52,7 +52,8 @@ class SourceContext(Context):
 class StackContext(Context):
     """A context of `batch` rows.
 
-    `score_bias` is added to the attention scores of all layers; `source` is the input of their cross attention.
+    `score_bias` is added to the attention scores of all layers; `source` is the input of their cross attention; `extra_ids` are
+    ids that the tokens have beside their types, by name.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class StackContext(Context):
         self.batch = batch
         self.score_bias: Float[Tensor, "#batch head query_pos key_pos"] | None = None
         self.source = source
+        self.extra_ids: dict[str, Int[Tensor, "batch pos *each"]] = {}
 
     @property
     def source_context(self) -> SourceContext:

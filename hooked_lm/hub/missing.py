@@ -27,10 +27,9 @@ REASONS: dict[str, tuple[str, ...]] = {
     "an encoder of sound beside that of text": ("seamless_m4t", "seamless_m4t_v2"),
     "a policy for robots, of two towers that attend jointly": ("pi0",),
     "it denoises blocks of text": ("diffusion_gemma",),
-    "its tokens have boxes on a page": ("layoutlm", "udop"),
+    "a text to text model whose tokens have boxes and images on a page": ("udop",),
     "its tokens are cells of a table": ("tapas",),
     "its tokens have entities beside them": ("luke",),
-    "its tokens have shapes and sounds beside them": ("roc_bert",),
     # mechanisms that no component has
     "blocks that are run again and again": ("hrm_text",),
     "an indexer that chooses blocks of keys": ("minimax_m3_vl", "minimax_m3_vl_text"),

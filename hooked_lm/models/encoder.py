@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hooked_lm.components.attention.disentangled import RelativeContext
 from hooked_lm.components.embed import TiedUnembed
+from hooked_lm.components.extra_embed import checked_extra_ids
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.checks import check_length, check_rows
@@ -22,6 +23,7 @@ from hooked_lm.models.weights.views import EncoderWeightViews
 
 Ids = Int[Tensor, "*batch pos"]
 Types = Int[Tensor, "*rows type_pos"]  # as the ids are, which is checked
+ExtraIds = Int[Tensor, "*tokens each"]
 Mask = Int[Tensor, "*masks mask_pos"] | Bool[Tensor, "*masks mask_pos"]
 
 
@@ -85,6 +87,7 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
         one_zero_attention_mask: Mask | None = None,
         *,
         attention_mask: Mask | None = None,
+        **extra_ids: ExtraIds,
     ) -> Any:
         """Runs the model on text or token ids [batch, pos] or [pos].
 
@@ -97,6 +100,9 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
                 "output", means logits, or embeddings if no head has logits.
             token_type_ids: 0 for tokens of the first text and 1 for those of the second, [batch, pos]; all 0 for ids by default.
             one_zero_attention_mask, attention_mask: synonyms: 1 for real tokens, 0 for padding.
+            extra_ids: what tokens of some models have beside types, under the names of transformers, all 0 by default:
+                `bbox` [batch, pos, 4] in LayoutLM; `input_shape_ids` and `input_pronunciation_ids` in RoCBert;
+                `task_type_ids` in ERNIE.
 
         Raises ValueError for an input that is empty or longer than n_ctx, for ids out of range, and for a return type
         whose head is absent.
@@ -107,20 +113,28 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
             raise ValueError("one_zero_attention_mask and attention_mask are synonyms: give one of them")
         mask = one_zero_attention_mask if attention_mask is None else attention_mask
         tokens, types, mask = self._inputs(input, token_type_ids, mask)
-        stream, context = self._encoded(tokens, types, mask)
+        stream, context = self._encoded(tokens, types, mask, extra_ids)
         return self._returned(stream, context.real, tokens, return_type)
 
     def encoder_output(
-        self, tokens: Ids, token_type_ids: Types | None = None, one_zero_attention_mask: Mask | None = None
+        self,
+        tokens: Ids,
+        token_type_ids: Types | None = None,
+        one_zero_attention_mask: Mask | None = None,
+        **extra_ids: ExtraIds,
     ) -> Stream:
         """Returns the stream after the last norm, the input of the heads, [batch, pos, d_model]."""
-        return self._encoded(*self._inputs(tokens, token_type_ids, one_zero_attention_mask))[0]
+        return self._encoded(*self._inputs(tokens, token_type_ids, one_zero_attention_mask), extra_ids)[0]
 
-    def _encoded(self, tokens: Tensor, types: Tensor | None, mask: Tensor | None) -> tuple[Stream, RelativeContext]:
+    def _encoded(
+        self, tokens: Tensor, types: Tensor | None, mask: Tensor | None, extra_ids: dict[str, Tensor] | None = None
+    ) -> tuple[Stream, RelativeContext]:
         follow_flags(self)
         real = self.stack.real(self, mask, tokens)
         check_rows(real)
         context = RelativeContext(tokens.shape[0], tokens.shape[1], tokens.device, real)
+        if extra_ids:
+            context.extra_ids = checked_extra_ids(self.tree.embed.extra_ids, extra_ids, tokens)
         resid = self.hook_full_embed(self.embed(self.hook_tokens(tokens), types, context))
         if self.rel_embed is not None:
             context.table = self.rel_embed()

@@ -15,7 +15,8 @@ from hooked_lm.components.attention.mixed import MixedAttention
 from hooked_lm.components.blocks.adapter import AdapterPostNormBlock
 from hooked_lm.components.blocks.conv import ConvPostNormBlock
 from hooked_lm.components.blocks.post_norm import PostNormBlock
-from hooked_lm.components.encoder_embed import EncoderEmbed
+from hooked_lm.components.encoder_embed import ConcatenatedEncoderEmbed, EncoderEmbed
+from hooked_lm.components.extra_embed import BoxEmbed
 from hooked_lm.components.heads import MLMHead, TwoLayerMLMHead
 from hooked_lm.models.config.tree import EncoderConfig
 from tests.families._case import Case, reference
@@ -45,11 +46,17 @@ def prompt(case: Case, batch: int = 3, length: int | None = None) -> Tensor:
 
 
 def types(case: Case, tokens: Tensor) -> dict[str, Tensor]:
-    """Random token types, for a model that has several."""
-    n_types = hooked(case).tree.embed.n_types
-    if n_types < 2:
-        return {}
-    return {"token_type_ids": torch.randint(n_types, tokens.shape, generator=torch.Generator().manual_seed(3))}
+    """Random token types, for a model that has several, and what else its tokens have."""
+    embed, generator = hooked(case).tree.embed, torch.Generator().manual_seed(3)
+    found = {}
+    if embed.n_types > 1:
+        found["token_type_ids"] = torch.randint(embed.n_types, tokens.shape, generator=generator)
+    for ids in embed.extra_ids:  # 0 may be the id of padding, whose embedding has no gradient in transformers
+        found[ids.name] = torch.randint(1, ids.n_ids, (*tokens.shape, *ids.per_token), generator=generator)
+        if isinstance(ids, BoxEmbed.Config):
+            first, last = found[ids.name].chunk(2, -1)
+            found[ids.name] = torch.cat([torch.minimum(first, last), torch.maximum(first, last)], -1)
+    return found
 
 
 def of_transformers(model: Any, tokens: Tensor, **inputs: Tensor) -> Outputs:
@@ -77,7 +84,9 @@ def theirs(case: Case, dtype: torch.dtype = torch.float32) -> Any:
 def _(cfg: EncoderEmbed.Config) -> Sites:
     words = STREAM if cfg.d_embed == cfg.d_model else "batch pos d_embed"
     names = {"hook_embed": cfg.embed, "hook_token_type_embed": cfg.token_type_embed, "hook_pos_embed": cfg.pos_embed}
+    names |= {"hook_extra_embed": cfg.extra}
     sites = {name: words for name, part in names.items() if part is not None}
+    sites |= {"hook_concat": "batch pos d_concat"} if isinstance(cfg, ConcatenatedEncoderEmbed.Config) else {}
     return sites | below("ln", norm(cfg.norm, words))
 
 
@@ -173,6 +182,7 @@ def sizes(tree: EncoderConfig, site: str, batch: int, pos: int) -> dict[str, int
     axes |= {"d_model": tree.embed.d_model, "head": tree.blocks[0].attn.n_heads}
     if tree.unembed is not None:
         axes |= {"d_vocab": tree.unembed.d_vocab, "d_out": tree.unembed.d_model}
+    axes["d_concat"] = getattr(tree.embed, "d_concat", 0)
     axes["d_inner"] = getattr(tree.mlm_head, "d_inner", 0)
     heads = (tree.nsp_head, tree.classifier, tree.token_classifier)
     part = site.split(".")[0]

@@ -21,6 +21,7 @@ from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.attention.routed import RoutedAttention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
 from hooked_lm.components.attention.sparse_latent import SharedIndexAttention, SparseLatentAttention
+from hooked_lm.components.attention.transient_global import TransientGlobalAttention, TransientGlobalBias
 from hooked_lm.components.attention.value_mask import ValueMaskedAttention
 from hooked_lm.components.attention.value_width import ValueWidthAttention
 from hooked_lm.components.blocks.altup import AltUp, AltUpBlock, Laurel
@@ -122,6 +123,21 @@ def _(cfg: DifferentialAttention.Config) -> Sites:
 @sites_of.register
 def _(cfg: ValueMaskedAttention.Config) -> Sites:
     return sites_of.dispatch(Attention.Config)(cfg) | {"hook_key_bias": "batch key_pos kv_head"}
+
+
+@sites_of.register
+def _(cfg: TransientGlobalAttention.Config) -> Sites:
+    sites = {"hook_block_sum": "batch block d_model"} | below(
+        "global_norm", norm(cfg.global_norm, "batch block d_model")
+    )
+    sites |= dict.fromkeys(("hook_k_global", "hook_v_global"), "batch block kv_head d_head")
+    sites |= dict.fromkeys(("hook_attn_scores_global", "hook_pattern_global"), "batch head query_pos block")
+    return sites_of.dispatch(Attention.Config)(cfg) | sites
+
+
+@sites_of.register
+def _(cfg: TransientGlobalBias.Config) -> Sites:
+    return {"hook_bias": "batch head query_pos key_pos", "hook_bias_global": "batch head query_pos block"}
 
 
 @sites_of.register

@@ -1,5 +1,6 @@
 """Encoder-decoders."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -123,6 +124,7 @@ SWITCH = {**T5, "num_experts": 4, "num_sparse_encoder_layers": 1, "num_sparse_de
 MANY_BUCKETS = {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
 SHALLOW = {"encoder_layers": 2, "decoder_layers": 1}
 GATED: dict[str, Any] = {"feed_forward_proj": "gated-gelu"}
+GLOBAL = {"encoder_attention_type": "transient-global"}
 ONE_BY_ONE = {"num_layers": 2, "num_decoder_layers": 1}
 
 
@@ -171,6 +173,9 @@ CASES: list[Case] = [
     t5("longt5", "relu-scaled", local_radius=2),
     t5("longt5", "gated-unscaled-wide-heads", moderate, **GATED, d_kv=12, local_radius=4, tie_word_embeddings=False),
     t5("longt5", "radius-longer-than-texts", local_radius=20, **MANY_BUCKETS, **ONE_BY_ONE),
+    t5("longt5", "global", local_radius=2, global_block_size=2, **GLOBAL),
+    t5("longt5", "global-gated-wide-heads", **GATED, d_kv=12, local_radius=4, global_block_size=4, **GLOBAL),
+    t5("longt5", "global-one-block", **ONE_BY_ONE, **MANY_BUCKETS, local_radius=1, global_block_size=8, **GLOBAL),
     t5("umt5", "gated"),
     t5("umt5", "relu-wide-heads", feed_forward_proj="relu", d_kv=12),
     t5("umt5", "few-layers-many-buckets", **MANY_BUCKETS, **ONE_BY_ONE),
@@ -224,18 +229,22 @@ CASES: list[Case] = [
     bart("marian", "untied", UNTIED, with_sines),
     bart(
         "bigbird_pegasus",
-        "unbiased-sparse-if-long",
+        "unbiased-sparse",
         {**BART, "scale_embedding": False},
-        block_size=3,
-        num_random_blocks=2,
+        block_size=1,
+        num_random_blocks=1,
     ),
     bart("bigbird_pegasus", "biased-scaled", {**SCALED, **SHALLOW}, attention_type="original_full", use_bias=True),
-    bart(
-        "bigbird_pegasus",
-        "untied-relu",
-        {**UNTIED, **SHALLOW},
-        attention_type="original_full",
-        activation_function="relu",
+    replace(
+        bart(
+            "bigbird_pegasus",
+            "untied-relu-part-of-a-block",
+            {**UNTIED, **SHALLOW},
+            block_size=3,
+            num_random_blocks=1,
+            activation_function="relu",
+        ),
+        n_prompt=23,
     ),
     led("windows", attention_window=[4, 8]),
     led(

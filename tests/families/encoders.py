@@ -1,5 +1,6 @@
 """Encoders: for each family a model for masked tokens and the bare model, and between them every kind of head."""
 
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -56,6 +57,12 @@ FULL = {"attention_type": "original_full"}
 LANGUAGES: dict[str, Any] = {"languages": ["en_XX", "de_DE", "sw_KE"], "default_language": "de_DE"}
 ONE_LANGUAGE = {"default_language": "en_XX"}
 NARROW_ADAPTER = {"adapter_reduction_factor": 4, "ln_before_adapter": False}
+ROC: dict[str, Any] = {
+    "shape_vocab_size": 23,
+    "shape_embed_dim": 12,
+    "pronunciation_vocab_size": 19,
+    "pronunciation_embed_dim": 20,
+}
 THREE_LABELS = {"num_labels": 3}
 
 
@@ -168,6 +175,20 @@ CASES: list[Case] = [
     bert("masked", family="ernie"),
     bert("pretraining-untied-relu", "PreTraining", "ernie", hidden_act="relu", tie_word_embeddings=False),
     bert("texts", "SequenceClassification", "ernie", **THREE_LABELS),
+    bert("masked-tasks", family="ernie", use_task_id=True, task_type_vocab_size=5),
+    bert("masked", family="layoutlm", max_2d_position_embeddings=30),
+    bert(
+        "tokens-relu",
+        "TokenClassification",
+        "layoutlm",
+        max_2d_position_embeddings=20,
+        hidden_act="relu",
+        **THREE_LABELS,
+    ),
+    bert("texts", "SequenceClassification", "layoutlm", max_2d_position_embeddings=25, type_vocab_size=3),
+    bert("masked", family="roc_bert", **ROC),
+    bert("bare-no-shapes", "", "roc_bert", **ROC, enable_shape=False, hidden_act="relu"),
+    bert("tokens-no-sounds", "TokenClassification", "roc_bert", **ROC, enable_pronunciation=False),
     bert("masked-narrow-in-wide-out", family="rembert", **REMBERT),
     bert("masked-wide-in-narrow-out", family="rembert", **WIDE_REMBERT, hidden_act="relu"),
     bert("bare", "", "rembert", **REMBERT, type_vocab_size=3),
@@ -185,7 +206,12 @@ CASES: list[Case] = [
     bert("masked-narrow-untied", family="roformer", adjust=backwards, **NARROW, tie_word_embeddings=False),
     bert("texts-relu", "SequenceClassification", "roformer", with_sines, hidden_act="relu", **THREE_LABELS),
     bert("spans-wide", "QuestionAnswering", "roformer", with_sines, embedding_size=48),
-    bert("masked-sparse-if-long", family="big_bird", block_size=3, num_random_blocks=2, hidden_act="gelu_new"),
+    bert("masked-sparse", family="big_bird", block_size=2, num_random_blocks=1, hidden_act="gelu_new"),
+    bert("bare-sparse-unbiased", "", "big_bird", block_size=1, num_random_blocks=2, use_bias=False),
+    replace(
+        bert("tokens-part-of-a-block", "TokenClassification", "big_bird", block_size=3, num_random_blocks=1),
+        n_prompt=23,
+    ),
     bert(
         "pretraining-scaled-untied",
         "PreTraining",
@@ -195,7 +221,7 @@ CASES: list[Case] = [
         tie_word_embeddings=False,
     ),
     bert("bare-unbiased-relu", "", "big_bird", **FULL, use_bias=False, hidden_act="relu", type_vocab_size=3),
-    bert("tokens", "TokenClassification", "big_bird", **FULL, **THREE_LABELS),
+    bert("tokens", "TokenClassification", "big_bird", block_size=3, num_random_blocks=2, **THREE_LABELS),
     bert("masked-windows", family="longformer", **ROBERTA, attention_window=[4, 8]),
     bert("bare-one-window", "", "longformer", **ROBERTA, attention_window=6, hidden_act="relu"),
     bert(

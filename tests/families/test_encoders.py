@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hooked_lm import HookedEncoder, hub, pretrained
+from hooked_lm.components.attention.position_bias import BlockSparse
 from hooked_lm.components.embed import Unembed
 from hooked_lm.components.encoder_embed import EncoderEmbed
 from hooked_lm.components.rotary import Rotary
@@ -186,14 +187,15 @@ def test_heads_that_need_global_tokens_are_refused():
         pretrained.from_pretrained_no_processing("tiny", hf_model=model)
 
 
-def test_a_text_that_needs_sparse_attention_is_refused():
-    """Up to its length transformers has full attention; the table of positions goes on."""
-    case = by_name("big_bird-masked-sparse-if-long")
-    model = hooked(case)
-    assert (model.cfg.n_ctx, case.fields["max_position_embeddings"]) == (27, 40)
-    model(prompt(case, length=27))
-    with pytest.raises(ValueError, match="28 tokens, more than the model's n_ctx of 27"):
-        model(prompt(case, length=28))
+@pytest.mark.parametrize("length", [14, 15, 31, 40])
+@torch.no_grad()
+def test_sparse_attention_begins_at_some_length(length: int):
+    """The bias is that of the keys which transformers reads, once or repeatedly."""
+    case = by_name("big_bird-masked-sparse")
+    tokens = prompt(case, length=length)
+    assert_close(hooked(case)(tokens), theirs(case)(tokens).logits)
+    _, cache = hooked(case).run_with_cache(tokens)
+    assert bool((cache["pattern", 0] == 0).any()) == (length > 14)
 
 
 def test_the_language_of_an_adapter_is_one_of_the_checkpoint():
@@ -255,7 +257,7 @@ def test_padded_rows_are_what_they_are_alone(case: Case, side: str):
 
 @torch.no_grad()
 def test_padded_rows_are_those_of_transformers(case: Case):
-    """On the right, where all families of transformers keep positions as they are; or as the row is alone, in `READ_PADDING`."""
+    """On the right, where all families of transformers keep positions; where it reads padding, the row is that alone."""
     config, tokens = reference(case).config, prompt(case)
     mask = torch.ones_like(tokens)
     mask[1, 5:] = mask[2, 9:] = 0
@@ -265,13 +267,22 @@ def test_padded_rows_are_those_of_transformers(case: Case):
     alone = of_transformers(theirs(case), tokens[1:2, :5])
     for name, value in ours(hooked(case), tokens, expected, attention_mask=mask).items():
         per_token = value.shape[:2] == tokens.shape
-        if case.family in READ_PADDING:
+        if reads_padding(case):
             row = (1, slice(5)) if per_token else 1
             assert_close(value[row], alone[name][0])
             assert_apart(expected[name][row], alone[name][0])
         else:
             real = mask.bool() if per_token else slice(None)
             assert_close(value[real], expected[name][real])
+
+
+def reads_padding(case: Case) -> bool:
+    """Whether transformers gives a padded row something else than the row alone.
+
+    `BigBirdModel.forward` counts blocks up to the end of the longest row, so that the last may be padding.
+    """
+    bias = getattr(hooked(case).tree.blocks[0].attn, "position_bias", None)
+    return case.family in READ_PADDING or (isinstance(bias, BlockSparse) and case.n_prompt > bias.longest_full)
 
 
 # ---- the comparison can fail -----------------------------------------------------------------------------------------
@@ -367,6 +378,9 @@ WRONG_TREES: dict[str, tuple[str, Alter]] = {
     "norm of the adapter's input": ("xmod-masked", every_block(reuses_ln2=False)),
     "sum of the adapter": ("xmod-masked", every_block(adds_normalized=False)),
     "scale of the sublayers": ("esmc-masked", every_block(residual_scale=1.0)),
+    "one random block more": ("big_bird-masked-sparse", every_attn(position_bias=BlockSparse(2, 2))),
+    "no random block": ("big_bird-masked-sparse", every_attn(position_bias=BlockSparse(2, 0))),
+    "blocks one longer": ("big_bird-bare-sparse-unbiased", every_attn(position_bias=BlockSparse(2, 0))),
     "scale of the embeddings": (
         "big_bird-pretraining-scaled-untied",
         lambda t: embedding(embed=replace(t.embed.embed, scale=1.0))(t),

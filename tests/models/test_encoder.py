@@ -685,7 +685,7 @@ def test_a_table_of_rotary_angles_is_read(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "field", "value"),
     [
-        ("ernie-masked", "use_task_id", True),
+        ("roc_bert-masked", "concat_input", False),
         ("roformer-masked", "rotary_value", True),
         ("eurobert-texts-late", "classifier_pooling", "last"),
         ("bert-generation-unembedded", "tie_word_embeddings", False),

@@ -1,20 +1,31 @@
 """Position biases, which are added to attention scores."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.context import Context
 from hooked_lm.components.stack_context import StackContext
 
+T = TypeVar("T")
+
+
+class Unlearned:
+    """A bias without weights."""
+
+    def build(self: T) -> T:
+        """Returns this object."""
+        return self
+
 
 @dataclass(frozen=True)
-class Alibi:
+class Alibi(Unlearned):
     """Attention with linear biases (Press et al. 2021, arXiv:2108.12409): a bias linear in distance, with a slope per head.
 
     The bias is slope * (key position - query position) * scale. For a power of two of heads the slopes are a geometric
@@ -46,13 +57,9 @@ class Alibi:
 
         return context.once((self, dtype), compute)
 
-    def build(self) -> "Alibi":
-        """Returns this object, which has no weights."""
-        return self
-
 
 @dataclass(frozen=True)
-class SharedBias:
+class SharedBias(Unlearned):
     """The bias that a stack computes once for all its layers, in `context.score_bias`."""
 
     is_from_context: ClassVar[bool] = True
@@ -63,32 +70,65 @@ class SharedBias:
         assert context.score_bias is not None, "the context has no score_bias"
         return context.score_bias.to(dtype)
 
-    def build(self) -> "SharedBias":
-        """Returns this object, which has no weights."""
-        return self
+
+class Sparsity(Unlearned, ABC):
+    """Which keys a query attends to: the bias of all others is minus infinity."""
+
+    def bias(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch 1 #query_pos #key_pos"]:
+        """The bias of the scores; a zero for texts so short that all queries attend to all keys."""
+        return context.once((self, dtype), lambda: self._bias(context, dtype))
+
+    @abstractmethod
+    def _bias(self, context: Context, dtype: torch.dtype) -> Tensor:
+        """The bias of the scores, computed once."""
 
 
 @dataclass(frozen=True)
-class Chunks:
-    """Attention within chunks of `size` positions: minus infinity between queries and keys of different chunks (Llama 4)."""
+class Chunks(Sparsity):
+    """Attention within chunks of `size` positions (Llama 4)."""
 
     size: int
 
-    def bias(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch 1 #query_pos #key_pos"]:
-        """The bias of the scores: a zero for texts of one chunk."""
-
-        def compute() -> Tensor:
-            if context.n_key <= self.size:
-                return torch.zeros(1, 1, 1, 1, dtype=dtype, device=context.device)
-            query, key = context.positions // self.size, context.key_positions // self.size
-            apart = query[:, None, :, None] != key[:, None, None, :]
-            return torch.zeros(apart.shape, dtype=dtype, device=context.device).masked_fill_(apart, float("-inf"))
-
-        return context.once((self, dtype), compute)
-
-    def build(self) -> "Chunks":
-        """Returns this object, which has no weights."""
-        return self
+    def _bias(self, context: Context, dtype: torch.dtype) -> Tensor:
+        if context.n_key <= self.size:
+            return torch.zeros(1, 1, 1, 1, dtype=dtype, device=context.device)
+        query, key = context.positions // self.size, context.key_positions // self.size
+        return _except(query[:, None, :, None] == key[:, None, None, :], dtype)
 
 
-PositionBias = Alibi | SharedBias | RelativeBias.Config | Chunks
+@dataclass(frozen=True)
+class BlockSparse(Sparsity):
+    """Attention between blocks of `size` positions (BigBird, Zaheer et al. 2020, arXiv:2007.14062).
+
+    A block attends to itself, its two neighbours, the first and the last block, which attend to all. In training each of the
+    other blocks also attends to `n_random` blocks that are drawn; to compute the same in every run, transformers takes the
+    first block in their place. So its keys count `1 + n_random` times: the bias is the logarithm of that. Texts of up to
+    `longest_full` positions have full attention. Blocks are counted in each row, without its padding.
+    """
+
+    size: int
+    n_random: int
+
+    @property
+    def longest_full(self) -> int:
+        """The length of the longest text with full attention."""
+        return (5 + 2 * self.n_random) * self.size
+
+    def _bias(self, context: Context, dtype: torch.dtype) -> Tensor:
+        if context.n_key <= self.longest_full:
+            return torch.zeros(1, 1, 1, 1, dtype=dtype, device=context.device)
+        length = context.key_positions[:, -1:, None, None] + 1
+        query, key = context.positions[:, None, :, None] // self.size, context.key_positions[:, None, None] // self.size
+        last, is_short = (length - 1) // self.size, length <= self.longest_full
+        sees_all = is_short | (query == 0) | (query == last)
+        near = (query - key).abs() <= 1
+        bias = _except(sees_all | near | (key == 0) | (key == last), dtype)
+        return bias.masked_fill_((key == 0) & ~sees_all, math.log(1 + self.n_random))
+
+
+def _except(seen: Bool[Tensor, "#batch 1 query_pos key_pos"], dtype: torch.dtype) -> Tensor:
+    """Minus infinity except where a key is seen."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+
+
+PositionBias = Alibi | SharedBias | RelativeBias.Config | Chunks | BlockSparse

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from hooked_lm.components.attention.position_bias import Chunks
+from hooked_lm.components.attention.position_bias import Sparsity
 from hooked_lm.components.context import Context
 from hooked_lm.components.run_settings import RunSettings
 from hooked_lm.factored_matrix import FactoredMatrix
@@ -91,8 +91,8 @@ class PublicAttributes(nn.Module):
         """Which keys each query of a text without padding attends to."""
         context = Context(n_pos, torch.device("cpu"))
         visible = context.full_mask(self.causal, self.window)[0, 0]
-        chunks = getattr(self, "position_bias", None)
-        return visible & chunks.bias(context, torch.float32)[0, 0].isfinite() if isinstance(chunks, Chunks) else visible
+        bias = getattr(self, "position_bias", None)
+        return visible & bias.bias(context, torch.float32)[0, 0].isfinite() if isinstance(bias, Sparsity) else visible
 
     # ---- tables ------------------------------------------------------------------------------------------------------
 

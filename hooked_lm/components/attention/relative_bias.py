@@ -50,7 +50,7 @@ class RelativeBias(nn.Module):
             bias = self.hook_bias(bias.expand(context.batch, -1, -1, -1).contiguous())
         return bias.to(dtype)
 
-    def buckets(self, distance: Int[Tensor, "query_pos key_pos"]) -> Int[Tensor, "query_pos key_pos"]:
+    def buckets(self, distance: Int[Tensor, "*batch query_pos key_pos"]) -> Int[Tensor, "*batch query_pos key_pos"]:
         """The row of `W_rel` for each distance from query to key, negative for keys before the query."""
         if self.cfg.bidirectional:
             n_buckets = self.cfg.n_buckets // 2

@@ -12,11 +12,12 @@ from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.differential import DifferentialAttention
 from hooked_lm.components.attention.gated import OutputGate
 from hooked_lm.components.attention.multihead import Attend, Attention, project
-from hooked_lm.components.attention.position_bias import Chunks
+from hooked_lm.components.attention.position_bias import Sparsity
 from hooked_lm.components.attention.position_scale import ScaledQueries
 from hooked_lm.components.attention.routed import RoutedAttention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
 from hooked_lm.components.attention.steps import softmax
+from hooked_lm.components.attention.transient_global import TransientGlobalAttention
 from hooked_lm.components.attention.value_mask import ValueMaskedAttention
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import norm_of, norm_unhooked
@@ -51,20 +52,26 @@ def mixing_identities(
         product = torch.einsum("bqnh,bknh->bnqk", q, k) * attn.scale
         if attn.soft_cap is not None:
             product = attn.soft_cap * (product / attn.soft_cap).tanh()
+        if isinstance(attn.position_bias, Sparsity):
+            product = product + attn.position_bias.bias(Context(q.shape[1], q.device), product.dtype)
         if isinstance(attn, ValueMaskedAttention):
             bias = at("hook_key_bias").repeat_interleave(q.shape[2] // attn.cfg.n_kv, 2)
             product = product + bias.transpose(1, 2)[:, :, None]
         seen = shown > float("-inf")
         return product.masked_fill(~seen, 0.0), shown.masked_fill(~seen, 0.0)
 
-    if queries is not None and (attn.position_bias is None or isinstance(attn.position_bias, Chunks)):
+    if queries is not None and (attn.position_bias is None or isinstance(attn.position_bias, Sparsity)):
         yield "q k^T * scale, capped == attn_scores", scores
     yield (
         "softmax(attn_scores) == pattern",
-        lambda: (softmax(at("hook_attn_scores"), attn.sinks), at("hook_pattern")),
+        lambda: (softmax(_whole(attn, at, "attn_scores", 3), attn.sinks), _whole(attn, at, "pattern", 3)),
     )
-    label = "pattern @ v == z" + (", gated" if isinstance(attn, OutputGate | RoutedAttention) else "")
-    yield label, lambda: (_gated(attn, at, _mixed(at("hook_pattern"), mixable(attn, at("hook_v")))), at("hook_z"))
+
+    def mixed() -> tuple[Tensor, Tensor]:
+        v = mixable(attn, _whole(attn, at, "v", 1))
+        return _gated(attn, at, _mixed(_whole(attn, at, "pattern", 3), v)), at("hook_z")
+
+    yield "pattern @ v == z" + (", gated" if isinstance(attn, OutputGate | RoutedAttention) else ""), mixed
     yield (
         "z @ W_O == result",
         lambda: (
@@ -72,6 +79,13 @@ def mixing_identities(
             at("hook_result"),
         ),
     )
+
+
+def _whole(attn: Attend, at: Sites, name: str, axis: int) -> Tensor:
+    """The value at a site, with that of the blocks of tokens to which this kind of attention also attends."""
+    if not isinstance(attn, TransientGlobalAttention):
+        return at(f"hook_{name}")
+    return torch.cat([at(f"hook_{name}"), at(f"hook_{name}_global")], axis)
 
 
 def mixable(attn: Attend, v: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Differential, routed, disentangled, mixed and grouped attention."""
+"""Differential, routed, transient-global, disentangled, mixed and grouped attention."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -13,6 +13,7 @@ from hooked_lm.components.attention.grouped import GroupedAttention
 from hooked_lm.components.attention.mixed import MixedAttention, SpanConv
 from hooked_lm.components.attention.multihead import Attend, Attention, project
 from hooked_lm.components.attention.routed import RoutedAttention
+from hooked_lm.components.attention.transient_global import TransientGlobalAttention
 from hooked_lm.components.attention.value_mask import ValueMaskedAttention
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import norm_of, root_mean_square
@@ -25,6 +26,8 @@ from hooked_lm.components.verification.registry import (
     add_bias,
     identities,
     input_weights,
+    norm_identity,
+    norm_output,
     output_from_sites,
     output_weights,
     within,
@@ -102,6 +105,36 @@ def _(
         return (allowed & (before.sum(-1) < attn.cfg.keep)).float(), shown.float()
 
     yield "the keys of largest bias, of equal ones the last, are seen", seen
+
+
+@identities.register
+def _(
+    attn: TransientGlobalAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
+) -> Iterator[Identity]:
+    """Those of attention, and those of the blocks of a text without padding."""
+    yield from identities.dispatch(Attention)(attn, at, get_input, value_input)
+
+    def summed() -> tuple[Tensor, Tensor]:
+        x, shown = get_input(), at("hook_block_sum")
+        size, n_blocks = attn.cfg.block_size, shown.shape[1]
+        sums = [x[:, i * size : (i + 1) * size if i < n_blocks - 1 else None].sum(1) for i in range(n_blocks)]
+        return torch.stack(sums, 1) if sums else shown, shown
+
+    yield "sum of the inputs of a block == block_sum", summed
+    yield from norm_identity(attn, "global_norm", at, lambda: at("hook_block_sum"))
+    for name, W, b in (("k", attn.W_K, attn.b_K), ("v", attn.W_V, attn.b_V)):
+
+        def projected(name: str = name, W: Tensor = W, b: Tensor | None = b) -> tuple[Tensor, Tensor]:
+            x = norm_output(attn, "global_norm", at, lambda: at("hook_block_sum"))
+            return add_bias(torch.einsum("bgm,nmh->bgnh", x, W), b), at(f"hook_{name}_global")
+
+        yield f"global_norm -> {name}_global", projected
+
+
+@input_weights.register
+def _(attn: TransientGlobalAttention) -> list[InputWeight]:
+    """None: a norm cannot be folded, since sums of its outputs are normalised too."""
+    return []
 
 
 def projection_identities(attn: Attend, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:

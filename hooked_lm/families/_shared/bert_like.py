@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.attention.position_bias import BlockSparse
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.embed import Embed, Unembed
@@ -58,16 +59,12 @@ def windows_on_both_sides(hf: HFConfig, n_layers: int) -> list[int]:
     return [width // 2 + 1 for width in widths]
 
 
-def longest_full_attention(hf: HFConfig) -> int:
-    """How many tokens a BigBird may read with full attention; transformers computes longer texts with sparse attention.
-
-    Raises ValueError for an unknown `attention_type`.
-    """
-    n_ctx, most = hf.max_position_embeddings, (5 + 2 * hf.num_random_blocks) * hf.block_size
-    lengths = {"original_full": n_ctx, "block_sparse": min(n_ctx, most)}
-    if hf.attention_type not in lengths:
-        raise ValueError(f"attention_type={hf.attention_type!r} is not supported; {' and '.join(lengths)} are")
-    return lengths[hf.attention_type]
+def block_sparse(hf: HFConfig) -> BlockSparse | None:
+    """Which keys a BigBird attends to in a long text; None: to all. Raises ValueError for an unknown `attention_type`."""
+    kinds = {"original_full": None, "block_sparse": BlockSparse(hf.block_size, hf.num_random_blocks)}
+    if hf.attention_type not in kinds:
+        raise ValueError(f"attention_type={hf.attention_type!r} is not supported; {' and '.join(kinds)} are")
+    return kinds[hf.attention_type]
 
 
 def blocks(hf: HFConfig, attn: Any, kind: BlockClass = PostNormBlock) -> tuple[Any, ...]:

@@ -1,13 +1,9 @@
-"""BigBird (Zaheer et al. 2020, arXiv:2007.14062): BERT for long texts.
-
-As transformers does, texts of up to (5 + 2 * num_random_blocks) * block_size tokens have full attention; longer ones, which
-need sparse attention, are refused.
-"""
+"""BigBird (Zaheer et al. 2020, arXiv:2007.14062): BERT whose long texts have block-sparse attention."""
 
 from dataclasses import replace
 
 from hooked_lm.families._shared import bert_like
-from hooked_lm.families._shared.bert_like import IGNORED, RENAMED
+from hooked_lm.families._shared.bert_like import IGNORED, NO_EFFECT, RENAMED
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.encoders import bert
 from hooked_lm.models.config.tree import EncoderConfig
@@ -16,7 +12,6 @@ from hooked_lm.weights import Row
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]
 
 PREFIX = "bert."
-NO_EFFECT = (*bert_like.NO_EFFECT, "block_size", "num_random_blocks")
 HEADS = replace(bert.HEADS, pooler="pooler")
 
 
@@ -28,10 +23,11 @@ def config(hf: HFConfig) -> EncoderConfig:
         )
     embed = bert_like.embed(hf, n_types=hf.type_vocab_size)
     scale = hf.hidden_size**0.5 if hf.rescale_embeddings else 1.0
+    attn = bert_like.attention(hf, qkv_bias=hf.use_bias, position_bias=bert_like.block_sparse(hf))
     return EncoderConfig(
-        n_ctx=bert_like.longest_full_attention(hf),
+        n_ctx=hf.max_position_embeddings,
         embed=replace(embed, embed=replace(embed.embed, scale=scale)),
-        blocks=bert_like.blocks(hf, bert_like.attention(hf, qkv_bias=hf.use_bias)),
+        blocks=bert_like.blocks(hf, attn),
         **bert_like.heads(hf, HEADS, mlm=hf.hidden_act),
     )
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hooked_lm.components.blocks.streams import StreamsBlock
 from hooked_lm.components.embed import Unembed, soft_capped
-from hooked_lm.components.encoder_embed import EncoderEmbed
+from hooked_lm.components.encoder_embed import ConcatenatedEncoderEmbed, EncoderEmbed
 from hooked_lm.components.heads import Classifier, MLMHead, NSPHead, Pooler, TokenClassifier
 from hooked_lm.components.norm import norm_of
 from hooked_lm.components.streams import MergedRMSNorm
@@ -137,9 +137,13 @@ def encoder_identities(model: Any, at: Sites, output: Tensor) -> Iterator[Identi
 
 def embed_identities(model: Any, at: Sites) -> Iterator[Identity]:
     """Identities of the embeddings: their sum, normalised, is the input of the stream."""
-    parts = [
-        name for name in ("hook_embed", "hook_token_type_embed", "hook_pos_embed") if f"embed.{name}" in model.hook_dict
-    ]
+    names = ("hook_embed", "hook_token_type_embed", "hook_extra_embed", "hook_pos_embed")
+    parts = [name for name in names if f"embed.{name}" in model.hook_dict]
+    if isinstance(model.embed, ConcatenatedEncoderEmbed):
+        yield (
+            "concat @ W_map + b == embed",
+            lambda: (model.embed.mapped(at("embed.hook_concat")), at("embed.hook_embed")),
+        )
 
     def total() -> Tensor:
         return sum((at(f"embed.{name}") for name in parts[1:]), at(f"embed.{parts[0]}"))

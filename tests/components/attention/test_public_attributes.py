@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.components.attention.position_bias import Alibi, Chunks
+from hooked_lm.components.attention.position_bias import Alibi, BlockSparse, Chunks
 from tests.close import assert_apart, assert_close
 from tests.models.toys import ids, toy
 
@@ -41,6 +41,7 @@ def test_the_layers_own_mask_in_full() -> None:
         {"window": 2, "causal": False},
         {"position_bias": Chunks(3)},
         {"position_bias": Chunks(3), "window": 2, "causal": False},
+        {"position_bias": BlockSparse(1, 0), "causal": False},
         {"position_bias": Alibi(2)},
     ],
     ids=str,

@@ -18,11 +18,14 @@ from hooked_lm.components.blocks.shared import RepeatedEmbed
 # Modules whose identities are those of the component or the model that contains them.
 INSIDE_OTHERS = {
     "AltUp",
+    "BoxEmbed",
     "CausalConvolution",
+    "ConcatenatedEncoderEmbed",
     "ContactHead",
     "DifferenceNorm",
     "Embed",
     "EncoderEmbed",
+    "ExtraEmbed",
     "FactoredEmbed",
     "FactoredUnembed",
     "FairseqSinusoidalEmbed",
@@ -51,6 +54,7 @@ INSIDE_OTHERS = {
     "TransformedUnembed",
     "Unembed",
     "XIELU",
+    "TransientGlobalBias",
 }
 
 

@@ -1,0 +1,91 @@
+"""Embeddings of further ids that tokens have beside their types: boxes on a page, shapes of characters, tasks.
+
+The ids are arguments of an encoder's forward pass, under their names in transformers; by default all are 0.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hooked_lm.components.stack_context import StackContext
+
+Vectors = Float[Tensor, "batch pos d_embed"]
+
+
+@dataclass(frozen=True)
+class ExtraIds:
+    """Ids from 0 to `n_ids - 1` that each token has, by the name of their argument."""
+
+    name: str
+    n_ids: int
+    d_embed: int
+    per_token: ClassVar[tuple[int, ...]] = ()  # the axes after those of the tokens
+
+    def of(self, tokens: Int[Tensor, "batch pos"], context: StackContext) -> Int[Tensor, "batch pos *each"]:
+        """The ids of these tokens."""
+        given = context.extra_ids.get(self.name)
+        return tokens.new_zeros(*tokens.shape, *self.per_token) if given is None else given
+
+
+class ExtraEmbed(nn.Module):
+    """A learned vector for each id. `W_extra` is [id, d_embed]."""
+
+    @dataclass(frozen=True)
+    class Config(ExtraIds):
+        def build(self) -> "ExtraEmbed":
+            return ExtraEmbed(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.W_extra = nn.Parameter(torch.empty(cfg.n_ids, cfg.d_embed))
+
+    def forward(self, tokens: Int[Tensor, "batch pos"], context: StackContext) -> Vectors:
+        return F.embedding(self.cfg.of(tokens, context), self.W_extra)
+
+
+class BoxEmbed(nn.Module):
+    """The place and size of a token on its page (Xu et al. 2019, arXiv:1912.13318): the sum of learned vectors for the left,
+    upper, right and lower edge, the height and the width. `W_x`, `W_y`, `W_h` and `W_w` are [id, d_embed]."""
+
+    @dataclass(frozen=True)
+    class Config(ExtraIds):
+        per_token: ClassVar[tuple[int, ...]] = (4,)
+
+        def build(self) -> "BoxEmbed":
+            return BoxEmbed(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.W_x, self.W_y, self.W_h, self.W_w = (nn.Parameter(torch.empty(cfg.n_ids, cfg.d_embed)) for _ in range(4))
+
+    def forward(self, tokens: Int[Tensor, "batch pos"], context: StackContext) -> Vectors:
+        left, upper, right, lower = self.cfg.of(tokens, context).unbind(-1)
+        corners = F.embedding(torch.stack([left, right]), self.W_x) + F.embedding(torch.stack([upper, lower]), self.W_y)
+        return corners.sum(0) + F.embedding(lower - upper, self.W_h) + F.embedding(right - left, self.W_w)
+
+
+def checked_extra_ids(known: Sequence[ExtraIds], given: dict[str, Tensor], tokens: Tensor) -> dict[str, Tensor]:
+    """The ids on the device of the tokens. TypeError for another argument; ValueError for a wrong shape, or ids out of range."""
+    by_name, found = {ids.name: ids for ids in known}, {}
+    for name, value in given.items():
+        if name not in by_name:
+            others = f"; this model has {', '.join(by_name)}" if by_name else ""
+            raise TypeError(f"forward() got an unexpected keyword argument {name!r}{others}")
+        value, expected = value.to(tokens.device, torch.long), (*tokens.shape, *by_name[name].per_token)
+        value = value[None] if value.ndim == len(expected) - 1 else value
+        if value.shape != expected:
+            raise ValueError(f"{name} is {tuple(value.shape)}; expected {expected}")
+        last = by_name[name].n_ids - 1
+        if not torch.compiler.is_compiling() and not 0 <= int(value.min()) <= int(value.max()) <= last:
+            raise ValueError(f"{name} has numbers from {int(value.min())} to {int(value.max())}; expected 0 to {last}")
+        if by_name[name].per_token == (4,) and bool((value[..., 2:] < value[..., :2]).any()):
+            raise ValueError(f"{name} has a box that ends before it begins; boxes are left, upper, right, lower")
+        found[name] = value
+    return found
