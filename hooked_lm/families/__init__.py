@@ -6,7 +6,7 @@ heads) lack. `IGNORED` holds globs of tensors that are not loaded. Optional: `RE
 names and their replacements; `NO_EFFECT`, globs of config fields that do not change the forward pass; `PREPENDS_BOS`, False
 if BOS is prepended only on request; `fitted(tree, tensors)`, which corrects the tree according to the tensors;
 `text_names(hf)`, regular expressions of tensor names in a composite that differ on text alone: their replacements, and None
-for a part that only images use.
+for a part that only images use; `JOINED`, tensors that files have in parts, and the names of the parts.
 """
 
 import pkgutil

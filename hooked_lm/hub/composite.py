@@ -27,7 +27,7 @@ from hooked_lm.weights import Row, expand
 
 PARTS = ("thinker_config", "text_config")
 OUTER = ("", "thinker.")  # before all names of a file
-TOWERS = ("language_model.", "text_model.", "llm.")  # the module of the language model
+TOWERS = ("language_model.", "text_model.", "llm.", "transformer.")  # the module of the language model
 # As transformers writes Kimi-K2.5 and Qianfan-OCR: the old names of the layers of their vision towers are given to all layers.
 RENAMED_LAYERS = {r"^(model\.)?(blocks|encoder\.layers)\.(?=\d)": r"\1layers."}
 # Composite -> fields that it sets in the config of its language model and that have no effect on text alone.
@@ -76,7 +76,12 @@ class LanguageModel(Renamed):
     `left_out` maps the composite's other modules to their numbers of tensors.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], names: Mapping[str, str], left_out: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        names: Mapping[str, str | tuple[str, ...]],
+        left_out: Mapping[str, int],
+    ) -> None:
         super().__init__(tensors, names)
         self.left_out = dict(sorted(left_out.items()))
 
@@ -107,7 +112,12 @@ def language_model(
             f"the language model has tensors that a {kind} has not: {', '.join(unread[:4])}{more}; left out is only what lies "
             f"outside of it (of {finder.prefix + '*' if finder.is_nested else 'its modules'})"
         )
-    return LanguageModel(tensors, names, _united(left_out))
+    joined = {
+        whole: tuple(names.pop(part) for part in parts)
+        for whole, parts in finder.joined.items()
+        if names.keys() >= {*parts}
+    }
+    return LanguageModel(tensors, {**names, **joined}, _united(left_out))
 
 
 def fitted(tree: DecoderConfig, module: ModuleType, tensors: Mapping[str, Tensor]) -> DecoderConfig:
@@ -190,7 +200,9 @@ class _Finder:
         self._renamed = {**getattr(module, "RENAMED", {}), **renamed}
         self._for_images = [re.compile(old) for old in text_names if old not in renamed]
         embedding = next(row.source for row in rows if row.target == "embed.W_E")
-        self._sources = {row.source for row in rows}
+        self.joined: Mapping[str, tuple[str, ...]] = getattr(module, "JOINED", {})
+        self._sources = {row.source for row in rows}.union(*self.joined.values())
+        embedding = self.joined.get(embedding, (embedding,))[0]
         self._beside = {source.split(".")[0] for source in self._sources if not source.startswith(self._base)}
         self._roots = self._beside | {source.removeprefix(self._base).split(".")[0] for source in self._sources}
         prefix = next(self._prefixes(embedding, tensors), None)

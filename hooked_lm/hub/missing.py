@@ -50,7 +50,6 @@ REASONS: dict[str, tuple[str, ...]] = {
     ),
     "its layers depend on a delay of the sound that it writes down": ("voxtral_realtime",),
     "a norm after the position embedding, and an image before the text": ("git",),
-    "two tables of embeddings that are one": ("molmo2",),
     "a LayerNorm of the mixed values of all heads together, and positions that skip the ids of padding": ("kosmos-2",),
     "positions that skip the ids of padding wherever they are": ("kosmos-2.5",),
     "the language model is an encoder, which reads an image": ("modernvbert",),

@@ -3,17 +3,19 @@
 import re
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor
 
 
 class Renamed(Mapping[str, Tensor]):
-    """Tensors under other names; `names` maps each name to the one in `tensors`."""
+    """Tensors under other names; `names` maps each name to the one in `tensors`, or to those of its parts, in order."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], names: Mapping[str, str | tuple[str, ...]]) -> None:
         self._tensors, self._names = tensors, names
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[self._names[name]]
+        old = self._names[name]
+        return self._tensors[old] if isinstance(old, str) else torch.cat([self._tensors[part] for part in old])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -48,6 +48,15 @@ FIELDS: dict[str, dict[str, Any]] = {
         "vision_config": {**DOTS_TOWER, "patch_size": 7, "adapter_in_dim": 16, "mlp_layer_types": ["dense"]},
         "audio_config": {**DOTS_TOWER, "feature_size": 8, "downsample_hidden_size": 4, "adapter_input_size": 16},
     },
+    "molmo2": {
+        "adapter_config": {
+            **dict.fromkeys(("hidden_size", "intermediate_size"), 16),
+            **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 2),
+            "vision_feature_layer": [0],
+            "text_hidden_size": 32,
+            "head_dim": 8,
+        }
+    },
     "granite_docling": {
         "vision_config": {**SIGLIP, "model_type": "granite_docling_vision", "out_hidden_size": 32, "vocab_size": 64}
     },

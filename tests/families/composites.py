@@ -43,6 +43,7 @@ GEMMA4 = {
 }
 MUSE = {**WIDE, "qk_scale_factor": 1.7, "post_norm_eps": 0.1, "output_multiplier": 1.3, "final_logit_softcapping": 4.0}
 MLLAMA = {**SIZES, **GROUPED, "num_hidden_layers": 4, "cross_attention_layers": [1, 2]}
+MOLMO = {**WIDE, "additional_vocab_size": 7}
 ERNIE = {
     **SIZES,
     **GROUPED,
@@ -372,6 +373,26 @@ CASES: list[Case] = [
         "none-within-gelu",
         {**MLLAMA, "num_hidden_layers": 2, "cross_attention_layers": [3, 8], "hidden_act": "gelu"},
         composite="mllama",
+    ),
+    Case("molmo2_text", "as-qwen3", MOLMO, composite="molmo2"),
+    Case(
+        "molmo2_text",
+        "as-olmo2-biased",
+        {**MOLMO, **FULL, "qk_norm_type": "olmo", "norm_after": True, "attention_bias": True},
+        composite="molmo2",
+    ),
+    Case(
+        "molmo2_text",
+        "one-layer-stretched-no-further-tokens-one-kv-gelu",
+        {
+            **MOLMO,
+            **YARN,
+            "num_key_value_heads": 1,
+            "rope_scaling_layers": [1],
+            "additional_vocab_size": 0,
+            "hidden_act": "gelu",
+        },
+        composite="molmo2",
     ),
     Case("hunyuan_vl_text", "four-axes", {**WIDE, **axes(2, 2, 2, 2)}, composite="hunyuan_vl"),
     Case(

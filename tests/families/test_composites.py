@@ -123,6 +123,21 @@ def test_a_language_model_alone_may_have_parts_for_images(tmp_path: Path) -> Non
     assert_close(model(prompt(MLLAMA)), theirs(prompt(MLLAMA)).logits)
 
 
+def test_embeddings_as_published_and_as_saved_again(tmp_path: Path) -> None:
+    """Those of tokens for images are in a tensor of their own; transformers writes halves."""
+    case = next(case for case in composites.CASES if case.family == "molmo2_text")
+    file = written(case, tmp_path, ("no tensor",)) / "model.safetensors"
+    tensors, names = load_file(file), [f"model.transformer.wte.{part}" for part in ("embedding", "new_embedding")]
+    assert [len(tensors[name]) for name in names] == [34, 34]
+    published = dict(zip(names, torch.cat([tensors[name] for name in names]).split([61, 7]), strict=True))
+    save_file({**tensors, **{name: x.clone() for name, x in published.items()}}, file, metadata={"format": "pt"})
+    model = pretrained.from_pretrained_no_processing(tmp_path)
+    assert_same_tensors(dict(model.named_parameters()), dict(hooked(case).named_parameters()))
+    save_file({name: x for name, x in tensors.items() if name != names[1]}, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"no tensor 'model\.embed_tokens\.weight'"):
+        pretrained.from_pretrained_no_processing(tmp_path)
+
+
 def test_groups_of_experts_need_a_number() -> None:
     fields = {**composites.DEEPSEEK_OCR, "topk_method": "group_limited_greedy", "n_group": None}
     config = CONFIG_MAPPING["deepseek_ocr2_text"](**fields)

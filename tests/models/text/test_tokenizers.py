@@ -31,6 +31,7 @@ WITHOUT_BOS = {
         "glm_moe_dsa",
         "granite_docling_text",
         "emu3_text_model",
+        "molmo2_text",
         "ernie4_5_vl_moe_text",
         "hunyuan_vl_text",
         "paddleocr_vl_text",
