@@ -30,7 +30,8 @@ MASKED_LM_ARCHITECTURES = {
     "JinaEmbeddingsV3ForMaskedLM", "LayoutLMForMaskedLM", "LongformerForMaskedLM", "MegatronBertForMaskedLM",
     "ModernBertForMaskedLM", "MPNetForMaskedLM", "NomicBertForMaskedLM", "RemBertForMaskedLM", "RobertaForMaskedLM",
     "RobertaPreLayerNormForMaskedLM", "RoCBertForMaskedLM", "RoFormerForMaskedLM", "SqueezeBertForMaskedLM",
-    "UltrabertForMaskedLM", "XLMRobertaForMaskedLM", "XLMRobertaXLForMaskedLM", "XLMWithLMHeadModel", "XmodForMaskedLM",
+    "TapasForMaskedLM", "UltrabertForMaskedLM", "XLMRobertaForMaskedLM", "XLMRobertaXLForMaskedLM",
+    "XLMWithLMHeadModel", "XmodForMaskedLM",
 }  # fmt: skip
 POST_NORM_ARCHITECTURES = {"Exaone4ForCausalLM", "FlexOlmoForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM"}
 

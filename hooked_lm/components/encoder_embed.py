@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.embed import Embed
-from hooked_lm.components.extra_embed import BoxEmbed, ExtraEmbed, ExtraIds
+from hooked_lm.components.extra_embed import BoxEmbed, ExtraEmbed, ExtraIds, TableEmbed
 from hooked_lm.components.norm import NormConfig, add_norm, norm_of
 from hooked_lm.components.pos_embed import PosEmbed
 from hooked_lm.components.stack_context import StackContext
@@ -49,7 +49,7 @@ class EncoderEmbed(nn.Module):
         pos_embed: PosEmbed.Config | None = None
         token_type_embed: TokenTypeEmbed.Config | None = None
         norm: NormConfig | None = None
-        extra: ExtraEmbed.Config | BoxEmbed.Config | None = None
+        extra: ExtraEmbed.Config | BoxEmbed.Config | TableEmbed.Config | None = None
 
         @property
         def extra_ids(self) -> tuple[ExtraIds, ...]:
@@ -104,7 +104,7 @@ class EncoderEmbed(nn.Module):
         if self.extra is not None:
             total = total + self.hook_extra_embed(self.extra(input_ids, context))
         if self.pos_embed is not None:
-            added = self.pos_embed(input_ids, 0, context.real)
+            added = self.position_vectors(input_ids, context)
             if is_listening(self.hook_pos_embed):
                 added = self.hook_pos_embed(added.expand_as(total).contiguous())
             total = total + added
@@ -113,6 +113,11 @@ class EncoderEmbed(nn.Module):
     def vectors(self, tokens: Ids, context: StackContext) -> Vectors:
         """The token embeddings that are added to the others."""
         return self.embed(tokens)
+
+    def position_vectors(self, tokens: Ids, context: StackContext) -> Vectors:
+        """The position embeddings."""
+        assert self.pos_embed is not None, "the model has no position embedding"
+        return self.pos_embed(tokens, 0, context.real)
 
     def into_stream(self, normalized: Vectors) -> Stream:
         """The residual stream, from the normalised sum."""
@@ -217,3 +222,23 @@ class ConcatenatedEncoderEmbed(EncoderEmbed):
     def mapped(self, concatenated: Float[Tensor, "batch pos d_concat"]) -> Vectors:
         """The token embeddings, from all embeddings of a token side by side."""
         return F.linear(concatenated, self.W_map.T, self.b_map)
+
+
+class TableEncoderEmbed(EncoderEmbed):
+    """Embeddings whose positions are counted in each cell of a table from the first of its tokens (TAPAS, Herzig et al. 2020,
+    arXiv:2004.02349). The cell is the second and the third id of a token in a `TableEmbed`: its column and its row."""
+
+    @dataclass(frozen=True)
+    class Config(EncoderEmbed.Config):
+        def build(self) -> "TableEncoderEmbed":
+            return TableEncoderEmbed(self)
+
+    def position_vectors(self, tokens: Ids, context: StackContext) -> Vectors:
+        """The position embeddings."""
+        assert self.pos_embed is not None, "cells have positions"
+        assert self.extra is not None, "cells have ids"
+        cell, position = self.extra.cfg.of(tokens, context)[..., 1:3], context.key_positions
+        is_same = (cell[:, :, None] == cell[:, None]).all(-1)  # [batch, pos, other_pos]
+        is_same = is_same if context.real is None else is_same & context.real[:, None]
+        first = position[:, None].masked_fill(~is_same, tokens.shape[1]).amin(-1)
+        return self.pos_embed.at((position - first).clamp(min=0))

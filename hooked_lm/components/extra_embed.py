@@ -1,11 +1,10 @@
-"""Embeddings of further ids that tokens have beside their types: boxes on a page, shapes of characters, tasks.
+"""Embeddings of further ids that tokens have beside their types: boxes on a page, cells of a table, shapes of characters, tasks.
 
 The ids are arguments of an encoder's forward pass, under their names in transformers; by default all are 0.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -19,17 +18,26 @@ Vectors = Float[Tensor, "batch pos d_embed"]
 
 @dataclass(frozen=True)
 class ExtraIds:
-    """Ids from 0 to `n_ids - 1` that each token has, by the name of their argument."""
+    """Ids that each token has, by the name of their argument: one of `n_ids`, or one of each kind."""
 
     name: str
-    n_ids: int
     d_embed: int
-    per_token: ClassVar[tuple[int, ...]] = ()  # the axes after those of the tokens
+    n_ids: int | tuple[int, ...]
+
+    @property
+    def per_token(self) -> tuple[int, ...]:
+        """The axes after those of the tokens."""
+        return () if isinstance(self.n_ids, int) else (len(self.n_ids),)
 
     def of(self, tokens: Int[Tensor, "batch pos"], context: StackContext) -> Int[Tensor, "batch pos *each"]:
         """The ids of these tokens."""
         given = context.extra_ids.get(self.name)
         return tokens.new_zeros(*tokens.shape, *self.per_token) if given is None else given
+
+
+def sizes(ids: ExtraIds) -> tuple[int, ...]:
+    """The number of ids of each kind."""
+    return (ids.n_ids,) if isinstance(ids.n_ids, int) else ids.n_ids
 
 
 class ExtraEmbed(nn.Module):
@@ -43,7 +51,7 @@ class ExtraEmbed(nn.Module):
     def __init__(self, cfg: Config) -> None:
         super().__init__()
         self.cfg = cfg
-        self.W_extra = nn.Parameter(torch.empty(cfg.n_ids, cfg.d_embed))
+        self.W_extra = nn.Parameter(torch.empty(*sizes(cfg), cfg.d_embed))
 
     def forward(self, tokens: Int[Tensor, "batch pos"], context: StackContext) -> Vectors:
         return F.embedding(self.cfg.of(tokens, context), self.W_extra)
@@ -51,24 +59,43 @@ class ExtraEmbed(nn.Module):
 
 class BoxEmbed(nn.Module):
     """The place and size of a token on its page (Xu et al. 2019, arXiv:1912.13318): the sum of learned vectors for the left,
-    upper, right and lower edge, the height and the width. `W_x`, `W_y`, `W_h` and `W_w` are [id, d_embed]."""
+    upper, right and lower edge, the height and the width. `W_x`, `W_y`, `W_h` and `W_w` are [place, d_embed]."""
 
     @dataclass(frozen=True)
     class Config(ExtraIds):
-        per_token: ClassVar[tuple[int, ...]] = (4,)
-
         def build(self) -> "BoxEmbed":
             return BoxEmbed(self)
 
     def __init__(self, cfg: Config) -> None:
         super().__init__()
         self.cfg = cfg
-        self.W_x, self.W_y, self.W_h, self.W_w = (nn.Parameter(torch.empty(cfg.n_ids, cfg.d_embed)) for _ in range(4))
+        x, y, *_ = sizes(cfg)
+        self.W_x, self.W_y, self.W_h, self.W_w = (nn.Parameter(torch.empty(n, cfg.d_embed)) for n in (x, y, y, x))
 
     def forward(self, tokens: Int[Tensor, "batch pos"], context: StackContext) -> Vectors:
         left, upper, right, lower = self.cfg.of(tokens, context).unbind(-1)
         corners = F.embedding(torch.stack([left, right]), self.W_x) + F.embedding(torch.stack([upper, lower]), self.W_y)
         return corners.sum(0) + F.embedding(lower - upper, self.W_h) + F.embedding(right - left, self.W_w)
+
+
+class TableEmbed(nn.Module):
+    """Types of several kinds, such as the cell of a token in a table (Herzig et al. 2020, arXiv:2004.02349): the sum of a learned
+    vector for each. `W_kinds` is a list of [id, d_embed]."""
+
+    @dataclass(frozen=True)
+    class Config(ExtraIds):
+        def build(self) -> "TableEmbed":
+            return TableEmbed(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.W_kinds = nn.ParameterList(nn.Parameter(torch.empty(n, cfg.d_embed)) for n in sizes(cfg))
+
+    def forward(self, tokens: Int[Tensor, "batch pos"], context: StackContext) -> Vectors:
+        kinds = self.cfg.of(tokens, context).unbind(-1)
+        vectors = [F.embedding(ids, W) for ids, W in zip(kinds, self.W_kinds, strict=True)]
+        return torch.stack(vectors).sum(0)
 
 
 def checked_extra_ids(known: Sequence[ExtraIds], given: dict[str, Tensor], tokens: Tensor) -> dict[str, Tensor]:
@@ -78,14 +105,14 @@ def checked_extra_ids(known: Sequence[ExtraIds], given: dict[str, Tensor], token
         if name not in by_name:
             others = f"; this model has {', '.join(by_name)}" if by_name else ""
             raise TypeError(f"forward() got an unexpected keyword argument {name!r}{others}")
-        value, expected = value.to(tokens.device, torch.long), (*tokens.shape, *by_name[name].per_token)
+        ids = by_name[name]
+        value, expected = value.to(tokens.device, torch.long), (*tokens.shape, *ids.per_token)
         value = value[None] if value.ndim == len(expected) - 1 else value
         if value.shape != expected:
             raise ValueError(f"{name} is {tuple(value.shape)}; expected {expected}")
-        last = by_name[name].n_ids - 1
-        if not torch.compiler.is_compiling() and not 0 <= int(value.min()) <= int(value.max()) <= last:
-            raise ValueError(f"{name} has numbers from {int(value.min())} to {int(value.max())}; expected 0 to {last}")
-        if by_name[name].per_token == (4,) and bool((value[..., 2:] < value[..., :2]).any()):
+        if not torch.compiler.is_compiling() and bool(((value < 0) | (value >= value.new_tensor(ids.n_ids))).any()):
+            raise ValueError(f"{name} has an id that is not of this model; the numbers of ids are {ids.n_ids}")
+        if isinstance(ids, BoxEmbed.Config) and bool((value[..., 2:] < value[..., :2]).any()):
             raise ValueError(f"{name} has a box that ends before it begins; boxes are left, upper, right, lower")
         found[name] = value
     return found

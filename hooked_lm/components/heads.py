@@ -84,7 +84,8 @@ class TwoLayerMLMHead(MLMHead):
 class Pooler(nn.Module):
     """`ln(act(x W + b))`, where x is a text's first token, or with `mean` the mean of its real tokens.
 
-    With `pools_last` `act(x W + b)` is computed for each token, before the first is taken or the mean.
+    With `pools_last` `act(x W + b)` is computed for each token, before the first is taken or the mean. With `unread` the
+    checkpoint has another pooler, `W_unread` and `b_unread`, which the model does not use.
     """
 
     @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class Pooler(nn.Module):
         norm: NormConfig | None = None
         mean: bool = False
         pools_last: bool = False
+        unread: bool = False
 
         def build(self) -> "Pooler":
             return Pooler(self)
@@ -104,6 +106,11 @@ class Pooler(nn.Module):
         self.cfg = cfg
         self.W = nn.Parameter(torch.empty(cfg.d_model, cfg.d_model))
         self.b = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
+        if cfg.unread:
+            self.W_unread, self.b_unread = (
+                nn.Parameter(torch.empty_like(self.W)),
+                nn.Parameter(torch.zeros(cfg.d_model)),
+            )
         self.act_fn = activation(cfg.act_fn)
         add_norm(self, "ln", cfg.norm, ("batch", "d_model"))
         self.hook_pooler_out = HookPoint("batch", "d_model")

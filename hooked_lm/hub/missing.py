@@ -28,7 +28,6 @@ REASONS: dict[str, tuple[str, ...]] = {
     "a policy for robots, of two towers that attend jointly": ("pi0",),
     "it denoises blocks of text": ("diffusion_gemma",),
     "a text to text model whose tokens have boxes and images on a page": ("udop",),
-    "its tokens are cells of a table": ("tapas",),
     "its tokens have entities beside them": ("luke",),
     # mechanisms that no component has
     "blocks that are run again and again": ("hrm_text",),
@@ -58,7 +57,7 @@ REASONS: dict[str, tuple[str, ...]] = {
     "a second stream of global tokens": ("pegasus_x",),
     "attention approximated by landmarks, hashes or several resolutions": ("mra", "nystromformer", "yoso"),
     "Fourier transforms instead of attention": ("fnet",),
-    "layers of different lengths": ("funnel",),
+    "later layers have fewer positions, each the mean of several: positions of their sites are no tokens": ("funnel",),
     "layers of narrower width with several MLPs": ("mobilebert",),
     "a residual stream that is scaled at every sum": ("beam",),
     "an encoder that reads images with the text": ("ultravbert",),

@@ -102,7 +102,7 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
             one_zero_attention_mask, attention_mask: synonyms: 1 for real tokens, 0 for padding.
             extra_ids: what tokens of some models have beside types, under the names of transformers, all 0 by default:
                 `bbox` [batch, pos, 4] in LayoutLM; `input_shape_ids` and `input_pronunciation_ids` in RoCBert;
-                `task_type_ids` in ERNIE.
+                `task_type_ids` in ERNIE. The types of TAPAS have several kinds, [batch, pos, kind].
 
         Raises ValueError for an input that is empty or longer than n_ctx, for ids out of range, and for a return type
         whose head is absent.
@@ -112,6 +112,7 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
         if one_zero_attention_mask is not None and attention_mask is not None:
             raise ValueError("one_zero_attention_mask and attention_mask are synonyms: give one of them")
         mask = one_zero_attention_mask if attention_mask is None else attention_mask
+        token_type_ids, extra_ids = self._by_kind(token_type_ids, extra_ids)
         tokens, types, mask = self._inputs(input, token_type_ids, mask)
         stream, context = self._encoded(tokens, types, mask, extra_ids)
         return self._returned(stream, context.real, tokens, return_type)
@@ -124,7 +125,14 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
         **extra_ids: ExtraIds,
     ) -> Stream:
         """Returns the stream after the last norm, the input of the heads, [batch, pos, d_model]."""
+        token_type_ids, extra_ids = self._by_kind(token_type_ids, extra_ids)
         return self._encoded(*self._inputs(tokens, token_type_ids, one_zero_attention_mask), extra_ids)[0]
+
+    def _by_kind(self, types: Tensor | None, extra_ids: dict[str, Tensor]) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """Token types and further ids; types of several kinds are further ids."""
+        if types is None or all(ids.name != "token_type_ids" for ids in self.tree.embed.extra_ids):
+            return types, extra_ids
+        return None, {**extra_ids, "token_type_ids": types}
 
     def _encoded(
         self, tokens: Tensor, types: Tensor | None, mask: Tensor | None, extra_ids: dict[str, Tensor] | None = None

@@ -51,6 +51,8 @@ BESIDES: dict[str, dict[str, Any]] = {
         "mamba_chunk_size": 256,
         "attn_layer_indices": [3, 7, 11],
     },
+    "big_bird": {"block_size": 64, "num_random_blocks": 3},
+    "bigbird_pegasus": {"block_size": 64, "num_random_blocks": 3},
     "convbert": {"embedding_size": 768, "conv_kernel_size": 9, "num_groups": 1},
     "ernie4_5_vl_moe_text": {
         "moe_intermediate_size": [1024, 512],

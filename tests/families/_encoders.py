@@ -17,6 +17,7 @@ from hooked_lm.components.blocks.conv import ConvPostNormBlock
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.encoder_embed import ConcatenatedEncoderEmbed, EncoderEmbed
 from hooked_lm.components.extra_embed import BoxEmbed
+from hooked_lm.components.extra_embed import sizes as sizes_of_kinds
 from hooked_lm.components.heads import MLMHead, TwoLayerMLMHead
 from hooked_lm.models.config.tree import EncoderConfig
 from tests.families._case import Case, reference
@@ -52,7 +53,8 @@ def types(case: Case, tokens: Tensor) -> dict[str, Tensor]:
     if embed.n_types > 1:
         found["token_type_ids"] = torch.randint(embed.n_types, tokens.shape, generator=generator)
     for ids in embed.extra_ids:  # 0 may be the id of padding, whose embedding has no gradient in transformers
-        found[ids.name] = torch.randint(1, ids.n_ids, (*tokens.shape, *ids.per_token), generator=generator)
+        drawn = [torch.randint(1, n, tokens.shape, generator=generator) for n in sizes_of_kinds(ids)]
+        found[ids.name] = torch.stack(drawn, -1).view(*tokens.shape, *ids.per_token)
         if isinstance(ids, BoxEmbed.Config):
             first, last = found[ids.name].chunk(2, -1)
             found[ids.name] = torch.cat([torch.minimum(first, last), torch.maximum(first, last)], -1)

@@ -698,6 +698,32 @@ def test_options_of_families_that_are_not_supported_are_refused(name: str, field
         HookedEncoder.from_pretrained("tiny", hf_model=model)
 
 
+@torch.no_grad()
+def test_what_tokens_have_beside_types_is_an_argument():
+    model, tokens = hooked(by_name("layoutlm-masked")), torch.arange(4, 9)[None]
+    boxes = torch.tensor([[[0, 0, 0, 0], [1, 2, 9, 4], [10, 2, 29, 4], [1, 5, 3, 6], [29, 29, 29, 29]]])
+    assert_close(model(tokens), model(tokens, bbox=torch.zeros_like(boxes)))
+    assert_apart(model(tokens), model(tokens, bbox=boxes))
+    assert_close(model(tokens, bbox=boxes[0]), model(tokens, bbox=boxes))
+    logits, cache = model.run_with_cache(tokens, bbox=boxes)
+    assert_close(logits, model(tokens, bbox=boxes))
+    extra = model.embed.extra
+    expected = extra.W_x[1] + extra.W_x[9] + extra.W_y[2] + extra.W_y[4] + extra.W_h[2] + extra.W_w[8]
+    assert_close(cache["embed.hook_extra_embed"][0, 1], expected)
+    assert_close(model.encoder_output(tokens, bbox=boxes), model(tokens, return_type="embeddings", bbox=boxes))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'boxes'; this model has bbox"):
+        model(tokens, boxes=boxes)
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'bbox'$"):
+        hooked(by_name("bert-masked"))(tokens, bbox=boxes)
+    for wrong, what in (
+        (boxes[:, :3], r"\(1, 3, 4\); expected \(1, 5, 4\)"),
+        (boxes + 1, "not of this model"),
+        (boxes.flip(-1), "ends before it begins"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            model(tokens, bbox=wrong)
+
+
 # ---- a trained model -------------------------------------------------------------------------------------------------
 
 

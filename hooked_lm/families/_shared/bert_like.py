@@ -146,7 +146,7 @@ def heads(
         n_classes = n_labels if names.nsp.startswith("sop") else 2
         found["nsp_head"] = NSPHead.Config(d_model, n_classes)
     if names.text_dense is not None and hf.holds(names.text_dense + ".weight"):
-        found["pooler"] = Pooler.Config(d_model, acts.get("text", "tanh"))
+        found["pooler"] = Pooler.Config(d_model, acts.get("text", "tanh"), unread="pooler" in found)
         found["classifier"] = Classifier.Config(d_model, n_labels)
     elif hf.holds(names.question + ".weight"):
         found["token_classifier"] = SpanClassifier.Config(d_model, n_labels)
@@ -216,6 +216,8 @@ def head_rows(tree: EncoderConfig, names: Names, prefix: str) -> list[Row]:
     if tree.unembed is not None:
         found += mlm_rows(names, prefix if tree.unembed.tied else None)
     if tree.classifier is not None and names.text_dense is not None:
+        unread = prefix + names.pooler  # the pooler of the base model, which such a head does not read
+        found += [Row(unread + ".weight", "pooler.W_unread", "o m -> m o"), Row(unread + ".bias", "pooler.b_unread")]
         return [*found, *linear(names.text_dense, "pooler"), *linear(names.text_out, "classifier")]
     found += linear(prefix + names.pooler, "pooler")
     if isinstance(tree.token_classifier, SpanClassifier.Config):

@@ -18,7 +18,7 @@ PREFIX = "ernie."
 
 def config(hf: HFConfig) -> EncoderConfig:
     tree = bert.config(hf)
-    tasks = ExtraEmbed.Config("task_type_ids", hf.task_type_vocab_size, hf.hidden_size)
+    tasks = ExtraEmbed.Config("task_type_ids", hf.hidden_size, hf.task_type_vocab_size)
     return replace(tree, embed=replace(tree.embed, extra=tasks if hf.use_task_id else None))
 
 

@@ -17,7 +17,7 @@ PREFIX = "layoutlm."
 
 def config(hf: HFConfig) -> EncoderConfig:
     tree = bert.config(hf)
-    boxes = BoxEmbed.Config("bbox", hf.max_2d_position_embeddings, hf.hidden_size)
+    boxes = BoxEmbed.Config("bbox", hf.hidden_size, (hf.max_2d_position_embeddings,) * 4)
     return replace(tree, embed=replace(tree.embed, extra=boxes))
 
 

@@ -21,8 +21,8 @@ SOURCES = {"input_shape_ids": "shape_embed", "input_pronunciation_ids": "pronunc
 def config(hf: HFConfig) -> EncoderConfig:
     if not hf.concat_input:
         raise ValueError("concat_input=False: the mean of the embeddings that are given is not supported")
-    shapes = ExtraEmbed.Config("input_shape_ids", hf.shape_vocab_size, hf.shape_embed_dim)
-    sounds = ExtraEmbed.Config("input_pronunciation_ids", hf.pronunciation_vocab_size, hf.pronunciation_embed_dim)
+    shapes = ExtraEmbed.Config("input_shape_ids", hf.shape_embed_dim, hf.shape_vocab_size)
+    sounds = ExtraEmbed.Config("input_pronunciation_ids", hf.pronunciation_embed_dim, hf.pronunciation_vocab_size)
     enabled = {shapes: hf.enable_shape, sounds: hf.enable_pronunciation}
     parts, spare = (tuple(ids for ids, on in enabled.items() if on == wanted) for wanted in (True, False))
     tree = bert.config(hf)

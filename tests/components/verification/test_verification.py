@@ -50,6 +50,8 @@ INSIDE_OTHERS = {
     "SplitStreams",
     "StoredRotary",
     "StreamGate",
+    "TableEmbed",
+    "TableEncoderEmbed",
     "TokenTypeEmbed",
     "TransformedUnembed",
     "Unembed",
