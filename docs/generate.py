@@ -258,10 +258,11 @@ random configs).
 COMPOSITES_HEAD = """
 ## Composites
 
-Of a checkpoint that reads images or sounds besides text, `HookedTransformer.from_pretrained` loads the language model, as a
-decoder of text alone: of any composite whose language model has a `model_type` in the table above. It is found by one rule: its
-config is `text_config`, its tensors are those with the prefix of its embedding (`language_model.`, `model.language_model.`,
-`model.text_model.`, ...), or those of its modules where they lie beside the towers. What was left out (towers, projectors) is
+Of a checkpoint that reads images or sounds besides text, `from_pretrained` loads the language model, on text alone: of any
+composite whose language model has a `model_type` in the table above that writes text, as a decoder or an encoder-decoder
+(Florence-2, BLIP-2 with Flan-T5). It is found by one rule: its config is `text_config`, its tensors are those with the prefix
+of its embedding (`language_model.`, `model.language_model.`, `model.text_model.`, ...), or those of its modules where they lie
+beside the towers. What was left out (towers, projectors) is
 logged once, as a warning of the logger `hooked_lm.hub.hf_load`, and in `model.cfg.left_out`; so are parts of the language model
 that only images use (the cross-attention layers of Llama 3.2 Vision, without which layers are counted as in Llama 3.1; the
 experts for images of ERNIE 4.5 VL). Other tensors of the language model that no family reads are refused. `to_hf` and

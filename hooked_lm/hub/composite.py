@@ -1,4 +1,4 @@
-"""The language models of composite checkpoints, in which a decoder reads images or sounds besides text.
+"""The language models of composite checkpoints, which read images or sounds besides text.
 
 One rule finds the language model of any composite: its config is the innermost `thinker_config` or `text_config`, and the
 position of its embedding among the tensor names shows the prefix of its tensors. All else is left out: towers, projectors,
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm.families import family, model_class
+from hooked_lm.hub.options import Tree
 from hooked_lm.hub.renamed import Renamed, present_name
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row, expand
@@ -39,7 +40,8 @@ FLAT = {"phi4_multimodal": "phi3"}
 def text_config(config: Any) -> Any | None:
     """A copy of the config of a composite's language model; None for any other config.
 
-    The language model is tied as the composite's config says if it does, as most composites have the head beside the tower.
+    The language model is tied if its config or that of the composite says so: which of them counts depends on where the head
+    is, and a head in the file that differs decides.
     """
     part = _inner(config)
     if part is None:
@@ -47,26 +49,26 @@ def text_config(config: Any) -> Any | None:
     inner = part
     while (deeper := _inner(inner)) is not None:
         inner = deeper
-    owner = config if part is inner and hasattr(config, "tie_word_embeddings") else inner
+    owners = (config, inner) if part is inner else (inner,)
     text, defaults = copy.deepcopy(inner), type(inner)().to_dict()
     for field in FOR_IMAGES.get(config.model_type, ()):
         if field in defaults:
             setattr(text, field, defaults[field])
         elif hasattr(text, field):
             delattr(text, field)
-    text.tie_word_embeddings = bool(getattr(owner, "tie_word_embeddings", False))
+    text.tie_word_embeddings = any(bool(getattr(owner, "tie_word_embeddings", False)) for owner in owners)
     return text
 
 
 def text_family(config: Any, text: Any) -> ModuleType:
-    """The family of a composite's language model. Raises ValueError if there is none, or if it is not that of a decoder."""
+    """The family of a composite's language model. Raises ValueError if there is none, or if it is that of an encoder."""
     of = f"the language model of this {config.model_type}"
     try:
         found = family(text.model_type)
     except ValueError as error:
         raise ValueError(f"{of} cannot be loaded: {error}") from error
-    if model_class(text.model_type) != "HookedTransformer":
-        raise ValueError(f"{of} is a {text.model_type}, which is not a decoder: only decoders of composites are loaded")
+    if model_class(text.model_type) == "HookedEncoder":
+        raise ValueError(f"{of} is a {text.model_type}, an encoder: only language models that write text are loaded")
     return found
 
 
@@ -87,7 +89,7 @@ class LanguageModel(Renamed):
 
 
 def language_model(
-    tensors: Mapping[str, Tensor], module: ModuleType, tree: DecoderConfig, text_names: Mapping[str, str | None]
+    tensors: Mapping[str, Tensor], module: ModuleType, tree: Tree, text_names: Mapping[str, str | None]
 ) -> LanguageModel:
     """The tensors of the language model among those of a composite; `text_names` are those of its family.
 

@@ -52,7 +52,6 @@ class HFCheckpoint:
         text_names = getattr(self.family, "text_names", None)
         if self.whole is not None or text_names is not None:
             tree = read_config(self.family, self.config)
-            assert isinstance(tree, DecoderConfig)
             names = text_names(HFConfig(self.config.to_dict(), {})) if text_names else {}
             return composite.language_model(self.open_weights(), self.family, tree, names)
         return in_present_names(self.open_weights(), getattr(self.family, "RENAMED", {}))

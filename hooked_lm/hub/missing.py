@@ -13,7 +13,6 @@ REASONS: dict[str, tuple[str, ...]] = {
     "transformers uses no experts but 0 and 1 of it: there is nothing to compare with": ("nllb-moe",),
     # not a stack of blocks over tokens
     "another model divides the bytes into patches": ("blt",),
-    "an encoder-decoder that reads an image": ("florence2",),
     "two models of any kind": ("encoder-decoder", "vision-encoder-decoder"),
     "a head for speculative decoding, which reads another model's cache": (
         "gemma4_assistant",
@@ -87,7 +86,7 @@ def missing() -> dict[str, str]:
 
 
 def _is_composite(model_type: str) -> bool:
-    """Whether it has, by default, a language model that loads as a decoder."""
+    """Whether it has, by default, a language model that loads."""
     from transformers import CONFIG_MAPPING
 
     try:
@@ -96,4 +95,4 @@ def _is_composite(model_type: str) -> bool:
         return False
     if text is None or text.model_type not in supported():
         return False
-    return model_class(text.model_type) == "HookedTransformer"
+    return model_class(text.model_type) != "HookedEncoder"

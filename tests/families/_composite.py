@@ -57,6 +57,15 @@ FIELDS: dict[str, dict[str, Any]] = {
             "head_dim": 8,
         }
     },
+    "florence2": {
+        "vision_config": {
+            "embed_dim": [8, 8, 16, 16],
+            "num_heads": [1, 1, 2, 2],
+            "num_groups": [1, 1, 2, 2],
+            "depths": [1] * 4,
+            "projection_dim": 32,
+        }
+    },
     "granite_docling": {
         "vision_config": {**SIGLIP, "model_type": "granite_docling_vision", "out_hidden_size": 32, "vocab_size": 64}
     },

@@ -1,4 +1,4 @@
-"""Composites (images and text, sounds and text): their language model loads as a decoder, on text alone."""
+"""Composites (images and text, sounds and text): their language model loads, on text alone."""
 
 import copy
 import json
@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hooked_lm import HookedTransformer, hub
+from hooked_lm import HookedEncoderDecoder, HookedTransformer, hub
 from hooked_lm.pretrained import from_pretrained_no_processing as load
 from tests.close import assert_apart, assert_close
 from tests.core import thinned
@@ -156,6 +156,38 @@ def is_text(name: str, kind: str) -> bool:
     return beside_towers or any(
         part in name for part in ("language_model.", "text_model.", "model.transformer.", "lm_head")
     )
+
+
+SEQ2SEQ = {"florence2": "bart", "blip-2": "t5", "instructblip": "t5", "instructblipvideo": "t5"}
+
+
+@pytest.mark.parametrize("kind", thinned(SEQ2SEQ, keep=("blip-2",)))
+@torch.no_grad()
+def test_encoder_decoders(kind: str, tmp_path: Path):
+    fields = next(case.fields for case in CASES if case.family == SEQ2SEQ[kind])
+    theirs = draw(composite(kind, {**fields, "model_type": SEQ2SEQ[kind]}), seed=3)
+    theirs.save_pretrained(tmp_path)
+    inner, target = getattr(theirs, "language_model", None), TOKENS[:, :5]
+    expected = (inner if hasattr(inner, "lm_head") else theirs)(input_ids=TOKENS, decoder_input_ids=target).logits
+    for model in (load(tmp_path), load("tiny", hf_model=theirs)):
+        assert isinstance(model, HookedEncoderDecoder)
+        assert model.cfg.left_out
+        assert_close(model(TOKENS, target), expected)
+    with pytest.raises(ValueError, match="cannot be written back: left out were"):
+        model.to_hf()
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_flan_t5_with_a_head_of_its_own(tmp_path: Path):
+    """The config of T5 says in any case that the head is tied."""
+    fields = next(case.fields for case in CASES if case.family == "t5")
+    theirs = draw(composite("blip-2", {**fields, "model_type": "t5"}), seed=3)
+    head = torch.randn(theirs.language_model.lm_head.weight.shape, generator=torch.Generator().manual_seed(3))
+    in_folder(tmp_path, theirs, of_modules(theirs) | {"language_model.lm_head.weight": head})
+    again, target = type(theirs).from_pretrained(tmp_path).eval(), TOKENS[:, :5]
+    assert_close(load(tmp_path)(TOKENS, target), again.language_model(TOKENS, decoder_input_ids=target).logits)
+    assert_apart(load(tmp_path)(TOKENS, target), theirs.language_model(TOKENS, decoder_input_ids=target).logits)
 
 
 @pytest.mark.parametrize("kind", thinned(["internvl", "qwen3_vl", "llava"], keep=("internvl",)))
@@ -312,7 +344,7 @@ def test_a_file_without_a_language_model_is_refused(tmp_path: Path):
     ("kind", "text", "reason"),
     [
         ("blip", {}, "the language model of this blip cannot be loaded: model_type 'blip_text_model' is not supported"),
-        ("florence2", {}, "the language model of this florence2 is a bart, which is not a decoder"),
+        ("modernvbert", {}, "the language model of this modernvbert is a modernbert, an encoder"),
         ("llava", {"model_type": "reformer"}, "'reformer' is not supported"),
         ("not_a_type", {"model_type": "llama"}, "model_type 'not_a_type' is not supported"),
     ],
