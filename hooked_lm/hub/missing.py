@@ -52,7 +52,6 @@ REASONS: dict[str, tuple[str, ...]] = {
     "positions that skip the ids of padding wherever they are": ("kosmos-2.5",),
     "the language model is an encoder, which reads an image": ("modernvbert",),
     "an encoder of text and patches whose mixed values lose their part along the token's own value": ("neomme",),
-    "one softmax over the decoder's and the encoder's keys": ("t5gemma2",),
     "a second stream of global tokens": ("pegasus_x",),
     "attention approximated by landmarks, hashes or several resolutions": ("mra", "nystromformer", "yoso"),
     "Fourier transforms instead of attention": ("fnet",),

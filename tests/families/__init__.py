@@ -18,6 +18,7 @@ from tests.families import (
     linear_attention,
     llama,
     moe,
+    other_encoder_decoders,
     other_mixing,
     recent_dense,
     recent_moe,
@@ -40,13 +41,13 @@ DECODERS = (
 
 DECODER_CASES = [case for module in DECODERS for case in module.CASES]
 ENCODER_CASES = [*encoders.CASES, *compact_encoders.CASES]
-ENCODER_DECODER_CASES = [*encoder_decoders.CASES]
+ENCODER_DECODER_CASES = [*encoder_decoders.CASES, *other_encoder_decoders.CASES]
 CASES = [*DECODER_CASES, *ENCODER_CASES, *ENCODER_DECODER_CASES]
 
 # Fields that a family does not read and that may have an effect: it refuses a config in which they are not at their default.
 REFUSED = {
     name: fields
-    for module in (*DECODERS, encoders, encoder_decoders)
+    for module in (*DECODERS, encoders, encoder_decoders, other_encoder_decoders)
     for name, fields in getattr(module, "REFUSED", {}).items()
 }
 

@@ -31,6 +31,7 @@ from hooked_lm.components.blocks.cross import PostNormCrossBlock, PreNormCrossBl
 from hooked_lm.components.blocks.deep_norm import DeepNormMixerBlock
 from hooked_lm.components.blocks.hybrid import HybridBlock
 from hooked_lm.components.blocks.hyper import HyperBlock
+from hooked_lm.components.blocks.merged import MergedBlock
 from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock
 from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
@@ -472,6 +473,13 @@ def _(cfg: CrossAttention.Config) -> Sites:
     sites = {"hook_q": QUERY, "hook_z": QUERY, "hook_result": "batch pos head d_model"}
     sites |= dict.fromkeys(("hook_k", "hook_v"), "batch key_pos kv_head d_head")
     return sites | dict.fromkeys(("hook_attn_scores", "hook_pattern"), "batch head query_pos key_pos")
+
+
+@sites_of.register
+def _(cfg: MergedBlock.Config) -> Sites:
+    of_cross_attn = sites_of.dispatch(CrossAttention.Config)(cfg)  # those of queries and results are attention's
+    of_source = {name: words for name, words in of_cross_attn.items() if name not in ("hook_q", "hook_result")}
+    return sites_of.dispatch(PreNormBlock.Config)(cfg) | below("cross_attn", of_source)
 
 
 @sites_of.register

@@ -97,6 +97,18 @@ class Chunks(Sparsity):
 
 
 @dataclass(frozen=True)
+class Band(Sparsity):
+    """Attention to at most `before` positions before the query and `after` positions after it (T5Gemma 2)."""
+
+    before: int
+    after: int
+
+    def _bias(self, context: Context, dtype: torch.dtype) -> Tensor:
+        distance = context.key_positions[:, None, None, :] - context.positions[:, None, :, None]
+        return _except((distance >= -self.before) & (distance <= self.after), dtype)
+
+
+@dataclass(frozen=True)
 class BlockSparse(Sparsity):
     """Attention between blocks of `size` positions (BigBird, Zaheer et al. 2020, arXiv:2007.14062).
 
@@ -131,4 +143,4 @@ def _except(seen: Bool[Tensor, "#batch 1 query_pos key_pos"], dtype: torch.dtype
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
 
 
-PositionBias = Alibi | SharedBias | RelativeBias.Config | Chunks | BlockSparse
+PositionBias = Alibi | SharedBias | RelativeBias.Config | Chunks | Band | BlockSparse

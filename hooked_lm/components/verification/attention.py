@@ -41,10 +41,25 @@ def mixing_identities(
     attn: Attend, at: Sites, queries: LazyTensor | None = None, keys: LazyTensor | None = None
 ) -> Iterator[Identity]:
     """The identities from the scores on, and of the scores themselves if queries and keys are given."""
+    if queries is not None and keys is not None:
+        yield from score_identity(attn, at, queries, keys)
+    yield (
+        "softmax(attn_scores) == pattern",
+        lambda: (softmax(_whole(attn, at, "attn_scores", 3), attn.sinks), _whole(attn, at, "pattern", 3)),
+    )
+
+    def z() -> tuple[Tensor, Tensor]:
+        v = mixable(attn, _whole(attn, at, "v", 1))
+        return _gated(attn, at, mixed(_whole(attn, at, "pattern", 3), v)), at("hook_z")
+
+    yield "pattern @ v == z" + (", gated" if isinstance(attn, OutputGate | RoutedAttention) else ""), z
+    yield result_identity(attn, at)
+
+
+def score_identity(attn: Attend, at: Sites, queries: LazyTensor, keys: LazyTensor) -> Iterator[Identity]:
+    """The identity of the scores that are not masked; none where a learned bias of positions is in them."""
 
     def scores() -> tuple[Tensor, Tensor]:
-        assert queries is not None, "the scores are not checked without them"
-        assert keys is not None, "the scores are not checked without them"
         q, k, shown = queries(), keys(), at("hook_attn_scores")
         if isinstance(attn, ScaledQueries):
             q = attn.scaled(q, Context(q.shape[1], q.device))
@@ -60,24 +75,15 @@ def mixing_identities(
         seen = shown > float("-inf")
         return product.masked_fill(~seen, 0.0), shown.masked_fill(~seen, 0.0)
 
-    if queries is not None and (attn.position_bias is None or isinstance(attn.position_bias, Sparsity)):
+    if attn.position_bias is None or isinstance(attn.position_bias, Sparsity):
         yield "q k^T * scale, capped == attn_scores", scores
-    yield (
-        "softmax(attn_scores) == pattern",
-        lambda: (softmax(_whole(attn, at, "attn_scores", 3), attn.sinks), _whole(attn, at, "pattern", 3)),
-    )
 
-    def mixed() -> tuple[Tensor, Tensor]:
-        v = mixable(attn, _whole(attn, at, "v", 1))
-        return _gated(attn, at, _mixed(_whole(attn, at, "pattern", 3), v)), at("hook_z")
 
-    yield "pattern @ v == z" + (", gated" if isinstance(attn, OutputGate | RoutedAttention) else ""), mixed
-    yield (
+def result_identity(attn: Attend, at: Sites) -> Identity:
+    """The identity of each head's output."""
+    return (
         "z @ W_O == result",
-        lambda: (
-            torch.einsum("bpnh,nhm->bpnm", _normed_z(attn, at), attn.W_O),
-            at("hook_result"),
-        ),
+        lambda: (torch.einsum("bpnh,nhm->bpnm", _normed_z(attn, at), attn.W_O), at("hook_result")),
     )
 
 
@@ -115,9 +121,10 @@ def _(attn: Attend) -> list[Tensor]:
     return [attn.W_O] if attn.b_O is None else [attn.W_O, attn.b_O]
 
 
-def _mixed(
+def mixed(
     pattern: Float[Tensor, "batch head query_pos key_pos"], v: Float[Tensor, "batch key_pos kv_head d_value"]
 ) -> Float[Tensor, "batch query_pos head d_value"]:
+    """The values, mixed by a pattern."""
     v = v.repeat_interleave(pattern.shape[1] // v.shape[2], 2)
     return torch.einsum("bnqk,bknh->bqnh", pattern, v)
 
@@ -125,6 +132,14 @@ def _mixed(
 @identities.register
 def _(attn: Attention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None) -> Iterator[Identity]:
     """Identities between the sites of a run with input `get_input()`; values may have another input."""
+    yield from head_identities(attn, at, get_input, value_input)
+    yield from mixing_identities(attn, at, lambda: scored(attn, "q", at), lambda: scored(attn, "k", at))
+
+
+def head_identities(
+    attn: Attention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
+) -> Iterator[Identity]:
+    """The identities from the input to queries, keys and values."""
     weights = {"q": (attn.W_Q, attn.b_Q), "k": (attn.W_K, attn.b_K), "v": attn.value_weights}
     for name in weights:
 
@@ -142,7 +157,6 @@ def _(attn: Attention, at: Sites, get_input: LazyTensor, value_input: LazyTensor
     if attn.cfg.rotary is not None:
         for name in "qk":
             yield f"rotary({name}) keeps lengths", _lengths(attn, name, at)
-    yield from mixing_identities(attn, at, lambda: _scored(attn, "q", at), lambda: _scored(attn, "k", at))
 
 
 def gate_identity(attn: Attend, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
@@ -154,7 +168,7 @@ def gate_identity(attn: Attend, at: Sites, get_input: LazyTensor) -> Iterator[Id
         )
 
 
-def _scored(attn: Attention, name: str, at: Sites) -> Tensor:
+def scored(attn: Attention, name: str, at: Sites) -> Tensor:
     """The queries or keys from which the scores are computed."""
     shown = f"hook_{name}" if attn.cfg.rotary is None else f"hook_rot_{name}"
     if attn.cfg.qk_norm is not None and (attn.cfg.rotary is None or attn.cfg.rotary_first):

@@ -5,15 +5,20 @@ from torch import Tensor
 from hooked_lm.components.embed import Embed
 from hooked_lm.components.factored_embed import FactoredEmbed
 from hooked_lm.components.pos_embed import PosEmbed, SinusoidalEmbed
-from hooked_lm.components.verification.registry import (
-    output_weights,
-)
+from hooked_lm.components.replaced_embed import ReplacedEmbed
+from hooked_lm.components.verification.registry import output_weights
 
 
 @output_weights.register
 def _(embed: Embed) -> list[Tensor]:
     """The weights and biases whose last axis is that of the stream; none if a norm follows."""
     return [embed.W_E] if embed.cfg.norm is None else []
+
+
+@output_weights.register
+def _(embed: ReplacedEmbed) -> list[Tensor]:
+    """The weights whose last axis is that of the stream; none if a norm follows."""
+    return [embed.W_E, embed.w_replaced] if embed.cfg.norm is None else []
 
 
 @output_weights.register

@@ -90,4 +90,5 @@ def layer_rows(side: str, norms: dict[str, str], n_layers: int) -> list[Row]:
         found += classic.norm(f"{source}post_{part}_layernorm", f"{target}{norm}_post")
     for part, name in {"self_attn": "attn", "cross_attn": "cross_attn"}.items():
         found += classic.attention(f"{source}{part}.", f"{target}{name}.")
+        found += [Row(f"{source}{part}.{x}_norm.weight", f"{target}{name}.{x}_norm.w") for x in "qk"]
     return expand(found, i=n_layers)

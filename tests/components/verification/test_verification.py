@@ -45,6 +45,7 @@ INSIDE_OTHERS = {
     "RMSNorm",
     "RelativeBias",
     "RelativeEmbed",
+    "ReplacedEmbed",
     "RotaryTable",
     "SinusoidalEmbed",
     "SplitStreams",
