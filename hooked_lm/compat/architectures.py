@@ -28,10 +28,10 @@ MASKED_LM_ARCHITECTURES = {
     "DebertaForMaskedLM", "DebertaV2ForMaskedLM", "DistilBertForMaskedLM", "ElectraForMaskedLM", "ErnieForMaskedLM",
     "EsmcForMaskedLM", "EsmForMaskedLM", "EuroBertForMaskedLM", "FlaubertWithLMHeadModel", "GteForMaskedLM",
     "JinaEmbeddingsV3ForMaskedLM", "LayoutLMForMaskedLM", "LongformerForMaskedLM", "MegatronBertForMaskedLM",
-    "ModernBertForMaskedLM", "MPNetForMaskedLM", "NomicBertForMaskedLM", "RemBertForMaskedLM", "RobertaForMaskedLM",
-    "RobertaPreLayerNormForMaskedLM", "RoCBertForMaskedLM", "RoFormerForMaskedLM", "SqueezeBertForMaskedLM",
-    "TapasForMaskedLM", "UltrabertForMaskedLM", "XLMRobertaForMaskedLM", "XLMRobertaXLForMaskedLM",
-    "XLMWithLMHeadModel", "XmodForMaskedLM",
+    "MobileBertForMaskedLM", "ModernBertForMaskedLM", "MPNetForMaskedLM", "NomicBertForMaskedLM", "RemBertForMaskedLM",
+    "RobertaForMaskedLM", "RobertaPreLayerNormForMaskedLM", "RoCBertForMaskedLM", "RoFormerForMaskedLM",
+    "SqueezeBertForMaskedLM", "TapasForMaskedLM", "UltrabertForMaskedLM", "XLMRobertaForMaskedLM",
+    "XLMRobertaXLForMaskedLM", "XLMWithLMHeadModel", "XmodForMaskedLM",
 }  # fmt: skip
 POST_NORM_ARCHITECTURES = {"Exaone4ForCausalLM", "FlexOlmoForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM"}
 

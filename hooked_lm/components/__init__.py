@@ -11,6 +11,7 @@ d_model    the width of the residual stream
 d_mlp      the width inside an MLP: its neurons
 d_vocab    the vocabulary
 d_embed    the width of an embedding that is narrower than the stream; d_out the width of an MLM head's output
+d_narrow   the width of the stream inside of a block that narrows it
 offset     the positions that a convolution reads around its own
 class      the classes of a classifier head
 d_inner    the channels inside a state-space mixer, cut into ssm_heads of d_ssm_head where it has heads

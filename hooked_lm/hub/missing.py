@@ -56,7 +56,6 @@ REASONS: dict[str, tuple[str, ...]] = {
     "attention approximated by landmarks, hashes or several resolutions": ("mra", "nystromformer", "yoso"),
     "Fourier transforms instead of attention": ("fnet",),
     "later layers have fewer positions, each the mean of several: positions of their sites are no tokens": ("funnel",),
-    "layers of narrower width with several MLPs": ("mobilebert",),
     "a residual stream that is scaled at every sum": ("beam",),
     "an encoder that reads images with the text": ("ultravbert",),
     "beside each weight its files have integers and ranges of quantised training": ("ibert",),

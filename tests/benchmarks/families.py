@@ -65,6 +65,12 @@ BESIDES: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 16},
     "mamba2": {"num_heads": 24, "head_dim": 64, "n_groups": 1, "state_size": 128, "chunk_size": 256},
     "minimax": {"block_size": 256},
+    "mobilebert": {
+        "embedding_size": 128,
+        "intra_bottleneck_size": 192,
+        "intermediate_size": 768,
+        "num_feedforward_networks": 4,
+    },
     "qwen3_next": {
         "linear_num_key_heads": 6,
         "linear_num_value_heads": 12,

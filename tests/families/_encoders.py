@@ -14,11 +14,13 @@ from hooked_lm.components.attention.grouped import GroupedAttention
 from hooked_lm.components.attention.mixed import MixedAttention
 from hooked_lm.components.blocks.adapter import AdapterPostNormBlock
 from hooked_lm.components.blocks.conv import ConvPostNormBlock
+from hooked_lm.components.blocks.narrow import NarrowBlock, SeveralMLPsBlock
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.encoder_embed import ConcatenatedEncoderEmbed, EncoderEmbed
 from hooked_lm.components.extra_embed import BoxEmbed
 from hooked_lm.components.extra_embed import sizes as sizes_of_kinds
 from hooked_lm.components.heads import MLMHead, TwoLayerMLMHead
+from hooked_lm.components.trigram import TrigramEmbed
 from hooked_lm.models.config.tree import EncoderConfig
 from tests.families._case import Case, reference
 from tests.families._models import hooked
@@ -89,6 +91,8 @@ def _(cfg: EncoderEmbed.Config) -> Sites:
     names |= {"hook_extra_embed": cfg.extra}
     sites = {name: words for name, part in names.items() if part is not None}
     sites |= {"hook_concat": "batch pos d_concat"} if isinstance(cfg, ConcatenatedEncoderEmbed.Config) else {}
+    if isinstance(cfg.embed, TrigramEmbed.Config):
+        sites["embed.hook_narrow_embed"] = "batch pos d_embed"
     return sites | below("ln", norm(cfg.norm, words))
 
 
@@ -130,6 +134,34 @@ def _(cfg: ConvPostNormBlock.Config) -> Sites:
     sites = sites_of.dispatch(PostNormBlock.Config)(cfg)
     sites |= dict.fromkeys(("hook_conv_pre", "hook_conv_out", "hook_resid_conv"), STREAM)
     return sites | below("ln3", norm(cfg.ln3))
+
+
+@sites_of.register
+def _(cfg: SeveralMLPsBlock.Config) -> Sites:
+    sites = sites_of.dispatch(PostNormBlock.Config)(cfg)
+    one = dict.fromkeys(("hook_mlp_out", "hook_resid_post", "hook_normalized_resid_post"), STREAM)
+    one |= below("mlp", sites_of(cfg.mlp)) | below("ln", norm(cfg.ffn_norm))
+    for i in range(cfg.n_ffn):
+        sites |= below(f"ffn.{i}", one)
+    return sites
+
+
+@sites_of.register
+def _(cfg: NarrowBlock.Config) -> Sites:
+    wide = {"hook_resid_pre", *(f"hook_{name}" for name in ("attn_in", "q_input", "k_input", "v_input"))}
+    several = sites_of.dispatch(SeveralMLPsBlock.Config)(cfg)
+    sites = {name: words if name in wide else narrow(words) for name, words in several.items()}
+    sites |= dict.fromkeys(("hook_narrow_out", "hook_resid_post", "hook_normalized_resid_post"), STREAM)
+    sites |= dict.fromkeys(("hook_narrow_post", "hook_normalized_narrow_post"), narrow(STREAM)) | below(
+        "ln3", norm(cfg.ln3)
+    )
+    one = {"hook_out": narrow(STREAM)} | below("ln", norm(cfg.bottleneck.norm, narrow(STREAM)))
+    is_run = cfg.qk_bottleneck is not None and not cfg.attends_narrow
+    return sites | below("bottleneck", one) | (below("qk_bottleneck", one) if is_run else {})
+
+
+def narrow(words: str) -> str:
+    return words.replace("d_model", "d_narrow")
 
 
 @sites_of.register
@@ -191,9 +223,13 @@ def sizes(tree: EncoderConfig, site: str, batch: int, pos: int) -> dict[str, int
     for name, head in zip(("nsp_head", "classifier", "token_classifier"), heads, strict=True):
         if part == name and head is not None:
             axes["class"] = head.n_classes
+    if isinstance(tree.embed.embed, TrigramEmbed.Config):
+        axes["d_embed"] = tree.embed.embed.d_embed
     if part == "blocks":
         block = tree.blocks[int(site.split(".")[1])]
         axes |= sizes_of(block.attn) | sizes_of(block.mlp)
+        if isinstance(block, NarrowBlock.Config):
+            axes["d_narrow"] = block.d_narrow
         if isinstance(block, AdapterPostNormBlock.Config):
             axes |= sizes_of(block.adapter) if ".adapter." in site else {}
     return axes

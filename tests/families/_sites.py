@@ -44,6 +44,7 @@ from hooked_lm.components.hyper_connection import HyperConnection
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import ClampedGatedMLP, MoE
+from hooked_lm.components.no_norm import NoNorm
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.normed_moe import NormedMoE
 from hooked_lm.components.ssm.channel_mix import ChannelMix
@@ -75,7 +76,7 @@ def below(part: str, sites: Sites) -> Sites:
 
 def norm(cfg: Any, words: str = STREAM) -> Sites:
     """The divisor and the normalised value, of a norm that there is."""
-    if cfg is None:
+    if cfg is None or isinstance(cfg, NoNorm.Config):
         return {}
     assert isinstance(cfg, (LayerNorm.Config, RMSNorm.Config)), f"which sites has {cfg}?"
     axes = words.split()

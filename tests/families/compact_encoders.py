@@ -1,7 +1,21 @@
 """Encoders that save weights by other mechanisms: convolving heads, grouped maps, a narrow stream."""
 
+from typing import Any
+
+from torch import nn
+
 from tests.families._case import Case
 from tests.families.encoders import NARROW, THREE_LABELS, bert
+
+MOBILE: dict[str, Any] = {**NARROW, "intra_bottleneck_size": 24, "num_feedforward_networks": 3}
+
+
+def calm(model: nn.Module) -> None:
+    """Sublayers that add little, since no norm bounds the stream."""
+    for name, weight in model.named_parameters():
+        if weight.ndim > 1 and "output." in name:
+            weight.mul_(0.4)
+
 
 CASES: list[Case] = [
     bert("masked-narrow-grouped", family="convbert", **NARROW, conv_kernel_size=5, num_groups=2),
@@ -49,8 +63,39 @@ CASES: list[Case] = [
         **THREE_LABELS,
     ),
     bert("tokens", "TokenClassification", "squeezebert", embedding_size=32, post_attention_groups=2, **THREE_LABELS),
+    bert("masked-narrow", family="mobilebert", adjust=calm, **MOBILE),
+    bert(
+        "pretraining-layer-norm-all-narrow-untied",
+        "PreTraining",
+        "mobilebert",
+        **{**MOBILE, "num_feedforward_networks": 1},
+        use_bottleneck_attention=True,
+        normalization_type="layer_norm",
+        tie_word_embeddings=False,
+        hidden_act="relu",
+    ),
+    bert(
+        "texts-wide-layer-norm",
+        "SequenceClassification",
+        "mobilebert",
+        **MOBILE,
+        use_bottleneck=False,
+        normalization_type="layer_norm",
+        **THREE_LABELS,
+    ),
+    bert(
+        "masked-narrow-layer-norm-no-trigram",
+        family="mobilebert",
+        **MOBILE,
+        normalization_type="layer_norm",
+        trigram_input=False,
+    ),
+    bert(
+        "bare-no-bottleneck-of-queries",
+        "",
+        "mobilebert",
+        calm,
+        **{**MOBILE, "intra_bottleneck_size": 32},
+        key_query_shared_bottleneck=False,
+    ),
 ]
-# Models of transformers in which a token near the end reads padding, so that a row does not have the values that it has alone.
-READ_PADDING = {
-    "convbert": "`ConvBertSelfAttention.forward` (modeling_convbert.py) convolves without a mask",
-}

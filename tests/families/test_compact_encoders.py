@@ -13,12 +13,12 @@ from hooked_lm import HookedEncoder
 from hooked_lm.families import family
 from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.models.config.tree import EncoderConfig
-from tests.close import assert_close
+from tests.close import assert_apart, assert_close
 from tests.families import compact_encoders
 from tests.families._case import reference
 from tests.families._encoders import prompt
 from tests.families._models import hooked, with_tree
-from tests.families.test_encoders import agrees, every_attn, every_block
+from tests.families.test_encoders import agrees, embedding, every_attn, every_block
 
 CASES = {str(case): case for case in compact_encoders.CASES}
 FIRST = {case.family: case for case in reversed(compact_encoders.CASES)}
@@ -34,6 +34,17 @@ WRONG_TREES: dict[str, tuple[str, Callable[[EncoderConfig], EncoderConfig]]] = {
     "causal beside convolutions": ("convbert-masked-narrow-grouped", every_attn(causal=True)),
     "eps of the config in SqueezeBERT's layers": ("squeezebert-masked", norms_of_the_config),
     "scale of scores of grouped queries": ("squeezebert-masked", every_attn(scale=1.0)),
+    "scale of scores in a narrow stream": ("mobilebert-masked-narrow", every_attn(scale=1.0)),
+    "eps of the config in the norm of the last MLP": (
+        "mobilebert-masked-narrow-layer-norm-no-trigram",
+        lambda tree: every_block(ln2=tree.blocks[0].ln1)(tree),
+    ),
+    "eps of the config in the norm of the embeddings": (
+        "mobilebert-masked-narrow-layer-norm-no-trigram",
+        lambda tree: embedding(norm=replace(tree.embed.norm, eps=0.02))(tree),
+    ),
+    "fewer MLPs": ("mobilebert-masked-narrow", every_block(n_ffn=1)),
+    "values of the narrow stream": ("mobilebert-bare-no-bottleneck-of-queries", every_block(attends_narrow=True)),
 }
 
 
@@ -75,6 +86,24 @@ def roll_groups_of_queries(model: HookedEncoder) -> None:
     attn.W_Q_groups.copy_(attn.W_Q_groups.roll(1, 0))
 
 
+def swap_neighbours(model: HookedEncoder) -> None:
+    model.embed.embed.W_proj.copy_(model.embed.embed.W_proj.flip(0))
+
+
+def swap_bottlenecks(model: HookedEncoder) -> None:
+    block = model.blocks[0]
+    block.bottleneck, block.qk_bottleneck = block.qk_bottleneck, block.bottleneck
+
+
+def swap_mlps(model: HookedEncoder) -> None:
+    block = model.blocks[1]
+    block.mlp, block.ffn[0].mlp = block.ffn[0].mlp, block.mlp
+
+
+def roll_rest_of_unembedding(model: HookedEncoder) -> None:
+    model.unembed.W_rest.copy_(model.unembed.W_rest.roll(1, 0))
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
@@ -85,6 +114,10 @@ def roll_groups_of_queries(model: HookedEncoder) -> None:
         ("convbert-masked-narrow-grouped", roll_groups),
         ("squeezebert-masked", roll_groups),
         ("squeezebert-masked", roll_groups_of_queries),
+        ("mobilebert-masked-narrow", swap_neighbours),
+        ("mobilebert-masked-narrow", swap_bottlenecks),
+        ("mobilebert-masked-narrow", swap_mlps),
+        ("mobilebert-masked-narrow", roll_rest_of_unembedding),
     ],
 )
 @torch.no_grad()
@@ -108,14 +141,20 @@ def test_copies_of_the_stream_for_each_head(model_type: str):
 @pytest.mark.parametrize("case", compact_encoders.CASES, ids=str)
 def test_the_number_of_matrix_entries(case: Any):
     model = hooked(case)
-    counted = sum(p.numel() for name, p in model.blocks.named_parameters() if ".W_" in name)
+    counted = sum(p.numel() for name, p in model.blocks.named_parameters() if ".W_" in name or name.endswith(".W"))
     assert model.cfg.n_params == counted
 
 
-REFUSED = {
-    "convbert": ({"conv_kernel_size": 4}, "a kernel of 4 positions has no middle"),
-    "squeezebert": ({"q_groups": 3}, "3 groups do not divide a map from 32 to 32 features"),
-}
+UNSHARED = {"key_query_shared_bottleneck": False}
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("convbert", {"conv_kernel_size": 4}, "a kernel of 4 positions has no middle"),
+    ("squeezebert", {"q_groups": 3}, "3 groups do not divide a map from 32 to 32 features"),
+    ("squeezebert", {"embedding_size": 16}, "embedding_size=16 is not supported; only 32 is"),
+    ("mobilebert", UNSHARED, "weights for vectors of 24 features, not 32"),
+    ("mobilebert", {"trigram_input": False, "embedding_size": 32}, "the projection of the embeddings is then not used"),
+    ("mobilebert", {"classifier_activation": False}, "classifier_activation=False is not supported"),
+    ("mobilebert", {"normalization_type": "rms"}, "normalization_type='rms' is not one of no_norm, layer_norm"),
+]
 
 
 def first_block(model: Any) -> nn.Module:
@@ -124,9 +163,8 @@ def first_block(model: Any) -> nn.Module:
     return read_config(family(config.model_type), config, [type(model).__name__], model.state_dict()).blocks[0].build(0)
 
 
-@pytest.mark.parametrize("model_type", REFUSED)
-def test_refused(model_type: str):
-    fields, message = REFUSED[model_type]
+@pytest.mark.parametrize(("model_type", "fields", "message"), REFUSED)
+def test_refused(model_type: str, fields: dict[str, Any], message: str):
     model: Any = copy.deepcopy(reference(FIRST[model_type]))
     for name, value in fields.items():
         setattr(model.config, name, value)
@@ -142,3 +180,32 @@ def test_whole_matrices_are_zero_between_groups():
     read = (model.W_Q != 0).any(-1)  # [layer head d_model], of four heads and four groups
     assert torch.equal(read[0], torch.block_diag(*[torch.ones(1, 8)] * 4).bool())
     assert torch.equal((model.W_in[1] != 0), torch.block_diag(*[torch.ones(8, 12)] * 4).bool())
+
+
+@torch.no_grad()
+def test_the_two_parts_of_an_unembedding():
+    model, tokens = hooked(FIRST["mobilebert"]), prompt(FIRST["mobilebert"])
+    _, cache = model.run_with_cache(tokens, names_filter="unembed.hook_in")
+    x, chosen = cache["unembed.hook_in"], torch.tensor([5, 3])
+    assert model.W_U.shape == (32, 61)
+    assert_close(x @ model.W_U + model.b_U, model(tokens))
+    assert_close(model.unembed.some(x, chosen), model(tokens)[..., chosen])
+    untied = model.unembed.untied()
+    assert_close(untied.unhooked(x), model(tokens))
+
+
+@torch.no_grad()
+def test_the_vector_of_a_token_is_that_of_a_text_of_it_alone():
+    model = hooked(FIRST["mobilebert"])
+    assert_close(model.embed.embed(torch.tensor([[7]]))[0, 0], model.W_E[7])
+
+
+@torch.no_grad()
+def test_an_edited_bottleneck_is_edited_for_copies_too():
+    """Where heads read copies of the stream, an edit of the bottleneck's output reaches all of them."""
+    model, tokens = hooked(FIRST["mobilebert"]), prompt(FIRST["mobilebert"])
+    halve = ("blocks.0.qk_bottleneck.hook_out", lambda value, hook: 0.5 * value)
+    copies = ("blocks.0.hook_attn_in", lambda value, hook: value)
+    once = model.run_with_hooks(tokens, fwd_hooks=[halve])
+    assert_close(model.run_with_hooks(tokens, fwd_hooks=[halve, copies]), once)
+    assert_apart(once, model(tokens))

@@ -238,7 +238,7 @@ class Attention(SelfAttention):
         self,
         query_input: Float[Tensor, "batch pos *head d_in"],
         key_input: Float[Tensor, "batch key_row *key_head d_in"] | None = None,
-        value_input: Float[Tensor, "batch key_row *value_head d_in"] | None = None,
+        value_input: Float[Tensor, "batch key_row *value_head d_value_in"] | None = None,
         context: Context | None = None,
         layer: int = 0,
     ) -> Stream:

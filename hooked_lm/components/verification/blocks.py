@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import AttentionPart, Block, MLPPart, PreNormBlock
@@ -79,7 +79,7 @@ def mlp_out_identity(block: MLPPart, at: Sites) -> Iterator[Identity]:
 
 
 def in_stream_identities(
-    block: Block, norm: str, site: str, at: Sites, result: str | None = None
+    block: nn.Module, norm: str, site: str, at: Sites, result: str | None = None
 ) -> Iterator[Identity]:
     """Identities of a norm in the stream; `result` is the site after it, by default that of the normalised `site`."""
     result = result or f"normalized_{site}"

@@ -12,6 +12,7 @@ from hooked_lm.components.grouped import GroupedMLP
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.moe import ClampedGatedMLP, MoE
+from hooked_lm.components.no_norm import NoNorm
 from hooked_lm.components.norm import NormConfig
 from hooked_lm.components.pos_embed import PosEmbed
 from hooked_lm.models.config.row import ABSENT, found
@@ -37,8 +38,8 @@ def position_type(tree: Any) -> str:
 
 
 def norm_type(norm: NormConfig | None) -> str | None:
-    """The kind of a norm: "LN" or "RMS", followed by "Pre" if it has no weights; None for no norm."""
-    if norm is None:
+    """The kind of a norm: "LN" or "RMS", followed by "Pre" if it has no weights; None for one that does not normalise."""
+    if norm is None or isinstance(norm, NoNorm.Config):
         return None
     return ("LN" if isinstance(norm, LayerNorm.Config) else "RMS") + ("" if norm.weight else "Pre")
 
@@ -156,7 +157,8 @@ def _of_block(block: Any) -> int:
         if attn is not None:
             dense = 2 * attn.d_model * attn.d_head * (attn.n_heads + getattr(attn, "n_kv", attn.n_heads))
             n += getattr(attn, "n_weights", dense)
-    return n + (_of_mlp(block.mlp) if hasattr(block, "mlp") else 0)
+    n += getattr(block, "n_bottleneck_weights", 0)
+    return n + (_of_mlp(block.mlp) * (1 + getattr(block, "n_ffn", 0)) if hasattr(block, "mlp") else 0)
 
 
 def _of_mlp(mlp: Any) -> int:

@@ -14,7 +14,7 @@ from hooked_lm.components.norm import norm_of
 from hooked_lm.components.streams import MergedRMSNorm
 from hooked_lm.components.transformed_unembed import TransformedUnembed
 from hooked_lm.components.verification import identities as component_identities
-from hooked_lm.components.verification import output_from_sites
+from hooked_lm.components.verification import is_known, output_from_sites
 from hooked_lm.components.verification.registry import Identity, LazyTensor, Sites, norm_identity, norm_output, within
 from hooked_lm.models.stack import Stack
 
@@ -152,6 +152,8 @@ def embed_identities(model: Any, at: Sites) -> Iterator[Identity]:
         normalized = norm_output(model.embed, "ln", within(at, "embed"), total)
         return model.embed.into_stream(normalized), at("hook_full_embed")
 
+    if is_known(model.embed.embed):
+        yield from component_identities(model.embed.embed, within(at, "embed.embed"), lambda: at("embed.hook_embed"))
     yield from norm_identity(model.embed, "ln", within(at, "embed"), total, label="embed.ln")
     yield "sum of embeddings, normed == full_embed", full
 

@@ -12,8 +12,10 @@ from hooked_lm.components import verification
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart
 from hooked_lm.components.blocks.cross import CrossPart
 from hooked_lm.components.blocks.mixer import MixerPart
+from hooked_lm.components.blocks.narrow import Bottleneck
 from hooked_lm.components.blocks.per_layer import PerLayerEmbed
 from hooked_lm.components.blocks.shared import RepeatedEmbed
+from hooked_lm.components.trigram import TrigramEmbed
 
 # Modules whose identities are those of the component or the model that contains them.
 INSIDE_OTHERS = {
@@ -40,6 +42,7 @@ INSIDE_OTHERS = {
     "LowRankGatedNorm",
     "MaskScaledEncoderEmbed",
     "MergedRMSNorm",
+    "NoNorm",
     "PosEmbed",
     "ProjectedEncoderEmbed",
     "RMSNorm",
@@ -49,12 +52,14 @@ INSIDE_OTHERS = {
     "RotaryTable",
     "SinusoidalEmbed",
     "SplitStreams",
+    "SplitUnembed",
     "StoredRotary",
     "StreamGate",
     "TableEmbed",
     "TableEncoderEmbed",
     "TokenTypeEmbed",
     "TransformedUnembed",
+    "TrigramEncoderEmbed",
     "Unembed",
     "XIELU",
     "TransientGlobalBias",
@@ -90,9 +95,9 @@ def test_every_block_states_the_weights_after_its_norms() -> None:
 
 
 def test_every_sublayer_states_its_output_and_its_weights() -> None:
-    """A sublayer is what has identities, and is neither a block nor a head."""
+    """A sublayer is what has identities, and is neither a block nor a head nor in front of them."""
     heads = "hooked_lm.components.heads"
-    blocks = (AttentionPart, MLPPart, MixerPart, PerLayerEmbed, RepeatedEmbed)
+    blocks = (AttentionPart, MLPPart, MixerPart, PerLayerEmbed, RepeatedEmbed, TrigramEmbed, Bottleneck)
     sublayers = [
         kind
         for kind in components()

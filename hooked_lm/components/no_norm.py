@@ -1,0 +1,31 @@
+"""NoNorm (Sun et al. 2020, arXiv:2004.02984): the weights of a norm without the normalisation, which is slow on small devices."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hooked_lm.components.norm import RESIDUAL, Norm
+
+
+class NoNorm(Norm):
+    """`x * w + b`. It divides by nothing, so it has no sites."""
+
+    @dataclass(frozen=True)
+    class Config(Norm.Config):
+        def build(self, dims: tuple[str, ...] = RESIDUAL) -> "NoNorm":
+            return NoNorm(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.w = nn.Parameter(torch.ones(cfg.d_model))
+        self.b = nn.Parameter(torch.zeros(cfg.d_model))
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        return torch.addcmul(self.b, x, self.w)
+
+    def unhooked(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """The same: there are no hook points."""
+        return self(x)
