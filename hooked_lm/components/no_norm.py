@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.norm import RESIDUAL, Norm
+from hooked_lm.components.norm import RESIDUAL, Norm, upcast
 
 
 class NoNorm(Norm):
@@ -29,3 +29,15 @@ class NoNorm(Norm):
     def unhooked(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """The same: there are no hook points."""
         return self(x)
+
+
+class ShiftedScale(NoNorm):
+    """`(x + b) * w` in at least fp32, as in ZAYA1 (Anthony et al. 2025, arXiv:2511.17127)."""
+
+    @dataclass(frozen=True)
+    class Config(NoNorm.Config):
+        def build(self, dims: tuple[str, ...] = RESIDUAL) -> "ShiftedScale":
+            return ShiftedScale(self)
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        return (upcast(x) + upcast(self.b)) * upcast(self.w)

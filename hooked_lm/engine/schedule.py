@@ -66,11 +66,12 @@ class Planner:
         self.entry_sites = base.kept.keys() - {edit.site for edit in base.edits}
         self.kv_source_layers = [kv_source_layer(block) for block in base.model.blocks]
         self.mixes = [not isinstance(block, MLPOnlyBlock) for block in base.model.blocks]
-        self.has_state = [isinstance(block, MixerPart) for block in base.model.blocks]
+        mixes_inputs = [any(getattr(part, "mixes_inputs", False) for part in mixing(b)) for b in base.model.blocks]
+        self.has_state = [isinstance(b, MixerPart) or m for b, m in zip(base.model.blocks, mixes_inputs, strict=True)]
         modules = [module for block in base.model.blocks for module in mixing(block)]
         self.index_source_layers = {attn.index_source_layer for attn in modules if isinstance(attn, Attend)}
-        # the mixer reads what attention adds: also tokens that are computed for their states alone need their queries
-        self.in_series = [isinstance(block, SharedBlock) for block in base.model.blocks]
+        # what has a state reads or makes queries: also tokens that are computed for their states alone need them
+        self.in_series = [isinstance(b, SharedBlock) or m for b, m in zip(base.model.blocks, mixes_inputs, strict=True)]
         self.n_layers = len(self.kv_source_layers)
         self._without_edits: dict[tuple[int, Interval], LayerSpans] = {}  # of layers without an edit
 

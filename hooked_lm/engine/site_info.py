@@ -116,7 +116,8 @@ def _scopes(block: nn.Module) -> list[tuple[HookPoint, TokenScope]]:
         return []
     inside = {id(point): scope for module in modules for point, scope in _mixing_scopes(module)}
     if isinstance(block, AttentionPart):
-        inside[id(block.hook_q_input)] = TokenScope.QUERIES_AND_AFTER
+        of_queries = TokenScope.KEYS_AND_VALUES if block.attn.mixes_inputs else TokenScope.QUERIES_AND_AFTER
+        inside[id(block.hook_q_input)] = of_queries
         if block.computes_kv:
             inside |= dict.fromkeys((id(block.hook_k_input), id(block.hook_v_input)), TokenScope.KEYS_AND_VALUES)
     if isinstance(block, HybridBlock):

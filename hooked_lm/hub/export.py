@@ -40,7 +40,13 @@ def to_hf(model: Model) -> Any:
     logging.disable_progress_bar()
     try:
         own = {name: planned.make().clone(memory_format=torch.contiguous_format) for name, planned in tensors.items()}
-        return hf_class.from_pretrained(None, config=config, state_dict=own, dtype=model.cfg.dtype).to(model.device)
+        theirs = hf_class.from_pretrained(None, config=config, state_dict=own, dtype=model.cfg.dtype)
+        for name, buffer in theirs.named_buffers():
+            if (
+                name in tensors
+            ):  # ZayaPreTrainedModel._init_weights (modeling_zaya.py) overwrites what was loaded into one
+                buffer.copy_(tensors[name].make())
+        return theirs.to(model.device)
     finally:
         if shows_bars:
             logging.enable_progress_bar()

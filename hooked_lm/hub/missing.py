@@ -35,7 +35,6 @@ REASONS: dict[str, tuple[str, ...]] = {
     "keys that pool several tokens, and streams mixed by doubly stochastic matrices": ("deepseek_v4",),
     "hyper-connections of another kind, beside the delta rule": ("glm5_next",),
     "an indexer that chooses blocks of keys, and embeddings of n-grams": ("qwen4_exp", "qwen4_exp_text"),
-    "convolutions of queries and keys": ("zaya",),
     "attention with relative logits and convolutions": (
         "inkling2",
         "inkling2_text",

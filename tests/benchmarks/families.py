@@ -78,6 +78,7 @@ BESIDES: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 64,
     },
     "squeezebert": {"embedding_size": 768},
+    "zaya": {"router_hidden_size": 128},
     "switch_transformers": {"num_sparse_encoder_layers": 6, "num_sparse_decoder_layers": 6, "expert_capacity": 64},
 }
 ROUNDS = {(1, 16): 15, (4, 128): 5}

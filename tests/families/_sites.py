@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import singledispatch
 from typing import Any
 
+from hooked_lm.components.attention.convolutional import ConvolutionalAttention
 from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.differential import DifferentialAttention
 from hooked_lm.components.attention.gated import (
@@ -47,6 +48,7 @@ from hooked_lm.components.moe import ClampedGatedMLP, MoE
 from hooked_lm.components.no_norm import NoNorm
 from hooked_lm.components.norm import RMSNorm
 from hooked_lm.components.normed_moe import NormedMoE
+from hooked_lm.components.router_state import RouterStateMoE
 from hooked_lm.components.ssm.channel_mix import ChannelMix
 from hooked_lm.components.ssm.delta_net import GatedDeltaNet
 from hooked_lm.components.ssm.kimi_delta import KimiDeltaAttention
@@ -113,6 +115,11 @@ def _(cfg: GatedAttention.Config) -> Sites:
 def _(cfg: ValueWidthAttention.Config) -> Sites:
     values = {"hook_v": KEY.replace("d_head", "d_value"), "hook_z": QUERY.replace("d_head", "d_value")}
     return sites_of.dispatch(Attention.Config)(cfg) | values
+
+
+@sites_of.register
+def _(cfg: ConvolutionalAttention.Config) -> Sites:
+    return {"hook_q_proj": QUERY, "hook_k_proj": KEY} | sites_of.dispatch(Attention.Config)(cfg)
 
 
 @sites_of.register
@@ -323,6 +330,13 @@ def _(cfg: NormedMoE.Config) -> Sites:
     names = ("ln_router", "ln_experts", "ln_experts_post", "ln_shared", "ln_shared_post")
     norms = [below(name, norm(cfg.norm)) for name in names]
     return {name: words for part in (sites_of.dispatch(MoE.Config)(cfg), *norms) for name, words in part.items()}
+
+
+@sites_of.register
+def _(cfg: RouterStateMoE.Config) -> Sites:
+    states = dict.fromkeys(("hook_prev_state",) * cfg.reads_previous + ("hook_router_state",), "batch pos d_router")
+    norm_sites = {"router_ln.hook_scale": "batch pos 1", "router_ln.hook_normalized": "batch pos d_router"}
+    return sites_of.dispatch(MoE.Config)(cfg) | states | norm_sites
 
 
 @sites_of.register
@@ -573,6 +587,11 @@ def _(cfg: Any) -> dict[str, int]:
 @sizes_of.register
 def _(cfg: MoE.Config) -> dict[str, int]:
     return {"d_mlp": cfg.expert.d_mlp, "expert": cfg.n_choices, "top_k": cfg.top_k, "2": 2}
+
+
+@sizes_of.register
+def _(cfg: RouterStateMoE.Config) -> dict[str, int]:
+    return sizes_of.dispatch(MoE.Config)(cfg) | {"d_router": cfg.d_router}
 
 
 @sizes_of.register

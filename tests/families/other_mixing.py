@@ -77,6 +77,32 @@ def stir_biases(model: nn.Module) -> None:
             parameter.mul_(2)
 
 
+def stir_routers(model: nn.Module) -> None:
+    """Keys of uneven lengths, and routers that choose every expert, and none, for some tokens."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("qk_norm.temp"):
+            parameter.copy_(torch.linspace(1.5, 2.5, len(parameter)))
+        if ".gate." in name:
+            parameter.mul_(0.3 if name.endswith("bias") else 3 if parameter.ndim == 2 else 1)
+        if "conv_qk" in name:
+            parameter.mul_(2)
+    for name, buffer in model.named_buffers():
+        if name.endswith("balancing_biases"):
+            buffer.copy_(torch.linspace(0.1, -0.1, len(buffer)))
+
+
+ZAYA = {
+    **{name: value for name, value in SIZES.items() if name != "intermediate_size"},
+    **GROUPED,
+    "num_hidden_layers": 3,
+    "head_dim": 8,
+    "moe_intermediate_size": 24,
+    "num_experts": 3,
+    "router_hidden_size": 12,
+    "rope_parameters": {"hybrid": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+}
+
+
 CASES: list[Case] = [
     Case("diffllama", "grouped", {**SIZES, **GROUPED}, adjust=stir_lambdas),
     Case(
@@ -170,5 +196,42 @@ CASES: list[Case] = [
         "linear-gelu-all-keys",
         {**SIZES, **GROUPED, **LINEAR, "hidden_act": "gelu", "num_hidden_layers": 3},
         adjust=stir_biases,
+    ),
+    Case("zaya", "three-experts", ZAYA, adjust=stir_routers),
+    Case(
+        "zaya",
+        "biased-untied-local-wide-convolutions",
+        {
+            **ZAYA,
+            "rms_norm_eps": 0.2,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "tie_word_embeddings": False,
+            "cca_time0": 3,
+            "cca_time1": 4,
+            "num_key_value_heads": 1,
+            "layer_types": ["hybrid", "hybrid_sliding", "hybrid"],
+            "sliding_window": 5,
+            "rope_parameters": {
+                "hybrid": {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+                "hybrid_sliding": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0},
+            },
+        },
+        adjust=stir_routers,
+    ),
+    Case(
+        "zaya",
+        "gelu-narrow-convolutions-half-heads",
+        {
+            **ZAYA,
+            "num_hidden_layers": 2,
+            "hidden_act": "gelu",
+            "cca_time0": 1,
+            "cca_time1": 1,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "num_experts": 4,
+        },
+        adjust=stir_routers,
     ),
 ]

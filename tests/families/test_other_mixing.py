@@ -23,6 +23,7 @@ from tests.families._models import (
     assert_past_matters,
     backpropagate,
     distance,
+    every_block,
     exported_gradients,
     gradients_of,
     hooked,
@@ -41,6 +42,10 @@ def every_channel_mix(**changes: Any) -> Callable[[DecoderConfig], DecoderConfig
         return replace(block, mixer=replace(block.mixer, **changes)) if is_channel else block
 
     return lambda tree: replace(tree, blocks=tuple(altered(block) for block in tree.blocks))
+
+
+def every_mlp(change: Callable[[Any], dict[str, Any]]) -> Callable[[DecoderConfig], DecoderConfig]:
+    return every_block(lambda block: {"mlp": replace(block.mlp, **change(block.mlp))})
 
 
 WRONG_TREES = {
@@ -64,6 +69,11 @@ WRONG_TREES = {
     "eps of the divisor": ("xlstm-narrow-keys-tight-caps-large-eps", every_mixer(lambda _: {"denominator_eps": 1e-6})),
     "eps of the norm of heads": ("xlstm-four-heads", every_mixer(lambda _: {"eps": 1e-6})),
     "eps of the norms of blocks": ("jetmoe-two-of-four", every_norm(eps=0.02)),
+    "eps of the router's norm": ("zaya-biased-untied-local-wide-convolutions", every_mlp(lambda _: {"eps": 1e-6})),
+    "window of local attention": (
+        "zaya-biased-untied-local-wide-convolutions",
+        every_attention(lambda _: {"window": None}),
+    ),
     "one expert less in attention": ("jetmoe-two-of-four", every_attention(lambda _: {"top_k": 1})),
     "softmax of all experts in attention": (
         "jetmoe-two-of-four",
@@ -90,6 +100,15 @@ def test_a_wrong_tree_is_noticed(wrong: str) -> None:
         ("jetmoe-two-of-four", "attn", lambda attn: attn.W_O.copy_(attn.W_O.flip(0))),
         ("jetmoe-two-of-four", "attn", lambda attn: attn.W_router.copy_(attn.W_router.flip(1))),
         ("jetmoe-two-of-four", "mlp", lambda mlp: mlp.b_out.zero_()),
+        ("zaya-three-experts", "", swap("b_attn", "b_mlp")),
+        ("zaya-three-experts", "ln1_post", reverse("b")),
+        ("zaya-three-experts", "attn", swap("W_V_current", "W_V_delayed")),
+        ("zaya-three-experts", "attn.conv_q.channels", reverse("W_conv")),
+        ("zaya-three-experts", "attn.conv_k", lambda conv: conv.W_head.copy_(conv.W_head.flip(1))),
+        ("zaya-three-experts", "attn.k_norm", reverse("w")),
+        ("zaya-three-experts", "mlp", reverse("w_prev")),
+        ("zaya-three-experts", "mlp", swap("W_1", "W_2")),
+        ("zaya-gelu-narrow-convolutions-half-heads", "mlp", reverse("b_choice")),
         ("doge-grouped", "", swap("w_attn", "w_mlp")),
         ("doge-grouped", "attn", reverse("A")),
         ("doge-grouped", "attn", reverse("W_dt")),
@@ -233,3 +252,41 @@ def test_a_weighted_stream_is_no_sum() -> None:
         cache.decompose_resid()
     with pytest.raises(ValueError, match="normalises or scales the stream itself"):
         model.accumulated_bias(2)
+
+
+@torch.no_grad()
+def test_a_router_reads_that_of_the_layer_before() -> None:
+    """A run that starts later is refused; an edit of the state reaches the routers of all later layers."""
+    case = CASES["zaya-three-experts"]
+    model, tokens = hooked(case), prompt(case)
+    _, cache = model.run_with_cache(tokens)
+    with pytest.raises(ValueError, match="the router of layer 1 reads the state of that of layer 0, which did not run"):
+        model(cache["resid_pre", 1], start_at_layer=1)
+    sites = ["blocks.1.mlp.hook_prev_state", "blocks.2.mlp.hook_prev_state"]
+    with model.hooks([("blocks.0.mlp.hook_router_state", lambda state, hook: -state)]):
+        _, edited = model.run_with_cache(tokens, names_filter=sites)
+    assert_close(edited[sites[0]], -cache[sites[0]])
+    assert_apart(edited[sites[1]], cache[sites[1]])
+
+
+@torch.no_grad()
+def test_tokens_that_skip_the_experts() -> None:
+    """In transformers ZayaRouter.forward (modeling_zaya.py) sends them to expert 0 with weight 0."""
+    case = CASES["zaya-gelu-narrow-convolutions-half-heads"]
+    sites = ["blocks.1.mlp.hook_expert_indices", "blocks.1.mlp.hook_out"]
+    _, cache = hooked(case).run_with_cache(prompt(case), names_filter=sites)
+    skipped = cache[sites[0]][..., 0] == 4
+    assert 0 < skipped.sum() < skipped.numel()
+    assert (cache[sites[1]].abs().amax(-1) == 0).equal(skipped)
+
+
+@torch.no_grad()
+def test_padding_of_zaya_with_biases() -> None:
+    """A padded row has the logits of the row alone. In transformers the projections of padding are biases, and ZayaCCAProjection
+    (modeling_zaya.py) convolves them, while nothing precedes a row without padding."""
+    case = CASES["zaya-biased-untied-local-wide-convolutions"]
+    row, pads = prompt(case, batch=1, length=9), torch.full((1, 4), 7)
+    padded, mask = torch.cat([pads, row], 1), torch.tensor([[0] * 4 + [1] * 9])
+    alone = logits_of(case, row)
+    assert_close(hooked(case)(padded, attention_mask=mask)[:, 4:], alone)
+    assert_apart(copy.deepcopy(reference(case))(padded, attention_mask=mask).logits[:, 4:], alone)

@@ -44,6 +44,7 @@ class PublicAttributes(nn.Module):
     sinks: Tensor | None
     settings = RunSettings()
     index_source_layer: int | None = None  # the layer whose choice of keys it shares
+    mixes_inputs = False  # whether queries, keys and values also depend on the inputs of earlier tokens
     key_value_parts: tuple[str, ...]  # the sites, weights and submodules of keys and values
     score_sites: tuple[str, ...] = ("hook_attn_scores", "hook_pattern")
     parameter_order = ("W_Q", "W_O", "b_Q", "b_O", "sinks", "W_K", "W_V", "b_K", "b_V")

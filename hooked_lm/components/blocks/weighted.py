@@ -1,34 +1,84 @@
 """Blocks that weigh the stream before they add to it, as in Doge (Shi et al. 2024, arXiv:2412.11834)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from hooked_lm.components.blocks.block import PreNormBlock, Stream
+from hooked_lm.components.blocks.block import Copies, PreNormBlock, Stream
 from hooked_lm.components.blocks.post_norm import NORMS_IN_STREAM
 from hooked_lm.components.context import Context
+from hooked_lm.components.norm import norm_of
+from hooked_lm.components.router_state import RouterStateMoE
+from hooked_lm.hooks import hook_if_listening
 
 
 class WeightedResidualBlock(PreNormBlock):
-    """`w_attn * resid + attn(ln1(resid))`, then `w_mlp * resid + mlp(ln2(resid))`, with weights [d_model]."""
+    """`w_attn * resid + attn(ln1(resid))`, then `w_mlp * resid + mlp(ln2(resid))`, with weights [d_model].
+
+    With `stream_bias` the weights multiply `resid + b_attn` and `resid + b_mlp`.
+    """
 
     @dataclass(frozen=True)
     class Config(PreNormBlock.Config):
+        stream_bias: bool = False
+
         def build(self, layer: int) -> "WeightedResidualBlock":
             return WeightedResidualBlock(self, layer)
 
     cfg: Config
+    w_attn: Tensor
+    w_mlp: Tensor
 
     def make_parts(self) -> None:
         super().make_parts()
         d_model = self.cfg.attn.d_model
-        self.w_attn, self.w_mlp = nn.Parameter(torch.ones(d_model)), nn.Parameter(torch.ones(d_model))
+        for part in ("attn", "mlp"):
+            self.register_parameter(f"w_{part}", nn.Parameter(torch.ones(d_model)))
+            bias = nn.Parameter(torch.zeros(d_model)) if self.cfg.stream_bias else None
+            self.register_parameter(f"b_{part}", bias)
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
-        resid = self.hook_resid_mid(self.w_attn * resid + self.attn_out(resid, context))
-        return self.hook_resid_post(self.w_mlp * resid + self.mlp_out(resid))
+        resid = self.hook_resid_mid(self.weighted("attn", resid) + self.attn_out(resid, context))
+        return self.hook_resid_post(self.weighted("mlp", resid) + self.mlp_out(resid))
+
+    def weighted(self, part: str, resid: Stream) -> Stream:
+        """The stream to which a sublayer adds."""
+        bias = getattr(self, f"b_{part}")
+        return getattr(self, f"w_{part}") * (resid if bias is None else resid + bias)
+
+
+class RouterStateBlock(WeightedResidualBlock):
+    """The same with experts whose router reads that of the layer before (see `RouterStateMoE`).
+
+    The stream may have a higher precision than the weights: the outputs of its norms are cast.
+    """
+
+    @dataclass(frozen=True)
+    class Config(WeightedResidualBlock.Config):
+        mlp: RouterStateMoE.Config = field(kw_only=True)
+
+        def build(self, layer: int) -> "RouterStateBlock":
+            return RouterStateBlock(self, layer)
+
+    cfg: Config
+
+    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
+        context = context or Context(resid.shape[1], resid.device)
+        resid = self.hook_resid_pre(resid)
+        resid = self.hook_resid_mid(self.weighted("attn", resid) + self.attn_out(resid, context))
+        return self.hook_resid_post(self.weighted("mlp", resid) + self.routed_out(resid, context))
+
+    def routed_out(self, resid: Stream, context: Context) -> Stream:
+        """The output of the experts to the stream."""
+        normalized = self.ln2(hook_if_listening(self.hook_mlp_in, resid)).to(self.w_mlp.dtype)
+        out = self.mlp(normalized, context, self.layer)
+        return self.hook_mlp_out(self.scaled(norm_of(self, "ln2_post")(out)))
+
+    def attn_norm(self, copies: Copies, at_sites: bool = True) -> Copies:
+        """The input of attention, for the stream or copies of it, in the dtype of its weights."""
+        return super().attn_norm(copies, at_sites).to(self.w_attn.dtype)
 
 
 REWRITTEN_STREAMS = (

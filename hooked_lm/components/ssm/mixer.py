@@ -1,6 +1,8 @@
 """What all state-space mixers have in common: a recurrence between an input projection and a gated output projection."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +22,23 @@ Stream = Float[Tensor, "batch pos d_model"]
 Inner = Float[Tensor, "batch pos d_inner"]
 
 
+def carried(
+    run: Callable[[Window | None, Tensor | None], tuple[Tensor, Window, Tensor]],
+    batch: int,
+    context: Context,
+    layer: int,
+) -> Tensor:
+    """The output of `run` for the window and the state after the past tokens; the context's cache keeps those after the new."""
+    if context.cache is None:
+        return run(None, None)[0]
+    entry = context.cache.state(layer)
+    if entry.length != context.n_past:
+        raise ValueError(f"the cache has the state of layer {layer} after {entry.length} tokens, not {context.n_past}")
+    out, window, state = run(*entry.past(batch))
+    entry.keep(window, state, context.n_pos)
+    return out
+
+
 class CachedMixer(nn.Module, ABC):
     """A mixer of tokens that starts from the state after the past tokens, and keeps the state after the last one."""
 
@@ -35,16 +54,7 @@ class CachedMixer(nn.Module, ABC):
         """`layer` is the index of this layer's entry in the context's cache."""
         stream = hook_if_listening(self.hook_in, stream)
         context = context or Context(stream.shape[1], stream.device)
-        entry = None if context.cache is None else context.cache.state(layer)
-        if entry is not None and entry.length != context.n_past:
-            raise ValueError(
-                f"the cache has the state of layer {layer} after {entry.length} tokens, not {context.n_past}"
-            )
-        window, state = (None, None) if entry is None else entry.past(stream.shape[0])
-        out, window, state = self.mixed(stream, context, window, state)
-        if entry is not None:
-            entry.keep(window, state, context.n_pos)
-        return self.hook_out(out)
+        return self.hook_out(carried(partial(self.mixed, stream, context), len(stream), context, layer))
 
     @abstractmethod
     def mixed(

@@ -126,11 +126,14 @@ def _(block: PreNormBlock) -> list[tuple[str, list[InputWeight]]]:
 def _(block: WeightedResidualBlock, at: Sites, shift: LazyTensor | None = None) -> Iterator[Identity]:
     """Identities between the sites of a run."""
 
-    def weighted(weight: Tensor, before: str, out: str, after: str) -> Pair:
-        return lambda: (weight * at(f"hook_{before}") + at(f"hook_{out}"), at(f"hook_{after}"))
+    def weighted(part: str, before: str, after: str) -> Pair:
+        return lambda: (
+            block.weighted(part, at(f"hook_{before}")) + at(f"hook_{part}_out"),
+            at(f"hook_{after}"),
+        )
 
-    yield "w_attn * resid_pre + attn_out == resid_mid", weighted(block.w_attn, "resid_pre", "attn_out", "resid_mid")
-    yield "w_mlp * resid_mid + mlp_out == resid_post", weighted(block.w_mlp, "resid_mid", "mlp_out", "resid_post")
+    yield "w_attn * resid_pre + attn_out == resid_mid", weighted("attn", "resid_pre", "resid_mid")
+    yield "w_mlp * resid_mid + mlp_out == resid_post", weighted("mlp", "resid_mid", "resid_post")
     yield from attn_identities(block, at, shift)
     yield from mlp_identities(block, at, "hook_resid_mid")
 

@@ -1,6 +1,7 @@
 """Mixtures of experts."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from hooked_lm.components.moe import InputWeightedMoE, MoE
 from hooked_lm.components.norm import norm_unhooked, upcast
 from hooked_lm.components.normed_moe import NormedMoE
+from hooked_lm.components.router_state import RouterStateMoE
 from hooked_lm.components.verification.registry import (
     Identity,
     InputWeight,
@@ -173,3 +175,28 @@ def _(moe: NormedMoE) -> list[InputWeight]:
 def _(moe: NormedMoE) -> list[Tensor]:
     """None: norms are between all weights and the output."""
     return []
+
+
+@identities.register
+def _(moe: RouterStateMoE, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()`."""
+
+    def state() -> Tensor:
+        return at("hook_router_state")
+
+    def logits() -> tuple[Tensor, Tensor]:
+        return moe.logits(norm_output(moe, "router_ln", at, state)), at("hook_router_logits")
+
+    previous = partial(at, "hook_prev_state") if moe.cfg.reads_previous else lambda: None
+    yield "x W_down + b_down + prev * w_prev == router_state", lambda: (moe.state(get_input(), previous()), state())
+    yield from norm_identity(moe, "router_ln", at, state)
+    yield "mlp(norm(router_state)) == router_logits", logits
+    for name, pair in identities_of_parts(moe, at, get_input, get_input, get_input):
+        if not name.endswith("-> router_logits"):
+            yield name, pair
+
+
+@input_weights.register
+def _(moe: RouterStateMoE) -> list[InputWeight]:
+    """The weights that the input is multiplied by."""
+    return [(moe, "W_down", "b_down"), *(weight for expert in moe.experts for weight in input_weights(expert))]

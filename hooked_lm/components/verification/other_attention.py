@@ -1,12 +1,13 @@
-"""Differential, routed, transient-global, disentangled, mixed and grouped attention."""
+"""Convolutional, differential, routed, transient-global, disentangled, mixed and grouped attention."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hooked_lm.components.attention.convolutional import ConvolutionalAttention
 from hooked_lm.components.attention.differential import DifferenceNorm, DifferentialAttention
 from hooked_lm.components.attention.disentangled import DisentangledAttention
 from hooked_lm.components.attention.grouped import GroupedAttention
@@ -32,6 +33,48 @@ from hooked_lm.components.verification.registry import (
     output_weights,
     within,
 )
+
+
+@identities.register
+def _(
+    attn: ConvolutionalAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
+) -> Iterator[Identity]:
+    """Those of attention after the convolutions, and those of what is convolved and delayed."""
+
+    def values() -> Tensor:
+        return project((value_input or get_input)(), attn.W_V, None)
+
+    def convolved(part: int) -> Tensor:
+        heads = torch.cat([at("hook_q_proj"), at("hook_k_proj"), values()], 2)
+        return attn.split(attn.convolved(heads, Context(heads.shape[1], heads.device)))[part]
+
+    for name, W, b in (("q_proj", attn.W_Q, attn.b_Q), ("k_proj", attn.W_K, attn.b_K)):
+        made = partial(project, W=W, b=b)
+        yield f"ln1.normalized * w + b -> {name}", partial(_made_and_site, at, name, made, get_input)
+    yield "conv(q_proj) + mean == q", lambda: (convolved(0), at("hook_q"))
+    yield "conv(k_proj) + mean == k", lambda: (convolved(1), at("hook_k"))
+    yield (
+        "ln1.normalized of the token or the one before * w + b -> v",
+        lambda: (
+            attn.with_bias(convolved(2)),
+            at("hook_v"),
+        ),
+    )
+    for name, pair in identities.dispatch(Attention)(attn, at, get_input, value_input):
+        if not name.startswith("ln1.normalized"):
+            yield name, pair
+
+
+def _made_and_site(
+    at: Sites, name: str, make: Callable[[Tensor], Tensor], get_input: LazyTensor
+) -> tuple[Tensor, Tensor]:
+    return make(get_input()), at(f"hook_{name}")
+
+
+@input_weights.register
+def _(attn: ConvolutionalAttention) -> list[InputWeight]:
+    """None: the values of the first token have a bias where others have a projection."""
+    return []
 
 
 @identities.register
