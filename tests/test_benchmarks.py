@@ -1,5 +1,6 @@
 """What the benchmarks count, against counts by hand."""
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -7,10 +8,15 @@ import pytest
 import torch
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig, patching
+from hooked_lm.families import family, supported
+from hooked_lm.hub.hf_checkpoint import read_config
+from hooked_lm.hub.model_classes import model_class
+from tests.benchmarks.families import first_case, real_size
 from tests.benchmarks.floor import Size, gemm_rate, incremental_flops
 from tests.benchmarks.peers import spread
 from tests.benchmarks.sweeps import PARTS, Side, Task, metric
 from tests.close import assert_close
+from tests.families._case import Case, built, config_of
 
 # A position costs 16 for its key and value, 8 each for its query and W_O, 24 for its MLP, 8 for each key it looks at:
 # besides key and value 48 at position 0 and 56 at position 1.
@@ -71,6 +77,21 @@ def test_cells_spread_over_layers_and_do_not_repeat(n_layers: int, n_other: int,
 def test_cells_spread_over_positions() -> None:
     thirds = [other * 3 // 64 for _, other in spread(12, 64, 12, 0)]
     assert min(thirds.count(third) for third in range(3)) >= 3
+
+
+@pytest.mark.parametrize("case", [first_case(name) for name in supported()], ids=str)
+def test_a_family_is_timed_at_the_size_of_a_real_model(case: Case) -> None:
+    """Both models can be built, without memory, and have the same number of parameters but for parts that we leave out."""
+    with torch.device("meta"):
+        theirs = built(replace(case, fields=real_size(case)))
+    config = config_of(theirs)
+    tree = read_config(family(config.model_type), config, [type(theirs).__name__], theirs.state_dict())
+    ours = model_class(tree)
+    model = ours(ours.config_class.from_tree(tree, init_weights=False, device="meta"))
+    n_ours, n_theirs = (sum(weight.numel() for weight in m.parameters()) for m in (model, theirs))
+    assert 0.6 < n_ours / n_theirs < 1.05
+    assert model.cfg.n_layers >= 10  # some are left out
+    assert model.cfg.d_model == 768
 
 
 class Echo:

@@ -129,7 +129,11 @@ def composite(kind: str, text: Mapping[str, Any], attention: str = "eager", **fi
         fields = {"tie_word_embeddings": text["tie_word_embeddings"], **fields}
     given = dict(text) if kind in FLAT else {"text_config": dict(text)}
     given.pop("model_type", None)
-    config = transformers.CONFIG_MAPPING[kind](**{**given, **towers(kind), **FIELDS.get(kind, {}), **fields})
+    parts = {**given, **towers(kind), **FIELDS.get(kind, {}), **fields}
+    for name, part in parts.items():  # a tower's output is as wide as the stream
+        if isinstance(part, dict) and "out_hidden_size" in part:
+            parts[name] = {**part, "out_hidden_size": text.get("hidden_size", part["out_hidden_size"])}
+    config = transformers.CONFIG_MAPPING[kind](**parts)
     for part in (config, getattr(config, "text_config", config)):
         part._attn_implementation, part._experts_implementation = attention, "eager"
     return model_class(kind)._from_config(config)
