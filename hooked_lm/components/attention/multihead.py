@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.attention import steps
-from hooked_lm.components.attention.position_bias import PositionBias
+from hooked_lm.components.attention.position_bias import PositionBias, changes_scores
 from hooked_lm.components.attention.projection import add_projections
 from hooked_lm.components.attention.public_attributes import PublicAttributes, order_parameters
 from hooked_lm.components.context import Context
@@ -111,7 +111,7 @@ class Attend(PublicAttributes):
     def mix_fused(self, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
         """The mixed values, by the fused kernel."""
         mask: Tensor | None
-        if self.position_bias is not None:
+        if self.position_bias is not None and changes_scores(self.position_bias, context):
             mask, is_causal = self.additive_mask(context, q.dtype), False
         else:
             mask = context.mask(self.causal, self.window)

@@ -74,8 +74,15 @@ class SharedBias(Unlearned):
 class Sparsity(Unlearned, ABC):
     """Which keys a query attends to: the bias of all others is minus infinity."""
 
+    @property
+    @abstractmethod
+    def longest_full(self) -> int:
+        """The length of the longest text in which all queries attend to all keys."""
+
     def bias(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch 1 #query_pos #key_pos"]:
-        """The bias of the scores; a zero for texts so short that all queries attend to all keys."""
+        """The bias of the scores; a zero for texts with full attention."""
+        if not changes_scores(self, context):
+            return torch.zeros(1, 1, 1, 1, dtype=dtype, device=context.device)
         return context.once((self, dtype), lambda: self._bias(context, dtype))
 
     @abstractmethod
@@ -89,9 +96,12 @@ class Chunks(Sparsity):
 
     size: int
 
+    @property
+    def longest_full(self) -> int:
+        """The length of the longest text of one chunk."""
+        return self.size
+
     def _bias(self, context: Context, dtype: torch.dtype) -> Tensor:
-        if context.n_key <= self.size:
-            return torch.zeros(1, 1, 1, 1, dtype=dtype, device=context.device)
         query, key = context.positions // self.size, context.key_positions // self.size
         return _except(query[:, None, :, None] == key[:, None, None, :], dtype)
 
@@ -102,6 +112,11 @@ class Band(Sparsity):
 
     before: int
     after: int
+
+    @property
+    def longest_full(self) -> int:
+        """The length of the longest text with full attention."""
+        return min(self.before, self.after) + 1
 
     def _bias(self, context: Context, dtype: torch.dtype) -> Tensor:
         distance = context.key_positions[:, None, None, :] - context.positions[:, None, :, None]
@@ -114,8 +129,8 @@ class BlockSparse(Sparsity):
 
     A block attends to itself, its two neighbours, the first and the last block, which attend to all. In training each of the
     other blocks also attends to `n_random` blocks that are drawn; to compute the same in every run, transformers takes the
-    first block in their place. So its keys count `1 + n_random` times: the bias is the logarithm of that. Texts of up to
-    `longest_full` positions have full attention. Blocks are counted in each row, without its padding.
+    first block in their place. So its keys count `1 + n_random` times: the bias is the logarithm of that. Blocks are counted in
+    each row, without its padding.
     """
 
     size: int
@@ -127,8 +142,6 @@ class BlockSparse(Sparsity):
         return (5 + 2 * self.n_random) * self.size
 
     def _bias(self, context: Context, dtype: torch.dtype) -> Tensor:
-        if context.n_key <= self.longest_full:
-            return torch.zeros(1, 1, 1, 1, dtype=dtype, device=context.device)
         length = context.key_positions[:, -1:, None, None] + 1
         query, key = context.positions[:, None, :, None] // self.size, context.key_positions[:, None, None] // self.size
         last, is_short = (length - 1) // self.size, length <= self.longest_full
@@ -144,3 +157,8 @@ def _except(seen: Bool[Tensor, "#batch 1 query_pos key_pos"], dtype: torch.dtype
 
 
 PositionBias = Alibi | SharedBias | RelativeBias.Config | Chunks | Band | BlockSparse
+
+
+def changes_scores(position_bias: object, context: Context) -> bool:
+    """Whether a bias is not a zero for a text of this length."""
+    return not (isinstance(position_bias, Sparsity) and context.n_key <= position_bias.longest_full)

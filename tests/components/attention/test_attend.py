@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hooked_lm.components.attention.clipped import NormThenClipAttention
@@ -152,6 +154,19 @@ def test_each_kind_is_another(kind: str) -> None:
     plain = built(PLAIN)
     plain.load_state_dict({name: value for name, value in attn.state_dict().items() if name in plain.state_dict()})
     assert_apart(attn(x), plain(x))
+
+
+def test_a_text_of_one_chunk_needs_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused, masked = F.scaled_dot_product_attention, []
+
+    def spy(*args: Tensor, **kwargs: Any) -> Tensor:
+        masked.append(kwargs["attn_mask"] is not None)
+        return fused(*args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    attn, x = built(replace(PLAIN, position_bias=Chunks(4))), torch.randn(1, 5, 12, dtype=torch.float64)
+    assert_close(attn(x[:, :4]), attn(x)[:, :4])
+    assert masked == [False, True]
 
 
 @pytest.mark.parametrize("n_heads", [1, 2, 6, 8, 12])
