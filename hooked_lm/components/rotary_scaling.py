@@ -65,7 +65,7 @@ class YarnScaling:
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, rotary.dim - 1)
-        ramp = (torch.arange(rotary.dim // 2, dtype=torch.float32) - low) / max(high - low, 1e-3)
+        ramp = (torch.arange(rotary.dim // 2, dtype=torch.float32) - low) / ((high - low) or 1e-3)
         kept = 1 - ramp.clamp(0, 1)
         base = rotary.base_frequencies()
         return base * (kept + (1 - kept) / self.factor), self._temperature()
