@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from hooked_lm.components.attention import steps
@@ -67,8 +67,7 @@ class ValueMaskedAttention(Attention):
 
     def masked(self, k: BiasedKeys, q: PerHead, context: Context) -> "BiasedContext":
         """The context whose mask has the biases of these keys."""
-        bias = k[..., -1].repeat_interleave(q.shape[2] // k.shape[2], 2)
-        return BiasedContext(context, bias, self.cfg.keep, q.dtype)
+        return BiasedContext(context, k[..., -1], q.shape[2] // k.shape[2], self.cfg.keep, q.dtype)
 
     @property
     def is_linear_in_values(self) -> bool:
@@ -77,13 +76,12 @@ class ValueMaskedAttention(Attention):
 
 
 class BiasedContext(Context):
-    """A context whose keys have a bias for each head, and whose queries attend to `keep` keys at most."""
+    """A context whose keys have a bias for each group of heads, and whose queries attend to `keep` keys at most."""
 
-    def __init__(
-        self, context: Context, bias: Float[Tensor, "batch key_pos head"], keep: int, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, context: Context, bias: Bias, group: int, keep: int, dtype: torch.dtype) -> None:
         super().__init__(context.n_pos, context.device)
-        self.context, self.bias, self.keep, self.dtype = context, bias.transpose(1, 2)[:, :, None], keep, dtype
+        self.context, self.bias, self.group = context, bias.transpose(1, 2)[:, :, None], group
+        self.keep, self.dtype = keep, dtype
 
     def mask(self, causal: bool, window: int | None) -> Tensor:
         """The mask as numbers to add to the scores."""
@@ -93,10 +91,20 @@ class BiasedContext(Context):
         self, causal: bool, window: int | None, dtype: torch.dtype
     ) -> Float[Tensor, "batch head query_pos key_pos"]:
         """The biases, and minus infinity where a query does not attend to a key."""
-        mask = self.context.additive_mask(causal, window, dtype) + self.bias.to(dtype)
-        if mask.shape[-1] <= self.keep:
-            return mask
-        # repeated tokens have equal biases in the first layer, up to rounding; topk would choose among them by the number of keys
-        best = mask.flip(-1).sort(dim=-1, descending=True, stable=True).indices[..., : self.keep]
-        chosen = torch.zeros_like(mask, dtype=torch.bool).scatter(-1, best, True).flip(-1)
-        return mask.masked_fill(~chosen, float("-inf"))
+        mask = self.context.additive_mask(causal, window, dtype)
+        biased = mask + self.bias.to(dtype)
+        if mask.shape[-1] > self.keep:
+            biased = biased.masked_fill(~self.chosen(mask.isfinite()), float("-inf"))
+        return biased.repeat_interleave(self.group, 1)
+
+    def chosen(
+        self, seen: Bool[Tensor, "#batch #head query_pos key_pos"]
+    ) -> Bool[Tensor, "batch kv_head query_pos key_pos"]:
+        """Of the keys that each query may see the first in the order of their biases, which all queries share.
+
+        Repeated tokens have equal biases in the first layer, up to rounding: the last is the first.
+        """
+        order = seen.shape[-1] - 1 - self.bias.flip(-1).sort(dim=-1, descending=True, stable=True).indices
+        order = order.expand(-1, -1, seen.shape[-2], -1)
+        in_order = seen.expand_as(order).gather(-1, order)
+        return torch.zeros_like(in_order).scatter(-1, order, in_order & (in_order.cumsum(-1) <= self.keep))
