@@ -75,11 +75,16 @@ def in_chunks(q: PerGroup, k: PerGroup, v: PerHead, rates: Rates, start: State |
 
 
 def decays(rates: Float[Tensor, "*batch pos"]) -> Float[Tensor, "*batch pos source_pos"]:
-    """`exp(sum of the rates after the source, up to pos)`; zero for sources after pos.
+    """`exp(sum of the rates after the source, up to pos)`; zero for sources after pos."""
+    return log_decays(rates).exp()
+
+
+def log_decays(rates: Float[Tensor, "*batch pos"]) -> Float[Tensor, "*batch pos source_pos"]:
+    """The sum of the rates after the source, up to pos; minus infinity for sources after pos.
 
     Each sum is computed directly: a difference of cumulative sums would lose precision.
     """
     length = rates.shape[-1]
     earlier = torch.ones(length, length, dtype=torch.bool, device=rates.device).tril(-1)
     sums = torch.where(earlier, rates[..., None], 0.0).cumsum(-2)
-    return torch.where(earlier.logical_not().triu(1), float("-inf"), sums).exp()
+    return torch.where(earlier.logical_not().triu(1), float("-inf"), sums)

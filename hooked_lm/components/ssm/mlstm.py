@@ -13,7 +13,7 @@ from hooked_lm.components.embed import soft_capped
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.norm import RESIDUAL, upcast
 from hooked_lm.components.ssm.convolution import Window
-from hooked_lm.components.ssm.decayed_sum import CHUNK, decays, hooked_decayed_sum
+from hooked_lm.components.ssm.decayed_sum import CHUNK, hooked_decayed_sum, log_decays
 from hooked_lm.components.ssm.mamba2 import HEADS
 from hooked_lm.components.ssm.mixer import CachedMixer, Stream
 from hooked_lm.hooks import HookPoint
@@ -154,7 +154,7 @@ class MLSTM(CachedMixer):
         rates, entering = (_in_chunks(x, length) for x in (log_f, log_i))
         last = torch.zeros_like(rates[:, 0, :, 0]) if window is None else window[:, -1]
         found = []
-        highest = (decays(rates).log() + entering[..., None, :]).amax(-1)  # of the chunk's own inputs
+        highest = (log_decays(rates) + entering[..., None, :]).amax(-1)  # of the chunk's own inputs
         for own, decayed in zip(highest.unbind(1), rates.cumsum(-1).unbind(1), strict=True):
             found.append(torch.maximum(own, last[..., None] + decayed))
             last = found[-1][..., -1]
