@@ -26,7 +26,7 @@ MASKED_LM_ARCHITECTURES = {
     "AlbertForMaskedLM", "BertForMaskedLM", "BigBirdForMaskedLM", "CamembertForMaskedLM", "ConvBertForMaskedLM",
     "Data2VecTextForMaskedLM",
     "DebertaForMaskedLM", "DebertaV2ForMaskedLM", "DistilBertForMaskedLM", "ElectraForMaskedLM", "ErnieForMaskedLM",
-    "EsmcForMaskedLM", "EsmForMaskedLM", "EuroBertForMaskedLM", "FlaubertWithLMHeadModel", "GteForMaskedLM",
+    "EsmcForMaskedLM", "EsmForMaskedLM", "EuroBertForMaskedLM", "FlaubertWithLMHeadModel", "FNetForMaskedLM", "GteForMaskedLM",
     "JinaEmbeddingsV3ForMaskedLM", "LayoutLMForMaskedLM", "LongformerForMaskedLM", "MegatronBertForMaskedLM",
     "MobileBertForMaskedLM", "ModernBertForMaskedLM", "MPNetForMaskedLM", "NomicBertForMaskedLM", "RemBertForMaskedLM",
     "RobertaForMaskedLM", "RobertaPreLayerNormForMaskedLM", "RoCBertForMaskedLM", "RoFormerForMaskedLM",

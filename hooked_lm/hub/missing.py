@@ -53,7 +53,6 @@ REASONS: dict[str, tuple[str, ...]] = {
     "an encoder of text and patches whose mixed values lose their part along the token's own value": ("neomme",),
     "a second stream of global tokens": ("pegasus_x",),
     "attention approximated by landmarks, hashes or several resolutions": ("mra", "nystromformer", "yoso"),
-    "Fourier transforms instead of attention": ("fnet",),
     "later layers have fewer positions, each the mean of several: positions of their sites are no tokens": ("funnel",),
     "a residual stream that is scaled at every sum": ("beam",),
     "an encoder that reads images with the text": ("ultravbert",),

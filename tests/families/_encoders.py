@@ -213,7 +213,7 @@ def _(cfg: MixedAttention.Config) -> dict[str, int]:
 def sizes(tree: EncoderConfig, site: str, batch: int, pos: int) -> dict[str, int]:
     """How long each axis of a site is in a run of this size."""
     axes = {"batch": batch, "pos": pos, "query_pos": pos, "key_pos": pos, "1": 1, "d_embed": tree.embed.d_embed}
-    axes |= {"d_model": tree.embed.d_model, "head": tree.blocks[0].attn.n_heads}
+    axes |= {"d_model": tree.embed.d_model} | sizes_of(getattr(tree.blocks[0], "attn", None))
     if tree.unembed is not None:
         axes |= {"d_vocab": tree.unembed.d_vocab, "d_out": tree.unembed.d_model}
     axes["d_concat"] = getattr(tree.embed, "d_concat", 0)
@@ -227,7 +227,7 @@ def sizes(tree: EncoderConfig, site: str, batch: int, pos: int) -> dict[str, int
         axes["d_embed"] = tree.embed.embed.d_embed
     if part == "blocks":
         block = tree.blocks[int(site.split(".")[1])]
-        axes |= sizes_of(block.attn) | sizes_of(block.mlp)
+        axes |= sizes_of(getattr(block, "attn", None)) | sizes_of(block.mlp)
         if isinstance(block, NarrowBlock.Config):
             axes["d_narrow"] = block.d_narrow
         if isinstance(block, AdapterPostNormBlock.Config):

@@ -40,6 +40,7 @@ from hooked_lm.components.blocks.per_layer import PerLayerBlock, PerLayerEmbed, 
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.blocks.shared import RepeatedEmbed, SharedBlock
 from hooked_lm.components.blocks.shortcut import ShortcutEnd, ShortcutStart
+from hooked_lm.components.fourier import FourierMixer
 from hooked_lm.components.gated_norm import LowRankGatedNorm
 from hooked_lm.components.hyper_connection import HyperConnection
 from hooked_lm.components.layer_norm import LayerNorm
@@ -299,6 +300,11 @@ def _(cfg: LightningAttention.Config) -> Sites:
     )
     sites |= {"hook_in": STREAM, "hook_gate": INNER, "hook_state": f"{heads} d_state", "hook_out": STREAM}
     return sites | {"norm.hook_scale": "batch pos 1", "norm.hook_normalized": INNER}
+
+
+@sites_of.register
+def _(cfg: FourierMixer.Config) -> Sites:
+    return {"hook_in": STREAM, "hook_out": STREAM}
 
 
 @sites_of.register

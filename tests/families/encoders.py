@@ -1,9 +1,11 @@
 """Encoders: for each family a model for masked tokens and the bare model, and between them every kind of head."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from tests.families._case import GROUPED, LINEAR, LLAMA3, SIZES, YARN, Case
 
@@ -86,6 +88,23 @@ def backwards(model: nn.Module) -> None:
 def bert(name: str, of: str = "MaskedLM", family: str = "bert", adjust: Any = None, **fields: Any) -> Case:
     """`of` is the end of the transformers class."""
     return Case(family, name, {**BERT, **fields}, auto=CLASSES.get(of, f"AutoModelFor{of}"), adjust=adjust)
+
+
+def half_precision(model: nn.Module) -> None:
+    """Fourier transforms in half precision, which PyTorch has not, so that `fourier_transform` in modeling_fnet.py fails."""
+
+    def transform(x: Tensor) -> SimpleNamespace:
+        wide = x if x.dtype == torch.float64 else x.float()
+        return SimpleNamespace(real=torch.fft.fftn(wide, dim=(1, 2)).real.to(x.dtype))
+
+    for module in model.modules():
+        if hasattr(module, "fourier_transform"):
+            module.fourier_transform = transform
+
+
+def fnet(name: str, of: str = "MaskedLM", **fields: Any) -> Case:
+    no_heads = {key: value for key, value in BERT.items() if key != "num_attention_heads"}
+    return Case("fnet", name, {**no_heads, **fields}, auto=CLASSES.get(of, f"AutoModelFor{of}"), adjust=half_precision)
 
 
 def distilbert(name: str, of: str = "MaskedLM", **fields: Any) -> Case:
@@ -186,6 +205,9 @@ CASES: list[Case] = [
         **THREE_LABELS,
     ),
     bert("texts", "SequenceClassification", "layoutlm", max_2d_position_embeddings=25, type_vocab_size=3),
+    fnet("masked"),
+    fnet("pretraining-untied-relu", "PreTraining", hidden_act="relu", tie_word_embeddings=False),
+    fnet("tokens-three-types", "TokenClassification", type_vocab_size=3, intermediate_size=40, **THREE_LABELS),
     bert("masked", family="tapas", type_vocab_sizes=[3, 4, 4, 2, 5], max_position_embeddings=20),
     bert("bare-text-positions", "", "tapas", type_vocab_sizes=[2, 4, 3], reset_position_index_per_cell=False),
     bert("texts", "SequenceClassification", "tapas", type_vocab_sizes=[3, 3, 3, 2, 3, 3, 4], hidden_act="relu"),

@@ -61,6 +61,9 @@ def test_everything_that_it_gives(case: Case):
 def test_attention_is_uneven(case: Case):
     """Else a wrong order of heads or positions would hardly show."""
     _, cache = hooked(case).run_with_cache(prompt(case))
+    if case.family == "fnet":
+        assert "blocks.0.attn.hook_pattern" not in cache
+        return
     pattern = cache["pattern", 0]
     seen = (pattern > 0).sum(-1)
     assert ((pattern.amax(-1) * seen)[seen > 1]).mean() > 1.3
@@ -280,12 +283,13 @@ def reads_padding(case: Case) -> bool:
 
     `BigBirdModel.forward` counts blocks up to the end of the longest row, so that the last may be padding.
     `ConvBertSelfAttention.forward` convolves padding, and `MobileBertEmbeddings.forward` joins a token with the padding after it.
+    `FNetEncoder.forward` has no mask.
     """
     tree = hooked(case).tree
-    bias = getattr(tree.blocks[0].attn, "position_bias", None)
+    bias = getattr(getattr(tree.blocks[0], "attn", None), "position_bias", None)
     if isinstance(bias, BlockSparse):
         return case.n_prompt > bias.longest_full
-    return case.family == "convbert" or getattr(tree.embed.embed, "trigram", False)
+    return case.family in ("convbert", "fnet") or getattr(tree.embed.embed, "trigram", False)
 
 
 # ---- the comparison can fail -----------------------------------------------------------------------------------------
@@ -381,6 +385,8 @@ WRONG_TREES: dict[str, tuple[str, Alter]] = {
     "norm of the adapter's input": ("xmod-masked", every_block(reuses_ln2=False)),
     "sum of the adapter": ("xmod-masked", every_block(adds_normalized=False)),
     "scale of the sublayers": ("esmc-masked", every_block(residual_scale=1.0)),
+    "share of the Fourier transform": ("fnet-masked", every_block(mid_weights=(1.0, 0.5))),
+    "positions of cells": ("tapas-masked", lambda t: replace(t, embed=EncoderEmbed.Config(**vars(t.embed)))),
     "one random block more": ("big_bird-masked-sparse", every_attn(position_bias=BlockSparse(2, 2))),
     "no random block": ("big_bird-masked-sparse", every_attn(position_bias=BlockSparse(2, 0))),
     "blocks one longer": ("big_bird-bare-sparse-unbiased", every_attn(position_bias=BlockSparse(2, 0))),
