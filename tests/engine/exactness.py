@@ -14,9 +14,10 @@ from hooked_lm import HookedTransformer
 from hooked_lm.engine.experiment import norm_and_copies
 from hooked_lm.engine.site_info import site_infos
 from hooked_lm.patching import Edit, Experiment
-from tests.engine.naive import naive, unchecked
+from tests.engine.naive import naive
 from tests.families import Case
 from tests.families._models import hooked
+from tests.unchecked import unchecked
 
 MIXED = "several sites"
 Cell = list[Edit]

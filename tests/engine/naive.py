@@ -3,29 +3,17 @@
 It shares nothing with the engine but the meaning of an edit.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import config
 from torch import Tensor
 
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.patching import Edit, Rewrite
+from tests.unchecked import unchecked
 
 Change = Edit | Rewrite
-
-
-@contextmanager
-def unchecked() -> Iterator[None]:
-    """Annotations are not checked here, which takes ten times as long as these tiny models do; other tests do it."""
-    before = config.jaxtyping_disable
-    config.update("jaxtyping_disable", True)
-    try:
-        yield
-    finally:
-        config.update("jaxtyping_disable", before)
 
 
 @torch.no_grad()

@@ -11,9 +11,10 @@ from hooked_lm.engine.edit import Edit
 from hooked_lm.engine.experiment import Experiment
 from hooked_lm.hooks import HookPoint
 from tests.close import assert_close
-from tests.engine.naive import hook, unchecked
+from tests.engine.naive import hook
 from tests.families import DECODER_CASES, Case
 from tests.families._models import hooked, prompt
+from tests.unchecked import unchecked
 
 FAMILIES = ("gpt_neox", "gemma4_text", "recurrent_gemma")
 CASES = [next(case for case in DECODER_CASES if case.family == family) for family in FAMILIES]

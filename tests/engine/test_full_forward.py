@@ -16,10 +16,11 @@ from hooked_lm.hooks import HookedRootModule
 from hooked_lm.patching import Edit, Experiment, Rewrite
 from tests.close import assert_close
 from tests.engine.exactness import Spy, far
-from tests.engine.naive import Change, naive, unchecked
+from tests.engine.naive import Change, naive
 from tests.families import CASES
 from tests.families._models import hooked
 from tests.models.toys import BOTH_WAYS, D_VOCAB, ids, toy, words
+from tests.unchecked import unchecked
 
 POS = 6
 

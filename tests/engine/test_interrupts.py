@@ -14,9 +14,9 @@ from hooked_lm.analysis import attribute
 from hooked_lm.engine.study import CheckpointWarning
 from hooked_lm.hooks import scope
 from hooked_lm.patching import SweepResult
-from tests.engine.naive import unchecked
 from tests.interrupting import in_a_generator
 from tests.models.toys import BOTH_WAYS, toy
+from tests.unchecked import unchecked
 
 VOCAB, POS, LAYERS = 11, 4, 2
 CORRUPTED, CLEAN = torch.randint(VOCAB, (2, 2, POS), generator=torch.Generator().manual_seed(1))

@@ -17,10 +17,11 @@ from hooked_lm.engine.site_info import SiteInfo, site_infos
 from hooked_lm.patching import Edit, Experiment
 from tests.close import GRADIENT, assert_close, tolerance
 from tests.engine.exactness import Spy, far
-from tests.engine.naive import naive, unchecked
+from tests.engine.naive import naive
 from tests.families import DECODER_CASES
 from tests.families._models import hooked
 from tests.models.structures import D_VOCAB, Kinds, random_model, random_tree
+from tests.unchecked import unchecked
 
 Metric = Callable[[Tensor], Tensor]
 SEEDS = st.integers(0, 2**32)

@@ -45,6 +45,7 @@ from tests.families._models import (
     with_tree,
 )
 from tests.families._sites import sites_of, sizes
+from tests.unchecked import unchecked
 
 EACH_CASE = DECODER_CASES
 
@@ -217,6 +218,7 @@ def bent(value: Tensor, n_values: int) -> Tensor:
 
 
 @torch.no_grad()
+@unchecked()
 def test_every_site_is_alive(case: Case):
     """An edit of any site changes the logits.
 
@@ -295,6 +297,7 @@ def test_a_cache_does_not_change_the_logits(case: Case):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @torch.no_grad()
+@unchecked()
 def test_padded_rows_are_what_they_are_alone(case: Case, side: str):
     model, lengths = hooked(case), [12, 5, 9]
     rows = [prompt(case, batch=1, length=length)[0] for length in lengths]
@@ -308,6 +311,7 @@ def test_padded_rows_are_what_they_are_alone(case: Case, side: str):
 
 
 @torch.no_grad()
+@unchecked()
 def test_greedy_tokens_with_a_cache(case: Case):
     model, tokens = hooked(case), prompt(case, batch=2, length=8)
     theirs, n_new = copy.deepcopy(reference(case)), 16

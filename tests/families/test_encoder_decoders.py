@@ -34,6 +34,7 @@ from tests.families._models import (
 )
 from tests.families._sites import sites_of, sizes_of
 from tests.families.encoder_decoders import PAD
+from tests.unchecked import unchecked
 
 N_TARGET = 11
 EACH_CASE = ENCODER_DECODER_CASES
@@ -215,6 +216,7 @@ def bent(value: Tensor, n_values: int) -> Tensor:
 
 
 @torch.no_grad()
+@unchecked()
 def test_every_site_is_alive(case: Case):
     """An edit of any site changes the logits. Experts to whom no token went have nothing to edit."""
     model, inputs = hooked(case), drawn(case, batch=2, source=12, target=8)
@@ -307,6 +309,7 @@ def padded(rows: list[Tensor], side: str) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("use_cache", [True, False])
 @torch.no_grad()
+@unchecked()
 def test_greedy_tokens(case: Case, use_cache: bool):
     model, (source, _), other = hooked(case), drawn(case, batch=2, source=8), theirs(case)
     start = case.fields["decoder_start_token_id"]

@@ -33,6 +33,7 @@ from tests.families._models import (
     with_tree,
 )
 from tests.families._sites import sites_of
+from tests.unchecked import unchecked
 
 EACH_CASE = ENCODER_CASES
 
@@ -162,6 +163,7 @@ def test_sites_and_their_shapes(case: Case):
 
 
 @torch.no_grad()
+@unchecked()
 def test_every_site_is_alive(case: Case):
     """An edit of any site changes something that comes out."""
     model, tokens = hooked(case), prompt(case, batch=2, length=8)

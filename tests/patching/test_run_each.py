@@ -35,12 +35,12 @@ from hooked_lm.interventions.changes import changes_of, label_of
 from hooked_lm.interventions.part_editor import PartEditor
 from tests.close import assert_close
 from tests.engine.exactness import Spy, far
-from tests.engine.naive import unchecked
 from tests.engine.small import ids, run, score
 from tests.engine.test_properties import EXACT, MAY_FALL_BACK, NEARLY, OTHERS, SEEDS, World, random_world, world
 from tests.families import ENCODER_DECODER_CASES
 from tests.families._models import hooked
 from tests.models.toys import toy, words
+from tests.unchecked import unchecked
 
 HEADS = ("head", "kv_head", "ssm_head")
 

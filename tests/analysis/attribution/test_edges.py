@@ -22,9 +22,9 @@ from hooked_lm.components.norm import norm_of
 from hooked_lm.demo.experiment import prompt_pairs
 from hooked_lm.hooks import HookedRootModule
 from tests.close import GRADIENT, assert_apart, assert_close, assert_near
-from tests.engine.naive import unchecked
 from tests.families import DECODER_CASES
 from tests.families._models import hooked
+from tests.unchecked import unchecked
 
 # heads that share keys, parallel blocks of one norm or two, norms behind attention or in it, experts, states, latents, a scale
 KINDS = ["gpt2", "llama", "gptj", "gpt_neox", "gemma2", "mixtral", "bamba", "deepseek_v3", "granite", "bitnet"]

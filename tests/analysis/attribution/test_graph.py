@@ -10,9 +10,9 @@ from hooked_lm import HookedTransformer
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.hooks import HookedRootModule
 from tests.close import assert_apart, is_close
-from tests.engine.naive import unchecked
 from tests.families import DECODER_CASES, Case
 from tests.families._models import hooked
+from tests.unchecked import unchecked
 
 BY_FAMILY = {case.family: case for case in reversed(DECODER_CASES)}  # the first of each
 NO_SUM = {

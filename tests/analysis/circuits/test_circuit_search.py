@@ -17,7 +17,7 @@ from hooked_lm.analysis.circuits.top import largest
 from hooked_lm.demo.experiment import prompt_pairs
 from tests.close import assert_close
 from tests.core import thinned
-from tests.engine.naive import unchecked
+from tests.unchecked import unchecked
 
 PLANTED = [
     ("input", "L0H1<v>"),
