@@ -136,9 +136,9 @@ def heads(
     tied, n_labels = bool(hf.get("tie_word_embeddings", True)), len(hf.get("id2label") or (0, 1))
     if hf.holds(names.mlm + ".weight"):
         width = d_embed or d_model
-        unread = None if tied or names.bias == names.untied_bias else hf.vocab_size
+        bias = None if tied or names.bias == names.untied_bias else hf.vocab_size
         act_fn = acts.get("mlm", "gelu")
-        found["mlm_head"] = MLMHead.Config(d_model, width, act_fn, replace(norm, d_model=width), unread_bias=unread)
+        found["mlm_head"] = MLMHead.Config(d_model, width, act_fn, replace(norm, d_model=width), unread_bias=bias)
         found["unembed"] = Unembed.Config(width, hf.vocab_size, bias=True, tied=tied)
     if hf.holds(names.pooler + ".weight"):
         found["pooler"] = Pooler.Config(d_model, acts.get("pooler", "tanh"))
@@ -146,7 +146,8 @@ def heads(
         n_classes = n_labels if names.nsp.startswith("sop") else 2
         found["nsp_head"] = NSPHead.Config(d_model, n_classes)
     if names.text_dense is not None and hf.holds(names.text_dense + ".weight"):
-        found["pooler"] = Pooler.Config(d_model, acts.get("text", "tanh"), unread="pooler" in found)
+        unread = names.pooler != names.text_dense and "pooler" in found
+        found["pooler"] = Pooler.Config(d_model, acts.get("text", "tanh"), unread=unread)
         found["classifier"] = Classifier.Config(d_model, n_labels)
     elif hf.holds(names.question + ".weight"):
         found["token_classifier"] = SpanClassifier.Config(d_model, n_labels)
