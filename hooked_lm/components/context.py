@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
 from hooked_lm.components.kv_cache import KeyValueCache
@@ -40,7 +40,7 @@ class Context:
         self.pos_embed: Float[Tensor, "batch pos d_model"] | None = None
         self.key_positions = self._key_positions()
         self.positions: Int[Tensor, "batch pos"] = self.key_positions[:, self.n_past :]
-        self.per_layer: Float[Tensor, "batch pos layer d_per_layer"] | None = None
+        self.per_layer: Num[Tensor, "batch pos layer d_per_layer"] | None = None
         self._shared: dict[Hashable, object] = {}
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -95,7 +95,7 @@ class Context:
         """The result of a mixer with a state, each row starting from the state after its earlier tokens."""
         return mixer(stream, self, layer)
 
-    def per_layer_input(self, layer: int) -> Float[Tensor, "batch pos d_per_layer"] | None:
+    def per_layer_input(self, layer: int) -> Num[Tensor, "batch pos d_per_layer"] | None:
         """The input of a layer from per-layer embeddings; None if there is none."""
         return None if self.per_layer is None else self.per_layer[:, :, layer]
 

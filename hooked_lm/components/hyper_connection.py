@@ -1,4 +1,5 @@
-"""Hyper-connections (Zhu et al. 2024, arXiv:2409.19606) in the form of Hy4 (Tencent 2026), without mixing of the streams."""
+"""Hyper-connections (Zhu et al. 2024, arXiv:2409.19606): without mixing of the streams as in Hy4 (Tencent 2026), and with a
+doubly stochastic mixing (mHC, Xie et al. 2025, arXiv:2512.24880) as in DeepSeek-V4 (DeepSeek-AI 2026)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from hooked_lm.components.streams import STREAMS, MergedRMSNorm
 from hooked_lm.hooks import HookPoint
 
 Weights = Float[Tensor, "*batch stream"]  # of the streams of a token
+Mixing = Float[Tensor, "*batch from_stream stream"]
 SomeStreams = Float[Tensor, "*batch stream d_model"]
 Merged = Float[Tensor, "*batch d_model"]
 
@@ -36,14 +38,22 @@ class StreamGate(nn.Module):
 
     def __init__(self, cfg: Config) -> None:
         super().__init__()
-        self.cfg, n = cfg, cfg.n_streams
-        self.W = nn.Parameter(torch.empty(n, cfg.d_model, n))
+        self.cfg, n = cfg, self.n_weights(cfg)
+        self.W = nn.Parameter(torch.empty(cfg.n_streams, cfg.d_model, n))
         self.b, self.scale = nn.Parameter(torch.zeros(n)), nn.Parameter(torch.ones(1))
 
-    def forward(self, streams: SomeStreams) -> Weights:
-        cfg, x = self.cfg, upcast(streams.flatten(-2))
-        found = F.linear(x, upcast(self.W).flatten(0, 1).T) / root_mean_square(x, cfg.norm_eps)
-        return (found * upcast(self.scale) + upcast(self.b)).sigmoid() * cfg.magnitude + cfg.eps
+    def n_weights(self, cfg: Config) -> int:
+        """The number of weights of a token."""
+        return cfg.n_streams
+
+    def forward(self, streams: SomeStreams) -> Tensor:
+        return self.logits(streams).sigmoid() * self.cfg.magnitude + self.cfg.eps
+
+    def logits(self, streams: SomeStreams) -> Float[Tensor, "*batch weight"]:
+        """`scale * (x W) / rms(x) + b`."""
+        x = upcast(streams.flatten(-2))
+        found = F.linear(x, upcast(self.W).flatten(0, 1).T) / root_mean_square(x, self.cfg.norm_eps)
+        return found * upcast(self.scale) + upcast(self.b)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "StreamGate":
         """As `nn.Module._apply`, but the weights stay in fp32 when a model is cast to a lower precision."""
@@ -56,19 +66,55 @@ class StreamGate(nn.Module):
         return self
 
 
+class StreamMixer(StreamGate):
+    """A matrix for each token, whose rows and columns sum to about one: new stream k is the sum over j of `mix[j, k]` times
+    stream j.
+
+    `softmax(logits)` of each row, plus eps; then columns and rows are divided by their sums in turn, beginning and ending with
+    columns, `n_iterations` times (Sinkhorn and Knopp 1967). `W` is [stream, d_model, from_stream * stream].
+    """
+
+    @dataclass(frozen=True)
+    class Config(StreamGate.Config):
+        n_iterations: int = 20
+
+        def build(self) -> "StreamMixer":
+            return StreamMixer(self)
+
+    cfg: Config
+
+    def n_weights(self, cfg: StreamGate.Config) -> int:
+        """The number of weights of a token."""
+        return cfg.n_streams**2
+
+    def forward(self, streams: SomeStreams) -> Mixing:
+        n, eps = self.cfg.n_streams, self.cfg.eps
+        mix = self.logits(streams).unflatten(-1, (n, n)).softmax(-1) + eps
+        for i in range(self.cfg.n_iterations):
+            mix = mix / (mix.sum(-1, keepdim=True) + eps) if i else mix
+            mix = mix / (mix.sum(-2, keepdim=True) + eps)
+        return mix
+
+
+def mixed(streams: SomeStreams, mix: Mixing) -> SomeStreams:
+    """The streams after mixing, in at least fp32."""
+    return mix.transpose(-1, -2) @ upcast(streams)
+
+
 def weighted_sum(streams: SomeStreams, weights: Weights) -> Merged:
     """The sum of the streams with these weights."""
     return (weights[..., None] * streams).sum(-2).to(streams.dtype)
 
 
 class HyperConnection(nn.Module):
-    """What a sublayer reads, the sum of the streams with the weights `hook_read`, and how much of its output each stream gets,
-    `hook_write`."""
+    """What a sublayer reads, the sum of the streams with the weights `hook_read`; how much of its output each stream gets,
+    `hook_write`; and with `mix` the matrix that mixes the streams to which the output is added, `hook_mix`."""
 
     @dataclass(frozen=True)
     class Config:
         read: StreamGate.Config
         write: StreamGate.Config
+        mix: StreamMixer.Config | None = None
 
         def build(self) -> "HyperConnection":
             return HyperConnection(self)
@@ -78,14 +124,21 @@ class HyperConnection(nn.Module):
         self.cfg = cfg
         self.read, self.write = cfg.read.build(), cfg.write.build()
         self.hook_read, self.hook_write = HookPoint(*STREAMS[:3]), HookPoint(*STREAMS[:3])
+        if cfg.mix is not None:
+            self.mix, self.hook_mix = cfg.mix.build(), HookPoint(*STREAMS[:2], "from_stream", "stream")
         self.hook_out = HookPoint(*RESIDUAL)
 
     def forward(
         self, streams: Float[Tensor, "batch pos stream d_model"]
-    ) -> tuple[Float[Tensor, "batch pos d_model"], Float[Tensor, "batch pos stream"]]:
-        """The stream that the sublayer reads, and the weights of its output."""
+    ) -> tuple[
+        Float[Tensor, "batch pos d_model"],
+        Float[Tensor, "batch pos stream"],
+        Float[Tensor, "batch pos stream d_model"],
+    ]:
+        """The stream that the sublayer reads, the weights of its output, and the streams to which it is added."""
         read, write = self.hook_read(self.read(streams)), self.hook_write(self.write(streams))
-        return self.hook_out(weighted_sum(streams, read)), write
+        kept = streams if self.cfg.mix is None else mixed(streams, self.hook_mix(self.mix(streams)))
+        return self.hook_out(weighted_sum(streams, read)), write, kept
 
 
 class GatedRMSNorm(MergedRMSNorm):

@@ -176,7 +176,10 @@ class MoE(nn.Module):
 
     def forward(self, x: Stream) -> Stream:
         x = hooked_input(self, x)
-        weights, indices = self.route(x)
+        return self.output(x, *self.route(x))
+
+    def output(self, x: Stream, weights: Weights, indices: Indices) -> Stream:
+        """The output for these experts of each token, at its site."""
         out = self.mix(x, weights, indices)
         if self.shared is not None:
             shared = self.shared(x)

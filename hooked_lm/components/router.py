@@ -4,9 +4,10 @@ A router is a frozen dataclass without parameters; the weights that compute the 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -92,7 +93,8 @@ class GroupedSigmoidRouter:
     Groups and experts are chosen by the sigmoid plus the correction, which balances the load of the experts and is not part
     of the weights. DeepSeek-V3 (2024, arXiv:2412.19437). Without `corrected` they are chosen by the sigmoid; with
     `corrects_logits` by the logit plus the correction. `eps` is added to the sum by which weights are renormalised. A
-    `soft_cap` bounds the logits: `soft_cap * tanh(logits / soft_cap)`. `keeps_weights` leaves `W_router` in fp32.
+    `soft_cap` bounds the logits: `soft_cap * tanh(logits / soft_cap)`. `keeps_weights` leaves `W_router` in fp32. With
+    `score="sqrtsoftplus"` the root of a softplus takes the place of the sigmoid (DeepSeek-V4, DeepSeek-AI 2026).
     """
 
     n_groups: int = 1
@@ -106,6 +108,7 @@ class GroupedSigmoidRouter:
     corrects_logits: bool = False
     soft_cap: float | None = None
     keeps_weights: bool = False
+    score: Literal["sigmoid", "sqrtsoftplus"] = "sigmoid"
 
     @property
     def fp32_weights(self) -> tuple[str, ...]:
@@ -116,17 +119,25 @@ class GroupedSigmoidRouter:
         logits = upcast(logits)
         if self.soft_cap is not None:
             logits = self.soft_cap * (logits / self.soft_cap).tanh()
-        scores = logits.sigmoid()
+        scores = self.scores(logits)
         compared = logits if self.corrects_logits else scores
         corrected_scores = compared if correction is None else compared + correction
         if self.n_groups > 1:
             best = _grouped(corrected_scores, self.n_groups).topk(2, -1).values.sum(-1)
             corrected_scores = _fill_other_groups(corrected_scores, best, self.top_groups, self.fill)
         indices = corrected_scores.topk(top_k, -1).indices
+        return self.weights(scores, indices), indices
+
+    def scores(self, logits: Logits) -> Logits:
+        """The scores of experts, from their logits."""
+        return logits.sigmoid() if self.score == "sigmoid" else F.softplus(logits).sqrt()
+
+    def weights(self, scores: Logits, indices: Int[Tensor, "*batch top_k"]) -> Float[Tensor, "*batch top_k"]:
+        """The weights of chosen experts, from the scores of all."""
         weights = scores.gather(-1, indices)
         if self.renormalize:
             weights = weights / (weights.sum(-1, keepdim=True) + self.eps)
-        return weights * self.scale, indices
+        return weights * self.scale
 
 
 @dataclass(frozen=True)

@@ -207,11 +207,14 @@ class Experiment:
         return isinstance(change, Edit) and (change.site in self.site_infos or before)
 
     def _checked_cell(self, cell: Cell) -> list[Change]:
-        """The cell with full site names and nonnegative positions; KeyError and IndexError for those that do not exist."""
+        """The cell with full site names and nonnegative positions; KeyError and IndexError for those that do not exist,
+        ValueError for positions of a site without them."""
         checked = list[Change]()
         for change in cell:
             [site] = self.model.names(change.site)
             if isinstance(change, Edit) and change.positions is not None:
+                if not {"pos", "query_pos", "key_pos"}.intersection(self.model.hook_dict[site].dims):
+                    raise ValueError(f"positions={change.positions}, and '{site}' has no axis of positions")
                 n_pos = tokens_at(self.model, self.tokens, site).shape[1]
                 for pos in change.positions:
                     if not -n_pos <= pos < n_pos:

@@ -32,7 +32,6 @@ REASONS: dict[str, tuple[str, ...]] = {
     "blocks that are run again and again": ("hrm_text",),
     "an indexer that chooses blocks of keys": ("minimax_m3_vl", "minimax_m3_vl_text"),
     "learned factors of rotary, and scores scaled for each head": ("mistral_large4",),
-    "keys that pool several tokens, and streams mixed by doubly stochastic matrices": ("deepseek_v4",),
     "hyper-connections of another kind, beside the delta rule": ("glm5_next",),
     "an indexer that chooses blocks of keys, and embeddings of n-grams": ("qwen4_exp", "qwen4_exp_text"),
     "attention with relative logits and convolutions": (

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from hooked_lm.components.attention.compressed import CompressedAttention
 from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.edit import Edit
 from hooked_lm.engine.prompts import Prompts, Which, chosen, site_of_layer, tokens_of
@@ -58,9 +59,9 @@ def attention_knockout(
     Returns a SweepResult with those of the axes (metric), edge, layer and head that the arguments add. `corrupted` is the run
     without masking, so `.effects()` is the effect of each edge; there is no `clean`. NaN for windows without attention scores
     (state-space layers), and for heads that a window lacks. Raises before the sweep: ValueError for an edge without positions or
-    with a position that masks nothing in any layer (such as a key after the query), for a query left without keys, and for a
-    window below 1; IndexError for positions, layers and heads out of range; KeyError if no layer of the windows has attention
-    scores.
+    with a position that masks nothing in any layer (such as a key after the query), for a query left without keys, for a window
+    below 1, and for layers that attend to pooled keys; IndexError for positions, layers and heads out of range; KeyError if no
+    layer of the windows has attention scores.
 
     >>> from hooked_lm import HookedTransformer, patching
     >>> from hooked_lm.analysis import metrics
@@ -89,6 +90,14 @@ class _Grid:
         self.windows = windows_of(self.layers, window, model.cfg.n_layers)
         near = sorted(set().union(*self.windows))
         found = {layer: site_of_layer(model, "attn_scores", layer) for layer in near}
+        pooled = [
+            layer for layer in near if isinstance(getattr(model.blocks[layer], "attn", None), CompressedAttention)
+        ]
+        if pooled:
+            raise ValueError(
+                f"the layers {pooled} also attend to blocks that pool several tokens, so an edge is not all that connects two "
+                "tokens: choose other layers, or edit hook_pooled_scores"
+            )
         self.sites = {layer: site for layer, site in found.items() if site is not None}
         if not self.sites:
             raise UnknownSite(f"no attention to mask: none of the layers {near} has a site 'attn_scores'")

@@ -93,6 +93,18 @@ LAYERS = (
 # What a family needs besides, because its sizes depend on each other.
 BESIDES: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [3, 7, 11]},
+    "deepseek_v4": {
+        "rope_parameters": {
+            "main": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+            "compress": {"rope_type": "default", "rope_theta": 160000.0, "partial_rotary_factor": 0.5},
+        },
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 32},
+        "sliding_window": 64,
+        "q_lora_rank": 256,
+        "o_lora_rank": 256,
+        "index_head_dim": 64,
+        "index_topk": 16,
+    },
     "big_bird": {"block_size": 64, "num_random_blocks": 3},
     "bigbird_pegasus": {"block_size": 64, "num_random_blocks": 3},
     "convbert": {"embedding_size": 768, "conv_kernel_size": 9, "num_groups": 1},

@@ -87,7 +87,7 @@ def cells(model: HookedTransformer, cache: dict[str, Tensor], n_pos: int, seed: 
 
 def one_of(value: Tensor, dims: Sequence[str], pick: random.Random) -> tuple[int, ...]:
     """An index of the axis after batch and position (a head or neuron), sometimes negative."""
-    size = value.shape[1 if "query_pos" in dims else 2]
+    size = next(n for n, axis in zip(value.shape[1:], dims[1:], strict=True) if axis not in ("pos", "query_pos"))
     return (pick.randrange(-size, size),)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import singledispatch
 from typing import Any
 
+from hooked_lm.components.attention.compressed import CompressedAttention
 from hooked_lm.components.attention.convolutional import ConvolutionalAttention
 from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.differential import DifferentialAttention
@@ -22,6 +23,7 @@ from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.attention.routed import RoutedAttention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
 from hooked_lm.components.attention.sparse_latent import SharedIndexAttention, SparseLatentAttention
+from hooked_lm.components.attention.tied_kv import TiedKVAttention
 from hooked_lm.components.attention.transient_global import TransientGlobalAttention, TransientGlobalBias
 from hooked_lm.components.attention.value_mask import ValueMaskedAttention
 from hooked_lm.components.attention.value_width import ValueWidthAttention
@@ -31,7 +33,7 @@ from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.cross import PostNormCrossBlock, PreNormCrossBlock
 from hooked_lm.components.blocks.deep_norm import DeepNormMixerBlock
 from hooked_lm.components.blocks.hybrid import HybridBlock
-from hooked_lm.components.blocks.hyper import HyperBlock
+from hooked_lm.components.blocks.hyper import HashHyperBlock, HyperBlock
 from hooked_lm.components.blocks.merged import MergedBlock
 from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock
 from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
@@ -42,6 +44,7 @@ from hooked_lm.components.blocks.shared import RepeatedEmbed, SharedBlock
 from hooked_lm.components.blocks.shortcut import ShortcutEnd, ShortcutStart
 from hooked_lm.components.fourier import FourierMixer
 from hooked_lm.components.gated_norm import LowRankGatedNorm
+from hooked_lm.components.hash_moe import RepeatedIds
 from hooked_lm.components.hyper_connection import HyperConnection
 from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP
@@ -211,6 +214,35 @@ def _(cfg: SharedIndexAttention.Config) -> Sites:
 @sites_of.register
 def _(cfg: GatedSharedIndexAttention.Config) -> Sites:
     return sites_of.dispatch(SharedIndexAttention.Config)(cfg) | {"hook_gate": "batch pos head d_value"}
+
+
+@sites_of.register
+def _(cfg: TiedKVAttention.Config) -> Sites:
+    latent = "batch pos d_q_latent"
+    sites = dict.fromkeys(("hook_q", "hook_rot_q", "hook_rot_z", "hook_z", "q_head_norm.hook_normalized"), QUERY)
+    sites |= dict.fromkeys(("hook_k", "hook_rot_k", "hook_v", "k_norm.hook_normalized"), KEY)
+    sites |= {"k_norm.hook_scale": KEY.replace("d_head", "1"), "q_head_norm.hook_scale": QUERY.replace("d_head", "1")}
+    sites |= {"hook_q_latent": latent, "q_norm.hook_scale": "batch pos 1", "q_norm.hook_normalized": latent}
+    sites |= dict.fromkeys(("hook_attn_scores", "hook_pattern"), "batch head query_pos key_pos")
+    return sites | {"hook_o_latent": "batch pos group d_o_latent", "hook_result": "batch pos head d_model"}
+
+
+def pooled(width: str) -> Sites:
+    """What tokens add to pooled keys, and these keys."""
+    sites = dict.fromkeys(("to_pool.hook_pool_k", "to_pool.hook_pool_gate"), f"batch pos series {width}")
+    blocks = ("pool.hook_pooled_k", "pool.norm.hook_normalized", "pool.hook_rot_pooled_k")
+    return sites | dict.fromkeys(blocks, f"batch block {width}") | {"pool.norm.hook_scale": "batch block 1"}
+
+
+@sites_of.register
+def _(cfg: CompressedAttention.Config) -> Sites:
+    sites = sites_of.dispatch(TiedKVAttention.Config)(cfg) | pooled("d_head") | {"hook_pooled_v": "batch block d_head"}
+    sites |= dict.fromkeys(("hook_pooled_scores", "hook_pooled_pattern"), "batch head query_pos block")
+    if cfg.indexer is None:
+        return sites
+    index = dict.fromkeys(("hook_index_q", "hook_index_rot_q"), "batch pos index_head d_index") | pooled("d_index")
+    index |= dict.fromkeys(("hook_index_scores", "hook_index_mask"), "batch query_pos block")
+    return sites | below("indexer", index | {"hook_index_weights": "batch pos index_head"})
 
 
 @sites_of.register
@@ -452,7 +484,18 @@ def _(cfg: HyperBlock.Config) -> Sites:
     sites = sites_of.dispatch(PreNormBlock.Config)(cfg)
     sites |= {f"hook_streams_{place}": "batch pos stream d_model" for place in ("pre", "mid", "post")}
     connection = {"hook_read": "batch pos stream", "hook_write": "batch pos stream", "hook_out": STREAM}
+    connection |= {} if cfg.hc.mix is None else {"hook_mix": "batch pos from_stream stream"}
     return sites | below("attn_hc", connection) | below("mlp_hc", connection)
+
+
+@sites_of.register
+def _(cfg: HashHyperBlock.Config) -> Sites:
+    return sites_of.dispatch(HyperBlock.Config)(cfg) | {"hook_per_layer_in": "batch pos 1"}
+
+
+@sites_of.register
+def _(cfg: RepeatedIds.Config) -> Sites:
+    return {"hook_out": "batch pos layer 1"}
 
 
 @sites_of.register
@@ -584,6 +627,19 @@ def _(cfg: SparseLatentAttention.Config) -> dict[str, int]:
     return sizes_of.dispatch(LatentAttention.Config)(cfg) | index
 
 
+@sizes_of.register
+def _(cfg: TiedKVAttention.Config) -> dict[str, int]:
+    heads = {"head": cfg.n_heads, "kv_head": 1, "d_head": cfg.d_head, "group": cfg.n_groups}
+    return heads | {"d_q_latent": cfg.d_q_latent, "d_o_latent": cfg.d_o_latent}
+
+
+@sizes_of.register
+def _(cfg: CompressedAttention.Config) -> dict[str, int]:
+    axes = sizes_of.dispatch(TiedKVAttention.Config)(cfg) | {"series": cfg.pool.n_series, "rate": cfg.pool.rate}
+    index = cfg.indexer
+    return axes if index is None else axes | {"index_head": index.n_heads, "d_index": index.d_head}
+
+
 @sizes_of.register(MLP.Config)
 @sizes_of.register(GatedMLP.Config)
 def _(cfg: Any) -> dict[str, int]:
@@ -612,7 +668,7 @@ def _(cfg: AltUp.Config) -> dict[str, int]:
 
 @sizes_of.register
 def _(cfg: HyperConnection.Config) -> dict[str, int]:
-    return {"stream": cfg.read.n_streams}
+    return dict.fromkeys(("stream", "from_stream"), cfg.read.n_streams)
 
 
 @sizes_of.register
@@ -635,8 +691,9 @@ def _(cfg: MambaHeads.Config) -> dict[str, int]:
     return sizes_of.dispatch(Mamba.Config)(cfg) | {"ssm_head": cfg.n_heads}
 
 
-@sizes_of.register
-def _(cfg: RepeatedEmbed.Config) -> dict[str, int]:
+@sizes_of.register(RepeatedIds.Config)
+@sizes_of.register(RepeatedEmbed.Config)
+def _(cfg: Any) -> dict[str, int]:
     return {"layer": cfg.n_layers}
 
 
@@ -696,6 +753,8 @@ def sizes(tree: DecoderConfig, site: str, batch: int, pos: int) -> dict[str, int
         axes |= sizes_of(block)
         for part in ("attn", "mixer", "mlp", "per_layer", "altup", "laurel", "hc"):
             axes |= sizes_of(getattr(block, part, None))
+        if "rate" in axes:
+            axes["block"] = pos // axes["rate"]
         if ".shortcut." in site:
             axes |= sizes_of(block.shortcut)
         if ".mlp.shared." in site:

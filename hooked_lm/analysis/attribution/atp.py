@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.estimating import Effects, Estimates, Run
 from hooked_lm.components.attention.multihead import Attend
+from hooked_lm.components.attention.tied_kv import TiedKVAttention
 from hooked_lm.engine.prompts import site_of_layer
 from hooked_lm.engine.site_info import kv_source_layer, mixing
 from hooked_lm.hooks import HookedRootModule
@@ -198,12 +199,15 @@ def _kind(site: str) -> str:
 
 
 def _readers(model: HookedRootModule, sites: Sequence[str]) -> dict[str, list[int]]:
-    """The queries and keys among these sites, each with the layers whose patterns use it."""
+    """The queries and keys among these sites, each with the layers whose patterns use it.
+
+    Those of layers whose keys are also values, or are pooled, are left out: they change more than one pattern.
+    """
     if not isinstance(model, Decoder):
         return {}
     found: dict[str, list[int]] = {}
     for layer, block in enumerate(model.blocks):
-        if not any(isinstance(module, Attend) for module in mixing(block)):
+        if not any(isinstance(module, Attend) and not isinstance(module, TiedKVAttention) for module in mixing(block)):
             continue
         query, key = (site_of_layer(model, kind, layer) for kind in ("q", "k"))
         if query in sites:

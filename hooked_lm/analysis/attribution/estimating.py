@@ -80,12 +80,14 @@ class Run:
         """The new value minus `old`; 0 where both are minus infinity, as masked scores are."""
         new = self.new(site, old)
         difference = new - old
-        return difference.masked_fill_(new == old, 0.0) if "key_pos" in self.model.hook_dict[site].dims else difference
+        return (
+            difference.masked_fill_(new == old, 0.0) if "query_pos" in self.model.hook_dict[site].dims else difference
+        )
 
     def product(self, site: str, gradient: Tensor, old: Tensor) -> Effects:
         """Gradient times difference, summed over what each cell exchanges."""
         difference = self.difference(site, old)
-        if "key_pos" in self.model.hook_dict[site].dims:  # inf * 0 would be NaN
+        if "query_pos" in self.model.hook_dict[site].dims:  # inf * 0 would be NaN
             difference = difference.masked_fill(gradient == 0, 0.0)
         return self.sums[site].product(gradient, difference)
 

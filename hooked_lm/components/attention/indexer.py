@@ -52,7 +52,7 @@ class Indexer(nn.Module):
         def build(self) -> "Indexer":
             return Indexer(self)
 
-    key_parts = ("hook_index_k", "hook_index_rot_k", "k_norm", "W_K")
+    key_parts: tuple[str, ...] = ("hook_index_k", "hook_index_rot_k", "k_norm", "W_K")
 
     def __init__(self, cfg: Config) -> None:
         super().__init__()
@@ -74,21 +74,19 @@ class Indexer(nn.Module):
         angles: Angles,
     ) -> tuple[Queries, Weights]:
         """Queries after rotary, and the weight of each head."""
-        q = self.hook_index_q(project(_mean_copy(latent), self.W_Q, None))
+        q = self.hook_index_q(project(mean_copy(latent), self.W_Q, None))
         q = self.hook_index_rot_q(self.rotated(q, angles))
-        return q, self.hook_index_weights(F.linear(_mean_copy(x), self.W_weights.T))
+        return q, self.hook_index_weights(F.linear(mean_copy(x), self.W_weights.T))
 
     def keys(self, x: Float[Tensor, "batch pos *head d_model"], angles: Angles) -> Float[Tensor, "batch pos d_index"]:
         """Keys of the new tokens, after their norm and rotary."""
-        k = self.k_norm(self.hook_index_k(F.linear(_mean_copy(x), self.W_K.T)))
+        k = self.k_norm(self.hook_index_k(F.linear(mean_copy(x), self.W_K.T)))
         return self.hook_index_rot_k(self.rotated(k[:, :, None], angles)[:, :, 0])
 
     def rotated(self, x: Queries, angles: Angles) -> Queries:
         """The vectors with rotary applied to their first or last features."""
-        rotary, n_other = self.cfg.rotary, self.cfg.d_head - self.cfg.rotary.dim
-        if not self.cfg.rotary_last:
-            return rotary.rotate(x, angles)
-        return torch.cat([x[..., :n_other], rotary.rotate(x[..., n_other:], angles)], -1)
+        rotary = self.cfg.rotary
+        return rotate_last(rotary, x, angles) if self.cfg.rotary_last else rotary.rotate(x, angles)
 
     def mask(
         self, q: Queries, weights: Weights, k: Keys, context: Context, causal: bool, window: int | None
@@ -97,10 +95,14 @@ class Indexer(nn.Module):
         if k.shape[1] <= self.cfg.top_k and not is_listening(self.hook_index_scores, self.hook_index_mask):
             return None
         allowed = context.additive_mask(causal, window, torch.float32).amax(1)
-        scores = self.hook_index_scores(self.scores(q, weights, k) + allowed)
-        chosen = scores.topk(min(self.cfg.top_k, k.shape[1]), -1).indices
-        mask = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, chosen, True)
-        return self.hook_index_mask(mask & (allowed > float("-inf")))
+        return self.choose(self.scores(q, weights, k) + allowed)
+
+    def choose(self, scores: Float[Tensor, "batch query_pos key_pos"]) -> Bool[Tensor, "batch query_pos key_pos"]:
+        """The keys with the highest scores, of those whose score is not minus infinity."""
+        visible = scores > float("-inf")
+        scores = self.hook_index_scores(scores)
+        chosen = scores.topk(min(self.cfg.top_k, scores.shape[-1]), -1).indices
+        return self.hook_index_mask(torch.zeros_like(visible).scatter(-1, chosen, True) & visible)
 
     def scores(self, q: Queries, weights: Weights, k: Keys) -> Float[Tensor, "batch query_pos key_pos"]:
         """The scores of all keys, without a mask, in at least fp32."""
@@ -132,5 +134,13 @@ def among(chosen: Bool[Tensor, "batch query_pos key_pos"] | None, context: Conte
     return context if chosen is None else ChosenKeys(context, chosen, q.dtype)
 
 
-def _mean_copy(x: Float[Tensor, "batch pos *head width"]) -> Float[Tensor, "batch pos width"]:
+def rotate_last(
+    rotary: Rotary, x: Float[Tensor, "batch pos head d_head"], angles: Angles
+) -> Float[Tensor, "batch pos head d_head"]:
+    """The vectors with rotary applied to their last features."""
+    n_other = x.shape[-1] - rotary.dim
+    return torch.cat([x[..., :n_other], rotary.rotate(x[..., n_other:], angles)], -1)
+
+
+def mean_copy(x: Float[Tensor, "batch pos *head width"]) -> Float[Tensor, "batch pos width"]:
     return x if x.ndim == 3 else x.mean(2)

@@ -173,7 +173,7 @@ class LatentAttention(SelfAttention):
     def latent(self, x: Float[Tensor, "batch pos *head d_model"]) -> Latent:
         """The latent of keys and values."""
         down = F.linear(x, self.W_DKV.T, self.b_DKV)
-        return times(_normalised(down, self.hook_kv_latent, self.kv_norm), self.cfg.kv_factor)
+        return times(normalised_latent(down, self.hook_kv_latent, self.kv_norm), self.cfg.kv_factor)
 
     def latent_unhooked(self, x: Float[Tensor, "batch pos *head d_model"]) -> Latent:
         """The latent of values whose input differs from that of keys; the sites are for the latent of keys."""
@@ -184,7 +184,7 @@ class LatentAttention(SelfAttention):
         if self.cfg.d_q_latent is None:
             return x
         down = F.linear(x, self.W_DQ.T, self.b_DQ)
-        return times(_normalised(down, self.hook_q_latent, self.q_norm), self.cfg.q_factor)
+        return times(normalised_latent(down, self.hook_q_latent, self.q_norm), self.cfg.q_factor)
 
     def queries(self, latent: Latent) -> PerHead:
         """Queries before rotary."""
@@ -195,7 +195,7 @@ class LatentAttention(SelfAttention):
     ) -> PerHead:
         """Keys before rotary; with angles, after it, where the shared features are rotated once for all heads."""
         nope, shared = project(latent, self.W_UK, None), F.linear(x, self.W_KR.T, self.b_KR)
-        shared = _normalised(shared, self.hook_kr, self.kr_norm) if self.cfg.kr_norm else shared
+        shared = normalised_latent(shared, self.hook_kr, self.kr_norm) if self.cfg.kr_norm else shared
         shared = shared[:, :, None] if x.ndim == 3 else shared
         if angles is not None and self.cfg.rotary is not None:
             shared = self.cfg.rotary.rotate(shared, angles)
@@ -213,7 +213,7 @@ def times(latent: Latent, factor: float) -> Latent:
     return latent if factor == 1 else latent * factor
 
 
-def _normalised(down: Latent, point: nn.Module, norm: nn.Module) -> Latent:
+def normalised_latent(down: Latent, point: nn.Module, norm: nn.Module) -> Latent:
     """The norm of a latent, at its site. With one copy per head the sites have the mean, and edits apply to all copies."""
     if down.ndim == 3:
         return norm(point(down))

@@ -100,7 +100,7 @@ class PublicAttributes(nn.Module):
     @property
     def mask(self) -> Bool[Tensor, "query_pos key_pos"]:
         """An empty table: masks are computed for each run."""
-        return torch.empty(0, 0, dtype=torch.bool, device=self.W_O.device)
+        return torch.empty(0, 0, dtype=torch.bool, device=next(self.parameters()).device)
 
     @mask.setter
     def mask(self, table: Tensor) -> None:
@@ -114,7 +114,7 @@ class PublicAttributes(nn.Module):
     @property
     def IGNORE(self) -> Float[Tensor, ""]:
         """The score of a masked key."""
-        return self.W_O.new_tensor(-torch.inf)
+        return next(self.parameters()).new_tensor(-torch.inf)
 
     @IGNORE.setter
     def IGNORE(self, value: Tensor | float) -> None:

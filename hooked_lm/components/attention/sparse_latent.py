@@ -46,10 +46,10 @@ class SparseLatentAttention(LatentAttention):
             inputs.query_input, self.index_input(inputs), context.query_angles(rotary)
         )
         index_k = self.indexer.keys(inputs.key_input, context.key_angles(rotary))
-        keys, values = context.update_kv(layer, _packed(k, index_k), _packed(v))
+        keys, values = context.update_kv(layer, packed(k, index_k), packed(v))
         mix = partial(self._mix_packed, layer, context)
-        z = context.attend_rows(layer, mix, _packed(q, index_q, weights), keys, values)
-        (z,) = _unpacked(z, (self.cfg.n_heads, self.cfg.d_value))
+        z = context.attend_rows(layer, mix, packed(q, index_q, weights), keys, values)
+        (z,) = unpacked(z, (self.cfg.n_heads, self.cfg.d_value))
         return self.hook_z(z if gate is None else z * gate)
 
     def index_input(self, inputs: LatentInputs) -> Float[Tensor, "batch pos *head d_latent"]:
@@ -66,12 +66,12 @@ class SparseLatentAttention(LatentAttention):
         """The mixed values of some rows of the context `whole`, which keeps the choice for later layers."""
         cfg, index = self.cfg, self.cfg.indexer
         per_head = (cfg.n_heads, cfg.d_head)
-        q, index_q, weights = _unpacked(queries, per_head, (index.n_heads, index.d_head), (index.n_heads,))
-        k, index_k = _unpacked(keys, per_head, (index.d_head,))
-        (v,) = _unpacked(values, (cfg.n_heads, cfg.d_value))
+        q, index_q, weights = unpacked(queries, per_head, (index.n_heads, index.d_head), (index.n_heads,))
+        k, index_k = unpacked(keys, per_head, (index.d_head,))
+        (v,) = unpacked(values, (cfg.n_heads, cfg.d_value))
         chosen = self.indexer.mask(index_q, weights, index_k, context, self.causal, self.window)
         whole.keep_rows("chosen keys", layer, chosen)
-        return _packed(self.mixing()(q, k, v, among(chosen, context, q)))
+        return packed(self.mixing()(q, k, v, among(chosen, context, q)))
 
 
 class SharedIndexAttention(LatentAttention):
@@ -118,12 +118,13 @@ class SharedIndexAttention(LatentAttention):
         return self.mixing()(q, k, v, among(chosen, context, q))
 
 
-def _packed(*parts: Tensor) -> Packed:
+def packed(*parts: Tensor) -> Packed:
+    """Parts of each token [batch, pos, ...] as one vector."""
     flat = [part.flatten(2) for part in parts]
     return (flat[0] if len(flat) == 1 else torch.cat(flat, -1))[:, :, None]
 
 
-def _unpacked(packed: Packed, *shapes: tuple[int, ...]) -> list[Tensor]:
+def unpacked(packed: Packed, *shapes: tuple[int, ...]) -> list[Tensor]:
     """The parts of a packed tensor, with these shapes of a token."""
     widths = [torch.Size(shape).numel() for shape in shapes]
     parts = packed[:, :, 0].split(widths, -1)

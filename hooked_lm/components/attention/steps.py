@@ -1,6 +1,7 @@
 """Attention in steps, with scores and pattern at their hook points: the same result as the fused kernel, up to rounding."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -12,6 +13,15 @@ from hooked_lm.components.norm import upcast
 Scores = Float[Tensor, "batch head query_pos key_pos"]
 
 
+@runtime_checkable
+class Attending(Protocol):
+    """What the scores of attention depend on, beside queries, keys and mask."""
+
+    scale: float
+    soft_cap: float | None
+    sinks: Tensor | None
+
+
 def mix_in_steps(
     attn: Any,
     q: Float[Tensor, "batch pos head d_head"],
@@ -19,7 +29,21 @@ def mix_in_steps(
     v: Float[Tensor, "batch key_pos kv_head d_value"],
     context: Context,
 ) -> Float[Tensor, "batch pos head d_value"]:
-    """The mixed values of each head. The query heads of a group are rows of one matrix product."""
+    """The mixed values of each head, with scores and pattern at their sites."""
+    mask = attn.additive_mask(context, q.dtype)
+    return mix_masked(attn, q, k, v, mask, attn.hook_attn_scores, attn.hook_pattern)
+
+
+def mix_masked(
+    attn: Attending,
+    q: Float[Tensor, "batch pos head d_head"],
+    k: Float[Tensor, "batch key_pos kv_head d_head"],
+    v: Float[Tensor, "batch key_pos kv_head d_value"],
+    mask: Float[Tensor, "#batch #head #query_pos key_pos"],
+    at_scores: Callable[[Scores], Scores],
+    at_pattern: Callable[[Scores], Scores],
+) -> Float[Tensor, "batch pos head d_value"]:
+    """The same with this mask, and with functions of scores and pattern. The query heads of a group are rows of one product."""
     batch, n_pos, n_heads, d_head = q.shape
     n_key, n_kv = k.shape[1:3]
     grouped = (batch * n_kv, n_heads // n_kv * n_pos)
@@ -27,7 +51,6 @@ def mix_in_steps(
 
     queries = q.transpose(1, 2).reshape(*grouped, d_head)
     keys = k.permute(0, 2, 3, 1).flatten(0, 1)
-    mask = attn.additive_mask(context, q.dtype)
     if attn.soft_cap is None:
         rows = _rows(mask, batch, n_pos, n_heads, n_kv)
         scores = torch.baddbmm(rows, queries, keys, alpha=attn.scale).view(scores_shape)
@@ -35,7 +58,7 @@ def mix_in_steps(
         scores = (torch.bmm(queries, keys) * (attn.scale / attn.soft_cap)).view(scores_shape)
         scores = attn.soft_cap * scores.tanh() + mask
 
-    pattern = attn.hook_pattern(softmax(attn.hook_attn_scores(scores), attn.sinks).to(v.dtype))
+    pattern = at_pattern(softmax(at_scores(scores), attn.sinks).to(v.dtype))
     z = torch.bmm(pattern.reshape(*grouped, n_key), v.transpose(1, 2).flatten(0, 1))
     return z.view(batch, n_heads, n_pos, -1).transpose(1, 2)
 

@@ -1,5 +1,5 @@
 """A block between several residual streams, with hyper-connections (Zhu et al. 2024, arXiv:2409.19606), as in Hy4 (Tencent
-2026)."""
+2026) and DeepSeek-V4 (DeepSeek-AI 2026)."""
 
 from dataclasses import dataclass, field
 
@@ -9,16 +9,18 @@ from torch import Tensor
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart, Stream
 from hooked_lm.components.blocks.streams import Streams, StreamsBlock
 from hooked_lm.components.context import Context
+from hooked_lm.components.hash_moe import HashMoE
 from hooked_lm.components.hyper_connection import HyperConnection
 from hooked_lm.components.norm import RESIDUAL, upcast
 from hooked_lm.components.streams import STREAMS, Wide, separated
-from hooked_lm.hooks import HookPoint, is_listening
+from hooked_lm.hooks import HookPoint, hook_if_listening, is_listening
 
 
 class HyperBlock(StreamsBlock, AttentionPart, MLPPart):
     """`streams + write attn(ln1(x))` with x = `read streams`, then the same with the MLP.
 
-    The weights read and write, a number per stream, come from the streams (`attn_hc`, `mlp_hc`). `hook_streams_pre`,
+    The weights read and write, a number per stream, come from the streams (`attn_hc`, `mlp_hc`), as does the matrix by which
+    streams are mixed before the addition, if there is one. `hook_streams_pre`,
     `hook_streams_mid` and `hook_streams_post` are all streams. `hook_resid_pre`, `hook_resid_mid` and `hook_resid_post` are
     their mean; an edit of it is added to each stream. What a sublayer reads is `attn_hc.hook_out` or `mlp_hc.hook_out`. The
     `first` layer starts with copies of the embedding.
@@ -46,12 +48,16 @@ class HyperBlock(StreamsBlock, AttentionPart, MLPPart):
 
     def forward(self, resid: Wide | Stream, context: Context | None = None) -> Float[Tensor, "batch pos width"]:
         streams = self.entering(resid)
-        x, write = self.attn_hc(streams)
-        streams = self.hook_streams_mid(written(streams, self.attn_out(x, context), write))
+        x, write, kept = self.attn_hc(streams)
+        streams = self.hook_streams_mid(written(kept, self.attn_out(x, context), write).to(resid.dtype))
         streams = with_mean(self.hook_resid_mid, streams)
-        x, write = self.mlp_hc(streams)
-        streams = self.hook_streams_post(written(streams, self.mlp_out(x), write))
+        x, write, kept = self.mlp_hc(streams)
+        streams = self.hook_streams_post(written(kept, self.mlp_out_of(x, context), write).to(resid.dtype))
         return with_mean(self.hook_resid_post, streams).flatten(2)
+
+    def mlp_out_of(self, x: Stream, context: Context | None) -> Stream:
+        """The output of the MLP to the streams."""
+        return self.mlp_out(x)
 
     def entering(self, resid: Wide | Stream) -> Streams:
         """The streams before the layer."""
@@ -67,9 +73,37 @@ class HyperBlock(StreamsBlock, AttentionPart, MLPPart):
         return self.attn_hc(self.entering(resid))[0]
 
 
+class HashHyperBlock(HyperBlock):
+    """A `HyperBlock` whose experts are chosen by the ids of the tokens, `hook_per_layer_in`."""
+
+    @dataclass(frozen=True)
+    class Config(HyperBlock.Config):
+        mlp: HashMoE.Config = field(kw_only=True)
+
+        def build(self, layer: int) -> "HashHyperBlock":
+            return HashHyperBlock(self, layer)
+
+    cfg: Config
+    mlp: HashMoE
+
+    def make_mlp(self) -> None:
+        self.hook_per_layer_in = HookPoint("batch", "pos", "1")
+        super().make_mlp()
+
+    def mlp_out_of(self, x: Stream, context: Context | None) -> Stream:
+        """The output of the experts to the streams; ValueError if the context has no token ids."""
+        ids = None if context is None else context.per_layer_input(self.layer)
+        if ids is None:
+            raise ValueError(
+                f"layer {self.layer} chooses experts by token ids: pass tokens=... with the residual stream"
+            )
+        ids = self.hook_per_layer_in(ids)
+        return self.hook_mlp_out(self.mlp(self.ln2(hook_if_listening(self.hook_mlp_in, x)), ids))
+
+
 def written(streams: Streams, out: Stream, write: Float[Tensor, "batch pos stream"]) -> Streams:
-    """The streams, each plus its part of an output; summed in at least fp32."""
-    return (write[..., None] * upcast(out)[:, :, None] + upcast(streams)).to(streams.dtype)
+    """The streams, each plus its part of an output; in at least fp32."""
+    return write[..., None] * upcast(out)[:, :, None] + upcast(streams)
 
 
 def with_mean(point: HookPoint, streams: Streams) -> Streams:

@@ -6,6 +6,7 @@ One file for each mechanism; importing this package registers them all.
 from hooked_lm.components.verification import (
     attention,
     blocks,
+    compressed,
     cross_blocks,
     embed,
     fourier,
@@ -34,6 +35,7 @@ from hooked_lm.components.verification.registry import (
 __all__ = [
     "attention",
     "blocks",
+    "compressed",
     "cross_blocks",
     "embed",
     "fourier",

@@ -137,8 +137,8 @@ def _(
         lambda: (get_input() @ indexer.W_weights, of_index("hook_index_weights")),
     )
     yield from norm_identity(indexer, "k_norm", of_index, lambda: of_index("hook_index_k"))
-    yield from _index_rotary(indexer, "q", of_index, lambda: of_index("hook_index_q"))
-    yield from _index_rotary(indexer, "k", of_index, keys)
+    yield from index_rotary(indexer, "q", of_index, lambda: of_index("hook_index_q"))
+    yield from index_rotary(indexer, "k", of_index, keys)
     yield "sum of weights * relu(q k^T) == index_scores", scores
     yield "the highest index_scores == index_mask", chosen
     yield _masked(attn, at, lambda: of_index("hook_index_mask"))
@@ -160,7 +160,7 @@ def _masked(attn: LatentAttention, at: Sites, mask: LazyTensor) -> Identity:
     return "attn_scores are finite where index_mask is", finite
 
 
-def _index_rotary(indexer: Indexer, name: str, of_index: Sites, before: LazyTensor) -> Iterator[Identity]:
+def index_rotary(indexer: Indexer, name: str, of_index: Sites, before: LazyTensor) -> Iterator[Identity]:
     rotary, after, n_other = indexer.cfg.rotary, f"hook_index_rot_{name}", indexer.cfg.d_head - indexer.cfg.rotary.dim
     is_last = indexer.cfg.rotary_last
     turned = slice(n_other, None) if is_last else slice(rotary.dim)

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hooked_lm.components.hash_moe import HashMoE
 from hooked_lm.components.moe import InputWeightedMoE, MoE
 from hooked_lm.components.norm import norm_unhooked, upcast
 from hooked_lm.components.normed_moe import NormedMoE
@@ -43,14 +44,20 @@ def identities_of_parts(
         "ln2.normalized * w + b -> router_logits",
         lambda: (add_bias(upcast(router()) @ upcast(moe.W_router), moe.b_router), at("hook_router_logits")),
     )
-    yield (
-        "router(router_logits) == expert_weights",
-        lambda: (moe.choice(at("hook_router_logits"))[0], at("hook_expert_weights")),
-    )
-    yield (
-        "router(router_logits) == expert_indices",
-        lambda: (moe.choice(at("hook_router_logits"))[1], at("hook_expert_indices")),
-    )
+    if isinstance(moe, HashMoE):
+        yield (
+            "weights of expert_indices == expert_weights",
+            lambda: (moe.weigh(at("hook_router_logits"), at("hook_expert_indices")), at("hook_expert_weights")),
+        )
+    else:
+        yield (
+            "router(router_logits) == expert_weights",
+            lambda: (moe.choice(at("hook_router_logits"))[0], at("hook_expert_weights")),
+        )
+        yield (
+            "router(router_logits) == expert_indices",
+            lambda: (moe.choice(at("hook_router_logits"))[1], at("hook_expert_indices")),
+        )
     of_experts = [dict(_identities_of(moe, e, at, experts)) for e in range(len(moe.experts))]
     for name in of_experts[0]:
         yield f"experts: {name}", _together([of_expert[name] for of_expert in of_experts])

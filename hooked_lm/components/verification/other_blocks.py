@@ -18,6 +18,7 @@ from hooked_lm.components.blocks.per_layer import PerLayerBlock, PerLayerEmbed, 
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.blocks.shared import RepeatedEmbed, SharedBlock
 from hooked_lm.components.blocks.shortcut import ShortcutEnd, ShortcutStart
+from hooked_lm.components.hash_moe import RepeatedIds
 from hooked_lm.components.norm import norm_of, norm_unhooked
 from hooked_lm.components.verification.blocks import attn_identities, in_stream_identities, mlp_identities
 from hooked_lm.components.verification.moe import with_identity
@@ -110,6 +111,12 @@ def _(block: HybridBlock) -> list[tuple[str, list[InputWeight]]]:
 def _(module: RepeatedEmbed, at: Sites, embed: LazyTensor, tokens: Int[Tensor, "batch pos"]) -> Iterator[Identity]:
     """Identities between the sites of a run over these tokens, with the embedding `embed()`."""
     yield "embed == per_layer.out", lambda: (embed()[:, :, None].expand_as(at("hook_out")), at("hook_out"))
+
+
+@identities.register
+def _(module: RepeatedIds, at: Sites, embed: LazyTensor, tokens: Int[Tensor, "batch pos"]) -> Iterator[Identity]:
+    """Identities between the sites of a run over these tokens."""
+    yield "tokens == per_layer.out", lambda: (tokens[:, :, None, None].expand_as(at("hook_out")), at("hook_out"))
 
 
 @identities.register

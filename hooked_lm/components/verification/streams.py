@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.blocks.altup import AltUpBlock, Laurel
-from hooked_lm.components.blocks.hyper import HyperBlock, written
-from hooked_lm.components.hyper_connection import weighted_sum
+from hooked_lm.components.blocks.hyper import HashHyperBlock, HyperBlock, written
+from hooked_lm.components.hyper_connection import HyperConnection, mixed, weighted_sum
 from hooked_lm.components.norm import norm_of, norm_unhooked
 from hooked_lm.components.verification.blocks import attn_identities, mlp_identities
 from hooked_lm.components.verification.registry import (
@@ -150,7 +150,7 @@ def _(block: AltUpBlock) -> list[tuple[str, list[InputWeight]]]:
 def _connection_identities(block: HyperBlock, part: str, streams: str, at: Sites) -> Iterator[Identity]:
     """Identities of what a sublayer reads from the streams at a site."""
     connection, of_connection = getattr(block, part), within(at, part)
-    for name in ("read", "write"):
+    for name in ("read", "write") if connection.cfg.mix is None else ("read", "write", "mix"):
 
         def weights(name: str = name) -> tuple[Tensor, Tensor]:
             return getattr(connection, name)(at(f"hook_{streams}")), of_connection(f"hook_{name}")
@@ -162,11 +162,16 @@ def _connection_identities(block: HyperBlock, part: str, streams: str, at: Sites
     )
 
 
-def _written_identity(part: str, out: str, before: str, after: str, at: Sites) -> Identity:
-    def pair() -> tuple[Tensor, Tensor]:
-        return written(at(f"hook_{before}"), at(f"hook_{out}"), at(f"{part}.hook_write")), at(f"hook_{after}")
+def _written_identity(block: HyperBlock, part: str, out: str, before: str, after: str, at: Sites) -> Identity:
+    connection: HyperConnection = getattr(block, part)
 
-    return f"{before} + write * {out} == {after}", pair
+    def pair() -> tuple[Tensor, Tensor]:
+        kept = (
+            at(f"hook_{before}") if connection.cfg.mix is None else mixed(at(f"hook_{before}"), at(f"{part}.hook_mix"))
+        )
+        return written(kept, at(f"hook_{out}"), at(f"{part}.hook_write")), at(f"hook_{after}")
+
+    return f"{before}{'' if connection.cfg.mix is None else ', mixed,'} + write * {out} == {after}", pair
 
 
 @identities.register
@@ -186,10 +191,15 @@ def _(block: HyperBlock, at: Sites, shift: LazyTensor | None = None) -> Iterator
     yield from _connection_identities(block, "attn_hc", "streams_pre", at)
     read = {"hook_resid_pre": "attn_hc.hook_out"}
     yield from attn_identities(block, lambda name: at(read.get(name, name)), shift)
-    yield _written_identity("attn_hc", "attn_out", "streams_pre", "streams_mid", at)
+    yield _written_identity(block, "attn_hc", "attn_out", "streams_pre", "streams_mid", at)
     yield from _connection_identities(block, "mlp_hc", "streams_mid", at)
     yield from mlp_identities(block, at, "mlp_hc.hook_out")
-    yield _written_identity("mlp_hc", "mlp_out", "streams_mid", "streams_post", at)
+    yield _written_identity(block, "mlp_hc", "mlp_out", "streams_mid", "streams_post", at)
+    if isinstance(block, HashHyperBlock):
+        yield (
+            "experts of per_layer_in == expert_indices",
+            lambda: (block.mlp.experts_of_token[at("hook_per_layer_in")[..., 0]], at("mlp.hook_expert_indices")),
+        )
 
 
 @weights_after_norms.register

@@ -12,6 +12,7 @@ from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.blocks.shared import RepeatedEmbed
 from hooked_lm.components.embed import Embed, Unembed
 from hooked_lm.components.encoder_embed import EncoderEmbed
+from hooked_lm.components.hash_moe import RepeatedIds
 from hooked_lm.components.heads import Classifier, ContactHead, MLMHead, NSPHead, Pooler, TokenClassifier
 from hooked_lm.components.norm import NormConfig
 from hooked_lm.components.pos_embed import PosEmbedConfig
@@ -27,8 +28,8 @@ class DecoderConfig:
 
     `n_ctx` is the longest prompt. With `shortformer` the position embedding is added to the inputs of queries and keys
     instead of the stream (Press et al. 2020, arXiv:2012.15832). `per_layer` is a second token embedding, with a vector for
-    each layer, or the same one again. `layout` is a number that tells apart the layouts in which a family's tensors may be
-    written.
+    each layer, or the same one again, or the ids themselves. `layout` is a number that tells apart the layouts in which a
+    family's tensors may be written.
     """
 
     n_ctx: int
@@ -38,7 +39,7 @@ class DecoderConfig:
     pos_embed: PosEmbedConfig | None = None
     ln_final: NormConfig | None = None
     shortformer: bool = False
-    per_layer: PerLayerEmbed.Config | RepeatedEmbed.Config | None = None
+    per_layer: PerLayerEmbed.Config | RepeatedEmbed.Config | RepeatedIds.Config | None = None
     layout: int = 0
 
     def __post_init__(self) -> None:

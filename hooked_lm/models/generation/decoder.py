@@ -208,9 +208,9 @@ class _Record:
 
     def _joined(self, name: str) -> Tensor:
         pieces = self.pieces[name]
-        if "key_pos" in self.model.hook_dict[name].dims:  # keys of later tokens are not attended to
-            masked = float("-inf") if name.endswith("hook_attn_scores") else 0.0
-            pieces = [F.pad(piece, (0, self.length - piece.shape[-1]), value=masked) for piece in pieces]
+        if self.model.hook_dict[name].dims[-1] in ("key_pos", "block"):  # keys of later tokens are not attended to
+            masked = float("-inf") if name.endswith("_scores") else 0.0
+            pieces = [F.pad(piece, (0, pieces[-1].shape[-1] - piece.shape[-1]), value=masked) for piece in pieces]
         return torch.cat(pieces, self._axis(name, "pos", "query_pos"))
 
     def _axis(self, name: str, *kinds: str) -> int:

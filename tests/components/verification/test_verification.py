@@ -15,6 +15,7 @@ from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.blocks.narrow import Bottleneck
 from hooked_lm.components.blocks.per_layer import PerLayerEmbed
 from hooked_lm.components.blocks.shared import RepeatedEmbed
+from hooked_lm.components.hash_moe import RepeatedIds
 from hooked_lm.components.trigram import TrigramEmbed
 
 # Modules whose identities are those of the component or the model that contains them.
@@ -39,11 +40,13 @@ INSIDE_OTHERS = {
     "HyperConnection",
     "Indexer",
     "JointLayerNorm",
+    "KeyPool",
     "LayerNorm",
     "LowRankGatedNorm",
     "MaskScaledEncoderEmbed",
     "MergedRMSNorm",
     "NoNorm",
+    "PoolIndexer",
     "PosEmbed",
     "ProjectedEncoderEmbed",
     "RMSNorm",
@@ -57,6 +60,7 @@ INSIDE_OTHERS = {
     "SplitUnembed",
     "StoredRotary",
     "StreamGate",
+    "StreamMixer",
     "TableEmbed",
     "TableEncoderEmbed",
     "TokenTypeEmbed",
@@ -99,7 +103,7 @@ def test_every_block_states_the_weights_after_its_norms() -> None:
 def test_every_sublayer_states_its_output_and_its_weights() -> None:
     """A sublayer is what has identities, and is neither a block nor a head nor in front of them."""
     heads = "hooked_lm.components.heads"
-    blocks = (AttentionPart, MLPPart, MixerPart, PerLayerEmbed, RepeatedEmbed, TrigramEmbed, Bottleneck)
+    blocks = (AttentionPart, MLPPart, MixerPart, PerLayerEmbed, RepeatedEmbed, RepeatedIds, TrigramEmbed, Bottleneck)
     sublayers = [
         kind
         for kind in components()
