@@ -152,10 +152,8 @@ def is_text(name: str, kind: str) -> bool:
     """Whether a tensor is one of the language model on text alone."""
     if re.search(FOR_IMAGES.get(kind, "(?!)"), name):
         return False
-    beside_towers = name.removeprefix("model.").startswith(("layers.", "embed_tokens.", "norm."))
-    return beside_towers or any(
-        part in name for part in ("language_model.", "text_model.", "model.transformer.", "lm_head")
-    )
+    beside_towers = name.removeprefix("model.").startswith(("layers.", "embed_tokens.", "norm.", "transformer."))
+    return beside_towers or any(part in name for part in ("language_model.", "text_model.", "lm_head"))
 
 
 SEQ2SEQ = {"florence2": "bart", "blip-2": "t5", "instructblip": "t5", "instructblipvideo": "t5"}
