@@ -61,7 +61,16 @@ VALUES: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("post_attention_groups", "intermediate_groups", "output_groups"), (1, 2, 8)),
     "num_feedforward_networks": (1, 2, 4),
     "intra_bottleneck_size": (8, 16, 24),
-    # T5 and Switch
+    # BigBird, and what tokens have beside types
+    "block_size": (1, 2, 3),
+    "num_random_blocks": (1, 2),
+    "max_2d_position_embeddings": (5, 30),
+    "type_vocab_sizes": ([3, 2, 4], [2, 5, 3, 2]),
+    **dict.fromkeys(("shape_embed_dim", "pronunciation_embed_dim"), (4, 12, 20)),
+    # T5, LongT5 and Switch
+    "encoder_attention_type": ("local", "transient-global"),
+    "local_radius": (1, 3, 20),
+    "global_block_size": (2, 4, 8),  # of others transformers rounds the sum of their reciprocals
     "relative_attention_num_buckets": (4, 8, 14, 32),
     "relative_attention_max_distance": (9, 12, 128),
     "d_kv": (4, 8, 12),
