@@ -53,7 +53,7 @@ class StackContext(Context):
     """A context of `batch` rows.
 
     `score_bias` is added to the attention scores of all layers; `source` is the input of their cross attention; `extra_ids` are
-    ids that the tokens have beside their types, by name.
+    ids that the tokens have beside their types, by name; `global_tokens` are those of global attention, None: there are none.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class StackContext(Context):
         self.score_bias: Float[Tensor, "#batch head query_pos key_pos"] | None = None
         self.source = source
         self.extra_ids: dict[str, Int[Tensor, "batch pos *each"]] = {}
+        self.global_tokens: Bool[Tensor, "batch pos"] | None = None
 
     @property
     def source_context(self) -> SourceContext:

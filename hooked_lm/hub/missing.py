@@ -50,7 +50,6 @@ REASONS: dict[str, tuple[str, ...]] = {
     "positions that skip the ids of padding wherever they are": ("kosmos-2.5",),
     "the language model is an encoder, which reads an image": ("modernvbert",),
     "an encoder of text and patches whose mixed values lose their part along the token's own value": ("neomme",),
-    "a second stream of global tokens": ("pegasus_x",),
     "attention approximated by landmarks, hashes or several resolutions": ("mra", "nystromformer", "yoso"),
     "later layers have fewer positions, each the mean of several: positions of their sites are no tokens": ("funnel",),
     "a residual stream that is scaled at every sum": ("beam",),

@@ -132,6 +132,20 @@ def check_loss(logits: Tensor, tokens: Tensor | None) -> Tensor:
     return tokens
 
 
+def checked_global_mask(model: Any, mask: Tensor | None, tokens: Tensor) -> Tensor | None:
+    """The mask of global tokens [batch, pos]; ValueError for another shape, and for a model without global attention."""
+    if mask is None:
+        return None
+    if model.global_tokens is None:
+        raise ValueError("this model has no tokens of global attention: leave global_attention_mask out")
+    mask = mask if mask.ndim == 2 else mask[None]
+    if mask.shape != tokens.shape:
+        raise ValueError(
+            f"global_attention_mask is {tuple(mask.shape)}; expected {tuple(tokens.shape)}, the shape of the ids"
+        )
+    return real_of(mask).to(tokens.device)
+
+
 def check_rows(real: Tensor | None) -> None:
     """Raises ValueError for a row without a real token; not inside `torch.compile`."""
     if real is not None and not torch.compiler.is_compiling() and not real.any(1).all():

@@ -11,20 +11,21 @@ from hooked_lm.components.embed import TiedUnembed
 from hooked_lm.components.extra_embed import checked_extra_ids
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.base import BaseModel
-from hooked_lm.models.checks import check_length, check_rows
+from hooked_lm.models.checks import check_length, check_rows, checked_global_mask
 from hooked_lm.models.config.flat import HookedEncoderConfig, HookedTransformerConfig
 from hooked_lm.models.config.tree import EncoderConfig
 from hooked_lm.models.encoder_outputs import EncoderOutputs, check_return_type
 from hooked_lm.models.stack import Stack, Stream, checked_ids, follow_flags
 from hooked_lm.models.text.encoder import EncoderText, Text
 from hooked_lm.models.verification.identities import encoder_identities
-from hooked_lm.models.verification.verify import Verification, drawn_tokens, verify
+from hooked_lm.models.verification.verify import Verification, drawn_masks, drawn_tokens, verify
 from hooked_lm.models.weights.views import EncoderWeightViews
 
 Ids = Int[Tensor, "*batch pos"]
 Types = Int[Tensor, "*rows type_pos"]  # as the ids are, which is checked
 ExtraIds = Int[Tensor, "*tokens each"]
 Mask = Int[Tensor, "*masks mask_pos"] | Bool[Tensor, "*masks mask_pos"]
+GlobalMask = Int[Tensor, "*global_masks global_pos"] | Bool[Tensor, "*global_masks global_pos"]
 
 
 class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
@@ -56,6 +57,7 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
         with self._initial_device(move_to_device):
             tree = self.tree
             self.hook_tokens = HookPoint("batch", "pos", on_demand=True)
+            self.global_tokens = None if tree.global_tokens is None else tree.global_tokens.build()
             self.embed = tree.embed.build()
             self.hook_full_embed = HookPoint("batch", "pos", "d_model")
             self.rel_embed = None if tree.rel_embed is None else tree.rel_embed.build()
@@ -87,6 +89,7 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
         one_zero_attention_mask: Mask | None = None,
         *,
         attention_mask: Mask | None = None,
+        global_attention_mask: GlobalMask | None = None,
         **extra_ids: ExtraIds,
     ) -> Any:
         """Runs the model on text or token ids [batch, pos] or [pos].
@@ -100,6 +103,8 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
                 "output", means logits, or embeddings if no head has logits.
             token_type_ids: 0 for tokens of the first text and 1 for those of the second, [batch, pos]; all 0 for ids by default.
             one_zero_attention_mask, attention_mask: synonyms: 1 for real tokens, 0 for padding.
+            global_attention_mask: 1 for tokens of global attention among those within windows, [batch, pos]; by default that of
+                the head in transformers. Hooks can set it in any run, at the site "global_tokens.hook_mask".
             extra_ids: what tokens of some models have beside types, under the names of transformers, all 0 by default:
                 `bbox` [batch, pos, 4] in LayoutLM; `input_shape_ids` and `input_pronunciation_ids` in RoCBert;
                 `task_type_ids` in ERNIE. The types of TAPAS have several kinds, [batch, pos, kind].
@@ -114,7 +119,7 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
         mask = one_zero_attention_mask if attention_mask is None else attention_mask
         token_type_ids, extra_ids = self._by_kind(token_type_ids, extra_ids)
         tokens, types, mask = self._inputs(input, token_type_ids, mask)
-        stream, context = self._encoded(tokens, types, mask, extra_ids)
+        stream, context = self._encoded(tokens, types, mask, extra_ids, global_attention_mask)
         return self._returned(stream, context.real, tokens, return_type)
 
     def encoder_output(
@@ -135,15 +140,23 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
         return None, {**extra_ids, "token_type_ids": types}
 
     def _encoded(
-        self, tokens: Tensor, types: Tensor | None, mask: Tensor | None, extra_ids: dict[str, Tensor] | None = None
+        self,
+        tokens: Tensor,
+        types: Tensor | None,
+        mask: Tensor | None,
+        extra_ids: dict[str, Tensor] | None = None,
+        global_mask: Tensor | None = None,
     ) -> tuple[Stream, RelativeContext]:
         follow_flags(self)
-        real = self.stack.real(self, mask, tokens)
+        real, global_mask = self.stack.real(self, mask, tokens), checked_global_mask(self, global_mask, tokens)
         check_rows(real)
         context = RelativeContext(tokens.shape[0], tokens.shape[1], tokens.device, real)
         if extra_ids:
             context.extra_ids = checked_extra_ids(self.tree.embed.extra_ids, extra_ids, tokens)
-        resid = self.hook_full_embed(self.embed(self.hook_tokens(tokens), types, context))
+        tokens = self.hook_tokens(tokens)
+        if self.global_tokens is not None:
+            context.global_tokens = self.global_tokens(tokens, global_mask, real)
+        resid = self.hook_full_embed(self.embed(tokens, types, context))
         if self.rel_embed is not None:
             context.table = self.rel_embed()
             context.rows = self.rel_embed.rows(tokens.shape[1], tokens.device)
@@ -182,7 +195,8 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
     def verify(self, tokens: Int[Tensor, "batch pos"] | None = None) -> Verification:
         """Checks the identities between this model's sites, on random tokens by default; see `verification.verify`."""
         tokens = drawn_tokens(self.cfg) if tokens is None else tokens
-        return verify(self, (tokens,), lambda at, output: encoder_identities(self, at, output))
+        masks = drawn_masks(self, tokens)
+        return verify(self, (tokens,), lambda at, output: encoder_identities(self, at, output), **masks)
 
     @property
     def tree(self) -> EncoderConfig:

@@ -12,7 +12,7 @@ from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.aliases import side_aliases
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.caches.activation_cache import NamedCache
-from hooked_lm.models.checks import check_length, check_loss, check_options, check_rows
+from hooked_lm.models.checks import check_length, check_loss, check_options, check_rows, checked_global_mask
 from hooked_lm.models.config.flat import HookedEncoderDecoderConfig, HookedTransformerConfig
 from hooked_lm.models.config.tree import EncoderDecoderConfig, StackConfig
 from hooked_lm.models.decoder import Output
@@ -22,11 +22,12 @@ from hooked_lm.models.names import side_site_name
 from hooked_lm.models.stack import Stack, Stream, follow_flags
 from hooked_lm.models.text.encoder_decoder import DecoderInput, SourceAndTargetText
 from hooked_lm.models.verification.identities import encoder_decoder_identities
-from hooked_lm.models.verification.verify import Verification, drawn_tokens, verify
+from hooked_lm.models.verification.verify import Verification, drawn_masks, drawn_tokens, verify
 from hooked_lm.models.weights.views import CrossWeightViews
 
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"]
 Mask = Int[Tensor, "rows pos"] | Bool[Tensor, "rows pos"]
+GlobalMask = Int[Tensor, "*global_rows global_pos"] | Bool[Tensor, "*global_rows global_pos"]
 TargetMask = Int[Tensor, "rows all_pos"] | Bool[Tensor, "rows all_pos"]
 
 
@@ -86,6 +87,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
 
     def _make_encoder(self, tree: EncoderDecoderConfig, side: StackConfig) -> None:
         self.hook_tokens = HookPoint("batch", "pos", on_demand=True)
+        self.global_tokens = None if tree.global_tokens is None else tree.global_tokens.build()
         self.embed = tree.embed.build()
         self.hook_embed = HookPoint("batch", "pos", "d_model")
         self.encoder_stack.build_positions(self, side.pos_embed, side.ln_embed, side.ln_tokens)
@@ -113,6 +115,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         *,
         attention_mask: Mask | None = None,
         decoder_attention_mask: TargetMask | None = None,
+        global_attention_mask: GlobalMask | None = None,
         past_kv_cache: EncoderDecoderCache | None = None,
         logits_to_keep: int | None = None,
     ) -> Any:
@@ -128,6 +131,8 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
             one_zero_attention_mask, attention_mask: synonyms: 1 for real tokens of the source, 0 for padding.
             loss_per_token: the loss of every position [batch, decoder pos - 1] instead of the mean.
             decoder_attention_mask: the mask of the target; with a cache it may include the cached tokens.
+            global_attention_mask: 1 for tokens of the source that have global attention among those within windows, by default
+                none. Hooks can set it in any run, at the site "global_tokens.hook_mask".
             past_kv_cache: encoder output, keys and values of earlier tokens; those of the new tokens are appended.
             logits_to_keep: unembed only this many last positions.
 
@@ -136,9 +141,8 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         check_options(return_type, logits_to_keep)
         if one_zero_attention_mask is not None and attention_mask is not None:
             raise ValueError("one_zero_attention_mask and attention_mask are synonyms: give one of them")
-        source = self._source(
-            input, one_zero_attention_mask if attention_mask is None else attention_mask, past_kv_cache
-        )
+        source_mask = one_zero_attention_mask if attention_mask is None else attention_mask
+        source = self._source(input, source_mask, past_kv_cache, global_attention_mask)
         tokens, mask = self._target_tokens(decoder_input, decoder_attention_mask, source.resid.shape[0])
         if tokens.shape[0] != source.resid.shape[0]:
             raise ValueError(f"the source has {source.resid.shape[0]} rows, and the decoder's input {tokens.shape[0]}")
@@ -153,17 +157,26 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         loss = lm_cross_entropy_loss(logits, tokens, context.new_real(), loss_per_token)
         return loss if return_type == "loss" else Output(logits, loss)
 
-    def encode(self, input: Input, attention_mask: Mask | None = None) -> Stream:
+    def encode(
+        self, input: Input, attention_mask: Mask | None = None, global_attention_mask: GlobalMask | None = None
+    ) -> Stream:
         """Returns the encoder's output, [batch, pos, d_model]."""
-        return self._source(input, attention_mask, None).resid
+        return self._source(input, attention_mask, None, global_attention_mask).resid
 
-    def _source(self, input: Input | None, mask: Tensor | None, cache: EncoderDecoderCache | None) -> EncodedSource:
+    def _source(
+        self,
+        input: Input | None,
+        mask: Tensor | None,
+        cache: EncoderDecoderCache | None,
+        global_mask: Tensor | None = None,
+    ) -> EncodedSource:
         """The encoder's output, from the cache if it holds one."""
         if cache is not None:
             self._check_cache(cache)
         if cache is not None and cache.source is not None:
-            if input is not None:
-                raise ValueError("the cache already holds the encoder's output: give input=None")
+            if input is not None or global_mask is not None:
+                given = "input" if input is not None else "global_attention_mask"
+                raise ValueError(f"the cache already holds the encoder's output: give {given}=None")
             return cache.source
         if input is None:
             raise ValueError("there is no input for the encoder, and no cache that holds its output")
@@ -173,7 +186,10 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         real = self.encoder_stack.real(self, mask, tokens)
         check_rows(real)
         context = StackContext(tokens.shape[0], tokens.shape[1], tokens.device, real)
-        embed = self.hook_embed(self.embed(self.hook_tokens(tokens)))
+        global_mask, tokens = checked_global_mask(self, global_mask, tokens), self.hook_tokens(tokens)
+        if self.global_tokens is not None:
+            context.global_tokens = self.global_tokens(tokens, global_mask, real)
+        embed = self.hook_embed(self.embed(tokens))
         resid = self.encoder_stack.with_positions(self, embed, tokens, context)
         resid = self.encoder_stack.normalized(self, self.encoder_stack.run(self, resid, context))
         return EncodedSource(self.hook_encoder_out(resid), real, cache_kv=cache is not None and not cache.frozen)
@@ -219,7 +235,8 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         if decoder_tokens is None:
             decoder_tokens = drawn_tokens(self.cfg, self.cfg.d_vocab_out, most=9, seed=1)
         inputs = (tokens, decoder_tokens)
-        return verify(self, inputs, lambda at, logits: encoder_decoder_identities(self, at, logits))
+        masks = drawn_masks(self, tokens)
+        return verify(self, inputs, lambda at, logits: encoder_decoder_identities(self, at, logits), **masks)
 
     # ---- sites -------------------------------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ def prompt(case: Case, batch: int = 3, length: int | None = None) -> Tensor:
 
 
 def types(case: Case, tokens: Tensor) -> dict[str, Tensor]:
-    """Random token types, for a model that has several, and what else its tokens have."""
+    """Random token types, for a model that has several, what else its tokens have, and which have global attention."""
     embed, generator = hooked(case).tree.embed, torch.Generator().manual_seed(3)
     found = {}
     if embed.n_types > 1:
@@ -60,7 +60,16 @@ def types(case: Case, tokens: Tensor) -> dict[str, Tensor]:
         if isinstance(ids, BoxEmbed.Config):
             first, last = found[ids.name].chunk(2, -1)
             found[ids.name] = torch.cat([torch.minimum(first, last), torch.maximum(first, last)], -1)
-    return found
+    return found | global_mask(case, tokens)
+
+
+def global_mask(case: Case, tokens: Tensor) -> dict[str, Tensor]:
+    """Tokens of global attention, other ones in each row, for a model that can have them."""
+    if hooked(case).global_tokens is None:
+        return {}
+    chosen = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(6)) < 0.25
+    chosen[-1, 1:] = False
+    return {"global_attention_mask": chosen.long()}
 
 
 def of_transformers(model: Any, tokens: Tensor, **inputs: Tensor) -> Outputs:
@@ -174,6 +183,7 @@ def _(cfg: AdapterPostNormBlock.Config) -> Sites:
 @sites_of.register
 def _(cfg: EncoderConfig) -> Sites:
     sites = {"hook_tokens": "batch pos", "hook_full_embed": STREAM}
+    sites |= {} if cfg.global_tokens is None else {"global_tokens.hook_mask": "batch pos"}
     sites |= below("embed", sites_of(cfg.embed)) | below("ln_final", norm(cfg.ln_final))
     if cfg.rel_pos_bias is not None:
         sites |= {"rel_pos_bias.hook_bias": "batch head query_pos key_pos"}

@@ -8,6 +8,7 @@ from functools import singledispatch
 from typing import Any
 
 from hooked_lm.components.attention.compressed import CompressedAttention
+from hooked_lm.components.attention.block_local import KINDS, BlockLocalAttention
 from hooked_lm.components.attention.convolutional import ConvolutionalAttention
 from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.differential import DifferentialAttention
@@ -17,6 +18,7 @@ from hooked_lm.components.attention.gated import (
     GatedSharedIndexAttention,
     GatedSparseLatentAttention,
 )
+from hooked_lm.components.attention.global_tokens import WindowAttention
 from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.relative_bias import RelativeBias
@@ -32,6 +34,7 @@ from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.cross import PostNormCrossBlock, PreNormCrossBlock
 from hooked_lm.components.blocks.deep_norm import DeepNormMixerBlock
+from hooked_lm.components.blocks.global_stream import GlobalStreamBlock
 from hooked_lm.components.blocks.hybrid import HybridBlock
 from hooked_lm.components.blocks.hyper import HashHyperBlock, HyperBlock
 from hooked_lm.components.blocks.merged import MergedBlock
@@ -72,6 +75,7 @@ Sites = dict[str, str]  # name -> words for its axes
 
 STREAM, HIDDEN = "batch pos d_model", "batch pos d_mlp"
 QUERY, KEY = "batch pos head d_head", "batch pos kv_head d_head"
+GLOBAL_HEADS = "batch global_token head d_head"
 INNER = "batch pos d_inner"
 
 
@@ -113,6 +117,20 @@ def _(cfg: Attention.Config) -> Sites:
 def _(cfg: GatedAttention.Config) -> Sites:
     gate = QUERY.replace("d_head", "1") if cfg.gate_per_head else QUERY
     return sites_of.dispatch(Attention.Config)(cfg) | {"hook_gate": gate}
+
+
+@sites_of.register
+def _(cfg: WindowAttention.Config) -> Sites:
+    of_global = {"hook_q_global": QUERY, "hook_k_global": KEY, "hook_v_global": KEY}
+    return sites_of.dispatch(Attention.Config)(cfg) | of_global
+
+
+@sites_of.register
+def _(cfg: BlockLocalAttention.Config) -> Sites:
+    names = ("q_global", "k_global", "v_global", "z_global")
+    sites = sites_of.dispatch(Attention.Config)(cfg) | {f"hook_{name}": GLOBAL_HEADS for name in names}
+    maps = {f"hook_{name}{kind}": axes for name in ("attn_scores", "pattern") for kind, axes in KINDS.items()}
+    return sites | {name: f"batch head {' '.join(axes)}" for name, axes in maps.items()}
 
 
 @sites_of.register
@@ -450,6 +468,15 @@ def _(cfg: PreNormBlock.Config) -> Sites:
 
 
 @sites_of.register
+def _(cfg: GlobalStreamBlock.Config) -> Sites:
+    stream = "batch global_token d_model"
+    names = ("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post")
+    sites = sites_of.dispatch(PreNormBlock.Config)(cfg) | {f"hook_global_{name}": stream for name in names}
+    sites |= dict.fromkeys(("hook_global_mlp_pre", "hook_global_mlp_post"), "batch global_token d_mlp")
+    return sites | below("ln1_global", norm(cfg.ln1_global, stream))
+
+
+@sites_of.register
 def _(cfg: ShortcutStart.Config) -> Sites:
     return sites_of.dispatch(PreNormBlock.Config)(cfg) | below("shortcut", sites_of(cfg.shortcut))
 
@@ -564,6 +591,7 @@ def _(cfg: PostNormCrossBlock.Config) -> Sites:
 @sites_of.register
 def _(cfg: EncoderDecoderConfig) -> Sites:
     sites = {"unembed.hook_in": STREAM, "unembed.hook_out": "batch pos d_vocab", "hook_encoder_out": STREAM}
+    sites |= {} if cfg.global_tokens is None else {"global_tokens.hook_mask": "batch pos"}
     for name, side, before in (("encoder", cfg.encoder, "hook"), ("decoder", cfg.decoder, "hook_decoder")):
         sites |= {f"{before}_tokens": "batch pos", f"{before}_embed": STREAM}
         sites |= {} if side.pos_embed is None else {f"{before}_pos_embed": STREAM}

@@ -253,6 +253,7 @@ CASES: list[Case] = [
     bert(
         "tokens", "TokenClassification", "longformer", **ROBERTA, attention_window=4, type_vocab_size=1, **THREE_LABELS
     ),
+    bert("texts", "SequenceClassification", "longformer", **ROBERTA, attention_window=4, **THREE_LABELS),
     bert("masked", family="xmod", **ROBERTA, **LANGUAGES),
     bert(
         "masked-own-norm-added", family="xmod", **ROBERTA, **LANGUAGES, adapter_layer_norm=True, ln_before_adapter=False

@@ -19,6 +19,7 @@ from hooked_lm.components.attention.transient_global import TransientGlobalBias
 from hooked_lm.components.blocks.merged import MergedBlock
 from hooked_lm.components.moe import MoE
 from hooked_lm.families import family, model_class
+from hooked_lm.hooks import HookPoint
 from hooked_lm.models.config.tree import EncoderDecoderConfig, StackConfig
 from tests.close import assert_close, assert_equal
 from tests.families import ENCODER_DECODER_CASES, Case, reference
@@ -62,6 +63,15 @@ def logits_of(
     return theirs(case, dtype)(source, decoder_input_ids=target, **masks).logits
 
 
+def global_mask(case: Case, source: Tensor) -> dict[str, Tensor]:
+    """Tokens of global attention, other ones in each row, for a model that can have them."""
+    if hooked(case).global_tokens is None:
+        return {}
+    chosen = torch.rand(source.shape, generator=torch.Generator().manual_seed(6)) < 0.25
+    chosen[-1, 1:] = False
+    return {"global_attention_mask": chosen.long()}
+
+
 def test_the_class_is_the_one_that_is_listed(case: Case):
     assert type(hooked(case)).__name__ == model_class(case.family) == "HookedEncoderDecoder"
 
@@ -76,6 +86,8 @@ def test_logits(case: Case):
     expected = logits_of(case, *inputs)
     assert MODERATE[0] < expected.std() < MODERATE[1], f"the deviation of the logits is {expected.std():.2g}"
     assert_close(hooked(case)(*inputs), expected)
+    if masks := global_mask(case, inputs[0]):
+        assert_close(hooked(case)(*inputs, **masks), logits_of(case, *inputs, **masks))
 
 
 @torch.no_grad()
@@ -95,15 +107,16 @@ def test_gradients(case: Case):
     """For every weight, under the name that transformers gives it: our gradients are exported as if they were weights."""
 
     source, target = drawn(case)
+    masks = global_mask(case, source)
 
     def of_transformers(dtype: torch.dtype) -> Any:
         model = theirs(case, dtype)
-        backpropagate(model(source, decoder_input_ids=target).logits)
+        backpropagate(model(source, decoder_input_ids=target, **masks).logits)
         return model
 
     def ours(dtype: torch.dtype) -> Any:
         model = copy.deepcopy(hooked(case)).to(dtype)
-        backpropagate(model(source, target))
+        backpropagate(model(source, target, **masks))
         return model
 
     assert_same_gradients_of(ours, of_transformers)
@@ -165,7 +178,7 @@ def test_sites_and_their_shapes(case: Case):
     model, tree = hooked(case), hooked(case).cfg.tree
     expected = sites_of(tree)
     assert {name: " ".join(point.dims) for name, point in model.all_points().items()} == expected
-    _, found = model.run_with_cache(*drawn(case), names_filter="*")
+    _, found = model.run_with_cache(*drawn(case), names_filter="*", **global_mask(case, drawn(case)[0]))
     assert_in_order(
         list(found), list(model.all_points()), merged=isinstance(tree.decoder.blocks[0], MergedBlock.Config)
     )
@@ -203,6 +216,7 @@ def lengths_at(tree: EncoderDecoderConfig, name: str, batch: int, source: int, t
     if head in ("encoder", "decoder"):
         block = side.blocks[int(rest[0])]
         lengths |= sizes_of(block.attn) | sizes_of(block.mlp)
+    lengths |= dict.fromkeys(("global_token", "global_key"), getattr(tree.encoder.blocks[0], "n_global", 0))
     if rest[1:2] == ["cross_attn"]:
         lengths["key_pos"] = source
     return lengths
@@ -220,7 +234,8 @@ def bent(value: Tensor, n_values: int) -> Tensor:
 def test_every_site_is_alive(case: Case):
     """An edit of any site changes the logits. Experts to whom no token went have nothing to edit."""
     model, inputs = hooked(case), drawn(case, batch=2, source=12, target=8)
-    clean, edited = model(*inputs), set()
+    masks = global_mask(case, inputs[0])
+    clean, edited = model(*inputs, **masks), set()
     n_values = {"hook_tokens": model.cfg.d_vocab, "hook_decoder_tokens": model.cfg.d_vocab_out}
 
     def edit(value: Tensor, hook: Any) -> Tensor:
@@ -230,13 +245,22 @@ def test_every_site_is_alive(case: Case):
     dead = [
         name
         for name in model.all_points()
-        if distance(model.run_with_hooks(*inputs, fwd_hooks=[(name, edit)]), clean) < 1e-4
+        if distance(model.run_with_hooks(*inputs, **masks, fwd_hooks=[(name, edit)]), clean) < 1e-4
     ]
     routed = {name for name, point in model.all_points().items() if point.dims[0] == "routed"}
     shown_only = {name for name in routed if name.endswith("hook_routed_positions")}
     full = {name for name in dead if "experts" in name and of_tokens_without_room(model, inputs, name)}
-    assert set(dead) - (routed - edited) - shown_only - full == set()
+    last = [*model.encoder][-1]  # whose global tokens nothing reads
+    ends = {point.name for point in last.modules() if isinstance(point, HookPoint) and is_of_global_query(point)}
+    assert set(dead) - (routed - edited) - shown_only - full - ends == set()
     assert not routed or routed & edited, "no token went to any expert"
+
+
+def is_of_global_query(point: HookPoint) -> bool:
+    """Whether it is about what PEGASUS-X's global tokens become, and not about what tokens read of them."""
+    name = (point.name or "").split(".", 2)[2]
+    read = ("hook_global_resid_pre", "ln1_global.hook_scale", "ln1_global.hook_normalized")
+    return "global_token" in point.dims and name not in (*read, "attn.hook_k_global", "attn.hook_v_global")
 
 
 def of_tokens_without_room(model: HookedEncoderDecoder, inputs: tuple[Tensor, Tensor], name: str) -> bool:

@@ -22,7 +22,7 @@ from hooked_lm.models.config.flat import HookedEncoderConfig
 from hooked_lm.models.config.tree import EncoderConfig
 from tests.close import assert_apart, assert_close, is_close
 from tests.families import ENCODER_CASES, Case, reference
-from tests.families._encoders import Outputs, of_transformers, ours, prompt, sizes, theirs, types
+from tests.families._encoders import Outputs, global_mask, of_transformers, ours, prompt, sizes, theirs, types
 from tests.families._models import (
     MODERATE,
     assert_same_gradients_of,
@@ -36,6 +36,7 @@ from tests.families._sites import sites_of
 from tests.unchecked import unchecked
 
 EACH_CASE = ENCODER_CASES
+RETURNED = ("logits", "nsp", "pooled", "embeddings")
 
 
 def test_the_class_is_the_one_that_is_listed(case: Case):
@@ -155,7 +156,7 @@ def test_sites_and_their_shapes(case: Case):
     model, tree = hooked(case), hooked(case).tree
     expected = sites_of(tree)
     assert {name: " ".join(point.dims) for name, point in model.all_points().items()} == expected
-    _, found = model.run_with_cache(prompt(case), names_filter="*")
+    _, found = model.run_with_cache(prompt(case), names_filter="*", **global_mask(case, prompt(case)))
     assert list(found) == list(model.all_points()), "sites are listed in the order of computation"
     for name, value in found.items():
         lengths = sizes(tree, name, 3, case.n_prompt)
@@ -167,8 +168,8 @@ def test_sites_and_their_shapes(case: Case):
 def test_every_site_is_alive(case: Case):
     """An edit of any site changes something that comes out."""
     model, tokens = hooked(case), prompt(case, batch=2, length=8)
-    names = [name for name in ("logits", "nsp", "pooled", "embeddings") if can_give(model, name)]
-    clean = ours(model, tokens, dict.fromkeys(names))  # type: ignore[arg-type]
+    names, masks = [name for name in RETURNED if can_give(model, name)], global_mask(case, tokens)
+    clean = ours(model, tokens, dict.fromkeys(names), **masks)  # type: ignore[arg-type]
 
     def edit(value: Tensor, hook: Any) -> Tensor:
         if not value.is_floating_point():
@@ -178,17 +179,10 @@ def test_every_site_is_alive(case: Case):
         return value * torch.linspace(0.5, 1.5, value.shape[-1])
 
     def changes(site: str, name: str) -> bool:
-        edited = model.run_with_hooks(tokens, return_type=name, fwd_hooks=[(site, edit)])
+        edited = model.run_with_hooks(tokens, return_type=name, fwd_hooks=[(site, edit)], **masks)
         return distance(edited, clean[name]) > 1e-3
 
     assert [site for site in model.all_points() if not any(changes(site, name) for name in names)] == []
-
-
-def test_heads_that_need_global_tokens_are_refused():
-    fields = {**by_name("longformer-masked-windows").fields, "num_labels": 3}
-    model = reference(Case("longformer", "texts", fields, auto="AutoModelForSequenceClassification"))
-    with pytest.raises(ValueError, match="needs tokens of global attention"):
-        pretrained.from_pretrained_no_processing("tiny", hf_model=model)
 
 
 @pytest.mark.parametrize("length", [14, 15, 31, 40])
@@ -250,7 +244,7 @@ def test_padded_rows_are_what_they_are_alone(case: Case, side: str):
     for i, row in enumerate(rows):
         span = slice(12 - len(row), None) if side == "left" else slice(len(row))
         tokens[i, span], mask[i, span] = row, 1
-    for name in ("logits", "nsp", "pooled", "embeddings"):
+    for name in RETURNED:
         if not can_give(model, name):
             continue
         together = model(tokens, return_type=name, attention_mask=mask)

@@ -92,17 +92,18 @@ class Sparsity(Unlearned, ABC):
 
 @dataclass(frozen=True)
 class Chunks(Sparsity):
-    """Attention within chunks of `size` positions (Llama 4)."""
+    """Attention within chunks of `size` positions (Llama 4). The first chunk is shorter by `offset`."""
 
     size: int
+    offset: int = 0
 
     @property
     def longest_full(self) -> int:
         """The length of the longest text of one chunk."""
-        return self.size
+        return self.size - self.offset
 
     def _bias(self, context: Context, dtype: torch.dtype) -> Tensor:
-        query, key = context.positions // self.size, context.key_positions // self.size
+        query, key = ((pos + self.offset) // self.size for pos in (context.positions, context.key_positions))
         return _except(query[:, None, :, None] == key[:, None, None, :], dtype)
 
 

@@ -1,4 +1,4 @@
-"""Convolutional, differential, routed, transient-global, disentangled, mixed and grouped attention."""
+"""Convolutional, differential, routed, transient-global, disentangled, mixed, grouped attention, and that with global tokens."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,6 +10,7 @@ from torch import Tensor
 from hooked_lm.components.attention.convolutional import ConvolutionalAttention
 from hooked_lm.components.attention.differential import DifferenceNorm, DifferentialAttention
 from hooked_lm.components.attention.disentangled import DisentangledAttention
+from hooked_lm.components.attention.global_tokens import WindowAttention, every_third
 from hooked_lm.components.attention.grouped import GroupedAttention
 from hooked_lm.components.attention.mixed import MixedAttention, SpanConv
 from hooked_lm.components.attention.multihead import Attend, Attention, project
@@ -128,6 +129,38 @@ def _(
             return attn.choice(at("hook_router_logits"))[index], at(f"hook_{name}")
 
         yield f"router(router_logits) == {name}", chosen
+
+
+@identities.register
+def _(
+    attn: WindowAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
+) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()` in which every third token is global."""
+    for name in ("q", "k", "v", "q_global", "k_global", "v_global"):
+
+        def projected(name: str = name) -> tuple[Tensor, Tensor]:
+            kind = name[0].upper() + name[1:]
+            return project(get_input(), getattr(attn, f"W_{kind}"), getattr(attn, f"b_{kind}")), at(f"hook_{name}")
+
+        yield f"ln1.normalized * w + b -> {name}", projected
+
+    def of_row(local: Tensor, of_global: Tensor, dim: int) -> Tensor:
+        shape = [-1 if axis == dim else 1 for axis in range(4)]
+        return torch.where(every_third(local.shape[dim]).to(local.device).view(shape), of_global, local)
+
+    def scores() -> tuple[Tensor, Tensor]:
+        found = at("hook_attn_scores")
+        kinds = [torch.einsum("bqnh,bknh->bnqk", at(f"hook_q{x}"), at(f"hook_k{x}")) for x in ("", "_global")]
+        return (of_row(kinds[0], kinds[1], 2) * attn.scale)[found.isfinite()], found[found.isfinite()]
+
+    def mixed() -> tuple[Tensor, Tensor]:
+        kinds = [torch.einsum("bnqk,bknh->bqnh", at("hook_pattern"), at(f"hook_v{x}")) for x in ("", "_global")]
+        return of_row(kinds[0], kinds[1], 1), at("hook_z")
+
+    yield "q k^T * scale, of global tokens q_global k_global^T * scale == attn_scores", scores
+    yield "pattern @ v, of global tokens pattern @ v_global == z", mixed
+    rest = ("softmax(attn_scores) == pattern", "z @ W_O == result")
+    yield from ((name, pair) for name, pair in mixing_identities(attn, at) if name in rest)
 
 
 @identities.register

@@ -1,8 +1,9 @@
-"""LED (Beltagy et al. 2020, arXiv:2004.05150): BART whose encoder attends within windows; no tokens have global attention."""
+"""LED (Beltagy et al. 2020, arXiv:2004.05150): BART whose encoder attends within windows, apart
+from tokens of global attention, by default none. Published summaries give it to the first token (`global_attention_mask`)."""
 
 from dataclasses import replace
 
-from hooked_lm.components.attention.global_tokens import WindowAttention
+from hooked_lm.components.attention.global_tokens import GlobalTokens, WindowAttention
 from hooked_lm.components.pos_embed import PosEmbed
 from hooked_lm.families._shared import bart_like, bert_like
 from hooked_lm.families._shared.bart_like import IGNORED, fitted
@@ -30,6 +31,7 @@ def config(hf: HFConfig) -> EncoderDecoderConfig:
         tree,
         encoder=replace(tree.encoder, blocks=blocks, n_ctx=n_source),
         decoder=replace(tree.decoder, pos_embed=of_target, n_ctx=n_target),
+        global_tokens=GlobalTokens.Config(),
     )
 
 

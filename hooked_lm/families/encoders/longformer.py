@@ -1,12 +1,13 @@
-"""Longformer (Beltagy et al. 2020, arXiv:2004.05150): RoBERTa with windows. No tokens have global attention.
+"""Longformer (Beltagy et al. 2020, arXiv:2004.05150): RoBERTa with windows, and tokens that all attend to and that attend to all.
 
-Transformers gives it to the first token in a text classifier, and to the question before a text in which it looks for the
-answer: such heads are refused.
+As in transformers these are the first token of a text that is classified, and the question before a text in which the answer
+is looked for; otherwise those of `global_attention_mask`.
 """
 
 from dataclasses import replace
 
-from hooked_lm.components.attention.global_tokens import WindowAttention
+from hooked_lm.components.attention.global_tokens import GlobalTokens, WindowAttention
+from hooked_lm.components.heads import SpanClassifier
 from hooked_lm.families._shared import bert_like, classic
 from hooked_lm.families._shared.bert_like import IGNORED, RENAMED, ROBERTA
 from hooked_lm.families._shared.reader import HFConfig
@@ -22,14 +23,13 @@ NO_EFFECT = (*bert_like.NO_EFFECT, "onnx_export")
 
 def config(hf: HFConfig) -> EncoderConfig:
     tree = roberta.config(hf)
-    if hf.holds("classifier.dense.weight") or hf.holds("qa_outputs.weight"):
-        raise ValueError(
-            "this head needs tokens of global attention, which are not supported; load the model without it"
-        )
+    chosen = GlobalTokens.Config("none" if tree.classifier is None else "first")
+    if isinstance(tree.token_classifier, SpanClassifier.Config):
+        chosen = GlobalTokens.Config("question", hf.sep_token_id)
     attn = bert_like.attention(hf, WindowAttention.Config)
     windows = bert_like.windows_on_both_sides(hf, len(tree.blocks))
     blocks = [replace(block, attn=replace(attn, window=w)) for block, w in zip(tree.blocks, windows, strict=True)]
-    return replace(tree, blocks=tuple(blocks))
+    return replace(tree, blocks=tuple(blocks), global_tokens=chosen)
 
 
 def rows(tree: EncoderConfig) -> list[Row]:

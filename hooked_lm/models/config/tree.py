@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hooked_lm.components.attention.disentangled import RelativeEmbed
+from hooked_lm.components.attention.global_tokens import GlobalTokens
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.cross import CrossBlockConfig
@@ -52,8 +53,9 @@ class EncoderConfig:
     """An encoder: embeddings, a tuple of blocks (they may differ), an optional final norm, and optional heads.
 
     `n_ctx` is the longest text. All layers share `rel_pos_bias`, a bias on the scores, `rel_embed`, a table of relative
-    positions, and the frequencies or angles of `rotary`. `shares` has a key for each block: blocks with the same key share
-    weights. `layout` is a number that tells apart the tensor names of a family that uses several sets of them.
+    positions, and the frequencies or angles of `rotary`. With `global_tokens` some tokens may have global attention. `shares`
+    has a key for each block: blocks with the same key share weights. `layout` is a number that
+    tells apart the tensor names of a family that uses several sets of them.
     """
 
     n_ctx: int
@@ -63,6 +65,7 @@ class EncoderConfig:
     rel_pos_bias: RelativeBias.Config | None = None
     rel_embed: RelativeEmbed.Config | None = None
     rotary: StoredRotary.Config | RotaryTable.Config | None = None
+    global_tokens: GlobalTokens.Config | None = None
     shares: tuple[tuple[int, int], ...] | None = None
     mlm_head: MLMHead.Config | None = None
     unembed: Unembed.Config | None = None
@@ -107,7 +110,8 @@ class EncoderDecoderConfig:
     """An encoder, a decoder that attends to its output, and an unembedding.
 
     `n_ctx` is the longest input of either. Without a `decoder_embed` encoder and decoder share one token embedding. A tied
-    unembedding is tied to the decoder's embedding. `spare_embed` is an embedding in the checkpoint that no module uses.
+    unembedding is tied to the decoder's embedding. `spare_embed` is an embedding in the checkpoint that no module uses. With
+    `global_tokens` some tokens of the source may have global attention.
     """
 
     n_ctx: int
@@ -117,6 +121,7 @@ class EncoderDecoderConfig:
     unembed: Unembed.Config
     decoder_embed: Embed.Config | None = None
     spare_embed: Embed.Config | None = None
+    global_tokens: GlobalTokens.Config | None = None
 
     def __post_init__(self) -> None:
         check_tied(self.unembed, self.decoder_embed or self.embed)

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from hooked_lm.components.stack_context import EncoderDecoderCache
 from hooked_lm.hooks.generation_step import run_generation
-from hooked_lm.models.checks import first_bidirectional
+from hooked_lm.models.checks import checked_global_mask, first_bidirectional
 from hooked_lm.models.generation.loop import (
     Reader,
     TokenSequence,
@@ -41,6 +41,7 @@ def generate(
     verbose: bool = True,
     *,
     attention_mask: Tensor | None = None,
+    global_attention_mask: Tensor | None = None,
     decoder_input: DecoderInput | None = None,
     forced_bos_token_id: int | None = None,
     suppress_tokens: Sequence[int] | None = None,
@@ -55,6 +56,7 @@ def generate(
     Args:
         input: text, a list of texts, or token ids [batch, pos] or [pos].
         one_zero_attention_mask, attention_mask: synonyms: 1 for real tokens of the source, 0 for padding.
+        global_attention_mask: 1 for tokens of the source that have global attention; see the forward pass.
         stop_at_eos: end a row at `eos_token_id` (one id or several; the model's if None). A finished row is filled with the
             model's pad token while others continue.
         do_sample: draw tokens as `sample_logits` does with `top_k`, `top_p`, `temperature`, `freq_penalty`; otherwise take
@@ -97,7 +99,8 @@ def generate(
 
     reads_once = use_past_kv_cache and first_bidirectional(model.decoder) is None
     cache = EncoderDecoderCache(model.cfg.n_decoder_layers) if reads_once else None
-    reader = _TargetReader(model, TokenSequence(target), cache, source, mask)
+    masks = {"attention_mask": mask, "global_attention_mask": checked_global_mask(model, global_attention_mask, source)}
+    reader = _TargetReader(model, TokenSequence(target), cache, source, masks)
 
     def whole() -> Any:
         lengthen = steps(reader, max_new_tokens, choose, ends, fill=model.pad_id())
@@ -114,14 +117,19 @@ class _TargetReader(Reader):
     cache: EncoderDecoderCache | None
 
     def __init__(
-        self, model: Any, target: TokenSequence, cache: EncoderDecoderCache | None, source: Tensor, mask: Tensor | None
+        self,
+        model: Any,
+        target: TokenSequence,
+        cache: EncoderDecoderCache | None,
+        source: Tensor,
+        masks: dict[str, Tensor | None],
     ) -> None:
         super().__init__(model, target, cache)
-        self.source, self.mask = source, mask
+        self.source, self.masks = source, masks
 
     def read(self, n_new: int, options: dict[str, Any]) -> Float[Tensor, "batch pos d_vocab"]:
         """The model's logits at the last `n_new` positions of the target, or only at the last one."""
         new = self.sequence.tokens[:, -n_new:]
         if self.cache is not None and self.cache.source is not None:
             return self.model(None, new, **options)
-        return self.model(self.source, new, attention_mask=self.mask, **options)
+        return self.model(self.source, new, **self.masks, **options)

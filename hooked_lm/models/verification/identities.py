@@ -6,6 +6,7 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
+from hooked_lm.components.blocks.global_stream import GlobalStreamBlock
 from hooked_lm.components.blocks.streams import StreamsBlock
 from hooked_lm.components.embed import Unembed, soft_capped
 from hooked_lm.components.encoder_embed import ConcatenatedEncoderEmbed, EncoderEmbed
@@ -36,13 +37,14 @@ def stack_identities(model: Any, stack: Stack, at: Sites, *given: LazyTensor | N
                 return at(stack.site_after(model, layer)), at(f"{stack.blocks}.{layer + 1}.hook_resid_pre")
 
             yield f"{prefix}resid_post == next resid_pre", both
-            if isinstance(block, StreamsBlock):
+            for kind, further in ((StreamsBlock, "streams"), (GlobalStreamBlock, "global_resid")):
+                if isinstance(block, kind):
 
-                def streams(layer: int = layer) -> tuple[Tensor, Tensor]:
-                    after = at(f"{stack.blocks}.{layer}.hook_streams_post")
-                    return after, at(f"{stack.blocks}.{layer + 1}.hook_streams_pre")
+                    def streams(layer: int = layer, further: str = further) -> tuple[Tensor, Tensor]:
+                        after = at(f"{stack.blocks}.{layer}.hook_{further}_post")
+                        return after, at(f"{stack.blocks}.{layer + 1}.hook_{further}_pre")
 
-                yield f"{prefix}streams_post == next streams_pre", streams
+                    yield f"{prefix}{further}_post == next {further}_pre", streams
     if isinstance(final := norm_of(model, stack.ln_final), MergedRMSNorm):
 
         def merged() -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from hooked_lm.components.attention.global_tokens import every_third
 from hooked_lm.components.verification.registry import Identity, Pair, Sites
 from hooked_lm.hooks import HookPoint
 
@@ -73,15 +74,26 @@ def drawn_tokens(cfg: Any, d_vocab: int | None = None, most: int = 12, seed: int
     return torch.randint(d_vocab or cfg.d_vocab, (2, min(most, cfg.n_ctx)), generator=generator)
 
 
+def drawn_masks(model: Any, tokens: Int[Tensor, "batch pos"]) -> dict[str, Tensor]:
+    """The masks of a check: every third token has global attention, where tokens can; the sites are reached only then."""
+    if model.global_tokens is None:
+        return {}
+    return {"global_attention_mask": every_third(tokens.shape[1]).expand(tokens.shape)}
+
+
 @torch.no_grad()
 def verify(
-    model: Any, inputs: tuple[Tensor, ...], identities: Callable[[Sites, Tensor], Iterator[Identity]]
+    model: Any,
+    inputs: tuple[Tensor, ...],
+    identities: Callable[[Sites, Tensor], Iterator[Identity]],
+    **masks: Tensor,
 ) -> Verification:
     """Checks the identities between a model's sites in one forward pass, and that each site fires exactly once.
 
-    `identities` yields them, given the values at the sites and the output. A second pass with the remaining on-demand sites
-    must give the same output. Errors are relative to the largest expected value if that is above one. The tolerance is the
-    larger of 1e-5 and four machine epsilons of the output's dtype. A failed identity raises no error.
+    `identities` yields them, given the values at the sites and the output; `masks` are keywords of the model's call. A second
+    pass with the remaining on-demand sites must give the same output. Errors are relative to the largest expected
+    value if that is above one. The tolerance is the larger of 1e-5 and four machine epsilons of the output's dtype. A failed
+    identity raises no error.
 
     >>> from hooked_lm import HookedTransformer, HookedTransformerConfig
     >>> cfg = HookedTransformerConfig(n_layers=2, d_model=16, n_heads=2, n_ctx=8, d_vocab=10, act_fn="relu")
@@ -90,7 +102,7 @@ def verify(
     """
     inputs = tuple(each.to(model.device) for each in inputs)
     with without_copies(model):
-        return _checked(model, inputs, identities)
+        return _checked(model, inputs, identities, masks)
 
 
 @contextmanager
@@ -105,12 +117,15 @@ def without_copies(model: Any) -> Iterator[None]:
 
 
 def _checked(
-    model: Any, inputs: tuple[Tensor, ...], identities: Callable[[Sites, Tensor], Iterator[Identity]]
+    model: Any,
+    inputs: tuple[Tensor, ...],
+    identities: Callable[[Sites, Tensor], Iterator[Identity]],
+    masks: dict[str, Tensor],
 ) -> Verification:
     points = model.all_points()
     plain = [name for name, point in points.items() if not point.on_demand or _is_read(name, point)]
-    output, sites, fired = run_recorded(model, inputs, plain)
-    again, _, fired_then = run_recorded(model, inputs, [name for name in points if name not in plain])
+    output, sites, fired = run_recorded(model, inputs, plain, **masks)
+    again, _, fired_then = run_recorded(model, inputs, [name for name in points if name not in plain], **masks)
     errors: Errors = {"output == output with sites on demand": [error_of(lambda: (again, output))]}
     for name, pair in identities(sites.__getitem__, output):
         errors.setdefault(name, []).append(error_of(pair))
@@ -126,7 +141,7 @@ def _is_read(name: str, point: HookPoint) -> bool:
 
 
 def run_recorded(
-    model: Any, inputs: tuple[Tensor, ...], names: list[str]
+    model: Any, inputs: tuple[Tensor, ...], names: list[str], **masks: Tensor
 ) -> tuple[Tensor, dict[str, Tensor], Counter[str]]:
     """The model's output, the values at these sites, and how often each site fired."""
     fired: Counter[str] = Counter()
@@ -136,7 +151,7 @@ def run_recorded(
         fired[hook.name or ""] += 1
         sites[hook.name or ""] = value.clone()
 
-    logits = model.run_with_hooks(*inputs, fwd_hooks=[(names, record)])
+    logits = model.run_with_hooks(*inputs, **masks, fwd_hooks=[(names, record)])
     return logits, sites, fired
 
 
