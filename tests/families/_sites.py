@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import singledispatch
 from typing import Any
 
-from hooked_lm.components.attention.compressed import CompressedAttention
 from hooked_lm.components.attention.block_local import KINDS, BlockLocalAttention
+from hooked_lm.components.attention.compressed import CompressedAttention
 from hooked_lm.components.attention.convolutional import ConvolutionalAttention
 from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.differential import DifferentialAttention

@@ -22,9 +22,11 @@ from hooked_lm.components.attention.multihead import (
 )
 from hooked_lm.components.attention.projection import add_projections
 from hooked_lm.components.context import Context
+from hooked_lm.components.public_call import CallContext
 from hooked_lm.components.stack_context import StackContext
 from hooked_lm.hooks import HookPoint, is_listening
 
+LONG = 4  # windows, from which a text is mixed piece by piece
 Heads = tuple[PerHead, Keys, Values]
 Mask = Bool[Tensor, "batch pos"]
 
@@ -149,15 +151,57 @@ class WindowAttention(Attention):
     def _mixed_fused(self, local: Heads, of_global: Heads, is_global: Mask, context: StackContext) -> Mixed:
         """The mixed values, by the fused kernel: those of all tokens, then those of global tokens in their places."""
         q, k, v = of_global
-        z = fused(*local, mask=self.seen(context), scale=self.scale)
-        some = is_global.is_meta or torch.compiler.is_compiling()  # the number of global tokens is not known
-        n_most = q.shape[1] if some else int(is_global.sum(1).max())
-        rows = is_global.long().argsort(dim=1, descending=True, stable=True)[:, :n_most]
-        places = rows[:, :, None, None].expand(-1, -1, *q.shape[2:])
-        keys = None if context.real is None else context.real[:, None, None, :].expand(-1, 1, n_most, -1)
-        own = fused(q.gather(1, places), k, v, keys, self.scale)
-        own = torch.where(is_global.gather(1, rows)[:, :, None, None], own, z.gather(1, places))
-        return z.scatter(1, places, own)
+        z, rows = self.mix_fused(*local, context), self._global_rows(context)
+        keys = None if context.real is None else context.real[:, None, None, :].expand(-1, 1, rows.shape[1], -1)
+        own = fused(taken(q, rows), k, v, keys, self.scale)
+        own = torch.where(is_global.gather(1, rows)[:, :, None, None], own, taken(z, rows))
+        return z.scatter(1, rows[:, :, None, None].expand_as(own), own)
+
+    def _global_rows(self, context: StackContext) -> Int[Tensor, "batch most"]:
+        """The positions of the global tokens, first in each row; there are as many as in the row with the most."""
+
+        def compute() -> Tensor:
+            assert context.global_tokens is not None, "a run with global tokens"
+            number, n_most = context.global_tokens.long(), context.n_pos
+            if not number.is_meta and not torch.compiler.is_compiling():
+                n_most = int(number.sum(1).max())
+            return number.argsort(dim=1, descending=True, stable=True)[:, :n_most]
+
+        return context.once("rows of global tokens", compute)
+
+    def mix_fused(self, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
+        """The mixed values of queries that see their window and the global tokens, by the fused kernel."""
+        assert isinstance(context, StackContext), "the context of a stack"
+        is_long = self.window is not None and context.n_key > LONG * self.window and context.real is None
+        if is_long and not isinstance(context, CallContext):
+            return self.mixed_by_windows(q, k, v, context)
+        if context.global_tokens is None:
+            return super().mix_fused(q, k, v, context)
+        return fused(q, k, v, self.seen(context), self.scale)
+
+    def mixed_by_windows(self, q: PerHead, k: Keys, v: Values, context: StackContext) -> Mixed:
+        """The same for a long text without padding, in pieces: each with the keys of its own and the two around it, and the
+        global tokens that are further away."""
+        assert self.window is not None, "attention within a window"
+        (batch, n_pos), size, device = q.shape[:2], self.window, q.device
+        n_pieces = -(-n_pos // size)
+        rest = n_pieces * size - n_pos
+        queries = F.pad(q, (0, 0, 0, 0, 0, rest)).unflatten(1, (n_pieces, size))
+        keys, values = (F.pad(x, (0, 0, 0, 0, size, size + rest)).unfold(1, 3 * size, size) for x in (k, v))
+        keys, values = keys.permute(0, 1, 4, 2, 3), values.permute(0, 1, 4, 2, 3)  # [batch, piece, key, head, d_head]
+        query_pos = torch.arange(n_pieces * size, device=device).view(1, n_pieces, size, 1)
+        key_pos = torch.arange(3 * size, device=device) + query_pos[:, :, :1] - size
+        mask = ((query_pos - key_pos).abs() < size) & (key_pos >= 0) & (key_pos < n_pos) | (query_pos == key_pos)
+        if context.global_tokens is not None:
+            rows = self._global_rows(context)
+            there, place = context.global_tokens.gather(1, rows)[:, None, None], rows[:, None, None]
+            far = there & ((query_pos - place).abs() >= size)
+            mask = torch.cat([mask.expand(batch, -1, -1, -1), far], -1)
+            both = ((keys, taken(k, rows)), (values, taken(v, rows)))
+            keys, values = (torch.cat([x, y[:, None].expand(-1, n_pieces, -1, -1, -1)], 2) for x, y in both)
+        mask = mask.expand(batch, -1, -1, -1).flatten(0, 1)[:, None]
+        z = fused(queries.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), mask, self.scale)
+        return z.unflatten(0, (batch, n_pieces)).flatten(1, 2)[:, :n_pos]
 
     def seen(self, context: StackContext) -> Bool[Tensor, "batch 1 query_pos key_pos"]:
         """Which keys a query attends to."""
@@ -169,6 +213,11 @@ class WindowAttention(Attention):
             return context.full_mask(False, self.window) | key | all_keys
 
         return context.once(("seen", self.window), compute)
+
+
+def taken(x: Float[Tensor, "batch pos head d_head"], rows: Int[Tensor, "batch row"]) -> Tensor:
+    """The vectors of these positions."""
+    return x.gather(1, rows[:, :, None, None].expand(-1, -1, *x.shape[2:]))
 
 
 def fused(q: PerHead, k: Keys, v: Values, mask: Tensor | None, scale: float) -> Mixed:

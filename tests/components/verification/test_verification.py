@@ -35,6 +35,7 @@ INSIDE_OTHERS = {
     "FixedPosEmbed",
     "GatedRMSNorm",
     "GaussianTopK",
+    "GlobalTokens",
     "HeadLayerNorm",
     "HeadScaleNorm",
     "HyperConnection",
