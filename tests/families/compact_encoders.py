@@ -17,6 +17,10 @@ def calm(model: nn.Module) -> None:
             weight.mul_(0.4)
 
 
+def mobile(name: str, of: str = "MaskedLM", **fields: Any) -> Case:
+    return bert(name, of, "mobilebert", calm, **{**MOBILE, **fields})
+
+
 CASES: list[Case] = [
     bert("masked-narrow-grouped", family="convbert", **NARROW, conv_kernel_size=5, num_groups=2),
     bert(
@@ -63,39 +67,23 @@ CASES: list[Case] = [
         **THREE_LABELS,
     ),
     bert("tokens", "TokenClassification", "squeezebert", embedding_size=32, post_attention_groups=2, **THREE_LABELS),
-    bert("masked-narrow", family="mobilebert", adjust=calm, **MOBILE),
-    bert(
+    mobile("masked-narrow"),
+    mobile(
         "pretraining-layer-norm-all-narrow-untied",
         "PreTraining",
-        "mobilebert",
-        **{**MOBILE, "num_feedforward_networks": 1},
+        num_feedforward_networks=1,
         use_bottleneck_attention=True,
         normalization_type="layer_norm",
         tie_word_embeddings=False,
         hidden_act="relu",
     ),
-    bert(
+    mobile(
         "texts-wide-layer-norm",
         "SequenceClassification",
-        "mobilebert",
-        **MOBILE,
         use_bottleneck=False,
         normalization_type="layer_norm",
         **THREE_LABELS,
     ),
-    bert(
-        "masked-narrow-layer-norm-no-trigram",
-        family="mobilebert",
-        **MOBILE,
-        normalization_type="layer_norm",
-        trigram_input=False,
-    ),
-    bert(
-        "bare-no-bottleneck-of-queries",
-        "",
-        "mobilebert",
-        calm,
-        **{**MOBILE, "intra_bottleneck_size": 32},
-        key_query_shared_bottleneck=False,
-    ),
+    mobile("masked-narrow-layer-norm-no-trigram", normalization_type="layer_norm", trigram_input=False),
+    mobile("bare-no-bottleneck-of-queries", "", intra_bottleneck_size=32, key_query_shared_bottleneck=False),
 ]

@@ -138,6 +138,16 @@ def test_copies_of_the_stream_for_each_head(model_type: str):
         assert_close(found, model(tokens))
 
 
+@pytest.mark.parametrize("model_type", FIRST)
+@torch.no_grad()
+def test_without_fused_kernels_a_cache_changes_no_bit(model_type: str):
+    model, tokens = copy.deepcopy(hooked(FIRST[model_type])), prompt(FIRST[model_type])
+    model.cfg.fused_attention, model.cfg.use_attn_result = "never", True
+    out, cache = model.run_with_cache(tokens)
+    assert "blocks.0.attn.hook_result" in cache
+    assert torch.equal(out, model(tokens))
+
+
 @pytest.mark.parametrize("case", compact_encoders.CASES, ids=str)
 def test_the_number_of_matrix_entries(case: Any):
     model = hooked(case)

@@ -12,6 +12,7 @@ from hooked_lm.components.attention.multihead import KEY, QUERY, PerHead, SelfAt
 from hooked_lm.components.attention.projection import add_projections, projection
 from hooked_lm.components.context import Context
 from hooked_lm.components.norm import upcast
+from hooked_lm.components.run_settings import RunSettings
 from hooked_lm.hooks import HookPoint, is_listening
 
 Copies = Float[Tensor, "batch pos *head d_model"]  # the stream, or one copy of it per head
@@ -27,6 +28,8 @@ class SpanConv(nn.Module):
     projected by `W_K`. `W_kernel` is [head, d_head, kernel_head, offset]: the kernel of a head reads all heads. Outside of the
     text, and at padding, the stream and the values are zero.
     """
+
+    settings = RunSettings()
 
     def __init__(self, cfg: "MixedAttention.Config") -> None:
         super().__init__()
@@ -49,7 +52,7 @@ class SpanConv(nn.Module):
         kernel = self.hook_kernel(self.hook_kernel_scores(self.kernel_scores(q, k)).softmax(-1))
         v = self.hook_v(project(value_input, self.W_V, self.b_V))
         z = self.hook_z(self.convolved(kernel, v, context))
-        if is_listening(self.hook_result):
+        if is_listening(self.hook_result) or (self.settings.attn_result and not self.settings.fused):
             return self.hook_result(torch.einsum("bpnh,nhm->bpnm", z, self.W_O)).sum(2)
         return F.linear(z.flatten(2), self.W_O.flatten(0, 1).T)
 
