@@ -40,7 +40,6 @@ REASONS: dict[str, tuple[str, ...]] = {
         "inkling_mm_model",
         "inkling_text",
     ),
-    "streams that predict several tokens": ("prophetnet",),
     "what a token sees depends on where the prompt ended: all of the prompt, and the last tokens of the answer": (
         "unlimited_ocr",
     ),

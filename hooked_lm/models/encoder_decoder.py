@@ -7,6 +7,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from hooked_lm.components.embed import TiedUnembed, soft_capped
+from hooked_lm.components.norm import norm_of
 from hooked_lm.components.stack_context import EncodedSource, EncoderDecoderCache, StackContext
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.aliases import side_aliases
@@ -101,6 +102,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         self.decoder_embed = None if tree.decoder_embed is None else tree.decoder_embed.build()
         self.hook_decoder_embed = HookPoint("batch", "pos", "d_model")
         self.decoder_stack.build_positions(self, side.pos_embed, side.ln_embed, side.ln_tokens)
+        self.ngram_embed = None if tree.ngram_embed is None else tree.ngram_embed.build()
         self.decoder_stack.build_blocks(self, side.blocks, side.ln_final, side.rel_pos_bias)
 
     # ---- forward -----------------------------------------------------------------------------------------------------
@@ -192,7 +194,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         embed = self.hook_embed(self.embed(tokens))
         resid = self.encoder_stack.with_positions(self, embed, tokens, context)
         resid = self.encoder_stack.normalized(self, self.encoder_stack.run(self, resid, context))
-        return EncodedSource(self.hook_encoder_out(resid), real, cache_kv=cache is not None and not cache.frozen)
+        return EncodedSource(self.hook_encoder_out(resid), real)
 
     def room(self, side: StackConfig) -> int:
         """The longest input of the encoder or the decoder."""
@@ -218,6 +220,9 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         context = StackContext(tokens.shape[0], tokens.shape[1], tokens.device, real, cache, source)
         embed = self.hook_decoder_embed((self.decoder_embed or self.embed)(self.hook_decoder_tokens(tokens)))
         resid = self.decoder_stack.with_positions(self, embed, tokens, context)
+        if self.ngram_embed is not None:
+            following = self.decoder_pos_embed.at(context.positions + 1)
+            resid = self.ngram_embed(resid, following, norm_of(self, "decoder_embed_ln"))
         resid = self.decoder_stack.run(self, resid, context)
         if cache is not None and not cache.frozen:
             cache.source = source

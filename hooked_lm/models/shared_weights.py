@@ -1,19 +1,21 @@
 """Layers that share weights: one set of parameters, with hook points and cache entries for each layer."""
 
 from collections.abc import Hashable, Iterator, Mapping
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hooked_lm.components.adapters import Adapter
+from hooked_lm.components.blocks.ngram import NgramBlock
 from hooked_lm.components.blocks.shared import SharedBlock
 
 
 def shared_parts(model: Any) -> Iterator[tuple[str, str]]:
     """(a part of a block, the part of an earlier block whose weights it shares), by their names in the model.
 
-    An encoder's `shares` are of whole blocks.
+    An encoder's `shares` are of whole blocks. Predicting streams share the weights of the main stream in their layer.
     """
     first: dict[Hashable, str] = {}
     sets = getattr(model.cfg.tree, "shares", None) or ()
@@ -26,15 +28,19 @@ def shared_parts(model: Any) -> Iterator[tuple[str, str]]:
             source = first.setdefault((part, shared_set), name)
             if source != name:
                 yield name, source
+    for name, block in model.named_modules():
+        if isinstance(block, NgramBlock):
+            for stream, part in product(range(block.cfg.n_predicting), block.shared_parts):
+                yield f"{name}.predicting.{stream}.{part}", f"{name}.{part}"
 
 
 def share_weights(model: Any) -> None:
     """Gives parts that share weights one set of parameters; hook points stay separate."""
     for name, source in shared_parts(model):
-        both = zip(model.get_submodule(name).modules(), model.get_submodule(source).modules(), strict=True)
-        for own, shared in both:
-            if not isinstance(own, Adapter):
-                own._parameters = shared._parameters  # one dictionary, so replacing a weight replaces it for all
+        shared = dict(model.get_submodule(source).named_modules())
+        for part, own in model.get_submodule(name).named_modules():
+            if own._parameters and not isinstance(own, Adapter):
+                own._parameters = shared[part]._parameters  # one dictionary, so replacing a weight replaces it for all
 
 
 def check_shared(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:

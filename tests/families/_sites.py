@@ -21,6 +21,7 @@ from hooked_lm.components.attention.gated import (
 from hooked_lm.components.attention.global_tokens import WindowAttention
 from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.attention.ngram import MainAttention, PredictingAttention
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.attention.routed import RoutedAttention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
@@ -40,6 +41,7 @@ from hooked_lm.components.blocks.hyper import HashHyperBlock, HyperBlock
 from hooked_lm.components.blocks.merged import MergedBlock
 from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock
 from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
+from hooked_lm.components.blocks.ngram import NgramBlock, NgramEmbed
 from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
 from hooked_lm.components.blocks.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
 from hooked_lm.components.blocks.post_norm import PostNormBlock
@@ -589,6 +591,27 @@ def _(cfg: PostNormCrossBlock.Config) -> Sites:
 
 
 @sites_of.register
+def _(cfg: MainAttention.Config) -> Sites:
+    sites = {"hook_q": QUERY, "hook_k": KEY, "hook_v": KEY, "hook_z": QUERY, "hook_result": "batch pos head d_model"}
+    sites |= dict.fromkeys(("hook_attn_scores", "hook_pattern"), "batch head query_pos key_pos")
+    return sites | {"hook_bucket_bias": "batch pos head bucket"}
+
+
+@sites_of.register
+def _(cfg: PredictingAttention.Config) -> Sites:
+    own = dict.fromkeys(("hook_attn_scores_own", "hook_pattern_own"), "batch head query_pos 1")
+    return sites_of.dispatch(MainAttention.Config)(cfg) | own
+
+
+@sites_of.register
+def _(cfg: NgramBlock.Config) -> Sites:
+    sites = dict.fromkeys(("hook_streams_pre", "hook_streams_post"), "batch pos stream d_model")
+    for stream in range(cfg.n_predicting):
+        sites |= below(f"predicting.{stream}", sites_of(cfg.predicting(stream)))
+    return sites | sites_of.dispatch(PostNormCrossBlock.Config)(cfg)
+
+
+@sites_of.register
 def _(cfg: EncoderDecoderConfig) -> Sites:
     sites = {"unembed.hook_in": STREAM, "unembed.hook_out": "batch pos d_vocab", "hook_encoder_out": STREAM}
     sites |= {} if cfg.global_tokens is None else {"global_tokens.hook_mask": "batch pos"}
@@ -603,7 +626,7 @@ def _(cfg: EncoderDecoderConfig) -> Sites:
             sites |= below(f"{name}.{layer}", sites_of(block))
             if isinstance(block.attn.position_bias, RelativeBias.Config):
                 sites |= below(f"{name}.{layer}.attn.position_bias", sites_of(block.attn.position_bias))
-    return sites
+    return sites if cfg.ngram_embed is None else sites | {"ngram_embed.hook_out": "batch pos stream d_model"}
 
 
 @singledispatch
@@ -625,6 +648,21 @@ def _(cfg: ValueWidthAttention.Config) -> dict[str, int]:
 @sizes_of.register
 def _(cfg: DifferentialAttention.Config) -> dict[str, int]:
     return sizes_of.dispatch(Attention.Config)(cfg) | {"d_value": 2 * cfg.d_head}
+
+
+@sizes_of.register
+def _(cfg: MainAttention.Config) -> dict[str, int]:
+    return {"head": cfg.n_heads, "kv_head": cfg.n_heads, "d_head": cfg.d_head, "bucket": cfg.buckets.n_buckets}
+
+
+@sizes_of.register
+def _(cfg: NgramEmbed.Config) -> dict[str, int]:
+    return {"stream": cfg.n_predicting}
+
+
+@sizes_of.register
+def _(cfg: NgramBlock.Config) -> dict[str, int]:
+    return {"stream": 1 + cfg.n_predicting}
 
 
 @sizes_of.register

@@ -1,6 +1,9 @@
-"""Encoder-decoders with decoders of other kinds: one softmax over own keys and the encoder's."""
+"""Encoder-decoders with decoders of other kinds: one softmax over own keys and the encoder's, streams that predict several tokens."""
 
 from typing import Any
+
+from torch import Tensor, nn
+from transformers.models.prophetnet import modeling_prophetnet
 
 from tests.families._case import LLAMA3, Case
 from tests.families._composite import SIGLIP
@@ -24,6 +27,41 @@ def t5gemma2(name: str, encoder: dict[str, Any], decoder: dict[str, Any], eoi: i
     return Case("t5gemma2", name, fields, auto="AutoModelForSeq2SeqLM", adjust=without_pad_in_decoder)
 
 
+PREDICTING = modeling_prophetnet.ProphetNetNgramSelfAttention
+AS_IT_IS = PREDICTING.get_predict_relative_pos_embeddings
+
+
+def in_order(self: Any, streams: Tensor, scores: Tensor, positions: Tensor, buckets: Tensor | None) -> Tensor:
+    """The bias of predicting streams, of the position, the stream and the head that it is of.
+
+    `get_predict_relative_pos_embeddings` in modeling_prophetnet.py gathers from rows in the order of batch, position, stream and
+    head by an index in that of stream, batch, head and position. They agree for single tokens only, as with a cache.
+    """
+    if buckets is None:
+        return AS_IT_IS(self, streams, scores, positions, buckets)
+    values = self.relative_pos_embeddings(streams.transpose(1, 2))
+    values = values.unflatten(-1, (self.num_buckets, self.num_attn_heads)).permute(0, 1, 4, 2, 3)
+    return values.gather(-1, buckets[:, None, None].long().expand(*values.shape[:3], -1, -1))
+
+
+def corrected(model: nn.Module) -> None:
+    """With the bias in order, and never a pad token as the likeliest."""
+    PREDICTING.get_predict_relative_pos_embeddings = in_order
+    model.prophetnet.word_embeddings.weight[0] = 0.0
+    model.lm_head.weight[0] = 0.0
+
+
+PROPHET = {
+    **{"vocab_size": 61, "hidden_size": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 40, "max_position_embeddings": 40},
+    **{"num_encoder_layers": 2, "num_decoder_layers": 2, "num_encoder_attention_heads": 4},
+    **{"num_decoder_attention_heads": 8, "num_buckets": 8, "relative_max_distance": 13, **SPECIAL},
+}
+
+
+def prophetnet(name: str, **fields: Any) -> Case:
+    return Case("prophetnet", name, {**PROPHET, **fields}, auto="AutoModelForSeq2SeqLM", adjust=corrected)
+
+
 CASES: list[Case] = [
     t5gemma2("even-windows", {"sliding_window": 4}, {}),
     t5gemma2(
@@ -39,4 +77,7 @@ CASES: list[Case] = [
         {**GLOBAL, "rope_parameters": STRETCHED, "query_pre_attn_scalar": 16, "intermediate_size": 40},
         eoi=4000,
     ),
+    prophetnet("two-streams"),
+    prophetnet("three-streams-untied-relu", ngram=3, tie_word_embeddings=False, activation_function="relu"),
+    prophetnet("one-stream-many-buckets", ngram=1, num_decoder_layers=1, num_buckets=32, relative_max_distance=128),
 ]

@@ -204,7 +204,7 @@ def assert_in_order(found: list[str], listed: list[str], merged: bool) -> None:
 def lengths_at(tree: EncoderDecoderConfig, name: str, batch: int, source: int, target: int) -> dict[str, int]:
     """How long each axis of a site is in a run of this size."""
     head, *rest = name.split(".")
-    of_decoder = head.startswith("decoder") or head == "unembed" or "hook_decoder" in head
+    of_decoder = head.startswith(("decoder", "hook_decoder", "ngram_embed", "unembed"))
     side = tree.decoder if of_decoder else tree.encoder
     n_pos = target if of_decoder else source
     lengths = {"batch": batch, "pos": n_pos, "query_pos": n_pos, "key_pos": n_pos, "1": 1}
@@ -215,9 +215,11 @@ def lengths_at(tree: EncoderDecoderConfig, name: str, batch: int, source: int, t
         lengths["block"] = source // side.rel_pos_bias.block_size
     if head in ("encoder", "decoder"):
         block = side.blocks[int(rest[0])]
-        lengths |= sizes_of(block.attn) | sizes_of(block.mlp)
+        lengths |= sizes_of(block) | sizes_of(block.attn) | sizes_of(block.mlp)
+    if head == "ngram_embed":
+        lengths |= sizes_of(tree.ngram_embed)
     lengths |= dict.fromkeys(("global_token", "global_key"), getattr(tree.encoder.blocks[0], "n_global", 0))
-    if rest[1:2] == ["cross_attn"]:
+    if "cross_attn" in rest:
         lengths["key_pos"] = source
     return lengths
 
@@ -250,6 +252,9 @@ def test_every_site_is_alive(case: Case):
     routed = {name for name, point in model.all_points().items() if point.dims[0] == "routed"}
     shown_only = {name for name in routed if name.endswith("hook_routed_positions")}
     full = {name for name in dead if "experts" in name and of_tokens_without_room(model, inputs, name)}
+    if model.tree.ngram_embed is not None:
+        assert set(dead) == {name for name in model.all_points() if is_beside_the_logits(model, name)}
+        return
     last = [*model.encoder][-1]  # whose global tokens nothing reads
     ends = {point.name for point in last.modules() if isinstance(point, HookPoint) and is_of_global_query(point)}
     assert set(dead) - (routed - edited) - shown_only - full - ends == set()
@@ -261,6 +266,16 @@ def is_of_global_query(point: HookPoint) -> bool:
     name = (point.name or "").split(".", 2)[2]
     read = ("hook_global_resid_pre", "ln1_global.hook_scale", "ln1_global.hook_normalized")
     return "global_token" in point.dims and name not in (*read, "attn.hook_k_global", "attn.hook_v_global")
+
+
+def is_beside_the_logits(model: HookedEncoderDecoder, name: str) -> bool:
+    """Whether a site is of a predicting stream but the first, or in the last layer's main stream after its keys and values."""
+    parts, last = name.split("."), f"decoder.{len(model.decoder) - 1}."
+    if "predicting" in parts:
+        return parts[3] != "0"
+    kept = ("hook_resid_pre", "hook_streams_pre", "hook_streams_post", "attn.hook_k", "attn.hook_v")
+    inputs = ("hook_attn_in", "hook_k_input", "hook_v_input", "cross_attn.hook_k", "cross_attn.hook_v")
+    return name.startswith(last) and name.removeprefix(last) not in (*kept, *inputs)
 
 
 def of_tokens_without_room(model: HookedEncoderDecoder, inputs: tuple[Tensor, Tensor], name: str) -> bool:
@@ -525,6 +540,15 @@ def wider_band(tree: EncoderDecoderConfig) -> EncoderDecoderConfig:
     return replace(tree, encoder=replace(tree.encoder, blocks=(wide, *tree.encoder.blocks[1:])))
 
 
+def wider_buckets(tree: EncoderDecoderConfig) -> EncoderDecoderConfig:
+    """A decoder of `NgramBlock`s whose last bucket begins later."""
+
+    def wider(block: Any) -> Any:
+        return replace(block, attn=replace(block.attn, buckets=replace(block.attn.buckets, max_distance=60)))
+
+    return replace(tree, decoder=replace(tree.decoder, blocks=tuple(map(wider, tree.decoder.blocks))))
+
+
 def another_token(tree: EncoderDecoderConfig) -> EncoderDecoderConfig:
     return replace(tree, embed=replace(tree.embed, replaced=8))
 
@@ -552,6 +576,7 @@ WRONG_TREES: dict[str, tuple[str, Callable[[EncoderDecoderConfig], EncoderDecode
     "scale of T5Gemma's cross attention": ("t5gemma-narrow-decoder", cross(scale=None)),
     "windows of T5Gemma 2's encoder": ("t5gemma2-even-windows", wider_band),
     "the token with a vector of its own": ("t5gemma2-even-windows", another_token),
+    "distance of the last bucket of streams": ("prophetnet-two-streams", wider_buckets),
     "windows of LED": ("led-one-window-relu-long-target", longer_windows),
     "windows of the encoder": ("longt5-relu-scaled", longer_windows),
     "tokens in a block": ("longt5-global", lambda tree: blocks_of(tree, 4)),
@@ -605,6 +630,14 @@ def no_logits_bias(model: HookedEncoderDecoder) -> None:
     model.unembed.b_U.zero_()
 
 
+def swap_streams(model: HookedEncoderDecoder) -> None:
+    model.ngram_embed.W_ngram.copy_(model.ngram_embed.W_ngram.flip(0))
+
+
+def shift_bucket_bias(model: HookedEncoderDecoder) -> None:
+    model.decoder[0].attn.W_rel.copy_(model.decoder[0].attn.W_rel.roll(1, 2))
+
+
 def permute_experts(model: HookedEncoderDecoder) -> None:
     mlp = next(block.mlp for block in model.decoder if isinstance(block.mlp, MoE))
     mlp.experts = nn.ModuleList([*mlp.experts[1:], mlp.experts[0]])
@@ -626,6 +659,8 @@ def permute_experts(model: HookedEncoderDecoder) -> None:
         ("blenderbot-plain", swap_sides_of_a_norm),
         ("m2m_100-scaled", permute_heads),
         ("switch_transformers-some-layers", permute_experts),
+        ("prophetnet-two-streams", swap_streams),
+        ("prophetnet-two-streams", shift_bucket_bias),
     ],
 )
 @torch.no_grad()

@@ -117,15 +117,16 @@ class MergedAttention(Attention):
         assert isinstance(context, StackContext), "merged attention needs the context of a stack"
         half, (source_k, source_v) = self.source_half, self.source_kv(context)
         mask_of_source = context.source_context.additive_mask(False, None, q.dtype)
-        own = self.hook_attn_scores(self._scores(q, k) + self.additive_mask(context, q.dtype))
-        of_source = half.hook_attn_scores(self._scores(q, source_k) + mask_of_source)
+        own = self.hook_attn_scores(products(q, k) * self.scale + self.additive_mask(context, q.dtype))
+        of_source = half.hook_attn_scores(products(q, source_k) * self.scale + mask_of_source)
         pattern = softmax(torch.cat([own, of_source], -1), self.sinks).to(v.dtype)
         own, of_source = self.hook_pattern(pattern[..., : k.shape[1]]), half.hook_pattern(pattern[..., k.shape[1] :])
         return mixed(own, v) + half.hook_z(mixed(of_source, source_v))
 
-    def _scores(self, q: PerHead, k: Keys) -> Scores:
-        grouped = q.unflatten(2, (k.shape[2], -1))
-        return torch.einsum("bqngh,bknh->bngqk", grouped, k).flatten(1, 2) * self.scale
+
+def products(q: PerHead, k: Keys) -> Scores:
+    """The products of queries and keys, whose heads may be grouped."""
+    return torch.einsum("bqngh,bknh->bngqk", q.unflatten(2, (k.shape[2], -1)), k).flatten(1, 2)
 
 
 def mixed(pattern: Scores, v: Values) -> Float[Tensor, "batch query_pos head d_value"]:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-NAMES = ("W_Q", "W_K", "W_V", "W_UQ", "W_UK", "W_UV", "W_gate")
+NAMES = ("W_Q", "W_K", "W_V", "W_UQ", "W_UK", "W_UV", "W_gate", "W_rel")
 
 
 def projection(n_heads: int, d_model: int, d_head: int) -> nn.Parameter:

@@ -31,6 +31,18 @@ class RelativeBias(nn.Module):
         max_distance: int = 128
         bidirectional: bool = True
 
+        def of(self, distance: Int[Tensor, "*batch query_pos key_pos"]) -> Int[Tensor, "*batch query_pos key_pos"]:
+            """The bucket of each distance from query to key, negative for keys before the query."""
+            if self.bidirectional:
+                n_buckets = self.n_buckets // 2
+                first, far = (distance > 0).long() * n_buckets, distance.abs()
+            else:
+                n_buckets, first, far = self.n_buckets, torch.zeros_like(distance), (-distance).clamp(min=0)
+            n_exact = n_buckets // 2
+            growth = torch.log(far.clamp(min=1).float() / n_exact) / math.log(self.max_distance / n_exact)
+            shared = (n_exact + (growth * (n_buckets - n_exact)).long()).clamp(max=n_buckets - 1)
+            return first + torch.where(far < n_exact, far, shared)
+
         def build(self) -> "RelativeBias":
             return RelativeBias(self)
 
@@ -52,15 +64,7 @@ class RelativeBias(nn.Module):
 
     def buckets(self, distance: Int[Tensor, "*batch query_pos key_pos"]) -> Int[Tensor, "*batch query_pos key_pos"]:
         """The row of `W_rel` for each distance from query to key, negative for keys before the query."""
-        if self.cfg.bidirectional:
-            n_buckets = self.cfg.n_buckets // 2
-            first, far = (distance > 0).long() * n_buckets, distance.abs()
-        else:
-            n_buckets, first, far = self.cfg.n_buckets, torch.zeros_like(distance), (-distance).clamp(min=0)
-        n_exact = n_buckets // 2
-        growth = torch.log(far.clamp(min=1).float() / n_exact) / math.log(self.cfg.max_distance / n_exact)
-        shared = (n_exact + (growth * (n_buckets - n_exact)).long()).clamp(max=n_buckets - 1)
-        return first + torch.where(far < n_exact, far, shared)
+        return self.cfg.of(distance)
 
 
 def _distance(context: Context) -> Int[Tensor, "query_pos key_pos"]:

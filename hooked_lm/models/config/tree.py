@@ -8,6 +8,7 @@ from hooked_lm.components.attention.global_tokens import GlobalTokens
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.cross import CrossBlockConfig
+from hooked_lm.components.blocks.ngram import NgramEmbed
 from hooked_lm.components.blocks.per_layer import PerLayerEmbed
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.blocks.shared import RepeatedEmbed
@@ -111,7 +112,8 @@ class EncoderDecoderConfig:
 
     `n_ctx` is the longest input of either. Without a `decoder_embed` encoder and decoder share one token embedding. A tied
     unembedding is tied to the decoder's embedding. `spare_embed` is an embedding in the checkpoint that no module uses. With
-    `global_tokens` some tokens of the source may have global attention.
+    `global_tokens` some tokens of the source may have global attention. `ngram_embed`
+    adds the predicting streams of a decoder of `NgramBlock`s.
     """
 
     n_ctx: int
@@ -122,6 +124,7 @@ class EncoderDecoderConfig:
     decoder_embed: Embed.Config | None = None
     spare_embed: Embed.Config | None = None
     global_tokens: GlobalTokens.Config | None = None
+    ngram_embed: NgramEmbed.Config | None = None
 
     def __post_init__(self) -> None:
         check_tied(self.unembed, self.decoder_embed or self.embed)

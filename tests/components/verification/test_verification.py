@@ -48,6 +48,7 @@ INSIDE_OTHERS = {
     "MergedRMSNorm",
     "NoNorm",
     "PoolIndexer",
+    "NgramEmbed",
     "PosEmbed",
     "ProjectedEncoderEmbed",
     "RMSNorm",

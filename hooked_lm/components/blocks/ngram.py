@@ -1,0 +1,99 @@
+"""A decoder that predicts several tokens (ProphetNet, Qi et al. 2020, arXiv:2001.04063): its block between streams, and the
+beginnings of the streams."""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hooked_lm.components.attention.cross import CrossAttention
+from hooked_lm.components.attention.ngram import MainAttention, PredictingAttention, StreamCrossAttention
+from hooked_lm.components.blocks.cross import PostNormCrossBlock
+from hooked_lm.components.blocks.streams import Streams, StreamsBlock
+from hooked_lm.components.norm import norm_unhooked
+from hooked_lm.components.stack_context import StackContext
+from hooked_lm.components.streams import STREAMS, Stream, Wide, separated
+from hooked_lm.hooks import HookPoint
+
+
+class NgramEmbed(nn.Module):
+    """The streams before the first layer: the stream of the tokens, and the predicting ones, which do not read the tokens.
+
+    Stream n of the predicting ones starts as the norm of a row of `W_ngram` [stream, d_model], the one before n (before the first
+    the last), plus the vector of the next position. `hook_out` is that sum, of all predicting streams.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        d_model: int
+        n_predicting: int
+
+        def build(self) -> "NgramEmbed":
+            return NgramEmbed(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.W_ngram = nn.Parameter(torch.empty(cfg.n_predicting, cfg.d_model))
+        self.hook_out = HookPoint(*STREAMS)
+
+    def forward(self, main: Stream, next_positions: Float[Tensor, "#batch pos d_model"], norm: nn.Module) -> Wide:
+        """The streams side by side; `next_positions` are the vectors of the next positions, `norm` is that of embeddings."""
+        vectors = next_positions[:, :, None] + self.W_ngram.roll(1, 0)
+        predicting = norm_unhooked(norm, self.hook_out(vectors.expand(len(main), -1, -1, -1).contiguous()))
+        return torch.cat([main[:, :, None], predicting], 2).flatten(2)
+
+
+class NgramBlock(StreamsBlock, PostNormCrossBlock):
+    """A layer of a `PostNormCrossBlock` for the main stream, and one for each predicting stream, with the same weights.
+
+    Sites of the layer are those of the main stream; `predicting.{n}` has those of a predicting stream. `hook_streams_pre` and
+    `hook_streams_post` are all streams, the main one first; an edit of one is an edit of both. The `last` layer returns the first
+    predicting stream, which the logits are computed from. So the main stream acts by its keys and values only, and the other
+    predicting streams have no effect on the logits.
+    """
+
+    @dataclass(frozen=True)
+    class Config(PostNormCrossBlock.Config):
+        attn: MainAttention.Config
+        n_predicting: int = field(kw_only=True)
+        last: bool = False
+
+        def build(self, layer: int) -> "NgramBlock":
+            return NgramBlock(self, layer)
+
+        def predicting(self, stream: int) -> PostNormCrossBlock.Config:
+            """The layer of a predicting stream."""
+            attn = PredictingAttention.Config(**vars(self.attn), stream=stream)
+            parts = {name: getattr(self, name) for name in PostNormCrossBlock.Config.__dataclass_fields__}
+            cross_attn = StreamCrossAttention.Config(**vars(self.cross_attn))
+            return PostNormCrossBlock.Config(**{**parts, "attn": attn, "cross_attn": cross_attn})
+
+    cfg: Config
+    shared_parts = ("attn", "ln1", "cross_attn", "ln2", "mlp", "ln3")
+
+    def make_parts(self) -> None:
+        self.hook_streams_pre = HookPoint(*STREAMS)
+        self.move_to_end("hook_resid_pre")
+        super().make_parts()
+        streams = range(self.cfg.n_predicting)
+        self.predicting = nn.ModuleList(self.cfg.predicting(stream).build(self.layer) for stream in streams)
+        self.hook_streams_post = HookPoint(*STREAMS)
+        if self.cfg.last:
+            self.last_site = "predicting.0.hook_normalized_resid_post"
+
+    def forward(self, resid: Wide, context: StackContext) -> Float[Tensor, "batch pos width"]:  # type: ignore[override]
+        main, *others = self.entering(resid).unbind(2)
+        streams = [super().forward(main, context)]
+        streams += [block(stream, context) for block, stream in zip(self.predicting, others, strict=True)]
+        after = self.hook_streams_post(torch.stack(streams, 2))
+        return after[:, :, 1] if self.cfg.last else after.flatten(2)
+
+    def entering(self, resid: Wide) -> Streams:
+        """The streams before the layer."""
+        return self.hook_streams_pre(separated(resid, 1 + self.cfg.n_predicting, self.cfg.attn.d_model))
+
+    def attn_stream(self, resid: Wide) -> Stream:  # type: ignore[override]
+        """The main stream."""
+        return self.entering(resid)[:, :, 0]
