@@ -1,4 +1,4 @@
-"""Encoder-decoders with decoders of other kinds: one softmax over own keys and the encoder's, streams that predict several tokens."""
+"""Encoder-decoders of other kinds: one softmax over own keys and the encoder's, streams that predict several tokens."""
 
 from typing import Any
 
@@ -52,9 +52,18 @@ def corrected(model: nn.Module) -> None:
 
 
 PROPHET = {
-    **{"vocab_size": 61, "hidden_size": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 40, "max_position_embeddings": 40},
-    **{"num_encoder_layers": 2, "num_decoder_layers": 2, "num_encoder_attention_heads": 4},
-    **{"num_decoder_attention_heads": 8, "num_buckets": 8, "relative_max_distance": 13, **SPECIAL},
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 40,
+    "max_position_embeddings": 40,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 2,
+    "num_encoder_attention_heads": 4,
+    "num_decoder_attention_heads": 8,
+    "num_buckets": 8,
+    "relative_max_distance": 13,
+    **SPECIAL,
 }
 
 

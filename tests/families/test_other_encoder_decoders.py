@@ -190,9 +190,7 @@ def test_keys_and_values_of_the_source_are_computed_once_for_all_streams() -> No
         whole = model.run_with_hooks(SOURCE, TARGET, fwd_hooks=[(site, zero)])
         past = EncoderDecoderCache(2)
         with model.hooks([(site, zero)]):
-            steps = [
-                model(None if pos else SOURCE, TARGET[:, pos : pos + 1], past_kv_cache=past) for pos in range(3)
-            ]
+            steps = [model(None if pos else SOURCE, TARGET[:, pos : pos + 1], past_kv_cache=past) for pos in range(3)]
         assert_close(torch.cat(steps, 1), whole)
         runs[site] = whole
     assert_close(*runs.values())

@@ -1,5 +1,5 @@
-"""Self-attention of a decoder that predicts several tokens (ProphetNet, Qi et al. 2020, arXiv:2001.04063): the main stream attends
-to its own keys, each predicting stream to those of the main stream and to one key of its own."""
+"""Self-attention of a decoder that predicts several tokens (ProphetNet, Qi et al. 2020, arXiv:2001.04063): the main stream
+attends to its own keys, each predicting stream to those of the main stream and to one key of its own."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,17 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.merged import mixed, products
-from hooked_lm.components.attention.multihead import KEY, QUERY, SCORES, Attend, Mixed, PerHead, SelfAttention, Stream, project
+from hooked_lm.components.attention.multihead import (
+    KEY,
+    QUERY,
+    SCORES,
+    Attend,
+    Mixed,
+    PerHead,
+    SelfAttention,
+    Stream,
+    project,
+)
 from hooked_lm.components.attention.projection import add_projections, projection
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.attention.steps import Scores, softmax
@@ -108,8 +118,8 @@ class PredictingAttention(MainAttention):
 
     The stream numbered n predicts the next token from tokens that are at least n positions before it, and the first of the text.
     `hook_attn_scores` and `hook_pattern` are the columns of the main stream, [batch, head, query_pos, key_pos],
-    `hook_attn_scores_own` and `hook_pattern_own`, [batch, head, query_pos, 1], those of the own key. `hook_k` and `hook_v` are own
-    keys and values, of new tokens only; those of the main stream have sites there.
+    `hook_attn_scores_own` and `hook_pattern_own`, [batch, head, query_pos, 1], those of the own key. `hook_k` and `hook_v` are
+    own keys and values, of new tokens only; those of the main stream have sites there.
     """
 
     @dataclass(frozen=True)
@@ -124,7 +134,12 @@ class PredictingAttention(MainAttention):
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
         self.hook_attn_scores_own, self.hook_pattern_own = HookPoint(*OWN), HookPoint(*OWN)
-        for name in ("hook_pattern", "hook_pattern_own", "hook_z", "hook_result"):  # the order of computation, in which sites are listed
+        for name in (
+            "hook_pattern",
+            "hook_pattern_own",
+            "hook_z",
+            "hook_result",
+        ):  # the order of computation, in which sites are listed
             self._modules[name] = self._modules.pop(name)
 
     def attend(self, q: PerHead, new: KeysValues, by_bucket: ByBucket, context: Context, layer: int) -> Mixed:

@@ -1,13 +1,12 @@
 """A decoder that predicts several tokens (ProphetNet, Qi et al. 2020, arXiv:2001.04063): its block between streams, and the
 beginnings of the streams."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.ngram import MainAttention, PredictingAttention, StreamCrossAttention
 from hooked_lm.components.blocks.cross import PostNormCrossBlock
 from hooked_lm.components.blocks.streams import Streams, StreamsBlock
@@ -83,7 +82,7 @@ class NgramBlock(StreamsBlock, PostNormCrossBlock):
         if self.cfg.last:
             self.last_site = "predicting.0.hook_normalized_resid_post"
 
-    def forward(self, resid: Wide, context: StackContext) -> Float[Tensor, "batch pos width"]:  # type: ignore[override]
+    def forward(self, resid: Wide, context: StackContext) -> Float[Tensor, "batch pos width"]:
         main, *others = self.entering(resid).unbind(2)
         streams = [super().forward(main, context)]
         streams += [block(stream, context) for block, stream in zip(self.predicting, others, strict=True)]
@@ -94,6 +93,6 @@ class NgramBlock(StreamsBlock, PostNormCrossBlock):
         """The streams before the layer."""
         return self.hook_streams_pre(separated(resid, 1 + self.cfg.n_predicting, self.cfg.attn.d_model))
 
-    def attn_stream(self, resid: Wide) -> Stream:  # type: ignore[override]
+    def attn_stream(self, resid: Wide) -> Stream:
         """The main stream."""
         return self.entering(resid)[:, :, 0]

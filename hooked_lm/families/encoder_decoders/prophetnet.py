@@ -1,6 +1,8 @@
 """ProphetNet (Qi et al. 2020, arXiv:2001.04063): a BERT-like encoder, and a decoder with streams that predict the next token from
 fewer and fewer tokens before it; the logits are those of the first of these streams."""
 
+from dataclasses import replace
+
 from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.ngram import MainAttention
@@ -27,29 +29,26 @@ def config(hf: HFConfig) -> EncoderDecoderConfig:
     norm, tied = LayerNorm.Config(d_model), hf.tie_word_embeddings
     offset = 1 + hf.pad_token_id  # positions of padding have the row of its id
     positions = PosEmbed.Config(hf.max_position_embeddings - offset, d_model, offset)
-    sizes = {"d_model": d_model, "n_heads": n_heads, "d_head": d_model // n_heads, "qkv_bias": True, "out_bias": True}
+    n_encoder_heads = hf.num_encoder_attention_heads
     encoder = PostNormBlock.Config(
         attn=Attention.Config(
-            d_model,
-            hf.num_encoder_attention_heads,
-            d_model // hf.num_encoder_attention_heads,
-            qkv_bias=True,
-            out_bias=True,
-            causal=False,
+            d_model, n_encoder_heads, d_model // n_encoder_heads, qkv_bias=True, out_bias=True, causal=False
         ),
         ln1=norm,
         mlp=MLP.Config(d_model, hf.encoder_ffn_dim, hf.activation_function),
         ln2=norm,
     )
     buckets = RelativeBias.Config(n_heads, hf.num_buckets, hf.relative_max_distance, bidirectional=False)
-    parts = {
-        "attn": MainAttention.Config(**sizes, buckets=buckets),
-        "cross_attn": CrossAttention.Config(**sizes),
-        "mlp": MLP.Config(d_model, hf.decoder_ffn_dim, hf.activation_function),
-        **{"ln1": norm, "ln2": norm, "ln3": norm},
-    }
-    last = hf.num_decoder_layers - 1
-    decoder = [NgramBlock.Config(**parts, n_predicting=n_predicting, last=i == last) for i in range(last + 1)]
+    block = NgramBlock.Config(
+        attn=MainAttention.Config(d_model, n_heads, d_model // n_heads, buckets),
+        ln1=norm,
+        cross_attn=CrossAttention.Config(d_model, n_heads, d_model // n_heads, qkv_bias=True, out_bias=True),
+        ln2=norm,
+        mlp=MLP.Config(d_model, hf.decoder_ffn_dim, hf.activation_function),
+        ln3=norm,
+        n_predicting=n_predicting,
+    )
+    decoder = [block] * (hf.num_decoder_layers - 1) + [replace(block, last=True)]
     embed = Embed.Config(hf.vocab_size, d_model)
     return EncoderDecoderConfig(
         n_ctx=positions.n_ctx,
