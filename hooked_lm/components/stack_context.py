@@ -14,20 +14,26 @@ from hooked_lm.components.kv_cache import KeyValueCache
 class EncodedSource:
     """The output of an encoder; `real` marks its positions that are not padding, None: all.
 
-    Each decoder layer computes the keys and values of it once, for this and all later runs.
+    With `cache_kv` each decoder layer computes the keys and values of it once, for this and all later runs.
     """
 
     def __init__(
-        self, resid: Float[Tensor, "batch key_pos d_model"], real: Bool[Tensor, "batch key_pos"] | None = None
+        self,
+        resid: Float[Tensor, "batch key_pos d_model"],
+        real: Bool[Tensor, "batch key_pos"] | None = None,
+        cache_kv: bool = False,
     ) -> None:
-        self.resid, self.real = resid, real
-        self._keys_values: dict[int, KeysValues] = {}
+        self.resid, self.real, self.cache_kv = resid, real, cache_kv
+        self._cached_kv: dict[int, KeysValues] = {}
 
     def keys_values(self, layer: int, compute: Callable[[], KeysValues]) -> KeysValues:
-        """The keys and values of a layer, computed at the first call."""
-        if layer not in self._keys_values:
-            self._keys_values[layer] = compute()
-        return self._keys_values[layer]
+        """The keys and values of a layer: cached ones, else those that `compute` returns."""
+        if layer in self._cached_kv:
+            return self._cached_kv[layer]
+        keys_values = compute()
+        if self.cache_kv:
+            self._cached_kv[layer] = keys_values
+        return keys_values
 
 
 class SourceContext(Context):

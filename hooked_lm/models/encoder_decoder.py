@@ -194,7 +194,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         embed = self.hook_embed(self.embed(tokens))
         resid = self.encoder_stack.with_positions(self, embed, tokens, context)
         resid = self.encoder_stack.normalized(self, self.encoder_stack.run(self, resid, context))
-        return EncodedSource(self.hook_encoder_out(resid), real)
+        return EncodedSource(self.hook_encoder_out(resid), real, cache_kv=cache is not None and not cache.frozen)
 
     def room(self, side: StackConfig) -> int:
         """The longest input of the encoder or the decoder."""

@@ -44,11 +44,15 @@ class CrossAttention(Attend):
 
     def forward(self, query_input: Stream, context: StackContext, layer: int = 0) -> Stream:
         """`query_input` is the normalised stream; `layer` is the index of this layer in the cache of the source."""
+        q = self.hook_q(project(query_input, self.W_Q, self.b_Q))
+        k, v = self.source_kv(context, layer)
+        return self.output(self.mix(q, k, v, context.source_context))
+
+    def source_kv(self, context: StackContext, layer: int) -> KeysValues:
+        """The keys and values of the context's source."""
         assert context.source is not None, "cross attention without an encoder's output"
         source = context.source
-        q = self.hook_q(project(query_input, self.W_Q, self.b_Q))
-        k, v = source.keys_values(layer, lambda: self.keys_values(source))
-        return self.output(self.mix(q, k, v, context.source_context))
+        return source.keys_values(layer, lambda: self.keys_values(source))
 
     def keys_values(self, source: EncodedSource) -> KeysValues:
         """The keys and values of the source, at their sites."""

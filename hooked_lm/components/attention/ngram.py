@@ -165,6 +165,22 @@ class PredictingAttention(MainAttention):
         return (seen if context.real is None else seen & context.real[:, None])[:, None]
 
 
+class MainCrossAttention(CrossAttention):
+    """Cross attention that keeps its keys and values for the predicting streams of the layer."""
+
+    @dataclass(frozen=True)
+    class Config(CrossAttention.Config):
+        def build(self) -> "MainCrossAttention":
+            return MainCrossAttention(self)
+
+    def source_kv(self, context: StackContext, layer: int) -> KeysValues:
+        """The keys and values of the context's source."""
+        k, v = super().source_kv(context, layer)
+        context.keep_rows("source keys", layer, k)
+        context.keep_rows("source values", layer, v)
+        return k, v
+
+
 class StreamCrossAttention(CrossAttention):
     """The cross attention of a predicting stream, to the keys and values that the main stream computes from the source.
 
@@ -176,11 +192,9 @@ class StreamCrossAttention(CrossAttention):
         def build(self) -> "StreamCrossAttention":
             return StreamCrossAttention(self)
 
-    def forward(self, query_input: Stream, context: StackContext, layer: int = 0) -> Stream:
-        """`query_input` is the stream; `layer` is the index of this layer in the cache of the source."""
-        source = context.source
-        assert source is not None, "cross attention without an encoder's output"
-        q = self.hook_q(project(query_input, self.W_Q, self.b_Q))
-        k, v = source.keys_values(layer, lambda: self.keys_values(source))
-        k, v = hook_if_listening(self.hook_k, k), hook_if_listening(self.hook_v, v)
-        return self.output(self.mix(q, k, v, context.source_context))
+    def source_kv(self, context: StackContext, layer: int) -> KeysValues:
+        """The keys and values of the context's source, at the sites of this stream."""
+        k, v = context.rows_of("source keys", layer), context.rows_of("source values", layer)
+        assert k is not None, "a predicting stream without the main stream"
+        assert v is not None, "a predicting stream without the main stream"
+        return hook_if_listening(self.hook_k, k), hook_if_listening(self.hook_v, v)

@@ -7,7 +7,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.attention.ngram import MainAttention, PredictingAttention, StreamCrossAttention
+from hooked_lm.components.attention.ngram import (
+    MainAttention,
+    MainCrossAttention,
+    PredictingAttention,
+    StreamCrossAttention,
+)
 from hooked_lm.components.blocks.cross import PostNormCrossBlock
 from hooked_lm.components.blocks.streams import Streams, StreamsBlock
 from hooked_lm.components.norm import norm_unhooked
@@ -56,6 +61,7 @@ class NgramBlock(StreamsBlock, PostNormCrossBlock):
     @dataclass(frozen=True)
     class Config(PostNormCrossBlock.Config):
         attn: MainAttention.Config
+        cross_attn: MainCrossAttention.Config = field(kw_only=True)
         n_predicting: int = field(kw_only=True)
         last: bool = False
 

@@ -3,9 +3,8 @@ fewer and fewer tokens before it; the logits are those of the first of these str
 
 from dataclasses import replace
 
-from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.components.attention.ngram import MainAttention
+from hooked_lm.components.attention.ngram import MainAttention, MainCrossAttention
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.blocks.ngram import NgramBlock, NgramEmbed
 from hooked_lm.components.blocks.post_norm import PostNormBlock
@@ -42,7 +41,7 @@ def config(hf: HFConfig) -> EncoderDecoderConfig:
     block = NgramBlock.Config(
         attn=MainAttention.Config(d_model, n_heads, d_model // n_heads, buckets),
         ln1=norm,
-        cross_attn=CrossAttention.Config(d_model, n_heads, d_model // n_heads, qkv_bias=True, out_bias=True),
+        cross_attn=MainCrossAttention.Config(d_model, n_heads, d_model // n_heads, qkv_bias=True, out_bias=True),
         ln2=norm,
         mlp=MLP.Config(d_model, hf.decoder_ffn_dim, hf.activation_function),
         ln3=norm,

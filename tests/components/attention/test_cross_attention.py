@@ -135,7 +135,7 @@ def test_cross_attention(biases: bool, n_pos: int, padded: bool):
 
 def test_a_caching_source_computes_keys_and_values_once():
     attn = filled(CrossAttention.Config(D, HEADS, D_HEAD).build())
-    source, context = EncodedSource(drawn(2, 6, D)), StackContext(2, 1, CPU)
+    source, context = EncodedSource(drawn(2, 6, D), cache_kv=True), StackContext(2, 1, CPU)
     context.source = source
     first = attn(drawn(2, 1, D), context, 5)
     attn.W_K.zero_()
