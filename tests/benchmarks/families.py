@@ -76,6 +76,7 @@ SIZES = {
     12: (
         *("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "num_sliding_attention_heads"),
         *("encoder_attention_heads", "decoder_attention_heads"),
+        *("num_encoder_attention_heads", "num_decoder_attention_heads"),
         *("linear_num_heads", "linear_num_value_heads", "index_n_heads"),
     ),
     N_EXPERTS: ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
@@ -88,7 +89,7 @@ KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_hea
 EXPERT_WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size")
 LAYERS = (
     *("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    *("encoder_layers", "decoder_layers", "num_decoder_layers"),
+    *("encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers"),
 )
 # What a family needs besides, because its sizes depend on each other.
 BESIDES: dict[str, dict[str, Any]] = {
