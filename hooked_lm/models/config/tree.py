@@ -112,8 +112,8 @@ class EncoderDecoderConfig:
 
     `n_ctx` is the longest input of either. Without a `decoder_embed` encoder and decoder share one token embedding. A tied
     unembedding is tied to the decoder's embedding. `spare_embed` is an embedding in the checkpoint that no module uses. With
-    `global_tokens` some tokens of the source may have global attention. `ngram_embed`
-    adds the predicting streams of a decoder of `NgramBlock`s.
+    `global_tokens` some tokens of the source may have global attention. `ngram_embed` adds the predicting streams of a decoder of
+    `NgramBlock`s.
     """
 
     n_ctx: int
