@@ -18,9 +18,10 @@ SEQ2SEQ_ARCHITECTURES = {
     "BlenderbotSmallForConditionalGeneration", "FSMTForConditionalGeneration", "LEDForConditionalGeneration",
     "LongT5ForConditionalGeneration", "M2M100ForConditionalGeneration", "MarianMTModel",
     "MBartForConditionalGeneration", "MT5ForConditionalGeneration", "MvpForConditionalGeneration",
-    "PegasusForConditionalGeneration", "PLBartForConditionalGeneration", "ProphetNetForConditionalGeneration",
-    "SwitchTransformersForConditionalGeneration", "T5ForConditionalGeneration", "T5Gemma2ForConditionalGeneration",
-    "T5GemmaForConditionalGeneration", "T5WithLMHeadModel", "UMT5ForConditionalGeneration",
+    "PegasusForConditionalGeneration", "PegasusXForConditionalGeneration", "PLBartForConditionalGeneration",
+    "ProphetNetForConditionalGeneration", "SwitchTransformersForConditionalGeneration", "T5ForConditionalGeneration",
+    "T5Gemma2ForConditionalGeneration", "T5GemmaForConditionalGeneration", "T5WithLMHeadModel",
+    "UMT5ForConditionalGeneration",
 }  # fmt: skip
 MASKED_LM_ARCHITECTURES = {
     "AlbertForMaskedLM", "BertForMaskedLM", "BigBirdForMaskedLM", "CamembertForMaskedLM", "ConvBertForMaskedLM",
