@@ -136,6 +136,7 @@ BESIDES: dict[str, dict[str, Any]] = {
     },
     "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"] * 3},
     "olmo_hybrid": {"linear_num_key_heads": 12},
+    "pegasus_x": {"block_size": 64, "num_global_tokens": 16},
     "squeezebert": {"embedding_size": 768},
     "zaya": {"router_hidden_size": 128},
     "switch_transformers": {"num_sparse_encoder_layers": 6, "num_sparse_decoder_layers": 6, "expert_capacity": 64},
