@@ -130,8 +130,27 @@ MEANING = {
     "hook_bias": "the position bias, added to the scores for the distance of query and key; in T5 all layers share it",
     "hook_bias_global": "the same for the block of the query and each block of tokens",
     "hook_block_sum": "the sum of the inputs of attention in each block of tokens, before its norm",
-    "hook_k_global": "the key of each block of tokens",
-    "hook_v_global": "the value of each block of tokens",
+    "hook_mask": "1 at the tokens with global attention; a hook there chooses them",
+    "hook_q_global": "the query of each global token (Longformer: of each token, were it global)",
+    "hook_k_global": "the key of each global token (LongT5: of each block of tokens; Longformer: of each token for global queries)",
+    "hook_v_global": "the value that belongs to that key",
+    "hook_z_global": "the mixed values of each global token",
+    "hook_attn_scores_to_global": "the scores of a token's query with the keys of global tokens",
+    "hook_pattern_to_global": "the share of global tokens in the softmax of a token's query, over them and the tokens of its block",
+    "hook_attn_scores_among_global": "the scores of a global token's query with the keys of global tokens",
+    "hook_attn_scores_from_global": "the scores of a global token's query with the keys of tokens",
+    "hook_pattern_among_global": "the share of global tokens in the softmax of a global token's query, over them and all tokens",
+    "hook_pattern_from_global": "the share of tokens in that softmax",
+    "hook_global_resid_pre": "the stream of global tokens before the block",
+    "hook_global_attn_out": "exactly what attention adds to the stream of global tokens",
+    "hook_global_resid_mid": "the stream of global tokens between the sublayers",
+    "hook_global_mlp_pre": "`hook_pre` of the MLP on global tokens",
+    "hook_global_mlp_post": "`hook_post` of the MLP on global tokens",
+    "hook_global_mlp_out": "exactly what the MLP adds to the stream of global tokens",
+    "hook_global_resid_post": "the stream of global tokens after the block",
+    "hook_bucket_bias": "the bias of the scores for each bucket of relative positions, made of the stream",
+    "hook_attn_scores_own": "the score of a predicting stream's query with the key of the same stream at the same position",
+    "hook_pattern_own": "the share of that key in the softmax over it and the keys of the main stream",
     "hook_attn_scores_global": "the scores of blocks of tokens, with their bias",
     "hook_pattern_global": "the share of blocks of tokens in the softmax over tokens and blocks",
     "hook_key_bias": "what is added to the scores of each key, made of its value",
@@ -202,8 +221,9 @@ def rows() -> list[str]:
 
 
 def any_layer(site: str) -> str:
-    """A site's name with `{i}` for layers and `{e}` for experts."""
-    return re.sub(r"\bexperts\.\d+\b", "experts.{e}", re.sub(r"^(\w+)\.\d+\.", r"\1.{i}.", site))
+    """A site's name with `{i}` for layers, `{e}` for experts and `{n}` for predicting streams."""
+    site = re.sub(r"\bexperts\.\d+\b", "experts.{e}", re.sub(r"^(\w+)\.\d+\.", r"\1.{i}.", site))
+    return re.sub(r"\bpredicting\.\d+\b", "predicting.{n}", site)
 
 
 def sites_of_families(class_name: str) -> dict[str, dict[str, Any]]:
