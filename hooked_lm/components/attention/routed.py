@@ -125,7 +125,7 @@ class RoutedAttention(Attention):
         for weight, bias, (tokens, choices) in zip(weights, biases, sent, strict=True):
             own = torch.baddbmm(bias[:, None], rows.index_select(0, tokens).expand(n_kv, -1, -1), weight)
             found.index_copy_(0, choices, own.transpose(0, 1))
-        return found.view(*x.shape[:2], -1, n_kv, self.cfg.d_head).transpose(2, 3).flatten(2, 3)
+        return found.view(*x.shape[:2], self.cfg.top_k, n_kv, self.cfg.d_head).transpose(2, 3).flatten(2, 3)
 
     def output_of(self, sent: list[tuple[Choices, Choices]], z: Mixed, gate: Weights) -> Stream:
         """The output of the mixed values of the chosen experts."""
@@ -133,7 +133,7 @@ class RoutedAttention(Attention):
         gated = (z.unflatten(2, (n_kv, -1)) * gate[:, :, None, :, None]).permute(2, 0, 1, 3, 4).flatten(1, 3)
         for weight, (tokens, choices) in zip(self.W_O.unflatten(0, (n_kv, -1)).unbind(1), sent, strict=True):
             total.index_add_(0, tokens, torch.addbmm(total[:1], gated.index_select(1, choices), weight, beta=0))
-        out = total.view(*gate.shape[:2], -1)
+        out = total.view(*gate.shape[:2], self.cfg.d_model)
         return out if self.b_O is None else out + self.b_O
 
     @property
