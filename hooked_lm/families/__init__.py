@@ -2,11 +2,10 @@
 
 A family defines `config(hf)`, which translates a checkpoint's config into a tree of component configs, and `rows(tree)`,
 which maps the checkpoint's tensors to parameters. `PREFIX` is the prefix that the tensor names of a base model (without
-heads) lack. `IGNORED` holds globs of tensors that are not loaded. Optional: `LEFT_OUT`, the beginnings of the names of tensors
-outside of the language model, which cannot be written back; `RENAMED`, regular expressions of old tensor names and their
-replacements; `NO_EFFECT`, globs of config fields that do not change the forward pass; `PREPENDS_BOS`, False if BOS is prepended
-only on request; `fitted(tree, tensors)`, which corrects the tree according to the tensors; `text_names(hf)`, regular expressions
-of tensor names in a composite that differ on text alone: their replacements, and None for a part that only images use; `JOINED`,
+heads) lack. `IGNORED` holds globs of tensors that are not loaded. Optional: `RENAMED`, regular expressions of old tensor names
+and their replacements; `NO_EFFECT`, globs of config fields that do not change the forward pass; `PREPENDS_BOS`, False if BOS is
+prepended only on request; `fitted(tree, tensors)`, which corrects the tree according to the tensors; `text_names(hf)`, regular
+expressions of tensor names that differ on text alone: their replacements, and None for a part that only images use; `JOINED`,
 tensors that files have in parts, and the names of the parts.
 """
 

@@ -122,13 +122,6 @@ def language_model(
     return LanguageModel(tensors, {**names, **joined}, _united(left_out))
 
 
-def without(tensors: Mapping[str, Tensor], left_out: Collection[str], prefix: str) -> Mapping[str, Tensor]:
-    """The tensors but for those whose names start with one of `left_out`, after the prefix of a base model."""
-    modules = {name: next((x for x in left_out if name.removeprefix(prefix).startswith(x)), None) for name in tensors}
-    found = Counter(module.removesuffix(".") for module in modules.values() if module is not None)
-    return LanguageModel(tensors, {name: name for name, x in modules.items() if x is None}, found) if found else tensors
-
-
 def fitted(tree: DecoderConfig, module: ModuleType, tensors: Mapping[str, Tensor]) -> DecoderConfig:
     """The tree, untied if the file has a head that differs from the embedding, as in transformers."""
     sources = {row.target: row.source for row in module.rows(tree)}

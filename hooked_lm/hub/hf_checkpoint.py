@@ -54,8 +54,7 @@ class HFCheckpoint:
             tree = read_config(self.family, self.config)
             names = text_names(HFConfig(self.config.to_dict(), {})) if text_names else {}
             return composite.language_model(self.open_weights(), self.family, tree, names)
-        tensors = in_present_names(self.open_weights(), getattr(self.family, "RENAMED", {}))
-        return composite.without(tensors, getattr(self.family, "LEFT_OUT", ()), self.family.PREFIX)
+        return in_present_names(self.open_weights(), getattr(self.family, "RENAMED", {}))
 
     def tree(self, tensors: Mapping[str, Tensor]) -> Tree:
         """The config tree; the tensor names show which heads the checkpoint has."""

@@ -16,9 +16,8 @@ from hooked_lm.families.encoder_decoders.t5gemma import IGNORED, PREFIX, layer_r
 from hooked_lm.models.config.tree import EncoderDecoderConfig, StackConfig
 from hooked_lm.weights import Row
 
-__all__ = ["IGNORED", "LEFT_OUT", "NO_EFFECT", "PREFIX", "config", "rows"]
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows", "text_names"]
 
-LEFT_OUT = ("encoder.vision_tower.", "encoder.multi_modal_projector.")
 NO_EFFECT = (
     *gemma3_text.NO_EFFECT,
     *seq2seq.GENERATION,
@@ -53,6 +52,11 @@ def seeing_both_sides(block: PreNormBlock.Config) -> PreNormBlock.Config:
 def merged(block: PreNormBlock.Config) -> MergedBlock.Config:
     """The block with one attention to own keys and those of the encoder."""
     return MergedBlock.Config(**{**vars(block), "attn": MergedAttention.Config(**vars(block.attn))})
+
+
+def text_names(_: HFConfig) -> dict[str, str | None]:
+    """The tower of images, and what makes its output as wide as the stream."""
+    return {r"\bencoder\.(vision_tower|multi_modal_projector)\b": None}
 
 
 def rows(tree: EncoderDecoderConfig) -> list[Row]:
