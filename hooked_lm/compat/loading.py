@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.compat.state_dicts import transformer_lens_weights
-from hooked_lm.components.layer_norm import LayerNorm
-from hooked_lm.components.norm import RMSNorm
-from hooked_lm.components.pos_embed import PosEmbed
+from hooked_lm.components.embeddings.pos_embed import PosEmbed
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.hub.hf_checkpoint import HFCheckpoint, from_model, from_source
 from hooked_lm.hub.hf_load import fill
 from hooked_lm.hub.names import published_steps

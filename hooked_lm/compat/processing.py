@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.components.layer_norm import LayerNorm
-from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.models.weights import fold
 from hooked_lm.models.weights.foreign_state_dict import TABLES
 from hooked_lm.models.weights.state import load_state

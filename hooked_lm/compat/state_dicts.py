@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.blocks.parallel import SharedNormBlock
-from hooked_lm.components.layer_norm import LayerNorm
-from hooked_lm.components.norm import RMSNorm
-from hooked_lm.components.pos_embed import PosEmbed
+from hooked_lm.components.embeddings.pos_embed import PosEmbed
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.models.weights.foreign_state_dict import TABLES
 from hooked_lm.models.weights.state import BIASES, load_state
 from hooked_lm.pretrained import HookedEncoderDecoder, HookedTransformer

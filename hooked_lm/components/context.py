@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
+from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.components.kv_cache import KeyValueCache
-from hooked_lm.components.rotary import Rotary
 
 T = TypeVar("T")
 Tokens = Float[Tensor, "batch pos *features"]

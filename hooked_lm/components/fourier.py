@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.context import Context
 from hooked_lm.components.mlp import hooked_input
-from hooked_lm.components.norm import RESIDUAL, upcast
+from hooked_lm.components.norms.norm import RESIDUAL, upcast
 from hooked_lm.hooks import HookPoint
 
 Stream = Float[Tensor, "batch pos d_model"]

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.mlp import MLP, Stream, hooked_input
-from hooked_lm.components.norm import norm_of
+from hooked_lm.components.norms.norm import norm_of
 
 Groups = Float[Tensor, "group d_in d_out"]
 

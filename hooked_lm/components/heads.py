@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.activations import Activation, activation
-from hooked_lm.components.norm import NormConfig, add_norm, norm_of, norm_unhooked
+from hooked_lm.components.norms.norm import NormConfig, add_norm, norm_of, norm_unhooked
 from hooked_lm.hooks import HookPoint
 
 Stream = Float[Tensor, "batch pos d_model"]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.norm import RESIDUAL, root_mean_square, upcast
+from hooked_lm.components.norms.norm import RESIDUAL, root_mean_square, upcast
 from hooked_lm.components.streams import STREAMS, MergedRMSNorm
 from hooked_lm.hooks import HookPoint
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.activations import Activation, activation
-from hooked_lm.components.norm import RESIDUAL, NormConfig
+from hooked_lm.components.norms.norm import RESIDUAL, NormConfig
 from hooked_lm.hooks import HookPoint, hook_if_listening, is_listening
 
 HIDDEN = ("batch", "pos", "d_mlp")

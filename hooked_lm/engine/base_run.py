@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooked_lm.components.norm import norm_of
+from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.engine.context import BaseContext
 from hooked_lm.engine.cost import TokenCost, token_cost
 from hooked_lm.engine.edit import Edit

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.context import Angles, Context, KeysValues
+from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.components.kv_cache import KeyValueCache, StateCacheEntry
-from hooked_lm.components.rotary import Rotary
 from hooked_lm.engine.edit import NONE, Interval, overlap, repeated
 from hooked_lm.engine.ragged_batch import LayerSpans, Packing, Run, pack
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from hooked_lm.components.attention.multihead import Attend
-from hooked_lm.components.moe import MoE
+from hooked_lm.components.experts.moe import MoE
 from hooked_lm.engine.context import PackedContext
 from hooked_lm.engine.site_info import mixing
 

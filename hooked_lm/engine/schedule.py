@@ -18,7 +18,7 @@ from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
 from hooked_lm.components.blocks.shared import SharedBlock
-from hooked_lm.components.norm import norm_of
+from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.engine.base_run import BaseRun
 from hooked_lm.engine.context import PackedContext
 from hooked_lm.engine.cost import Cost

@@ -12,7 +12,7 @@ from hooked_lm.components.blocks.hybrid import HybridBlock
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
 from hooked_lm.components.blocks.shared import SharedBlock
-from hooked_lm.components.norm import norm_of
+from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.engine.edit import Edit
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.components.pos_embed import PosEmbed
-from hooked_lm.components.stored_rotary import RotaryTable
+from hooked_lm.components.embeddings.pos_embed import PosEmbed
+from hooked_lm.components.embeddings.stored_rotary import RotaryTable
 from hooked_lm.models.config.tree import DecoderConfig, EncoderConfig, EncoderDecoderConfig
 
 Tree = DecoderConfig | EncoderConfig | EncoderDecoderConfig

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooked_lm.components.norm import upcast
+from hooked_lm.components.norms.norm import upcast
 from hooked_lm.hooks import HookPoint
 from hooked_lm.interventions.collector import pick_site
 from hooked_lm.interventions.streaming import Streaming

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.components.kv_cache import KeyValueCache
-from hooked_lm.components.norm import norm_of
+from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.components.streams import MergedRMSNorm
 
 RETURN_TYPES = ("logits", "loss", "both", None)

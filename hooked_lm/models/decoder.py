@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.components.context import Context
-from hooked_lm.components.embed import soft_capped
+from hooked_lm.components.embeddings.embed import soft_capped
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models import checks

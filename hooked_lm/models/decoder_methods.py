@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hooked_lm.components.embed import Unembed
+from hooked_lm.components.embeddings.embed import Unembed
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import NamesFilter
 from hooked_lm.hooks.select import Site

@@ -7,8 +7,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from hooked_lm.components.attention.disentangled import RelativeContext
-from hooked_lm.components.embed import TiedUnembed
-from hooked_lm.components.extra_embed import checked_extra_ids
+from hooked_lm.components.embeddings.embed import TiedUnembed
+from hooked_lm.components.embeddings.extra_embed import checked_extra_ids
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.checks import check_length, check_rows, checked_global_mask

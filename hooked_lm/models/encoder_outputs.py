@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from hooked_lm.components.embed import soft_capped
+from hooked_lm.components.embeddings.embed import soft_capped
 from hooked_lm.components.heads import SpanClassifier
 from hooked_lm.hooks import HookPoint, is_listening
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.context import Context
 from hooked_lm.components.kv_cache import KeyValueCache
-from hooked_lm.components.norm import NormConfig, add_norm, norm_of
+from hooked_lm.components.norms.norm import NormConfig, add_norm, norm_of
 from hooked_lm.components.streams import MergedRMSNorm
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.checks import check_cacheable, check_layers, check_mask, real_of, unknown_id

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hooked_lm import HookedEncoder, HookedEncoderDecoder, HookedTransformer, HookedTransformerConfig
 from hooked_lm.compat.state_dicts import for_transformer_lens
-from hooked_lm.components.rotary_scaling import LinearScaling, YarnScaling
+from hooked_lm.components.embeddings.rotary_scaling import LinearScaling, YarnScaling
 from tests.close import assert_close, assert_near
 from tests.models.toys import ids, toy
 

@@ -16,12 +16,12 @@ from hooked_lm.components.blocks.cross import PostNormCrossBlock, PreNormCrossBl
 from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock
 from hooked_lm.components.blocks.post_norm import PostNormBlock
-from hooked_lm.components.embed import Embed
-from hooked_lm.components.encoder_embed import EncoderEmbed
+from hooked_lm.components.embeddings.embed import Embed
+from hooked_lm.components.embeddings.encoder_embed import EncoderEmbed
 from hooked_lm.components.heads import MLMHead, Pooler, TokenClassifier
-from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.norm import RMSNorm, norm_of
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import RMSNorm, norm_of
 from hooked_lm.components.ssm.mamba import Mamba
 from tests.close import assert_close
 from tests.models.toys import ids, toy

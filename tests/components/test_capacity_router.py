@@ -2,9 +2,9 @@
 
 import torch
 
+from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.experts.router import CapacityRouter
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.router import CapacityRouter
 from tests.close import assert_close
 
 

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from hooked_lm.components.embed import Embed, Unembed
-from hooked_lm.components.factored_embed import FactoredEmbed, FactoredUnembed, TiedFactoredUnembed
-from hooked_lm.components.layer_norm import LayerNorm
-from hooked_lm.components.pos_embed import FairseqSinusoidalEmbed, PosEmbed, SinusoidalEmbed
+from hooked_lm.components.embeddings.embed import Embed, Unembed
+from hooked_lm.components.embeddings.factored_embed import FactoredEmbed, FactoredUnembed, TiedFactoredUnembed
+from hooked_lm.components.embeddings.pos_embed import FairseqSinusoidalEmbed, PosEmbed, SinusoidalEmbed
+from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.verification import output_weights
 from tests.close import assert_close
 

@@ -13,11 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hooked_lm.components.mlp import MLP, GatedMLP
-from hooked_lm.components.moe import ClampedGatedMLP, InputWeightedMoE, MoE
-from hooked_lm.components.norm import RMSNorm
-from hooked_lm.components.normed_moe import NormedMoE
-from hooked_lm.components.router import (
+from hooked_lm.components.experts.moe import ClampedGatedMLP, InputWeightedMoE, MoE
+from hooked_lm.components.experts.normed_moe import NormedMoE
+from hooked_lm.components.experts.router import (
     CorrectedSoftmaxRouter,
     GroupedSigmoidRouter,
     GroupedSoftmaxRouter,
@@ -27,6 +25,8 @@ from hooked_lm.components.router import (
     TopKRouter,
     TopKSigmoidRouter,
 )
+from hooked_lm.components.mlp import MLP, GatedMLP
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.verification import identities, input_weights, output_from_sites, output_weights
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from tests.close import GRADIENT, assert_close, is_close

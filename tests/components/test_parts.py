@@ -9,12 +9,12 @@ from torch import nn
 
 from hooked_lm.components.activations import ACTIVATIONS, XIELU, activation
 from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.components.embed import Embed, Unembed, soft_capped
-from hooked_lm.components.layer_norm import HeadLayerNorm, LayerNorm
+from hooked_lm.components.embeddings.embed import Embed, Unembed, soft_capped
+from hooked_lm.components.embeddings.rotary import Rotary
+from hooked_lm.components.embeddings.rotary_scaling import Backward, LinearScaling, ProportionalScaling
 from hooked_lm.components.mlp import MLP, GatedMLP
-from hooked_lm.components.norm import RMSNorm
-from hooked_lm.components.rotary import Rotary
-from hooked_lm.components.rotary_scaling import Backward, LinearScaling, ProportionalScaling
+from hooked_lm.components.norms.layer_norm import HeadLayerNorm, LayerNorm
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.hooks import HookPoint
 from tests.close import assert_apart, assert_close, assert_near
 

@@ -4,8 +4,8 @@ import pytest
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from hooked_lm.components.rotary import Rotary
-from hooked_lm.components.rotary_scaling import YarnScaling
+from hooked_lm.components.embeddings.rotary import Rotary
+from hooked_lm.components.embeddings.rotary_scaling import YarnScaling
 from tests.close import assert_close
 
 

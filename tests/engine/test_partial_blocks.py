@@ -18,12 +18,12 @@ from hooked_lm.components.blocks.mixer import MixerMLPBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
 from hooked_lm.components.blocks.post_norm import NormedResidualBlock, PostNormBlock
 from hooked_lm.components.blocks.weighted import WeightedResidualBlock
-from hooked_lm.components.embed import Embed, Unembed
-from hooked_lm.components.layer_norm import LayerNorm
+from hooked_lm.components.embeddings.embed import Embed, Unembed
+from hooked_lm.components.embeddings.rotary import Rotary
+from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.experts.router import SoftmaxRouter
 from hooked_lm.components.mlp import GatedMLP
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.rotary import Rotary
-from hooked_lm.components.router import SoftmaxRouter
+from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.ssm.rg_lru import RGLRU
 from hooked_lm.engine.metric_trace import EVERYTHING
 from hooked_lm.engine.schedule import Planner

@@ -11,10 +11,10 @@ from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock
 from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
-from hooked_lm.components.embed import Embed, Unembed
-from hooked_lm.components.layer_norm import LayerNorm
+from hooked_lm.components.embeddings.embed import Embed, Unembed
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.short_conv import ShortConv
 from hooked_lm.engine.edit import Edit

@@ -16,11 +16,11 @@ from hooked_lm.components.blocks.adapter import AdapterPostNormBlock
 from hooked_lm.components.blocks.conv import ConvPostNormBlock
 from hooked_lm.components.blocks.narrow import NarrowBlock, SeveralMLPsBlock
 from hooked_lm.components.blocks.post_norm import PostNormBlock
-from hooked_lm.components.encoder_embed import ConcatenatedEncoderEmbed, EncoderEmbed
-from hooked_lm.components.extra_embed import BoxEmbed
-from hooked_lm.components.extra_embed import sizes as sizes_of_kinds
+from hooked_lm.components.embeddings.encoder_embed import ConcatenatedEncoderEmbed, EncoderEmbed
+from hooked_lm.components.embeddings.extra_embed import BoxEmbed
+from hooked_lm.components.embeddings.extra_embed import sizes as sizes_of_kinds
+from hooked_lm.components.embeddings.trigram import TrigramEmbed
 from hooked_lm.components.heads import MLMHead, TwoLayerMLMHead
-from hooked_lm.components.trigram import TrigramEmbed
 from hooked_lm.models.config.tree import EncoderConfig
 from tests.families._case import Case, reference
 from tests.families._models import hooked

@@ -47,17 +47,18 @@ from hooked_lm.components.blocks.per_layer import PerLayerBlock, PerLayerEmbed, 
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.blocks.shared import RepeatedEmbed, SharedBlock
 from hooked_lm.components.blocks.shortcut import ShortcutEnd, ShortcutStart
+from hooked_lm.components.embeddings.transformed_unembed import TransformedUnembed
+from hooked_lm.components.experts.hash_moe import RepeatedIds
+from hooked_lm.components.experts.moe import ClampedGatedMLP, MoE
+from hooked_lm.components.experts.normed_moe import NormedMoE
+from hooked_lm.components.experts.router_state import RouterStateMoE
 from hooked_lm.components.fourier import FourierMixer
-from hooked_lm.components.gated_norm import LowRankGatedNorm
-from hooked_lm.components.hash_moe import RepeatedIds
 from hooked_lm.components.hyper_connection import HyperConnection
-from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP
-from hooked_lm.components.moe import ClampedGatedMLP, MoE
-from hooked_lm.components.no_norm import NoNorm
-from hooked_lm.components.norm import RMSNorm
-from hooked_lm.components.normed_moe import NormedMoE
-from hooked_lm.components.router_state import RouterStateMoE
+from hooked_lm.components.norms.gated_norm import LowRankGatedNorm
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.no_norm import NoNorm
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.ssm.channel_mix import ChannelMix
 from hooked_lm.components.ssm.delta_net import GatedDeltaNet
 from hooked_lm.components.ssm.kimi_delta import KimiDeltaAttention
@@ -70,7 +71,6 @@ from hooked_lm.components.ssm.rg_lru import RGLRU
 from hooked_lm.components.ssm.short_conv import ShortConv
 from hooked_lm.components.ssm.wkv import WKV
 from hooked_lm.components.streams import MergedRMSNorm
-from hooked_lm.components.transformed_unembed import TransformedUnembed
 from hooked_lm.models.config.tree import DecoderConfig, EncoderDecoderConfig
 
 Sites = dict[str, str]  # name -> words for its axes

@@ -14,9 +14,9 @@ from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.position_bias import Alibi
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock
-from hooked_lm.components.embed import Unembed
-from hooked_lm.components.factored_embed import FactoredUnembed
-from hooked_lm.components.pos_embed import FairseqSinusoidalEmbed, PosEmbed, SinusoidalEmbed
+from hooked_lm.components.embeddings.embed import Unembed
+from hooked_lm.components.embeddings.factored_embed import FactoredUnembed
+from hooked_lm.components.embeddings.pos_embed import FairseqSinusoidalEmbed, PosEmbed, SinusoidalEmbed
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.tree import DecoderConfig
 from tests.close import assert_apart, assert_close

@@ -22,10 +22,10 @@ from hooked_lm.components.attention.position_bias import Chunks
 from hooked_lm.components.attention.position_scale import PositionScale
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock
+from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.experts.router import SoftmaxRouter
 from hooked_lm.components.kv_cache import KeyValueCache
-from hooked_lm.components.layer_norm import HeadLayerNorm
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.router import SoftmaxRouter
+from hooked_lm.components.norms.layer_norm import HeadLayerNorm
 from hooked_lm.families import family, model_class, supported
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.hub.hf_checkpoint import read_config

@@ -17,7 +17,7 @@ from hooked_lm.components.attention.position_bias import Band, SharedBias, Spars
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.attention.transient_global import TransientGlobalBias
 from hooked_lm.components.blocks.merged import MergedBlock
-from hooked_lm.components.moe import MoE
+from hooked_lm.components.experts.moe import MoE
 from hooked_lm.families import model_class
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.config.tree import EncoderDecoderConfig, StackConfig

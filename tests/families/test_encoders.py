@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from hooked_lm import HookedEncoder, hub, pretrained
 from hooked_lm.components.attention.position_bias import BlockSparse
-from hooked_lm.components.embed import Unembed
-from hooked_lm.components.encoder_embed import EncoderEmbed
-from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.embeddings.embed import Unembed
+from hooked_lm.components.embeddings.encoder_embed import EncoderEmbed
+from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.families import model_class
 from hooked_lm.models.config.flat import HookedEncoderConfig
 from hooked_lm.models.config.tree import EncoderConfig

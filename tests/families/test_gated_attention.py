@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING
 
 from hooked_lm import patching, pretrained
 from hooked_lm.components.bounded_mlp import BoundedGatedMLP
-from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.families import family
 from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.models.config.tree import DecoderConfig

@@ -13,8 +13,8 @@ from transformers import CONFIG_MAPPING
 from hooked_lm import HookedTransformer, pretrained
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
+from hooked_lm.components.embeddings.rotary_scaling import ProportionalScaling
 from hooked_lm.components.kv_cache import KeyValueCache
-from hooked_lm.components.rotary_scaling import ProportionalScaling
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.decoders import gemma4_text
 from hooked_lm.models.config.tree import DecoderConfig

@@ -16,7 +16,7 @@ from transformers import CONFIG_MAPPING
 from hooked_lm import pretrained
 from hooked_lm.analysis.reading.lens import logit_lens
 from hooked_lm.components.attention.sparse_latent import SharedIndexAttention, SparseLatentAttention
-from hooked_lm.components.moe import MoE
+from hooked_lm.components.experts.moe import MoE
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.decoders import hy_v4
 from hooked_lm.models.config.tree import DecoderConfig

@@ -10,8 +10,8 @@ import torch
 from transformers import CONFIG_MAPPING
 
 from hooked_lm import pretrained
+from hooked_lm.components.experts.router import SoftmaxRouter
 from hooked_lm.components.kv_cache import KeyValueCache
-from hooked_lm.components.router import SoftmaxRouter
 from hooked_lm.components.ssm.channel_mix import ChannelMix
 from hooked_lm.families import family
 from hooked_lm.hub.hf_checkpoint import read_config

@@ -12,7 +12,7 @@ import pytest
 
 import tests.families.test_encoder_decoders as of_encoder_decoders
 import tests.families.test_encoders as of_encoders
-from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.families import family
 from hooked_lm.families._shared.reader import HFConfig
 from tests.core import marks

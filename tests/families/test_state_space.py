@@ -10,7 +10,7 @@ import torch
 from transformers import CONFIG_MAPPING
 
 from hooked_lm.components.blocks.mixer import MixerPart
-from hooked_lm.components.moe import MoE
+from hooked_lm.components.experts.moe import MoE
 from hooked_lm.families import family
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.hub.hf_checkpoint import read_config

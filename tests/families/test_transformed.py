@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING
 
 from hooked_lm import analysis
 from hooked_lm.analysis.reading.lens import decode
-from hooked_lm.components.transformed_unembed import TransformedUnembed
+from hooked_lm.components.embeddings.transformed_unembed import TransformedUnembed
 from hooked_lm.families import family
 from hooked_lm.hub.hf_checkpoint import read_config
 from tests.close import assert_apart, assert_close

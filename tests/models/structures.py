@@ -15,12 +15,12 @@ from hooked_lm.components.attention.position_bias import Alibi
 from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
-from hooked_lm.components.embed import Embed, Unembed
-from hooked_lm.components.layer_norm import LayerNorm
+from hooked_lm.components.embeddings.embed import Embed, Unembed
+from hooked_lm.components.embeddings.pos_embed import PosEmbed
+from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.components.mlp import MLP, GatedMLP, MLPConfig
-from hooked_lm.components.norm import NormConfig, RMSNorm
-from hooked_lm.components.pos_embed import PosEmbed
-from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import NormConfig, RMSNorm
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.tree import DecoderConfig
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig
 from hooked_lm.components.kv_cache import KeyValueCache
-from hooked_lm.components.norm import norm_of
+from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.hooks import HookPoint
 from tests.close import assert_apart, assert_close, assert_near
 from tests.core import CORE_KINDS, thinned

@@ -33,8 +33,8 @@ from hooked_lm import (
     hub,
     pretrained,
 )
+from hooked_lm.components.embeddings.stored_rotary import StoredRotary
 from hooked_lm.components.heads import Pooler
-from hooked_lm.components.stored_rotary import StoredRotary
 from hooked_lm.models.encoder import Encoder
 from hooked_lm.models.text.encoder import texts_of
 from tests.close import GRADIENT, assert_apart, assert_close

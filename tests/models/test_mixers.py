@@ -11,12 +11,12 @@ from hooked_lm.components.attention.gated import GatedAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock
-from hooked_lm.components.embed import Embed, Unembed
+from hooked_lm.components.embeddings.embed import Embed, Unembed
+from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.components.kv_cache import KeyValueCache
-from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import GatedMLP
-from hooked_lm.components.norm import norm_of
-from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.components.ssm.delta_net import GatedDeltaNet
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.mamba2 import Mamba2

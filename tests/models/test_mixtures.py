@@ -12,12 +12,12 @@ from hooked_lm import HookedTransformer
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock
-from hooked_lm.components.embed import Embed, Unembed
-from hooked_lm.components.layer_norm import LayerNorm
+from hooked_lm.components.embeddings.embed import Embed, Unembed
+from hooked_lm.components.experts.moe import ClampedGatedMLP, MoE
+from hooked_lm.components.experts.router import GroupedSigmoidRouter, SoftmaxRouter, TopKRouter
 from hooked_lm.components.mlp import MLP, GatedMLP
-from hooked_lm.components.moe import ClampedGatedMLP, MoE
-from hooked_lm.components.norm import RMSNorm
-from hooked_lm.components.router import GroupedSigmoidRouter, SoftmaxRouter, TopKRouter
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.verification import output_weights
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.config.flat import HookedTransformerConfig

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer
-from hooked_lm.components.norm import norm_of
+from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.patching import SweepInterrupted, ablate
 from hooked_lm.patching.ablation import SITES, _donors
 from tests.close import assert_apart, assert_close

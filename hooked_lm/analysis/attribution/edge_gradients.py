@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from hooked_lm.analysis.attribution.graph import Graph, Node
 from hooked_lm.components.context import Context
-from hooked_lm.components.layer_norm import LayerNorm
-from hooked_lm.components.norm import RMSNorm, norm_unhooked, root_mean_square, upcast
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import RMSNorm, norm_unhooked, root_mean_square, upcast
 from hooked_lm.models.decoder import Decoder
 
 Stream = Float[Tensor, "batch pos d_model"]

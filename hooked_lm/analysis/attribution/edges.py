@@ -23,7 +23,7 @@ from hooked_lm.analysis.attribution.gradients import (
 )
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.attribution.writers import Writers, check_sum
-from hooked_lm.components.norm import upcast
+from hooked_lm.components.norms.norm import upcast
 from hooked_lm.engine.budget import bytes_of
 from hooked_lm.engine.cost import token_cost
 from hooked_lm.engine.metric_trace import reads_of

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from hooked_lm.components.norm import norm_of
+from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.engine.base_run import logits_of
 from hooked_lm.engine.metric_trace import Logits, TracedLogits, reads_of
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening

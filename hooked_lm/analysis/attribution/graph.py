@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.blocks.hybrid import sublayer_scale
 from hooked_lm.components.blocks.weighted import REWRITTEN_STREAMS
-from hooked_lm.components.norm import norm_of
+from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.models.decoder import Decoder
 
 INPUT, LOGITS = "input", "logits"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.graph import Graph, Node
 from hooked_lm.components.attention.multihead import Attend
-from hooked_lm.components.norm import norm_of, norm_unhooked
+from hooked_lm.components.norms.norm import norm_of, norm_unhooked
 from hooked_lm.models.decoder import Decoder
 
 Stream = Float[Tensor, "batch pos d_model"]

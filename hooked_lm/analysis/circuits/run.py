@@ -21,7 +21,7 @@ from hooked_lm.analysis import metrics
 from hooked_lm.analysis.attribution.edge_patching import check_unhooked
 from hooked_lm.analysis.attribution.gradients import Metric, freeze_weights
 from hooked_lm.analysis.attribution.graph import Graph, Node
-from hooked_lm.components.norm import norm_of
+from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.engine.base_run import logits_of
 from hooked_lm.engine.budget import Budget, token_bytes
 from hooked_lm.engine.metric_trace import TracedAccess, reads_of

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from hooked_lm.analysis.answers import Answers, answers_of_prompts
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart
-from hooked_lm.components.layer_norm import LayerNorm
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import norm_of
-from hooked_lm.components.transformed_unembed import check_linear
+from hooked_lm.components.embeddings.transformed_unembed import check_linear
+from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, tokens_of
 from hooked_lm.hooks import Slice
 from hooked_lm.models.caches import decompose, residual

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.analysis.reading.lens import spelled
-from hooked_lm.components.norm import upcast
+from hooked_lm.components.norms.norm import upcast
 from hooked_lm.hooks.head_labels import head_at_site
 from hooked_lm.interventions.top_examples import Examples, TopExamples
 from hooked_lm.models.decoder import Decoder

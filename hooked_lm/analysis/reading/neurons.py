@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from hooked_lm.analysis.reading.heads import check_model, head_counts
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart
 from hooked_lm.components.blocks.post_norm import PostNormPart
-from hooked_lm.components.layer_norm import LayerNorm
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import RMSNorm, norm_of, norm_unhooked
-from hooked_lm.components.transformed_unembed import check_linear
+from hooked_lm.components.embeddings.transformed_unembed import check_linear
+from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import RMSNorm, norm_of, norm_unhooked
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.hooks.head_labels import head_in_layer, head_label
 from hooked_lm.models.checks import check_one_stream

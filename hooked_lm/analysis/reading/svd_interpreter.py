@@ -18,7 +18,7 @@ from hooked_lm.analysis.reading.neurons import (
     token_strings,
     written,
 )
-from hooked_lm.components.norm import norm_of
+from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.names import checked_index

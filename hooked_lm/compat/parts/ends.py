@@ -6,7 +6,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.compat.parts.name import Flat, Part, Plan, PublicName, encoder_tree, flat
-from hooked_lm.components import embed, encoder_embed, heads, layer_norm, pos_embed
+from hooked_lm.components import heads
+from hooked_lm.components.embeddings import embed, encoder_embed, pos_embed
+from hooked_lm.components.norms import layer_norm
 from hooked_lm.models.config import build
 
 Stream = Float[Tensor, "batch pos d_model"]

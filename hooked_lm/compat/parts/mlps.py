@@ -6,8 +6,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.compat.parts.name import Flat, Part, Plan, PublicName, block_of, flat, to_dtype
-from hooked_lm.components import mlp, moe
-from hooked_lm.components.router import TopKRouter
+from hooked_lm.components import mlp
+from hooked_lm.components.experts import moe
+from hooked_lm.components.experts.router import TopKRouter
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.config.flat import HookedTransformerConfig
 

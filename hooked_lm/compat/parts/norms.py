@@ -3,7 +3,7 @@
 from typing import Any
 
 from hooked_lm.compat.parts.name import Flat, Part, Plan, PublicName, flat
-from hooked_lm.components import layer_norm, norm
+from hooked_lm.components.norms import layer_norm, norm
 
 
 def has_weights(module: Any) -> bool:

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.attention.multihead import KEY, QUERY, Attention, PerHead, project
-from hooked_lm.components.norm import NormConfig, RMSNorm
+from hooked_lm.components.norms.norm import NormConfig, RMSNorm
 
 
 class ClippedRMSNorm(RMSNorm):

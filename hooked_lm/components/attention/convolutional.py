@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention.multihead import KEY, QUERY, Attention, PerHead, Stream
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import RESIDUAL, RMSNorm, upcast
+from hooked_lm.components.norms.norm import RESIDUAL, RMSNorm, upcast
 from hooked_lm.components.ssm.convolution import CausalConvolution, Window, after_window
 from hooked_lm.components.ssm.mixer import carried
 from hooked_lm.hooks import HookPoint

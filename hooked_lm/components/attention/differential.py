@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention.multihead import QUERY, Attention, Keys, Mixed, PerHead, Stream, Values
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import Norm, norm_of, root_mean_square, upcast
+from hooked_lm.components.norms.norm import Norm, norm_of, root_mean_square, upcast
 from hooked_lm.hooks import HookPoint, is_listening
 
 WIDE = (*QUERY[:-1], "d_value")

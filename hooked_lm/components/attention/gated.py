@@ -12,7 +12,7 @@ from hooked_lm.components.attention.latent import LatentAttention, LatentInputs
 from hooked_lm.components.attention.multihead import QUERY, Attention, SelfAttention, project
 from hooked_lm.components.attention.projection import projection
 from hooked_lm.components.attention.sparse_latent import SharedIndexAttention, SparseLatentAttention
-from hooked_lm.components.norm import norm_unhooked, upcast
+from hooked_lm.components.norms.norm import norm_unhooked, upcast
 from hooked_lm.hooks import HookPoint
 
 Gate = Float[Tensor, "batch pos head width"]

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from hooked_lm.components.attention.multihead import project
 from hooked_lm.components.attention.projection import projection
 from hooked_lm.components.context import Context
-from hooked_lm.components.layer_norm import LayerNorm
-from hooked_lm.components.norm import upcast
-from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.embeddings.rotary import Rotary
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import upcast
 from hooked_lm.hooks import HookPoint, is_listening
 
 QUERY = ("batch", "pos", "index_head", "d_index")

@@ -11,8 +11,8 @@ from hooked_lm.components.attention.indexer import rotate_last
 from hooked_lm.components.attention.multihead import project
 from hooked_lm.components.attention.projection import projection
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import RMSNorm, upcast
-from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.embeddings.rotary import Rotary
+from hooked_lm.components.norms.norm import RMSNorm, upcast
 from hooked_lm.hooks import HookPoint
 
 Series = Float[Tensor, "batch key_pos series d_head"]

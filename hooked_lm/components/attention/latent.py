@@ -24,8 +24,8 @@ from hooked_lm.components.attention.multihead import (
 )
 from hooked_lm.components.attention.projection import projection
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import RMSNorm, norm_unhooked
-from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.embeddings.rotary import Rotary
+from hooked_lm.components.norms.norm import RMSNorm, norm_unhooked
 from hooked_lm.hooks import HookPoint, is_listening
 
 KR = ("batch", "pos", "d_shared")

@@ -14,7 +14,7 @@ from hooked_lm.components.attention.cross import SOURCE_KEY
 from hooked_lm.components.attention.multihead import QUERY, SCORES, Attention, Keys, Mixed, PerHead, Values
 from hooked_lm.components.attention.steps import Scores, softmax
 from hooked_lm.components.context import Context, KeysValues
-from hooked_lm.components.norm import norm_of, norm_unhooked
+from hooked_lm.components.norms.norm import norm_of, norm_unhooked
 from hooked_lm.components.stack_context import EncodedSource, StackContext
 from hooked_lm.hooks import HookPoint, is_listening
 

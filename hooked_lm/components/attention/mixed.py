@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hooked_lm.components.attention.multihead import KEY, QUERY, PerHead, SelfAttention, Stream, project
 from hooked_lm.components.attention.projection import add_projections, projection
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import upcast
+from hooked_lm.components.norms.norm import upcast
 from hooked_lm.components.run_settings import RunSettings
 from hooked_lm.hooks import HookPoint, is_listening
 

@@ -19,9 +19,9 @@ from hooked_lm.components.attention.position_bias import PositionBias, changes_s
 from hooked_lm.components.attention.projection import add_projections
 from hooked_lm.components.attention.public_attributes import PublicAttributes, order_parameters
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import NormConfig, add_norm, norm_of
+from hooked_lm.components.embeddings.rotary import Rotary
+from hooked_lm.components.norms.norm import NormConfig, add_norm, norm_of
 from hooked_lm.components.public_call import attention_context
-from hooked_lm.components.rotary import Rotary
 from hooked_lm.hooks import HookPoint, is_listening
 
 QUERY = ("batch", "pos", "head", "d_head")

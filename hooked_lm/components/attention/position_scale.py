@@ -9,7 +9,7 @@ from hooked_lm.components.attention import steps
 from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.attention.multihead import Attention, Keys, Mixed, PerHead, SelfAttention, Values
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import upcast
+from hooked_lm.components.norms.norm import upcast
 
 
 @dataclass(frozen=True)

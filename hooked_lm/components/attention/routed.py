@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention.multihead import Attention, Mixed, PerHead, Stream
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import upcast
-from hooked_lm.components.router import Router, TopKRouter
+from hooked_lm.components.experts.router import Router, TopKRouter
+from hooked_lm.components.norms.norm import upcast
 from hooked_lm.hooks import HookPoint, is_listening
 
 PerExpert = Float[Tensor, "batch pos expert"]

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from hooked_lm.components.attention.multihead import QUERY, Attend, PerHead, Stream, project
 from hooked_lm.components.attention.projection import projection
 from hooked_lm.components.context import Context, KeysValues
-from hooked_lm.components.norm import NormConfig, add_norm, norm_of
-from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.embeddings.rotary import Rotary
+from hooked_lm.components.norms.norm import NormConfig, add_norm, norm_of
 from hooked_lm.hooks import HookPoint, hook_if_listening
 
 SOURCE_KV = ("batch", "key_pos", "kv_head", "d_head")

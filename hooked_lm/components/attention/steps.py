@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import upcast
+from hooked_lm.components.norms.norm import upcast
 
 Scores = Float[Tensor, "batch head query_pos key_pos"]
 

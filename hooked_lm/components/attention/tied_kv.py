@@ -12,8 +12,8 @@ from hooked_lm.components.attention.latent import LatentInputs, normalised_laten
 from hooked_lm.components.attention.multihead import KEY, QUERY, Keys, PerHead, SelfAttention, Stream, Values, project
 from hooked_lm.components.attention.projection import projection
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import RMSNorm, norm_unhooked
-from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.embeddings.rotary import Rotary
+from hooked_lm.components.norms.norm import RMSNorm, norm_unhooked
 from hooked_lm.hooks import HookPoint, is_listening
 
 Z = Float[Tensor, "batch pos head d_head"]

@@ -12,7 +12,7 @@ from hooked_lm.components.attention.multihead import Attention, Keys, Mixed, Per
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.attention.steps import softmax
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import NormConfig, add_norm, norm_of, norm_unhooked
+from hooked_lm.components.norms.norm import NormConfig, add_norm, norm_of, norm_unhooked
 from hooked_lm.components.stack_context import StackContext
 from hooked_lm.hooks import HookPoint, is_listening
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hooked_lm.components.attention import steps
 from hooked_lm.components.attention.multihead import Attention, Keys, Mixed, PerHead, Values
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import upcast
+from hooked_lm.components.norms.norm import upcast
 from hooked_lm.hooks import HookPoint
 
 Bias = Float[Tensor, "batch key_pos kv_head"]

@@ -12,7 +12,7 @@ from hooked_lm.components.blocks.block import AttentionPart, MLPPart, Stream
 from hooked_lm.components.blocks.per_layer import PerLayerGate, PerLayerPart
 from hooked_lm.components.blocks.streams import Streams, StreamsBlock
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import RESIDUAL, NormConfig, upcast
+from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, upcast
 from hooked_lm.components.streams import STREAMS, SplitStreams, Wide, separated
 from hooked_lm.hooks import HookPoint, is_listening
 

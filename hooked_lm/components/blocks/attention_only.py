@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from hooked_lm.components.blocks.block import AttentionPart, Stream
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import RESIDUAL
+from hooked_lm.components.norms.norm import RESIDUAL
 from hooked_lm.hooks import HookPoint
 
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from hooked_lm.components.attention.head_inputs import INPUT_POINTS, Inputs, head_inputs
 from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.components.context import Context
+from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.mlp import MLPConfig
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of, norm_unhooked
+from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of, norm_unhooked
 from hooked_lm.components.public_call import block_context
 from hooked_lm.components.run_settings import RunSettings
 from hooked_lm.hooks import HookPoint, hook_if_listening, is_listening

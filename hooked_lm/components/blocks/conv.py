@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hooked_lm.components.activations import Activation, activation
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import RESIDUAL, NormConfig
+from hooked_lm.components.norms.norm import RESIDUAL, NormConfig
 from hooked_lm.hooks import HookPoint, hook_if_listening
 
 Stream = Float[Tensor, "batch pos d_model"]

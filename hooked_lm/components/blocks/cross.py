@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.blocks.block import AttentionPart, Copies, Stream
+from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.mlp import MLPConfig
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of
+from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of
 from hooked_lm.components.stack_context import StackContext
 from hooked_lm.hooks import HookPoint, hook_if_listening
 

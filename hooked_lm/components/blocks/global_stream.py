@@ -11,7 +11,7 @@ from hooked_lm.components.attention.block_local import INPUT, OUTPUT
 from hooked_lm.components.blocks.block import PreNormBlock, Stream
 from hooked_lm.components.context import Context
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.norm import NormConfig, build_norm, norm_unhooked
+from hooked_lm.components.norms.norm import NormConfig, build_norm, norm_unhooked
 from hooked_lm.hooks import HookPoint
 
 GLOBAL = ("batch", "global_token", "d_model")

@@ -9,9 +9,9 @@ from torch import Tensor
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart, Stream
 from hooked_lm.components.blocks.streams import Streams, StreamsBlock
 from hooked_lm.components.context import Context
-from hooked_lm.components.hash_moe import HashMoE
+from hooked_lm.components.experts.hash_moe import HashMoE
 from hooked_lm.components.hyper_connection import HyperConnection
-from hooked_lm.components.norm import RESIDUAL, upcast
+from hooked_lm.components.norms.norm import RESIDUAL, upcast
 from hooked_lm.components.streams import STREAMS, Wide, separated
 from hooked_lm.hooks import HookPoint, hook_if_listening, is_listening
 

@@ -7,7 +7,7 @@ import torch
 from hooked_lm.components.blocks.block import Block, MLPPart, Stream
 from hooked_lm.components.context import Context
 from hooked_lm.components.fourier import FourierMixer
-from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of, upcast
+from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of, upcast
 from hooked_lm.components.ssm.channel_mix import ChannelMix
 from hooked_lm.components.ssm.delta_net import GatedDeltaNet
 from hooked_lm.components.ssm.lightning import LightningAttention

@@ -12,8 +12,8 @@ from hooked_lm.components.blocks.block import Copies
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.context import Context
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.no_norm import NoNorm
-from hooked_lm.components.norm import RESIDUAL, NormConfig, norm_unhooked
+from hooked_lm.components.norms.no_norm import NoNorm
+from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, norm_unhooked
 from hooked_lm.hooks import HookPoint, hook_if_listening
 
 Stream = Float[Tensor, "batch pos d_model"]

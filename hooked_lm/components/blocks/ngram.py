@@ -15,7 +15,7 @@ from hooked_lm.components.attention.ngram import (
 )
 from hooked_lm.components.blocks.cross import PostNormCrossBlock
 from hooked_lm.components.blocks.streams import Streams, StreamsBlock
-from hooked_lm.components.norm import norm_unhooked
+from hooked_lm.components.norms.norm import norm_unhooked
 from hooked_lm.components.stack_context import StackContext
 from hooked_lm.components.streams import STREAMS, Stream, Wide, separated
 from hooked_lm.hooks import HookPoint

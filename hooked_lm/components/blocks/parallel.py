@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hooked_lm.components.attention.head_inputs import norm_shows_copies
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart, Stream
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import RESIDUAL
+from hooked_lm.components.norms.norm import RESIDUAL
 from hooked_lm.hooks import HookPoint, is_listening
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hooked_lm.components.activations import Activation, activation
 from hooked_lm.components.blocks.block import Block, PreNormBlock, Stream
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, norm_of
+from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, add_norm, norm_of
 from hooked_lm.hooks import HookPoint
 
 ONE_LAYER = ("batch", "pos", "d_per_layer")

@@ -13,7 +13,7 @@ from hooked_lm.components.blocks.block import Stream
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.context import Context
 from hooked_lm.components.mlp import GatedMLP
-from hooked_lm.components.norm import RESIDUAL, NormConfig, build_norm
+from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, build_norm
 from hooked_lm.hooks import HookPoint, hook_if_listening
 
 WIDE = ("batch", "pos", "d_wide")

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from hooked_lm.components.blocks.block import PreNormBlock, Stream
 from hooked_lm.components.context import Context
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import RESIDUAL
+from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.norms.norm import RESIDUAL
 from hooked_lm.hooks import HookPoint, hook_if_listening
 
 NAME = "shortcut"

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from hooked_lm.components.blocks.block import Copies, PreNormBlock, Stream
 from hooked_lm.components.blocks.post_norm import NORMS_IN_STREAM
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import norm_of
-from hooked_lm.components.router_state import RouterStateMoE
+from hooked_lm.components.experts.router_state import RouterStateMoE
+from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.hooks import hook_if_listening
 
 

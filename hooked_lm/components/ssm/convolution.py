@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from hooked_lm.components.norm import upcast
+from hooked_lm.components.norms.norm import upcast
 
 Channels = Float[Tensor, "batch pos channel"]
 Window = Float[Tensor, "batch tap channel"]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.activations import activation
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import RESIDUAL, RMSNorm, upcast
+from hooked_lm.components.norms.norm import RESIDUAL, RMSNorm, upcast
 from hooked_lm.components.ssm.convolution import CausalConvolution, Window
 from hooked_lm.components.ssm.delta_rule import DeltaInputs, Output, State, hooked_delta_rule
 from hooked_lm.components.ssm.mamba import initial_dt_bias

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.norm import upcast
+from hooked_lm.components.norms.norm import upcast
 from hooked_lm.components.ssm.delta_net import GatedDeltaNet
 from hooked_lm.components.ssm.mamba import initial_dt_bias
 from hooked_lm.components.ssm.mamba2 import HEADS

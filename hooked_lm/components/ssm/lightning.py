@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import RESIDUAL, RMSNorm, upcast
+from hooked_lm.components.norms.norm import RESIDUAL, RMSNorm, upcast
 from hooked_lm.components.ssm.convolution import Window
 from hooked_lm.components.ssm.decayed_sum import PerHead, Rates, State, hooked_decayed_sum
 from hooked_lm.components.ssm.mamba2 import HEADS

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, norm_of, upcast
+from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, add_norm, norm_of, upcast
 from hooked_lm.components.ssm.convolution import Window
 from hooked_lm.components.ssm.mixer import INNER, Inner, Mixer, Stream
 from hooked_lm.components.ssm.scan import edited_scan, hooked_states

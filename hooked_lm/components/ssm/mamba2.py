@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import RESIDUAL, RMSNorm, add_norm, norm_of, upcast
+from hooked_lm.components.norms.norm import RESIDUAL, RMSNorm, add_norm, norm_of, upcast
 from hooked_lm.components.ssm.convolution import CausalConvolution, Window
 from hooked_lm.components.ssm.decayed_sum import PerGroup, PerHead, Rates, State, hooked_decayed_sum
 from hooked_lm.components.ssm.mamba import initial_dt_bias

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.activations import activation
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import RESIDUAL
+from hooked_lm.components.norms.norm import RESIDUAL
 from hooked_lm.components.ssm.convolution import CausalConvolution, Window
 from hooked_lm.hooks import HookPoint, hook_if_listening
 

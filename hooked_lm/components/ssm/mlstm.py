@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.context import Context
-from hooked_lm.components.embed import soft_capped
-from hooked_lm.components.layer_norm import LayerNorm
-from hooked_lm.components.norm import RESIDUAL, upcast
+from hooked_lm.components.embeddings.embed import soft_capped
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import RESIDUAL, upcast
 from hooked_lm.components.ssm.convolution import Window
 from hooked_lm.components.ssm.decayed_sum import CHUNK, hooked_decayed_sum, log_decays
 from hooked_lm.components.ssm.mamba2 import HEADS

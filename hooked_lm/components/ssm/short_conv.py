@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import RESIDUAL, upcast
+from hooked_lm.components.norms.norm import RESIDUAL, upcast
 from hooked_lm.components.ssm.convolution import Window
 from hooked_lm.components.ssm.mixer import INNER, Inner, Mixer, Stream
 from hooked_lm.components.ssm.scan import all_states, hooked_states

@@ -20,8 +20,8 @@ from hooked_lm.components.attention.steps import softmax
 from hooked_lm.components.attention.transient_global import TransientGlobalAttention
 from hooked_lm.components.attention.value_mask import ValueMaskedAttention
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import norm_of, norm_unhooked
-from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.embeddings.rotary import Rotary
+from hooked_lm.components.norms.norm import norm_of, norm_unhooked
 from hooked_lm.components.verification.registry import (
     Identity,
     InputWeight,

@@ -11,7 +11,7 @@ from hooked_lm.components.attention.multihead import project
 from hooked_lm.components.attention.steps import softmax
 from hooked_lm.components.attention.tied_kv import TiedKVAttention
 from hooked_lm.components.context import Context
-from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.components.verification.attention import mixed, same_lengths
 from hooked_lm.components.verification.registry import (
     Identity,

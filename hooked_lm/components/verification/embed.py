@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from hooked_lm.components.embed import Embed
-from hooked_lm.components.factored_embed import FactoredEmbed
-from hooked_lm.components.pos_embed import PosEmbed, SinusoidalEmbed
-from hooked_lm.components.replaced_embed import ReplacedEmbed
+from hooked_lm.components.embeddings.embed import Embed
+from hooked_lm.components.embeddings.factored_embed import FactoredEmbed
+from hooked_lm.components.embeddings.pos_embed import PosEmbed, SinusoidalEmbed
+from hooked_lm.components.embeddings.replaced_embed import ReplacedEmbed
 from hooked_lm.components.verification.registry import output_weights
 
 

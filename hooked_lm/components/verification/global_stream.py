@@ -11,7 +11,7 @@ from hooked_lm.components.attention.multihead import Attention, project
 from hooked_lm.components.attention.steps import softmax
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.global_stream import GlobalStreamBlock
-from hooked_lm.components.norm import norm_unhooked
+from hooked_lm.components.norms.norm import norm_unhooked
 from hooked_lm.components.verification.registry import (
     Identity,
     InputWeight,

@@ -9,7 +9,7 @@ from hooked_lm.components.attention.merged import MergedAttention
 from hooked_lm.components.attention.steps import softmax
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.merged import MergedBlock
-from hooked_lm.components.norm import norm_of, norm_unhooked
+from hooked_lm.components.norms.norm import norm_of, norm_unhooked
 from hooked_lm.components.verification.attention import head_identities, mixed, result_identity, score_identity, scored
 from hooked_lm.components.verification.registry import (
     Identity,

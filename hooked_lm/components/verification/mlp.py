@@ -6,9 +6,9 @@ from torch import Tensor
 
 from hooked_lm.components.adapters import AdaptedGatedMLP
 from hooked_lm.components.bounded_mlp import BoundedGatedMLP
+from hooked_lm.components.experts.moe import ClampedGatedMLP
 from hooked_lm.components.grouped import GroupedMLP
 from hooked_lm.components.mlp import MLP, GatedMLP
-from hooked_lm.components.moe import ClampedGatedMLP
 from hooked_lm.components.verification.registry import (
     Identity,
     InputWeight,

@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooked_lm.components.hash_moe import HashMoE
-from hooked_lm.components.moe import InputWeightedMoE, MoE
-from hooked_lm.components.norm import norm_unhooked, upcast
-from hooked_lm.components.normed_moe import NormedMoE
-from hooked_lm.components.router_state import RouterStateMoE
+from hooked_lm.components.experts.hash_moe import HashMoE
+from hooked_lm.components.experts.moe import InputWeightedMoE, MoE
+from hooked_lm.components.experts.normed_moe import NormedMoE
+from hooked_lm.components.experts.router_state import RouterStateMoE
+from hooked_lm.components.norms.norm import norm_unhooked, upcast
 from hooked_lm.components.verification.registry import (
     Identity,
     InputWeight,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.blocks.narrow import Bottleneck, NarrowBlock, SeveralMLPsBlock
-from hooked_lm.components.trigram import TrigramEmbed
+from hooked_lm.components.embeddings.trigram import TrigramEmbed
 from hooked_lm.components.verification.blocks import attn_out_identity, in_stream_identities, mlp_out_identity
 from hooked_lm.components.verification.registry import (
     Identity,

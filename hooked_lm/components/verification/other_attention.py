@@ -18,7 +18,7 @@ from hooked_lm.components.attention.routed import RoutedAttention
 from hooked_lm.components.attention.transient_global import TransientGlobalAttention
 from hooked_lm.components.attention.value_mask import ValueMaskedAttention
 from hooked_lm.components.context import Context
-from hooked_lm.components.norm import norm_of, root_mean_square
+from hooked_lm.components.norms.norm import norm_of, root_mean_square
 from hooked_lm.components.verification.attention import mixable, mixing_identities, products
 from hooked_lm.components.verification.registry import (
     Identity,

@@ -18,8 +18,8 @@ from hooked_lm.components.blocks.per_layer import PerLayerBlock, PerLayerEmbed, 
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.blocks.shared import RepeatedEmbed, SharedBlock
 from hooked_lm.components.blocks.shortcut import ShortcutEnd, ShortcutStart
-from hooked_lm.components.hash_moe import RepeatedIds
-from hooked_lm.components.norm import norm_of, norm_unhooked
+from hooked_lm.components.experts.hash_moe import RepeatedIds
+from hooked_lm.components.norms.norm import norm_of, norm_unhooked
 from hooked_lm.components.verification.blocks import attn_identities, in_stream_identities, mlp_identities
 from hooked_lm.components.verification.moe import with_identity
 from hooked_lm.components.verification.registry import (

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from hooked_lm.components.blocks.block import Block
 from hooked_lm.components.blocks.hybrid import sublayer_scale
-from hooked_lm.components.gated_norm import LowRankGatedNorm
-from hooked_lm.components.layer_norm import LayerNorm
-from hooked_lm.components.norm import RMSNorm, norm_of, norm_unhooked
+from hooked_lm.components.norms.gated_norm import LowRankGatedNorm
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import RMSNorm, norm_of, norm_unhooked
 
 Sites = Callable[[str], Tensor]
 LazyTensor = Callable[[], Tensor]

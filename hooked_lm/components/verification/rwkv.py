@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from hooked_lm.components.norm import upcast
+from hooked_lm.components.norms.norm import upcast
 from hooked_lm.components.ssm.channel_mix import ChannelMix
 from hooked_lm.components.ssm.token_shift import previous
 from hooked_lm.components.ssm.wkv import WKV

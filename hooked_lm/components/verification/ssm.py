@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hooked_lm.components.norm import upcast
+from hooked_lm.components.norms.norm import upcast
 from hooked_lm.components.ssm.decayed_sum import decayed_updates, read_by_queries
 from hooked_lm.components.ssm.delta_net import GatedDeltaNet
 from hooked_lm.components.ssm.delta_rule import delta_states

@@ -8,7 +8,7 @@ from torch import Tensor
 from hooked_lm.components.blocks.altup import AltUpBlock, Laurel
 from hooked_lm.components.blocks.hyper import HashHyperBlock, HyperBlock, written
 from hooked_lm.components.hyper_connection import HyperConnection, mixed, weighted_sum
-from hooked_lm.components.norm import norm_of, norm_unhooked
+from hooked_lm.components.norms.norm import norm_of, norm_unhooked
 from hooked_lm.components.verification.blocks import attn_identities, mlp_identities
 from hooked_lm.components.verification.registry import (
     Identity,

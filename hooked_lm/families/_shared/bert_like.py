@@ -10,12 +10,12 @@ from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.position_bias import BlockSparse
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.post_norm import PostNormBlock
-from hooked_lm.components.embed import Embed, Unembed
-from hooked_lm.components.encoder_embed import EncoderEmbed, ProjectedEncoderEmbed, TokenTypeEmbed
+from hooked_lm.components.embeddings.embed import Embed, Unembed
+from hooked_lm.components.embeddings.encoder_embed import EncoderEmbed, ProjectedEncoderEmbed, TokenTypeEmbed
+from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.heads import Classifier, MLMHead, NSPHead, Pooler, SpanClassifier, TokenClassifier
-from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.pos_embed import PosEmbed
+from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.families._shared import classic
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import EncoderConfig

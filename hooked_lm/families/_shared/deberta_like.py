@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from hooked_lm.components.attention.disentangled import DisentangledAttention, RelativeEmbed
 from hooked_lm.components.blocks.post_norm import PostNormBlock
-from hooked_lm.components.embed import Embed
-from hooked_lm.components.encoder_embed import EncoderEmbed, TokenTypeEmbed
-from hooked_lm.components.pos_embed import PosEmbed
+from hooked_lm.components.embeddings.embed import Embed
+from hooked_lm.components.embeddings.encoder_embed import EncoderEmbed, TokenTypeEmbed
+from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.families._shared import bert_like
 from hooked_lm.families._shared.bert_like import Names
 from hooked_lm.families._shared.reader import HFConfig

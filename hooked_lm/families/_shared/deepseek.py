@@ -6,7 +6,7 @@ from hooked_lm.components.attention.indexer import Indexer
 from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.attention.sparse_latent import SharedIndexAttention, SparseLatentAttention
 from hooked_lm.components.blocks.block import PreNormBlock
-from hooked_lm.components.rotary_scaling import YarnScaling
+from hooked_lm.components.embeddings.rotary_scaling import YarnScaling
 from hooked_lm.families._shared import classic, llama_like, moe
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.rotary import rotary

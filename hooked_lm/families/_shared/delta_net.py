@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from hooked_lm.components.attention.gated import GatedAttention
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.mixer import MixerMLPBlock
+from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.mlp import GatedMLP
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.ssm.delta_net import GatedDeltaNet
 from hooked_lm.families._shared import classic, llama_like
 from hooked_lm.families._shared.reader import HFConfig

@@ -6,9 +6,9 @@ from typing import Any
 
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import PreNormBlock
-from hooked_lm.components.embed import Embed, Unembed
+from hooked_lm.components.embeddings.embed import Embed, Unembed
 from hooked_lm.components.mlp import GatedMLP
-from hooked_lm.components.norm import NormConfig, RMSNorm
+from hooked_lm.components.norms.norm import NormConfig, RMSNorm
 from hooked_lm.families._shared import classic
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.rotary import n_ctx, rotary

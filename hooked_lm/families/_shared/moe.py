@@ -7,10 +7,10 @@ from typing import Any
 from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import MLPPart, PreNormBlock
+from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.experts.router import GroupedSigmoidRouter, Router
 from hooked_lm.components.mlp import GatedMLP
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import NormConfig
-from hooked_lm.components.router import GroupedSigmoidRouter, Router
+from hooked_lm.components.norms.norm import NormConfig
 from hooked_lm.families._shared import classic, llama_like
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import DecoderConfig

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hooked_lm.components.attention.position_scale import PositionScale
-from hooked_lm.components.rotary import Rotary, Scaling
-from hooked_lm.components.rotary_scaling import (
+from hooked_lm.components.embeddings.rotary import Rotary, Scaling
+from hooked_lm.components.embeddings.rotary_scaling import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,

@@ -13,9 +13,9 @@ from hooked_lm.components.attention.position_bias import SharedBias
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.cross import PreNormCrossBlock
-from hooked_lm.components.embed import Embed, Unembed
+from hooked_lm.components.embeddings.embed import Embed, Unembed
 from hooked_lm.components.mlp import MLP, GatedMLP, MLPConfig
-from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.families._shared import classic
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.seq2seq import GENERATION

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hooked_lm.components.attention.gated import GatedAttention
 from hooked_lm.components.blocks.block import PreNormBlock
-from hooked_lm.components.router import GroupedSigmoidRouter
+from hooked_lm.components.experts.router import GroupedSigmoidRouter
 from hooked_lm.families._shared import classic, llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.router import TopKRouter
+from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.experts.router import TopKRouter
 from hooked_lm.families._shared import classic, llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig

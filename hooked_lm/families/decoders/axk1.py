@@ -6,8 +6,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from hooked_lm.components.blocks.block import PreNormBlock
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.router import GroupedSigmoidRouter
+from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.experts.router import GroupedSigmoidRouter
 from hooked_lm.families._shared import deepseek, llama_like
 from hooked_lm.families._shared.llama_like import PREFIX
 from hooked_lm.families._shared.reader import HFConfig

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from hooked_lm.components.attention.gated import QueryGatedSparseLatentAttention
-from hooked_lm.components.gated_norm import LowRankGatedNorm
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import NormConfig
-from hooked_lm.components.router import GroupedSigmoidRouter
+from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.experts.router import GroupedSigmoidRouter
+from hooked_lm.components.norms.gated_norm import LowRankGatedNorm
+from hooked_lm.components.norms.norm import NormConfig
 from hooked_lm.families._shared import deepseek, llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig

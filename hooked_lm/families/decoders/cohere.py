@@ -4,7 +4,7 @@ adjacent pairs, scaled logits; the larger models have separate query and key nor
 from typing import Any
 
 from hooked_lm.components.blocks.parallel import SharedNormBlock
-from hooked_lm.components.layer_norm import LayerNorm
+from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX, rows
 from hooked_lm.families._shared.reader import HFConfig

@@ -3,8 +3,8 @@ is the output."""
 
 from dataclasses import replace
 
-from hooked_lm.components.norm import NormConfig
-from hooked_lm.components.router import GroupedSigmoidRouter, Router, TopKRouter
+from hooked_lm.components.experts.router import GroupedSigmoidRouter, Router, TopKRouter
+from hooked_lm.components.norms.norm import NormConfig
 from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.moe import rows

@@ -1,7 +1,7 @@
 """North Micro Vision's text model (Cohere 2026, huggingface.co/CohereLabs/North-Micro-Vision-Instruct): Command R7B with rotary
 pairs across the halves of a head, and rotary parameters, or none, for each layer type."""
 
-from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX, rows
 from hooked_lm.families._shared.reader import HFConfig

@@ -3,11 +3,11 @@ keys and values."""
 
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import PreNormBlock
-from hooked_lm.components.embed import Embed, Unembed
-from hooked_lm.components.layer_norm import LayerNorm
+from hooked_lm.components.embeddings.embed import Embed, Unembed
+from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.experts.router import SoftmaxRouter
 from hooked_lm.components.mlp import GatedMLP
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.router import SoftmaxRouter
+from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.families._shared import classic, moe
 from hooked_lm.families._shared.llama_like import IGNORED
 from hooked_lm.families._shared.reader import HFConfig

@@ -1,7 +1,7 @@
 """DeepSeek-V2 (DeepSeek-AI 2024, arXiv:2405.04434): latent attention, experts in groups."""
 
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.router import GroupedSoftmaxRouter
+from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.experts.router import GroupedSoftmaxRouter
 from hooked_lm.families._shared import deepseek, moe
 from hooked_lm.families._shared.deepseek import rows
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX

@@ -9,10 +9,10 @@ from hooked_lm.components.attention.key_pool import KeyPool
 from hooked_lm.components.attention.tied_kv import TiedKVAttention
 from hooked_lm.components.blocks.hyper import HashHyperBlock, HyperBlock
 from hooked_lm.components.bounded_mlp import BoundedGatedMLP
-from hooked_lm.components.hash_moe import HashMoE, RepeatedIds
+from hooked_lm.components.experts.hash_moe import HashMoE, RepeatedIds
+from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.experts.router import GroupedSigmoidRouter
 from hooked_lm.components.hyper_connection import GatedRMSNorm, HyperConnection, StreamGate, StreamMixer
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.router import GroupedSigmoidRouter
 from hooked_lm.families._shared import classic, llama_like, moe
 from hooked_lm.families._shared.llama_like import PREFIX
 from hooked_lm.families._shared.reader import HFConfig

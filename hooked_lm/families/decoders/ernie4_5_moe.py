@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.experts.router import CorrectedSoftmaxRouter
 from hooked_lm.components.mlp import GatedMLP
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.router import CorrectedSoftmaxRouter
 from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import PREFIX
 from hooked_lm.families._shared.reader import HFConfig

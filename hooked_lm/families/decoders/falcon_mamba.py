@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.decoders import mamba
 from hooked_lm.families.decoders.mamba import IGNORED, PREFIX, rows

@@ -3,7 +3,7 @@ sigmoids that are chosen without a correction."""
 
 from dataclasses import replace
 
-from hooked_lm.components.router import GroupedSigmoidRouter
+from hooked_lm.components.experts.router import GroupedSigmoidRouter
 from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig

@@ -8,10 +8,10 @@ from typing import Any
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
 from hooked_lm.components.blocks.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
+from hooked_lm.components.experts.normed_moe import NormedMoE
+from hooked_lm.components.experts.router import SoftmaxRouter
 from hooked_lm.components.mlp import GatedMLP
-from hooked_lm.components.norm import RMSNorm
-from hooked_lm.components.normed_moe import NormedMoE
-from hooked_lm.components.router import SoftmaxRouter
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.families._shared import classic, llama_like, moe
 from hooked_lm.families._shared.llama_like import PREFIX
 from hooked_lm.families._shared.reader import HFConfig

@@ -3,10 +3,10 @@ arXiv:2305.06161): GPT-2 in which all heads may share one key and one value."""
 
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import PreNormBlock
-from hooked_lm.components.embed import Embed, Unembed
-from hooked_lm.components.layer_norm import LayerNorm
+from hooked_lm.components.embeddings.embed import Embed, Unembed
+from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.pos_embed import PosEmbed
+from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.families._shared import classic
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import DecoderConfig

@@ -1,7 +1,7 @@
 """gpt-oss (OpenAI 2025, arXiv:2508.10925): attention sinks, every other layer local, clamped experts with biases."""
 
-from hooked_lm.components.moe import ClampedGatedMLP, MoE
-from hooked_lm.components.router import TopKRouter
+from hooked_lm.components.experts.moe import ClampedGatedMLP, MoE
+from hooked_lm.components.experts.router import TopKRouter
 from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig

@@ -3,9 +3,9 @@ without positions, experts beside a shared MLP or that MLP alone."""
 
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.mixer import MixerMLPBlock
+from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.experts.router import TopKRouter
 from hooked_lm.components.mlp import GatedMLP
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.router import TopKRouter
 from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig

@@ -3,7 +3,7 @@ after rotary; the rotary base is scaled by a constant factor."""
 
 from dataclasses import replace
 
-from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig

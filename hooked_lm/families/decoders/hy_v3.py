@@ -1,7 +1,7 @@
 """Hy3 (Tencent 2026, huggingface.co/tencent/Hy3-preview): queries and keys normalised per head, DeepSeek-V3's experts
 without groups."""
 
-from hooked_lm.components.router import GroupedSigmoidRouter
+from hooked_lm.components.experts.router import GroupedSigmoidRouter
 from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import PREFIX
 from hooked_lm.families._shared.reader import HFConfig

@@ -2,8 +2,8 @@
 a squared ReLU instead of a gate."""
 
 from hooked_lm.components.blocks.block import PreNormBlock
-from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP
+from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig

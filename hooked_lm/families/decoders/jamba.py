@@ -3,8 +3,8 @@ layers, and experts in some."""
 
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.mixer import MixerMLPBlock
-from hooked_lm.components.norm import RMSNorm
-from hooked_lm.components.router import SoftmaxRouter
+from hooked_lm.components.experts.router import SoftmaxRouter
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.families._shared import classic, llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX

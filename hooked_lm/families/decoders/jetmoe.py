@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from hooked_lm.components.attention.routed import RoutedAttention
 from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.experts.router import TopKRouter
 from hooked_lm.components.mlp import GatedMLP
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import RMSNorm
-from hooked_lm.components.router import TopKRouter
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig

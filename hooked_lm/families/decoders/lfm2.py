@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.mixer import MixerMLPBlock
+from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.mlp import GatedMLP
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.ssm.short_conv import ShortConv
 from hooked_lm.families._shared import classic, llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX

@@ -6,9 +6,9 @@ from dataclasses import replace
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.position_bias import Chunks
 from hooked_lm.components.attention.position_scale import PositionScale, PositionScaledAttention
-from hooked_lm.components.moe import InputWeightedMoE
-from hooked_lm.components.norm import RMSNorm
-from hooked_lm.components.router import TopKSigmoidRouter
+from hooked_lm.components.experts.moe import InputWeightedMoE
+from hooked_lm.components.experts.router import TopKSigmoidRouter
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.families._shared import classic, llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig

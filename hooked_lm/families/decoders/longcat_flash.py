@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.shortcut import ShortcutEnd, ShortcutStart
-from hooked_lm.components.router import CorrectedSoftmaxRouter
+from hooked_lm.components.experts.router import CorrectedSoftmaxRouter
 from hooked_lm.families._shared import deepseek, llama_like, moe
 from hooked_lm.families._shared.llama_like import PREFIX
 from hooked_lm.families._shared.reader import HFConfig

@@ -1,8 +1,8 @@
 """Mamba (Gu and Dao 2023, arXiv:2312.00752): a selective state space model, with one mixer per block."""
 
 from hooked_lm.components.blocks.mixer import MixerBlock
-from hooked_lm.components.embed import Embed, Unembed
-from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.embeddings.embed import Embed, Unembed
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.families._shared import classic
 from hooked_lm.families._shared.reader import HFConfig

@@ -1,8 +1,8 @@
 """Mamba-2 (Dao and Gu 2024, arXiv:2405.21060): multi-head state space models, with one mixer per block."""
 
 from hooked_lm.components.blocks.mixer import MixerBlock
-from hooked_lm.components.embed import Embed, Unembed
-from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.embeddings.embed import Embed, Unembed
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.families._shared import classic
 from hooked_lm.families._shared.reader import HFConfig

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hooked_lm.components.router import SoftmaxRouter
+from hooked_lm.components.experts.router import SoftmaxRouter
 from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import PREFIX
 from hooked_lm.families._shared.moe import rows

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.blocks.deep_norm import DeepNormBlock, DeepNormMixerBlock
-from hooked_lm.components.embed import Embed, Unembed
-from hooked_lm.components.router import SoftmaxRouter
+from hooked_lm.components.embeddings.embed import Embed, Unembed
+from hooked_lm.components.experts.router import SoftmaxRouter
 from hooked_lm.components.ssm.lightning import LightningAttention
 from hooked_lm.families._shared import classic, delta_net, llama_like, moe
 from hooked_lm.families._shared.delta_net import LAYER, MIXER

@@ -1,7 +1,7 @@
 """MiniMax-M2 (MiniMax 2025, huggingface.co/MiniMaxAI/MiniMax-M2): OLMoE's attention with partial rotary, and experts weighted
 by sigmoids and chosen with a correction."""
 
-from hooked_lm.components.router import GroupedSigmoidRouter
+from hooked_lm.components.experts.router import GroupedSigmoidRouter
 from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig

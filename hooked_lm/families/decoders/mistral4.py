@@ -1,7 +1,7 @@
 """Mistral Small 4 (Mistral AI 2026): latent attention whose late queries have larger scores, and experts by a softmax."""
 
 from hooked_lm.components.attention.position_scale import PositionScaledLatentAttention
-from hooked_lm.components.router import GroupedSoftmaxRouter
+from hooked_lm.components.experts.router import GroupedSoftmaxRouter
 from hooked_lm.families._shared import deepseek, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig

@@ -1,6 +1,6 @@
 """Mixtral (Jiang et al. 2024, arXiv:2401.04088): Mistral with experts instead of each MLP."""
 
-from hooked_lm.components.router import SoftmaxRouter
+from hooked_lm.components.experts.router import SoftmaxRouter
 from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig

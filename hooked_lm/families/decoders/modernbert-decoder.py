@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import PreNormBlock
-from hooked_lm.components.embed import Embed
+from hooked_lm.components.embeddings.embed import Embed
+from hooked_lm.components.embeddings.transformed_unembed import TransformedUnembed
 from hooked_lm.components.heads import MLMHead
-from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import GatedMLP
-from hooked_lm.components.transformed_unembed import TransformedUnembed
+from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.families._shared import bert_like, classic, llama_like
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.rotary import n_ctx, rotary

@@ -4,9 +4,9 @@ and keys rotated in the opposite direction and then normalised; squared ReLU, an
 from dataclasses import replace
 
 from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.embeddings.rotary_scaling import Backward
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.norm import RMSNorm
-from hooked_lm.components.rotary_scaling import Backward
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.families._shared import classic, llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig

@@ -4,10 +4,10 @@ ReLU MLP, or a mixture of such MLPs."""
 from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.mixer import MixerBlock
 from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
+from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.experts.router import GroupedSigmoidRouter
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import RMSNorm
-from hooked_lm.components.router import GroupedSigmoidRouter
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.families._shared import classic, llama_like, moe
 from hooked_lm.families._shared.reader import HFConfig

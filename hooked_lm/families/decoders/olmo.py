@@ -1,7 +1,7 @@
 """OLMo (Groeneveld et al. 2024, arXiv:2402.00838): layer norms without weights, clipped queries, keys and values."""
 
 from hooked_lm.components.blocks.block import PreNormBlock
-from hooked_lm.components.layer_norm import LayerNorm
+from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX, rows
 from hooked_lm.families._shared.reader import HFConfig

@@ -6,7 +6,7 @@ from typing import Any
 
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import PreNormBlock
-from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.families._shared import classic, llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig

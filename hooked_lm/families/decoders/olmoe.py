@@ -1,7 +1,7 @@
 """OLMoE (Muennighoff et al. 2024, arXiv:2409.02060): queries and keys are normalised over all heads together."""
 
 from hooked_lm.components.attention.clipped import NormThenClipAttention
-from hooked_lm.components.router import SoftmaxRouter
+from hooked_lm.components.experts.router import SoftmaxRouter
 from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig

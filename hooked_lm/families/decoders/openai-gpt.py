@@ -2,10 +2,10 @@
 
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.post_norm import PostNormBlock
-from hooked_lm.components.embed import Embed, Unembed
-from hooked_lm.components.layer_norm import LayerNorm
+from hooked_lm.components.embeddings.embed import Embed, Unembed
+from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.pos_embed import PosEmbed
+from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.families._shared import classic
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.decoders import gpt2

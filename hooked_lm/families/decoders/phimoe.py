@@ -5,11 +5,11 @@ Prompts longer than in training use the long factors of LongRoPE, as in the pape
 
 from dataclasses import replace
 
-from hooked_lm.components.layer_norm import LayerNorm
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.rotary import Rotary
-from hooked_lm.components.rotary_scaling import LongRopeScaling
-from hooked_lm.components.router import SparseMixerRouter
+from hooked_lm.components.embeddings.rotary import Rotary
+from hooked_lm.components.embeddings.rotary_scaling import LongRopeScaling
+from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.experts.router import SparseMixerRouter
+from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig

@@ -1,6 +1,6 @@
 """Qwen3-MoE (Yang et al. 2025, arXiv:2505.09388): Qwen3 with experts instead of MLPs, none of them shared."""
 
-from hooked_lm.components.router import SoftmaxRouter
+from hooked_lm.components.experts.router import SoftmaxRouter
 from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.moe import rows

@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from hooked_lm.components.blocks.block import MLPPart
-from hooked_lm.components.moe import MoE
+from hooked_lm.components.experts.moe import MoE
 from hooked_lm.families._shared import llama_like, moe, mrope
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig

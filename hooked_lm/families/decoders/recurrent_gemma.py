@@ -5,10 +5,10 @@ import torch
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.mixer import MixerMLPBlock
-from hooked_lm.components.embed import Embed, Unembed
+from hooked_lm.components.embeddings.embed import Embed, Unembed
+from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.components.mlp import GatedMLP
-from hooked_lm.components.norm import RMSNorm
-from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.ssm.rg_lru import RGLRU
 from hooked_lm.families._shared import classic
 from hooked_lm.families._shared.reader import HFConfig

@@ -5,8 +5,8 @@ before.
 """
 
 from hooked_lm.components.blocks.mixer import MixerBlock
-from hooked_lm.components.embed import Embed, Unembed
-from hooked_lm.components.layer_norm import LayerNorm
+from hooked_lm.components.embeddings.embed import Embed, Unembed
+from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.ssm.channel_mix import ChannelMix
 from hooked_lm.components.ssm.wkv import WKV
 from hooked_lm.families._shared import classic

@@ -3,7 +3,7 @@ models compute attention and MLP in parallel after one norm, with separate query
 
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.parallel import SharedNormBlock
-from hooked_lm.components.layer_norm import HeadLayerNorm, LayerNorm
+from hooked_lm.components.norms.layer_norm import HeadLayerNorm, LayerNorm
 from hooked_lm.families._shared import llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig

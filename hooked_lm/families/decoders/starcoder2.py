@@ -1,8 +1,8 @@
 """StarCoder2 (Lozhkov et al. 2024, arXiv:2402.19173): layer norms, biases in attention and MLP, a plain MLP, a sliding window."""
 
 from hooked_lm.components.blocks.block import PreNormBlock
-from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP
+from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.families._shared import classic, llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from hooked_lm.components.attention.gated import GatedAttention
 from hooked_lm.components.bounded_mlp import BoundedGatedMLP
+from hooked_lm.components.experts.router import GroupedSigmoidRouter
 from hooked_lm.components.mlp import GatedMLP
-from hooked_lm.components.norm import RMSNorm
-from hooked_lm.components.router import GroupedSigmoidRouter
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.families._shared import classic, llama_like, moe
 from hooked_lm.families._shared.llama_like import PREFIX
 from hooked_lm.families._shared.reader import HFConfig

@@ -1,9 +1,9 @@
 """xLSTM 7B (Beck et al. 2025, arXiv:2503.13427): the matrix LSTM of xLSTM (arXiv:2405.04517) in place of attention."""
 
 from hooked_lm.components.blocks.mixer import MixerMLPBlock
-from hooked_lm.components.embed import Embed, Unembed
+from hooked_lm.components.embeddings.embed import Embed, Unembed
 from hooked_lm.components.mlp import GatedMLP
-from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.ssm.mlstm import MLSTM
 from hooked_lm.families._shared import classic
 from hooked_lm.families._shared.reader import HFConfig

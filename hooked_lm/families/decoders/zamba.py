@@ -7,7 +7,7 @@ from dataclasses import replace
 from hooked_lm.components.attention.wide import WideAttention
 from hooked_lm.components.blocks.mixer import MixerBlock, MixerConfig
 from hooked_lm.components.blocks.shared import RepeatedEmbed, SharedBlock
-from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.ssm.mamba_heads import MambaHeads
 from hooked_lm.families._shared import classic, llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX

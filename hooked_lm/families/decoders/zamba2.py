@@ -4,7 +4,7 @@ from hooked_lm.components.adapters import AdaptedAttention, AdaptedGatedMLP
 from hooked_lm.components.attention.wide import WideAttention
 from hooked_lm.components.blocks.mixer import MixerBlock
 from hooked_lm.components.blocks.shared import SharedBlock
-from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.families._shared import classic, llama_like
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from hooked_lm.components.attention.convolutional import ConvolutionalAttention, HeadScaleNorm
 from hooked_lm.components.blocks.weighted import RouterStateBlock
-from hooked_lm.components.no_norm import ShiftedScale
-from hooked_lm.components.norm import RMSNorm
-from hooked_lm.components.router import CorrectedSoftmaxRouter
-from hooked_lm.components.router_state import RouterStateMoE
+from hooked_lm.components.experts.router import CorrectedSoftmaxRouter
+from hooked_lm.components.experts.router_state import RouterStateMoE
+from hooked_lm.components.norms.no_norm import ShiftedScale
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.families._shared import classic, llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig

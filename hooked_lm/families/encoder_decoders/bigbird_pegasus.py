@@ -4,7 +4,7 @@ texts."""
 from dataclasses import replace
 from typing import Any
 
-from hooked_lm.components.pos_embed import PosEmbed
+from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.families._shared import bart_like, bert_like
 from hooked_lm.families._shared.bart_like import IGNORED, NO_EFFECT, PREFIX, fitted
 from hooked_lm.families._shared.reader import HFConfig

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from hooked_lm.components.layer_norm import LayerNorm
-from hooked_lm.components.pos_embed import PosEmbed
+from hooked_lm.components.embeddings.pos_embed import PosEmbed
+from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.families._shared.bart_like import IGNORED, NO_EFFECT, PREFIX, encoder_decoder, fitted, rows
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import EncoderDecoderConfig

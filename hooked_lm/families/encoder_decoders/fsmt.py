@@ -4,7 +4,7 @@ With `use_cache`, transformers' `FSMTModel.forward` makes no causal mask: in one
 tokens. Without, and token by token, they are those of this model.
 """
 
-from hooked_lm.components.pos_embed import FixedPosEmbed
+from hooked_lm.components.embeddings.pos_embed import FixedPosEmbed
 from hooked_lm.families._shared import bart_like
 from hooked_lm.families._shared.bart_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig

@@ -4,7 +4,7 @@ from tokens of global attention, by default none. Published summaries give it to
 from dataclasses import replace
 
 from hooked_lm.components.attention.global_tokens import GlobalTokens, WindowAttention
-from hooked_lm.components.pos_embed import PosEmbed
+from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.families._shared import bart_like, bert_like
 from hooked_lm.families._shared.bart_like import IGNORED, fitted
 from hooked_lm.families._shared.reader import HFConfig

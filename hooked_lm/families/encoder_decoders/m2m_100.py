@@ -1,6 +1,6 @@
 """M2M-100 (Fan et al. 2020, arXiv:2010.11125) and NLLB-200 (arXiv:2207.04672): norms before sublayers, sinusoidal positions."""
 
-from hooked_lm.components.pos_embed import FairseqSinusoidalEmbed
+from hooked_lm.components.embeddings.pos_embed import FairseqSinusoidalEmbed
 from hooked_lm.families._shared.bart_like import IGNORED, NO_EFFECT, PREFIX, encoder_decoder, rows
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import EncoderDecoderConfig

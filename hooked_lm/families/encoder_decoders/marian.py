@@ -1,6 +1,6 @@
 """Marian's translation models (Junczys-Dowmunt et al. 2018, arXiv:1804.00344): post-norm blocks, sinusoidal positions."""
 
-from hooked_lm.components.pos_embed import SinusoidalEmbed
+from hooked_lm.components.embeddings.pos_embed import SinusoidalEmbed
 from hooked_lm.families._shared import bart_like
 from hooked_lm.families._shared.bart_like import NO_EFFECT, PREFIX, encoder_decoder, fitted, rows
 from hooked_lm.families._shared.reader import HFConfig

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from hooked_lm.components.pos_embed import FixedPosEmbed, SinusoidalEmbed
+from hooked_lm.components.embeddings.pos_embed import FixedPosEmbed, SinusoidalEmbed
 from hooked_lm.families._shared import bart_like
 from hooked_lm.families._shared.bart_like import IGNORED, NO_EFFECT, PREFIX, encoder_decoder, rows
 from hooked_lm.families._shared.reader import HFConfig

@@ -10,7 +10,7 @@ from typing import Any
 from hooked_lm.components.attention.block_local import BlockLocalAttention
 from hooked_lm.components.attention.position_bias import Chunks
 from hooked_lm.components.blocks.global_stream import GlobalStreamBlock
-from hooked_lm.components.pos_embed import FairseqSinusoidalEmbed
+from hooked_lm.components.embeddings.pos_embed import FairseqSinusoidalEmbed
 from hooked_lm.families._shared import bart_like
 from hooked_lm.families._shared.bart_like import IGNORED, NO_EFFECT, PREFIX
 from hooked_lm.families._shared.reader import HFConfig

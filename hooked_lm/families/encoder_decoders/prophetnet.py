@@ -8,10 +8,10 @@ from hooked_lm.components.attention.ngram import MainAttention, MainCrossAttenti
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.blocks.ngram import NgramBlock, NgramEmbed
 from hooked_lm.components.blocks.post_norm import PostNormBlock
-from hooked_lm.components.embed import Embed, Unembed
-from hooked_lm.components.layer_norm import LayerNorm
+from hooked_lm.components.embeddings.embed import Embed, Unembed
+from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.pos_embed import PosEmbed
+from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.families._shared import classic, seq2seq
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import EncoderDecoderConfig, StackConfig

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.experts.router import CapacityRouter
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.router import CapacityRouter
 from hooked_lm.families._shared import classic, t5_like
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.t5_like import IGNORED, PREFIX, attention_half_rows, mlp_rows, outer_rows

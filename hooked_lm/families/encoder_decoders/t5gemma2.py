@@ -8,7 +8,7 @@ from hooked_lm.components.attention.merged import MergedAttention
 from hooked_lm.components.attention.position_bias import Band
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.merged import MergedBlock
-from hooked_lm.components.replaced_embed import ReplacedEmbed
+from hooked_lm.components.embeddings.replaced_embed import ReplacedEmbed
 from hooked_lm.families._shared import classic, seq2seq
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.decoders import gemma3_text

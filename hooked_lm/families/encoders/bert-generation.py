@@ -1,6 +1,6 @@
 """BERT for generation (Rothe et al. 2019, arXiv:1907.12461), as an encoder: BERT without token types and pooler."""
 
-from hooked_lm.components.embed import Unembed
+from hooked_lm.components.embeddings.embed import Unembed
 from hooked_lm.families._shared import bert_like, classic
 from hooked_lm.families._shared.bert_like import IGNORED, NO_EFFECT, RENAMED
 from hooked_lm.families._shared.reader import HFConfig

@@ -2,11 +2,11 @@
 
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.post_norm import PostNormBlock
-from hooked_lm.components.embed import Embed
-from hooked_lm.components.encoder_embed import EncoderEmbed
-from hooked_lm.components.layer_norm import LayerNorm
+from hooked_lm.components.embeddings.embed import Embed
+from hooked_lm.components.embeddings.encoder_embed import EncoderEmbed
+from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.pos_embed import PosEmbed
+from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.families._shared import bert_like, classic
 from hooked_lm.families._shared.bert_like import IGNORED, RENAMED, Names
 from hooked_lm.families._shared.reader import HFConfig

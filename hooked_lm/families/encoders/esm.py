@@ -4,13 +4,13 @@ language models of proteins, with norms before the sublayers."""
 from typing import Any
 
 from hooked_lm.components.blocks.block import PreNormBlock
-from hooked_lm.components.embed import Embed
-from hooked_lm.components.encoder_embed import EncoderEmbed, MaskScaledEncoderEmbed
+from hooked_lm.components.embeddings.embed import Embed
+from hooked_lm.components.embeddings.encoder_embed import EncoderEmbed, MaskScaledEncoderEmbed
+from hooked_lm.components.embeddings.pos_embed import PosEmbed
+from hooked_lm.components.embeddings.rotary import Rotary
+from hooked_lm.components.embeddings.stored_rotary import StoredRotary
 from hooked_lm.components.heads import ContactHead
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.pos_embed import PosEmbed
-from hooked_lm.components.rotary import Rotary
-from hooked_lm.components.stored_rotary import StoredRotary
 from hooked_lm.families._shared import bert_like, classic
 from hooked_lm.families._shared.bert_like import IGNORED, Names
 from hooked_lm.families._shared.reader import HFConfig

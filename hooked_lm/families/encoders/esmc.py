@@ -4,9 +4,9 @@ Queries and keys are normalised over all heads together, and sublayers scaled by
 """
 
 from hooked_lm.components.blocks.block import PreNormBlock
-from hooked_lm.components.embed import Embed
-from hooked_lm.components.encoder_embed import EncoderEmbed
-from hooked_lm.components.layer_norm import JointLayerNorm, LayerNorm
+from hooked_lm.components.embeddings.embed import Embed
+from hooked_lm.components.embeddings.encoder_embed import EncoderEmbed
+from hooked_lm.components.norms.layer_norm import JointLayerNorm, LayerNorm
 from hooked_lm.families._shared import bert_like, classic, llama_like
 from hooked_lm.families._shared.bert_like import NO_EFFECT, Names
 from hooked_lm.families._shared.reader import HFConfig

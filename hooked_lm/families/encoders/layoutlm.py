@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hooked_lm.components.extra_embed import BoxEmbed
+from hooked_lm.components.embeddings.extra_embed import BoxEmbed
 from hooked_lm.families._shared import bert_like
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.encoders import bert

@@ -6,13 +6,13 @@ from typing import Any
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.value_source import ValueSourceAttention
 from hooked_lm.components.blocks.narrow import Bottleneck, NarrowBlock, SeveralMLPsBlock
-from hooked_lm.components.encoder_embed import TokenTypeEmbed
-from hooked_lm.components.layer_norm import LayerNorm
+from hooked_lm.components.embeddings.encoder_embed import TokenTypeEmbed
+from hooked_lm.components.embeddings.pos_embed import PosEmbed
+from hooked_lm.components.embeddings.trigram import SplitUnembed, TrigramEmbed, TrigramEncoderEmbed
 from hooked_lm.components.mlp import MLP
-from hooked_lm.components.no_norm import NoNorm
-from hooked_lm.components.norm import NormConfig
-from hooked_lm.components.pos_embed import PosEmbed
-from hooked_lm.components.trigram import SplitUnembed, TrigramEmbed, TrigramEncoderEmbed
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.no_norm import NoNorm
+from hooked_lm.components.norms.norm import NormConfig
 from hooked_lm.families._shared import bert_like, classic
 from hooked_lm.families._shared.bert_like import IGNORED, NO_EFFECT, RENAMED
 from hooked_lm.families._shared.reader import HFConfig

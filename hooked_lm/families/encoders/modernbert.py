@@ -4,11 +4,11 @@ from typing import Any
 
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import PreNormBlock
-from hooked_lm.components.embed import Embed, Unembed
-from hooked_lm.components.encoder_embed import EncoderEmbed
+from hooked_lm.components.embeddings.embed import Embed, Unembed
+from hooked_lm.components.embeddings.encoder_embed import EncoderEmbed
 from hooked_lm.components.heads import Classifier, MLMHead, Pooler, SpanClassifier, TokenClassifier
-from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import GatedMLP
+from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.families._shared import bert_like, classic
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families._shared.rotary import n_ctx, rotary

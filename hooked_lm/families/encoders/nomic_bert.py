@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.components.embed import Embed
-from hooked_lm.components.encoder_embed import EncoderEmbed, TokenTypeEmbed
+from hooked_lm.components.embeddings.embed import Embed
+from hooked_lm.components.embeddings.encoder_embed import EncoderEmbed, TokenTypeEmbed
 from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.families._shared import bert_like, classic
 from hooked_lm.families._shared.bert_like import NO_EFFECT, RENAMED

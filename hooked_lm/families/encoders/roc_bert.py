@@ -3,8 +3,8 @@ and `input_pronunciation_ids`."""
 
 from dataclasses import replace
 
-from hooked_lm.components.encoder_embed import ConcatenatedEncoderEmbed
-from hooked_lm.components.extra_embed import ExtraEmbed
+from hooked_lm.components.embeddings.encoder_embed import ConcatenatedEncoderEmbed
+from hooked_lm.components.embeddings.extra_embed import ExtraEmbed
 from hooked_lm.families._shared import bert_like
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.encoders import bert

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from hooked_lm.components.rotary import Rotary
-from hooked_lm.components.stored_rotary import RotaryTable
+from hooked_lm.components.embeddings.rotary import Rotary
+from hooked_lm.components.embeddings.stored_rotary import RotaryTable
 from hooked_lm.families._shared import bert_like
 from hooked_lm.families._shared.bert_like import IGNORED, RENAMED
 from hooked_lm.families._shared.reader import HFConfig

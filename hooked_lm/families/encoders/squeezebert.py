@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hooked_lm.components.attention.grouped import GroupedAttention
 from hooked_lm.components.grouped import GroupedMLP
-from hooked_lm.components.layer_norm import LayerNorm
+from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.families._shared import bert_like, classic
 from hooked_lm.families._shared.bert_like import IGNORED, NO_EFFECT, RENAMED
 from hooked_lm.families._shared.reader import HFConfig

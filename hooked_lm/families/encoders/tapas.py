@@ -5,8 +5,8 @@
 
 from dataclasses import replace
 
-from hooked_lm.components.encoder_embed import EncoderEmbed, TableEncoderEmbed
-from hooked_lm.components.extra_embed import TableEmbed, sizes
+from hooked_lm.components.embeddings.encoder_embed import EncoderEmbed, TableEncoderEmbed
+from hooked_lm.components.embeddings.extra_embed import TableEmbed, sizes
 from hooked_lm.families._shared import bert_like
 from hooked_lm.families._shared.bert_like import IGNORED, RENAMED
 from hooked_lm.families._shared.reader import HFConfig

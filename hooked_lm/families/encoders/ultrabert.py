@@ -3,8 +3,8 @@
 from typing import Any
 
 from hooked_lm.components.blocks.block import PreNormBlock
-from hooked_lm.components.embed import Embed, Unembed
-from hooked_lm.components.encoder_embed import EncoderEmbed
+from hooked_lm.components.embeddings.embed import Embed, Unembed
+from hooked_lm.components.embeddings.encoder_embed import EncoderEmbed
 from hooked_lm.components.heads import SpanClassifier, TokenClassifier, TwoLayerMLMHead
 from hooked_lm.families._shared import bert_like, classic, llama_like
 from hooked_lm.families._shared.llama_like import IGNORED

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart
 from hooked_lm.components.blocks.mixer import MixerPart
-from hooked_lm.components.embed import Unembed
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import norm_of, norm_unhooked
-from hooked_lm.components.transformed_unembed import check_linear
+from hooked_lm.components.embeddings.embed import Unembed
+from hooked_lm.components.embeddings.transformed_unembed import check_linear
+from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.norms.norm import norm_of, norm_unhooked
 from hooked_lm.hooks import Slice
 from hooked_lm.models.caches.residual import (
     Cache,

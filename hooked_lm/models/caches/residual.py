@@ -12,7 +12,7 @@ from hooked_lm.components.blocks.mixer import MixerMLPBlock
 from hooked_lm.components.blocks.per_layer import PerLayerBlock
 from hooked_lm.components.blocks.post_norm import PostNormPart
 from hooked_lm.components.blocks.weighted import REWRITTEN_STREAMS
-from hooked_lm.components.norm import norm_of
+from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.hooks import Slice, SliceInput
 from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.weights.fixed_norm import FixedNorm

@@ -12,17 +12,17 @@ from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.cross import PreNormCrossBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock
 from hooked_lm.components.blocks.post_norm import PostNormBlock
-from hooked_lm.components.embed import Embed, Unembed
-from hooked_lm.components.encoder_embed import EncoderEmbed, TokenTypeEmbed
+from hooked_lm.components.embeddings.embed import Embed, Unembed
+from hooked_lm.components.embeddings.encoder_embed import EncoderEmbed, TokenTypeEmbed
+from hooked_lm.components.embeddings.pos_embed import PosEmbed
+from hooked_lm.components.embeddings.rotary import Rotary, Scaling
+from hooked_lm.components.embeddings.rotary_scaling import LinearScaling, Llama3Scaling, YarnScaling
+from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.experts.router import SoftmaxRouter
 from hooked_lm.components.heads import MLMHead, NSPHead, Pooler
-from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP, MLPConfig
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import NormConfig, RMSNorm
-from hooked_lm.components.pos_embed import PosEmbed
-from hooked_lm.components.rotary import Rotary, Scaling
-from hooked_lm.components.rotary_scaling import LinearScaling, Llama3Scaling, YarnScaling
-from hooked_lm.components.router import SoftmaxRouter
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import NormConfig, RMSNorm
 from hooked_lm.models.config.tree import (
     DecoderConfig,
     EncoderConfig,

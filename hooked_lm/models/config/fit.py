@@ -4,9 +4,9 @@ from dataclasses import fields, is_dataclass
 
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.shared_kv import SharedKVAttention
-from hooked_lm.components.embed import Embed, Unembed
-from hooked_lm.components.rotary import Rotary
-from hooked_lm.components.rotary_scaling import LongRopeScaling
+from hooked_lm.components.embeddings.embed import Embed, Unembed
+from hooked_lm.components.embeddings.rotary import Rotary
+from hooked_lm.components.embeddings.rotary_scaling import LongRopeScaling
 
 
 def check_tied(unembed: Unembed.Config | None, embed: Embed.Config) -> None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from hooked_lm.components.blocks.parallel import ParallelBlock
-from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.run_settings import FUSED
 from hooked_lm.models.config import build, defaults, read
 from hooked_lm.models.config.flat_config import FlatConfig, remembers

@@ -8,13 +8,13 @@ from hooked_lm.components.adapters import AdaptedAttention, AdaptedGatedMLP
 from hooked_lm.components.attention.wide import WideAttention
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.blocks.shared import SharedBlock
+from hooked_lm.components.embeddings.pos_embed import PosEmbed
+from hooked_lm.components.experts.moe import ClampedGatedMLP, MoE
 from hooked_lm.components.grouped import GroupedMLP
-from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP, GatedMLP
-from hooked_lm.components.moe import ClampedGatedMLP, MoE
-from hooked_lm.components.no_norm import NoNorm
-from hooked_lm.components.norm import NormConfig
-from hooked_lm.components.pos_embed import PosEmbed
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.no_norm import NoNorm
+from hooked_lm.components.norms.norm import NormConfig
 from hooked_lm.models.config.row import ABSENT, found
 
 RELATIVE = "relative_positional_bias"

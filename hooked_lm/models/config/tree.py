@@ -12,13 +12,13 @@ from hooked_lm.components.blocks.ngram import NgramEmbed
 from hooked_lm.components.blocks.per_layer import PerLayerEmbed
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.blocks.shared import RepeatedEmbed
-from hooked_lm.components.embed import Embed, Unembed
-from hooked_lm.components.encoder_embed import EncoderEmbed
-from hooked_lm.components.hash_moe import RepeatedIds
+from hooked_lm.components.embeddings.embed import Embed, Unembed
+from hooked_lm.components.embeddings.encoder_embed import EncoderEmbed
+from hooked_lm.components.embeddings.pos_embed import PosEmbedConfig
+from hooked_lm.components.embeddings.stored_rotary import RotaryTable, StoredRotary
+from hooked_lm.components.experts.hash_moe import RepeatedIds
 from hooked_lm.components.heads import Classifier, ContactHead, MLMHead, NSPHead, Pooler, TokenClassifier
-from hooked_lm.components.norm import NormConfig
-from hooked_lm.components.pos_embed import PosEmbedConfig
-from hooked_lm.components.stored_rotary import RotaryTable, StoredRotary
+from hooked_lm.components.norms.norm import NormConfig
 from hooked_lm.models.config.fit import check_fit, check_tied
 
 SideBlockConfig = PreNormBlock.Config | PostNormBlock.Config | CrossBlockConfig

@@ -45,7 +45,7 @@ def edited(tree: Any, old: Any, new: Any, before: Mapping[str, object], after: M
     `FOLLOWING` follow, and all else is kept. Raises ValueError, with the path, if a changed part of `tree` differs from
     `old`, or if a part that is kept has a size that changes.
 
-    >>> from hooked_lm.components.norm import RMSNorm
+    >>> from hooked_lm.components.norms.norm import RMSNorm
     >>> small, large = {"d_model": 8, "n_heads": 2, "eps": 1e-05}, {"d_model": 8, "n_heads": 2, "eps": 0.1}
     >>> edited(RMSNorm.Config(8, offset=1.0), RMSNorm.Config(8), RMSNorm.Config(8, eps=0.1), small, large)
     RMSNorm.Config(d_model=8, eps=0.1, weight=True, offset=1.0, ...)

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hooked_lm.components.embeddings.transformed_unembed import check_linear
 from hooked_lm.components.kv_cache import KeyValueCache
-from hooked_lm.components.transformed_unembed import check_linear
 from hooked_lm.models.checks import is_ids
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.text.tokens import Tokens, prepends_bos

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from hooked_lm.components.blocks.global_stream import GlobalStreamBlock
 from hooked_lm.components.blocks.streams import StreamsBlock
-from hooked_lm.components.embed import Unembed, soft_capped
-from hooked_lm.components.encoder_embed import ConcatenatedEncoderEmbed, EncoderEmbed
+from hooked_lm.components.embeddings.embed import Unembed, soft_capped
+from hooked_lm.components.embeddings.encoder_embed import ConcatenatedEncoderEmbed, EncoderEmbed
+from hooked_lm.components.embeddings.transformed_unembed import TransformedUnembed
 from hooked_lm.components.heads import Classifier, MLMHead, NSPHead, Pooler, TokenClassifier
-from hooked_lm.components.norm import norm_of
+from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.components.streams import MergedRMSNorm
-from hooked_lm.components.transformed_unembed import TransformedUnembed
 from hooked_lm.components.verification import identities as component_identities
 from hooked_lm.components.verification import is_known, output_from_sites
 from hooked_lm.components.verification.registry import Identity, LazyTensor, Sites, norm_identity, norm_output, within

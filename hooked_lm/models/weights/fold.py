@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import MLPPart
-from hooked_lm.components.embed import Unembed
-from hooked_lm.components.layer_norm import LayerNorm
+from hooked_lm.components.embeddings.embed import Unembed
+from hooked_lm.components.embeddings.transformed_unembed import TransformedUnembed
 from hooked_lm.components.mlp import MLP, GatedMLP
-from hooked_lm.components.norm import RMSNorm, norm_of, upcast
-from hooked_lm.components.transformed_unembed import TransformedUnembed
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import RMSNorm, norm_of, upcast
 from hooked_lm.components.verification import is_known, output_weights, weights_after_norms
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.hooks import HookPoint

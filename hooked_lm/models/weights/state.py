@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention.public_attributes import order_parameters
 from hooked_lm.components.blocks.block import MLPPart
-from hooked_lm.components.embed import TiedUnembed
-from hooked_lm.components.factored_embed import FactoredUnembed
-from hooked_lm.components.layer_norm import LayerNorm
+from hooked_lm.components.embeddings.embed import TiedUnembed
+from hooked_lm.components.embeddings.factored_embed import FactoredUnembed
+from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.mlp import MLP, GatedMLP
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import RMSNorm, norm_of
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import RMSNorm, norm_of
 from hooked_lm.models.weights.foreign_state_dict import TABLES, in_our_names
 
 # Config flag -> {bias: its weight}; one flag covers all biases of a group that a module with this flag has.

@@ -14,8 +14,8 @@ from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.blocks.parallel import ParallelBlock
 from hooked_lm.components.blocks.post_norm import PostNormPart
 from hooked_lm.components.blocks.weighted import REWRITTEN_STREAMS
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import Norm, norm_of
+from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.norms.norm import Norm, norm_of
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.models.names import checked_index
 from hooked_lm.models.stack import Stack

@@ -17,8 +17,8 @@ from hooked_lm.analysis.attribution.edge_patching import patch_edges
 from hooked_lm.analysis.attribution.edges import METHODS, attribute_edges
 from hooked_lm.analysis.attribution.estimate import agreement
 from hooked_lm.analysis.attribution.graph import Graph, Node
-from hooked_lm.components.layer_norm import LayerNorm
-from hooked_lm.components.norm import norm_of
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.demo.experiment import prompt_pairs
 from hooked_lm.hooks import HookedRootModule
 from tests.close import GRADIENT, assert_apart, assert_close, assert_near

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis.reading.direct import direct_logit_attribution, source_attribution
-from hooked_lm.components.norm import norm_of
+from hooked_lm.components.norms.norm import norm_of
 from tests.close import assert_apart, assert_close
 from tests.families import DECODER_CASES
 from tests.families._models import hooked, prompt

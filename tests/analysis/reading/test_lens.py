@@ -11,7 +11,7 @@ from hooked_lm import HookedTransformer, HookedTransformerConfig
 from hooked_lm.analysis.reading import lens as lens_module
 from hooked_lm.analysis.reading.lens import Lens, logit_lens
 from hooked_lm.analysis.reading.tuned_lens import TunedLens, train_tuned_lens
-from hooked_lm.components.norm import norm_of
+from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.demo.experiment import prompt_pairs
 from tests.close import assert_close, assert_near, is_close
 from tests.families import DECODER_CASES

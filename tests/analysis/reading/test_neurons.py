@@ -10,8 +10,8 @@ from torch import Tensor
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis.reading import neurons
 from hooked_lm.analysis.reading.neurons import copying_scores, head_top_tokens, neuron_top_tokens, seen_through, written
-from hooked_lm.components.layer_norm import LayerNorm
-from hooked_lm.components.norm import RMSNorm, norm_of
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import RMSNorm, norm_of
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from tests.close import GRADIENT, assert_close
 from tests.families import DECODER_CASES

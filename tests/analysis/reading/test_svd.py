@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis.reading.svd_interpreter import SVDInterpreter
-from hooked_lm.components.norm import norm_of
+from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from tests.close import assert_close, assert_near
 from tests.families import DECODER_CASES

@@ -17,8 +17,8 @@ from hooked_lm.components.attention.position_scale import PositionScale, Positio
 from hooked_lm.components.attention.routed import RoutedAttention
 from hooked_lm.components.attention.value_width import ValueWidthAttention
 from hooked_lm.components.context import Context
-from hooked_lm.components.layer_norm import LayerNorm
-from hooked_lm.components.norm import RMSNorm, norm_of
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import RMSNorm, norm_of
 from hooked_lm.hooks import HookPoint
 from tests.close import assert_apart, assert_close
 

@@ -13,8 +13,8 @@ from hooked_lm.components.attention.position_bias import SharedBias
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.blocks.cross import PostNormCrossBlock, PreNormCrossBlock
 from hooked_lm.components.kv_cache import KeyValueCache
-from hooked_lm.components.layer_norm import LayerNorm
 from hooked_lm.components.mlp import MLP
+from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.stack_context import EncodedSource, StackContext
 from hooked_lm.components.verification import identities, weights_after_norms
 from hooked_lm.hooks.cache import Recorder

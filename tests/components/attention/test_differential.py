@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hooked_lm.components.attention.differential import DifferenceNorm, DifferentialAttention
 from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.norms.norm import RMSNorm
 from tests.close import assert_apart, assert_close
 from tests.components.attention.test_attend import PLAIN, built
 

@@ -15,8 +15,8 @@ from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.blocks.narrow import Bottleneck
 from hooked_lm.components.blocks.per_layer import PerLayerEmbed
 from hooked_lm.components.blocks.shared import RepeatedEmbed
-from hooked_lm.components.hash_moe import RepeatedIds
-from hooked_lm.components.trigram import TrigramEmbed
+from hooked_lm.components.embeddings.trigram import TrigramEmbed
+from hooked_lm.components.experts.hash_moe import RepeatedIds
 
 # Modules whose identities are those of the component or the model that contains them.
 INSIDE_OTHERS = {

@@ -12,8 +12,8 @@ from torch import Tensor
 from hooked_lm import HookedTransformer
 from hooked_lm.components.blocks.block import MLPPart, PreNormBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock
-from hooked_lm.components.layer_norm import LayerNorm
-from hooked_lm.components.norm import RMSNorm, norm_of
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import RMSNorm, norm_of
 from hooked_lm.hooks import Slice
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.config.flat import HookedTransformerConfig

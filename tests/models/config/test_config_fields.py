@@ -17,11 +17,11 @@ from hooked_lm.components.attention.position_bias import Alibi
 from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock
-from hooked_lm.components.layer_norm import LayerNorm
+from hooked_lm.components.embeddings.rotary_scaling import Llama3Scaling, YarnScaling
+from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.mlp import GatedMLP
-from hooked_lm.components.moe import MoE
-from hooked_lm.components.norm import RMSNorm
-from hooked_lm.components.rotary_scaling import Llama3Scaling, YarnScaling
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.models.config.flat import HookedEncoderConfig, HookedEncoderDecoderConfig
 from hooked_lm.models.config.row import table
 from tests.close import assert_close, is_close

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from hooked_lm.components.norm import RMSNorm
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.models.config.flat import HookedEncoderConfig
 from hooked_lm.models.encoder import Encoder
 from tests.families import CASES

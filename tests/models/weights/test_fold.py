@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from hooked_lm import HookedTransformer
 from hooked_lm.components.blocks.block import MLPPart
-from hooked_lm.components.layer_norm import LayerNorm
-from hooked_lm.components.norm import RMSNorm, norm_of
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import RMSNorm, norm_of
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.weights import fold

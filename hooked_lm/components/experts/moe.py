@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from hooked_lm.components.experts.router import Router
 from hooked_lm.components.mlp import MLP, GatedMLP, hooked_input, multiply_into
-from hooked_lm.components.norm import RESIDUAL, upcast
-from hooked_lm.components.router import Router
+from hooked_lm.components.norms.norm import RESIDUAL, upcast
 from hooked_lm.hooks import Hook, HookPoint, is_listening
 from hooked_lm.hooks.scope import Frame
 

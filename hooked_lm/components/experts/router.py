@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooked_lm.components.norm import upcast
+from hooked_lm.components.norms.norm import upcast
 
 Logits = Float[Tensor, "*batch expert"]
 Choice = tuple[Float[Tensor, "*batch top_k"], Int[Tensor, "*batch top_k"]]

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hooked_lm.components.experts.moe import Indices, MoE, Stream, Weights
 from hooked_lm.components.mlp import hooked_input
-from hooked_lm.components.moe import Indices, MoE, Stream, Weights
-from hooked_lm.components.norm import NormConfig
+from hooked_lm.components.norms.norm import NormConfig
 
 
 class NormedMoE(MoE):

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from hooked_lm.components.experts.moe import Indices, MoE, Stream, Weights
+from hooked_lm.components.experts.router import GroupedSigmoidRouter
 from hooked_lm.components.mlp import hooked_input
-from hooked_lm.components.moe import Indices, MoE, Stream, Weights
-from hooked_lm.components.norm import upcast
-from hooked_lm.components.router import GroupedSigmoidRouter
+from hooked_lm.components.norms.norm import upcast
 from hooked_lm.hooks import HookPoint
 
 

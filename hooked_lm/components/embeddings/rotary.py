@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooked_lm.components.norm import upcast
+from hooked_lm.components.norms.norm import upcast
 
 Frequencies = Float[Tensor, " half"]
 

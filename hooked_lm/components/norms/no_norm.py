@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.norm import RESIDUAL, Norm, upcast
+from hooked_lm.components.norms.norm import RESIDUAL, Norm, upcast
 
 
 class NoNorm(Norm):

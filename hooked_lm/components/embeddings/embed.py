@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hooked_lm.components.norm import RESIDUAL, NormConfig, add_norm, norm_of
+from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, add_norm, norm_of
 from hooked_lm.hooks import HookPoint, hook_if_listening
 
 Stream = Float[Tensor, "batch pos d_model"]

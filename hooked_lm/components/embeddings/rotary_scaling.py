@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hooked_lm.components.rotary import Frequencies, Rotary, Scaling
+from hooked_lm.components.embeddings.rotary import Frequencies, Rotary, Scaling
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hooked_lm.components.embed import Embed, Stream
+from hooked_lm.components.embeddings.embed import Embed, Stream
 
 
 class ReplacedEmbed(Embed):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.components.context import Context
-from hooked_lm.components.rotary import Rotary
+from hooked_lm.components.embeddings.rotary import Rotary
 
 
 class StoredRotary(nn.Module):

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hooked_lm.components.embed import Embed
-from hooked_lm.components.extra_embed import BoxEmbed, ExtraEmbed, ExtraIds, TableEmbed
-from hooked_lm.components.norm import NormConfig, add_norm, norm_of
-from hooked_lm.components.pos_embed import PosEmbed
+from hooked_lm.components.embeddings.embed import Embed
+from hooked_lm.components.embeddings.extra_embed import BoxEmbed, ExtraEmbed, ExtraIds, TableEmbed
+from hooked_lm.components.embeddings.pos_embed import PosEmbed
+from hooked_lm.components.norms.norm import NormConfig, add_norm, norm_of
 from hooked_lm.components.stack_context import StackContext
 from hooked_lm.hooks import HookPoint, is_listening
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hooked_lm.components.embed import Embed, Logits, Stream, Unembed, columns
+from hooked_lm.components.embeddings.embed import Embed, Logits, Stream, Unembed, columns
 
 
 class FactoredEmbed(Embed):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.norm import RESIDUAL, Norm, root_mean_square, upcast
+from hooked_lm.components.norms.norm import RESIDUAL, Norm, root_mean_square, upcast
 from hooked_lm.hooks import HookPoint, is_listening
 
 

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from hooked_lm.components.embed import Embed, Logits, Stream, Unembed
-from hooked_lm.components.encoder_embed import EncoderEmbed, Ids, Vectors
+from hooked_lm.components.embeddings.embed import Embed, Logits, Stream, Unembed
+from hooked_lm.components.embeddings.encoder_embed import EncoderEmbed, Ids, Vectors
 from hooked_lm.components.stack_context import StackContext
 from hooked_lm.hooks import HookPoint
 

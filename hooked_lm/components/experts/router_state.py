@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.context import Context
+from hooked_lm.components.experts.moe import MoE, Stream
 from hooked_lm.components.mlp import hooked_input
-from hooked_lm.components.moe import MoE, Stream
-from hooked_lm.components.norm import RMSNorm, upcast
+from hooked_lm.components.norms.norm import RMSNorm, upcast
 from hooked_lm.hooks import HookPoint
 
 STATE = ("batch", "pos", "d_router")

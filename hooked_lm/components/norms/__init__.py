@@ -1,0 +1,1 @@
+"""Norms: RMSNorm and LayerNorm, and what takes their place."""
