@@ -116,6 +116,7 @@ def test_targets_and_sources_of_values(model: HookedEncoderDecoder) -> None:
 
 
 @WHOLE
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in GRIDS if "neurons" not in GRIDS[name]])
 def test_attribution_is_the_derivative_by_finite_differences(name: str) -> None:
     """The derivative of the metric as each cell moves from its corrupted to its clean value."""

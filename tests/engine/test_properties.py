@@ -18,7 +18,7 @@ from hooked_lm.patching import Edit, Experiment
 from tests.close import GRADIENT, assert_close, tolerance
 from tests.engine.exactness import Spy, far
 from tests.engine.naive import naive
-from tests.families import DECODER_CASES
+from tests.families import DECODER_CASES, Case
 from tests.families._models import hooked
 from tests.models.structures import D_VOCAB, Kinds, random_model, random_tree
 from tests.unchecked import unchecked
@@ -198,13 +198,26 @@ def test_many_sweeps_are_the_plain_loop(seed: int) -> None:
     check(random_world(seed), EXACT)
 
 
-@MAY_FALL_BACK
-@given(seed=SEEDS, case=st.sampled_from(OTHERS))
-@settings(max_examples=25)
-def test_also_with_experts_states_and_borrowed_keys(seed: int, case) -> None:
+def of_another_kind(seed: int, case: Case) -> None:
+    """With experts, states or borrowed keys."""
     with unchecked():  # some of these take a minute otherwise
         model = copy.deepcopy(hooked(case)).double()
         check(world(model, model.cfg.d_vocab, case.n_prompt, seed), NEARLY)
+
+
+@MAY_FALL_BACK
+@given(seed=SEEDS, case=st.sampled_from(OTHERS))
+@settings(max_examples=6)
+def test_also_with_experts_states_and_borrowed_keys(seed: int, case: Case) -> None:
+    of_another_kind(seed, case)
+
+
+@pytest.mark.slow
+@MAY_FALL_BACK
+@given(seed=SEEDS, case=st.sampled_from(OTHERS))
+@settings(max_examples=30)
+def test_many_with_experts_states_and_borrowed_keys(seed: int, case: Case) -> None:
+    of_another_kind(seed, case)
 
 
 @MAY_FALL_BACK
