@@ -39,6 +39,23 @@ class FactoredEmbed(Embed):
         return F.linear(self.W_E, self.W_proj.T, self.b_proj)
 
 
+class TiedVocab(Unembed):
+    """Mixed into an unembedding with `W_vocab` [d_embed, d_vocab]: the transpose of the embedding's `W_E`."""
+
+    _embed: tuple[Embed]
+
+    def __init__(self, cfg: Unembed.Config, embed: Embed) -> None:
+        object.__setattr__(self, "_embed", (embed,))  # a tuple, so that the embedding is no submodule
+        super().__init__(cfg)
+
+    def _make_vocab(self) -> None:
+        """Makes no parameter."""
+
+    @property
+    def W_vocab(self) -> Float[Tensor, "d_embed d_vocab"]:
+        return self._embed[0].W_E.T
+
+
 class FactoredUnembed(Unembed):
     """An unembedding from a narrower space: `(x W_proj) W_vocab + b_U` with `W_proj` [d_model, d_embed] and `W_vocab`
     [d_embed, d_vocab]. `W_U` is their product, computed at each access."""
@@ -68,18 +85,7 @@ class FactoredUnembed(Unembed):
         return self.W_proj @ self.W_vocab
 
 
-class TiedFactoredUnembed(FactoredUnembed):
+class TiedFactoredUnembed(TiedVocab, FactoredUnembed):  # type: ignore[misc]  # a property in the place of a parameter
     """A `FactoredUnembed` whose `W_vocab` is the transpose of the embedding's `W_E`."""
 
-    _embed: tuple[Embed]
-
-    def __init__(self, cfg: FactoredUnembed.Config, embed: Embed) -> None:
-        object.__setattr__(self, "_embed", (embed,))  # a tuple, so that the embedding is no submodule
-        super().__init__(cfg)
-
-    def _make_vocab(self) -> None:
-        """Makes no parameter."""
-
-    @property
-    def W_vocab(self) -> Float[Tensor, "d_embed d_vocab"]:  # type: ignore[override]
-        return self._embed[0].W_E.T
+    cfg: FactoredUnembed.Config

@@ -10,8 +10,8 @@ from hooked_lm.components.embeddings.embed import Embed, Stream
 
 
 class ReplacedEmbed(Embed):
-    """An embedding whose row of the token `replaced` is `w_replaced` [d_model], which is not scaled; a tied unembedding has the
-    row of `W_E` all the same."""
+    """An embedding whose row of the token `replaced` is `w_replaced` [d_model], which is not scaled; a tied unembedding
+    still has the row of `W_E`."""
 
     @dataclass(frozen=True)
     class Config(Embed.Config):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.embeddings.embed import Embed, Logits, Stream, Unembed
 from hooked_lm.components.embeddings.encoder_embed import EncoderEmbed, Ids, Vectors
+from hooked_lm.components.embeddings.factored_embed import TiedVocab
 from hooked_lm.components.stack_context import StackContext
 from hooked_lm.hooks import HookPoint
 
@@ -106,18 +107,7 @@ class SplitUnembed(Unembed):
         return torch.cat([self.W_vocab, self.W_rest])
 
 
-class TiedSplitUnembed(SplitUnembed):
+class TiedSplitUnembed(TiedVocab, SplitUnembed):  # type: ignore[misc]  # a property in the place of a parameter
     """A `SplitUnembed` whose `W_vocab` is the transpose of the embedding's `W_E`."""
 
-    _embed: tuple[Embed]
-
-    def __init__(self, cfg: SplitUnembed.Config, embed: Embed) -> None:
-        object.__setattr__(self, "_embed", (embed,))  # a tuple, so that the embedding is no submodule
-        super().__init__(cfg)
-
-    def _make_vocab(self) -> None:
-        """Makes no parameter."""
-
-    @property
-    def W_vocab(self) -> Float[Tensor, "d_embed d_vocab"]:  # type: ignore[override]
-        return self._embed[0].W_E.T
+    cfg: SplitUnembed.Config
