@@ -41,10 +41,9 @@ def to_hf(model: Model) -> Any:
     try:
         own = {name: planned.make().clone(memory_format=torch.contiguous_format) for name, planned in tensors.items()}
         theirs = hf_class.from_pretrained(None, config=config, state_dict=own, dtype=model.cfg.dtype)
+        # ZayaPreTrainedModel._init_weights (modeling_zaya.py) overwrites what was loaded into a buffer
         for name, buffer in theirs.named_buffers():
-            if (
-                name in tensors
-            ):  # ZayaPreTrainedModel._init_weights (modeling_zaya.py) overwrites what was loaded into one
+            if name in tensors:
                 buffer.copy_(tensors[name].make())
         return theirs.to(model.device)
     finally:
