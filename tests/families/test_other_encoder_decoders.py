@@ -164,6 +164,19 @@ def test_every_stream_is_that_of_transformers() -> None:
 
 
 @torch.no_grad()
+def test_streams_computed_together_are_those_computed_one_by_one() -> None:
+    """A layer with a listener in one of its streams computes each alone, for padded sources too."""
+    model, mask = hooked(of_family("prophetnet-three-streams-untied-relu")), torch.ones_like(SOURCE)
+    mask[0, :2] = 0
+    of_all = [f"decoder.{layer}.hook_streams_post" for layer in range(2)]
+    _, together = model.run_with_cache(SOURCE, TARGET, names_filter=of_all, attention_mask=mask)
+    for inside in ("decoder.0.predicting.2.mlp.hook_post", "decoder.1.cross_attn.hook_z"):
+        _, alone = model.run_with_cache(SOURCE, TARGET, names_filter=[*of_all, inside], attention_mask=mask)
+        for name in of_all:
+            assert_close(alone[name], together[name])
+
+
+@torch.no_grad()
 def test_a_predicting_stream_sees_fewer_tokens() -> None:
     """Stream n what is n positions back and the first token, besides itself; rows sum to one with the own key."""
     model, target = hooked(of_family("prophetnet-three-streams-untied-relu")), torch.arange(3, 9)[None]

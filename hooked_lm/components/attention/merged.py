@@ -110,7 +110,7 @@ class MergedAttention(Attention):
     def _mask(self, context: StackContext) -> Bool[Tensor, "batch 1 query_pos all_key_pos"]:
         own, of_source = context.full_mask(self.causal, self.window), context.source_context.full_mask(False, None)
         batch = max(len(own), len(of_source))
-        return torch.cat([own.expand(batch, -1, -1, -1), of_source.expand(batch, -1, -1, -1)], -1)
+        return torch.cat([own.expand(batch, -1, -1, -1), of_source.expand(batch, -1, own.shape[2], -1)], -1)
 
     def mix_in_steps(self, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
         """The same in steps, with scores and pattern of both halves at their hook points."""

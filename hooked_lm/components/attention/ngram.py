@@ -1,6 +1,7 @@
 """Self-attention of a decoder that predicts several tokens (ProphetNet, Qi et al. 2020, arXiv:2001.04063): the main stream
 attends to its own keys, each predicting stream to those of the main stream and to one key of its own."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,7 @@ from hooked_lm.hooks import HookPoint, hook_if_listening, is_listening
 
 OWN = (*SCORES[:3], "1")
 
+Streams = Float[Tensor, "batch pos stream d_model"]
 ByBucket = Float[Tensor, "batch pos head bucket"]
 
 
@@ -81,6 +83,18 @@ class MainAttention(SelfAttention):
         v = self.hook_v(project(query_input if value_input is None else value_input, self.W_V, self.b_V))
         by_bucket = self.hook_bucket_bias(project(query_input, self.W_rel, self.b_rel))
         return self.output(self.hook_z(self.attend(q, (k, v), by_bucket, context, layer)))
+
+    def of_streams(
+        self, streams: Streams, predicting: Sequence["MainAttention"], context: Context, layer: int
+    ) -> Streams:
+        """The outputs for the main stream and the predicting ones together, without sites: each weight is read once."""
+        weights = [(self.W_Q, self.b_Q), (self.W_K, self.b_K), (self.W_V, self.b_V), (self.W_rel, self.b_rel)]
+        by_stream = [project(streams.flatten(1, 2), *weight).unflatten(1, streams.shape[1:3]) for weight in weights]
+        z = [
+            attn.attend(q, (k, v), by_bucket, context, layer)
+            for attn, q, k, v, by_bucket in zip((self, *predicting), *(x.unbind(2) for x in by_stream), strict=True)
+        ]
+        return self.output(torch.stack(z, 2).flatten(1, 2)).unflatten(1, streams.shape[1:3])
 
     def attend(self, q: PerHead, new: KeysValues, by_bucket: ByBucket, context: Context, layer: int) -> Mixed:
         """The mixed values; `new` are the keys and values of the new tokens."""

@@ -18,7 +18,7 @@ from hooked_lm.components.blocks.streams import Streams, StreamsBlock
 from hooked_lm.components.norms.norm import norm_unhooked
 from hooked_lm.components.stack_context import StackContext
 from hooked_lm.components.streams import STREAMS, Stream, Wide, separated
-from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks import HookPoint, is_listening
 
 
 class NgramEmbed(nn.Module):
@@ -89,11 +89,37 @@ class NgramBlock(StreamsBlock, PostNormCrossBlock):
             self.last_site = "predicting.0.hook_normalized_resid_post"
 
     def forward(self, resid: Wide, context: StackContext) -> Float[Tensor, "batch pos width"]:
-        main, *others = self.entering(resid).unbind(2)
-        streams = [super().forward(main, context)]
-        streams += [block(stream, context) for block, stream in zip(self.predicting, others, strict=True)]
-        after = self.hook_streams_post(torch.stack(streams, 2))
+        streams = self.entering(resid)
+        together = self.settings.fused and not is_listening(*self.points_of_streams)
+        after = self.hook_streams_post((self.together if together else self.one_by_one)(streams, context))
         return after[:, :, 1] if self.cfg.last else after.flatten(2)
+
+    def one_by_one(self, streams: Streams, context: StackContext) -> Streams:
+        """The streams after the layer, each computed with its sites."""
+        main, *others = streams.unbind(2)
+        after = [super().forward(main, context)]
+        after += [block(stream, context) for block, stream in zip(self.predicting, others, strict=True)]
+        return torch.stack(after, 2)
+
+    def together(self, streams: Streams, context: StackContext) -> Streams:
+        """The streams after the layer, with each weight read once; only while nothing listens to one of them."""
+        attn, *predicting = self.attns
+        attn_out = attn.of_streams(streams, predicting, context, self.layer)
+        x = self.ln1(streams.flatten(1, 2) + self.attn_to_stream(attn_out.flatten(1, 2)))
+        x = self.ln2(x + self.apply_cross_attn(x, context))
+        return self.ln3(x + self.apply_mlp(x)).unflatten(1, streams.shape[1:3])
+
+    @property
+    def attns(self) -> list[MainAttention]:
+        """The attention of each stream, that of the main one first."""
+        attns = [self.attn, *(block.attn for block in self.predicting)]
+        return [attn for attn in attns if isinstance(attn, MainAttention)]
+
+    @property
+    def points_of_streams(self) -> tuple[HookPoint, ...]:
+        """All sites of the layer but those of all streams."""
+        of_all = (self.hook_streams_pre, self.hook_streams_post)
+        return tuple(m for m in self.modules() if isinstance(m, HookPoint) and m not in of_all)
 
     def entering(self, resid: Wide) -> Streams:
         """The streams before the layer."""
